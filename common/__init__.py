@@ -1,0 +1,1 @@
+"""Values shared by every role: ids, requests, layouts, configuration, errors. Standard library only."""

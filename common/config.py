@@ -1,0 +1,208 @@
+"""The configuration of one process: frozen, validated as a whole, read once at the edge.
+
+Every field's metadata carries its help text, so flags, `PDSERVE_…` variables, the TOML file and
+`--help` come from one place. `problems()` returns every violated rule, not only the first; each
+names all values that enter it and what would satisfy it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from common.nodes import Role
+
+GIB = 1 << 30
+
+
+def _option(default: Any, help_text: str, **metadata: Any) -> Any:
+    return field(default=default, metadata={"help": help_text, **metadata})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """Which model, and how it is held."""
+
+    model: str = _option("", "checkpoint: a Hugging Face folder or a .gguf file")
+    served_model_name: str = _option("", "name in the API (default: the checkpoint's name)")
+    dtype: str = _option(
+        "auto", "compute type: auto, float32, float16 or bfloat16 (auto: float32 on a CPU)"
+    )
+    max_model_len: int = _option(0, "longest prompt + output in tokens (0: what the model allows)")
+
+    def problems(self) -> list[str]:
+        wrong = []
+        if self.dtype not in ("auto", "float32", "float16", "bfloat16"):
+            wrong.append(f"dtype is {self.dtype!r}: wanted auto, float32, float16 or bfloat16")
+        if self.max_model_len != 0 and self.max_model_len < 16:
+            wrong.append(f"max_model_len is {self.max_model_len}: wanted 0 or at least 16")
+        return wrong
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """The engine's budgets and its memory."""
+
+    max_num_seqs: int = _option(32, "most sequences that run at once")
+    max_num_batched_tokens: int = _option(8192, "most tokens one step may compute")
+    block_size: int = _option(64, "tokens per KV block")
+    kv_cache_memory: int = _option(GIB, "bytes of KV cache, e.g. 512MiB or 2GiB", unit="bytes")
+    enable_prefix_caching: bool = _option(True, "reuse the KV of prompts with a common start")
+    attention_backend: str = _option("auto", "auto, paddle, numba or fused")
+    num_threads: int = _option(0, "CPU threads of the engine (0: all cores)")
+
+    def problems(self) -> list[str]:
+        wrong = []
+        if not 1 <= self.max_num_seqs <= 4096:
+            wrong.append(f"max_num_seqs is {self.max_num_seqs}: wanted 1 to 4096")
+        if self.block_size < 1 or self.block_size & (self.block_size - 1):
+            wrong.append(f"block_size is {self.block_size}: wanted a power of two")
+        if self.block_size > 1024:
+            wrong.append(f"block_size is {self.block_size}: wanted at most 1024")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            wrong.append(
+                f"max_num_batched_tokens is {self.max_num_batched_tokens}: wanted at least "
+                f"max_num_seqs = {self.max_num_seqs}, one token for each running sequence"
+            )
+        if self.kv_cache_memory < 1 << 20:
+            wrong.append(f"kv_cache_memory is {self.kv_cache_memory} bytes: wanted at least 1MiB")
+        if self.attention_backend not in ("auto", "paddle", "numba", "fused"):
+            wrong.append(
+                f"attention_backend is {self.attention_backend!r}: "
+                "wanted auto, paddle, numba or fused"
+            )
+        if self.num_threads < 0:
+            wrong.append(f"num_threads is {self.num_threads}: wanted 0 (all cores) or more")
+        return wrong
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandoffConfig:
+    """How prompts move from a prefill node to a decode node."""
+
+    local_prefill_threshold: int = _option(
+        64, "a decode node prefills prompts with at most this many uncached tokens itself"
+    )
+    lease_s: float = _option(30.0, "a reservation without progress expires after this", unit="s")
+    kv_window: int = _option(
+        32 << 20, "most unacknowledged KV bytes from one prefill to one decode node", unit="bytes"
+    )
+    max_queued_requests: int = _option(256, "requests waiting on a node before it refuses more")
+
+    def problems(self) -> list[str]:
+        wrong = []
+        if self.local_prefill_threshold < 0:
+            wrong.append(
+                f"local_prefill_threshold is {self.local_prefill_threshold}: wanted 0 or more"
+            )
+        if not 0.1 <= self.lease_s <= 3600:
+            wrong.append(f"lease_s is {self.lease_s}: wanted 0.1 to 3600 seconds")
+        if self.kv_window < 1 << 16:
+            wrong.append(f"kv_window is {self.kv_window} bytes: wanted at least 64KiB")
+        if self.max_queued_requests < 1:
+            wrong.append(f"max_queued_requests is {self.max_queued_requests}: wanted at least 1")
+        return wrong
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacementConfig:
+    """The placement store and the policy that chooses nodes."""
+
+    redis_url: str = _option("redis://127.0.0.1:6379/0", "placement store: redis://host:port/db")
+    cluster: str = _option("default", "clusters on one Redis are told apart by this name")
+    node_lease_s: float = _option(5.0, "a silent node is gone after this", unit="s")
+    placement_policy: str = _option(
+        "prefix_affinity", "round_robin, least_loaded or prefix_affinity"
+    )
+
+    def problems(self) -> list[str]:
+        wrong = []
+        if not self.redis_url.startswith(("redis://", "rediss://", "unix://", "memory://")):
+            wrong.append(
+                f"redis_url is {self.redis_url!r}: wanted redis://host:port/db, "
+                "rediss://… or unix://…"
+            )
+        if not self.cluster.isidentifier():
+            wrong.append(f"cluster is {self.cluster!r}: wanted letters, digits and underscores")
+        if not 0.2 <= self.node_lease_s <= 600:
+            wrong.append(f"node_lease_s is {self.node_lease_s}: wanted 0.2 to 600 seconds")
+        if self.placement_policy not in ("round_robin", "least_loaded", "prefix_affinity"):
+            wrong.append(
+                f"placement_policy is {self.placement_policy!r}: "
+                "wanted round_robin, least_loaded or prefix_affinity"
+            )
+        return wrong
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """Where a process listens, and what it says."""
+
+    host: str = _option("127.0.0.1", "address to listen on")
+    port: int = _option(0, "HTTP port of a router (0: 8000), gRPC port of a node (0: any free)")
+    kv_port: int = _option(0, "KV port of a decode node (0: any free)")
+    node_id: str = _option("", "stable name of this node (default: role, host and port)")
+    log_level: str = _option("info", "debug, info, warning or error")
+
+    def problems(self) -> list[str]:
+        wrong = []
+        for name, port in (("port", self.port), ("kv_port", self.kv_port)):
+            if not 0 <= port <= 65535:
+                wrong.append(f"{name} is {port}: wanted 0 to 65535")
+        if self.log_level not in ("debug", "info", "warning", "error"):
+            wrong.append(f"log_level is {self.log_level!r}: wanted debug, info, warning or error")
+        if len(self.node_id) > 128:
+            wrong.append(f"node_id has {len(self.node_id)} characters: wanted at most 128")
+        return wrong
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiConfig:
+    """The router's HTTP edge."""
+
+    api_key: str = _option("", "when set, clients must send it as a bearer token", secret=True)
+    request_timeout_s: float = _option(600.0, "the one deadline of a request", unit="s")
+    max_body: int = _option(10 << 20, "largest request body", unit="bytes")
+    max_concurrent_requests: int = _option(1024, "requests in progress before the router says 503")
+
+    def problems(self) -> list[str]:
+        wrong = []
+        if not 0 < self.request_timeout_s <= 86400:
+            wrong.append(
+                f"request_timeout_s is {self.request_timeout_s}: wanted above 0, at most 86400"
+            )
+        if self.max_body < 1024:
+            wrong.append(f"max_body is {self.max_body} bytes: wanted at least 1KiB")
+        if self.max_concurrent_requests < 1:
+            wrong.append(
+                f"max_concurrent_requests is {self.max_concurrent_requests}: wanted at least 1"
+            )
+        return wrong
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """Everything one process needs to know. Sections apply to the roles that use them."""
+
+    role: Role
+    server: ServerConfig = field(default_factory=ServerConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    handoff: HandoffConfig = field(default_factory=HandoffConfig)
+    placement: PlacementConfig = field(default_factory=PlacementConfig)
+    api: ApiConfig = field(default_factory=ApiConfig)
+
+    def problems(self) -> list[str]:
+        """Every violated rule, in words; empty when the configuration can start."""
+        sections = (
+            self.server,
+            self.model,
+            self.engine,
+            self.handoff,
+            self.placement,
+            self.api,
+        )
+        wrong = [problem for section in sections for problem in section.problems()]
+        if not self.model.model:
+            wrong.append("model is empty: wanted a Hugging Face folder or a .gguf file")
+        return wrong

@@ -1,0 +1,55 @@
+"""The shape of a KV cache, and the fingerprint that two nodes compare before they exchange blocks."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import asdict, dataclass
+
+from common.errors import LayoutMismatch
+
+DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVLayout:
+    """One allocation `[num_layers, 2, num_blocks, num_kv_heads, block_size, head_dim]`; 2 is key, value.
+
+    `model_digest` names the weights and their dtype, so that equal fingerprints mean that a block
+    computed on one node is what the other would have computed. `num_blocks` is not part of it:
+    pools differ in size.
+    """
+
+    model_digest: str
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    block_size: int
+    dtype: str
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPE_BYTES:
+            raise ValueError(f"KV dtype {self.dtype!r}: wanted one of {sorted(DTYPE_BYTES)}")
+
+    @property
+    def piece_bytes(self) -> int:
+        """Bytes of one block's keys (or values) in one layer: the unit of a transfer."""
+        return self.num_kv_heads * self.block_size * self.head_dim * DTYPE_BYTES[self.dtype]
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block over all layers, keys and values."""
+        return self.piece_bytes * 2 * self.num_layers
+
+    @property
+    def fingerprint(self) -> str:
+        """32 hexadecimal digits over every field."""
+        text = "\n".join(f"{key}={value}" for key, value in sorted(asdict(self).items()))
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def check_compatible(ours: KVLayout, theirs: KVLayout) -> None:
+    """Raise `LayoutMismatch` naming every field in which the two differ, with both values."""
+    mine, other = asdict(ours), asdict(theirs)
+    wrong = [f"{k}: here {mine[k]!r}, peer {other[k]!r}" for k in mine if mine[k] != other[k]]
+    if wrong:
+        raise LayoutMismatch("KV layouts differ: " + "; ".join(wrong))

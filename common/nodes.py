@@ -1,0 +1,48 @@
+"""What the cluster knows of a node: who it is, what it serves, how busy it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from common.ids import Incarnation
+
+
+class Role(Enum):
+    """What a process does. A mixed node prefills and decodes on one engine."""
+
+    ROUTER = "router"
+    PREFILL = "prefill"
+    DECODE = "decode"
+    MIXED = "mixed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeRecord:
+    """One live node, as its lease in the placement store describes it.
+
+    `control_address` is the gRPC `host:port`. `fingerprint` is the KV layout's: a prefill and a
+    decode node pair up only when theirs are equal.
+    """
+
+    incarnation: Incarnation
+    role: Role
+    control_address: str
+    model: str
+    fingerprint: str
+    block_size: int
+    num_blocks: int
+    max_num_seqs: int
+    max_model_len: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeLoad:
+    """How busy a node said it was. `free_blocks` counts those that can be had: free and evictable."""
+
+    free_blocks: int
+    free_seats: int
+    num_running: int
+    num_waiting: int
+    queued_tokens: int
+    is_draining: bool = False

@@ -1,0 +1,131 @@
+"""What a client asked for and what a node answers, as plain values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from common.errors import InvalidRequest
+from common.ids import AttemptId
+
+MAX_LOGPROBS = 20
+MAX_STOP_TOKEN_IDS = 64
+
+
+class FinishReason(Enum):
+    """Why a request ended. `STOP` and `LENGTH` are answers, the others are not."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How tokens are drawn. Token *i* of the output uses noise that depends on `(seed, i)` alone.
+
+    `temperature` 0 is greedy. `top_k` 0 and `top_p` 1 keep everything. `logprobs` is the number
+    of alternatives to report per token (0: the drawn token alone; None: nothing).
+    `max_tokens` counts output tokens and is always set by the time a node sees it.
+    """
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int = 0
+    logprobs: int | None = None
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        for name, value, is_good, wanted in (
+            ("max_tokens", self.max_tokens, self.max_tokens >= 1, "at least 1"),
+            ("temperature", self.temperature, 0.0 <= self.temperature <= 100.0, "0 to 100"),
+            ("top_k", self.top_k, self.top_k >= 0, "0 (all) or more"),
+            ("top_p", self.top_p, 0.0 < self.top_p <= 1.0, "above 0, at most 1"),
+            ("min_p", self.min_p, 0.0 <= self.min_p <= 1.0, "0 to 1"),
+            (
+                "repetition_penalty",
+                self.repetition_penalty,
+                0.0 < self.repetition_penalty <= 10.0,
+                "above 0, at most 10",
+            ),
+            ("presence_penalty", self.presence_penalty, abs(self.presence_penalty) <= 2, "-2 to 2"),
+            (
+                "frequency_penalty",
+                self.frequency_penalty,
+                abs(self.frequency_penalty) <= 2,
+                "-2 to 2",
+            ),
+            ("seed", self.seed, 0 <= self.seed < 2**64, "0 to 2^64 - 1"),
+            (
+                "logprobs",
+                self.logprobs,
+                self.logprobs is None or 0 <= self.logprobs <= MAX_LOGPROBS,
+                f"0 to {MAX_LOGPROBS}",
+            ),
+            (
+                "stop_token_ids",
+                len(self.stop_token_ids),
+                len(self.stop_token_ids) <= MAX_STOP_TOKEN_IDS,
+                f"at most {MAX_STOP_TOKEN_IDS} ids",
+            ),
+        ):
+            if not is_good:
+                raise InvalidRequest(f"{name} is {value}: wanted {wanted}", param=name)
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether earlier tokens change the logits."""
+        return (
+            self.repetition_penalty != 1.0
+            or self.presence_penalty != 0.0
+            or self.frequency_penalty != 0.0
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationRequest:
+    """One choice of one client request, as a node sees it. `deadline_s` is what is left of it."""
+
+    id: AttemptId
+    prompt_token_ids: tuple[int, ...]
+    sampling: SamplingParams
+    deadline_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Natural-log probabilities at one position, before temperature and filters.
+
+    `top` holds (token id, logprob) of the likeliest tokens, best first.
+    """
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestOutput:
+    """What one step of one node adds to one request.
+
+    `first_index` is the output index of `token_ids[0]`; the router emits each index once.
+    `is_started` marks that this node now runs the sequence (on a decode node: the KV was verified).
+    With `finish_reason` ERROR, `error_code` and `error_message` say why.
+    """
+
+    id: AttemptId
+    first_index: int = 0
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = field(default=())
+    num_cached_tokens: int = 0
+    is_started: bool = False
+    finish_reason: FinishReason | None = None
+    error_code: str = ""
+    error_message: str = ""

@@ -1,0 +1,1 @@
+"""What prefill, decode and mixed nodes share: scheduling (pure) and execution (Paddle)."""

@@ -1,0 +1,1 @@
+"""Scheduling without I/O: sequences, blocks, plans. No clock, no thread, no framework."""

@@ -1,0 +1,55 @@
+"""One step, as the runner sees it: which tokens of which sequences to compute, and where to sample."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from common.request import SamplingParams, TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class SampleInput:
+    """All that drawing one token depends on: nothing is remembered between steps.
+
+    The new token has output index `output_index`. The token lists are read, never kept.
+    """
+
+    params: SamplingParams
+    output_index: int
+    prompt_token_ids: Sequence[int]
+    output_token_ids: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledSequence:
+    """Compute `token_ids` at positions `start`, `start + 1`, …; their KV goes into `block_table`.
+
+    Positions before `start` are in the cache already. With `sample` set, one token is drawn from
+    the logits of the last position.
+    """
+
+    sequence_id: int
+    token_ids: Sequence[int]
+    start: int
+    block_table: Sequence[int]
+    sample: SampleInput | None
+
+
+@dataclass(frozen=True, slots=True)
+class SampledToken:
+    """The drawn token, with log probabilities when the request asked for them."""
+
+    token_id: int
+    logprobs: TokenLogprobs | None = None
+
+
+class Runner(Protocol):
+    """Executes a planned step. Its owner is one thread; it keeps no state but the KV cache."""
+
+    def execute(self, batch: Sequence[ScheduledSequence]) -> list[SampledToken | None]:
+        """One entry per scheduled sequence, in order; None where `sample` was None.
+
+        A sequence's result depends on its own tokens and cache alone, never on its neighbours.
+        """

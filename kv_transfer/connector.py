@@ -1,0 +1,121 @@
+"""The contract of a KV connector: numbered blocks out of one pool, into another, whole or not at all.
+
+A connector knows nothing of models. It is given the pool as bytes, `[num_layers, 2, num_blocks,
+piece_bytes]`, and moves *pieces* (one block's keys or values in one layer).
+
+Receiving side (decode node)
+    `expect` opens a landing for a ticket. Pieces are written only while the landing is open, and
+    only when lease token, generation and bounds match; everything else is dropped before memory is
+    touched. One `Landed` or `LandingFailed` follows, never both. When `revoke` has returned,
+    nothing of that landing can be written any more, so its blocks may be reused.
+
+Sending side (prefill node)
+    `open`, then `push` for layers and blocks as they are computed, then `commit`. Exactly one
+    `TransferEnded` follows every `open`; until then the source blocks must not change or be reused
+    (they are pinned by whoever pushed them). `abort` is legal in every state and hastens the end.
+    No transfer outlives its `deadline_s` by more than a moment.
+
+Events come from the connector's own thread, through `on_event`, which must not block. Every method
+is thread-safe and returns without waiting for the peer. Misuse of the contract (a token opened
+twice, a push after commit) raises `ValueError`; a peer's misbehaviour never raises here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from common.errors import HandoffFailed
+from common.ids import AttemptId, Incarnation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ticket:
+    """What a decode node reserved for one attempt, and what a prefill node may write there.
+
+    `target_block_ids` hold the prompt from token `num_cached_tokens` (a multiple of the block
+    size) on, in order. `lease_s` is what is left of the lease, a span and never a time.
+    """
+
+    attempt: AttemptId
+    decode_node: Incarnation
+    kv_endpoint: str
+    lease_token: int
+    generation: int
+    target_block_ids: tuple[int, ...]
+    num_cached_tokens: int
+    fingerprint: str
+    lease_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Commit:
+    """Sent behind the last piece. `num_tokens` is the prompt's length, so that the last block's fill is known."""
+
+    num_tokens: int
+    first_token_id: int
+    draft_token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Landed:
+    """Every piece of a landing arrived and was verified; the landing is closed."""
+
+    lease_token: int
+    commit: Commit
+
+
+@dataclass(frozen=True, slots=True)
+class LandingFailed:
+    """The sender gave up, or what came was not what was promised; the landing is closed."""
+
+    lease_token: int
+    error: HandoffFailed
+
+
+@dataclass(frozen=True, slots=True)
+class TransferEnded:
+    """The sender's side of a transfer is over and its source blocks may be reused.
+
+    `error` is None when the receiver acknowledged the commit.
+    """
+
+    lease_token: int
+    error: HandoffFailed | None
+
+
+KVEvent = Landed | LandingFailed | TransferEnded
+
+
+class KVConnector(Protocol):
+    """Seven methods; see the module's text for the contract."""
+
+    def expect(self, ticket: Ticket, *, sender_deadline_s: float) -> None:
+        """Open a landing. It fails by itself when no frame of it came for `sender_deadline_s`."""
+
+    def revoke(self, lease_token: int) -> None:
+        """Close a landing without an event; the sender is told. Unknown tokens are ignored."""
+
+    def open(self, ticket: Ticket, *, deadline_s: float) -> None:
+        """Begin a transfer; it ends in failure when not acknowledged within `deadline_s`."""
+
+    def push(
+        self, lease_token: int, *, layer: int, ordinals: Sequence[int], source_blocks: Sequence[int]
+    ) -> None:
+        """Layer `layer` of `source_blocks` is written: send each to target block `ordinals[i]`.
+
+        Ordinals index the ticket's `target_block_ids`. Pushes for an ended transfer are ignored.
+        """
+
+    def commit(self, lease_token: int, commit: Commit) -> None:
+        """Everything was pushed. Ignored for an ended transfer."""
+
+    def abort(self, lease_token: int) -> None:
+        """Give a transfer up and tell the receiver. Ignored for an ended transfer."""
+
+    def close(self) -> None:
+        """End everything, emit what is owed, release sockets and threads. Idempotent."""
+
+
+OnEvent = Callable[[KVEvent], None]

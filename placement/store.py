@@ -1,0 +1,68 @@
+"""The contract of a placement store.
+
+Losing the store costs cache hits and new joins, never an answer: nothing on a request's data path
+waits for it, and `heartbeat` carries the whole record, so an emptied store fills again by itself.
+Every method has a deadline of its own and raises `PlacementUnavailable` when the store is away.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from common.errors import PdserveError
+from common.ids import AttemptId, Incarnation
+from common.nodes import NodeLoad, NodeRecord
+
+
+class PlacementUnavailable(PdserveError):
+    """The store did not answer in time; the caller goes on with what it knows."""
+
+    code = "placement_unavailable"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveNode:
+    """A node whose lease has not expired, with the load it last reported."""
+
+    record: NodeRecord
+    load: NodeLoad
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """Where one attempt runs and why. `prefill` is None when the decode node prefills it itself."""
+
+    attempt: AttemptId
+    router_id: str
+    decode: Incarnation | None
+    prefill: Incarnation | None
+    reason: str
+
+
+class PlacementStore(Protocol):
+    """Eight methods; the in-memory and the Redis store pass one contract suite."""
+
+    async def next_epoch(self, node_id: str) -> int:
+        """An epoch higher than any given to `node_id` before, also after the store was emptied."""
+
+    async def heartbeat(self, record: NodeRecord, load: NodeLoad, *, lease_s: float) -> None:
+        """Register or renew. Raises `StaleEpoch` when a later incarnation holds the lease."""
+
+    async def leave(self, incarnation: Incarnation) -> None:
+        """Drop the lease, only if this incarnation holds it."""
+
+    async def live_nodes(self) -> list[LiveNode]:
+        """Every node with a valid lease, ordered by node id."""
+
+    async def place(self, placement: Placement, *, ttl_s: float) -> None:
+        """Record where an attempt runs; it expires by itself after `ttl_s`."""
+
+    async def unplace(self, attempt: AttemptId, *, router_id: str) -> None:
+        """Forget it, only if this router placed it."""
+
+    async def placements(self) -> list[Placement]:
+        """Every recorded placement, ordered by attempt."""
+
+    async def close(self) -> None:
+        """Release connections."""
