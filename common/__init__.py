@@ -1,1 +1,1 @@
-"""Values shared by every role: ids, requests, layouts, configuration, errors. Standard library only."""
+"""Values shared by every role: ids, requests, layouts, settings, errors. Standard library only."""

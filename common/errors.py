@@ -1,17 +1,17 @@
 """The errors that cross a boundary, each with a stable name.
 
-    PdserveError
-    ├── ConfigError            a setting is wrong; nothing was started
-    ├── CheckpointError        a model folder is missing, broken or not supported
-    ├── InvalidRequest         the caller's fault: never retried, never charged to a node
-    ├── Overloaded             no room now; `retry_after_s` says when to come back
-    ├── DeadlineExceeded       the request's own deadline passed
-    ├── NodeLost               a node that held the request died or left
-    ├── StaleEpoch             a message for, or from, an earlier life of a process
-    ├── HandoffFailed          KV did not arrive whole and true on the decode node
-    │   ├── LayoutMismatch     the two sides' caches have different shapes
-    │   └── PeerProtocolError  the peer sent what this protocol does not allow
-    └── InternalError          a bug: the request ends, the process goes on
+PdserveError
+├── ConfigError            a setting is wrong; nothing was started
+├── CheckpointError        a model folder is missing, broken or not supported
+├── InvalidRequest         the caller's fault: never retried, never charged to a node
+├── Overloaded             no room now; `retry_after_s` says when to come back
+├── DeadlineExceeded       the request's own deadline passed
+├── NodeLost               a node that held the request died or left
+├── StaleEpoch             a message for, or from, an earlier life of a process
+├── HandoffFailed          KV did not arrive whole and true on the decode node
+│   ├── LayoutMismatch     the two sides' caches have different shapes
+│   └── PeerProtocolError  the peer sent what this protocol does not allow
+└── InternalError          a bug: the request ends, the process goes on
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class PdserveError(Exception):
 
 
 class ConfigError(PdserveError):
-    """A key or value in the configuration is wrong; the text names key, value and what was wanted."""
+    """A setting is wrong; the text names key, value and what was wanted."""
 
     code = "config_error"
 
@@ -74,7 +74,7 @@ class StaleEpoch(PdserveError):
 
 
 class HandoffFailed(PdserveError):
-    """The KV handoff did not complete; the request's truth is not affected, the attempt is over."""
+    """KV did not arrive whole and true: the attempt is over, and nothing false was said."""
 
     code = "handoff_failed"
 

@@ -1,4 +1,4 @@
-"""The shape of a KV cache, and the fingerprint that two nodes compare before they exchange blocks."""
+"""The shape of a KV cache, and the fingerprint two nodes compare before they exchange blocks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVLayout:
-    """One allocation `[num_layers, 2, num_blocks, num_kv_heads, block_size, head_dim]`; 2 is key, value.
+    """One allocation `[num_layers, 2, num_blocks, num_kv_heads, block_size, head_dim]`: 2 for K, V.
 
     `model_digest` names the weights and their dtype, so that equal fingerprints mean that a block
     computed on one node is what the other would have computed. `num_blocks` is not part of it:

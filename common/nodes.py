@@ -38,7 +38,7 @@ class NodeRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeLoad:
-    """How busy a node said it was. `free_blocks` counts those that can be had: free and evictable."""
+    """How busy a node said it was. `free_blocks` can be had: they are free or evictable."""
 
     free_blocks: int
     free_seats: int

@@ -85,14 +85,16 @@ class Ticket(_message.Message):
     def __init__(self, decode_node_id: _Optional[str] = ..., decode_epoch: _Optional[int] = ..., kv_endpoint: _Optional[str] = ..., lease_token: _Optional[int] = ..., generation: _Optional[int] = ..., target_block_ids: _Optional[_Iterable[int]] = ..., num_cached_tokens: _Optional[int] = ..., fingerprint: _Optional[str] = ..., lease_ms: _Optional[int] = ...) -> None: ...
 
 class ReserveRequest(_message.Message):
-    __slots__ = ("envelope", "request", "must_prefill_locally")
+    __slots__ = ("envelope", "request", "must_prefill_locally", "may_wait")
     ENVELOPE_FIELD_NUMBER: _ClassVar[int]
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     MUST_PREFILL_LOCALLY_FIELD_NUMBER: _ClassVar[int]
+    MAY_WAIT_FIELD_NUMBER: _ClassVar[int]
     envelope: Envelope
     request: GenerationRequest
     must_prefill_locally: bool
-    def __init__(self, envelope: _Optional[_Union[Envelope, _Mapping]] = ..., request: _Optional[_Union[GenerationRequest, _Mapping]] = ..., must_prefill_locally: _Optional[bool] = ...) -> None: ...
+    may_wait: bool
+    def __init__(self, envelope: _Optional[_Union[Envelope, _Mapping]] = ..., request: _Optional[_Union[GenerationRequest, _Mapping]] = ..., must_prefill_locally: _Optional[bool] = ..., may_wait: _Optional[bool] = ...) -> None: ...
 
 class Refusal(_message.Message):
     __slots__ = ("code", "message", "retry_after_ms", "free_blocks", "free_seats")
@@ -212,20 +214,18 @@ class StatusRequest(_message.Message):
     def __init__(self, envelope: _Optional[_Union[Envelope, _Mapping]] = ...) -> None: ...
 
 class BlockCounts(_message.Message):
-    __slots__ = ("free", "cached", "running", "reserved", "receiving", "quarantined")
+    __slots__ = ("free", "cached", "running", "reserved", "receiving")
     FREE_FIELD_NUMBER: _ClassVar[int]
     CACHED_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     RESERVED_FIELD_NUMBER: _ClassVar[int]
     RECEIVING_FIELD_NUMBER: _ClassVar[int]
-    QUARANTINED_FIELD_NUMBER: _ClassVar[int]
     free: int
     cached: int
     running: int
     reserved: int
     receiving: int
-    quarantined: int
-    def __init__(self, free: _Optional[int] = ..., cached: _Optional[int] = ..., running: _Optional[int] = ..., reserved: _Optional[int] = ..., receiving: _Optional[int] = ..., quarantined: _Optional[int] = ...) -> None: ...
+    def __init__(self, free: _Optional[int] = ..., cached: _Optional[int] = ..., running: _Optional[int] = ..., reserved: _Optional[int] = ..., receiving: _Optional[int] = ...) -> None: ...
 
 class StatusReply(_message.Message):
     __slots__ = ("node_id", "epoch", "role", "num_blocks", "blocks", "num_running", "num_waiting", "num_transfers", "num_steps")

@@ -1,4 +1,4 @@
-"""One step, as the runner sees it: which tokens of which sequences to compute, and where to sample."""
+"""One step, as the runner sees it: which tokens to compute, and after which to draw the next."""
 
 from __future__ import annotations
 

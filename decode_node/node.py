@@ -1,0 +1,37 @@
+"""A decode or mixed node: its flow, made for the shared node runtime."""
+
+from __future__ import annotations
+
+from common.config import Config
+from common.ids import Incarnation, new_lease_token
+from decode_node.profile import profile_of
+from decode_node.request_flow import DecodeFlow, LandingPlace
+from engine.core.scheduler import Scheduler
+from node.engine_node import LoadedModel, MakeFlow, NodeConnector
+
+
+def decode_flow_maker(config: Config) -> MakeFlow:
+    """How a decode or mixed node with this configuration decides."""
+
+    def make(
+        scheduler: Scheduler,
+        model: LoadedModel,
+        incarnation: Incarnation,
+        connector: NodeConnector,
+    ) -> DecodeFlow:
+        return DecodeFlow(
+            scheduler,
+            profile=profile_of(config),
+            place=LandingPlace(
+                node=incarnation,
+                kv_endpoint=connector.endpoint,
+                fingerprint=model.layout.fingerprint,
+                lease_s=config.handoff.lease_s,
+            ),
+            vocab_size=model.vocab_size,
+            max_model_len=model.max_model_len,
+            max_queued_requests=config.handoff.max_queued_requests,
+            new_lease_token=new_lease_token,
+        )
+
+    return make

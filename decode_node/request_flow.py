@@ -1,0 +1,178 @@
+"""The life of a request on a decode node, from reservation to the last token. Pure.
+
+Reserve ──► refused
+   ├──────► StartedLocally ────────────────────► tokens 0, 1, … ──► finished
+   └──────► (waits) ──► Reserved ──► landed ───► tokens 1, 2, … ──► finished
+                            └──► failed, expired, aborted: the landing is closed first, then
+                                 its blocks go back to the pool
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from common.errors import HandoffFailed, Overloaded
+from common.ids import Incarnation
+from common.request import RequestOutput
+from decode_node.profile import DecodeProfile
+from engine.core.scheduler import PlannedStep, Scheduler, StepOutput
+from engine.core.sequence import Sequence
+from kv_transfer.connector import Landed, LandingFailed, Ticket, TransferEnded
+from node.messages import (
+    CloseLanding,
+    Effect,
+    Emit,
+    OpenLanding,
+    Reply,
+    Reserved,
+    StartedLocally,
+    Submit,
+)
+from node.node_flow import RETRY_AFTER_S, NodeFlow
+from node.request_book import Held
+
+NewLeaseToken = Callable[[], int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LandingPlace:
+    """What a decode node writes into its tickets."""
+
+    node: Incarnation
+    kv_endpoint: str
+    fingerprint: str
+    lease_s: float
+
+
+class DecodeFlow(NodeFlow):
+    """Decisions of a decode or mixed node. `new_lease_token` draws for the flow."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        *,
+        profile: DecodeProfile,
+        place: LandingPlace,
+        vocab_size: int,
+        max_model_len: int,
+        max_queued_requests: int,
+        new_lease_token: NewLeaseToken,
+    ) -> None:
+        super().__init__(
+            scheduler,
+            vocab_size=vocab_size,
+            max_model_len=max_model_len,
+            max_queued_requests=max_queued_requests,
+        )
+        self._profile = profile
+        self._place = place
+        self._new_lease_token = new_lease_token
+        self._generation = 0
+
+    def _submit(self, message: Submit, now_s: float) -> list[Effect]:
+        request = message.request
+        sequence = Sequence(next(self._sequence_ids), request)
+        num_cached = self.scheduler.num_cached_tokens(sequence)
+        held = Held(request.id, message.router, sequence, now_s + request.deadline_s)
+        if message.must_prefill_locally or self._profile.prefills_locally(
+            sequence.num_prompt - num_cached
+        ):
+            held.answer = StartedLocally(num_cached)
+            self.book.add(held)
+            self.scheduler.add(sequence)
+            return [Reply(message.reply_to, held.answer)]
+        sequence.has_remote_kv = True
+        if not message.may_wait and not self.scheduler.can_seat(sequence):
+            return [self._refuse(message, self._why_full())]
+        held.waiting_replies.append(message.reply_to)
+        self.book.add(held)
+        self.scheduler.add(sequence)
+        return []
+
+    def _on_reserved(self, step: PlannedStep, now_s: float) -> list[Effect]:
+        effects: list[Effect] = []
+        for sequence in step.reserved:
+            held = self.book.of_sequence(sequence)
+            assert held is not None, "a reserved sequence belongs to an attempt"
+            ticket = self._ticket(held, now_s)
+            held.answer = Reserved(ticket)
+            self.book.set_lease(held, ticket.lease_token)
+            effects.append(OpenLanding(ticket))
+            effects += [Reply(reply_to, held.answer) for reply_to in held.waiting_replies]
+            held.waiting_replies = []
+        return effects
+
+    def _on_kv_event(
+        self, event: Landed | LandingFailed | TransferEnded, now_s: float
+    ) -> list[Effect]:
+        held = self.book.of_lease(event.lease_token)
+        if held is None:
+            return []
+        if isinstance(event, Landed):
+            return self._on_landed(held, event)
+        # The connector closed the landing by itself: nothing is written any more.
+        self.book.clear_lease(held)
+        return self._fail(held, event.error or HandoffFailed("the landing ended without KV"))
+
+    def _on_landed(self, held: Held, event: Landed) -> list[Effect]:
+        self.book.clear_lease(held)
+        sequence = held.sequence
+        if event.commit.num_tokens != sequence.num_prompt:
+            error = HandoffFailed(
+                f"the commit is for {event.commit.num_tokens} tokens, "
+                f"the reservation for {sequence.num_prompt}"
+            )
+            return self._fail(held, error)
+        first = self.scheduler.land(sequence, event.commit.first_token_id)
+        if first.finish_reason is not None:
+            self.book.remove(held)
+        started = RequestOutput(
+            id=held.attempt,
+            first_index=1,
+            num_cached_tokens=sequence.num_cached_tokens,
+            is_started=True,
+        )
+        return [Emit(held.router, started)]
+
+    def _after_step(self, step: PlannedStep, outputs: list[StepOutput]) -> list[Effect]:
+        effects: list[Effect] = []
+        for output in outputs:
+            held = self.book.of_sequence(output.sequence)
+            assert held is not None, "a running sequence belongs to an attempt"
+            if output.finish_reason is not None:
+                self.book.remove(held)
+            effects.append(self._emit_token(held, output))
+        return effects
+
+    def _let_go(self, held: Held) -> list[Effect]:
+        lease_token = held.lease_token
+        self.scheduler.finish(held.sequence)
+        self.book.remove(held)
+        return [] if lease_token is None else [CloseLanding(lease_token)]
+
+    def _ticket(self, held: Held, now_s: float) -> Ticket:
+        sequence = held.sequence
+        size = self.scheduler.limits.block_size
+        first = sequence.num_cached_tokens // size
+        last = -(-sequence.num_prompt // size)
+        self._generation += 1
+        return Ticket(
+            attempt=held.attempt,
+            decode_node=self._place.node,
+            kv_endpoint=self._place.kv_endpoint,
+            lease_token=self._new_lease_token(),
+            generation=self._generation,
+            target_block_ids=tuple(sequence.block_table[first:last]),
+            num_cached_tokens=sequence.num_cached_tokens,
+            fingerprint=self._place.fingerprint,
+            lease_s=min(self._place.lease_s, held.deadline_at_s - now_s),
+        )
+
+    def _why_full(self) -> Overloaded:
+        scheduler = self.scheduler
+        return Overloaded(
+            f"no room: {max(scheduler.num_free_seats, 0)} seats and "
+            f"{scheduler.pool.num_available} blocks are free, {len(scheduler.waiting)} wait",
+            retry_after_s=RETRY_AFTER_S,
+        )

@@ -1,0 +1,51 @@
+"""The life of a sequence on one node, as one table.
+
+    WAITING ──────────► RUNNING_PREFILL ──► RUNNING_DECODE ──► FINISHED
+       │                      ▲   │             │   ▲
+       │                      │   └► EXPORTING  ▼   │
+       │                      └───────────── PREEMPTED
+       └► WAITING_FOR_KV ──────────────────────────►┘ (to RUNNING_DECODE)
+
+Every status may also go to FINISHED: abort, deadline and failure are legal everywhere.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class SequenceStatus(Enum):
+    """Where a sequence stands. Stored, never guessed from token counts."""
+
+    WAITING = "waiting"
+    """No seat and no blocks yet."""
+    WAITING_FOR_KV = "waiting_for_kv"
+    """Seat and blocks are held; another node is writing the prompt's KV."""
+    RUNNING_PREFILL = "running_prefill"
+    """Known tokens are not all computed yet."""
+    RUNNING_DECODE = "running_decode"
+    """Computed up to the last known token, which each step extends."""
+    PREEMPTED = "preempted"
+    """Lost its blocks; waits in the queue by its original arrival to be recomputed."""
+    EXPORTING = "exporting"
+    """Holds blocks that a transfer may still read; takes no seat and is never scheduled."""
+    FINISHED = "finished"
+    """Holds nothing."""
+
+
+_S = SequenceStatus
+TRANSITIONS: dict[SequenceStatus, frozenset[SequenceStatus]] = {
+    _S.WAITING: frozenset({_S.RUNNING_PREFILL, _S.WAITING_FOR_KV, _S.FINISHED}),
+    _S.WAITING_FOR_KV: frozenset({_S.RUNNING_DECODE, _S.FINISHED}),
+    _S.RUNNING_PREFILL: frozenset({_S.RUNNING_DECODE, _S.EXPORTING, _S.FINISHED}),
+    _S.RUNNING_DECODE: frozenset({_S.PREEMPTED, _S.EXPORTING, _S.FINISHED}),
+    _S.PREEMPTED: frozenset({_S.RUNNING_PREFILL, _S.FINISHED}),
+    _S.EXPORTING: frozenset({_S.FINISHED}),
+    _S.FINISHED: frozenset(),
+}
+
+
+def check_transition(old: SequenceStatus, new: SequenceStatus) -> None:
+    """Raise `ValueError` when the table does not allow `old` → `new`."""
+    if new not in TRANSITIONS[old]:
+        raise ValueError(f"a sequence cannot go from {old.value} to {new.value}")

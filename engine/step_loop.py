@@ -1,0 +1,126 @@
+"""One thread: drain the inbox, plan, run, apply, emit.
+
+Scheduler and runner belong to this thread alone, so scheduling needs no lock, and what happened can
+be replayed from the messages. Effects of a message are performed before the next message is read: a
+landing that was closed is closed before its blocks can be given away again.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import Generic, Protocol, TypeVar
+
+from common.clock import Clock
+from engine.core.plan import Runner, SampledToken
+from engine.core.scheduler import PlannedStep
+
+log = logging.getLogger("pdserve.engine")
+
+M = TypeVar("M")
+E_co = TypeVar("E_co", covariant=True)
+M_contra = TypeVar("M_contra", contravariant=True)
+E = TypeVar("E")
+
+
+class Inbox(Protocol[M]):
+    """Where the step thread's messages wait."""
+
+    def take_all(self) -> list[M]: ...
+    def wait(self, timeout_s: float | None) -> None: ...
+    @property
+    def is_closed(self) -> bool: ...
+
+
+class Flow(Protocol[M_contra, E_co]):
+    """A node's decisions: events in, effects out."""
+
+    def on_message(self, message: M_contra, now_s: float) -> Iterable[E_co]: ...
+    def on_time(self, now_s: float) -> Iterable[E_co]: ...
+    def next_deadline_s(self) -> float | None: ...
+    def begin_step(self, now_s: float) -> tuple[PlannedStep, Iterable[E_co]]: ...
+    def end_step(
+        self, step: PlannedStep, results: Sequence[SampledToken | None], now_s: float
+    ) -> Iterable[E_co]: ...
+    def fail_step(self, step: PlannedStep, error: Exception, now_s: float) -> Iterable[E_co]: ...
+    def on_stop(self) -> Iterable[E_co]: ...
+
+
+class StepLoop(Generic[M, E]):
+    """Runs `flow` and `runner` until the inbox is closed.
+
+    `perform` carries out one effect and must not block; `flush` is called once per turn, after all
+    effects of the turn, so that a step's tokens leave together.
+    """
+
+    def __init__(
+        self,
+        *,
+        inbox: Inbox[M],
+        flow: Flow[M, E],
+        runner: Runner,
+        perform: Callable[[E], None],
+        flush: Callable[[], None],
+        clock: Clock,
+    ) -> None:
+        self._inbox = inbox
+        self._flow = flow
+        self._runner = runner
+        self._perform = perform
+        self._flush = flush
+        self._clock = clock
+
+    def run(self) -> None:
+        """The thread's whole life. An exception here is a bug and ends the process."""
+        is_idle = False
+        while not self._inbox.is_closed:
+            if is_idle:
+                self._inbox.wait(self._idle_timeout_s())
+            is_idle = not self.turn()
+        self._perform_all(self._flow.on_stop())
+        self._flush()
+
+    def turn(self) -> bool:
+        """Messages, clock, one step. False when nothing can happen before the next message."""
+        for message in self._inbox.take_all():
+            self._perform_all(self._flow.on_message(message, self._clock.now_s()))
+        self._perform_all(self._flow.on_time(self._clock.now_s()))
+        step, effects = self._flow.begin_step(self._clock.now_s())
+        self._perform_all(effects)
+        if step.batch:
+            self._compute(step)
+        self._flush()
+        return step.made_progress
+
+    def _compute(self, step: PlannedStep) -> None:
+        try:
+            results = self._runner.execute(step.batch)
+        except Exception as error:
+            log.exception("a step of %d sequences failed", len(step.batch))
+            self._perform_all(self._flow.fail_step(step, error, self._clock.now_s()))
+        else:
+            self._perform_all(self._flow.end_step(step, results, self._clock.now_s()))
+
+    def _idle_timeout_s(self) -> float | None:
+        deadline_s = self._flow.next_deadline_s()
+        return None if deadline_s is None else max(deadline_s - self._clock.now_s(), 0.0)
+
+    def _perform_all(self, effects: Iterable[E]) -> None:
+        for effect in effects:
+            self._perform(effect)
+
+
+def start_step_thread(loop: StepLoop[M, E], on_crash: Callable[[], object]) -> threading.Thread:
+    """Run `loop` in a thread of its own; `on_crash` is called there if it dies of an exception."""
+
+    def body() -> None:
+        try:
+            loop.run()
+        except Exception:
+            log.exception("the step loop died")
+            on_crash()
+
+    thread = threading.Thread(target=body, name="pdserve-step", daemon=True)
+    thread.start()
+    return thread

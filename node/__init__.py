@@ -1,0 +1,10 @@
+"""What every engine node is around its scheduler: control service, router streams, lease, wiring.
+
+messages        what reaches the step thread, and what it wants done: plain values
+request_book    who asked for what, until when (pure)
+inbox           the bounded door into the step thread
+control_service gRPC ⇄ values
+output_streams  one token stream per router
+lease_keeper    the node's lease in the placement store
+engine_node     a running node made of these parts
+"""

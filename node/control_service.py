@@ -1,0 +1,237 @@
+"""The node's gRPC service: messages in, values to the step thread, answers back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from itertools import count
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from common.errors import DeadlineExceeded, InvalidRequest, PdserveError, StaleEpoch
+from common.ids import Incarnation
+from common.nodes import Role
+from node.inbox import Inbox
+from node.messages import (
+    Abort,
+    Accepted,
+    Answer,
+    NodeStatus,
+    Refused,
+    Reserved,
+    StartedLocally,
+    StatusQuery,
+    Submit,
+)
+from node.output_streams import OutputStreams
+from node.tickets import ticket_from_proto, ticket_to_proto
+from protos import pdserve_node_pb2 as pb
+from protos import pdserve_node_pb2_grpc as pb_grpc
+from protos.codec import (
+    attempt_from_proto,
+    check_envelope,
+    output_to_proto,
+    refusal_to_proto,
+    request_from_proto,
+)
+from protos.rpc_errors import status_of
+
+MAX_MESSAGE_BYTES = 16 << 20
+MAX_ABORTS_PER_CALL = 4096
+STATUS_TIMEOUT_S = 60.0
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class Replies:
+    """Calls that wait for the step thread. On the event loop; `resolve` is thread-safe."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._futures: dict[int, asyncio.Future[Answer]] = {}
+        self._ids = count(1)
+
+    def new(self) -> tuple[int, asyncio.Future[Answer]]:
+        """A place for one answer."""
+        reply_to = next(self._ids)
+        future: asyncio.Future[Answer] = self._loop.create_future()
+        self._futures[reply_to] = future
+        return reply_to, future
+
+    def forget(self, reply_to: int) -> None:
+        """The call ended; a late answer finds nobody."""
+        self._futures.pop(reply_to, None)
+
+    def resolve(self, reply_to: int, answer: Answer) -> None:
+        """Answer a call; thread-safe."""
+        self._loop.call_soon_threadsafe(self._set, reply_to, answer)
+
+    def _set(self, reply_to: int, answer: Answer) -> None:
+        future = self._futures.pop(reply_to, None)
+        if future is not None and not future.done():
+            future.set_result(answer)
+
+
+class ControlService(pb_grpc.NodeServicer):
+    """Checks every envelope, translates, and waits no longer than the request's deadline."""
+
+    def __init__(
+        self,
+        *,
+        incarnation: Incarnation,
+        role: Role,
+        inbox: Inbox,
+        replies: Replies,
+        streams: OutputStreams,
+    ) -> None:
+        self._incarnation = incarnation
+        self._role = role
+        self._inbox = inbox
+        self._replies = replies
+        self._streams = streams
+
+    async def Stream(  # noqa: N802
+        self, request: pb.StreamRequest, context: Context
+    ) -> AsyncIterator[pb.OutputBatch]:
+        """One router's tokens, and a heartbeat a second."""
+        try:
+            router = check_envelope(request.envelope, self._incarnation)
+        except PdserveError as error:
+            await context.abort(status_of(error), str(error))
+        async for batch in self._streams.read(router):
+            yield pb.OutputBatch(outputs=[output_to_proto(output) for output in batch])
+
+    async def Reserve(  # noqa: N802
+        self, request: pb.ReserveRequest, context: Context
+    ) -> pb.ReserveReply:
+        """Hold blocks and a seat, or start a short prompt at once."""
+        if self._role is Role.PREFILL:
+            await context.abort(
+                grpc.StatusCode.UNIMPLEMENTED, "a prefill node takes no reservations"
+            )
+        answer = await self._submit(request, context)
+        match answer:
+            case Reserved(ticket):
+                return pb.ReserveReply(ticket=ticket_to_proto(ticket))
+            case StartedLocally(num_cached_tokens):
+                return pb.ReserveReply(local=pb.LocalStart(num_cached_tokens=num_cached_tokens))
+            case Refused():
+                return pb.ReserveReply(refusal=_refusal(answer))
+        raise AssertionError(f"no answer to a reservation: {answer!r}")
+
+    async def Prefill(  # noqa: N802
+        self, request: pb.PrefillRequest, context: Context
+    ) -> pb.PrefillReply:
+        """Take a prompt."""
+        if self._role is not Role.PREFILL:
+            await context.abort(
+                grpc.StatusCode.UNIMPLEMENTED, f"a {self._role.value} node takes no prompts"
+            )
+        answer = await self._submit(request, context)
+        match answer:
+            case Accepted():
+                return pb.PrefillReply()
+            case Refused():
+                return pb.PrefillReply(refusal=_refusal(answer))
+        raise AssertionError(f"no answer to a prompt: {answer!r}")
+
+    async def Abort(  # noqa: N802
+        self, request: pb.AbortRequest, context: Context
+    ) -> pb.AbortReply:
+        """Give attempts up; done when the step thread next reads its inbox."""
+        try:
+            router = check_envelope(request.envelope, self._incarnation)
+            if len(request.attempts) > MAX_ABORTS_PER_CALL:
+                raise InvalidRequest(
+                    f"{len(request.attempts)} attempts: wanted at most {MAX_ABORTS_PER_CALL}"
+                )
+            attempts = tuple(attempt_from_proto(a.request_id, a.attempt) for a in request.attempts)
+        except PdserveError as error:
+            await context.abort(status_of(error), str(error))
+        self._inbox.put(Abort(router, attempts))
+        return pb.AbortReply()
+
+    async def Status(  # noqa: N802
+        self, request: pb.StatusRequest, context: Context
+    ) -> pb.StatusReply:
+        """The node's books."""
+        reply_to, future = self._replies.new()
+        try:
+            check_envelope(request.envelope, self._incarnation)
+            self._inbox.put(StatusQuery(reply_to))
+            async with asyncio.timeout(STATUS_TIMEOUT_S):
+                answer = await future
+        except TimeoutError:
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the step loop does not answer")
+        except PdserveError as error:
+            await context.abort(status_of(error), str(error))
+        finally:
+            self._replies.forget(reply_to)
+        assert isinstance(answer, NodeStatus)
+        return self._status_reply(answer)
+
+    async def _submit(
+        self, message: pb.ReserveRequest | pb.PrefillRequest, context: Context
+    ) -> Answer:
+        reply_to, future = self._replies.new()
+        try:
+            router = check_envelope(message.envelope, self._incarnation)
+            submit = self._submit_message(message, router, reply_to)
+            if not self._streams.is_open(router):
+                raise InvalidRequest(f"router {router} has no open token stream")
+            self._inbox.put(submit)
+            async with asyncio.timeout(submit.request.deadline_s):
+                return await future
+        except TimeoutError:
+            return Refused(DeadlineExceeded("the request's deadline passed on the node"))
+        except StaleEpoch as error:
+            await context.abort(status_of(error), str(error))
+        except PdserveError as error:
+            return Refused(error)
+        finally:
+            self._replies.forget(reply_to)
+        raise AssertionError("unreachable")
+
+    def _submit_message(
+        self, message: pb.ReserveRequest | pb.PrefillRequest, router: Incarnation, reply_to: int
+    ) -> Submit:
+        request = request_from_proto(message.request)
+        if isinstance(message, pb.ReserveRequest):
+            return Submit(
+                request=request,
+                router=router,
+                reply_to=reply_to,
+                must_prefill_locally=message.must_prefill_locally,
+                may_wait=message.may_wait,
+            )
+        ticket = None
+        if message.HasField("ticket"):
+            ticket = ticket_from_proto(message.ticket, request.id)
+        return Submit(request=request, router=router, reply_to=reply_to, ticket=ticket)
+
+    def _status_reply(self, status: NodeStatus) -> pb.StatusReply:
+        blocks = status.blocks
+        return pb.StatusReply(
+            node_id=self._incarnation.node_id,
+            epoch=self._incarnation.epoch,
+            role=self._role.value,
+            num_blocks=status.num_blocks,
+            blocks=pb.BlockCounts(
+                free=blocks.free,
+                cached=blocks.cached,
+                running=blocks.running,
+                reserved=blocks.reserved,
+                receiving=blocks.receiving,
+            ),
+            num_running=status.load.num_running,
+            num_waiting=status.load.num_waiting,
+            num_transfers=status.num_transfers,
+            num_steps=status.num_steps,
+        )
+
+
+def _refusal(refused: Refused) -> pb.Refusal:
+    return refusal_to_proto(
+        refused.error, free_blocks=refused.free_blocks, free_seats=refused.free_seats
+    )

@@ -1,0 +1,266 @@
+"""A running engine node: inbox, step thread, control service, KV connector and lease, wired up."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable, Set
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import grpc.aio
+
+from common.clock import Clock
+from common.config import Config
+from common.errors import ConfigError, InternalError, StaleEpoch
+from common.ids import Incarnation
+from common.kv_layout import KVLayout
+from common.nodes import NodeRecord
+from engine.core.plan import Runner
+from engine.core.planner import Limits
+from engine.core.scheduler import Scheduler
+from engine.step_loop import StepLoop, start_step_thread
+from kv_transfer.connector import KVConnector, OnEvent
+from node.control_service import MAX_MESSAGE_BYTES, ControlService, Replies
+from node.inbox import Inbox
+from node.lease_keeper import LeaseKeeper
+from node.messages import (
+    AbortTransfer,
+    CloseLanding,
+    CommitTransfer,
+    Effect,
+    Emit,
+    Message,
+    OpenLanding,
+    OpenTransfer,
+    PushBlocks,
+    Reply,
+    RouterGone,
+)
+from node.node_flow import NodeFlow
+from node.output_streams import OutputStreams
+from placement.store import PlacementStore
+from protos import pdserve_node_pb2_grpc as pb_grpc
+
+log = logging.getLogger("pdserve.node")
+
+STOP_GRACE_S = 2.0
+
+
+class LoadedModel(Runner, Protocol):
+    """A runner with the facts that the node needs to know about its model and its cache."""
+
+    @property
+    def layout(self) -> KVLayout: ...
+    @property
+    def num_blocks(self) -> int: ...
+    @property
+    def max_model_len(self) -> int: ...
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def eos_token_ids(self) -> Set[int]: ...
+    def warm_up(self) -> None: ...
+
+
+class NodeConnector(KVConnector, Protocol):
+    """A connector that knows where its landings are reached."""
+
+    @property
+    def endpoint(self) -> str: ...
+
+
+MakeConnector = Callable[[LoadedModel, Incarnation, OnEvent], NodeConnector]
+MakeFlow = Callable[[Scheduler, LoadedModel, Incarnation, NodeConnector], NodeFlow]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeParts:
+    """The concrete parts of a node, chosen at the edge."""
+
+    load_model: Callable[[], LoadedModel]
+    make_connector: MakeConnector
+    make_flow: MakeFlow
+    store: PlacementStore
+    clock: Clock
+
+
+class EngineNode:
+    """One prefill, decode or mixed node."""
+
+    def __init__(self, config: Config, parts: NodeParts) -> None:
+        self._config = config
+        self._parts = parts
+        self._stopped = asyncio.Event()
+        self._exit_code = 0
+
+    async def run(self, stop: asyncio.Event) -> int:
+        """Serve until `stop` is set; the exit code says whether the node ended well.
+
+        Raises `ConfigError`, `CheckpointError` or `PlacementUnavailable` when it cannot start.
+        """
+        server = grpc.aio.server(options=_SERVER_OPTIONS)
+        port = _bind(server, self._config.server.host, self._config.server.port)
+        incarnation = await self._new_incarnation(port)
+        log.info("%s loads %s", incarnation, self._config.model.model)
+        model = await asyncio.to_thread(self._load_model)
+        loop = asyncio.get_running_loop()
+        inbox = Inbox(max_requests=self._config.handoff.max_queued_requests)
+        connector = self._parts.make_connector(model, incarnation, inbox.put)
+        try:
+            flow = self._parts.make_flow(self._new_scheduler(model), model, incarnation, connector)
+            streams = OutputStreams(loop, lambda router: inbox.put(RouterGone(router)))
+            replies = Replies(loop)
+            perform = _Performer(connector, replies, streams, model.layout.num_layers)
+            step_loop: StepLoop[Message, Effect] = StepLoop(
+                inbox=inbox,
+                flow=flow,
+                runner=model,
+                perform=perform,
+                flush=streams.flush,
+                clock=self._parts.clock,
+            )
+            service = ControlService(
+                incarnation=incarnation,
+                role=self._config.role,
+                inbox=inbox,
+                replies=replies,
+                streams=streams,
+            )
+            pb_grpc.add_NodeServicer_to_server(service, server)  # type: ignore[no-untyped-call]
+            await server.start()
+            thread = start_step_thread(
+                step_loop, lambda: loop.call_soon_threadsafe(self._crash, stop)
+            )
+            keeper = self._lease_keeper(incarnation, model, flow, port)
+            try:
+                await self._serve(keeper, stop)
+            finally:
+                await keeper.leave()
+                inbox.close()
+                await asyncio.to_thread(thread.join, STOP_GRACE_S)
+                streams.stop()
+                await server.stop(STOP_GRACE_S)
+        finally:
+            await asyncio.to_thread(connector.close)
+        return self._exit_code
+
+    async def _serve(self, keeper: LeaseKeeper, stop: asyncio.Event) -> None:
+        renewal = asyncio.create_task(keeper.run())
+        waiting = asyncio.create_task(stop.wait())
+        log.info("ready")
+        done, _ = await asyncio.wait({renewal, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        for task in (renewal, waiting):
+            task.cancel()
+        if renewal in done:
+            self._exit_code = 1
+            error = renewal.exception()
+            if not isinstance(error, StaleEpoch):
+                raise error or InternalError("the lease keeper ended by itself")
+
+    def _crash(self, stop: asyncio.Event) -> None:
+        self._exit_code = 1
+        stop.set()
+
+    async def _new_incarnation(self, port: int) -> Incarnation:
+        server = self._config.server
+        role = self._config.role.value
+        node_id = server.node_id or f"{role}-{socket.gethostname()}-{port}"
+        return Incarnation(node_id, await self._parts.store.next_epoch(node_id))
+
+    def _load_model(self) -> LoadedModel:
+        model = self._parts.load_model()
+        model.warm_up()
+        return model
+
+    def _new_scheduler(self, model: LoadedModel) -> Scheduler:
+        engine = self._config.engine
+        return Scheduler(
+            limits=Limits(
+                max_num_seqs=engine.max_num_seqs,
+                max_num_batched_tokens=engine.max_num_batched_tokens,
+                block_size=engine.block_size,
+            ),
+            num_blocks=model.num_blocks,
+            fingerprint=model.layout.fingerprint,
+            eos_token_ids=model.eos_token_ids,
+            max_model_len=model.max_model_len,
+            enable_prefix_caching=engine.enable_prefix_caching,
+        )
+
+    def _lease_keeper(
+        self, incarnation: Incarnation, model: LoadedModel, flow: NodeFlow, port: int
+    ) -> LeaseKeeper:
+        config = self._config
+        record = NodeRecord(
+            incarnation=incarnation,
+            role=config.role,
+            control_address=f"{advertised_host(config.server.host)}:{port}",
+            model=config.model.served_model_name,
+            fingerprint=model.layout.fingerprint,
+            block_size=config.engine.block_size,
+            num_blocks=model.num_blocks,
+            max_num_seqs=config.engine.max_num_seqs,
+            max_model_len=model.max_model_len,
+        )
+        return LeaseKeeper(
+            self._parts.store, record, lambda: flow.load, lease_s=config.placement.node_lease_s
+        )
+
+
+class _Performer:
+    """Carries out effects; every method it calls returns without waiting."""
+
+    def __init__(
+        self, connector: KVConnector, replies: Replies, streams: OutputStreams, num_layers: int
+    ) -> None:
+        self._connector = connector
+        self._replies = replies
+        self._streams = streams
+        self._num_layers = num_layers
+
+    def __call__(self, effect: Effect) -> None:
+        match effect:
+            case Emit(router, output):
+                self._streams.add(router, output)
+            case Reply(reply_to, answer):
+                self._replies.resolve(reply_to, answer)
+            case PushBlocks(lease_token, ordinals, source_blocks):
+                for layer in range(self._num_layers):
+                    self._connector.push(
+                        lease_token, layer=layer, ordinals=ordinals, source_blocks=source_blocks
+                    )
+            case OpenLanding(ticket):
+                self._connector.expect(ticket, sender_deadline_s=ticket.lease_s)
+            case CloseLanding(lease_token):
+                self._connector.revoke(lease_token)
+            case OpenTransfer(ticket, deadline_s):
+                self._connector.open(ticket, deadline_s=deadline_s)
+            case CommitTransfer(lease_token, commit):
+                self._connector.commit(lease_token, commit)
+            case AbortTransfer(lease_token):
+                self._connector.abort(lease_token)
+
+
+# Without this two processes could listen on one port and share its calls.
+_SERVER_OPTIONS: list[tuple[str, Any]] = [
+    ("grpc.so_reuseport", 0),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+]
+
+
+def _bind(server: grpc.aio.Server, host: str, port: int) -> int:
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    try:
+        return server.add_insecure_port(address)
+    except RuntimeError as error:
+        raise ConfigError(
+            f"cannot listen on {address}: the port is in use or the address is not this machine's"
+        ) from error
+
+
+def advertised_host(host: str) -> str:
+    """The name under which others reach what listens on `host`."""
+    return socket.gethostname() if host in ("0.0.0.0", "::") else host  # noqa: S104

@@ -1,0 +1,60 @@
+"""The bounded door into the step thread."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+
+from common.errors import Overloaded
+from node.messages import Message, StatusQuery, Submit
+
+
+class Inbox:
+    """Many threads put, one takes. Requests are refused when `max_requests` wait here.
+
+    What is not a request (aborts, lost routers, KV events) always gets in: there is at most a
+    handful of these for each request that was let in.
+    """
+
+    def __init__(self, *, max_requests: int) -> None:
+        self._condition = threading.Condition()
+        self._messages: deque[Message] = deque()
+        self._max_requests = max_requests
+        self._num_requests = 0
+        self._is_closed = False
+
+    def put(self, message: Message) -> None:
+        """Raises `Overloaded` for a request when the inbox is full or the node is stopping."""
+        with self._condition:
+            if isinstance(message, Submit | StatusQuery):
+                if self._is_closed:
+                    raise Overloaded("the node is stopping")
+                if self._num_requests >= self._max_requests:
+                    raise Overloaded(f"{self._num_requests} requests wait in the inbox")
+                self._num_requests += 1
+            self._messages.append(message)
+            self._condition.notify()
+
+    def wait(self, timeout_s: float | None) -> None:
+        """Return when there is a message, the inbox is closed, or the time is up."""
+        with self._condition:
+            self._condition.wait_for(lambda: self._messages or self._is_closed, timeout_s)
+
+    def take_all(self) -> list[Message]:
+        """Everything that waits, oldest first, without blocking."""
+        with self._condition:
+            taken = list(self._messages)
+            self._messages.clear()
+            self._num_requests = 0
+            return taken
+
+    def close(self) -> None:
+        """Wake the taker for the last time; requests are refused from now on."""
+        with self._condition:
+            self._is_closed = True
+            self._condition.notify()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._is_closed

@@ -1,0 +1,65 @@
+"""Keeps the node's lease in the placement store, with its load, for as long as the node lives."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from common.errors import StaleEpoch
+from common.nodes import NodeLoad, NodeRecord
+from placement.store import PlacementStore, PlacementUnavailable
+
+log = logging.getLogger("pdserve.node")
+
+RENEWALS_PER_LEASE = 4
+
+
+class LeaseKeeper:
+    """Each heartbeat carries the whole record, so an emptied store fills again by itself.
+
+    A store that is away costs nothing but new joins: the node goes on and keeps trying.
+    """
+
+    def __init__(
+        self,
+        store: PlacementStore,
+        record: NodeRecord,
+        current_load: Callable[[], NodeLoad],
+        *,
+        lease_s: float,
+    ) -> None:
+        self._store = store
+        self._record = record
+        self._current_load = current_load
+        self._lease_s = lease_s
+        self._is_away = False
+
+    async def run(self) -> None:
+        """Renew until cancelled. Raises `StaleEpoch` when a later life of this node took over."""
+        while True:
+            await self.renew()
+            await asyncio.sleep(self._lease_s / RENEWALS_PER_LEASE)
+
+    async def renew(self) -> None:
+        """One heartbeat."""
+        try:
+            await self._store.heartbeat(self._record, self._current_load(), lease_s=self._lease_s)
+        except PlacementUnavailable as error:
+            if not self._is_away:
+                log.warning("the placement store is away, the node goes on without it: %s", error)
+            self._is_away = True
+        except StaleEpoch:
+            log.error("another process took over as %s", self._record.incarnation.node_id)
+            raise
+        else:
+            if self._is_away:
+                log.info("the placement store is back")
+            self._is_away = False
+
+    async def leave(self) -> None:
+        """Take the node out of placement."""
+        try:
+            await self._store.leave(self._record.incarnation)
+        except PlacementUnavailable as error:
+            log.warning("could not leave the placement store; the lease will expire: %s", error)

@@ -1,0 +1,175 @@
+"""What reaches the step thread, and what it wants done, as plain values.
+
+A recorded inbox is a bug report: the flows that read these messages do nothing but return effects.
+`reply_to` names a waiting call and means nothing else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from common.errors import PdserveError
+from common.ids import AttemptId, Incarnation
+from common.nodes import NodeLoad
+from common.request import GenerationRequest, RequestOutput
+from engine.core.block_pool import BlockCounts
+from kv_transfer.connector import Commit, Landed, LandingFailed, Ticket, TransferEnded
+
+# --- messages ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submit:
+    """A router asks for a reservation (decode node) or for a prompt (prefill node)."""
+
+    request: GenerationRequest
+    router: Incarnation
+    reply_to: int
+    ticket: Ticket | None = None
+    must_prefill_locally: bool = False
+    may_wait: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """A router gives attempts up. Unknown ones are remembered: their request may still arrive."""
+
+    router: Incarnation
+    attempts: tuple[AttemptId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RouterGone:
+    """The token stream of a router ended: nobody reads what it asked for."""
+
+    router: Incarnation
+
+
+@dataclass(frozen=True, slots=True)
+class StatusQuery:
+    """Somebody wants to see the node's books."""
+
+    reply_to: int
+
+
+Message = Submit | Abort | RouterGone | StatusQuery | Landed | LandingFailed | TransferEnded
+
+# --- answers ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """Blocks and a seat are held; the prompt's KV may be written to them."""
+
+    ticket: Ticket
+
+
+@dataclass(frozen=True, slots=True)
+class StartedLocally:
+    """This node computes the prompt itself."""
+
+    num_cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """A prefill node took the prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """No, why, and what room there is."""
+
+    error: PdserveError
+    free_blocks: int = 0
+    free_seats: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeStatus:
+    """The node's books at one moment."""
+
+    num_blocks: int
+    blocks: BlockCounts
+    load: NodeLoad
+    num_transfers: int
+    num_steps: int
+
+
+Answer = Reserved | StartedLocally | Accepted | Refused | NodeStatus
+
+# --- effects ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """Answer a waiting call."""
+
+    reply_to: int
+    answer: Answer
+
+
+@dataclass(frozen=True, slots=True)
+class Emit:
+    """Send an output to the router that asked for it."""
+
+    router: Incarnation
+    output: RequestOutput
+
+
+@dataclass(frozen=True, slots=True)
+class OpenLanding:
+    """Let the ticket's blocks be written."""
+
+    ticket: Ticket
+
+
+@dataclass(frozen=True, slots=True)
+class CloseLanding:
+    """From now on nothing may write them."""
+
+    lease_token: int
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTransfer:
+    """Begin to write into a ticket's blocks; the transfer ends within `deadline_s`."""
+
+    ticket: Ticket
+    deadline_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class PushBlocks:
+    """Every layer of these blocks is computed."""
+
+    lease_token: int
+    ordinals: tuple[int, ...]
+    source_blocks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CommitTransfer:
+    """Everything was pushed."""
+
+    lease_token: int
+    commit: Commit
+
+
+@dataclass(frozen=True, slots=True)
+class AbortTransfer:
+    """Give a transfer up."""
+
+    lease_token: int
+
+
+Effect = (
+    Reply
+    | Emit
+    | OpenLanding
+    | CloseLanding
+    | OpenTransfer
+    | PushBlocks
+    | CommitTransfer
+    | AbortTransfer
+)

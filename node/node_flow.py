@@ -1,0 +1,259 @@
+"""What prefill and decode nodes decide alike: aborts, lost routers, deadlines, failures, status.
+
+Pure: events and the time come in, effects go out. A role adds what it does with a request
+(`_submit`), with KV events, with a step's outputs, and how it lets go of one (`_let_go`).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence as Items
+from itertools import count
+
+from common.errors import (
+    DeadlineExceeded,
+    InternalError,
+    InvalidRequest,
+    NodeLost,
+    Overloaded,
+    PdserveError,
+)
+from common.nodes import NodeLoad
+from common.request import FinishReason, GenerationRequest, RequestOutput
+from engine.core.plan import SampledToken
+from engine.core.scheduler import PlannedStep, Scheduler, StepOutput
+from kv_transfer.connector import Landed, LandingFailed, TransferEnded
+from node.messages import (
+    Abort,
+    Effect,
+    Emit,
+    Message,
+    NodeStatus,
+    Refused,
+    Reply,
+    RouterGone,
+    StatusQuery,
+    Submit,
+)
+from node.request_book import Held, RequestBook
+
+RETRY_AFTER_S = 1.0
+
+
+class NodeFlow(ABC):
+    """The decisions of one engine node. Any thread may read `load`: it is replaced whole."""
+
+    def __init__(
+        self, scheduler: Scheduler, *, vocab_size: int, max_model_len: int, max_queued_requests: int
+    ) -> None:
+        self.scheduler = scheduler
+        self.book = RequestBook()
+        self.num_steps = 0
+        self._sequence_ids = count(1)
+        self._vocab_size = vocab_size
+        self._max_model_len = max_model_len
+        self._max_queued_requests = max_queued_requests
+        self.load = self._current_load()
+
+    # --- events -------------------------------------------------------------------------------
+
+    def on_message(self, message: Message, now_s: float) -> list[Effect]:
+        """One event from the inbox."""
+        match message:
+            case Submit():
+                return self._on_submit(message, now_s)
+            case Abort():
+                return self._on_abort(message)
+            case RouterGone():
+                return [e for held in self.book.of_router(message.router) for e in self._drop(held)]
+            case StatusQuery():
+                return [Reply(message.reply_to, self._status())]
+            case Landed() | LandingFailed() | TransferEnded():
+                return self._on_kv_event(message, now_s)
+
+    def on_time(self, now_s: float) -> list[Effect]:
+        """End what is past its deadline."""
+        effects: list[Effect] = []
+        for held in self.book.expired(now_s):
+            if not held.is_over:
+                error = DeadlineExceeded("the request's deadline passed on the node")
+                effects += self._fail(held, error)
+        return effects
+
+    def next_deadline_s(self) -> float | None:
+        """When `on_time` has something to do."""
+        return self.book.next_deadline_s()
+
+    def begin_step(self, now_s: float) -> tuple[PlannedStep, list[Effect]]:
+        """Plan a step; answer the reservations that got their blocks."""
+        step = self.scheduler.plan()
+        effects = self._on_reserved(step, now_s)
+        self.load = self._current_load()
+        return step, effects
+
+    def end_step(
+        self, step: PlannedStep, results: Items[SampledToken | None], now_s: float
+    ) -> list[Effect]:
+        """Record a step's results and report them."""
+        self.num_steps += 1
+        outputs = self.scheduler.apply(step, results)
+        effects = self._after_step(step, outputs)
+        self.load = self._current_load()
+        return effects
+
+    def fail_step(self, step: PlannedStep, error: Exception, now_s: float) -> list[Effect]:
+        """The runner failed: its sequences end with a typed error, everything else goes on."""
+        failure = error if isinstance(error, PdserveError) else InternalError(f"a step: {error!r}")
+        effects: list[Effect] = []
+        for sequence in step.sequences:
+            held = self.book.of_sequence(sequence)
+            if held is not None and not held.is_over:
+                effects += self._fail(held, failure)
+        return effects
+
+    def on_stop(self) -> list[Effect]:
+        """The node stops: everybody is told."""
+        effects: list[Effect] = []
+        for held in self.book.all():
+            if not held.is_over:
+                effects += self._fail(held, NodeLost("the node is stopping"))
+        return effects
+
+    # --- what a role adds ---------------------------------------------------------------------
+
+    @abstractmethod
+    def _submit(self, message: Submit, now_s: float) -> list[Effect]:
+        """A new, valid request."""
+
+    @abstractmethod
+    def _on_kv_event(
+        self, event: Landed | LandingFailed | TransferEnded, now_s: float
+    ) -> list[Effect]:
+        """A landing or a transfer ended."""
+
+    @abstractmethod
+    def _after_step(self, step: PlannedStep, outputs: list[StepOutput]) -> list[Effect]:
+        """Tokens were drawn and blocks were computed."""
+
+    @abstractmethod
+    def _let_go(self, held: Held) -> list[Effect]:
+        """Give up an attempt that is not over: its sequence, blocks, landing or transfer."""
+
+    def _on_reserved(self, step: PlannedStep, now_s: float) -> list[Effect]:
+        """Sequences that now hold blocks for KV from elsewhere; only a decode node has any."""
+        return []
+
+    # --- inside -------------------------------------------------------------------------------
+
+    def _on_submit(self, message: Submit, now_s: float) -> list[Effect]:
+        attempt = message.request.id
+        held = self.book.get(attempt)
+        if held is not None and held.router == message.router and not held.is_over:
+            if held.answer is not None:
+                return [Reply(message.reply_to, held.answer)]
+            held.waiting_replies.append(message.reply_to)
+            return []
+        if held is not None or self.book.is_closed(attempt):
+            return [self._refuse(message, InvalidRequest(f"attempt {attempt} is over"))]
+        problem = self._problem_with(message.request)
+        if problem is not None:
+            return [self._refuse(message, problem)]
+        if len(self.scheduler.waiting) >= self._max_queued_requests:
+            full = Overloaded(
+                f"{len(self.scheduler.waiting)} requests wait on this node",
+                retry_after_s=RETRY_AFTER_S,
+            )
+            return [self._refuse(message, full)]
+        return self._submit(message, now_s)
+
+    def _problem_with(self, request: GenerationRequest) -> PdserveError | None:
+        length = len(request.prompt_token_ids)
+        if length >= self._max_model_len:
+            return InvalidRequest(
+                f"the prompt has {length} tokens: this node takes at most "
+                f"{self._max_model_len - 1}, so that one can follow",
+                param="prompt",
+            )
+        highest = max(request.prompt_token_ids)
+        if highest >= self._vocab_size:
+            return InvalidRequest(
+                f"token id {highest} is not in the vocabulary of {self._vocab_size}",
+                param="prompt",
+            )
+        return None
+
+    def _on_abort(self, message: Abort) -> list[Effect]:
+        effects: list[Effect] = []
+        for attempt in message.attempts:
+            held = self.book.get(attempt)
+            if held is None:
+                self.book.close(attempt)
+            elif held.router == message.router:
+                effects += self._drop(held)
+        return effects
+
+    def _drop(self, held: Held) -> list[Effect]:
+        """End an attempt without a word to its router, except to calls that still wait."""
+        if held.is_over:
+            return []
+        waiting = held.waiting_replies
+        held.waiting_replies = []
+        gone = Refused(InvalidRequest(f"attempt {held.attempt} was aborted"))
+        return [*(Reply(reply_to, gone) for reply_to in waiting), *self._let_go(held)]
+
+    def _fail(self, held: Held, error: PdserveError) -> list[Effect]:
+        """End an attempt with a typed error: to the call that waits, else in the stream."""
+        waiting = held.waiting_replies
+        held.waiting_replies = []
+        effects: list[Effect] = [Reply(reply_to, Refused(error)) for reply_to in waiting]
+        if not waiting:
+            effects.append(
+                Emit(
+                    held.router,
+                    RequestOutput(
+                        id=held.attempt,
+                        finish_reason=FinishReason.ERROR,
+                        error_code=error.code,
+                        error_message=str(error),
+                    ),
+                )
+            )
+        return effects + self._let_go(held)
+
+    def _emit_token(self, held: Held, output: StepOutput) -> Emit:
+        return Emit(
+            held.router,
+            RequestOutput(
+                id=held.attempt,
+                first_index=output.index,
+                token_ids=(output.token_id,),
+                logprobs=() if output.logprobs is None else (output.logprobs,),
+                num_cached_tokens=held.sequence.num_cached_tokens,
+                finish_reason=output.finish_reason,
+            ),
+        )
+
+    def _refuse(self, message: Submit, error: PdserveError) -> Reply:
+        pool = self.scheduler.pool
+        refusal = Refused(error, pool.num_available, max(self.scheduler.num_free_seats, 0))
+        return Reply(message.reply_to, refusal)
+
+    def _current_load(self) -> NodeLoad:
+        scheduler = self.scheduler
+        return NodeLoad(
+            free_blocks=scheduler.pool.num_available,
+            free_seats=max(scheduler.num_free_seats, 0),
+            num_running=len(scheduler.running) + len(scheduler.receiving),
+            num_waiting=len(scheduler.waiting),
+            queued_tokens=sum(s.num_uncomputed for s in scheduler.waiting)
+            + sum(s.num_uncomputed for s in scheduler.running),
+        )
+
+    def _status(self) -> NodeStatus:
+        return NodeStatus(
+            num_blocks=self.scheduler.pool.num_blocks,
+            blocks=self.scheduler.pool.counts(),
+            load=self._current_load(),
+            num_transfers=self.book.num_leases,
+            num_steps=self.num_steps,
+        )

@@ -1,0 +1,1 @@
+"""The prefill node: computes prompts in chunks, draws the first token, ships KV blocks."""

@@ -1,0 +1,29 @@
+"""A prefill node: its flow, made for the shared node runtime."""
+
+from __future__ import annotations
+
+from common.config import Config
+from common.ids import Incarnation
+from engine.core.scheduler import Scheduler
+from node.engine_node import LoadedModel, MakeFlow, NodeConnector
+from prefill_node.request_flow import PrefillFlow
+
+
+def prefill_flow_maker(config: Config) -> MakeFlow:
+    """How a prefill node with this configuration decides."""
+
+    def make(
+        scheduler: Scheduler,
+        model: LoadedModel,
+        incarnation: Incarnation,
+        connector: NodeConnector,
+    ) -> PrefillFlow:
+        return PrefillFlow(
+            scheduler,
+            fingerprint=model.layout.fingerprint,
+            vocab_size=model.vocab_size,
+            max_model_len=model.max_model_len,
+            max_queued_requests=config.handoff.max_queued_requests,
+        )
+
+    return make

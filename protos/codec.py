@@ -1,0 +1,232 @@
+"""Messages to values and back.
+
+What a router sends is checked as a client's request is: a malformed value is `InvalidRequest`. What
+a node answers is checked as a peer's word: a malformed answer is `PeerProtocolError`. Tickets are
+not translated here: a router passes them on unread, and the nodes know what they mean.
+"""
+
+from __future__ import annotations
+
+import math
+
+from common.errors import InvalidRequest, Overloaded, PdserveError, PeerProtocolError, StaleEpoch
+from common.errors import error_from_code as _error_from_code
+from common.ids import AttemptId, Incarnation
+from common.request import (
+    MAX_LOGPROBS,
+    FinishReason,
+    GenerationRequest,
+    RequestOutput,
+    SamplingParams,
+    TokenLogprobs,
+)
+from protos import pdserve_node_pb2 as pb
+
+PROTOCOL_VERSION = 1
+MAX_ID_LENGTH = 128
+MAX_ERROR_LENGTH = 1000
+_MAX_UINT32 = 2**32 - 1
+
+
+def make_envelope(sender: Incarnation, receiver: Incarnation) -> pb.Envelope:
+    """The two ends of a message."""
+    return pb.Envelope(
+        protocol_version=PROTOCOL_VERSION,
+        sender_id=sender.node_id,
+        sender_epoch=sender.epoch,
+        receiver_id=receiver.node_id,
+        receiver_epoch=receiver.epoch,
+    )
+
+
+def check_envelope(envelope: pb.Envelope, receiver: Incarnation) -> Incarnation:
+    """The sender of a message that is for `receiver`.
+
+    Raises `PeerProtocolError` for another protocol version or a sender without a name, and
+    `StaleEpoch` when the message is for another node or another life of this one.
+    """
+    if envelope.protocol_version != PROTOCOL_VERSION:
+        raise PeerProtocolError(
+            f"protocol version is {envelope.protocol_version}: wanted {PROTOCOL_VERSION}"
+        )
+    if not 0 < len(envelope.sender_id) <= MAX_ID_LENGTH:
+        raise PeerProtocolError(
+            f"sender_id has {len(envelope.sender_id)} characters: wanted 1 to {MAX_ID_LENGTH}"
+        )
+    named = Incarnation(envelope.receiver_id[:MAX_ID_LENGTH], envelope.receiver_epoch)
+    if named != receiver:
+        raise StaleEpoch(f"the message is for {named}, this is {receiver}")
+    return Incarnation(envelope.sender_id, envelope.sender_epoch)
+
+
+def sampling_to_proto(params: SamplingParams) -> pb.SamplingParams:
+    """Raises `InvalidRequest` for a number that the wire's integers cannot hold."""
+    try:
+        message = pb.SamplingParams(
+            max_tokens=params.max_tokens,
+            temperature=params.temperature,
+            top_k=params.top_k,
+            top_p=params.top_p,
+            min_p=params.min_p,
+            repetition_penalty=params.repetition_penalty,
+            presence_penalty=params.presence_penalty,
+            frequency_penalty=params.frequency_penalty,
+            seed=params.seed,
+            stop_token_ids=params.stop_token_ids,
+            ignore_eos=params.ignore_eos,
+        )
+    except (ValueError, TypeError, OverflowError) as wrong:
+        raise InvalidRequest(f"sampling parameters do not fit the wire: {wrong}") from wrong
+    if params.logprobs is not None:
+        message.logprobs = params.logprobs
+    return message
+
+
+def sampling_from_proto(message: pb.SamplingParams) -> SamplingParams:
+    """Raises `InvalidRequest` naming the field that is out of range."""
+    return SamplingParams(
+        max_tokens=message.max_tokens,
+        temperature=message.temperature,
+        top_k=message.top_k,
+        top_p=message.top_p,
+        min_p=message.min_p,
+        repetition_penalty=message.repetition_penalty,
+        presence_penalty=message.presence_penalty,
+        frequency_penalty=message.frequency_penalty,
+        seed=message.seed,
+        logprobs=message.logprobs if message.HasField("logprobs") else None,
+        stop_token_ids=tuple(message.stop_token_ids),
+        ignore_eos=message.ignore_eos,
+    )
+
+
+def request_to_proto(request: GenerationRequest) -> pb.GenerationRequest:
+    """Raises `InvalidRequest` for a number that the wire's integers cannot hold."""
+    sampling = sampling_to_proto(request.sampling)
+    try:
+        return pb.GenerationRequest(
+            request_id=request.id.request_id,
+            attempt=request.id.attempt,
+            prompt_token_ids=request.prompt_token_ids,
+            sampling=sampling,
+            deadline_ms=to_ms(request.deadline_s),
+        )
+    except (ValueError, TypeError, OverflowError) as wrong:
+        raise InvalidRequest(f"the request does not fit the wire: {wrong}") from wrong
+
+
+def request_from_proto(message: pb.GenerationRequest) -> GenerationRequest:
+    """Raises `InvalidRequest` for a missing id, an empty prompt, no deadline or bad sampling."""
+    if not message.prompt_token_ids:
+        raise InvalidRequest("the prompt is empty: wanted at least 1 token", param="prompt")
+    if message.deadline_ms == 0:
+        raise InvalidRequest("deadline_ms is 0: wanted the milliseconds that are left")
+    return GenerationRequest(
+        id=attempt_from_proto(message.request_id, message.attempt),
+        prompt_token_ids=tuple(message.prompt_token_ids),
+        sampling=sampling_from_proto(message.sampling),
+        deadline_s=message.deadline_ms / 1000,
+    )
+
+
+def attempt_from_proto(request_id: str, attempt: int) -> AttemptId:
+    """Raises `InvalidRequest` for an id of the wrong length or an attempt below 1."""
+    if not 0 < len(request_id) <= MAX_ID_LENGTH:
+        raise InvalidRequest(
+            f"request_id has {len(request_id)} characters: wanted 1 to {MAX_ID_LENGTH}"
+        )
+    if attempt < 1:
+        raise InvalidRequest(f"attempt is {attempt}: wanted at least 1")
+    return AttemptId(request_id, attempt)
+
+
+def output_to_proto(output: RequestOutput) -> pb.RequestOutput:
+    """A node's output; log probabilities travel as 32-bit floats."""
+    return pb.RequestOutput(
+        request_id=output.id.request_id,
+        attempt=output.id.attempt,
+        first_index=output.first_index,
+        token_ids=output.token_ids,
+        logprobs=[_logprobs_to_proto(entry) for entry in output.logprobs],
+        num_cached_tokens=output.num_cached_tokens,
+        is_started=output.is_started,
+        finish_reason="" if output.finish_reason is None else output.finish_reason.value,
+        error_code=output.error_code,
+        error_message=output.error_message[:MAX_ERROR_LENGTH],
+    )
+
+
+def output_from_proto(message: pb.RequestOutput) -> RequestOutput:
+    """Raises `PeerProtocolError` for what no node of this protocol sends."""
+    try:
+        attempt = attempt_from_proto(message.request_id, message.attempt)
+        finish = FinishReason(message.finish_reason) if message.finish_reason else None
+    except (InvalidRequest, ValueError) as wrong:
+        raise PeerProtocolError(f"malformed output: {wrong}") from wrong
+    if len(message.logprobs) not in (0, len(message.token_ids)):
+        raise PeerProtocolError(
+            f"output of {attempt} has {len(message.logprobs)} logprobs for "
+            f"{len(message.token_ids)} tokens"
+        )
+    if finish is FinishReason.ERROR and not message.error_code:
+        raise PeerProtocolError(f"output of {attempt} ends in an error without a code")
+    return RequestOutput(
+        id=attempt,
+        first_index=message.first_index,
+        token_ids=tuple(message.token_ids),
+        logprobs=tuple(_logprobs_from_proto(entry) for entry in message.logprobs),
+        num_cached_tokens=message.num_cached_tokens,
+        is_started=message.is_started,
+        finish_reason=finish,
+        error_code=message.error_code,
+        error_message=message.error_message[:MAX_ERROR_LENGTH],
+    )
+
+
+def refusal_to_proto(
+    error: PdserveError, *, free_blocks: int = 0, free_seats: int = 0
+) -> pb.Refusal:
+    """A node's no, with the room it has, so that the next choice is better informed."""
+    retry_after_s = error.retry_after_s if isinstance(error, Overloaded) else 0.0
+    return pb.Refusal(
+        code=error.code,
+        message=str(error)[:MAX_ERROR_LENGTH],
+        retry_after_ms=to_ms(retry_after_s) if retry_after_s else 0,
+        free_blocks=free_blocks,
+        free_seats=free_seats,
+    )
+
+
+def refusal_to_error(refusal: pb.Refusal) -> PdserveError:
+    """The typed error behind a refusal; an unknown code is an `InternalError`."""
+    message = refusal.message[:MAX_ERROR_LENGTH]
+    if refusal.code == Overloaded.code:
+        return Overloaded(message, retry_after_s=refusal.retry_after_ms / 1000)
+    return _error_from_code(refusal.code, message)
+
+
+def to_ms(span_s: float) -> int:
+    """A span as whole milliseconds, rounded up, 1 at least: 0 on the wire means not set."""
+    if not span_s < _MAX_UINT32 / 1000:
+        return _MAX_UINT32
+    return max(1, math.ceil(span_s * 1000))
+
+
+def _logprobs_to_proto(entry: TokenLogprobs) -> pb.TokenLogprobs:
+    return pb.TokenLogprobs(
+        logprob=entry.logprob,
+        top_token_ids=[token_id for token_id, _ in entry.top],
+        top_logprobs=[logprob for _, logprob in entry.top],
+    )
+
+
+def _logprobs_from_proto(message: pb.TokenLogprobs) -> TokenLogprobs:
+    num_top = len(message.top_token_ids)
+    if num_top != len(message.top_logprobs) or num_top > MAX_LOGPROBS:
+        raise PeerProtocolError(
+            f"{num_top} top tokens with {len(message.top_logprobs)} logprobs: "
+            f"wanted equal counts, at most {MAX_LOGPROBS}"
+        )
+    return TokenLogprobs(
+        message.logprob, tuple(zip(message.top_token_ids, message.top_logprobs, strict=True))
+    )

@@ -1,0 +1,1 @@
+"""All tests; helpers that several of them share lie beside this file."""

@@ -1,0 +1,113 @@
+"""A runner without a model that notices every KV mistake.
+
+The "KV" of a token is 8 bytes per layer, keys and values, that depend on the token, its position,
+its layer and, as in a real model, on all tokens before it. The next token depends on every byte of
+the sequence's KV as read back through its block table. A block that is lost, stale, swapped or not
+computed changes the answer; `expected_tokens` says what it must be, computed without any cache.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+
+from common.kv_layout import KVLayout
+from common.request import SamplingParams
+from engine.core.plan import SampledToken, ScheduledSequence
+
+VOCAB_SIZE = 997
+NUM_LAYERS = 2
+EOS_TOKEN_ID = 996
+TOKEN_BYTES = 8
+
+
+def layout(block_size: int, model_digest: str = "hash-runner") -> KVLayout:
+    """8 bytes per token, layer and key or value: one head of two float32."""
+    return KVLayout(
+        model_digest=model_digest,
+        num_layers=NUM_LAYERS,
+        num_kv_heads=1,
+        head_dim=2,
+        block_size=block_size,
+        dtype="float32",
+    )
+
+
+class HashRunner:
+    """Implements `node.engine_node.LoadedModel` over a numpy pool."""
+
+    def __init__(
+        self, *, num_blocks: int, block_size: int = 4, max_model_len: int | None = None
+    ) -> None:
+        self.layout = layout(block_size)
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.max_model_len = max_model_len or num_blocks * block_size
+        self.vocab_size = VOCAB_SIZE
+        self.eos_token_ids = frozenset({EOS_TOKEN_ID})
+        self.kv_bytes = np.zeros(
+            (NUM_LAYERS, 2, num_blocks, self.layout.piece_bytes), dtype=np.uint8
+        )
+        self.batches: list[list[ScheduledSequence]] = []
+
+    def warm_up(self) -> None:
+        """Nothing to compile."""
+
+    def execute(self, batch: Sequence[ScheduledSequence]) -> list[SampledToken | None]:
+        """Write the new tokens' KV; draw from all of it where asked to."""
+        self.batches.append(list(batch))
+        return [self._run(scheduled) for scheduled in batch]
+
+    def _run(self, scheduled: ScheduledSequence) -> SampledToken | None:
+        state = self._read(scheduled.block_table, scheduled.start)
+        for position, token_id in enumerate(scheduled.token_ids, scheduled.start):
+            new = _token_kv(state, token_id, position)
+            self._write(scheduled.block_table, position, new)
+            state += new
+        if scheduled.sample is None:
+            return None
+        return SampledToken(_draw(state, scheduled.sample.params, scheduled.sample.output_index))
+
+    def _slots(self, block_table: Sequence[int], position: int) -> np.ndarray:
+        block_id = block_table[position // self.block_size]
+        offset = position % self.block_size * TOKEN_BYTES
+        return self.kv_bytes[:, :, block_id, offset : offset + TOKEN_BYTES]
+
+    def _read(self, block_table: Sequence[int], end: int) -> bytes:
+        return b"".join(self._slots(block_table, p).tobytes() for p in range(end))
+
+    def _write(self, block_table: Sequence[int], position: int, kv: bytes) -> None:
+        values = np.frombuffer(kv, dtype=np.uint8).reshape(NUM_LAYERS, 2, TOKEN_BYTES)
+        self._slots(block_table, position)[...] = values
+
+
+def expected_tokens(prompt: Sequence[int], sampling: SamplingParams) -> list[int]:
+    """The right answer, stops included, from tokens alone."""
+    state = b""
+    for position, token_id in enumerate(prompt):
+        state += _token_kv(state, token_id, position)
+    output: list[int] = []
+    while True:
+        token_id = _draw(state, sampling, len(output))
+        output.append(token_id)
+        ends = token_id == EOS_TOKEN_ID and not sampling.ignore_eos
+        if ends or token_id in sampling.stop_token_ids or len(output) == sampling.max_tokens:
+            return output
+        state += _token_kv(state, token_id, len(prompt) + len(output) - 1)
+
+
+def _token_kv(state: bytes, token_id: int, position: int) -> bytes:
+    before = state[-TOKEN_BYTES * 2 * NUM_LAYERS :]
+    return hashlib.blake2b(
+        before + token_id.to_bytes(4, "little") + position.to_bytes(4, "little"),
+        digest_size=TOKEN_BYTES * 2 * NUM_LAYERS,
+    ).digest()
+
+
+def _draw(state: bytes, sampling: SamplingParams, output_index: int) -> int:
+    noise = sampling.seed if sampling.temperature > 0 else 0
+    key = noise.to_bytes(8, "little") + output_index.to_bytes(4, "little")
+    digest = hashlib.blake2b(state, digest_size=8, key=key).digest()
+    return int.from_bytes(digest, "little") % VOCAB_SIZE
