@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +33,7 @@ class RequestTiming:
         if self.num_tokens < 1:
             raise ValueError(f"num_tokens is {self.num_tokens}: wanted at least 1")
         times = (self.arrived_at_s, *self.chunk_at_s)
-        if any(later < earlier for earlier, later in zip(times, times[1:], strict=False)):
+        if any(later < earlier for earlier, later in pairwise(times)):
             raise ValueError("times go back: wanted arrival, then chunks in order")
 
     @property
@@ -43,7 +44,7 @@ class RequestTiming:
     def itl_s(self) -> tuple[float, ...]:
         """The gaps between chunks; empty when everything came in one."""
         times = self.chunk_at_s
-        return tuple(b - a for a, b in zip(times, times[1:], strict=False))
+        return tuple(b - a for a, b in pairwise(times))
 
     @property
     def tpot_s(self) -> float | None:

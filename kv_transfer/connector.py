@@ -1,23 +1,28 @@
-"""The contract of a KV connector: numbered blocks out of one pool, into another, whole or not at all.
+"""The contract of a KV connector: numbered blocks from one pool to another, whole or not at all.
 
 A connector knows nothing of models. It is given the pool as bytes, `[num_layers, 2, num_blocks,
 piece_bytes]`, and moves *pieces* (one block's keys or values in one layer).
 
 Receiving side (decode node)
-    `expect` opens a landing for a ticket. Pieces are written only while the landing is open, and
-    only when lease token, generation and bounds match; everything else is dropped before memory is
-    touched. One `Landed` or `LandingFailed` follows, never both. When `revoke` has returned,
-    nothing of that landing can be written any more, so its blocks may be reused.
+    `expect` opens a landing, and comes before its ticket is handed out. Pieces are written only
+    while the landing is open, and only when lease token, generation, bounds and checksums match;
+    everything else is dropped before memory is touched. One `Landed` or `LandingFailed` follows,
+    never both; from the first of them on nothing of that landing is written. When `revoke` has
+    returned, nothing of that landing can be written any more, so its blocks may be reused; an
+    event that was decided before may still arrive.
 
 Sending side (prefill node)
     `open`, then `push` for layers and blocks as they are computed, then `commit`. Exactly one
     `TransferEnded` follows every `open`; until then the source blocks must not change or be reused
     (they are pinned by whoever pushed them). `abort` is legal in every state and hastens the end.
-    No transfer outlives its `deadline_s` by more than a moment.
+    No transfer outlives its `deadline_s` by more than a moment. A transfer that ended in an error
+    may have landed all the same, when only the acknowledgement was lost. A broken connection is
+    opened again and takes up where it was; a peer that stays silent fails the transfer at once.
 
-Events come from the connector's own thread, through `on_event`, which must not block. Every method
-is thread-safe and returns without waiting for the peer. Misuse of the contract (a token opened
-twice, a push after commit) raises `ValueError`; a peer's misbehaviour never raises here.
+Events come from the connector's own thread, through `on_event`, which must not block and may call
+the connector. Every method is thread-safe and returns without waiting for the peer. Misuse of the
+contract (a token opened twice, a push after commit, two landings for one block, anything begun
+after `close`) raises `ValueError`; a peer's misbehaviour never raises here.
 """
 
 from __future__ import annotations
@@ -51,7 +56,11 @@ class Ticket:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Commit:
-    """Sent behind the last piece. `num_tokens` is the prompt's length, so that the last block's fill is known."""
+    """Sent behind the last piece.
+
+    `num_tokens` is the prompt's length, so that the last block's fill is known: the ticket's
+    blocks must be those that hold tokens `num_cached_tokens` to `num_tokens`, no more, no fewer.
+    """
 
     num_tokens: int
     first_token_id: int
@@ -92,7 +101,11 @@ class KVConnector(Protocol):
     """Seven methods; see the module's text for the contract."""
 
     def expect(self, ticket: Ticket, *, sender_deadline_s: float) -> None:
-        """Open a landing. It fails by itself when no frame of it came for `sender_deadline_s`."""
+        """Open a landing. It fails by itself when its sender was not heard for `sender_deadline_s`.
+
+        A sender is heard from its `open` to its end: its connector renews what it has open. Once
+        begun, a sender whose connection falls silent fails the landing sooner.
+        """
 
     def revoke(self, lease_token: int) -> None:
         """Close a landing without an event; the sender is told. Unknown tokens are ignored."""
@@ -105,7 +118,8 @@ class KVConnector(Protocol):
     ) -> None:
         """Layer `layer` of `source_blocks` is written: send each to target block `ordinals[i]`.
 
-        Ordinals index the ticket's `target_block_ids`. Pushes for an ended transfer are ignored.
+        Ordinals index the ticket's `target_block_ids`. A piece pushed again (recomputed after a
+        preemption) is not sent again. Pushes for an ended transfer are ignored.
         """
 
     def commit(self, lease_token: int, commit: Commit) -> None:
@@ -115,7 +129,10 @@ class KVConnector(Protocol):
         """Give a transfer up and tell the receiver. Ignored for an ended transfer."""
 
     def close(self) -> None:
-        """End everything, emit what is owed, release sockets and threads. Idempotent."""
+        """End everything, emit what is owed, release sockets and threads. Idempotent.
+
+        Returns when all of it is done, except when called from `on_event`.
+        """
 
 
 OnEvent = Callable[[KVEvent], None]

@@ -188,17 +188,17 @@ class Scheduler:
         by_id = {s.sequence_id: s for s in self.running}
         for sequence_id in plan.preempted:
             self._preempt(by_id[sequence_id])
+        # Cached blocks are claimed for all before anything is allocated: an allocation evicts.
+        for admission in plan.admissions:
+            self.pool.acquire_cached(admission.cached_block_ids)
         step = PlannedStep([], [], [], len(plan.preempted))
         for chunk in plan.chunks:
             sequence = by_id[chunk.sequence_id]
             if chunk.num_new_blocks:
                 sequence.block_table += self.pool.allocate(chunk.num_new_blocks, BlockUse.RUNNING)
             self._schedule(step, sequence, chunk.num_tokens)
-        # Cached blocks are claimed for all before anything is allocated: an allocation evicts.
         admitted = self.waiting[: len(plan.admissions)]
         del self.waiting[: len(plan.admissions)]
-        for admission in plan.admissions:
-            self.pool.acquire_cached(admission.cached_block_ids)
         for sequence, admission in zip(admitted, plan.admissions, strict=True):
             assert sequence.sequence_id == admission.sequence_id
             self._seat(step, sequence, admission)

@@ -1,0 +1,199 @@
+"""Reading safetensors: every header is checked before any weight is read.
+
+A file is eight bytes of header length (little endian), a JSON header that gives each tensor's
+dtype, shape and byte range, then the data. Tensors are read one at a time into their final place's
+dtype, so loading never holds a second copy of the model; the files are not mapped, because mapped
+pages count as this process's memory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from common.errors import CheckpointError
+from engine.runner.model_spec import DecoderSpec, read_json_object
+
+_DTYPE_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
+_MAX_HEADER_BYTES = 100 << 20
+_SAMPLE_BYTES = 256
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """Where one tensor lies: `offset` is from the start of its file."""
+
+    path: Path
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    size_bytes: int
+
+
+class Checkpoint:
+    """The tensors of one folder, checked against what the decoder needs."""
+
+    def __init__(self, folder: Path, spec: DecoderSpec) -> None:
+        """Read all headers; `CheckpointError` names file and tensor of the first thing wrong."""
+        self._digest = hashlib.sha256()
+        self._tensors: dict[str, StoredTensor] = {}
+        for path, wanted in _shards(folder).items():
+            found = self._read_header(path)
+            for name in wanted or found:
+                if name not in found:
+                    raise CheckpointError(f"{path}: has no tensor {name}, which the index puts here")
+                self._tensors[name] = found[name]
+        for name, shape in expected_shapes(spec).items():
+            self._check(folder, name, shape)
+
+    def _check(self, folder: Path, name: str, shape: tuple[int, ...]) -> None:
+        tensor = self._tensors.get(name)
+        if tensor is None:
+            raise CheckpointError(f"{folder}: tensor {name} is missing: wanted shape {list(shape)}")
+        if tensor.shape != shape:
+            raise CheckpointError(
+                f"{tensor.path}: tensor {name} has shape {list(tensor.shape)}: "
+                f"config.json wants {list(shape)}"
+            )
+        if tensor.dtype not in _DTYPE_BYTES:
+            raise CheckpointError(
+                f"{tensor.path}: tensor {name} is {tensor.dtype}: wanted F32, F16 or BF16"
+            )
+        wanted_bytes = math.prod(shape) * _DTYPE_BYTES[tensor.dtype]
+        if tensor.size_bytes != wanted_bytes:
+            raise CheckpointError(
+                f"{tensor.path}: tensor {name} has {tensor.size_bytes} bytes: "
+                f"{tensor.dtype} {list(shape)} wants {wanted_bytes}"
+            )
+
+    def _read_header(self, path: Path) -> dict[str, StoredTensor]:
+        try:
+            with path.open("rb") as file:
+                size = file.seek(0, 2)
+                file.seek(0)
+                length = struct.unpack("<Q", file.read(8))[0] if size >= 8 else 0
+                if not 2 <= length <= min(size - 8, _MAX_HEADER_BYTES):
+                    raise CheckpointError(
+                        f"{path}: {size} bytes with a header of {length}: truncated, or not "
+                        "safetensors"
+                    )
+                header = file.read(length)
+                tensors = _parse_header(path, header, 8 + length, size)
+                self._digest.update(header)
+                self._digest.update(struct.pack("<Q", size))
+                for tensor in tensors.values():
+                    file.seek(tensor.offset + max(0, tensor.size_bytes // 2 - _SAMPLE_BYTES))
+                    self._digest.update(file.read(min(_SAMPLE_BYTES, tensor.size_bytes)))
+        except OSError as error:
+            raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
+        return tensors
+
+    def identity(self) -> str:
+        """Names these weights: a digest over headers, sizes and some bytes of every tensor."""
+        return self._digest.hexdigest()
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The stored shape of one tensor."""
+        return self._tensors[name].shape
+
+    def read(self, name: str) -> np.ndarray:
+        """One tensor as a new float32 array."""
+        tensor = self._tensors[name]
+        stored = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}[tensor.dtype]
+        count = math.prod(tensor.shape)
+        data = np.fromfile(tensor.path, stored, count, offset=tensor.offset)
+        if data.size != count:
+            raise CheckpointError(f"{tensor.path}: truncated within tensor {name}")
+        if tensor.dtype == "BF16":
+            wide = data.astype(np.uint32)
+            wide <<= 16
+            data = wide.view(np.float32)
+        return data.astype(np.float32, copy=False).reshape(tensor.shape)
+
+
+def _parse_header(
+    path: Path, header: bytes, data_start: int, file_bytes: int
+) -> dict[str, StoredTensor]:
+    try:
+        entries: dict[str, Any] = json.loads(header)
+        tensors = {
+            name: StoredTensor(
+                path,
+                str(entry["dtype"]),
+                tuple(int(n) for n in entry["shape"]),
+                data_start + int(entry["data_offsets"][0]),
+                int(entry["data_offsets"][1]) - int(entry["data_offsets"][0]),
+            )
+            for name, entry in entries.items()
+            if name != "__metadata__"
+        }
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+        raise CheckpointError(f"{path}: the safetensors header is broken: {error!r}") from error
+    for name, tensor in tensors.items():
+        end = tensor.offset + tensor.size_bytes
+        if tensor.size_bytes < 0 or tensor.offset < data_start or end > file_bytes:
+            raise CheckpointError(
+                f"{path}: truncated: tensor {name} ends at byte {end}, the file at {file_bytes}"
+            )
+    return tensors
+
+
+def _shards(folder: Path) -> dict[Path, list[str]]:
+    """Files to read, with the tensors the index expects in each (empty: whatever is there)."""
+    single, index_path = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if single.exists():
+        return {single: []}
+    if not index_path.exists():
+        raise CheckpointError(
+            f"{folder}: no weights: wanted model.safetensors or model.safetensors.index.json"
+        )
+    weight_map = read_json_object(index_path).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(v, str) for v in weight_map.values()):
+        raise CheckpointError(f"{index_path}: weight_map is not an object of file names")
+    shards: dict[Path, list[str]] = {}
+    for name, file_name in weight_map.items():
+        if Path(file_name).name != file_name:
+            raise CheckpointError(f"{index_path}: {name} is in {file_name!r}: wanted a file name")
+        shards.setdefault(folder / file_name, []).append(name)
+    for path in shards:
+        if not path.exists():
+            raise CheckpointError(f"{path}: shard is missing, {index_path.name} names it")
+    return shards
+
+
+def expected_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
+    """Every tensor the decoder reads, with its shape, by its Hugging Face name."""
+    hidden, inner = spec.hidden_size, spec.intermediate_size
+    query, kv = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+    linears = {
+        "self_attn.q_proj": (query, hidden, spec.has_qkv_bias),
+        "self_attn.k_proj": (kv, hidden, spec.has_qkv_bias),
+        "self_attn.v_proj": (kv, hidden, spec.has_qkv_bias),
+        "self_attn.o_proj": (hidden, query, spec.has_output_bias),
+        "mlp.gate_proj": (inner, hidden, spec.has_mlp_bias),
+        "mlp.up_proj": (inner, hidden, spec.has_mlp_bias),
+        "mlp.down_proj": (hidden, inner, spec.has_mlp_bias),
+    }
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (spec.vocab_size, hidden)}
+    for layer in range(spec.num_layers):
+        prefix = f"model.layers.{layer}."
+        shapes[f"{prefix}input_layernorm.weight"] = (hidden,)
+        shapes[f"{prefix}post_attention_layernorm.weight"] = (hidden,)
+        for name, (num_outputs, num_inputs, has_bias) in linears.items():
+            shapes[f"{prefix}{name}.weight"] = (num_outputs, num_inputs)
+            if has_bias:
+                shapes[f"{prefix}{name}.bias"] = (num_outputs,)
+        if spec.has_head_norms:
+            shapes[f"{prefix}self_attn.q_norm.weight"] = (spec.head_dim,)
+            shapes[f"{prefix}self_attn.k_norm.weight"] = (spec.head_dim,)
+    shapes["model.norm.weight"] = (hidden,)
+    if not spec.has_tied_embeddings:
+        shapes["lm_head.weight"] = (spec.vocab_size, hidden)
+    return shapes

@@ -1,0 +1,46 @@
+"""Paddle, imported once and in the right environment: `from engine.runner.framework import paddle`.
+
+The CPU wheel's math library takes a slow path on processors other than Intel's unless an
+environment variable, read when it loads, says otherwise; hence this module and no other imports
+Paddle first.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from pathlib import Path
+
+import numba
+
+from common.errors import ConfigError
+
+
+def _is_amd() -> bool:
+    try:
+        return "AuthenticAMD" in Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return False
+
+
+if _is_amd():
+    os.environ.setdefault("MKL_DEBUG_CPU_TYPE", "5")
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # it advises tools for compiling extensions
+    import paddle
+
+
+def has_gpu() -> bool:
+    """Whether this Paddle can compute on a GPU of this machine."""
+    return bool(paddle.device.is_compiled_with_cuda() and paddle.device.cuda.device_count() > 0)
+
+
+def set_num_threads(num_threads: int) -> None:
+    """Use `num_threads` CPU threads (0: all cores) in Paddle's operators and in the kernels."""
+    available = numba.config.NUMBA_NUM_THREADS
+    if num_threads > available:
+        raise ConfigError(f"num_threads is {num_threads}: wanted 0 to {available}, this machine's")
+    chosen = num_threads or available
+    paddle.base.core.set_num_threads(chosen)
+    numba.set_num_threads(chosen)

@@ -1,0 +1,30 @@
+"""CPU kernels in numba, each row of whose output is computed the same way whatever the batch.
+
+Everything heavy rests on one primitive, `vector_ir.tile_product`: a few rows times sixteen columns,
+every element one chain of fused multiply-adds in the order of the inner index. How many rows share
+a tile, which thread computes it and how wide the machine's vectors are changes nothing in a chain,
+so results are equal to the last bit however prompts are chunked and requests are batched.
+
+Compiled code is cached under a folder named after these sources: numba itself only looks at the
+file of the function it caches, not at the files that function calls into.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+import numba
+
+
+def _cache_folder() -> str:
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(path.read_bytes())
+    cache_home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    base = os.environ.get("NUMBA_CACHE_DIR") or f"{cache_home}/pdserve/numba"
+    return str(Path(base).expanduser() / digest.hexdigest()[:16])
+
+
+numba.config.CACHE_DIR = _cache_folder()  # read when the kernels below are decorated

@@ -1,0 +1,153 @@
+"""Matrix products on packed weights, with what follows them in a decoder layer folded in.
+
+A weight `[num_outputs, num_inputs]` is packed once into panels `[num_panels, num_inputs, 16]`: the
+sixteen outputs of a panel lie side by side, so a tile reads it front to back, at any number of
+rows. Threads share out panels. Weights stream from memory once per `_BLOCK_ROWS` rows, a block
+whose inputs stay in a core's own cache.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit, prange
+
+from engine.runner.kernels.elementwise import silu_f32
+from engine.runner.kernels.vector_ir import LANES, MAX_TILE_ROWS, sum_squares, tile_product
+
+_BLOCK_ROWS = 96
+_FLOAT_BYTES = 4
+_SERIAL_ROWS = 16
+"""Up to this many rows, waking other threads costs more than normalising here."""
+
+
+@njit(nogil=True, cache=True, parallel=True)
+def pack_rows(weight: np.ndarray, panels: np.ndarray, first_panel: int, panel_step: int) -> None:
+    """Copy `weight` `[num_outputs, num_inputs]` into every `panel_step`-th panel from `first_panel`.
+
+    Outputs missing in a last, partial panel are left as they are.
+    """
+    num_outputs, num_inputs = weight.shape
+    for panel in prange(-(-num_outputs // LANES)):
+        target = panels[first_panel + panel * panel_step]
+        lanes = min(LANES, num_outputs - panel * LANES)
+        for k in range(num_inputs):
+            for lane in range(lanes):
+                target[k, lane] = weight[panel * LANES + lane, k]
+
+
+@njit(nogil=True, cache=True)
+def gather_columns(panels: np.ndarray, ids: np.ndarray, out: np.ndarray) -> None:
+    """`out[i] = weight[ids[i]]` for a packed weight: embedding lookup in a tied output projection."""
+    for i in range(ids.shape[0]):
+        panel, lane = ids[i] // LANES, ids[i] % LANES
+        for k in range(out.shape[1]):
+            out[i, k] = panels[panel, k, lane]
+
+
+@njit(nogil=True, cache=True)
+def _linear_part(x, panels, bias, residual, out, first, last) -> None:  # type: ignore[no-untyped-def]
+    num_rows, depth = x.shape
+    width = out.shape[1]
+    tile = np.empty((MAX_TILE_ROWS, LANES), np.float32)
+    x_at, panels_at, tile_at = x.ctypes.data, panels.ctypes.data, tile.ctypes.data
+    for block in range(0, num_rows, _BLOCK_ROWS):
+        block_end = min(num_rows, block + _BLOCK_ROWS)
+        for panel in range(first, last):
+            panel_at = panels_at + panel * depth * LANES * _FLOAT_BYTES
+            column = panel * LANES
+            for row in range(block, block_end, MAX_TILE_ROWS):
+                rows = min(MAX_TILE_ROWS, block_end - row)
+                row_at = x_at + row * depth * _FLOAT_BYTES
+                tile_product(rows, row_at, depth, panel_at, LANES, depth, tile_at, LANES, 0)
+                for r in range(rows):
+                    if bias.size:
+                        for lane in range(LANES):
+                            tile[r, lane] += bias[column + lane]
+                    if residual.size:
+                        for lane in range(LANES):
+                            tile[r, lane] += residual[row + r, column + lane]
+                    for lane in range(min(LANES, width - column)):
+                        out[row + r, column + lane] = tile[r, lane]
+
+
+@njit(nogil=True, cache=True, parallel=True)
+def linear(
+    x: np.ndarray, panels: np.ndarray, bias: np.ndarray, residual: np.ndarray, out: np.ndarray,
+    num_threads: int,
+) -> None:  # fmt: skip
+    """`out = x · weightᵀ (+ bias) (+ residual)`: `x` `[rows, inputs]`, `out` `[rows, outputs]`.
+
+    An empty `bias` or `residual` is none. `residual` may be `out`.
+    """
+    num_panels = panels.shape[0]
+    for thread in prange(num_threads):
+        first = num_panels * thread // num_threads
+        last = num_panels * (thread + 1) // num_threads
+        _linear_part(x, panels, bias, residual, out, first, last)
+
+
+@njit(nogil=True, cache=True)
+def _gated_part(x, panels, bias, out, first, last) -> None:  # type: ignore[no-untyped-def]
+    num_rows, depth = x.shape
+    tiles = np.empty((2, MAX_TILE_ROWS, LANES), np.float32)
+    x_at, panels_at, gate_at = x.ctypes.data, panels.ctypes.data, tiles.ctypes.data
+    up_at = gate_at + MAX_TILE_ROWS * LANES * _FLOAT_BYTES
+    panel_bytes = depth * LANES * _FLOAT_BYTES
+    for block in range(0, num_rows, _BLOCK_ROWS):
+        block_end = min(num_rows, block + _BLOCK_ROWS)
+        for pair in range(first, last):
+            panel_at = panels_at + 2 * pair * panel_bytes
+            column = pair * LANES
+            for row in range(block, block_end, MAX_TILE_ROWS):
+                rows = min(MAX_TILE_ROWS, block_end - row)
+                row_at = x_at + row * depth * _FLOAT_BYTES
+                tile_product(rows, row_at, depth, panel_at, LANES, depth, gate_at, LANES, 0)
+                tile_product(
+                    rows, row_at, depth, panel_at + panel_bytes, LANES, depth, up_at, LANES, 0
+                )
+                for r in range(rows):
+                    if bias.size:
+                        for lane in range(LANES):
+                            tiles[0, r, lane] += bias[2 * column + lane]
+                            tiles[1, r, lane] += bias[2 * column + LANES + lane]
+                    for lane in range(LANES):
+                        gated = silu_f32(tiles[0, r, lane]) * tiles[1, r, lane]
+                        out[row + r, column + lane] = gated
+
+
+@njit(nogil=True, cache=True, parallel=True)
+def gated_linear(
+    x: np.ndarray, panels: np.ndarray, bias: np.ndarray, out: np.ndarray, num_threads: int
+) -> None:
+    """`out = silu(x · gateᵀ) * (x · upᵀ)`; gate and up lie in alternate panels, biases likewise."""
+    num_pairs = panels.shape[0] // 2
+    for thread in prange(num_threads):
+        first = num_pairs * thread // num_threads
+        last = num_pairs * (thread + 1) // num_threads
+        _gated_part(x, panels, bias, out, first, last)
+
+
+@njit(nogil=True, cache=True)
+def rms_norm_row(x: np.ndarray, weight: np.ndarray, epsilon: np.float32, out: np.ndarray) -> None:
+    """`out = x / sqrt(mean(x²) + epsilon) * weight` for one contiguous row (16 · n floats)."""
+    size = x.shape[0]
+    mean = sum_squares(x.ctypes.data, size) / np.float32(size)
+    scale = np.float32(1.0) / np.sqrt(mean + epsilon)
+    for i in range(size):
+        out[i] = x[i] * scale * weight[i]
+
+
+@njit(nogil=True, cache=True, parallel=True)
+def _rms_norm_parallel(x, weight, epsilon, out) -> None:  # type: ignore[no-untyped-def]
+    for row in prange(x.shape[0]):
+        rms_norm_row(x[row], weight, epsilon, out[row])
+
+
+@njit(nogil=True, cache=True)
+def rms_norm(x: np.ndarray, weight: np.ndarray, epsilon: np.float32, out: np.ndarray) -> None:
+    """`rms_norm_row` for each row of `x` `[rows, size]`."""
+    if x.shape[0] > _SERIAL_ROWS:
+        _rms_norm_parallel(x, weight, epsilon, out)
+    else:
+        for row in range(x.shape[0]):
+            rms_norm_row(x[row], weight, epsilon, out[row])

@@ -1,0 +1,202 @@
+"""One row of logits: which tokens the filters keep, which of them is drawn, which are likeliest.
+
+All kernels see a row as *depths*: depth[v] = (largest logit - logit[v]) / temperature, so 0 is the
+likeliest token and a token's weight is exp(-depth). Tokens are ranked by (depth, id): equal logits
+go to the lowest id. Each filter keeps a prefix of that ranking, so what all of them keep together
+is described by one pair, the depth and the id of the last token kept.
+
+A row is always scanned by one thread in one order, so its result is a function of the row alone.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numba
+import numpy as np
+from numba import uint32
+
+from engine.runner.philox import philox_blocks
+
+# The filters sort tokens into buckets of 1/64 nat and then look into a single bucket. What lies
+# deeper than 64 nats (a weight below 1e-27) shares the last one.
+_BUCKETS_PER_NAT = 64.0
+_NUM_BUCKETS = 4096
+
+# Tokens whose noise is computed together, or not at all.
+_STRIPE = 256
+
+# No noise is above this: the largest word gives -log(-log(1 - 2**-33)) = 22.87.
+_MAX_NOISE = 23.0
+_WORD = 2.0**-32
+# _RACE_BOUND[n + 1] >= exp(-t) for every t >= n >= 0, rounding of the draw's own logarithms
+# included; the first entry, for t < 0, lets every word through, the last one none.
+_RACE_BOUND = np.exp(-np.arange(-1.0, _MAX_NOISE + 1.0)) * (1.0 + 1e-9)
+
+
+@numba.njit("int64(float32)", nogil=True, cache=True)
+def _bucket(depth: float) -> int:
+    scaled = depth * _BUCKETS_PER_NAT
+    return int(scaled) if scaled < _NUM_BUCKETS - 1 else _NUM_BUCKETS - 1
+
+
+@numba.njit("boolean(float32, int64, float64, int64)", nogil=True, cache=True)
+def _is_kept(depth: float, token_id: int, last_depth: float, last_id: int) -> bool:
+    return depth < last_depth or (depth == last_depth and token_id <= last_id)
+
+
+@numba.njit("int64[::1](float32[::1], int64, float64, int64)", nogil=True, cache=True)
+def _ranked_bucket(depths: np.ndarray, bucket: int, last_depth: float, last_id: int) -> np.ndarray:
+    """The kept tokens of one bucket, by rank."""
+    # Scaling by a power of two is exact, so these bounds say what _bucket says, and say it faster.
+    start = np.float32(bucket / _BUCKETS_PER_NAT)
+    end = np.float32((bucket + 1) / _BUCKETS_PER_NAT if bucket < _NUM_BUCKETS - 1 else np.inf)
+    most = 0
+    for depth in depths:
+        most += (depth >= start) & (depth <= end)
+    members = np.empty(most, np.int64)
+    num = 0
+    for token_id in range(len(depths)):
+        depth = depths[token_id]
+        if start <= depth <= end and (
+            _bucket(depth) == bucket and _is_kept(depth, token_id, last_depth, last_id)
+        ):
+            members[num] = token_id
+            num += 1
+    members = members[:num]
+    # Members come by id and the sort is stable, so equal depths stay in the order of their ids.
+    return members[np.argsort(depths[members], kind="mergesort")]
+
+
+@numba.njit("Tuple((float64, int64))(float32[::1], int64)", nogil=True, cache=True)
+def _top_k(depths: np.ndarray, top_k: int) -> tuple[float, int]:
+    """Rank `top_k`, counted from 1; `top_k` is at most the number of tokens."""
+    counts = np.zeros(_NUM_BUCKETS, np.int64)
+    for token_id in range(len(depths)):
+        counts[_bucket(depths[token_id])] += 1
+    bucket, num_above = 0, 0
+    while num_above + counts[bucket] < top_k:
+        num_above += counts[bucket]
+        bucket += 1
+    members = _ranked_bucket(depths, bucket, np.inf, len(depths))
+    last = members[top_k - num_above - 1]
+    return depths[last], last
+
+
+@numba.njit(
+    "Tuple((float64, int64))(float32[::1], float32[::1], float64, float64, int64)",
+    nogil=True,
+    cache=True,
+)
+def _top_p(
+    depths: np.ndarray, weights: np.ndarray, top_p: float, last_depth: float, last_id: int
+) -> tuple[float, int]:
+    """The end of the smallest prefix with at least `top_p` of the weight of the kept tokens."""
+    masses = np.zeros(_NUM_BUCKETS, np.float64)
+    for token_id in range(len(depths)):
+        if _is_kept(depths[token_id], token_id, last_depth, last_id):
+            masses[_bucket(depths[token_id])] += weights[token_id]
+    total = 0.0
+    for mass in masses:
+        total += mass
+    wanted = top_p * total
+    # In the order of `total`, so the walk ends, and in a bucket that holds something.
+    bucket, reached = 0, 0.0
+    while reached + masses[bucket] < wanted:
+        reached += masses[bucket]
+        bucket += 1
+    members = _ranked_bucket(depths, bucket, last_depth, last_id)
+    last = members[-1]  # also where rounding makes the members a hair less than their bucket
+    for token_id in members:
+        reached += weights[token_id]
+        if reached >= wanted:
+            last = token_id
+            break
+    return depths[last], last
+
+
+@numba.njit(
+    "Tuple((float64, int64))(float32[::1], float32[::1], int64, float64, float64)",
+    nogil=True,
+    cache=True,
+)
+def kept_prefix(
+    depths: np.ndarray, weights: np.ndarray, top_k: int, top_p: float, min_p: float
+) -> tuple[float, int]:
+    """(depth, id) of the last place that top-k, then top-p, then min-p keep: at least one token.
+
+    `weights` is exp(-depths); it is read only where `top_p` is below 1. `top_k` 0, `top_p` 1 and
+    `min_p` 0 each keep everything.
+    """
+    last_depth, last_id = np.inf, len(depths)
+    if 0 < top_k < len(depths):
+        last_depth, last_id = _top_k(depths, top_k)
+    if top_p < 1.0:
+        last_depth, last_id = _top_p(depths, weights, top_p, last_depth, last_id)
+    if min_p > 0.0:
+        # weight >= min_p * largest weight, and the largest weight is 1
+        deepest = -math.log(min_p)
+        if last_depth > deepest:
+            last_depth, last_id = deepest, len(depths)
+    return last_depth, last_id
+
+
+@numba.njit("float64(uint32)", nogil=True, cache=True)
+def gumbel_noise(word: int) -> float:
+    """Standard Gumbel noise of one random word: -log(-log(u)), u = (word + 1/2) / 2**32."""
+    return -math.log(-math.log((word + 0.5) * _WORD))
+
+
+@numba.njit("int64(float32[::1], float64, int64, uint64, uint32)", nogil=True, cache=True)
+def draw(depths: np.ndarray, last_depth: float, last_id: int, seed: int, output_index: int) -> int:
+    """The kept token with the largest `noise - depth`, the lowest id among equals (Gumbel-max).
+
+    So token v is drawn with probability exp(-depth[v]) over the sum of the kept. The noise of
+    vocabulary entry v at output index i of a request with seed s is that of word `v % 4` of the
+    Philox block with key s and counter (v // 4, i, 0, 0). This is a promise to seeded clients:
+    changing it changes their answers.
+
+    Most tokens cannot win and are passed over without a logarithm, which changes nothing: noise
+    must exceed t = best + depth, that is -log(u) < exp(-t), and -log(u) is at least 1 - u.
+    """
+    best, best_id = -np.inf, len(depths)
+    words = np.empty((4, _STRIPE // 4), np.uint32)
+    for start in range(0, len(depths), _STRIPE):
+        stripe = depths[start : start + _STRIPE]
+        shallowest = stripe[0]
+        for depth in stripe:
+            shallowest = min(shallowest, depth)
+        if shallowest > last_depth or best + shallowest >= _MAX_NOISE:
+            continue
+        philox_blocks(words, uint32(start // 4), output_index, seed)
+        for at in range(len(stripe)):
+            depth, token_id = stripe[at], start + at
+            word = words[at & 3, at >> 2]
+            needed = min(max(best + depth, -1.0), _MAX_NOISE)
+            if 1.0 - (word + 0.5) * _WORD > _RACE_BOUND[int(needed + 1.0)]:
+                continue
+            if not _is_kept(depth, token_id, last_depth, last_id):
+                continue
+            score = gumbel_noise(word) - depth
+            if score > best:
+                best, best_id = score, token_id
+    return best_id
+
+
+@numba.njit("int64[::1](float32[::1], int64)", nogil=True, cache=True)
+def likeliest(logits: np.ndarray, count: int) -> np.ndarray:
+    """The ids of the `count` largest logits, best first, the lowest id first among equals."""
+    best = np.empty(count, np.int64)
+    if count == 0:
+        return best
+    num = 0
+    for token_id in range(len(logits)):
+        if num == count and logits[token_id] <= logits[best[count - 1]]:
+            continue
+        at = num if num < count else count - 1
+        while at > 0 and logits[best[at - 1]] < logits[token_id]:
+            best[at] = best[at - 1]
+            at -= 1
+        best[at] = token_id
+        num = min(num + 1, count)
+    return best

@@ -1,0 +1,147 @@
+"""From logits to tokens: penalties, filters, the draw and log probabilities.
+
+In order, and after whose rule:
+
+1. Log probabilities: log-softmax of the model's own logits, before anything below.
+2. Repetition penalty r over prompt and output tokens, once per distinct token: logit / r where it
+   is positive, logit * r elsewhere (CTRL, Keskar et al. 2019; transformers, vLLM).
+3. Frequency and presence penalty over output tokens: logit - frequency * count - presence * (count
+   > 0) (the OpenAI API's definition).
+4. Temperature. 0, and anything below `GREEDY_BELOW`, is greedy: the largest logit.
+5. top-k: the k likeliest, exactly; top-p (Holtzman et al. 2019): of those the smallest set that
+   holds at least p of their probability, at least one; min-p (Nguyen et al. 2024): of those the
+   ones at least min_p as likely as the likeliest.
+6. The draw, by Gumbel-max with counter-based noise of (seed, output index, token) alone.
+
+Ties go to the lowest token id everywhere.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from common.errors import InternalError
+from common.request import TokenLogprobs
+from engine.core.plan import SampledToken, SampleInput
+from engine.runner.sample_kernels import draw, kept_prefix, likeliest
+
+# Below this the division would leave float32's range, and nothing but the largest logit would be
+# drawn anyway unless another one is within 1e-4 of it.
+GREEDY_BELOW = 1e-5
+
+
+class BadLogits(InternalError):
+    """Some rows of logits hold NaN or infinities, so nothing true can be drawn from them.
+
+    `row_indices` names those rows. `sampled` has one entry per row, in order: the drawn token, and
+    None for a bad row, so that its neighbours need not be computed again.
+    """
+
+    def __init__(
+        self, row_indices: tuple[int, ...], sampled: tuple[SampledToken | None, ...]
+    ) -> None:
+        super().__init__(
+            f"the logits of row {', '.join(map(str, row_indices))} of {len(sampled)} hold NaN or "
+            "infinite values: wanted finite numbers"
+        )
+        self.row_indices = row_indices
+        self.sampled = sampled
+
+
+class Sampler:
+    """Draws tokens. It remembers nothing: a row's result is a function of that row and its input.
+
+    Not affected by the other rows of a call in any bit. Safe to call from any thread.
+    """
+
+    def __init__(self, vocab_size: int) -> None:
+        self.vocab_size = vocab_size
+
+    def sample(self, logits: np.ndarray, inputs: Sequence[SampleInput]) -> list[SampledToken]:
+        """One token per row.
+
+        `logits` is [len(inputs), vocab_size], float32, C-contiguous and writable; its contents are
+        destroyed. Raises BadLogits, an InternalError, when rows hold NaN or infinities: it names
+        them and carries what the good rows drew. Raises InternalError when shape, type or token
+        ids do not fit.
+        """
+        self._check(logits, inputs)
+        sampled = [_sample_row(row, one) for row, one in zip(logits, inputs, strict=True)]
+        bad = tuple(index for index, token in enumerate(sampled) if token is None)
+        if bad:
+            raise BadLogits(bad, tuple(sampled))
+        return [token for token in sampled if token is not None]
+
+    def _check(self, logits: np.ndarray, inputs: Sequence[SampleInput]) -> None:
+        wanted = (len(inputs), self.vocab_size)
+        if logits.shape != wanted or logits.dtype != np.float32 or not logits.flags.carray:
+            raise InternalError(
+                f"logits are {logits.dtype} {logits.shape}: wanted writable, C-contiguous float32 "
+                f"{wanted}"
+            )
+
+
+def _sample_row(row: np.ndarray, one: SampleInput) -> SampledToken | None:
+    """The token of one row, or None if the row holds NaN or infinities. Overwrites `row`."""
+    params = one.params
+    raw = row if params.logprobs is None else row.copy()
+    if params.has_penalties:
+        _penalise(row, one)
+    if not np.isfinite(row).all():
+        return None
+    token_id = int(row.argmax())
+    if params.temperature >= GREEDY_BELOW:
+        token_id = _drawn(row, row[token_id], one)
+    if params.logprobs is None:
+        return SampledToken(token_id)
+    return SampledToken(token_id, _logprobs(raw, token_id, params.logprobs))
+
+
+def _penalise(row: np.ndarray, one: SampleInput) -> None:
+    params = one.params
+    prompt_ids = _token_ids(one.prompt_token_ids, len(row))
+    output_ids = _token_ids(one.output_token_ids, len(row))
+    if params.repetition_penalty != 1.0:
+        is_seen = np.zeros(len(row), np.bool_)
+        is_seen[prompt_ids] = True
+        is_seen[output_ids] = True
+        penalty = np.float32(params.repetition_penalty)
+        row[is_seen] = np.where(row[is_seen] > 0, row[is_seen] / penalty, row[is_seen] * penalty)
+    if params.frequency_penalty != 0.0 or params.presence_penalty != 0.0:
+        distinct_ids, counts = np.unique(output_ids, return_counts=True)
+        penalties = params.frequency_penalty * counts + params.presence_penalty
+        row[distinct_ids] -= penalties.astype(np.float32)
+
+
+def _token_ids(token_ids: Sequence[int], vocab_size: int) -> np.ndarray:
+    ids = np.asarray(token_ids, dtype=np.int64)
+    if len(ids) and (ids.min() < 0 or ids.max() >= vocab_size):
+        raise InternalError(
+            f"token ids {ids.min()} to {ids.max()}: wanted 0 to {vocab_size - 1}, the vocabulary"
+        )
+    return ids
+
+
+def _drawn(row: np.ndarray, largest: np.float32, one: SampleInput) -> int:
+    """The drawn token. Turns `row` into depths (see sample_kernels)."""
+    params = one.params
+    with np.errstate(over="ignore"):  # infinitely deep is deep enough
+        np.subtract(largest, row, out=row)
+        np.divide(row, np.float32(params.temperature), out=row)
+    weights = np.exp(-row) if params.top_p < 1.0 else row
+    last_depth, last_id = kept_prefix(row, weights, params.top_k, params.top_p, params.min_p)
+    return int(draw(row, last_depth, last_id, np.uint64(params.seed), np.uint32(one.output_index)))
+
+
+def _logprobs(raw: np.ndarray, token_id: int, num_top: int) -> TokenLogprobs:
+    """Log-softmax of the model's own logits at the drawn token and at the likeliest ones."""
+    largest = raw.max()
+    log_sum = float(largest) + math.log(np.exp(raw - largest).sum(dtype=np.float64))
+    top = likeliest(raw, min(num_top, len(raw)))
+    return TokenLogprobs(
+        float(raw[token_id]) - log_sum,
+        tuple((int(one), float(raw[one]) - log_sum) for one in top),
+    )

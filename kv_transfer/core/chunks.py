@@ -1,0 +1,70 @@
+"""Pieces gathered into chunks (one DATA frame each), and the book of which pieces are done.
+
+A *piece* here is one block in one layer, keys and values together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Some blocks of one layer, ordered so that neighbours in the source pool stand together."""
+
+    layer: int
+    ordinals: tuple[int, ...]
+    source_blocks: tuple[int, ...]
+
+    @property
+    def runs(self) -> tuple[tuple[int, int], ...]:
+        """(first source block, count) of each range of adjacent source blocks."""
+        return runs_of(self.source_blocks)
+
+
+def runs_of(blocks: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """(first block, count) of each maximal ascending range of neighbours in `blocks`, in order."""
+    runs: list[tuple[int, int]] = []
+    for block in blocks:
+        if runs and block == runs[-1][0] + runs[-1][1]:
+            runs[-1] = (runs[-1][0], runs[-1][1] + 1)
+        else:
+            runs.append((block, 1))
+    return tuple(runs)
+
+
+def split_chunks(
+    layer: int, ordinals: Sequence[int], source_blocks: Sequence[int], *, max_blocks: int
+) -> list[Chunk]:
+    """Chunks of at most `max_blocks` that cover every (ordinal, source block) pair once."""
+    pairs = sorted(zip(source_blocks, ordinals, strict=True))
+    return [
+        Chunk(
+            layer,
+            tuple(ordinal for _, ordinal in pairs[start : start + max_blocks]),
+            tuple(block for block, _ in pairs[start : start + max_blocks]),
+        )
+        for start in range(0, len(pairs), max_blocks)
+    ]
+
+
+class PieceSet:
+    """Which of `num_layers * num_blocks` pieces are done; adding one again changes nothing."""
+
+    def __init__(self, num_layers: int, num_blocks: int) -> None:
+        self._num_blocks = num_blocks
+        self._is_done = bytearray(num_layers * num_blocks)
+        self.count = 0
+
+    def has(self, layer: int, ordinal: int) -> bool:
+        return bool(self._is_done[layer * self._num_blocks + ordinal])
+
+    def add(self, layer: int, ordinal: int) -> None:
+        index = layer * self._num_blocks + ordinal
+        self.count += 1 - self._is_done[index]
+        self._is_done[index] = 1
+
+    @property
+    def is_full(self) -> bool:
+        return self.count == len(self._is_done)

@@ -1,0 +1,336 @@
+"""What travels on the KV plane: a msgpack header, and behind DATA headers the bytes themselves.
+
+    sender (prefill)                    receiver (decode)
+    HELLO   who, to whom, layout   ──►
+                                   ◄──  WELCOME | REFUSED(code, message)
+    BEGIN   lease, generation      ──►
+    DATA    pieces of one layer    ──►          keys, values of each run follow as message parts
+                                   ◄──  ACK     how many DATA frames were consumed: credit
+    COMMIT  count, first token     ──►
+                                   ◄──  COMMITTED | FAILED(code, message)
+    ABORT                          ──►
+                                   ◄──  ABORTED
+    PING    leases still held      ──►
+                                   ◄──  PONG
+
+Every header is a map with the protocol version `v`, the kind `k` and the fields of one dataclass
+below. Each field has a type and a bound; unknown fields are ignored, so that a later release may
+add some, and unknown versions and kinds are refused. Decoding what breaks a rule raises
+`PeerProtocolError` that names the field, and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+import msgpack  # type: ignore[import-untyped]
+
+from common.errors import PeerProtocolError
+from common.ids import Incarnation
+from common.kv_layout import KVLayout
+from kv_transfer.core.limits import (
+    MAX_BLOCKS_PER_FRAME,
+    MAX_DRAFT_TOKENS,
+    MAX_HEADER_BYTES,
+    MAX_NODE_ID_CHARS,
+    MAX_TEXT_CHARS,
+    MAX_TRANSFERS_PER_LINK,
+    PROTOCOL_VERSION,
+)
+
+NO_SESSION = "no_session"
+"""The code of a REFUSED that means: say HELLO again."""
+
+
+class UnknownVersion(PeerProtocolError):
+    """The header is of another protocol version; its sender deserves an answer that says so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """The first frame of every connection."""
+
+    sender: Incarnation
+    receiver: Incarnation
+    layout: KVLayout
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """HELLO is accepted by this incarnation."""
+
+    receiver: Incarnation
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The receiver will not talk on this connection."""
+
+    code: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """Bind the sender to a landing; repeated after every reconnect."""
+
+    lease_token: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """Some blocks of one layer.
+
+    `seq` counts DATA frames of a connection from 0. `ordinals` index the ticket's target blocks.
+    Blocks are grouped in `runs` (their lengths): each run is two message parts, its keys and its
+    values. `key_sums` and `value_sums` are XXH3-64 per block.
+    """
+
+    seq: int
+    lease_token: int
+    generation: int
+    layer: int
+    ordinals: tuple[int, ...]
+    runs: tuple[int, ...]
+    key_sums: tuple[int, ...]
+    value_sums: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    """`consumed` DATA frames of this connection were taken; their bytes are credit again."""
+
+    consumed: int
+
+
+@dataclass(frozen=True, slots=True)
+class CommitFrame:
+    """Everything was sent: `num_pieces` blocks-in-a-layer, counted once each."""
+
+    lease_token: int
+    generation: int
+    num_pieces: int
+    num_tokens: int
+    first_token_id: int
+    draft_token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """The landing is whole and verified."""
+
+    lease_token: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The landing is closed, or never was."""
+
+    lease_token: int
+    generation: int
+    code: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """The sender gives up."""
+
+    lease_token: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Aborted:
+    """Nothing of that generation will be written any more."""
+
+    lease_token: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ping:
+    """Renews the landings of the leases that the sender still has open."""
+
+    lease_tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Pong:
+    """The answer to a PING."""
+
+
+Frame = (
+    Hello
+    | Welcome
+    | Refused
+    | Begin
+    | Data
+    | Ack
+    | CommitFrame
+    | Committed
+    | Failed
+    | Abort
+    | Aborted
+    | Ping
+    | Pong
+)
+
+_Check = Callable[[str, object], Any]
+
+
+def _uint(bits: int) -> _Check:
+    def check(name: str, value: object) -> int:
+        if type(value) is not int or not 0 <= value < 1 << bits:
+            raise PeerProtocolError(f"{name} is {value!r:.80}: wanted an integer of {bits} bits")
+        return value
+
+    return check
+
+
+def _text(max_chars: int) -> _Check:
+    def check(name: str, value: object) -> str:
+        if type(value) is not str or len(value) > max_chars:
+            raise PeerProtocolError(f"{name} is not a text of at most {max_chars} characters")
+        return value
+
+    return check
+
+
+def _uints(bits: int, max_items: int) -> _Check:
+    def check(name: str, value: object) -> tuple[int, ...]:
+        limit = 1 << bits
+        if (
+            type(value) is not list
+            or len(value) > max_items
+            or not all(type(item) is int and 0 <= item < limit for item in value)
+        ):
+            raise PeerProtocolError(
+                f"{name} is not a list of at most {max_items} integers of {bits} bits"
+            )
+        return tuple(value)
+
+    return check
+
+
+def _incarnation(name: str, value: object) -> Incarnation:
+    if type(value) is not dict:
+        raise PeerProtocolError(f"{name} is not an incarnation")
+    node_id = _text(MAX_NODE_ID_CHARS)(f"{name}.node_id", value.get("node_id"))
+    return Incarnation(node_id, _uint(63)(f"{name}.epoch", value.get("epoch")))
+
+
+def _layout(name: str, value: object) -> KVLayout:
+    if type(value) is not dict:
+        raise PeerProtocolError(f"{name} is not a KV layout")
+    checked = {
+        field.name: (_text(MAX_NODE_ID_CHARS) if field.type == "str" else _uint(31))(
+            f"{name}.{field.name}", value.get(field.name)
+        )
+        for field in fields(KVLayout)
+    }
+    try:
+        return KVLayout(**checked)
+    except ValueError as error:
+        raise PeerProtocolError(f"{name}: {error}") from None
+
+
+_U64 = _uint(64)
+_U32 = _uint(32)
+_LEASE: dict[str, _Check] = {"lease_token": _U64, "generation": _U64}
+_REASON: dict[str, _Check] = {"code": _text(64), "message": _text(MAX_TEXT_CHARS)}
+
+_SCHEMAS: dict[int, tuple[type[Frame], dict[str, _Check]]] = {
+    1: (Hello, {"sender": _incarnation, "receiver": _incarnation, "layout": _layout}),
+    2: (Welcome, {"receiver": _incarnation}),
+    3: (Refused, _REASON),
+    4: (Begin, _LEASE),
+    5: (
+        Data,
+        {
+            "seq": _U64,
+            **_LEASE,
+            "layer": _uint(16),
+            "ordinals": _uints(32, MAX_BLOCKS_PER_FRAME),
+            "runs": _uints(16, MAX_BLOCKS_PER_FRAME),
+            "key_sums": _uints(64, MAX_BLOCKS_PER_FRAME),
+            "value_sums": _uints(64, MAX_BLOCKS_PER_FRAME),
+        },
+    ),
+    6: (Ack, {"consumed": _U64}),
+    7: (
+        CommitFrame,
+        {
+            **_LEASE,
+            "num_pieces": _U64,
+            "num_tokens": _U32,
+            "first_token_id": _U32,
+            "draft_token_ids": _uints(32, MAX_DRAFT_TOKENS),
+        },
+    ),
+    8: (Committed, _LEASE),
+    9: (Failed, {**_LEASE, **_REASON}),
+    10: (Abort, _LEASE),
+    11: (Aborted, _LEASE),
+    12: (Ping, {"lease_tokens": _uints(64, MAX_TRANSFERS_PER_LINK)}),
+    13: (Pong, {}),
+}
+_KIND_OF: dict[type[Frame], int] = {cls: kind for kind, (cls, _) in _SCHEMAS.items()}
+
+
+def encode(frame: Frame) -> bytes:
+    """The header of `frame`. Texts longer than a peer would take are cut."""
+    kind = _KIND_OF[type(frame)]
+    body = {name: _to_wire(getattr(frame, name)) for name in _SCHEMAS[kind][1]}
+    packed: bytes = msgpack.packb({"v": PROTOCOL_VERSION, "k": kind, **body})
+    return packed
+
+
+def _to_wire(value: object) -> object:
+    if isinstance(value, str):
+        return value[:MAX_TEXT_CHARS]
+    return asdict(value) if isinstance(value, Incarnation | KVLayout) else value
+
+
+def decode(header: bytes | memoryview) -> Frame:
+    """The frame of a header. Raises `PeerProtocolError`, whatever the bytes are."""
+    body = _unpack(header)
+    version, kind = body.get("v"), body.get("k")
+    if type(version) is not int or version != PROTOCOL_VERSION:
+        raise UnknownVersion(f"KV protocol version is {version!r:.20}: wanted {PROTOCOL_VERSION}")
+    schema = _SCHEMAS.get(kind) if type(kind) is int else None
+    if schema is None:
+        raise PeerProtocolError(f"frame kind {kind!r:.20} is unknown")
+    cls, checks = schema
+    frame = cls(
+        **{name: check(f"{cls.__name__}.{name}", body.get(name)) for name, check in checks.items()}
+    )
+    if isinstance(frame, Data):
+        _check_counts(frame)
+    return frame
+
+
+def _unpack(header: bytes | memoryview) -> dict[str, object]:
+    if len(header) > MAX_HEADER_BYTES:
+        raise PeerProtocolError(f"header of {len(header)} bytes: at most {MAX_HEADER_BYTES}")
+    try:
+        body = msgpack.unpackb(header, raw=False, strict_map_key=True)
+    except (ValueError, TypeError, OverflowError, RecursionError, msgpack.UnpackException) as error:
+        raise PeerProtocolError(f"header is not msgpack: {error!s:.80}") from None
+    if type(body) is not dict:
+        raise PeerProtocolError("header is not a map")
+    return body
+
+
+def _check_counts(data: Data) -> None:
+    num_blocks = len(data.ordinals)
+    if num_blocks == 0 or len(set(data.ordinals)) != num_blocks:
+        raise PeerProtocolError("Data.ordinals is empty or repeats a block")
+    if sum(data.runs) != num_blocks or not all(data.runs):
+        raise PeerProtocolError(f"Data.runs adds up to {sum(data.runs)} blocks, not {num_blocks}")
+    if len(data.key_sums) != num_blocks or len(data.value_sums) != num_blocks:
+        raise PeerProtocolError(f"Data has {num_blocks} blocks and another number of checksums")

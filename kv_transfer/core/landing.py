@@ -1,0 +1,109 @@
+"""The receiver's book of one landing: who writes it, what arrived, what was promised."""
+
+from __future__ import annotations
+
+from common.blocks import blocks_for
+from common.errors import HandoffFailed, PeerProtocolError
+from common.ids import Incarnation
+from common.kv_layout import KVLayout
+from kv_transfer.connector import Commit, Ticket
+from kv_transfer.core.chunks import PieceSet
+from kv_transfer.core.frames import CommitFrame, Data
+from kv_transfer.core.handshake import (
+    LANDING_TABLE,
+    OPEN_LANDING_STATES,
+    LandingState,
+    LandingStep,
+    advance,
+)
+
+
+class Landing:
+    """One `expect`. `sender` and `session` are None until the first BEGIN."""
+
+    def __init__(
+        self, ticket: Ticket, layout: KVLayout, *, sender_deadline_s: float, now_s: float
+    ) -> None:
+        self.ticket = ticket
+        self.state = LandingState.RESERVED
+        self.sender: Incarnation | None = None
+        self.session: bytes | None = None
+        self.sender_deadline_s = sender_deadline_s
+        self.expires_at_s = now_s + sender_deadline_s
+        self.commit: Commit | None = None
+        self._layout = layout
+        self._arrived = PieceSet(layout.num_layers, len(ticket.target_block_ids))
+
+    @property
+    def token(self) -> int:
+        return self.ticket.lease_token
+
+    @property
+    def is_open(self) -> bool:
+        return self.state in OPEN_LANDING_STATES
+
+    def advance(self, step: LandingStep) -> bool:
+        """Take `step` if the table allows it; whether it did."""
+        state = advance(LANDING_TABLE, self.state, step)
+        self.state = state or self.state
+        return state is not None
+
+    def renew(self, now_s: float) -> None:
+        """Its sender was heard."""
+        self.expires_at_s = now_s + self.sender_deadline_s
+
+    def check_bounds(self, data: Data, part_sizes: list[int]) -> None:
+        """Raise `PeerProtocolError` unless `data` and its parts fit the ticket and the layout."""
+        if data.layer >= self._layout.num_layers:
+            raise PeerProtocolError(
+                f"layer {data.layer}: the cache has {self._layout.num_layers} layers"
+            )
+        num_targets = len(self.ticket.target_block_ids)
+        if max(data.ordinals) >= num_targets:
+            raise PeerProtocolError(
+                f"block {max(data.ordinals)} of the ticket: it has {num_targets} blocks"
+            )
+        wanted = [count * self._layout.piece_bytes for count in data.runs for _ in "kv"]
+        if part_sizes != wanted:
+            raise PeerProtocolError(
+                f"payload of {len(part_sizes)} parts and {sum(part_sizes)} bytes: "
+                f"wanted {len(wanted)} parts and {sum(wanted)} bytes"
+            )
+
+    def has_all(self, data: Data) -> bool:
+        """Whether every piece of `data` arrived before."""
+        return all(self._arrived.has(data.layer, ordinal) for ordinal in data.ordinals)
+
+    def record(self, data: Data) -> None:
+        """The pieces of `data` are verified and in the pool."""
+        for ordinal in data.ordinals:
+            self._arrived.add(data.layer, ordinal)
+
+    def promise(self, frame: CommitFrame) -> None:
+        """Take what the sender commits to. Raises `HandoffFailed` unless the ticket agrees."""
+        num_blocks = len(self.ticket.target_block_ids)
+        num_pieces = num_blocks * self._layout.num_layers
+        if frame.num_pieces != num_pieces:
+            raise HandoffFailed(
+                f"short count: the sender sent {frame.num_pieces} pieces, "
+                f"the ticket has {num_pieces} ({num_blocks} blocks, "
+                f"{self._layout.num_layers} layers)"
+            )
+        cached_blocks = self.ticket.num_cached_tokens // self._layout.block_size
+        prompt_blocks = blocks_for(frame.num_tokens, self._layout.block_size)
+        if prompt_blocks - cached_blocks != num_blocks:
+            raise HandoffFailed(
+                f"a prompt of {frame.num_tokens} tokens has {prompt_blocks} blocks: "
+                f"the ticket has {num_blocks} behind {cached_blocks} cached ones"
+            )
+        self.commit = Commit(
+            num_tokens=frame.num_tokens,
+            first_token_id=frame.first_token_id,
+            draft_token_ids=frame.draft_token_ids,
+        )
+
+    def complete(self) -> Commit | None:
+        """The commit, once, when it was promised and every piece is in."""
+        if self.commit is None or not self._arrived.is_full:
+            return None
+        return self.commit if self.advance(LandingStep.COMPLETE) else None

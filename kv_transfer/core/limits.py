@@ -1,0 +1,64 @@
+"""Every bound of the KV plane, in one place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from common.errors import ConfigError
+from common.kv_layout import KVLayout
+
+PROTOCOL_VERSION = 1
+MAX_HEADER_BYTES = 16 * 1024
+MAX_TEXT_CHARS = 1024
+MAX_NODE_ID_CHARS = 256
+MAX_BLOCKS_PER_FRAME = 256
+MAX_DRAFT_TOKENS = 64
+# One ping renews every transfer of a link, so this also bounds the transfers per link.
+MAX_TRANSFERS_PER_LINK = 512
+MAX_FRAMES_IN_FLIGHT = 256
+MAX_REMEMBERED_OUTCOMES = 1024
+MAX_REMEMBERED_EPOCHS = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What one connector allows itself.
+
+    `window_bytes` of data may be unacknowledged per decode node. `peer_timeout_s` is how long a
+    peer may be silent, though it is pinged, before everything shared with it fails. Connections
+    without a transfer are closed after `idle_s`. `max_sessions` senders may be connected at once.
+    """
+
+    window_bytes: int = 8 << 20
+    max_frame_bytes: int = 1 << 20
+    peer_timeout_s: float = 2.0
+    idle_s: float = 30.0
+    max_sessions: int = 256
+
+    @property
+    def ping_interval_s(self) -> float:
+        """Four pings fit in the timeout, so that one that is late is not taken for a death."""
+        return self.peer_timeout_s / 4
+
+    @property
+    def answer_timeout_s(self) -> float:
+        """How long a ping may stay unanswered: with the interval before it, `peer_timeout_s`."""
+        return self.peer_timeout_s - self.ping_interval_s
+
+    def blocks_per_frame(self, layout: KVLayout) -> int:
+        """Most blocks whose keys and values of one layer fit a frame and the window.
+
+        Raises `ConfigError` when the window cannot hold even one block.
+        """
+        pair_bytes = 2 * layout.piece_bytes
+        if self.window_bytes < pair_bytes:
+            raise ConfigError(
+                f"the KV window is {self.window_bytes} bytes: wanted at least {pair_bytes}, "
+                "the keys and values of one block in one layer"
+            )
+        fitting = min(self.max_frame_bytes, self.window_bytes) // pair_bytes
+        return max(1, min(MAX_BLOCKS_PER_FRAME, fitting))
+
+    def max_part_bytes(self, layout: KVLayout) -> int:
+        """The largest message part that a sender with any window may send."""
+        return max(self.max_frame_bytes, layout.piece_bytes, MAX_HEADER_BYTES)

@@ -1,0 +1,153 @@
+"""The sender's connection to one decode node: its window, its turns, its pulse."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from common.errors import PeerProtocolError
+from kv_transfer.core.chunks import Chunk
+from kv_transfer.core.effects import Peer
+from kv_transfer.core.handshake import LINK_TABLE, LinkState, LinkStep, advance
+from kv_transfer.core.limits import MAX_FRAMES_IN_FLIGHT, Limits
+from kv_transfer.core.transfer import Transfer
+
+RECONNECT_AFTER_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class _InFlight:
+    lease_token: int
+    chunk: Chunk
+    num_bytes: int
+
+
+class Link:
+    """Transfers to one peer share a window and take turns, one chunk each.
+
+    `asked_at_s` is when the oldest unanswered HELLO or PING left; None when the peer has spoken
+    since. Silence is counted from there, so a process that was itself asleep blames nobody.
+    """
+
+    def __init__(self, peer: Peer, limits: Limits, piece_pair_bytes: int, now_s: float) -> None:
+        self.peer = peer
+        self.state = LinkState.CONNECTING
+        self.transfers: dict[int, Transfer] = {}
+        self.in_flight_bytes = 0
+        self._limits = limits
+        self._pair_bytes = piece_pair_bytes
+        self._turns: deque[int] = deque()
+        self._in_flight: deque[_InFlight] = deque()
+        self._next_seq = 0
+        self._idle_since_s = now_s
+        self._next_ping_at_s = now_s + limits.ping_interval_s
+        self._retry_at_s = now_s
+        self.asked_at_s: float | None = now_s
+
+    def add(self, transfer: Transfer) -> None:
+        self.transfers[transfer.token] = transfer
+
+    def remove(self, token: int, now_s: float) -> None:
+        del self.transfers[token]
+        if token in self._turns:
+            self._turns.remove(token)
+        self._idle_since_s = now_s
+
+    def has_work(self, token: int) -> None:
+        """Give the transfer a turn, unless it already waits for one."""
+        if token not in self._turns:
+            self._turns.append(token)
+
+    def next_turn(self) -> Transfer | None:
+        """Whose turn it is, if the window has room for it. The turn then passes on."""
+        while self._turns:
+            transfer = self.transfers[self._turns[0]]
+            if transfer.pending and not self._has_room(transfer.pending[0]):
+                return None
+            self._turns.popleft()
+            return transfer
+        return None
+
+    def launch(self, token: int, chunk: Chunk) -> int:
+        """Count `chunk` as in flight; its sequence number on this connection."""
+        num_bytes = self._bytes_of(chunk)
+        self._in_flight.append(_InFlight(token, chunk, num_bytes))
+        self.in_flight_bytes += num_bytes
+        self._next_seq += 1
+        return self._next_seq - 1
+
+    def acknowledge(self, consumed: int) -> None:
+        """The peer took the first `consumed` DATA frames of this connection."""
+        num_new = consumed - (self._next_seq - len(self._in_flight))
+        if not 0 <= num_new <= len(self._in_flight):
+            raise PeerProtocolError(
+                f"{self.peer} acknowledged {consumed} frames: {self._next_seq} were sent"
+            )
+        for _ in range(num_new):
+            self.in_flight_bytes -= self._in_flight.popleft().num_bytes
+
+    def welcome(self) -> bool:
+        """WELCOME came; whether it was due."""
+        return self._advance(LinkStep.WELCOMED)
+
+    def break_off(self, now_s: float) -> None:
+        """The connection is gone: every chunk it had not acknowledged is to be sent again."""
+        self._advance(LinkStep.BROKEN)
+        lost: dict[int, list[Chunk]] = {}
+        for flight in self._in_flight:
+            lost.setdefault(flight.lease_token, []).append(flight.chunk)
+        for token, transfer in self.transfers.items():
+            transfer.rewind(lost.get(token, []))
+        self._in_flight.clear()
+        self._turns.clear()
+        self.in_flight_bytes = 0
+        self._next_seq = 0
+        self._retry_at_s = now_s + RECONNECT_AFTER_S
+        if self.asked_at_s is None:
+            self.asked_at_s = now_s
+
+    def retry(self, now_s: float) -> bool:
+        """Whether a broken connection is to be opened again now."""
+        return now_s >= self._retry_at_s and self._advance(LinkStep.RETRY)
+
+    def take_ping(self, now_s: float) -> bool:
+        """Whether a PING is due now; then the next one is set."""
+        if self.state is not LinkState.READY or now_s < self._next_ping_at_s:
+            return False
+        self._next_ping_at_s = now_s + self._limits.ping_interval_s
+        if self.asked_at_s is None:
+            self.asked_at_s = now_s
+        return True
+
+    def is_silent(self, now_s: float) -> bool:
+        limit_s = self._limits.answer_timeout_s
+        return self.asked_at_s is not None and now_s >= self.asked_at_s + limit_s
+
+    def is_idle(self, now_s: float) -> bool:
+        return not self.transfers and now_s >= self._idle_since_s + self._limits.idle_s
+
+    def next_deadline_s(self) -> float:
+        deadlines = [transfer.deadline_at_s for transfer in self.transfers.values()]
+        if self.asked_at_s is not None:
+            deadlines.append(self.asked_at_s + self._limits.answer_timeout_s)
+        if self.state is LinkState.READY:
+            deadlines.append(self._next_ping_at_s)
+        if self.state is LinkState.WAITING:
+            deadlines.append(self._retry_at_s)
+        if not self.transfers:
+            deadlines.append(self._idle_since_s + self._limits.idle_s)
+        return min(deadlines)
+
+    def _has_room(self, chunk: Chunk) -> bool:
+        return (
+            self.in_flight_bytes + self._bytes_of(chunk) <= self._limits.window_bytes
+            and len(self._in_flight) < MAX_FRAMES_IN_FLIGHT
+        )
+
+    def _bytes_of(self, chunk: Chunk) -> int:
+        return len(chunk.ordinals) * self._pair_bytes
+
+    def _advance(self, step: LinkStep) -> bool:
+        state = advance(LINK_TABLE, self.state, step)
+        self.state = state or self.state
+        return state is not None

@@ -1,0 +1,315 @@
+"""The receiving side as a machine without I/O: landings, and the sessions that fill them.
+
+A DATA frame passes, in this order: session, landing, generation, sender, bounds and sizes (here),
+checksums (the shell), once more `may_write` (here, under the lock that `revoke` takes), and only
+then touches memory.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from common.errors import HandoffFailed, PdserveError, PeerProtocolError
+from common.ids import Incarnation
+from common.kv_layout import KVLayout
+from kv_transfer.connector import Landed, LandingFailed, Ticket
+from kv_transfer.core import frames
+from kv_transfer.core.effects import Dropped, DropReason, Emit, ReceiverEffect, Reply, Write
+from kv_transfer.core.handshake import LandingStep
+from kv_transfer.core.landing import Landing
+from kv_transfer.core.limits import MAX_REMEMBERED_OUTCOMES, Limits
+from kv_transfer.core.sessions import Session, Sessions
+
+Effects = list[ReceiverEffect]
+_Outcome = frames.Committed | frames.Failed
+
+
+class Receiver:
+    """Every `on_…` takes `now_s` where time matters and returns effects, to be done in order.
+
+    Calls of the connector's owner raise `ValueError` on misuse; frames of a peer never raise.
+    """
+
+    def __init__(
+        self, me: Incarnation, layout: KVLayout, limits: Limits, *, num_blocks: int
+    ) -> None:
+        self._me = me
+        self._layout = layout
+        self._limits = limits
+        self._num_blocks = num_blocks
+        self._sessions = Sessions(me, layout, limits)
+        self._landings: dict[int, Landing] = {}
+        self._landing_of_block: dict[int, int] = {}
+        # So that a commit repeated after a lost answer gets the same answer again.
+        self._outcomes: OrderedDict[int, _Outcome] = OrderedDict()
+
+    @property
+    def num_landings(self) -> int:
+        return len(self._landings)
+
+    @property
+    def num_sessions(self) -> int:
+        return len(self._sessions)
+
+    # -- calls of the owner ----------------------------------------------------------------------
+
+    def on_expect(self, ticket: Ticket, sender_deadline_s: float, now_s: float) -> None:
+        token, blocks = ticket.lease_token, ticket.target_block_ids
+        if token in self._landings or token in self._outcomes:
+            raise ValueError(f"lease {token:#x} is or was open already")
+        if ticket.decode_node != self._me or ticket.fingerprint != self._layout.fingerprint:
+            raise ValueError(f"lease {token:#x} is for another node or KV layout")
+        if not blocks or len(set(blocks)) != len(blocks):
+            raise ValueError(f"lease {token:#x} has no target block, or one twice")
+        for block in blocks:
+            if not 0 <= block < self._num_blocks or block in self._landing_of_block:
+                raise ValueError(f"target block {block} is outside the pool or lands already")
+        self._landing_of_block.update(dict.fromkeys(blocks, token))
+        self._landings[token] = Landing(
+            ticket, self._layout, sender_deadline_s=sender_deadline_s, now_s=now_s
+        )
+
+    def on_revoke(self, token: int) -> Effects:
+        landing = self._landings.get(token)
+        if landing is None:
+            return []
+        error = HandoffFailed(f"{self._me} revoked the lease")
+        return self._close(landing, LandingStep.REVOKE, _failed(landing, error))
+
+    def on_close(self) -> Effects:
+        error = HandoffFailed("the receiving connector was closed")
+        return [
+            effect
+            for landing in list(self._landings.values())
+            for effect in self._fail(landing, LandingStep.FAIL, error)
+        ]
+
+    # -- what the network says -------------------------------------------------------------------
+
+    def on_frame(
+        self, session_id: bytes, frame: frames.Frame, part_sizes: list[int], now_s: float
+    ) -> Effects:
+        """A well-formed header came, with payload parts of these sizes behind it."""
+        if isinstance(frame, frames.Hello):
+            return self._on_hello(session_id, frame, now_s)
+        session = self._sessions.get(session_id)
+        if session is None:
+            refusal = frames.Refused(frames.NO_SESSION, "say HELLO first")
+            detail = f"{type(frame).__name__} from {session_id.hex()}"
+            return [Dropped(DropReason.NO_SESSION, detail), Reply(session_id, refusal)]
+        session.heard_at_s = now_s
+        try:
+            if part_sizes and not isinstance(frame, frames.Data):
+                raise PeerProtocolError(f"{type(frame).__name__} with a payload")
+            return self._dispatch(session, frame, part_sizes, now_s)
+        except PeerProtocolError as error:
+            return self.on_malformed(session_id, error)
+
+    def on_malformed(self, session_id: bytes, error: PeerProtocolError) -> Effects:
+        """What came is no frame of this protocol: its connection is not listened to any more."""
+        effects: Effects = [Dropped(DropReason.MALFORMED, str(error))]
+        is_known = self._sessions.get(session_id) is not None
+        if is_known or isinstance(error, frames.UnknownVersion):
+            effects.append(Reply(session_id, frames.Refused(error.code, str(error))))
+        return effects + self._drop_session(session_id, LandingStep.FAIL, error)
+
+    def may_write(self, write: Write) -> bool:
+        """Whether the landing that `write` was checked against is still open."""
+        landing = self._landings.get(write.data.lease_token)
+        return landing is not None and landing.ticket.generation == write.data.generation
+
+    def on_written(self, write: Write) -> Effects:
+        """The pieces of `write` were verified and copied."""
+        landing = self._landings[write.data.lease_token]
+        landing.record(write.data)
+        return self._complete(landing)
+
+    def on_corrupt(self, write: Write, detail: str) -> Effects:
+        """A checksum was wrong; nothing of `write` was copied."""
+        landing = self._landings.get(write.data.lease_token)
+        if landing is None or not self.may_write(write):
+            return []
+        return self._fail(landing, LandingStep.FAIL, HandoffFailed(f"bad checksum: {detail}"))
+
+    def on_quiet(self) -> Effects:
+        """Everything that had come was handled: give back the credit that is owed."""
+        return [effect for session in self._sessions.all() for effect in _ack(session)]
+
+    def on_tick(self, now_s: float) -> Effects:
+        effects: Effects = []
+        for session in self._sessions.silent(now_s):
+            error = HandoffFailed(
+                f"{session.sender} said nothing for {self._limits.peer_timeout_s:g} s"
+            )
+            effects += self._drop_session(session.id, LandingStep.EXPIRE, error)
+        for landing in list(self._landings.values()):
+            if now_s >= landing.expires_at_s:
+                error = HandoffFailed(f"no sender was heard for {landing.sender_deadline_s:g} s")
+                effects += self._fail(landing, LandingStep.EXPIRE, error)
+        return effects
+
+    def next_deadline_s(self) -> float | None:
+        landings = min((one.expires_at_s for one in self._landings.values()), default=None)
+        sessions = self._sessions.next_deadline_s()
+        return min((at_s for at_s in (landings, sessions) if at_s is not None), default=None)
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _on_hello(self, session_id: bytes, hello: frames.Hello, now_s: float) -> Effects:
+        try:
+            self._sessions.admit(session_id, hello, now_s)
+        except PeerProtocolError as error:
+            return self.on_malformed(session_id, error)
+        except PdserveError as error:
+            return [Reply(session_id, frames.Refused(error.code, str(error)))]
+        return [Reply(session_id, frames.Welcome(self._me))]
+
+    def _dispatch(
+        self, session: Session, frame: frames.Frame, part_sizes: list[int], now_s: float
+    ) -> Effects:
+        match frame:
+            case frames.Data():
+                session.consume(frame.seq, sum(part_sizes))
+                effects = self._on_data(session, frame, part_sizes, now_s)
+                is_much = session.unacknowledged_bytes >= self._limits.max_frame_bytes
+                return effects + (_ack(session) if is_much else [])
+            case frames.Begin():
+                return self._on_begin(session, frame, now_s)
+            case frames.CommitFrame():
+                return self._on_commit(session, frame, now_s)
+            case frames.Abort():
+                return self._on_abort(session, frame)
+            case frames.Ping(tokens):
+                for token in tokens:
+                    landing = self._landings.get(token)
+                    if landing is not None and landing.session == session.id:
+                        landing.renew(now_s)
+                return [Reply(session.id, frames.Pong())]
+            case _:
+                raise PeerProtocolError(f"{type(frame).__name__} from a sender")
+
+    def _on_data(
+        self, session: Session, data: frames.Data, part_sizes: list[int], now_s: float
+    ) -> Effects:
+        landing = self._landings.get(data.lease_token)
+        detail = f"DATA of lease {data.lease_token:#x} from {session.sender}"
+        if landing is None:
+            return [Dropped(DropReason.UNKNOWN_LEASE, detail)]
+        if landing.ticket.generation != data.generation:
+            return [Dropped(DropReason.STALE_GENERATION, detail)]
+        if landing.sender != session.sender:
+            return [Dropped(DropReason.WRONG_SENDER, detail)]
+        landing.renew(now_s)
+        try:
+            landing.check_bounds(data, part_sizes)
+        except PeerProtocolError as error:
+            return self._fail(landing, LandingStep.FAIL, error)
+        if landing.has_all(data):
+            return [Dropped(DropReason.DUPLICATE, detail)]
+        targets = tuple(landing.ticket.target_block_ids[ordinal] for ordinal in data.ordinals)
+        return [Write(session.id, data, targets)]
+
+    def _find(
+        self, session: Session, frame: frames.Begin | frames.CommitFrame
+    ) -> Landing | _Outcome:
+        """The open landing that `frame` may speak to, or the answer that there is none."""
+        landing = self._landings.get(frame.lease_token)
+        outcome = self._outcomes.get(frame.lease_token)
+        if landing is None and outcome is not None and outcome.generation == frame.generation:
+            return outcome
+        if landing is None:
+            problem = f"{self._me} has no such lease"
+        elif landing.ticket.generation != frame.generation:
+            problem = (
+                f"the lease is at generation {landing.ticket.generation}, "
+                f"the sender names {frame.generation}"
+            )
+        elif landing.sender not in (None, session.sender):
+            problem = f"{landing.sender} writes here, not {session.sender}"
+        else:
+            return landing
+        return frames.Failed(frame.lease_token, frame.generation, HandoffFailed.code, problem)
+
+    def _on_begin(self, session: Session, frame: frames.Begin, now_s: float) -> Effects:
+        landing = self._find(session, frame)
+        if not isinstance(landing, Landing):
+            return [Reply(session.id, landing)]
+        landing.advance(LandingStep.BEGIN)
+        landing.sender = session.sender
+        landing.session = session.id
+        landing.renew(now_s)
+        return []
+
+    def _on_commit(self, session: Session, frame: frames.CommitFrame, now_s: float) -> Effects:
+        landing = self._find(session, frame)
+        if not isinstance(landing, Landing):
+            return [Reply(session.id, landing)]
+        if not landing.advance(LandingStep.COMMIT):
+            raise PeerProtocolError("COMMIT before BEGIN")
+        landing.renew(now_s)
+        try:
+            landing.promise(frame)
+        except HandoffFailed as error:
+            return self._fail(landing, LandingStep.FAIL, error)
+        return self._complete(landing)
+
+    def _on_abort(self, session: Session, frame: frames.Abort) -> Effects:
+        outcome = self._outcomes.get(frame.lease_token)
+        if isinstance(outcome, frames.Committed) and outcome.generation == frame.generation:
+            return [Reply(session.id, outcome)]
+        effects: Effects = [Reply(session.id, frames.Aborted(frame.lease_token, frame.generation))]
+        landing = self._landings.get(frame.lease_token)
+        if (
+            landing is not None
+            and landing.ticket.generation == frame.generation
+            and landing.sender in (None, session.sender)
+        ):
+            # ABORTED says it all: no FAILED besides.
+            landing.session = None
+            error = HandoffFailed(f"{session.sender} gave the transfer up")
+            effects += self._fail(landing, LandingStep.FAIL, error)
+        return effects
+
+    def _complete(self, landing: Landing) -> Effects:
+        """Land it if nothing is missing."""
+        commit = landing.complete()
+        if commit is None:
+            return []
+        outcome = frames.Committed(landing.token, landing.ticket.generation)
+        return [*self._release(landing, outcome), Emit(Landed(landing.token, commit))]
+
+    def _fail(self, landing: Landing, step: LandingStep, error: HandoffFailed) -> Effects:
+        effects = self._close(landing, step, _failed(landing, error))
+        return [*effects, Emit(LandingFailed(landing.token, error))]
+
+    def _close(self, landing: Landing, step: LandingStep, outcome: frames.Failed) -> Effects:
+        landing.advance(step)
+        return self._release(landing, outcome)
+
+    def _release(self, landing: Landing, outcome: _Outcome) -> Effects:
+        """Forget the landing, remember its outcome, tell its sender."""
+        del self._landings[landing.token]
+        for block in landing.ticket.target_block_ids:
+            del self._landing_of_block[block]
+        self._outcomes[landing.token] = outcome
+        if len(self._outcomes) > MAX_REMEMBERED_OUTCOMES:
+            self._outcomes.popitem(last=False)
+        return [] if landing.session is None else [Reply(landing.session, outcome)]
+
+    def _drop_session(self, session_id: bytes, step: LandingStep, error: HandoffFailed) -> Effects:
+        self._sessions.drop(session_id)
+        return [
+            effect
+            for landing in list(self._landings.values())
+            if landing.session == session_id
+            for effect in self._fail(landing, step, error)
+        ]
+
+
+def _ack(session: Session) -> Effects:
+    ack = session.take_ack()
+    return [] if ack is None else [Reply(session.id, ack)]
+
+
+def _failed(landing: Landing, error: HandoffFailed) -> frames.Failed:
+    return frames.Failed(landing.token, landing.ticket.generation, error.code, str(error))

@@ -1,0 +1,321 @@
+"""The sending side as a machine without I/O: transfers, grouped by the decode node they go to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from common.errors import (
+    HandoffFailed,
+    LayoutMismatch,
+    PdserveError,
+    PeerProtocolError,
+    error_from_code,
+)
+from common.ids import Incarnation
+from common.kv_layout import KVLayout
+from kv_transfer.connector import Commit, Ticket, TransferEnded
+from kv_transfer.core import frames
+from kv_transfer.core.effects import (
+    Connect,
+    Disconnect,
+    Emit,
+    Peer,
+    SendChunk,
+    SenderEffect,
+    SendToPeer,
+)
+from kv_transfer.core.handshake import LinkState, TransferState, TransferStep
+from kv_transfer.core.limits import MAX_TRANSFERS_PER_LINK, Limits
+from kv_transfer.core.link import Link
+from kv_transfer.core.transfer import Transfer
+
+Effects = list[SenderEffect]
+
+
+class _LeaseFrame(Protocol):
+    @property
+    def lease_token(self) -> int: ...
+    @property
+    def generation(self) -> int: ...
+
+
+class Sender:
+    """Every `on_…` takes `now_s` where time matters and returns effects, to be done in order.
+
+    Calls of the connector's owner raise `ValueError` on misuse; frames of a peer never raise.
+    """
+
+    def __init__(self, me: Incarnation, layout: KVLayout, limits: Limits) -> None:
+        self._me = me
+        self._layout = layout
+        self._limits = limits
+        self._max_blocks = limits.blocks_per_frame(layout)
+        self._links: dict[Peer, Link] = {}
+        self._link_of: dict[int, Link] = {}
+
+    @property
+    def num_transfers(self) -> int:
+        return len(self._link_of)
+
+    @property
+    def in_flight_bytes(self) -> dict[Peer, int]:
+        """Unacknowledged bytes per peer; never above the window."""
+        return {link.peer: link.in_flight_bytes for link in self._links.values()}
+
+    # -- calls of the owner ----------------------------------------------------------------------
+
+    def on_open(self, ticket: Ticket, deadline_s: float, now_s: float) -> Effects:
+        if ticket.lease_token in self._link_of:
+            raise ValueError(f"lease {ticket.lease_token:#x} is open already")
+        if not ticket.target_block_ids:
+            raise ValueError(f"lease {ticket.lease_token:#x} has no target block")
+        peer = Peer(ticket.kv_endpoint, ticket.decode_node)
+        effects: Effects = []
+        if peer not in self._links:
+            self._links[peer] = Link(peer, self._limits, 2 * self._layout.piece_bytes, now_s)
+            effects += self._connect(peer)
+        link = self._links[peer]
+        if len(link.transfers) >= MAX_TRANSFERS_PER_LINK:
+            error = HandoffFailed(f"{peer} has {MAX_TRANSFERS_PER_LINK} open transfers already")
+            return [*effects, Emit(TransferEnded(ticket.lease_token, error))]
+        transfer = Transfer(
+            ticket,
+            num_layers=self._layout.num_layers,
+            max_blocks=self._max_blocks,
+            deadline_at_s=now_s + deadline_s,
+        )
+        link.add(transfer)
+        self._link_of[transfer.token] = link
+        if link.state is LinkState.READY:
+            effects += self._begin(link, transfer, now_s)
+        return effects
+
+    def on_push(
+        self, token: int, layer: int, ordinals: Sequence[int], source_blocks: Sequence[int]
+    ) -> Effects:
+        link = self._link_of.get(token)
+        if link is None or link.transfers[token].state is TransferState.ABORTING:
+            return []
+        link.transfers[token].push(layer, ordinals, source_blocks)
+        link.has_work(token)
+        return self._pump(link)
+
+    def on_commit(self, token: int, commit: Commit) -> Effects:
+        link = self._link_of.get(token)
+        if link is None:
+            return []
+        link.transfers[token].commit(commit)
+        link.has_work(token)
+        return self._pump(link)
+
+    def on_abort(self, token: int) -> Effects:
+        link = self._link_of.get(token)
+        if link is None:
+            return []
+        transfer = link.transfers[token]
+        is_first = transfer.state is not TransferState.ABORTING
+        transfer.advance(TransferStep.ABORT)
+        transfer.pending.clear()
+        if is_first and link.state is LinkState.READY:
+            return [self._abort_frame(link, transfer)]
+        return []
+
+    def on_close(self, now_s: float) -> Effects:
+        """End every transfer; peers that can still be told are told."""
+        effects: Effects = []
+        for link in list(self._links.values()):
+            for transfer in list(link.transfers.values()):
+                effects += self._tell_abort(link, transfer)
+                error = HandoffFailed("the sending connector was closed")
+                effects += self._end(link, transfer, TransferStep.FAILED, error, now_s)
+            effects.append(Disconnect(link.peer))
+        self._links.clear()
+        return effects
+
+    # -- what the network says -------------------------------------------------------------------
+
+    def on_frame(self, peer: Peer, frame: frames.Frame, now_s: float) -> Effects:
+        link = self._links.get(peer)
+        if link is None:
+            return []
+        link.asked_at_s = None
+        try:
+            return self._dispatch(link, frame, now_s)
+        except PeerProtocolError as error:
+            return self.on_peer_failed(peer, error, now_s)
+
+    def on_link_lost(self, peer: Peer, now_s: float) -> Effects:
+        """The connection broke. With transfers on it, it is opened again until silence ends it."""
+        link = self._links.get(peer)
+        if link is None:
+            return []
+        if not link.transfers:
+            return self._drop(link)
+        link.break_off(now_s)
+        return [Disconnect(peer)]
+
+    def on_peer_failed(self, peer: Peer, error: HandoffFailed, now_s: float) -> Effects:
+        """End every transfer to `peer` with `error` and close the connection."""
+        link = self._links.get(peer)
+        if link is None:
+            return []
+        effects: Effects = []
+        for transfer in list(link.transfers.values()):
+            effects += self._end(link, transfer, TransferStep.PEER_LOST, error, now_s)
+        return effects + self._drop(link)
+
+    def on_tick(self, now_s: float) -> Effects:
+        effects: Effects = []
+        for link in list(self._links.values()):
+            effects += self._expire(link, now_s)
+            if link.is_silent(now_s):
+                error = HandoffFailed(
+                    f"{link.peer} said nothing for {self._limits.peer_timeout_s:g} s"
+                )
+                effects += self.on_peer_failed(link.peer, error, now_s)
+            elif link.is_idle(now_s):
+                effects += self._drop(link)
+            elif link.retry(now_s):
+                effects += self._connect(link.peer)
+            elif link.take_ping(now_s):
+                effects.append(SendToPeer(link.peer, frames.Ping(tuple(link.transfers))))
+        return effects
+
+    def next_deadline_s(self) -> float | None:
+        return min((link.next_deadline_s() for link in self._links.values()), default=None)
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _dispatch(self, link: Link, frame: frames.Frame, now_s: float) -> Effects:
+        match frame:
+            case frames.Welcome(receiver):
+                return self._on_welcome(link, receiver, now_s)
+            case frames.Refused(code, message):
+                if code == frames.NO_SESSION:
+                    return self.on_link_lost(link.peer, now_s)
+                return self.on_peer_failed(link.peer, _as_handoff(code, message), now_s)
+            case frames.Pong():
+                return []
+            case frames.Ack(consumed):
+                link.acknowledge(consumed)
+                return self._pump(link)
+            case frames.Committed():
+                return self._on_committed(link, frame, now_s)
+            case frames.Failed(_, _, code, message):
+                error = _as_handoff(code, message)
+                return self._on_end(link, frame, TransferStep.FAILED, error, now_s)
+            case frames.Aborted():
+                error = HandoffFailed("the transfer was aborted by its sender")
+                return self._on_end(link, frame, TransferStep.ABORTED, error, now_s)
+            case _:
+                raise PeerProtocolError(f"{link.peer} sent a {type(frame).__name__}")
+
+    def _on_welcome(self, link: Link, receiver: Incarnation, now_s: float) -> Effects:
+        if receiver != link.peer.incarnation:
+            raise PeerProtocolError(f"{link.peer} answered as {receiver}")
+        if not link.welcome():
+            raise PeerProtocolError(f"{link.peer} sent WELCOME unasked")
+        effects: Effects = []
+        for transfer in list(link.transfers.values()):
+            effects += self._begin(link, transfer, now_s)
+        return effects + self._pump(link)
+
+    def _begin(self, link: Link, transfer: Transfer, now_s: float) -> Effects:
+        """Take up a transfer on a fresh connection, wherever it was."""
+        if transfer.state is TransferState.ABORTING:
+            return [self._abort_frame(link, transfer)]
+        if transfer.ticket.fingerprint != self._layout.fingerprint:
+            error = LayoutMismatch(
+                f"the ticket is for KV layout {transfer.ticket.fingerprint}, "
+                f"this cache has {self._layout.fingerprint}"
+            )
+            tell = self._tell_abort(link, transfer)
+            return tell + self._end(link, transfer, TransferStep.FAILED, error, now_s)
+        link.has_work(transfer.token)
+        begin = frames.Begin(transfer.token, transfer.ticket.generation)
+        return [SendToPeer(link.peer, begin)]
+
+    def _pump(self, link: Link) -> Effects:
+        """Send while the window has room, one chunk per transfer and turn."""
+        effects: Effects = []
+        while link.state is LinkState.READY and (transfer := link.next_turn()):
+            if transfer.pending:
+                chunk = transfer.pending.popleft()
+                seq = link.launch(transfer.token, chunk)
+                effects.append(
+                    SendChunk(link.peer, seq, transfer.token, transfer.ticket.generation, chunk)
+                )
+                link.has_work(transfer.token)
+            elif commit := transfer.take_commit():
+                effects.append(SendToPeer(link.peer, commit))
+        return effects
+
+    def _on_committed(self, link: Link, frame: frames.Committed, now_s: float) -> Effects:
+        transfer = _named_by(link, frame)
+        if transfer and not transfer.has_promised:
+            raise PeerProtocolError(f"{link.peer} acknowledged a commit that was not sent")
+        return self._on_end(link, frame, TransferStep.COMMITTED, None, now_s)
+
+    def _on_end(
+        self,
+        link: Link,
+        frame: _LeaseFrame,
+        step: TransferStep,
+        error: HandoffFailed | None,
+        now_s: float,
+    ) -> Effects:
+        # An answer for a transfer that ended meanwhile, or for another generation, is late news.
+        transfer = _named_by(link, frame)
+        return self._end(link, transfer, step, error, now_s) if transfer else []
+
+    def _end(
+        self,
+        link: Link,
+        transfer: Transfer,
+        step: TransferStep,
+        error: HandoffFailed | None,
+        now_s: float,
+    ) -> Effects:
+        if not transfer.advance(step):
+            return []
+        link.remove(transfer.token, now_s)
+        del self._link_of[transfer.token]
+        return [Emit(TransferEnded(transfer.token, error))]
+
+    def _expire(self, link: Link, now_s: float) -> Effects:
+        effects: Effects = []
+        for transfer in list(link.transfers.values()):
+            if now_s >= transfer.deadline_at_s:
+                effects += self._tell_abort(link, transfer)
+                error = HandoffFailed(f"{link.peer} did not acknowledge the KV by the deadline")
+                effects += self._end(link, transfer, TransferStep.EXPIRED, error, now_s)
+        return effects
+
+    def _tell_abort(self, link: Link, transfer: Transfer) -> Effects:
+        return [self._abort_frame(link, transfer)] if link.state is LinkState.READY else []
+
+    def _abort_frame(self, link: Link, transfer: Transfer) -> SendToPeer:
+        return SendToPeer(link.peer, frames.Abort(transfer.token, transfer.ticket.generation))
+
+    def _connect(self, peer: Peer) -> Effects:
+        return [
+            Connect(peer),
+            SendToPeer(peer, frames.Hello(self._me, peer.incarnation, self._layout)),
+        ]
+
+    def _drop(self, link: Link) -> Effects:
+        del self._links[link.peer]
+        return [Disconnect(link.peer)]
+
+
+def _named_by(link: Link, frame: _LeaseFrame) -> Transfer | None:
+    transfer = link.transfers.get(frame.lease_token)
+    if transfer is None or transfer.ticket.generation != frame.generation:
+        return None
+    return transfer
+
+
+def _as_handoff(code: str, message: str) -> HandoffFailed:
+    error: PdserveError = error_from_code(code, message)
+    return error if isinstance(error, HandoffFailed) else HandoffFailed(f"{code}: {message}")

@@ -1,0 +1,89 @@
+"""The receiver's book of who is connected: one session per connection, begun by a good HELLO."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from common.errors import Overloaded, PeerProtocolError, StaleEpoch
+from common.ids import Incarnation
+from common.kv_layout import KVLayout, check_compatible
+from kv_transfer.core.frames import Ack, Hello
+from kv_transfer.core.limits import MAX_REMEMBERED_EPOCHS, Limits
+
+
+@dataclass(slots=True)
+class Session:
+    """One connection: who is at its other end, and how far its DATA was consumed."""
+
+    id: bytes
+    sender: Incarnation
+    heard_at_s: float
+    num_consumed: int = 0
+    unacknowledged_bytes: int = 0
+    num_acknowledged: int = 0
+
+    def consume(self, seq: int, num_bytes: int) -> None:
+        """Count one DATA frame. Raises `PeerProtocolError` when one is missing before it."""
+        if seq != self.num_consumed:
+            raise PeerProtocolError(f"DATA frame {seq} came: wanted {self.num_consumed}")
+        self.num_consumed += 1
+        self.unacknowledged_bytes += num_bytes
+
+    def take_ack(self) -> Ack | None:
+        """The credit that is owed, once."""
+        if self.num_acknowledged == self.num_consumed:
+            return None
+        self.num_acknowledged = self.num_consumed
+        self.unacknowledged_bytes = 0
+        return Ack(self.num_consumed)
+
+
+class Sessions:
+    """Bounded by `limits.max_sessions`; remembers the latest epoch of recent senders."""
+
+    def __init__(self, me: Incarnation, layout: KVLayout, limits: Limits) -> None:
+        self._me = me
+        self._layout = layout
+        self._limits = limits
+        self._by_id: dict[bytes, Session] = {}
+        self._epochs: OrderedDict[str, int] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def get(self, session_id: bytes) -> Session | None:
+        return self._by_id.get(session_id)
+
+    def all(self) -> list[Session]:
+        return list(self._by_id.values())
+
+    def drop(self, session_id: bytes) -> None:
+        self._by_id.pop(session_id, None)
+
+    def admit(self, session_id: bytes, hello: Hello, now_s: float) -> None:
+        """Begin a session. Raises the typed error that the other side is to be told."""
+        if session_id in self._by_id:
+            raise PeerProtocolError("HELLO came twice on one connection")
+        if hello.receiver != self._me:
+            raise StaleEpoch(f"HELLO is meant for {hello.receiver}, this is {self._me}")
+        latest = self._epochs.get(hello.sender.node_id, 0)
+        if hello.sender.epoch < latest:
+            raise StaleEpoch(f"HELLO is from {hello.sender}, whose epoch {latest} is known here")
+        check_compatible(self._layout, hello.layout)
+        if len(self._by_id) >= self._limits.max_sessions:
+            raise Overloaded(f"{self._me} has {self._limits.max_sessions} KV connections already")
+        self._epochs[hello.sender.node_id] = hello.sender.epoch
+        self._epochs.move_to_end(hello.sender.node_id)
+        if len(self._epochs) > MAX_REMEMBERED_EPOCHS:
+            self._epochs.popitem(last=False)
+        self._by_id[session_id] = Session(session_id, hello.sender, now_s)
+
+    def silent(self, now_s: float) -> list[Session]:
+        """Sessions not heard for longer than a live sender, who pings, can be."""
+        limit_s = self._limits.peer_timeout_s
+        return [s for s in self._by_id.values() if now_s >= s.heard_at_s + limit_s]
+
+    def next_deadline_s(self) -> float | None:
+        heard = min((s.heard_at_s for s in self._by_id.values()), default=None)
+        return None if heard is None else heard + self._limits.peer_timeout_s

@@ -1,0 +1,96 @@
+"""The sender's book of one transfer: what was pushed, what has yet to leave, what was promised."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from kv_transfer.connector import Commit, Ticket
+from kv_transfer.core.chunks import Chunk, PieceSet, split_chunks
+from kv_transfer.core.frames import CommitFrame
+from kv_transfer.core.handshake import TRANSFER_TABLE, TransferState, TransferStep, advance
+from kv_transfer.core.limits import MAX_DRAFT_TOKENS
+
+
+class Transfer:
+    """State, pending chunks and deadline of one `open`.
+
+    `has_promised` is whether a COMMIT ever left: only then can the peer have committed.
+    """
+
+    def __init__(
+        self, ticket: Ticket, *, num_layers: int, max_blocks: int, deadline_at_s: float
+    ) -> None:
+        self.ticket = ticket
+        self.state = TransferState.TRANSFERRING
+        self.deadline_at_s = deadline_at_s
+        self.pending: deque[Chunk] = deque()
+        self._max_blocks = max_blocks
+        self._num_layers = num_layers
+        self._pushed = PieceSet(num_layers, len(ticket.target_block_ids))
+        self._commit: Commit | None = None
+        self._is_commit_sent = False
+        self.has_promised = False
+
+    @property
+    def token(self) -> int:
+        return self.ticket.lease_token
+
+    def advance(self, step: TransferStep) -> bool:
+        """Take `step` if the table allows it; whether it did."""
+        state = advance(TRANSFER_TABLE, self.state, step)
+        self.state = state or self.state
+        return state is not None
+
+    def push(self, layer: int, ordinals: Sequence[int], source_blocks: Sequence[int]) -> None:
+        """Plan to send the pieces that were not pushed before. Raises `ValueError` on misuse."""
+        if self.state is TransferState.COMMITTING:
+            raise ValueError(f"lease {self.token:#x}: push after commit")
+        num_targets = len(self.ticket.target_block_ids)
+        if not 0 <= layer < self._num_layers:
+            raise ValueError(f"layer {layer}: wanted 0 to {self._num_layers - 1}")
+        if len(ordinals) != len(source_blocks):
+            raise ValueError(f"{len(ordinals)} ordinals for {len(source_blocks)} source blocks")
+        if not all(0 <= ordinal < num_targets for ordinal in ordinals):
+            raise ValueError(f"ordinals {ordinals}: wanted 0 to {num_targets - 1}")
+        new: dict[int, int] = {}
+        for ordinal, block in zip(ordinals, source_blocks, strict=True):
+            if not self._pushed.has(layer, ordinal):
+                self._pushed.add(layer, ordinal)
+                new[ordinal] = block
+        self.pending.extend(
+            split_chunks(layer, list(new), list(new.values()), max_blocks=self._max_blocks)
+        )
+
+    def commit(self, commit: Commit) -> None:
+        """Promise that nothing more is pushed. Raises `ValueError` on misuse."""
+        if self.state is TransferState.COMMITTING:
+            raise ValueError(f"lease {self.token:#x}: committed twice")
+        if len(commit.draft_token_ids) > MAX_DRAFT_TOKENS:
+            raise ValueError(
+                f"{len(commit.draft_token_ids)} draft tokens: wanted at most {MAX_DRAFT_TOKENS}"
+            )
+        if self.advance(TransferStep.COMMIT):
+            self._commit = commit
+
+    def rewind(self, unacknowledged: Sequence[Chunk]) -> None:
+        """The connection broke: what it may have lost leaves again, in its old order."""
+        self._is_commit_sent = False
+        if self.state is not TransferState.ABORTING:
+            self.pending.extendleft(reversed(unacknowledged))
+
+    def take_commit(self) -> CommitFrame | None:
+        """The COMMIT frame, once per connection, when every chunk was handed out before it."""
+        is_due = self.state is TransferState.COMMITTING and not self.pending
+        if not is_due or self._is_commit_sent or self._commit is None:
+            return None
+        self._is_commit_sent = True
+        self.has_promised = True
+        return CommitFrame(
+            lease_token=self.token,
+            generation=self.ticket.generation,
+            num_pieces=self._pushed.count,
+            num_tokens=self._commit.num_tokens,
+            first_token_id=self._commit.first_token_id,
+            draft_token_ids=self._commit.draft_token_ids,
+        )

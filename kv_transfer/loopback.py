@@ -1,0 +1,197 @@
+"""The reference connector: nodes of one process, joined by a network that loses nothing by itself.
+
+Messages are handed over as views of the sender's pool, as late as a zero-copy network might read
+them. The network can be told to hold messages back and to cut connections, for tests.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import deque
+from collections.abc import Callable
+
+from common.clock import Clock, MonotonicClock
+from common.errors import HandoffFailed
+from common.ids import Incarnation
+from common.kv_layout import KVLayout
+from kv_transfer.connector import OnEvent
+from kv_transfer.core.effects import Peer
+from kv_transfer.core.limits import Limits
+from kv_transfer.pieces import Pool
+from kv_transfer.shell import TransportConnector
+from kv_transfer.transport import Arrival, FromPeer, FromSession, LinkLost, Parts
+
+
+class LoopbackNetwork:
+    """Connectors that were made with the same network can reach each other by endpoint."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._numbers = itertools.count(1)
+        self._nodes: dict[str, LoopbackTransport] = {}
+        self._connections: dict[bytes, tuple[LoopbackTransport, Peer]] = {}
+        self._held: deque[Callable[[], None]] | None = None
+
+    def hold(self) -> None:
+        """Keep every message back from now on."""
+        with self._lock:
+            self._held = deque() if self._held is None else self._held
+
+    def release(self) -> None:
+        """Deliver what was held back, in order, and hold nothing more."""
+        with self._lock:
+            held, self._held = self._held or deque(), None
+            for deliver in held:
+                deliver()
+
+    @property
+    def num_held(self) -> int:
+        """Messages that are held back now."""
+        with self._lock:
+            return len(self._held or ())
+
+    def cut(self, endpoint: str) -> None:
+        """Break every connection to `endpoint`; messages under way on them are lost."""
+        with self._lock:
+            for connection, (origin, peer) in list(self._connections.items()):
+                if peer.endpoint == endpoint:
+                    del self._connections[connection]
+                    origin.arrive(connection, LinkLost(peer))
+
+    def join(self, node: LoopbackTransport) -> str:
+        with self._lock:
+            endpoint = f"loopback://{next(self._numbers)}"
+            self._nodes[endpoint] = node
+            return endpoint
+
+    def leave(self, endpoint: str) -> None:
+        with self._lock:
+            del self._nodes[endpoint]
+            self.cut(endpoint)
+
+    def connect(self, origin: LoopbackTransport, peer: Peer) -> bytes:
+        with self._lock:
+            if peer.endpoint not in self._nodes:
+                raise HandoffFailed(f"nobody is at {peer.endpoint}")
+            connection = b"loopback-%d" % next(self._numbers)
+            self._connections[connection] = (origin, peer)
+            return connection
+
+    def disconnect(self, connection: bytes) -> None:
+        with self._lock:
+            self._connections.pop(connection, None)
+
+    def send(self, connection: bytes, parts: Parts) -> bool:
+        """From the end that connected; False when the connection is gone."""
+        with self._lock:
+            if connection not in self._connections:
+                return False
+            self._deliver(lambda: self._to_receiver(connection, parts))
+            return True
+
+    def reply(self, connection: bytes, parts: Parts) -> None:
+        """From the end that was connected to."""
+        with self._lock:
+            self._deliver(lambda: self._to_origin(connection, parts))
+
+    def _deliver(self, deliver: Callable[[], None]) -> None:
+        if self._held is None:
+            deliver()
+        else:
+            self._held.append(deliver)
+
+    def _to_receiver(self, connection: bytes, parts: Parts) -> None:
+        if connection in self._connections:
+            node = self._nodes[self._connections[connection][1].endpoint]
+            node.arrive(connection, FromSession(connection, parts))
+
+    def _to_origin(self, connection: bytes, parts: Parts) -> None:
+        if connection in self._connections:
+            origin, peer = self._connections[connection]
+            origin.arrive(connection, FromPeer(peer, parts))
+
+
+class LoopbackTransport:
+    """One node's end of a `LoopbackNetwork`."""
+
+    def __init__(self, network: LoopbackNetwork) -> None:
+        self._network = network
+        self._opened: dict[Peer, bytes] = {}
+        self._inbox: deque[tuple[bytes, Arrival]] = deque()
+        self._is_awake = False
+        self._changed = threading.Condition()
+        self.endpoint = network.join(self)
+
+    def connect(self, peer: Peer) -> None:
+        self.disconnect(peer)
+        self._opened[peer] = self._network.connect(self, peer)
+
+    def disconnect(self, peer: Peer) -> None:
+        connection = self._opened.pop(peer, None)
+        if connection is not None:
+            self._network.disconnect(connection)
+
+    def send(self, peer: Peer, parts: Parts) -> bool:
+        connection = self._opened.get(peer)
+        return connection is not None and self._network.send(connection, parts)
+
+    def reply(self, session: bytes, parts: Parts) -> None:
+        self._network.reply(session, parts)
+
+    def arrive(self, connection: bytes, arrival: Arrival) -> None:
+        """Called by the network, on any thread."""
+        with self._changed:
+            self._inbox.append((connection, arrival))
+            self._changed.notify()
+
+    def wait(self, timeout_s: float) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._inbox or self._is_awake, timeout_s)
+            self._is_awake = False
+
+    def receive_nowait(self) -> Arrival | None:
+        with self._changed:
+            while self._inbox:
+                connection, arrival = self._inbox.popleft()
+                # What an earlier connection still had to say is not the new one's.
+                if isinstance(arrival, FromSession) or (
+                    self._opened.get(arrival.peer) == connection
+                ):
+                    return arrival
+        return None
+
+    def wake(self) -> None:
+        with self._changed:
+            self._is_awake = True
+            self._changed.notify()
+
+    def close(self) -> None:
+        for peer in list(self._opened):
+            self.disconnect(peer)
+        self._network.leave(self.endpoint)
+
+
+class LoopbackConnector(TransportConnector):
+    """A `KVConnector` for nodes that live in one process."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        layout: KVLayout,
+        incarnation: Incarnation,
+        on_event: OnEvent,
+        *,
+        network: LoopbackNetwork,
+        limits: Limits | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        super().__init__(
+            pool,
+            layout,
+            incarnation,
+            on_event,
+            transport=LoopbackTransport(network),
+            limits=limits or Limits(),
+            clock=clock or MonotonicClock(),
+        )

@@ -1,0 +1,45 @@
+"""The connector between machines: KV over ZMQ on TCP."""
+
+from __future__ import annotations
+
+from common.clock import Clock, MonotonicClock
+from common.ids import Incarnation
+from common.kv_layout import KVLayout
+from kv_transfer.connector import OnEvent
+from kv_transfer.core.limits import Limits
+from kv_transfer.pieces import Pool, check_pool
+from kv_transfer.shell import TransportConnector
+from kv_transfer.zmq_transport import ZmqTransport
+
+
+class ZmqConnector(TransportConnector):
+    """A `KVConnector` that senders reach at `endpoint`, e.g. `tcp://10.0.0.7:41234`.
+
+    `host` is bound and goes into tickets, so it must be one that the other nodes can reach.
+    Raises `ConfigError` when it cannot be bound or the window is too small for one block.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        layout: KVLayout,
+        incarnation: Incarnation,
+        on_event: OnEvent,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        limits: Limits | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        limits = limits or Limits()
+        check_pool(pool, layout)
+        limits.blocks_per_frame(layout)
+        super().__init__(
+            pool,
+            layout,
+            incarnation,
+            on_event,
+            transport=ZmqTransport(host, port, layout, limits),
+            limits=limits,
+            clock=clock or MonotonicClock(),
+        )

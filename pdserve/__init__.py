@@ -1,0 +1,3 @@
+"""The command: where a configuration is read and concrete parts are chosen and joined."""
+
+__version__ = "0.1.0"

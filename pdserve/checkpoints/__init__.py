@@ -1,0 +1,1 @@
+"""From what `--model` names to a Hugging Face folder on this machine. No Paddle here."""

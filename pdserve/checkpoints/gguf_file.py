@@ -1,0 +1,280 @@
+"""A GGUF file's metadata and tensors, read without trusting a single length in it.
+
+The layout is that of the GGUF specification, versions 2 and 3, little-endian: a header, key-value
+metadata, tensor descriptions, then aligned tensor data. Every count is checked against the bytes
+that are left before anything is read, so a truncated or garbage file ends in `CheckpointError` in
+time proportional to the file at worst.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from common.errors import CheckpointError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+GgufValue = int | float | bool | str | list[int] | list[float] | list[bool] | list[str]
+
+_MAGIC = b"GGUF"
+_VERSIONS = (2, 3)
+_DEFAULT_ALIGNMENT = 32
+_MAX_DIMENSIONS = 4
+_SCALAR_FORMATS = {
+    0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d",
+}  # fmt: skip
+_STRING = 8
+_ARRAY = 9
+
+
+@dataclass(frozen=True, slots=True)
+class GgufTensor:
+    """One tensor as stored. `shape` is in row-major order, the last dimension contiguous."""
+
+    name: str
+    type_name: str
+    shape: tuple[int, ...]
+    raw: NDArray[np.uint8]
+
+    def dequantised(self) -> NDArray[np.float32]:
+        """The values as float32, of shape `shape`; CheckpointError if the type has no values."""
+        import numpy as np
+        from gguf import GGMLQuantizationType, quants
+
+        tensor_type = GGMLQuantizationType[self.type_name]
+        if self.type_name in ("F32", "F16"):
+            stored = self.raw.view(np.float32 if self.type_name == "F32" else np.float16)
+            return stored.astype(np.float32).reshape(self.shape)
+        rows = self.raw.reshape(*self.shape[:-1], -1)
+        try:
+            values: NDArray[np.float32] = quants.dequantize(rows, tensor_type)
+        except NotImplementedError:
+            raise CheckpointError(
+                f"tensor {self.name} is stored as {self.type_name}, which cannot be dequantised"
+            ) from None
+        return values.reshape(self.shape)
+
+
+class GgufFile:
+    """`metadata` by key and `tensors` by name; the tensor data stays in the mapped file.
+
+    Raises CheckpointError when the file is not GGUF, is cut short or contradicts itself.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        cursor = _Cursor(path, _mapped(path))
+        num_tensors, num_keys = _read_header(cursor)
+        self.metadata = _read_metadata(cursor, num_keys)
+        self.tensors = _read_tensors(cursor, num_tensors, self._alignment())
+
+    def integer(self, key: str, default: int | None = None) -> int:
+        """The integer under `key`; `default` where the key is missing and a default was given."""
+        value = self.metadata.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise self._wrong(key, "an integer")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """The number under `key` as a float."""
+        value = self.metadata.get(key, default)
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not math.isfinite(value)
+        ):
+            raise self._wrong(key, "a finite number")
+        return float(value)
+
+    def text(self, key: str, default: str | None = None) -> str:
+        """The string under `key`."""
+        value = self.metadata.get(key, default)
+        if not isinstance(value, str):
+            raise self._wrong(key, "a string")
+        return value
+
+    def flag(self, key: str, default: bool) -> bool:
+        """The boolean under `key`."""
+        value = self.metadata.get(key, default)
+        if not isinstance(value, bool):
+            raise self._wrong(key, "a boolean")
+        return value
+
+    def texts(self, key: str) -> list[str]:
+        """The list of strings under `key`."""
+        value = self.metadata.get(key)
+        texts = [item for item in value if isinstance(item, str)] if isinstance(value, list) else []
+        if not isinstance(value, list) or len(texts) != len(value):
+            raise self._wrong(key, "a list of strings")
+        return texts
+
+    def integers(self, key: str) -> list[int]:
+        """The list of integers under `key`."""
+        value = self.metadata.get(key)
+        numbers = (
+            [item for item in value if isinstance(item, int)] if isinstance(value, list) else []
+        )
+        if not isinstance(value, list) or len(numbers) != len(value):
+            raise self._wrong(key, "a list of integers")
+        return numbers
+
+    def _alignment(self) -> int:
+        alignment = self.integer("general.alignment", _DEFAULT_ALIGNMENT)
+        if alignment < 1 or alignment & (alignment - 1):
+            raise self._wrong("general.alignment", "a power of two")
+        return alignment
+
+    def _wrong(self, key: str, wanted: str) -> CheckpointError:
+        if key not in self.metadata:
+            return CheckpointError(f"{self.path}: metadata key {key} is missing: wanted {wanted}")
+        found = repr(self.metadata[key])
+        shown = found if len(found) <= 80 else f"{found[:77]}..."
+        return CheckpointError(f"{self.path}: metadata key {key} is {shown}: wanted {wanted}")
+
+
+class _Cursor:
+    """A position in the mapped file that never passes its end."""
+
+    def __init__(self, path: Path, data: mmap.mmap) -> None:
+        self.path = path
+        self.data = data
+        self.at = 0
+
+    def need(self, size_bytes: int, what: str) -> None:
+        left = len(self.data) - self.at
+        if size_bytes > left:
+            raise self.broken(f"{what} needs {size_bytes} bytes where {left} are left")
+
+    def broken(self, what: str) -> CheckpointError:
+        return CheckpointError(
+            f"{self.path}: not a whole GGUF file: {what} (at byte {self.at} of {len(self.data)})"
+        )
+
+    def scalars(self, letter: str, count: int, what: str) -> tuple[int | float | bool, ...]:
+        layout = struct.Struct(f"<{letter}")
+        self.need(layout.size * count, what)
+        values = struct.unpack_from(f"<{count}{letter}", self.data, self.at)
+        self.at += layout.size * count
+        return values
+
+    def integer(self, letter: str, what: str) -> int:
+        return int(self.scalars(letter, 1, what)[0])
+
+    def text(self, what: str) -> str:
+        size_bytes = self.integer("Q", f"length of {what}")
+        self.need(size_bytes, what)
+        raw = self.data[self.at : self.at + size_bytes]
+        try:
+            text = raw.decode()
+        except UnicodeDecodeError:
+            raise self.broken(f"{what} is not UTF-8") from None
+        self.at += size_bytes
+        return text
+
+    def value(self, value_type: int, key: str) -> GgufValue:
+        if value_type == _STRING:
+            return self.text(key)
+        if value_type == _ARRAY:
+            return self._array(key)
+        if value_type in _SCALAR_FORMATS:
+            return self.scalars(_SCALAR_FORMATS[value_type], 1, key)[0]
+        raise self.broken(f"{key} has the unknown value type {value_type}")
+
+    def _array(self, key: str) -> GgufValue:
+        item_type = self.integer("I", f"item type of {key}")
+        count = self.integer("Q", f"length of {key}")
+        if item_type == _STRING:
+            self.need(8 * count, key)
+            return [self.text(key) for _ in range(count)]
+        if item_type in _SCALAR_FORMATS:
+            return list(self.scalars(_SCALAR_FORMATS[item_type], count, key))
+        raise self.broken(f"{key} holds items of the unsupported type {item_type}")
+
+
+def _mapped(path: Path) -> mmap.mmap:
+    try:
+        with path.open("rb") as file:
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except ValueError:
+        raise CheckpointError(f"{path}: empty: wanted a GGUF file") from None
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def _read_header(cursor: _Cursor) -> tuple[int, int]:
+    """(number of tensors, number of metadata keys)."""
+    if cursor.data[:4] != _MAGIC:
+        found = bytes(cursor.data[:4])
+        raise CheckpointError(f"{cursor.path}: starts with {found!r}: wanted a GGUF file")
+    cursor.at = 4
+    version = cursor.integer("I", "version")
+    if version not in _VERSIONS:
+        raise CheckpointError(
+            f"{cursor.path}: GGUF version {version}: wanted 2 or 3, little-endian"
+        )
+    return cursor.integer("Q", "tensor count"), cursor.integer("Q", "key count")
+
+
+def _read_metadata(cursor: _Cursor, num_keys: int) -> dict[str, GgufValue]:
+    metadata: dict[str, GgufValue] = {}
+    for _ in range(num_keys):
+        key = cursor.text("a metadata key")
+        value_type = cursor.integer("I", f"type of {key}")
+        if key in metadata:
+            raise cursor.broken(f"metadata key {key} comes twice")
+        metadata[key] = cursor.value(value_type, key)
+    return metadata
+
+
+def _read_tensors(cursor: _Cursor, num_tensors: int, alignment: int) -> dict[str, GgufTensor]:
+    import numpy as np
+
+    described = {}
+    for _ in range(num_tensors):
+        name, tensor_type, shape, offset = _read_tensor_description(cursor)
+        if name in described:
+            raise cursor.broken(f"tensor {name} comes twice")
+        described[name] = (tensor_type, shape, offset)
+    start = -(-cursor.at // alignment) * alignment
+    tensors = {}
+    for name, (tensor_type, shape, offset) in described.items():
+        type_name, size_bytes = _stored_size(cursor, name, tensor_type, shape)
+        cursor.at = start + offset
+        cursor.need(size_bytes, f"tensor {name}")
+        raw = np.frombuffer(cursor.data, np.uint8, size_bytes, cursor.at)
+        tensors[name] = GgufTensor(name, type_name, shape, raw)
+    return tensors
+
+
+def _read_tensor_description(cursor: _Cursor) -> tuple[str, int, tuple[int, ...], int]:
+    """(name, type number, row-major shape, offset from the start of the tensor data)."""
+    name = cursor.text("a tensor's name")
+    num_dimensions = cursor.integer("I", f"dimensions of {name}")
+    if not 1 <= num_dimensions <= _MAX_DIMENSIONS:
+        raise cursor.broken(f"tensor {name} has {num_dimensions} dimensions")
+    shape = tuple(int(n) for n in reversed(cursor.scalars("Q", num_dimensions, name)))
+    return name, cursor.integer("I", f"type of {name}"), shape, cursor.integer("Q", name)
+
+
+def _stored_size(
+    cursor: _Cursor, name: str, tensor_type: int, shape: tuple[int, ...]
+) -> tuple[str, int]:
+    """(type name, bytes in the file)."""
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+    try:
+        known_type = GGMLQuantizationType(tensor_type)
+        block_values, block_bytes = GGML_QUANT_SIZES[known_type]
+    except (ValueError, KeyError):
+        raise cursor.broken(f"tensor {name} has the unknown type {tensor_type}") from None
+    if min(shape) < 1 or shape[-1] % block_values:
+        raise cursor.broken(f"tensor {name} has shape {shape} in blocks of {block_values}")
+    return known_type.name, math.prod(shape) // block_values * block_bytes

@@ -1,0 +1,36 @@
+"""From what `--model` names to a Hugging Face folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from common.errors import CheckpointError
+
+DEMO_MODEL = "demo"
+
+
+def resolve_checkpoint(model: str, *, progress: bool = True) -> Path:
+    """The Hugging Face folder that `model` stands for, as an absolute path.
+
+    `model` is such a folder (returned as it is), a `.gguf` file (converted into the cache on first
+    use), or "demo". A folder called `demo` is written `./demo`. Raises CheckpointError naming the
+    path and what was wanted.
+    """
+    # The converters need numpy, gguf and tqdm, which a router given a folder does not have.
+    if model == DEMO_MODEL:
+        from pdserve.checkpoints.demo_model import demo_model_folder
+
+        return demo_model_folder(progress)
+    path = Path(model).expanduser().absolute()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise CheckpointError(f"{path}: no config.json in it: wanted a Hugging Face folder")
+        return path
+    if path.is_file() and path.suffix == ".gguf":
+        from pdserve.checkpoints.gguf_convert import convert_gguf_cached
+
+        return convert_gguf_cached(path, progress=progress)
+    found = "is not a folder or .gguf file" if path.exists() else "does not exist"
+    raise CheckpointError(
+        f"{path} {found}: wanted a Hugging Face folder, a .gguf file or '{DEMO_MODEL}'"
+    )

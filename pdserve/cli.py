@@ -1,0 +1,122 @@
+"""`pdserve`: one command line for every role. Nothing heavy is imported before it is needed."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from common.errors import ConfigError, PdserveError
+from pdserve.config_sources import SERVE, Command, LoadedConfig, SettingsError, load_config
+from pdserve.flags import NO_VALUE, SET_BY_UP, UP_DEFAULTS, FlagError, build_parser
+from pdserve.option_values import without_passwords
+
+EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
+
+_MOST_NODES = 64
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code: 0 done, 1 failed, 2 wrong settings."""
+    parser = build_parser()
+    try:
+        parsed, unknown = parser.parse_known_args(arguments)
+        if parsed.command is None:
+            parser.print_help()
+            return EXIT_USAGE if unknown else EXIT_OK
+        run = {
+            "serve": _serve,
+            "up": _up,
+            "status": _status,
+            "check-config": _check_config,
+        }[parsed.command]
+        return run(parsed, unknown)
+    except FlagError as error:
+        return _wrong_settings([str(error)])
+    except SettingsError as error:
+        return _wrong_settings(error.problems)
+    except ConfigError as error:
+        return _wrong_settings([without_passwords(str(error))])
+    except PdserveError as error:
+        print(f"pdserve: {without_passwords(str(error))}", file=sys.stderr)
+        return EXIT_FAILED
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read the output has gone, as in `pdserve --help | head`.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILED
+
+
+def _serve(parsed: argparse.Namespace, unknown: list[str]) -> int:
+    loaded = _load(parsed, unknown, SERVE)
+    from pdserve.roles import run_role
+
+    return run_role(loaded.config)
+
+
+def _check_config(parsed: argparse.Namespace, unknown: list[str]) -> int:
+    from pdserve.shown_config import shown_config
+
+    print(shown_config(_load(parsed, unknown, SERVE)), end="")
+    return EXIT_OK
+
+
+def _up(parsed: argparse.Namespace, unknown: list[str]) -> int:
+    from pdserve.cluster_plan import ClusterSize
+    from pdserve.local_cluster import run_local_cluster
+
+    problems: list[str] = []
+    counts = {role: _count(parsed, role, problems) for role in ("prefill", "decode", "mixed")}
+    command = Command(name="pdserve up", defaults=UP_DEFAULTS, own_keys=SET_BY_UP)
+    try:
+        loaded = _load(parsed, unknown, command)
+    except SettingsError as error:
+        raise SettingsError([*problems, *error.problems]) from None
+    if problems:
+        raise SettingsError(problems)
+    return run_local_cluster(
+        loaded.config,
+        ClusterSize.chosen(**counts),
+        has_to_exit_after_sample=parsed.exit_after_sample,
+    )
+
+
+def _status(parsed: argparse.Namespace, unknown: list[str]) -> int:
+    from pdserve.cluster_view import fetch_cluster
+    from pdserve.status_table import status_table
+
+    if unknown:
+        return _wrong_settings([f"unexpected argument: {unknown[0].partition('=')[0]}"])
+    api_key = getattr(parsed, "api_key", os.environ.get("PDSERVE_API_KEY", ""))
+    print(status_table(fetch_cluster(parsed.url, api_key=api_key)), end="")
+    return EXIT_OK
+
+
+def _load(parsed: argparse.Namespace, unknown: list[str], command: Command) -> LoadedConfig:
+    from common.nodes import Role
+
+    # A local cluster's own process is none of the roles; its children get theirs from its plan.
+    role = Role.ROUTER if "role" in command.own_keys else None
+    return load_config(vars(parsed), unknown, os.environ, command=command, role=role)
+
+
+def _count(parsed: argparse.Namespace, role: str, problems: list[str]) -> int | None:
+    text = getattr(parsed, role, None)
+    if text is None:
+        return None
+    if text is not NO_VALUE and text.isascii() and text.isdigit() and int(text[:4]) <= _MOST_NODES:
+        return int(text[:4])
+    shown = "has no value" if text is NO_VALUE else f"is {text!r}"
+    problems.append(f"--{role} {shown}: wanted a number of nodes, 0 to {_MOST_NODES}")
+    return None
+
+
+def _wrong_settings(problems: Sequence[str]) -> int:
+    if len(problems) == 1:
+        print(f"pdserve: {problems[0]}", file=sys.stderr)
+    else:
+        lines = "".join(f"\n  - {problem}" for problem in problems)
+        print(f"pdserve: {len(problems)} settings are wrong:{lines}", file=sys.stderr)
+    return EXIT_USAGE

@@ -1,0 +1,77 @@
+"""A running cluster as its router's `/v1/cluster` tells it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from pdserve.http_client import RouterUnreachable, fetch_json
+
+PATH = "/v1/cluster"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeView:
+    """One node. A number that the router did not tell is None."""
+
+    node_id: str
+    role: str
+    epoch: int | None
+    address: str
+    model: str
+    num_blocks: int | None
+    free_blocks: int | None
+    max_num_seqs: int | None
+    num_running: int | None
+    num_waiting: int | None
+    is_draining: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterView:
+    """The router that was asked and the nodes it knows, ordered by role and name."""
+
+    url: str
+    router_id: str
+    is_store_away: bool
+    nodes: tuple[NodeView, ...]
+
+
+def fetch_cluster(url: str, *, api_key: str = "", timeout_s: float = 5.0) -> ClusterView:
+    """Ask the router at `url`. Raises `RouterUnreachable` or `RouterRefused`."""
+    url = url.rstrip("/")
+    reply = fetch_json(url, PATH, api_key=api_key, timeout_s=timeout_s)
+    if not isinstance(reply, dict) or not isinstance(reply.get("nodes"), list):
+        raise RouterUnreachable(f"{url}{PATH}: the answer lists no nodes: no pdserve router?")
+    router = reply.get("router")
+    router_id = router.get("router_id") if isinstance(router, dict) else None
+    nodes = [_node(url, node) for node in reply["nodes"]]
+    return ClusterView(
+        url=url,
+        router_id=str(router_id or ""),
+        is_store_away=reply.get("placement_store") == "away",
+        nodes=tuple(sorted(nodes, key=lambda node: (node.role, node.node_id))),
+    )
+
+
+def _node(url: str, raw: Any) -> NodeView:
+    if not isinstance(raw, dict) or not isinstance(raw.get("node_id"), str):
+        raise RouterUnreachable(f"{url}{PATH}: a node has no node_id: no pdserve router?")
+    return NodeView(
+        node_id=raw["node_id"],
+        role=str(raw.get("role", "")),
+        epoch=_count(raw, "epoch"),
+        address=str(raw.get("address", "")),
+        model=str(raw.get("model", "")),
+        num_blocks=_count(raw, "num_blocks"),
+        free_blocks=_count(raw, "free_blocks"),
+        max_num_seqs=_count(raw, "max_num_seqs"),
+        num_running=_count(raw, "num_running"),
+        num_waiting=_count(raw, "num_waiting"),
+        is_draining=raw.get("is_draining") is True,
+    )
+
+
+def _count(raw: dict[str, Any], key: str) -> int | None:
+    value = raw.get(key)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None

@@ -1,0 +1,64 @@
+"""A prefill, decode or mixed node out of its concrete parts: Paddle, ZMQ, the placement store."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import cast
+
+from common.clock import MonotonicClock
+from common.config import Config
+from common.ids import Incarnation
+from common.nodes import Role
+from kv_transfer.connector import OnEvent
+from kv_transfer.core.limits import Limits
+from kv_transfer.zmq_connector import ZmqConnector
+from node.engine_node import EngineNode, LoadedModel, MakeFlow, NodeConnector, NodeParts
+from placement.store import PlacementStore
+
+KV_PEER_TIMEOUT_S = 5.0
+
+
+async def run_engine_role(config: Config, store: PlacementStore, stop: asyncio.Event) -> int:
+    """Serve as `config.role` until `stop` is set; the exit code."""
+    parts = NodeParts(
+        load_model=partial(_load_model, config),
+        make_connector=partial(_make_connector, config),
+        make_flow=_flow_maker(config),
+        store=store,
+        clock=MonotonicClock(),
+    )
+    return await EngineNode(config, parts).run(stop)
+
+
+def _load_model(config: Config) -> LoadedModel:
+    # Paddle takes seconds to import: not before the port is bound and the store has answered.
+    from engine.runner.load import load_model_runner
+
+    return cast(LoadedModel, load_model_runner(config.model, config.engine))
+
+
+def _make_connector(
+    config: Config, model: LoadedModel, incarnation: Incarnation, on_event: OnEvent
+) -> NodeConnector:
+    from engine.runner.model_runner import ModelRunner
+
+    return ZmqConnector(
+        cast(ModelRunner, model).kv_bytes,
+        model.layout,
+        incarnation,
+        on_event,
+        host=config.server.host,
+        port=config.server.kv_port,
+        limits=Limits(window_bytes=config.handoff.kv_window, peer_timeout_s=KV_PEER_TIMEOUT_S),
+    )
+
+
+def _flow_maker(config: Config) -> MakeFlow:
+    if config.role is Role.PREFILL:
+        from prefill_node.node import prefill_flow_maker
+
+        return prefill_flow_maker(config)
+    from decode_node.node import decode_flow_maker
+
+    return decode_flow_maker(config)

@@ -1,0 +1,152 @@
+"""The command line's grammar. Values stay raw text here; `config_sources` judges them.
+
+argparse stops at its first error, while a user wants all of them: so every value is optional to
+the grammar, and unknown flags are handed on instead of refused.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable
+from typing import Any, NoReturn
+
+from pdserve import __version__
+from pdserve.help_text import EXAMPLES, INTRODUCTION, SECTION_TITLES, HelpFormatter, option_help
+from pdserve.options import ROLE, SECTIONS, Option, options_of
+
+NO_VALUE = object()
+"""Stands for the value of a flag that was given none."""
+
+# A local cluster chooses these by itself.
+SET_BY_UP = frozenset({"role", "kv_port", "node_id", "redis_url", "cluster"})
+
+UP_DEFAULTS: dict[str, str | int] = {
+    "model": "demo",
+    "port": 8000,
+    "max_num_batched_tokens": 512,
+    "kv_cache_memory": 512 << 20,
+}
+"""A step must stay short and the memory small where the nodes share one laptop's CPU."""
+
+
+class FlagError(Exception):
+    """The command line does not fit the grammar at all."""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise FlagError(message)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of every command; it raises `FlagError` instead of exiting on bad grammar."""
+    parser = _Parser(
+        prog="pdserve",
+        description=INTRODUCTION,
+        epilog=EXAMPLES["pdserve"],
+        formatter_class=HelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"pdserve {__version__}")
+    commands = parser.add_subparsers(
+        dest="command", metavar="COMMAND", title="commands", prog="pdserve"
+    )
+    _add_serve(commands, "serve", "run one role until SIGTERM or Ctrl-C")
+    _add_up(commands)
+    _add_status(commands)
+    _add_serve(commands, "check-config", "print the configuration `serve` would run with")
+    return parser
+
+
+def _add_serve(commands: Any, name: str, summary: str) -> None:
+    command = _add_command(commands, name, summary)
+    _add_config_file(command)
+    command.add_argument(ROLE.flag, **_grammar(ROLE, {}))
+    _add_sections(command, without=frozenset(), defaults={})
+
+
+def _add_up(commands: Any) -> None:
+    command = _add_command(commands, "up", "run a whole cluster on this machine")
+    cluster = command.add_argument_group("cluster")
+    for flag, role, default in (
+        ("--prefill", "prefill", "1"),
+        ("--decode", "decode", "1"),
+        ("--mixed", "mixed", "0; with --mixed alone there are no others"),
+    ):
+        cluster.add_argument(
+            flag,
+            metavar="N",
+            nargs="?",
+            const=NO_VALUE,
+            default=argparse.SUPPRESS,
+            help=f"number of {role} nodes (default: {default})",
+        )
+    cluster.add_argument(
+        "--exit-after-sample",
+        action="store_true",
+        help="stop everything after the sample answer",
+    )
+    _add_config_file(command)
+    _add_sections(command, without=SET_BY_UP, defaults=UP_DEFAULTS)
+
+
+def _add_status(commands: Any) -> None:
+    command = _add_command(commands, "status", "show a running cluster as a table")
+    command.add_argument(
+        "--url",
+        default="http://127.0.0.1:8000",
+        metavar="URL",
+        help="the router to ask (default: http://127.0.0.1:8000)",
+    )
+    command.add_argument(
+        "--api-key",
+        metavar="TEXT",
+        default=argparse.SUPPRESS,
+        help="the router's key, when it wants one (default: the variable PDSERVE_API_KEY)",
+    )
+
+
+def _add_command(commands: Any, name: str, summary: str) -> argparse.ArgumentParser:
+    command: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=summary,
+        description=summary[0].upper() + summary[1:] + ".",
+        epilog=EXAMPLES[name],
+        formatter_class=HelpFormatter,
+        allow_abbrev=False,
+    )
+    return command
+
+
+def _add_config_file(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--config",
+        metavar="FILE",
+        nargs="?",
+        const=NO_VALUE,
+        default=argparse.SUPPRESS,
+        help="a TOML file with settings (default: the variable PDSERVE_CONFIG)",
+    )
+
+
+def _add_sections(
+    command: argparse.ArgumentParser, *, without: frozenset[str], defaults: dict[str, Any]
+) -> None:
+    for section in SECTIONS:
+        options: Iterable[Option] = options_of(section)
+        group = command.add_argument_group(SECTION_TITLES[section])
+        for option in options:
+            if option.key not in without:
+                group.add_argument(option.flag, **_grammar(option, defaults))
+
+
+def _grammar(option: Option, defaults: dict[str, Any]) -> dict[str, Any]:
+    shared = {
+        "dest": option.key,
+        "default": argparse.SUPPRESS,
+        "help": option_help(option, defaults.get(option.key, option.default)),
+    }
+    if option.kind == "bool":
+        return {**shared, "action": argparse.BooleanOptionalAction}
+    metavar = {"str": "TEXT", "int": "N", "float": "SECONDS", "bytes": "BYTES"}[option.kind]
+    return {**shared, "metavar": metavar, "nargs": "?", "const": NO_VALUE}

@@ -1,0 +1,82 @@
+"""Signals as something to wait for, so that nothing polls and no handler does work."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+STOP_SIGNALS = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
+
+
+class StopRequested(BaseException):
+    """A stop signal ended what was going on."""
+
+
+class Signals:
+    """While entered, SIGINT, SIGTERM, SIGHUP and SIGCHLD are remembered instead of acted upon.
+
+    Only the main thread may enter it. `wait` returns what arrived; a stop signal that came earlier
+    is never lost.
+    """
+
+    def __init__(self) -> None:
+        self._previous: dict[signal.Signals, Any] = {}
+        self._previous_wakeup_fd = -1
+        self._read_fd = self._write_fd = -1
+        self._is_raising = False
+        self._stops_seen = 0
+
+    def __enter__(self) -> Self:
+        self._read_fd, self._write_fd = os.pipe()
+        os.set_blocking(self._read_fd, False)
+        os.set_blocking(self._write_fd, False)
+        self._previous_wakeup_fd = signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
+        for number in (*STOP_SIGNALS, signal.SIGCHLD):
+            self._previous[number] = signal.signal(number, self._on_signal)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for number, previous in self._previous.items():
+            signal.signal(number, previous)
+        signal.set_wakeup_fd(self._previous_wakeup_fd)
+        os.close(self._read_fd)
+        os.close(self._write_fd)
+
+    @property
+    def num_stops(self) -> int:
+        """How many stop signals have arrived."""
+        return self._stops_seen
+
+    def wait(self, timeout_s: float) -> None:
+        """Return when any of the signals arrives, or after `timeout_s`; at once for one missed."""
+        readable, _, _ = select.select([self._read_fd], [], [], max(0.0, timeout_s))
+        if readable:
+            os.read(self._read_fd, 4096)
+
+    @contextmanager
+    def raising(self) -> Iterator[None]:
+        """Inside, a stop signal raises `StopRequested`, which also ends a blocking read."""
+        self._is_raising = True
+        try:
+            if self._stops_seen:
+                raise StopRequested
+            yield
+        finally:
+            self._is_raising = False
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if number in STOP_SIGNALS:
+            self._stops_seen += 1
+            if self._is_raising:
+                self._is_raising = False
+                raise StopRequested

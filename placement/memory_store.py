@@ -1,0 +1,68 @@
+"""A placement store inside one process: the reference for what the Redis store must do."""
+
+from __future__ import annotations
+
+from common.clock import Clock
+from common.errors import StaleEpoch
+from common.ids import AttemptId, Incarnation
+from common.nodes import NodeLoad, NodeRecord
+from placement.store import LiveNode, Placement
+
+
+class MemoryStore:
+    """Leases and placements in dictionaries. Expiry follows the injected clock."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._last_epoch = 0
+        self._nodes: dict[str, tuple[LiveNode, float]] = {}
+        self._placements: dict[AttemptId, tuple[Placement, float]] = {}
+
+    async def next_epoch(self, node_id: str) -> int:
+        """One counter for all nodes: it rises for each of them, and `clear` leaves it alone."""
+        self._last_epoch += 1
+        return self._last_epoch
+
+    async def heartbeat(self, record: NodeRecord, load: NodeLoad, *, lease_s: float) -> None:
+        self._expire()
+        node_id, epoch = record.incarnation.node_id, record.incarnation.epoch
+        held = self._nodes.get(node_id)
+        if held is not None and held[0].record.incarnation.epoch > epoch:
+            raise StaleEpoch(f"{held[0].record.incarnation} holds the lease of {node_id}")
+        expires_at_s = self._clock.now_s() + lease_s
+        self._nodes[node_id] = (LiveNode(record=record, load=load), expires_at_s)
+
+    async def leave(self, incarnation: Incarnation) -> None:
+        held = self._nodes.get(incarnation.node_id)
+        if held is not None and held[0].record.incarnation == incarnation:
+            del self._nodes[incarnation.node_id]
+
+    async def live_nodes(self) -> list[LiveNode]:
+        self._expire()
+        return [self._nodes[node_id][0] for node_id in sorted(self._nodes)]
+
+    async def place(self, placement: Placement, *, ttl_s: float) -> None:
+        self._expire()
+        self._placements[placement.attempt] = (placement, self._clock.now_s() + ttl_s)
+
+    async def unplace(self, attempt: AttemptId, *, router_id: str) -> None:
+        held = self._placements.get(attempt)
+        if held is not None and held[0].router_id == router_id:
+            del self._placements[attempt]
+
+    async def placements(self) -> list[Placement]:
+        self._expire()
+        return [self._placements[attempt][0] for attempt in sorted(self._placements)]
+
+    async def close(self) -> None:
+        """Nothing to release."""
+
+    def clear(self) -> None:
+        """Forget everything, as a flushed server does."""
+        self._nodes.clear()
+        self._placements.clear()
+
+    def _expire(self) -> None:
+        now_s = self._clock.now_s()
+        self._nodes = {key: held for key, held in self._nodes.items() if held[1] > now_s}
+        self._placements = {k: held for k, held in self._placements.items() if held[1] > now_s}

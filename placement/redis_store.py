@@ -1,0 +1,140 @@
+"""The placement store on Redis.
+
+Keys, all under `pdserve:{cluster}:` and all with an expiry of their own:
+
+    node:{node id}                  a lease: record and load as JSON
+    epoch:{node id}                 the last epoch given to this node
+    nodes, placements               indices of the two families
+    placement:{request}/{attempt}   where an attempt runs
+
+`leave` and `unplace` remove what they name; the rest goes when its owner falls silent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
+
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+
+from common.errors import StaleEpoch
+from common.ids import AttemptId, Incarnation
+from common.nodes import NodeLoad, NodeRecord
+from placement import scripts
+from placement.records import decode_node, decode_placement, encode_node, encode_placement
+from placement.store import LiveNode, Placement, PlacementUnavailable
+
+log = logging.getLogger("pdserve.placement")
+
+CALL_TIMEOUT_S = 0.5
+EPOCH_MEMORY_S = 3600.0
+MAX_ENTRIES = 10_000
+_MAX_CONNECTIONS = 16
+
+_Entry = TypeVar("_Entry", LiveNode, Placement)
+
+
+class RedisStore:
+    """Every call is one script, so one round trip and one atomic change."""
+
+    def __init__(self, url: str, cluster: str, *, call_timeout_s: float = CALL_TIMEOUT_S) -> None:
+        """Connects at the first call. Raises `ValueError` for an address that is no Redis URL."""
+        self._prefix = f"pdserve:{cluster}:"
+        self._call_timeout_s = call_timeout_s
+        self._redis: Redis = Redis.from_url(
+            url,
+            socket_connect_timeout=call_timeout_s,
+            socket_timeout=call_timeout_s,
+            max_connections=_MAX_CONNECTIONS,
+            # A pooled connection may have died with the server it led to: try once more.
+            retry=Retry(NoBackoff(), 1),
+            protocol=2,
+        )
+        self._next_epoch = self._redis.register_script(scripts.NEXT_EPOCH)
+        self._heartbeat = self._redis.register_script(scripts.HEARTBEAT)
+        self._leave = self._redis.register_script(scripts.LEAVE)
+        self._read_index = self._redis.register_script(scripts.READ_INDEX)
+        self._place = self._redis.register_script(scripts.PLACE)
+        self._unplace = self._redis.register_script(scripts.UNPLACE)
+
+    async def next_epoch(self, node_id: str) -> int:
+        keys = [self._key("epoch", node_id), self._key("node", node_id)]
+        return int(await self._call(self._next_epoch, keys, [_ms(EPOCH_MEMORY_S)]))
+
+    async def heartbeat(self, record: NodeRecord, load: NodeLoad, *, lease_s: float) -> None:
+        node_id, epoch = record.incarnation.node_id, record.incarnation.epoch
+        value = encode_node(LiveNode(record=record, load=load))
+        args = [node_id, epoch, value, _ms(lease_s), _ms(max(EPOCH_MEMORY_S, lease_s))]
+        holder = int(await self._call(self._heartbeat, self._lease_keys(node_id), args))
+        if holder:
+            raise StaleEpoch(f"{Incarnation(node_id, holder)} holds the lease of {node_id}")
+
+    async def leave(self, incarnation: Incarnation) -> None:
+        args = [incarnation.node_id, incarnation.epoch]
+        await self._call(self._leave, self._lease_keys(incarnation.node_id), args)
+
+    async def live_nodes(self) -> list[LiveNode]:
+        nodes = await self._read("nodes", "node", decode_node)
+        named = [entry for name, entry in nodes if entry.record.incarnation.node_id == name]
+        return sorted(named, key=lambda node: node.record.incarnation.node_id)
+
+    async def place(self, placement: Placement, *, ttl_s: float) -> None:
+        name = str(placement.attempt)
+        args = [name, encode_placement(placement), _ms(ttl_s)]
+        await self._call(self._place, self._placement_keys(name), args)
+
+    async def unplace(self, attempt: AttemptId, *, router_id: str) -> None:
+        name = str(attempt)
+        await self._call(self._unplace, self._placement_keys(name), [name, router_id])
+
+    async def placements(self) -> list[Placement]:
+        found = await self._read("placements", "placement", decode_placement)
+        named = [entry for name, entry in found if str(entry.attempt) == name]
+        return sorted(named, key=lambda placement: placement.attempt)
+
+    async def close(self) -> None:
+        await self._redis.aclose()
+
+    def _key(self, family: str, name: str) -> str:
+        return f"{self._prefix}{family}:{name}"
+
+    def _lease_keys(self, node_id: str) -> list[str]:
+        return [self._key("node", node_id), self._prefix + "nodes", self._key("epoch", node_id)]
+
+    def _placement_keys(self, name: str) -> list[str]:
+        return [self._key("placement", name), self._prefix + "placements"]
+
+    async def _read(
+        self, index: str, family: str, decode: Callable[[bytes], _Entry]
+    ) -> list[tuple[str, _Entry]]:
+        args = [self._key(family, ""), MAX_ENTRIES]
+        flat: list[bytes] = await self._call(self._read_index, [self._prefix + index], args)
+        entries = []
+        for name, value in zip(flat[::2], flat[1::2], strict=True):
+            try:
+                entries.append((name.decode(), decode(value)))
+            except ValueError as wrong:
+                log.warning("skipped %s %r in the placement store: %s", family, name, wrong)
+        return entries
+
+    async def _call(
+        self, script: Callable[..., Awaitable[Any]], keys: Sequence[str], args: Sequence[Any]
+    ) -> Any:
+        try:
+            async with asyncio.timeout(self._call_timeout_s):
+                return await script(keys=keys, args=args)
+        except TimeoutError as late:
+            raise PlacementUnavailable(
+                f"Redis did not answer within {self._call_timeout_s} s"
+            ) from late
+        except (RedisError, OSError) as away:
+            raise PlacementUnavailable(f"Redis is away: {away}") from away
+
+
+def _ms(span_s: float) -> int:
+    return max(1, round(span_s * 1000))

@@ -1,0 +1,129 @@
+"""The Lua scripts of the Redis store: each change is atomic, each read is one round trip.
+
+An index is a sorted set of names, scored by the time at which each expires. It expires itself with
+its last entry, so a cluster that is gone leaves nothing behind. Values of the wrong type read as
+absent (`pcall`): a stranger's key is overwritten, never a crash.
+"""
+
+from __future__ import annotations
+
+_SHARED = """
+local function now_us()
+  local time = redis.call('TIME')
+  return tonumber(time[1]) * 1000000 + tonumber(time[2])
+end
+
+local function get(key)
+  local value = redis.pcall('GET', key)
+  if type(value) == 'string' then return value end
+  return nil
+end
+
+local function field(value, name)
+  if not value then return nil end
+  local is_json, entry = pcall(cjson.decode, value)
+  if not is_json or type(entry) ~= 'table' then return nil end
+  return entry[name]
+end
+
+local function to_epoch(value)
+  local epoch = tonumber(value or 0) or 0
+  if epoch >= 0 and epoch <= 2^53 then return epoch end
+  return 0
+end
+
+local function held_epoch(key)
+  local epoch = field(get(key), 'epoch')
+  return type(epoch) == 'number' and to_epoch(epoch) or 0
+end
+
+local function index_add(index, name, ttl_ms)
+  local now_ms = math.floor(now_us() / 1000)
+  redis.call('ZREMRANGEBYSCORE', index, '-inf', now_ms)
+  redis.call('ZADD', index, now_ms + ttl_ms, name)
+  if redis.call('PTTL', index) < ttl_ms then redis.call('PEXPIRE', index, ttl_ms) end
+end
+"""
+
+# KEYS: epoch, lease. ARGV: how long to remember it (ms). Returns the new epoch.
+# The server's clock in microseconds carries it over an emptied server; the last one given, and the
+# one that still holds the lease, carry it over a clock that was set back.
+NEXT_EPOCH = (
+    _SHARED
+    + """
+local last = to_epoch(get(KEYS[1]))
+local epoch = math.max(last + 1, held_epoch(KEYS[2]) + 1, now_us())
+redis.call('SET', KEYS[1], string.format('%.0f', epoch), 'PX', ARGV[1])
+return epoch
+"""
+)
+
+# KEYS: lease, index, epoch. ARGV: node id, epoch, value, lease (ms), how long to remember the epoch
+# (ms). Returns 0, or the higher epoch that holds the lease.
+HEARTBEAT = (
+    _SHARED
+    + """
+local holder = held_epoch(KEYS[1])
+if holder > tonumber(ARGV[2]) then return holder end
+redis.call('SET', KEYS[1], ARGV[3], 'PX', ARGV[4])
+index_add(KEYS[2], ARGV[1], tonumber(ARGV[4]))
+if to_epoch(get(KEYS[3])) <= tonumber(ARGV[2]) then
+  redis.call('SET', KEYS[3], ARGV[2], 'PX', ARGV[5])
+end
+return 0
+"""
+)
+
+# KEYS: lease, index, epoch. ARGV: node id, epoch.
+LEAVE = (
+    _SHARED
+    + """
+local epoch = tonumber(ARGV[2])
+if held_epoch(KEYS[1]) == epoch then
+  redis.call('DEL', KEYS[1])
+  redis.call('ZREM', KEYS[2], ARGV[1])
+end
+if to_epoch(get(KEYS[3])) == epoch then redis.call('DEL', KEYS[3]) end
+return 0
+"""
+)
+
+# KEYS: index. ARGV: prefix of the entries' keys, most entries to return. Returns name, value, ….
+READ_INDEX = (
+    _SHARED
+    + """
+local found = {}
+for _, name in ipairs(redis.call('ZRANGE', KEYS[1], 0, tonumber(ARGV[2]) - 1)) do
+  local value = get(ARGV[1] .. name)
+  if value then
+    found[#found + 1] = name
+    found[#found + 1] = value
+  else
+    redis.call('ZREM', KEYS[1], name)
+  end
+end
+return found
+"""
+)
+
+# KEYS: placement, index. ARGV: name, value, ttl (ms).
+PLACE = (
+    _SHARED
+    + """
+redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3])
+index_add(KEYS[2], ARGV[1], tonumber(ARGV[3]))
+return 0
+"""
+)
+
+# KEYS: placement, index. ARGV: name, router id.
+UNPLACE = (
+    _SHARED
+    + """
+local value = get(KEYS[1])
+if value and field(value, 'router_id') ~= ARGV[2] then return 0 end
+redis.call('DEL', KEYS[1])
+redis.call('ZREM', KEYS[2], ARGV[1])
+return 1
+"""
+)

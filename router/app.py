@@ -1,0 +1,207 @@
+"""The router's web application: its routes, and errors in OpenAI's shape for all of them."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from common.clock import MonotonicClock
+from common.config import Config
+from router.cluster_view import ClusterView
+from router.generation import Generator
+from router.http_metrics import HttpMetrics
+from router.middleware import ApiKeyMiddleware, RequestIdMiddleware
+from router.openai_api import Endpoint, OpenAiApi
+from router.openai_errors import ApiError, ModelNotFound
+from router.schemas import ChatBody, CompletionBody, SamplingFields
+from router.text_model import TextModel
+
+logger = logging.getLogger("pdserve.router.http")
+
+NOT_READY_RETRY_S = "1"
+
+
+def create_app(
+    *,
+    config: Config,
+    text_model: TextModel,
+    generator: Generator,
+    cluster: ClusterView,
+    registry: CollectorRegistry,
+) -> FastAPI:
+    """The whole HTTP edge. `registry` gets the edge's metrics and is what `/metrics` shows.
+
+    Nothing is started: the generator and the cluster view live and end outside.
+    """
+    app = FastAPI(
+        title="pdserve",
+        description="OpenAI-compatible API of a pdserve cluster",
+        redoc_url=None,
+        separate_input_output_schemas=False,
+    )
+    api = OpenAiApi(
+        config=config.api,
+        text_model=text_model,
+        generator=generator,
+        metrics=HttpMetrics(registry),
+        clock=MonotonicClock(),
+    )
+    _add_generation(app, "/v1/chat/completions", api, api.chat, ChatBody)
+    _add_generation(app, "/v1/completions", api, api.completions, CompletionBody)
+    _add_models(app, text_model)
+    _add_probes(app, cluster, registry)
+    _add_errors(app)
+    if config.api.api_key:
+        app.add_middleware(ApiKeyMiddleware, api_key=config.api.api_key)
+    app.add_middleware(RequestIdMiddleware)
+    return app
+
+
+class _Exchange(Response):
+    """Hands a request over whole: its body is not read by the framework, which has no limit."""
+
+    def __init__(self, handle: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
+        super().__init__()
+        self._handle = handle
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._handle(scope, receive, send)
+
+
+def _add_generation(
+    app: FastAPI, path: str, api: OpenAiApi, endpoint: Endpoint, body: type[SamplingFields]
+) -> None:
+    async def generate() -> Response:
+        async def handle(scope: Scope, receive: Receive, send: Send) -> None:
+            await api.handle(endpoint, scope, receive, send)
+
+        return _Exchange(handle)
+
+    schema = body.model_json_schema()
+    definitions = schema.pop("$defs", {})
+    content = {"application/json": {"schema": _inlined(schema, definitions)}}
+    app.post(
+        path,
+        name=endpoint.name,
+        description=body.__doc__,
+        response_class=Response,
+        openapi_extra={"requestBody": {"required": True, "content": content}},
+    )(generate)
+
+
+def _inlined(schema: Any, definitions: dict[str, Any]) -> Any:
+    """`schema` with its local references replaced, as it stands alone in the API's description."""
+    if isinstance(schema, list):
+        return [_inlined(part, definitions) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if "$ref" in schema:
+        return _inlined(definitions[schema["$ref"].rpartition("/")[2]], definitions)
+    return {key: _inlined(value, definitions) for key, value in schema.items()}
+
+
+def _add_models(app: FastAPI, text_model: TextModel) -> None:
+    card = {
+        "id": text_model.name,
+        "object": "model",
+        "created": int(time.time()),
+        "owned_by": "pdserve",
+        "max_model_len": text_model.max_model_len,
+    }
+
+    @app.get("/v1/models")
+    async def list_models() -> dict[str, Any]:
+        return {"object": "list", "data": [card]}
+
+    @app.get("/v1/models/{name:path}")
+    async def one_model(name: str) -> dict[str, Any]:
+        if name != text_model.name:
+            raise ModelNotFound(name, text_model.name)
+        return card
+
+
+def _add_probes(app: FastAPI, cluster: ClusterView, registry: CollectorRegistry) -> None:
+    @app.get("/health", description="The process runs.")
+    async def health() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @app.get("/ready", description="A request that arrives now has somewhere to run.")
+    async def ready() -> JSONResponse:
+        if cluster.is_ready():
+            return JSONResponse({"status": "ready"})
+        return JSONResponse(
+            {"status": "not ready", "reason": cluster.why_not_ready()},
+            status_code=503,
+            headers={"retry-after": NOT_READY_RETRY_S},
+        )
+
+    @app.get("/metrics", response_class=Response)
+    async def metrics() -> Response:
+        return Response(generate_latest(registry), headers={"content-type": CONTENT_TYPE_LATEST})
+
+    @app.get("/v1/cluster")
+    async def describe_cluster() -> JSONResponse:
+        return JSONResponse(cluster.describe())
+
+
+def _add_errors(app: FastAPI) -> None:
+    @app.exception_handler(HTTPException)
+    async def on_http_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        codes = {404: "not_found", 405: "method_not_allowed"}
+        where = f"{request.method} {request.url.path}"
+        wrong = ApiError(
+            error.status_code,
+            f"{where}: {error.detail}",
+            code=codes.get(error.status_code, "http_error"),
+            headers=dict(error.headers or {}),
+        )
+        return _error_response(wrong)
+
+    @app.exception_handler(ApiError)
+    async def on_api_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, ApiError)
+        return _error_response(error)
+
+    app.add_middleware(_LastResort)
+
+
+def _error_response(error: ApiError) -> Response:
+    return Response(
+        error.as_json(),
+        status_code=error.status,
+        headers=error.headers,
+        media_type="application/json",
+    )
+
+
+class _LastResort:
+    """A bug in a small route becomes a logged 500 in OpenAI's shape."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = False
+
+        async def watched_send(message: Any) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched_send)
+        except Exception:
+            logger.exception("%s failed", scope.get("path"))
+            if started or scope["type"] != "http":
+                raise
+            error = ApiError(500, "the server failed on this request", code="internal_error")
+            await _error_response(error)(scope, receive, send)

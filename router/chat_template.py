@@ -1,0 +1,99 @@
+"""Rendering a model's chat template the way `transformers` does.
+
+Templates come with checkpoints, so they are untrusted code: they run in jinja2's immutable
+sandbox and see nothing but the messages.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, NoReturn
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from common.errors import CheckpointError, InvalidRequest
+
+
+class _GenerationBlocks(Extension):
+    """`{% generation %}…{% endgeneration %}` marks training text; for serving it is its body."""
+
+    tags = {"generation"}  # noqa: RUF012  (jinja2 declares it as a plain set)
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """jinja2's own filter escapes HTML, which would change the prompt."""
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.now().astimezone().strftime(form)
+
+
+class ChatTemplate:
+    """One compiled template."""
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        """`special_tokens` are the variables a template may use, such as `bos_token`.
+
+        Raises `CheckpointError` when the source is not a valid template.
+        """
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlocks, loopcontrols]
+        )
+        environment.filters["tojson"] = _tojson
+        environment.globals["raise_exception"] = _raise_exception
+        environment.globals["strftime_now"] = _strftime_now
+        self._special_tokens = dict(special_tokens)
+        try:
+            self._template = environment.from_string(source)
+        except jinja2.TemplateError as error:
+            raise CheckpointError(f"the chat template does not compile: {error}") from error
+
+    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        """The prompt, up to where the assistant's answer begins.
+
+        Raises `InvalidRequest` when the template refuses the messages.
+        """
+        try:
+            return self._template.render(
+                self._special_tokens,
+                messages=messages,
+                tools=None,
+                documents=None,
+                add_generation_prompt=True,
+            )
+        except jinja2.TemplateError as error:
+            raise InvalidRequest(
+                f"the model's chat template refuses these messages: {error}", param="messages"
+            ) from error
+        except (TypeError, ValueError, KeyError, OverflowError) as error:
+            raise InvalidRequest(
+                f"the model's chat template cannot render these messages: {error!r}",
+                param="messages",
+            ) from error

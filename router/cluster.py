@@ -1,0 +1,81 @@
+"""The cluster as people see it: ready or why not, and `/v1/cluster`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from common.nodes import Role
+from placement.store import Placement
+from router.core.policies.query import NodeView
+from router.dispatch import Dispatcher
+
+
+class DispatcherView:
+    """A `ClusterView` over a running dispatcher."""
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self._dispatcher = dispatcher
+
+    def is_ready(self) -> bool:
+        """Whether a request that comes now finds a node that can finish it."""
+        return not self.why_not_ready()
+
+    def why_not_ready(self) -> str:
+        """What is missing; empty when ready."""
+        nodes = self._dispatcher.pool.nodes()
+        if any(
+            node.record.role is not Role.PREFILL and not node.load.is_draining for node in nodes
+        ):
+            return ""
+        missing = "no decode or mixed node is alive"
+        if self._dispatcher.pool.membership.is_store_away:
+            return f"{missing}, and the placement store is away"
+        return missing
+
+    def describe(self) -> dict[str, Any]:
+        """This router, every node it can choose, and its latest placements."""
+        dispatcher = self._dispatcher
+        is_store_away = dispatcher.pool.membership.is_store_away
+        return {
+            "router": {
+                "router_id": dispatcher.incarnation.node_id,
+                "epoch": dispatcher.incarnation.epoch,
+                "num_running": dispatcher.num_running,
+            },
+            "placement_store": "away" if is_store_away else "ok",
+            "nodes": [_node(node) for node in dispatcher.pool.nodes()],
+            "recent_placements": [_placement(p) for p in reversed(dispatcher.recent_placements)],
+        }
+
+
+def _node(node: NodeView) -> dict[str, Any]:
+    record, load = node.record, node.load
+    return {
+        "node_id": record.incarnation.node_id,
+        "epoch": record.incarnation.epoch,
+        "role": record.role.value,
+        "address": record.control_address,
+        "model": record.model,
+        "fingerprint": record.fingerprint,
+        "max_model_len": record.max_model_len,
+        "num_blocks": record.num_blocks,
+        "free_blocks": load.free_blocks,
+        "max_num_seqs": record.max_num_seqs,
+        "free_seats": load.free_seats,
+        "num_running": load.num_running,
+        "num_waiting": load.num_waiting,
+        "queued_tokens": load.queued_tokens,
+        "is_draining": load.is_draining,
+        "num_requests": node.num_requests,
+    }
+
+
+def _placement(placement: Placement) -> dict[str, Any]:
+    decode, prefill = placement.decode, placement.prefill
+    return {
+        "request_id": placement.attempt.request_id,
+        "attempt": placement.attempt.attempt,
+        "decode": None if decode is None else str(decode),
+        "prefill": None if prefill is None else str(prefill),
+        "reason": placement.reason,
+    }

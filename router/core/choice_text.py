@@ -1,0 +1,130 @@
+"""One choice of an answer: tokens in, text to send out.
+
+Puts the detokenizer and the stop strings behind each other and keeps each token's logprobs with
+the text they belong to: an entry leaves when its token's first character does, and never when a
+stop string cut that character off.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Container, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from common.errors import InternalError
+from common.request import FinishReason, TokenLogprobs
+from router.core.stop_strings import StopStrings
+from router.generation import TokenChunk
+
+
+class TextDecoder(Protocol):
+    """What turns tokens into text; `router.core.detokenizer.Detokenizer`."""
+
+    @property
+    def has_pending(self) -> bool: ...
+
+    def push(self, token_id: int) -> str: ...
+
+    def flush(self) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class LogprobEntry:
+    """A token with its probabilities; `text_offset` is where its text starts in the answer."""
+
+    token_id: int
+    logprobs: TokenLogprobs
+    text_offset: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delta:
+    """What one chunk of tokens adds to a choice. `num_tokens` counts every token generated."""
+
+    text: str
+    entries: tuple[LogprobEntry, ...]
+    num_tokens: int
+    num_cached_tokens: int
+    finish_reason: FinishReason | None
+
+
+class ChoiceText:
+    """Keeps nothing but what is held back, so an answer of any length costs the same memory."""
+
+    def __init__(
+        self,
+        decoder: TextDecoder,
+        stop: Sequence[str],
+        *,
+        has_logprobs: bool = False,
+        hidden_token_ids: Container[int] = (),
+        lead: str = "",
+    ) -> None:
+        """`has_logprobs`: every token comes with its logprobs, which are passed on.
+
+        Tokens in `hidden_token_ids` are not shown where an answer stops at them. `lead` is shown
+        before the answer (the echo of a prompt); stop strings are not sought in it.
+        """
+        self._decoder = decoder
+        self._stops = StopStrings(stop)
+        self._has_logprobs = has_logprobs
+        self._hidden = hidden_token_ids
+        self._lead = lead
+        self._entries: deque[LogprobEntry] = deque()
+        self._decoded_chars = len(lead)
+        self._sent_chars = 0
+
+    def push(self, chunk: TokenChunk) -> Delta:
+        """The delta of one chunk. With a `finish_reason` set, the choice is over.
+
+        Raises `InternalError` when tokens come without the logprobs that were asked for.
+        """
+        if self._has_logprobs and len(chunk.logprobs) != len(chunk.token_ids):
+            raise InternalError(
+                f"{len(chunk.logprobs)} logprobs came with {len(chunk.token_ids)} tokens"
+            )
+        pieces = [self._lead]
+        self._lead = ""
+        num_tokens = 0
+        for place, token_id in enumerate(chunk.token_ids):
+            num_tokens += 1
+            if self._ends_hidden(chunk, place):
+                break
+            if self._has_logprobs:
+                entry = LogprobEntry(token_id, chunk.logprobs[place], self._decoded_chars)
+                self._entries.append(entry)
+            pieces.append(self._show(self._decoder.push(token_id)))
+            if self._stops.is_stopped:
+                break
+        if chunk.finish_reason is not None and not self._stops.is_stopped:
+            pieces.append(self._show(self._decoder.flush()))
+            pieces.append(self._stops.flush())
+        text = "".join(pieces)
+        self._sent_chars += len(text)
+        finish_reason = FinishReason.STOP if self._stops.is_stopped else chunk.finish_reason
+        return Delta(
+            text=text,
+            entries=tuple(self._take_entries()),
+            num_tokens=num_tokens,
+            num_cached_tokens=chunk.num_cached_tokens,
+            finish_reason=finish_reason,
+        )
+
+    def _ends_hidden(self, chunk: TokenChunk, place: int) -> bool:
+        """Whether this is the token that the answer stopped at: counted, but not shown."""
+        return (
+            chunk.finish_reason is FinishReason.STOP
+            and place == len(chunk.token_ids) - 1
+            and chunk.token_ids[place] in self._hidden
+        )
+
+    def _show(self, text: str) -> str:
+        self._decoded_chars += len(text)
+        return self._stops.push(text)
+
+    def _take_entries(self) -> Iterator[LogprobEntry]:
+        """The entries whose text is out now; all of them when no text is held back."""
+        is_all_out = self._sent_chars == self._decoded_chars and not self._decoder.has_pending
+        while self._entries and (is_all_out or self._entries[0].text_offset < self._sent_chars):
+            yield self._entries.popleft()

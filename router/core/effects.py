@@ -1,0 +1,110 @@
+"""What a request flow asks its shell to do. Frozen values, matched exhaustively."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from common.errors import PdserveError
+from common.ids import AttemptId, Incarnation
+from common.request import FinishReason, GenerationRequest
+from router.generation import TokenChunk
+
+
+@dataclass(frozen=True, slots=True)
+class Choose:
+    """Name nodes for the request and answer with `on_choice` or `on_no_choice`, at once.
+
+    With `decode` set that node holds a reservation, and only a prefill node is wanted; the answer
+    then names the same decode node. Nodes in `excluded` were tried.
+    """
+
+    decode: Incarnation | None
+    excluded: frozenset[Incarnation]
+
+
+@dataclass(frozen=True, slots=True)
+class SendReserve:
+    """Ask a decode or mixed node; answer with `on_reserve_reply` or `on_call_failed`."""
+
+    node: Incarnation
+    request: GenerationRequest
+    must_prefill_locally: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SendPrefill:
+    """Ask a prefill node; answer with `on_prefill_reply` or `on_call_failed`.
+
+    `ticket` is what the decode node answered, unread; None when nothing is handed off.
+    """
+
+    node: Incarnation
+    request: GenerationRequest
+    ticket: object | None
+
+
+@dataclass(frozen=True, slots=True)
+class SendAbort:
+    """This node may hold something of this attempt, and nobody wants it any more."""
+
+    node: Incarnation
+    attempt: AttemptId
+
+
+@dataclass(frozen=True, slots=True)
+class LegClosed:
+    """What was sent to this node with `SendReserve` or `SendPrefill` is over: one per leg."""
+
+    node: Incarnation
+
+
+@dataclass(frozen=True, slots=True)
+class EmitTokens:
+    """The next tokens for the client."""
+
+    chunk: TokenChunk
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceRecord:
+    """The attempt runs here now, and why; a later record of the same attempt replaces it."""
+
+    attempt: AttemptId
+    decode: Incarnation | None
+    prefill: Incarnation | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unplace:
+    """The attempt is over; its record, where there is one, is to go."""
+
+    attempt: AttemptId
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The one outcome: an answer (STOP, LENGTH), or ABORT when the client went away."""
+
+    reason: FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """The one outcome: a typed failure."""
+
+    error: PdserveError
+
+
+Effect = (
+    Choose
+    | SendReserve
+    | SendPrefill
+    | SendAbort
+    | LegClosed
+    | EmitTokens
+    | PlaceRecord
+    | Unplace
+    | Finish
+    | Fail
+)

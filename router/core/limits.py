@@ -1,0 +1,53 @@
+"""How much fits into a model's context, and the words for what does not."""
+
+from __future__ import annotations
+
+from common.errors import InvalidRequest
+
+
+class ContextExceeded(InvalidRequest):
+    """Prompt and output together are longer than the model's context."""
+
+    code = "context_length_exceeded"
+
+
+def prompt_too_long(num_prompt_tokens: int, max_model_len: int, *, param: str) -> ContextExceeded:
+    """The prompt leaves no room for a single output token."""
+    return ContextExceeded(
+        f"the prompt has {num_prompt_tokens} tokens: this model's context holds {max_model_len}, "
+        "prompt and output together, and at least 1 token of output must fit",
+        param=param,
+    )
+
+
+def output_limit(
+    num_prompt_tokens: int,
+    max_tokens: int | None,
+    *,
+    max_model_len: int,
+    default: int | None,
+    prompt_param: str,
+    max_tokens_param: str = "max_tokens",
+) -> int:
+    """Most tokens the answer may have.
+
+    Without `max_tokens`: `default`, or all the room there is when that is less or None. An
+    explicit `max_tokens` that does not fit is refused rather than cut, with both numbers.
+    Raises `InvalidRequest` and `ContextExceeded`.
+    """
+    room = max_model_len - num_prompt_tokens
+    if room < 1:
+        raise prompt_too_long(num_prompt_tokens, max_model_len, param=prompt_param)
+    if max_tokens is None:
+        return room if default is None else min(default, room)
+    if max_tokens < 1:
+        raise InvalidRequest(
+            f"{max_tokens_param} is {max_tokens}: wanted at least 1", param=max_tokens_param
+        )
+    if max_tokens > room:
+        raise ContextExceeded(
+            f"{max_tokens_param} is {max_tokens} and the prompt has {num_prompt_tokens} tokens: "
+            f"this model's context holds {max_model_len}, so at most {room} fit",
+            param=max_tokens_param,
+        )
+    return max_tokens

@@ -1,0 +1,131 @@
+"""The router's own copy of who is alive: from the store, and from the nodes' streams.
+
+A node can be chosen when three things hold: the store listed it recently, this router hears it on
+its stream, and it is not draining (placement looks at that). A store that is away or was emptied
+takes nobody away at once: a node that is heard stays, for `store_grace_s` at most while the store
+is silent, and for one lease when the store answers without it. A node whose stream broke is out
+until it is heard again; a newer incarnation replaces an older one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from common.ids import Incarnation
+from common.nodes import NodeLoad, NodeRecord, Role
+from placement.store import LiveNode
+from router.core.policies.query import NodeView
+
+STORE_GRACE_S = 600.0
+MAX_NODES = 4096
+
+
+@dataclass(slots=True)
+class _Member:
+    record: NodeRecord
+    load: NodeLoad
+    listed_at_s: float
+    is_heard: bool = False
+    num_inflight: int = 0
+    num_inflight_at_report: int = 0
+
+
+class Membership:
+    """Nodes by incarnation, with what this router has sent to each."""
+
+    def __init__(self, *, lease_s: float, store_grace_s: float = STORE_GRACE_S) -> None:
+        self._lease_s = lease_s
+        self._store_grace_s = store_grace_s
+        self._members: dict[Incarnation, _Member] = {}
+        self._is_store_away = False
+
+    @property
+    def is_store_away(self) -> bool:
+        return self._is_store_away
+
+    def on_listing(self, nodes: Sequence[LiveNode], now_s: float) -> None:
+        """The store answered with these nodes."""
+        if self._is_store_away:
+            # It may have come back empty: whoever is heard has one lease to register again.
+            for member in self._members.values():
+                if member.is_heard and member.listed_at_s > -math.inf:
+                    member.listed_at_s = now_s
+        self._is_store_away = False
+        for node in nodes[:MAX_NODES]:
+            if node.record.role is not Role.ROUTER:
+                self._list(node, now_s)
+        self._forget(now_s)
+
+    def on_store_away(self, now_s: float) -> None:
+        """The store did not answer."""
+        self._is_store_away = True
+        self._forget(now_s)
+
+    def on_heard(self, incarnation: Incarnation) -> None:
+        """Something came on this node's stream."""
+        member = self._members.get(incarnation)
+        if member is not None:
+            member.is_heard = True
+
+    def on_lost(self, incarnation: Incarnation) -> None:
+        """Its stream broke or fell silent."""
+        member = self._members.get(incarnation)
+        if member is not None:
+            member.is_heard = False
+
+    def on_leg_opened(self, incarnation: Incarnation) -> None:
+        """This router asked the node to hold one more request."""
+        member = self._members.get(incarnation)
+        if member is not None:
+            member.num_inflight += 1
+
+    def on_leg_closed(self, incarnation: Incarnation) -> None:
+        """One of them is over."""
+        member = self._members.get(incarnation)
+        if member is not None:
+            member.num_inflight = max(0, member.num_inflight - 1)
+
+    def nodes(self, now_s: float) -> list[NodeView]:
+        """The nodes that can be chosen now, ordered by id."""
+        return [
+            NodeView(record=member.record, load=member.load, num_requests=_estimate(member))
+            for _, member in sorted(self._members.items())
+            if member.is_heard and self._is_listed(member, now_s)
+        ]
+
+    def records(self) -> list[NodeRecord]:
+        """Every node to keep a stream to, ordered by id."""
+        return [member.record for _, member in sorted(self._members.items())]
+
+    def _list(self, node: LiveNode, now_s: float) -> None:
+        incarnation = node.record.incarnation
+        member = self._members.get(incarnation)
+        if member is None:
+            for other, older in self._members.items():
+                if other.node_id == incarnation.node_id and other.epoch < incarnation.epoch:
+                    older.listed_at_s = -math.inf
+            self._members[incarnation] = _Member(node.record, node.load, now_s)
+            return
+        member.record, member.load, member.listed_at_s = node.record, node.load, now_s
+        member.num_inflight_at_report = member.num_inflight
+
+    def _is_listed(self, member: _Member, now_s: float) -> bool:
+        grace_s = self._store_grace_s if self._is_store_away else self._lease_s
+        return now_s - member.listed_at_s <= grace_s
+
+    def _forget(self, now_s: float) -> None:
+        """Drop members that cannot be chosen any more and hold nothing of this router."""
+        self._members = {
+            incarnation: member
+            for incarnation, member in self._members.items()
+            if self._is_listed(member, now_s) or (member.is_heard and member.num_inflight)
+        }
+
+
+def _estimate(member: _Member) -> int:
+    """Requests on the node: reported ones and those sent since, at least this router's own."""
+    reported = member.load.num_running + member.load.num_waiting
+    sent_since = member.num_inflight - member.num_inflight_at_report
+    return max(member.num_inflight, reported + max(0, sent_since))

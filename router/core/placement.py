@@ -1,0 +1,148 @@
+"""Which nodes take a request: filter, score, pick, with the reason in words.
+
+A decode node is chosen first, then a prefill node whose cache has the same fingerprint. A mixed
+node prefills for itself, and so does a decode node without a live prefill partner. A request for
+one token needs no decode node at all where a prefill node is live.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+from dataclasses import dataclass
+
+from common.errors import InvalidRequest, Overloaded
+from common.ids import Incarnation
+from common.nodes import Role
+from router.core.policies import POLICIES
+from router.core.policies.query import NodeView, PolicyState, Query
+
+_DECODE_ROLES = (Role.DECODE, Role.MIXED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """The nodes for one attempt. `decode` None: the request ends with its first token."""
+
+    decode: Incarnation | None
+    prefill: Incarnation | None
+    reason: str
+
+
+class Placer:
+    """One policy and what it remembers from placement to placement."""
+
+    def __init__(self, policy: str) -> None:
+        """Raises `KeyError` for a policy that does not exist."""
+        self._name = policy
+        self._score = POLICIES[policy]
+        self._state = PolicyState()
+
+    def choose(self, nodes: Sequence[NodeView], query: Query, excluded: Set[Incarnation]) -> Choice:
+        """Nodes for a new attempt, none of them in `excluded`.
+
+        Raises `InvalidRequest` when no node is made for a request this long, and `Overloaded`
+        when a role is missing or everyone was tried.
+        """
+        open_prefillers = _without(_prefillers(nodes, query), excluded)
+        if query.max_tokens == 1 and open_prefillers:
+            prefill = self._pick(open_prefillers, query)
+            self._state.turn += 1
+            return self._choice(None, prefill, query, "one token: prefill alone")
+        decoders = _decoders(nodes, query)
+        open_decoders = _without(decoders, excluded)
+        if not open_decoders:
+            raise Overloaded(f"all {len(decoders)} decode and mixed nodes refused or failed")
+        decode = self._pick(open_decoders, query)
+        partner = self._partner(decode, open_prefillers, query)
+        self._state.turn += 1
+        return self._choice(
+            decode, partner, query, self._reason(decode, partner, len(open_decoders))
+        )
+
+    def choose_prefill(
+        self,
+        nodes: Sequence[NodeView],
+        query: Query,
+        decode: Incarnation,
+        excluded: Set[Incarnation],
+    ) -> Choice:
+        """Another prefill node for a reservation on `decode`; `prefill` None when there is none."""
+        holder = next((node for node in nodes if node.incarnation == decode), None)
+        prefillers = _without(_prefillers(nodes, query), excluded)
+        partner = None if holder is None else self._partner(holder, prefillers, query)
+        if partner is None:
+            return Choice(decode=decode, prefill=None, reason="no prefill node is left")
+        return self._choice(holder, partner, query, f"{self._name}: another prefill node")
+
+    def _partner(
+        self, decode: NodeView, prefillers: Sequence[NodeView], query: Query
+    ) -> NodeView | None:
+        if decode.record.role is Role.MIXED:
+            return None
+        fingerprint = decode.record.fingerprint
+        pairs = [node for node in prefillers if node.record.fingerprint == fingerprint]
+        return self._pick(pairs, query) if pairs else None
+
+    def _pick(self, nodes: Sequence[NodeView], query: Query) -> NodeView:
+        ordered = sorted(nodes, key=lambda node: node.incarnation)
+        scores = self._score(ordered, query, self._state)
+        best = max(range(len(ordered)), key=lambda index: (scores[index], -index))
+        return ordered[best]
+
+    def _choice(
+        self, decode: NodeView | None, prefill: NodeView | None, query: Query, reason: str
+    ) -> Choice:
+        for node in (decode, prefill):
+            if node is not None:
+                hashes = query.block_hashes(node.record)
+                self._state.prefixes.add(hashes, node.incarnation)
+        return Choice(
+            decode=None if decode is None else decode.incarnation,
+            prefill=None if prefill is None else prefill.incarnation,
+            reason=reason,
+        )
+
+    def _reason(self, decode: NodeView, prefill: NodeView | None, num_candidates: int) -> str:
+        reason = f"{self._name}: best of {num_candidates}, {decode.num_requests} requests there"
+        if decode.record.role is Role.MIXED:
+            return f"{reason}, mixed"
+        return reason if prefill is not None else f"{reason}, no prefill node: local prefill"
+
+
+def _prefillers(nodes: Sequence[NodeView], query: Query) -> list[NodeView]:
+    """Prefill nodes that may take this request; there need not be any."""
+    return [
+        node
+        for node in nodes
+        if node.record.role is Role.PREFILL and not node.load.is_draining and _fits(node, query)
+    ]
+
+
+def _decoders(nodes: Sequence[NodeView], query: Query) -> list[NodeView]:
+    """Nodes that may decode this request, at least one."""
+    alive = [node for node in nodes if node.record.role in _DECODE_ROLES]
+    staying = [node for node in alive if not node.load.is_draining]
+    if not staying:
+        state = "is draining" if alive else "is alive"
+        raise Overloaded(f"{'every' if alive else 'no'} decode or mixed node {state}")
+    fitting = [node for node in staying if _fits(node, query)]
+    if not fitting:
+        longest = max(node.record.max_model_len for node in staying)
+        raise InvalidRequest(
+            f"{len(query.prompt_token_ids)} prompt tokens and max_tokens {query.max_tokens} make "
+            f"{_num_tokens(query)}: wanted at most max_model_len = {longest}",
+            param="max_tokens",
+        )
+    return fitting
+
+
+def _fits(node: NodeView, query: Query) -> bool:
+    return _num_tokens(query) <= node.record.max_model_len
+
+
+def _num_tokens(query: Query) -> int:
+    return len(query.prompt_token_ids) + query.max_tokens
+
+
+def _without(nodes: Sequence[NodeView], excluded: Set[Incarnation]) -> list[NodeView]:
+    return [node for node in nodes if node.incarnation not in excluded]

@@ -1,0 +1,55 @@
+"""What a placement policy sees: the nodes with their load, the request, the router's memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from common.blocks import BlockHash, hash_full_blocks
+from common.ids import Incarnation
+from common.nodes import NodeLoad, NodeRecord
+from router.core.prefix_map import PrefixMap
+
+MAX_HASHED_BLOCKS = 512
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeView:
+    """A node that can be chosen. `num_requests` is what it is estimated to hold right now."""
+
+    record: NodeRecord
+    load: NodeLoad
+    num_requests: int
+
+    @property
+    def incarnation(self) -> Incarnation:
+        return self.record.incarnation
+
+
+@dataclass(slots=True)
+class Query:
+    """The request to place. Hashes of its prompt are computed once per layout, when asked for."""
+
+    prompt_token_ids: tuple[int, ...]
+    max_tokens: int
+    _hashes: dict[tuple[str, int], list[BlockHash]] = field(default_factory=dict)
+
+    def block_hashes(self, record: NodeRecord) -> list[BlockHash]:
+        """Hashes of the prompt's full blocks as this node cuts them, at most the first 512."""
+        key = (record.fingerprint, record.block_size)
+        if key not in self._hashes:
+            head = self.prompt_token_ids[: MAX_HASHED_BLOCKS * record.block_size]
+            self._hashes[key] = hash_full_blocks(head, record.block_size, record.fingerprint)
+        return self._hashes[key]
+
+
+@dataclass(slots=True)
+class PolicyState:
+    """The router's memory between placements; placement writes it, policies only read it."""
+
+    turn: int = 0
+    prefixes: PrefixMap = field(default_factory=PrefixMap)
+
+
+Policy = Callable[[Sequence[NodeView], Query, PolicyState], list[float]]
+"""Scores from 0 to 1, one per node, higher is better. Nodes come ordered by id and never empty."""

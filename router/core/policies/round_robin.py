@@ -1,0 +1,13 @@
+"""Each node in turn, whatever it is doing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from router.core.policies.query import NodeView, PolicyState, Query
+
+
+def round_robin(nodes: Sequence[NodeView], _query: Query, state: PolicyState) -> list[float]:
+    """1 for the node whose turn it is, less for those whose turn comes later."""
+    num_nodes = len(nodes)
+    return [1 - (index - state.turn) % num_nodes / num_nodes for index in range(num_nodes)]

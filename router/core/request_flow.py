@@ -1,0 +1,430 @@
+"""One choice of one request, from the choice of nodes to its one outcome. No I/O, no clock.
+
+    state       event                           next        effects beside the next state's own
+    ----------  ------------------------------  ----------  ------------------------------------
+    (new)       start                           CHOOSING    Choose
+    CHOOSING    choice: decode (and prefill)    RESERVING   SendReserve (local: no prefill named)
+                choice: prefill alone           PREFILLING  SendPrefill without ticket
+                choice: prefill for a ticket    PREFILLING  SendPrefill with the ticket
+                choice: none for a ticket       RESERVING   abort; new attempt, local, same node
+                no choice                       DONE        Fail
+    RESERVING   reply: ticket                   PREFILLING  SendPrefill, PlaceRecord
+                reply: local start              LOCAL       PlaceRecord
+                reply: refusal                  CHOOSING    Choose, this node excluded
+                its output comes first          RUNNING     as in RUNNING
+    PREFILLING  reply: refusal                  CHOOSING    Choose, this node excluded
+                token 0                         PREFILLING  EmitTokens
+                token 0 ends the answer         DONE        EmitTokens, abort decode, Finish
+                decode started                  RUNNING     the prefill leg is over with token 0
+    LOCAL       output                          RUNNING     EmitTokens
+    RUNNING     output                          RUNNING     EmitTokens
+                last token                      DONE        EmitTokens, Finish
+    any         a leg fails or its node is      CHOOSING    abort; new attempt, node excluded
+                lost, nothing emitted yet                   (at most `MAX_ATTEMPTS` in all)
+                the same, tokens emitted        DONE        abort, Fail
+                deadline, error, client gone    DONE        abort, Fail or Finish(ABORT)
+
+A *leg* is one attempt on one node. It is open from the moment the node is asked until the node is
+known to hold nothing: it refused, it finished, or (a prefill node) its KV was taken over. Every
+attempt that ends sends `SendAbort` for each open leg, and a grant that arrives for a closed attempt
+is answered with one more. A ticket goes to a second prefill node only when the first refused it
+in words: after a failed call nobody knows whether the first one writes, so that attempt is over.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import Enum
+
+from common.errors import (
+    DeadlineExceeded,
+    HandoffFailed,
+    InternalError,
+    InvalidRequest,
+    NodeLost,
+    Overloaded,
+    PdserveError,
+    PeerProtocolError,
+    StaleEpoch,
+    error_from_code,
+)
+from common.ids import AttemptId, Incarnation
+from common.request import FinishReason, GenerationRequest, RequestOutput, SamplingParams
+from router.core.effects import (
+    Choose,
+    Effect,
+    EmitTokens,
+    Fail,
+    Finish,
+    LegClosed,
+    PlaceRecord,
+    SendAbort,
+    SendPrefill,
+    SendReserve,
+    Unplace,
+)
+from router.core.token_ledger import TokenLedger
+
+MAX_ATTEMPTS = 3
+_MIN_DEADLINE_S = 0.001
+
+
+class State(Enum):
+    """Where a request is; see the table above."""
+
+    CHOOSING = "choosing"
+    RESERVING = "reserving"
+    PREFILLING = "prefilling"
+    LOCAL = "local"
+    RUNNING = "running"
+    DONE = "done"
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """A decode node's yes. `ticket` None: it computes the prompt itself."""
+
+    ticket: object | None
+    num_cached_tokens: int
+
+
+class RequestFlow:
+    """The machine. Each `on_…` returns the effects to perform, in order."""
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt_token_ids: tuple[int, ...],
+        sampling: SamplingParams,
+        *,
+        deadline_at_s: float,
+    ) -> None:
+        self.state = State.CHOOSING
+        self._request_id = request_id
+        self._prompt_token_ids = prompt_token_ids
+        self._sampling = sampling
+        self._deadline_at_s = deadline_at_s
+        self._ledger = TokenLedger(sampling)
+        self._attempt = 0
+        self._decode: Incarnation | None = None
+        self._prefill: Incarnation | None = None
+        self._planned_prefill: Incarnation | None = None
+        self._ticket: object | None = None
+        self._has_started = False
+        self._is_placed = False
+        self._reason = ""
+        self._excluded: set[Incarnation] = set()
+        self._aborted: set[tuple[Incarnation, AttemptId]] = set()
+        self._retry_after_s: float | None = None
+        self._failure: PdserveError | None = None
+        self._out: list[Effect] = []
+
+    # What the shell may read.
+
+    @property
+    def is_done(self) -> bool:
+        return self.state is State.DONE
+
+    @property
+    def attempt(self) -> AttemptId:
+        """The current attempt, or the last one."""
+        return AttemptId(self._request_id, self._attempt)
+
+    def next_deadline_s(self) -> float | None:
+        """When to call `on_time`; None when nothing is left to wait for."""
+        return None if self.is_done else self._deadline_at_s
+
+    # Events.
+
+    def start(self) -> list[Effect]:
+        """The first attempt begins."""
+        self._begin_attempt()
+        return self._take_effects()
+
+    def on_choice(
+        self,
+        decode: Incarnation | None,
+        prefill: Incarnation | None,
+        reason: str,
+        now_s: float,
+    ) -> list[Effect]:
+        """The answer to `Choose`."""
+        if self.state is not State.CHOOSING:
+            return []
+        if self._ticket is None:
+            self._reason = reason
+            if decode is not None:
+                self._send_reserve(decode, prefill, now_s)
+            elif prefill is not None:
+                self._send_prefill(prefill, now_s)
+            else:
+                self._fail(InternalError("a choice of nodes named none"))
+        elif prefill is not None:
+            self._send_prefill(prefill, now_s)
+        else:
+            self._fall_back_to_local(now_s)
+        return self._take_effects()
+
+    def on_no_choice(self, error: PdserveError) -> list[Effect]:
+        """No node is left for `Choose`."""
+        if self.state is not State.CHOOSING:
+            return []
+        if isinstance(error, Overloaded):
+            error = self._failure or self._overloaded(str(error), error.retry_after_s)
+        self._fail(error)
+        return self._take_effects()
+
+    def on_reserve_reply(
+        self, node: Incarnation, attempt: AttemptId, reply: Reservation | PdserveError, now_s: float
+    ) -> list[Effect]:
+        """A decode node granted or refused."""
+        if not self._is_current(attempt) or node != self._decode:
+            return self._answer_late_grant(node, attempt, isinstance(reply, Reservation))
+        if self.state is not State.RESERVING:
+            # Its outputs overtook the reply: it runs already.
+            self._place()
+        elif isinstance(reply, PdserveError):
+            self._on_refusal(node, reply)
+        elif reply.ticket is None:
+            self._ledger.num_cached_tokens = reply.num_cached_tokens
+            self._planned_prefill = None
+            self.state = State.LOCAL
+            self._place()
+        elif self._planned_prefill is None:
+            wrong = PeerProtocolError(f"{node} answered a local prefill with a ticket")
+            self._attempt_failed(wrong, node)
+        else:
+            self._ledger.num_cached_tokens = reply.num_cached_tokens
+            self._ticket = reply.ticket
+            if self._planned_prefill in self._excluded:
+                self._choose_prefill()
+            else:
+                self._send_prefill(self._planned_prefill, now_s)
+        return self._take_effects()
+
+    def on_prefill_reply(
+        self, node: Incarnation, attempt: AttemptId, refusal: PdserveError | None
+    ) -> list[Effect]:
+        """A prefill node accepted (None) or refused."""
+        if not self._is_current(attempt) or node != self._prefill:
+            return self._answer_late_grant(node, attempt, refusal is None)
+        if refusal is not None and self.state is State.PREFILLING:
+            self._on_refusal(node, refusal)
+        return self._take_effects()
+
+    def on_call_failed(
+        self, node: Incarnation, attempt: AttemptId, error: PdserveError
+    ) -> list[Effect]:
+        """A call brought no reply: what it did on the node is not known, unless the error says."""
+        is_asked = (self.state is State.RESERVING and node == self._decode) or (
+            self.state is State.PREFILLING and node == self._prefill and not self._ledger.has(0)
+        )
+        if not self._is_current(attempt) or not is_asked:
+            return []
+        if isinstance(error, (InvalidRequest, Overloaded, StaleEpoch)):
+            self._on_refusal(node, error)
+        else:
+            self._attempt_failed(error, node)
+        return self._take_effects()
+
+    def on_output(self, node: Incarnation, output: RequestOutput) -> list[Effect]:
+        """A node added tokens, started, ended or failed."""
+        if not self._is_current(output.id) or node not in (self._decode, self._prefill):
+            return []
+        if output.finish_reason is FinishReason.ERROR:
+            self._on_error_output(node, output)
+        elif output.finish_reason is FinishReason.ABORT:
+            self._close_leg(node)
+            self._attempt_failed(NodeLost(f"{node} aborted {output.id}"), node)
+        else:
+            try:
+                self._on_tokens(node, output)
+            except PeerProtocolError as wrong:
+                self._attempt_failed(wrong, node)
+        return self._take_effects()
+
+    def on_node_lost(self, node: Incarnation) -> list[Effect]:
+        """The stream of this node broke, or it fell silent."""
+        if not self.is_done and node in (self._decode, self._prefill):
+            self._attempt_failed(NodeLost(f"{node} was lost"), node)
+        return self._take_effects()
+
+    def on_client_gone(self) -> list[Effect]:
+        """Nobody reads the answer any more."""
+        if not self.is_done:
+            self._end_attempt()
+            self.state = State.DONE
+            self._out.append(Finish(FinishReason.ABORT))
+        return self._take_effects()
+
+    def on_failure(self, error: PdserveError) -> list[Effect]:
+        """The router itself ends the request: it stops, or it hit a bug."""
+        if not self.is_done:
+            self._fail(error)
+        return self._take_effects()
+
+    def on_time(self, now_s: float) -> list[Effect]:
+        """Time has passed."""
+        if not self.is_done and now_s >= self._deadline_at_s:
+            self._fail(DeadlineExceeded(f"the deadline of {self._request_id} passed"))
+        return self._take_effects()
+
+    # Tokens.
+
+    def _on_tokens(self, node: Incarnation, output: RequestOutput) -> None:
+        is_prefill = node == self._prefill
+        if is_prefill and output.first_index + len(output.token_ids) > 1:
+            raise PeerProtocolError(f"{node} sent more than token 0 of {output.id}")
+        if is_prefill and self._ticket is None and output.token_ids and not output.finish_reason:
+            raise PeerProtocolError(f"{node} did not end {output.id}, which is not handed off")
+        self._ledger.add(output)
+        if output.finish_reason is not None:
+            # A decode node fed by a prefill node owes token 1 on; whoever prefilled owes all.
+            owes_all = is_prefill or self._ticket is None
+            complete_from = 0 if owes_all else 1
+            self._ledger.end(output, output.finish_reason, complete_from=complete_from)
+            self._close_leg(node)
+        if not is_prefill:
+            self._has_started = True
+            self.state = State.RUNNING
+        if self._has_started and self._ledger.has(0) and self._prefill is not None:
+            self._close_leg(self._prefill)
+        chunk = self._ledger.take()
+        if chunk is not None:
+            self._out.append(EmitTokens(chunk))
+        reason = self._ledger.reason
+        if self._ledger.is_complete and reason is not None:
+            self._end_attempt()
+            self.state = State.DONE
+            self._out.append(Finish(reason))
+
+    def _on_error_output(self, node: Incarnation, output: RequestOutput) -> None:
+        # In a handoff either side may be the one that reports; avoiding the prefill node gives
+        # the next attempt another pair, or the same decode node alone.
+        suspect = node if self._prefill is None else self._prefill
+        self._close_leg(node)
+        error = error_from_code(output.error_code, output.error_message)
+        if isinstance(error, (NodeLost, HandoffFailed, StaleEpoch)):
+            self._attempt_failed(error, suspect)
+        else:
+            self._fail(error)
+
+    # Asking nodes.
+
+    def _send_reserve(
+        self, decode: Incarnation, planned_prefill: Incarnation | None, now_s: float
+    ) -> None:
+        self.state = State.RESERVING
+        self._decode, self._planned_prefill = decode, planned_prefill
+        is_local = planned_prefill is None
+        self._out.append(SendReserve(decode, self._request(now_s), is_local))
+
+    def _send_prefill(self, prefill: Incarnation, now_s: float) -> None:
+        self.state = State.PREFILLING
+        self._prefill = prefill
+        self._out.append(SendPrefill(prefill, self._request(now_s), self._ticket))
+        self._place()
+
+    def _choose_prefill(self) -> None:
+        self.state = State.CHOOSING
+        self._out.append(Choose(self._decode, frozenset(self._excluded)))
+
+    def _fall_back_to_local(self, now_s: float) -> None:
+        decode = self._decode
+        if decode is None or self._attempt >= MAX_ATTEMPTS:
+            self._fail(self._overloaded("every prefill node refused", 1.0))
+            return
+        self._end_attempt()
+        self._reset_attempt()
+        self._reason = "local prefill: no prefill node took it"
+        self._send_reserve(decode, None, now_s)
+
+    def _on_refusal(self, node: Incarnation, error: PdserveError) -> None:
+        self._close_leg(node)
+        self._excluded.add(node)
+        if isinstance(error, (InvalidRequest, DeadlineExceeded)):
+            self._fail(error)
+            return
+        if self._ledger.num_emitted:
+            self._fail(PeerProtocolError(f"{node} refused what it had answered: {error}"))
+            return
+        if isinstance(error, Overloaded):
+            self._retry_after_s = min(error.retry_after_s, self._retry_after_s or math.inf)
+        self._choose_prefill()
+
+    def _request(self, now_s: float) -> GenerationRequest:
+        return GenerationRequest(
+            id=self.attempt,
+            prompt_token_ids=self._prompt_token_ids,
+            sampling=self._sampling,
+            deadline_s=max(_MIN_DEADLINE_S, self._deadline_at_s - now_s),
+        )
+
+    def _place(self) -> None:
+        self._is_placed = True
+        self._out.append(PlaceRecord(self.attempt, self._decode, self._prefill, self._reason))
+
+    # Beginnings and endings.
+
+    def _begin_attempt(self) -> None:
+        self._reset_attempt()
+        self.state = State.CHOOSING
+        self._out.append(Choose(None, frozenset(self._excluded)))
+
+    def _reset_attempt(self) -> None:
+        self._attempt += 1
+        self._ledger.restart()
+        self._ticket = None
+        self._planned_prefill = None
+        self._has_started = False
+
+    def _attempt_failed(self, error: PdserveError, suspect: Incarnation) -> None:
+        self._excluded.add(suspect)
+        if self._ledger.num_emitted or self._attempt >= MAX_ATTEMPTS:
+            self._fail(error)
+            return
+        self._failure = error
+        self._end_attempt()
+        self._begin_attempt()
+
+    def _fail(self, error: PdserveError) -> None:
+        self._end_attempt()
+        self.state = State.DONE
+        self._out.append(Fail(error))
+
+    def _end_attempt(self) -> None:
+        for node in (self._decode, self._prefill):
+            if node is not None:
+                self._aborted.add((node, self.attempt))
+                self._out.append(SendAbort(node, self.attempt))
+                self._close_leg(node)
+        if self._is_placed:
+            self._is_placed = False
+            self._out.append(Unplace(self.attempt))
+
+    def _close_leg(self, node: Incarnation) -> None:
+        if node == self._decode:
+            self._decode = None
+        else:
+            self._prefill = None
+        self._out.append(LegClosed(node))
+
+    def _overloaded(self, message: str, retry_after_s: float) -> Overloaded:
+        if self._retry_after_s is not None:
+            retry_after_s = self._retry_after_s
+        return Overloaded(message, retry_after_s=retry_after_s)
+
+    def _answer_late_grant(
+        self, node: Incarnation, attempt: AttemptId, is_grant: bool
+    ) -> list[Effect]:
+        # The abort may have overtaken what it was to end.
+        was_aborted = (node, attempt) in self._aborted
+        return [SendAbort(node, attempt)] if is_grant and was_aborted else []
+
+    def _is_current(self, attempt: AttemptId) -> bool:
+        return not self.is_done and attempt == self.attempt
+
+    def _take_effects(self) -> list[Effect]:
+        effects, self._out = self._out, []
+        return effects

@@ -1,0 +1,23 @@
+"""Server-sent events, as OpenAI's API frames them, and the JSON inside them.
+
+JSON text has no raw line breaks, so one `data:` line always holds one event.
+"""
+
+from __future__ import annotations
+
+import json
+
+DONE = b"data: [DONE]\n\n"
+MEDIA_TYPE = "text/event-stream; charset=utf-8"
+
+_encoder = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+
+
+def to_json(value: object) -> str:
+    """Compact JSON; raises `ValueError` on NaN and infinity, which JSON does not have."""
+    return _encoder.encode(value)
+
+
+def event(payload: str) -> bytes:
+    """One event with `payload`, which is one line of JSON."""
+    return f"data: {payload}\n\n".encode()

@@ -1,0 +1,301 @@
+"""Runs request flows: performs their effects on real nodes, and feeds them what comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any, cast
+
+from prometheus_client import CollectorRegistry
+
+from common.clock import Clock, MonotonicClock
+from common.errors import InternalError, InvalidRequest, NodeLost, Overloaded, PdserveError
+from common.ids import AttemptId, Incarnation, new_request_id
+from common.request import RequestOutput, SamplingParams
+from placement.store import Placement, PlacementStore, PlacementUnavailable
+from protos import pdserve_node_pb2 as pb
+from router.active_request import ActiveRequest
+from router.core.effects import (
+    Choose,
+    Effect,
+    EmitTokens,
+    Fail,
+    Finish,
+    LegClosed,
+    PlaceRecord,
+    SendAbort,
+    SendPrefill,
+    SendReserve,
+    Unplace,
+)
+from router.core.placement import Placer
+from router.core.policies.query import Query
+from router.core.request_flow import RequestFlow
+from router.generation import TokenChunk
+from router.metrics import RouterMetrics
+from router.node_clients import NodeClient
+from router.node_pool import NodePool
+from router.placement_recorder import PlacementRecorder
+
+log = logging.getLogger("pdserve.router")
+
+CLOSE_TIMEOUT_S = 3.0
+NUM_RECENT_PLACEMENTS = 32
+_LATE_TIMER_S = 0.001
+
+
+class Dispatcher:
+    """A `Generator` over the nodes in one placement store. The store stays its owner's to close."""
+
+    def __init__(
+        self,
+        store: PlacementStore,
+        *,
+        router_id: str,
+        policy: str,
+        node_lease_s: float,
+        registry: CollectorRegistry,
+        clock: Clock | None = None,
+    ) -> None:
+        self._store = store
+        self._clock = clock or MonotonicClock()
+        self._metrics = RouterMetrics(registry)
+        self._placer = Placer(policy)
+        self._requests: dict[str, ActiveRequest] = {}
+        self._calls: set[asyncio.Task[None]] = set()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._is_closing = False
+        self._recorder = PlacementRecorder(store, router_id, self._clock, self._metrics)
+        self.incarnation = Incarnation(router_id, 0)
+        self.recent_placements: deque[Placement] = deque(maxlen=NUM_RECENT_PLACEMENTS)
+        self.pool = NodePool(
+            store,
+            lease_s=node_lease_s,
+            clock=self._clock,
+            metrics=self._metrics,
+            on_output=self._on_output,
+            on_lost=self._on_lost,
+        )
+
+    @property
+    def num_running(self) -> int:
+        """Choices in progress."""
+        return len(self._requests)
+
+    async def start(self) -> None:
+        """Take an epoch and begin to follow the cluster; does not wait for nodes."""
+        router_id = self.incarnation.node_id
+        try:
+            epoch = await self._store.next_epoch(router_id)
+        except PlacementUnavailable as away:
+            log.warning("no epoch from the placement store, taking the time: %s", away)
+            epoch = time.time_ns() // 1000
+        self.incarnation = Incarnation(router_id, epoch)
+        self._tasks = [
+            asyncio.create_task(self.pool.run(self.incarnation), name="membership"),
+            asyncio.create_task(self._recorder.run(), name="placements"),
+        ]
+
+    async def close(self) -> None:
+        """End every request, tell every node, leave nothing in the store. Idempotent."""
+        if self._is_closing:
+            return
+        self._is_closing = True
+        for request in list(self._requests.values()):
+            closing = Overloaded("the router is shutting down")
+            self._feed(request, partial(request.flow.on_failure, closing))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                while self._calls:
+                    await asyncio.wait(set(self._calls))
+                await self.pool.wait_aborts_sent()
+                if self._tasks:
+                    await self._recorder.wait_idle()
+        for task in [*self._tasks, *self._calls]:
+            task.cancel()
+        await asyncio.gather(*self._tasks, *self._calls, return_exceptions=True)
+        await self.pool.close()
+        with suppress(PlacementUnavailable):
+            await self._store.leave(self.incarnation)
+
+    async def generate(
+        self, prompt_token_ids: tuple[int, ...], sampling: SamplingParams, *, deadline_s: float
+    ) -> AsyncGenerator[TokenChunk, None]:
+        """Stream one answer; see `router.generation.Generator`."""
+        if self._is_closing:
+            raise Overloaded("the router is shutting down")
+        if not prompt_token_ids:
+            raise InvalidRequest("the prompt is empty: wanted at least 1 token", param="prompt")
+        request = self._admit(prompt_token_ids, sampling, deadline_s)
+        try:
+            self._feed(request, request.flow.start)
+            while True:
+                chunk = await request.next_chunk()
+                yield chunk
+                if chunk.finish_reason is not None:
+                    return
+        finally:
+            self._feed(request, request.flow.on_client_gone)
+
+    def _admit(
+        self, prompt_token_ids: tuple[int, ...], sampling: SamplingParams, deadline_s: float
+    ) -> ActiveRequest:
+        deadline_at_s = self._clock.now_s() + deadline_s
+        flow = RequestFlow(
+            new_request_id(), prompt_token_ids, sampling, deadline_at_s=deadline_at_s
+        )
+        query = Query(prompt_token_ids, sampling.max_tokens)
+        request = ActiveRequest(flow, query, deadline_at_s)
+        self._requests[request.request_id] = request
+        self._metrics.running.set(len(self._requests))
+        self._set_timer(request)
+        return request
+
+    def _set_timer(self, request: ActiveRequest) -> None:
+        delay_s = max(_LATE_TIMER_S, request.deadline_at_s - self._clock.now_s())
+        loop = asyncio.get_running_loop()
+        request.timer = loop.call_later(delay_s, self._on_timer, request)
+
+    # What comes in.
+
+    def _on_timer(self, request: ActiveRequest) -> None:
+        self._feed(request, partial(request.flow.on_time, self._clock.now_s()))
+        if not request.flow.is_done:
+            self._set_timer(request)
+
+    def _on_output(self, node: Incarnation, output: RequestOutput) -> None:
+        request = self._requests.get(output.id.request_id)
+        if request is not None:
+            self._feed(request, partial(request.flow.on_output, node, output))
+
+    def _on_lost(self, node: Incarnation) -> None:
+        for request in list(self._requests.values()):
+            self._feed(request, partial(request.flow.on_node_lost, node))
+
+    def _feed(self, request: ActiveRequest, event: Callable[[], Sequence[Effect]]) -> None:
+        """Apply one event. A bug ends this request, and nothing else."""
+        try:
+            self._perform(request, event())
+        except Exception:
+            self._end_by_bug(request)
+
+    def _end_by_bug(self, request: ActiveRequest) -> None:
+        log.exception("%s ended by a bug", request.flow.attempt)
+        error = InternalError(f"an internal error ended {request.request_id}")
+        self._perform(request, request.flow.on_failure(error))
+
+    # What goes out.
+
+    def _perform(self, request: ActiveRequest, effects: Sequence[Effect]) -> None:
+        pending = deque(effects)
+        while pending:
+            effect = pending.popleft()
+            match effect:
+                case Choose():
+                    pending.extend(self._choose(request, effect))
+                case SendReserve():
+                    self.pool.membership.on_leg_opened(effect.node)
+                    self._spawn(self._reserve(request, effect))
+                case SendPrefill():
+                    self.pool.membership.on_leg_opened(effect.node)
+                    self._spawn(self._prefill(request, effect))
+                case SendAbort():
+                    client = self.pool.client(effect.node)
+                    if client is not None:
+                        client.abort_nowait(effect.attempt)
+                case LegClosed():
+                    self.pool.membership.on_leg_closed(effect.node)
+                case EmitTokens():
+                    request.put(effect.chunk)
+                case PlaceRecord():
+                    self._place(request, effect)
+                case Unplace():
+                    self._recorder.unplace_nowait(effect.attempt)
+                case Finish():
+                    self._end(request, effect.reason.value)
+                case Fail():
+                    request.fail(effect.error)
+                    self._end(request, effect.error.code)
+
+    def _choose(self, request: ActiveRequest, effect: Choose) -> list[Effect]:
+        nodes, flow = self.pool.nodes(), request.flow
+        try:
+            if effect.decode is None:
+                choice = self._placer.choose(nodes, request.query, effect.excluded)
+            else:
+                choice = self._placer.choose_prefill(
+                    nodes, request.query, effect.decode, effect.excluded
+                )
+        except PdserveError as none_left:
+            return flow.on_no_choice(none_left)
+        now_s = self._clock.now_s()
+        return flow.on_choice(choice.decode, choice.prefill, choice.reason, now_s)
+
+    async def _reserve(self, request: ActiveRequest, effect: SendReserve) -> None:
+        node, attempt = effect.node, effect.request.id
+
+        async def ask(client: NodeClient) -> list[Effect]:
+            is_local = effect.must_prefill_locally
+            reply = await client.reserve(effect.request, must_prefill_locally=is_local)
+            return request.flow.on_reserve_reply(node, attempt, reply, self._clock.now_s())
+
+        await self._ask(request, node, attempt, ask)
+
+    async def _prefill(self, request: ActiveRequest, effect: SendPrefill) -> None:
+        node, attempt = effect.node, effect.request.id
+
+        async def ask(client: NodeClient) -> list[Effect]:
+            ticket = cast("pb.Ticket | None", effect.ticket)
+            refusal = await client.prefill(effect.request, ticket)
+            return request.flow.on_prefill_reply(node, attempt, refusal)
+
+        await self._ask(request, node, attempt, ask)
+
+    async def _ask(
+        self,
+        request: ActiveRequest,
+        node: Incarnation,
+        attempt: AttemptId,
+        ask: Callable[[NodeClient], Awaitable[list[Effect]]],
+    ) -> None:
+        try:
+            client = self.pool.client(node)
+            if client is None:
+                raise NodeLost(f"{node} has left")
+            effects = await ask(client)
+        except PdserveError as failed:
+            self._feed(request, partial(request.flow.on_call_failed, node, attempt, failed))
+        except Exception:
+            self._end_by_bug(request)
+        else:
+            self._feed(request, lambda: effects)
+
+    def _place(self, request: ActiveRequest, effect: PlaceRecord) -> None:
+        placement = Placement(
+            attempt=effect.attempt,
+            router_id=self.incarnation.node_id,
+            decode=effect.decode,
+            prefill=effect.prefill,
+            reason=effect.reason,
+        )
+        self.recent_placements.append(placement)
+        self._recorder.place_nowait(placement, request.deadline_at_s)
+
+    def _end(self, request: ActiveRequest, outcome: str) -> None:
+        if request.timer is not None:
+            request.timer.cancel()
+        self._requests.pop(request.request_id, None)
+        self._metrics.running.set(len(self._requests))
+        self._metrics.requests.labels(outcome).inc()
+        self._metrics.retries.inc(request.flow.attempt.attempt - 1)
+
+    def _spawn(self, call: Coroutine[Any, Any, None]) -> None:
+        # A call outlives its request: its late answer may have to be aborted.
+        task = asyncio.create_task(call)
+        self._calls.add(task)
+        task.add_done_callback(self._calls.discard)

@@ -1,0 +1,108 @@
+"""One HTTP exchange over ASGI: a bounded body in, one reply out, and an eye on the client."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+from starlette.types import Receive, Scope, Send
+
+from common.errors import InvalidRequest
+from router.core.sse import MEDIA_TYPE
+from router.openai_errors import ApiError, BodyTooLarge
+
+
+class ClientClosed(Exception):
+    """The client went away; there is nobody to answer."""
+
+
+async def read_body(scope: Scope, receive: Receive, max_bytes: int) -> bytes:
+    """The whole body, at most `max_bytes`.
+
+    A longer one is refused by its Content-Length before any of it is read, and a chunked one as
+    soon as it exceeds the limit. Raises `BodyTooLarge`, `InvalidRequest` and `ClientClosed`.
+    """
+    for name, value in scope["headers"]:
+        if name == b"content-length":
+            if not value.isdigit():
+                raise InvalidRequest("the Content-Length header is not a number")
+            if len(value) > 18 or int(value) > max_bytes:
+                raise BodyTooLarge(max_bytes)
+    parts: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientClosed
+        part = message.get("body", b"")
+        size += len(part)
+        if size > max_bytes:
+            raise BodyTooLarge(max_bytes)
+        parts.append(part)
+        if not message.get("more_body", False):
+            return b"".join(parts)
+
+
+async def while_client_waits(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
+    """Run `work`, and cancel it as soon as the client is gone (`ClientClosed`).
+
+    Returns or raises only after `work` has ended, whatever cut it short.
+    """
+    job = asyncio.create_task(work)
+    watcher = asyncio.create_task(_client_gone(receive))
+    try:
+        await asyncio.wait({job, watcher}, return_when=asyncio.FIRST_COMPLETED)
+        if not job.done():
+            raise ClientClosed
+    finally:
+        job.cancel()
+        watcher.cancel()
+        await asyncio.gather(job, watcher, return_exceptions=True)
+    job.result()
+
+
+async def _client_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class Reply:
+    """The one answer of an exchange. `is_started` tells whether a status was sent already."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.is_started = False
+
+    async def start_stream(self) -> None:
+        """Status 200 and the headers of an event stream that no proxy should buffer."""
+        await self._start(
+            200,
+            {"content-type": MEDIA_TYPE, "cache-control": "no-cache", "x-accel-buffering": "no"},
+        )
+
+    async def send_part(self, data: bytes) -> None:
+        """Waits while the client is too slow to take it."""
+        if data:
+            await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def end_stream(self, data: bytes) -> None:
+        """The last part."""
+        await self._send({"type": "http.response.body", "body": data, "more_body": False})
+
+    async def send_json(
+        self, text: str, *, status: int = 200, headers: dict[str, str] | None = None
+    ) -> None:
+        """A whole answer."""
+        data = text.encode()
+        base = {"content-type": "application/json", "content-length": str(len(data))}
+        await self._start(status, base | (headers or {}))
+        await self.end_stream(data)
+
+    async def send_error(self, error: ApiError) -> None:
+        await self.send_json(error.as_json(), status=error.status, headers=error.headers)
+
+    async def _start(self, status: int, headers: dict[str, str]) -> None:
+        self.is_started = True
+        raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+        await self._send({"type": "http.response.start", "status": status, "headers": raw})

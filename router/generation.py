@@ -1,0 +1,38 @@
+"""The seam between the HTTP edge (text) and dispatch (nodes): token ids in, numbered tokens out."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import Protocol
+
+from common.request import FinishReason, SamplingParams, TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenChunk:
+    """The next tokens of one answer: indices follow each other without gap or repeat.
+
+    `finish_reason` is set on the last chunk alone (STOP or LENGTH; failures are raised).
+    `num_cached_tokens` is how much of the prompt was found in a prefix cache, known from the
+    first chunk on.
+    """
+
+    first_index: int
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    finish_reason: FinishReason | None = None
+    num_cached_tokens: int = 0
+
+
+class Generator(Protocol):
+    """Runs one choice somewhere in the cluster."""
+
+    def generate(
+        self, prompt_token_ids: tuple[int, ...], sampling: SamplingParams, *, deadline_s: float
+    ) -> AsyncGenerator[TokenChunk, None]:
+        """Stream one answer. Closing the generator early aborts it on every node.
+
+        Raises `InvalidRequest`, `Overloaded`, `DeadlineExceeded`, `NodeLost`, `HandoffFailed` or
+        `InternalError`; before the first chunk or after any.
+        """

@@ -1,0 +1,92 @@
+"""What the router counts and times at its HTTP edge. Definitions: `common/latency.py`."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from common.clock import Clock
+from common.latency import tpot_s
+from router.core.choice_text import Delta
+
+_LONG_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+_SHORT_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.5, 10.0)
+
+
+class HttpMetrics:
+    """One set per app, in the registry that `/metrics` shows."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.requests = Counter(
+            "pdserve_requests_total",
+            "Generation requests by outcome: ok, client_closed, cancelled or an error's code",
+            ["endpoint", "outcome"],
+            registry=registry,
+        )
+        self.in_progress = Gauge(
+            "pdserve_requests_in_progress", "Generation requests now in progress", registry=registry
+        )
+        self.prompt_tokens = Counter(
+            "pdserve_prompt_tokens_total", "Prompt tokens of started requests", registry=registry
+        )
+        self.cached_tokens = Counter(
+            "pdserve_cached_prompt_tokens_total",
+            "Prompt tokens found in a prefix cache",
+            registry=registry,
+        )
+        self.output_tokens = Counter(
+            "pdserve_output_tokens_total", "Tokens generated", registry=registry
+        )
+        self.ttft = Histogram(
+            "pdserve_time_to_first_token_seconds",
+            "Arrival of the request to the first token of a choice",
+            buckets=_LONG_S,
+            registry=registry,
+        )
+        self.itl = Histogram(
+            "pdserve_inter_token_latency_seconds",
+            "Gap between two chunks of a choice",
+            buckets=_SHORT_S,
+            registry=registry,
+        )
+        self.tpot = Histogram(
+            "pdserve_time_per_output_token_seconds",
+            "Mean time per token of a choice after its first",
+            buckets=_SHORT_S,
+            registry=registry,
+        )
+        self.e2e = Histogram(
+            "pdserve_request_latency_seconds",
+            "Arrival of the request to the last token of a choice",
+            buckets=_LONG_S,
+            registry=registry,
+        )
+
+
+class ChoiceTimer:
+    """Times one choice: call `on_delta` as each delta comes from the generator."""
+
+    def __init__(self, metrics: HttpMetrics, clock: Clock, arrived_at_s: float) -> None:
+        self._metrics = metrics
+        self._clock = clock
+        self._arrived_at_s = arrived_at_s
+        self._first_at_s: float | None = None
+        self._last_at_s = arrived_at_s
+        self._num_tokens = 0
+
+    def on_delta(self, delta: Delta) -> None:
+        """Count the delta's tokens; a delta without any has no time of its own."""
+        now_s = self._clock.now_s()
+        if delta.num_tokens:
+            if self._first_at_s is None:
+                self._first_at_s = now_s
+                self._metrics.ttft.observe(now_s - self._arrived_at_s)
+            else:
+                self._metrics.itl.observe(now_s - self._last_at_s)
+            self._last_at_s = now_s
+            self._num_tokens += delta.num_tokens
+            self._metrics.output_tokens.inc(delta.num_tokens)
+        if delta.finish_reason is not None and self._first_at_s is not None:
+            tpot = tpot_s(self._first_at_s, self._last_at_s, self._num_tokens)
+            if tpot is not None:
+                self._metrics.tpot.observe(tpot)
+            self._metrics.e2e.observe(self._last_at_s - self._arrived_at_s)

@@ -1,0 +1,42 @@
+"""What the router counts about its requests and its nodes."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+
+class RouterMetrics:
+    """A few numbers, in the registry that is given."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.requests = Counter(
+            "pdserve_router_requests_total",
+            "Choices that ended, by outcome: stop, length, abort or an error's code",
+            ["outcome"],
+            registry=registry,
+        )
+        self.retries = Counter(
+            "pdserve_router_retries_total",
+            "Attempts after the first one",
+            registry=registry,
+        )
+        self.running = Gauge(
+            "pdserve_router_running_requests", "Choices in progress", registry=registry
+        )
+        self.nodes = Gauge(
+            "pdserve_router_nodes",
+            "Nodes that can be chosen, by role",
+            ["role"],
+            registry=registry,
+        )
+        self.nodes_lost = Counter(
+            "pdserve_router_nodes_lost_total",
+            "Streams to a node that broke or fell silent",
+            registry=registry,
+        )
+        self.store_errors = Counter(
+            "pdserve_router_store_errors_total",
+            "Calls to the placement store without an answer, by operation",
+            ["operation"],
+            registry=registry,
+        )

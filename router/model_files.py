@@ -1,0 +1,75 @@
+"""Reading the small files of a checkpoint folder that the router needs: no weights."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from common.errors import CheckpointError
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in `path`; `CheckpointError` names the file and what is wrong with it."""
+    try:
+        value = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} is missing") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path} holds a {type(value).__name__}: wanted a JSON object")
+    return value
+
+
+def read_json_if_there(path: Path) -> dict[str, Any]:
+    """Like `read_json`, but a file that is not there is an empty object."""
+    return read_json(path) if path.exists() else {}
+
+
+def read_tokenizer(folder: Path) -> Tokenizer:
+    """`tokenizer.json`, without the padding and truncation that training may have left in it."""
+    path = folder / "tokenizer.json"
+    if not path.exists():
+        raise CheckpointError(f"{path} is missing")
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises bare `Exception`
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return tokenizer
+
+
+def read_chat_template(folder: Path, tokenizer_config: dict[str, Any]) -> str | None:
+    """`chat_template.jinja`, else the one in tokenizer_config.json ("default" of several)."""
+    path = folder / "chat_template.jinja"
+    if path.exists():
+        try:
+            return path.read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{path} cannot be read: {error}") from error
+    template = tokenizer_config.get("chat_template")
+    if isinstance(template, list):
+        named = {t.get("name"): t.get("template") for t in template if isinstance(t, dict)}
+        template = named.get("default")
+    if template is not None and not isinstance(template, str):
+        raise CheckpointError(
+            f"chat_template in {folder / 'tokenizer_config.json'} is a "
+            f"{type(template).__name__}: wanted text"
+        )
+    return template
+
+
+def special_token_texts(tokenizer_config: dict[str, Any]) -> dict[str, str]:
+    """`bos_token`, `eos_token` and the like, as text; each may be stored as text or an object."""
+    texts = {}
+    for name, value in tokenizer_config.items():
+        if not name.endswith("_token"):
+            continue
+        text = value.get("content") if isinstance(value, dict) else value
+        if isinstance(text, str):
+            texts[name] = text
+    return texts

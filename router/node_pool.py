@@ -1,0 +1,124 @@
+"""The nodes of the cluster as this router knows them: membership, and one client per member."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from common.clock import Clock
+from common.ids import Incarnation
+from common.nodes import Role
+from common.request import RequestOutput
+from placement.store import PlacementStore, PlacementUnavailable
+from router.core.membership import Membership
+from router.core.policies.query import NodeView
+from router.metrics import RouterMetrics
+from router.node_clients import NodeClient
+
+log = logging.getLogger("pdserve.router.nodes")
+
+OnOutput = Callable[[Incarnation, RequestOutput], None]
+OnLost = Callable[[Incarnation], None]
+
+
+class NodePool:
+    """Refreshed from the store every quarter of a lease, and soon after a node was lost."""
+
+    def __init__(
+        self,
+        store: PlacementStore,
+        *,
+        lease_s: float,
+        clock: Clock,
+        metrics: RouterMetrics,
+        on_output: OnOutput,
+        on_lost: OnLost,
+    ) -> None:
+        self._store = store
+        self._refresh_s = lease_s / 4
+        self._clock = clock
+        self._metrics = metrics
+        self._on_output = on_output
+        self._on_lost = on_lost
+        self._clients: dict[Incarnation, NodeClient] = {}
+        self._should_refresh = asyncio.Event()
+        self._closing: set[asyncio.Task[None]] = set()
+        self.membership = Membership(lease_s=lease_s)
+
+    def nodes(self) -> list[NodeView]:
+        """The nodes that can be chosen now."""
+        return self.membership.nodes(self._clock.now_s())
+
+    def client(self, node: Incarnation) -> NodeClient | None:
+        """None when the node is no member any more."""
+        return self._clients.get(node)
+
+    async def run(self, router: Incarnation) -> None:
+        """Refresh until cancelled."""
+        while True:
+            await self.refresh(router)
+            try:
+                await asyncio.wait_for(self._should_refresh.wait(), self._refresh_s)
+                self._should_refresh.clear()
+            except TimeoutError:
+                continue
+
+    async def refresh(self, router: Incarnation) -> None:
+        """Ask the store once, then open and close clients to match."""
+        try:
+            listing = await self._store.live_nodes()
+        except PlacementUnavailable as away:
+            if not self.membership.is_store_away:
+                log.warning("the placement store is away, going on without: %s", away)
+            self._metrics.store_errors.labels("live_nodes").inc()
+            self.membership.on_store_away(self._clock.now_s())
+        else:
+            if self.membership.is_store_away:
+                log.info("the placement store is back")
+            self.membership.on_listing(listing, self._clock.now_s())
+        self._match_clients(router)
+        self._count_nodes()
+
+    async def close(self) -> None:
+        """Close every client."""
+        clients, self._clients = list(self._clients.values()), {}
+        await asyncio.gather(*(client.close() for client in clients), *self._closing)
+
+    async def wait_aborts_sent(self) -> None:
+        """Return when no client has an abort to send."""
+        await asyncio.gather(*(client.wait_aborts_sent() for client in self._clients.values()))
+
+    # NodeListener
+
+    def on_heard(self, node: Incarnation, outputs: list[RequestOutput]) -> None:
+        """A message on a stream."""
+        self.membership.on_heard(node)
+        for output in outputs:
+            self._on_output(node, output)
+
+    def on_lost(self, node: Incarnation, _reason: str) -> None:
+        """A stream broke."""
+        self.membership.on_lost(node)
+        self._metrics.nodes_lost.inc()
+        self._on_lost(node)
+        self._should_refresh.set()
+
+    def _match_clients(self, router: Incarnation) -> None:
+        wanted = {record.incarnation: record for record in self.membership.records()}
+        for node in self._clients.keys() - wanted.keys():
+            log.info("%s left", node)
+            task = asyncio.create_task(self._clients.pop(node).close())
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+        for node, record in wanted.items():
+            if node not in self._clients:
+                log.info("%s joined: %s at %s", node, record.role.value, record.control_address)
+                self._clients[node] = NodeClient(record, router, self)
+                self._clients[node].start()
+
+    def _count_nodes(self) -> None:
+        nodes = self.nodes()
+        for role in (Role.PREFILL, Role.DECODE, Role.MIXED):
+            num_nodes = sum(node.record.role is role for node in nodes)
+            self._metrics.nodes.labels(role.value).set(num_nodes)

@@ -1,0 +1,225 @@
+"""`/v1/chat/completions` and `/v1/completions`: from a body to tokens to an answer.
+
+One request, in order: a seat (or 503), one deadline for everything that follows, the body, the
+plan, a generator per choice, then either a stream or one JSON answer. The status is sent with the
+first token, so whatever fails before it is a status; later failures are a last event. A client
+that leaves, an error and the deadline all close every generator before the seat is given back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass
+
+from starlette.types import Receive, Scope, Send
+
+from common.clock import Clock
+from common.config import ApiConfig
+from common.errors import DeadlineExceeded, Overloaded
+from router.choice_streams import choice_deltas, merged
+from router.core.choice_text import ChoiceText, Delta
+from router.core.formats import AnswerFormat, AnswerHead, ChatFormat, CompletionFormat, WholeChoice
+from router.core.sse import DONE, event, to_json
+from router.core.usage import Usage
+from router.exchange import ClientClosed, Reply, read_body, while_client_waits
+from router.generation import Generator
+from router.http_metrics import ChoiceTimer, HttpMetrics
+from router.openai_errors import ApiError, api_error
+from router.request_plan import ChoicePlan, Planner, RequestPlan
+from router.text_model import TextModel
+
+logger = logging.getLogger("pdserve.router.http")
+
+INLINE_BODY_BYTES = 16 << 10
+"""Bodies up to this size are parsed and tokenised on the event loop; larger ones on a thread, so
+that one long prompt does not hold up everybody's tokens."""
+
+LAST_WORDS_S = 1.0
+"""How long the last event of a broken stream may wait for a client that does not read."""
+
+BUSY_RETRY_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """What tells the two APIs apart."""
+
+    name: str
+    id_prefix: str
+    plan: Callable[[bytes], RequestPlan]
+    answer_format: type[AnswerFormat]
+
+
+class OpenAiApi:
+    """Both generation endpoints, over one model and one generator."""
+
+    def __init__(
+        self,
+        *,
+        config: ApiConfig,
+        text_model: TextModel,
+        generator: Generator,
+        metrics: HttpMetrics,
+        clock: Clock,
+    ) -> None:
+        planner = Planner(text_model, draw_seed=lambda: secrets.randbits(64))
+        self.chat = Endpoint(
+            name="chat.completions",
+            id_prefix="chatcmpl",
+            plan=planner.plan_chat,
+            answer_format=ChatFormat,
+        )
+        self.completions = Endpoint(
+            name="completions",
+            id_prefix="cmpl",
+            plan=planner.plan_completion,
+            answer_format=CompletionFormat,
+        )
+        self._config = config
+        self._model = text_model
+        self._generator = generator
+        self._metrics = metrics
+        self._clock = clock
+        self._num_in_progress = 0
+
+    async def handle(self, endpoint: Endpoint, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request, errors included. Raises only when the server itself is stopping."""
+        reply = Reply(send)
+        outcome = "cancelled"
+        try:
+            with self._seat():
+                await self._serve(endpoint, scope, receive, reply)
+            outcome = "ok"
+        except ClientClosed:
+            outcome = "client_closed"
+        except Exception as error:
+            wrong = api_error(error)
+            outcome = wrong.code
+            if wrong.status == 500:
+                logger.exception("request failed: %s", error)
+            await _report(reply, wrong)
+        finally:
+            self._metrics.requests.labels(endpoint.name, outcome).inc()
+
+    @contextmanager
+    def _seat(self) -> Iterator[None]:
+        limit = self._config.max_concurrent_requests
+        if self._num_in_progress >= limit:
+            raise Overloaded(
+                f"the router has {limit} requests in progress, the most it takes",
+                retry_after_s=BUSY_RETRY_S,
+            )
+        self._num_in_progress += 1
+        self._metrics.in_progress.inc()
+        try:
+            yield
+        finally:
+            self._num_in_progress -= 1
+            self._metrics.in_progress.dec()
+
+    async def _serve(
+        self, endpoint: Endpoint, scope: Scope, receive: Receive, reply: Reply
+    ) -> None:
+        arrived_at_s = self._clock.now_s()
+        timeout_s = self._config.request_timeout_s
+        try:
+            async with asyncio.timeout(timeout_s) as limit:
+                body = await read_body(scope, receive, self._config.max_body)
+                work = self._answer(endpoint, body, arrived_at_s, reply)
+                await while_client_waits(receive, work)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise DeadlineExceeded(
+                f"the request was not done within {timeout_s:g} s, the most this server allows"
+            ) from None
+
+    async def _answer(
+        self, endpoint: Endpoint, body: bytes, arrived_at_s: float, reply: Reply
+    ) -> None:
+        if len(body) <= INLINE_BODY_BYTES:
+            plan = endpoint.plan(body)
+        else:
+            plan = await asyncio.to_thread(endpoint.plan, body)
+        head = AnswerHead(
+            id=f"{endpoint.id_prefix}-{secrets.token_hex(12)}",
+            created_s=int(time.time()),
+            model=self._model.name,
+        )
+        form = endpoint.answer_format(
+            head,
+            self._model.describe_token,
+            has_logprobs=plan.has_logprobs,
+            has_usage_events=plan.has_usage_events,
+        )
+        usage = Usage(plan.prompt_lengths, plan.choices_per_prompt)
+        self._metrics.prompt_tokens.inc(usage.prompt_tokens)
+        choices = [self._start(plan, choice, arrived_at_s) for choice in plan.choices]
+        async with aclosing(merged(choices)) as deltas:
+            if plan.is_stream:
+                await _stream(deltas, form, usage, reply)
+            else:
+                await _whole(deltas, form, usage, reply, len(choices))
+        self._metrics.cached_tokens.inc(usage.cached_tokens)
+
+    def _start(
+        self, plan: RequestPlan, choice: ChoicePlan, arrived_at_s: float
+    ) -> AsyncGenerator[Delta, None]:
+        text = ChoiceText(
+            self._model.new_detokenizer(choice.prompt_token_ids if plan.continues_prompt else ()),
+            plan.stop,
+            has_logprobs=plan.has_logprobs,
+            hidden_token_ids=plan.hidden_token_ids,
+            lead=choice.lead,
+        )
+        left_s = arrived_at_s + self._config.request_timeout_s - self._clock.now_s()
+        chunks = self._generator.generate(
+            choice.prompt_token_ids, choice.sampling, deadline_s=max(left_s, 0.0)
+        )
+        timer = ChoiceTimer(self._metrics, self._clock, arrived_at_s)
+        return choice_deltas(chunks, text, timer.on_delta)
+
+
+async def _stream(
+    deltas: AsyncGenerator[tuple[int, Delta], None],
+    form: AnswerFormat,
+    usage: Usage,
+    reply: Reply,
+) -> None:
+    async for index, delta in deltas:
+        usage.count(index, delta)
+        if not reply.is_started:
+            await reply.start_stream()
+        await reply.send_part(form.events(index, delta))
+    await reply.end_stream(form.usage_event(usage) + DONE)
+
+
+async def _whole(
+    deltas: AsyncGenerator[tuple[int, Delta], None],
+    form: AnswerFormat,
+    usage: Usage,
+    reply: Reply,
+    num_choices: int,
+) -> None:
+    choices = [WholeChoice() for _ in range(num_choices)]
+    async for index, delta in deltas:
+        usage.count(index, delta)
+        choices[index].add(delta)
+    await reply.send_json(to_json(form.whole(choices, usage)))
+
+
+async def _report(reply: Reply, error: ApiError) -> None:
+    """Tell the client: with a status, or in a stream's last event when the status is out."""
+    if not reply.is_started:
+        await reply.send_error(error)
+        return
+    try:
+        async with asyncio.timeout(LAST_WORDS_S):
+            await reply.end_stream(event(error.as_json()))
+    except TimeoutError:
+        logger.info("a client that does not read was not told: %s", error)

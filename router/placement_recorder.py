@@ -1,0 +1,94 @@
+"""Writes placements to the store beside the data path: bounded, and nothing waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from common.clock import Clock
+from common.errors import PdserveError
+from common.ids import AttemptId
+from placement.store import Placement, PlacementStore
+from router.metrics import RouterMetrics
+
+log = logging.getLogger("pdserve.router.placements")
+
+MAX_PENDING = 8192
+BATCH = 16
+TTL_MARGIN_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Record:
+    placement: Placement
+    expires_at_s: float
+
+
+class PlacementRecorder:
+    """A queue of what the store should know. Of an attempt only the latest change is written.
+
+    When the store is away, changes are dropped and counted: records expire by themselves.
+    """
+
+    def __init__(
+        self, store: PlacementStore, router_id: str, clock: Clock, metrics: RouterMetrics
+    ) -> None:
+        self._store = store
+        self._router_id = router_id
+        self._clock = clock
+        self._metrics = metrics
+        self._pending: OrderedDict[AttemptId, _Record | None] = OrderedDict()
+        self._has_pending = asyncio.Event()
+        self._is_idle = asyncio.Event()
+        self._is_idle.set()
+        self._recorded: set[AttemptId] = set()
+
+    def place_nowait(self, placement: Placement, deadline_at_s: float) -> None:
+        """Record soon; the record outlives the request's deadline by a moment at most."""
+        self._put(placement.attempt, _Record(placement, deadline_at_s + TTL_MARGIN_S))
+
+    def unplace_nowait(self, attempt: AttemptId) -> None:
+        """Forget soon; what was not written yet never will be."""
+        self._pending.pop(attempt, None)
+        if attempt in self._recorded:
+            self._put(attempt, None)
+
+    async def wait_idle(self) -> None:
+        """Return when everything that was asked for was tried."""
+        await self._is_idle.wait()
+
+    async def run(self) -> None:
+        """Write until cancelled."""
+        while True:
+            await self._has_pending.wait()
+            self._has_pending.clear()
+            while self._pending:
+                num_changes = min(BATCH, len(self._pending))
+                changes = [self._pending.popitem(last=False) for _ in range(num_changes)]
+                await asyncio.gather(*(self._write(*change) for change in changes))
+            self._is_idle.set()
+
+    def _put(self, attempt: AttemptId, record: _Record | None) -> None:
+        if len(self._pending) >= MAX_PENDING:
+            dropped, change = self._pending.popitem(last=False)
+            if change is None:
+                self._recorded.discard(dropped)
+            self._metrics.store_errors.labels("record_dropped").inc()
+        self._pending[attempt] = record
+        self._is_idle.clear()
+        self._has_pending.set()
+
+    async def _write(self, attempt: AttemptId, record: _Record | None) -> None:
+        try:
+            if record is None:
+                self._recorded.discard(attempt)
+                await self._store.unplace(attempt, router_id=self._router_id)
+            else:
+                self._recorded.add(attempt)
+                ttl_s = max(TTL_MARGIN_S, record.expires_at_s - self._clock.now_s())
+                await self._store.place(record.placement, ttl_s=ttl_s)
+        except PdserveError as away:
+            self._metrics.store_errors.labels("place" if record else "unplace").inc()
+            log.debug("placement of %s was not written: %s", attempt, away)

@@ -1,0 +1,23 @@
+"""Fixtures that several kinds of tests use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.redis_server import RedisServer, redis_server
+
+
+@pytest.fixture(scope="session")
+def _shared_redis() -> Iterator[RedisServer]:
+    with redis_server() as server:
+        yield server
+
+
+@pytest.fixture
+def redis_url(_shared_redis: RedisServer) -> str:
+    """The address of a real, empty Redis; the server is shared, its content is not."""
+    with _shared_redis.client() as client:
+        client.flushall()
+    return _shared_redis.url

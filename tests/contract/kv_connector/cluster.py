@@ -1,0 +1,137 @@
+"""Nodes on one network, over each connector."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import queue
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from common.ids import AttemptId, Incarnation
+from common.kv_layout import KVLayout
+from kv_transfer.connector import Commit, KVEvent, OnEvent, Ticket
+from kv_transfer.core.limits import Limits
+from kv_transfer.loopback import LoopbackConnector, LoopbackNetwork, LoopbackTransport
+from kv_transfer.pieces import Pool
+from kv_transfer.shell import TransportConnector
+from kv_transfer.zmq_connector import ZmqConnector
+
+LAYOUT = KVLayout(
+    model_digest="m", num_layers=3, num_kv_heads=2, head_dim=8, block_size=4, dtype="float32"
+)
+PAIR_BYTES = 2 * LAYOUT.piece_bytes
+# Two blocks per frame, three in flight: every handoff of the suite meets both bounds.
+LIMITS = Limits(window_bytes=3 * PAIR_BYTES, max_frame_bytes=2 * PAIR_BYTES)
+WAIT_S = 20.0
+
+
+@dataclass
+class Node:
+    """A connector with its pool and the events it emitted, in order."""
+
+    incarnation: Incarnation
+    pool: Pool
+    connector: TransportConnector
+    layout: KVLayout
+    events: list[KVEvent] = field(default_factory=list)
+    inbox: queue.Queue[KVEvent] = field(default_factory=queue.Queue)
+
+    def wait_event(self) -> KVEvent:
+        return self.inbox.get(timeout=WAIT_S)
+
+    def push_all(
+        self,
+        ticket: Ticket,
+        source_blocks: Sequence[int],
+        layers: Sequence[int] | None = None,
+    ) -> None:
+        for layer in range(self.layout.num_layers) if layers is None else layers:
+            self.connector.push(
+                ticket.lease_token,
+                layer=layer,
+                ordinals=range(len(source_blocks)),
+                source_blocks=source_blocks,
+            )
+
+
+class Cluster:
+    """Makes nodes of one kind of connector, and closes them."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self.network = LoopbackNetwork()
+        self.nodes: list[Node] = []
+        self._tokens = itertools.count(101)
+        self._exit = contextlib.ExitStack()
+
+    def node(
+        self,
+        name: str,
+        *,
+        epoch: int = 1,
+        layout: KVLayout = LAYOUT,
+        limits: Limits = LIMITS,
+        num_blocks: int = 12,
+        on_event: OnEvent | None = None,
+    ) -> Node:
+        incarnation = Incarnation(name, epoch)
+        rng = np.random.default_rng(len(self.nodes))
+        shape = (layout.num_layers, 2, num_blocks, layout.piece_bytes)
+        pool = rng.integers(0, 256, shape, dtype=np.uint8)
+        events: list[KVEvent] = []
+        inbox: queue.Queue[KVEvent] = queue.Queue()
+
+        def take(event: KVEvent) -> None:
+            events.append(event)
+            inbox.put(event)
+
+        take = on_event or take
+        connector: TransportConnector
+        if self.kind == "zmq":
+            connector = ZmqConnector(pool, layout, incarnation, take, limits=limits)
+        else:
+            connector = LoopbackConnector(
+                pool, layout, incarnation, take, network=self.network, limits=limits
+            )
+        self.nodes.append(Node(incarnation, pool, connector, layout, events, inbox))
+        return self.nodes[-1]
+
+    def ticket(
+        self, decode: Node, target_blocks: Sequence[int], *, num_cached_tokens: int = 0
+    ) -> Ticket:
+        token = next(self._tokens)
+        return Ticket(
+            attempt=AttemptId(f"r{token}", 0),
+            decode_node=decode.incarnation,
+            kv_endpoint=decode.connector.endpoint,
+            lease_token=token,
+            generation=7,
+            target_block_ids=tuple(target_blocks),
+            num_cached_tokens=num_cached_tokens,
+            fingerprint=decode.layout.fingerprint,
+            lease_s=30.0,
+        )
+
+    def silent_endpoint(self) -> str:
+        """Somebody accepts connections there and never says a word."""
+        if self.kind == "loopback":
+            return LoopbackTransport(self.network).endpoint
+        listener = self._exit.enter_context(socket.create_server(("127.0.0.1", 0)))
+        return f"tcp://127.0.0.1:{listener.getsockname()[1]}"
+
+    def close(self) -> None:
+        for node in self.nodes:
+            node.connector.close()
+        self._exit.close()
+
+
+def commit_for(ticket: Ticket, layout: KVLayout = LAYOUT, *, missing: int = 0) -> Commit:
+    """The commit of a prompt whose last block lacks `missing` tokens."""
+    num_new = len(ticket.target_block_ids) * layout.block_size - missing
+    return Commit(
+        num_tokens=ticket.num_cached_tokens + num_new, first_token_id=42, draft_token_ids=(5, 6)
+    )

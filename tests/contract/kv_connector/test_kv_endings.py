@@ -1,0 +1,399 @@
+"""Every way a handoff can end: one event per side, typed, and nothing written afterwards."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+
+import numpy as np
+import pytest
+
+from common.errors import HandoffFailed, LayoutMismatch
+from kv_transfer import pieces, shell
+from kv_transfer.connector import Landed, LandingFailed, Ticket, TransferEnded
+from kv_transfer.core.frames import Data
+from tests.contract.kv_connector.cluster import LAYOUT, LIMITS, Cluster, Node, commit_for
+
+
+def begin(cluster: Cluster, *, targets: tuple[int, ...] = (1, 2, 3)) -> tuple[Node, Node, Ticket]:
+    """A handoff that is expected and open."""
+    prefill, decode = cluster.node("p"), cluster.node("d")
+    ticket = cluster.ticket(decode, targets)
+    decode.connector.expect(ticket, sender_deadline_s=30)
+    prefill.connector.open(ticket, deadline_s=30)
+    return prefill, decode, ticket
+
+
+def error_of(event: object) -> HandoffFailed:
+    assert isinstance(event, TransferEnded | LandingFailed)
+    assert isinstance(event.error, HandoffFailed)
+    return event.error
+
+
+def assert_ended_once(*nodes: Node) -> None:
+    """Late calls change nothing, and closing adds no event: what was owed was emitted."""
+    counts = [len(node.events) for node in nodes]
+    for node in nodes:
+        for token in {event.lease_token for event in node.events}:
+            node.connector.push(token, layer=0, ordinals=[0], source_blocks=[0])
+            node.connector.abort(token)
+            node.connector.revoke(token)
+        node.connector.close()
+        node.connector.close()
+    assert [len(node.events) for node in nodes] == counts == [1] * len(nodes)
+
+
+def test_success_ends_once(cluster: Cluster) -> None:
+    prefill, decode, ticket = begin(cluster)
+    prefill.push_all(ticket, [4, 5, 6])
+    prefill.connector.commit(ticket.lease_token, commit_for(ticket))
+    assert isinstance(decode.wait_event(), Landed)
+    assert prefill.wait_event() == TransferEnded(ticket.lease_token, None)
+    assert_ended_once(prefill, decode)
+
+
+@pytest.mark.parametrize("pushed_layers", [[], [1], [0, 1, 2]])
+def test_abort_by_the_sender(cluster: Cluster, pushed_layers: list[int]) -> None:
+    """F55, F56, F57."""
+    prefill, decode, ticket = begin(cluster)
+    prefill.push_all(ticket, [4, 5, 6], layers=pushed_layers)
+    prefill.connector.abort(ticket.lease_token)
+    assert "aborted" in str(error_of(prefill.wait_event()))
+    assert "p#1 gave the transfer up" in str(error_of(decode.wait_event()))
+    assert_ended_once(prefill, decode)
+
+
+def test_abort_behind_a_commit_tells_the_truth(cluster: Cluster) -> None:
+    """F60: whichever was first, both sides agree."""
+    prefill, decode, ticket = begin(cluster)
+    prefill.push_all(ticket, [4, 5, 6])
+    prefill.connector.commit(ticket.lease_token, commit_for(ticket))
+    prefill.connector.abort(ticket.lease_token)
+    ended, landed = prefill.wait_event(), decode.wait_event()
+    assert isinstance(ended, TransferEnded)
+    assert isinstance(landed, Landed) == (ended.error is None)
+    assert_ended_once(prefill, decode)
+
+
+def test_abort_before_anybody_answers(cluster: Cluster) -> None:
+    prefill = cluster.node("p", limits=dataclasses.replace(LIMITS, peer_timeout_s=0.3))
+    ticket = dataclasses.replace(
+        cluster.ticket(cluster.node("d"), [1]), kv_endpoint=cluster.silent_endpoint()
+    )
+    prefill.connector.open(ticket, deadline_s=30)
+    prefill.connector.abort(ticket.lease_token)
+    assert "said nothing" in str(error_of(prefill.wait_event()))
+    assert_ended_once(prefill)
+
+
+@pytest.mark.parametrize("pushed_layers", [[], [1], [0, 1, 2]])
+def test_revoke_tells_the_sender_and_emits_nothing(
+    cluster: Cluster, pushed_layers: list[int]
+) -> None:
+    prefill, decode, ticket = begin(cluster)
+    prefill.push_all(ticket, [4, 5, 6], layers=pushed_layers)
+    decode.connector.revoke(ticket.lease_token)
+    untouched = decode.pool.copy()
+    # Blocks of a revoked landing may land again at once, for another.
+    again = cluster.ticket(decode, ticket.target_block_ids)
+    decode.connector.expect(again, sender_deadline_s=30)
+    assert error_of(prefill.wait_event()).code == "handoff_failed"
+    assert_ended_once(prefill)
+    assert np.array_equal(decode.pool, untouched)
+    decode.connector.revoke(again.lease_token)
+    decode.connector.close()
+    assert decode.events == []
+
+
+def test_revoke_between_check_and_write(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F14: a frame that passed its checks is still dropped when the landing is revoked."""
+    checked, revoked = threading.Event(), threading.Event()
+    find_corruption = pieces.find_corruption
+
+    def hold(data: Data, payload: list[memoryview], piece_bytes: int) -> str | None:
+        result = find_corruption(data, payload, piece_bytes)
+        checked.set()
+        assert revoked.wait(20)
+        return result
+
+    monkeypatch.setattr(shell.pieces, "find_corruption", hold)
+    prefill, decode, ticket = begin(cluster)
+    untouched = decode.pool.copy()
+    prefill.push_all(ticket, [4, 5, 6])
+    assert checked.wait(20)
+    decode.connector.revoke(ticket.lease_token)
+    revoked.set()
+    assert "revoked" in str(error_of(prefill.wait_event()))
+    decode.connector.close()
+    assert np.array_equal(decode.pool, untouched)
+    assert decode.events == []
+
+
+def test_revoke_waits_for_a_write_under_way(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F14: `revoke` does not return while a frame of the landing is being copied."""
+    writing, returned = threading.Event(), threading.Event()
+    returned_early: list[bool] = []
+    write = pieces.write
+
+    def slow(*args: object) -> None:
+        writing.set()
+        returned_early.append(returned.wait(0.2))
+        write(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(shell.pieces, "write", slow)
+    prefill, decode, ticket = begin(cluster)
+    prefill.push_all(ticket, [4, 5, 6])
+    assert writing.wait(20)
+    decode.connector.revoke(ticket.lease_token)
+    returned.set()
+    untouched = decode.pool.copy()
+    assert "revoked" in str(error_of(prefill.wait_event()))
+    decode.connector.close()
+    assert not any(returned_early)
+    assert np.array_equal(decode.pool, untouched)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"generation": 8}, ["7", "8"]),
+        ({"lease_token": 999}, ["no such lease"]),
+    ],
+)
+def test_a_ticket_that_is_not_the_landings(
+    cluster: Cluster, change: dict[str, int], named: list[str]
+) -> None:
+    """Wrong generation or token: the pool and the true landing are not touched."""
+    prefill, decode = cluster.node("p"), cluster.node("d")
+    ticket = cluster.ticket(decode, [1, 2, 3])
+    decode.connector.expect(ticket, sender_deadline_s=30)
+    wrong = dataclasses.replace(ticket, **change)  # type: ignore[arg-type]
+    untouched = decode.pool.copy()
+    prefill.connector.open(wrong, deadline_s=30)
+    prefill.push_all(wrong, [4, 5, 6])
+    prefill.connector.commit(wrong.lease_token, commit_for(wrong))
+    message = str(error_of(prefill.wait_event()))
+    assert all(text in message for text in named)
+    assert np.array_equal(decode.pool, untouched)
+    assert decode.events == []
+
+    late = cluster.node("p2")
+    late.connector.open(ticket, deadline_s=30)
+    late.push_all(ticket, [4, 5, 6])
+    late.connector.commit(ticket.lease_token, commit_for(ticket))
+    assert isinstance(decode.wait_event(), Landed)
+    assert_ended_once(prefill, decode, late)
+
+
+def test_two_senders_with_one_ticket(cluster: Cluster) -> None:
+    """F45: the first binds the landing, the other is fenced."""
+    prefill, decode, ticket = begin(cluster)
+    prefill.push_all(ticket, [4, 5, 6], layers=[0])
+    # Once a further handoff of the same sender is through, so was everything before it.
+    probe = cluster.ticket(decode, [9])
+    decode.connector.expect(probe, sender_deadline_s=30)
+    prefill.connector.open(probe, deadline_s=30)
+    prefill.push_all(probe, [0])
+    prefill.connector.commit(probe.lease_token, commit_for(probe))
+    assert isinstance(decode.wait_event(), Landed)
+    assert prefill.wait_event() == TransferEnded(probe.lease_token, None)
+
+    other = cluster.node("other")
+    other.connector.open(ticket, deadline_s=30)
+    other.push_all(ticket, [7, 8, 9])
+    other.connector.commit(ticket.lease_token, commit_for(ticket))
+    assert "p#1 writes here, not other#1" in str(error_of(other.wait_event()))
+    prefill.push_all(ticket, [4, 5, 6], layers=[1, 2])
+    prefill.connector.commit(ticket.lease_token, commit_for(ticket))
+    assert isinstance(decode.wait_event(), Landed)
+    assert np.array_equal(decode.pool[:, :, [1, 2, 3]], prefill.pool[:, :, [4, 5, 6]])
+
+
+def test_layouts_that_differ_name_both_values(cluster: Cluster) -> None:
+    """F29."""
+    decode = cluster.node("d")
+    prefill = cluster.node("p", layout=dataclasses.replace(LAYOUT, block_size=8, dtype="float16"))
+    ticket = cluster.ticket(decode, [1])
+    decode.connector.expect(ticket, sender_deadline_s=30)
+    prefill.connector.open(ticket, deadline_s=30)
+    error = error_of(prefill.wait_event())
+    assert isinstance(error, LayoutMismatch)
+    assert "block_size: here 4, peer 8" in str(error)
+    assert "dtype: here 'float32', peer 'float16'" in str(error)
+
+
+def test_a_ticket_of_another_fingerprint(cluster: Cluster) -> None:
+    prefill, decode = cluster.node("p"), cluster.node("d")
+    ticket = dataclasses.replace(cluster.ticket(decode, [1]), fingerprint="f00d")
+    prefill.connector.open(ticket, deadline_s=30)
+    error = error_of(prefill.wait_event())
+    assert isinstance(error, LayoutMismatch)
+    assert "f00d" in str(error)
+    assert LAYOUT.fingerprint in str(error)
+
+
+def test_a_decode_node_that_restarted_refuses_the_old_ticket(cluster: Cluster) -> None:
+    """F01, F63: same address, another life."""
+    prefill, decode = cluster.node("p"), cluster.node("d", epoch=5)
+    ticket = cluster.ticket(decode, [1])
+    old = dataclasses.replace(ticket, decode_node=dataclasses.replace(decode.incarnation, epoch=4))
+    prefill.connector.open(old, deadline_s=30)
+    message = str(error_of(prefill.wait_event()))
+    assert "stale_epoch" in message
+    assert "d#4" in message
+    assert "d#5" in message
+
+
+def test_an_earlier_life_of_a_sender_is_refused(cluster: Cluster) -> None:
+    """F69: a process that slept through its own replacement."""
+    decode = cluster.node("d")
+    for epoch, is_welcome in [(2, True), (1, False), (3, True)]:
+        prefill = cluster.node("p", epoch=epoch)
+        ticket = cluster.ticket(decode, [epoch])
+        decode.connector.expect(ticket, sender_deadline_s=30)
+        prefill.connector.open(ticket, deadline_s=30)
+        prefill.push_all(ticket, [0])
+        prefill.connector.commit(ticket.lease_token, commit_for(ticket))
+        ended = prefill.wait_event()
+        assert isinstance(ended, TransferEnded)
+        assert (ended.error is None) == is_welcome
+
+
+def test_a_silent_peer_fails_the_transfer_at_its_deadline(cluster: Cluster) -> None:
+    """F19, F32."""
+    prefill, decode = cluster.node("p"), cluster.node("d")
+    ticket = dataclasses.replace(cluster.ticket(decode, [1]), kv_endpoint=cluster.silent_endpoint())
+    prefill.connector.open(ticket, deadline_s=0.1)
+    prefill.push_all(ticket, [0])
+    prefill.connector.commit(ticket.lease_token, commit_for(ticket))
+    assert "by the deadline" in str(error_of(prefill.wait_event()))
+    assert_ended_once(prefill)
+
+
+def test_a_silent_peer_is_noticed_long_before_the_deadline(cluster: Cluster) -> None:
+    prefill = cluster.node("p", limits=dataclasses.replace(LIMITS, peer_timeout_s=0.3))
+    ticket = dataclasses.replace(
+        cluster.ticket(cluster.node("d"), [1]), kv_endpoint=cluster.silent_endpoint()
+    )
+    prefill.connector.open(ticket, deadline_s=10_000)
+    assert "d#1" in str(error_of(prefill.wait_event()))
+    assert_ended_once(prefill)
+
+
+def test_a_commit_nobody_can_fulfil_ends_at_the_deadline(cluster: Cluster) -> None:
+    """The receiver lives and answers pings, yet the transfer goes nowhere: no commit was made."""
+    prefill, decode = cluster.node("p"), cluster.node("d")
+    ticket = cluster.ticket(decode, [1, 2, 3])
+    decode.connector.expect(ticket, sender_deadline_s=30)
+    prefill.connector.open(ticket, deadline_s=0.1)
+    prefill.push_all(ticket, [4, 5, 6], layers=[0])
+    assert "by the deadline" in str(error_of(prefill.wait_event()))
+    assert "gave the transfer up" in str(error_of(decode.wait_event()))
+    assert_ended_once(prefill, decode)
+
+
+def test_a_landing_without_a_sender_expires(cluster: Cluster) -> None:
+    """F03."""
+    decode = cluster.node("d")
+    ticket = cluster.ticket(decode, [1])
+    decode.connector.expect(ticket, sender_deadline_s=0.1)
+    assert "no sender was heard for 0.1 s" in str(error_of(decode.wait_event()))
+    assert_ended_once(decode)
+
+
+def test_an_open_transfer_keeps_its_landing(cluster: Cluster) -> None:
+    """A long prompt computes far longer than `sender_deadline_s` between two pushes."""
+    limits = dataclasses.replace(LIMITS, peer_timeout_s=0.4)
+    prefill, decode = cluster.node("p", limits=limits), cluster.node("d", limits=limits)
+    ticket, short = cluster.ticket(decode, [1]), cluster.ticket(decode, [2])
+    decode.connector.expect(ticket, sender_deadline_s=0.8)
+    prefill.connector.open(ticket, deadline_s=30)
+    for _ in range(3):
+        # Each of these takes 0.5 s of the connector's own time.
+        decode.connector.expect(short, sender_deadline_s=0.5)
+        assert decode.wait_event().lease_token == short.lease_token
+        short = cluster.ticket(decode, [2])
+    prefill.push_all(ticket, [0])
+    prefill.connector.commit(ticket.lease_token, commit_for(ticket))
+    assert isinstance(decode.wait_event(), Landed)
+
+
+def test_closing_the_sender(cluster: Cluster) -> None:
+    prefill, decode, ticket = begin(cluster)
+    prefill.push_all(ticket, [4, 5, 6], layers=[0])
+    prefill.connector.close()
+    assert "closed" in str(error_of(prefill.wait_event()))
+    decode.connector.revoke(ticket.lease_token)
+    with pytest.raises(ValueError, match="closed"):
+        prefill.connector.open(ticket, deadline_s=1)
+    assert_ended_once(prefill)
+
+
+def test_closing_the_receiver(cluster: Cluster) -> None:
+    prefill, decode, ticket = begin(cluster)
+    prefill.push_all(ticket, [4, 5, 6], layers=[0])
+    decode.connector.close()
+    assert "closed" in str(error_of(decode.wait_event()))
+    with pytest.raises(ValueError, match="closed"):
+        decode.connector.expect(ticket, sender_deadline_s=1)
+    error_of(prefill.wait_event())
+    assert_ended_once(prefill, decode)
+
+
+def test_closing_from_on_event(cluster: Cluster) -> None:
+    closed = threading.Event()
+
+    def on_event(event: object) -> None:
+        decode.connector.close()
+        closed.set()
+
+    decode = cluster.node("d", on_event=on_event)
+    decode.connector.expect(cluster.ticket(decode, [1]), sender_deadline_s=0.05)
+    assert closed.wait(20)
+
+
+@pytest.mark.parametrize("pushed_layers", [[], [0, 2]])
+def test_a_short_count_fails_both_sides(cluster: Cluster, pushed_layers: list[int]) -> None:
+    prefill, decode, ticket = begin(cluster)
+    prefill.push_all(ticket, [4, 5, 6], layers=pushed_layers)
+    prefill.connector.commit(ticket.lease_token, commit_for(ticket))
+    wanted = f"sent {3 * len(pushed_layers)} pieces, the ticket has 9"
+    assert wanted in str(error_of(decode.wait_event()))
+    assert wanted in str(error_of(prefill.wait_event()))
+    assert_ended_once(prefill, decode)
+
+
+@pytest.mark.parametrize("num_tokens", [0, 8, 13])
+def test_a_prompt_that_does_not_fit_the_ticket(cluster: Cluster, num_tokens: int) -> None:
+    prefill, decode, ticket = begin(cluster)
+    prefill.push_all(ticket, [4, 5, 6])
+    commit = dataclasses.replace(commit_for(ticket), num_tokens=num_tokens)
+    prefill.connector.commit(ticket.lease_token, commit)
+    assert f"prompt of {num_tokens} tokens" in str(error_of(decode.wait_event()))
+    assert f"prompt of {num_tokens} tokens" in str(error_of(prefill.wait_event()))
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_bad_checksum_never_lands(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, which: int
+) -> None:
+    """F24: the keys' or the values' sum of one block is not what arrives."""
+    checksums = pieces.checksums
+
+    def lie(*args: object) -> tuple[tuple[int, ...], ...]:
+        sums = [list(part) for part in checksums(*args)]  # type: ignore[arg-type]
+        sums[which][-1] ^= 1
+        return tuple(tuple(part) for part in sums)
+
+    monkeypatch.setattr(shell.pieces, "checksums", lie)
+    prefill, decode, ticket = begin(cluster)
+    untouched = decode.pool.copy()
+    prefill.push_all(ticket, [4, 5, 6])
+    prefill.connector.commit(ticket.lease_token, commit_for(ticket))
+    assert "bad checksum" in str(error_of(decode.wait_event()))
+    assert "bad checksum" in str(error_of(prefill.wait_event()))
+    assert np.array_equal(decode.pool, untouched)
+    assert decode.connector.statistics().checksum_failures == 1
+    assert_ended_once(prefill, decode)

@@ -1,0 +1,228 @@
+"""What every KV connector does when nothing goes wrong, and when its owner misuses it."""
+
+from __future__ import annotations
+
+import dataclasses
+import queue
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from common.errors import ConfigError
+from common.kv_layout import KVLayout
+from kv_transfer.connector import KVEvent, Landed, TransferEnded
+from kv_transfer.core.limits import Limits
+from tests.contract.kv_connector.cluster import LAYOUT, LIMITS, PAIR_BYTES, Cluster, commit_for
+
+
+@st.composite
+def handoffs(draw: st.DrawFn) -> tuple[list[int], list[int], int, list[tuple[int, list[int]]], int]:
+    """(source blocks, target blocks, cached blocks, pushes in any order and split, tail gap)."""
+    count = draw(st.integers(1, 8))
+    blocks = st.lists(st.integers(0, 11), min_size=count, max_size=count, unique=True)
+    pieces = draw(st.permutations([(layer, o) for layer in range(3) for o in range(count)]))
+    pushes: list[tuple[int, list[int]]] = []
+    for layer, ordinal in pieces:
+        joins = pushes and pushes[-1][0] == layer and draw(st.booleans())
+        if joins:
+            pushes[-1][1].append(ordinal)
+        else:
+            pushes.append((layer, [ordinal]))
+    return draw(blocks), draw(blocks), draw(st.integers(0, 2)), pushes, draw(st.integers(0, 3))
+
+
+def test_bytes_arrive_equal_and_nothing_else_changes(cluster: Cluster) -> None:
+    """F23, F41, F42, F43: any blocks, any order, any split, any cached prefix, any tail."""
+    prefill, decode = cluster.node("p"), cluster.node("d")
+
+    @settings(max_examples=40, deadline=None)
+    @given(handoffs())
+    def check(
+        handoff: tuple[list[int], list[int], int, list[tuple[int, list[int]]], int],
+    ) -> None:
+        sources, targets, cached_blocks, pushes, missing = handoff
+        ticket = cluster.ticket(decode, targets, num_cached_tokens=cached_blocks * 4)
+        commit = commit_for(ticket, missing=missing)
+        wanted = decode.pool.copy()
+        wanted[:, :, targets] = prefill.pool[:, :, sources]
+
+        decode.connector.expect(ticket, sender_deadline_s=30)
+        prefill.connector.open(ticket, deadline_s=30)
+        for layer, ordinals in pushes:
+            prefill.connector.push(
+                ticket.lease_token,
+                layer=layer,
+                ordinals=ordinals,
+                source_blocks=[sources[ordinal] for ordinal in ordinals],
+            )
+        prefill.connector.commit(ticket.lease_token, commit)
+        assert decode.wait_event() == Landed(ticket.lease_token, commit)
+        assert prefill.wait_event() == TransferEnded(ticket.lease_token, None)
+        assert np.array_equal(decode.pool, wanted)
+
+    check()
+    for node in (prefill, decode):
+        statistics = node.connector.statistics()
+        assert (statistics.transfers_open, statistics.landings_open) == (0, 0)
+        assert not any(statistics.frames_dropped.values())
+
+
+def test_many_handoffs_share_one_window(cluster: Cluster) -> None:
+    """Two prefill nodes, six handoffs each, all open at once; each block has its own content."""
+    prefills = [cluster.node("p0", num_blocks=6), cluster.node("p1", num_blocks=6)]
+    decode = cluster.node("d", num_blocks=36)
+    wanted = decode.pool.copy()
+    tickets = []
+    for index in range(12):
+        ticket = cluster.ticket(decode, [3 * index + 2, 3 * index, 3 * index + 1])
+        sources = [(index + n) % 6 for n in range(3)]
+        prefill = prefills[index % 2]
+        wanted[:, :, list(ticket.target_block_ids)] = prefill.pool[:, :, sources]
+        decode.connector.expect(ticket, sender_deadline_s=30)
+        prefill.connector.open(ticket, deadline_s=30)
+        tickets.append((prefill, ticket, sources))
+    for layer in reversed(range(LAYOUT.num_layers)):
+        for prefill, ticket, sources in tickets:
+            prefill.push_all(ticket, sources, layers=[layer])
+    for prefill, ticket, _ in tickets:
+        prefill.connector.commit(ticket.lease_token, commit_for(ticket))
+    landed = {decode.wait_event().lease_token for _ in tickets}
+    assert landed == {ticket.lease_token for _, ticket, _ in tickets}
+    ends = [prefill.wait_event() for prefill in prefills for _ in range(6)]
+    assert all(isinstance(end, TransferEnded) and end.error is None for end in ends)
+    assert np.array_equal(decode.pool, wanted)
+
+
+def test_a_piece_pushed_twice_is_sent_once(cluster: Cluster) -> None:
+    prefill, decode = cluster.node("p"), cluster.node("d")
+    ticket = cluster.ticket(decode, [1, 2])
+    decode.connector.expect(ticket, sender_deadline_s=30)
+    prefill.connector.open(ticket, deadline_s=30)
+    prefill.push_all(ticket, [4, 5])
+    prefill.push_all(ticket, [4, 5])
+    prefill.connector.commit(ticket.lease_token, commit_for(ticket))
+    assert isinstance(decode.wait_event(), Landed)
+    assert prefill.wait_event() == TransferEnded(ticket.lease_token, None)
+    assert prefill.connector.statistics().bytes_sent == 2 * LAYOUT.block_bytes
+
+
+def test_one_connector_sends_to_itself(cluster: Cluster) -> None:
+    """A mixed node may hand over to itself: neither side waits for the other."""
+    node = cluster.node("m")
+    ticket = cluster.ticket(node, [0, 1])
+    node.connector.expect(ticket, sender_deadline_s=30)
+    node.connector.open(ticket, deadline_s=30)
+    node.push_all(ticket, [8, 9])
+    node.connector.commit(ticket.lease_token, commit_for(ticket))
+    events = {type(node.wait_event()), type(node.wait_event())}
+    assert events == {Landed, TransferEnded}
+    assert np.array_equal(node.pool[:, :, [0, 1]], node.pool[:, :, [8, 9]])
+
+
+def test_on_event_may_call_the_connector_and_raise(cluster: Cluster) -> None:
+    """The next handoff is expected from inside `on_event`, and a raising callback harms nobody."""
+    landed: queue.Queue[KVEvent] = queue.Queue()
+
+    def on_event(event: KVEvent) -> None:
+        decode.connector.revoke(event.lease_token)
+        decode.connector.expect(second, sender_deadline_s=30)
+        landed.put(event)
+        raise RuntimeError("a bug of the owner")
+
+    prefill = cluster.node("p")
+    decode = cluster.node("d", on_event=on_event)
+    first, second = cluster.ticket(decode, [0]), cluster.ticket(decode, [0])
+    decode.connector.expect(first, sender_deadline_s=30)
+    for ticket in (first, second):
+        prefill.connector.open(ticket, deadline_s=30)
+        prefill.push_all(ticket, [3])
+        prefill.connector.commit(ticket.lease_token, commit_for(ticket))
+        assert isinstance(landed.get(timeout=20), Landed)
+        assert prefill.wait_event() == TransferEnded(ticket.lease_token, None)
+
+
+def test_misuse_raises_and_changes_nothing(cluster: Cluster) -> None:
+    prefill, decode = cluster.node("p"), cluster.node("d")
+    ticket = cluster.ticket(decode, [1, 2])
+    decode.connector.expect(ticket, sender_deadline_s=30)
+    prefill.connector.open(ticket, deadline_s=30)
+    other = cluster.ticket(decode, [2, 3])
+    refused_tickets = [
+        ticket,
+        other,
+        dataclasses.replace(other, target_block_ids=()),
+        dataclasses.replace(other, target_block_ids=(5, 5)),
+        dataclasses.replace(other, target_block_ids=(12,)),
+        dataclasses.replace(other, target_block_ids=(5,), fingerprint="other"),
+        dataclasses.replace(other, target_block_ids=(5,), decode_node=prefill.incarnation),
+    ]
+    for refused in refused_tickets:
+        with pytest.raises(ValueError, match=r"lease|block"):
+            decode.connector.expect(refused, sender_deadline_s=30)
+    with pytest.raises(ValueError, match="open already"):
+        prefill.connector.open(ticket, deadline_s=30)
+    for layer, ordinals, blocks in [
+        (3, [0], [0]),
+        (-1, [0], [0]),
+        (0, [2], [0]),
+        (0, [-1], [0]),
+        (0, [0], [12]),
+        (0, [0], [-1]),
+        (0, [0, 1], [0]),
+    ]:
+        with pytest.raises(ValueError, match=r"layer|ordinal|block"):
+            prefill.connector.push(
+                ticket.lease_token, layer=layer, ordinals=ordinals, source_blocks=blocks
+            )
+    with pytest.raises(ValueError, match="draft"):
+        commit = dataclasses.replace(commit_for(ticket), draft_token_ids=tuple(range(65)))
+        prefill.connector.commit(ticket.lease_token, commit)
+    prefill.push_all(ticket, [4, 5])
+    prefill.connector.commit(ticket.lease_token, commit_for(ticket))
+    assert isinstance(decode.wait_event(), Landed)
+    assert prefill.wait_event() == TransferEnded(ticket.lease_token, None)
+    with pytest.raises(ValueError, match="was open"):
+        decode.connector.expect(ticket, sender_deadline_s=30)
+
+
+def test_nothing_more_after_commit(cluster: Cluster) -> None:
+    prefill = cluster.node("p")
+    ticket = dataclasses.replace(
+        cluster.ticket(cluster.node("d"), [1, 2]), kv_endpoint=cluster.silent_endpoint()
+    )
+    prefill.connector.open(ticket, deadline_s=30)
+    prefill.connector.commit(ticket.lease_token, commit_for(ticket))
+    with pytest.raises(ValueError, match="push after commit"):
+        prefill.push_all(ticket, [1, 2])
+    with pytest.raises(ValueError, match="committed twice"):
+        prefill.connector.commit(ticket.lease_token, commit_for(ticket))
+
+
+def test_unknown_tokens_are_ignored(cluster: Cluster) -> None:
+    node = cluster.node("p")
+    node.connector.revoke(5)
+    node.connector.abort(5)
+    node.connector.push(5, layer=0, ordinals=[0], source_blocks=[0])
+    node.connector.commit(5, commit_for(cluster.ticket(node, [0])))
+    node.connector.close()
+    assert node.events == []
+
+
+@pytest.mark.parametrize(
+    ("layout", "limits", "error"),
+    [
+        (dataclasses.replace(LAYOUT, num_layers=4), LIMITS, ValueError),
+        (dataclasses.replace(LAYOUT, head_dim=4), LIMITS, ValueError),
+        (LAYOUT, Limits(window_bytes=PAIR_BYTES - 1), ConfigError),
+    ],
+)
+def test_a_pool_or_window_that_does_not_fit(
+    cluster: Cluster, layout: KVLayout, limits: Limits, error: type[Exception]
+) -> None:
+    pool = cluster.node("p").pool
+    maker = type(cluster.nodes[0].connector)
+    extra = {} if cluster.kind == "zmq" else {"network": cluster.network}
+    with pytest.raises(error, match="wanted"):
+        maker(pool, layout, cluster.nodes[0].incarnation, print, limits=limits, **extra)  # type: ignore[call-arg]

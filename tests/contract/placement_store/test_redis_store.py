@@ -1,0 +1,269 @@
+"""What only a real Redis can do: hold garbage, be away, be slow, come back empty."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+import redis
+
+from common.ids import Incarnation
+from placement.redis_store import RedisStore
+from placement.store import PlacementUnavailable
+from tests.contract.placement_store.worlds import load, placement, record
+from tests.redis_server import RedisServer, redis_server
+
+PREFIX = "pdserve:contract:"
+
+
+@pytest.fixture
+async def store(redis_url: str) -> AsyncIterator[RedisStore]:
+    store = RedisStore(redis_url, "contract", call_timeout_s=5.0)
+    yield store
+    await store.close()
+
+
+@pytest.fixture
+def client(redis_url: str) -> Iterator[redis.Redis]:
+    with redis.Redis.from_url(redis_url) as client:
+        yield client
+
+
+@pytest.fixture
+def own_server() -> Iterator[RedisServer]:
+    with redis_server() as server:
+        yield server
+
+
+def _value(**changes: object) -> bytes:
+    entry = {
+        "epoch": 1,
+        "node_id": "bad",
+        "role": "decode",
+        "control_address": "127.0.0.1:1",
+        "model": "m",
+        "fingerprint": "f",
+        "block_size": 64,
+        "num_blocks": 1,
+        "max_num_seqs": 1,
+        "max_model_len": 1,
+        "load": dict.fromkeys(
+            ("free_blocks", "free_seats", "num_running", "num_waiting", "queued_tokens"), 0
+        ),
+    }
+    return json.dumps(entry | changes).encode()
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"",
+        b"\xff\xfe",
+        b"[]",
+        b"null",
+        b"{}",
+        b"[" * 10_000,
+        b'{"epoch":' + b"9" * 5000 + b"}",
+        _value(role="king"),
+        _value(epoch=-1),
+        _value(epoch=True),
+        _value(epoch=1.5),
+        _value(block_size=0),
+        _value(load=None),
+        _value(load={}),
+        _value(control_address=""),
+        _value(model="m" * 600),
+        _value(node_id="other"),
+        b" " * 20_000 + _value(),
+    ],
+)
+async def test_a_garbage_lease_is_skipped_and_can_be_replaced(
+    store: RedisStore, client: redis.Redis, garbage: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    await store.heartbeat(record("good"), load(), lease_s=5)
+    client.set(PREFIX + "node:bad", garbage)
+    client.zadd(PREFIX + "nodes", {"bad": 9e15})
+    with caplog.at_level(logging.WARNING, "pdserve.placement"):
+        nodes = await store.live_nodes()
+    assert [node.record.incarnation.node_id for node in nodes] == ["good"]
+    await store.heartbeat(record("bad", epoch=2), load(), lease_s=5)
+    assert len(await store.live_nodes()) == 2
+
+
+async def test_a_valid_value_under_that_harness_is_not_skipped(
+    store: RedisStore, client: redis.Redis
+) -> None:
+    """The negative control of the garbage table."""
+    client.set(PREFIX + "node:bad", _value())
+    client.zadd(PREFIX + "nodes", {"bad": 9e15})
+    assert len(await store.live_nodes()) == 1
+
+
+async def test_keys_of_another_type_are_absent(store: RedisStore, client: redis.Redis) -> None:
+    client.rpush(PREFIX + "node:decode-0", "a", "b")
+    client.rpush(PREFIX + "epoch:decode-0", "a")
+    client.zadd(PREFIX + "nodes", {"decode-0": 9e15})
+    assert await store.live_nodes() == []
+    epoch = await store.next_epoch("decode-0")
+    await store.heartbeat(record(epoch=epoch), load(), lease_s=5)
+    assert len(await store.live_nodes()) == 1
+
+
+async def test_an_index_of_another_type_is_an_unavailable_store(
+    store: RedisStore, client: redis.Redis
+) -> None:
+    client.set(PREFIX + "nodes", "not an index")
+    with pytest.raises(PlacementUnavailable, match="WRONGTYPE"):
+        await store.live_nodes()
+
+
+async def test_garbage_placements_are_skipped(store: RedisStore, client: redis.Redis) -> None:
+    await store.place(placement("req-1"), ttl_s=60)
+    value = client.get(PREFIX + "placement:req-1/1")
+    assert isinstance(value, bytes)
+    for name, garbage in (
+        ("a/1", b"{"),
+        ("b/1", b'{"decode": 3}'),
+        ("c/1", value),
+        ("d/1", value.replace(b'"decode":{', b'"decode":["x"],"y":{')),
+    ):
+        client.set(PREFIX + "placement:" + name, garbage)
+        client.zadd(PREFIX + "placements", {name: 9e15})
+    assert await store.placements() == [placement("req-1")]
+
+
+async def test_every_key_expires_by_itself(store: RedisStore, client: redis.Redis) -> None:
+    await store.next_epoch("decode-0")
+    await store.heartbeat(record(), load(), lease_s=5)
+    await store.place(placement("req-1"), ttl_s=100)
+    await store.place(placement("req-2"), ttl_s=10)
+    ttls_ms = {key: client.pttl(key) for key in client.keys("*")}
+    assert len(ttls_ms) == 6
+    assert all(ttl_ms > 0 for ttl_ms in ttls_ms.values())
+    assert ttls_ms[PREFIX.encode() + b"placements"] > 90_000, "the index outlives its longest entry"
+    assert ttls_ms[PREFIX.encode() + b"nodes"] <= 5_000
+
+
+async def test_index_entries_of_expired_leases_are_cleaned(
+    store: RedisStore, client: redis.Redis
+) -> None:
+    for index in range(20):
+        await store.heartbeat(record(f"n{index:02}"), load(), lease_s=5)
+        client.delete(f"{PREFIX}node:n{index:02}")
+    assert await store.live_nodes() == []
+    assert client.keys("*nodes") == []
+    for index in range(5):
+        client.zadd(PREFIX + "placements", {f"gone-{index}/1": 1.0})
+    await store.place(placement(), ttl_s=5)
+    assert client.zcard(PREFIX + "placements") == 1
+
+
+async def test_clusters_on_one_server_do_not_see_each_other(
+    store: RedisStore, redis_url: str
+) -> None:
+    other = RedisStore(redis_url, "other", call_timeout_s=5.0)
+    await other.heartbeat(record(), load(), lease_s=5)
+    await other.place(placement(), ttl_s=5)
+    assert await store.live_nodes() == []
+    assert await store.placements() == []
+    await other.close()
+
+
+async def test_an_epoch_rises_when_the_clock_was_set_back(
+    store: RedisStore, client: redis.Redis
+) -> None:
+    """The remembered epoch, or the one that holds the lease, is ahead of the server's clock."""
+    ahead = 8_000_000_000_000_000
+    client.set(PREFIX + "epoch:a", ahead)
+    assert await store.next_epoch("a") == ahead + 1
+    await store.heartbeat(record("b", epoch=ahead), load(), lease_s=5)
+    client.delete(PREFIX + "epoch:b")
+    assert await store.next_epoch("b") == ahead + 1
+
+
+async def test_a_heartbeat_restores_the_memory_of_its_epoch(
+    store: RedisStore, client: redis.Redis
+) -> None:
+    await store.heartbeat(record("a", epoch=7), load(), lease_s=5)
+    assert client.get(PREFIX + "epoch:a") == b"7"
+    assert client.pttl(PREFIX + "epoch:a") > 3_000_000
+
+
+async def test_a_newer_start_that_has_not_registered_is_not_forgotten(
+    store: RedisStore, client: redis.Redis
+) -> None:
+    newer = await store.next_epoch("a")
+    await store.heartbeat(record("a", epoch=newer - 1), load(), lease_s=5)
+    await store.leave(Incarnation("a", newer - 1))
+    assert client.get(PREFIX + "epoch:a") == str(newer).encode()
+
+
+async def test_no_server_is_a_typed_error_from_every_method(own_server: RedisServer) -> None:
+    store = RedisStore(own_server.url, "contract")
+    own_server.kill()
+    for call in (
+        store.next_epoch("a"),
+        store.heartbeat(record(), load(), lease_s=5),
+        store.leave(Incarnation("a", 1)),
+        store.live_nodes(),
+        store.place(placement(), ttl_s=5),
+        store.unplace(placement().attempt, router_id="r1"),
+        store.placements(),
+    ):
+        with pytest.raises(PlacementUnavailable):
+            await call
+    await store.close()
+
+
+async def test_a_restarted_server_is_filled_by_the_next_heartbeat(own_server: RedisServer) -> None:
+    """F72: the same store object goes on, on new connections and with unloaded scripts."""
+    store = RedisStore(own_server.url, "contract", call_timeout_s=5.0)
+    epoch = await store.next_epoch("decode-0")
+    await store.heartbeat(record(epoch=epoch), load(), lease_s=5)
+    own_server.kill()
+    with pytest.raises(PlacementUnavailable):
+        await store.live_nodes()
+    own_server.start()
+    assert await store.live_nodes() == []
+    assert await store.next_epoch("decode-0") > epoch
+    await store.heartbeat(record(epoch=epoch), load(), lease_s=5)
+    assert len(await store.live_nodes()) == 1
+    await store.close()
+
+
+async def test_a_server_that_accepts_and_says_nothing_is_unavailable_in_time() -> None:
+    """F73: every call has a deadline."""
+    release = asyncio.Event()
+
+    async def silent(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await release.wait()
+        writer.close()
+
+    server = await asyncio.start_server(silent, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    store = RedisStore(f"redis://127.0.0.1:{port}/0", "contract", call_timeout_s=0.05)
+    with pytest.raises(PlacementUnavailable, match=r"within 0\.05 s"):
+        await store.live_nodes()
+    release.set()
+    await store.close()
+    server.close()
+    await server.wait_closed()
+
+
+async def test_a_server_that_speaks_something_else_is_unavailable() -> None:
+    async def garbage(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(garbage, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    store = RedisStore(f"redis://127.0.0.1:{port}/0", "contract", call_timeout_s=1.0)
+    with pytest.raises(PlacementUnavailable):
+        await store.live_nodes()
+    await store.close()
+    server.close()
+    await server.wait_closed()

@@ -1,0 +1,198 @@
+"""What every placement store does; the Redis store is tried against a real server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from common.errors import StaleEpoch
+from common.ids import AttemptId, Incarnation
+from common.nodes import Role
+from tests.contract.placement_store.worlds import (
+    MemoryWorld,
+    RedisWorld,
+    World,
+    load,
+    placement,
+    record,
+)
+
+
+@pytest.fixture(params=["memory", "redis"])
+async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
+    if request.param == "memory":
+        yield MemoryWorld()
+        return
+    redis_world = RedisWorld(request.getfixturevalue("redis_url"))
+    yield redis_world
+    await redis_world.first.close()
+    await redis_world.second.close()
+    redis_world.client.close()
+
+
+async def test_epochs_rise_for_every_caller(world: World) -> None:
+    epochs = [
+        await world.first.next_epoch("a"),
+        await world.second.next_epoch("a"),
+        await world.first.next_epoch("a"),
+    ]
+    assert epochs == sorted(set(epochs))
+    assert epochs[0] >= 1
+
+
+async def test_epochs_asked_for_at_once_differ(world: World) -> None:
+    stores = [world.first, world.second] * 10
+    epochs = await asyncio.gather(*(store.next_epoch("a") for store in stores))
+    assert len(set(epochs)) == len(epochs)
+
+
+async def test_epochs_rise_over_an_emptied_store(world: World) -> None:
+    before = await world.first.next_epoch("a")
+    world.empty()
+    assert await world.second.next_epoch("a") > before
+
+
+async def test_a_heartbeat_registers_with_everything_it_carries(world: World) -> None:
+    await world.first.heartbeat(record(), load(3, is_draining=True), lease_s=5)
+    (node,) = await world.second.live_nodes()
+    assert node.record == record()
+    assert node.load == load(3, is_draining=True)
+
+
+async def test_live_nodes_are_ordered_by_node_id(world: World) -> None:
+    for node_id in ("c", "a", "b"):
+        await world.first.heartbeat(record(node_id), load(), lease_s=5)
+    nodes = await world.first.live_nodes()
+    assert [node.record.incarnation.node_id for node in nodes] == ["a", "b", "c"]
+
+
+async def test_a_silent_node_is_gone_after_its_lease_and_a_heard_one_stays(world: World) -> None:
+    await world.first.heartbeat(record("silent"), load(), lease_s=5)
+    await world.first.heartbeat(record("heard"), load(), lease_s=5)
+    world.advance(4)
+    await world.first.heartbeat(record("heard"), load(), lease_s=5)
+    world.advance(2)
+    nodes = await world.first.live_nodes()
+    assert [node.record.incarnation.node_id for node in nodes] == ["heard"]
+
+
+async def test_the_newer_incarnation_takes_the_lease(world: World) -> None:
+    await world.first.heartbeat(record(epoch=4), load(), lease_s=5)
+    await world.second.heartbeat(record(epoch=5, role=Role.MIXED), load(), lease_s=5)
+    (node,) = await world.first.live_nodes()
+    assert node.record == record(epoch=5, role=Role.MIXED)
+
+
+async def test_an_older_incarnation_is_refused_and_changes_nothing(world: World) -> None:
+    """F75: a late write of a node that was replaced."""
+    await world.first.heartbeat(record(epoch=5), load(1), lease_s=5)
+    with pytest.raises(StaleEpoch, match=r"decode-0#5 holds the lease of decode-0"):
+        await world.second.heartbeat(record(epoch=4), load(7), lease_s=500)
+    (node,) = await world.first.live_nodes()
+    assert node.record.incarnation == Incarnation("decode-0", 5)
+    assert node.load == load(1)
+    world.advance(6)
+    assert await world.first.live_nodes() == []
+
+
+async def test_of_two_owners_at_once_the_newer_one_wins(world: World) -> None:
+    async def beat(epoch: int) -> None:
+        store = world.first if epoch % 2 else world.second
+        await store.heartbeat(record(epoch=epoch), load(), lease_s=5)
+
+    results = await asyncio.gather(*(beat(e) for e in range(1, 21)), return_exceptions=True)
+    assert all(result is None or isinstance(result, StaleEpoch) for result in results)
+    (node,) = await world.first.live_nodes()
+    assert node.record.incarnation.epoch == 20
+
+
+async def test_only_the_holder_can_leave(world: World) -> None:
+    """F75: compare the token, then act."""
+    await world.first.heartbeat(record(epoch=5), load(), lease_s=5)
+    await world.second.leave(Incarnation("decode-0", 4))
+    await world.second.leave(Incarnation("decode-0", 6))
+    assert len(await world.first.live_nodes()) == 1
+    await world.second.leave(Incarnation("decode-0", 5))
+    assert await world.first.live_nodes() == []
+
+
+async def test_a_node_registers_again_in_an_emptied_store(world: World) -> None:
+    """F72: the heartbeat carries the whole record."""
+    await world.first.heartbeat(record(epoch=5), load(), lease_s=5)
+    world.empty()
+    assert await world.first.live_nodes() == []
+    await world.first.heartbeat(record(epoch=5), load(2), lease_s=5)
+    (node,) = await world.first.live_nodes()
+    assert (node.record, node.load) == (record(epoch=5), load(2))
+
+
+async def test_an_epoch_asked_for_while_the_lease_lives_is_above_it(world: World) -> None:
+    epoch = await world.first.next_epoch("decode-0")
+    await world.first.heartbeat(record(epoch=epoch), load(), lease_s=5)
+    assert await world.second.next_epoch("decode-0") > epoch
+
+
+async def test_placements_are_kept_with_everything_they_carry(world: World) -> None:
+    first = placement("req-1")
+    second = placement("req-2", 3, "r2")
+    await world.second.place(second, ttl_s=60)
+    await world.first.place(first, ttl_s=60)
+    assert await world.first.placements() == [first, second]
+
+
+async def test_placing_an_attempt_again_replaces_it(world: World) -> None:
+    await world.first.place(placement(), ttl_s=60)
+    await world.first.place(placement(), ttl_s=600)
+    world.advance(100)
+    assert await world.first.placements() == [placement()]
+
+
+async def test_only_the_router_that_placed_can_unplace(world: World) -> None:
+    await world.first.place(placement(router_id="r1"), ttl_s=60)
+    await world.second.unplace(AttemptId("req-1", 1), router_id="r2")
+    await world.second.unplace(AttemptId("req-1", 2), router_id="r1")
+    assert await world.first.placements() == [placement(router_id="r1")]
+    await world.second.unplace(AttemptId("req-1", 1), router_id="r1")
+    assert await world.first.placements() == []
+    await world.second.unplace(AttemptId("req-1", 1), router_id="r1")
+
+
+async def test_a_placement_of_a_dead_router_expires(world: World) -> None:
+    await world.first.place(placement("req-1"), ttl_s=10)
+    await world.first.place(placement("req-2"), ttl_s=30)
+    world.advance(20)
+    assert [p.attempt.request_id for p in await world.first.placements()] == ["req-2"]
+    world.advance(20)
+    assert await world.first.placements() == []
+
+
+async def test_two_routers_place_and_unplace_at_once(world: World) -> None:
+    async def live(router_id: str, index: int) -> None:
+        store = world.first if router_id == "r1" else world.second
+        mine = placement(f"{router_id}-{index}", 1, router_id)
+        await store.place(mine, ttl_s=60)
+        if index % 2:
+            await store.unplace(mine.attempt, router_id=router_id)
+
+    # One store has 16 connections.
+    await asyncio.gather(*(live(r, i) for r in ("r1", "r2") for i in range(16)))
+    left = await world.first.placements()
+    assert len(left) == 16
+    assert {p.router_id for p in left} == {"r1", "r2"}
+
+
+async def test_nothing_is_left_when_everybody_has_left(world: World) -> None:
+    epoch = await world.first.next_epoch("decode-0")
+    await world.first.heartbeat(record(epoch=epoch), load(), lease_s=5)
+    await world.first.place(placement(), ttl_s=60)
+    await world.first.unplace(AttemptId("req-1", 1), router_id="r1")
+    await world.first.leave(Incarnation("decode-0", epoch))
+    assert world.num_keys() == 0
+
+
+async def test_nothing_is_left_of_a_router_that_only_took_an_epoch(world: World) -> None:
+    epoch = await world.first.next_epoch("router-0")
+    await world.first.leave(Incarnation("router-0", epoch))
+    assert world.num_keys() == 0

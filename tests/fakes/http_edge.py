@@ -1,0 +1,258 @@
+"""A small real tokenizer, a scripted generator and an app around them, for tests of the edge."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import tempfile
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import httpx
+from fastapi import FastAPI
+from prometheus_client import CollectorRegistry
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+from common.config import ApiConfig, Config, ModelConfig
+from common.nodes import Role
+from common.request import FinishReason, SamplingParams, TokenLogprobs
+from router.app import create_app
+from router.generation import TokenChunk
+from router.text_model import TextModel
+
+MODEL_NAME = "tiny"
+CONTEXT = 256
+BOS, EOS = "<|im_start|>", "<|im_end|>"
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{{ bos_token + message['role'] + '\n' + message['content'] + eos_token + '\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ bos_token + 'assistant\n' }}{% endif %}"
+)
+CORPUS = ["Hello world, the quick brown fox jumps over the lazy dog.", "user assistant system"] * 4
+
+
+def write_model_folder(folder: Path, **generation: Any) -> Path:
+    """A byte-level BPE tokenizer with chat template; `generation` is its generation_config."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=320,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        special_tokens=[AddedToken(BOS, special=True), AddedToken(EOS, special=True)],
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{BOS} $A", special_tokens=[(BOS, 0)]
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {
+        "vocab_size": tokenizer.get_vocab_size(),
+        "max_position_embeddings": CONTEXT,
+        "eos_token_id": 1,
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    tokens = {"bos_token": BOS, "eos_token": {"content": EOS}, "chat_template": CHAT_TEMPLATE}
+    (folder / "tokenizer_config.json").write_text(json.dumps(tokens))
+    (folder / "generation_config.json").write_text(json.dumps(generation))
+    return folder
+
+
+@dataclass
+class Call:
+    """One `generate` call: what it was given, how far it was read, and whether it was closed."""
+
+    prompt_token_ids: tuple[int, ...]
+    sampling: SamplingParams
+    deadline_s: float
+    num_pulled: int = 0
+    closed: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+Script = Callable[[Call], AsyncIterator[TokenChunk]]
+
+
+class ScriptedGenerator:
+    """Plays a script per call, and remembers every call."""
+
+    def __init__(self, script: Script) -> None:
+        self.script = script
+        self.calls: list[Call] = []
+
+    async def generate(
+        self, prompt_token_ids: tuple[int, ...], sampling: SamplingParams, *, deadline_s: float
+    ) -> AsyncGenerator[TokenChunk, None]:
+        call = Call(prompt_token_ids, sampling, deadline_s)
+        self.calls.append(call)
+        try:
+            async for chunk in self.script(call):
+                call.num_pulled += 1
+                yield chunk
+        finally:
+            call.closed.set()
+
+
+def chunks(
+    token_ids: Sequence[int],
+    finish: FinishReason = FinishReason.LENGTH,
+    *,
+    num_cached: int = 0,
+    num_logprobs: int | None = None,
+    size: int = 1,
+) -> list[TokenChunk]:
+    """`token_ids` cut into chunks of `size`; with logprobs, token t has -0.5 and t+1.. -1.5, ..."""
+    made = []
+    for first in range(0, len(token_ids), size):
+        ids = tuple(token_ids[first : first + size])
+        logprobs: tuple[TokenLogprobs, ...] = ()
+        if num_logprobs is not None:
+            logprobs = tuple(
+                TokenLogprobs(-0.5, tuple((t + k, -0.5 - k) for k in range(num_logprobs)))
+                for t in ids
+            )
+        is_last = first + size >= len(token_ids)
+        made.append(
+            TokenChunk(
+                first_index=first,
+                token_ids=ids,
+                logprobs=logprobs,
+                finish_reason=finish if is_last else None,
+                num_cached_tokens=num_cached,
+            )
+        )
+    return made
+
+
+def says(
+    text: str,
+    finish: FinishReason = FinishReason.STOP,
+    *,
+    num_cached: int = 0,
+    size: int = 1,
+) -> Script:
+    """A script that answers `text`, ended by EOS when it stops."""
+    model = tiny_model()
+    ids = list(model.encode(text, add_special_tokens=False, param="text"))
+    if finish is FinishReason.STOP:
+        ids += sorted(model.eos_token_ids)
+
+    async def play(call: Call) -> AsyncIterator[TokenChunk]:
+        for chunk in chunks(
+            ids, finish, num_cached=num_cached, num_logprobs=call.sampling.logprobs, size=size
+        ):
+            yield chunk
+
+    return play
+
+
+def fails(error: Exception, after: Sequence[TokenChunk] = ()) -> Script:
+    """A script that raises `error` after some chunks."""
+
+    async def play(call: Call) -> AsyncIterator[TokenChunk]:
+        for chunk in after:
+            yield chunk
+        raise error
+
+    return play
+
+
+def never_ends(text: str = "x") -> Script:
+    """A script that gives `text` for ever, as fast as it is read."""
+    ids = tiny_model().encode(text, add_special_tokens=False, param="text")
+
+    async def play(call: Call) -> AsyncIterator[TokenChunk]:
+        place = 0
+        while True:
+            yield TokenChunk(first_index=place, token_ids=ids)
+            place += len(ids)
+            await asyncio.sleep(0)
+
+    return play
+
+
+def hangs_after(first: Sequence[TokenChunk] = ()) -> Script:
+    """A script that gives some chunks and then nothing more."""
+
+    async def play(call: Call) -> AsyncIterator[TokenChunk]:
+        for chunk in first:
+            yield chunk
+        await asyncio.Event().wait()
+
+    return play
+
+
+@dataclass
+class FakeCluster:
+    """A cluster view that says what a test wants."""
+
+    reason: str = ""
+
+    def is_ready(self) -> bool:
+        return not self.reason
+
+    def why_not_ready(self) -> str:
+        return self.reason
+
+    def describe(self) -> dict[str, Any]:
+        return {"nodes": [], "router": "r0"}
+
+
+@dataclass
+class Edge:
+    """An app with its parts at hand."""
+
+    app: FastAPI
+    model: TextModel
+    generator: ScriptedGenerator
+    cluster: FakeCluster
+    registry: CollectorRegistry
+
+    def metric(self, name: str, **labels: str) -> float:
+        """A sample's value; 0 when it has none yet."""
+        return self.registry.get_sample_value(name, labels) or 0.0
+
+    @asynccontextmanager
+    async def client(self, **options: Any) -> AsyncIterator[httpx.AsyncClient]:
+        transport = httpx.ASGITransport(app=self.app)
+        async with httpx.AsyncClient(
+            transport=transport, base_url="http://edge", **options
+        ) as client:
+            yield client
+
+
+@cache
+def tiny_model() -> TextModel:
+    """The model that the edge's tests share."""
+    with tempfile.TemporaryDirectory() as folder:
+        return TextModel.load(write_model_folder(Path(folder)), MODEL_NAME, 0)
+
+
+def make_edge(script: Script | None = None, *, model: TextModel | None = None, **api: Any) -> Edge:
+    """An edge over `model` (the tiny one); answers "Hello world" where no script is given."""
+    model = model or tiny_model()
+    config = Config(role=Role.ROUTER, model=ModelConfig(model="tiny"), api=ApiConfig(**api))
+    generator = ScriptedGenerator(script or says("Hello world"))
+    cluster, registry = FakeCluster(), CollectorRegistry()
+    app = create_app(
+        config=config, text_model=model, generator=generator, cluster=cluster, registry=registry
+    )
+    return Edge(app, model, generator, cluster, registry)
+
+
+def events(body: bytes) -> list[Any]:
+    """The payloads of an SSE body, `[DONE]` as text; every event is checked for its frame."""
+    parts = body.split(b"\n\n")
+    assert parts.pop() == b""
+    payloads: list[Any] = []
+    for part in parts:
+        assert part.startswith(b"data: ")
+        text = part.removeprefix(b"data: ").decode()
+        payloads.append(text if text == "[DONE]" else json.loads(text))
+    return payloads

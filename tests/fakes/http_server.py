@@ -1,0 +1,44 @@
+"""A web application on a real socket, and a raw client for what HTTP libraries hide."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+
+from router.server import bind_http, serve_http
+
+
+@asynccontextmanager
+async def served(app: FastAPI, *, grace_s: float = 1.0) -> AsyncIterator[int]:
+    """Serve `app` on a free loopback port, which is what the block gets."""
+    listener = bind_http("127.0.0.1", 0)
+    port: int = listener.getsockname()[1]
+    stop = asyncio.Event()
+    serving = asyncio.create_task(serve_http(app, listener, stop=stop, grace_s=grace_s))
+    try:
+        yield port
+    finally:
+        stop.set()
+        await serving
+
+
+@asynccontextmanager
+async def raw_request(
+    port: int, path: str, body: bytes, *, headers: str = ""
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """Send one POST by hand; the block reads the answer, or does not. Small receive buffer."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 12)
+    head = f"POST {path} HTTP/1.1\r\nHost: edge\r\nContent-Length: {len(body)}\r\n{headers}\r\n"
+    writer.write(head.encode() + body)
+    await writer.drain()
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+        try:
+            await writer.wait_closed()
+        except ConnectionError:
+            pass

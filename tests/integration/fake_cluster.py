@@ -1,0 +1,32 @@
+"""`pdserve up` with a stand-in for each role: fake_cluster.py SHARED_FOLDER PORT [once]"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from common.nodes import Role
+from pdserve.cluster_plan import ClusterSize
+from pdserve.config_sources import Command, load_config
+from pdserve.flags import SET_BY_UP, UP_DEFAULTS
+from pdserve.local_cluster import run_local_cluster
+
+FAKE_ROLE = Path(__file__).with_name("fake_role.py")
+
+
+def main() -> int:
+    shared, port = Path(sys.argv[1]), sys.argv[2]
+    command = Command(name="pdserve up", defaults=UP_DEFAULTS, own_keys=SET_BY_UP)
+    loaded = load_config({"port": port}, [], os.environ, command=command, role=Role.ROUTER)
+    return run_local_cluster(
+        loaded.config,
+        ClusterSize.chosen(prefill=None, decode=None, mixed=None),
+        has_to_exit_after_sample=sys.argv[3:] == ["once"],
+        command_for=lambda config: [sys.executable, str(FAKE_ROLE), str(shared), str(config)],
+        resolve_model=lambda _: Path("/models/fake"),
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,574 @@
+"""The dispatcher against scripted nodes on real gRPC connections, and a real Redis."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from typing import Any
+
+import grpc
+import pytest
+from prometheus_client import CollectorRegistry
+
+from common.errors import (
+    DeadlineExceeded,
+    InternalError,
+    InvalidRequest,
+    NodeLost,
+    Overloaded,
+    PeerProtocolError,
+)
+from common.ids import AttemptId, Incarnation
+from common.nodes import Role
+from common.request import FinishReason, GenerationRequest, RequestOutput, SamplingParams
+from placement.redis_store import RedisStore
+from protos import pdserve_node_pb2 as pb
+from protos.codec import refusal_to_proto
+from router.cluster import DispatcherView
+from router.dispatch import Dispatcher
+from router.generation import TokenChunk
+from tests.integration.fake_node import IDLE, FakeNode, record_of
+
+PROMPT = tuple(range(40))
+GREEDY = SamplingParams(max_tokens=8, temperature=0.0)
+
+
+async def wait_until(is_true: Callable[[], bool], what: str) -> None:
+    """Let the event loop run until something has happened, for 10 s at most."""
+    for _ in range(5000):
+        if is_true():
+            return
+        await asyncio.sleep(0.002)
+    pytest.fail(f"not within 10 s: {what}")
+
+
+class Cluster:
+    """Scripted nodes, one store, and routers over them."""
+
+    def __init__(self, redis_url: str) -> None:
+        self.url = redis_url
+        self.store = RedisStore(redis_url, "dispatch", call_timeout_s=5.0)
+        self.nodes: list[FakeNode] = []
+        self.routers: list[Dispatcher] = []
+
+    async def add(self, node_id: str, role: Role, epoch: int = 1, port: int = 0) -> FakeNode:
+        node = FakeNode(node_id, role, epoch)
+        await node.start(self.store, port=port)
+        self.nodes.append(node)
+        return node
+
+    async def router(self, router_id: str = "router-0", policy: str = "round_robin") -> Dispatcher:
+        """A started router that hears every node there is."""
+        router = Dispatcher(
+            self.store,
+            router_id=router_id,
+            policy=policy,
+            node_lease_s=0.4,
+            registry=CollectorRegistry(),
+        )
+        self.routers.append(router)
+        await router.start()
+        await wait_until(lambda: len(router.pool.nodes()) == len(self.nodes), "all nodes heard")
+        return router
+
+    async def close(self) -> None:
+        for router in self.routers:
+            await router.close()
+        for node in self.nodes:
+            await node.die()
+        await self.store.close()
+
+
+@pytest.fixture
+async def cluster(redis_url: str) -> AsyncIterator[Cluster]:
+    cluster = Cluster(redis_url)
+    yield cluster
+    await cluster.close()
+
+
+async def asked(node: FakeNode, num_times: int = 1) -> GenerationRequest:
+    await wait_until(lambda: len(node.asked) >= num_times, f"{node.incarnation} asked")
+    return node.asked[num_times - 1]
+
+
+def tokens(attempt: AttemptId, first: int, *ids: int, **more: Any) -> RequestOutput:
+    return RequestOutput(id=attempt, first_index=first, token_ids=ids, **more)
+
+
+def start(router: Dispatcher, sampling: SamplingParams = GREEDY) -> asyncio.Task[list[TokenChunk]]:
+    """Read one whole answer in the background."""
+    stream = router.generate(PROMPT, sampling, deadline_s=30)
+
+    async def read() -> list[TokenChunk]:
+        return [chunk async for chunk in stream]
+
+    return asyncio.create_task(read())
+
+
+def ids(chunks: list[TokenChunk]) -> list[int]:
+    assert [chunk.finish_reason for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
+    next_index = 0
+    for chunk in chunks:
+        assert chunk.first_index == next_index
+        next_index += len(chunk.token_ids)
+    return [token_id for chunk in chunks for token_id in chunk.token_ids]
+
+
+async def no_placements(cluster: Cluster) -> None:
+    for _ in range(1000):
+        if not await cluster.store.placements():
+            return
+    pytest.fail("a placement is left")
+
+
+async def test_prefill_then_decode(cluster: Cluster) -> None:
+    p = await cluster.add("p0", Role.PREFILL)
+    d = await cluster.add("d0", Role.DECODE)
+    router = await cluster.router()
+    tickets: list[pb.Ticket | None] = []
+
+    async def accept(_request: GenerationRequest, ticket: pb.Ticket | None) -> pb.PrefillReply:
+        tickets.append(ticket)
+        return pb.PrefillReply()
+
+    p.on_prefill = accept
+    answer = start(router)
+    request = await asked(p)
+    assert d.asked[0].id == request.id
+    assert request.prompt_token_ids == PROMPT
+    assert 0 < request.deadline_s <= 30
+    (ticket,) = tickets
+    assert ticket is not None
+    assert ticket.lease_token == 7
+    (placed,) = router.recent_placements
+    assert (placed.decode, placed.prefill) == (d.incarnation, p.incarnation)
+    assert placed.reason
+    d.push(tokens(request.id, 1, 11, 12, is_started=True))
+    p.push(tokens(request.id, 0, 10))
+    d.push(tokens(request.id, 3, 13, finish_reason=FinishReason.STOP))
+    chunks = await answer
+    assert ids(chunks) == [10, 11, 12, 13]
+    assert chunks[-1].finish_reason is FinishReason.STOP
+    assert chunks[0].num_cached_tokens == 16
+    await no_placements(cluster)
+    assert (p.aborted, d.aborted) == ([], [])
+
+
+async def test_a_decode_node_alone_prefills_locally(cluster: Cluster) -> None:
+    d = await cluster.add("d0", Role.DECODE)
+    router = await cluster.router()
+    wishes: list[bool] = []
+
+    async def reserve(_request: GenerationRequest, is_local: bool) -> pb.ReserveReply:
+        wishes.append(is_local)
+        return pb.ReserveReply(local=pb.LocalStart(num_cached_tokens=3))
+
+    d.on_reserve = reserve
+    answer = start(router)
+    request = await asked(d)
+    d.push(tokens(request.id, 0, 10, is_started=True))
+    d.push(tokens(request.id, 1, 11, finish_reason=FinishReason.LENGTH))
+    assert ids(await answer) == [10, 11]
+    assert wishes == [True]
+
+
+async def test_one_token_needs_the_prefill_node_alone(cluster: Cluster) -> None:
+    p = await cluster.add("p0", Role.PREFILL)
+    d = await cluster.add("d0", Role.DECODE)
+    router = await cluster.router()
+    answer = start(router, SamplingParams(max_tokens=1))
+    request = await asked(p)
+    p.push(tokens(request.id, 0, 10, finish_reason=FinishReason.LENGTH))
+    assert ids(await answer) == [10]
+    assert d.asked == []
+
+
+async def test_a_first_token_that_ends_the_answer_releases_the_reservation(
+    cluster: Cluster,
+) -> None:
+    """F39."""
+    p = await cluster.add("p0", Role.PREFILL)
+    d = await cluster.add("d0", Role.DECODE)
+    router = await cluster.router()
+    answer = start(router)
+    request = await asked(p)
+    p.push(tokens(request.id, 0, 10, finish_reason=FinishReason.STOP))
+    assert ids(await answer) == [10]
+    await wait_until(lambda: d.aborted == [request.id], "reservation aborted")
+
+
+async def test_a_refusal_leads_to_the_next_node(cluster: Cluster) -> None:
+    first = await cluster.add("d0", Role.DECODE)
+    second = await cluster.add("d1", Role.DECODE)
+    router = await cluster.router()
+
+    async def refuse(_request: GenerationRequest, _is_local: bool) -> pb.ReserveReply:
+        full = Overloaded("no seat", retry_after_s=2.5)
+        return pb.ReserveReply(refusal=refusal_to_proto(full))
+
+    first.on_reserve = refuse
+    answer = start(router)
+    request = await asked(second)
+    second.push(tokens(request.id, 0, 10, finish_reason=FinishReason.STOP))
+    assert ids(await answer) == [10]
+    assert len(first.asked) == 1
+
+    second.on_reserve = refuse
+    with pytest.raises(Overloaded) as full:
+        await start(router)
+    assert full.value.retry_after_s == 2.5
+
+
+async def test_nobody_is_there(cluster: Cluster) -> None:
+    router = await cluster.router()
+    with pytest.raises(Overloaded, match="no decode or mixed node is alive"):
+        await start(router)
+    view = DispatcherView(router)
+    assert not view.is_ready()
+    assert view.why_not_ready() == "no decode or mixed node is alive"
+
+
+async def test_a_lost_prefill_node_is_replaced_before_the_first_token(cluster: Cluster) -> None:
+    p = await cluster.add("p0", Role.PREFILL)
+    d = await cluster.add("d0", Role.DECODE)
+    router = await cluster.router()
+    answer = start(router)
+    first = await asked(p)
+    await p.die()
+    second = await asked(d, 2)
+    assert second.id == AttemptId(first.id.request_id, 2)
+    await wait_until(lambda: d.aborted == [first.id], "the first reservation aborted")
+    d.push(tokens(first.id, 0, 99, is_started=True))  # of the fenced attempt
+    d.push(tokens(second.id, 0, 10, finish_reason=FinishReason.STOP))
+    assert ids(await answer) == [10]
+
+
+async def test_a_lost_decode_node_ends_a_begun_answer_typed(cluster: Cluster) -> None:
+    p = await cluster.add("p0", Role.PREFILL)
+    d = await cluster.add("d0", Role.DECODE)
+    await cluster.add("d1", Role.DECODE)
+    router = await cluster.router()
+    stream = router.generate(PROMPT, GREEDY, deadline_s=30)
+    reading = asyncio.create_task(anext(stream))
+    request = await asked(p)
+    p.push(tokens(request.id, 0, 10))
+    assert (await reading).token_ids == (10,)
+    await d.die()
+    with pytest.raises(NodeLost, match="d0#1"):
+        await anext(stream)
+    await wait_until(lambda: p.aborted == [request.id], "prefill aborted")
+    await no_placements(cluster)
+
+
+async def test_the_prefill_node_may_die_once_decode_has_started(cluster: Cluster) -> None:
+    p = await cluster.add("p0", Role.PREFILL)
+    d = await cluster.add("d0", Role.DECODE)
+    router = await cluster.router()
+    stream = router.generate(PROMPT, GREEDY, deadline_s=30)
+    reading = asyncio.create_task(anext(stream))
+    request = await asked(p)
+    p.push(tokens(request.id, 0, 10))
+    await reading
+    d.push(tokens(request.id, 1, 11, is_started=True))
+    assert (await anext(stream)).token_ids == (11,)
+    await p.die()
+    await wait_until(lambda: len(router.pool.nodes()) == 1, "p0 noticed")
+    d.push(tokens(request.id, 2, 12, finish_reason=FinishReason.STOP))
+    assert (await anext(stream)).token_ids == (12,)
+    assert d.aborted == []
+
+
+async def test_a_client_that_goes_away_aborts_both_legs(cluster: Cluster) -> None:
+    """F58."""
+    p = await cluster.add("p0", Role.PREFILL)
+    d = await cluster.add("d0", Role.DECODE)
+    router = await cluster.router()
+    stream = router.generate(PROMPT, GREEDY, deadline_s=30)
+    reading = asyncio.create_task(anext(stream))
+    request = await asked(p)
+    p.push(tokens(request.id, 0, 10))
+    await reading
+    await stream.aclose()
+    await wait_until(lambda: d.aborted == [request.id] == p.aborted, "both legs aborted")
+    assert router.num_running == 0
+    await no_placements(cluster)
+
+
+async def test_a_client_that_goes_away_while_a_reserve_is_under_way(cluster: Cluster) -> None:
+    """F12: the grant that comes too late is given back."""
+    d = await cluster.add("d0", Role.DECODE)
+    router = await cluster.router()
+    go_on = asyncio.Event()
+
+    async def reserve(_request: GenerationRequest, _is_local: bool) -> pb.ReserveReply:
+        await go_on.wait()
+        return pb.ReserveReply(local=pb.LocalStart())
+
+    d.on_reserve = reserve
+    answer = start(router)
+    request = await asked(d)
+    answer.cancel()
+    await asyncio.gather(answer, return_exceptions=True)
+    await wait_until(lambda: d.aborted == [request.id], "aborted once")
+    go_on.set()
+    await wait_until(lambda: d.aborted == [request.id] * 2, "aborted again after the grant")
+
+
+async def test_many_aborts_travel_together(cluster: Cluster) -> None:
+    d = await cluster.add("d0", Role.DECODE)
+    router = await cluster.router()
+    answers = [start(router) for _ in range(50)]
+    await asked(d, 50)
+    for answer in answers:
+        answer.cancel()
+    await asyncio.gather(*answers, return_exceptions=True)
+    await wait_until(lambda: len(set(d.aborted)) == 50, "all aborted")
+    assert d.num_abort_calls < 25
+
+
+async def test_the_deadline_ends_a_request_that_nobody_answers(cluster: Cluster) -> None:
+    d = await cluster.add("d0", Role.DECODE)
+    router = await cluster.router()
+    stream = router.generate(PROMPT, GREEDY, deadline_s=0.2)
+    with pytest.raises(DeadlineExceeded):
+        await anext(stream)
+    await wait_until(lambda: len(d.aborted) == 1, "aborted")
+
+
+async def test_an_error_from_a_node_keeps_its_type(cluster: Cluster) -> None:
+    d = await cluster.add("d0", Role.DECODE)
+    router = await cluster.router()
+    for code, kind in (("invalid_request", InvalidRequest), ("what_is_this", InternalError)):
+        answer = start(router)
+        request = await asked(d, len(d.asked) + 1)
+        d.push(
+            tokens(
+                request.id,
+                0,
+                finish_reason=FinishReason.ERROR,
+                error_code=code,
+                error_message="top_k",
+            )
+        )
+        with pytest.raises(kind, match="top_k"):
+            await answer
+
+
+async def test_a_prompt_that_no_node_can_hold(cluster: Cluster) -> None:
+    await cluster.add("d0", Role.DECODE)
+    router = await cluster.router()
+    with pytest.raises(InvalidRequest, match="max_model_len = 1024"):
+        await anext(router.generate(tuple(range(1100)), GREEDY, deadline_s=30))
+    with pytest.raises(InvalidRequest, match="empty"):
+        await anext(router.generate((), GREEDY, deadline_s=30))
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        pb.RequestOutput(request_id="", attempt=1),
+        pb.RequestOutput(request_id="x", attempt=0),
+        pb.RequestOutput(request_id="x", attempt=1, finish_reason="whim"),
+        pb.RequestOutput(request_id="x", attempt=1, finish_reason="error"),
+        pb.RequestOutput(
+            request_id="x", attempt=1, token_ids=[1, 2], logprobs=[pb.TokenLogprobs()]
+        ),
+    ],
+)
+async def test_a_node_that_breaks_the_protocol_is_lost(
+    cluster: Cluster, garbage: pb.RequestOutput
+) -> None:
+    d = await cluster.add("d0", Role.DECODE)
+    router = await cluster.router()
+    answer = start(router)
+    await asked(d)
+    d.push_raw(pb.OutputBatch(outputs=[garbage]))
+    with pytest.raises(NodeLost):
+        await answer
+    # F67: it is heard again, and used again.
+    await wait_until(lambda: len(router.pool.nodes()) == 1, "heard again")
+    answer = start(router)
+    request = await asked(d, 2)
+    d.push(tokens(request.id, 0, 10, finish_reason=FinishReason.STOP))
+    assert ids(await answer) == [10]
+
+
+async def test_outputs_of_unknown_requests_are_ignored(cluster: Cluster) -> None:
+    """F52."""
+    d = await cluster.add("d0", Role.DECODE)
+    router = await cluster.router()
+    answer = start(router)
+    request = await asked(d)
+    d.push(
+        tokens(AttemptId("nobody", 1), 0, 1, 2, 3),
+        tokens(AttemptId(request.id.request_id, 7), 0, 1),
+        tokens(request.id, 0, 10, finish_reason=FinishReason.STOP),
+    )
+    assert ids(await answer) == [10]
+
+
+async def test_an_index_beyond_max_tokens_is_a_broken_peer(cluster: Cluster) -> None:
+    d = await cluster.add("d0", Role.DECODE)
+    router = await cluster.router()
+    answer = start(router)
+    request = await asked(d)
+    d.push(tokens(request.id, 0, 10))
+    d.push(tokens(request.id, 2**31, 10))
+    with pytest.raises(PeerProtocolError, match="max_tokens is 8"):
+        await answer
+
+
+async def test_an_empty_reserve_reply_is_no_answer(cluster: Cluster) -> None:
+    d = await cluster.add("d0", Role.DECODE)
+    router = await cluster.router()
+
+    async def nothing(_request: GenerationRequest, _is_local: bool) -> pb.ReserveReply:
+        return pb.ReserveReply()
+
+    d.on_reserve = nothing
+    with pytest.raises(PeerProtocolError, match="with nothing"):
+        await start(router)
+    await wait_until(lambda: len(d.aborted) == 1, "aborted")
+
+
+async def test_a_server_that_speaks_something_else_is_never_chosen(cluster: Cluster) -> None:
+    async def garbage(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(garbage, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    bad = record_of(Incarnation("bad", 1), Role.DECODE, f"127.0.0.1:{port}")
+    await cluster.store.heartbeat(bad, IDLE, lease_s=60)
+    good = await cluster.add("good", Role.DECODE)
+    router = await cluster.router()
+    answer = start(router)
+    request = await asked(good)
+    good.push(tokens(request.id, 0, 10, finish_reason=FinishReason.STOP))
+    assert ids(await answer) == [10]
+    server.close()
+    await server.wait_closed()
+
+
+async def test_bytes_that_are_no_message_lose_the_node(cluster: Cluster) -> None:
+    async def stream(_request: Any, _context: Any) -> AsyncGenerator[bytes, None]:
+        yield b"\xff\xff\xff\xff"
+
+    handlers = {
+        "Stream": grpc.unary_stream_rpc_method_handler(stream),  # type: ignore[arg-type]
+    }
+    server = grpc.aio.server()
+    generic = grpc.method_handlers_generic_handler("pdserve.node.v1.Node", handlers)
+    server.add_generic_rpc_handlers((generic,))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    bad = record_of(Incarnation("bad", 1), Role.DECODE, f"127.0.0.1:{port}")
+    await cluster.store.heartbeat(bad, IDLE, lease_s=60)
+    good = await cluster.add("good", Role.DECODE)
+    router = await cluster.router()
+    assert [node.incarnation for node in router.pool.nodes()] == [good.incarnation]
+    await server.stop(None)
+
+
+async def test_a_node_in_a_new_life_is_never_called_by_its_old_name(cluster: Cluster) -> None:
+    """F63: the same address, another epoch; the record in the store is the old one."""
+    d = await cluster.add("d0", Role.DECODE, epoch=5)
+    stale = record_of(Incarnation("d0", 4), Role.DECODE, f"127.0.0.1:{d.port}")
+    await cluster.store.leave(d.incarnation)
+    await cluster.store.heartbeat(stale, IDLE, lease_s=60)
+    other = await cluster.add("d1", Role.DECODE)
+    cluster.nodes.remove(d)
+    router = await cluster.router()
+    assert [node.incarnation for node in router.pool.nodes()] == [other.incarnation]
+    await cluster.store.heartbeat(
+        record_of(d.incarnation, d.role, f"127.0.0.1:{d.port}"), IDLE, lease_s=60
+    )
+    await wait_until(lambda: len(router.pool.nodes()) == 2, "the new life joined")
+    assert d.asked == []
+    cluster.nodes.append(d)
+
+
+async def test_a_restarted_node_serves_again_on_the_same_port(cluster: Cluster) -> None:
+    first = await cluster.add("d0", Role.DECODE, epoch=1)
+    router = await cluster.router()
+    answer = start(router)
+    await asked(first)
+    await first.die()
+    with pytest.raises(NodeLost):
+        await answer
+    cluster.nodes.remove(first)
+    second = await cluster.add("d0", Role.DECODE, epoch=2, port=first.port)
+    await wait_until(lambda: len(router.pool.nodes()) == 1, "the new life joined")
+    answer = start(router)
+    request = await asked(second)
+    second.push(tokens(request.id, 0, 10, finish_reason=FinishReason.STOP))
+    assert ids(await answer) == [10]
+
+
+async def test_two_routers_side_by_side(cluster: Cluster) -> None:
+    d = await cluster.add("d0", Role.DECODE)
+    routers = [await cluster.router("r0"), await cluster.router("r1")]
+    answers = [start(router) for router in routers for _ in range(4)]
+    await asked(d, 8)
+    for request in d.asked:
+        # Both routers hear everything here; each takes its own.
+        token = hash(request.id) % 1000
+        d.push(tokens(request.id, 0, token, finish_reason=FinishReason.STOP))
+    results = sorted(ids(await answer)[0] for answer in answers)
+    assert results == sorted(hash(request.id) % 1000 for request in d.asked)
+    await no_placements(cluster)
+
+
+async def test_an_emptied_redis_disturbs_no_answer(cluster: Cluster) -> None:
+    """F72."""
+    d = await cluster.add("d0", Role.DECODE)
+    router = await cluster.router()
+    answer = start(router)
+    request = await asked(d)
+    await cluster.store._redis.flushall()
+    d.push(tokens(request.id, 0, 10))
+    d.push(tokens(request.id, 1, 11, finish_reason=FinishReason.STOP))
+    assert ids(await answer) == [10, 11]
+
+
+async def test_closing_a_router_ends_its_requests_and_leaves_nothing(cluster: Cluster) -> None:
+    d = await cluster.add("d0", Role.DECODE)
+    router = await cluster.router()
+    answer = start(router)
+    request = await asked(d)
+    await wait_until(lambda: len(router.recent_placements) == 1, "placed")
+    await router.close()
+    with pytest.raises(Overloaded, match="shutting down"):
+        await answer
+    assert set(d.aborted) == {request.id}
+    await cluster.store.leave(d.incarnation)
+    keys = await cluster.store._redis.keys("*")
+    assert keys == []
+    with pytest.raises(Overloaded, match="shutting down"):
+        await start(router)
+
+
+async def test_the_cluster_described(cluster: Cluster) -> None:
+    d = await cluster.add("d0", Role.DECODE)
+    await cluster.add("p0", Role.PREFILL)
+    router = await cluster.router()
+    view = DispatcherView(router)
+    assert view.is_ready()
+    assert view.why_not_ready() == ""
+    answer = start(router)
+    request = await asked(d)
+    await wait_until(lambda: len(router.recent_placements) == 1, "placed")
+    description = view.describe()
+    assert description["placement_store"] == "ok"
+    assert description["router"]["router_id"] == "router-0"
+    assert [(n["node_id"], n["role"], n["num_requests"]) for n in description["nodes"]] == [
+        ("d0", "decode", 1),
+        ("p0", "prefill", 1),
+    ]
+    (placed,) = description["recent_placements"]
+    assert placed["request_id"] == request.id.request_id
+    assert (placed["decode"], placed["prefill"]) == ("d0#1", "p0#1")
+    answer.cancel()
+    await asyncio.gather(answer, return_exceptions=True)
+    assert [n["num_requests"] for n in view.describe()["nodes"]] == [0, 0]

@@ -1,0 +1,240 @@
+"""`pdserve up` starts, watches and stops real processes; a stand-in plays each role."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pdserve.network import free_loopback_port
+
+FAKE_CLUSTER = Path(__file__).with_name("fake_cluster.py")
+NAMES = ("router", "prefill-1", "decode-1")
+
+
+class Cluster:
+    """A running `fake_cluster.py`, with what it printed so far."""
+
+    def __init__(self, folder: Path, *arguments: str, **environ: str) -> None:
+        self.shared = folder / "shared"
+        self.temporary = folder / "tmp"
+        self.temporary.mkdir()
+        self.port = free_loopback_port()
+        self.printed = ""
+        self.process = subprocess.Popen(
+            [sys.executable, FAKE_CLUSTER, self.shared, str(self.port), *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "TMPDIR": str(self.temporary), **environ},
+            text=True,
+        )
+
+    def read_until(self, text: str) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.printed += line
+            if text in line:
+                return
+        pytest.fail(f"ended without printing {text!r}:\n{self.printed}")
+
+    def wait(self) -> int:
+        """The exit code, once everything it printed is read."""
+        assert self.process.stdout is not None
+        self.printed += self.process.stdout.read()
+        return self.process.wait()
+
+    def pid(self, name: str) -> int:
+        return int((self.shared / f"{name}.ready").read_text())
+
+    def leftovers(self) -> list[str]:
+        return sorted(str(p.relative_to(self.temporary)) for p in self.temporary.rglob("*.*"))
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Path:
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def started(tmp_path: Path, shared: Path) -> Iterator[list[Cluster]]:
+    """Clusters to clean up after a failed test."""
+    clusters: list[Cluster] = []
+    yield clusters
+    for cluster in clusters:
+        cluster.process.kill()
+        cluster.process.wait()
+        assert cluster.process.stdout is not None
+        cluster.process.stdout.close()
+
+
+def wait_until_gone(pid: int, timeout_s: float = 30.0) -> None:
+    """Return when the process has ended; it need not be a child of this one."""
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        readable, _, _ = select.select([handle], [], [], timeout_s)
+        assert readable, f"process {pid} still runs"
+    finally:
+        os.close(handle)
+
+
+def serving(cluster: Cluster, started: list[Cluster]) -> Cluster:
+    started.append(cluster)
+    cluster.read_until("Serving on")
+    return cluster
+
+
+def test_the_demo_shows_an_answer_and_leaves_nothing(
+    tmp_path: Path, shared: Path, started: list[Cluster]
+) -> None:
+    cluster = Cluster(tmp_path, "once")
+    started.append(cluster)
+    assert cluster.wait() == 0, cluster.printed
+    assert "fake-model: Paris is the capital of France.\n" in cluster.printed
+    assert "3 tokens in" in cluster.printed
+    assert f"curl -N http://127.0.0.1:{cluster.port}/v1/chat/completions" in cluster.printed
+    for name in NAMES:
+        assert f"  {name:<10} ready after" in cluster.printed
+        wait_until_gone(cluster.pid(name))
+    assert cluster.leftovers() == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_signal_ends_everything_cleanly(
+    tmp_path: Path, shared: Path, started: list[Cluster], number: signal.Signals
+) -> None:
+    cluster = serving(Cluster(tmp_path), started)
+    cluster.process.send_signal(number)
+    assert cluster.wait() == 0, cluster.printed
+    for name in NAMES:
+        wait_until_gone(cluster.pid(name))
+    assert cluster.leftovers() == []
+
+
+def test_a_child_that_fails_to_start_ends_the_start_with_its_last_words(
+    tmp_path: Path, shared: Path, started: list[Cluster]
+) -> None:
+    (shared / "decode-1.fails").write_text("no room for the KV cache")
+    cluster = Cluster(tmp_path)
+    started.append(cluster)
+    assert cluster.wait() == 1
+    assert "decode-1 died (exit code 1)" in cluster.printed
+    assert "| no room for the KV cache" in cluster.printed
+    assert "the logs are kept in" in cluster.printed
+    assert [Path(path).name for path in cluster.leftovers()] == sorted(
+        f"{name}.log" for name in (*NAMES, "redis")
+    )
+
+
+def test_a_failed_sample_answer_is_an_error(
+    tmp_path: Path, shared: Path, started: list[Cluster]
+) -> None:
+    (shared / "answer.fails").touch()
+    cluster = Cluster(tmp_path)
+    started.append(cluster)
+    assert cluster.wait() == 1
+    assert "the decode node is gone" in cluster.printed
+
+
+def test_the_rest_serves_on_when_a_node_dies(
+    tmp_path: Path, shared: Path, started: list[Cluster]
+) -> None:
+    cluster = serving(Cluster(tmp_path), started)
+    os.kill(cluster.pid("prefill-1"), signal.SIGKILL)
+    cluster.read_until("To get prefill-1 back")
+    assert "prefill-1 died (killed by SIGKILL)" in cluster.printed
+    assert "| prefill-1 runs" in cluster.printed
+    assert "The rest serves on (decode-1)" in cluster.printed
+    url = f"http://127.0.0.1:{cluster.port}/ready"
+    with urllib.request.urlopen(url) as response:
+        assert response.status == 200
+    cluster.process.send_signal(signal.SIGINT)
+    assert cluster.wait() == 0
+
+
+def test_the_cluster_ends_with_its_router(
+    tmp_path: Path, shared: Path, started: list[Cluster]
+) -> None:
+    cluster = serving(Cluster(tmp_path), started)
+    os.kill(cluster.pid("router"), signal.SIGKILL)
+    assert cluster.wait() == 1
+    assert "router died (killed by SIGKILL)" in cluster.printed
+    wait_until_gone(cluster.pid("decode-1"))
+
+
+def test_children_die_with_a_parent_that_was_killed(
+    tmp_path: Path, shared: Path, started: list[Cluster]
+) -> None:
+    cluster = serving(Cluster(tmp_path), started)
+    (redis,) = [pid for pid in children_of(cluster.process.pid) if "redis-server" in command(pid)]
+    cluster.process.kill()
+    cluster.process.wait()
+    for pid in (*map(cluster.pid, NAMES), redis):
+        wait_until_gone(pid)
+
+
+def test_a_second_ctrl_c_kills_what_does_not_stop(
+    tmp_path: Path, shared: Path, started: list[Cluster]
+) -> None:
+    (shared / "router.stubborn").touch()
+    cluster = serving(Cluster(tmp_path), started)
+    cluster.process.send_signal(signal.SIGINT)
+    cluster.read_until("stopping")
+    cluster.process.send_signal(signal.SIGINT)
+    assert cluster.wait() == 0
+    assert "router     did not stop and was killed" in cluster.printed
+    wait_until_gone(cluster.pid("router"))
+
+
+def test_children_get_their_settings_by_private_files_alone(
+    tmp_path: Path, shared: Path, started: list[Cluster]
+) -> None:
+    cluster = serving(Cluster(tmp_path, PDSERVE_API_KEY="a-secret"), started)
+    for name in NAMES:
+        assert 'api_key = "a-secret"' in (shared / f"{name}.toml").read_text()
+        assert "a-secret" not in command(cluster.pid(name))
+        environ = Path(f"/proc/{cluster.pid(name)}/environ").read_bytes()
+        assert b"PDSERVE_" not in environ
+    (private,) = cluster.temporary.glob("*/private")
+    assert private.stat().st_mode & 0o077 == 0
+    assert private.parent.stat().st_mode & 0o077 == 0
+    assert "a-secret" not in cluster.printed
+    cluster.process.send_signal(signal.SIGINT)
+    assert cluster.wait() == 0
+
+
+def test_a_port_in_use_is_refused_before_anything_runs(
+    tmp_path: Path, shared: Path, started: list[Cluster]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = subprocess.run(
+            [sys.executable, "-m", "pdserve", "up", "--port", str(port), "--model", "/nowhere"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 2
+    assert f"port {port} on 127.0.0.1 is in use" in done.stderr
+    assert "--port" in done.stderr
+    assert "/nowhere" not in done.stderr
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def command(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")

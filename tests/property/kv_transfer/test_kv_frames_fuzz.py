@@ -1,0 +1,46 @@
+"""Nothing that arrives as a header raises anything but `PeerProtocolError`."""
+
+from __future__ import annotations
+
+import contextlib
+
+import msgpack
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from common.errors import PeerProtocolError
+from kv_transfer.core import frames
+from kv_transfer.core.limits import PROTOCOL_VERSION
+
+SCALARS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**63), 2**64 - 1),
+    st.floats(),
+    st.text(max_size=8),
+    st.binary(max_size=8),
+)
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=10,
+)
+FIELDS = sorted({name for _, schema in frames._SCHEMAS.values() for name in schema})
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=200))
+def test_random_bytes(header: bytes) -> None:
+    with contextlib.suppress(PeerProtocolError):
+        frames.decode(header)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.one_of(st.integers(0, 14), SCALARS),
+    st.dictionaries(st.sampled_from(FIELDS), VALUES),
+    st.one_of(st.just(PROTOCOL_VERSION), SCALARS),
+)
+def test_random_fields(kind: object, fields: dict[str, object], version: object) -> None:
+    with contextlib.suppress(PeerProtocolError):
+        frames.decode(msgpack.packb({"v": version, "k": kind, **fields}))

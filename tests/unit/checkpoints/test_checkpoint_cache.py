@@ -1,0 +1,105 @@
+"""The cache: built once, whole or not at all, by one of many."""
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from common.errors import CheckpointError
+from pdserve.checkpoints.cache import build_once, cache_root
+
+
+def test_the_cache_folder_is_the_most_specific_one_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/someone")
+    monkeypatch.delenv("PDSERVE_CACHE", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    assert cache_root() == Path("/home/someone/.cache/pdserve")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/var/caches")
+    assert cache_root() == Path("/var/caches/pdserve")
+    monkeypatch.setenv("PDSERVE_CACHE", "~/models")
+    assert cache_root() == Path("/home/someone/models")
+
+
+def test_builds_once(tmp_path: Path) -> None:
+    builds = []
+
+    def build(folder: Path) -> None:
+        builds.append(folder)
+        (folder / "file").write_text("whole")
+
+    for _ in range(2):
+        folder = build_once(tmp_path / "deep" / "thing", build)
+        assert (folder / "file").read_text() == "whole"
+    assert len(builds) == 1
+    assert builds[0] != folder
+
+
+def test_of_two_at_once_one_builds_and_the_other_waits(tmp_path: Path) -> None:
+    builds = []
+    is_building, may_finish = threading.Event(), threading.Event()
+
+    def build(folder: Path) -> None:
+        builds.append(folder)
+        is_building.set()
+        assert may_finish.wait(timeout=30)
+        (folder / "file").write_text("whole")
+
+    seen = []
+
+    def use() -> None:
+        seen.append((build_once(tmp_path / "thing", build) / "file").read_text())
+
+    threads = [threading.Thread(target=use) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    assert is_building.wait(timeout=30)
+    may_finish.set()
+    for thread in threads:
+        thread.join(timeout=30)
+    assert seen == ["whole", "whole"]
+    assert len(builds) == 1
+
+
+def test_a_failed_build_leaves_nothing_and_can_be_repeated(tmp_path: Path) -> None:
+    def fail(folder: Path) -> None:
+        (folder / "half").write_text("half")
+        raise CheckpointError("no such tensor")
+
+    with pytest.raises(CheckpointError, match="no such tensor"):
+        build_once(tmp_path / "thing", fail)
+    assert [p.name for p in tmp_path.iterdir()] == [".thing.lock"]
+    build_once(tmp_path / "thing", lambda folder: (folder / "file").touch())
+    assert (tmp_path / "thing" / "file").exists()
+
+
+def test_a_killed_build_is_cleaned_up_by_the_next(tmp_path: Path) -> None:
+    script = (
+        "import os, signal, sys\n"
+        "from pathlib import Path\n"
+        "from pdserve.checkpoints.cache import build_once\n"
+        "def build(folder):\n"
+        "    (folder / 'half').write_text('half')\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "build_once(Path(sys.argv[1]), build)\n"
+    )
+    killed = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path / "thing")], timeout=60, check=False
+    )
+    assert killed.returncode == -9
+    assert len(list(tmp_path.glob(".thing.building-*"))) == 1
+    build_once(tmp_path / "thing", lambda folder: (folder / "file").touch())
+    assert sorted(p.name for p in tmp_path.iterdir()) == [".thing.lock", "thing"]
+    assert [p.name for p in (tmp_path / "thing").iterdir()] == ["file"]
+
+
+def test_an_impossible_folder_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(CheckpointError, match="file/thing: cannot be written"):
+        build_once(tmp_path / "file" / "thing", lambda folder: None)
+
+
+def test_others_may_read_what_is_built(tmp_path: Path) -> None:
+    folder = build_once(tmp_path / "thing", lambda folder: None)
+    assert folder.stat().st_mode & 0o777 == 0o755

@@ -1,0 +1,74 @@
+"""What `--model` may name, and what a router given a folder does not need."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from common.errors import CheckpointError
+from pdserve.checkpoints.resolve import resolve_checkpoint
+
+
+def test_a_hugging_face_folder_is_returned_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    assert resolve_checkpoint(str(tmp_path / "model")) == tmp_path / "model"
+    monkeypatch.chdir(tmp_path)
+    assert resolve_checkpoint("./model") == tmp_path / "model"
+
+
+def test_a_folder_needs_no_numerics(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    script = (
+        "import sys\n"
+        "from pdserve.checkpoints.resolve import resolve_checkpoint\n"
+        "resolve_checkpoint(sys.argv[1])\n"
+        "heavy = {'numpy', 'gguf', 'safetensors', 'tqdm', 'paddle', 'numba'}\n"
+        "print(sorted(heavy & {*sys.modules}))"
+    )
+    printed = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert printed.stdout.strip() == "[]"
+
+
+def test_a_gguf_file_is_converted_into_the_cache(
+    write_gguf: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PDSERVE_CACHE", str(tmp_path / "cache"))
+    folder = resolve_checkpoint(str(write_gguf()), progress=False)
+    assert folder.is_relative_to(tmp_path / "cache")
+    assert (folder / "config.json").is_file()
+
+
+def test_demo_is_the_demo_model(demo_folder: Path) -> None:
+    assert resolve_checkpoint("demo") == demo_folder
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        ("missing", "missing does not exist: wanted a Hugging Face folder, a .gguf file or 'demo'"),
+        ("empty", "empty: no config.json in it"),
+        ("notes.txt", "notes.txt is not a folder or .gguf file"),
+        ("broken.gguf", "wanted a GGUF file"),
+    ],
+)
+def test_anything_else_is_named(
+    tmp_path: Path, name: str, wanted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PDSERVE_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "notes.txt").write_text("hello")
+    (tmp_path / "broken.gguf").write_text("hello")
+    with pytest.raises(CheckpointError) as raised:
+        resolve_checkpoint(str(tmp_path / name), progress=False)
+    assert wanted in str(raised.value)

@@ -1,0 +1,72 @@
+"""The cluster as a table, and what is not a cluster."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from pdserve import cluster_view
+from pdserve.cluster_view import fetch_cluster
+from pdserve.http_client import RouterUnreachable
+from pdserve.status_table import status_table
+
+NODE = {
+    "role": "decode",
+    "epoch": 7,
+    "address": "10.0.0.2:50051",
+    "model": "SmolLM2",
+    "num_blocks": 1000,
+    "free_blocks": 990,
+    "max_num_seqs": 32,
+    "num_running": 2,
+    "num_waiting": 0,
+    "is_draining": False,
+}
+
+
+def fetched(reply: Any, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(cluster_view, "fetch_json", lambda *_, **__: json.loads(json.dumps(reply)))
+    return status_table(fetch_cluster("http://h:8000/"))
+
+
+def test_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = [
+        {**NODE, "node_id": "prefill-1", "role": "prefill", "is_draining": True},
+        {**NODE, "node_id": "decode-10", "num_running": 31, "num_waiting": 12},
+        {**NODE, "node_id": "decode-9"},
+    ]
+    assert fetched({"nodes": nodes, "router": {"router_id": "router-a"}}, monkeypatch) == (
+        "http://h:8000: 3 nodes serving SmolLM2, as router-a sees them\n"
+        "\n"
+        "NODE       ROLE     EPOCH  STATE      RUNNING  WAITING  FREE BLOCKS  ADDRESS\n"
+        "decode-10  decode       7  ready     31 of 32       12  990 of 1000  10.0.0.2:50051\n"
+        "decode-9   decode       7  ready      2 of 32        0  990 of 1000  10.0.0.2:50051\n"
+        "prefill-1  prefill      7  draining   2 of 32        0  990 of 1000  10.0.0.2:50051\n"
+    )
+
+
+def test_what_the_router_does_not_tell_is_a_dash(monkeypatch: pytest.MonkeyPatch) -> None:
+    (row,) = fetched({"nodes": [{"node_id": "n", "num_blocks": True}]}, monkeypatch).splitlines()[
+        3:
+    ]
+    assert row.split() == ["n", "-", "ready", "-", "-", "-"]
+
+
+def test_no_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert fetched({"nodes": []}, monkeypatch) == (
+        "http://h:8000: 0 nodes\nRequests have nowhere to run.\n"
+    )
+
+
+def test_a_store_that_is_away_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    for state, is_told in (("away", True), ("ok", False)):
+        reply = {"nodes": [{**NODE, "node_id": "n"}], "placement_store": state}
+        assert ("The placement store is away" in fetched(reply, monkeypatch)) is is_told
+
+
+@pytest.mark.parametrize("reply", [[], {}, {"nodes": {}}, {"nodes": [1]}, {"nodes": [{}]}])
+def test_an_answer_of_another_shape_is_refused(reply: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RouterUnreachable, match="no pdserve router"):
+        fetched(reply, monkeypatch)

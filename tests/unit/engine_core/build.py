@@ -1,0 +1,138 @@
+"""Requests, sequences and a small engine for tests of the scheduler core."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from itertools import count
+from typing import Any
+
+from common.ids import AttemptId
+from common.request import GenerationRequest, SamplingParams
+from engine.core.planner import Limits
+from engine.core.scheduler import PlannedStep, Scheduler, StepOutput
+from engine.core.sequence import Sequence
+from engine.core.status import SequenceStatus
+from tests.fakes.hash_runner import EOS_TOKEN_ID, HashRunner
+
+BLOCK_SIZE = 4
+
+
+def make_prompt(length: int, seed: int = 0) -> tuple[int, ...]:
+    """`length` token ids; prompts of one seed begin alike, those of two seeds differ at once."""
+    return tuple((seed * 211 + 7 + 13 * i) % 990 for i in range(length))
+
+
+def make_request(
+    prompt: int | tuple[int, ...], *, name: str = "r", attempt: int = 1, seed: int = 0, **given: Any
+) -> GenerationRequest:
+    """A request; an integer prompt is a length. `given` are sampling parameters or a deadline."""
+    deadline_s = given.pop("deadline_s", 600.0)
+    sampling = SamplingParams(**{"max_tokens": 4, "seed": seed, **given})
+    tokens = make_prompt(prompt, seed) if isinstance(prompt, int) else prompt
+    return GenerationRequest(
+        id=AttemptId(name, attempt),
+        prompt_token_ids=tokens,
+        sampling=sampling,
+        deadline_s=deadline_s,
+    )
+
+
+def check_books(scheduler: Scheduler) -> None:
+    """Every invariant of a scheduler between two calls, ownership counted by sequence."""
+    scheduler.check()
+    pool, size = scheduler.pool, scheduler.limits.block_size
+    holders = [*scheduler.running, *scheduler.receiving.values(), *scheduler.exporting.values()]
+    owners = Counter(block for sequence in holders for block in sequence.block_table)
+    assert pool.num_available + len(owners) == pool.num_blocks, "held by nobody, yet not available"
+    for sequence in holders:
+        assert len(set(sequence.block_table)) == len(sequence.block_table)
+        for block in sequence.block_table[sequence.num_computed // size :]:
+            assert owners[block] == 1, "a block that is still written has two owners"
+    for sequence in scheduler.waiting:
+        assert not sequence.block_table
+        assert sequence.status in (SequenceStatus.WAITING, SequenceStatus.PREEMPTED)
+    assert [s.arrival for s in scheduler.waiting] == sorted(s.arrival for s in scheduler.waiting)
+    assert [s.arrival for s in scheduler.running] == sorted(s.arrival for s in scheduler.running)
+
+
+def check_idle(scheduler: Scheduler) -> None:
+    """Nothing is held: every block is free or cached."""
+    check_books(scheduler)
+    assert not (scheduler.running or scheduler.waiting)
+    assert not (scheduler.receiving or scheduler.exporting)
+    assert scheduler.pool.counts().available == scheduler.pool.num_blocks
+
+
+class Engine:
+    """A scheduler and a hash runner over one pool; remote KV is written by a runner of its own."""
+
+    def __init__(
+        self,
+        *,
+        num_blocks: int = 16,
+        seats: int = 4,
+        budget: int = 64,
+        block_size: int = BLOCK_SIZE,
+        max_model_len: int | None = None,
+        caching: bool = True,
+    ) -> None:
+        self.runner = HashRunner(
+            num_blocks=num_blocks, block_size=block_size, max_model_len=max_model_len
+        )
+        self.scheduler = Scheduler(
+            limits=Limits(
+                max_num_seqs=seats, max_num_batched_tokens=budget, block_size=block_size
+            ),
+            num_blocks=num_blocks,
+            fingerprint=self.runner.layout.fingerprint,
+            eos_token_ids=frozenset({EOS_TOKEN_ID}),
+            max_model_len=self.runner.max_model_len,
+            enable_prefix_caching=caching,
+        )
+        self.outputs: dict[int, list[int]] = {}
+        self._ids = count(1)
+
+    def add(self, request: GenerationRequest, **kind: bool) -> Sequence:
+        """Queue a new sequence for `request`."""
+        sequence = Sequence(next(self._ids), request, **kind)
+        self.scheduler.add(sequence)
+        return sequence
+
+    def plan(self) -> PlannedStep:
+        """Begin a step, checked."""
+        step = self.scheduler.plan()
+        check_books(self.scheduler)
+        return step
+
+    def step(self) -> list[StepOutput]:
+        """A whole step, checked."""
+        step = self.plan()
+        outputs = self.scheduler.apply(step, self.runner.execute(step.batch))
+        check_books(self.scheduler)
+        for output in outputs:
+            self.outputs.setdefault(output.sequence.sequence_id, []).append(output.token_id)
+        return outputs
+
+    def run(self, most_steps: int = 200) -> None:
+        """Step until nothing is left to do."""
+        for _ in range(most_steps):
+            if not self.scheduler.has_work:
+                return
+            self.step()
+        raise AssertionError(f"still working after {most_steps} steps")
+
+    def land(self, sequence: Sequence) -> StepOutput:
+        """Write the prompt's KV into a receiving sequence's blocks as another node would."""
+        elsewhere = Engine(num_blocks=64, caching=False)
+        only = replace(sequence.request, sampling=replace(sequence.request.sampling, max_tokens=1))
+        source = elsewhere.add(only, is_exported=True)
+        elsewhere.run()
+        assert source.status is SequenceStatus.EXPORTING
+        for ours, theirs in zip(sequence.block_table, source.block_table, strict=False):
+            self.runner.kv_bytes[:, :, ours] = elsewhere.runner.kv_bytes[:, :, theirs]
+        (first,) = elsewhere.outputs[source.sequence_id]
+        output = self.scheduler.land(sequence, first)
+        check_books(self.scheduler)
+        self.outputs[sequence.sequence_id] = [first]
+        return output

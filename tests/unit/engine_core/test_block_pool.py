@@ -1,0 +1,210 @@
+"""Ownership of blocks: counts, eviction order, and every misuse."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from engine.core.block_pool import BlockCounts, BlockPool, BlockUse
+
+
+def counts(pool: BlockPool) -> tuple[int, int, int, int, int]:
+    pool.check()
+    now = pool.counts()
+    return (now.free, now.cached, now.running, now.reserved, now.receiving)
+
+
+def cached_pool(num_blocks: int, hashes: list[bytes]) -> tuple[BlockPool, list[int]]:
+    """A pool with one cached block for each hash, released in the order of `hashes`."""
+    pool = BlockPool(num_blocks)
+    blocks = pool.allocate(len(hashes), BlockUse.RUNNING)
+    for block, block_hash in zip(blocks, hashes, strict=True):
+        pool.publish(block, block_hash)
+    for block in blocks:
+        pool.release([block])
+    return pool, blocks
+
+
+def test_the_counts_follow_a_block_through_its_life() -> None:
+    pool = BlockPool(6)
+    assert counts(pool) == (6, 0, 0, 0, 0)
+    targets = pool.allocate(2, BlockUse.RECEIVING)
+    spare = pool.allocate(1, BlockUse.RESERVED)
+    assert counts(pool) == (3, 0, 0, 1, 2)
+    pool.start_running([*targets, *spare])
+    assert counts(pool) == (3, 0, 3, 0, 0)
+    pool.publish(targets[0], b"first")
+    pool.release([*targets, *spare])
+    assert counts(pool) == (5, 1, 0, 0, 0)
+    assert pool.num_available == pool.counts().available == 6
+    pool.acquire_cached([targets[0]])
+    assert counts(pool) == (5, 0, 1, 0, 0)
+    assert pool.num_available == 5
+
+
+def test_counts_are_available_when_free_or_cached() -> None:
+    assert BlockCounts(free=2, cached=3, running=4, reserved=5, receiving=6).available == 5
+
+
+def test_free_blocks_are_taken_before_cached_ones_are_evicted() -> None:
+    pool, (kept,) = cached_pool(3, [b"kept"])
+    assert kept not in pool.allocate(2, BlockUse.RUNNING)
+    assert pool.prefix_cache.match([b"kept"]) == [kept]
+    assert pool.allocate(1, BlockUse.RUNNING) == [kept]
+    assert pool.prefix_cache.match([b"kept"]) == []
+    assert counts(pool) == (0, 0, 3, 0, 0)
+
+
+def test_the_least_recently_released_block_is_evicted_first() -> None:
+    pool, (a, b, c) = cached_pool(3, [b"a", b"b", b"c"])
+    pool.acquire_cached([a])
+    pool.release([a])
+    assert pool.allocate(3, BlockUse.RUNNING) == [b, c, a]
+
+
+def test_within_one_release_a_prefix_outlives_what_continues_it() -> None:
+    pool = BlockPool(3)
+    blocks = pool.allocate(3, BlockUse.RUNNING)
+    for block in blocks:
+        pool.publish(block, bytes([block]))
+    pool.release(blocks)
+    assert pool.allocate(3, BlockUse.RUNNING) == blocks[::-1]
+
+
+def test_a_shared_block_stays_until_the_last_reference_is_dropped() -> None:
+    pool, (shared,) = cached_pool(2, [b"s"])
+    assert pool.is_evictable(shared)
+    pool.acquire_cached([shared])
+    assert not pool.is_evictable(shared)
+    pool.acquire_cached([shared])
+    assert pool.num_unshared([shared]) == 0
+    pool.release([shared])
+    assert pool.num_unshared([shared]) == 1
+    assert counts(pool) == (1, 0, 1, 0, 0)
+    pool.release([shared])
+    assert counts(pool) == (1, 1, 0, 0, 0)
+
+
+def test_a_twin_of_a_published_block_is_freed_not_cached() -> None:
+    pool = BlockPool(2)
+    first, twin = pool.allocate(2, BlockUse.RUNNING)
+    pool.publish(first, b"same")
+    pool.publish(twin, b"same")
+    pool.release([first, twin])
+    assert counts(pool) == (1, 1, 0, 0, 0)
+    assert pool.prefix_cache.match([b"same"]) == [first]
+
+
+def test_nothing_can_be_asked_for_or_released_in_vain() -> None:
+    pool = BlockPool(2)
+    assert pool.allocate(0, BlockUse.RUNNING) == []
+    pool.release([])
+    assert counts(pool) == (2, 0, 0, 0, 0)
+
+
+def take_too_many(pool: BlockPool) -> None:
+    pool.allocate(pool.num_available + 1, BlockUse.RUNNING)
+
+
+def release_what_is_free(pool: BlockPool) -> None:
+    pool.release([0])
+
+
+def release_twice(pool: BlockPool) -> None:
+    (block,) = pool.allocate(1, BlockUse.RUNNING)
+    pool.release([block, block])
+
+
+def share_a_free_block(pool: BlockPool) -> None:
+    pool.acquire_cached([0])
+
+
+def share_a_receiving_block(pool: BlockPool) -> None:
+    pool.acquire_cached(pool.allocate(1, BlockUse.RECEIVING))
+
+
+def share_a_reserved_block(pool: BlockPool) -> None:
+    pool.acquire_cached(pool.allocate(1, BlockUse.RESERVED))
+
+
+def publish_a_free_block(pool: BlockPool) -> None:
+    pool.publish(0, b"h")
+
+
+def publish_a_receiving_block(pool: BlockPool) -> None:
+    pool.publish(pool.allocate(1, BlockUse.RECEIVING)[0], b"h")
+
+
+def publish_a_reserved_block(pool: BlockPool) -> None:
+    pool.publish(pool.allocate(1, BlockUse.RESERVED)[0], b"h")
+
+
+def run_on_a_free_block(pool: BlockPool) -> None:
+    pool.start_running([0])
+
+
+@pytest.mark.parametrize(
+    ("misuse", "words"),
+    [
+        (take_too_many, "asked for 4 blocks, 3 are available"),
+        (release_what_is_free, "held by nobody"),
+        (release_twice, "held by nobody"),
+        (share_a_free_block, "no finished KV"),
+        (share_a_receiving_block, "no finished KV"),
+        (share_a_reserved_block, "no finished KV"),
+        (publish_a_free_block, "cannot be published"),
+        (publish_a_receiving_block, "cannot be published"),
+        (publish_a_reserved_block, "cannot be published"),
+        (run_on_a_free_block, "held by nobody"),
+    ],
+)
+def test_each_misuse_is_an_error_and_breaks_nothing(
+    misuse: Callable[[BlockPool], None], words: str
+) -> None:
+    pool = BlockPool(3)
+    with pytest.raises(ValueError, match=words):
+        misuse(pool)
+    pool.check()
+
+
+def lose_a_block(pool: BlockPool) -> None:
+    pool._free.pop()
+
+
+def free_a_held_block(pool: BlockPool) -> None:
+    pool._free.append(pool.allocate(1, BlockUse.RUNNING)[0])
+
+
+def forget_a_reference(pool: BlockPool) -> None:
+    pool._references[pool.allocate(1, BlockUse.RUNNING)[0]] = 0
+
+
+def forget_a_cached_hash(pool: BlockPool) -> None:
+    (block,) = pool.allocate(1, BlockUse.RUNNING)
+    pool.publish(block, b"h")
+    pool.release([block])
+    pool.prefix_cache.forget(block)
+
+
+def keep_a_freed_hash(pool: BlockPool) -> None:
+    (block,) = pool.allocate(1, BlockUse.RUNNING)
+    pool.release([block])
+    pool.prefix_cache.insert(b"h", block)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lose_a_block,
+        free_a_held_block,
+        forget_a_reference,
+        forget_a_cached_hash,
+        keep_a_freed_hash,
+    ],
+)
+def test_the_checker_notices_damage(damage: Callable[[BlockPool], None]) -> None:
+    pool = BlockPool(3)
+    damage(pool)
+    with pytest.raises(AssertionError):
+        pool.check()

@@ -1,0 +1,31 @@
+"""A step that both evicts cached blocks and seats a sequence on cached blocks."""
+
+from __future__ import annotations
+
+from tests.fakes.hash_runner import expected_tokens
+from tests.unit.engine_core.build import Engine, make_prompt, make_request
+
+
+def test_a_growing_decode_does_not_evict_the_prefix_of_who_is_admitted_beside_it() -> None:
+    engine = Engine(num_blocks=8, seats=2)
+    shared, other = make_prompt(8, seed=1), make_prompt(8, seed=2)
+    for name, prompt in (("shared", shared), ("other", other)):
+        engine.add(make_request(prompt, name=name, max_tokens=1))
+        engine.run()
+    # Four blocks are cached, oldest first those of `shared`; this one takes the four free ones.
+    growing = engine.add(make_request(make_prompt(15, seed=3), name="growing", max_tokens=4))
+    engine.step()
+    engine.step()
+    assert growing.num_computed == 16
+    assert engine.scheduler.pool.counts().free == 0
+    follower = engine.add(make_request((*shared, 5), name="follower", max_tokens=2))
+    engine.step()
+    assert follower.num_cached_tokens == 8
+    assert len(growing.block_table) == 5
+    assert not set(growing.block_table) & set(follower.block_table)
+    engine.run()
+    for sequence in (growing, follower):
+        request = sequence.request
+        assert engine.outputs[sequence.sequence_id] == expected_tokens(
+            request.prompt_token_ids, request.sampling
+        )

@@ -1,0 +1,68 @@
+"""Which block holds which prefix."""
+
+from __future__ import annotations
+
+import pytest
+
+from common.blocks import hash_full_blocks
+from engine.core.prefix_cache import PrefixCache
+
+
+def cache_of(*pairs: tuple[bytes, int]) -> PrefixCache:
+    cache = PrefixCache()
+    for block_hash, block_id in pairs:
+        cache.insert(block_hash, block_id)
+    return cache
+
+
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [
+        ([], []),
+        ([b"a"], [7]),
+        ([b"a", b"b", b"c"], [7, 3]),
+        ([b"b"], [3]),
+        ([b"x", b"a"], []),
+        ([b"a", b"x", b"b"], [7]),
+    ],
+)
+def test_a_match_is_the_longest_run_from_the_first_hash_on(
+    asked: list[bytes], found: list[int]
+) -> None:
+    assert cache_of((b"a", 7), (b"b", 3)).match(asked) == found
+
+
+def test_block_0_is_a_block_like_any_other() -> None:
+    assert cache_of((b"a", 0), (b"b", 1)).match([b"a", b"b"]) == [0, 1]
+
+
+def test_the_first_block_with_a_hash_stays() -> None:
+    cache = cache_of((b"a", 1), (b"a", 2))
+    assert cache.match([b"a"]) == [1]
+    assert (cache.holds(1), cache.holds(2)) == (True, False)
+
+
+def test_a_block_keeps_its_first_hash() -> None:
+    cache = cache_of((b"a", 1), (b"b", 1))
+    assert cache.match([b"b"]) == []
+    cache.forget(1)
+    assert not cache.holds(1)
+    assert cache.match([b"a"]) == []
+
+
+def test_what_was_forgotten_can_be_found_in_another_block_later() -> None:
+    cache = cache_of((b"a", 1))
+    cache.forget(1)
+    cache.insert(b"a", 2)
+    assert cache.match([b"a"]) == [2]
+
+
+def test_a_hash_covers_model_layout_and_every_token_before_it() -> None:
+    base = hash_full_blocks(range(12), 4, "model")
+    assert len(base) == 3
+    assert hash_full_blocks(range(15), 4, "model") == base
+    assert hash_full_blocks(range(8), 4, "model") == base[:2]
+    changed = hash_full_blocks([0, 1, 99, 3, 4, 5, 6, 7, 8, 9, 10, 11], 4, "model")
+    assert not set(base) & set(changed)
+    assert not set(base) & set(hash_full_blocks(range(12), 4, "another model"))
+    assert not set(base) & set(hash_full_blocks(range(12), 2, "model")[:1])

@@ -1,0 +1,261 @@
+"""What is wrong is refused at once, in OpenAI's shape, with the field's name; nothing is started."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from tests.fakes.http_edge import CONTEXT, Edge, make_edge, tiny_model
+
+USER = [{"role": "user", "content": "Hi"}]
+CHAT: dict[str, Any] = {"model": "tiny", "messages": USER}
+TEXT: dict[str, Any] = {"model": "tiny", "prompt": "Hi"}
+CHAT_PATH, TEXT_PATH = "/v1/chat/completions", "/v1/completions"
+VOCAB = tiny_model().vocab_size
+
+
+async def refused(edge: Edge, path: str, body: bytes, **headers: str) -> tuple[int, Any, Any]:
+    """Status, error object and headers; checks the shape and that no generator was called."""
+    async with edge.client() as client:
+        response = await client.post(path, content=body, headers=headers)
+    answer = response.json()
+    assert set(answer) == {"error"}
+    assert set(answer["error"]) == {"message", "type", "param", "code"}
+    assert edge.generator.calls == []
+    assert edge.metric("pdserve_requests_in_progress") == 0
+    return response.status_code, answer["error"], response.headers
+
+
+def message(**fields: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": "Hi"} | fields]}
+
+
+BOTH: list[tuple[dict[str, Any], str | None, str]] = [
+    ({"temprature": 1}, "temprature", "not a field"),
+    ({"model": 5}, "model", "valid string"),
+    ({"temperature": "hot"}, "temperature", "valid number"),
+    ({"temperature": -1}, "temperature", "wanted 0 to 100"),
+    ({"temperature": True}, "temperature", "valid number"),
+    ({"top_p": 0}, "top_p", "above 0"),
+    ({"top_p": 1.5}, "top_p", "at most 1"),
+    ({"top_k": -2}, "top_k", "wanted 0"),
+    ({"min_p": 2}, "min_p", "0 to 1"),
+    ({"repetition_penalty": 0}, "repetition_penalty", "above 0"),
+    ({"presence_penalty": 3}, "presence_penalty", "-2 to 2"),
+    ({"frequency_penalty": -3}, "frequency_penalty", "-2 to 2"),
+    ({"max_tokens": 0}, "max_tokens", "at least 1"),
+    ({"max_tokens": -5}, "max_tokens", "at least 1"),
+    ({"max_tokens": 1.5}, "max_tokens", "valid integer"),
+    ({"max_tokens": True}, "max_tokens", "valid integer"),
+    ({"max_tokens": 10**30}, "max_tokens", str(CONTEXT)),
+    ({"seed": 2**64}, "seed", "64 bits"),
+    ({"seed": -(2**63) - 1}, "seed", "64 bits"),
+    ({"n": 0}, "n", "1 to 128"),
+    ({"n": -1}, "n", "1 to 128"),
+    ({"n": 129}, "n", "1 to 128"),
+    ({"stop": ["a"] * 17}, "stop", "at most 16"),
+    ({"stop": [""]}, "stop", "empty"),
+    ({"stop": "x" * 1025}, "stop", "too long"),
+    ({"stop": ["a", 5]}, "stop", "list of texts"),
+    ({"stop": 5}, "stop", "list of texts"),
+    ({"stop_token_ids": [VOCAB]}, "stop_token_ids", f"0 to {VOCAB - 1}"),
+    ({"stop_token_ids": [-1]}, "stop_token_ids", "token id -1"),
+    ({"stop_token_ids": [5] * 65}, "stop_token_ids", "at most 64"),
+    ({"stop_token_ids": 5}, "stop_token_ids", "valid list"),
+    ({"stream": "yes"}, "stream", "valid boolean"),
+    ({"stream_options": {"include_usage": True}}, "stream_options", "stream to be true"),
+    ({"stream": True, "stream_options": {"usage": 1}}, "stream_options.usage", "not a field"),
+    ({"logit_bias": {"5": 1}}, "logit_bias", "not supported"),
+]
+CHATS: list[tuple[dict[str, Any], str | None, str]] = [
+    ({"messages": []}, "messages", "empty"),
+    ({"messages": {}}, "messages", "valid"),
+    ({"messages": None}, "messages", "valid"),
+    ({"messages": ["Hi"]}, "messages.0", "object"),
+    (message(role="boss"), "messages.0.role", "'user'"),
+    (message(role="tool"), "messages.0.role", "'user'"),
+    (message(content=5), "messages.0.content", "text or a list"),
+    (message(content=None), "messages.0.content", "missing"),
+    (message(content=["Hi"]), "messages.0.content.0", "content part"),
+    (message(content=[{"type": "text"}]), "messages.0.content.0.text", "not text"),
+    (
+        message(content=[{"type": "image_url", "image_url": {"url": "x"}}]),
+        "messages.0.content.0.type",
+        "image_url",
+    ),
+    (message(content_="x"), "messages.0.content_", "not a field"),
+    (message(tool_calls=[{"id": "1"}]), "messages.0.tool_calls", "not supported"),
+    ({"tools": [{"type": "function"}]}, "tools", "not supported"),
+    ({"tool_choice": "required"}, "tool_choice", "not supported"),
+    ({"response_format": {"type": "json_schema"}}, "response_format", "not supported"),
+    ({"modalities": ["audio"]}, "modalities", "not supported"),
+    ({"audio": {}}, "audio", "not supported"),
+    ({"top_logprobs": 3}, "top_logprobs", "needs logprobs"),
+    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "0 to 20"),
+    ({"logprobs": True, "top_logprobs": -1}, "top_logprobs", "0 to 20"),
+    ({"max_completion_tokens": 0}, "max_completion_tokens", "at least 1"),
+    ({"prompt": "x"}, "prompt", "not a field"),
+]
+TEXTS: list[tuple[dict[str, Any], str | None, str]] = [
+    ({"prompt": ""}, "prompt", "empty"),
+    ({"prompt": []}, "prompt", "empty"),
+    ({"prompt": [""]}, "prompt", "empty"),
+    ({"prompt": [[]]}, "prompt", "empty"),
+    ({"prompt": None}, "prompt", "text or a list"),
+    ({"prompt": 5}, "prompt", "text or a list"),
+    ({"prompt": [5, "a"]}, "prompt", "str among token ids"),
+    ({"prompt": ["a", 5]}, "prompt", "str among token ids"),
+    ({"prompt": [[5], [True]]}, "prompt", "bool among token ids"),
+    ({"prompt": [1.5]}, "prompt", "float among token ids"),
+    ({"prompt": [VOCAB]}, "prompt", f"token id {VOCAB}"),
+    ({"prompt": [-1]}, "prompt", "token id -1"),
+    ({"prompt": [10**4000]}, "prompt", "token id 1"),
+    ({"prompt": ["a"] * 129}, "prompt", "at most 128"),
+    ({"prompt": ["a"] * 65, "n": 2}, "n", "128 choices"),
+    ({"logprobs": 21}, "logprobs", "0 to 20"),
+    ({"logprobs": True}, "logprobs", "valid integer"),
+    ({"echo": True, "logprobs": 1}, "echo", "logprobs"),
+    ({"best_of": 2}, "best_of", "not supported"),
+    ({"suffix": "x"}, "suffix", "not supported"),
+]
+CASES = [
+    *((CHAT_PATH, CHAT | fields, param, words) for fields, param, words in BOTH + CHATS),
+    *((TEXT_PATH, TEXT | fields, param, words) for fields, param, words in BOTH + TEXTS),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "param", "words"), CASES)
+async def test_a_bad_field_is_named(path: str, body: Any, param: str, words: str) -> None:
+    status, error, _ = await refused(make_edge(), path, json.dumps(body).encode())
+    assert (status, error["type"], error["param"]) == (400, "invalid_request_error", param)
+    assert words in error["message"]
+    assert len(error["message"]) <= 1000
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b"", "not valid JSON"),
+        (b"{", "not valid JSON"),
+        (b"[]", "not a JSON object"),
+        (b"null", "not a JSON object"),
+        (b'{"model": "\xff"}', "unicode"),
+        (b'{"model": "\\ud800"}', "not valid JSON"),
+        (b'{"model": ' + b"[" * 100_000, "recursion"),
+        (b'{"n": ' + b"1" * 10_000 + b"}", "out of range"),
+        (b'{"model": "tiny", "prompt": "Hi", "top_p": NaN}', "top_p is not a finite"),
+        (b'{"model": "tiny", "prompt": "Hi", "top_p": 1e999}', "top_p is not a finite"),
+        (b'{"prompt": "Hi"}', "model is missing"),
+        (b'{"model": "tiny"}', "prompt is missing"),
+    ],
+)
+async def test_a_body_that_is_no_request(body: bytes, words: str) -> None:
+    status, error, _ = await refused(make_edge(), TEXT_PATH, body)
+    assert status == 400
+    assert words in error["message"]
+
+
+@pytest.mark.parametrize("num_tokens", [CONTEXT, CONTEXT + 50])
+async def test_a_prompt_without_room_names_both_numbers(num_tokens: int) -> None:
+    body = TEXT | {"prompt": [5] * num_tokens}
+    status, error, _ = await refused(make_edge(), TEXT_PATH, json.dumps(body).encode())
+    assert (status, error["code"], error["param"]) == (400, "context_length_exceeded", "prompt")
+    assert str(num_tokens) in error["message"]
+    assert str(CONTEXT) in error["message"]
+
+
+async def test_a_chat_that_is_too_long() -> None:
+    body = CHAT | {"messages": [{"role": "user", "content": "qz " * CONTEXT}]}
+    status, error, _ = await refused(make_edge(), CHAT_PATH, json.dumps(body).encode())
+    assert (status, error["code"], error["param"]) == (400, "context_length_exceeded", "messages")
+
+
+async def test_a_huge_text_is_refused_by_its_beginning() -> None:
+    body = TEXT | {"prompt": "qz " * 1_000_000}
+    status, error, _ = await refused(make_edge(), TEXT_PATH, json.dumps(body).encode())
+    assert (status, error["code"]) == (400, "context_length_exceeded")
+    assert "3000000 characters" in error["message"]
+
+
+async def test_prompt_and_max_tokens_together() -> None:
+    body = TEXT | {"prompt": [5] * 200, "max_tokens": 57}
+    status, error, _ = await refused(make_edge(), TEXT_PATH, json.dumps(body).encode())
+    assert (status, error["code"]) == (400, "context_length_exceeded")
+    for number in ("57", "200", "256", "56"):
+        assert number in error["message"]
+    edge = make_edge()
+    async with edge.client() as client:
+        response = await client.post(TEXT_PATH, json=body | {"max_tokens": 56})
+    assert response.status_code == 200
+
+
+async def test_an_unknown_model() -> None:
+    body = TEXT | {"model": "gpt-4"}
+    status, error, _ = await refused(make_edge(), TEXT_PATH, json.dumps(body).encode())
+    assert (status, error["code"], error["param"]) == (404, "model_not_found", "model")
+    assert "'gpt-4'" in error["message"]
+    assert "'tiny'" in error["message"]
+
+
+async def test_a_body_too_large_is_refused_by_its_length() -> None:
+    edge = make_edge(max_body=2048)
+    body = json.dumps(TEXT | {"prompt": "x" * 2048}).encode()
+    status, error, _ = await refused(edge, TEXT_PATH, body)
+    assert (status, error["code"]) == (413, "body_too_large")
+    assert "2048" in error["message"]
+
+
+async def test_a_chunked_body_too_large_is_not_read_to_its_end() -> None:
+    edge = make_edge(max_body=2048)
+    num_sent = 0
+
+    async def endless() -> AsyncIterator[bytes]:
+        nonlocal num_sent
+        while True:
+            num_sent += 1
+            yield b"x" * 1024
+
+    async with edge.client() as client:
+        response = await client.post(TEXT_PATH, content=endless())
+    assert response.status_code == 413
+    assert num_sent == 3
+
+
+async def test_a_body_of_the_largest_size_is_served() -> None:
+    body = json.dumps(TEXT).encode().ljust(2048)
+    async with make_edge(max_body=2048).client() as client:
+        assert (await client.post(TEXT_PATH, content=body)).status_code == 200
+        assert (await client.post(TEXT_PATH, content=body + b" ")).status_code == 413
+
+
+async def test_a_length_that_is_no_number() -> None:
+    headers = {"content-length": "-5"}
+    status, error, _ = await refused(make_edge(), TEXT_PATH, b"{}", **headers)
+    assert status == 400
+    assert "Content-Length" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "code"),
+    [
+        ("GET", "/v1/chat/completions", 405, "method_not_allowed"),
+        ("DELETE", "/v1/models", 405, "method_not_allowed"),
+        ("GET", "/v1/nothing", 404, "not_found"),
+        ("POST", "/", 404, "not_found"),
+        ("GET", "/v1/models/other", 404, "model_not_found"),
+    ],
+)
+async def test_wrong_paths_and_methods(method: str, path: str, status: int, code: str) -> None:
+    async with make_edge().client() as client:
+        response = await client.request(method, path)
+    assert (response.status_code, response.json()["error"]["code"]) == (status, code)
+
+
+async def test_outcomes_are_counted_by_code() -> None:
+    edge = make_edge()
+    await refused(edge, TEXT_PATH, b"{}")
+    outcome = {"endpoint": "completions", "outcome": "invalid_request"}
+    assert edge.metric("pdserve_requests_total", **outcome) == 1

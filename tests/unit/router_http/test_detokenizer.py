@@ -1,0 +1,126 @@
+"""Pieces of text from tokens: they add up to the whole, and come as soon as they are certain."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models
+
+from router.core.detokenizer import MAX_PENDING, Detokenizer
+from tests.fakes.http_edge import CONTEXT, tiny_model
+
+MODEL = tiny_model()
+ALL_IDS = st.lists(st.integers(0, MODEL.vocab_size - 1), max_size=3 * MAX_PENDING)
+
+
+def pieces(token_ids: list[int]) -> list[str]:
+    detokenizer = MODEL.new_detokenizer()
+    return [*(detokenizer.push(token_id) for token_id in token_ids), detokenizer.flush()]
+
+
+def encode(text: str) -> list[int]:
+    return list(MODEL.encode(text, add_special_tokens=False, param="text"))
+
+
+def byte_ids(data: bytes) -> list[int]:
+    """The one-byte tokens of `data`, which need not be text."""
+    table = {MODEL.describe_token(i).raw: i for i in range(MODEL.vocab_size)}
+    return [table[bytes([byte])] for byte in data]
+
+
+@settings(max_examples=400)
+@given(ALL_IDS)
+def test_pieces_add_up_to_the_whole(token_ids: list[int]) -> None:
+    assert "".join(pieces(token_ids)) == MODEL.decode(token_ids)
+
+
+@settings(max_examples=400)
+@given(st.lists(st.sampled_from([0x61, 0x80, 0xBF, 0xC2, 0xE2, 0x82, 0xAC, 0xF0, 0x9F, 0xFF])))
+def test_bytes_that_are_not_text_add_up_too(data: list[int]) -> None:
+    token_ids = byte_ids(bytes(data))
+    assert "".join(pieces(token_ids)) == MODEL.decode(token_ids)
+
+
+@given(st.text(max_size=40))
+def test_text_comes_back(text: str) -> None:
+    assert "".join(pieces(encode(text))) == text
+
+
+def test_an_emoji_comes_when_its_last_byte_does() -> None:
+    token_ids = encode("a🙂b")
+    assert len(token_ids) > 3
+    assert [piece for piece in pieces(token_ids) if piece] == ["a", "🙂", "b"]
+    assert "�" not in "".join(pieces(token_ids))
+
+
+def test_unfinished_bytes_are_shown_at_the_end() -> None:
+    assert pieces(byte_ids(b"a\xf0\x9f")) == ["a", "", "", "�"]
+
+
+def test_special_tokens_have_no_text_even_inside_a_character() -> None:
+    first, second = byte_ids("é".encode())
+    assert pieces([first, 0, second, 1]) == ["", "", "é", "", ""]
+
+
+def test_garbage_is_let_go_and_costs_the_same_for_ever() -> None:
+    longest = 0
+
+    def decode(token_ids: object) -> str:
+        nonlocal longest
+        assert isinstance(token_ids, list)
+        longest = max(longest, len(token_ids))
+        return MODEL.decode(token_ids)
+
+    detokenizer = Detokenizer(decode, frozenset())
+    token_ids = byte_ids(b"\xff") * 500
+    text = "".join(detokenizer.push(token_id) for token_id in token_ids)
+    assert len(text) > 500 - MAX_PENDING
+    assert longest <= 2 * MAX_PENDING
+
+
+def sentencepiece() -> Tokenizer:
+    """The decoder of Llama 2 and ERNIE: word marks, byte tokens, and a first space dropped."""
+    words = ["▁", "▁Hello", "▁world", "lo", "<0xF0>", "<0x9F>", "<0x99>", "<0x82>"]
+    vocab = {word: place for place, word in enumerate(words)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    return tokenizer
+
+
+@pytest.mark.parametrize(
+    ("token_ids", "text"),
+    [
+        ([1, 2, 3], "Hello worldlo"),
+        ([0, 3, 0, 2], "lo  world"),
+        ([1, 4, 5, 6, 7, 2], "Hello🙂 world"),
+    ],
+)
+def test_word_marks_and_byte_tokens(token_ids: list[int], text: str) -> None:
+    tokenizer = sentencepiece()
+    assert tokenizer.decode(token_ids) == text
+    detokenizer = Detokenizer(tokenizer.decode, frozenset())
+    assert "".join(map(detokenizer.push, token_ids)) + detokenizer.flush() == text
+
+
+def test_a_completion_keeps_the_space_after_its_prompt() -> None:
+    detokenizer = Detokenizer(sentencepiece().decode, frozenset(), continues=[1])
+    assert detokenizer.push(2) == " world"
+
+
+def test_a_prompt_that_ends_inside_a_character_is_no_context() -> None:
+    first, second = byte_ids("é".encode())
+    detokenizer = Detokenizer(MODEL.decode, frozenset(), continues=[first])
+    assert detokenizer.push(second) + detokenizer.flush() == "�"
+
+
+def test_a_long_answer_is_exact() -> None:
+    text = ("naïve 漢字 🙂‍↔️ x" * CONTEXT)[: 8 * CONTEXT]
+    assert "".join(pieces(encode(text))) == text

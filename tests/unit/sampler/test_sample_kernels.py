@@ -1,0 +1,182 @@
+"""Filters and the draw against plain numpy, and the draw's frequencies against probabilities."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from engine.runner.philox import philox_blocks
+from engine.runner.sample_kernels import draw, gumbel_noise, kept_prefix, likeliest
+
+# Upper 0.1 % points of the chi-square distribution.
+CHI_SQUARE_0_999 = {3: 16.27, 7: 24.32, 9: 27.88}
+
+# Few distinct depths make ties, wide ones reach the last bucket, infinities weigh nothing.
+DEPTHS = st.lists(
+    st.one_of(
+        st.sampled_from([0.0, 0.25, 0.5, 1.0, 2.0, 63.99, 70.0, 200.0, math.inf]),
+        st.floats(0, 80, width=32),
+        st.floats(0, 0.125, width=32),
+    ),
+    min_size=1,
+    max_size=80,
+).map(lambda values: np.array([*values[:-1], 0.0], np.float32))
+
+
+def reference_kept(depths: np.ndarray, top_k: int, top_p: float, min_p: float) -> list[int]:
+    """The ids that the filters keep, in the order of their ranks; sorting everything."""
+    ranked = sorted(range(len(depths)), key=lambda v: (depths[v], v))
+    if top_k > 0:
+        ranked = ranked[:top_k]
+    weights = {v: float(np.exp(-depths[v])) for v in ranked}
+    if top_p < 1:
+        wanted, reached, kept = top_p * math.fsum(weights.values()), 0.0, []
+        for v in ranked:
+            kept.append(v)
+            reached += weights[v]
+            if reached >= wanted:
+                break
+        ranked = kept
+    if min_p > 0:
+        ranked = [v for v in ranked if depths[v] <= -math.log(min_p)]
+    return ranked
+
+
+def kept(depths: np.ndarray, top_k: int, top_p: float, min_p: float) -> list[int]:
+    last_depth, last_id = kept_prefix(depths, np.exp(-depths), top_k, top_p, min_p)
+    ids = np.arange(len(depths))
+    is_kept = (depths < last_depth) | ((depths == last_depth) & (ids <= last_id))
+    return [int(v) for v in np.flatnonzero(is_kept)]
+
+
+@settings(max_examples=500)
+@given(
+    depths=DEPTHS,
+    top_k=st.integers(0, 90),
+    top_p=st.one_of(st.just(1.0), st.floats(1e-3, 0.9999)),
+    min_p=st.one_of(st.just(0.0), st.floats(1e-30, 1.0)),
+)
+def test_filters_keep_what_sorting_everything_keeps(
+    depths: np.ndarray, top_k: int, top_p: float, min_p: float
+) -> None:
+    wanted = reference_kept(depths, top_k, top_p, min_p)
+    # Where a hair of top_p decides, the order of additions does.
+    assume(wanted == reference_kept(depths, top_k, top_p * (1 + 1e-9), min_p))
+    assume(wanted == reference_kept(depths, top_k, top_p * (1 - 1e-9), min_p))
+    assert kept(depths, top_k, top_p, min_p) == sorted(wanted)
+
+
+def depths_of(probabilities: list[float]) -> np.ndarray:
+    weights = np.array(probabilities)
+    return np.asarray(-np.log(weights / weights.max()), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("top_k", "top_p", "min_p", "wanted"),
+    [
+        (0, 1.0, 0.0, [0, 1, 2, 3, 4]),
+        (1, 1.0, 0.0, [1]),
+        (3, 1.0, 0.0, [0, 1, 3]),  # 0, 3 and 4 tie: the lowest ids
+        (99, 1.0, 0.0, [0, 1, 2, 3, 4]),
+        (0, 0.01, 0.0, [1]),  # at least one
+        (0, 0.39, 0.0, [1]),
+        (0, 0.41, 0.0, [0, 1]),
+        (0, 0.79, 0.0, [0, 1, 3]),  # 0.8 of 1.0125
+        (0, 0.8, 0.0, [0, 1, 3, 4]),
+        (0, 0.99, 0.0, [0, 1, 2, 3, 4]),
+        (2, 0.6, 0.0, [1]),  # of the two kept, the first holds 0.4 / 0.6
+        (2, 0.7, 0.0, [0, 1]),
+        (0, 1.0, 0.49, [0, 1, 3, 4]),
+        (0, 1.0, 0.51, [1]),
+        (0, 1.0, 1.0, [1]),
+        (3, 0.99, 0.1, [0, 1, 3]),
+    ],
+)
+def test_filters_by_hand(top_k: int, top_p: float, min_p: float, wanted: list[int]) -> None:
+    depths = depths_of([0.2, 0.4, 0.0125, 0.2, 0.2])
+    assert kept(depths, top_k, top_p, min_p) == wanted
+
+
+def noise_of(vocab_size: int, seed: int, output_index: int) -> np.ndarray:
+    words = np.empty((4, -(-vocab_size // 4)), np.uint32)
+    philox_blocks(words, np.uint32(0), np.uint32(output_index), np.uint64(seed))
+    in_order = words.T.reshape(-1)[:vocab_size]
+    return np.array([gumbel_noise(word) for word in in_order])
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    vocab_size=st.integers(1, 1100),
+    spread=st.sampled_from([0.0, 0.1, 3.0, 12.0]),
+    seed=st.integers(0, 2**64 - 1),
+    output_index=st.integers(0, 2**32 - 1),
+    top_k=st.integers(0, 300),
+)
+def test_draw_is_the_largest_noisy_logit_among_the_kept(
+    vocab_size: int, spread: float, seed: int, output_index: int, top_k: int
+) -> None:
+    logits = np.random.default_rng(seed).normal(size=vocab_size) * spread
+    depths = (logits.max() - logits).astype(np.float32)
+    last_depth, last_id = kept_prefix(depths, depths, top_k, 1.0, 0.0)
+    scores = noise_of(vocab_size, seed, output_index) - depths
+    dropped = np.setdiff1d(np.arange(vocab_size), kept(depths, top_k, 1.0, 0.0))
+    scores[dropped] = -np.inf
+    token_id = draw(depths, last_depth, last_id, np.uint64(seed), np.uint32(output_index))
+    assert token_id == scores.argmax()
+
+
+def test_noise_of_a_seed_is_fixed_for_ever() -> None:
+    """A change here changes the answers of seeded clients."""
+    depths = np.zeros(49152, np.float32)
+    drawn = [
+        draw(depths, np.inf, len(depths), np.uint64(2**40 + 7), np.uint32(i)) for i in range(6)
+    ]
+    assert drawn == [27462, 3031, 22262, 4267, 33613, 32006]
+
+
+def chi_square(counts: np.ndarray, probabilities: np.ndarray) -> float:
+    wanted = probabilities / probabilities.sum() * counts.sum()
+    return float((((counts - wanted) ** 2)[wanted > 0] / wanted[wanted > 0]).sum())
+
+
+@pytest.mark.parametrize("vary", ["output_index", "seed"])
+def test_draws_follow_the_probabilities(vary: str) -> None:
+    probabilities = np.array([0.3, 0.001, 0.05, 0.149, 0.2, 0.1, 0.15, 0.05])
+    depths = depths_of(list(probabilities))
+    counts = np.zeros(8)
+    for n in range(40_000):
+        seed, index = (11, n) if vary == "output_index" else (n, 3)
+        counts[draw(depths, np.inf, 8, np.uint64(seed), np.uint32(index))] += 1
+    assert chi_square(counts, probabilities) < CHI_SQUARE_0_999[7]
+
+
+def test_draws_after_top_k_follow_the_renormalised_probabilities() -> None:
+    probabilities = np.array([0.3, 0.001, 0.05, 0.149, 0.2, 0.1, 0.15, 0.05])
+    depths = depths_of(list(probabilities))
+    last_depth, last_id = kept_prefix(depths, depths, 4, 1.0, 0.0)
+    counts = np.zeros(8)
+    for n in range(40_000):
+        counts[draw(depths, last_depth, last_id, np.uint64(5), np.uint32(n))] += 1
+    probabilities[[1, 2, 5, 7]] = 0
+    assert counts[probabilities == 0].sum() == 0
+    assert chi_square(counts, probabilities) < CHI_SQUARE_0_999[3]
+
+
+def test_draws_over_a_wide_vocabulary_are_even() -> None:
+    depths = np.zeros(10_000, np.float32)
+    counts = np.zeros(10)
+    for n in range(5_000):
+        counts[draw(depths, np.inf, 10_000, np.uint64(1), np.uint32(n)) // 1000] += 1
+    assert chi_square(counts, np.ones(10)) < CHI_SQUARE_0_999[9]
+
+
+@given(
+    logits=st.lists(st.integers(-3, 3), min_size=1, max_size=40),
+    count=st.integers(0, 20),
+)
+def test_likeliest_ranks_by_logit_then_id(logits: list[int], count: int) -> None:
+    count = min(count, len(logits))
+    wanted = sorted(range(len(logits)), key=lambda v: (-logits[v], v))[:count]
+    assert likeliest(np.array(logits, np.float32), count).tolist() == wanted

@@ -1,0 +1,196 @@
+"""The sampler as a whole: penalties, log probabilities, independence of rows, bad rows."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from common.errors import InternalError
+from common.request import SamplingParams, TokenLogprobs
+from engine.core.plan import SampledToken, SampleInput
+from engine.runner.sampler import BadLogits, Sampler
+
+VOCAB = 8
+
+
+def one_input(
+    prompt: tuple[int, ...] = (), output: tuple[int, ...] = (), index: int = 0, **params: Any
+) -> SampleInput:
+    sampling = SamplingParams(max_tokens=100, **params)
+    return SampleInput(sampling, index, prompt, output)
+
+
+def sample_one(logits: list[float], one: SampleInput) -> SampledToken:
+    (token,) = Sampler(len(logits)).sample(np.array([logits], np.float32), [one])
+    return token
+
+
+def test_greedy_takes_the_largest_and_the_lowest_id_of_equals() -> None:
+    assert sample_one([1, 5, 2, 5], one_input(temperature=0)) == SampledToken(1)
+    assert sample_one([-0.0, 0.0], one_input(temperature=0)) == SampledToken(0)
+
+
+def test_a_temperature_too_small_to_divide_by_is_greedy() -> None:
+    assert sample_one([1, 5, 2, 5], one_input(temperature=1e-300)) == SampledToken(1)
+
+
+@pytest.mark.parametrize(
+    ("logits", "prompt", "output", "params", "wanted"),
+    [
+        # repetition: 4 / 2 = 2 < 3, also for a prompt token, also when seen twice
+        ([3, 4, 1], (1,), (), {"repetition_penalty": 2.0}, 0),
+        ([3, 4, 1], (), (1,), {"repetition_penalty": 2.0}, 0),
+        ([1.9, 4, 1], (1, 1), (1,), {"repetition_penalty": 2.0}, 1),
+        # negative logits are multiplied: -1 * 2 < -1.5
+        ([-1, -1.5, -9], (0,), (), {"repetition_penalty": 2.0}, 1),
+        # below 1 rewards: 2 / 0.5 = 4 > 3
+        ([3, 2, 1], (1,), (), {"repetition_penalty": 0.5}, 1),
+        # presence counts once, and only output tokens
+        ([4, 3, 1], (0,), (), {"presence_penalty": 2.0}, 0),
+        ([4, 3, 1], (), (0,), {"presence_penalty": 2.0}, 1),
+        ([4, 1.9, 1], (), (0, 0, 0), {"presence_penalty": 2.0}, 0),
+        # frequency counts each time: 4 - 0.5 * 2 = 3 < 3.1
+        ([4, 3.1, 1], (0, 0), (0, 0), {"frequency_penalty": 0.5}, 1),
+        ([4, 3.1, 1], (0, 0), (0,), {"frequency_penalty": 0.5}, 0),
+        # together, repetition first: 8 / 2 - 1 - 0.5 * 2 = 2
+        ([8, 1.9, 0], (), (0, 0),
+         {"repetition_penalty": 2.0, "presence_penalty": 1.0, "frequency_penalty": 0.5}, 0),
+        ([8, 2.1, 0], (), (0, 0),
+         {"repetition_penalty": 2.0, "presence_penalty": 1.0, "frequency_penalty": 0.5}, 1),
+        # negative penalties reward
+        ([3, 2, 1], (), (1,), {"presence_penalty": -1.5}, 1),
+    ],
+)  # fmt: skip
+def test_penalties_by_hand(
+    logits: list[float],
+    prompt: tuple[int, ...],
+    output: tuple[int, ...],
+    params: dict[str, Any],
+    wanted: int,
+) -> None:
+    one = one_input(prompt, output, temperature=0, **params)
+    assert sample_one(logits, one).token_id == wanted
+
+
+def test_penalties_change_draws_as_well_as_the_largest() -> None:
+    for index in range(50):
+        one = one_input((), (0,), index, temperature=1.0, presence_penalty=2.0, top_k=1)
+        assert sample_one([4, 3, 1], one).token_id == 1
+
+
+def test_logprobs_are_of_the_models_own_logits() -> None:
+    logits = [math.log(p) + 3 for p in (0.5, 0.25, 0.125, 0.125)]
+    one = one_input((), (0,), temperature=0.2, top_k=1, logprobs=3, presence_penalty=2.0)
+    token = sample_one(logits, one)
+    assert token.token_id == 1
+    assert token.logprobs is not None
+    assert token.logprobs.logprob == pytest.approx(math.log(0.25), abs=1e-6)
+    assert [v for v, _ in token.logprobs.top] == [0, 1, 2]
+    assert [p for _, p in token.logprobs.top] == pytest.approx(
+        [math.log(0.5), math.log(0.25), math.log(0.125)], abs=1e-6
+    )
+
+
+def test_logprobs_zero_reports_the_drawn_token_alone() -> None:
+    token = sample_one([0.0, 0.0], one_input(temperature=0, logprobs=0))
+    assert token == SampledToken(0, TokenLogprobs(-math.log(2)))
+    assert sample_one([0.0, 0.0], one_input(temperature=0)).logprobs is None
+
+
+def test_more_logprobs_than_tokens_reports_every_token() -> None:
+    token = sample_one([0.0, 1.0], one_input(temperature=0, logprobs=20))
+    assert token.logprobs is not None
+    assert [v for v, _ in token.logprobs.top] == [1, 0]
+
+
+PARAMS = st.fixed_dictionaries(
+    {
+        "temperature": st.sampled_from([0.0, 0.3, 1.0, 1.7]),
+        "top_k": st.sampled_from([0, 1, 5]),
+        "top_p": st.sampled_from([0.5, 0.9, 1.0]),
+        "min_p": st.sampled_from([0.0, 0.05]),
+        "repetition_penalty": st.sampled_from([1.0, 1.3]),
+        "presence_penalty": st.sampled_from([0.0, 0.5]),
+        "seed": st.integers(0, 2**64 - 1),
+        "logprobs": st.sampled_from([None, 0, 3]),
+    }
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(params=st.lists(PARAMS, min_size=2, max_size=6), seed=st.integers(0, 1000))
+def test_a_row_does_not_depend_on_its_neighbours(params: list[dict[str, Any]], seed: int) -> None:
+    vocab_size = 501  # odd, so that rows lie at every alignment
+    logits = np.random.default_rng(seed).normal(size=(len(params), vocab_size)).astype(np.float32)
+    inputs = [
+        one_input((1, 2, 3), (4, 4), index, **one_params) for index, one_params in enumerate(params)
+    ]
+    sampler = Sampler(vocab_size)
+    together = sampler.sample(logits.copy(), inputs)
+    alone = [
+        sampler.sample(logits[row : row + 1].copy(), [one])[0] for row, one in enumerate(inputs)
+    ]
+    backwards = sampler.sample(logits[::-1].copy(), inputs[::-1])[::-1]
+    assert together == alone == backwards
+
+
+def test_a_draw_depends_on_seed_and_index() -> None:
+    def draws(seed: int, indices: range) -> list[int]:
+        return [sample_one([0.0] * 50, one_input(index=i, seed=seed)).token_id for i in indices]
+
+    assert draws(1, range(20)) == draws(1, range(20))
+    assert draws(1, range(20)) != draws(2, range(20))
+    assert draws(1, range(20)) != draws(1 << 32, range(20))
+    assert draws(1, range(20))[5:] == draws(1, range(5, 20))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_bad_row_is_named_and_the_others_are_still_drawn(
+    value: float, temperature: float
+) -> None:
+    logits = np.zeros((3, VOCAB), np.float32)
+    logits[:, 2] = 50
+    logits[1, 5] = value
+    with pytest.raises(BadLogits, match="row 1 of 3") as raised:
+        Sampler(VOCAB).sample(logits, [one_input(temperature=temperature)] * 3)
+    assert isinstance(raised.value, InternalError)
+    assert raised.value.row_indices == (1,)
+    assert raised.value.sampled == (SampledToken(2), None, SampledToken(2))
+
+
+@pytest.mark.parametrize(
+    "logits",
+    [
+        np.zeros((2, VOCAB), np.float32),
+        np.zeros((1, VOCAB + 1), np.float32),
+        np.zeros((1, VOCAB), np.float64),
+        np.zeros((1, 2 * VOCAB), np.float32)[:, ::2],
+    ],
+)
+def test_logits_of_another_shape_or_type_are_refused(logits: np.ndarray) -> None:
+    with pytest.raises(InternalError, match="logits are"):
+        Sampler(VOCAB).sample(logits, [one_input()])
+
+
+@pytest.mark.parametrize("token_id", [-1, VOCAB])
+def test_a_token_outside_the_vocabulary_is_refused(token_id: int) -> None:
+    one = one_input((token_id,), repetition_penalty=1.5)
+    with pytest.raises(InternalError, match="wanted 0 to 7"):
+        Sampler(VOCAB).sample(np.zeros((1, VOCAB), np.float32), [one])
+
+
+def test_extreme_logits_and_temperatures_stay_silent_and_true() -> None:
+    logits = [3e38, -3e38, 3e38, 0.0]
+    drawn = {
+        sample_one(logits, one_input(index=i, temperature=1e-5, top_p=0.99, min_p=0.1)).token_id
+        for i in range(40)
+    }
+    assert drawn == {0, 2}
+
+
+def test_no_rows_give_no_tokens() -> None:
+    assert Sampler(VOCAB).sample(np.zeros((0, VOCAB), np.float32), []) == []

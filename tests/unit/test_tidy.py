@@ -1,0 +1,153 @@
+"""Style that a machine can check: sizes, names, and words that do not belong in the tree."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+MOST_LINES = 400
+MOST_FUNCTION_LINES = 70
+
+# Longer than MOST_LINES, each with the reason why splitting would not make it clearer.
+LONG_FILES: dict[str, str] = {}
+LONG_FUNCTIONS: dict[str, str] = {}
+
+GENERATED = ("_pb2.py", "_pb2_grpc.py", "_pb2.pyi")
+# Folders that are built, downloaded or somebody's own.
+IGNORED = re.compile(r"\.git|\.venv|\.\w+_cache|\.hypothesis|__pycache__|build|dist|.+\.egg-info")
+TEXT_SUFFIXES = frozenset(
+    {
+        "",
+        ".cfg",
+        ".in",
+        ".json",
+        ".lua",
+        ".md",
+        ".proto",
+        ".py",
+        ".sh",
+        ".toml",
+        ".txt",
+        ".yaml",
+        ".yml",
+    }
+)
+# Names that say nothing about what is inside.
+EMPTY_NAMES = re.compile(r"(^|_)(utils?|helpers?|managers?|misc|stuff)$")
+# Built from parts, so that this file does not find itself.
+UNWANTED = re.compile(
+    "|".join(["TO" + "DO", "FIX" + "ME", "XX" + "X", "/wo" + "rk/", "/ro" + "ot/", "/tmp" + "/"])
+)
+
+
+@cache
+def all_files() -> tuple[Path, ...]:
+    found = []
+    for folder, folders, files in os.walk(ROOT):
+        folders[:] = sorted(name for name in folders if not IGNORED.fullmatch(name))
+        found += [Path(folder) / name for name in sorted(files)]
+    return tuple(found)
+
+
+def text_files() -> list[Path]:
+    return [path for path in all_files() if path.suffix in TEXT_SUFFIXES]
+
+
+def python_files() -> list[Path]:
+    return [p for p in all_files() if p.suffix == ".py" and not p.name.endswith(GENERATED)]
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def test_the_walk_finds_the_tree() -> None:
+    names = {name_of(path) for path in all_files()}
+    assert {"pyproject.toml", "common/config.py", "protos/pdserve_node.proto", ".ci/run"} <= names
+
+
+def test_files_are_short() -> None:
+    long = {name_of(p): len(p.read_text().splitlines()) for p in python_files()}
+    long = {name: count for name, count in long.items() if count > MOST_LINES}
+    assert long.keys() == LONG_FILES.keys(), f"over {MOST_LINES} lines, or no longer so: {long}"
+
+
+def test_functions_are_short() -> None:
+    long = {}
+    for path in python_files():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno:
+                count = node.end_lineno - node.lineno + 1
+                if count > MOST_FUNCTION_LINES:
+                    long[f"{name_of(path)}:{node.name}"] = count
+    assert long.keys() == LONG_FUNCTIONS.keys(), (
+        f"over {MOST_FUNCTION_LINES} lines, or no longer so: {long}"
+    )
+
+
+def test_modules_say_what_they_hold() -> None:
+    empty = [name_of(path) for path in python_files() if EMPTY_NAMES.search(path.stem)]
+    assert not empty
+
+
+def test_modules_open_with_a_docstring() -> None:
+    silent = [
+        name_of(path)
+        for path in python_files()
+        if path.stat().st_size and ast.get_docstring(ast.parse(path.read_text())) is None
+    ]
+    assert not silent
+
+
+def test_no_machine_paths_and_no_unfinished_business() -> None:
+    found = [
+        f"{name_of(path)}:{number}: {line.strip()}"
+        for path in text_files()
+        for number, line in enumerate(path.read_text().splitlines(), start=1)
+        if UNWANTED.search(line)
+    ]
+    assert not found
+
+
+def test_lines_end_cleanly() -> None:
+    untidy = []
+    for path in text_files():
+        text = path.read_text()
+        if re.search(r"[ \t]$|\r", text, re.MULTILINE) or (text and not text.endswith("\n")):
+            untidy.append(name_of(path))
+    assert not untidy
+
+
+def test_proto_files_have_distinctive_names() -> None:
+    names = [path.name for path in all_files() if path.suffix == ".proto"]
+    assert names
+    # Two unrelated files of one name collide in a process's descriptor pool.
+    assert [name for name in names if not name.startswith("pdserve_")] == []
+
+
+def test_requirements_are_pinned() -> None:
+    pins = (ROOT / "constraints.txt").read_text().splitlines()
+    assert [pin for pin in pins if not re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9.+!]+", pin)] == []
+    names = [re.sub(r"[-_.]+", "-", pin.partition("==")[0]).lower() for pin in pins]
+    assert names == sorted(names)
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize(
+    ("name", "is_empty"),
+    [
+        ("utils", True),
+        ("string_helpers", True),
+        ("cache_manager", True),
+        ("manage_leases", False),
+        ("planner", False),
+    ],
+)
+def test_what_counts_as_an_empty_name(name: str, is_empty: bool) -> None:
+    assert bool(EMPTY_NAMES.search(name)) is is_empty
