@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import urlsplit
 
 from common.nodes import Role
 
@@ -117,7 +118,7 @@ class PlacementConfig:
 
     def problems(self) -> list[str]:
         wrong = []
-        if not self.redis_url.startswith(("redis://", "rediss://", "unix://", "memory://")):
+        if not _is_redis_url(self.redis_url):
             wrong.append(
                 f"redis_url is {self.redis_url!r}: wanted redis://host:port/db, "
                 "rediss://… or unix://…"
@@ -132,6 +133,16 @@ class PlacementConfig:
                 "wanted round_robin, least_loaded or prefix_affinity"
             )
         return wrong
+
+
+def _is_redis_url(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        # Reading the port is what checks it.
+        is_remote = parts.scheme in ("redis", "rediss") and parts.port != 0
+    except ValueError:
+        return False
+    return is_remote or parts.scheme == "unix"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -75,8 +75,10 @@ class DecodeFlow(NodeFlow):
         sequence = Sequence(next(self._sequence_ids), request)
         num_cached = self.scheduler.num_cached_tokens(sequence)
         held = Held(request.id, message.router, sequence, now_s + request.deadline_s)
-        if message.must_prefill_locally or self._profile.prefills_locally(
-            sequence.num_prompt - num_cached
+        if (
+            message.must_prefill_locally
+            or self._ends_with_first_token(sequence)
+            or self._profile.prefills_locally(sequence.num_prompt - num_cached)
         ):
             held.answer = StartedLocally(num_cached)
             self.book.add(held)
@@ -124,6 +126,12 @@ class DecodeFlow(NodeFlow):
                 f"the reservation for {sequence.num_prompt}"
             )
             return self._fail(held, error)
+        if not 0 <= event.commit.first_token_id < self._vocab_size:
+            error = HandoffFailed(
+                f"the commit's first token is {event.commit.first_token_id}: "
+                f"the vocabulary has {self._vocab_size}"
+            )
+            return self._fail(held, error)
         first = self.scheduler.land(sequence, event.commit.first_token_id)
         if first.finish_reason is not None:
             self.book.remove(held)
@@ -132,8 +140,14 @@ class DecodeFlow(NodeFlow):
             first_index=1,
             num_cached_tokens=sequence.num_cached_tokens,
             is_started=True,
+            finish_reason=first.finish_reason,
         )
         return [Emit(held.router, started)]
+
+    def _ends_with_first_token(self, sequence: Sequence) -> bool:
+        """Whether nothing would be left to decode once the KV had landed."""
+        max_tokens = sequence.request.sampling.max_tokens
+        return max_tokens == 1 or sequence.num_prompt + 1 >= self._max_model_len
 
     def _after_step(self, step: PlannedStep, outputs: list[StepOutput]) -> list[Effect]:
         effects: list[Effect] = []

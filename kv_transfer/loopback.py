@@ -17,7 +17,7 @@ from common.ids import Incarnation
 from common.kv_layout import KVLayout
 from kv_transfer.connector import OnEvent
 from kv_transfer.core.effects import Peer
-from kv_transfer.core.limits import Limits
+from kv_transfer.core.limits import DEFAULT_PEER_TIMEOUT_S, DEFAULT_WINDOW_BYTES, Limits
 from kv_transfer.pieces import Pool
 from kv_transfer.shell import TransportConnector
 from kv_transfer.transport import Arrival, FromPeer, FromSession, LinkLost, Parts
@@ -183,7 +183,8 @@ class LoopbackConnector(TransportConnector):
         on_event: OnEvent,
         *,
         network: LoopbackNetwork,
-        limits: Limits | None = None,
+        window_bytes: int = DEFAULT_WINDOW_BYTES,
+        peer_timeout_s: float = DEFAULT_PEER_TIMEOUT_S,
         clock: Clock | None = None,
     ) -> None:
         super().__init__(
@@ -192,6 +193,6 @@ class LoopbackConnector(TransportConnector):
             incarnation,
             on_event,
             transport=LoopbackTransport(network),
-            limits=limits or Limits(),
+            limits=Limits(window_bytes=window_bytes, peer_timeout_s=peer_timeout_s),
             clock=clock or MonotonicClock(),
         )

@@ -6,7 +6,7 @@ from common.clock import Clock, MonotonicClock
 from common.ids import Incarnation
 from common.kv_layout import KVLayout
 from kv_transfer.connector import OnEvent
-from kv_transfer.core.limits import Limits
+from kv_transfer.core.limits import DEFAULT_PEER_TIMEOUT_S, DEFAULT_WINDOW_BYTES, Limits
 from kv_transfer.pieces import Pool, check_pool
 from kv_transfer.shell import TransportConnector
 from kv_transfer.zmq_transport import ZmqTransport
@@ -16,7 +16,9 @@ class ZmqConnector(TransportConnector):
     """A `KVConnector` that senders reach at `endpoint`, e.g. `tcp://10.0.0.7:41234`.
 
     `host` is bound and goes into tickets, so it must be one that the other nodes can reach.
-    Raises `ConfigError` when it cannot be bound or the window is too small for one block.
+    At most `window_bytes` of data per decode node are unacknowledged; a peer that is silent for
+    `peer_timeout_s` is given up. Raises `ConfigError` when the address cannot be bound or the
+    window is too small for one block.
     """
 
     def __init__(
@@ -28,10 +30,11 @@ class ZmqConnector(TransportConnector):
         *,
         host: str = "127.0.0.1",
         port: int = 0,
-        limits: Limits | None = None,
+        window_bytes: int = DEFAULT_WINDOW_BYTES,
+        peer_timeout_s: float = DEFAULT_PEER_TIMEOUT_S,
         clock: Clock | None = None,
     ) -> None:
-        limits = limits or Limits()
+        limits = Limits(window_bytes=window_bytes, peer_timeout_s=peer_timeout_s)
         check_pool(pool, layout)
         limits.blocks_per_frame(layout)
         super().__init__(

@@ -11,7 +11,6 @@ from common.config import Config
 from common.ids import Incarnation
 from common.nodes import Role
 from kv_transfer.connector import OnEvent
-from kv_transfer.core.limits import Limits
 from kv_transfer.zmq_connector import ZmqConnector
 from node.engine_node import EngineNode, LoadedModel, MakeFlow, NodeConnector, NodeParts
 from placement.store import PlacementStore
@@ -50,7 +49,8 @@ def _make_connector(
         on_event,
         host=config.server.host,
         port=config.server.kv_port,
-        limits=Limits(window_bytes=config.handoff.kv_window, peer_timeout_s=KV_PEER_TIMEOUT_S),
+        window_bytes=config.handoff.kv_window,
+        peer_timeout_s=KV_PEER_TIMEOUT_S,
     )
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -41,6 +42,7 @@ _STOP_TIMEOUT_S = 10.0
 _PROBE_INTERVAL_S = 0.1
 _SLOW_AFTER_S = 5.0
 _TAIL_LINES = 20
+_TIMESTAMP = re.compile(r"^[0-9-]+ [0-9:,]+ ")
 
 CommandFor = Callable[[Path], Sequence[str]]
 """From a configuration file to the command that runs the role it describes."""
@@ -157,7 +159,7 @@ class LocalCluster:
                 missing = ", ".join(sorted(set(self._children) - ready)) or "the router"
                 raise LocalClusterError(f"{missing} not ready after {_START_TIMEOUT_S:.0f} s")
             if took_s > next_report_s:
-                next_report_s += _SLOW_AFTER_S
+                next_report_s *= 2
                 self._say_who_is_slow(ready, took_s)
             self._signals.wait(_PROBE_INTERVAL_S)
 
@@ -256,7 +258,7 @@ class LocalCluster:
         for name, child in self._children.items():
             if name not in ready:
                 last = child.log_tail(1)
-                doing = f": {last[0][:100]}" if last else ""
+                doing = f": {_TIMESTAMP.sub('', last[0])[:100]}" if last else ""
                 _say_of(name, f"starting for {took_s:.0f} s{doing}")
 
     def _what_now(self, child: ChildProcess) -> str:
@@ -266,9 +268,11 @@ class LocalCluster:
                 "To get Redis back, press Ctrl-C and run `pdserve up` again."
             )
         alive = [c.name for c in self._children.values() if c.exit_code() is None]
-        rest = ", ".join(name for name in alive if name != "router") or "no node is left"
+        rest = [name for name in alive if name != "router"]
+        can_answer = any(name.startswith(("decode", "mixed")) for name in rest)
         return (
-            f"The rest serves on ({rest}). "
+            f"Left: {', '.join(rest) or 'no node'}, which "
+            f"{'serves on' if can_answer else 'cannot answer requests'}. "
             f"To get {child.name} back, press Ctrl-C and run `pdserve up` again."
         )
 

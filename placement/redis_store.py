@@ -125,6 +125,7 @@ class RedisStore:
     async def _call(
         self, script: Callable[..., Awaitable[Any]], keys: Sequence[str], args: Sequence[Any]
     ) -> Any:
+        num_cancels = _num_cancels()
         try:
             async with asyncio.timeout(self._call_timeout_s):
                 return await script(keys=keys, args=args)
@@ -134,6 +135,15 @@ class RedisStore:
             ) from late
         except (RedisError, OSError) as away:
             raise PlacementUnavailable(f"Redis is away: {away}") from away
+        finally:
+            # redis-py loses a cancellation that meets it at work; a task must still end by it.
+            if _num_cancels() > num_cancels:
+                raise asyncio.CancelledError
+
+
+def _num_cancels() -> int:
+    task = asyncio.current_task()
+    return 0 if task is None else task.cancelling()
 
 
 def _ms(span_s: float) -> int:

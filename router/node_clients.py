@@ -185,6 +185,8 @@ class NodeClient:
                     batch = await call.read()
                 if batch is _EOF:
                     return
+                if batch is None:
+                    raise PeerProtocolError("the stream carried bytes that are no message")
                 outputs = [output_from_proto(output) for output in batch.outputs]
                 self._is_heard = True
                 self._listener.on_heard(self._node, outputs)

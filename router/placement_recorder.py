@@ -65,9 +65,7 @@ class PlacementRecorder:
             await self._has_pending.wait()
             self._has_pending.clear()
             while self._pending:
-                num_changes = min(BATCH, len(self._pending))
-                changes = [self._pending.popitem(last=False) for _ in range(num_changes)]
-                await asyncio.gather(*(self._write(*change) for change in changes))
+                await asyncio.gather(*(self._write(*change) for change in self._take_batch()))
             self._is_idle.set()
 
     def _put(self, attempt: AttemptId, record: _Record | None) -> None:
@@ -80,13 +78,22 @@ class PlacementRecorder:
         self._is_idle.clear()
         self._has_pending.set()
 
+    def _take_batch(self) -> list[tuple[AttemptId, _Record | None]]:
+        num_changes = min(BATCH, len(self._pending))
+        changes = [self._pending.popitem(last=False) for _ in range(num_changes)]
+        for attempt, record in changes:
+            # From here on the store may hold it, whatever becomes of the call.
+            if record is None:
+                self._recorded.discard(attempt)
+            else:
+                self._recorded.add(attempt)
+        return changes
+
     async def _write(self, attempt: AttemptId, record: _Record | None) -> None:
         try:
             if record is None:
-                self._recorded.discard(attempt)
                 await self._store.unplace(attempt, router_id=self._router_id)
             else:
-                self._recorded.add(attempt)
                 ttl_s = max(TTL_MARGIN_S, record.expires_at_s - self._clock.now_s())
                 await self._store.place(record.placement, ttl_s=ttl_s)
         except PdserveError as away:

@@ -228,6 +228,8 @@ class Planner:
         token_ids = self._model.encode(text, add_special_tokens=add_special_tokens, param=param)
         if not token_ids:
             raise InvalidRequest(f"{param} has no tokens: wanted some text", param=param)
+        if len(token_ids) >= self._model.max_model_len:
+            raise prompt_too_long(len(token_ids), self._model.max_model_len, param=param)
         return _Prompt(token_ids=token_ids, text=text)
 
     def _prompt_of_ids(self, ids: list[Any]) -> _Prompt:

@@ -21,7 +21,6 @@ from engine.core.planner import (
     Limits,
     SequenceView,
     StepPlan,
-    admission_blocks,
     plan_step,
 )
 from engine.core.sequence import Sequence
@@ -98,15 +97,8 @@ class Scheduler:
 
     def can_seat(self, sequence: Sequence) -> bool:
         """Whether `sequence` would be seated by the next plan if it were added now."""
-        if self.waiting or self.num_free_seats <= 0:
-            return False
-        cached = self._match_prefix(sequence)
-        claimed = sum(self.pool.is_evictable(block_id) for block_id in cached)
-        needed = admission_blocks(sequence, self.limits.block_size) - len(cached)
-        growing = sum(
-            len(s.block_table) * self.limits.block_size <= s.num_computed for s in self.running
-        )
-        return needed + claimed + growing <= self.pool.num_available
+        plan = self._decide([*self.waiting, sequence])
+        return any(a.sequence_id == sequence.sequence_id for a in plan.admissions)
 
     # --- one step -----------------------------------------------------------------------------
 
@@ -116,15 +108,7 @@ class Scheduler:
 
     def plan(self) -> PlannedStep:
         """Decide the next step and take what it needs; `apply` must follow."""
-        plan = plan_step(
-            running=self.running,
-            waiting=self.waiting,
-            num_seats_held=len(self.receiving),
-            pool=self.pool,
-            match_prefix=self._match_prefix,
-            limits=self.limits,
-        )
-        return self._take(plan)
+        return self._take(self._decide(self.waiting))
 
     def apply(self, step: PlannedStep, results: Items[SampledToken | None]) -> list[StepOutput]:
         """Record what the runner computed; finished sequences have let go of their blocks.
@@ -183,6 +167,16 @@ class Scheduler:
                 assert sequence.num_uncomputed == 1, "decoding, yet not caught up"
 
     # --- inside -------------------------------------------------------------------------------
+
+    def _decide(self, waiting: Items[Sequence]) -> StepPlan:
+        return plan_step(
+            running=self.running,
+            waiting=waiting,
+            num_seats_held=len(self.receiving),
+            pool=self.pool,
+            match_prefix=self._match_prefix,
+            limits=self.limits,
+        )
 
     def _take(self, plan: StepPlan) -> PlannedStep:
         by_id = {s.sequence_id: s for s in self.running}

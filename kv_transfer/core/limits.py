@@ -8,6 +8,8 @@ from common.errors import ConfigError
 from common.kv_layout import KVLayout
 
 PROTOCOL_VERSION = 1
+DEFAULT_WINDOW_BYTES = 32 << 20
+DEFAULT_PEER_TIMEOUT_S = 2.0
 MAX_HEADER_BYTES = 16 * 1024
 MAX_TEXT_CHARS = 1024
 MAX_NODE_ID_CHARS = 256
@@ -29,9 +31,9 @@ class Limits:
     without a transfer are closed after `idle_s`. `max_sessions` senders may be connected at once.
     """
 
-    window_bytes: int = 8 << 20
+    window_bytes: int = DEFAULT_WINDOW_BYTES
     max_frame_bytes: int = 1 << 20
-    peer_timeout_s: float = 2.0
+    peer_timeout_s: float = DEFAULT_PEER_TIMEOUT_S
     idle_s: float = 30.0
     max_sessions: int = 256
 
@@ -56,7 +58,8 @@ class Limits:
                 f"the KV window is {self.window_bytes} bytes: wanted at least {pair_bytes}, "
                 "the keys and values of one block in one layer"
             )
-        fitting = min(self.max_frame_bytes, self.window_bytes) // pair_bytes
+        # Half a window at most, so that one frame travels while the other is acknowledged.
+        fitting = min(self.max_frame_bytes, self.window_bytes // 2) // pair_bytes
         return max(1, min(MAX_BLOCKS_PER_FRAME, fitting))
 
     def max_part_bytes(self, layout: KVLayout) -> int:

@@ -77,12 +77,13 @@ class Receiver:
         return self._close(landing, LandingStep.REVOKE, _failed(landing, error))
 
     def on_close(self) -> Effects:
+        """Fail every landing; senders that are connected are told not to wait for anything."""
         error = HandoffFailed("the receiving connector was closed")
-        return [
-            effect
-            for landing in list(self._landings.values())
-            for effect in self._fail(landing, LandingStep.FAIL, error)
-        ]
+        effects: Effects = []
+        for landing in list(self._landings.values()):
+            effects += self._fail(landing, LandingStep.FAIL, error)
+        refusal = frames.Refused(error.code, str(error))
+        return effects + [Reply(session.id, refusal) for session in self._sessions.all()]
 
     # -- what the network says -------------------------------------------------------------------
 

@@ -192,7 +192,6 @@ class _Cursor:
         item_type = self.integer("I", f"item type of {key}")
         count = self.integer("Q", f"length of {key}")
         if item_type == _STRING:
-            self.need(8 * count, key)
             return [self.text(key) for _ in range(count)]
         if item_type in _SCALAR_FORMATS:
             return list(self.scalars(_SCALAR_FORMATS[item_type], count, key))

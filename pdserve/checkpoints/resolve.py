@@ -16,21 +16,32 @@ def resolve_checkpoint(model: str, *, progress: bool = True) -> Path:
     use), or "demo". A folder called `demo` is written `./demo`. Raises CheckpointError naming the
     path and what was wanted.
     """
-    # The converters need numpy, gguf and tqdm, which a router given a folder does not have.
-    if model == DEMO_MODEL:
-        from pdserve.checkpoints.demo_model import demo_model_folder
-
-        return demo_model_folder(progress)
     path = Path(model).expanduser().absolute()
-    if path.is_dir():
+    if model != DEMO_MODEL and path.is_dir():
         if not (path / "config.json").is_file():
             raise CheckpointError(f"{path}: no config.json in it: wanted a Hugging Face folder")
         return path
-    if path.is_file() and path.suffix == ".gguf":
-        from pdserve.checkpoints.gguf_convert import convert_gguf_cached
-
-        return convert_gguf_cached(path, progress=progress)
+    if model == DEMO_MODEL or (path.is_file() and path.suffix == ".gguf"):
+        return _converted(model, path, progress=progress)
     found = "is not a folder or .gguf file" if path.exists() else "does not exist"
     raise CheckpointError(
         f"{path} {found}: wanted a Hugging Face folder, a .gguf file or '{DEMO_MODEL}'"
     )
+
+
+def _converted(model: str, path: Path, *, progress: bool) -> Path:
+    # Imported here: the converters need numpy, gguf and tqdm, which a router given a Hugging Face
+    # folder does not have.
+    try:
+        if model == DEMO_MODEL:
+            from pdserve.checkpoints.demo_model import demo_model_folder
+
+            return demo_model_folder(progress)
+        from pdserve.checkpoints.gguf_convert import convert_gguf_cached
+
+        return convert_gguf_cached(path, progress=progress)
+    except ModuleNotFoundError as error:
+        raise CheckpointError(
+            f"{model}: converting GGUF needs the Python package {error.name}: install "
+            "pdserve[local], or name a Hugging Face folder"
+        ) from None

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 
 from fastapi import FastAPI
 
 from router.server import bind_http, serve_http
+
+
+async def eventually(is_so: Callable[[], object], *, within_s: float = 10.0) -> None:
+    """Let everything else run until `is_so()`; fails when that takes longer than `within_s`."""
+    async with asyncio.timeout(within_s):
+        while not is_so():  # noqa: ASYNC110 - what is watched has no event of its own
+            await asyncio.sleep(0)
 
 
 @asynccontextmanager
@@ -38,7 +45,5 @@ async def raw_request(
         yield reader, writer
     finally:
         writer.close()
-        try:
+        with suppress(ConnectionError):
             await writer.wait_closed()
-        except ConnectionError:
-            pass

@@ -452,11 +452,15 @@ async def test_a_server_that_speaks_something_else_is_never_chosen(cluster: Clus
 
 
 async def test_bytes_that_are_no_message_lose_the_node(cluster: Cluster) -> None:
+    num_streams = 0
+
     async def stream(_request: Any, _context: Any) -> AsyncGenerator[bytes, None]:
+        nonlocal num_streams
+        num_streams += 1
         yield b"\xff\xff\xff\xff"
 
     handlers = {
-        "Stream": grpc.unary_stream_rpc_method_handler(stream),  # type: ignore[arg-type]
+        "Stream": grpc.unary_stream_rpc_method_handler(stream),
     }
     server = grpc.aio.server()
     generic = grpc.method_handlers_generic_handler("pdserve.node.v1.Node", handlers)
@@ -467,6 +471,7 @@ async def test_bytes_that_are_no_message_lose_the_node(cluster: Cluster) -> None
     await cluster.store.heartbeat(bad, IDLE, lease_s=60)
     good = await cluster.add("good", Role.DECODE)
     router = await cluster.router()
+    await wait_until(lambda: num_streams >= 2, "tried again")
     assert [node.incarnation for node in router.pool.nodes()] == [good.incarnation]
     await server.stop(None)
 
@@ -515,7 +520,8 @@ async def test_two_routers_side_by_side(cluster: Cluster) -> None:
         # Both routers hear everything here; each takes its own.
         token = hash(request.id) % 1000
         d.push(tokens(request.id, 0, token, finish_reason=FinishReason.STOP))
-    results = sorted(ids(await answer)[0] for answer in answers)
+    chunks = await asyncio.gather(*answers)
+    results = sorted(ids(answer)[0] for answer in chunks)
     assert results == sorted(hash(request.id) % 1000 for request in d.asked)
     await no_placements(cluster)
 

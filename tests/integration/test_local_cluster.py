@@ -156,10 +156,13 @@ def test_the_rest_serves_on_when_a_node_dies(
     cluster.read_until("To get prefill-1 back")
     assert "prefill-1 died (killed by SIGKILL)" in cluster.printed
     assert "| prefill-1 runs" in cluster.printed
-    assert "The rest serves on (decode-1)" in cluster.printed
+    assert "Left: decode-1, which serves on." in cluster.printed
     url = f"http://127.0.0.1:{cluster.port}/ready"
     with urllib.request.urlopen(url) as response:
         assert response.status == 200
+    os.kill(cluster.pid("decode-1"), signal.SIGKILL)
+    cluster.read_until("To get decode-1 back")
+    assert "Left: no node, which cannot answer requests." in cluster.printed
     cluster.process.send_signal(signal.SIGINT)
     assert cluster.wait() == 0
 
@@ -205,6 +208,8 @@ def test_children_get_their_settings_by_private_files_alone(
     for name in NAMES:
         assert 'api_key = "a-secret"' in (shared / f"{name}.toml").read_text()
         assert "a-secret" not in command(cluster.pid(name))
+        # A terminal's Ctrl-C goes to a whole process group, and must reach the parent alone.
+        assert os.getpgid(cluster.pid(name)) != os.getpgid(cluster.process.pid)
         environ = Path(f"/proc/{cluster.pid(name)}/environ").read_bytes()
         assert b"PDSERVE_" not in environ
     (private,) = cluster.temporary.glob("*/private")

@@ -22,8 +22,11 @@ def _cache_folder() -> str:
     digest = hashlib.sha256()
     for path in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(path.read_bytes())
-    cache_home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    base = os.environ.get("NUMBA_CACHE_DIR") or f"{cache_home}/pdserve/numba"
+    environment = os.environ
+    ours = environment.get("PDSERVE_CACHE") or (
+        f"{environment.get('XDG_CACHE_HOME') or '~/.cache'}/pdserve"
+    )
+    base = environment.get("NUMBA_CACHE_DIR") or f"{ours}/numba"
     return str(Path(base).expanduser() / digest.hexdigest()[:16])
 
 

@@ -12,7 +12,14 @@ import numpy as np
 from numba import njit, prange
 
 from engine.runner.kernels.elementwise import exp_f32
-from engine.runner.kernels.vector_ir import LANES, MAX_TILE_ROWS, tile_product, transpose_8x8
+from engine.runner.kernels.vector_ir import (
+    LANES,
+    MAX_TILE_ROWS,
+    add_vectors,
+    largest_of,
+    tile_product,
+    transpose_8x8,
+)
 
 KEY_TILE = 64
 _QUERY_ROWS = 96
@@ -78,9 +85,7 @@ def _softmax_row(scores, num_valid, maxima, sums, weighted) -> None:  # type: ig
     for j in range(num_valid, KEY_TILE):
         scores[j] = _MINUS_INFINITY
     old = maxima[0]
-    new = old
-    for j in range(num_valid):
-        new = scores[j] if scores[j] > new else new
+    new = largest_of(scores.ctypes.data, KEY_TILE // LANES)
     if new > old:
         scale = exp_f32(old - new)
         maxima[0] = new
@@ -88,11 +93,11 @@ def _softmax_row(scores, num_valid, maxima, sums, weighted) -> None:  # type: ig
             sums[lane] *= scale
         for i in range(weighted.shape[0]):
             weighted[i] *= scale
+    else:
+        new = old
     for j in range(KEY_TILE):
         scores[j] = exp_f32(scores[j] - new)
-    for j in range(0, KEY_TILE, LANES):
-        for lane in range(LANES):
-            sums[lane] += scores[j + lane]
+    add_vectors(sums.ctypes.data, scores.ctypes.data, KEY_TILE // LANES)
 
 
 @njit(nogil=True, cache=True)

@@ -131,7 +131,7 @@ def gated_linear(
 def rms_norm_row(x: np.ndarray, weight: np.ndarray, epsilon: np.float32, out: np.ndarray) -> None:
     """`out = x / sqrt(mean(x²) + epsilon) * weight` for one contiguous row (16 · n floats)."""
     size = x.shape[0]
-    mean = sum_squares(x.ctypes.data, size) / np.float32(size)
+    mean = sum_squares(x.ctypes.data, size // LANES) / np.float32(size)
     scale = np.float32(1.0) / np.sqrt(mean + epsilon)
     for i in range(size):
         out[i] = x[i] * scale * weight[i]

@@ -24,6 +24,8 @@ _INT32 = ir.IntType(32)
 _INT64 = ir.IntType(64)
 _VECTOR = ir.VectorType(_FLOAT, LANES)
 _HALF = ir.VectorType(_FLOAT, 8)
+_ZEROS = ir.Constant(_VECTOR, [0.0] * LANES)
+_MINUS_INFINITIES = ir.Constant(_VECTOR, [float("-inf")] * LANES)
 
 
 def _vector_at(builder: Any, address: Any, vector: Any = _VECTOR) -> Any:
@@ -69,7 +71,7 @@ def _tile_rows(num_rows: int) -> Any:
         first = []
         for row in range(num_rows):
             phi = builder.phi(_VECTOR)
-            phi.add_incoming(ir.Constant(_VECTOR, [0.0] * LANES), start)
+            phi.add_incoming(_ZEROS, start)
             phi.add_incoming(loaded[row], load)
             first.append(phi)
         builder.branch(loop)
@@ -134,36 +136,86 @@ def tile_product(
         _rows_1(a, a_stride, b, b_stride, depth, c, c_stride, is_added)
 
 
+def _over_vectors(builder: Any, address: Any, num_vectors: Any, first: Any, combine: Any) -> Any:
+    """Emit `state = combine(builder, vector, state)` over consecutive vectors; the last state."""
+    start = builder.block
+    loop = builder.append_basic_block("loop")
+    end = builder.append_basic_block("end")
+    builder.branch(loop)
+    builder.position_at_end(loop)
+    index, state = builder.phi(_INT64), builder.phi(_VECTOR)
+    index.add_incoming(_INT64(0), start)
+    state.add_incoming(first, start)
+    offset = builder.mul(index, _INT64(4 * LANES))
+    x = builder.load(_vector_at(builder, builder.add(address, offset)), align=4)
+    new_state = combine(builder, x, state)
+    state.add_incoming(new_state, loop)
+    next_index = builder.add(index, _INT64(1))
+    index.add_incoming(next_index, loop)
+    builder.cbranch(builder.icmp_signed("<", next_index, num_vectors), loop, end)
+    builder.position_at_end(end)
+    return new_state
+
+
+def _fold(builder: Any, vector: Any, combine: Any) -> Any:
+    """Combine the lanes pairwise, halves first, down to one float."""
+    lanes = LANES
+    while lanes > 1:
+        lanes //= 2
+        low, high = (
+            builder.shuffle_vector(
+                vector, vector, ir.Constant(ir.VectorType(_INT32, lanes), list(half))
+            )
+            for half in (range(lanes), range(lanes, 2 * lanes))
+        )
+        vector = combine(builder, high, low)
+    return builder.extract_element(vector, _INT32(0))
+
+
+def _sum(builder: Any, x: Any, total: Any) -> Any:
+    return builder.fadd(total, x)
+
+
+def _larger(builder: Any, x: Any, best: Any) -> Any:
+    return builder.select(builder.fcmp_ordered(">", x, best), x, best)
+
+
 @intrinsic
-def sum_squares(typing: Any, address: Any, size: Any) -> Any:
-    """Σ x² over `size` floats (a multiple of 16): sixteen chains, then a tree of additions."""
+def sum_squares(typing: Any, address: Any, num_vectors: Any) -> Any:
+    """Σ x² over `16 · num_vectors` floats: sixteen chains, then a tree of additions."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        address, size = args
         fma = _fused_multiply_add(builder)
-        start = builder.block
-        loop = builder.append_basic_block("loop")
-        end = builder.append_basic_block("end")
-        builder.branch(loop)
-        builder.position_at_end(loop)
-        index, total = builder.phi(_INT64), builder.phi(_VECTOR)
-        index.add_incoming(_INT64(0), start)
-        total.add_incoming(ir.Constant(_VECTOR, [0.0] * LANES), start)
-        offset = builder.mul(index, _INT64(4))
-        x = builder.load(_vector_at(builder, builder.add(address, offset)), align=4)
-        new_total = builder.call(fma, [x, x, total])
-        total.add_incoming(new_total, loop)
-        next_index = builder.add(index, _INT64(LANES))
-        index.add_incoming(next_index, loop)
-        builder.cbranch(builder.icmp_signed("<", next_index, size), loop, end)
-        builder.position_at_end(end)
-        sums = [builder.extract_element(new_total, _INT32(lane)) for lane in range(LANES)]
-        while len(sums) > 1:
-            half = len(sums) // 2
-            sums = [builder.fadd(sums[i], sums[i + half]) for i in range(half)]
-        return sums[0]
+        total = _over_vectors(
+            builder, *args, _ZEROS, lambda b, x, sums: b.call(fma, [x, x, sums])
+        )
+        return _fold(builder, total, _sum)
 
     return types.float32(types.int64, types.int64), codegen
+
+
+@intrinsic
+def largest_of(typing: Any, address: Any, num_vectors: Any) -> Any:
+    """The largest of `16 · num_vectors` floats, none of them NaN."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        best = _over_vectors(builder, *args, _MINUS_INFINITIES, _larger)
+        return _fold(builder, best, _larger)
+
+    return types.float32(types.int64, types.int64), codegen
+
+
+@intrinsic
+def add_vectors(typing: Any, target: Any, address: Any, num_vectors: Any) -> Any:
+    """Add `num_vectors` vectors of 16 floats to the vector at `target`, one after the other."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        place = _vector_at(builder, args[0])
+        first = builder.load(place, align=4)
+        builder.store(_over_vectors(builder, *args[1:], first, _sum), place, align=4)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 3), codegen
 
 
 @intrinsic

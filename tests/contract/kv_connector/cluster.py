@@ -14,7 +14,6 @@ import numpy as np
 from common.ids import AttemptId, Incarnation
 from common.kv_layout import KVLayout
 from kv_transfer.connector import Commit, KVEvent, OnEvent, Ticket
-from kv_transfer.core.limits import Limits
 from kv_transfer.loopback import LoopbackConnector, LoopbackNetwork, LoopbackTransport
 from kv_transfer.pieces import Pool
 from kv_transfer.shell import TransportConnector
@@ -24,8 +23,8 @@ LAYOUT = KVLayout(
     model_digest="m", num_layers=3, num_kv_heads=2, head_dim=8, block_size=4, dtype="float32"
 )
 PAIR_BYTES = 2 * LAYOUT.piece_bytes
-# Two blocks per frame, three in flight: every handoff of the suite meets both bounds.
-LIMITS = Limits(window_bytes=3 * PAIR_BYTES, max_frame_bytes=2 * PAIR_BYTES)
+# Two blocks per frame, five in flight: the handoffs of the suite meet both bounds.
+WINDOW_BYTES = 5 * PAIR_BYTES
 WAIT_S = 20.0
 
 
@@ -74,7 +73,8 @@ class Cluster:
         *,
         epoch: int = 1,
         layout: KVLayout = LAYOUT,
-        limits: Limits = LIMITS,
+        window_bytes: int = WINDOW_BYTES,
+        peer_timeout_s: float = 2.0,
         num_blocks: int = 12,
         on_event: OnEvent | None = None,
     ) -> Node:
@@ -89,16 +89,45 @@ class Cluster:
             events.append(event)
             inbox.put(event)
 
-        take = on_event or take
-        connector: TransportConnector
-        if self.kind == "zmq":
-            connector = ZmqConnector(pool, layout, incarnation, take, limits=limits)
-        else:
-            connector = LoopbackConnector(
-                pool, layout, incarnation, take, network=self.network, limits=limits
-            )
+        connector = self.connector(
+            pool,
+            layout,
+            incarnation,
+            on_event or take,
+            window_bytes=window_bytes,
+            peer_timeout_s=peer_timeout_s,
+        )
         self.nodes.append(Node(incarnation, pool, connector, layout, events, inbox))
         return self.nodes[-1]
+
+    def connector(
+        self,
+        pool: Pool,
+        layout: KVLayout,
+        incarnation: Incarnation,
+        on_event: OnEvent,
+        *,
+        window_bytes: int,
+        peer_timeout_s: float,
+    ) -> TransportConnector:
+        if self.kind == "zmq":
+            return ZmqConnector(
+                pool,
+                layout,
+                incarnation,
+                on_event,
+                window_bytes=window_bytes,
+                peer_timeout_s=peer_timeout_s,
+            )
+        return LoopbackConnector(
+            pool,
+            layout,
+            incarnation,
+            on_event,
+            network=self.network,
+            window_bytes=window_bytes,
+            peer_timeout_s=peer_timeout_s,
+        )
 
     def ticket(
         self, decode: Node, target_blocks: Sequence[int], *, num_cached_tokens: int = 0

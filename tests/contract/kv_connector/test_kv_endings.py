@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from common.errors import HandoffFailed, LayoutMismatch
-from kv_transfer import pieces, shell
+from kv_transfer import pieces
 from kv_transfer.connector import Landed, LandingFailed, Ticket, TransferEnded
 from kv_transfer.core.frames import Data
-from tests.contract.kv_connector.cluster import LAYOUT, LIMITS, Cluster, Node, commit_for
+from tests.contract.kv_connector.cluster import LAYOUT, Cluster, Node, commit_for
 
 
 def begin(cluster: Cluster, *, targets: tuple[int, ...] = (1, 2, 3)) -> tuple[Node, Node, Ticket]:
@@ -76,7 +76,7 @@ def test_abort_behind_a_commit_tells_the_truth(cluster: Cluster) -> None:
 
 
 def test_abort_before_anybody_answers(cluster: Cluster) -> None:
-    prefill = cluster.node("p", limits=dataclasses.replace(LIMITS, peer_timeout_s=0.3))
+    prefill = cluster.node("p", peer_timeout_s=0.3)
     ticket = dataclasses.replace(
         cluster.ticket(cluster.node("d"), [1]), kv_endpoint=cluster.silent_endpoint()
     )
@@ -116,7 +116,7 @@ def test_revoke_between_check_and_write(cluster: Cluster, monkeypatch: pytest.Mo
         assert revoked.wait(20)
         return result
 
-    monkeypatch.setattr(shell.pieces, "find_corruption", hold)
+    monkeypatch.setattr(pieces, "find_corruption", hold)
     prefill, decode, ticket = begin(cluster)
     untouched = decode.pool.copy()
     prefill.push_all(ticket, [4, 5, 6])
@@ -142,7 +142,7 @@ def test_revoke_waits_for_a_write_under_way(
         returned_early.append(returned.wait(0.2))
         write(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(shell.pieces, "write", slow)
+    monkeypatch.setattr(pieces, "write", slow)
     prefill, decode, ticket = begin(cluster)
     prefill.push_all(ticket, [4, 5, 6])
     assert writing.wait(20)
@@ -184,6 +184,7 @@ def test_a_ticket_that_is_not_the_landings(
     late.push_all(ticket, [4, 5, 6])
     late.connector.commit(ticket.lease_token, commit_for(ticket))
     assert isinstance(decode.wait_event(), Landed)
+    assert late.wait_event() == TransferEnded(ticket.lease_token, None)
     assert_ended_once(prefill, decode, late)
 
 
@@ -273,7 +274,7 @@ def test_a_silent_peer_fails_the_transfer_at_its_deadline(cluster: Cluster) -> N
 
 
 def test_a_silent_peer_is_noticed_long_before_the_deadline(cluster: Cluster) -> None:
-    prefill = cluster.node("p", limits=dataclasses.replace(LIMITS, peer_timeout_s=0.3))
+    prefill = cluster.node("p", peer_timeout_s=0.3)
     ticket = dataclasses.replace(
         cluster.ticket(cluster.node("d"), [1]), kv_endpoint=cluster.silent_endpoint()
     )
@@ -305,8 +306,8 @@ def test_a_landing_without_a_sender_expires(cluster: Cluster) -> None:
 
 def test_an_open_transfer_keeps_its_landing(cluster: Cluster) -> None:
     """A long prompt computes far longer than `sender_deadline_s` between two pushes."""
-    limits = dataclasses.replace(LIMITS, peer_timeout_s=0.4)
-    prefill, decode = cluster.node("p", limits=limits), cluster.node("d", limits=limits)
+    prefill = cluster.node("p", peer_timeout_s=0.4)
+    decode = cluster.node("d", peer_timeout_s=0.4)
     ticket, short = cluster.ticket(decode, [1]), cluster.ticket(decode, [2])
     decode.connector.expect(ticket, sender_deadline_s=0.8)
     prefill.connector.open(ticket, deadline_s=30)
@@ -387,7 +388,7 @@ def test_a_bad_checksum_never_lands(
         sums[which][-1] ^= 1
         return tuple(tuple(part) for part in sums)
 
-    monkeypatch.setattr(shell.pieces, "checksums", lie)
+    monkeypatch.setattr(pieces, "checksums", lie)
     prefill, decode, ticket = begin(cluster)
     untouched = decode.pool.copy()
     prefill.push_all(ticket, [4, 5, 6])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import queue
+import threading
 
 import numpy as np
 import pytest
@@ -13,8 +14,13 @@ from hypothesis import strategies as st
 from common.errors import ConfigError
 from common.kv_layout import KVLayout
 from kv_transfer.connector import KVEvent, Landed, TransferEnded
-from kv_transfer.core.limits import Limits
-from tests.contract.kv_connector.cluster import LAYOUT, LIMITS, PAIR_BYTES, Cluster, commit_for
+from tests.contract.kv_connector.cluster import (
+    LAYOUT,
+    PAIR_BYTES,
+    WINDOW_BYTES,
+    Cluster,
+    commit_for,
+)
 
 
 @st.composite
@@ -124,11 +130,14 @@ def test_one_connector_sends_to_itself(cluster: Cluster) -> None:
 def test_on_event_may_call_the_connector_and_raise(cluster: Cluster) -> None:
     """The next handoff is expected from inside `on_event`, and a raising callback harms nobody."""
     landed: queue.Queue[KVEvent] = queue.Queue()
+    expected = threading.Event()
 
     def on_event(event: KVEvent) -> None:
         decode.connector.revoke(event.lease_token)
-        decode.connector.expect(second, sender_deadline_s=30)
         landed.put(event)
+        if event.lease_token == first.lease_token:
+            decode.connector.expect(second, sender_deadline_s=30)
+            expected.set()
         raise RuntimeError("a bug of the owner")
 
     prefill = cluster.node("p")
@@ -141,6 +150,7 @@ def test_on_event_may_call_the_connector_and_raise(cluster: Cluster) -> None:
         prefill.connector.commit(ticket.lease_token, commit_for(ticket))
         assert isinstance(landed.get(timeout=20), Landed)
         assert prefill.wait_event() == TransferEnded(ticket.lease_token, None)
+        assert expected.wait(20)
 
 
 def test_misuse_raises_and_changes_nothing(cluster: Cluster) -> None:
@@ -176,8 +186,8 @@ def test_misuse_raises_and_changes_nothing(cluster: Cluster) -> None:
             prefill.connector.push(
                 ticket.lease_token, layer=layer, ordinals=ordinals, source_blocks=blocks
             )
+    commit = dataclasses.replace(commit_for(ticket), draft_token_ids=tuple(range(65)))
     with pytest.raises(ValueError, match="draft"):
-        commit = dataclasses.replace(commit_for(ticket), draft_token_ids=tuple(range(65)))
         prefill.connector.commit(ticket.lease_token, commit)
     prefill.push_all(ticket, [4, 5])
     prefill.connector.commit(ticket.lease_token, commit_for(ticket))
@@ -211,18 +221,23 @@ def test_unknown_tokens_are_ignored(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize(
-    ("layout", "limits", "error"),
+    ("layout", "window_bytes", "error"),
     [
-        (dataclasses.replace(LAYOUT, num_layers=4), LIMITS, ValueError),
-        (dataclasses.replace(LAYOUT, head_dim=4), LIMITS, ValueError),
-        (LAYOUT, Limits(window_bytes=PAIR_BYTES - 1), ConfigError),
+        (dataclasses.replace(LAYOUT, num_layers=4), WINDOW_BYTES, ValueError),
+        (dataclasses.replace(LAYOUT, head_dim=4), WINDOW_BYTES, ValueError),
+        (LAYOUT, PAIR_BYTES - 1, ConfigError),
     ],
 )
 def test_a_pool_or_window_that_does_not_fit(
-    cluster: Cluster, layout: KVLayout, limits: Limits, error: type[Exception]
+    cluster: Cluster, layout: KVLayout, window_bytes: int, error: type[Exception]
 ) -> None:
-    pool = cluster.node("p").pool
-    maker = type(cluster.nodes[0].connector)
-    extra = {} if cluster.kind == "zmq" else {"network": cluster.network}
+    node = cluster.node("p")
     with pytest.raises(error, match="wanted"):
-        maker(pool, layout, cluster.nodes[0].incarnation, print, limits=limits, **extra)  # type: ignore[call-arg]
+        cluster.connector(
+            node.pool,
+            layout,
+            node.incarnation,
+            node.events.append,
+            window_bytes=window_bytes,
+            peer_timeout_s=2.0,
+        )

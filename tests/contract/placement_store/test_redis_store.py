@@ -267,3 +267,17 @@ async def test_a_server_that_speaks_something_else_is_unavailable() -> None:
     await store.close()
     server.close()
     await server.wait_closed()
+
+
+@pytest.mark.parametrize("num_ticks", range(12))
+async def test_a_cancelled_call_ends_its_task(store: RedisStore, num_ticks: int) -> None:
+    """Wherever in the call the cancellation lands: a swallowed one keeps a closing process up."""
+    await store.live_nodes()
+    for _ in range(20):
+        task = asyncio.create_task(store.live_nodes())
+        for _ in range(num_ticks):
+            await asyncio.sleep(0)
+        if task.cancel():
+            await asyncio.wait({task})
+            assert task.cancelled()
+    assert await store.live_nodes() == [], "and the connections are fit for use"

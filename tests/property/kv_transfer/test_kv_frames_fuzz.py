@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
-import msgpack
+import msgpack  # type: ignore[import-untyped]
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

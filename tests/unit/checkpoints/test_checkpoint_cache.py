@@ -1,5 +1,6 @@
 """The cache: built once, whole or not at all, by one of many."""
 
+import fcntl
 import subprocess
 import sys
 import threading
@@ -36,30 +37,42 @@ def test_builds_once(tmp_path: Path) -> None:
     assert builds[0] != folder
 
 
-def test_of_two_at_once_one_builds_and_the_other_waits(tmp_path: Path) -> None:
-    builds = []
-    is_building, may_finish = threading.Event(), threading.Event()
+def test_of_two_at_once_one_builds_and_the_other_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    builds, seen = [], []
+    is_other_waiting, is_built = threading.Event(), threading.Event()
+
+    def wait_for_the_lock(_seconds: float) -> None:
+        is_other_waiting.set()
+        is_built.wait(timeout=30)
 
     def build(folder: Path) -> None:
         builds.append(folder)
-        is_building.set()
-        assert may_finish.wait(timeout=30)
+        assert is_other_waiting.wait(timeout=30)
         (folder / "file").write_text("whole")
-
-    seen = []
+        is_built.set()
 
     def use() -> None:
         seen.append((build_once(tmp_path / "thing", build) / "file").read_text())
 
+    # The only sleep is the one between two tries to get the lock.
+    monkeypatch.setattr("pdserve.checkpoints.cache.time.sleep", wait_for_the_lock)
     threads = [threading.Thread(target=use) for _ in range(2)]
     for thread in threads:
         thread.start()
-    assert is_building.wait(timeout=30)
-    may_finish.set()
     for thread in threads:
-        thread.join(timeout=30)
+        thread.join(timeout=60)
     assert seen == ["whole", "whole"]
     assert len(builds) == 1
+
+
+def test_a_lock_held_too_long_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pdserve.checkpoints.cache._BUILD_WAIT_S", -1.0)
+    with (tmp_path / ".thing.lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(CheckpointError, match=r"\.thing\.lock: another process has held it"):
+            build_once(tmp_path / "thing", lambda folder: None)
 
 
 def test_a_failed_build_leaves_nothing_and_can_be_repeated(tmp_path: Path) -> None:

@@ -49,6 +49,16 @@ def test_a_gguf_file_is_converted_into_the_cache(
     assert (folder / "config.json").is_file()
 
 
+def test_a_missing_converter_says_what_to_install(
+    write_gguf: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PDSERVE_CACHE", str(tmp_path / "cache"))
+    path = write_gguf()
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    with pytest.raises(CheckpointError, match=r"needs the Python package gguf: .*pdserve\[local\]"):
+        resolve_checkpoint(str(path), progress=False)
+
+
 def test_demo_is_the_demo_model(demo_folder: Path) -> None:
     assert resolve_checkpoint("demo") == demo_folder
 

@@ -155,6 +155,14 @@ BAD_FLAGS = [
         ("--node-id", "\udcff"),
         "node_id is '\\udcff': wanted UTF-8 text without control characters (from flag --node-id)",
     ),
+    *(
+        (
+            ("--redis-url", url),
+            f"redis_url is {url!r}: wanted redis://host:port/db, rediss://… or unix://… "
+            "(from flag --redis-url)",
+        )
+        for url in ("", "h:6379", "memory://", "redis://h:port", "redis://h:99999", "rediss://h:0")
+    ),
     (("--max-num-seq", "3"), "unknown flag --max-num-seq: did you mean --max-num-seqs?"),
     (("--quantum",), "unknown flag --quantum"),
     (("stray",), "unexpected argument 'stray': wanted flags only"),

@@ -38,6 +38,11 @@ def make_request(
     )
 
 
+def status_of(sequence: Sequence) -> SequenceStatus:
+    """The status now; a plain attribute would be remembered by the type checker."""
+    return sequence.status
+
+
 def check_books(scheduler: Scheduler) -> None:
     """Every invariant of a scheduler between two calls, ownership counted by sequence."""
     scheduler.check()
@@ -59,8 +64,10 @@ def check_books(scheduler: Scheduler) -> None:
 def check_idle(scheduler: Scheduler) -> None:
     """Nothing is held: every block is free or cached."""
     check_books(scheduler)
-    assert not (scheduler.running or scheduler.waiting)
-    assert not (scheduler.receiving or scheduler.exporting)
+    assert not scheduler.running
+    assert not scheduler.waiting
+    assert not scheduler.receiving
+    assert not scheduler.exporting
     assert scheduler.pool.counts().available == scheduler.pool.num_blocks
 
 
@@ -81,9 +88,7 @@ class Engine:
             num_blocks=num_blocks, block_size=block_size, max_model_len=max_model_len
         )
         self.scheduler = Scheduler(
-            limits=Limits(
-                max_num_seqs=seats, max_num_batched_tokens=budget, block_size=block_size
-            ),
+            limits=Limits(max_num_seqs=seats, max_num_batched_tokens=budget, block_size=block_size),
             num_blocks=num_blocks,
             fingerprint=self.runner.layout.fingerprint,
             eos_token_ids=frozenset({EOS_TOKEN_ID}),
@@ -108,6 +113,10 @@ class Engine:
     def step(self) -> list[StepOutput]:
         """A whole step, checked."""
         step = self.plan()
+        return self.apply(step)
+
+    def apply(self, step: PlannedStep) -> list[StepOutput]:
+        """Run and record a planned step."""
         outputs = self.scheduler.apply(step, self.runner.execute(step.batch))
         check_books(self.scheduler)
         for output in outputs:
@@ -124,12 +133,17 @@ class Engine:
 
     def land(self, sequence: Sequence) -> StepOutput:
         """Write the prompt's KV into a receiving sequence's blocks as another node would."""
-        elsewhere = Engine(num_blocks=64, caching=False)
+        size = self.scheduler.limits.block_size
+        length = sequence.num_prompt
+        elsewhere = Engine(
+            num_blocks=length + 1, budget=max(length, 4), block_size=size, caching=False
+        )
         only = replace(sequence.request, sampling=replace(sequence.request.sampling, max_tokens=1))
         source = elsewhere.add(only, is_exported=True)
         elsewhere.run()
         assert source.status is SequenceStatus.EXPORTING
-        for ours, theirs in zip(sequence.block_table, source.block_table, strict=False):
+        for index in range(sequence.num_cached_tokens // size, len(source.block_table)):
+            ours, theirs = sequence.block_table[index], source.block_table[index]
             self.runner.kv_bytes[:, :, ours] = elsewhere.runner.kv_bytes[:, :, theirs]
         (first,) = elsewhere.outputs[source.sequence_id]
         output = self.scheduler.land(sequence, first)

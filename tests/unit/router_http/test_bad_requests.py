@@ -1,4 +1,4 @@
-"""What is wrong is refused at once, in OpenAI's shape, with the field's name; nothing is started."""
+"""What is wrong is refused at once, in OpenAI's shape, with the field's name."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ BOTH: list[tuple[dict[str, Any], str | None, str]] = [
     ({"stop_token_ids": [VOCAB]}, "stop_token_ids", f"0 to {VOCAB - 1}"),
     ({"stop_token_ids": [-1]}, "stop_token_ids", "token id -1"),
     ({"stop_token_ids": [5] * 65}, "stop_token_ids", "at most 64"),
-    ({"stop_token_ids": 5}, "stop_token_ids", "valid list"),
+    ({"stop_token_ids": 5}, "stop_token_ids", "valid array"),
     ({"stream": "yes"}, "stream", "valid boolean"),
     ({"stream_options": {"include_usage": True}}, "stream_options", "stream to be true"),
     ({"stream": True, "stream_options": {"usage": 1}}, "stream_options.usage", "not a field"),

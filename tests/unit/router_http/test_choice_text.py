@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from common.errors import InternalError
 from common.request import FinishReason
-from router.core.choice_text import ChoiceText, Delta
+from router.core.choice_text import ChoiceText, Delta, LogprobEntry
 from router.generation import TokenChunk
 from tests.fakes.http_edge import chunks, tiny_model
 
@@ -121,7 +121,7 @@ def test_entries_and_text_agree(text: str, size: int, stop: str) -> None:
         chunks(token_ids, FinishReason.LENGTH, num_logprobs=0, size=size),
     )
     sent = 0
-    entries = []
+    entries: list[LogprobEntry] = []
     for delta in deltas:
         sent += len(delta.text)
         entries += delta.entries

@@ -127,6 +127,19 @@ def test_draw_is_the_largest_noisy_logit_among_the_kept(
     assert token_id == scores.argmax()
 
 
+def test_equal_scores_go_to_the_lowest_id() -> None:
+    """Two tokens with the same word, which a vocabulary this large has, and no other kept."""
+    noise = noise_of(1 << 18, 1, 0)
+    order = np.argsort(noise, kind="stable")
+    twins = np.flatnonzero(np.diff(noise[order]) == 0)
+    assert len(twins) > 0
+    for at in twins:
+        first, second = sorted(order[at : at + 2])
+        depths = np.full(len(noise), np.inf, np.float32)
+        depths[[first, second]] = 0
+        assert draw(depths, np.inf, len(depths), np.uint64(1), np.uint32(0)) == first
+
+
 def test_noise_of_a_seed_is_fixed_for_ever() -> None:
     """A change here changes the answers of seeded clients."""
     depths = np.zeros(49152, np.float32)

@@ -1,0 +1,185 @@
+"""Speed of one engine: `python -m bench.engine --json [--peer transformers]`.
+
+    decode_tok_s_N    tokens per second of a step that decodes N sequences (contexts of 128, 128
+                      and 256 tokens for N = 1, 8, 32), greedy sampling included
+    prefill_tok_s_N   prompt tokens per second of one prompt of N tokens, first token included
+    rss_mb            the process's peak memory, MiB
+
+Every figure is the median over rounds. With `--peer` the same is measured on transformers (PyTorch,
+float32, SDPA, the same folder and threads) in a process of its own; the two take turns, measure by
+measure, so that a noisy machine is noisy for both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from common.config import EngineConfig, ModelConfig
+from common.request import SamplingParams
+from engine.core.plan import SampleInput, ScheduledSequence
+from engine.runner.load import load_model_runner
+from pdserve.checkpoints.resolve import resolve_checkpoint
+
+MEASURES = (
+    ("decode", 1, 128),
+    ("decode", 8, 128),
+    ("decode", 32, 256),
+    ("prefill", 1, 256),
+    ("prefill", 1, 1024),
+)
+DECODE_STEPS = 8
+"""Steps of one round of decoding; their median counts."""
+_PEER_START_S = 300
+_GREEDY = SamplingParams(max_tokens=DECODE_STEPS, temperature=0.0)
+
+Measure = Callable[[str, int, int], float]
+"""(kind, sequences, context) → tokens per second."""
+
+
+def key_of(kind: str, num_sequences: int, context: int) -> str:
+    """The figure's name in the output."""
+    return f"decode_tok_s_{num_sequences}" if kind == "decode" else f"prefill_tok_s_{context}"
+
+
+def synthetic_prompt(length: int, sequence: int) -> list[int]:
+    """Token ids that differ from sequence to sequence; what they mean does not change the work."""
+    return [(7919 * (i + 1) + 104729 * sequence) % 30000 + 3 for i in range(length)]
+
+
+class EngineUnderTest:
+    """This engine, driven as its step loop drives it."""
+
+    def __init__(self, folder: Path, num_threads: int) -> None:
+        self._runner = load_model_runner(
+            ModelConfig(model=str(folder)),
+            EngineConfig(num_threads=num_threads, kv_cache_memory=512 << 20),
+        )
+        self._runner.warm_up()
+        self._block_size = self._runner.layout.block_size
+
+    def measure(self, kind: str, num_sequences: int, context: int) -> float:
+        blocks = -(-(context + DECODE_STEPS + 1) // self._block_size)
+        tables = [range(i * blocks, (i + 1) * blocks) for i in range(num_sequences)]
+        prompts = [synthetic_prompt(context, i) for i in range(num_sequences)]
+        started_s = time.perf_counter()
+        last = [self._step(p, 0, t, p, [])[0] for p, t in zip(prompts, tables, strict=True)]
+        if kind == "prefill":
+            return context / (time.perf_counter() - started_s)
+        outputs = [[token] for token in last]
+        spans_s = []
+        for step in range(DECODE_STEPS):
+            started_s = time.perf_counter()
+            batch = [
+                self._scheduled([outputs[i][-1]], context + step, tables[i], prompts[i], outputs[i])
+                for i in range(num_sequences)
+            ]
+            drawn = self._runner.execute(batch)
+            spans_s.append(time.perf_counter() - started_s)
+            for output, token in zip(outputs, drawn, strict=True):
+                assert token is not None
+                output.append(token.token_id)
+        return num_sequences / statistics.median(spans_s)
+
+    def _scheduled(
+        self, tokens: list[int], start: int, table: range, prompt: list[int], output: list[int]
+    ) -> ScheduledSequence:
+        sample = SampleInput(_GREEDY, len(output), prompt, output)
+        return ScheduledSequence(table.start, tokens, start, table, sample)
+
+    def _step(
+        self, tokens: list[int], start: int, table: range, prompt: list[int], output: list[int]
+    ) -> list[int]:
+        drawn = self._runner.execute([self._scheduled(tokens, start, table, prompt, output)])
+        return [token.token_id for token in drawn if token is not None]
+
+
+class TransformersPeer:
+    """transformers in a process of its own; it sleeps while it is not asked."""
+
+    def __init__(self, python: str, folder: Path, num_threads: int) -> None:
+        script = Path(__file__).with_name("transformers_peer.py")
+        self._process = subprocess.Popen(
+            [python, str(script), str(folder), str(num_threads), str(DECODE_STEPS)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._ask("ready")
+
+    def _ask(self, question: str) -> float:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(question + "\n")
+        self._process.stdin.flush()
+        answer = self._process.stdout.readline()
+        if not answer:
+            code = self._process.wait(timeout=_PEER_START_S)
+            sys.exit(f"the peer ended with exit code {code}: is transformers in --peer-python?")
+        return float(answer)
+
+    def measure(self, kind: str, num_sequences: int, context: int) -> float:
+        return self._ask(f"{kind} {num_sequences} {context}")
+
+    def rss_mb(self) -> float:
+        return self._ask("rss")
+
+    def close(self) -> None:
+        self._process.communicate(timeout=60)
+
+
+def run(measures: dict[str, Measure], rounds: int) -> dict[str, dict[str, float]]:
+    """Medians per name in `measures` and figure; each round asks every name in turn."""
+    figures: dict[str, dict[str, list[float]]] = {name: {} for name in measures}
+    for round_index in range(rounds + 1):
+        for kind, num_sequences, context in MEASURES:
+            for name, measure in measures.items():
+                value = measure(kind, num_sequences, context)
+                if round_index > 0:  # the first round touches all memory and is not counted
+                    key = key_of(kind, num_sequences, context)
+                    figures[name].setdefault(key, []).append(value)
+    return {
+        name: {key: round(statistics.median(values), 1) for key, values in by_key.items()}
+        for name, by_key in figures.items()
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Speed of one engine, and of transformers.")
+    parser.add_argument("--model", default="demo", help="a Hugging Face folder or .gguf file")
+    parser.add_argument("--rounds", type=int, default=5, help="counted rounds of every measure")
+    parser.add_argument("--num-threads", type=int, default=0, help="CPU threads (0: all cores)")
+    parser.add_argument("--peer", choices=["transformers"], help="measure this too, in turns")
+    parser.add_argument("--peer-python", default=sys.executable, help="a Python that has it")
+    parser.add_argument("--json", action="store_true", help="print one JSON line last")
+    arguments = parser.parse_args()
+    folder = resolve_checkpoint(arguments.model)
+    engine = EngineUnderTest(folder, arguments.num_threads)
+    measures: dict[str, Measure] = {"pdserve": engine.measure}
+    peer = None
+    if arguments.peer:
+        peer = TransformersPeer(arguments.peer_python, folder, arguments.num_threads)
+        measures["transformers"] = peer.measure
+    figures = run(measures, arguments.rounds)
+    peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    result: dict[str, object] = {**figures["pdserve"], "rss_mb": round(peak_kib / 1024)}
+    if peer is not None:
+        result["peer"] = {**figures["transformers"], "rss_mb": round(peer.rss_mb())}
+        peer.close()
+    if arguments.json:
+        print(json.dumps(result))
+        return
+    for key, value in figures["pdserve"].items():
+        others = [f"   {name} {by_key[key]:8.1f}" for name, by_key in figures.items()]
+        print(f"{key:18}{''.join(others)}" if peer is not None else f"{key:18} {value:8.1f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,9 @@
+"""Clusters of real processes for tests: real roles, a real Redis, real sockets.
+
+waiting      wait for a condition, with a deadline
+tiny_model   a random checkpoint that loads in no time
+processes    one `pdserve serve` process
+books        what nodes and the store hold, and the check that it is nothing
+cluster      processes that form one cluster
+api          an HTTP client that knows the API's answers
+"""

@@ -1,0 +1,214 @@
+"""A cluster of real processes on one Redis, ready to be asked, broken and checked."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import httpx
+import redis.exceptions
+
+from common.nodes import Role
+from pdserve.network import free_loopback_port
+from placement.records import decode_node
+from placement.store import LiveNode
+from protos import pdserve_node_pb2 as pb
+from tests.cluster.books import NodeAddress, NodeBooks, address_of, held_by
+from tests.cluster.processes import ServeProcess
+from tests.cluster.waiting import wait_until
+from tests.redis_server import RedisServer
+
+START_TIMEOUT_S = 90.0
+SETTLE_TIMEOUT_S = 8.0
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSpec:
+    """One engine node: its id (unique in the cluster), its role and its own flags."""
+
+    node_id: str
+    role: Role
+    flags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterSpec:
+    """`name` tells clusters on one Redis apart; `flags` go to every engine node."""
+
+    name: str
+    model: Path
+    nodes: tuple[NodeSpec, ...]
+    flags: tuple[str, ...] = ()
+    router_flags: tuple[str, ...] = ()
+    num_routers: int = 1
+
+
+class Cluster:
+    """Processes by name: node ids, and `router-1`, `router-2` …"""
+
+    def __init__(self, spec: ClusterSpec, redis_server: RedisServer, folder: Path) -> None:
+        self.spec = spec
+        self.redis = redis_server
+        self._prefix = f"pdserve:{spec.name}:"
+        self.urls: list[str] = []
+        self.processes: dict[str, ServeProcess] = {}
+        self._books: dict[str, NodeBooks] = {}
+        shared = ["--model", str(spec.model), "--redis-url", redis_server.url, "--cluster", spec.name]
+        for node in spec.nodes:
+            role = ["--role", node.role.value, "--node-id", node.node_id]
+            self._add(node.node_id, [*role, *shared, *spec.flags, *node.flags], folder)
+        for number in range(1, spec.num_routers + 1):
+            port = free_loopback_port()
+            role = ["--role", "router", "--node-id", f"router-{number}", "--port", str(port)]
+            self._add(f"router-{number}", [*role, *shared, *spec.router_flags], folder)
+            self.urls.append(f"http://127.0.0.1:{port}")
+
+    def _add(self, name: str, arguments: list[str], folder: Path) -> None:
+        log_path = folder / f"{self.spec.name}-{name}.log"
+        self.processes[name] = ServeProcess(name, arguments, log_path)
+
+    @property
+    def url(self) -> str:
+        """The first router."""
+        return self.urls[0]
+
+    # --- life ---------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start everything; `wait_ready` waits for it."""
+        for process in self.processes.values():
+            process.start()
+
+    def wait_ready(self) -> None:
+        """Return when every router has every node in its choice, in its present life."""
+        wanted = {node.node_id for node in self.spec.nodes}
+
+        def is_ready() -> bool:
+            for process in self.processes.values():
+                process.require_running()
+            alive = {n.record.incarnation.node_id: n for n in self.live_nodes()}
+            if alive.keys() != wanted:
+                return False
+            epochs = {name: node.record.incarnation.epoch for name, node in alive.items()}
+            return all(self.chosen_nodes(url) == epochs for url in self.urls)
+
+        wait_until(is_ready, f"{self.spec.name} is ready", timeout_s=START_TIMEOUT_S)
+        self._open_books()
+
+    def restart(self, name: str) -> None:
+        """Start a process that has ended, under its old name, and wait until it serves."""
+        self.processes[name].start()
+        self.wait_ready()
+
+    def close(self) -> None:
+        """End everything, however it is."""
+        for books in self._books.values():
+            books.close()
+        for process in self.processes.values():
+            process.kill()
+
+    # --- looking at it ------------------------------------------------------------------------
+
+    def live_nodes(self) -> list[LiveNode]:
+        """Every lease in the placement store; none while it is away."""
+        try:
+            with self.redis.client() as client:
+                keys = [key.encode() for key in self.redis.keys(f"{self.spec.name}:node:")]
+                values = [client.get(key) for key in keys]
+        except redis.exceptions.ConnectionError:
+            return []
+        return [decode_node(value) for value in values if isinstance(value, bytes)]
+
+    def chosen_nodes(self, url: str) -> dict[str, int]:
+        """The nodes that a router can choose, with their epochs; none when it does not answer."""
+        try:
+            reply = httpx.get(f"{url}/v1/cluster", timeout=5.0)
+        except httpx.TransportError:
+            return {}
+        return {node["node_id"]: node["epoch"] for node in reply.json()["nodes"]}
+
+    def status(self, node_id: str) -> pb.StatusReply:
+        """A node's own books."""
+        return self._books[node_id].read()
+
+    def address(self, node_id: str) -> NodeAddress:
+        """Where a node is asked."""
+        return self._books[node_id].address
+
+    def wait_status(
+        self,
+        node_id: str,
+        condition: Callable[[pb.StatusReply], bool],
+        what: str,
+        *,
+        timeout_s: float = 10.0,
+    ) -> None:
+        """Return when a node's books fulfil a condition."""
+        wait_until(
+            lambda: condition(self.status(node_id)), f"{node_id}: {what}", timeout_s=timeout_s
+        )
+
+    # --- the closing check --------------------------------------------------------------------
+
+    def check_settled(self, *, timeout_s: float = SETTLE_TIMEOUT_S) -> None:
+        """Fails unless, soon, nothing is held for any request anywhere."""
+        ends_at_s = time.monotonic() + timeout_s
+        while held := self.held():
+            if time.monotonic() > ends_at_s:
+                raise AssertionError("still held:\n  " + "\n  ".join(held))
+            time.sleep(0.02)
+
+    def held(self) -> list[str]:
+        """What is held for requests now, in words."""
+        held = []
+        for node in self.spec.nodes:
+            self.processes[node.node_id].require_running()
+            try:
+                held += held_by(self.status(node.node_id))
+            except grpc.RpcError as error:
+                held.append(f"{node.node_id} does not answer: {error}")
+        for url in self.urls:
+            num_running = httpx.get(f"{url}/v1/cluster", timeout=5.0).json()["router"][
+                "num_running"
+            ]
+            if num_running:
+                held.append(f"{url} has {num_running} requests")
+        held += [f"Redis has {key}" for key in self.redis.keys(self.spec.name + ":")]
+        return [entry for entry in held if entry not in self._expected_keys()]
+
+    def _expected_keys(self) -> frozenset[str]:
+        nodes = [node.node_id for node in self.spec.nodes]
+        names = ["nodes", *(f"node:{node}" for node in nodes)]
+        names += [f"epoch:{name}" for name in self.processes]
+        return frozenset(f"Redis has {self._prefix}{name}" for name in names)
+
+    def _open_books(self) -> None:
+        for node in self.live_nodes():
+            address = address_of(node)
+            node_id = address.incarnation.node_id
+            books = self._books.get(node_id)
+            if books is None or books.address != address:
+                if books is not None:
+                    books.close()
+                self._books[node_id] = NodeBooks(address)
+
+
+@contextlib.contextmanager
+def running(
+    specs: Sequence[ClusterSpec], redis_server: RedisServer, folder: Path
+) -> Iterator[list[Cluster]]:
+    """Clusters that start side by side, and are gone at the end."""
+    clusters = [Cluster(spec, redis_server, folder) for spec in specs]
+    try:
+        for cluster in clusters:
+            cluster.start()
+        for cluster in clusters:
+            cluster.wait_ready()
+        yield clusters
+    finally:
+        for cluster in clusters:
+            cluster.close()

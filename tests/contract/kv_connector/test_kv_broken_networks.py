@@ -1,0 +1,168 @@
+"""Connections that break, stall or lie: right bytes or a typed failure, never a hang."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+
+import numpy as np
+import pytest
+
+from common.errors import ConfigError
+from common.ids import Incarnation
+from kv_transfer.connector import Landed, LandingFailed, Ticket, TransferEnded
+from kv_transfer.zmq_connector import ZmqConnector
+from tests.contract.kv_connector.cluster import LAYOUT, Cluster, Node, commit_for
+from tests.contract.kv_connector.proxy import Meddle, Proxy
+
+SOURCES = list(range(12))
+# Of one handoff of 12 blocks, with headers and ZMTP framing, measured as a lower bound.
+STREAM_BYTES = 12 * LAYOUT.block_bytes
+
+
+def send(prefill: Node, decode: Node, ticket: Ticket) -> None:
+    decode.connector.expect(ticket, sender_deadline_s=20)
+    prefill.connector.open(ticket, deadline_s=20)
+    prefill.push_all(ticket, SOURCES)
+    prefill.connector.commit(ticket.lease_token, commit_for(ticket))
+
+
+def handoff_through(
+    cluster: Cluster, meddle: Meddle, *, peer_timeout_s: float = 2.0
+) -> tuple[Node, Node, Proxy]:
+    prefill = cluster.node("p", peer_timeout_s=peer_timeout_s)
+    decode = cluster.node("d", peer_timeout_s=peer_timeout_s)
+    proxy = Proxy(decode.connector.endpoint, meddle)
+    ticket = dataclasses.replace(cluster.ticket(decode, range(12)), kv_endpoint=proxy.endpoint)
+    send(prefill, decode, ticket)
+    return prefill, decode, proxy
+
+
+@pytest.mark.parametrize("share", [0.01, 0.3, 0.5, 0.9, 0.999])
+def test_a_connection_cut_in_the_middle_is_taken_up_again(
+    zmq_cluster: Cluster, share: float
+) -> None:
+    """F28, F23: what the first two connections lost leaves again on the next."""
+
+    def meddle(number: int, forwarded: int, data: bytes) -> bytes | None:
+        is_cut = number < 2 and forwarded + len(data) > share * STREAM_BYTES
+        return None if is_cut else data
+
+    prefill, decode, proxy = handoff_through(zmq_cluster, meddle)
+    with contextlib.closing(proxy):
+        assert isinstance(decode.wait_event(), Landed)
+        ended = prefill.wait_event()
+        assert isinstance(ended, TransferEnded)
+        assert ended.error is None
+        assert np.array_equal(decode.pool, prefill.pool)
+        assert proxy.num_connections >= 2
+
+
+@pytest.mark.parametrize("after", [0, 200, 2000])
+def test_a_stalled_connection_fails_both_sides(zmq_cluster: Cluster, after: int) -> None:
+    """F19: nothing is closed, nothing arrives any more."""
+
+    def meddle(number: int, forwarded: int, data: bytes) -> bytes:
+        return data if forwarded + len(data) <= after else b""
+
+    prefill, decode, proxy = handoff_through(zmq_cluster, meddle, peer_timeout_s=0.4)
+    with contextlib.closing(proxy):
+        ended = prefill.wait_event()
+        assert isinstance(ended, TransferEnded)
+        assert "said nothing" in str(ended.error)
+        decode.connector.revoke(ended.lease_token)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.002, 0.1, 0.35, 0.5, 0.77, 0.95, 0.99])
+def test_a_flipped_bit_never_lands_wrong_bytes(zmq_cluster: Cluster, share: float) -> None:
+    """F24: in framing, header or payload."""
+    at = int(share * STREAM_BYTES)
+
+    def meddle(number: int, forwarded: int, data: bytes) -> bytes:
+        if number == 0 and forwarded <= at < forwarded + len(data):
+            changed = bytearray(data)
+            changed[at - forwarded] ^= 0x10
+            return bytes(changed)
+        return data
+
+    prefill, decode, proxy = handoff_through(zmq_cluster, meddle, peer_timeout_s=0.4)
+    with contextlib.closing(proxy):
+        ended = prefill.wait_event()
+        assert isinstance(ended, TransferEnded)
+        if ended.error is None:
+            assert isinstance(decode.wait_event(), Landed)
+        decode.connector.revoke(ended.lease_token)
+        if any(isinstance(event, Landed) for event in decode.events):
+            assert np.array_equal(decode.pool, prefill.pool)
+        assert len(decode.events) <= 1
+
+
+def test_a_dead_receiver_is_noticed_before_the_deadline(zmq_cluster: Cluster) -> None:
+    """F64: the connection breaks and nobody listens at the address any more."""
+
+    def meddle(number: int, forwarded: int, data: bytes) -> bytes | None:
+        return data if forwarded + len(data) <= 2000 else None
+
+    prefill = zmq_cluster.node("p", peer_timeout_s=0.4)
+    decode = zmq_cluster.node("d", peer_timeout_s=0.4)
+    proxy = Proxy(decode.connector.endpoint, meddle)
+    ticket = dataclasses.replace(zmq_cluster.ticket(decode, range(12)), kv_endpoint=proxy.endpoint)
+    decode.connector.expect(ticket, sender_deadline_s=20)
+    prefill.connector.open(ticket, deadline_s=10_000)
+    proxy.close()
+    prefill.push_all(ticket, SOURCES)
+    prefill.connector.commit(ticket.lease_token, commit_for(ticket))
+    ended = prefill.wait_event()
+    assert isinstance(ended, TransferEnded)
+    assert "said nothing for 0.4 s" in str(ended.error)
+
+
+def test_a_dead_sender_is_noticed_before_the_lease_ends(cluster: Cluster) -> None:
+    """Its last words were half a handoff."""
+    prefill, decode = cluster.node("p"), cluster.node("d", peer_timeout_s=0.4)
+    ticket = cluster.ticket(decode, range(12))
+    decode.connector.expect(ticket, sender_deadline_s=10_000)
+    prefill.connector.open(ticket, deadline_s=10_000)
+    prefill.push_all(ticket, SOURCES, layers=[0])
+    # Its pings are too slow for this receiver: to the receiver that is a death.
+    event = decode.wait_event()
+    assert isinstance(event, LandingFailed)
+    assert "p#1 said nothing for 0.4 s" in str(event.error)
+    ended = prefill.wait_event()
+    assert isinstance(ended, TransferEnded)
+    assert ended.error is not None
+
+
+def test_a_cut_loopback_is_taken_up_again() -> None:
+    with contextlib.closing(Cluster("loopback")) as cluster:
+        _hold_cut_and_release(cluster)
+
+
+def _hold_cut_and_release(cluster: Cluster) -> None:
+    prefill, decode = cluster.node("p"), cluster.node("d")
+    ticket = cluster.ticket(decode, range(12))
+    cluster.network.hold()
+    send(prefill, decode, ticket)
+    for _ in range(3):
+        cluster.network.cut(decode.connector.endpoint)
+    cluster.network.release()
+    assert isinstance(decode.wait_event(), Landed)
+    assert prefill.wait_event() == TransferEnded(ticket.lease_token, None)
+    assert np.array_equal(decode.pool, prefill.pool)
+
+
+@pytest.mark.parametrize("endpoint", ["ipc://somewhere", "tcp://", "tcp://host:port", "nonsense"])
+def test_an_endpoint_that_cannot_be(zmq_cluster: Cluster, endpoint: str) -> None:
+    prefill, decode = zmq_cluster.node("p"), zmq_cluster.node("d")
+    ticket = dataclasses.replace(zmq_cluster.ticket(decode, [1]), kv_endpoint=endpoint)
+    prefill.connector.open(ticket, deadline_s=20)
+    ended = prefill.wait_event()
+    assert isinstance(ended, TransferEnded)
+    assert endpoint in str(ended.error)
+
+
+def test_a_port_in_use(zmq_cluster: Cluster) -> None:
+    node = zmq_cluster.node("d")
+    port = int(node.connector.endpoint.rpartition(":")[2])
+    with pytest.raises(ConfigError, match=f"{port} cannot be bound"):
+        ZmqConnector(node.pool, LAYOUT, Incarnation("e", 1), node.events.append, port=port)

@@ -1,0 +1,346 @@
+"""Raw sockets against the receiving side: no crash, no growth, and others are not disturbed."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import msgpack  # type: ignore[import-untyped]
+import numpy as np
+import pytest
+import zmq
+
+from common.ids import Incarnation
+from kv_transfer.connector import Landed, LandingFailed, Ticket, TransferEnded
+from kv_transfer.core import frames
+from kv_transfer.core.effects import DropReason
+from kv_transfer.core.limits import MAX_HEADER_BYTES
+from tests.contract.kv_connector.cluster import LAYOUT, Cluster, Node, commit_for
+
+P = LAYOUT.piece_bytes
+ROGUE = Incarnation("rogue", 1)
+
+
+@pytest.fixture
+def decode(zmq_cluster: Cluster) -> Node:
+    return zmq_cluster.node("d")
+
+
+class Raw:
+    """A DEALER that sends what it likes."""
+
+    def __init__(self, context: zmq.Context[Any], decode: Node) -> None:
+        self._decode = decode
+        self.socket = context.socket(zmq.DEALER)
+        self.socket.setsockopt(zmq.LINGER, 0)
+        self.socket.setsockopt(zmq.SNDHWM, 0)
+        self.socket.setsockopt(zmq.RCVTIMEO, 20_000)
+        self.socket.connect(decode.connector.endpoint)
+
+    def send(self, frame: frames.Frame | bytes, *payload: bytes) -> None:
+        header = frame if isinstance(frame, bytes) else frames.encode(frame)
+        self.socket.send_multipart([header, *payload])
+
+    def answer(self) -> frames.Frame:
+        return frames.decode(self.socket.recv())
+
+    def hello(self) -> None:
+        self.send(frames.Hello(ROGUE, self._decode.incarnation, LAYOUT))
+        assert self.answer() == frames.Welcome(self._decode.incarnation)
+
+    def settle(self) -> None:
+        """Everything sent before was handled once this is answered."""
+        self.send(frames.Ping(()))
+        while not isinstance(answer := self.answer(), frames.Pong):
+            if answer == frames.Refused(frames.NO_SESSION, "say HELLO first"):
+                return
+
+
+@pytest.fixture
+def raw(decode: Node) -> Iterator[Raw]:
+    with zmq.Context() as context:
+        peer = Raw(context, decode)
+        with contextlib.closing(peer.socket):
+            yield peer
+
+
+def data_frame(ticket: Ticket, **changes: Any) -> frames.Data:
+    fields: dict[str, Any] = {
+        "seq": 0,
+        "lease_token": ticket.lease_token,
+        "generation": ticket.generation,
+        "layer": 0,
+        "ordinals": (0,),
+        "runs": (1,),
+        "key_sums": (0,),
+        "value_sums": (0,),
+    }
+    return frames.Data(**{**fields, **changes})
+
+
+def assert_others_are_served(cluster: Cluster, decode: Node) -> None:
+    prefill = cluster.node("good")
+    ticket = cluster.ticket(decode, [9, 8])
+    decode.connector.expect(ticket, sender_deadline_s=30)
+    prefill.connector.open(ticket, deadline_s=30)
+    prefill.push_all(ticket, [1, 2])
+    prefill.connector.commit(ticket.lease_token, commit_for(ticket))
+    assert prefill.wait_event() == TransferEnded(ticket.lease_token, None)
+    assert np.array_equal(decode.pool[:, :, [9, 8]], prefill.pool[:, :, [1, 2]])
+
+
+def dropped(decode: Node, reason: DropReason) -> int:
+    return decode.connector.statistics().frames_dropped[reason.value]
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [b""],
+        [b"", b"", b""],
+        [b"\xff\x00garbage"],
+        [b"\xc1" * 100],
+        [b"\x91" * 5000],
+        [msgpack.packb({"v": 1})],
+        [msgpack.packb({"v": 1, "k": 99})],
+        [msgpack.packb({"v": 1, "k": 5})],
+        [msgpack.packb([1, 2, 3])],
+        [b"x" * (MAX_HEADER_BYTES + 1)],
+    ],
+)
+def test_garbage_without_a_session(
+    zmq_cluster: Cluster, decode: Node, raw: Raw, parts: list[bytes]
+) -> None:
+    raw.socket.send_multipart(parts)
+    raw.settle()
+    assert dropped(decode, DropReason.MALFORMED) == 1
+    assert_others_are_served(zmq_cluster, decode)
+
+
+def test_garbage_on_a_session_fails_its_landings_only(
+    zmq_cluster: Cluster, decode: Node, raw: Raw
+) -> None:
+    ticket = zmq_cluster.ticket(decode, [1])
+    decode.connector.expect(ticket, sender_deadline_s=30)
+    raw.hello()
+    raw.send(frames.Begin(ticket.lease_token, ticket.generation))
+    raw.send(b"garbage")
+    event = decode.wait_event()
+    assert isinstance(event, LandingFailed)
+    assert event.error.code == "peer_protocol_error"
+    assert decode.connector.statistics().sessions_open == 0
+    assert_others_are_served(zmq_cluster, decode)
+
+
+def test_another_protocol_version_is_told_so(decode: Node, raw: Raw) -> None:
+    """F118."""
+    raw.send(msgpack.packb({"v": 2, "k": 1, "news": True}))
+    answer = raw.answer()
+    assert isinstance(answer, frames.Refused)
+    assert "version is 2: wanted 1" in answer.message
+
+
+def test_unknown_fields_are_ignored(decode: Node, raw: Raw) -> None:
+    """F118."""
+    header = msgpack.unpackb(frames.encode(frames.Hello(ROGUE, decode.incarnation, LAYOUT)))
+    raw.send(msgpack.packb({**header, "from_the_future": [1, {"a": b"c"}]}))
+    assert raw.answer() == frames.Welcome(decode.incarnation)
+
+
+def test_frames_before_hello(decode: Node, raw: Raw) -> None:
+    raw.send(frames.Ping((1, 2)))
+    answer = raw.answer()
+    assert isinstance(answer, frames.Refused)
+    assert answer.code == frames.NO_SESSION
+    assert dropped(decode, DropReason.NO_SESSION) == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "payload"),
+    [
+        ({}, []),
+        ({}, [b"k" * P]),
+        ({}, [b"k" * P, b"v" * (P - 1)]),
+        ({}, [b"k" * (P + 1), b"v" * (P - 1)]),
+        ({}, [b"k" * P, b"v" * P, b"more"]),
+        ({"layer": 3}, [b"k" * P, b"v" * P]),
+        ({"ordinals": (2,)}, [b"k" * P, b"v" * P]),
+        ({"key_sums": (1,)}, [b"k" * P, b"v" * P]),
+    ],
+)
+def test_data_that_does_not_fit_its_ticket(
+    zmq_cluster: Cluster, decode: Node, raw: Raw, changes: dict[str, Any], payload: list[bytes]
+) -> None:
+    """F24: truncated, oversized, out of bounds, wrong sums: the landing fails, memory is intact."""
+    ticket = zmq_cluster.ticket(decode, [1, 2])
+    decode.connector.expect(ticket, sender_deadline_s=30)
+    untouched = decode.pool.copy()
+    raw.hello()
+    raw.send(frames.Begin(ticket.lease_token, ticket.generation))
+    raw.send(data_frame(ticket, **changes), *payload)
+    assert isinstance(decode.wait_event(), LandingFailed)
+    assert isinstance(raw.answer(), frames.Failed)
+    assert np.array_equal(decode.pool, untouched)
+    assert_others_are_served(zmq_cluster, decode)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"lease_token": 5}, DropReason.UNKNOWN_LEASE),
+        ({"generation": 6}, DropReason.STALE_GENERATION),
+        ({}, DropReason.WRONG_SENDER),
+    ],
+)
+def test_data_that_nobody_asked_for_is_dropped(
+    zmq_cluster: Cluster,
+    decode: Node,
+    raw: Raw,
+    changes: dict[str, Any],
+    reason: DropReason,
+) -> None:
+    """F69: DATA alone, without the BEGIN that would have been refused, and with sums that fit."""
+    ticket = zmq_cluster.ticket(decode, [1, 2])
+    decode.connector.expect(ticket, sender_deadline_s=30)
+    untouched = decode.pool.copy()
+    if reason is DropReason.STALE_GENERATION:
+        raw_begin = frames.Begin(ticket.lease_token, ticket.generation)
+    else:
+        raw_begin = frames.Begin(5, 5)
+    raw.hello()
+    raw.send(raw_begin)
+    keys, values = b"k" * P, b"v" * P
+    sums = {"key_sums": (sum_of(keys),), "value_sums": (sum_of(values),)}
+    raw.send(data_frame(ticket, **{**sums, **changes}), keys, values)
+    raw.settle()
+    assert dropped(decode, reason) == 1
+    assert np.array_equal(decode.pool, untouched)
+    assert decode.events == []
+    assert decode.connector.statistics().landings_open == 1
+
+
+def sum_of(data: bytes) -> int:
+    from xxhash import xxh3_64_intdigest
+
+    return int(xxh3_64_intdigest(data))
+
+
+def test_data_out_of_sequence_ends_the_session(
+    zmq_cluster: Cluster, decode: Node, raw: Raw
+) -> None:
+    raw.hello()
+    raw.send(data_frame(zmq_cluster.ticket(decode, [1]), seq=1), b"k" * P, b"v" * P)
+    answer = raw.answer()
+    assert isinstance(answer, frames.Refused)
+    assert "DATA frame 1 came: wanted 0" in answer.message
+
+
+@pytest.mark.parametrize("frame", [frames.Pong(), frames.Ack(3), frames.Welcome(ROGUE)])
+def test_frames_of_the_other_side(decode: Node, raw: Raw, frame: frames.Frame) -> None:
+    raw.hello()
+    raw.send(frame)
+    assert isinstance(raw.answer(), frames.Refused)
+
+
+def test_commit_before_begin(zmq_cluster: Cluster, decode: Node, raw: Raw) -> None:
+    ticket = zmq_cluster.ticket(decode, [1])
+    decode.connector.expect(ticket, sender_deadline_s=30)
+    raw.hello()
+    raw.send(frames.CommitFrame(ticket.lease_token, ticket.generation, 3, 4, 0, ()))
+    answer = raw.answer()
+    assert isinstance(answer, frames.Refused)
+    assert decode.connector.statistics().landings_open == 1
+
+
+def test_a_commit_ahead_of_its_data_waits_for_it(
+    zmq_cluster: Cluster, decode: Node, raw: Raw
+) -> None:
+    """F38."""
+    ticket = zmq_cluster.ticket(decode, [1])
+    decode.connector.expect(ticket, sender_deadline_s=30)
+    raw.hello()
+    raw.send(frames.Begin(ticket.lease_token, ticket.generation))
+    raw.send(frames.CommitFrame(ticket.lease_token, ticket.generation, 3, 4, 0, ()))
+    keys, values = b"k" * P, b"v" * P
+    for seq, layer in enumerate([2, 2, 0, 1]):
+        sums = {"key_sums": (sum_of(keys),), "value_sums": (sum_of(values),)}
+        raw.send(data_frame(ticket, seq=seq, layer=layer, **sums), keys, values)
+    assert isinstance(decode.wait_event(), Landed)
+    assert dropped(decode, DropReason.DUPLICATE) == 1
+
+
+def test_a_flood_of_unknown_tokens(zmq_cluster: Cluster, decode: Node, raw: Raw) -> None:
+    """F52, F78: 5000 leases that never were; nothing is kept of any."""
+    raw.hello()
+    untouched = decode.pool.copy()
+    for seq in range(5000):
+        token = 10_000 + seq
+        ticket = zmq_cluster.ticket(decode, [1])
+        raw.send(data_frame(ticket, seq=seq, lease_token=token), b"k" * P, b"v" * P)
+    raw.settle()
+    statistics = decode.connector.statistics()
+    assert statistics.frames_dropped["unknown_lease"] == 5000
+    assert (statistics.landings_open, statistics.sessions_open) == (0, 1)
+    assert np.array_equal(decode.pool, untouched)
+    assert_others_are_served(zmq_cluster, decode)
+
+
+def test_a_part_over_the_limit_costs_its_sender_the_connection(
+    zmq_cluster: Cluster, decode: Node, raw: Raw
+) -> None:
+    """F31."""
+    raw.hello()
+    raw.send(data_frame(zmq_cluster.ticket(decode, [1])), b"k" * (2 << 20), b"v")
+    # The socket reconnects by itself, may lose some frames doing so, and is unknown then.
+    for _ in range(100):
+        raw.send(frames.Ping(()))
+        if raw.socket.poll(200):
+            break
+    assert isinstance(raw.answer(), frames.Refused)
+    assert decode.connector.statistics().bytes_received == 0
+    assert_others_are_served(zmq_cluster, decode)
+
+
+def test_bytes_that_are_not_zmq(zmq_cluster: Cluster, decode: Node) -> None:
+    address = ("127.0.0.1", int(decode.connector.endpoint.rpartition(":")[2]))
+    with socket.create_connection(address, timeout=20) as peer:
+        peer.sendall(b"GET / HTTP/1.1\r\nHost: here\r\n\r\n" * 20)
+        assert_others_are_served(zmq_cluster, decode)
+    assert_others_are_served(zmq_cluster, decode)
+
+
+def test_a_receiver_that_lies_fails_the_transfer_typed(zmq_cluster: Cluster) -> None:
+    """The sending side against a rogue decode node."""
+    prefill, decode = zmq_cluster.node("p"), zmq_cluster.node("d")
+    lies: list[frames.Frame | bytes] = [
+        b"garbage",
+        frames.Ack(7),
+        frames.Ping(()),
+        frames.Welcome(decode.incarnation),
+    ]
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as rogue:
+        rogue.setsockopt(zmq.LINGER, 0)
+        port = rogue.bind_to_random_port("tcp://127.0.0.1")
+        for lie in [*lies, None]:
+            ticket = zmq_cluster.ticket(decode, [1])
+            changed = {"kv_endpoint": f"tcp://127.0.0.1:{port}"}
+            prefill.connector.open(Ticket(**{**fields_of(ticket), **changed}), deadline_s=20)
+            session, hello = rogue.recv_multipart()
+            assert isinstance(frames.decode(hello), frames.Hello)
+            welcome = frames.Welcome(decode.incarnation if lie is not None else ROGUE)
+            rogue.send_multipart([session, frames.encode(welcome)])
+            if lie is not None:
+                body = lie if isinstance(lie, bytes) else frames.encode(lie)
+                rogue.send_multipart([session, body])
+            ended = prefill.wait_event()
+            assert isinstance(ended, TransferEnded)
+            assert ended.error is not None
+            assert ended.error.code == "peer_protocol_error"
+            while rogue.poll(0):
+                rogue.recv_multipart()
+
+
+def fields_of(ticket: Ticket) -> dict[str, Any]:
+    return {name: getattr(ticket, name) for name in Ticket.__dataclass_fields__}

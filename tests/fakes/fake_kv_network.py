@@ -1,0 +1,345 @@
+"""KV connectors joined in memory, every frame under the test's control.
+
+A frame waits in `frames` until the test delivers, drops, repeats or reorders it. A piece is read
+from the sender's pool when it is delivered, not when it was pushed, and written into the receiver's
+pool: a source block that is reused too early, or a target block that is given away while a landing
+is open, changes bytes. Frames that outlive their transfer keep the bytes of its last moment.
+
+Lost frames are sent again by `send_again`; `on_time` ends what is past its deadline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from common.clock import Clock
+from common.errors import HandoffFailed
+from common.ids import Incarnation
+from kv_transfer.connector import (
+    Commit,
+    Landed,
+    LandingFailed,
+    OnEvent,
+    Ticket,
+    TransferEnded,
+)
+
+Piece = tuple[int, int]
+"""Layer and ordinal."""
+
+
+@dataclass(eq=False, slots=True)
+class Frame:
+    """One message between two connectors. Kinds: open, piece, commit, abort, landed, failed."""
+
+    kind: str
+    sender: Incarnation
+    receiver: Incarnation
+    lease_token: int
+    generation: int = 0
+    piece: Piece = (0, 0)
+    source_block: int = 0
+    data: np.ndarray | None = None
+    commit: Commit | None = None
+    reason: str = ""
+
+
+@dataclass(slots=True)
+class _Transfer:
+    ticket: Ticket
+    deadline_at_s: float
+    pieces: dict[Piece, int] = field(default_factory=dict)
+    commit: Commit | None = None
+    is_aborting: bool = False
+
+
+@dataclass(slots=True)
+class _Landing:
+    ticket: Ticket
+    sender_deadline_s: float
+    heard_at_s: float
+    sender: Incarnation | None = None
+    missing: set[Piece] = field(default_factory=set)
+    commit: Commit | None = None
+
+
+class FakeConnector:
+    """One node's end; implements `kv_transfer.connector.KVConnector`."""
+
+    endpoint = "fake"
+
+    def __init__(
+        self, network: FakeKVNetwork, node: Incarnation, pool: np.ndarray, on_event: OnEvent
+    ) -> None:
+        self.network = network
+        self.node = node
+        self.pool = pool
+        self.on_event = on_event
+        self.transfers: dict[int, _Transfer] = {}
+        self.landings: dict[int, _Landing] = {}
+        self.was_expected: set[int] = set()
+        self.was_landed: set[int] = set()
+
+    # --- receiving ----------------------------------------------------------------------------
+
+    def expect(self, ticket: Ticket, *, sender_deadline_s: float) -> None:
+        if ticket.lease_token in self.was_expected:
+            raise ValueError(f"lease {ticket.lease_token} was open already")
+        blocks = ticket.target_block_ids
+        taken = {b for other in self.landings.values() for b in other.ticket.target_block_ids}
+        if not blocks or len(set(blocks)) != len(blocks) or taken & set(blocks):
+            raise ValueError(f"target blocks {blocks}: none, twice, or landed on already")
+        self.was_expected.add(ticket.lease_token)
+        pieces = {(layer, i) for layer in range(self.pool.shape[0]) for i in range(len(blocks))}
+        self.landings[ticket.lease_token] = _Landing(
+            ticket, sender_deadline_s, self.network.clock.now_s(), missing=pieces
+        )
+
+    def revoke(self, lease_token: int) -> None:
+        landing = self.landings.pop(lease_token, None)
+        if landing is not None and landing.sender is not None:
+            self._send("failed", landing.sender, lease_token, reason="the lease was revoked")
+
+    def receive(self, frame: Frame) -> None:
+        """A frame arrived here."""
+        if frame.kind in ("landed", "failed"):
+            self._on_answer(frame)
+            return
+        landing = self.landings.get(frame.lease_token)
+        if landing is None or landing.ticket.generation != frame.generation:
+            kind = "landed" if frame.lease_token in self.was_landed else "failed"
+            self._send(kind, frame.sender, frame.lease_token, reason="no such landing")
+            return
+        landing.sender = frame.sender
+        landing.heard_at_s = self.network.clock.now_s()
+        if frame.kind == "piece":
+            self._write(landing, frame)
+        elif frame.kind == "commit":
+            landing.commit = frame.commit
+        elif frame.kind == "abort":
+            self._fail_landing(landing, "the sender gave up")
+            return
+        self._finish_landing(landing)
+
+    def _write(self, landing: _Landing, frame: Frame) -> None:
+        layer, ordinal = frame.piece
+        assert frame.data is not None
+        self.pool[layer, :, landing.ticket.target_block_ids[ordinal]] = frame.data
+        landing.missing.discard(frame.piece)
+
+    def _finish_landing(self, landing: _Landing) -> None:
+        if landing.commit is None or landing.missing:
+            return
+        token = landing.ticket.lease_token
+        assert landing.sender is not None
+        del self.landings[token]
+        self.was_landed.add(token)
+        self._send("landed", landing.sender, token)
+        self.on_event(Landed(token, landing.commit))
+
+    def _fail_landing(self, landing: _Landing, reason: str) -> None:
+        token = landing.ticket.lease_token
+        del self.landings[token]
+        if landing.sender is not None:
+            self._send("failed", landing.sender, token, reason=reason)
+        self.on_event(LandingFailed(token, HandoffFailed(reason)))
+
+    # --- sending ------------------------------------------------------------------------------
+
+    def open(self, ticket: Ticket, *, deadline_s: float) -> None:
+        if ticket.lease_token in self.transfers:
+            raise ValueError(f"lease {ticket.lease_token} is open already")
+        transfer = _Transfer(ticket, self.network.clock.now_s() + deadline_s)
+        self.transfers[ticket.lease_token] = transfer
+        self._send_of(transfer, "open")
+
+    def push(
+        self, lease_token: int, *, layer: int, ordinals: Sequence[int], source_blocks: Sequence[int]
+    ) -> None:
+        transfer = self.transfers.get(lease_token)
+        if transfer is None or transfer.is_aborting:
+            return
+        if transfer.commit is not None:
+            raise ValueError("push after commit")
+        for ordinal, block in zip(ordinals, source_blocks, strict=True):
+            if not 0 <= ordinal < len(transfer.ticket.target_block_ids):
+                raise ValueError(f"ordinal {ordinal} is not in the ticket")
+            if (layer, ordinal) in transfer.pieces:
+                raise ValueError(f"piece {(layer, ordinal)} was pushed already")
+            transfer.pieces[layer, ordinal] = block
+            self._send_of(transfer, "piece", piece=(layer, ordinal), source_block=block)
+
+    def commit(self, lease_token: int, commit: Commit) -> None:
+        transfer = self.transfers.get(lease_token)
+        if transfer is None or transfer.is_aborting:
+            return
+        wanted = self.pool.shape[0] * len(transfer.ticket.target_block_ids)
+        if transfer.commit is not None or len(transfer.pieces) != wanted:
+            raise ValueError(f"commit after {len(transfer.pieces)} of {wanted} pieces, or twice")
+        transfer.commit = commit
+        self._send_of(transfer, "commit", commit=commit)
+
+    def abort(self, lease_token: int) -> None:
+        transfer = self.transfers.get(lease_token)
+        if transfer is not None and not transfer.is_aborting:
+            transfer.is_aborting = True
+            self._send_of(transfer, "abort")
+
+    def close(self) -> None:
+        for token in list(self.transfers):
+            self._end_transfer(token, "the connector was closed")
+        for landing in list(self.landings.values()):
+            self._fail_landing(landing, "the connector was closed")
+
+    def _on_answer(self, frame: Frame) -> None:
+        if frame.lease_token in self.transfers:
+            self._end_transfer(frame.lease_token, None if frame.kind == "landed" else frame.reason)
+
+    def _end_transfer(self, token: int, reason: str | None) -> None:
+        self.network.keep_bytes_of(self, token)
+        del self.transfers[token]
+        self.on_event(TransferEnded(token, None if reason is None else HandoffFailed(reason)))
+
+    # --- time and loss ------------------------------------------------------------------------
+
+    def send_again(self) -> None:
+        """Everything that was not answered yet, once more."""
+        for transfer in self.transfers.values():
+            if transfer.is_aborting:
+                self._send_of(transfer, "abort")
+                continue
+            self._send_of(transfer, "open")
+            for piece, block in transfer.pieces.items():
+                self._send_of(transfer, "piece", piece=piece, source_block=block)
+            if transfer.commit is not None:
+                self._send_of(transfer, "commit", commit=transfer.commit)
+
+    def on_time(self) -> None:
+        """End what is past its deadline."""
+        now_s = self.network.clock.now_s()
+        for token, transfer in list(self.transfers.items()):
+            if now_s >= transfer.deadline_at_s:
+                self._send_of(transfer, "abort")
+                self._end_transfer(token, "not acknowledged in time")
+        for landing in list(self.landings.values()):
+            if now_s >= landing.heard_at_s + landing.sender_deadline_s:
+                self._fail_landing(landing, "nothing came in time")
+
+    def on_peer_lost(self, peer: Incarnation) -> None:
+        """The connection to `peer` broke for good."""
+        for token, transfer in list(self.transfers.items()):
+            if transfer.ticket.decode_node == peer:
+                self._end_transfer(token, f"{peer} is gone")
+        for landing in list(self.landings.values()):
+            if landing.sender == peer:
+                self._fail_landing(landing, f"{peer} is gone")
+
+    # --- inside -------------------------------------------------------------------------------
+
+    def _send_of(
+        self,
+        transfer: _Transfer,
+        kind: str,
+        *,
+        piece: Piece = (0, 0),
+        source_block: int = 0,
+        commit: Commit | None = None,
+    ) -> None:
+        ticket = transfer.ticket
+        self.network.frames.append(
+            Frame(
+                kind,
+                self.node,
+                ticket.decode_node,
+                ticket.lease_token,
+                ticket.generation,
+                piece=piece,
+                source_block=source_block,
+                commit=commit,
+            )
+        )
+
+    def _send(self, kind: str, to: Incarnation, lease_token: int, reason: str = "") -> None:
+        self.network.frames.append(Frame(kind, self.node, to, lease_token, reason=reason))
+
+
+class FakeKVNetwork:
+    """All connectors of a simulation, and what travels between them."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.frames: list[Frame] = []
+        self.connectors: dict[Incarnation, FakeConnector] = {}
+        self.num_delivered = 0
+
+    def join(self, node: Incarnation, pool: np.ndarray, on_event: OnEvent) -> FakeConnector:
+        """A connector over `pool`, `[num_layers, 2, num_blocks, piece_bytes]`."""
+        connector = FakeConnector(self, node, pool, on_event)
+        self.connectors[node] = connector
+        return connector
+
+    def deliver(self, frame: Frame) -> None:
+        """Take a frame off the wire and hand it over; to or from the dead it vanishes."""
+        self.frames.remove(frame)
+        receiver = self.connectors.get(frame.receiver)
+        if receiver is None or frame.sender not in self.connectors:
+            return
+        self._read(frame)
+        self.num_delivered += 1
+        receiver.receive(frame)
+
+    def deliver_all(self) -> None:
+        """Everything, in order, until the wire is silent."""
+        while self.frames:
+            self.deliver(self.frames[0])
+
+    def drop(self, kind: str) -> int:
+        """Lose all frames of a kind that travel now; says how many."""
+        lost = [frame for frame in self.frames if frame.kind == kind]
+        self.frames = [frame for frame in self.frames if frame.kind != kind]
+        return len(lost)
+
+    def duplicate(self, frame: Frame) -> None:
+        """The frame will arrive once more, after everything that travels now."""
+        self._read(frame)
+        copy = Frame(
+            frame.kind,
+            frame.sender,
+            frame.receiver,
+            frame.lease_token,
+            frame.generation,
+            frame.piece,
+            frame.source_block,
+            frame.data,
+            frame.commit,
+            frame.reason,
+        )
+        self.frames.append(copy)
+
+    def kill(self, node: Incarnation) -> None:
+        """A process dies: no events, and its frames are lost."""
+        del self.connectors[node]
+
+    def keep_bytes_of(self, connector: FakeConnector, token: int) -> None:
+        """A transfer ends: its frames on the wire no longer read its pool."""
+        for frame in self.frames:
+            if frame.lease_token == token and frame.sender == connector.node:
+                self._read(frame)
+
+    def send_again(self) -> None:
+        """Every sender repeats what was not answered."""
+        for connector in self.connectors.values():
+            connector.send_again()
+
+    def on_time(self) -> None:
+        """Every connector looks at the clock."""
+        for connector in self.connectors.values():
+            connector.on_time()
+
+    def _read(self, frame: Frame) -> None:
+        if frame.kind == "piece" and frame.data is None:
+            pool = self.connectors[frame.sender].pool
+            frame.data = pool[frame.piece[0], :, frame.source_block].copy()

@@ -1,0 +1,98 @@
+"""The command with nothing replaced: the demo model on real nodes, as a user starts it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from pdserve.network import free_loopback_port
+
+PDSERVE = (sys.executable, "-m", "pdserve")
+
+
+@contextmanager
+def running_up(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """`pdserve up`, with its temporary files under `folder`."""
+    process = subprocess.Popen(
+        [*PDSERVE, "up", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env={**os.environ, "TMPDIR": str(folder)},
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+@pytest.mark.timeout(300)
+def test_a_cluster_serves_until_ctrl_c(tmp_path: Path) -> None:
+    port = free_loopback_port()
+    url = f"http://127.0.0.1:{port}"
+    with running_up(tmp_path, "--port", str(port)) as process:
+        assert process.stdout is not None
+        printed = ""
+        while f"Serving on {url}" not in printed:
+            line = process.stdout.readline()
+            assert line, printed
+            printed += line
+        assert "SmolLM2-135M-Instruct: The capital of France is Paris." in printed
+        status = subprocess.run(
+            [*PDSERVE, "status", "--url", url], capture_output=True, text=True, check=True
+        )
+        rows = {line.split()[0]: line.split()[1:4:2] for line in status.stdout.splitlines()[3:]}
+        assert rows == {"decode-1": ["decode", "ready"], "prefill-1": ["prefill", "ready"]}
+        process.send_signal(signal.SIGINT)
+        rest = process.stdout.read()
+        assert process.wait() == 0, rest
+    assert rest == "pdserve: stopping\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.timeout(300)
+def test_the_demo_on_one_mixed_node(tmp_path: Path) -> None:
+    port = free_loopback_port()
+    arguments = ("--mixed", "1", "--port", str(port), "--exit-after-sample")
+    with running_up(tmp_path, *arguments) as process:
+        assert process.stdout is not None
+        printed = process.stdout.read()
+        assert process.wait() == 0, printed
+    assert "  mixed-1    ready after" in printed
+    assert "prefill-1" not in printed
+    assert "The capital of France is Paris." in printed
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (("--role", "router", "--model", "demo"), "Redis is away"),
+        (("--role", "decode", "--model", "demo"), "Redis is away"),
+        (("--role", "mixed", "--model", "/nowhere"), "/nowhere does not exist: wanted"),
+    ],
+)
+def test_a_role_that_cannot_start_says_why_in_one_line(
+    arguments: tuple[str, ...], error: str
+) -> None:
+    done = subprocess.run(
+        [*PDSERVE, "serve", *arguments, "--redis-url", "redis://:hush@127.0.0.1:1/0"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("pdserve: ")
+    assert error in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert "hush" not in done.stderr

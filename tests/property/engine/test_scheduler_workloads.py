@@ -1,0 +1,115 @@
+"""Random workloads: right answers, exact budgets, conserved blocks, no idle seat and no stall."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.core.plan import SampledToken, ScheduledSequence
+from tests.fakes.hash_runner import HashRunner
+from tests.property.engine.workload import Arrival, Run, check_answers
+from tests.unit.engine_core.build import Engine
+
+fixed = settings(derandomize=True, deadline=None, database=None)
+
+
+@st.composite
+def engines(draw: st.DrawFn, *, least_blocks: int = 2) -> Engine:
+    """Small engines, so that seats, blocks and tokens run out all the time."""
+    seats = draw(st.integers(1, 5))
+    return Engine(
+        num_blocks=draw(st.integers(least_blocks, 24)),
+        seats=seats,
+        budget=draw(st.integers(seats, seats + 24)),
+        block_size=draw(st.sampled_from([1, 2, 4, 8])),
+        caching=draw(st.booleans()),
+    )
+
+
+@st.composite
+def workloads(draw: st.DrawFn, engine: Engine, kinds: tuple[str, ...]) -> list[Arrival]:
+    longest = min(engine.runner.max_model_len - 1, 30)
+    arrival = st.builds(
+        Arrival,
+        at_step=st.integers(0, 12),
+        family=st.integers(0, 2),
+        length=st.integers(1, longest),
+        max_tokens=st.integers(1, 10),
+        seed=st.integers(0, 3),
+        kind=st.sampled_from(kinds),
+        delay=st.integers(0, 6),
+        abort_after=st.none() | st.integers(0, 12),
+    )
+    found = draw(st.lists(arrival, min_size=1, max_size=9))
+    room = engine.runner.max_model_len
+    fitting = [a for a in found if a.length + a.max_tokens <= room]
+    return sorted(fitting, key=lambda a: a.at_step)
+
+
+@settings(fixed, max_examples=500)
+@given(st.data())
+def test_every_answer_is_right_whatever_happens_around_it(data: st.DataObject) -> None:
+    engine = data.draw(engines())
+    run = Run(engine, data.draw(workloads(engine, ("local", "remote", "exported"))))
+    check_answers(run, run.to_the_end())
+
+
+@settings(fixed, max_examples=100)
+@given(st.data())
+def test_pools_that_preempt_all_the_time_change_no_answer(data: st.DataObject) -> None:
+    length = data.draw(st.integers(4, 10))
+    num_blocks = data.draw(st.integers(-(-(length + 12) // 4), 8))
+    engine = Engine(
+        num_blocks=num_blocks,
+        seats=4,
+        budget=data.draw(st.integers(4, 20)),
+        caching=data.draw(st.booleans()),
+    )
+    arrivals = [Arrival(0, family, length, 12, 1) for family in range(4)]
+    run = Run(engine, arrivals)
+    check_answers(run, run.to_the_end())
+
+
+def test_such_pools_do_preempt() -> None:
+    engine = Engine(num_blocks=6, seats=4, caching=False)
+    run = Run(engine, [Arrival(0, family, 8, 12, 1) for family in range(4)])
+    check_answers(run, run.to_the_end())
+    assert engine.scheduler.num_preemptions >= 3
+
+
+@pytest.mark.parametrize("caching", [True, False])
+@pytest.mark.parametrize("num_blocks", [6, 9, 40])
+def test_every_chunk_budget_gives_the_same_outputs(num_blocks: int, caching: bool) -> None:
+    arrivals = [
+        Arrival(0, 0, 17, 6, 1),
+        Arrival(0, 1, 4, 5, 2),
+        Arrival(1, 0, 13, 6, 3),
+        Arrival(3, 0, 17, 6, 1),
+        Arrival(5, 2, 1, 4, 1),
+    ]
+    answers = []
+    for budget in range(3, 40):
+        engine = Engine(num_blocks=num_blocks, seats=3, budget=budget, caching=caching)
+        run = Run(engine, arrivals)
+        answers.append(run.to_the_end())
+        check_answers(run, answers[-1])
+    assert all(answer == answers[0] for answer in answers)
+
+
+class ForgetfulRunner(HashRunner):
+    """Loses one byte of KV: the first byte of block 0."""
+
+    def execute(self, batch: list[ScheduledSequence]) -> list[SampledToken | None]:  # type: ignore[override]
+        results = super().execute(batch)
+        self.kv_bytes[0, 0, 0, 0] ^= 1
+        return results
+
+
+def test_one_lost_byte_of_kv_would_be_noticed() -> None:
+    engine = Engine(num_blocks=6, seats=2)
+    engine.runner = ForgetfulRunner(num_blocks=6)
+    run = Run(engine, [Arrival(0, 0, 8, 6, 1), Arrival(0, 1, 8, 6, 1)])
+    outputs = run.to_the_end()
+    with pytest.raises(AssertionError):
+        check_answers(run, outputs)

@@ -1,0 +1,156 @@
+"""A random workload on a scheduler and a hash runner, checked after every step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from common.blocks import blocks_for
+from engine.core.scheduler import PlannedStep, StepOutput
+from engine.core.sequence import Sequence
+from engine.core.status import SequenceStatus
+from tests.fakes.hash_runner import expected_tokens
+from tests.unit.engine_core.build import Engine, check_books, check_idle, make_prompt, make_request
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """One request: when it comes, of what kind it is, and when it is aborted, if it is.
+
+    A `remote` one's KV lands `delay` steps after its reservation; an `exported` one's transfer
+    ends `delay` steps after its token.
+    """
+
+    at_step: int
+    family: int
+    length: int
+    max_tokens: int
+    seed: int
+    kind: str = "local"
+    delay: int = 0
+    abort_after: int | None = None
+
+
+@dataclass(slots=True)
+class _Live:
+    arrival: Arrival
+    sequence: Sequence
+    waited: int = 0
+    is_aborted: bool = False
+
+
+@dataclass(slots=True)
+class Run:
+    """One workload on one engine."""
+
+    engine: Engine
+    arrivals: list[Arrival]
+    live: list[_Live] = field(default_factory=list)
+    num_steps: int = 0
+
+    def to_the_end(self) -> list[list[int]]:
+        """Every output, in order of `arrivals`; an aborted one is a prefix of its answer."""
+        tokens = sum(a.length + a.max_tokens for a in self.arrivals)
+        last = max((a.at_step for a in self.arrivals), default=0)
+        most = 50 + last + sum(a.delay for a in self.arrivals) + tokens * (1 + len(self.arrivals))
+        while self.num_steps <= last or self._is_busy():
+            assert self.num_steps < most, "the engine stalls"
+            self._one_step()
+        check_idle(self.engine.scheduler)
+        return [self.engine.outputs.get(live.sequence.sequence_id, []) for live in self.live]
+
+    def _is_busy(self) -> bool:
+        scheduler = self.engine.scheduler
+        return bool(scheduler.has_work or scheduler.receiving or scheduler.exporting)
+
+    def _one_step(self) -> None:
+        for arrival in self.arrivals:
+            if arrival.at_step == self.num_steps:
+                self._arrive(arrival)
+        for live in self.live:
+            self._move_kv(live)
+        self._abort_due()
+        scheduler = self.engine.scheduler
+        is_alone = not (scheduler.running or scheduler.receiving or scheduler.exporting)
+        could_work = is_alone and bool(scheduler.waiting)
+        step = self.engine.plan()
+        assert not could_work or step.batch or step.reserved, "an idle engine admits nobody"
+        self._check_plan(step)
+        self._check_outputs(self.engine.apply(step))
+        self.num_steps += 1
+
+    def _arrive(self, arrival: Arrival) -> None:
+        request = make_request(
+            make_prompt(arrival.length, arrival.family),
+            name=f"r{len(self.live)}",
+            seed=arrival.seed,
+            max_tokens=arrival.max_tokens,
+        )
+        sequence = self.engine.add(
+            request,
+            has_remote_kv=arrival.kind == "remote",
+            is_exported=arrival.kind == "exported",
+        )
+        self.live.append(_Live(arrival, sequence))
+
+    def _move_kv(self, live: _Live) -> None:
+        scheduler, sequence = self.engine.scheduler, live.sequence
+        if sequence.status not in (SequenceStatus.WAITING_FOR_KV, SequenceStatus.EXPORTING):
+            return
+        live.waited += 1
+        if live.waited <= live.arrival.delay:
+            return
+        if sequence.status is SequenceStatus.EXPORTING:
+            scheduler.release(sequence)
+        else:
+            self.engine.land(sequence)
+        check_books(scheduler)
+
+    def _abort_due(self) -> None:
+        scheduler = self.engine.scheduler
+        for live in self.live:
+            after, sequence = live.arrival.abort_after, live.sequence
+            is_due = after is not None and self.num_steps >= live.arrival.at_step + after
+            if not is_due or sequence.status is SequenceStatus.FINISHED:
+                continue
+            live.is_aborted = True
+            if sequence.status is SequenceStatus.EXPORTING:
+                scheduler.release(sequence)
+            else:
+                scheduler.finish(sequence)
+            check_books(scheduler)
+
+    def _check_plan(self, step: PlannedStep) -> None:
+        scheduler, limits = self.engine.scheduler, self.engine.scheduler.limits
+        num_tokens = sum(len(scheduled.token_ids) for scheduled in step.batch)
+        assert num_tokens <= limits.max_num_batched_tokens, "the budget is exceeded"
+        assert len(step.batch) == len({s.sequence_id for s in step.batch})
+        if not scheduler.waiting or step.num_preempted:
+            return
+        head = scheduler.waiting[0]
+        has_tokens = head.has_remote_kv or num_tokens < limits.max_num_batched_tokens
+        if scheduler.num_free_seats <= 0 or not has_tokens:
+            return
+        num_cached = scheduler.num_cached_tokens(head) // limits.block_size
+        cached = scheduler.pool.prefix_cache.match(head.block_hashes[:num_cached])
+        claimed = sum(scheduler.pool.is_evictable(block) for block in cached)
+        known = head.num_known + (1 if head.has_remote_kv else 0)
+        needed = blocks_for(known, limits.block_size) - num_cached + claimed
+        assert needed > scheduler.pool.num_available, "a seat is free and the head would fit"
+
+    def _check_outputs(self, outputs: list[StepOutput]) -> None:
+        for output in outputs:
+            sequence = output.sequence
+            tokens = self.engine.outputs[sequence.sequence_id]
+            assert output.index == len(tokens) - 1
+            if sequence.is_exported:
+                assert len(tokens) == 1
+
+
+def check_answers(run: Run, outputs: list[list[int]]) -> None:
+    """Each output is the right answer; of an aborted request, its beginning."""
+    for live, output in zip(run.live, outputs, strict=True):
+        request = live.sequence.request
+        right = expected_tokens(request.prompt_token_ids, request.sampling)
+        if live.arrival.kind == "exported":
+            right = right[:1]
+        assert output == (right[: len(output)] if live.is_aborted else right)

@@ -1,0 +1,325 @@
+"""A prefill and a decode node, or a mixed one, on a manual clock, joined by a fake KV network.
+
+Nodes are real flows in real step loops; what is fake is the runner, the connector, the router and
+time. Nothing happens unless the test says so: messages wait in `to_nodes` and `to_router`, frames
+in `network.frames`. After every turn all books are checked.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+from common.clock import ManualClock
+from common.errors import Overloaded
+from common.ids import Incarnation
+from common.request import GenerationRequest, RequestOutput
+from decode_node.profile import DecodeProfile
+from decode_node.request_flow import DecodeFlow, LandingPlace
+from engine.core.plan import Runner
+from engine.core.planner import Limits
+from engine.core.scheduler import Scheduler
+from engine.core.status import SequenceStatus
+from engine.step_loop import StepLoop
+from node.engine_node import _Performer
+from node.inbox import Inbox
+from node.messages import Answer, Effect, Message, Refused, Submit
+from node.node_flow import NodeFlow
+from prefill_node.request_flow import PrefillFlow
+from tests.fakes.fake_kv_network import FakeConnector, FakeKVNetwork
+from tests.fakes.hash_runner import EOS_TOKEN_ID, VOCAB_SIZE, HashRunner, expected_tokens
+from tests.simulation.scripted_router import Asked, ScriptedRouter
+from tests.unit.engine_core.build import check_books, check_idle, make_request
+
+BLOCK_SIZE = 4
+LEASE_S = 10.0
+PREFILL, DECODE, ROUTER = Incarnation("p", 1), Incarnation("d", 1), Incarnation("r", 1)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyToRouter:
+    """The answer to a call, on its way."""
+
+    node: Incarnation
+    reply_to: int
+    answer: Answer
+
+
+@dataclass(frozen=True, slots=True)
+class OutputToRouter:
+    """One output in a node's stream, on its way; streams keep their order."""
+
+    node: Incarnation
+    output: RequestOutput
+
+
+class Node:
+    """One simulated node: a flow in a step loop. `fail_next_step` breaks the runner once."""
+
+    def __init__(self, world: World, me: Incarnation, size: NodeSize, make_flow: MakeFlow) -> None:
+        self.me = me
+        self.world = world
+        self.inbox = Inbox(max_requests=1000)
+        self.runner = HashRunner(num_blocks=size.num_blocks, block_size=BLOCK_SIZE)
+        self.scheduler = Scheduler(
+            limits=Limits(
+                max_num_seqs=size.seats,
+                max_num_batched_tokens=max(size.budget, size.seats),
+                block_size=BLOCK_SIZE,
+            ),
+            num_blocks=size.num_blocks,
+            fingerprint=self.runner.layout.fingerprint,
+            eos_token_ids=frozenset({EOS_TOKEN_ID}),
+            max_model_len=size.max_model_len or self.runner.max_model_len,
+            enable_prefix_caching=size.caching,
+        )
+        self.connector = world.network.join(me, self.runner.kv_bytes, self.inbox.put)
+        self.flow = make_flow(self.scheduler, size)
+        self.fail_next_step = False
+        answers: Any = self
+        performer = _Performer(
+            self.connector, answers, answers, num_layers=self.runner.layout.num_layers
+        )
+        self.loop: StepLoop[Message, Effect] = StepLoop(
+            inbox=self.inbox,
+            flow=self.flow,
+            runner=self,
+            perform=performer,
+            flush=lambda: None,
+            clock=world.clock,
+        )
+
+    # What the performer and the loop call.
+
+    def resolve(self, reply_to: int, answer: Answer) -> None:
+        self.world.to_router.append(ReplyToRouter(self.me, reply_to, answer))
+
+    def add(self, router: Incarnation, output: RequestOutput) -> None:
+        assert router == ROUTER
+        self.world.to_router.append(OutputToRouter(self.me, output))
+
+    def execute(self, batch: Any) -> Any:
+        if self.fail_next_step:
+            self.fail_next_step = False
+            raise RuntimeError("the device is out of memory")
+        return self.runner.execute(batch)
+
+    def turn(self) -> bool:
+        """One turn of the loop, with all books checked after it."""
+        is_busy = self.loop.turn()
+        check_books(self.scheduler)
+        self._check_kv_in_use()
+        return is_busy
+
+    def _check_kv_in_use(self) -> None:
+        """Blocks that a transfer may read or write are held for it, and for nobody else."""
+        for token in self.connector.transfers:
+            held = self.flow.book.of_lease(token)
+            transfer = self.connector.transfers[token]
+            if held is not None:
+                assert set(transfer.pieces.values()) <= set(held.sequence.block_table)
+            else:
+                assert not transfer.pieces, "a transfer reads blocks that nobody holds"
+        for token, landing in self.connector.landings.items():
+            held = self.flow.book.of_lease(token)
+            assert held is not None, "a landing is open and nobody waits for it"
+            assert held.sequence.status is SequenceStatus.WAITING_FOR_KV
+            assert set(landing.ticket.target_block_ids) <= set(held.sequence.block_table)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSize:
+    """How large a simulated node is."""
+
+    num_blocks: int = 24
+    seats: int = 4
+    budget: int = 64
+    max_model_len: int | None = None
+    caching: bool = True
+    max_queued: int = 100
+
+
+MakeFlow = Callable[[Scheduler, NodeSize], NodeFlow]
+_: type[Runner] = HashRunner
+
+
+class World:
+    """One router and its nodes. `threshold` None makes the decode node a mixed one, alone."""
+
+    def __init__(
+        self,
+        *,
+        threshold: int | None = 0,
+        prefill: NodeSize | None = None,
+        decode: NodeSize | None = None,
+    ) -> None:
+        self.clock = ManualClock()
+        self.network = FakeKVNetwork(self.clock)
+        self.to_nodes: list[tuple[Incarnation, Message]] = []
+        self.to_router: list[ReplyToRouter | OutputToRouter] = []
+        self.nodes: dict[Incarnation, Node] = {}
+        self._lease_tokens = count(101)
+        self.d = self._add(DECODE, decode or NodeSize(), self._decode_flow(threshold))
+        if threshold is not None:
+            self.p = self._add(PREFILL, prefill or NodeSize(), self._prefill_flow)
+        self.router = ScriptedRouter(
+            ROUTER,
+            lambda node, message: self.to_nodes.append((node, message)),
+            decode=DECODE,
+            prefill=None if threshold is None else PREFILL,
+        )
+
+    def _add(self, me: Incarnation, size: NodeSize, make_flow: MakeFlow) -> Node:
+        node = Node(self, me, size, make_flow)
+        self.nodes[me] = node
+        return node
+
+    def _prefill_flow(self, scheduler: Scheduler, size: NodeSize) -> NodeFlow:
+        runner = HashRunner(num_blocks=size.num_blocks, block_size=BLOCK_SIZE)
+        return PrefillFlow(
+            scheduler,
+            fingerprint=runner.layout.fingerprint,
+            vocab_size=VOCAB_SIZE,
+            max_model_len=size.max_model_len or runner.max_model_len,
+            max_queued_requests=size.max_queued,
+        )
+
+    def _decode_flow(self, threshold: int | None) -> MakeFlow:
+        def make(scheduler: Scheduler, size: NodeSize) -> NodeFlow:
+            runner = HashRunner(num_blocks=size.num_blocks, block_size=BLOCK_SIZE)
+            return DecodeFlow(
+                scheduler,
+                profile=DecodeProfile(local_prefill_threshold=threshold),
+                place=LandingPlace(
+                    node=DECODE,
+                    kv_endpoint=FakeConnector.endpoint,
+                    fingerprint=runner.layout.fingerprint,
+                    lease_s=LEASE_S,
+                ),
+                vocab_size=VOCAB_SIZE,
+                max_model_len=size.max_model_len or runner.max_model_len,
+                max_queued_requests=size.max_queued,
+                new_lease_token=lambda: next(self._lease_tokens),
+            )
+
+        return make
+
+    # --- what happens -------------------------------------------------------------------------
+
+    def ask(self, prompt: int | tuple[int, ...], **given: Any) -> Asked:
+        """A request at the router; see `make_request`."""
+        may_wait = given.pop("may_wait", False)
+        name = given.pop("name", f"r{len(self.router.asked)}")
+        return self.router.ask(make_request(prompt, name=name, **given), may_wait=may_wait)
+
+    def messages_arrive(self) -> None:
+        """Everything between router and nodes that is on its way now, in order."""
+        to_nodes, self.to_nodes = self.to_nodes, []
+        for node, message in to_nodes:
+            self.to_the_node(node, message)
+        to_router, self.to_router = self.to_router, []
+        for item in to_router:
+            self.to_the_router(item)
+
+    def to_the_node(self, node: Incarnation, message: Message) -> None:
+        """One message arrives; at a node that stops, a request is refused at the door."""
+        if node not in self.nodes:
+            return
+        try:
+            self.nodes[node].inbox.put(message)
+        except Overloaded as error:
+            assert isinstance(message, Submit)
+            self.to_router.append(ReplyToRouter(node, message.reply_to, Refused(error)))
+
+    def to_the_router(self, item: ReplyToRouter | OutputToRouter) -> None:
+        """One answer or output arrives."""
+        if isinstance(item, ReplyToRouter):
+            self.router.on_reply(item.node, item.reply_to, item.answer)
+        else:
+            self.router.on_output(item.node, item.output)
+
+    def turn(self, node: Node | None = None) -> bool:
+        """Each node (or one) takes a turn."""
+        if node is not None:
+            return node.turn()
+        return any([node.turn() for node in list(self.nodes.values())])
+
+    def step(self, *, frames: bool = True) -> bool:
+        """Everything that can happen now, once; says whether something did."""
+        was_busy = bool(self.to_nodes or self.to_router or (frames and self.network.frames))
+        self.messages_arrive()
+        is_busy = self.turn()
+        if frames:
+            self.network.deliver_all()
+        waiting = any(node.inbox._messages for node in self.nodes.values())
+        return was_busy or is_busy or waiting
+
+    def settle(self, *, frames: bool = True) -> None:
+        """Go on until nothing happens any more."""
+        for _ in range(500):
+            if not self.step(frames=frames):
+                return
+        raise AssertionError("the world does not come to rest")
+
+    def step_until(self, condition: Callable[[], bool], *, frames: bool = True) -> None:
+        """Go on until something is so."""
+        for _ in range(500):
+            if condition():
+                return
+            self.step(frames=frames)
+        raise AssertionError("it never came to that")
+
+    def advance(self, by_s: float) -> None:
+        """Time passes: connectors and nodes look at the clock."""
+        self.clock.advance(by_s)
+        self.network.on_time()
+
+    def stop(self, node: Node) -> None:
+        """A node stops in good order; what its connector still says is read too."""
+        node.inbox.close()
+        node.loop.run()
+        node.connector.close()
+        node.turn()
+
+    def kill(self, node: Node, *, is_noticed: bool) -> None:
+        """A process dies. When it is noticed, peers and router hear of it; else time tells."""
+        del self.nodes[node.me]
+        self.network.kill(node.me)
+        self.to_nodes = [(to, message) for to, message in self.to_nodes if to != node.me]
+        if is_noticed:
+            for connector in self.network.connectors.values():
+                connector.on_peer_lost(node.me)
+            self.router.on_node_lost(node.me)
+
+    # --- the closing checks -------------------------------------------------------------------
+
+    def check_closed(self) -> None:
+        """All blocks free or cached, all books empty, one outcome each, no token wrong."""
+        for node in self.nodes.values():
+            check_idle(node.scheduler)
+            assert len(node.flow.book) == 0, f"{node.me} still holds attempts"
+            assert node.flow.book.num_leases == 0
+            assert not getattr(node.flow, "_tickets", {}), "a ticket is left"
+            assert not node.connector.transfers, f"{node.me} has open transfers"
+            assert not node.connector.landings, f"{node.me} has open landings"
+        for attempt, asked in self.router.asked.items():
+            assert len(asked.outcomes) == 1, f"{attempt} has outcomes {asked.outcomes}"
+            request = asked.request
+            right = expected_tokens(request.prompt_token_ids, request.sampling)
+            found = asked.answer()
+            if asked.outcomes == ["finished"]:
+                assert found == right, f"{attempt} was answered wrong"
+            else:
+                assert found == right[: len(found)], f"{attempt} was answered wrong"
+
+    def outcomes(self) -> Counter[str]:
+        """How the requests ended."""
+        return Counter(outcome for a in self.router.asked.values() for outcome in a.outcomes)
+
+
+def right_answer(request: GenerationRequest) -> list[int]:
+    """What the model answers."""
+    return expected_tokens(request.prompt_token_ids, request.sampling)

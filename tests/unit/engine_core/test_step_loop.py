@@ -1,0 +1,192 @@
+"""The order of things in a turn, when the loop sleeps, and what a failing runner costs."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterable, Sequence
+
+import pytest
+
+from common.clock import ManualClock
+from engine.core.plan import SampledToken, ScheduledSequence
+from engine.core.scheduler import PlannedStep
+from engine.core.sequence import Sequence as EngineSequence
+from engine.step_loop import StepLoop, start_step_thread
+from tests.unit.engine_core.build import make_request
+
+
+class ScriptedInbox:
+    """Batches of messages, handed out one per turn; closed when they are used up and waited for."""
+
+    def __init__(self, *batches: list[str]) -> None:
+        self.batches = list(batches)
+        self.timeouts: list[float | None] = []
+        self.is_closed = False
+
+    def take_all(self) -> list[str]:
+        return self.batches.pop(0) if self.batches else []
+
+    def wait(self, timeout_s: float | None) -> None:
+        self.timeouts.append(timeout_s)
+        if not self.batches:
+            self.is_closed = True
+
+
+class ScriptedFlow:
+    """Writes down what happens; `steps` says how many sequences each step schedules."""
+
+    def __init__(self, log: list[str], steps: list[int], deadline_s: float | None = None) -> None:
+        self.log = log
+        self.steps = steps
+        self.deadline_s = deadline_s
+        self.num_preempted = 0
+
+    def _say(self, event: str) -> Iterable[str]:
+        self.log.append(event)
+        yield f"effect of {event}"
+
+    def on_message(self, message: str, now_s: float) -> Iterable[str]:
+        return self._say(message)
+
+    def on_time(self, now_s: float) -> Iterable[str]:
+        return self._say(f"time {now_s:g}")
+
+    def next_deadline_s(self) -> float | None:
+        return self.deadline_s
+
+    def begin_step(self, now_s: float) -> tuple[PlannedStep, Iterable[str]]:
+        count = self.steps.pop(0) if self.steps else 0
+        sequence = EngineSequence(1, make_request(1))
+        scheduled = ScheduledSequence(1, [1], 0, [0], None)
+        step = PlannedStep([scheduled] * count, [sequence] * count, [], self.num_preempted)
+        return step, list(self._say("begin"))
+
+    def end_step(
+        self, step: PlannedStep, results: Sequence[SampledToken | None], now_s: float
+    ) -> Iterable[str]:
+        return self._say(f"end {len(results)}")
+
+    def fail_step(self, step: PlannedStep, error: Exception, now_s: float) -> Iterable[str]:
+        return self._say(f"fail {error}")
+
+    def on_stop(self) -> Iterable[str]:
+        return self._say("stop")
+
+
+class ScriptedRunner:
+    def __init__(self, log: list[str], error: Exception | None = None) -> None:
+        self.log = log
+        self.error = error
+
+    def execute(self, batch: Sequence[ScheduledSequence]) -> list[SampledToken | None]:
+        self.log.append("run")
+        if self.error is not None:
+            error, self.error = self.error, None
+            raise error
+        return [None] * len(batch)
+
+
+def make_loop(
+    inbox: ScriptedInbox, flow: ScriptedFlow, error: Exception | None = None, at_s: float = 0.0
+) -> StepLoop[str, str]:
+    log = flow.log
+    return StepLoop(
+        inbox=inbox,
+        flow=flow,
+        runner=ScriptedRunner(log, error),
+        perform=log.append,
+        flush=lambda: log.append("flush"),
+        clock=ManualClock(at_s),
+    )
+
+
+def test_a_turn_is_messages_time_plan_run_apply_emit_each_performed_before_the_next() -> None:
+    log: list[str] = []
+    flow = ScriptedFlow(log, [2])
+    assert make_loop(ScriptedInbox(["m1", "m2"]), flow, at_s=5.0).turn()
+    assert log == [
+        *("m1", "effect of m1"),
+        *("m2", "effect of m2"),
+        *("time 5", "effect of time 5"),
+        *("begin", "effect of begin"),
+        "run",
+        *("end 2", "effect of end 2"),
+        "flush",
+    ]
+
+
+def test_a_turn_without_a_batch_does_not_run_and_is_idle() -> None:
+    log: list[str] = []
+    assert not make_loop(ScriptedInbox(["m"]), ScriptedFlow(log, [])).turn()
+    assert "run" not in log
+    assert log[-1] == "flush"
+
+
+def test_a_turn_that_only_preempted_is_not_idle() -> None:
+    flow = ScriptedFlow([], [])
+    flow.num_preempted = 1
+    assert make_loop(ScriptedInbox(), flow).turn()
+
+
+@pytest.mark.parametrize(
+    ("deadline_s", "at_s", "timeout_s"),
+    [(None, 3.0, None), (10.0, 3.0, 7.0), (3.0, 3.0, 0.0), (1.0, 3.0, 0.0)],
+)
+def test_an_idle_loop_waits_until_the_next_deadline(
+    deadline_s: float | None, at_s: float, timeout_s: float | None
+) -> None:
+    inbox = ScriptedInbox([])
+    make_loop(inbox, ScriptedFlow([], [], deadline_s), at_s=at_s).run()
+    assert inbox.timeouts == [timeout_s]
+
+
+def test_a_busy_loop_does_not_wait() -> None:
+    log: list[str] = []
+    inbox = ScriptedInbox([], [], [])
+    make_loop(inbox, ScriptedFlow(log, [1, 1, 1])).run()
+    assert log.count("run") == 3
+    assert len(inbox.timeouts) == 1
+
+
+def test_a_closed_inbox_stops_the_loop_and_everybody_is_told_and_flushed() -> None:
+    log: list[str] = []
+    make_loop(ScriptedInbox(["m"]), ScriptedFlow(log, [])).run()
+    assert log[-3:] == ["stop", "effect of stop", "flush"]
+    assert log.count("stop") == 1
+
+
+def test_a_failing_runner_fails_its_batch_and_the_loop_goes_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    log: list[str] = []
+    inbox = ScriptedInbox(["a"], ["b"])
+    with caplog.at_level(logging.CRITICAL, "pdserve.engine"):
+        make_loop(inbox, ScriptedFlow(log, [1, 1]), RuntimeError("out of memory")).run()
+    assert log.index("fail out of memory") < log.index("b") < log.index("end 1")
+    assert "effect of fail out of memory" in log
+
+
+class BrokenFlow(ScriptedFlow):
+    def on_message(self, message: str, now_s: float) -> Iterable[str]:
+        raise KeyError(message)
+
+
+def test_a_bug_in_the_flow_ends_the_thread_and_is_reported(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    crashed = threading.Event()
+    with caplog.at_level(logging.CRITICAL, "pdserve.engine"):
+        loop = make_loop(ScriptedInbox(["m"]), BrokenFlow([], []))
+        thread = start_step_thread(loop, crashed.set)
+        thread.join(10)
+    assert not thread.is_alive()
+    assert crashed.is_set()
+
+
+def test_a_thread_that_ends_well_reports_no_crash() -> None:
+    crashed = threading.Event()
+    thread = start_step_thread(make_loop(ScriptedInbox(["m"]), ScriptedFlow([], [])), crashed.set)
+    thread.join(10)
+    assert not thread.is_alive()
+    assert not crashed.is_set()

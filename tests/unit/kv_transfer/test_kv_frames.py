@@ -1,0 +1,126 @@
+"""Headers: every kind there and back, and every broken rule named."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgpack  # type: ignore[import-untyped]
+import pytest
+
+from common.errors import PeerProtocolError
+from common.ids import Incarnation
+from common.kv_layout import KVLayout
+from kv_transfer.core import frames
+from kv_transfer.core.limits import (
+    MAX_BLOCKS_PER_FRAME,
+    MAX_DRAFT_TOKENS,
+    MAX_HEADER_BYTES,
+    MAX_TEXT_CHARS,
+    MAX_TRANSFERS_PER_LINK,
+)
+
+LAYOUT = KVLayout(
+    model_digest="m", num_layers=3, num_kv_heads=2, head_dim=8, block_size=4, dtype="float32"
+)
+MOST = 2**64 - 1
+FULL = tuple(range(MAX_BLOCKS_PER_FRAME))
+DATA = frames.Data(
+    seq=MOST,
+    lease_token=MOST,
+    generation=MOST,
+    layer=2**16 - 1,
+    ordinals=tuple(2**32 - 1 - n for n in FULL),
+    runs=tuple(1 for _ in FULL),
+    key_sums=tuple(MOST - n for n in FULL),
+    value_sums=tuple(MOST - n for n in FULL),
+)
+ALL: list[frames.Frame] = [
+    frames.Hello(Incarnation("p" * 256, 2**63 - 1), Incarnation("d", 0), LAYOUT),
+    frames.Welcome(Incarnation("d", 7)),
+    frames.Refused("overloaded", "full"),
+    frames.Begin(1, 2),
+    DATA,
+    frames.Ack(3),
+    frames.CommitFrame(1, 2, 3, 4, 5, tuple(range(MAX_DRAFT_TOKENS))),
+    frames.Committed(1, 2),
+    frames.Failed(1, 2, "handoff_failed", "why"),
+    frames.Abort(1, 2),
+    frames.Aborted(1, 2),
+    frames.Ping(tuple(MOST - n for n in range(MAX_TRANSFERS_PER_LINK))),
+    frames.Pong(),
+]
+
+
+@pytest.mark.parametrize("frame", ALL, ids=lambda frame: type(frame).__name__)
+def test_there_and_back(frame: frames.Frame) -> None:
+    header = frames.encode(frame)
+    assert len(header) <= MAX_HEADER_BYTES
+    assert frames.decode(header) == frame
+
+
+def test_long_texts_are_cut_to_what_a_peer_takes() -> None:
+    decoded = frames.decode(frames.encode(frames.Refused("c", "é" * 5000)))
+    assert decoded == frames.Refused("c", "é" * MAX_TEXT_CHARS)
+
+
+def change(frame: frames.Frame, **changes: Any) -> bytes:
+    body = msgpack.unpackb(frames.encode(frame))
+    body.update(changes)
+    packed: bytes = msgpack.packb({key: value for key, value in body.items() if value != "gone"})
+    return packed
+
+
+SMALL = frames.Data(0, 1, 1, 0, (0, 1), (2,), (5, 6), (7, 8))
+BEGIN = frames.Begin(1, 2)
+COMMIT = frames.CommitFrame(1, 2, 3, 4, 5, ())
+LAYOUT_WIRE = msgpack.unpackb(frames.encode(ALL[0]))["layout"]
+
+
+@pytest.mark.parametrize(
+    ("header", "named"),
+    [
+        (change(BEGIN, v=2), "version is 2: wanted 1"),
+        (change(BEGIN, v="gone"), "version is None"),
+        (change(BEGIN, v=True), "version is True"),
+        (change(BEGIN, k=0), "kind 0"),
+        (change(BEGIN, k="4"), "kind '4'"),
+        (change(BEGIN, k=[4]), "kind"),
+        (change(BEGIN, lease_token="gone"), "Begin.lease_token"),
+        (change(BEGIN, lease_token=-1), "Begin.lease_token"),
+        (change(BEGIN, lease_token=True), "Begin.lease_token"),
+        (change(BEGIN, generation=1.0), "Begin.generation"),
+        (change(COMMIT, num_tokens=2**32), "CommitFrame.num_tokens"),
+        (change(COMMIT, draft_token_ids=[0] * (MAX_DRAFT_TOKENS + 1)), "draft_token_ids"),
+        (change(COMMIT, draft_token_ids=5), "draft_token_ids"),
+        (change(COMMIT, draft_token_ids=[None]), "draft_token_ids"),
+        (change(SMALL, ordinals=[0, 0]), "Data.ordinals"),
+        (change(SMALL, ordinals=[], runs=[], key_sums=[], value_sums=[]), "Data.ordinals"),
+        (change(SMALL, ordinals=[0, 2**32]), "Data.ordinals"),
+        (change(SMALL, ordinals=list(range(MAX_BLOCKS_PER_FRAME + 1))), "Data.ordinals"),
+        (change(SMALL, runs=[1]), "Data.runs"),
+        (change(SMALL, runs=[2, 0]), "Data.runs"),
+        (change(SMALL, key_sums=[5]), "checksums"),
+        (change(SMALL, value_sums=[5, 6, 7]), "checksums"),
+        (change(SMALL, value_sums=[5, 2**64 - 1], layer=2**16), "Data.layer"),
+        (change(ALL[0], sender=None), "Hello.sender"),
+        (change(ALL[0], sender={"node_id": "x" * 257, "epoch": 1}), "Hello.sender.node_id"),
+        (change(ALL[0], sender={"node_id": b"x", "epoch": 1}), "Hello.sender.node_id"),
+        (change(ALL[0], receiver={"node_id": "x"}), "Hello.receiver.epoch"),
+        (change(ALL[0], layout={**LAYOUT_WIRE, "head_dim": "8"}), "Hello.layout.head_dim"),
+        (change(ALL[0], layout={**LAYOUT_WIRE, "dtype": "int3"}), "'int3'"),
+        (change(ALL[0], layout=[]), "Hello.layout"),
+        (change(frames.Failed(1, 2, "c", "m"), code="x" * 65), "Failed.code"),
+        (b"", "not msgpack"),
+        (frames.encode(BEGIN)[:-1], "not msgpack"),
+        (frames.encode(BEGIN) + b"\0", "not msgpack"),
+        (msgpack.packb({1: 2}), "not msgpack"),
+        (msgpack.packb([1]), "not a map"),
+        (b"\xa2\xff\xff", "not msgpack"),
+        (b"\x00" * (MAX_HEADER_BYTES + 1), f"at most {MAX_HEADER_BYTES}"),
+    ],
+)
+def test_a_broken_rule_is_named(header: bytes, named: str) -> None:
+    with pytest.raises(PeerProtocolError, match=re.escape(named)) as caught:
+        frames.decode(header)
+    assert len(str(caught.value)) < 300

@@ -1,0 +1,209 @@
+"""The receiving machine: who may speak, how long it waits, what it remembers."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from common.ids import AttemptId, Incarnation
+from common.kv_layout import KVLayout
+from kv_transfer.connector import Landed, LandingFailed, Ticket
+from kv_transfer.core import frames
+from kv_transfer.core.effects import Emit, ReceiverEffect, Reply, Write
+from kv_transfer.core.limits import MAX_REMEMBERED_EPOCHS, MAX_REMEMBERED_OUTCOMES, Limits
+from kv_transfer.core.receiver import Receiver
+
+LAYOUT = KVLayout(
+    model_digest="m", num_layers=1, num_kv_heads=1, head_dim=2, block_size=4, dtype="float16"
+)
+P = LAYOUT.piece_bytes
+LIMITS = Limits(max_frame_bytes=4 * P, max_sessions=3)
+SENDER, ME = Incarnation("p", 5), Incarnation("d", 1)
+BEGIN = frames.Begin(1, 3)
+COMMIT = frames.CommitFrame(1, 3, 2, 8, 7, ())
+
+
+def ticket(token: int = 1, blocks: tuple[int, ...] = (0, 1)) -> Ticket:
+    return Ticket(
+        attempt=AttemptId("r", 0),
+        decode_node=ME,
+        kv_endpoint="here",
+        lease_token=token,
+        generation=3,
+        target_block_ids=blocks,
+        num_cached_tokens=0,
+        fingerprint=LAYOUT.fingerprint,
+        lease_s=30.0,
+    )
+
+
+def receiver(*tickets: Ticket, sender_deadline_s: float = 10.0) -> Receiver:
+    """A machine that expects these at time 0."""
+    machine = Receiver(ME, LAYOUT, LIMITS, num_blocks=4)
+    for one in tickets:
+        machine.on_expect(one, sender_deadline_s, 0.0)
+    return machine
+
+
+def hello(machine: Receiver, session: bytes, sender: Incarnation = SENDER) -> frames.Frame:
+    (effect,) = machine.on_frame(session, frames.Hello(sender, ME, LAYOUT), [], 0.0)
+    assert isinstance(effect, Reply)
+    return effect.frame
+
+
+def data(seq: int, ordinal: int) -> frames.Data:
+    return frames.Data(seq, 1, 3, 0, (ordinal,), (1,), (0,), (0,))
+
+
+def land(machine: Receiver, session: bytes, seq: int, ordinal: int) -> list[ReceiverEffect]:
+    effects = machine.on_frame(session, data(seq, ordinal), [P, P], 0.0)
+    writes = [effect for effect in effects if isinstance(effect, Write)]
+    return [effect for write in writes for effect in machine.on_written(write)]
+
+
+def events(effects: list[ReceiverEffect]) -> list[object]:
+    return [effect.event for effect in effects if isinstance(effect, Emit)]
+
+
+def replies(effects: list[ReceiverEffect]) -> list[frames.Frame]:
+    return [effect.frame for effect in effects if isinstance(effect, Reply)]
+
+
+def test_sessions_are_bounded_and_the_refusal_says_so() -> None:
+    machine = receiver()
+    for name in (b"a", b"b", b"c"):
+        assert hello(machine, name) == frames.Welcome(ME)
+    refused = hello(machine, b"d")
+    assert isinstance(refused, frames.Refused)
+    assert refused.code == "overloaded"
+    machine.on_tick(2.0)
+    assert machine.num_sessions == 0
+    assert hello(machine, b"d") == frames.Welcome(ME)
+
+
+def test_epochs_are_remembered_within_bounds() -> None:
+    machine = receiver()
+    machine.on_frame(b"a", frames.Hello(SENDER, ME, LAYOUT), [], 0.0)
+    machine.on_malformed(b"a", frames.UnknownVersion("bye"))
+    older = dataclasses.replace(SENDER, epoch=4)
+    assert isinstance(hello(machine, b"a", older), frames.Refused)
+    for number in range(MAX_REMEMBERED_EPOCHS):
+        hello(machine, b"b", Incarnation(f"other{number}", 1))
+        machine.on_malformed(b"b", frames.UnknownVersion("bye"))
+    assert hello(machine, b"a", older) == frames.Welcome(ME)
+
+
+def test_outcomes_are_remembered_within_bounds() -> None:
+    machine = receiver()
+    hello(machine, b"a")
+    for token in range(1, MAX_REMEMBERED_OUTCOMES + 2):
+        machine.on_expect(ticket(token), 10.0, 0.0)
+        machine.on_revoke(token)
+    (first,) = replies(machine.on_frame(b"a", frames.Begin(1, 3), [], 0.0))
+    (second,) = replies(machine.on_frame(b"a", frames.Begin(2, 3), [], 0.0))
+    assert isinstance(first, frames.Failed)
+    assert isinstance(second, frames.Failed)
+    assert "no such lease" in first.message
+    assert "revoked" in second.message
+
+
+def test_a_repeated_commit_gets_the_same_answer() -> None:
+    """F37."""
+    machine = receiver(ticket())
+    hello(machine, b"a")
+    machine.on_frame(b"a", BEGIN, [], 0.0)
+    land(machine, b"a", 0, 0)
+    land(machine, b"a", 1, 1)
+    effects = machine.on_frame(b"a", COMMIT, [], 0.0)
+    assert replies(effects) == [frames.Committed(1, 3)]
+    assert isinstance(events(effects)[0], Landed)
+    hello(machine, b"b")
+    for frame in (BEGIN, COMMIT, frames.Abort(1, 3)):
+        again = machine.on_frame(b"b", frame, [], 0.0)
+        assert again == [Reply(b"b", frames.Committed(1, 3))]
+
+
+def test_order_and_repetition_do_not_matter() -> None:
+    machine = receiver(ticket())
+    hello(machine, b"a")
+    machine.on_frame(b"a", BEGIN, [], 0.0)
+    assert events(machine.on_frame(b"a", COMMIT, [], 0.0)) == []
+    assert events(land(machine, b"a", 0, 1)) == []
+    assert events(land(machine, b"a", 1, 1)) == []
+    assert len(events(land(machine, b"a", 2, 0))) == 1
+
+
+def test_credit_comes_back_at_a_frames_worth_and_when_all_is_quiet() -> None:
+    machine = receiver(ticket())
+    hello(machine, b"a")
+    machine.on_frame(b"a", BEGIN, [], 0.0)
+    acks = [replies(machine.on_frame(b"a", data(seq, 0), [P, P], 0.0)) for seq in range(3)]
+    assert acks == [[], [frames.Ack(2)], []]
+    assert replies(machine.on_quiet()) == [frames.Ack(3)]
+    assert machine.on_quiet() == []
+
+
+def test_a_revoked_landing_takes_no_write_that_was_checked_before() -> None:
+    """F14."""
+    machine = receiver(ticket())
+    hello(machine, b"a")
+    machine.on_frame(b"a", BEGIN, [], 0.0)
+    (write,) = machine.on_frame(b"a", data(0, 0), [P, P], 0.0)
+    assert isinstance(write, Write)
+    assert machine.may_write(write)
+    assert [type(frame) for frame in replies(machine.on_revoke(1))] == [frames.Failed]
+    assert not machine.may_write(write)
+    assert machine.on_corrupt(write, "late") == []
+    machine.on_expect(dataclasses.replace(ticket(2)), 10.0, 0.0)
+    assert not machine.may_write(write)
+
+
+def test_a_ping_renews_only_what_it_names() -> None:
+    """Invariant 6: held for somebody else until not renewed."""
+    machine = receiver(ticket(1, (0,)), ticket(2, (1,)), sender_deadline_s=1.5)
+    hello(machine, b"a")
+    for token in (1, 2):
+        machine.on_frame(b"a", frames.Begin(token, 3), [], 0.0)
+    machine.on_frame(b"a", frames.Ping((1, 77)), [], 1.0)
+    (failed,) = events(machine.on_tick(1.5))
+    assert isinstance(failed, LandingFailed)
+    assert failed.lease_token == 2
+    assert machine.next_deadline_s() == 2.5
+
+
+def test_a_stranger_cannot_renew_or_abort_a_landing() -> None:
+    machine = receiver(ticket(), sender_deadline_s=1.5)
+    hello(machine, b"a")
+    machine.on_frame(b"a", BEGIN, [], 0.0)
+    hello(machine, b"b", Incarnation("other", 1))
+    machine.on_frame(b"b", frames.Ping((1,)), [], 1.0)
+    assert replies(machine.on_frame(b"b", frames.Abort(1, 3), [], 1.0)) == [frames.Aborted(1, 3)]
+    assert machine.num_landings == 1
+    assert len(events(machine.on_tick(1.5))) == 1
+
+
+def test_a_silent_session_fails_what_it_was_writing() -> None:
+    machine = receiver(ticket(1, (0,)), ticket(2, (1,)), sender_deadline_s=100.0)
+    hello(machine, b"a")
+    machine.on_frame(b"a", BEGIN, [], 0.0)
+    assert events(machine.on_tick(1.99)) == []
+    (failed,) = events(machine.on_tick(2.0))
+    assert isinstance(failed, LandingFailed)
+    assert failed.lease_token == 1
+    assert (machine.num_sessions, machine.num_landings) == (0, 1)
+
+
+def test_a_sender_that_came_back_on_another_session_is_not_silent() -> None:
+    machine = receiver(ticket(), sender_deadline_s=100.0)
+    hello(machine, b"a")
+    machine.on_frame(b"a", BEGIN, [], 0.0)
+    machine.on_frame(b"b", frames.Hello(SENDER, ME, LAYOUT), [], 1.0)
+    machine.on_frame(b"b", BEGIN, [], 1.0)
+    assert events(machine.on_tick(2.0)) == []
+    assert (machine.num_sessions, machine.num_landings) == (1, 1)
+
+
+def test_closed_blocks_may_land_again_at_once() -> None:
+    machine = receiver(ticket(1))
+    machine.on_revoke(1)
+    machine.on_expect(ticket(2), 10.0, 0.0)
+    assert machine.num_landings == 1

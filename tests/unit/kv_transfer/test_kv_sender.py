@@ -1,0 +1,274 @@
+"""The sending machine: window, turns, pulse and reconnects, with time in the test's hand."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from common.errors import HandoffFailed
+from common.ids import AttemptId, Incarnation
+from common.kv_layout import KVLayout
+from kv_transfer.connector import Commit, Ticket, TransferEnded
+from kv_transfer.core import frames
+from kv_transfer.core.effects import (
+    Connect,
+    Disconnect,
+    Emit,
+    Peer,
+    SendChunk,
+    SenderEffect,
+    SendToPeer,
+)
+from kv_transfer.core.limits import MAX_TRANSFERS_PER_LINK, Limits
+from kv_transfer.core.sender import Sender
+
+LAYOUT = KVLayout(
+    model_digest="m", num_layers=4, num_kv_heads=1, head_dim=2, block_size=4, dtype="float16"
+)
+PAIR_BYTES = 2 * LAYOUT.piece_bytes
+# One block per frame, four frames in the window.
+LIMITS = Limits(window_bytes=4 * PAIR_BYTES, max_frame_bytes=PAIR_BYTES, idle_s=10.0)
+ME, DECODE = Incarnation("p", 1), Incarnation("d", 1)
+PEER = Peer("there", DECODE)
+
+
+def ticket(token: int = 1, num_blocks: int = 2) -> Ticket:
+    return Ticket(
+        attempt=AttemptId("r", 0),
+        decode_node=DECODE,
+        kv_endpoint=PEER.endpoint,
+        lease_token=token,
+        generation=3,
+        target_block_ids=tuple(range(num_blocks)),
+        num_cached_tokens=0,
+        fingerprint=LAYOUT.fingerprint,
+        lease_s=30.0,
+    )
+
+
+def ready(*tickets: Ticket, limits: Limits = LIMITS) -> Sender:
+    """A machine with these transfers open on a welcomed link, at time 0."""
+    sender = Sender(ME, LAYOUT, limits)
+    for one in tickets:
+        sender.on_open(one, 100.0, 0.0)
+    sender.on_frame(PEER, frames.Welcome(DECODE), 0.0)
+    return sender
+
+
+def push(sender: Sender, token: int, layer: int) -> list[SenderEffect]:
+    return sender.on_push(token, layer, [0, 1], [5, 6])
+
+
+def chunks(effects: list[SenderEffect]) -> list[tuple[int, int, int]]:
+    """(seq, token, layer) of the DATA frames among `effects`."""
+    return [
+        (effect.seq, effect.lease_token, effect.chunk.layer)
+        for effect in effects
+        if isinstance(effect, SendChunk)
+    ]
+
+
+def sent(effects: list[SenderEffect]) -> list[frames.Frame]:
+    return [effect.frame for effect in effects if isinstance(effect, SendToPeer)]
+
+
+def ends(effects: list[SenderEffect]) -> list[object]:
+    return [effect.event for effect in effects if isinstance(effect, Emit)]
+
+
+def test_open_says_hello_and_nothing_more_until_welcomed() -> None:
+    sender = Sender(ME, LAYOUT, LIMITS)
+    hello = SendToPeer(PEER, frames.Hello(ME, DECODE, LAYOUT))
+    assert sender.on_open(ticket(), 5.0, 0.0) == [Connect(PEER), hello]
+    assert push(sender, 1, 0) == []
+    effects = sender.on_frame(PEER, frames.Welcome(DECODE), 0.1)
+    assert sent(effects) == [frames.Begin(1, 3)]
+    assert chunks(effects) == [(0, 1, 0), (1, 1, 0)]
+
+
+def test_the_window_fills_stops_and_opens_by_what_was_acknowledged() -> None:
+    sender = ready(ticket())
+    assert chunks(push(sender, 1, 0) + push(sender, 1, 1)) == [
+        (0, 1, 0),
+        (1, 1, 0),
+        (2, 1, 1),
+        (3, 1, 1),
+    ]
+    assert sender.in_flight_bytes == {PEER: LIMITS.window_bytes}
+    assert chunks(push(sender, 1, 2)) == []
+    assert chunks(sender.on_frame(PEER, frames.Ack(1), 0.1)) == [(4, 1, 2)]
+    assert chunks(sender.on_frame(PEER, frames.Ack(1), 0.1)) == []
+    assert chunks(sender.on_frame(PEER, frames.Ack(5), 0.1)) == [(5, 1, 2)]
+    assert sender.in_flight_bytes == {PEER: PAIR_BYTES}
+
+
+def test_the_commit_leaves_behind_the_last_chunk() -> None:
+    sender = ready(ticket())
+    for layer in range(4):
+        push(sender, 1, layer)
+    assert sent(sender.on_commit(1, Commit(num_tokens=8, first_token_id=7))) == []
+    assert sent(sender.on_frame(PEER, frames.Ack(3), 0.1)) == []
+    effects = sender.on_frame(PEER, frames.Ack(4), 0.1)
+    assert isinstance(effects[0], SendChunk)
+    assert sent(effects) == [frames.CommitFrame(1, 3, 8, 8, 7, ())]
+
+
+def test_transfers_take_turns() -> None:
+    """F27: a long one does not hold up a short one."""
+    sender = ready(ticket(1), ticket(2))
+    for layer in range(4):
+        push(sender, 1, layer)
+    push(sender, 2, 0)
+    tokens = [token for _, token, _ in chunks(sender.on_frame(PEER, frames.Ack(4), 0.1))]
+    assert tokens == [1, 2, 1, 2]
+
+
+def test_bytes_of_an_ended_transfer_stay_in_the_window_until_acknowledged() -> None:
+    sender = ready(ticket(1), ticket(2))
+    push(sender, 1, 0)
+    push(sender, 1, 1)
+    sender.on_frame(PEER, frames.Failed(1, 3, "handoff_failed", "no"), 0.1)
+    assert sender.in_flight_bytes == {PEER: LIMITS.window_bytes}
+    assert chunks(push(sender, 2, 0)) == []
+    assert chunks(sender.on_frame(PEER, frames.Ack(4), 0.1)) == [(4, 2, 0), (5, 2, 0)]
+
+
+def test_an_acknowledgement_of_what_was_not_sent_fails_the_peer() -> None:
+    sender = ready(ticket())
+    push(sender, 1, 0)
+    (ended,) = ends(sender.on_frame(PEER, frames.Ack(3), 0.1))
+    assert isinstance(ended, TransferEnded)
+    assert ended.error is not None
+    assert ended.error.code == "peer_protocol_error"
+
+
+def test_a_commit_that_was_not_sent_cannot_be_acknowledged() -> None:
+    sender = ready(ticket())
+    (ended,) = ends(sender.on_frame(PEER, frames.Committed(1, 3), 0.1))
+    assert isinstance(ended, TransferEnded)
+    assert ended.error is not None
+
+
+def test_answers_of_another_generation_are_not_for_this_transfer() -> None:
+    sender = ready(ticket())
+    assert sender.on_frame(PEER, frames.Committed(1, 2), 0.1) == []
+    assert sender.on_frame(PEER, frames.Failed(1, 4, "c", "m"), 0.1) == []
+    assert sender.num_transfers == 1
+
+
+def test_pings_name_the_open_leases_and_silence_ends_them() -> None:
+    sender = ready(ticket(1), ticket(2))
+    assert sender.next_deadline_s() == LIMITS.ping_interval_s
+    assert sent(sender.on_tick(0.49)) == []
+    assert sent(sender.on_tick(0.5)) == [frames.Ping((1, 2))]
+    assert sent(sender.on_tick(1.0)) == [frames.Ping((1, 2))]
+    assert ends(sender.on_tick(1.99)) == []
+    effects = sender.on_tick(2.0)
+    assert [end.lease_token for end in ends(effects)] == [1, 2]  # type: ignore[attr-defined]
+    assert Disconnect(PEER) in effects
+    assert sender.next_deadline_s() is None
+
+
+def test_any_answer_ends_the_silence() -> None:
+    sender = ready(ticket())
+    for step in range(1, 40):
+        sender.on_tick(0.5 * step)
+        assert ends(sender.on_frame(PEER, frames.Pong(), 0.5 * step + 0.3)) == []
+    assert sender.num_transfers == 1
+
+
+def test_a_process_that_slept_blames_nobody() -> None:
+    sender = ready(ticket())
+    assert ends(sender.on_tick(50.0)) == []
+    assert ends(sender.on_tick(51.49)) == []
+    assert len(ends(sender.on_tick(51.5))) == 1
+
+
+def test_a_deadline_tells_the_peer() -> None:
+    sender = ready(ticket())
+    sender.on_frame(PEER, frames.Pong(), 99.9)
+    sender.on_tick(99.9)
+    effects = sender.on_tick(100.0)
+    assert frames.Abort(1, 3) in sent(effects)
+    assert len(ends(effects)) == 1
+
+
+def test_a_broken_link_starts_again_with_what_was_not_acknowledged() -> None:
+    sender = ready(ticket())
+    push(sender, 1, 0)
+    push(sender, 1, 1)
+    sender.on_frame(PEER, frames.Ack(1), 0.1)
+    sender.on_commit(1, Commit(num_tokens=8, first_token_id=7))
+    assert sender.on_link_lost(PEER, 1.0) == [Disconnect(PEER)]
+    assert sender.in_flight_bytes == {PEER: 0}
+    assert sender.on_tick(1.04) == []
+    hello = frames.Hello(ME, DECODE, LAYOUT)
+    assert sender.on_tick(1.05) == [Connect(PEER), SendToPeer(PEER, hello)]
+    effects = sender.on_frame(PEER, frames.Welcome(DECODE), 1.1)
+    assert chunks(effects) == [(0, 1, 0), (1, 1, 1), (2, 1, 1)]
+    assert sent(effects) == [frames.Begin(1, 3), frames.CommitFrame(1, 3, 4, 8, 7, ())]
+
+
+def test_a_receiver_that_forgot_the_session_is_greeted_again() -> None:
+    sender = ready(ticket())
+    refused = frames.Refused(frames.NO_SESSION, "say HELLO first")
+    assert sender.on_frame(PEER, refused, 1.0) == [Disconnect(PEER)]
+    assert Connect(PEER) in sender.on_tick(1.05)
+
+
+def test_reconnecting_in_vain_is_silence() -> None:
+    sender = ready(ticket())
+    sender.on_link_lost(PEER, 1.0)
+    now_s = 1.0
+    while not ends(sender.on_tick(now_s)):
+        sender.on_link_lost(PEER, now_s)
+        now_s += 0.05
+    assert 2.4 < now_s < 2.6
+
+
+def test_an_abort_while_disconnected_is_told_after_the_reconnect() -> None:
+    sender = ready(ticket())
+    push(sender, 1, 0)
+    sender.on_link_lost(PEER, 1.0)
+    assert sender.on_abort(1) == []
+    sender.on_tick(1.05)
+    effects = sender.on_frame(PEER, frames.Welcome(DECODE), 1.1)
+    assert effects == [SendToPeer(PEER, frames.Abort(1, 3))]
+    (ended,) = ends(sender.on_frame(PEER, frames.Aborted(1, 3), 1.2))
+    assert isinstance(ended, TransferEnded)
+    assert isinstance(ended.error, HandoffFailed)
+
+
+def test_an_idle_link_is_closed_and_a_busy_one_is_not() -> None:
+    sender = ready(ticket())
+    sender.on_abort(1)
+    sender.on_frame(PEER, frames.Aborted(1, 3), 1.0)
+    for step in range(1, 20):
+        sender.on_tick(1.0 + 0.5 * step - 0.1)
+        sender.on_frame(PEER, frames.Pong(), 1.0 + 0.5 * step - 0.1)
+    assert sender.on_tick(11.0) == [Disconnect(PEER)]
+    assert sender.next_deadline_s() is None
+
+
+def test_an_idle_link_that_breaks_is_forgotten() -> None:
+    sender = ready(ticket())
+    sender.on_abort(1)
+    sender.on_frame(PEER, frames.Aborted(1, 3), 1.0)
+    assert sender.on_link_lost(PEER, 2.0) == [Disconnect(PEER)]
+    assert Connect(PEER) in sender.on_open(ticket(2), 5.0, 3.0)
+
+
+def test_another_life_of_a_peer_is_another_link() -> None:
+    """F63: the address is the same."""
+    sender = ready(ticket(1))
+    later = dataclasses.replace(DECODE, epoch=2)
+    effects = sender.on_open(dataclasses.replace(ticket(2), decode_node=later), 5.0, 0.0)
+    assert Connect(Peer(PEER.endpoint, later)) in effects
+
+
+def test_transfers_per_peer_are_bounded() -> None:
+    sender = ready()
+    for token in range(1, MAX_TRANSFERS_PER_LINK + 1):
+        assert ends(sender.on_open(ticket(token), 5.0, 0.0)) == []
+    (ended,) = ends(sender.on_open(ticket(9999), 5.0, 0.0))
+    assert isinstance(ended, TransferEnded)
+    assert sender.num_transfers == MAX_TRANSFERS_PER_LINK

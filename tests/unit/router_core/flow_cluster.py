@@ -1,0 +1,226 @@
+"""A model cluster around one request flow: every message is held until the test delivers it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from common.errors import NodeLost, Overloaded, PdserveError
+from common.ids import AttemptId, Incarnation
+from common.request import FinishReason, RequestOutput, SamplingParams
+from router.core.effects import (
+    Choose,
+    Effect,
+    EmitTokens,
+    Fail,
+    Finish,
+    LegClosed,
+    PlaceRecord,
+    SendAbort,
+    SendPrefill,
+    SendReserve,
+    Unplace,
+)
+from router.core.request_flow import RequestFlow, Reservation
+
+PREFILL_NODES = tuple(Incarnation(f"p{i}", 1) for i in range(2))
+DECODE_NODES = tuple(Incarnation(f"d{i}", 1) for i in range(2))
+DEADLINE_S = 100.0
+
+Leg = tuple[Incarnation, AttemptId]
+
+
+def token_at(index: int) -> int:
+    """The true answer: the same on every node and in every attempt."""
+    return 1000 + index
+
+
+@dataclass
+class ModelCluster:
+    """Performs effects on model nodes and keeps books of what must hold.
+
+    `answer_length` tokens are the true answer. Outputs wait per node in `outbox`, in order.
+    """
+
+    answer_length: int
+    max_tokens: int
+    flow: RequestFlow = field(init=False)
+    now_s: float = 0.0
+    lost: set[Incarnation] = field(default_factory=set)
+    reserves: list[SendReserve] = field(default_factory=list)
+    prefills: list[SendPrefill] = field(default_factory=list)
+    outbox: dict[Leg, list[RequestOutput]] = field(default_factory=dict)
+    delivered: list[tuple[Incarnation, RequestOutput]] = field(default_factory=list)
+    asked: set[Leg] = field(default_factory=set)
+    aborted: set[Leg] = field(default_factory=set)
+    finished: set[Leg] = field(default_factory=set)
+    num_open: Counter[Incarnation] = field(default_factory=Counter)
+    placed: set[AttemptId] = field(default_factory=set)
+    emitted: list[int] = field(default_factory=list)
+    outcomes: list[Finish | Fail] = field(default_factory=list)
+    decode_of: dict[AttemptId, Incarnation] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        sampling = SamplingParams(max_tokens=self.max_tokens)
+        self.flow = RequestFlow("req", (1, 2, 3), sampling, deadline_at_s=DEADLINE_S)
+        self.perform(self.flow.start())
+
+    # What the flow wants.
+
+    def perform(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            assert not self.outcomes or isinstance(effect, SendAbort), f"{effect} after the end"
+            match effect:
+                case Choose():
+                    self._choose(effect)
+                case SendReserve():
+                    self.reserves.append(effect)
+                    self._open((effect.node, effect.request.id))
+                    self.decode_of[effect.request.id] = effect.node
+                case SendPrefill():
+                    self.prefills.append(effect)
+                    self._open((effect.node, effect.request.id))
+                case SendAbort():
+                    assert (effect.node, effect.attempt) in self.asked
+                    self.aborted.add((effect.node, effect.attempt))
+                case LegClosed():
+                    self.num_open[effect.node] -= 1
+                    assert self.num_open[effect.node] >= 0
+                case PlaceRecord():
+                    self.placed.add(effect.attempt)
+                case Unplace():
+                    self.placed.remove(effect.attempt)
+                case EmitTokens():
+                    chunk = effect.chunk
+                    assert chunk.first_index == len(self.emitted)
+                    self.emitted += chunk.token_ids
+                case Finish() | Fail():
+                    self.outcomes.append(effect)
+
+    def _open(self, leg: Leg) -> None:
+        assert leg not in self.asked, "a node is asked once per attempt"
+        self.asked.add(leg)
+        self.num_open[leg[0]] += 1
+
+    def _choose(self, effect: Choose) -> None:
+        gone = effect.excluded | self.lost
+        prefill = next((node for node in PREFILL_NODES if node not in gone), None)
+        decode = effect.decode
+        if decode is None:
+            if self.max_tokens == 1 and prefill is not None:
+                self.perform(self.flow.on_choice(None, prefill, "one token", self.now_s))
+                return
+            decode = next((node for node in DECODE_NODES if node not in gone), None)
+        if decode is None:
+            self.perform(self.flow.on_no_choice(Overloaded("nobody", retry_after_s=9.0)))
+        else:
+            self.perform(self.flow.on_choice(decode, prefill, "first free", self.now_s))
+
+    # What the world does.
+
+    def answer_reserve(self, reserve: SendReserve, refusal: PdserveError | None = None) -> None:
+        self.reserves.remove(reserve)
+        leg = (reserve.node, reserve.request.id)
+        reply: Reservation | PdserveError
+        if refusal is not None:
+            self.finished.add(leg)
+            reply = refusal
+        elif reserve.must_prefill_locally:
+            self.outbox[leg] = self._outputs(reserve.request.id, range(self.answer_length))
+            reply = Reservation(None, 0)
+        else:
+            reply = Reservation(f"ticket of {leg[1]}", 0)
+        was_aborted = leg in self.aborted
+        effects = self.flow.on_reserve_reply(leg[0], leg[1], reply, self.now_s)
+        if was_aborted and refusal is None:
+            assert SendAbort(*leg) in effects, "a late grant is given back"
+        self.perform(effects)
+
+    def answer_prefill(self, prefill: SendPrefill, refusal: PdserveError | None = None) -> None:
+        self.prefills.remove(prefill)
+        leg = (prefill.node, prefill.request.id)
+        if refusal is not None:
+            self.finished.add(leg)
+        elif prefill.ticket is None or self.answer_length == 1:
+            self.outbox[leg] = self._outputs(leg[1], range(1))
+        else:
+            assert prefill.ticket == f"ticket of {leg[1]}"
+            first = RequestOutput(id=leg[1], first_index=0, token_ids=(token_at(0),))
+            self.outbox[leg] = [first]
+            decode_leg = (self.decode_of[leg[1]], leg[1])
+            started = RequestOutput(id=leg[1], is_started=True)
+            self.outbox[decode_leg] = [
+                started,
+                *self._outputs(leg[1], range(1, self.answer_length)),
+            ]
+        self.perform(self.flow.on_prefill_reply(leg[0], leg[1], refusal))
+
+    def fail_call(self, call: SendReserve | SendPrefill, error: PdserveError) -> None:
+        if isinstance(call, SendReserve):
+            self.reserves.remove(call)
+        else:
+            self.prefills.remove(call)
+        self.perform(self.flow.on_call_failed(call.node, call.request.id, error))
+
+    def deliver(self, leg: Leg) -> None:
+        output = self.outbox[leg].pop(0)
+        if not self.outbox[leg]:
+            del self.outbox[leg]
+        if output.finish_reason is not None:
+            self.finished.add(leg)
+        self.delivered.append((leg[0], output))
+        self._note_takeover(leg[1])
+        self.perform(self.flow.on_output(leg[0], output))
+
+    def deliver_again(self, index: int) -> None:
+        node, output = self.delivered[index]
+        self.perform(self.flow.on_output(node, output))
+
+    def lose(self, node: Incarnation) -> None:
+        self.lost.add(node)
+        for leg in [leg for leg in self.outbox if leg[0] == node]:
+            del self.outbox[leg]
+        self.perform(self.flow.on_node_lost(node))
+        for call in [call for call in (*self.reserves, *self.prefills) if call.node == node]:
+            self.fail_call(call, NodeLost("connection lost"))
+
+    def _note_takeover(self, attempt: AttemptId) -> None:
+        # A prefill node holds nothing more once decode runs and token 0 is there.
+        seen = [output for _, output in self.delivered if output.id == attempt]
+        if any(o.is_started for o in seen) and any(o.token_ids[:1] == (token_at(0),) for o in seen):
+            decode = self.decode_of[attempt]
+            self.finished |= {leg for leg in self.asked if leg[1] == attempt and leg[0] != decode}
+
+    def _outputs(self, attempt: AttemptId, indices: range) -> list[RequestOutput]:
+        outputs = []
+        for index in indices:
+            is_last = index == self.answer_length - 1
+            is_full = index == self.max_tokens - 1
+            reason = FinishReason.LENGTH if is_full else FinishReason.STOP if is_last else None
+            outputs.append(
+                RequestOutput(
+                    id=attempt,
+                    first_index=index,
+                    token_ids=(token_at(index),),
+                    finish_reason=reason,
+                )
+            )
+        return outputs
+
+    # What must hold.
+
+    def check(self) -> None:
+        assert self.emitted == [token_at(index) for index in range(len(self.emitted))]
+        assert len(self.emitted) <= self.answer_length
+        assert len(self.outcomes) <= 1
+        assert self.flow.is_done == bool(self.outcomes)
+
+    def check_end(self) -> None:
+        self.check()
+        (outcome,) = self.outcomes
+        if isinstance(outcome, Finish) and outcome.reason is not FinishReason.ABORT:
+            assert len(self.emitted) == self.answer_length
+        assert self.asked <= self.aborted | self.finished, "a leg was neither aborted nor over"
+        assert not +self.num_open
+        assert not self.placed
+        assert self.flow.next_deadline_s() is None
