@@ -240,8 +240,11 @@ class Dispatcher:
         node, attempt = effect.node, effect.request.id
 
         async def ask(client: NodeClient) -> list[Effect]:
-            is_local = effect.must_prefill_locally
-            reply = await client.reserve(effect.request, must_prefill_locally=is_local)
+            reply = await client.reserve(
+                effect.request,
+                must_prefill_locally=effect.must_prefill_locally,
+                may_wait=effect.may_wait,
+            )
             return request.flow.on_reserve_reply(node, attempt, reply, self._clock.now_s())
 
         await self._ask(request, node, attempt, ask)

@@ -25,7 +25,7 @@ from router.core.request_flow import Reservation
 
 log = logging.getLogger("pdserve.router.nodes")
 
-CALL_TIMEOUT_S = 3.0
+ABORT_TIMEOUT_S = 3.0
 SILENCE_S = 5.0
 FIRST_BACKOFF_S = 0.1
 LAST_BACKOFF_S = 2.0
@@ -102,13 +102,14 @@ class NodeClient:
         await self._channel.close(None)
 
     async def reserve(
-        self, request: GenerationRequest, *, must_prefill_locally: bool
+        self, request: GenerationRequest, *, must_prefill_locally: bool, may_wait: bool
     ) -> Reservation | PdserveError:
         """The node's answer; a refusal is returned. Raises a typed error when there is none."""
         message = pb.ReserveRequest(
             envelope=self._envelope,
             request=request_to_proto(request),
             must_prefill_locally=must_prefill_locally,
+            may_wait=may_wait,
         )
         reply: pb.ReserveReply = await self._call(self._stub.Reserve, message, request.deadline_s)
         match reply.WhichOneof("outcome"):
@@ -145,7 +146,9 @@ class NodeClient:
 
     async def _call(self, method: Any, message: object, deadline_s: float) -> Any:
         try:
-            return await method(message, timeout=min(CALL_TIMEOUT_S, deadline_s))
+            # No shorter bound: a node answers between two steps, and a step may be long or the
+            # request may wait for room there. That a node died shows on its stream.
+            return await method(message, timeout=deadline_s)
         except grpc.aio.AioRpcError as failed:
             raise error_of(failed.code(), f"{self._node}: {failed.details()}") from failed
         except grpc.aio.UsageError as closed:
@@ -216,7 +219,7 @@ class NodeClient:
         )
         for num_failures in range(ABORT_TRIES):
             try:
-                await self._call(self._stub.Abort, message, CALL_TIMEOUT_S)
+                await self._call(self._stub.Abort, message, ABORT_TIMEOUT_S)
                 return
             except StaleEpoch:
                 return  # That life of the node is over, and all it held with it.

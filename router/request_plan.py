@@ -63,7 +63,7 @@ class RequestPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Prompt:
-    """`text` is None when the client gave token ids."""
+    """A prompt that leaves room for an answer. `text` is None when the client gave token ids."""
 
     token_ids: tuple[int, ...]
     text: str | None = None
@@ -91,7 +91,6 @@ class Planner:
         return self._plan(
             body,
             [prompt],
-            prompt_param="messages",
             max_tokens=body.max_completion_tokens if has_newer_limit else body.max_tokens,
             max_tokens_param="max_completion_tokens" if has_newer_limit else "max_tokens",
             default_max_tokens=None,
@@ -110,7 +109,6 @@ class Planner:
         return self._plan(
             body,
             self._prompts(body.prompt),
-            prompt_param="prompt",
             max_tokens=body.max_tokens,
             max_tokens_param="max_tokens",
             default_max_tokens=COMPLETION_MAX_TOKENS,
@@ -128,7 +126,6 @@ class Planner:
         body: SamplingFields,
         prompts: Sequence[_Prompt],
         *,
-        prompt_param: str,
         max_tokens: int | None,
         max_tokens_param: str,
         default_max_tokens: int | None,
@@ -150,7 +147,6 @@ class Planner:
                 max_tokens,
                 max_model_len=self._model.max_model_len,
                 default=default_max_tokens,
-                prompt_param=prompt_param,
                 max_tokens_param=max_tokens_param,
             )
             seed = self._seed(body.seed)

@@ -24,11 +24,15 @@ class Choose:
 
 @dataclass(frozen=True, slots=True)
 class SendReserve:
-    """Ask a decode or mixed node; answer with `on_reserve_reply` or `on_call_failed`."""
+    """Ask a decode or mixed node; answer with `on_reserve_reply` or `on_call_failed`.
+
+    With `may_wait` a full node queues the request instead of refusing it.
+    """
 
     node: Incarnation
     request: GenerationRequest
     must_prefill_locally: bool
+    may_wait: bool
 
 
 @dataclass(frozen=True, slots=True)

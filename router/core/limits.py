@@ -26,18 +26,15 @@ def output_limit(
     *,
     max_model_len: int,
     default: int | None,
-    prompt_param: str,
-    max_tokens_param: str = "max_tokens",
+    max_tokens_param: str,
 ) -> int:
-    """Most tokens the answer may have.
+    """Most tokens the answer may have, after a prompt that leaves room for at least one.
 
     Without `max_tokens`: `default`, or all the room there is when that is less or None. An
     explicit `max_tokens` that does not fit is refused rather than cut, with both numbers.
     Raises `InvalidRequest` and `ContextExceeded`.
     """
     room = max_model_len - num_prompt_tokens
-    if room < 1:
-        raise prompt_too_long(num_prompt_tokens, max_model_len, param=prompt_param)
     if max_tokens is None:
         return room if default is None else min(default, room)
     if max_tokens < 1:

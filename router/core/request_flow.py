@@ -11,6 +11,7 @@
     RESERVING   reply: ticket                   PREFILLING  SendPrefill, PlaceRecord
                 reply: local start              LOCAL       PlaceRecord
                 reply: refusal                  CHOOSING    Choose, this node excluded
+                all refused for want of room    CHOOSING    Choose, to wait in a node's queue
                 its output comes first          RUNNING     as in RUNNING
     PREFILLING  reply: refusal                  CHOOSING    Choose, this node excluded
                 token 0                         PREFILLING  EmitTokens
@@ -115,6 +116,8 @@ class RequestFlow:
         self._is_placed = False
         self._reason = ""
         self._excluded: set[Incarnation] = set()
+        self._full: set[Incarnation] = set()
+        self._may_wait = False
         self._aborted: set[tuple[Incarnation, AttemptId]] = set()
         self._retry_after_s: float | None = None
         self._failure: PdserveError | None = None
@@ -170,6 +173,13 @@ class RequestFlow:
         """No node is left for `Choose`."""
         if self.state is not State.CHOOSING:
             return []
+        if isinstance(error, Overloaded) and self._full:
+            # Every node was asked once and is full: now one of them may keep the request waiting.
+            self._may_wait = True
+            self._excluded -= self._full
+            self._full.clear()
+            self._out.append(Choose(None, frozenset(self._excluded)))
+            return self._take_effects()
         if isinstance(error, Overloaded):
             error = self._failure or self._overloaded(str(error), error.retry_after_s)
         self._fail(error)
@@ -318,7 +328,7 @@ class RequestFlow:
         self.state = State.RESERVING
         self._decode, self._planned_prefill = decode, planned_prefill
         is_local = planned_prefill is None
-        self._out.append(SendReserve(decode, self._request(now_s), is_local))
+        self._out.append(SendReserve(decode, self._request(now_s), is_local, self._may_wait))
 
     def _send_prefill(self, prefill: Incarnation, now_s: float) -> None:
         self.state = State.PREFILLING
@@ -341,6 +351,8 @@ class RequestFlow:
         self._send_reserve(decode, None, now_s)
 
     def _on_refusal(self, node: Incarnation, error: PdserveError) -> None:
+        if node == self._decode and isinstance(error, Overloaded) and not self._may_wait:
+            self._full.add(node)
         self._close_leg(node)
         self._excluded.add(node)
         if isinstance(error, (InvalidRequest, DeadlineExceeded)):

@@ -50,6 +50,8 @@ class FakeNode(cast(Any, NodeServicer)):  # type: ignore[misc]
         self.asked: list[GenerationRequest] = []
         self.aborted: list[AttemptId] = []
         self.num_abort_calls = 0
+        self.may_abort = asyncio.Event()
+        self.may_abort.set()
         self.news = asyncio.Event()
         self.streams: list[asyncio.Queue[pb.OutputBatch | None]] = []
         self._server: Any = None
@@ -107,6 +109,7 @@ class FakeNode(cast(Any, NodeServicer)):  # type: ignore[misc]
     async def Abort(self, request: pb.AbortRequest, context: Any) -> pb.AbortReply:  # noqa: N802
         await self._check(request.envelope, context)
         self.num_abort_calls += 1
+        await self.may_abort.wait()
         self.aborted += [AttemptId(a.request_id, a.attempt) for a in request.attempts]
         self.news.set()
         return pb.AbortReply()

@@ -555,6 +555,23 @@ async def test_closing_a_router_ends_its_requests_and_leaves_nothing(cluster: Cl
         await start(router)
 
 
+async def test_closing_waits_until_the_nodes_know(cluster: Cluster) -> None:
+    d = await cluster.add("d0", Role.DECODE)
+    router = await cluster.router()
+    answer = start(router)
+    request = await asked(d)
+    await wait_until(lambda: len(router.recent_placements) == 1, "placed")
+    d.may_abort.clear()
+    closing = asyncio.create_task(router.close())
+    await wait_until(lambda: d.num_abort_calls == 1, "abort under way")
+    await no_placements(cluster)
+    d.may_abort.set()
+    await closing
+    assert d.aborted == [request.id]
+    with pytest.raises(Overloaded):
+        await answer
+
+
 async def test_the_cluster_described(cluster: Cluster) -> None:
     d = await cluster.add("d0", Role.DECODE)
     await cluster.add("p0", Role.PREFILL)

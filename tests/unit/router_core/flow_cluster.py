@@ -75,7 +75,11 @@ class ModelCluster:
                     self._choose(effect)
                 case SendReserve():
                     self.reserves.append(effect)
-                    self._open((effect.node, effect.request.id))
+                    leg = (effect.node, effect.request.id)
+                    if effect.may_wait and leg in self.finished:
+                        self.finished.remove(leg)
+                        self.asked.remove(leg)
+                    self._open(leg)
                     self.decode_of[effect.request.id] = effect.node
                 case SendPrefill():
                     self.prefills.append(effect)
@@ -98,7 +102,7 @@ class ModelCluster:
                     self.outcomes.append(effect)
 
     def _open(self, leg: Leg) -> None:
-        assert leg not in self.asked, "a node is asked once per attempt"
+        assert leg not in self.asked, "a node is asked once per attempt, and once more to let it wait"
         self.asked.add(leg)
         self.num_open[leg[0]] += 1
 
@@ -181,8 +185,10 @@ class ModelCluster:
         for leg in [leg for leg in self.outbox if leg[0] == node]:
             del self.outbox[leg]
         self.perform(self.flow.on_node_lost(node))
-        for call in [call for call in (*self.reserves, *self.prefills) if call.node == node]:
-            self.fail_call(call, NodeLost("connection lost"))
+        calls: list[SendReserve | SendPrefill] = [*self.reserves, *self.prefills]
+        for call in calls:
+            if call.node == node:
+                self.fail_call(call, NodeLost("connection lost"))
 
     def _note_takeover(self, attempt: AttemptId) -> None:
         # A prefill node holds nothing more once decode runs and token 0 is there.

@@ -1,0 +1,153 @@
+"""A cluster to measure: `pdserve up` as a process of its own, and a streaming client for it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import httpx
+
+from common.latency import RequestTiming
+
+START_TIMEOUT_S = 300.0
+STOP_TIMEOUT_S = 60.0
+POLL_S = 0.2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """One request: prompt and output lengths in tokens; the prompt's words depend on `seed`."""
+
+    num_prompt_tokens: int
+    num_output_tokens: int
+    seed: int
+
+    def body(self, model: str) -> dict[str, object]:
+        """A completion that runs to its full length."""
+        prompt = [
+            (7919 * (i + 1) + 104729 * (self.seed + 1)) % 30000 + 3
+            for i in range(self.num_prompt_tokens)
+        ]
+        return {
+            "model": model,
+            "prompt": prompt,
+            "max_tokens": self.num_output_tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+
+
+class RunningCluster:
+    """Talks to a router that is ready."""
+
+    def __init__(self, client: httpx.AsyncClient, model: str) -> None:
+        self._client = client
+        self._model = model
+
+    async def timed(self, load: Load) -> RequestTiming:
+        """Send one request and note when each piece of its answer came."""
+        arrived_at_s = time.monotonic()
+        chunks: list[float] = []
+        num_tokens = 0
+        body = load.body(self._model)
+        async with self._client.stream("POST", "/v1/completions", json=body) as response:
+            if response.status_code != 200:
+                raise RuntimeError(f"{response.status_code}: {await response.aread()!r}")
+            async for line in response.aiter_lines():
+                if not line.startswith("data: ") or line == "data: [DONE]":
+                    continue
+                event = json.loads(line[6:])
+                if "error" in event:
+                    raise RuntimeError(str(event["error"]))
+                if event["choices"]:
+                    chunks.append(time.monotonic())
+                if event.get("usage"):
+                    num_tokens = event["usage"]["completion_tokens"]
+        return RequestTiming(
+            arrived_at_s=arrived_at_s, chunk_at_s=tuple(chunks), num_tokens=num_tokens
+        )
+
+
+@asynccontextmanager
+async def started_cluster(arguments: Sequence[str]) -> AsyncIterator[RunningCluster]:
+    """`pdserve up` with `arguments` on a free port, stopped at the end."""
+    port = _free_port()
+    url = f"http://127.0.0.1:{port}"
+    with tempfile.TemporaryFile("w+") as log:
+        process = _start(
+            [sys.executable, "-m", "pdserve", "up", "--port", str(port), *arguments], log
+        )
+        try:
+            async with running_cluster(url, process) as cluster:
+                yield cluster
+        except BaseException:
+            log.seek(0)
+            sys.stderr.write(log.read())
+            raise
+        finally:
+            process.send_signal(signal.SIGINT)
+            await asyncio.to_thread(process.wait, STOP_TIMEOUT_S)
+
+
+@asynccontextmanager
+async def running_cluster(
+    url: str, process: subprocess.Popen[bytes] | None = None
+) -> AsyncIterator[RunningCluster]:
+    """A router at `url`, once it is ready. With `process`, gives up as soon as that has ended."""
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(base_url=url, timeout=None, limits=limits) as client:
+        deadline_s = time.monotonic() + START_TIMEOUT_S
+        while not await _is_ready(client):
+            if process is not None and process.poll() is not None:
+                raise RuntimeError(f"the cluster ended with {process.returncode}")
+            if time.monotonic() > deadline_s:
+                raise RuntimeError(f"{url} was not ready after {START_TIMEOUT_S:.0f} s")
+            await asyncio.sleep(POLL_S)
+        models = (await client.get("/v1/models")).json()
+        yield RunningCluster(client, models["data"][0]["id"])
+
+
+def _start(command: list[str], log: IO[str]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        command,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        stdin=subprocess.DEVNULL,
+        env=_environment(),
+    )
+
+
+async def _is_ready(client: httpx.AsyncClient) -> bool:
+    try:
+        if (await client.get("/ready")).status_code != 200:
+            return False
+        nodes = (await client.get("/v1/cluster")).json()["nodes"]
+    except httpx.TransportError:
+        return False
+    roles = {node["role"] for node in nodes}
+    return "mixed" in roles or {"prefill", "decode"} <= roles
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
+
+
+def _environment() -> dict[str, str]:
+    root = str(Path(__file__).resolve().parent.parent)
+    return {**os.environ, "PYTHONPATH": root}

@@ -1,0 +1,269 @@
+"""Values survive the wire, and what is malformed is named."""
+
+from __future__ import annotations
+
+import grpc
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.errors import (
+    DeadlineExceeded,
+    HandoffFailed,
+    InternalError,
+    InvalidRequest,
+    LayoutMismatch,
+    NodeLost,
+    Overloaded,
+    PdserveError,
+    PeerProtocolError,
+    StaleEpoch,
+)
+from common.ids import AttemptId, Incarnation
+from common.request import (
+    FinishReason,
+    GenerationRequest,
+    RequestOutput,
+    SamplingParams,
+    TokenLogprobs,
+)
+from protos import pdserve_node_pb2 as pb
+from protos.codec import (
+    PROTOCOL_VERSION,
+    check_envelope,
+    make_envelope,
+    output_from_proto,
+    output_to_proto,
+    refusal_to_error,
+    refusal_to_proto,
+    request_from_proto,
+    request_to_proto,
+    sampling_from_proto,
+    sampling_to_proto,
+    to_ms,
+)
+from protos.rpc_errors import error_of, status_of
+
+ROUTER = Incarnation("router-0", 3)
+NODE = Incarnation("decode-0", 9)
+token_ids = st.integers(0, 2**32 - 1)
+
+
+def wire(message: pb.GenerationRequest) -> pb.GenerationRequest:
+    return pb.GenerationRequest.FromString(message.SerializeToString())
+
+
+sampling_params = st.builds(
+    SamplingParams,
+    max_tokens=st.integers(1, 2**32 - 1),
+    temperature=st.floats(0, 100),
+    top_k=st.integers(0, 2**32 - 1),
+    top_p=st.floats(0.001, 1),
+    min_p=st.floats(0, 1),
+    repetition_penalty=st.floats(0.001, 10),
+    presence_penalty=st.floats(-2, 2),
+    frequency_penalty=st.floats(-2, 2),
+    seed=st.integers(0, 2**64 - 1),
+    logprobs=st.none() | st.integers(0, 20),
+    stop_token_ids=st.lists(token_ids, max_size=64).map(tuple),
+    ignore_eos=st.booleans(),
+)
+
+
+@given(sampling_params, st.lists(token_ids, min_size=1, max_size=50), st.integers(1, 10**9))
+def test_requests_survive_the_wire(
+    sampling: SamplingParams, prompt: list[int], deadline_ms: int
+) -> None:
+    request = GenerationRequest(
+        id=AttemptId("req-1", 2),
+        prompt_token_ids=tuple(prompt),
+        sampling=sampling,
+        deadline_s=deadline_ms / 1000,
+    )
+    received = request_from_proto(wire(request_to_proto(request)))
+    assert received.id == request.id
+    assert received.prompt_token_ids == request.prompt_token_ids
+    assert received.sampling == request.sampling
+    assert received.deadline_s == pytest.approx(request.deadline_s, abs=0.0011)
+
+
+@given(st.lists(token_ids, max_size=5), st.integers(0, 2**32 - 1), st.booleans())
+def test_outputs_survive_the_wire(ids: list[int], first: int, is_started: bool) -> None:
+    output = RequestOutput(
+        id=AttemptId("req-1", 1),
+        first_index=first,
+        token_ids=tuple(ids),
+        logprobs=tuple(TokenLogprobs(-0.5, ((7, -0.5), (8, -1.5))) for _ in ids),
+        num_cached_tokens=64,
+        is_started=is_started,
+        finish_reason=FinishReason.LENGTH,
+    )
+    received = pb.RequestOutput.FromString(output_to_proto(output).SerializeToString())
+    assert output_from_proto(received) == output
+
+
+def test_an_output_that_goes_on_has_no_reason_and_an_error_has_a_short_text() -> None:
+    going_on = RequestOutput(id=AttemptId("req-1", 1))
+    assert output_from_proto(output_to_proto(going_on)).finish_reason is None
+    failed = RequestOutput(
+        id=AttemptId("req-1", 1),
+        finish_reason=FinishReason.ERROR,
+        error_code="node_lost",
+        error_message="x" * 5000,
+    )
+    assert len(output_from_proto(output_to_proto(failed)).error_message) == 1000
+
+
+def test_logprobs_of_none_differ_from_logprobs_of_0() -> None:
+    for logprobs in (None, 0, 5):
+        params = SamplingParams(max_tokens=1, logprobs=logprobs)
+        assert sampling_from_proto(sampling_to_proto(params)).logprobs == logprobs
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"request_id": ""}, "request_id has 0 characters"),
+        ({"request_id": "x" * 129}, "request_id has 129 characters"),
+        ({"attempt": 0}, "attempt is 0"),
+        ({"prompt_token_ids": []}, "prompt is empty"),
+        ({"deadline_ms": 0}, "deadline_ms is 0"),
+        ({"sampling": pb.SamplingParams()}, "max_tokens is 0"),
+        ({"sampling": pb.SamplingParams(max_tokens=1)}, "top_p is 0"),
+        ({"sampling": pb.SamplingParams(max_tokens=1, top_p=float("nan"))}, "top_p is nan"),
+    ],
+)
+def test_a_malformed_request_is_named(change: dict[str, object], text: str) -> None:
+    fields: dict[str, object] = {
+        "request_id": "req-1",
+        "attempt": 1,
+        "prompt_token_ids": [1],
+        "deadline_ms": 5,
+        "sampling": sampling_to_proto(SamplingParams(max_tokens=1)),
+    }
+    request_from_proto(pb.GenerationRequest(**fields))  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest, match=text):
+        request_from_proto(pb.GenerationRequest(**(fields | change)))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "sampling"),
+    [
+        ((2**32,), SamplingParams(max_tokens=1)),
+        ((-1,), SamplingParams(max_tokens=1)),
+        ((1,), SamplingParams(max_tokens=2**32)),
+        ((1,), SamplingParams(max_tokens=1, top_k=2**32)),
+        ((1,), SamplingParams(max_tokens=1, stop_token_ids=(-5,))),
+    ],
+)
+def test_numbers_that_do_not_fit_the_wire_are_refused(
+    prompt: tuple[int, ...], sampling: SamplingParams
+) -> None:
+    request = GenerationRequest(
+        id=AttemptId("req-1", 1), prompt_token_ids=prompt, sampling=sampling, deadline_s=1.0
+    )
+    with pytest.raises(InvalidRequest, match="fit the wire"):
+        request_to_proto(request)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        pb.RequestOutput(request_id="", attempt=1),
+        pb.RequestOutput(request_id="r", attempt=0),
+        pb.RequestOutput(request_id="r", attempt=1, finish_reason="tired"),
+        pb.RequestOutput(request_id="r", attempt=1, finish_reason="error"),
+        pb.RequestOutput(request_id="r", attempt=1, logprobs=[pb.TokenLogprobs()]),
+        pb.RequestOutput(
+            request_id="r",
+            attempt=1,
+            token_ids=[1],
+            logprobs=[pb.TokenLogprobs(top_token_ids=[1], top_logprobs=[])],
+        ),
+        pb.RequestOutput(
+            request_id="r",
+            attempt=1,
+            token_ids=[1],
+            logprobs=[pb.TokenLogprobs(top_token_ids=[1] * 21, top_logprobs=[0.0] * 21)],
+        ),
+    ],
+)
+def test_a_malformed_output_is_a_broken_peer(message: pb.RequestOutput) -> None:
+    with pytest.raises(PeerProtocolError):
+        output_from_proto(message)
+
+
+def test_an_envelope_names_its_sender() -> None:
+    assert check_envelope(make_envelope(ROUTER, NODE), NODE) == ROUTER
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "text"),
+    [
+        ({"protocol_version": 2}, PeerProtocolError, "version is 2: wanted 1"),
+        ({"protocol_version": 0}, PeerProtocolError, "version is 0"),
+        ({"sender_id": ""}, PeerProtocolError, "sender_id"),
+        ({"sender_id": "x" * 129}, PeerProtocolError, "sender_id"),
+        ({"receiver_epoch": 8}, StaleEpoch, "for decode-0#8, this is decode-0#9"),
+        ({"receiver_epoch": 10}, StaleEpoch, "decode-0#10"),
+        ({"receiver_id": "decode-1"}, StaleEpoch, "decode-1#9"),
+    ],
+)
+def test_an_envelope_for_somebody_else_is_refused(
+    change: dict[str, object], error: type[PdserveError], text: str
+) -> None:
+    """F01, F63, F118."""
+    envelope = make_envelope(ROUTER, NODE)
+    assert envelope.protocol_version == PROTOCOL_VERSION == 1
+    for name, value in change.items():
+        setattr(envelope, name, value)
+    with pytest.raises(error, match=text):
+        check_envelope(envelope, NODE)
+    with pytest.raises(PeerProtocolError):
+        check_envelope(pb.Envelope(), NODE)
+
+
+def test_refusals_keep_type_text_and_time() -> None:
+    full = refusal_to_proto(Overloaded("no seat", retry_after_s=1.5), free_blocks=3, free_seats=0)
+    assert (full.free_blocks, full.free_seats) == (3, 0)
+    error = refusal_to_error(full)
+    assert isinstance(error, Overloaded)
+    assert (str(error), error.retry_after_s) == ("no seat", 1.5)
+    assert type(refusal_to_error(refusal_to_proto(StaleEpoch("old")))) is StaleEpoch
+    assert type(refusal_to_error(pb.Refusal(code="?"))) is InternalError
+    assert len(refusal_to_proto(InternalError("x" * 5000)).message) == 1000
+
+
+@pytest.mark.parametrize(
+    ("span_s", "ms"),
+    [(0.0, 1), (-1.0, 1), (0.0001, 1), (1.0, 1000), (1.0001, 1001), (1e12, 2**32 - 1)],
+)
+def test_spans_are_rounded_up_and_bounded(span_s: float, ms: int) -> None:
+    assert to_ms(span_s) == ms
+    assert to_ms(float("nan")) == to_ms(float("inf")) == 2**32 - 1
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "comes_back_as"),
+    [
+        (StaleEpoch("x"), grpc.StatusCode.FAILED_PRECONDITION, StaleEpoch),
+        (InvalidRequest("x"), grpc.StatusCode.INVALID_ARGUMENT, InvalidRequest),
+        (Overloaded("x"), grpc.StatusCode.RESOURCE_EXHAUSTED, Overloaded),
+        (DeadlineExceeded("x"), grpc.StatusCode.DEADLINE_EXCEEDED, NodeLost),
+        (NodeLost("x"), grpc.StatusCode.UNAVAILABLE, NodeLost),
+        (PeerProtocolError("x"), grpc.StatusCode.FAILED_PRECONDITION, StaleEpoch),
+        (LayoutMismatch("x"), grpc.StatusCode.ABORTED, NodeLost),
+        (HandoffFailed("x"), grpc.StatusCode.ABORTED, NodeLost),
+        (InternalError("x"), grpc.StatusCode.INTERNAL, InternalError),
+    ],
+)
+def test_errors_as_statuses(
+    error: PdserveError, status: grpc.StatusCode, comes_back_as: type[PdserveError]
+) -> None:
+    assert status_of(error) is status
+    assert type(error_of(status, "x")) is comes_back_as
+
+
+def test_a_server_without_the_service_breaks_the_protocol() -> None:
+    assert type(error_of(grpc.StatusCode.UNIMPLEMENTED, "x")) is PeerProtocolError
+    assert type(error_of(grpc.StatusCode.UNKNOWN, "x")) is InternalError

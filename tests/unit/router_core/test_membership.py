@@ -1,0 +1,185 @@
+"""Who can be chosen, from what the store lists and what the streams say."""
+
+from __future__ import annotations
+
+from common.ids import Incarnation
+from common.nodes import NodeLoad, NodeRecord, Role
+from placement.store import LiveNode
+from router.core.membership import Membership
+
+LEASE_S = 5.0
+
+
+def live(
+    node_id: str = "d0", epoch: int = 1, role: Role = Role.DECODE, num_running: int = 0
+) -> LiveNode:
+    record = NodeRecord(
+        incarnation=Incarnation(node_id, epoch),
+        role=role,
+        control_address="127.0.0.1:1",
+        model="m",
+        fingerprint="f",
+        block_size=16,
+        num_blocks=10,
+        max_num_seqs=4,
+        max_model_len=100,
+    )
+    load = NodeLoad(
+        free_blocks=10, free_seats=4, num_running=num_running, num_waiting=1, queued_tokens=0
+    )
+    return LiveNode(record=record, load=load)
+
+
+def chosen(membership: Membership, now_s: float) -> list[str]:
+    return [str(node.incarnation) for node in membership.nodes(now_s)]
+
+
+def with_nodes(*nodes: LiveNode, now_s: float = 0.0) -> Membership:
+    """Listed and heard."""
+    membership = Membership(lease_s=LEASE_S)
+    membership.on_listing(nodes, now_s)
+    for node in nodes:
+        membership.on_heard(node.record.incarnation)
+    return membership
+
+
+def test_a_node_is_chosen_when_listed_and_heard() -> None:
+    membership = Membership(lease_s=LEASE_S)
+    membership.on_heard(Incarnation("d0", 1))
+    membership.on_listing([live()], 0.0)
+    assert chosen(membership, 0.0) == []
+    membership.on_heard(Incarnation("d0", 1))
+    assert chosen(membership, 0.0) == ["d0#1"]
+
+
+def test_nodes_come_ordered_and_routers_are_none() -> None:
+    membership = with_nodes(live("d1"), live("d0"), live("r0", role=Role.ROUTER))
+    assert chosen(membership, 0.0) == ["d0#1", "d1#1"]
+    assert len(membership.records()) == 2
+
+
+def test_a_lost_node_is_out_until_it_is_heard_again() -> None:
+    """F67: no verdict is for ever."""
+    membership = with_nodes(live())
+    membership.on_lost(Incarnation("d0", 1))
+    membership.on_listing([live()], 1.0)
+    assert chosen(membership, 1.0) == []
+    assert len(membership.records()) == 1, "its stream is tried again"
+    membership.on_heard(Incarnation("d0", 1))
+    assert chosen(membership, 1.0) == ["d0#1"]
+
+
+def test_a_newer_incarnation_replaces_the_older_one_at_once() -> None:
+    """F63."""
+    membership = with_nodes(live(epoch=1))
+    membership.on_listing([live(epoch=2)], 1.0)
+    assert chosen(membership, 1.0) == []
+    assert [str(record.incarnation) for record in membership.records()] == ["d0#2"]
+    membership.on_heard(Incarnation("d0", 1))
+    assert chosen(membership, 1.0) == []
+    membership.on_heard(Incarnation("d0", 2))
+    assert chosen(membership, 1.0) == ["d0#2"]
+
+
+def test_a_replaced_node_that_still_answers_is_kept_for_what_it_holds_only() -> None:
+    membership = with_nodes(live(epoch=1))
+    membership.on_leg_opened(Incarnation("d0", 1))
+    membership.on_listing([live(epoch=2)], 1.0)
+    assert len(membership.records()) == 2
+    assert chosen(membership, 1.0) == []
+    membership.on_leg_closed(Incarnation("d0", 1))
+    membership.on_listing([live(epoch=2)], 2.0)
+    assert len(membership.records()) == 1
+
+
+def test_a_node_that_the_store_drops_stays_for_one_lease() -> None:
+    """F72: an emptied store fills again within a lease."""
+    membership = with_nodes(live())
+    membership.on_listing([], 4.0)
+    assert chosen(membership, 5.0) == ["d0#1"]
+    assert chosen(membership, 5.1) == []
+    membership.on_listing([], 5.1)
+    assert membership.records() == []
+
+
+def test_a_store_that_is_away_takes_nobody_away_for_a_bounded_time() -> None:
+    membership = with_nodes(live())
+    for now_s in (1.0, 300.0, 600.0):
+        membership.on_store_away(now_s)
+        assert chosen(membership, now_s) == ["d0#1"]
+    membership.on_store_away(601.0)
+    assert chosen(membership, 601.0) == []
+    assert membership.records() == []
+
+
+def test_a_store_that_comes_back_empty_leaves_one_lease_to_register() -> None:
+    membership = with_nodes(live("d0"), live("d1"))
+    membership.on_lost(Incarnation("d1", 1))
+    assert not membership.is_store_away
+    membership.on_store_away(100.0)
+    assert [membership.is_store_away, chosen(membership, 100.0)] == [True, ["d0#1"]]
+    membership.on_listing([], 200.0)
+    assert [membership.is_store_away, chosen(membership, 200.0)] == [False, ["d0#1"]]
+    assert chosen(membership, 205.0) == ["d0#1"]
+    assert [r.incarnation.node_id for r in membership.records()] == ["d0"]
+    assert chosen(membership, 205.1) == []
+
+
+def test_a_replaced_node_does_not_return_with_the_store() -> None:
+    membership = with_nodes(live(epoch=1))
+    membership.on_leg_opened(Incarnation("d0", 1))
+    membership.on_listing([live(epoch=2)], 1.0)
+    membership.on_store_away(2.0)
+    membership.on_listing([], 3.0)
+    assert chosen(membership, 3.0) == []
+
+
+def test_a_dropped_node_keeps_its_stream_for_the_requests_it_runs() -> None:
+    """F115: a draining node leaves placement first, and finishes what it has."""
+    membership = with_nodes(live())
+    membership.on_leg_opened(Incarnation("d0", 1))
+    membership.on_listing([], 6.0)
+    assert chosen(membership, 6.0) == []
+    assert len(membership.records()) == 1
+    membership.on_lost(Incarnation("d0", 1))
+    membership.on_listing([], 7.0)
+    assert membership.records() == []
+
+
+def num_requests(membership: Membership) -> int:
+    (node,) = membership.nodes(0.0)
+    return node.num_requests
+
+
+def test_requests_sent_since_the_last_report_count() -> None:
+    """F76: a burst between two reports does not land on one node."""
+    node = Incarnation("d0", 1)
+    membership = with_nodes(live(num_running=10))
+    assert num_requests(membership) == 11
+    for _ in range(3):
+        membership.on_leg_opened(node)
+    assert num_requests(membership) == 14
+    membership.on_leg_closed(node)
+    assert num_requests(membership) == 13
+    membership.on_listing([live(num_running=12)], 0.0)
+    assert num_requests(membership) == 13
+    membership.on_leg_closed(node)
+    assert num_requests(membership) == 13
+
+
+def test_a_frozen_report_is_corrected_by_what_this_router_runs() -> None:
+    node = Incarnation("d0", 1)
+    membership = with_nodes(live())
+    for _ in range(5):
+        membership.on_leg_opened(node)
+        membership.on_listing([live()], 0.0)
+    assert num_requests(membership) == 5
+
+
+def test_unknown_nodes_are_ignored() -> None:
+    membership = Membership(lease_s=LEASE_S)
+    node = Incarnation("ghost", 1)
+    membership.on_lost(node)
+    membership.on_leg_opened(node)
+    membership.on_leg_closed(node)
+    assert membership.records() == []

@@ -1,0 +1,238 @@
+"""Filter, score, pick."""
+
+from __future__ import annotations
+
+import pytest
+
+from common.errors import InvalidRequest, Overloaded
+from common.ids import Incarnation
+from common.nodes import NodeLoad, NodeRecord, Role
+from router.core.placement import Choice, Placer
+from router.core.policies import POLICIES
+from router.core.policies.query import NodeView, PolicyState, Query
+from router.core.prefix_map import PrefixMap
+
+NOBODY: frozenset[Incarnation] = frozenset()
+
+
+def node(
+    node_id: str,
+    role: Role = Role.DECODE,
+    *,
+    num_requests: int = 0,
+    fingerprint: str = "f",
+    max_model_len: int = 1000,
+    free_blocks: int = 100,
+    queued_tokens: int = 0,
+    is_draining: bool = False,
+) -> NodeView:
+    record = NodeRecord(
+        incarnation=Incarnation(node_id, 1),
+        role=role,
+        control_address="127.0.0.1:1",
+        model="m",
+        fingerprint=fingerprint,
+        block_size=4,
+        num_blocks=100,
+        max_num_seqs=10,
+        max_model_len=max_model_len,
+    )
+    load = NodeLoad(
+        free_blocks=free_blocks,
+        free_seats=10,
+        num_running=0,
+        num_waiting=0,
+        queued_tokens=queued_tokens,
+        is_draining=is_draining,
+    )
+    return NodeView(record=record, load=load, num_requests=num_requests)
+
+
+def prefill(node_id: str, **more: object) -> NodeView:
+    return node(node_id, Role.PREFILL, **more)  # type: ignore[arg-type]
+
+
+def query(num_tokens: int = 16, max_tokens: int = 8, first: int = 0) -> Query:
+    return Query(tuple(range(first, first + num_tokens)), max_tokens)
+
+
+def choose(
+    nodes: list[NodeView],
+    request: Query | None = None,
+    excluded: frozenset[Incarnation] = NOBODY,
+    policy: str = "least_loaded",
+) -> Choice:
+    return Placer(policy).choose(nodes, request or query(), excluded)
+
+
+def names(choice: Choice) -> tuple[str | None, str | None]:
+    return (
+        None if choice.decode is None else choice.decode.node_id,
+        None if choice.prefill is None else choice.prefill.node_id,
+    )
+
+
+@pytest.mark.parametrize(
+    ("nodes", "max_tokens", "expected"),
+    [
+        ([node("d0"), prefill("p0")], 8, ("d0", "p0")),
+        ([node("d0")], 8, ("d0", None)),
+        ([node("m0", Role.MIXED), prefill("p0")], 8, ("m0", None)),
+        ([node("d0"), prefill("p0", fingerprint="other")], 8, ("d0", None)),
+        ([node("d0"), prefill("p0"), prefill("p1", queued_tokens=900)], 8, ("d0", "p0")),
+        ([node("d0"), prefill("p0", queued_tokens=900), prefill("p1")], 8, ("d0", "p1")),
+        ([node("d0", num_requests=3), node("d1")], 8, ("d1", None)),
+        ([node("d0", num_requests=3), node("m0", Role.MIXED)], 8, ("m0", None)),
+        ([node("d0", free_blocks=10), node("d1", free_blocks=50)], 8, ("d1", None)),
+        ([node("d1"), node("d0")], 8, ("d0", None)),
+        ([node("d0", is_draining=True), node("d1", num_requests=9)], 8, ("d1", None)),
+        ([node("d0", max_model_len=23), node("d1", num_requests=9)], 8, ("d1", None)),
+        ([node("d0", max_model_len=24), node("d1", num_requests=9)], 8, ("d0", None)),
+        ([node("d0"), prefill("p0", is_draining=True)], 8, ("d0", None)),
+        ([node("d0"), prefill("p0", max_model_len=23)], 8, ("d0", None)),
+        ([node("d0"), prefill("p0")], 1, (None, "p0")),
+        ([prefill("p0")], 1, (None, "p0")),
+        ([node("d0")], 1, ("d0", None)),
+    ],
+)
+def test_who_is_chosen(
+    nodes: list[NodeView], max_tokens: int, expected: tuple[str | None, str | None]
+) -> None:
+    choice = choose(nodes, query(max_tokens=max_tokens))
+    assert names(choice) == expected
+    assert choice.reason
+
+
+def test_nodes_that_were_tried_are_not_chosen() -> None:
+    nodes = [node("d0"), node("d1"), prefill("p0"), prefill("p1")]
+    tried = frozenset({Incarnation("d0", 1), Incarnation("p0", 1)})
+    assert names(choose(nodes, excluded=tried)) == ("d1", "p1")
+
+
+@pytest.mark.parametrize(
+    ("nodes", "text"),
+    [
+        ([], "no decode or mixed node is alive"),
+        ([prefill("p0")], "no decode or mixed node is alive"),
+        ([node("d0", is_draining=True)], "every decode or mixed node is draining"),
+    ],
+)
+def test_a_missing_role_is_named(nodes: list[NodeView], text: str) -> None:
+    with pytest.raises(Overloaded, match=text):
+        choose(nodes)
+
+
+def test_when_all_were_tried_it_says_so() -> None:
+    tried = frozenset({Incarnation("d0", 1)})
+    with pytest.raises(Overloaded, match="all 1 decode and mixed nodes refused or failed"):
+        choose([node("d0")], excluded=tried)
+
+
+def test_a_request_too_long_for_every_node_is_the_callers_fault() -> None:
+    nodes = [node("d0", max_model_len=20), node("d1", max_model_len=23), prefill("p0")]
+    text = r"16 prompt tokens and max_tokens 8 make 24: wanted at most max_model_len = 23"
+    with pytest.raises(InvalidRequest, match=text) as wrong:
+        choose(nodes)
+    assert wrong.value.param == "max_tokens"
+
+
+def test_another_prefill_node_for_a_reservation() -> None:
+    placer = Placer("least_loaded")
+    nodes = [node("d0"), prefill("p0"), prefill("p1"), prefill("p2", fingerprint="other")]
+    d0, p0, p1 = (Incarnation(name, 1) for name in ("d0", "p0", "p1"))
+    assert names(placer.choose_prefill(nodes, query(), d0, {p0})) == ("d0", "p1")
+    assert names(placer.choose_prefill(nodes, query(), d0, {p0, p1})) == ("d0", None)
+    assert names(placer.choose_prefill(nodes[1:], query(), d0, {p0})) == ("d0", None)
+
+
+def test_an_unknown_policy_is_refused() -> None:
+    with pytest.raises(KeyError):
+        Placer("coin_toss")
+
+
+def test_round_robin_takes_turns_on_both_sides() -> None:
+    placer = Placer("round_robin")
+    nodes = [node("d0"), node("d1"), prefill("p0"), prefill("p1")]
+    pairs = [names(placer.choose(nodes, query(), NOBODY)) for _ in range(4)]
+    assert pairs == [("d0", "p0"), ("d1", "p1"), ("d0", "p0"), ("d1", "p1")]
+
+
+def test_a_common_start_goes_where_it_was_before() -> None:
+    placer = Placer("prefix_affinity")
+    nodes = [node("d0"), node("d1"), prefill("p0"), prefill("p1")]
+    assert names(placer.choose(nodes, query(), NOBODY)) == ("d0", "p0")
+    busier = [node("d0", num_requests=2), node("d1"), prefill("p0", num_requests=2), prefill("p1")]
+    assert names(placer.choose(busier, query(), NOBODY)) == ("d0", "p0")
+    assert names(placer.choose(busier, query(first=500), NOBODY)) == ("d1", "p1")
+
+
+def test_a_common_start_does_not_pile_up_on_a_full_node() -> None:
+    placer = Placer("prefix_affinity")
+    placer.choose([node("d0"), node("d1")], query(), NOBODY)
+    full = [node("d0", num_requests=10, free_blocks=20), node("d1")]
+    assert names(placer.choose(full, query(), NOBODY)) == ("d1", None)
+
+
+def test_a_new_life_of_a_node_is_not_believed_to_hold_anything() -> None:
+    state = PolicyState()
+    nodes = [node("d0"), node("d1")]
+    request = query()
+    state.prefixes.add(request.block_hashes(nodes[0].record), Incarnation("d0", 7))
+    assert POLICIES["prefix_affinity"](nodes, request, state) == pytest.approx([2 / 3, 2 / 3])
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_scores_lie_between_0_and_1(policy: str) -> None:
+    nodes = [
+        node("a", num_requests=10_000, free_blocks=0, queued_tokens=10**9),
+        node("b", free_blocks=10**6),
+        node("c"),
+    ]
+    scores = POLICIES[policy](nodes, query(), PolicyState(turn=5))
+    assert len(scores) == 3
+    assert all(0 <= score <= 1 for score in scores)
+
+
+def test_fuller_nodes_score_less_even_beyond_full() -> None:
+    nodes = [node("a", num_requests=count) for count in (0, 5, 10, 20, 400)]
+    scores = POLICIES["least_loaded"](nodes, query(), PolicyState())
+    assert scores == sorted(set(scores), reverse=True)
+
+
+def test_hashes_are_of_full_blocks_and_of_a_bounded_head() -> None:
+    request = Query(tuple(range(4 * 600 + 3)), 8)
+    record = node("a").record
+    hashes = request.block_hashes(record)
+    assert len(hashes) == 512
+    assert request.block_hashes(record) is hashes
+    assert request.block_hashes(node("b", fingerprint="other").record) != hashes
+
+
+def test_the_prefix_map_counts_leading_blocks_only() -> None:
+    prefixes = PrefixMap()
+    first, second, third = (bytes([index]) for index in range(3))
+    a, b = Incarnation("a", 1), Incarnation("b", 1)
+    prefixes.add([first, second, third], a)
+    prefixes.add([second], b)
+    assert prefixes.num_hits([first, second, third], a) == 3
+    assert prefixes.num_hits([first, b"?", third], a) == 1
+    assert prefixes.num_hits([first, second], b) == 0
+    assert prefixes.num_hits([], a) == 0
+
+
+def test_the_prefix_map_is_bounded_and_forgets_the_longest_unused() -> None:
+    """F78."""
+    prefixes = PrefixMap(max_hashes=3)
+    a = Incarnation("a", 1)
+    prefixes.add([b"1", b"2"], a)
+    prefixes.add([b"3"], a)
+    prefixes.add([b"1"], a)
+    prefixes.add([b"4"], a)
+    assert len(prefixes) == 3
+    assert prefixes.num_hits([b"2"], a) == 0
+    assert prefixes.num_hits([b"1"], a) == 1
+    for epoch in range(100):
+        prefixes.add([b"1"], Incarnation("b", epoch))
+    assert prefixes.num_hits([b"1"], a) == 0
+    assert prefixes.num_hits([b"1"], Incarnation("b", 99)) == 1
+    assert len(prefixes._nodes[b"1"]) == 8

@@ -1,0 +1,492 @@
+"""The transitions of a request flow, one by one."""
+
+from __future__ import annotations
+
+import pytest
+
+from common.errors import (
+    DeadlineExceeded,
+    HandoffFailed,
+    InternalError,
+    InvalidRequest,
+    NodeLost,
+    Overloaded,
+    PdserveError,
+    PeerProtocolError,
+    StaleEpoch,
+)
+from common.ids import AttemptId, Incarnation
+from common.request import FinishReason, RequestOutput, SamplingParams, TokenLogprobs
+from router.core.effects import (
+    Choose,
+    Effect,
+    EmitTokens,
+    Fail,
+    Finish,
+    LegClosed,
+    PlaceRecord,
+    SendAbort,
+    SendPrefill,
+    SendReserve,
+    Unplace,
+)
+from router.core.request_flow import RequestFlow, Reservation, State
+
+P0, P1 = Incarnation("p0", 1), Incarnation("p1", 1)
+D0, D1 = Incarnation("d0", 1), Incarnation("d1", 1)
+FIRST, SECOND, THIRD = (AttemptId("req", number) for number in (1, 2, 3))
+TICKET = Reservation("ticket", 64)
+LOCAL = Reservation(None, 32)
+
+
+def new_flow(max_tokens: int = 8, logprobs: int | None = None) -> RequestFlow:
+    sampling = SamplingParams(max_tokens=max_tokens, logprobs=logprobs)
+    flow = RequestFlow("req", (1, 2, 3), sampling, deadline_at_s=60.0)
+    assert flow.start() == [Choose(None, frozenset())]
+    return flow
+
+
+def reserving(prefill: Incarnation | None = P0) -> RequestFlow:
+    flow = new_flow()
+    (reserve,) = flow.on_choice(D0, prefill, "why", 10.0)
+    assert isinstance(reserve, SendReserve)
+    assert (reserve.node, reserve.must_prefill_locally) == (D0, prefill is None)
+    return flow
+
+
+def prefilling() -> RequestFlow:
+    flow = reserving()
+    flow.on_reserve_reply(D0, FIRST, TICKET, 11.0)
+    assert flow.state is State.PREFILLING
+    return flow
+
+
+def running(*, first_token: bool = True) -> RequestFlow:
+    flow = prefilling()
+    if first_token:
+        flow.on_output(P0, output(FIRST, 0, 10))
+    flow.on_output(D0, output(FIRST, 1, is_started=True))
+    assert flow.state is State.RUNNING
+    return flow
+
+
+def output(
+    attempt: AttemptId,
+    first: int,
+    *token_ids: int,
+    finish: FinishReason | None = None,
+    is_started: bool = False,
+    error: PdserveError | None = None,
+) -> RequestOutput:
+    return RequestOutput(
+        id=attempt,
+        first_index=first,
+        token_ids=token_ids,
+        finish_reason=FinishReason.ERROR if error else finish,
+        is_started=is_started,
+        error_code=error.code if error else "",
+        error_message=str(error or ""),
+    )
+
+
+def emitted(effects: list[Effect]) -> list[int]:
+    chunks = [effect.chunk for effect in effects if isinstance(effect, EmitTokens)]
+    return [token_id for chunk in chunks for token_id in chunk.token_ids]
+
+
+def failure(effects: list[Effect]) -> PdserveError:
+    (fail,) = [effect for effect in effects if isinstance(effect, Fail)]
+    return fail.error
+
+
+def aborts(effects: list[Effect]) -> set[tuple[Incarnation, AttemptId]]:
+    return {(e.node, e.attempt) for e in effects if isinstance(e, SendAbort)}
+
+
+def test_the_requests_carry_what_is_left_of_the_deadline() -> None:
+    flow = new_flow()
+    (reserve,) = flow.on_choice(D0, P0, "why", 10.0)
+    assert isinstance(reserve, SendReserve)
+    assert (reserve.request.id, reserve.request.deadline_s) == (FIRST, 50.0)
+    prefill, place = flow.on_reserve_reply(D0, FIRST, TICKET, 12.0)
+    assert isinstance(prefill, SendPrefill)
+    assert (prefill.node, prefill.ticket, prefill.request.deadline_s) == (P0, "ticket", 48.0)
+    assert place == PlaceRecord(FIRST, D0, P0, "why")
+
+
+def test_a_deadline_that_passed_meanwhile_is_sent_as_the_shortest_one() -> None:
+    flow = new_flow()
+    (reserve,) = flow.on_choice(D0, P0, "why", 61.0)
+    assert isinstance(reserve, SendReserve)
+    assert 0 < reserve.request.deadline_s <= 0.001
+
+
+def test_tokens_that_run_ahead_of_token_0_are_held_back() -> None:
+    flow = prefilling()
+    assert flow.on_output(D0, output(FIRST, 1, 11, 12, is_started=True)) == []
+    effects = flow.on_output(P0, output(FIRST, 0, 10))
+    assert emitted(effects) == [10, 11, 12]
+    assert LegClosed(P0) in effects
+
+
+def test_duplicates_are_dropped_and_the_first_arrival_counts() -> None:
+    flow = running()
+    assert emitted(flow.on_output(D0, output(FIRST, 1, 11, 12))) == [11, 12]
+    assert emitted(flow.on_output(D0, output(FIRST, 1, 11, 12, 13))) == [13]
+    assert flow.on_output(D0, output(FIRST, 0, 99)) == []
+
+
+def test_a_cached_prefix_is_reported_from_the_first_chunk_on() -> None:
+    (emit,) = prefilling().on_output(P0, output(FIRST, 0, 10))
+    assert isinstance(emit, EmitTokens)
+    assert emit.chunk.num_cached_tokens == 64
+
+
+def test_a_finish_that_arrives_before_token_0_waits_for_it() -> None:
+    flow = running(first_token=False)
+    done = output(FIRST, 1, 11, finish=FinishReason.STOP)
+    assert flow.on_output(D0, done) == [LegClosed(D0)]
+    assert not flow.is_done
+    effects = flow.on_output(P0, output(FIRST, 0, 10))
+    assert emitted(effects) == [10, 11]
+    assert effects[-2:] == [Unplace(FIRST), Finish(FinishReason.STOP)]
+    assert aborts(effects) == set()
+
+
+def test_a_finish_without_tokens_ends_what_came_before() -> None:
+    flow = running()
+    flow.on_output(D0, output(FIRST, 1, 11))
+    effects = flow.on_output(D0, output(FIRST, 0, finish=FinishReason.LENGTH))
+    (emit,) = [effect for effect in effects if isinstance(effect, EmitTokens)]
+    assert (emit.chunk.token_ids, emit.chunk.first_index) == ((), 2)
+    assert emit.chunk.finish_reason is FinishReason.LENGTH
+    assert effects[-1] == Finish(FinishReason.LENGTH)
+
+
+def test_a_first_token_that_ends_the_answer_aborts_the_reservation() -> None:
+    """F39."""
+    effects = prefilling().on_output(P0, output(FIRST, 0, 10, finish=FinishReason.STOP))
+    assert emitted(effects) == [10]
+    assert aborts(effects) == {(D0, FIRST)}
+    assert effects[-1] == Finish(FinishReason.STOP)
+
+
+def test_one_token_goes_straight_to_prefill() -> None:
+    """F40."""
+    flow = new_flow(max_tokens=1)
+    prefill, place = flow.on_choice(None, P0, "one", 0.0)
+    assert isinstance(prefill, SendPrefill)
+    assert prefill.ticket is None
+    assert place == PlaceRecord(FIRST, None, P0, "one")
+    effects = flow.on_output(P0, output(FIRST, 0, 10, finish=FinishReason.LENGTH))
+    assert effects[-1] == Finish(FinishReason.LENGTH)
+    assert aborts(effects) == set()
+
+
+def test_one_token_that_does_not_end_without_a_handoff_is_a_broken_peer() -> None:
+    flow = new_flow(max_tokens=1)
+    flow.on_choice(None, P0, "one", 0.0)
+    effects = flow.on_output(P0, output(FIRST, 0, 10))
+    assert (P0, FIRST) in aborts(effects)
+    assert effects[-1] == Choose(None, frozenset({P0}))
+
+
+def test_a_local_start_streams_from_token_0() -> None:
+    flow = reserving(prefill=None)
+    assert flow.on_reserve_reply(D0, FIRST, LOCAL, 0.0) == [PlaceRecord(FIRST, D0, None, "why")]
+    assert flow.state is State.LOCAL
+    assert emitted(flow.on_output(D0, output(FIRST, 0, 10, 11, is_started=True))) == [10, 11]
+
+
+def test_a_decode_node_may_choose_to_prefill_locally() -> None:
+    flow = reserving()
+    assert flow.on_reserve_reply(D0, FIRST, LOCAL, 0.0) == [PlaceRecord(FIRST, D0, None, "why")]
+
+
+def test_outputs_may_overtake_the_reply() -> None:
+    flow = reserving(prefill=None)
+    assert emitted(flow.on_output(D0, output(FIRST, 0, 10, is_started=True))) == [10]
+    assert flow.on_reserve_reply(D0, FIRST, LOCAL, 0.0) == [PlaceRecord(FIRST, D0, None, "why")]
+    effects = flow.on_output(D0, output(FIRST, 1, 11, finish=FinishReason.STOP))
+    assert effects[-1] == Finish(FinishReason.STOP)
+
+
+def test_a_refused_reservation_goes_to_each_candidate() -> None:
+    flow = reserving()
+    full = Overloaded("full", retry_after_s=4.0)
+    assert flow.on_reserve_reply(D0, FIRST, full, 0.0) == [
+        LegClosed(D0),
+        Choose(None, frozenset({D0})),
+    ]
+    flow.on_choice(D1, P0, "next", 0.0)
+    assert flow.attempt == FIRST, "a refusal holds nothing: the attempt goes on"
+    fuller = Overloaded("full", retry_after_s=2.0)
+    effects = flow.on_reserve_reply(D1, FIRST, fuller, 0.0)
+    assert effects[-1] == Choose(None, frozenset({D0, D1}))
+
+
+@pytest.mark.parametrize("error", [InvalidRequest("top_k"), DeadlineExceeded("late")])
+def test_a_refusal_that_is_the_callers_fault_ends_at_once(error: PdserveError) -> None:
+    """F85: nobody else is asked, nobody is blamed."""
+    assert failure(reserving().on_reserve_reply(D0, FIRST, error, 0.0)) is error
+    effects = prefilling().on_prefill_reply(P0, FIRST, error)
+    assert failure(effects) is error
+    assert aborts(effects) == {(D0, FIRST)}
+
+
+def test_a_refused_prefill_goes_to_the_next_prefill_node_with_the_same_ticket() -> None:
+    flow = prefilling()
+    assert flow.on_prefill_reply(P0, FIRST, Overloaded("full")) == [
+        LegClosed(P0),
+        Choose(D0, frozenset({P0})),
+    ]
+    prefill, place = flow.on_choice(D0, P1, "next", 0.0)
+    assert isinstance(prefill, SendPrefill)
+    assert (prefill.node, prefill.ticket, prefill.request.id) == (P1, "ticket", FIRST)
+    assert place == PlaceRecord(FIRST, D0, P1, "why")
+
+
+def test_without_another_prefill_node_the_decode_node_prefills_in_a_new_attempt() -> None:
+    flow = prefilling()
+    flow.on_prefill_reply(P0, FIRST, Overloaded("full"))
+    effects = flow.on_choice(D0, None, "none left", 0.0)
+    assert aborts(effects) == {(D0, FIRST)}
+    assert Unplace(FIRST) in effects
+    (reserve,) = [effect for effect in effects if isinstance(effect, SendReserve)]
+    assert (reserve.node, reserve.must_prefill_locally) == (D0, True)
+    assert reserve.request.id == SECOND
+
+
+def test_a_failed_prefill_call_fences_the_attempt() -> None:
+    """Nobody knows whether the first node writes: its ticket goes to no second one."""
+    flow = prefilling()
+    effects = flow.on_call_failed(P0, FIRST, NodeLost("timeout"))
+    assert aborts(effects) == {(D0, FIRST), (P0, FIRST)}
+    assert effects[-1] == Choose(None, frozenset({P0}))
+    assert flow.attempt == SECOND
+
+
+def test_a_failed_prefill_call_after_its_token_arrived_changes_nothing() -> None:
+    flow = prefilling()
+    flow.on_output(P0, output(FIRST, 0, 10))
+    assert flow.on_call_failed(P0, FIRST, NodeLost("timeout")) == []
+
+
+def test_a_call_refused_by_status_is_a_refusal() -> None:
+    flow = reserving()
+    effects = flow.on_call_failed(D0, FIRST, StaleEpoch("another life"))
+    assert effects == [LegClosed(D0), Choose(None, frozenset({D0}))]
+    assert flow.attempt == FIRST
+
+
+def test_attempts_are_bounded() -> None:
+    flow = reserving()
+    flow.on_call_failed(D0, FIRST, NodeLost("one"))
+    flow.on_choice(D1, P0, "why", 0.0)
+    flow.on_call_failed(D1, SECOND, NodeLost("two"))
+    flow.on_choice(Incarnation("d2", 1), P0, "why", 0.0)
+    error = NodeLost("three")
+    assert failure(flow.on_call_failed(Incarnation("d2", 1), THIRD, error)) is error
+
+
+def test_when_nobody_is_left_after_a_loss_the_loss_is_the_answer() -> None:
+    flow = reserving()
+    flow.on_call_failed(D0, FIRST, NodeLost("d0 is gone"))
+    error = failure(flow.on_no_choice(Overloaded("nobody")))
+    assert isinstance(error, NodeLost)
+
+
+@pytest.mark.parametrize("node", [P0, D0])
+def test_a_lost_node_before_any_token_starts_another_attempt(node: Incarnation) -> None:
+    flow = prefilling()
+    effects = flow.on_node_lost(node)
+    assert aborts(effects) == {(D0, FIRST), (P0, FIRST)}
+    assert Unplace(FIRST) in effects
+    assert effects[-1] == Choose(None, frozenset({node}))
+
+
+@pytest.mark.parametrize("node", [P0, D0])
+def test_a_lost_node_after_a_token_is_a_typed_failure(node: Incarnation) -> None:
+    flow = prefilling()
+    flow.on_output(P0, output(FIRST, 0, 10))
+    effects = flow.on_node_lost(node)
+    assert isinstance(failure(effects), NodeLost)
+    assert aborts(effects) == {(D0, FIRST), (P0, FIRST)}
+
+
+def test_the_prefill_node_does_not_matter_once_decode_started() -> None:
+    assert running().on_node_lost(P0) == []
+
+
+def test_the_prefill_node_matters_until_token_0_is_here() -> None:
+    flow = running(first_token=False)
+    flow.on_output(D0, output(FIRST, 1, 11, 12))
+    effects = flow.on_node_lost(P0)
+    assert aborts(effects) == {(D0, FIRST), (P0, FIRST)}
+    flow.on_choice(D1, None, "again", 0.0)
+    flow.on_reserve_reply(D1, SECOND, LOCAL, 0.0)
+    assert flow.on_output(D0, output(FIRST, 3, 13)) == []
+    assert emitted(flow.on_output(D1, output(SECOND, 0, 20, 21))) == [20, 21]
+
+
+@pytest.mark.parametrize(
+    ("error", "is_retried"),
+    [
+        (NodeLost("x"), True),
+        (HandoffFailed("x"), True),
+        (StaleEpoch("x"), True),
+        (InternalError("x"), False),
+        (InvalidRequest("x"), False),
+        (Overloaded("x"), False),
+        (DeadlineExceeded("x"), False),
+    ],
+)
+def test_an_error_output_before_any_token(error: PdserveError, is_retried: bool) -> None:
+    flow = prefilling()
+    effects = flow.on_output(D0, output(FIRST, 0, error=error))
+    assert (D0, FIRST) not in aborts(effects), "it ended by itself"
+    assert (P0, FIRST) in aborts(effects)
+    if is_retried:
+        assert effects[-1] == Choose(None, frozenset({P0})), "another pair, or decode alone"
+    else:
+        assert type(failure(effects)) is type(error)
+
+
+def test_an_error_output_after_a_token_is_final() -> None:
+    flow = running()
+    error = failure(flow.on_output(D0, output(FIRST, 0, error=HandoffFailed("checksum"))))
+    assert isinstance(error, HandoffFailed)
+    assert str(error) == "checksum"
+
+
+def test_an_abort_that_nobody_asked_for_is_a_lost_node() -> None:
+    flow = running()
+    effects = flow.on_output(D0, output(FIRST, 0, finish=FinishReason.ABORT))
+    assert isinstance(failure(effects), NodeLost)
+
+
+def test_a_client_that_goes_away_aborts_every_leg() -> None:
+    """F58."""
+    effects = prefilling().on_client_gone()
+    assert aborts(effects) == {(D0, FIRST), (P0, FIRST)}
+    assert effects[-2:] == [Unplace(FIRST), Finish(FinishReason.ABORT)]
+
+
+def test_the_deadline_is_one_for_the_whole_request() -> None:
+    flow = prefilling()
+    assert flow.next_deadline_s() == 60.0
+    assert flow.on_time(59.999) == []
+    effects = flow.on_time(60.0)
+    assert isinstance(failure(effects), DeadlineExceeded)
+    assert aborts(effects) == {(D0, FIRST), (P0, FIRST)}
+    assert flow.next_deadline_s() is None
+
+
+def test_nothing_happens_after_the_end() -> None:
+    flow = running()
+    flow.on_client_gone()
+    assert flow.on_client_gone() == []
+    assert flow.on_time(1e9) == []
+    assert flow.on_node_lost(D0) == []
+    assert flow.on_output(D0, output(FIRST, 1, 11)) == []
+    assert flow.on_choice(D0, P0, "late", 0.0) == []
+    assert flow.on_no_choice(Overloaded("late")) == []
+    assert flow.on_failure(InternalError("late")) == []
+
+
+def test_a_grant_that_comes_too_late_is_given_back() -> None:
+    """F12."""
+    flow = reserving()
+    flow.on_client_gone()
+    assert flow.on_reserve_reply(D0, FIRST, TICKET, 0.0) == [SendAbort(D0, FIRST)]
+    flow = prefilling()
+    flow.on_client_gone()
+    assert flow.on_prefill_reply(P0, FIRST, None) == [SendAbort(P0, FIRST)]
+    assert flow.on_prefill_reply(P0, FIRST, Overloaded("full")) == []
+
+
+def test_an_acceptance_that_comes_after_the_work_is_no_news() -> None:
+    assert running().on_prefill_reply(P0, FIRST, None) == []
+
+
+@pytest.mark.parametrize(
+    ("node", "wrong"),
+    [
+        (D0, output(FIRST, 8, 1)),  # beyond max_tokens
+        (D0, output(FIRST, 3, 1, finish=FinishReason.STOP)),  # ends with a gap
+        (P0, output(FIRST, 1, 1)),  # prefill sends token 0 alone
+        (P0, output(FIRST, 0, finish=FinishReason.STOP)),  # an empty answer
+    ],
+)
+def test_what_no_node_may_send_fences_that_node(node: Incarnation, wrong: RequestOutput) -> None:
+    flow = prefilling()
+    effects = flow.on_output(node, wrong)
+    assert aborts(effects) == {(D0, FIRST), (P0, FIRST)}
+    assert effects[-1] == Choose(None, frozenset({node}))
+
+
+def test_a_ticket_for_a_request_that_must_be_local_is_a_broken_peer() -> None:
+    effects = reserving(prefill=None).on_reserve_reply(D0, FIRST, TICKET, 0.0)
+    assert aborts(effects) == {(D0, FIRST)}
+    assert effects[-1] == Choose(None, frozenset({D0}))
+
+
+def test_missing_logprobs_are_a_broken_peer_and_surplus_ones_are_dropped() -> None:
+    flow = new_flow(logprobs=0)
+    flow.on_choice(D0, None, "why", 0.0)
+    effects = flow.on_output(D0, output(FIRST, 0, 10))
+    assert effects[-1] == Choose(None, frozenset({D0}))
+
+    flow = reserving(prefill=None)
+    with_logprobs = RequestOutput(id=FIRST, token_ids=(10,), logprobs=(TokenLogprobs(-0.5),))
+    (emit,) = flow.on_output(D0, with_logprobs)
+    assert isinstance(emit, EmitTokens)
+    assert emit.chunk.logprobs == ()
+
+
+def test_logprobs_stay_with_their_tokens() -> None:
+    flow = new_flow(logprobs=2)
+    flow.on_choice(D0, P0, "why", 0.0)
+    flow.on_reserve_reply(D0, FIRST, TICKET, 0.0)
+    later = (TokenLogprobs(-1.0), TokenLogprobs(-2.0))
+    flow.on_output(D0, RequestOutput(id=FIRST, first_index=1, token_ids=(11, 12), logprobs=later))
+    first = (TokenLogprobs(-0.5, ((10, -0.5),)),)
+    effects = flow.on_output(P0, RequestOutput(id=FIRST, token_ids=(10,), logprobs=first))
+    (emit,) = [effect for effect in effects if isinstance(effect, EmitTokens)]
+    assert emit.chunk.logprobs == (*first, *later)
+
+
+def test_outputs_of_other_nodes_and_attempts_are_ignored() -> None:
+    flow = prefilling()
+    assert flow.on_output(D1, output(FIRST, 0, 10)) == []
+    assert flow.on_output(D0, output(SECOND, 0, 10)) == []
+    assert flow.on_output(D0, output(AttemptId("other", 1), 0, 10)) == []
+    assert flow.on_node_lost(D1) == []
+    assert flow.on_reserve_reply(D1, FIRST, TICKET, 0.0) == []
+
+
+def test_decode_far_ahead_of_a_missing_first_token_is_a_failure() -> None:
+    sampling = SamplingParams(max_tokens=100_000)
+    flow = RequestFlow("req", (1,), sampling, deadline_at_s=60.0)
+    flow.start()
+    flow.on_choice(D0, P0, "why", 0.0)
+    flow.on_reserve_reply(D0, FIRST, TICKET, 0.0)
+    assert flow.on_output(D0, output(FIRST, 1, *range(4096))) == []
+    effects = flow.on_output(D0, output(FIRST, 4097, 1))
+    assert aborts(effects) == {(D0, FIRST), (P0, FIRST)}
+
+
+def test_a_node_that_refuses_after_it_answered_is_a_broken_peer() -> None:
+    flow = prefilling()
+    flow.on_output(P0, output(FIRST, 0, 10))
+    error = failure(flow.on_prefill_reply(P0, FIRST, Overloaded("full")))
+    assert isinstance(error, PeerProtocolError)
+
+
+def test_what_started_in_an_old_attempt_is_not_started_in_the_new_one() -> None:
+    flow = running(first_token=False)
+    flow.on_node_lost(P0)
+    flow.on_choice(D1, P1, "again", 0.0)
+    flow.on_reserve_reply(D1, SECOND, TICKET, 0.0)
+    flow.on_output(P1, output(SECOND, 0, 10))
+    assert aborts(flow.on_client_gone()) == {(D1, SECOND), (P1, SECOND)}
