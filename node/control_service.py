@@ -10,7 +10,13 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from common.errors import DeadlineExceeded, InvalidRequest, PdserveError, StaleEpoch
+from common.errors import (
+    DeadlineExceeded,
+    InvalidRequest,
+    PdserveError,
+    PeerProtocolError,
+    StaleEpoch,
+)
 from common.ids import Incarnation
 from common.nodes import Role
 from node.inbox import Inbox
@@ -185,7 +191,7 @@ class ControlService(pb_grpc.NodeServicer):
                 return await future
         except TimeoutError:
             return Refused(DeadlineExceeded("the request's deadline passed on the node"))
-        except StaleEpoch as error:
+        except (StaleEpoch, PeerProtocolError) as error:
             await context.abort(status_of(error), str(error))
         except PdserveError as error:
             return Refused(error)

@@ -77,9 +77,11 @@ class OutputStreams:
         self._end(router, self._streams.get(router))
         self._streams[router] = stream
         try:
+            yield []  # at once: a router chooses only nodes that it has heard
             while not stream.is_cut:
-                if not stream.pending and not self._is_stopping:
-                    await _wait(stream.wake, HEARTBEAT_S)
+                if not stream.pending:
+                    # Even then the loop gets its turn: the last outputs may be on their way.
+                    await _wait(stream.wake, 0.0 if self._is_stopping else HEARTBEAT_S)
                 stream.wake.clear()
                 batch, stream.pending = stream.pending, []
                 yield batch

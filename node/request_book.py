@@ -11,6 +11,7 @@ from engine.core.sequence import Sequence
 from node.messages import Answer
 
 MAX_CLOSED_ATTEMPTS = 8192
+MAX_DEAD_DEADLINES = 64
 
 
 @dataclass(slots=True)
@@ -83,6 +84,9 @@ class RequestBook:
         if not of_router:
             del self._by_router[held.router]
         self.close(held.attempt)
+        if len(self._deadlines) > 2 * len(self._held) + MAX_DEAD_DEADLINES:
+            self._deadlines = [entry for entry in self._deadlines if entry[1] in self._held]
+            heapq.heapify(self._deadlines)
 
     def close(self, attempt: AttemptId) -> None:
         """Remember that this attempt is over, or was given up before it came."""

@@ -12,7 +12,7 @@ Blocks that were pushed stay as they are until the connector says that the trans
 from __future__ import annotations
 
 from common.blocks import blocks_for
-from common.errors import InvalidRequest, LayoutMismatch
+from common.errors import InvalidRequest, LayoutMismatch, PeerProtocolError
 from engine.core.scheduler import PlannedStep, Scheduler, StepOutput
 from engine.core.sequence import Sequence
 from engine.core.status import SequenceStatus
@@ -152,8 +152,11 @@ class PrefillFlow(NodeFlow):
             return []
         del self._tickets[event.lease_token]
         self.book.clear_lease(held)
-        if event.error is not None and not held.is_over:
-            return self._fail(held, event.error)
+        error = event.error
+        if error is None and held.sequence.status is not SequenceStatus.EXPORTING:
+            error = PeerProtocolError("the transfer was acknowledged before it was committed")
+        if error is not None and not held.is_over:
+            return self._fail(held, error)
         if held.sequence.status is SequenceStatus.EXPORTING:
             self.scheduler.release(held.sequence)
         self.book.remove(held)

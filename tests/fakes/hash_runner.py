@@ -61,6 +61,7 @@ class HashRunner:
         return [self._run(scheduled) for scheduled in batch]
 
     def _run(self, scheduled: ScheduledSequence) -> SampledToken | None:
+        assert scheduled.token_ids, "there are no logits without a token to compute"
         state = self._read(scheduled.block_table, scheduled.start)
         for position, token_id in enumerate(scheduled.token_ids, scheduled.start):
             new = _token_kv(state, token_id, position)

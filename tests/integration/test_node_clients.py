@@ -135,7 +135,9 @@ async def test_a_call_under_way_ends_typed_when_the_client_is_closed() -> None:
             return pb.ReserveReply()
 
         node.on_reserve = hang
-        call = asyncio.create_task(client.reserve(REQUEST, must_prefill_locally=False, may_wait=False))
+        call = asyncio.create_task(
+            client.reserve(REQUEST, must_prefill_locally=False, may_wait=False)
+        )
         await wait_until(lambda: len(node.asked) == 1)
         await client.close()
         with pytest.raises(NodeLost, match="has left"):

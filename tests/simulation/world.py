@@ -245,7 +245,8 @@ class World:
         """Each node (or one) takes a turn."""
         if node is not None:
             return node.turn()
-        return any([node.turn() for node in list(self.nodes.values())])
+        turns = [node.turn() for node in list(self.nodes.values())]
+        return any(turns)
 
     def step(self, *, frames: bool = True) -> bool:
         """Everything that can happen now, once; says whether something did."""
@@ -254,8 +255,9 @@ class World:
         is_busy = self.turn()
         if frames:
             self.network.deliver_all()
-        waiting = any(node.inbox._messages for node in self.nodes.values())
-        return was_busy or is_busy or waiting
+        is_read = not any(node.inbox._messages for node in self.nodes.values())
+        is_said = not (self.to_nodes or self.to_router)
+        return was_busy or is_busy or not (is_read and is_said)
 
     def settle(self, *, frames: bool = True) -> None:
         """Go on until nothing happens any more."""
@@ -323,3 +325,26 @@ class World:
 def right_answer(request: GenerationRequest) -> list[int]:
     """What the model answers."""
     return expected_tokens(request.prompt_token_ids, request.sampling)
+
+
+def ask_until_reserved(world: World, length: int = 9, **given: object) -> Asked:
+    asked = world.ask(length, **given)
+    world.messages_arrive()
+    world.d.turn()
+    return asked
+
+
+def ask_until_committed(world: World, length: int = 9, **given: object) -> Asked:
+    """Everything is computed and on the wire; nothing was delivered."""
+    asked = world.ask(length, **given)
+    world.step_until(lambda: 0 in asked.tokens, frames=False)
+    assert [f.kind for f in world.network.frames][-1] == "commit"
+    return asked
+
+
+def assert_finished(world: World, *asked: Asked) -> None:
+    world.settle()
+    world.check_closed()
+    for one in asked:
+        assert one.outcomes == ["finished"]
+        assert one.answer() == right_answer(one.request)

@@ -102,7 +102,7 @@ class ModelCluster:
                     self.outcomes.append(effect)
 
     def _open(self, leg: Leg) -> None:
-        assert leg not in self.asked, "a node is asked once per attempt, and once more to let it wait"
+        assert leg not in self.asked, "once per attempt, and once more to let it wait"
         self.asked.add(leg)
         self.num_open[leg[0]] += 1
 

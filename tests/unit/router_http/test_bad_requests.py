@@ -200,12 +200,22 @@ async def test_an_unknown_model() -> None:
     assert "'tiny'" in error["message"]
 
 
-async def test_a_body_too_large_is_refused_by_its_length() -> None:
-    edge = make_edge(max_body=2048)
-    body = json.dumps(TEXT | {"prompt": "x" * 2048}).encode()
-    status, error, _ = await refused(edge, TEXT_PATH, body)
-    assert (status, error["code"]) == (413, "body_too_large")
+@pytest.mark.parametrize("length", ["2049", "9" * 5000])
+async def test_a_body_too_large_is_refused_by_its_length_unread(length: str) -> None:
+    num_sent = 0
+
+    async def body() -> AsyncIterator[bytes]:
+        nonlocal num_sent
+        num_sent += 1
+        yield b"{}"
+
+    async with make_edge(max_body=2048).client() as client:
+        response = await client.post(TEXT_PATH, content=body(), headers={"content-length": length})
+    assert response.status_code == 413
+    error = response.json()["error"]
+    assert error["code"] == "body_too_large"
     assert "2048" in error["message"]
+    assert num_sent == 0
 
 
 async def test_a_chunked_body_too_large_is_not_read_to_its_end() -> None:

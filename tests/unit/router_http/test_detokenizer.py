@@ -11,6 +11,7 @@ from router.core.detokenizer import MAX_PENDING, Detokenizer
 from tests.fakes.http_edge import CONTEXT, tiny_model
 
 MODEL = tiny_model()
+ID_OF_BYTES = {MODEL.describe_token(i).raw: i for i in range(MODEL.vocab_size)}
 ALL_IDS = st.lists(st.integers(0, MODEL.vocab_size - 1), max_size=3 * MAX_PENDING)
 
 
@@ -25,23 +26,29 @@ def encode(text: str) -> list[int]:
 
 def byte_ids(data: bytes) -> list[int]:
     """The one-byte tokens of `data`, which need not be text."""
-    table = {MODEL.describe_token(i).raw: i for i in range(MODEL.vocab_size)}
-    return [table[bytes([byte])] for byte in data]
+    return [ID_OF_BYTES[bytes([byte])] for byte in data]
 
 
-@settings(max_examples=400)
+@settings(max_examples=400, deadline=None, derandomize=True)
 @given(ALL_IDS)
 def test_pieces_add_up_to_the_whole(token_ids: list[int]) -> None:
     assert "".join(pieces(token_ids)) == MODEL.decode(token_ids)
 
 
-@settings(max_examples=400)
+@settings(max_examples=400, deadline=None, derandomize=True)
 @given(st.lists(st.sampled_from([0x61, 0x80, 0xBF, 0xC2, 0xE2, 0x82, 0xAC, 0xF0, 0x9F, 0xFF])))
 def test_bytes_that_are_not_text_add_up_too(data: list[int]) -> None:
     token_ids = byte_ids(bytes(data))
     assert "".join(pieces(token_ids)) == MODEL.decode(token_ids)
 
 
+@pytest.mark.parametrize("num_bad", range(2 * MAX_PENDING))
+def test_a_character_after_garbage_stays_whole(num_bad: int) -> None:
+    token_ids = byte_ids(b"\xff" * num_bad + "🙂!".encode())
+    assert "".join(pieces(token_ids)) == "\ufffd" * num_bad + "🙂!"
+
+
+@settings(deadline=None, derandomize=True)
 @given(st.text(max_size=40))
 def test_text_comes_back(text: str) -> None:
     assert "".join(pieces(encode(text))) == text

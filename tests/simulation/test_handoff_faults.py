@@ -1,0 +1,263 @@
+"""What goes wrong between two nodes. Each fault is seen to have happened, and nothing is left."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import permutations
+
+import pytest
+
+from engine.core.status import SequenceStatus
+from node.messages import Abort
+from tests.simulation.world import (
+    DECODE,
+    PREFILL,
+    ROUTER,
+    NodeSize,
+    World,
+    ask_until_committed,
+    assert_finished,
+    right_answer,
+)
+
+# --- transfer -------------------------------------------------------------------------------------
+
+
+def test_f14_f56_a_late_frame_does_not_reach_the_next_owner_of_its_block() -> None:
+    world = World(decode=NodeSize(num_blocks=4, max_model_len=16))
+    asked = ask_until_committed(world, 12)
+    held, world.network.frames = world.network.frames, []
+    world.router.abort(asked)
+    world.messages_arrive()
+    world.turn()
+    follower = world.ask(12, seed=1, name="follower", max_tokens=3, ignore_eos=True)
+    world.step_until(lambda: follower.ticket is not None, frames=False)
+    assert asked.ticket is not None
+    assert follower.ticket is not None
+    assert set(asked.ticket.target_block_ids) & set(follower.ticket.target_block_ids)
+    world.step_until(lambda: follower.has_started)
+    world.network.frames += held
+    assert_finished(world, follower)
+
+
+def test_f23_repeated_and_shuffled_pieces_land_once() -> None:
+    world = World()
+    asked = ask_until_committed(world)
+    for frame in list(world.network.frames):
+        world.network.duplicate(frame)
+    world.network.frames = [*world.network.frames[1::2], *world.network.frames[::2]][::-1]
+    assert_finished(world, asked)
+    assert len(asked.tokens) == 4
+
+
+@pytest.mark.parametrize("order", list(permutations(range(4))))
+def test_f38_ticket_pieces_and_commit_in_every_order(order: tuple[int, ...]) -> None:
+    world = World()
+    asked = ask_until_committed(world, 3)
+    frames = world.network.frames
+    assert [f.kind for f in frames] == ["open", "piece", "piece", "commit"]
+    world.network.frames = [frames[i] for i in order]
+    assert_finished(world, asked)
+
+
+def test_f38_decode_runs_ahead_of_the_first_token() -> None:
+    world = World()
+    asked = world.ask(9)
+    world.step_until(lambda: asked.ticket is not None)
+    late = []
+    for _ in range(30):
+        late += [item for item in world.to_router if item.node == PREFILL]
+        world.to_router = [item for item in world.to_router if item.node != PREFILL]
+        world.step()
+    assert asked.tokens
+    assert 0 not in asked.tokens
+    world.to_router += late
+    assert_finished(world, asked)
+
+
+@pytest.mark.parametrize("kind", ["open", "piece", "commit", "landed"])
+def test_f37_a_lost_frame_is_sent_again(kind: str) -> None:
+    world = World()
+    asked = ask_until_committed(world)
+    if kind == "landed":
+        while not world.network.drop("landed"):
+            world.network.deliver(world.network.frames[0])
+    else:
+        assert world.network.drop(kind) > 0
+    world.settle()
+    if kind in ("piece", "commit"):
+        assert not asked.has_started
+    world.network.send_again()
+    assert_finished(world, asked)
+
+
+@pytest.mark.parametrize("kind", ["piece", "commit", "landed"])
+def test_f37_frames_that_are_always_lost_end_in_time_on_both_sides(kind: str) -> None:
+    world = World()
+    asked = ask_until_committed(world, deadline_s=30.0, max_tokens=8, ignore_eos=True)
+    for _ in range(30):
+        world.network.drop(kind)
+        world.step(frames=False)
+        while world.network.frames:
+            world.network.deliver(world.network.frames[0])
+            world.network.drop(kind)
+        world.advance(1.0)
+        world.network.send_again()
+    assert world.network.num_delivered > 5
+    world.network.drop(kind)
+    world.settle()
+    world.check_closed()
+    if kind == "landed":
+        # Decode has the KV: prefill alone waits for a word, and not for ever.
+        assert asked.outcomes == ["finished"]
+    else:
+        assert asked.outcomes[0] in ("failed: handoff_failed", "failed: deadline_exceeded")
+        assert asked.answer() == right_answer(asked.request)[:1]
+
+
+def test_prefill_that_hears_of_a_failure_after_decode_has_started_is_not_asked() -> None:
+    world = World()
+    asked = ask_until_committed(world, max_tokens=20, ignore_eos=True)
+    while not any(f.kind == "landed" for f in world.network.frames):
+        world.network.deliver(world.network.frames[0])
+    world.step_until(lambda: asked.has_started, frames=False)
+    world.network.drop("landed")
+    world.p.connector.on_peer_lost(DECODE)
+    assert_finished(world, asked)
+
+
+def test_a_transfer_that_fails_after_token_0_is_a_typed_end() -> None:
+    world = World()
+    asked = ask_until_committed(world)
+    world.d.connector.revoke(101)
+    world.network.deliver_all()
+    world.p.turn()
+    world.messages_arrive()
+    assert asked.outcomes == ["failed: handoff_failed"]
+    assert asked.answer() == right_answer(asked.request)[:1]
+    world.settle()
+    world.check_closed()
+
+
+def test_a_transfer_that_fails_before_token_0_is_a_typed_end() -> None:
+    world = World(prefill=NodeSize(budget=4))
+    asked = world.ask(12)
+    world.step_until(lambda: world.p.flow.num_steps == 1, frames=False)
+    world.network.deliver_all()
+    world.p.connector.on_peer_lost(DECODE)
+    world.settle()
+    assert asked.outcomes == ["failed: handoff_failed"]
+    assert asked.answer() == []
+    world.check_closed()
+
+
+def test_a_landing_that_fails_is_a_typed_end_and_prefill_lets_go() -> None:
+    world = World()
+    asked = ask_until_committed(world)
+    world.network.deliver(world.network.frames[0])
+    world.d.connector.on_peer_lost(PREFILL)
+    world.d.turn()
+    world.settle()
+    assert asked.outcomes == ["failed: handoff_failed"]
+    world.check_closed()
+
+
+# --- commit ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"num_tokens": 8}, "the commit is for 8 tokens, the reservation for 9"),
+        ({"num_tokens": 10}, "the commit is for 10 tokens, the reservation for 9"),
+        ({"first_token_id": 997}, "first token is 997: the vocabulary has 997"),
+        ({"first_token_id": -1}, "first token is -1"),
+    ],
+)
+def test_a_commit_that_does_not_fit_the_reservation_fails_the_handoff(
+    change: dict[str, int], words: str
+) -> None:
+    world = World()
+    neighbour = world.ask(5, seed=3, max_tokens=40, ignore_eos=True)
+    world.step_until(lambda: neighbour.has_started)
+    asked = world.ask(9, max_tokens=8, ignore_eos=True)
+    world.step_until(lambda: 0 in asked.tokens, frames=False)
+    (frame,) = [f for f in world.network.frames if f.kind == "commit"]
+    assert frame.commit is not None
+    frame.commit = replace(frame.commit, **change)  # type: ignore[arg-type]
+    outputs = []
+    for _ in range(4):
+        world.network.deliver_all()
+        world.turn()
+        outputs += [str(getattr(item, "output", "")) for item in world.to_router]
+        world.messages_arrive()
+    assert asked.outcomes == ["failed: handoff_failed"]
+    assert any(words in output for output in outputs)
+    assert asked.answer() == right_answer(asked.request)[:1]
+    assert_finished(world, neighbour)
+
+
+def test_a_commit_whose_token_ends_the_output_ends_it_on_decode_too() -> None:
+    # The nodes may disagree on what ends an output: a client never waits for what will not come.
+    world = World()
+    asked = ask_until_committed(world)
+    (frame,) = [f for f in world.network.frames if f.kind == "commit"]
+    assert frame.commit is not None
+    first = right_answer(asked.request)[0]
+    asked_there = world.d.flow.book.get(asked.request.id)
+    assert asked_there is not None
+    sampling = replace(asked.request.sampling, stop_token_ids=(first,))
+    asked_there.sequence.request = replace(asked.request, sampling=sampling)
+    world.settle()
+    assert asked.outcomes == ["finished"]
+    assert asked.answer() == [first]
+    for node in world.nodes.values():
+        assert len(node.flow.book) == 0
+
+
+def test_f45_of_two_attempts_only_the_second_commits() -> None:
+    world = World()
+    first = ask_until_committed(world, name="same", attempt=1)
+    held, world.network.frames = world.network.frames, []
+    world.router.abort(first)
+    second = world.ask(9, name="same", attempt=2)
+    world.step_until(lambda: second.ticket is not None, frames=False)
+    assert first.ticket is not None
+    assert second.ticket is not None
+    assert second.ticket.generation > first.ticket.generation
+    world.network.frames = [*held, *world.network.frames]
+    assert_finished(world, second)
+    assert first.outcomes == ["aborted"]
+
+
+@pytest.mark.parametrize("is_first_faster", [True, False])
+def test_f45_two_attempts_alive_at_once_do_not_disturb_each_other(is_first_faster: bool) -> None:
+    world = World()
+    asked = [world.ask(9, name="same", attempt=n) for n in (1, 2)]
+    world.step_until(lambda: all(0 in one.tokens for one in asked), frames=False)
+    tokens = [one.ticket.lease_token for one in asked if one.ticket]
+    world.network.frames.sort(
+        key=lambda f: tokens.index(f.lease_token), reverse=not is_first_faster
+    )
+    assert_finished(world, *asked)
+
+
+def test_f62_an_abort_is_legal_at_every_frame_of_a_transfer() -> None:
+    reference = World()
+    ask_until_committed(reference)
+    num_frames = len(reference.network.frames)
+    assert num_frames == 8
+    for node in (PREFILL, DECODE):
+        for delivered in range(num_frames + 1):
+            world = World()
+            asked = ask_until_committed(world)
+            for frame in world.network.frames[:delivered]:
+                world.network.deliver(frame)
+            world.to_the_node(node, Abort(ROUTER, (asked.request.id,)))
+            world.turn()
+            held = world.p.flow.book.get(asked.request.id)
+            assert held is None or held.sequence.status is SequenceStatus.EXPORTING
+            world.settle()
+            world.router.abort(asked)
+            world.settle()
+            world.check_closed()

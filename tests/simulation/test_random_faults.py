@@ -1,0 +1,283 @@
+"""Random orders and faults from a seed: whatever happens, the closing checks hold.
+
+A failing seed is replayed by its number; nothing here depends on anything else.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from common.ids import AttemptId
+from kv_transfer.connector import Commit
+from node.messages import Abort, RouterGone
+from tests.fakes.fake_kv_network import Frame
+from tests.simulation.scripted_router import Asked
+from tests.simulation.world import ROUTER, NodeSize, OutputToRouter, World
+
+NUM_RUNS = 300
+MOST_ACTIONS = 400
+FAULTS = [
+    "abort",
+    "abort one leg",
+    "ask again",
+    "drop frame",
+    "duplicate frame",
+    "fail step",
+    "router gone",
+    "shuffle frames",
+    "spoil commit",
+    "time passes",
+    "kill prefill",
+    "peer lost",
+]
+
+
+class Storm:
+    """One random run. Each action is one thing that the world can do next."""
+
+    def __init__(self, seed: int, faults: list[str]) -> None:
+        self.rng = random.Random(seed)
+        self.faults = faults
+        self.happened: Counter[str] = Counter()
+        rng = self.rng
+        self.world = World(
+            threshold=rng.choice([0, 0, 6, None]),
+            prefill=self._size(),
+            decode=self._size(),
+        )
+        self.num_to_ask = rng.randint(1, 8)
+
+    def _size(self) -> NodeSize:
+        rng = self.rng
+        return NodeSize(
+            num_blocks=rng.randint(8, 20),
+            seats=rng.randint(1, 4),
+            budget=rng.randint(4, 30),
+            caching=rng.random() < 0.7,
+            max_queued=rng.choice([2, 100]),
+        )
+
+    def run(self) -> None:
+        """Random actions, then peace: what is left must end by itself and in time."""
+        for _ in range(MOST_ACTIONS):
+            self._act()
+        world = self.world
+        for _ in range(4):
+            world.settle()
+            world.network.send_again()
+            world.settle()
+            world.advance(30.0)
+        world.settle()
+
+    # --- actions ------------------------------------------------------------------------------
+
+    def _act(self) -> None:
+        rng, world = self.rng, self.world
+        if rng.random() < 0.06 and self.faults:
+            fault = rng.choice(self.faults)
+            if getattr(self, f"_{fault.replace(' ', '_')}")():
+                self.happened[fault] += 1
+            return
+        if rng.random() < 0.05 and len(world.router.asked) < self.num_to_ask:
+            self._ask()
+            return
+        rng.choice([self._node_turn, self._message, self._said, self._frame, self._frame])()
+
+    def _ask(self) -> None:
+        rng = self.rng
+        length = rng.choice([1, 3, 4, 5, 8, 9, 12, rng.randint(1, 24)])
+        self.world.ask(
+            length,
+            seed=rng.randint(0, 3),
+            max_tokens=rng.choice([1, 2, 3, rng.randint(1, 7)]),
+            may_wait=rng.random() < 0.7,
+            deadline_s=rng.choice([3.0, 20.0, 100.0]),
+        )
+
+    def _node_turn(self) -> None:
+        self.world.turn(self.rng.choice(list(self.world.nodes.values())))
+
+    def _message(self) -> None:
+        """Calls overtake each other on their way to a node."""
+        if self.world.to_nodes:
+            index = self.rng.randrange(len(self.world.to_nodes))
+            self.world.to_the_node(*self.world.to_nodes.pop(index))
+
+    def _said(self) -> None:
+        """A reply may overtake anything; outputs of one node keep their order."""
+        waiting = self.world.to_router
+        if not waiting:
+            return
+        item = self.rng.choice(waiting)
+        if isinstance(item, OutputToRouter):
+            item = next(i for i in waiting if isinstance(i, OutputToRouter) and i.node == item.node)
+        waiting.remove(item)
+        self.world.to_the_router(item)
+
+    def _frame(self) -> None:
+        if self.world.network.frames:
+            self.world.network.deliver(self.world.network.frames[0])
+
+    # --- faults; each says whether it happened ------------------------------------------------
+
+    def _one_asked(self) -> Asked | None:
+        open_ones = [a for a in self.world.router.asked.values() if not a.is_done]
+        return self.rng.choice(open_ones) if open_ones else None
+
+    def _one_frame(self) -> Frame | None:
+        frames = self.world.network.frames
+        return self.rng.choice(frames) if frames else None
+
+    def _abort(self) -> bool:
+        asked = self._one_asked()
+        if asked is not None:
+            self.world.router.abort(asked)
+        return asked is not None
+
+    def _abort_one_leg(self) -> bool:
+        asked = self._one_asked()
+        if asked is None or not asked.legs:
+            return False
+        node = self.rng.choice(list(asked.legs))
+        self.world.to_the_node(node, Abort(ROUTER, (asked.request.id,)))
+        return True
+
+    def _ask_again(self) -> bool:
+        asked = self._one_asked()
+        if asked is None or self.world.router.decode not in asked.legs:
+            return False
+        self.world.router.send_reserve(asked)
+        if asked.ticket is not None:
+            self.world.router.send_prefill(asked)
+        return True
+
+    def _drop_frame(self) -> bool:
+        frame = self._one_frame()
+        if frame is not None:
+            self.world.network.frames.remove(frame)
+        return frame is not None
+
+    def _duplicate_frame(self) -> bool:
+        frame = self._one_frame()
+        if frame is None or frame.sender not in self.world.network.connectors:
+            return False
+        self.world.network.duplicate(frame)
+        return True
+
+    def _shuffle_frames(self) -> bool:
+        frames = self.world.network.frames
+        self.rng.shuffle(frames)
+        return len(frames) > 1
+
+    def _spoil_commit(self) -> bool:
+        frame = self._one_frame()
+        if frame is None or frame.commit is None:
+            return False
+        commit: Commit = frame.commit
+        frame.commit = replace(commit, num_tokens=commit.num_tokens + 1)
+        return True
+
+    def _fail_step(self) -> bool:
+        self.rng.choice(list(self.world.nodes.values())).fail_next_step = True
+        return True
+
+    def _time_passes(self) -> bool:
+        self.world.advance(self.rng.choice([0.5, 2.0, 11.0]))
+        return True
+
+    def _peer_lost(self) -> bool:
+        if len(self.world.nodes) < 2:
+            return False
+        one, other = self.rng.sample(list(self.world.nodes.values()), 2)
+        one.connector.on_peer_lost(other.me)
+        return True
+
+    def _kill_prefill(self) -> bool:
+        if len(self.world.nodes) < 2 or self.rng.random() < 0.8:
+            return False
+        self.world.kill(self.world.p, is_noticed=self.rng.random() < 0.5)
+        return True
+
+    def _router_gone(self) -> bool:
+        if self.rng.random() < 0.8:
+            return False
+        world = self.world
+        for node in world.nodes:
+            world.to_the_node(node, RouterGone(ROUTER))
+        world.to_router = [i for i in world.to_router if not isinstance(i, OutputToRouter)]
+        for asked in world.router.asked.values():
+            world.router.abort(asked)
+        return True
+
+
+def end_what_nobody_answered(storm: Storm) -> None:
+    """The router's own deadline, for requests whose node died or was told to drop them."""
+    for asked in storm.world.router.asked.values():
+        storm.world.router.abort(asked)
+    storm.world.settle()
+
+
+def test_without_faults_every_random_order_ends_in_the_right_answer() -> None:
+    outcomes: Counter[str] = Counter()
+    for seed in range(100):
+        storm = Storm(seed, [])
+        storm.run()
+        storm.world.check_closed()
+        outcomes += storm.world.outcomes()
+    refused = outcomes.pop("refused: overloaded", 0)
+    # Requests of 24 tokens and more do not fit the smallest nodes.
+    invalid = outcomes.pop("refused: invalid_request", 0)
+    assert set(outcomes) == {"finished"}, outcomes
+    assert outcomes["finished"] > 3 * (refused + invalid) > 0
+
+
+def test_random_orders_and_faults_leave_nothing_behind_and_no_answer_wrong() -> None:
+    happened: Counter[str] = Counter()
+    outcomes: Counter[str] = Counter()
+    for seed in range(NUM_RUNS):
+        storm = Storm(seed, FAULTS)
+        storm.run()
+        end_what_nobody_answered(storm)
+        try:
+            storm.world.check_closed()
+        except AssertionError as wrong:
+            raise AssertionError(f"seed {seed}, after {dict(storm.happened)}: {wrong}") from wrong
+        happened += storm.happened
+        outcomes += storm.world.outcomes()
+    assert set(happened) == set(FAULTS), "a fault never happened"
+    assert outcomes["finished"] > NUM_RUNS, "the faults leave too little that works"
+    assert outcomes["failed: handoff_failed"] > 0
+    assert outcomes["failed: internal_error"] > 0
+
+
+@pytest.mark.parametrize("damage", ["target", "source"])
+def test_one_changed_byte_of_kv_would_be_noticed(damage: str) -> None:
+    # The negative control: the same checks, with one byte of one block changed.
+    world = World()
+    asked = world.ask(9, max_tokens=6, ignore_eos=True)
+    if damage == "source":
+        world.step_until(lambda: 0 in asked.tokens, frames=False)
+        held = world.p.flow.book.get(AttemptId("r0", 1))
+        pool = world.p.runner.kv_bytes
+    else:
+        world.step_until(lambda: asked.has_started)
+        held = world.d.flow.book.get(AttemptId("r0", 1))
+        pool = world.d.runner.kv_bytes
+    assert held is not None
+    pool[1, 1, held.sequence.block_table[1], 3] ^= 1
+    world.settle()
+    with pytest.raises(AssertionError, match="answered wrong"):
+        world.check_closed()
+
+
+def test_a_block_that_is_kept_would_be_noticed() -> None:
+    world = World()
+    world.ask(9)
+    world.settle()
+    world.p.scheduler.pool.acquire_cached([next(iter(world.p.scheduler.pool._evictable))])
+    with pytest.raises(AssertionError):
+        world.check_closed()

@@ -1,0 +1,148 @@
+"""The control service on a real server, with an inbox that answers by itself."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from common.ids import Incarnation
+from common.nodes import NodeLoad, Role
+from common.request import GenerationRequest, RequestOutput
+from engine.core.block_pool import BlockCounts
+from kv_transfer.connector import Ticket
+from node.control_service import ControlService, Replies
+from node.inbox import Inbox
+from node.messages import (
+    Answer,
+    Message,
+    NodeStatus,
+    RouterGone,
+    StatusQuery,
+    Submit,
+)
+from node.output_streams import OutputStreams
+from node.tickets import ticket_to_proto
+from protos import pdserve_node_pb2 as pb
+from protos import pdserve_node_pb2_grpc as pb_grpc
+from protos.codec import make_envelope, output_from_proto, request_to_proto
+from tests.unit.engine_core.build import make_request
+
+END: Any = grpc.aio.EOF  # type: ignore[attr-defined]
+ME, ROUTER = Incarnation("node", 3), Incarnation("router", 1)
+REQUEST = make_request(5, name="a", deadline_s=60.0)
+TICKET = Ticket(
+    attempt=REQUEST.id,
+    decode_node=ME,
+    kv_endpoint="tcp://127.0.0.1:1",
+    lease_token=9,
+    generation=1,
+    target_block_ids=(1, 2),
+    num_cached_tokens=0,
+    fingerprint="f",
+    lease_s=30.0,
+)
+STATUS = NodeStatus(
+    num_blocks=15,
+    blocks=BlockCounts(free=1, cached=2, running=3, reserved=4, receiving=5),
+    load=NodeLoad(free_blocks=3, free_seats=1, num_running=6, num_waiting=7, queued_tokens=8),
+    num_transfers=9,
+    num_steps=10,
+)
+
+
+class NotedReplies(Replies):
+    """Says when a call is over for it."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(loop)
+        self.forgotten = asyncio.Event()
+
+    def forget(self, reply_to: int) -> None:
+        super().forget(reply_to)
+        self.forgotten.set()
+
+
+class AnsweringInbox(Inbox):
+    """An inbox that answers calls at once, as `answer_with` says; without it nobody answers."""
+
+    def __init__(self, replies: Replies) -> None:
+        super().__init__(max_requests=3)
+        self.seen: list[Message] = []
+        self.has_seen = asyncio.Event()
+        self.answer_with: Answer | None = None
+        self._replies = replies
+
+    def put(self, message: Message) -> None:
+        super().put(message)
+        self.seen.append(message)
+        self.has_seen.set()
+        if isinstance(message, Submit | StatusQuery) and self.answer_with is not None:
+            self._replies.resolve(message.reply_to, self.answer_with)
+            self.take_all()
+
+
+class Service:
+    """A server on a free port and a client of it."""
+
+    def __init__(self, role: Role) -> None:
+        loop = asyncio.get_running_loop()
+        self.replies = NotedReplies(loop)
+        self.inbox = AnsweringInbox(self.replies)
+        self.streams = OutputStreams(loop, lambda router: self.inbox.put(RouterGone(router)))
+        self.server = grpc.aio.server()
+        service = ControlService(
+            incarnation=ME,
+            role=role,
+            inbox=self.inbox,
+            replies=self.replies,
+            streams=self.streams,
+        )
+        pb_grpc.add_NodeServicer_to_server(service, self.server)  # type: ignore[no-untyped-call]
+        port = self.server.add_insecure_port("127.0.0.1:0")
+        self.channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}")
+        self.stub: Any = pb_grpc.NodeStub(self.channel)  # type: ignore[no-untyped-call]
+
+    def open_stream(self, router: Incarnation = ROUTER) -> Any:
+        return self.stub.Stream(pb.StreamRequest(envelope=make_envelope(router, ME)))
+
+    async def subscribe(self, router: Incarnation = ROUTER) -> Any:
+        """An open stream: its first heartbeat was heard."""
+        call = self.open_stream(router)
+        assert not (await call.read()).outputs
+        return call
+
+    def say(self, number: int, router: Incarnation = ROUTER, **more: Any) -> None:
+        output = RequestOutput(id=REQUEST.id, first_index=number, token_ids=(40 + number,), **more)
+        self.streams.add(router, output)
+        self.streams.flush()
+
+    async def next_output(self, call: Any) -> RequestOutput:
+        while True:
+            batch = await call.read()
+            assert batch is not END, "the stream ended"
+            if batch.outputs:
+                return output_from_proto(batch.outputs[0])
+
+
+def reserve(envelope: pb.Envelope, request: GenerationRequest = REQUEST, **more: Any) -> Any:
+    return pb.ReserveRequest(envelope=envelope, request=request_to_proto(request), **more)
+
+
+def prefill(envelope: pb.Envelope, ticket: Ticket | None = TICKET) -> Any:
+    message = pb.PrefillRequest(envelope=envelope, request=request_to_proto(REQUEST))
+    if ticket is not None:
+        message.ticket.CopyFrom(ticket_to_proto(ticket))
+    return message
+
+
+GOOD = make_envelope(ROUTER, ME)
+
+
+def spoiled(**fields: Any) -> pb.Envelope:
+    envelope = make_envelope(ROUTER, ME)
+    for name, value in fields.items():
+        setattr(envelope, name, value)
+    return envelope

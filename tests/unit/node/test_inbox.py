@@ -1,0 +1,90 @@
+"""The bounded door into the step thread."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from common.errors import HandoffFailed, Overloaded
+from common.ids import AttemptId, Incarnation
+from kv_transfer.connector import LandingFailed
+from node.inbox import Inbox
+from node.messages import Abort, Message, RouterGone, StatusQuery, Submit
+from tests.unit.engine_core.build import make_request
+
+ROUTER = Incarnation("r", 1)
+
+
+def submit(reply_to: int = 1) -> Submit:
+    return Submit(request=make_request(3), router=ROUTER, reply_to=reply_to)
+
+
+ALWAYS_LET_IN: list[Message] = [
+    Abort(ROUTER, (AttemptId("a", 1),)),
+    RouterGone(ROUTER),
+    LandingFailed(5, HandoffFailed("gone")),
+]
+
+
+def test_messages_come_out_in_the_order_they_went_in() -> None:
+    inbox = Inbox(max_requests=2)
+    messages = [submit(), *ALWAYS_LET_IN, StatusQuery(2)]
+    for message in messages:
+        inbox.put(message)
+    assert inbox.take_all() == messages
+    assert inbox.take_all() == []
+
+
+@pytest.mark.parametrize("request_", [submit(9), StatusQuery(9)])
+def test_requests_are_refused_when_too_many_wait_and_let_in_again_later(
+    request_: Message,
+) -> None:
+    inbox = Inbox(max_requests=2)
+    inbox.put(submit(1))
+    inbox.put(StatusQuery(2))
+    with pytest.raises(Overloaded, match="2 requests wait"):
+        inbox.put(request_)
+    assert len(inbox.take_all()) == 2
+    inbox.put(request_)
+    assert inbox.take_all() == [request_]
+
+
+def test_what_ends_things_always_gets_in() -> None:
+    inbox = Inbox(max_requests=1)
+    inbox.put(submit())
+    for message in ALWAYS_LET_IN:
+        inbox.put(message)
+    inbox.close()
+    for message in ALWAYS_LET_IN:
+        inbox.put(message)
+    assert inbox.take_all() == [submit(), *ALWAYS_LET_IN, *ALWAYS_LET_IN]
+
+
+def test_a_closed_inbox_refuses_requests_and_no_longer_waits() -> None:
+    inbox = Inbox(max_requests=5)
+    inbox.close()
+    assert inbox.is_closed
+    with pytest.raises(Overloaded, match="stopping"):
+        inbox.put(submit())
+    inbox.wait(None)
+
+
+def test_waiting_ends_at_once_when_something_is_there_or_no_time_is_left() -> None:
+    inbox = Inbox(max_requests=5)
+    inbox.wait(0.0)
+    inbox.put(submit())
+    inbox.wait(None)
+
+
+@pytest.mark.parametrize("wake", ["put", "close"])
+def test_a_waiting_thread_is_woken(wake: str) -> None:
+    inbox = Inbox(max_requests=5)
+    thread = threading.Thread(target=inbox.wait, args=(None,))
+    thread.start()
+    if wake == "put":
+        inbox.put(RouterGone(ROUTER))
+    else:
+        inbox.close()
+    thread.join(10)
+    assert not thread.is_alive()

@@ -1,0 +1,206 @@
+"""One token stream per router: merging, heartbeats, bounds, and exactly one end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+
+import pytest
+
+from common.ids import AttemptId, Incarnation
+from common.request import RequestOutput
+from node import output_streams
+from node.output_streams import OutputStreams
+
+R1, R2 = Incarnation("r", 1), Incarnation("q", 1)
+
+
+def output(number: int) -> RequestOutput:
+    return RequestOutput(id=AttemptId(f"req{number}", 1), first_index=number, token_ids=(number,))
+
+
+class Streams:
+    """Streams whose ended routers are written down; made inside the running loop."""
+
+    def __init__(self) -> None:
+        self.gone: list[Incarnation] = []
+        self.streams = OutputStreams(asyncio.get_running_loop(), self.gone.append)
+
+    def say(self, router: Incarnation, *numbers: int) -> None:
+        """What the step thread does in one turn."""
+        for number in numbers:
+            self.streams.add(router, output(number))
+        self.streams.flush()
+
+
+async def delivered() -> None:
+    """Everything that was handed to the event loop so far has run."""
+    for _ in range(3):
+        await asyncio.sleep(0)
+
+
+async def read_next(reader: AsyncIterator[list[RequestOutput]]) -> list[RequestOutput]:
+    """The next batch that is not a heartbeat."""
+    while True:
+        if batch := await anext(reader):
+            return batch
+
+
+@pytest.fixture
+async def world(monkeypatch: pytest.MonkeyPatch) -> Streams:
+    # No test waits for a heartbeat, except the one that asks for it.
+    monkeypatch.setattr(output_streams, "HEARTBEAT_S", 60.0)
+    return Streams()
+
+
+async def subscribed(
+    world: Streams, router: Incarnation = R1
+) -> AsyncIterator[list[RequestOutput]]:
+    reader = world.streams.read(router)
+    assert await anext(reader) == [], "a router is answered at once"
+    assert world.streams.is_open(router)
+    return reader
+
+
+async def test_a_turn_of_the_step_thread_leaves_in_one_batch(world: Streams) -> None:
+    reader = await subscribed(world)
+    await asyncio.to_thread(world.say, R1, 1, 2, 3)
+    assert await read_next(reader) == [output(1), output(2), output(3)]
+
+
+async def test_what_was_not_read_yet_is_merged_in_order(world: Streams) -> None:
+    reader = await subscribed(world)
+    for number in (1, 2, 3):
+        world.say(R1, number)
+        await delivered()
+    assert await read_next(reader) == [output(1), output(2), output(3)]
+
+
+async def test_each_router_gets_its_own(world: Streams) -> None:
+    first, second = await subscribed(world, R1), await subscribed(world, R2)
+    world.streams.add(R1, output(1))
+    world.streams.add(R2, output(2))
+    world.streams.flush()
+    assert await read_next(first) == [output(1)]
+    assert await read_next(second) == [output(2)]
+
+
+async def test_nothing_leaves_before_the_flush(world: Streams) -> None:
+    reader = await subscribed(world)
+    world.streams.add(R1, output(1))
+    waiting = asyncio.ensure_future(anext(reader))
+    await delivered()
+    assert not waiting.done()
+    world.streams.flush()
+    assert await waiting == [output(1)]
+
+
+async def test_a_silent_stream_has_a_heart_beat(
+    world: Streams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader = await subscribed(world)
+    monkeypatch.setattr(output_streams, "HEARTBEAT_S", 0.0)
+    assert await anext(reader) == []
+    assert await anext(reader) == []
+    monkeypatch.setattr(output_streams, "HEARTBEAT_S", 60.0)
+    world.say(R1, 1)
+    assert await read_next(reader) == [output(1)]
+
+
+async def test_output_for_a_router_that_does_not_read_is_dropped(world: Streams) -> None:
+    world.say(R1, 1)
+    await delivered()
+    assert not world.streams.is_open(R1)
+    reader = await subscribed(world)
+    waiting = asyncio.ensure_future(anext(reader))
+    await delivered()
+    assert not waiting.done()
+    world.say(R1, 2)
+    assert await waiting == [output(2)]
+
+
+async def test_a_reader_that_leaves_is_gone_once(world: Streams) -> None:
+    reader = await subscribed(world)
+    await reader.aclose()  # type: ignore[attr-defined]
+    assert world.gone == [R1]
+    assert not world.streams.is_open(R1)
+    world.say(R1, 1)
+    await delivered()
+    assert world.gone == [R1]
+
+
+async def test_a_reader_whose_call_is_cancelled_is_gone_once(world: Streams) -> None:
+    async def read() -> None:
+        async for _ in world.streams.read(R1):
+            pass
+
+    task = asyncio.create_task(read())
+    await delivered()
+    assert world.streams.is_open(R1)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await delivered()
+    assert world.gone == [R1]
+
+
+async def test_a_second_reader_replaces_the_first(world: Streams) -> None:
+    first = await subscribed(world)
+    second = await subscribed(world)
+    assert world.gone == [R1], "what the first asked for is aborted"
+    world.say(R1, 1)
+    assert await read_next(second) == [output(1)]
+    assert [batch async for batch in first] in ([], [[]])
+    assert world.gone == [R1], "the end of the first is not the end of the second"
+    assert world.streams.is_open(R1)
+    await second.aclose()  # type: ignore[attr-defined]
+    assert world.gone == [R1, R1]
+
+
+@pytest.mark.parametrize(("count", "is_cut"), [(3, False), (4, True)])
+async def test_a_router_that_does_not_read_is_cut_off_at_the_bound(
+    world: Streams,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    count: int,
+    is_cut: bool,
+) -> None:
+    monkeypatch.setattr(output_streams, "MAX_PENDING_OUTPUTS", 3)
+    reader = await subscribed(world)
+    other = await subscribed(world, R2)
+    with caplog.at_level(logging.ERROR, "pdserve.node"):
+        world.say(R1, *range(count))
+        await delivered()
+    assert world.gone == ([R1] if is_cut else [])
+    if is_cut:
+        assert [batch async for batch in reader] in ([], [[]])
+        assert world.gone == [R1]
+    else:
+        assert len(await read_next(reader)) == 3
+    world.say(R2, 7)
+    assert await read_next(other) == [output(7)]
+
+
+async def test_stopping_sends_what_is_there_and_ends_every_stream(world: Streams) -> None:
+    readers = [await subscribed(world, R1), await subscribed(world, R2)]
+    world.say(R1, 1)
+    world.say(R2, 2)
+    await delivered()
+    world.streams.stop()
+    batches = [[batch async for batch in reader if batch] for reader in readers]
+    assert batches == [[[output(1)]], [[output(2)]]]
+    assert sorted(world.gone) == [R2, R1]
+
+
+async def test_stopping_waits_for_what_is_on_its_way_without_holding_up_the_loop(
+    world: Streams,
+) -> None:
+    reader = await subscribed(world)
+    world.say(R1, 1)
+    world.streams.stop()
+    batches = []
+    async for batch in reader:
+        batches.append(batch)
+        assert len(batches) < 10, "the reader goes round without letting the outputs in"
+    assert [batch for batch in batches if batch] == [[output(1)]]
