@@ -338,9 +338,9 @@ class TransportConnector:
         self._dropped[reason] += 1
         now_s = self._clock.now_s()
         last_s = self._logged_at_s.get(reason)
-        if reason is not DropReason.DUPLICATE and (
-            last_s is None or now_s >= last_s + LOG_INTERVAL_S
-        ):
+        if reason in (DropReason.DUPLICATE, DropReason.LATE):
+            return
+        if last_s is None or now_s >= last_s + LOG_INTERVAL_S:
             self._logged_at_s[reason] = now_s
             logger.warning("%d dropped as %s: %.300s", self._dropped[reason], reason.value, detail)
 

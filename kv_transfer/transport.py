@@ -30,7 +30,7 @@ class FromSession:
 
 @dataclass(frozen=True, slots=True)
 class LinkLost:
-    """The connection opened to `peer` broke."""
+    """The connection opened to `peer` broke, as far as the transport can tell."""
 
     peer: Peer
 

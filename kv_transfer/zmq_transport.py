@@ -1,41 +1,38 @@
 """ZMQ sockets of one connector: a ROUTER that senders connect to, a DEALER per decode node.
 
 All sockets belong to the connector's thread; other threads only write a byte to the wake-up pair.
-A DEALER lives as long as one TCP connection is meant to: when its monitor reports the end, the
-machine above closes it and opens another, so that nothing queued for an earlier connection is ever
-sent on a later one.
+A DEALER that lost its TCP connection opens another by itself, where it is a stranger: the first
+frame there is answered with "no session", and the machine above closes the DEALER and makes a new
+one, so that nothing meant for an earlier connection counts on a later one. (Socket monitors would
+notice a little sooner; they are left out because closing them has a history of hangs.)
 """
 
 from __future__ import annotations
 
 import contextlib
-import itertools
+import logging
 import math
 import socket
+import threading
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
 
 import zmq
-from zmq.utils.monitor import recv_monitor_message
 
 from common.errors import ConfigError, HandoffFailed
 from common.kv_layout import KVLayout
 from kv_transfer.core.effects import Peer
 from kv_transfer.core.limits import MAX_HEADER_BYTES, Limits
-from kv_transfer.transport import Arrival, FromPeer, FromSession, LinkLost, Parts
+from kv_transfer.transport import Arrival, FromPeer, FromSession, Parts
+
+logger = logging.getLogger("pdserve.kv_transfer")
 
 # Messages, not bytes: bytes are bounded by the windows. A sender's queue holds its frames in flight
 # and a few control frames for each of its transfers.
 SENDER_HIGH_WATER_MARK = 4096
 RECEIVER_HIGH_WATER_MARK = 64
 LINGER_MS = 200
-
-
-@dataclass(frozen=True, slots=True)
-class _Connection:
-    dealer: zmq.Socket[bytes]
-    monitor: zmq.Socket[bytes]
+TERMINATE_WITHIN_S = 2.0
+KEEPALIVE_S = 10
 
 
 class ZmqTransport:
@@ -49,8 +46,11 @@ class ZmqTransport:
         self._router.setsockopt(zmq.SNDHWM, SENDER_HIGH_WATER_MARK)
         self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._router.setsockopt(zmq.HANDSHAKE_IVL, _ms(limits.peer_timeout_s))
-        self._router.setsockopt(zmq.HEARTBEAT_IVL, _ms(limits.ping_interval_s))
-        self._router.setsockopt(zmq.HEARTBEAT_TIMEOUT, _ms(limits.peer_timeout_s))
+        # Silence is judged above; this lets the kernel reap connections of hosts that vanished.
+        self._router.setsockopt(zmq.TCP_KEEPALIVE, 1)
+        self._router.setsockopt(zmq.TCP_KEEPALIVE_IDLE, KEEPALIVE_S)
+        self._router.setsockopt(zmq.TCP_KEEPALIVE_INTVL, KEEPALIVE_S)
+        self._router.setsockopt(zmq.TCP_KEEPALIVE_CNT, 3)
         try:
             self._router.bind(f"tcp://{host}:{port}")
         except zmq.ZMQError as error:
@@ -60,13 +60,14 @@ class ZmqTransport:
         self._wake_read, self._wake_write = socket.socketpair()
         self._wake_read.setblocking(False)
         self._wake_write.setblocking(False)
-        self._monitor_numbers = itertools.count()
-        self._connections: dict[Peer, _Connection] = {}
-        self._readers: dict[zmq.Socket[bytes], Callable[[], Arrival | None]] = {}
+        self._wake_lock = threading.Lock()
+        self._dealers: dict[Peer, zmq.Socket[bytes]] = {}
+        # The peer behind each DEALER; None for the ROUTER.
+        self._peer_of: dict[zmq.Socket[bytes], Peer | None] = {}
         self._ready: deque[zmq.Socket[bytes]] = deque()
         self._poller = zmq.Poller()
         self._poller.register(self._wake_read.fileno(), zmq.POLLIN)
-        self._watch(self._router, self._read_router)
+        self._watch(self._router, None)
 
     @property
     def endpoint(self) -> str:
@@ -81,11 +82,8 @@ class ZmqTransport:
         dealer.setsockopt(zmq.RCVHWM, SENDER_HIGH_WATER_MARK)
         dealer.setsockopt(zmq.SNDHWM, SENDER_HIGH_WATER_MARK)
         dealer.setsockopt(zmq.LINGER, 0)
-        name = f"inproc://pdserve-kv-monitor-{next(self._monitor_numbers)}"
-        monitor = dealer.get_monitor_socket(zmq.EVENT_DISCONNECTED, name)
-        self._connections[peer] = _Connection(dealer, monitor)
-        self._watch(dealer, lambda: self._read_dealer(peer, dealer))
-        self._watch(monitor, lambda: self._read_monitor(peer, monitor))
+        self._dealers[peer] = dealer
+        self._watch(dealer, peer)
         try:
             dealer.connect(peer.endpoint)
         except zmq.ZMQError as error:
@@ -93,14 +91,14 @@ class ZmqTransport:
             raise HandoffFailed(f"cannot connect to {peer}: {error}") from None
 
     def disconnect(self, peer: Peer) -> None:
-        self._close_connection(peer, linger_ms=0)
+        self._close_dealer(peer, linger_ms=0)
 
     def send(self, peer: Peer, parts: Parts) -> bool:
-        connection = self._connections.get(peer)
-        if connection is None:
+        dealer = self._dealers.get(peer)
+        if dealer is None:
             return False
         try:
-            connection.dealer.send_multipart(parts, zmq.NOBLOCK, copy=False)
+            dealer.send_multipart(parts, zmq.NOBLOCK, copy=False)
         except zmq.Again:
             return False
         return True
@@ -121,61 +119,55 @@ class ZmqTransport:
 
     def receive_nowait(self) -> Arrival | None:
         while self._ready:
+            source = self._ready[0]
             try:
-                arrival = self._readers[self._ready[0]]()
+                parts = source.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 self._ready.popleft()
                 continue
-            if self._ready:
-                self._ready.rotate(-1)
-            if arrival is not None:
-                return arrival
+            self._ready.rotate(-1)
+            peer = self._peer_of[source]
+            if peer is not None:
+                return FromPeer(peer, [part.buffer for part in parts])
+            return FromSession(parts[0].bytes, [part.buffer for part in parts[1:]])
         return None
 
     def wake(self) -> None:
-        # Full: enough bytes wait there already. Closed: nobody waits.
-        with contextlib.suppress(OSError):
+        # An error means full, so enough bytes wait there already, or closed, so nobody waits.
+        with self._wake_lock, contextlib.suppress(OSError):
             self._wake_write.send(b"\0")
 
     def close(self) -> None:
-        for peer in list(self._connections):
-            self._close_connection(peer, linger_ms=LINGER_MS)
+        for peer in list(self._dealers):
+            self._close_dealer(peer, linger_ms=LINGER_MS)
         self._router.close(LINGER_MS)
-        self._context.term()
-        self._wake_read.close()
-        self._wake_write.close()
+        self._terminate()
+        # With the lock, so that no thread is about to write to a number that is reused.
+        with self._wake_lock:
+            self._wake_read.close()
+            self._wake_write.close()
 
-    def _read_router(self) -> Arrival | None:
-        session, *parts = self._router.recv_multipart(zmq.NOBLOCK, copy=False)
-        return FromSession(session.bytes, [part.buffer for part in parts])
+    def _terminate(self) -> None:
+        """End ZMQ's threads. Its own wait has no bound, and was seen to outlast every socket."""
+        thread = threading.Thread(target=self._context.term, name="pdserve-kv-end", daemon=True)
+        thread.start()
+        thread.join(TERMINATE_WITHIN_S)
+        if thread.is_alive():
+            logger.warning("ZMQ did not end within %g s of closing its sockets", TERMINATE_WITHIN_S)
 
-    def _read_dealer(self, peer: Peer, dealer: zmq.Socket[bytes]) -> Arrival | None:
-        parts = dealer.recv_multipart(zmq.NOBLOCK, copy=False)
-        return FromPeer(peer, [part.buffer for part in parts])
-
-    def _read_monitor(self, peer: Peer, monitor: zmq.Socket[bytes]) -> Arrival | None:
-        event = recv_monitor_message(monitor, zmq.NOBLOCK)
-        return LinkLost(peer) if event["event"] == zmq.EVENT_DISCONNECTED else None
-
-    def _close_connection(self, peer: Peer, *, linger_ms: int) -> None:
-        connection = self._connections.pop(peer, None)
-        if connection is None:
+    def _close_dealer(self, peer: Peer, *, linger_ms: int) -> None:
+        dealer = self._dealers.pop(peer, None)
+        if dealer is None:
             return
-        self._unwatch(connection.dealer)
-        self._unwatch(connection.monitor)
-        connection.dealer.disable_monitor()
-        connection.monitor.close(0)
-        connection.dealer.close(linger_ms)
+        self._poller.unregister(dealer)
+        del self._peer_of[dealer]
+        if dealer in self._ready:
+            self._ready.remove(dealer)
+        dealer.close(linger_ms)
 
-    def _watch(self, source: zmq.Socket[bytes], read: Callable[[], Arrival | None]) -> None:
-        self._readers[source] = read
+    def _watch(self, source: zmq.Socket[bytes], peer: Peer | None) -> None:
+        self._peer_of[source] = peer
         self._poller.register(source, zmq.POLLIN)
-
-    def _unwatch(self, source: zmq.Socket[bytes]) -> None:
-        self._poller.unregister(source)
-        del self._readers[source]
-        if source in self._ready:
-            self._ready.remove(source)
 
 
 def _ms(span_s: float) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from functools import partial
 from typing import cast
 
@@ -18,10 +19,27 @@ from placement.store import PlacementStore
 KV_PEER_TIMEOUT_S = 5.0
 
 
-async def run_engine_role(config: Config, store: PlacementStore, stop: asyncio.Event) -> int:
-    """Serve as `config.role` until `stop` is set; the exit code."""
+async def run_engine_role(
+    config: Config,
+    store: PlacementStore,
+    stop: asyncio.Event,
+    *,
+    watch_stop_signals: Callable[[], None],
+) -> int:
+    """Serve as `config.role` until `stop` is set; the exit code.
+
+    `watch_stop_signals` is called again, on the event loop, once Paddle is there: its import takes
+    SIGTERM for itself, and the process would die of it without a word to anybody.
+    """
+    loop = asyncio.get_running_loop()
+
+    def load_model() -> LoadedModel:
+        model = _load_model(config)
+        loop.call_soon_threadsafe(watch_stop_signals)
+        return model
+
     parts = NodeParts(
-        load_model=partial(_load_model, config),
+        load_model=load_model,
         make_connector=partial(_make_connector, config),
         make_flow=_flow_maker(config),
         store=store,

@@ -8,6 +8,7 @@ import signal
 import socket
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import uvloop
@@ -46,9 +47,7 @@ def run_role(config: Config) -> int:
 
 async def _run(config: Config) -> int:
     stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+    _watch_stop_signals(stop)
     folder = resolve_checkpoint(config.model.model)
     config = _with_model(config, folder)
     store = RedisStore(config.placement.redis_url, config.placement.cluster)
@@ -58,9 +57,16 @@ async def _run(config: Config) -> int:
         # Imported here: a router's image has none of what it needs.
         from pdserve.engine_role import run_engine_role
 
-        return await run_engine_role(config, store, stop)
+        watch_again = partial(_watch_stop_signals, stop)
+        return await run_engine_role(config, store, stop, watch_stop_signals=watch_again)
     finally:
         await store.close()
+
+
+def _watch_stop_signals(stop: asyncio.Event) -> None:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
 
 
 async def _run_router(

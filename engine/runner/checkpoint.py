@@ -48,7 +48,9 @@ class Checkpoint:
             found = self._read_header(path)
             for name in wanted or found:
                 if name not in found:
-                    raise CheckpointError(f"{path}: has no tensor {name}, which the index puts here")
+                    raise CheckpointError(
+                        f"{path}: has no tensor {name}, which the index puts here"
+                    )
                 self._tensors[name] = found[name]
         for name, shape in expected_shapes(spec).items():
             self._check(folder, name, shape)

@@ -24,4 +24,4 @@ class Decoder(Protocol):
         """Advance `hidden` by one layer in place, writing the batch's keys and values."""
 
     def logits(self, hidden: Any, rows: np.ndarray) -> np.ndarray:
-        """Float32 logits `[len(rows), vocab_size]` of some rows, in memory the caller may change."""
+        """Float32 logits `[len(rows), vocab_size]` of some rows; the caller may change them."""

@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import logging
-from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from common.config import EngineConfig, ModelConfig
 from common.errors import CheckpointError, ConfigError
-from common.kv_layout import KVLayout
 from engine.runner.checkpoint import Checkpoint
-from engine.runner.decoder import Decoder
-from engine.runner.flat_batch import BatchLimits
-from engine.runner.framework import has_gpu, paddle, set_num_threads
-from engine.runner.fused_attention import FusedAttention, fused_attention_problem
-from engine.runner.kv_cache import KVCache
-from engine.runner.model_runner import ModelRunner
-from engine.runner.model_spec import DecoderSpec, read_decoder_spec, read_eos_token_ids
-from engine.runner.numba_decoder import NumbaDecoder, unsupported_size
-from engine.runner.paddle_attention import PaddleAttention
-from engine.runner.paddle_decoder import PaddleDecoder
+from engine.runner.model_spec import read_decoder_spec, read_eos_token_ids
 
-_logger = logging.getLogger("pdserve.engine")
+if TYPE_CHECKING:
+    from engine.runner.model_runner import ModelRunner
 
 
 def load_model_runner(model: ModelConfig, engine: EngineConfig) -> ModelRunner:
@@ -43,68 +31,7 @@ def load_model_runner(model: ModelConfig, engine: EngineConfig) -> ModelRunner:
             f"max_model_len is {model.max_model_len}: wanted at most {spec.max_position}, "
             "the model's max_position_embeddings"
         )
-    set_num_threads(engine.num_threads)
-    paddle.set_device("gpu" if has_gpu() else "cpu")
-    dtype = _compute_dtype(model.dtype)
-    cache = KVCache(_layout(spec, checkpoint, dtype, engine.block_size), engine.kv_cache_memory)
-    max_len = min(model.max_model_len or spec.max_position, cache.num_blocks * engine.block_size)
-    backend = _choose_backend(engine, spec, dtype)
-    decoder: Decoder
-    if backend == "numba":
-        decoder = NumbaDecoder(spec, checkpoint, cache, max_len)
-    else:
-        attention = FusedAttention if backend == "fused" else PaddleAttention
-        decoder = PaddleDecoder(spec, checkpoint, cache, max_len, attention(spec, cache))
-    limits = BatchLimits(
-        max_tokens=engine.max_num_batched_tokens,
-        max_len=max_len,
-        num_blocks=cache.num_blocks,
-        block_size=engine.block_size,
-        vocab_size=spec.vocab_size,
-    )
-    return ModelRunner(decoder, cache, limits, eos_token_ids, backend)
+    # Paddle takes seconds to import; a wrong path or a broken file is told at once.
+    from engine.runner.assemble import assemble_runner
 
-
-def _compute_dtype(wanted: str) -> str:
-    if has_gpu():
-        return "bfloat16" if wanted == "auto" else wanted
-    if wanted not in ("auto", "float32"):
-        raise ConfigError(f"dtype is {wanted}: a CPU computes in float32; wanted auto or float32")
-    return "float32"
-
-
-def _layout(spec: DecoderSpec, checkpoint: Checkpoint, dtype: str, block_size: int) -> KVLayout:
-    described = json.dumps(asdict(spec), sort_keys=True)
-    digest = hashlib.sha256(f"{described}\n{checkpoint.identity()}\n{dtype}".encode()).hexdigest()
-    return KVLayout(
-        model_digest=digest[:32],
-        num_layers=spec.num_layers,
-        num_kv_heads=spec.num_kv_heads,
-        head_dim=spec.head_dim,
-        block_size=block_size,
-        dtype=dtype,
-    )
-
-
-def _choose_backend(engine: EngineConfig, spec: DecoderSpec, dtype: str) -> str:
-    """The attention back end to use; `ConfigError` when the one asked for cannot run here."""
-    wanted = engine.attention_backend
-    if wanted == "paddle":
-        return wanted
-    if not has_gpu():
-        if wanted == "fused":
-            raise ConfigError("attention_backend is fused: wanted a GPU; here: numba or paddle")
-        problem = unsupported_size(spec)
-        if wanted == "auto" and problem:
-            _logger.warning("attention: plain Paddle operators, because %s", problem)
-            return "paddle"
-        return "numba"
-    if wanted == "numba":
-        raise ConfigError("attention_backend is numba: wanted fused or paddle on a GPU")
-    problem = fused_attention_problem(spec, dtype, engine.block_size)
-    if problem and wanted == "fused":
-        raise ConfigError(f"attention_backend is fused, but here {problem}; wanted paddle")
-    if problem:
-        _logger.warning("attention: plain Paddle operators, because %s", problem)
-        return "paddle"
-    return "fused"
+    return assemble_runner(model, engine, spec, checkpoint, eos_token_ids)

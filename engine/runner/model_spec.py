@@ -141,7 +141,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 
 def read_decoder_spec(folder: Path) -> DecoderSpec:
-    """The decoder that `folder`/config.json describes; `CheckpointError` names what is unsupported."""
+    """The decoder that config.json describes; `CheckpointError` names what is unsupported."""
     path = folder / "config.json"
     values = read_json_object(path)
     config = _Config(path, values)
@@ -157,7 +157,11 @@ def read_decoder_spec(folder: Path) -> DecoderSpec:
     num_kv_heads = config.integer("num_key_value_heads", num_heads)
     if num_heads % num_kv_heads:
         raise config.refuse("num_key_value_heads", f"a divisor of num_attention_heads, {num_heads}")
-    if config.get("head_dim") is None and family.default_head_dim is None and hidden_size % num_heads:
+    if (
+        config.get("head_dim") is None
+        and family.default_head_dim is None
+        and hidden_size % num_heads
+    ):
         raise config.refuse("num_attention_heads", f"a divisor of hidden_size, {hidden_size}")
     head_dim = config.integer("head_dim", family.default_head_dim or hidden_size // num_heads)
     if head_dim % 2:

@@ -6,7 +6,7 @@ import threading
 from dataclasses import dataclass
 
 import numpy as np
-from numba import get_num_threads, njit
+from numba import get_num_threads, njit, set_num_threads
 
 from common.errors import ConfigError
 from engine.runner.checkpoint import Checkpoint
@@ -70,12 +70,12 @@ class _Workspace:
     gated: np.ndarray
 
 
-@njit(nogil=True, cache=True)
-def _attention_half(
+@njit(nogil=True, cache=True, error_model="numpy")
+def _attention_half(  # type: ignore[no-untyped-def]
     hidden, norm, epsilon, qkv_panels, qkv_bias, head_norms, cosines, sines, scale, output_panels,
     output_bias, keys, values, positions, slots, block_tables, items, normed, qkv, attended,
     num_threads,
-) -> None:  # type: ignore[no-untyped-def]  # fmt: skip
+) -> None:  # fmt: skip
     """`hidden += output(attention(rotary(qkv(norm(hidden)))))`."""
     rows = hidden.shape[0]
     head_dim = keys.shape[3]
@@ -90,11 +90,11 @@ def _attention_half(
     linear(attended, output_panels, output_bias, hidden, hidden, num_threads)
 
 
-@njit(nogil=True, cache=True)
-def _mlp_half(
+@njit(nogil=True, cache=True, error_model="numpy")
+def _mlp_half(  # type: ignore[no-untyped-def]
     hidden, norm, epsilon, gate_up_panels, gate_up_bias, down_panels, down_bias, normed, gated,
     num_threads,
-) -> None:  # type: ignore[no-untyped-def]  # fmt: skip
+) -> None:  # fmt: skip
     """`hidden += down(silu(gate(norm(hidden))) * up(norm(hidden)))`."""
     rms_norm(hidden, norm, epsilon, normed)
     gated_linear(normed, gate_up_panels, gate_up_bias, gated, num_threads)
@@ -164,6 +164,7 @@ class NumbaDecoder:
     def begin(self, batch: FlatBatch) -> np.ndarray:
         spec = self._spec
         rows = batch.token_ids.size
+        set_num_threads(self._num_threads)  # numba keeps it per thread, and this one may be new
 
         def buffer(width: int) -> np.ndarray:
             return np.empty((rows, width), np.float32)
@@ -225,7 +226,9 @@ def _pack(
         weight = checkpoint.read(name)
         if rotated and i < 2:
             weight = halves_first(weight, rotated)
-        pack_rows(weight, panels, i if is_alternating else first, len(names) if is_alternating else 1)
+        pack_rows(
+            weight, panels, i if is_alternating else first, len(names) if is_alternating else 1
+        )
         first += sizes[i] // LANES
     return panels
 

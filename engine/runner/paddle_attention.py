@@ -1,4 +1,4 @@
-"""Attention out of plain Paddle operators: any device, and the reference for the other back ends."""
+"""Attention out of plain Paddle operators: any device, the reference for other back ends."""
 
 from __future__ import annotations
 

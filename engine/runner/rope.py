@@ -11,7 +11,9 @@ from engine.runner.model_spec import DecoderSpec, RopeSpec
 
 def inverse_frequencies(rope: RopeSpec, head_dim: int) -> np.ndarray:
     """Radians per position for each of the `head_dim / 2` pairs, float64."""
-    frequencies: np.ndarray = rope.theta ** -(np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
+    frequencies: np.ndarray = rope.theta ** -(
+        np.arange(0, head_dim, 2, dtype=np.float64) / head_dim
+    )
     if rope.kind == "linear":
         return frequencies / rope.factor
     if rope.kind == "llama3":

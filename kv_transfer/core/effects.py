@@ -83,11 +83,15 @@ class Emit:
 
 
 class DropReason(Enum):
-    """Why a received message was dropped without touching memory."""
+    """Why a received message was dropped without touching memory.
+
+    LATE (its landing is closed) and DUPLICATE are expected of honest senders.
+    """
 
     MALFORMED = "malformed"
     NO_SESSION = "no_session"
     UNKNOWN_LEASE = "unknown_lease"
+    LATE = "late"
     STALE_GENERATION = "stale_generation"
     WRONG_SENDER = "wrong_sender"
     DUPLICATE = "duplicate"

@@ -50,7 +50,7 @@ class UnknownVersion(PeerProtocolError):
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """The first frame of every connection."""
+    """The first frame of every connection; repeated until it is answered."""
 
     sender: Incarnation
     receiver: Incarnation

@@ -111,8 +111,11 @@ class Link:
         return now_s >= self._retry_at_s and self._advance(LinkStep.RETRY)
 
     def take_ping(self, now_s: float) -> bool:
-        """Whether a PING is due now; then the next one is set."""
-        if self.state is not LinkState.READY or now_s < self._next_ping_at_s:
+        """Whether the peer is to be asked again now, then the next time is set.
+
+        HELLO is repeated too: the transport may have lost it with a connection that broke early.
+        """
+        if self.state is LinkState.WAITING or now_s < self._next_ping_at_s:
             return False
         self._next_ping_at_s = now_s + self._limits.ping_interval_s
         if self.asked_at_s is None:
@@ -130,10 +133,8 @@ class Link:
         deadlines = [transfer.deadline_at_s for transfer in self.transfers.values()]
         if self.asked_at_s is not None:
             deadlines.append(self.asked_at_s + self._limits.answer_timeout_s)
-        if self.state is LinkState.READY:
-            deadlines.append(self._next_ping_at_s)
-        if self.state is LinkState.WAITING:
-            deadlines.append(self._retry_at_s)
+        is_waiting = self.state is LinkState.WAITING
+        deadlines.append(self._retry_at_s if is_waiting else self._next_ping_at_s)
         if not self.transfers:
             deadlines.append(self._idle_since_s + self._limits.idle_s)
         return min(deadlines)

@@ -195,7 +195,8 @@ class Receiver:
         landing = self._landings.get(data.lease_token)
         detail = f"DATA of lease {data.lease_token:#x} from {session.sender}"
         if landing is None:
-            return [Dropped(DropReason.UNKNOWN_LEASE, detail)]
+            is_late = data.lease_token in self._outcomes
+            return [Dropped(DropReason.LATE if is_late else DropReason.UNKNOWN_LEASE, detail)]
         if landing.ticket.generation != data.generation:
             return [Dropped(DropReason.STALE_GENERATION, detail)]
         if landing.sender != session.sender:

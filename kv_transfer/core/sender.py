@@ -129,7 +129,6 @@ class Sender:
                 effects += self._tell_abort(link, transfer)
                 error = HandoffFailed("the sending connector was closed")
                 effects += self._end(link, transfer, TransferStep.FAILED, error, now_s)
-            effects.append(Disconnect(link.peer))
         self._links.clear()
         return effects
 
@@ -179,7 +178,7 @@ class Sender:
             elif link.retry(now_s):
                 effects += self._connect(link.peer)
             elif link.take_ping(now_s):
-                effects.append(SendToPeer(link.peer, frames.Ping(tuple(link.transfers))))
+                effects.append(SendToPeer(link.peer, self._question(link)))
         return effects
 
     def next_deadline_s(self) -> float | None:
@@ -215,7 +214,7 @@ class Sender:
         if receiver != link.peer.incarnation:
             raise PeerProtocolError(f"{link.peer} answered as {receiver}")
         if not link.welcome():
-            raise PeerProtocolError(f"{link.peer} sent WELCOME unasked")
+            return []  # HELLO was repeated, and both were answered.
         effects: Effects = []
         for transfer in list(link.transfers.values()):
             effects += self._begin(link, transfer, now_s)
@@ -298,11 +297,17 @@ class Sender:
     def _abort_frame(self, link: Link, transfer: Transfer) -> SendToPeer:
         return SendToPeer(link.peer, frames.Abort(transfer.token, transfer.ticket.generation))
 
+    def _question(self, link: Link) -> frames.Frame:
+        """What a live peer answers, and what keeps the leases there."""
+        if link.state is LinkState.READY:
+            return frames.Ping(tuple(link.transfers))
+        return self._hello(link.peer)
+
+    def _hello(self, peer: Peer) -> frames.Hello:
+        return frames.Hello(self._me, peer.incarnation, self._layout)
+
     def _connect(self, peer: Peer) -> Effects:
-        return [
-            Connect(peer),
-            SendToPeer(peer, frames.Hello(self._me, peer.incarnation, self._layout)),
-        ]
+        return [Connect(peer), SendToPeer(peer, self._hello(peer))]
 
     def _drop(self, link: Link) -> Effects:
         del self._links[link.peer]

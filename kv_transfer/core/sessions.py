@@ -62,15 +62,19 @@ class Sessions:
         self._by_id.pop(session_id, None)
 
     def admit(self, session_id: bytes, hello: Hello, now_s: float) -> None:
-        """Begin a session. Raises the typed error that the other side is to be told."""
-        if session_id in self._by_id:
-            raise PeerProtocolError("HELLO came twice on one connection")
+        """Begin a session; again is the same. Raises the typed error to tell the other side."""
         if hello.receiver != self._me:
             raise StaleEpoch(f"HELLO is meant for {hello.receiver}, this is {self._me}")
         latest = self._epochs.get(hello.sender.node_id, 0)
         if hello.sender.epoch < latest:
             raise StaleEpoch(f"HELLO is from {hello.sender}, whose epoch {latest} is known here")
         check_compatible(self._layout, hello.layout)
+        known = self._by_id.get(session_id)
+        if known is not None and known.sender == hello.sender:
+            known.heard_at_s = now_s
+            return
+        if known is not None:
+            raise PeerProtocolError(f"HELLO from {hello.sender} on a connection of {known.sender}")
         if len(self._by_id) >= self._limits.max_sessions:
             raise Overloaded(f"{self._me} has {self._limits.max_sessions} KV connections already")
         self._epochs[hello.sender.node_id] = hello.sender.epoch

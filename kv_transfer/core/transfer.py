@@ -80,8 +80,8 @@ class Transfer:
             self.pending.extendleft(reversed(unacknowledged))
 
     def take_commit(self) -> CommitFrame | None:
-        """The COMMIT frame, once per connection, when every chunk was handed out before it."""
-        is_due = self.state is TransferState.COMMITTING and not self.pending
+        """The COMMIT frame, once per connection; asked for only when no chunk is pending."""
+        is_due = self.state is TransferState.COMMITTING
         if not is_due or self._is_commit_sent or self._commit is None:
             return None
         self._is_commit_sent = True

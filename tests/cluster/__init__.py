@@ -5,5 +5,6 @@ tiny_model   a random checkpoint that loads in no time
 processes    one `pdserve serve` process
 books        what nodes and the store hold, and the check that it is nothing
 cluster      processes that form one cluster
+topologies   clusters that several test files use
 api          an HTTP client that knows the API's answers
 """

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import grpc
@@ -22,29 +22,34 @@ from tests.cluster.processes import ServeProcess
 from tests.cluster.waiting import wait_until
 from tests.redis_server import RedisServer
 
-START_TIMEOUT_S = 90.0
+START_TIMEOUT_S = 200.0
+"""Seconds are usual; the first start after a change of the kernels compiles them."""
+
 SETTLE_TIMEOUT_S = 8.0
 
 
 @dataclass(frozen=True, slots=True)
 class NodeSpec:
-    """One engine node: its id (unique in the cluster), its role and its own flags."""
+    """One engine node: its id (unique in the cluster), its role, its own flags and variables."""
 
     node_id: str
     role: Role
     flags: tuple[str, ...] = ()
+    environ: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSpec:
-    """`name` tells clusters on one Redis apart; `flags` go to every engine node."""
+    """`name` tells clusters on one Redis apart; `flags` go to every engine node.
+
+    `routers` holds the flags of each router.
+    """
 
     name: str
     model: Path
     nodes: tuple[NodeSpec, ...]
     flags: tuple[str, ...] = ()
-    router_flags: tuple[str, ...] = ()
-    num_routers: int = 1
+    routers: tuple[tuple[str, ...], ...] = ((),)
 
 
 class Cluster:
@@ -57,19 +62,29 @@ class Cluster:
         self.urls: list[str] = []
         self.processes: dict[str, ServeProcess] = {}
         self._books: dict[str, NodeBooks] = {}
-        shared = ["--model", str(spec.model), "--redis-url", redis_server.url, "--cluster", spec.name]
+        shared = [
+            "--model",
+            str(spec.model),
+            "--redis-url",
+            redis_server.url,
+            "--cluster",
+            spec.name,
+        ]
         for node in spec.nodes:
             role = ["--role", node.role.value, "--node-id", node.node_id]
-            self._add(node.node_id, [*role, *shared, *spec.flags, *node.flags], folder)
-        for number in range(1, spec.num_routers + 1):
+            flags = [*role, *shared, *spec.flags, *node.flags]
+            self._add(node.node_id, flags, folder, node.environ)
+        for number, own in enumerate(spec.routers, 1):
             port = free_loopback_port()
             role = ["--role", "router", "--node-id", f"router-{number}", "--port", str(port)]
-            self._add(f"router-{number}", [*role, *shared, *spec.router_flags], folder)
+            self._add(f"router-{number}", [*role, *shared, *own], folder, {})
             self.urls.append(f"http://127.0.0.1:{port}")
 
-    def _add(self, name: str, arguments: list[str], folder: Path) -> None:
+    def _add(
+        self, name: str, arguments: list[str], folder: Path, environ: Mapping[str, str]
+    ) -> None:
         log_path = folder / f"{self.spec.name}-{name}.log"
-        self.processes[name] = ServeProcess(name, arguments, log_path)
+        self.processes[name] = ServeProcess(name, arguments, log_path, environ)
 
     @property
     def url(self) -> str:
@@ -99,9 +114,11 @@ class Cluster:
         wait_until(is_ready, f"{self.spec.name} is ready", timeout_s=START_TIMEOUT_S)
         self._open_books()
 
-    def restart(self, name: str) -> None:
-        """Start a process that has ended, under its old name, and wait until it serves."""
-        self.processes[name].start()
+    def mend(self) -> None:
+        """Start again whatever has ended, under its old name, and wait until all of it serves."""
+        for process in self.processes.values():
+            if not process.is_running:
+                process.start()
         self.wait_ready()
 
     def close(self) -> None:

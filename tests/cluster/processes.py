@@ -4,59 +4,62 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
-from pdserve.child_process import ChildProcess, described_exit, start_child
-from tests.cluster.waiting import wait_until
+from pdserve.child_process import described_exit
 
+LAUNCH = Path(__file__).with_name("launch.py")
 STOP_TIMEOUT_S = 15.0
+_TAIL_LINES = 30
 
 
 class ServeProcess:
     """A role that runs until it is stopped or killed."""
 
-    def __init__(self, name: str, arguments: list[str], log_path: Path) -> None:
+    def __init__(
+        self, name: str, arguments: list[str], log_path: Path, environ: Mapping[str, str]
+    ) -> None:
         self.name = name
-        self._command = [sys.executable, "-m", "pdserve", "serve", *arguments]
+        self._command = [sys.executable, str(LAUNCH), str(os.getpid()), *arguments]
         self._log_path = log_path
-        self._child: ChildProcess | None = None
-
-    @property
-    def pid(self) -> int:
-        assert self._child is not None, f"{self.name} was not started"
-        return self._child.pid
+        self._environ = {**role_environment(), **environ}
+        self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def is_running(self) -> bool:
-        return self._child is not None and self._child.exit_code() is None
+        return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:
         """Start it; whoever needs it ready waits for that."""
         assert not self.is_running, f"{self.name} runs already"
-        self._child = start_child(self.name, self._command, self._log_path, role_environment())
+        with self._log_path.open("ab") as log:
+            self._process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=self._environ,
+                start_new_session=True,
+            )
 
     def kill(self) -> None:
         """SIGKILL, and wait until it is gone."""
-        if self._child is not None:
-            self._child.kill()
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
 
     def stop(self) -> int:
         """SIGTERM, and the exit code."""
-        assert self._child is not None, f"{self.name} was not started"
-        self._child.send(signal.SIGTERM)
+        self._send(signal.SIGTERM)
         return self.wait(STOP_TIMEOUT_S)
 
     def wait(self, timeout_s: float) -> int:
         """The exit code, once it has ended by itself."""
-        child = self._child
-        assert child is not None, f"{self.name} was not started"
-        wait_until(
-            lambda: child.exit_code() is not None, f"the end of {self.name}", timeout_s=timeout_s
-        )
-        code = child.exit_code()
-        assert code is not None
-        return code
+        assert self._process is not None, f"{self.name} was not started"
+        return self._process.wait(timeout_s)
 
     def freeze(self) -> None:
         """SIGSTOP: alive, and silent."""
@@ -72,15 +75,15 @@ class ServeProcess:
 
     def require_running(self) -> None:
         """Fails with its last words when it has ended."""
-        assert self._child is not None, f"{self.name} was not started"
-        code = self._child.exit_code()
+        assert self._process is not None, f"{self.name} was not started"
+        code = self._process.poll()
         if code is not None:
-            tail = "\n  ".join(self._child.log_tail(30))
+            tail = "\n  ".join(self.log().splitlines()[-_TAIL_LINES:])
             raise AssertionError(f"{self.name} ended with {described_exit(code)}:\n  {tail}")
 
     def _send(self, number: signal.Signals) -> None:
-        assert self._child is not None, f"{self.name} was not started"
-        self._child.send(number)
+        assert self._process is not None, f"{self.name} was not started"
+        self._process.send_signal(number)
 
 
 def role_environment() -> dict[str, str]:

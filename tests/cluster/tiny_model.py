@@ -16,9 +16,11 @@ import numpy as np
 from safetensors.numpy import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-EOS_TOKEN_ID = 0
+EOS_TOKEN_ID, BOS_TOKEN_ID = 0, 1
 FIRST_BYTE_ID = 2
 VOCAB_SIZE = 130
+END_TOKEN_ID = FIRST_BYTE_ID + 4
+"""After this token (ASCII's end of transmission) the likeliest next one is the end of sequence."""
 
 _HIDDEN, _INNER, _LAYERS, _HEADS, _KV_HEADS, _HEAD_DIM = 64, 128, 2, 4, 2, 16
 _MAX_POSITION = 32_768
@@ -47,10 +49,15 @@ def byte_tokens(text: str) -> list[int]:
     return [FIRST_BYTE_ID + byte for byte in text.encode("ascii")]
 
 
+def token_id(shown: str) -> int:
+    """The token that logprobs show as `shown`."""
+    return EOS_TOKEN_ID if shown == "<eos>" else FIRST_BYTE_ID + ord(shown)
+
+
 def prompt_tokens(length: int, *, salt: int = 0) -> list[int]:
     """A prompt of `length` tokens; prompts with another salt differ from the first token on."""
     draw = np.random.default_rng((salt, length))
-    return [int(token) for token in draw.integers(FIRST_BYTE_ID, VOCAB_SIZE, length)]
+    return [int(token) for token in draw.integers(END_TOKEN_ID + 1, VOCAB_SIZE, length)]
 
 
 def tiny_config() -> dict[str, Any]:
@@ -71,7 +78,7 @@ def tiny_config() -> dict[str, Any]:
         "rope_theta": 10000.0,
         "tie_word_embeddings": False,
         "eos_token_id": EOS_TOKEN_ID,
-        "bos_token_id": 1,
+        "bos_token_id": BOS_TOKEN_ID,
     }
 
 
@@ -88,6 +95,9 @@ def tiny_weights(seed: int) -> dict[str, np.ndarray]:
         "model.norm.weight": np.ones(_HIDDEN, np.float32),
         "lm_head.weight": matrix(VOCAB_SIZE, _HIDDEN, 3.0),
     }
+    end = weights["model.embed_tokens.weight"][END_TOKEN_ID]
+    weights["lm_head.weight"][EOS_TOKEN_ID] = 0.3 * end
+    weights["lm_head.weight"][BOS_TOKEN_ID] = 0.0
     query, kv = _HEADS * _HEAD_DIM, _KV_HEADS * _HEAD_DIM
     for layer in range(_LAYERS):
         prefix = f"model.layers.{layer}."
@@ -111,7 +121,7 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
 
 
 def _tokenizer() -> Tokenizer:
-    vocab = {"<eos>": EOS_TOKEN_ID, "<bos>": 1}
+    vocab = {"<eos>": EOS_TOKEN_ID, "<bos>": BOS_TOKEN_ID}
     vocab |= {shown: FIRST_BYTE_ID + byte for byte, shown in enumerate(_byte_characters())}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

@@ -37,7 +37,8 @@ def main(model_folder: str) -> None:
     """Compute every answer and write the file."""
     tokenizer = AutoTokenizer.from_pretrained(model_folder)
     model = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32).eval()
-    answers = [answer(model, prompt, token_ids(tokenizer, prompt)) for prompt in PROMPTS]
+    with torch.no_grad():
+        answers = [answer(model, prompt, token_ids(tokenizer, prompt)) for prompt in PROMPTS]
     lines = ",\n".join(json.dumps(entry, ensure_ascii=False) for entry in answers)
     REFERENCE_PATH.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
 
@@ -51,7 +52,6 @@ def token_ids(tokenizer: Any, prompt: dict[str, str]) -> list[int]:
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
-@torch.no_grad()
 def answer(model: Any, prompt: dict[str, str], prompt_token_ids: list[int]) -> dict[str, Any]:
     """Prompt, tokens and margins of one greedy answer."""
     drawn: list[int] = []

@@ -11,13 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from common.nodes import Role
 from tests.cluster.api import Api
-from tests.cluster.cluster import Cluster, ClusterSpec, NodeSpec, running
+from tests.cluster.cluster import Cluster, running
 from tests.cluster.tiny_model import make_tiny_model
+from tests.cluster.topologies import handoff_spec
 from tests.redis_server import RedisServer, redis_server
-
-TINY_FLAGS = ("--block-size", "16", "--num-threads", "1", "--kv-cache-memory", "16MiB")
 
 
 @pytest.fixture(scope="session")
@@ -43,24 +41,14 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _shared_tiny_cluster(
     cluster_redis: RedisServer, cluster_folder: Path, tiny_model: Path
 ) -> Iterator[Cluster]:
-    spec = ClusterSpec(
-        name="tiny",
-        model=tiny_model,
-        nodes=(
-            # Short steps, so that a long prompt takes many of them.
-            NodeSpec("prefill-1", Role.PREFILL, ("--max-num-batched-tokens", "32")),
-            NodeSpec("decode-1", Role.DECODE, ("--local-prefill-threshold", "0")),
-        ),
-        flags=TINY_FLAGS,
-        num_routers=2,
-    )
+    spec = handoff_spec("tiny", tiny_model)
     with running([spec], cluster_redis, cluster_folder) as (cluster,):
         yield cluster
 
 
 @pytest.fixture
 def tiny_cluster(_shared_tiny_cluster: Cluster) -> Iterator[Cluster]:
-    """Two routers, a prefill node with steps of 32 tokens, a decode node that prefills nothing."""
+    """See `handoff_spec`; no test kills what it is made of."""
     yield _shared_tiny_cluster
     _shared_tiny_cluster.check_settled()
 

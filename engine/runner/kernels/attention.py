@@ -11,22 +11,16 @@ from __future__ import annotations
 import numpy as np
 from numba import njit, prange
 
-from engine.runner.kernels.elementwise import exp_f32
-from engine.runner.kernels.vector_ir import (
-    LANES,
-    MAX_TILE_ROWS,
-    add_vectors,
-    largest_of,
-    tile_product,
-    transpose_8x8,
-)
+from engine.runner.kernels.tile_product import MAX_TILE_ROWS, tile_product
+from engine.runner.kernels.vector_ir import LANES
+from engine.runner.kernels.vector_math import KEY_TILE, softmax_tile, transpose_8x8
 
-KEY_TILE = 64
 _QUERY_ROWS = 96
 """Rows (queries × heads of a group) of a work item, about what a core's own cache holds."""
 _FLOAT_BYTES = 4
 _MINUS_INFINITY = np.float32(-np.inf)
 _ZERO = np.float32(0.0)
+_ONE = np.float32(1.0)
 
 
 def plan_items(
@@ -48,7 +42,7 @@ def plan_items(
     return np.array(items, dtype=np.int64)[:, 1:].copy()
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, error_model="numpy")
 def _load_tile(keys, values, blocks, head, start, count, gathered, key_tile) -> int:  # type: ignore[no-untyped-def]
     """Transpose `count` keys from position `start` into `key_tile`; the address of their values.
 
@@ -76,31 +70,21 @@ def _load_tile(keys, values, blocks, head, start, count, gathered, key_tile) -> 
     return value_at
 
 
-@njit(nogil=True, cache=True)
-def _softmax_row(scores, num_valid, maxima, sums, weighted) -> None:  # type: ignore[no-untyped-def]
+@njit(nogil=True, cache=True, error_model="numpy")
+def _softmax_row(scores, num_valid, maximum, sums, weighted) -> None:  # type: ignore[no-untyped-def]
     """One row's online softmax over a tile: `scores` become weights, earlier sums are rescaled.
 
-    `maxima` `[1]` and `sums` `[16]` are the row's running state; each lane sums its own keys.
+    `maximum` `[1]` and `sums` `[16]` are the row's running state; each lane sums its own keys.
     """
     for j in range(num_valid, KEY_TILE):
         scores[j] = _MINUS_INFINITY
-    old = maxima[0]
-    new = largest_of(scores.ctypes.data, KEY_TILE // LANES)
-    if new > old:
-        scale = exp_f32(old - new)
-        maxima[0] = new
-        for lane in range(LANES):
-            sums[lane] *= scale
+    scale = softmax_tile(scores.ctypes.data, maximum.ctypes.data, sums.ctypes.data)
+    if scale != _ONE:
         for i in range(weighted.shape[0]):
             weighted[i] *= scale
-    else:
-        new = old
-    for j in range(KEY_TILE):
-        scores[j] = exp_f32(scores[j] - new)
-    add_vectors(sums.ctypes.data, scores.ctypes.data, KEY_TILE // LANES)
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, error_model="numpy")
 def _products(rows, a, a_stride, b, b_stride, depth, c, c_stride, width, is_added) -> None:  # type: ignore[no-untyped-def]
     """`tile_product` over any number of rows and `width` columns (a multiple of 16)."""
     for row in range(0, rows, MAX_TILE_ROWS):
@@ -113,7 +97,7 @@ def _products(rows, a, a_stride, b, b_stride, depth, c, c_stride, width, is_adde
             )  # fmt: skip
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, error_model="numpy")
 def _attend_item(qkv, keys, values, blocks, first, end, head, position, scratch, out) -> None:  # type: ignore[no-untyped-def]
     """Queries of rows `first` to `end`, the first at `position`, against everything before them."""
     queries, scores, weighted, maxima, sums, key_tile, gathered = scratch
@@ -150,7 +134,7 @@ def _attend_item(qkv, keys, values, blocks, first, end, head, position, scratch,
             out[first + r // group, head * group + r % group, i] = weighted[r, i] / total
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, error_model="numpy")
 def _attend_part(qkv, keys, values, block_tables, positions, items, out, thread, step) -> None:  # type: ignore[no-untyped-def]
     head_dim, num_kv_heads = keys.shape[3], keys.shape[1]
     group = (qkv.shape[1] - 2 * num_kv_heads) // num_kv_heads
@@ -172,7 +156,7 @@ def _attend_part(qkv, keys, values, block_tables, positions, items, out, thread,
         )  # fmt: skip
 
 
-@njit(nogil=True, cache=True, parallel=True)
+@njit(nogil=True, cache=True, error_model="numpy", parallel=True)
 def paged_attention(
     qkv: np.ndarray, keys: np.ndarray, values: np.ndarray, block_tables: np.ndarray,
     positions: np.ndarray, items: np.ndarray, out: np.ndarray, num_threads: int,

@@ -11,8 +11,9 @@ from __future__ import annotations
 import numpy as np
 from numba import njit, prange
 
-from engine.runner.kernels.elementwise import silu_f32
-from engine.runner.kernels.vector_ir import LANES, MAX_TILE_ROWS, sum_squares, tile_product
+from engine.runner.kernels.tile_product import MAX_TILE_ROWS, tile_product
+from engine.runner.kernels.vector_ir import LANES
+from engine.runner.kernels.vector_math import silu_product, sum_squares
 
 _BLOCK_ROWS = 96
 _FLOAT_BYTES = 4
@@ -20,9 +21,9 @@ _SERIAL_ROWS = 16
 """Up to this many rows, waking other threads costs more than normalising here."""
 
 
-@njit(nogil=True, cache=True, parallel=True)
+@njit(nogil=True, cache=True, error_model="numpy", parallel=True)
 def pack_rows(weight: np.ndarray, panels: np.ndarray, first_panel: int, panel_step: int) -> None:
-    """Copy `weight` `[num_outputs, num_inputs]` into every `panel_step`-th panel from `first_panel`.
+    """Copy `weight` `[outputs, inputs]` into every `panel_step`-th panel from `first_panel`.
 
     Outputs missing in a last, partial panel are left as they are.
     """
@@ -35,16 +36,16 @@ def pack_rows(weight: np.ndarray, panels: np.ndarray, first_panel: int, panel_st
                 target[k, lane] = weight[panel * LANES + lane, k]
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, error_model="numpy")
 def gather_columns(panels: np.ndarray, ids: np.ndarray, out: np.ndarray) -> None:
-    """`out[i] = weight[ids[i]]` for a packed weight: embedding lookup in a tied output projection."""
+    """`out[i] = weight[ids[i]]` of a packed weight: embeddings out of a tied projection."""
     for i in range(ids.shape[0]):
         panel, lane = ids[i] // LANES, ids[i] % LANES
         for k in range(out.shape[1]):
             out[i, k] = panels[panel, k, lane]
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, error_model="numpy")
 def _linear_part(x, panels, bias, residual, out, first, last) -> None:  # type: ignore[no-untyped-def]
     num_rows, depth = x.shape
     width = out.shape[1]
@@ -70,7 +71,7 @@ def _linear_part(x, panels, bias, residual, out, first, last) -> None:  # type: 
                         out[row + r, column + lane] = tile[r, lane]
 
 
-@njit(nogil=True, cache=True, parallel=True)
+@njit(nogil=True, cache=True, error_model="numpy", parallel=True)
 def linear(
     x: np.ndarray, panels: np.ndarray, bias: np.ndarray, residual: np.ndarray, out: np.ndarray,
     num_threads: int,
@@ -86,11 +87,12 @@ def linear(
         _linear_part(x, panels, bias, residual, out, first, last)
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, error_model="numpy")
 def _gated_part(x, panels, bias, out, first, last) -> None:  # type: ignore[no-untyped-def]
     num_rows, depth = x.shape
     tiles = np.empty((2, MAX_TILE_ROWS, LANES), np.float32)
     x_at, panels_at, gate_at = x.ctypes.data, panels.ctypes.data, tiles.ctypes.data
+    out_at = out.ctypes.data
     up_at = gate_at + MAX_TILE_ROWS * LANES * _FLOAT_BYTES
     panel_bytes = depth * LANES * _FLOAT_BYTES
     for block in range(0, num_rows, _BLOCK_ROWS):
@@ -110,12 +112,12 @@ def _gated_part(x, panels, bias, out, first, last) -> None:  # type: ignore[no-u
                         for lane in range(LANES):
                             tiles[0, r, lane] += bias[2 * column + lane]
                             tiles[1, r, lane] += bias[2 * column + LANES + lane]
-                    for lane in range(LANES):
-                        gated = silu_f32(tiles[0, r, lane]) * tiles[1, r, lane]
-                        out[row + r, column + lane] = gated
+                    at = r * LANES * _FLOAT_BYTES
+                    target = out_at + ((row + r) * out.shape[1] + column) * _FLOAT_BYTES
+                    silu_product(gate_at + at, up_at + at, target)
 
 
-@njit(nogil=True, cache=True, parallel=True)
+@njit(nogil=True, cache=True, error_model="numpy", parallel=True)
 def gated_linear(
     x: np.ndarray, panels: np.ndarray, bias: np.ndarray, out: np.ndarray, num_threads: int
 ) -> None:
@@ -127,7 +129,7 @@ def gated_linear(
         _gated_part(x, panels, bias, out, first, last)
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, error_model="numpy")
 def rms_norm_row(x: np.ndarray, weight: np.ndarray, epsilon: np.float32, out: np.ndarray) -> None:
     """`out = x / sqrt(mean(x²) + epsilon) * weight` for one contiguous row (16 · n floats)."""
     size = x.shape[0]
@@ -137,13 +139,13 @@ def rms_norm_row(x: np.ndarray, weight: np.ndarray, epsilon: np.float32, out: np
         out[i] = x[i] * scale * weight[i]
 
 
-@njit(nogil=True, cache=True, parallel=True)
+@njit(nogil=True, cache=True, error_model="numpy", parallel=True)
 def _rms_norm_parallel(x, weight, epsilon, out) -> None:  # type: ignore[no-untyped-def]
     for row in prange(x.shape[0]):
         rms_norm_row(x[row], weight, epsilon, out[row])
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, error_model="numpy")
 def rms_norm(x: np.ndarray, weight: np.ndarray, epsilon: np.float32, out: np.ndarray) -> None:
     """`rms_norm_row` for each row of `x` `[rows, size]`."""
     if x.shape[0] > _SERIAL_ROWS:

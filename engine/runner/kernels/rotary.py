@@ -10,7 +10,7 @@ from engine.runner.kernels.matmul import rms_norm_row
 _SERIAL_ROWS = 16
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, error_model="numpy")
 def _rotate(head, cosine, sine, scale, out) -> None:  # type: ignore[no-untyped-def]
     """Rotate the pairs (i, i + half) of `head` by one position's angles, times `scale`."""
     half = head.shape[0] // 2
@@ -20,7 +20,7 @@ def _rotate(head, cosine, sine, scale, out) -> None:  # type: ignore[no-untyped-
         out[half + i] = (high * cosine[i] + low * sine[i]) * scale
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, error_model="numpy")
 def _store_row(qkv, head_norms, epsilon, cosine, sine, scale, slot, keys, values) -> None:  # type: ignore[no-untyped-def]
     """One token: `qkv` `[heads + 2 · kv_heads, head_dim]` in place, and its slot in the cache."""
     num_kv_heads, block_size = keys.shape[1], keys.shape[2]
@@ -41,8 +41,10 @@ def _store_row(qkv, head_norms, epsilon, cosine, sine, scale, slot, keys, values
             values[block, head, offset, i] = value[i]
 
 
-@njit(nogil=True, cache=True, parallel=True)
-def _store_parallel(qkv, head_norms, epsilon, cosines, sines, positions, scale, slots, keys, values) -> None:  # type: ignore[no-untyped-def]  # fmt: skip
+@njit(nogil=True, cache=True, error_model="numpy", parallel=True)
+def _store_parallel(  # type: ignore[no-untyped-def]
+    qkv, head_norms, epsilon, cosines, sines, positions, scale, slots, keys, values
+) -> None:  # fmt: skip
     for row in prange(qkv.shape[0]):
         position = positions[row]
         _store_row(
@@ -51,7 +53,7 @@ def _store_parallel(qkv, head_norms, epsilon, cosines, sines, positions, scale, 
         )  # fmt: skip
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, error_model="numpy")
 def rotate_and_store(
     qkv: np.ndarray, head_norms: np.ndarray, epsilon: np.float32, cosines: np.ndarray,
     sines: np.ndarray, positions: np.ndarray, scale: np.float32, slots: np.ndarray,

@@ -322,14 +322,22 @@ def test_an_open_transfer_keeps_its_landing(cluster: Cluster) -> None:
 
 
 def test_closing_the_sender(cluster: Cluster) -> None:
-    prefill, decode, ticket = begin(cluster)
+    prefill, decode, first = begin(cluster)
+    prefill.connector.abort(first.lease_token)
+    error_of(prefill.wait_event())
+    error_of(decode.wait_event())
+    # The connection stands now, so the receiver is told what happens on it.
+    ticket = cluster.ticket(decode, [1, 2, 3])
+    decode.connector.expect(ticket, sender_deadline_s=30)
+    prefill.connector.open(ticket, deadline_s=30)
     prefill.push_all(ticket, [4, 5, 6], layers=[0])
     prefill.connector.close()
     assert "closed" in str(error_of(prefill.wait_event()))
-    decode.connector.revoke(ticket.lease_token)
+    assert "gave the transfer up" in str(error_of(decode.wait_event()))
     with pytest.raises(ValueError, match="closed"):
         prefill.connector.open(ticket, deadline_s=1)
-    assert_ended_once(prefill)
+    prefill.connector.close()
+    assert len(prefill.events) == len(decode.events) == 2
 
 
 def test_closing_the_receiver(cluster: Cluster) -> None:

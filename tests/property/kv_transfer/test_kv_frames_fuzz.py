@@ -22,8 +22,10 @@ SCALARS = st.one_of(
 )
 VALUES = st.recursive(
     SCALARS,
-    lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.text(max_size=5), inner),
-    max_leaves=10,
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("ab"), inner, max_size=2)
+    ),
+    max_leaves=5,
 )
 FIELDS = sorted({name for _, schema in frames._SCHEMAS.values() for name in schema})
 
@@ -38,7 +40,7 @@ def test_random_bytes(header: bytes) -> None:
 @settings(max_examples=200, deadline=None)
 @given(
     st.one_of(st.integers(0, 14), SCALARS),
-    st.dictionaries(st.sampled_from(FIELDS), VALUES),
+    st.dictionaries(st.sampled_from(FIELDS), VALUES, max_size=8),
     st.one_of(st.just(PROTOCOL_VERSION), SCALARS),
 )
 def test_random_fields(kind: object, fields: dict[str, object], version: object) -> None:

@@ -80,6 +80,17 @@ def test_sessions_are_bounded_and_the_refusal_says_so() -> None:
     assert hello(machine, b"d") == frames.Welcome(ME)
 
 
+def test_hello_again_is_the_same_session_and_another_sender_is_not() -> None:
+    machine = receiver(ticket())
+    assert hello(machine, b"a") == frames.Welcome(ME)
+    machine.on_frame(b"a", BEGIN, [], 0.0)
+    assert hello(machine, b"a") == frames.Welcome(ME)
+    assert machine.num_sessions == 1
+    effects = machine.on_frame(b"a", frames.Hello(Incarnation("q", 1), ME, LAYOUT), [], 0.0)
+    assert len(events(effects)) == 1
+    assert machine.num_sessions == 0
+
+
 def test_epochs_are_remembered_within_bounds() -> None:
     machine = receiver()
     machine.on_frame(b"a", frames.Hello(SENDER, ME, LAYOUT), [], 0.0)

@@ -215,6 +215,15 @@ def test_a_receiver_that_forgot_the_session_is_greeted_again() -> None:
     assert Connect(PEER) in sender.on_tick(1.05)
 
 
+def test_hello_is_repeated_until_answered_and_two_answers_are_one() -> None:
+    sender = Sender(ME, LAYOUT, LIMITS)
+    sender.on_open(ticket(), 5.0, 0.0)
+    assert sender.next_deadline_s() == LIMITS.ping_interval_s
+    assert sent(sender.on_tick(0.5)) == [frames.Hello(ME, DECODE, LAYOUT)]
+    assert sent(sender.on_frame(PEER, frames.Welcome(DECODE), 0.6)) == [frames.Begin(1, 3)]
+    assert sender.on_frame(PEER, frames.Welcome(DECODE), 0.6) == []
+
+
 def test_reconnecting_in_vain_is_silence() -> None:
     sender = ready(ticket())
     sender.on_link_lost(PEER, 1.0)

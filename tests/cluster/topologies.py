@@ -1,0 +1,43 @@
+"""Clusters on the tiny model that several test files use."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from common.nodes import Role
+from pdserve.network import free_loopback_port
+from tests.cluster.cluster import ClusterSpec, NodeSpec
+
+PREFILL_STEP_TOKENS = 32
+"""A long prompt takes many steps of the prefill node."""
+
+SHORT_DEADLINE_S = 0.4
+"""What the third router of a handoff cluster gives its requests."""
+
+LONG_DEADLINE_S = 60.0
+
+
+def handoff_spec(name: str, model: Path) -> ClusterSpec:
+    """One prefill node, one decode node that prefills nothing if it can help it, three routers."""
+    # Ports that outlive the process: a node that restarts comes back where it was.
+    ports = ("--port", str(free_loopback_port()), "--kv-port", str(free_loopback_port()))
+    step = ("--max-num-batched-tokens", str(PREFILL_STEP_TOKENS))
+    return ClusterSpec(
+        name=name,
+        model=model,
+        nodes=(
+            NodeSpec("prefill-1", Role.PREFILL, step),
+            NodeSpec("decode-1", Role.DECODE, ("--local-prefill-threshold", "0", *ports)),
+        ),
+        flags=("--block-size", "16", "--num-threads", "1", "--kv-cache-memory", "16MiB"),
+        routers=tuple(
+            ("--request-timeout-s", str(deadline_s))
+            for deadline_s in (LONG_DEADLINE_S, LONG_DEADLINE_S, SHORT_DEADLINE_S)
+        ),
+    )
+
+
+def flag(spec: ClusterSpec, node_id: str, name: str) -> str:
+    """The value of one flag of one node."""
+    (node,) = [node for node in spec.nodes if node.node_id == node_id]
+    return node.flags[node.flags.index(name) + 1]

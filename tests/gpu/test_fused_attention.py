@@ -1,0 +1,50 @@
+"""Paddle's fused paged attention on a GPU, against the plain operators."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engine.runner.framework import has_gpu, paddle
+from engine.runner.fused_attention import fused_attention_problem
+from engine.runner.model_spec import read_decoder_spec
+from tests.unit.runner.running import load, logits_of, scheduled
+from tests.unit.runner.tiny_checkpoints import CONFIGS, prompt_of, write_checkpoint
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not has_gpu(), reason="needs a GPU and a Paddle built for it"),
+]
+# Head sizes for which the fused operator is compiled start at 64.
+CONFIG = CONFIGS["qwen3"] | {"head_dim": 64}
+
+
+def test_the_self_check_passes(tmp_path: Path) -> None:
+    paddle.set_device("gpu")
+    spec = read_decoder_spec(write_checkpoint(tmp_path, CONFIG))
+    assert fused_attention_problem(spec, "float16", 64) == ""
+
+
+@pytest.mark.parametrize("backend", ["paddle", "fused"])
+def test_logits_of_a_mixed_batch_are_near_those_of_a_whole_prompt(
+    tmp_path: Path, backend: str
+) -> None:
+    folder = write_checkpoint(tmp_path, CONFIG)
+    runner = load(folder, attention_backend=backend, block_size=64, kv_cache_memory=8 << 20)
+    assert runner.attention_backend == backend
+    prompts = [prompt_of(100, 1), prompt_of(70, 2), prompt_of(90, 3)]
+    tables = [[1, 5], [3, 2], [0, 4]]
+    for prompt, table, cached in zip(prompts, tables, (99, 20, 0), strict=True):
+        if cached:
+            logits_of(runner, scheduled(prompt[:cached], 0, table))
+    mixed = logits_of(
+        runner,
+        scheduled(prompts[0][99:], 99, tables[0]),
+        scheduled(prompts[1][20:], 20, tables[1]),
+        scheduled(prompts[2], 0, tables[2]),
+    )
+    for prompt, table, logits in zip(prompts, tables, mixed, strict=True):
+        [whole] = logits_of(runner, scheduled(prompt, 0, table))
+        np.testing.assert_allclose(logits, whole, atol=0.1)

@@ -1,0 +1,169 @@
+"""`pdserve serve` that cannot start: an exit code, and one line that names what is wrong.
+
+All of them start side by side, once; each test then looks at one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from pdserve.network import free_loopback_port
+from tests.cluster.processes import LAUNCH, role_environment
+from tests.cluster.tiny_model import make_tiny_model, tiny_config, tiny_weights, write_json
+from tests.redis_server import RedisServer
+
+pytestmark = pytest.mark.timeout(300)
+
+END_TIMEOUT_S = 150.0
+Break = Callable[[Path], object]
+
+
+def cut_the_weights_short(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1000])
+
+
+def cut_the_header_short(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", 1 << 40) + b"{}")
+
+
+def lose_a_shard(folder: Path) -> None:
+    names = tiny_weights(7)
+    index = {"weight_map": dict.fromkeys(names, "model-00001-of-00002.safetensors")}
+    (folder / "model.safetensors").unlink()
+    write_json(folder / "model.safetensors.index.json", index)
+
+
+def change_a_shape(folder: Path) -> None:
+    write_json(folder / "config.json", tiny_config() | {"intermediate_size": 192})
+
+
+def change_a_dtype(folder: Path) -> None:
+    weights = tiny_weights(7)
+    name = "model.layers.1.mlp.up_proj.weight"
+    weights[name] = weights[name].astype(np.int8)
+    save_file(weights, folder / "model.safetensors")
+
+
+def change_the_architecture(folder: Path) -> None:
+    write_json(folder / "config.json", tiny_config() | {"architectures": ["GPT2LMHeadModel"]})
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A folder that is broken in one way, flags, and what must come of it."""
+
+    exit_code: int
+    words: tuple[str, ...]
+    break_folder: Break | None = None
+    flags: tuple[str, ...] = ()
+    role: str = "mixed"
+
+
+IN_USE, NO_REDIS = "{port in use}", "{port without Redis}"
+CASES: dict[str, Case] = {
+    "truncated weights": Case(1, ("model.safetensors", "truncated"), cut_the_weights_short),
+    "truncated header": Case(1, ("model.safetensors", "truncated"), cut_the_header_short),
+    "missing shard": Case(1, ("model-00001-of-00002.safetensors", "missing"), lose_a_shard),
+    "wrong shape": Case(1, ("mlp", "shape", "192"), change_a_shape),
+    "wrong dtype": Case(1, ("mlp.up_proj.weight", "I8", "F32"), change_a_dtype),
+    "architecture": Case(1, ("GPT2LMHeadModel", "LlamaForCausalLM"), change_the_architecture),
+    "no folder": Case(1, ("/nowhere",), flags=("--model", "/nowhere")),
+    "no tokenizer": Case(
+        1, ("tokenizer.json",), lambda folder: (folder / "tokenizer.json").unlink(), role="router"
+    ),
+    "port in use": Case(2, (IN_USE, "in use"), flags=("--port", IN_USE)),
+    "router's port in use": Case(2, (IN_USE, "in use"), flags=("--port", IN_USE), role="router"),
+    "kv port in use": Case(2, (IN_USE, "in use"), flags=("--kv-port", IN_USE)),
+    "no Redis": Case(1, ("Redis",), flags=("--redis-url", f"redis://127.0.0.1:{NO_REDIS}/0")),
+    "router without Redis": Case(
+        1, ("Redis",), flags=("--redis-url", f"redis://127.0.0.1:{NO_REDIS}/0"), role="router"
+    ),
+    "too long a context": Case(
+        2, ("max_model_len", "99999", "32768"), flags=("--max-model-len", "99999")
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How one process ended."""
+
+    exit_code: int
+    stderr: str
+    facts: dict[str, str]
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory, cluster_redis: RedisServer) -> dict[str, Ended]:
+    folder = tmp_path_factory.mktemp("broken")
+    sound = make_tiny_model(folder / "sound")
+    with contextlib.ExitStack() as cleanup:
+        taken = cleanup.enter_context(socket.create_server(("127.0.0.1", 0)))
+        facts = {IN_USE: str(taken.getsockname()[1]), NO_REDIS: str(free_loopback_port())}
+        running = {}
+        for number, (name, case) in enumerate(CASES.items()):
+            model = folder / str(number)
+            shutil.copytree(sound, model)
+            if case.break_folder is not None:
+                case.break_folder(model)
+            process = cleanup.enter_context(start(case, model, cluster_redis.url, facts))
+            cleanup.callback(process.kill)
+            running[name] = process
+        return {name: end(name, process, facts) for name, process in running.items()}
+
+
+def start(case: Case, model: Path, redis_url: str, facts: dict[str, str]) -> subprocess.Popen[str]:
+    flags = [facts.get(flag, flag).replace(NO_REDIS, facts[NO_REDIS]) for flag in case.flags]
+    if "--port" not in flags:
+        flags += ["--port", str(free_loopback_port())]
+    shared = ["--model", str(model), "--redis-url", redis_url, "--cluster", "broken"]
+    shared += ["--kv-cache-memory", "1MiB", "--num-threads", "1"]
+    return subprocess.Popen(
+        [sys.executable, str(LAUNCH), str(os.getpid()), "--role", case.role, *shared, *flags],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=role_environment(),
+    )
+
+
+def end(name: str, process: subprocess.Popen[str], facts: dict[str, str]) -> Ended:
+    try:
+        _, stderr = process.communicate(timeout=END_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        _, stderr = process.communicate()
+        stderr = f"{name} did not end by itself:\n{stderr}"
+    return Ended(process.returncode, stderr, facts)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_ends_with_a_line_that_says_why(ended: dict[str, Ended], name: str) -> None:
+    case, how = CASES[name], ended[name]
+    said = [line for line in how.stderr.splitlines() if line.startswith("pdserve: ")]
+    assert len(said) == 1, how.stderr
+    assert "Traceback" not in how.stderr
+    for word in case.words:
+        assert how.facts.get(word, word) in said[0]
+    assert how.exit_code == case.exit_code, said[0]
+
+
+def test_nothing_of_them_is_left_in_redis(
+    ended: dict[str, Ended], cluster_redis: RedisServer
+) -> None:
+    assert [key for key in cluster_redis.keys("broken:") if ":epoch:" not in key] == []

@@ -1,0 +1,264 @@
+"""Processes die, freeze and come back, Redis too: prompt typed errors, and nothing stays held.
+
+Each test puts back what it broke, and ends with the closing check on the whole cluster.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import grpc
+import httpx
+import pytest
+
+from protos import pdserve_node_pb2 as pb
+from router.placement_recorder import TTL_MARGIN_S
+from tests.cluster.api import Answer, Api, ApiFailure, Fields
+from tests.cluster.books import NodeBooks, held_by
+from tests.cluster.cluster import Cluster, running
+from tests.cluster.tiny_model import prompt_tokens
+from tests.cluster.topologies import LONG_DEADLINE_S, handoff_spec
+from tests.cluster.waiting import wait_until
+from tests.redis_server import RedisServer, redis_server
+
+pytestmark = pytest.mark.timeout(300)
+
+GREEDY: Fields = {"temperature": 0, "ignore_eos": True}
+LONG_PROMPT = 8000
+ENDLESS = 12_000
+PROMPT_S = 10.0
+"""How soon a request must end after the node that held it fell silent."""
+
+
+@pytest.fixture(scope="module")
+def own_redis() -> Iterator[RedisServer]:
+    with redis_server() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def _fragile_cluster(
+    own_redis: RedisServer, cluster_folder: Path, tiny_model: Path
+) -> Iterator[Cluster]:
+    with running([handoff_spec("fragile", tiny_model)], own_redis, cluster_folder) as (cluster,):
+        yield cluster
+
+
+@pytest.fixture
+def cluster(_fragile_cluster: Cluster) -> Iterator[Cluster]:
+    _fragile_cluster.mend()
+    yield _fragile_cluster
+    _fragile_cluster.wait_ready()
+    _fragile_cluster.check_settled()
+
+
+@pytest.fixture
+def api(cluster: Cluster) -> Iterator[Api]:
+    with Api(cluster.url, "tiny") as api:
+        yield api
+
+
+@pytest.fixture
+def threads() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(8) as pool:
+        yield pool
+
+
+def started_prefill(
+    cluster: Cluster, api: Api, threads: ThreadPoolExecutor, salt: int
+) -> Future[Answer]:
+    """A request whose long prompt the prefill node is in the middle of."""
+    prompt = prompt_tokens(LONG_PROMPT, salt=salt)
+    answer = threads.submit(api.complete, prompt, max_tokens=8, **GREEDY)
+    cluster.wait_status("prefill-1", lambda status: status.blocks.running > 4, "runs the prompt")
+    return answer
+
+
+def fails_soon(call: Callable[[], object], *codes: str) -> None:
+    """The call ends in time with a typed error that has one of these codes."""
+    started_at_s = time.monotonic()
+    with pytest.raises(ApiFailure) as failure:
+        call()
+    assert time.monotonic() - started_at_s < PROMPT_S
+    error = failure.value.error
+    assert error.code in codes, error
+    assert error.kind == "server_error"
+    assert error.status in (200, 502, 503), error
+
+
+def test_a_prefill_node_that_dies_costs_time_and_no_answer(
+    cluster: Cluster, api: Api, threads: ThreadPoolExecutor
+) -> None:
+    other: Fields = {"prompt": prompt_tokens(50, salt=31), "max_tokens": 2000, **GREEDY}
+    with api.stream(logprobs=0, **other) as undisturbed:
+        undisturbed.read_tokens(3)
+        moved = started_prefill(cluster, api, threads, salt=32)
+        cluster.processes["prefill-1"].kill()
+        # Nothing of it was emitted: the decode node computes the prompt itself.
+        answer = moved.result(timeout=60)
+        rest = undisturbed.read_rest()
+    assert api.complete(prompt_tokens(30, salt=33), max_tokens=4, **GREEDY).finish_reason
+    cluster.mend()
+    assert answer == api.complete(prompt_tokens(LONG_PROMPT, salt=32), max_tokens=8, **GREEDY)
+    assert rest == api.complete(**other)
+
+
+def test_a_decode_node_that_dies_ends_its_requests_with_a_typed_error(
+    cluster: Cluster, api: Api, threads: ThreadPoolExecutor
+) -> None:
+    old_life = cluster.address("decode-1")
+    with api.stream(prompt=prompt_tokens(40, salt=34), max_tokens=ENDLESS, **GREEDY) as stream:
+        stream.read_tokens(3)
+        handed_off = started_prefill(cluster, api, threads, salt=35)
+        cluster.processes["decode-1"].kill()
+        fails_soon(stream.read_rest, "node_lost")
+        codes = ("handoff_failed", "node_lost", "overloaded")
+        fails_soon(lambda: handed_off.result(timeout=60), *codes)
+        fails_soon(lambda: api.complete(prompt_tokens(9), max_tokens=2), "node_lost", "overloaded")
+    # The prefill node lets go of the transfer although nobody is left to acknowledge anything.
+    cluster.wait_status("prefill-1", holds_nothing, "holds nothing")
+    cluster.mend()
+    answer = api.complete(prompt_tokens(40, salt=34), max_tokens=5, **GREEDY)
+    assert answer.usage["completion_tokens"] == 5
+    new_life = cluster.address("decode-1")
+    assert new_life.control_address == old_life.control_address
+    assert new_life.incarnation.epoch > old_life.incarnation.epoch
+    stale = NodeBooks(old_life)
+    with pytest.raises(grpc.RpcError) as refused:
+        stale.read()
+    stale.close()
+    assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+
+
+def test_a_router_that_dies_takes_its_own_requests_with_it(
+    cluster: Cluster, api: Api, threads: ThreadPoolExecutor
+) -> None:
+    fields: Fields = {"prompt": prompt_tokens(50, salt=36), "max_tokens": 3000, **GREEDY}
+    with (
+        Api(cluster.urls[1], "tiny") as other,
+        other.stream(logprobs=0, **fields) as undisturbed,
+        api.stream(prompt=prompt_tokens(40, salt=37), max_tokens=ENDLESS, **GREEDY) as cut_off,
+    ):
+        undisturbed.read_tokens(3)
+        cut_off.read_tokens(3)
+        lost = started_prefill(cluster, api, threads, salt=38)
+        cluster.processes["router-1"].kill()
+        with pytest.raises(httpx.TransportError):
+            cut_off.read_rest()
+        with pytest.raises(httpx.TransportError):
+            lost.result(timeout=PROMPT_S)
+        rest = undisturbed.read_rest()
+        for node_id in ("prefill-1", "decode-1"):
+            cluster.wait_status(node_id, holds_nothing, "holds nothing")
+        assert rest == other.complete(**fields)
+    forget_placements_of(cluster, "router-1")
+    cluster.mend()
+
+
+def test_a_frozen_decode_node_is_given_up_and_comes_back(
+    cluster: Cluster, api: Api, threads: ThreadPoolExecutor
+) -> None:
+    frozen = cluster.processes["decode-1"]
+    with api.stream(prompt=prompt_tokens(40, salt=39), max_tokens=ENDLESS, **GREEDY) as stream:
+        stream.read_tokens(3)
+        handed_off = started_prefill(cluster, api, threads, salt=40)
+        frozen.freeze()
+        try:
+            fails_soon(stream.read_rest, "node_lost")
+            # Whichever side notices the silence first.
+            codes = ("handoff_failed", "node_lost", "overloaded")
+            fails_soon(lambda: handed_off.result(timeout=60), *codes)
+            cluster.wait_status("prefill-1", holds_nothing, "holds nothing")
+        finally:
+            frozen.thaw()
+    cluster.wait_ready()
+    assert api.complete(prompt_tokens(40, salt=39), max_tokens=5, **GREEDY).tokens
+
+
+def test_a_frozen_prefill_node_is_given_up_and_comes_back(
+    cluster: Cluster, api: Api, threads: ThreadPoolExecutor
+) -> None:
+    frozen = cluster.processes["prefill-1"]
+    moved = started_prefill(cluster, api, threads, salt=41)
+    frozen.freeze()
+    try:
+        answer = moved.result(timeout=60)
+    finally:
+        frozen.thaw()
+    cluster.wait_ready()
+    assert answer == api.complete(prompt_tokens(LONG_PROMPT, salt=41), max_tokens=8, **GREEDY)
+
+
+def test_a_decode_node_that_is_stopped_tells_its_requests(cluster: Cluster, api: Api) -> None:
+    with api.stream(prompt=prompt_tokens(40, salt=42), max_tokens=ENDLESS, **GREEDY) as stream:
+        stream.read_tokens(3)
+        assert cluster.processes["decode-1"].stop() == 0
+        fails_soon(stream.read_rest, "node_lost")
+    assert "node:decode-1" not in " ".join(own_keys(cluster)), "it has left the store"
+    cluster.mend()
+
+
+def test_requests_go_on_while_redis_is_away_and_after_it_comes_back_empty(
+    cluster: Cluster, api: Api, own_redis: RedisServer
+) -> None:
+    fields: Fields = {"prompt": prompt_tokens(50, salt=43), "max_tokens": 1500, **GREEDY}
+    with api.stream(logprobs=0, **fields) as stream:
+        stream.read_tokens(3)
+        own_redis.kill()
+        rest = stream.read_rest()
+    # New requests find their nodes in the router's own copy, whether it has noticed or not.
+    assert rest == api.complete(**fields)
+    wait_until(
+        lambda: api.http.get("/v1/cluster").json()["placement_store"] == "away",
+        "the router notices that the store is away",
+    )
+    assert api.complete(prompt_tokens(60, salt=44), max_tokens=5, **GREEDY).tokens
+    own_redis.start()
+    cluster.wait_ready()
+    assert rest == api.complete(**fields)
+
+
+def test_requests_that_run_together_fail_apart(cluster: Cluster, api: Api) -> None:
+    """A client that hangs up in the middle of a batch disturbs nobody in it."""
+    fields: list[Fields] = [
+        {"prompt": prompt_tokens(30 + i, salt=45), "max_tokens": 200, **GREEDY} for i in range(6)
+    ]
+    wanted = [api.complete(**request) for request in fields]
+    has_to_leave = threading.Event()
+
+    def leave_early() -> None:
+        prompt = prompt_tokens(70, salt=46)
+        with api.stream(prompt=prompt, max_tokens=ENDLESS, **GREEDY) as stream:
+            stream.read_tokens(20)
+            has_to_leave.wait(PROMPT_S)
+
+    with ThreadPoolExecutor(2) as leavers:
+        leaving = [leavers.submit(leave_early) for _ in range(2)]
+        cluster.wait_status("decode-1", lambda status: status.num_running == 2, "runs both")
+        has_to_leave.set()
+        assert api.complete_all(fields) == wanted
+        for leaver in leaving:
+            leaver.result(timeout=PROMPT_S)
+
+
+def holds_nothing(status: pb.StatusReply) -> bool:
+    return not held_by(status)
+
+
+def own_keys(cluster: Cluster) -> list[str]:
+    return cluster.redis.keys(cluster.spec.name + ":")
+
+
+def forget_placements_of(cluster: Cluster, router_id: str) -> None:
+    """What time does: a dead router's records end soon after the deadlines of its requests."""
+    with cluster.redis.client() as client:
+        for key in own_keys(cluster):
+            if ":placement:" in key:
+                assert f'"{router_id}"'.encode() in client.get(key)
+            if ":placement" in key:
+                assert 0 < client.pttl(key) <= 1000 * (LONG_DEADLINE_S + TTL_MARGIN_S)
+                client.delete(key)

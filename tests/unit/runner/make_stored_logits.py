@@ -1,0 +1,43 @@
+"""Store transformers' logits of the tiny checkpoints: `python make_stored_logits.py`.
+
+Run from the repository's root by an interpreter that has torch and transformers; writes
+data/stored_logits.json beside this file.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from tests.unit.runner.tiny_checkpoints import CONFIGS, prompt_of, write_checkpoint
+
+LENGTHS = (1, 100)
+
+
+def transformers_logits(folder: Path, token_ids: list[int]) -> list[float]:
+    """Float32 logits of the last position."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    with torch.inference_mode():
+        return [float(x) for x in model(torch.tensor([token_ids])).logits[0, -1]]
+
+
+def main() -> None:
+    stored: dict[str, dict[str, list[float]]] = {}
+    for name, config in CONFIGS.items():
+        with tempfile.TemporaryDirectory() as folder:
+            checkpoint = write_checkpoint(Path(folder), config)
+            stored[name] = {
+                str(n): [round(x, 5) for x in transformers_logits(checkpoint, prompt_of(n))]
+                for n in LENGTHS
+            }
+    target = Path(__file__).with_name("data") / "stored_logits.json"
+    lines = (f' "{name}": {json.dumps(logits)}' for name, logits in stored.items())
+    target.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""Runners on tiny checkpoints, and the logits they hand to the sampler."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from common.config import EngineConfig, ModelConfig
+from common.request import SamplingParams
+from engine.core.plan import SampledToken, SampleInput, ScheduledSequence
+from engine.runner.load import load_model_runner
+from engine.runner.model_runner import ModelRunner
+from engine.runner.sampler import Sampler
+
+GREEDY = SamplingParams(max_tokens=64, temperature=0.0)
+
+
+def load(folder: Path, max_model_len: int = 0, **engine: Any) -> ModelRunner:
+    """A runner with a small cache of blocks of 16, unless `engine` says otherwise."""
+    settings: dict[str, Any] = {
+        "block_size": 16,
+        "kv_cache_memory": 2 << 20,
+        "attention_backend": "numba",
+    }
+    return load_model_runner(
+        ModelConfig(model=str(folder), max_model_len=max_model_len),
+        EngineConfig(**(settings | engine)),
+    )
+
+
+class RecordingSampler:
+    """Keeps the logits it is given; draws the likeliest token."""
+
+    def __init__(self) -> None:
+        self.logits: list[np.ndarray] = []
+
+    def sample(self, logits: np.ndarray, inputs: Sequence[SampleInput]) -> list[SampledToken]:
+        assert logits.shape[0] == len(inputs)
+        self.logits += [row.copy() for row in logits]
+        return [SampledToken(int(row.argmax())) for row in logits]
+
+
+def scheduled(
+    token_ids: Sequence[int], start: int, block_table: Sequence[int], *, is_sampled: bool = True
+) -> ScheduledSequence:
+    """Tokens of one sequence in one step."""
+    sample = SampleInput(GREEDY, 0, [], []) if is_sampled else None
+    return ScheduledSequence(0, token_ids, start, block_table, sample)
+
+
+def logits_of(runner: ModelRunner, *batch: ScheduledSequence) -> list[np.ndarray]:
+    """The logits of a step's sampled sequences, in order."""
+    recorder = RecordingSampler()
+    sampler, runner._sampler = runner._sampler, cast(Sampler, recorder)
+    try:
+        runner.execute(batch)
+    finally:
+        runner._sampler = sampler
+    return recorder.logits
+
+
+def logits_in_chunks(
+    runner: ModelRunner, prompt: Sequence[int], table: Sequence[int], chunk: int
+) -> np.ndarray:
+    """Logits after `prompt`, computed `chunk` tokens at a time."""
+    for start in range(0, len(prompt), chunk):
+        [last] = logits_of(runner, scheduled(prompt[start : start + chunk], start, table))
+    return last

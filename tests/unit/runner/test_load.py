@@ -1,0 +1,137 @@
+"""What a loaded runner says of itself, and settings that do not fit."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from common.config import EngineConfig, ModelConfig
+from common.errors import ConfigError, InternalError
+from engine.core.plan import ScheduledSequence
+from engine.runner.load import load_model_runner
+from engine.runner.sampler import BadLogits
+from tests.unit.runner.running import load, logits_of, scheduled
+from tests.unit.runner.tiny_checkpoints import CONFIGS, write_checkpoint
+
+BLOCK_BYTES = 2 * 2 * 2 * 16 * 16 * 4  # layers, key and value, KV heads, block, head, float32
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_checkpoint(tmp_path / "llama", CONFIGS["llama"])
+
+
+def test_what_a_runner_says_of_itself(folder: Path) -> None:
+    runner = load(folder, kv_cache_memory=10 * BLOCK_BYTES + 1)
+    assert runner.num_blocks == 10
+    assert runner.max_model_len == 160  # the pool's 10 blocks, below the model's 512 positions
+    assert load(folder).max_model_len == 512
+    assert load(folder, max_model_len=100).max_model_len == 100
+    assert runner.eos_token_ids == {2, 7}
+    assert runner.vocab_size == 97
+    assert (runner.layout.num_layers, runner.layout.block_bytes) == (2, BLOCK_BYTES)
+    assert runner.kv_bytes.shape == (2, 2, 10, runner.layout.piece_bytes)
+    runner.warm_up()
+
+
+def test_kv_bytes_are_the_cache_itself(folder: Path) -> None:
+    ours, theirs = load(folder), load(folder)
+    prompt = [5, 9, 30, 4] * 10
+    logits_of(ours, scheduled(prompt, 0, [4, 2, 7]))
+    theirs.kv_bytes[:, :, [1, 3, 5]] = ours.kv_bytes[:, :, [4, 2, 7]]
+    [here] = logits_of(ours, scheduled([8], 40, [4, 2, 7]))
+    [there] = logits_of(theirs, scheduled([8], 40, [1, 3, 5]))
+    np.testing.assert_array_equal(here, there)
+
+
+def test_the_layout_names_weights_and_config(tmp_path: Path) -> None:
+    llama = CONFIGS["llama"]
+    kinds = {
+        "same": (llama, 0),
+        "again": (llama, 0),
+        "weights": (llama, 1),
+        "config": (llama | {"rope_theta": 20000.0}, 0),
+    }
+    prints = {
+        name: load(write_checkpoint(tmp_path / name, config, seed=seed)).layout.fingerprint
+        for name, (config, seed) in kinds.items()
+    }
+    assert prints["same"] == prints["again"]
+    assert len(set(prints.values())) == 3
+
+
+def test_a_pool_that_is_too_small_names_the_numbers(folder: Path) -> None:
+    memory = 2 * BLOCK_BYTES - 1
+    with pytest.raises(ConfigError, match=f"{memory} bytes: wanted at least {2 * BLOCK_BYTES}"):
+        load(folder, kv_cache_memory=memory)
+
+
+def test_settings_that_do_not_fit(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="max_model_len is 513: wanted at most 512"):
+        load(folder, max_model_len=513)
+    with pytest.raises(ConfigError, match="num_threads is 100000: wanted 0 to"):
+        load(folder, num_threads=100000)
+
+
+def test_a_cpu_computes_in_float32(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="dtype is bfloat16: a CPU computes in float32"):
+        load_model_runner(ModelConfig(model=str(folder), dtype="bfloat16"), EngineConfig())
+
+
+def test_the_fused_back_end_wants_a_gpu(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="fused: wanted a GPU"):
+        load(folder, attention_backend="fused")
+
+
+def test_sizes_that_the_cpu_kernels_cannot_take(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = write_checkpoint(tmp_path, CONFIGS["llama"] | {"intermediate_size": 100})
+    with pytest.raises(ConfigError, match="intermediate_size is 100"):
+        load(folder, attention_backend="numba")
+    with caplog.at_level(logging.WARNING, "pdserve.engine"):
+        runner = load(folder, attention_backend="auto")
+    assert runner.attention_backend == "paddle"
+    assert "intermediate_size is 100" in caplog.text
+    assert len(runner.execute([scheduled([5], 0, [0])])) == 1
+
+
+@pytest.mark.parametrize(
+    ("sequence", "words"),
+    [
+        (scheduled([97], 0, [0]), "token id 97: wanted 0 to 96"),
+        (scheduled([-1], 0, [0]), "token id -1"),
+        (scheduled([1], 0, [256]), "block id 256: wanted 0 to 255"),
+        (scheduled([1], 0, [-1]), "block id -1"),
+        (scheduled([1], 16, [0]), "1 blocks for 17 tokens: wanted 2"),
+        (scheduled([1], 512, list(range(33))), "positions 512 to 513"),
+        (scheduled([1], -1, [0]), "positions -1 to 0"),
+        (scheduled([], 0, [0]), "at least one token"),
+        (scheduled([1] * 65, 0, list(range(5))), "a step of 65 tokens: wanted at most 64"),
+    ],
+)
+def test_a_plan_outside_the_limits_touches_nothing(
+    folder: Path, sequence: ScheduledSequence, words: str
+) -> None:
+    runner = load(folder, max_num_batched_tokens=64)
+    before = runner.kv_bytes.copy()
+    with pytest.raises(InternalError, match=words):
+        runner.execute([sequence])
+    np.testing.assert_array_equal(runner.kv_bytes, before)
+
+
+def test_bad_logits_name_the_batch_entries_and_spare_the_others(folder: Path) -> None:
+    runner = load(folder)
+    good = [scheduled([3 + i], 0, [100 + i]) for i in range(70)]
+    bad = scheduled([5], 16, [50, 51])
+    runner.kv_bytes[:, :, 50] = 0xFF  # NaN in what this sequence did compute, as it says
+    batch = [scheduled([4], 0, [0], is_sampled=False), *good[:66], bad, *good[66:]]
+    with pytest.raises(BadLogits) as caught:
+        runner.execute(batch)
+    assert caught.value.row_indices == (67,)
+    assert caught.value.sampled[0] is None
+    assert caught.value.sampled[67] is None
+    assert [*caught.value.sampled[1:67], *caught.value.sampled[68:]] == runner.execute(good)

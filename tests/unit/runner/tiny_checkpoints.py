@@ -1,0 +1,180 @@
+"""Tiny random checkpoints of every family, the same bytes wherever they are made.
+
+Weights come from numpy's frozen `RandomState` stream, so logits computed elsewhere from the same
+recipe can be stored and compared.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+VOCAB_SIZE = 97
+_COMMON: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-5,
+    "hidden_act": "silu",
+    "eos_token_id": 2,
+}
+_LLAMA = _COMMON | {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+}
+_ERNIE = _COMMON | {
+    "architectures": ["Ernie4_5ForCausalLM"],
+    "model_type": "ernie4_5",
+    "head_dim": 32,
+    "rope_theta": 500000.0,
+    "tie_word_embeddings": True,
+}
+CONFIGS: dict[str, dict[str, Any]] = {
+    "llama": _LLAMA,
+    "llama_tied_biased": _LLAMA
+    | {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True},
+    "llama_linear": _LLAMA | {"rope_scaling": {"type": "linear", "factor": 4.0}},
+    "llama_llama3": _LLAMA
+    | {
+        "rope_parameters": {
+            "rope_type": "llama3",
+            "rope_theta": 5000.0,
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 128,
+        }
+    },
+    "qwen2": _COMMON
+    | {
+        "architectures": ["Qwen2ForCausalLM"],
+        "model_type": "qwen2",
+        "rope_theta": 1000000.0,
+        "tie_word_embeddings": True,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 1,
+    },
+    "qwen3": _COMMON
+    | {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "head_dim": 32,
+        "rope_theta": 1000000.0,
+        "tie_word_embeddings": False,
+    },
+    "ernie": _ERNIE,
+    "ernie_biased": _ERNIE | {"use_bias": True, "tie_word_embeddings": False},
+}
+
+
+def has_bias(config: Mapping[str, Any], part: str) -> bool:
+    """Whether the projections of `part` (qkv, output or mlp) have biases in this family."""
+    if config["model_type"] == "qwen2":
+        return part == "qkv"
+    if config["model_type"] == "ernie4_5":
+        return bool(config.get("use_bias", False))
+    return bool(config.get("mlp_bias" if part == "mlp" else "attention_bias", False))
+
+
+def weights_of(config: Mapping[str, Any], seed: int = 0) -> dict[str, np.ndarray]:
+    """Every tensor of the checkpoint, float32, by its Hugging Face name."""
+    random = np.random.RandomState(seed)
+    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    head_dim = config.get("head_dim") or hidden // config["num_attention_heads"]
+    query, kv = (config[f"num_{n}_heads"] * head_dim for n in ("attention", "key_value"))
+    tensors: dict[str, np.ndarray] = {}
+
+    def add(name: str, *shape: int) -> None:
+        values = random.standard_normal(shape)
+        if len(shape) == 2:
+            values *= 1.5 / math.sqrt(shape[1])
+        elif name.endswith("norm.weight"):
+            values = 1.0 + 0.2 * values
+        else:
+            values *= 0.3
+        tensors[name] = values.astype(np.float32)
+
+    add("model.embed_tokens.weight", config["vocab_size"], hidden)
+    for layer in range(config["num_hidden_layers"]):
+        prefix = f"model.layers.{layer}."
+        for name, part, num_outputs, num_inputs in (
+            ("self_attn.q_proj", "qkv", query, hidden),
+            ("self_attn.k_proj", "qkv", kv, hidden),
+            ("self_attn.v_proj", "qkv", kv, hidden),
+            ("self_attn.o_proj", "output", hidden, query),
+            ("mlp.gate_proj", "mlp", inner, hidden),
+            ("mlp.up_proj", "mlp", inner, hidden),
+            ("mlp.down_proj", "mlp", hidden, inner),
+        ):
+            add(f"{prefix}{name}.weight", num_outputs, num_inputs)
+            if has_bias(config, part):
+                add(f"{prefix}{name}.bias", num_outputs)
+        add(f"{prefix}input_layernorm.weight", hidden)
+        add(f"{prefix}post_attention_layernorm.weight", hidden)
+        if config["model_type"] == "qwen3":
+            add(f"{prefix}self_attn.q_norm.weight", head_dim)
+            add(f"{prefix}self_attn.k_norm.weight", head_dim)
+    add("model.norm.weight", hidden)
+    if not config["tie_word_embeddings"]:
+        add("lm_head.weight", config["vocab_size"], hidden)
+    return tensors
+
+
+def stored_bytes(values: np.ndarray, dtype: str) -> bytes:
+    """`values` as a safetensors dtype; BF16 by cutting off the lower half."""
+    if dtype == "BF16":
+        return (values.view(np.uint32) >> 16).astype(np.uint16).tobytes()
+    return values.astype({"F32": np.float32, "F16": np.float16}[dtype]).tobytes()
+
+
+def write_safetensors(path: Path, tensors: Mapping[str, np.ndarray], dtype: str = "F32") -> None:
+    """A safetensors file, written by its specification."""
+    header, data = {}, b""
+    for name, values in tensors.items():
+        raw = stored_bytes(values, dtype)
+        offsets = [len(data), len(data) + len(raw)]
+        header[name] = {"dtype": dtype, "shape": list(values.shape), "data_offsets": offsets}
+        data += raw
+    text = json.dumps({"__metadata__": {"format": "pt"}, **header}).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+
+
+def write_checkpoint(
+    folder: Path, config: Mapping[str, Any], *, seed: int = 0, num_shards: int = 1,
+    dtype: str = "F32",
+) -> Path:  # fmt: skip
+    """A Hugging Face folder; with `num_shards` above 1, files of their own and an index."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 7]}))
+    tensors = weights_of(config, seed)
+    if num_shards == 1:
+        write_safetensors(folder / "model.safetensors", tensors, dtype)
+        return folder
+    weight_map: dict[str, str] = {}
+    names = list(tensors)
+    for shard in range(num_shards):
+        file_name = f"model-{shard + 1:05}-of-{num_shards:05}.safetensors"
+        part = {name: tensors[name] for name in names[shard::num_shards]}
+        write_safetensors(folder / file_name, part, dtype)
+        weight_map |= dict.fromkeys(part, file_name)
+    index = {"metadata": {}, "weight_map": weight_map}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    return folder
+
+
+def prompt_of(length: int, seed: int = 0) -> list[int]:
+    """Token ids that depend on length and seed alone."""
+    return [int(t) for t in np.random.RandomState(1000 + seed).randint(3, VOCAB_SIZE, length)]
