@@ -1,1 +1,1 @@
-"""The HTTP edge and the choice of nodes. Holds no Paddle, no tensors, no state beyond its requests."""
+"""The HTTP edge and the choice of nodes. Holds no Paddle and no state beyond its requests."""

@@ -287,7 +287,7 @@ class Dispatcher:
             reason=effect.reason,
         )
         self.recent_placements.append(placement)
-        self._recorder.place_nowait(placement, request.deadline_at_s)
+        self._recorder.place_nowait(placement)
 
     def _end(self, request: ActiveRequest, outcome: str) -> None:
         if request.timer is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from dataclasses import dataclass
+from contextlib import suppress
 
 from common.clock import Clock
 from common.errors import PdserveError
@@ -17,19 +17,16 @@ log = logging.getLogger("pdserve.router.placements")
 
 MAX_PENDING = 8192
 BATCH = 16
-TTL_MARGIN_S = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class _Record:
-    placement: Placement
-    expires_at_s: float
+TTL_S = 30.0
+"""How long a record outlives a router that died; a living one renews it in time."""
+RENEWALS_PER_TTL = 3
 
 
 class PlacementRecorder:
     """A queue of what the store should know. Of an attempt only the latest change is written.
 
-    When the store is away, changes are dropped and counted: records expire by themselves.
+    Records of running attempts are renewed, so that those of a router that died are soon gone.
+    When the store is away, changes are dropped and counted: the next renewal writes them again.
     """
 
     def __init__(
@@ -39,18 +36,22 @@ class PlacementRecorder:
         self._router_id = router_id
         self._clock = clock
         self._metrics = metrics
-        self._pending: OrderedDict[AttemptId, _Record | None] = OrderedDict()
+        self._pending: OrderedDict[AttemptId, Placement | None] = OrderedDict()
         self._has_pending = asyncio.Event()
         self._is_idle = asyncio.Event()
         self._is_idle.set()
         self._recorded: set[AttemptId] = set()
+        self._running: dict[AttemptId, Placement] = {}
+        self._renewed_at_s = clock.now_s()
 
-    def place_nowait(self, placement: Placement, deadline_at_s: float) -> None:
-        """Record soon; the record outlives the request's deadline by a moment at most."""
-        self._put(placement.attempt, _Record(placement, deadline_at_s + TTL_MARGIN_S))
+    def place_nowait(self, placement: Placement) -> None:
+        """Record soon, and renew until `unplace_nowait`."""
+        self._running[placement.attempt] = placement
+        self._put(placement.attempt, placement)
 
     def unplace_nowait(self, attempt: AttemptId) -> None:
         """Forget soon; what was not written yet never will be."""
+        self._running.pop(attempt, None)
         self._pending.pop(attempt, None)
         if attempt in self._recorded:
             self._put(attempt, None)
@@ -62,13 +63,24 @@ class PlacementRecorder:
     async def run(self) -> None:
         """Write until cancelled."""
         while True:
-            await self._has_pending.wait()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(TTL_S / RENEWALS_PER_TTL):
+                    await self._has_pending.wait()
             self._has_pending.clear()
+            self._renew()
             while self._pending:
                 await asyncio.gather(*(self._write(*change) for change in self._take_batch()))
             self._is_idle.set()
 
-    def _put(self, attempt: AttemptId, record: _Record | None) -> None:
+    def _renew(self) -> None:
+        """Queue what was not written for a third of its life."""
+        now_s = self._clock.now_s()
+        if now_s - self._renewed_at_s >= TTL_S / RENEWALS_PER_TTL:
+            self._renewed_at_s = now_s
+            for attempt, placement in self._running.items():
+                self._put(attempt, placement)
+
+    def _put(self, attempt: AttemptId, record: Placement | None) -> None:
         if len(self._pending) >= MAX_PENDING:
             dropped, change = self._pending.popitem(last=False)
             if change is None:
@@ -78,7 +90,7 @@ class PlacementRecorder:
         self._is_idle.clear()
         self._has_pending.set()
 
-    def _take_batch(self) -> list[tuple[AttemptId, _Record | None]]:
+    def _take_batch(self) -> list[tuple[AttemptId, Placement | None]]:
         num_changes = min(BATCH, len(self._pending))
         changes = [self._pending.popitem(last=False) for _ in range(num_changes)]
         for attempt, record in changes:
@@ -89,13 +101,12 @@ class PlacementRecorder:
                 self._recorded.add(attempt)
         return changes
 
-    async def _write(self, attempt: AttemptId, record: _Record | None) -> None:
+    async def _write(self, attempt: AttemptId, record: Placement | None) -> None:
         try:
             if record is None:
                 await self._store.unplace(attempt, router_id=self._router_id)
             else:
-                ttl_s = max(TTL_MARGIN_S, record.expires_at_s - self._clock.now_s())
-                await self._store.place(record.placement, ttl_s=ttl_s)
+                await self._store.place(record, ttl_s=TTL_S)
         except PdserveError as away:
             self._metrics.store_errors.labels("place" if record else "unplace").inc()
             log.debug("placement of %s was not written: %s", attempt, away)

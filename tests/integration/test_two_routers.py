@@ -66,7 +66,7 @@ def test_the_official_client_works_unchanged(tiny_cluster: Cluster) -> None:
         streamed_usage, whole_usage = chunks[-1].usage, whole.usage
         assert streamed_usage is not None
         assert whole_usage is not None
-        assert streamed_usage.completion_tokens == whole_usage.completion_tokens == 20
+        assert streamed_usage.completion_tokens == whole_usage.completion_tokens
         assert streamed_usage.prompt_tokens == whole_usage.prompt_tokens
         with pytest.raises(openai.NotFoundError) as missing:
             client.completions.create(model="gpt-9", prompt="a")

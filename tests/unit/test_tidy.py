@@ -12,10 +12,13 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 MOST_LINES = 400
+MOST_TEST_LINES = 600
 MOST_FUNCTION_LINES = 70
 
-# Longer than MOST_LINES, each with the reason why splitting would not make it clearer.
-LONG_FILES: dict[str, str] = {}
+# Longer than that, each with the reason why splitting would not make it clearer.
+LONG_FILES: dict[str, str] = {
+    "router/core/request_flow.py": "one state machine, below its table",
+}
 LONG_FUNCTIONS: dict[str, str] = {}
 
 GENERATED = ("_pb2.py", "_pb2_grpc.py", "_pb2.pyi")
@@ -67,6 +70,11 @@ def name_of(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
+def most_lines(name: str) -> int:
+    """A list of cases may be longer than code that is read from top to bottom."""
+    return MOST_TEST_LINES if name.startswith("tests/") else MOST_LINES
+
+
 def test_the_walk_finds_the_tree() -> None:
     names = {name_of(path) for path in all_files()}
     assert {"pyproject.toml", "common/config.py", "protos/pdserve_node.proto", ".ci/run"} <= names
@@ -74,8 +82,8 @@ def test_the_walk_finds_the_tree() -> None:
 
 def test_files_are_short() -> None:
     long = {name_of(p): len(p.read_text().splitlines()) for p in python_files()}
-    long = {name: count for name, count in long.items() if count > MOST_LINES}
-    assert long.keys() == LONG_FILES.keys(), f"over {MOST_LINES} lines, or no longer so: {long}"
+    long = {name: count for name, count in long.items() if count > most_lines(name)}
+    assert long.keys() == LONG_FILES.keys(), f"too long, or no longer so: {long}"
 
 
 def test_functions_are_short() -> None:

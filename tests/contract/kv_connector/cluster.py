@@ -11,9 +11,17 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from common.errors import HandoffFailed
 from common.ids import AttemptId, Incarnation
 from common.kv_layout import KVLayout
-from kv_transfer.connector import Commit, KVEvent, OnEvent, Ticket
+from kv_transfer.connector import (
+    Commit,
+    KVEvent,
+    LandingFailed,
+    OnEvent,
+    Ticket,
+    TransferEnded,
+)
 from kv_transfer.loopback import LoopbackConnector, LoopbackNetwork, LoopbackTransport
 from kv_transfer.pieces import Pool
 from kv_transfer.shell import TransportConnector
@@ -164,3 +172,31 @@ def commit_for(ticket: Ticket, layout: KVLayout = LAYOUT, *, missing: int = 0) -
     return Commit(
         num_tokens=ticket.num_cached_tokens + num_new, first_token_id=42, draft_token_ids=(5, 6)
     )
+
+
+def begin(cluster: Cluster, *, targets: tuple[int, ...] = (1, 2, 3)) -> tuple[Node, Node, Ticket]:
+    """A handoff that is expected and open."""
+    prefill, decode = cluster.node("p"), cluster.node("d")
+    ticket = cluster.ticket(decode, targets)
+    decode.connector.expect(ticket, sender_deadline_s=30)
+    prefill.connector.open(ticket, deadline_s=30)
+    return prefill, decode, ticket
+
+
+def error_of(event: object) -> HandoffFailed:
+    assert isinstance(event, TransferEnded | LandingFailed)
+    assert isinstance(event.error, HandoffFailed)
+    return event.error
+
+
+def assert_ended_once(*nodes: Node) -> None:
+    """Late calls change nothing, and closing adds no event: what was owed was emitted."""
+    counts = [len(node.events) for node in nodes]
+    for node in nodes:
+        for token in {event.lease_token for event in node.events}:
+            node.connector.push(token, layer=0, ordinals=[0], source_blocks=[0])
+            node.connector.abort(token)
+            node.connector.revoke(token)
+        node.connector.close()
+        node.connector.close()
+    assert [len(node.events) for node in nodes] == counts == [1] * len(nodes)

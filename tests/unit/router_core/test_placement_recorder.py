@@ -13,7 +13,12 @@ from common.ids import AttemptId, Incarnation
 from placement.memory_store import MemoryStore
 from placement.store import Placement, PlacementUnavailable
 from router.metrics import RouterMetrics
-from router.placement_recorder import MAX_PENDING, PlacementRecorder
+from router.placement_recorder import (
+    MAX_PENDING,
+    RENEWALS_PER_TTL,
+    TTL_S,
+    PlacementRecorder,
+)
 
 
 class GatedStore(MemoryStore):
@@ -77,7 +82,7 @@ def placement(index: int = 0, reason: str = "why") -> Placement:
 async def test_a_placement_is_written_and_removed() -> None:
     async with running() as setup:
         setup.store.gate.set()
-        setup.recorder.place_nowait(placement(), 30.0)
+        setup.recorder.place_nowait(placement())
         await setup.recorder.wait_idle()
         assert await setup.store.placements() == [placement()]
         setup.recorder.unplace_nowait(placement().attempt)
@@ -85,10 +90,36 @@ async def test_a_placement_is_written_and_removed() -> None:
         assert await setup.store.placements() == []
 
 
+async def test_a_running_attempt_is_renewed_and_a_dead_routers_record_ends() -> None:
+    async with running() as setup:
+        setup.store.gate.set()
+        setup.recorder.place_nowait(placement(0))
+        await setup.recorder.wait_idle()
+        setup.clock.advance(TTL_S / RENEWALS_PER_TTL)
+        setup.recorder.place_nowait(placement(1))
+        await setup.recorder.wait_idle()
+        setup.clock.advance(TTL_S * 0.9)
+        assert await setup.store.placements() == [placement(0), placement(1)]
+        setup.clock.advance(TTL_S * 0.2)
+        assert await setup.store.placements() == []
+
+
+async def test_an_ended_attempt_is_not_renewed() -> None:
+    async with running() as setup:
+        setup.store.gate.set()
+        setup.recorder.place_nowait(placement(0))
+        await setup.recorder.wait_idle()
+        setup.recorder.unplace_nowait(placement(0).attempt)
+        setup.clock.advance(TTL_S / RENEWALS_PER_TTL)
+        setup.recorder.place_nowait(placement(1))
+        await setup.recorder.wait_idle()
+        assert await setup.store.placements() == [placement(1)]
+
+
 async def test_a_removal_is_never_lost_whenever_it_comes() -> None:
     for num_ticks in range(8):
         async with running() as setup:
-            setup.recorder.place_nowait(placement(), 30.0)
+            setup.recorder.place_nowait(placement())
             for _ in range(num_ticks):
                 await asyncio.sleep(0)
             setup.recorder.unplace_nowait(placement().attempt)
@@ -99,10 +130,10 @@ async def test_a_removal_is_never_lost_whenever_it_comes() -> None:
 
 async def test_what_was_never_written_is_never_removed() -> None:
     async with running() as setup:
-        setup.recorder.place_nowait(placement(), 30.0)
+        setup.recorder.place_nowait(placement())
         setup.recorder.unplace_nowait(placement().attempt)
         setup.store.gate.set()
-        setup.recorder.place_nowait(placement(1), 30.0)
+        setup.recorder.place_nowait(placement(1))
         await setup.recorder.wait_idle()
         assert setup.store.calls == ["place req-1/1"]
 
@@ -110,29 +141,18 @@ async def test_what_was_never_written_is_never_removed() -> None:
 async def test_only_the_latest_word_of_an_attempt_is_written() -> None:
     async with running() as setup:
         setup.store.gate.set()
-        setup.recorder.place_nowait(placement(reason="first"), 30.0)
-        setup.recorder.place_nowait(placement(reason="second"), 30.0)
+        setup.recorder.place_nowait(placement(reason="first"))
+        setup.recorder.place_nowait(placement(reason="second"))
         await setup.recorder.wait_idle()
         assert setup.store.calls == ["place req-0/1"]
         assert (await setup.store.placements())[0].reason == "second"
-
-
-async def test_the_record_expires_a_moment_after_the_deadline() -> None:
-    async with running() as setup:
-        setup.store.gate.set()
-        setup.recorder.place_nowait(placement(), 30.0)
-        await setup.recorder.wait_idle()
-        setup.clock.advance(34.9)
-        assert len(await setup.store.placements()) == 1
-        setup.clock.advance(0.2)
-        assert await setup.store.placements() == []
 
 
 async def test_a_store_that_is_away_is_counted_and_forgotten() -> None:
     async with running() as setup:
         setup.store.gate.set()
         setup.store.is_away = True
-        setup.recorder.place_nowait(placement(), 30.0)
+        setup.recorder.place_nowait(placement())
         await setup.recorder.wait_idle()
         setup.recorder.unplace_nowait(placement().attempt)
         await setup.recorder.wait_idle()
@@ -143,6 +163,6 @@ async def test_a_store_that_is_away_is_counted_and_forgotten() -> None:
 async def test_a_store_that_hangs_does_not_fill_the_memory() -> None:
     async with running() as setup:
         for index in range(MAX_PENDING + 100):
-            setup.recorder.place_nowait(placement(index), 30.0)
+            setup.recorder.place_nowait(placement(index))
         assert len(setup.recorder._pending) == MAX_PENDING
         assert setup.num_errors("record_dropped") == 100
