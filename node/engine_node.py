@@ -171,6 +171,7 @@ class EngineNode:
 
     def _load_model(self) -> LoadedModel:
         model = self._parts.load_model()
+        log.info("warming up; the first start on a machine compiles kernels for about a minute")
         model.warm_up()
         return model
 
