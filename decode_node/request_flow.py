@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from common.blocks import blocks_for
 from common.errors import HandoffFailed, Overloaded
 from common.ids import Incarnation
 from common.request import RequestOutput
@@ -28,6 +29,7 @@ from node.messages import (
     Reserved,
     StartedLocally,
     Submit,
+    TakeLanded,
 )
 from node.node_flow import RETRY_AFTER_S, NodeFlow
 from node.request_book import Held
@@ -132,6 +134,7 @@ class DecodeFlow(NodeFlow):
                 f"the vocabulary has {self._vocab_size}"
             )
             return self._fail(held, error)
+        landed = TakeLanded(self._target_blocks(sequence))
         first = self.scheduler.land(sequence, event.commit.first_token_id)
         if first.finish_reason is not None:
             self.book.remove(held)
@@ -142,7 +145,7 @@ class DecodeFlow(NodeFlow):
             is_started=True,
             finish_reason=first.finish_reason,
         )
-        return [Emit(held.router, started)]
+        return [landed, Emit(held.router, started)]
 
     def _ends_with_first_token(self, sequence: Sequence) -> bool:
         """Whether nothing would be left to decode once the KV had landed."""
@@ -167,9 +170,6 @@ class DecodeFlow(NodeFlow):
 
     def _ticket(self, held: Held, now_s: float) -> Ticket:
         sequence = held.sequence
-        size = self.scheduler.limits.block_size
-        first = sequence.num_cached_tokens // size
-        last = -(-sequence.num_prompt // size)
         self._generation += 1
         return Ticket(
             attempt=held.attempt,
@@ -177,11 +177,17 @@ class DecodeFlow(NodeFlow):
             kv_endpoint=self._place.kv_endpoint,
             lease_token=self._new_lease_token(),
             generation=self._generation,
-            target_block_ids=tuple(sequence.block_table[first:last]),
+            target_block_ids=self._target_blocks(sequence),
             num_cached_tokens=sequence.num_cached_tokens,
             fingerprint=self._place.fingerprint,
             lease_s=min(self._place.lease_s, held.deadline_at_s - now_s),
         )
+
+    def _target_blocks(self, sequence: Sequence) -> tuple[int, ...]:
+        """The blocks of the prompt that were not cached here."""
+        size = self.scheduler.limits.block_size
+        first = sequence.num_cached_tokens // size
+        return tuple(sequence.block_table[first : blocks_for(sequence.num_prompt, size)])
 
     def _why_full(self) -> Overloaded:
         scheduler = self.scheduler

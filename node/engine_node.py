@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Callable, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -37,6 +37,7 @@ from node.messages import (
     PushBlocks,
     Reply,
     RouterGone,
+    TakeLanded,
 )
 from node.node_flow import NodeFlow
 from node.output_streams import OutputStreams
@@ -62,6 +63,8 @@ class LoadedModel(Runner, Protocol):
     @property
     def eos_token_ids(self) -> Set[int]: ...
     def warm_up(self) -> None: ...
+    def stage_out(self, block_ids: Sequence[int]) -> None: ...
+    def stage_in(self, block_ids: Sequence[int]) -> None: ...
 
 
 class NodeConnector(KVConnector, Protocol):
@@ -112,7 +115,7 @@ class EngineNode:
             flow = self._parts.make_flow(self._new_scheduler(model), model, incarnation, connector)
             streams = OutputStreams(loop, lambda router: inbox.put(RouterGone(router)))
             replies = Replies(loop)
-            perform = _Performer(connector, replies, streams, model.layout.num_layers)
+            perform = Performer(connector, replies, streams, model)
             step_loop: StepLoop[Message, Effect] = StepLoop(
                 inbox=inbox,
                 flow=flow,
@@ -210,16 +213,16 @@ class EngineNode:
         )
 
 
-class _Performer:
-    """Carries out effects; every method it calls returns without waiting."""
+class Performer:
+    """Carries out effects; every method it calls returns without waiting for anybody else."""
 
     def __init__(
-        self, connector: KVConnector, replies: Replies, streams: OutputStreams, num_layers: int
+        self, connector: KVConnector, replies: Replies, streams: OutputStreams, model: LoadedModel
     ) -> None:
         self._connector = connector
         self._replies = replies
         self._streams = streams
-        self._num_layers = num_layers
+        self._model = model
 
     def __call__(self, effect: Effect) -> None:
         match effect:
@@ -228,12 +231,15 @@ class _Performer:
             case Reply(reply_to, answer):
                 self._replies.resolve(reply_to, answer)
             case PushBlocks(lease_token, ordinals, source_blocks):
-                for layer in range(self._num_layers):
+                self._model.stage_out(source_blocks)
+                for layer in range(self._model.layout.num_layers):
                     self._connector.push(
                         lease_token, layer=layer, ordinals=ordinals, source_blocks=source_blocks
                     )
             case OpenLanding(ticket):
                 self._connector.expect(ticket, sender_deadline_s=ticket.lease_s)
+            case TakeLanded(block_ids):
+                self._model.stage_in(block_ids)
             case CloseLanding(lease_token):
                 self._connector.revoke(lease_token)
             case OpenTransfer(ticket, deadline_s):

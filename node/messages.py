@@ -125,6 +125,13 @@ class OpenLanding:
 
 
 @dataclass(frozen=True, slots=True)
+class TakeLanded:
+    """KV landed in these blocks: it must be where the next step reads it."""
+
+    block_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class CloseLanding:
     """From now on nothing may write them."""
 
@@ -167,6 +174,7 @@ Effect = (
     Reply
     | Emit
     | OpenLanding
+    | TakeLanded
     | CloseLanding
     | OpenTransfer
     | PushBlocks

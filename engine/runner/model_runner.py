@@ -50,8 +50,19 @@ class ModelRunner:
 
     @property
     def kv_bytes(self) -> np.ndarray:
-        """The cache's own memory, writable: uint8 `[num_layers, 2, num_blocks, piece_bytes]`."""
-        return self._cache.as_bytes()
+        """The cache as a transfer sees it, writable: `[num_layers, 2, num_blocks, piece_bytes]`.
+
+        Its own memory on a CPU; elsewhere a mirror, see `stage_out` and `stage_in`.
+        """
+        return self._cache.host_bytes
+
+    def stage_out(self, block_ids: Sequence[int]) -> None:
+        """Make what was computed in these blocks readable in `kv_bytes`."""
+        self._cache.stage_out(block_ids)
+
+    def stage_in(self, block_ids: Sequence[int]) -> None:
+        """Make what was written to these blocks in `kv_bytes` part of the cache."""
+        self._cache.stage_in(block_ids)
 
     def execute(self, batch: Sequence[ScheduledSequence]) -> list[SampledToken | None]:
         """Compute the batch's tokens and draw where asked; one entry per sequence, in order.

@@ -47,13 +47,21 @@ class HashRunner:
         self.max_model_len = max_model_len or num_blocks * block_size
         self.vocab_size = VOCAB_SIZE
         self.eos_token_ids = frozenset({EOS_TOKEN_ID})
-        self.kv_bytes = np.zeros(
-            (NUM_LAYERS, 2, num_blocks, self.layout.piece_bytes), dtype=np.uint8
-        )
+        shape = (NUM_LAYERS, 2, num_blocks, self.layout.piece_bytes)
+        self.cache = np.zeros(shape, dtype=np.uint8)
+        self.kv_bytes = np.zeros(shape, dtype=np.uint8)
         self.batches: list[list[ScheduledSequence]] = []
 
     def warm_up(self) -> None:
         """Nothing to compile."""
+
+    def stage_out(self, block_ids: Sequence[int]) -> None:
+        """From the cache into what the transfer reads, as on a device with memory of its own."""
+        self.kv_bytes[:, :, list(block_ids)] = self.cache[:, :, list(block_ids)]
+
+    def stage_in(self, block_ids: Sequence[int]) -> None:
+        """From what the transfer wrote into the cache."""
+        self.cache[:, :, list(block_ids)] = self.kv_bytes[:, :, list(block_ids)]
 
     def execute(self, batch: Sequence[ScheduledSequence]) -> list[SampledToken | None]:
         """Write the new tokens' KV; draw from all of it where asked to."""
@@ -74,7 +82,7 @@ class HashRunner:
     def _slots(self, block_table: Sequence[int], position: int) -> np.ndarray:
         block_id = block_table[position // self.block_size]
         offset = position % self.block_size * TOKEN_BYTES
-        return self.kv_bytes[:, :, block_id, offset : offset + TOKEN_BYTES]
+        return self.cache[:, :, block_id, offset : offset + TOKEN_BYTES]
 
     def _read(self, block_table: Sequence[int], end: int) -> bytes:
         return b"".join(self._slots(block_table, p).tobytes() for p in range(end))

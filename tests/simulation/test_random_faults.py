@@ -266,7 +266,7 @@ def test_one_changed_byte_of_kv_would_be_noticed(damage: str) -> None:
     else:
         world.step_until(lambda: asked.has_started)
         held = world.d.flow.book.get(AttemptId("r0", 1))
-        pool = world.d.runner.kv_bytes
+        pool = world.d.runner.cache
     assert held is not None
     pool[1, 1, held.sequence.block_table[1], 3] ^= 1
     world.settle()

@@ -24,7 +24,7 @@ from engine.core.planner import Limits
 from engine.core.scheduler import Scheduler
 from engine.core.status import SequenceStatus
 from engine.step_loop import StepLoop
-from node.engine_node import _Performer
+from node.engine_node import Performer
 from node.inbox import Inbox
 from node.messages import Answer, Effect, Message, Refused, Submit
 from node.node_flow import NodeFlow
@@ -80,9 +80,7 @@ class Node:
         self.flow = make_flow(self.scheduler, size)
         self.fail_next_step = False
         answers: Any = self
-        performer = _Performer(
-            self.connector, answers, answers, num_layers=self.runner.layout.num_layers
-        )
+        performer = Performer(self.connector, answers, answers, self.runner)
         self.loop: StepLoop[Message, Effect] = StepLoop(
             inbox=self.inbox,
             flow=self.flow,

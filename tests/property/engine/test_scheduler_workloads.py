@@ -102,7 +102,7 @@ class ForgetfulRunner(HashRunner):
 
     def execute(self, batch: list[ScheduledSequence]) -> list[SampledToken | None]:  # type: ignore[override]
         results = super().execute(batch)
-        self.kv_bytes[0, 0, 0, 0] ^= 1
+        self.cache[0, 0, 0, 0] ^= 1
         return results
 
 

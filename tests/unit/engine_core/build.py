@@ -142,9 +142,11 @@ class Engine:
         source = elsewhere.add(only, is_exported=True)
         elsewhere.run()
         assert source.status is SequenceStatus.EXPORTING
+        elsewhere.runner.stage_out(source.block_table)
         for index in range(sequence.num_cached_tokens // size, len(source.block_table)):
             ours, theirs = sequence.block_table[index], source.block_table[index]
             self.runner.kv_bytes[:, :, ours] = elsewhere.runner.kv_bytes[:, :, theirs]
+            self.runner.stage_in([ours])
         (first,) = elsewhere.outputs[source.sequence_id]
         output = self.scheduler.land(sequence, first)
         check_books(self.scheduler)
