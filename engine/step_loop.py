@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Generic, Protocol, TypeVar
 
 from common.clock import Clock
-from engine.core.plan import Runner, SampledToken
+from engine.core.plan import Runner, SampledToken, SequencesFailed
 from engine.core.scheduler import PlannedStep
 
 log = logging.getLogger("pdserve.engine")
@@ -96,6 +96,13 @@ class StepLoop(Generic[M, E]):
     def _compute(self, step: PlannedStep) -> None:
         try:
             results = self._runner.execute(step.batch)
+        except SequencesFailed as some:
+            log.error("%d of %d sequences failed: %s", len(some.entries), len(step.batch), some)
+            now_s = self._clock.now_s()
+            good = [i for i in range(len(step.batch)) if i not in some.entries]
+            results = [some.results[i] for i in good]
+            self._perform_all(self._flow.end_step(step.only(good), results, now_s))
+            self._perform_all(self._flow.fail_step(step.only(some.entries), some, now_s))
         except Exception as error:
             log.exception("a step of %d sequences failed", len(step.batch))
             self._perform_all(self._flow.fail_step(step, error, self._clock.now_s()))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from common.errors import InternalError
 from common.request import SamplingParams, TokenLogprobs
 
 
@@ -45,6 +46,20 @@ class SampledToken:
     logprobs: TokenLogprobs | None = None
 
 
+class SequencesFailed(InternalError):
+    """Some sequences of a batch have no result; the others do, as if those had not been there.
+
+    `entries` are places in the batch. `results` has one entry per scheduled sequence.
+    """
+
+    def __init__(
+        self, message: str, entries: tuple[int, ...], results: tuple[SampledToken | None, ...]
+    ) -> None:
+        super().__init__(message)
+        self.entries = entries
+        self.results = results
+
+
 class Runner(Protocol):
     """Executes a planned step. Its owner is one thread; it keeps no state but the KV cache."""
 
@@ -52,4 +67,5 @@ class Runner(Protocol):
         """One entry per scheduled sequence, in order; None where `sample` was None.
 
         A sequence's result depends on its own tokens and cache alone, never on its neighbours.
+        Raises `SequencesFailed` when only some have a result.
         """

@@ -53,6 +53,11 @@ class PlannedStep:
         """Whether the next plan may find something that this one did not."""
         return bool(self.batch or self.num_preempted)
 
+    def only(self, entries: Items[int]) -> PlannedStep:
+        """The part of the step that computed these places of the batch."""
+        batch = [self.batch[entry] for entry in entries]
+        return PlannedStep(batch, [self.sequences[entry] for entry in entries], [], 0)
+
 
 class Scheduler:
     """Seats, blocks and queues of one node."""

@@ -8,7 +8,12 @@ import numpy as np
 
 from common.kv_layout import KVLayout
 from common.request import SamplingParams
-from engine.core.plan import SampledToken, SampleInput, ScheduledSequence
+from engine.core.plan import (
+    SampledToken,
+    SampleInput,
+    ScheduledSequence,
+    SequencesFailed,
+)
 from engine.runner.decoder import Decoder
 from engine.runner.flat_batch import BatchLimits, flatten
 from engine.runner.kv_cache import KVCache
@@ -67,8 +72,8 @@ class ModelRunner:
     def execute(self, batch: Sequence[ScheduledSequence]) -> list[SampledToken | None]:
         """Compute the batch's tokens and draw where asked; one entry per sequence, in order.
 
-        `InternalError` when the batch is outside what the runner was sized for. `BadLogits` when
-        some entries' logits are not finite; it names those entries and carries the others' tokens.
+        `InternalError` when the batch is outside what the runner was sized for; `SequencesFailed`
+        when some entries' logits are not finite.
         """
         if not batch:
             return []
@@ -92,7 +97,7 @@ class ModelRunner:
             for entry, token in zip(entries[part], drawn, strict=True):
                 results[entry] = token
         if bad:
-            raise BadLogits(tuple(bad), tuple(results))
+            raise SequencesFailed("not finite: logits", tuple(bad), tuple(results))
         return results
 
     def warm_up(self) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 import pytest
 
 from common.clock import ManualClock
-from engine.core.plan import SampledToken, ScheduledSequence
+from engine.core.plan import SampledToken, ScheduledSequence, SequencesFailed
 from engine.core.scheduler import PlannedStep
 from engine.core.sequence import Sequence as EngineSequence
 from engine.step_loop import StepLoop, start_step_thread
@@ -68,7 +68,7 @@ class ScriptedFlow:
         return self._say(f"end {len(results)}")
 
     def fail_step(self, step: PlannedStep, error: Exception, now_s: float) -> Iterable[str]:
-        return self._say(f"fail {error}")
+        return self._say(f"fail {len(step.sequences)} of {error}")
 
     def on_stop(self) -> Iterable[str]:
         return self._say("stop")
@@ -114,6 +114,16 @@ def test_a_turn_is_messages_time_plan_run_apply_emit_each_performed_before_the_n
         *("end 2", "effect of end 2"),
         "flush",
     ]
+
+
+def test_sequences_without_a_result_fail_alone() -> None:
+    log: list[str] = []
+    flow = ScriptedFlow(log, [3])
+    error = SequencesFailed("not finite", (1,), (None, None, None))
+    assert make_loop(ScriptedInbox(), flow, error).turn()
+    after_run = log[log.index("run") + 1 :]
+    assert after_run[0] == "end 2"
+    assert after_run[2] == "fail 1 of not finite"
 
 
 def test_a_turn_without_a_batch_does_not_run_and_is_idle() -> None:
@@ -163,8 +173,8 @@ def test_a_failing_runner_fails_its_batch_and_the_loop_goes_on(
     inbox = ScriptedInbox(["a"], ["b"])
     with caplog.at_level(logging.CRITICAL, "pdserve.engine"):
         make_loop(inbox, ScriptedFlow(log, [1, 1]), RuntimeError("out of memory")).run()
-    assert log.index("fail out of memory") < log.index("b") < log.index("end 1")
-    assert "effect of fail out of memory" in log
+    assert log.index("fail 1 of out of memory") < log.index("b") < log.index("end 1")
+    assert "effect of fail 1 of out of memory" in log
 
 
 class BrokenFlow(ScriptedFlow):

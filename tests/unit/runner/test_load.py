@@ -10,9 +10,8 @@ import pytest
 
 from common.config import EngineConfig, ModelConfig
 from common.errors import ConfigError, InternalError
-from engine.core.plan import ScheduledSequence
+from engine.core.plan import ScheduledSequence, SequencesFailed
 from engine.runner.load import load_model_runner
-from engine.runner.sampler import BadLogits
 from tests.unit.runner.running import load, logits_of, scheduled
 from tests.unit.runner.tiny_checkpoints import CONFIGS, write_checkpoint
 
@@ -129,9 +128,9 @@ def test_bad_logits_name_the_batch_entries_and_spare_the_others(folder: Path) ->
     bad = scheduled([5], 16, [50, 51])
     runner.kv_bytes[:, :, 50] = 0xFF  # NaN in what this sequence did compute, as it says
     batch = [scheduled([4], 0, [0], is_sampled=False), *good[:66], bad, *good[66:]]
-    with pytest.raises(BadLogits) as caught:
+    with pytest.raises(SequencesFailed) as caught:
         runner.execute(batch)
-    assert caught.value.row_indices == (67,)
-    assert caught.value.sampled[0] is None
-    assert caught.value.sampled[67] is None
-    assert [*caught.value.sampled[1:67], *caught.value.sampled[68:]] == runner.execute(good)
+    assert caught.value.entries == (67,)
+    assert caught.value.results[0] is None
+    assert caught.value.results[67] is None
+    assert [*caught.value.results[1:67], *caught.value.results[68:]] == runner.execute(good)
