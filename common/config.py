@@ -174,7 +174,7 @@ class ApiConfig:
     api_key: str = _option("", "when set, clients must send it as a bearer token", secret=True)
     request_timeout_s: float = _option(600.0, "the one deadline of a request", unit="s")
     max_body: int = _option(10 << 20, "largest request body", unit="bytes")
-    max_concurrent_requests: int = _option(1024, "requests in progress before the router says 503")
+    max_concurrent_requests: int = _option(1024, "requests in progress before the router says 429")
 
     def problems(self) -> list[str]:
         wrong = []

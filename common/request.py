@@ -27,7 +27,8 @@ class SamplingParams:
 
     `temperature` 0 is greedy. `top_k` 0 and `top_p` 1 keep everything. `logprobs` is the number
     of alternatives to report per token (0: the drawn token alone; None: nothing).
-    `max_tokens` counts output tokens and is always set by the time a node sees it.
+    `max_tokens` counts output tokens and is always set by the time a node sees it. The penalty's
+    floor keeps logits finite.
     """
 
     max_tokens: int
@@ -53,8 +54,8 @@ class SamplingParams:
             (
                 "repetition_penalty",
                 self.repetition_penalty,
-                0.0 < self.repetition_penalty <= 10.0,
-                "above 0, at most 10",
+                0.01 <= self.repetition_penalty <= 10.0,
+                "0.01 to 10",
             ),
             ("presence_penalty", self.presence_penalty, abs(self.presence_penalty) <= 2, "-2 to 2"),
             (

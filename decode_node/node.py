@@ -7,7 +7,7 @@ from common.ids import Incarnation, new_lease_token
 from decode_node.profile import profile_of
 from decode_node.request_flow import DecodeFlow, LandingPlace
 from engine.core.scheduler import Scheduler
-from node.engine_node import LoadedModel, MakeFlow, NodeConnector
+from node.engine_node import LoadedModel, MakeFlow, NodeConnector, flow_limits
 
 
 def decode_flow_maker(config: Config) -> MakeFlow:
@@ -21,6 +21,7 @@ def decode_flow_maker(config: Config) -> MakeFlow:
     ) -> DecodeFlow:
         return DecodeFlow(
             scheduler,
+            flow_limits(config, model),
             profile=profile_of(config),
             place=LandingPlace(
                 node=incarnation,
@@ -28,9 +29,6 @@ def decode_flow_maker(config: Config) -> MakeFlow:
                 fingerprint=model.layout.fingerprint,
                 lease_s=config.handoff.lease_s,
             ),
-            vocab_size=model.vocab_size,
-            max_model_len=model.max_model_len,
-            max_queued_requests=config.handoff.max_queued_requests,
             new_lease_token=new_lease_token,
         )
 

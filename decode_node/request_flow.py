@@ -31,7 +31,7 @@ from node.messages import (
     Submit,
     TakeLanded,
 )
-from node.node_flow import RETRY_AFTER_S, NodeFlow
+from node.node_flow import RETRY_AFTER_S, FlowLimits, NodeFlow
 from node.request_book import Held
 
 NewLeaseToken = Callable[[], int]
@@ -53,20 +53,13 @@ class DecodeFlow(NodeFlow):
     def __init__(
         self,
         scheduler: Scheduler,
+        limits: FlowLimits,
         *,
         profile: DecodeProfile,
         place: LandingPlace,
-        vocab_size: int,
-        max_model_len: int,
-        max_queued_requests: int,
         new_lease_token: NewLeaseToken,
     ) -> None:
-        super().__init__(
-            scheduler,
-            vocab_size=vocab_size,
-            max_model_len=max_model_len,
-            max_queued_requests=max_queued_requests,
-        )
+        super().__init__(scheduler, limits)
         self._profile = profile
         self._place = place
         self._new_lease_token = new_lease_token
@@ -128,10 +121,10 @@ class DecodeFlow(NodeFlow):
                 f"the reservation for {sequence.num_prompt}"
             )
             return self._fail(held, error)
-        if not 0 <= event.commit.first_token_id < self._vocab_size:
+        if not 0 <= event.commit.first_token_id < self._limits.vocab_size:
             error = HandoffFailed(
                 f"the commit's first token is {event.commit.first_token_id}: "
-                f"the vocabulary has {self._vocab_size}"
+                f"the vocabulary has {self._limits.vocab_size}"
             )
             return self._fail(held, error)
         landed = TakeLanded(self._target_blocks(sequence))
@@ -150,7 +143,7 @@ class DecodeFlow(NodeFlow):
     def _ends_with_first_token(self, sequence: Sequence) -> bool:
         """Whether nothing would be left to decode once the KV had landed."""
         max_tokens = sequence.request.sampling.max_tokens
-        return max_tokens == 1 or sequence.num_prompt + 1 >= self._max_model_len
+        return max_tokens == 1 or sequence.num_prompt + 1 >= self._limits.max_model_len
 
     def _after_step(self, step: PlannedStep, outputs: list[StepOutput]) -> list[Effect]:
         effects: list[Effect] = []

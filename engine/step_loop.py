@@ -70,12 +70,15 @@ class StepLoop(Generic[M, E]):
         self._perform = perform
         self._flush = flush
         self._clock = clock
+        # When the turn under way began; None while waiting for messages. Any thread may read it.
+        self.busy_since_s: float | None = None
 
     def run(self) -> None:
         """The thread's whole life. An exception here is a bug and ends the process."""
         is_idle = False
         while not self._inbox.is_closed:
             if is_idle:
+                self.busy_since_s = None
                 self._inbox.wait(self._idle_timeout_s())
             is_idle = not self.turn()
         self._perform_all(self._flow.on_stop())
@@ -83,6 +86,7 @@ class StepLoop(Generic[M, E]):
 
     def turn(self) -> bool:
         """Messages, clock, one step. False when nothing can happen before the next message."""
+        self.busy_since_s = self._clock.now_s()
         for message in self._inbox.take_all():
             self._perform_all(self._flow.on_message(message, self._clock.now_s()))
         self._perform_all(self._flow.on_time(self._clock.now_s()))

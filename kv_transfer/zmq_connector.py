@@ -15,7 +15,8 @@ from kv_transfer.zmq_transport import ZmqTransport
 class ZmqConnector(TransportConnector):
     """A `KVConnector` that senders reach at `endpoint`, e.g. `tcp://10.0.0.7:41234`.
 
-    `host` is bound and goes into tickets, so it must be one that the other nodes can reach.
+    `host` is bound; `advertised_host` (default: the same) goes into tickets, so it must be one
+    that the other nodes can reach.
     At most `window_bytes` of data per decode node are unacknowledged; a peer that is silent for
     `peer_timeout_s` is given up. Raises `ConfigError` when the address cannot be bound or the
     window is too small for one block.
@@ -30,6 +31,7 @@ class ZmqConnector(TransportConnector):
         *,
         host: str = "127.0.0.1",
         port: int = 0,
+        advertised_host: str | None = None,
         window_bytes: int = DEFAULT_WINDOW_BYTES,
         peer_timeout_s: float = DEFAULT_PEER_TIMEOUT_S,
         clock: Clock | None = None,
@@ -42,7 +44,7 @@ class ZmqConnector(TransportConnector):
             layout,
             incarnation,
             on_event,
-            transport=ZmqTransport(host, port, layout, limits),
+            transport=ZmqTransport(host, port, advertised_host or host, layout, limits),
             limits=limits,
             clock=clock or MonotonicClock(),
         )

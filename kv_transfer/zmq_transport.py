@@ -18,6 +18,7 @@ from collections import deque
 
 import zmq
 
+from common.addresses import host_port
 from common.errors import ConfigError, HandoffFailed
 from common.kv_layout import KVLayout
 from kv_transfer.core.effects import Peer
@@ -36,9 +37,14 @@ KEEPALIVE_S = 10
 
 
 class ZmqTransport:
-    """Binds `tcp://host:port` (port 0: any free one). Raises `ConfigError` when it cannot."""
+    """Binds `tcp://host:port` (port 0: any free one). Raises `ConfigError` when it cannot.
 
-    def __init__(self, host: str, port: int, layout: KVLayout, limits: Limits) -> None:
+    Others connect to that port of `advertised_host`.
+    """
+
+    def __init__(
+        self, host: str, port: int, advertised_host: str, layout: KVLayout, limits: Limits
+    ) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._router = self._context.socket(zmq.ROUTER)
         self._router.setsockopt(zmq.MAXMSGSIZE, limits.max_part_bytes(layout))
@@ -51,12 +57,15 @@ class ZmqTransport:
         self._router.setsockopt(zmq.TCP_KEEPALIVE_IDLE, KEEPALIVE_S)
         self._router.setsockopt(zmq.TCP_KEEPALIVE_INTVL, KEEPALIVE_S)
         self._router.setsockopt(zmq.TCP_KEEPALIVE_CNT, 3)
+        wanted = _tcp(host, port)
+        self._router.setsockopt(zmq.IPV6, _is_ipv6(wanted))
         try:
-            self._router.bind(f"tcp://{host}:{port}")
+            self._router.bind(wanted)
         except zmq.ZMQError as error:
             self._context.destroy(linger=0)
-            raise ConfigError(f"KV endpoint tcp://{host}:{port} cannot be bound: {error}") from None
-        self._endpoint = self._router.get_string(zmq.LAST_ENDPOINT).rstrip("\0")
+            raise ConfigError(f"KV endpoint {wanted} cannot be bound: {error}") from None
+        bound = self._router.get_string(zmq.LAST_ENDPOINT).rstrip("\0")
+        self._endpoint = _tcp(advertised_host, int(bound.rpartition(":")[2]))
         self._wake_read, self._wake_write = socket.socketpair()
         self._wake_read.setblocking(False)
         self._wake_write.setblocking(False)
@@ -82,6 +91,7 @@ class ZmqTransport:
         dealer.setsockopt(zmq.RCVHWM, SENDER_HIGH_WATER_MARK)
         dealer.setsockopt(zmq.SNDHWM, SENDER_HIGH_WATER_MARK)
         dealer.setsockopt(zmq.LINGER, 0)
+        dealer.setsockopt(zmq.IPV6, _is_ipv6(peer.endpoint))
         self._dealers[peer] = dealer
         self._watch(dealer, peer)
         try:
@@ -168,6 +178,17 @@ class ZmqTransport:
     def _watch(self, source: zmq.Socket[bytes], peer: Peer | None) -> None:
         self._peer_of[source] = peer
         self._poller.register(source, zmq.POLLIN)
+
+
+def _tcp(host: str, port: int) -> str:
+    return f"tcp://{host_port(host, port)}"
+
+
+def _is_ipv6(endpoint: str) -> bool:
+    """Whether it holds an IPv6 address: ZMQ takes those only when told to, and then prefers them
+    for names too, where a node that listens on every IPv4 address would not be found.
+    """
+    return endpoint.startswith("tcp://[")
 
 
 def _ms(span_s: float) -> int:

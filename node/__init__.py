@@ -6,5 +6,8 @@ inbox           the bounded door into the step thread
 control_service gRPC ⇄ values
 output_streams  one token stream per router
 lease_keeper    the node's lease in the placement store
+model_loading   a load that a stop need not wait for
+step_thread     the step loop in its thread, until a stop or a crash
+watchdog        a step that does not end
 engine_node     a running node made of these parts
 """

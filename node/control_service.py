@@ -234,6 +234,7 @@ class ControlService(pb_grpc.NodeServicer):
             num_waiting=status.load.num_waiting,
             num_transfers=status.num_transfers,
             num_steps=status.num_steps,
+            num_preemptions=status.num_preemptions,
         )
 
 

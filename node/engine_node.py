@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import grpc.aio
 
+from common.addresses import host_port
 from common.clock import Clock
 from common.config import Config
 from common.errors import ConfigError, InternalError, StaleEpoch
@@ -20,7 +21,6 @@ from common.nodes import NodeRecord
 from engine.core.plan import Runner
 from engine.core.planner import Limits
 from engine.core.scheduler import Scheduler
-from engine.step_loop import StepLoop, start_step_thread
 from kv_transfer.connector import KVConnector, OnEvent
 from node.control_service import MAX_MESSAGE_BYTES, ControlService, Replies
 from node.inbox import Inbox
@@ -31,7 +31,6 @@ from node.messages import (
     CommitTransfer,
     Effect,
     Emit,
-    Message,
     OpenLanding,
     OpenTransfer,
     PushBlocks,
@@ -39,14 +38,20 @@ from node.messages import (
     RouterGone,
     TakeLanded,
 )
-from node.node_flow import NodeFlow
+from node.model_loading import load_unless_stopped
+from node.node_flow import FlowLimits, NodeFlow
 from node.output_streams import OutputStreams
+from node.step_thread import StepThread
+from node.watchdog import wait_for_stall
 from placement.store import PlacementStore
 from protos import pdserve_node_pb2_grpc as pb_grpc
 
 log = logging.getLogger("pdserve.node")
 
-STOP_GRACE_S = 2.0
+KEEPALIVE_MS = 5000
+# Together less than what `pdserve up` waits before it kills.
+STEP_GRACE_S = 6.0
+STREAMS_GRACE_S = 2.0
 
 
 class LoadedModel(Runner, Protocol):
@@ -103,11 +108,13 @@ class EngineNode:
 
         Raises `ConfigError`, `CheckpointError` or `PlacementUnavailable` when it cannot start.
         """
-        server = grpc.aio.server(options=_SERVER_OPTIONS)
+        server = grpc.aio.server(options=SERVER_OPTIONS)
         port = _bind(server, self._config.server.host, self._config.server.port)
         incarnation = await self._new_incarnation(port)
         log.info("%s loads %s", incarnation, self._config.model.model)
-        model = await asyncio.to_thread(self._load_model)
+        model = await load_unless_stopped(self._load_model, stop)
+        if model is None:
+            return 0
         loop = asyncio.get_running_loop()
         inbox = Inbox(max_requests=self._config.handoff.max_queued_requests)
         connector = self._parts.make_connector(model, incarnation, inbox.put)
@@ -115,15 +122,6 @@ class EngineNode:
             flow = self._parts.make_flow(self._new_scheduler(model), model, incarnation, connector)
             streams = OutputStreams(loop, lambda router: inbox.put(RouterGone(router)))
             replies = Replies(loop)
-            perform = Performer(connector, replies, streams, model)
-            step_loop: StepLoop[Message, Effect] = StepLoop(
-                inbox=inbox,
-                flow=flow,
-                runner=model,
-                perform=perform,
-                flush=streams.flush,
-                clock=self._parts.clock,
-            )
             service = ControlService(
                 incarnation=incarnation,
                 role=self._config.role,
@@ -133,29 +131,41 @@ class EngineNode:
             )
             pb_grpc.add_NodeServicer_to_server(service, server)  # type: ignore[no-untyped-call]
             await server.start()
-            thread = start_step_thread(
-                step_loop, lambda: loop.call_soon_threadsafe(self._crash, stop)
+            step_thread = StepThread(
+                inbox=inbox,
+                flow=flow,
+                runner=model,
+                perform=Performer(connector, replies, streams, model),
+                flush=streams.flush,
+                on_crash=lambda: loop.call_soon_threadsafe(self._crash, stop),
+                clock=self._parts.clock,
             )
             keeper = self._lease_keeper(incarnation, model, flow, port)
             try:
-                await self._serve(keeper, stop)
+                await self._serve(keeper, step_thread, stop)
             finally:
                 await keeper.leave()
-                inbox.close()
-                await asyncio.to_thread(thread.join, STOP_GRACE_S)
+                await step_thread.stop(STEP_GRACE_S)
                 streams.stop()
-                await server.stop(STOP_GRACE_S)
+                await server.stop(STREAMS_GRACE_S)
         finally:
             await asyncio.to_thread(connector.close)
         return self._exit_code
 
-    async def _serve(self, keeper: LeaseKeeper, stop: asyncio.Event) -> None:
+    async def _serve(
+        self, keeper: LeaseKeeper, step_thread: StepThread, stop: asyncio.Event
+    ) -> None:
         renewal = asyncio.create_task(keeper.run())
-        waiting = asyncio.create_task(stop.wait())
+        stall = asyncio.create_task(wait_for_stall(step_thread.busy_since_s, self._parts.clock))
+        tasks = (renewal, stall, asyncio.create_task(stop.wait()))
         log.info("ready")
-        done, _ = await asyncio.wait({renewal, waiting}, return_when=asyncio.FIRST_COMPLETED)
-        for task in (renewal, waiting):
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in tasks:
             task.cancel()
+        # Awaited, so that no late heartbeat brings the lease back after the node has left.
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if stall in done:
+            self._exit_code = 1
         if renewal in done:
             self._exit_code = 1
             error = renewal.exception()
@@ -200,7 +210,7 @@ class EngineNode:
         record = NodeRecord(
             incarnation=incarnation,
             role=config.role,
-            control_address=f"{advertised_host(config.server.host)}:{port}",
+            control_address=host_port(advertised_host(config.server.host), port),
             model=config.model.served_model_name,
             fingerprint=model.layout.fingerprint,
             block_size=config.engine.block_size,
@@ -250,22 +260,39 @@ class Performer:
                 self._connector.abort(lease_token)
 
 
-# Without this two processes could listen on one port and share its calls.
-_SERVER_OPTIONS: list[tuple[str, Any]] = [
+SERVER_OPTIONS: list[tuple[str, Any]] = [
+    # Without this two processes could listen on one port and share its calls.
     ("grpc.so_reuseport", 0),
+    # A router whose machine vanished closes nothing; without pings its requests would go on.
+    ("grpc.keepalive_time_ms", KEEPALIVE_MS),
+    ("grpc.keepalive_timeout_ms", KEEPALIVE_MS),
+    ("grpc.http2.ping_timeout_ms", KEEPALIVE_MS),  # else a minute, whatever the line above says
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    # And clients may ping as often.
+    ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_MS),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
 ]
 
 
 def _bind(server: grpc.aio.Server, host: str, port: int) -> int:
-    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    address = host_port(host, port)
     try:
         return server.add_insecure_port(address)
     except RuntimeError as error:
         raise ConfigError(
             f"cannot listen on {address}: the port is in use or the address is not this machine's"
         ) from error
+
+
+def flow_limits(config: Config, model: LoadedModel) -> FlowLimits:
+    """What a node of this configuration takes with this model."""
+    return FlowLimits(
+        vocab_size=model.vocab_size,
+        max_model_len=model.max_model_len,
+        max_queued_requests=config.handoff.max_queued_requests,
+    )
 
 
 def advertised_host(host: str) -> str:

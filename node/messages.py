@@ -94,6 +94,7 @@ class NodeStatus:
     load: NodeLoad
     num_transfers: int
     num_steps: int
+    num_preemptions: int
 
 
 Answer = Reserved | StartedLocally | Accepted | Refused | NodeStatus

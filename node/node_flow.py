@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence as Items
+from dataclasses import dataclass
 from itertools import count
 
 from common.errors import (
@@ -40,19 +41,24 @@ from node.request_book import Held, RequestBook
 RETRY_AFTER_S = 1.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlowLimits:
+    """What a node takes: token ids of the vocabulary, sequences of this length, so many waiting."""
+
+    vocab_size: int
+    max_model_len: int
+    max_queued_requests: int
+
+
 class NodeFlow(ABC):
     """The decisions of one engine node. Any thread may read `load`: it is replaced whole."""
 
-    def __init__(
-        self, scheduler: Scheduler, *, vocab_size: int, max_model_len: int, max_queued_requests: int
-    ) -> None:
+    def __init__(self, scheduler: Scheduler, limits: FlowLimits) -> None:
         self.scheduler = scheduler
         self.book = RequestBook()
         self.num_steps = 0
         self._sequence_ids = count(1)
-        self._vocab_size = vocab_size
-        self._max_model_len = max_model_len
-        self._max_queued_requests = max_queued_requests
+        self._limits = limits
         self.load = self._current_load()
 
     # --- events -------------------------------------------------------------------------------
@@ -158,7 +164,7 @@ class NodeFlow(ABC):
         problem = self._problem_with(message.request)
         if problem is not None:
             return [self._refuse(message, problem)]
-        if len(self.scheduler.waiting) >= self._max_queued_requests:
+        if len(self.scheduler.waiting) >= self._limits.max_queued_requests:
             full = Overloaded(
                 f"{len(self.scheduler.waiting)} requests wait on this node",
                 retry_after_s=RETRY_AFTER_S,
@@ -168,16 +174,16 @@ class NodeFlow(ABC):
 
     def _problem_with(self, request: GenerationRequest) -> PdserveError | None:
         length = len(request.prompt_token_ids)
-        if length >= self._max_model_len:
+        if length >= self._limits.max_model_len:
             return InvalidRequest(
                 f"the prompt has {length} tokens: this node takes at most "
-                f"{self._max_model_len - 1}, so that one can follow",
+                f"{self._limits.max_model_len - 1}, so that one can follow",
                 param="prompt",
             )
         highest = max(request.prompt_token_ids)
-        if highest >= self._vocab_size:
+        if highest >= self._limits.vocab_size:
             return InvalidRequest(
-                f"token id {highest} is not in the vocabulary of {self._vocab_size}",
+                f"token id {highest} is not in the vocabulary of {self._limits.vocab_size}",
                 param="prompt",
             )
         return None
@@ -256,4 +262,5 @@ class NodeFlow(ABC):
             load=self._current_load(),
             num_transfers=self.book.num_leases,
             num_steps=self.num_steps,
+            num_preemptions=self.scheduler.num_preemptions,
         )

@@ -13,7 +13,14 @@ from common.ids import Incarnation
 from common.nodes import Role
 from kv_transfer.connector import OnEvent
 from kv_transfer.zmq_connector import ZmqConnector
-from node.engine_node import EngineNode, LoadedModel, MakeFlow, NodeConnector, NodeParts
+from node.engine_node import (
+    EngineNode,
+    LoadedModel,
+    MakeFlow,
+    NodeConnector,
+    NodeParts,
+    advertised_host,
+)
 from placement.store import PlacementStore
 
 KV_PEER_TIMEOUT_S = 5.0
@@ -34,9 +41,12 @@ async def run_engine_role(
     loop = asyncio.get_running_loop()
 
     def load_model() -> LoadedModel:
-        model = _load_model(config)
-        loop.call_soon_threadsafe(watch_stop_signals)
-        return model
+        # What it imports takes a while: not before the port is bound and the store has answered.
+        from engine.runner.load import load_model_runner
+
+        watch_again = partial(loop.call_soon_threadsafe, watch_stop_signals)
+        runner = load_model_runner(config.model, config.engine, on_imported=watch_again)
+        return cast(LoadedModel, runner)
 
     parts = NodeParts(
         load_model=load_model,
@@ -46,13 +56,6 @@ async def run_engine_role(
         clock=MonotonicClock(),
     )
     return await EngineNode(config, parts).run(stop)
-
-
-def _load_model(config: Config) -> LoadedModel:
-    # Paddle takes seconds to import: not before the port is bound and the store has answered.
-    from engine.runner.load import load_model_runner
-
-    return cast(LoadedModel, load_model_runner(config.model, config.engine))
 
 
 def _make_connector(
@@ -67,6 +70,7 @@ def _make_connector(
         on_event,
         host=config.server.host,
         port=config.server.kv_port,
+        advertised_host=advertised_host(config.server.host),
         window_bytes=config.handoff.kv_window,
         peer_timeout_s=KV_PEER_TIMEOUT_S,
     )

@@ -39,6 +39,7 @@ from pdserve.signals import Signals, StopRequested
 DEFAULT_PORT = 8000
 _START_TIMEOUT_S = 600.0
 _STOP_TIMEOUT_S = 10.0
+"""Longer than a router's own ending: its requests' grace, then its last words to the nodes."""
 _PROBE_INTERVAL_S = 0.1
 _SLOW_AFTER_S = 5.0
 _TAIL_LINES = 20

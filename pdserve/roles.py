@@ -87,9 +87,11 @@ async def _run_router(
     dispatcher = Dispatcher(
         store,
         router_id=config.server.node_id or f"router-{socket.gethostname()}-{port}",
+        model=config.model.served_model_name,
         policy=config.placement.placement_policy,
         node_lease_s=config.placement.node_lease_s,
         registry=registry,
+        on_failed=stop.set,
         clock=MonotonicClock(),
     )
     await dispatcher.start()
@@ -105,7 +107,7 @@ async def _run_router(
         await serve_http(app, listener, stop=stop)
     finally:
         await dispatcher.close()
-    return 0
+    return int(dispatcher.has_failed)
 
 
 def _with_model(config: Config, folder: Path) -> Config:

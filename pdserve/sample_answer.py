@@ -10,7 +10,12 @@ from typing import Any
 from common.clock import Clock
 from pdserve.http_client import RouterRefused, decoded, fetch_json, opened
 
-PROMPT = "What is the capital of France? Answer in one short sentence."
+# Long enough for the decode node to send for it: the sample shows the whole way of a request.
+PROMPT = (
+    "We are writing a small quiz about the countries of Europe, their rivers, their food and "
+    "their capital cities. The first question is an easy one: what is the capital of France? "
+    "Answer in one short sentence."
+)
 PATH = "/v1/chat/completions"
 _READ_TIMEOUT_S = 120.0
 _LONGEST_LINE_BYTES = 1 << 20

@@ -7,6 +7,7 @@ caller skips that entry.
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 from common.ids import AttemptId, Incarnation
@@ -16,6 +17,7 @@ from placement.store import LiveNode, Placement
 MAX_TEXT = 512
 MAX_NUMBER = 2**53
 MAX_VALUE_BYTES = 16_384
+_HOST_AND_PORT = re.compile(r"[!-~]+:([0-9]{1,5})")
 
 
 def encode_node(node: LiveNode) -> bytes:
@@ -54,7 +56,7 @@ def decode_node(value: bytes) -> LiveNode:
     record = NodeRecord(
         incarnation=Incarnation(_text(entry, "node_id"), _number(entry, "epoch")),
         role=Role(_text(entry, "role")),
-        control_address=_text(entry, "control_address"),
+        control_address=_address(entry, "control_address"),
         model=_text(entry, "model"),
         fingerprint=_text(entry, "fingerprint"),
         block_size=_number(entry, "block_size", at_least=1),
@@ -120,6 +122,16 @@ def _text(entry: dict[str, Any], key: str, *, at_least: int = 1) -> str:
     value = entry.get(key)
     if not isinstance(value, str) or not at_least <= len(value) <= MAX_TEXT:
         raise ValueError(f"{key} is not a text of {at_least} to {MAX_TEXT} characters")
+    if not value.isprintable():
+        raise ValueError(f"{key} is {value!a}: wanted printable characters")
+    return value
+
+
+def _address(entry: dict[str, Any], key: str) -> str:
+    value = _text(entry, key)
+    match = _HOST_AND_PORT.fullmatch(value)
+    if match is None or not 1 <= int(match[1]) <= 65_535:
+        raise ValueError(f"{key} is {value!a}: wanted HOST:PORT")
     return value
 
 

@@ -17,7 +17,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
-from redis.asyncio import Redis
+from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
@@ -46,8 +46,10 @@ class RedisStore:
         """Connects at the first call. Raises `ValueError` for an address that is no Redis URL."""
         self._prefix = f"pdserve:{cluster}:"
         self._call_timeout_s = call_timeout_s
-        self._redis: Redis = Redis.from_url(
+        pool = BlockingConnectionPool.from_url(
             url,
+            # More calls than connections wait for one, as part of the time that a call has.
+            timeout=call_timeout_s,
             socket_connect_timeout=call_timeout_s,
             socket_timeout=call_timeout_s,
             max_connections=_MAX_CONNECTIONS,
@@ -55,6 +57,7 @@ class RedisStore:
             retry=Retry(NoBackoff(), 1),
             protocol=2,
         )
+        self._redis: Redis = Redis.from_pool(pool)
         self._next_epoch = self._redis.register_script(scripts.NEXT_EPOCH)
         self._heartbeat = self._redis.register_script(scripts.HEARTBEAT)
         self._leave = self._redis.register_script(scripts.LEAVE)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from common.config import Config
 from common.ids import Incarnation
 from engine.core.scheduler import Scheduler
-from node.engine_node import LoadedModel, MakeFlow, NodeConnector
+from node.engine_node import LoadedModel, MakeFlow, NodeConnector, flow_limits
 from prefill_node.request_flow import PrefillFlow
 
 
@@ -20,10 +20,8 @@ def prefill_flow_maker(config: Config) -> MakeFlow:
     ) -> PrefillFlow:
         return PrefillFlow(
             scheduler,
+            flow_limits(config, model),
             fingerprint=model.layout.fingerprint,
-            vocab_size=model.vocab_size,
-            max_model_len=model.max_model_len,
-            max_queued_requests=config.handoff.max_queued_requests,
         )
 
     return make

@@ -27,28 +27,15 @@ from node.messages import (
     Reply,
     Submit,
 )
-from node.node_flow import NodeFlow
+from node.node_flow import FlowLimits, NodeFlow
 from node.request_book import Held
 
 
 class PrefillFlow(NodeFlow):
     """Decisions of a prefill node."""
 
-    def __init__(
-        self,
-        scheduler: Scheduler,
-        *,
-        fingerprint: str,
-        vocab_size: int,
-        max_model_len: int,
-        max_queued_requests: int,
-    ) -> None:
-        super().__init__(
-            scheduler,
-            vocab_size=vocab_size,
-            max_model_len=max_model_len,
-            max_queued_requests=max_queued_requests,
-        )
+    def __init__(self, scheduler: Scheduler, limits: FlowLimits, *, fingerprint: str) -> None:
+        super().__init__(scheduler, limits)
         self._fingerprint = fingerprint
         self._tickets: dict[int, Ticket] = {}
 

@@ -38,9 +38,11 @@ def status_of(error: PdserveError) -> grpc.StatusCode:
 def error_of(status: grpc.StatusCode, details: str) -> PdserveError:
     """What a failed call means to the caller.
 
-    A call that did not reach its peer, or got no answer in time, is `NodeLost`: the deadline of a
-    call is shorter than that of the request, so it says nothing about the request's own.
+    A call that did not reach its peer is `NodeLost`. One without an answer in time is
+    `DeadlineExceeded`, as a call may take all the time that its request has left.
     """
+    if status is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return DeadlineExceeded(details)
     if status is grpc.StatusCode.FAILED_PRECONDITION:
         return StaleEpoch(details)
     if status is grpc.StatusCode.INVALID_ARGUMENT:

@@ -51,12 +51,13 @@ def create_app(
         config=config.api,
         text_model=text_model,
         generator=generator,
+        cluster=cluster,
         metrics=HttpMetrics(registry),
         clock=MonotonicClock(),
     )
     _add_generation(app, "/v1/chat/completions", api, api.chat, ChatBody)
     _add_generation(app, "/v1/completions", api, api.completions, CompletionBody)
-    _add_models(app, text_model)
+    _add_models(app, text_model, api)
     _add_probes(app, cluster, registry)
     _add_errors(app)
     if config.api.api_key:
@@ -108,24 +109,27 @@ def _inlined(schema: Any, definitions: dict[str, Any]) -> Any:
     return {key: _inlined(value, definitions) for key, value in schema.items()}
 
 
-def _add_models(app: FastAPI, text_model: TextModel) -> None:
-    card = {
-        "id": text_model.name,
-        "object": "model",
-        "created": int(time.time()),
-        "owned_by": "pdserve",
-        "max_model_len": text_model.max_model_len,
-    }
+def _add_models(app: FastAPI, text_model: TextModel, api: OpenAiApi) -> None:
+    created_s = int(time.time())
+
+    def card() -> dict[str, Any]:
+        return {
+            "id": text_model.name,
+            "object": "model",
+            "created": created_s,
+            "owned_by": "pdserve",
+            "max_model_len": api.max_model_len,
+        }
 
     @app.get("/v1/models")
     async def list_models() -> dict[str, Any]:
-        return {"object": "list", "data": [card]}
+        return {"object": "list", "data": [card()]}
 
     @app.get("/v1/models/{name:path}")
     async def one_model(name: str) -> dict[str, Any]:
         if name != text_model.name:
             raise ModelNotFound(name, text_model.name)
-        return card
+        return card()
 
 
 def _add_probes(app: FastAPI, cluster: ClusterView, registry: CollectorRegistry) -> None:

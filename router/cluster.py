@@ -22,15 +22,27 @@ class DispatcherView:
 
     def why_not_ready(self) -> str:
         """What is missing; empty when ready."""
-        nodes = self._dispatcher.pool.nodes()
-        if any(
-            node.record.role is not Role.PREFILL and not node.load.is_draining for node in nodes
-        ):
+        if self._finishers():
             return ""
         missing = "no decode or mixed node is alive"
+        others = self._dispatcher.pool.other_models
+        if others:
+            missing += f": nodes serve {', '.join(others)}, this router {self._dispatcher.model}"
         if self._dispatcher.pool.membership.is_store_away:
             return f"{missing}, and the placement store is away"
         return missing
+
+    def max_model_len(self) -> int | None:
+        """The longest prompt and output, in tokens, that a node can finish; None without nodes."""
+        return max((node.record.max_model_len for node in self._finishers()), default=None)
+
+    def _finishers(self) -> list[NodeView]:
+        """The nodes that can give an answer's last token."""
+        return [
+            node
+            for node in self._dispatcher.pool.nodes()
+            if node.record.role is not Role.PREFILL and not node.load.is_draining
+        ]
 
     def describe(self) -> dict[str, Any]:
         """This router, every node it can choose, and its latest placements."""

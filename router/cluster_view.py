@@ -14,5 +14,8 @@ class ClusterView(Protocol):
     def why_not_ready(self) -> str:
         """What is missing, for people; '' when ready."""
 
+    def max_model_len(self) -> int | None:
+        """The longest prompt and output, in tokens, that a node can finish; None without nodes."""
+
     def describe(self) -> dict[str, Any]:
         """The cluster as JSON for `/v1/cluster`: this router, the nodes, their roles and load."""

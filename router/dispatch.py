@@ -57,11 +57,14 @@ class Dispatcher:
         store: PlacementStore,
         *,
         router_id: str,
+        model: str,
         policy: str,
         node_lease_s: float,
         registry: CollectorRegistry,
+        on_failed: Callable[[], None],
         clock: Clock | None = None,
     ) -> None:
+        """Uses the nodes that serve `model`; `on_failed` is called when a bug keeps it from it."""
         self._store = store
         self._clock = clock or MonotonicClock()
         self._metrics = RouterMetrics(registry)
@@ -70,11 +73,15 @@ class Dispatcher:
         self._calls: set[asyncio.Task[None]] = set()
         self._tasks: list[asyncio.Task[None]] = []
         self._is_closing = False
+        self._on_failed = on_failed
+        self.has_failed = False
         self._recorder = PlacementRecorder(store, router_id, self._clock, self._metrics)
         self.incarnation = Incarnation(router_id, 0)
+        self.model = model
         self.recent_placements: deque[Placement] = deque(maxlen=NUM_RECENT_PLACEMENTS)
         self.pool = NodePool(
             store,
+            model=model,
             lease_s=node_lease_s,
             clock=self._clock,
             metrics=self._metrics,
@@ -100,6 +107,15 @@ class Dispatcher:
             asyncio.create_task(self.pool.run(self.incarnation), name="membership"),
             asyncio.create_task(self._recorder.run(), name="placements"),
         ]
+        for task in self._tasks:
+            task.add_done_callback(self._on_task_end)
+
+    def _on_task_end(self, task: asyncio.Task[None]) -> None:
+        # Without its members or its recorder a router would only get worse: better to end it.
+        if not task.cancelled():
+            log.error("%s ended by a bug", task.get_name(), exc_info=task.exception())
+            self.has_failed = True
+            self._on_failed()
 
     async def close(self) -> None:
         """End every request, tell every node, leave nothing in the store. Idempotent."""
@@ -187,7 +203,14 @@ class Dispatcher:
     def _end_by_bug(self, request: ActiveRequest) -> None:
         log.exception("%s ended by a bug", request.flow.attempt)
         error = InternalError(f"an internal error ended {request.request_id}")
-        self._perform(request, request.flow.on_failure(error))
+        try:
+            self._perform(request, request.flow.on_failure(error))
+        except Exception:
+            log.exception("%s could not be ended in order", request.flow.attempt)
+        # The flow may be over by an effect that was never performed: the client must hear of it.
+        if request.request_id in self._requests:
+            request.fail(error)
+            self._end(request, error.code)
 
     # What goes out.
 

@@ -170,6 +170,9 @@ class NodeClient:
                 reason = f"nothing was heard for {self._silence_s} s"
             except PdserveError as wrong:
                 reason = str(wrong)
+            except Exception as bug:
+                log.exception("the stream to %s broke by a bug", self._node)
+                reason = f"a bug: {bug!r}"
             if self._is_heard:
                 self._is_heard = False
                 num_failures = 0
@@ -206,7 +209,10 @@ class NodeClient:
                 batch = list(self._aborts)[:ABORTS_PER_CALL]
                 for attempt in batch:
                     del self._aborts[attempt]
-                await self._abort(batch)
+                try:
+                    await self._abort(batch)
+                except Exception:
+                    log.exception("%s: %d aborts were lost by a bug", self._node, len(batch))
             self._aborts_sent.set()
 
     async def _abort(self, attempts: list[AttemptId]) -> None:

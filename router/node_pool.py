@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from common.clock import Clock
 from common.ids import Incarnation
-from common.nodes import Role
+from common.nodes import NodeRecord, Role
 from common.request import RequestOutput
-from placement.store import PlacementStore, PlacementUnavailable
-from router.core.membership import Membership
+from placement.store import LiveNode, PlacementStore, PlacementUnavailable
+from router.core.membership import MAX_NODES, Membership
 from router.core.policies.query import NodeView
 from router.metrics import RouterMetrics
 from router.node_clients import NodeClient
@@ -23,12 +23,16 @@ OnLost = Callable[[Incarnation], None]
 
 
 class NodePool:
-    """Refreshed from the store every quarter of a lease, and soon after a node was lost."""
+    """Refreshed from the store every quarter of a lease, and soon after a node was lost.
+
+    Nodes that serve another model than `model` are none of it.
+    """
 
     def __init__(
         self,
         store: PlacementStore,
         *,
+        model: str,
         lease_s: float,
         clock: Clock,
         metrics: RouterMetrics,
@@ -36,15 +40,23 @@ class NodePool:
         on_lost: OnLost,
     ) -> None:
         self._store = store
+        self._model = model
         self._refresh_s = lease_s / 4
         self._clock = clock
         self._metrics = metrics
         self._on_output = on_output
         self._on_lost = on_lost
+        self._strangers: dict[Incarnation, str] = {}
+        self._unusable: set[Incarnation] = set()
         self._clients: dict[Incarnation, NodeClient] = {}
         self._should_refresh = asyncio.Event()
         self._closing: set[asyncio.Task[None]] = set()
         self.membership = Membership(lease_s=lease_s)
+
+    @property
+    def other_models(self) -> list[str]:
+        """What the nodes serve that are left out for their model, ordered."""
+        return sorted(set(self._strangers.values()))
 
     def nodes(self) -> list[NodeView]:
         """The nodes that can be chosen now."""
@@ -76,7 +88,7 @@ class NodePool:
         else:
             if self.membership.is_store_away:
                 log.info("the placement store is back")
-            self.membership.on_listing(listing, self._clock.now_s())
+            self.membership.on_listing(self._of_this_model(listing), self._clock.now_s())
         self._match_clients(router)
         self._count_nodes()
 
@@ -104,6 +116,18 @@ class NodePool:
         self._on_lost(node)
         self._should_refresh.set()
 
+    def _of_this_model(self, listing: Sequence[LiveNode]) -> list[LiveNode]:
+        strangers = {
+            node.record.incarnation: node.record.model
+            for node in listing[:MAX_NODES]
+            if node.record.role is not Role.ROUTER and node.record.model != self._model
+        }
+        for node, model in strangers.items():
+            if node not in self._strangers:
+                log.warning("%s is left out: it serves %s, not %s", node, model, self._model)
+        self._strangers = strangers
+        return [node for node in listing if node.record.model == self._model]
+
     def _match_clients(self, router: Incarnation) -> None:
         wanted = {record.incarnation: record for record in self.membership.records()}
         for node in self._clients.keys() - wanted.keys():
@@ -111,11 +135,25 @@ class NodePool:
             task = asyncio.create_task(self._clients.pop(node).close())
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
+        self._unusable &= wanted.keys()
         for node, record in wanted.items():
             if node not in self._clients:
-                log.info("%s joined: %s at %s", node, record.role.value, record.control_address)
-                self._clients[node] = NodeClient(record, router, self)
-                self._clients[node].start()
+                self._connect(record, router)
+
+    def _connect(self, record: NodeRecord, router: Incarnation) -> None:
+        """One node's bad record is that node's trouble alone."""
+        node = record.incarnation
+        try:
+            client = NodeClient(record, router, self)
+        except Exception:
+            if node not in self._unusable:
+                log.exception("%s at %r cannot be called", node, record.control_address)
+                self._unusable.add(node)
+            return
+        self._unusable.discard(node)
+        log.info("%s joined: %s at %s", node, record.role.value, record.control_address)
+        self._clients[node] = client
+        client.start()
 
     def _count_nodes(self) -> None:
         nodes = self.nodes()

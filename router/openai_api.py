@@ -1,6 +1,6 @@
 """`/v1/chat/completions` and `/v1/completions`: from a body to tokens to an answer.
 
-One request, in order: a seat (or 503), one deadline for everything that follows, the body, the
+One request, in order: a seat (or 429), one deadline for everything that follows, the body, the
 plan, a generator per choice, then either a stream or one JSON answer. The status is sent with the
 first token, so whatever fails before it is a status; later failures are a last event. A client
 that leaves, an error and the deadline all close every generator before the seat is given back.
@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import sys
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing, contextmanager
@@ -20,8 +21,9 @@ from starlette.types import Receive, Scope, Send
 
 from common.clock import Clock
 from common.config import ApiConfig
-from common.errors import DeadlineExceeded, Overloaded
+from common.errors import DeadlineExceeded
 from router.choice_streams import choice_deltas, merged
+from router.cluster_view import ClusterView
 from router.core.choice_text import ChoiceText, Delta
 from router.core.formats import AnswerFormat, AnswerHead, ChatFormat, CompletionFormat, WholeChoice
 from router.core.sse import DONE, event, to_json
@@ -29,7 +31,7 @@ from router.core.usage import Usage
 from router.exchange import ClientClosed, Reply, read_body, while_client_waits
 from router.generation import Generator
 from router.http_metrics import ChoiceTimer, HttpMetrics
-from router.openai_errors import ApiError, api_error
+from router.openai_errors import ApiError, TooManyRequests, api_error
 from router.request_plan import ChoicePlan, Planner, RequestPlan
 from router.text_model import TextModel
 
@@ -42,8 +44,6 @@ that one long prompt does not hold up everybody's tokens."""
 LAST_WORDS_S = 1.0
 """How long the last event of a broken stream may wait for a client that does not read."""
 
-BUSY_RETRY_S = 1.0
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
@@ -51,7 +51,7 @@ class Endpoint:
 
     name: str
     id_prefix: str
-    plan: Callable[[bytes], RequestPlan]
+    plan: Callable[[Planner, bytes], RequestPlan]
     answer_format: type[AnswerFormat]
 
 
@@ -64,28 +64,34 @@ class OpenAiApi:
         config: ApiConfig,
         text_model: TextModel,
         generator: Generator,
+        cluster: ClusterView,
         metrics: HttpMetrics,
         clock: Clock,
     ) -> None:
-        planner = Planner(text_model, draw_seed=lambda: secrets.randbits(64))
         self.chat = Endpoint(
             name="chat.completions",
             id_prefix="chatcmpl",
-            plan=planner.plan_chat,
+            plan=Planner.plan_chat,
             answer_format=ChatFormat,
         )
         self.completions = Endpoint(
             name="completions",
             id_prefix="cmpl",
-            plan=planner.plan_completion,
+            plan=Planner.plan_completion,
             answer_format=CompletionFormat,
         )
         self._config = config
         self._model = text_model
         self._generator = generator
+        self._cluster = cluster
         self._metrics = metrics
         self._clock = clock
         self._num_in_progress = 0
+
+    @property
+    def max_model_len(self) -> int:
+        """The longest prompt and output that this model, and a node that is alive, can hold."""
+        return min(self._model.max_model_len, self._cluster.max_model_len() or sys.maxsize)
 
     async def handle(self, endpoint: Endpoint, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request, errors included. Raises only when the server itself is stopping."""
@@ -110,10 +116,7 @@ class OpenAiApi:
     def _seat(self) -> Iterator[None]:
         limit = self._config.max_concurrent_requests
         if self._num_in_progress >= limit:
-            raise Overloaded(
-                f"the router has {limit} requests in progress, the most it takes",
-                retry_after_s=BUSY_RETRY_S,
-            )
+            raise TooManyRequests(limit)
         self._num_in_progress += 1
         self._metrics.in_progress.inc()
         try:
@@ -142,10 +145,11 @@ class OpenAiApi:
     async def _answer(
         self, endpoint: Endpoint, body: bytes, arrived_at_s: float, reply: Reply
     ) -> None:
+        planner = Planner(self._model, self.max_model_len, draw_seed=lambda: secrets.randbits(64))
         if len(body) <= INLINE_BODY_BYTES:
-            plan = endpoint.plan(body)
+            plan = endpoint.plan(planner, body)
         else:
-            plan = await asyncio.to_thread(endpoint.plan, body)
+            plan = await asyncio.to_thread(endpoint.plan, planner, body)
         head = AnswerHead(
             id=f"{endpoint.id_prefix}-{secrets.token_hex(12)}",
             created_s=int(time.time()),

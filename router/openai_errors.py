@@ -2,7 +2,8 @@
 
 400 InvalidRequest     404 unknown model or path    413 body too large     503 Overloaded
 401 wrong or no key    405 wrong method             502 NodeLost, HandoffFailed, StaleEpoch
-500 anything that is a bug of ours                  504 DeadlineExceeded
+429 the router's limit of requests in progress      504 DeadlineExceeded
+500 anything that is a bug of ours
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ from router.core.sse import to_json
 _MAX_MESSAGE_CHARS = 1000
 
 CLIENT_ERROR = "invalid_request_error"
+RATE_LIMIT_ERROR = "rate_limit_error"
 SERVER_ERROR = "server_error"
+
+_BUSY_RETRY_S = 1
 
 
 class ApiError(Exception):
@@ -51,11 +55,28 @@ class ApiError(Exception):
             {
                 "error": {
                     "message": self.message,
-                    "type": CLIENT_ERROR if self.status < 500 else SERVER_ERROR,
+                    "type": self._type(),
                     "param": self.param,
                     "code": self.code,
                 }
             }
+        )
+
+    def _type(self) -> str:
+        if self.status == 429:
+            return RATE_LIMIT_ERROR
+        return CLIENT_ERROR if self.status < 500 else SERVER_ERROR
+
+
+class TooManyRequests(ApiError):
+    """This router has as many requests in progress as it takes, whatever room the nodes have."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(
+            429,
+            f"the router has {limit} requests in progress, the most it takes",
+            code="rate_limit_exceeded",
+            headers={"retry-after": str(_BUSY_RETRY_S)},
         )
 
 

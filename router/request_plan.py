@@ -72,9 +72,12 @@ class _Prompt:
 class Planner:
     """Plans requests for one model. Raises `InvalidRequest` and `ModelNotFound`, nothing else."""
 
-    def __init__(self, text_model: TextModel, draw_seed: Callable[[], int]) -> None:
-        """`draw_seed` gives a random unsigned 64-bit number."""
+    def __init__(
+        self, text_model: TextModel, max_model_len: int, draw_seed: Callable[[], int]
+    ) -> None:
+        """`max_model_len` tokens fit in all; `draw_seed` gives a random unsigned 64-bit number."""
         self._model = text_model
+        self._max_model_len = max_model_len
         self._draw_seed = draw_seed
 
     def plan_chat(self, raw: bytes) -> RequestPlan:
@@ -145,7 +148,7 @@ class Planner:
             limit = output_limit(
                 len(prompt.token_ids),
                 max_tokens,
-                max_model_len=self._model.max_model_len,
+                max_model_len=self._max_model_len,
                 default=default_max_tokens,
                 max_tokens_param=max_tokens_param,
             )
@@ -221,18 +224,23 @@ class Planner:
     def _prompt(self, text: str, *, add_special_tokens: bool, param: str) -> _Prompt:
         if not text:
             raise InvalidRequest(f"{param} is empty: wanted some text", param=param)
-        token_ids = self._model.encode(text, add_special_tokens=add_special_tokens, param=param)
+        token_ids = self._model.encode(
+            text,
+            add_special_tokens=add_special_tokens,
+            param=param,
+            max_model_len=self._max_model_len,
+        )
         if not token_ids:
             raise InvalidRequest(f"{param} has no tokens: wanted some text", param=param)
-        if len(token_ids) >= self._model.max_model_len:
-            raise prompt_too_long(len(token_ids), self._model.max_model_len, param=param)
+        if len(token_ids) >= self._max_model_len:
+            raise prompt_too_long(len(token_ids), self._max_model_len, param=param)
         return _Prompt(token_ids=token_ids, text=text)
 
     def _prompt_of_ids(self, ids: list[Any]) -> _Prompt:
         if not ids:
             raise InvalidRequest("prompt is empty: wanted text or token ids", param="prompt")
-        if len(ids) >= self._model.max_model_len:
-            raise prompt_too_long(len(ids), self._model.max_model_len, param="prompt")
+        if len(ids) >= self._max_model_len:
+            raise prompt_too_long(len(ids), self._max_model_len, param="prompt")
         self._check_token_ids(ids, "prompt")
         return _Prompt(token_ids=tuple(ids))
 

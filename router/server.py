@@ -13,6 +13,7 @@ from fastapi import FastAPI
 from common.errors import ConfigError
 
 BACKLOG = 2048
+GRACE_S = 3.0
 
 
 def bind_http(host: str, port: int) -> socket.socket:
@@ -39,7 +40,7 @@ class _Server(uvicorn.Server):
 
 
 async def serve_http(
-    app: FastAPI, listener: socket.socket, *, stop: asyncio.Event, grace_s: float = 10.0
+    app: FastAPI, listener: socket.socket, *, stop: asyncio.Event, grace_s: float = GRACE_S
 ) -> None:
     """Serve on `listener` until `stop` is set; then take no new connection and end.
 

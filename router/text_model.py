@@ -33,6 +33,7 @@ _PROBE_CHARS_PER_TOKEN = 32
 class TextModel:
     """What the router knows of the model that the cluster serves.
 
+    `eos_token_ids` are those of config.json and of generation_config.json: nodes stop at both.
     `default_sampling` holds what generation_config.json says of `temperature`, `top_p`, `top_k`,
     `min_p` and `repetition_penalty`: the model's own defaults, where a request names none.
     """
@@ -67,7 +68,7 @@ class TextModel:
             name=served_model_name or folder.resolve().name,
             max_model_len=_context_length(config, max_model_len, folder),
             vocab_size=_positive_int(config, "vocab_size", folder),
-            eos_token_ids=_eos_token_ids(generation) or _eos_token_ids(config),
+            eos_token_ids=_eos_token_ids(generation) | _eos_token_ids(config),
             default_sampling=_default_sampling(generation, folder),
             _tokenizer=tokenizer,
             _special_token_ids=frozenset(i for i, token in added.items() if token.special),
@@ -87,19 +88,22 @@ class TextModel:
             )
         return self._chat_template.render(messages)
 
-    def encode(self, text: str, *, add_special_tokens: bool, param: str) -> tuple[int, ...]:
+    def encode(
+        self, text: str, *, add_special_tokens: bool, param: str, max_model_len: int | None = None
+    ) -> tuple[int, ...]:
         """Token ids of `text`. A chat template writes its own special tokens, so chats add none.
 
-        Raises `ContextExceeded` for text that cannot fit, without tokenising all of it when its
-        beginning alone is too long.
+        Raises `ContextExceeded` for text that cannot fit into `max_model_len` (None: the model's),
+        without tokenising all of it when its beginning alone is too long.
         """
-        probe = self.max_model_len * _PROBE_CHARS_PER_TOKEN
+        max_model_len = max_model_len or self.max_model_len
+        probe = max_model_len * _PROBE_CHARS_PER_TOKEN
         if len(text) > probe:
             num_tokens = len(self._ids(text[:probe], add_special_tokens))
-            if num_tokens > self.max_model_len:
+            if num_tokens > max_model_len:
                 raise ContextExceeded(
                     f"the prompt has {len(text)} characters, of which the first {probe} alone are "
-                    f"{num_tokens} tokens: this model's context holds {self.max_model_len}",
+                    f"{num_tokens} tokens: at most {max_model_len} fit here",
                     param=param,
                 )
         return tuple(self._ids(text, add_special_tokens))

@@ -12,7 +12,7 @@ from collections.abc import Sequence as Items
 from collections.abc import Set
 from dataclasses import dataclass
 
-from common.blocks import hash_block, root_hash
+from common.blocks import blocks_for, hash_block, root_hash
 from common.request import FinishReason, TokenLogprobs
 from engine.core.block_pool import BlockPool, BlockUse
 from engine.core.plan import SampledToken, ScheduledSequence
@@ -85,11 +85,6 @@ class Scheduler:
         self._enable_prefix_caching = enable_prefix_caching
 
     # --- what the node can take ---------------------------------------------------------------
-
-    @property
-    def has_work(self) -> bool:
-        """Whether a step could do something."""
-        return bool(self.waiting or self.running)
 
     @property
     def num_free_seats(self) -> int:
@@ -220,7 +215,7 @@ class Scheduler:
         self._schedule(step, sequence, admission.num_tokens)
 
     def _receive(self, sequence: Sequence, admission: Admission) -> None:
-        prompt_blocks = -(-sequence.num_prompt // self.limits.block_size)
+        prompt_blocks = blocks_for(sequence.num_prompt, self.limits.block_size)
         num_targets = prompt_blocks - len(admission.cached_block_ids)
         num_more = admission.num_new_blocks - num_targets
         sequence.block_table += self.pool.allocate(num_targets, BlockUse.RECEIVING)

@@ -13,7 +13,7 @@ from common.kv_layout import KVLayout
 from engine.runner.checkpoint import Checkpoint
 from engine.runner.decoder import Decoder
 from engine.runner.flat_batch import BatchLimits
-from engine.runner.framework import has_gpu, paddle, set_num_threads
+from engine.runner.framework import has_gpu, paddle
 from engine.runner.fused_attention import FusedAttention, fused_attention_problem
 from engine.runner.kv_cache import KVCache
 from engine.runner.model_runner import ModelRunner
@@ -33,11 +33,12 @@ def assemble_runner(
     eos_token_ids: frozenset[int],
 ) -> ModelRunner:
     """Allocate the KV cache, read the weights; `ConfigError` when a setting does not fit here."""
-    set_num_threads(engine.num_threads)
     paddle.set_device("gpu" if has_gpu() else "cpu")
     dtype = _compute_dtype(model.dtype)
     backend = _choose_backend(engine, spec, dtype)
-    cache = KVCache(_layout(spec, checkpoint, dtype, engine.block_size), engine.kv_cache_memory)
+    cache = KVCache(
+        _layout(spec, checkpoint, dtype, backend, engine.block_size), engine.kv_cache_memory
+    )
     max_len = min(model.max_model_len or spec.max_position, cache.num_blocks * engine.block_size)
     decoder: Decoder
     if backend == "numba":
@@ -63,9 +64,13 @@ def _compute_dtype(wanted: str) -> str:
     return "float32"
 
 
-def _layout(spec: DecoderSpec, checkpoint: Checkpoint, dtype: str, block_size: int) -> KVLayout:
+def _layout(
+    spec: DecoderSpec, checkpoint: Checkpoint, dtype: str, backend: str, block_size: int
+) -> KVLayout:
+    """The back end counts, since each adds up in its own order: the last bits of KV differ."""
     described = json.dumps(asdict(spec), sort_keys=True)
-    digest = hashlib.sha256(f"{described}\n{checkpoint.identity()}\n{dtype}".encode()).hexdigest()
+    computed = f"{described}\n{checkpoint.identity()}\n{dtype}\n{backend}"
+    digest = hashlib.sha256(computed.encode()).hexdigest()
     return KVLayout(
         model_digest=digest[:32],
         num_layers=spec.num_layers,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,9 +15,12 @@ if TYPE_CHECKING:
     from engine.runner.model_runner import ModelRunner
 
 
-def load_model_runner(model: ModelConfig, engine: EngineConfig) -> ModelRunner:
+def load_model_runner(
+    model: ModelConfig, engine: EngineConfig, *, on_imported: Callable[[], object] = lambda: None
+) -> ModelRunner:
     """Load `model.model`, a Hugging Face folder, and allocate its KV cache.
 
+    `on_imported` is called once Paddle, which takes the process's signals for itself, is there.
     `CheckpointError` when the folder is missing, broken or unsupported, before any weight is read;
     `ConfigError` when a setting does not fit the model or the machine.
     """
@@ -32,6 +36,10 @@ def load_model_runner(model: ModelConfig, engine: EngineConfig) -> ModelRunner:
             "the model's max_position_embeddings"
         )
     # Paddle takes seconds to import; a wrong path or a broken file is told at once.
+    from engine.runner.framework import set_num_threads
+
+    on_imported()
+    set_num_threads(engine.num_threads)
     from engine.runner.assemble import assemble_runner
 
     return assemble_runner(model, engine, spec, checkpoint, eos_token_ids)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from common.blocks import blocks_for
 from common.kv_layout import KVLayout
 from common.request import SamplingParams
 from engine.core.plan import (
@@ -106,7 +107,7 @@ class ModelRunner:
         Computes a few tokens in the first blocks, so nothing may be cached there yet.
         """
         length = min(32, self.max_model_len)
-        table = range(-(-length // self.layout.block_size))
+        table = range(blocks_for(length, self.layout.block_size))
         for params in (
             SamplingParams(max_tokens=1, temperature=0.0, logprobs=1),
             SamplingParams(

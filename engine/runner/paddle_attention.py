@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from common.blocks import blocks_for
 from engine.runner.flat_batch import FlatBatch
 from engine.runner.framework import paddle
 from engine.runner.kv_cache import KVCache
@@ -46,7 +47,7 @@ class PaddleAttention:
         batch = self._batch
         first, end = (int(row) for row in batch.row_starts[index : index + 2])
         num_rows, num_keys = end - first, int(batch.positions[end - 1]) + 1
-        num_blocks = -(-num_keys // self._block_size)
+        num_blocks = blocks_for(num_keys, self._block_size)
         table = paddle.to_tensor(batch.block_tables[index, :num_blocks])
         grouped = [self._num_kv_heads, -1, self._head_dim]
         past_keys = keys[table].transpose([1, 0, 2, 3]).reshape(grouped)[:, :num_keys]

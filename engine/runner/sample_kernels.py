@@ -29,6 +29,7 @@ _STRIPE = 256
 # No noise is above this: the largest word gives -log(-log(1 - 2**-33)) = 22.87.
 _MAX_NOISE = 23.0
 _WORD = 2.0**-32
+_LOWEST = -1e300
 # _RACE_BOUND[n + 1] >= exp(-t) for every t >= n >= 0, rounding of the draw's own logarithms
 # included; the first entry, for t < 0, lets every word through, the last one none.
 _RACE_BOUND = np.exp(-np.arange(-1.0, _MAX_NOISE + 1.0)) * (1.0 + 1e-9)
@@ -159,7 +160,8 @@ def draw(depths: np.ndarray, last_depth: float, last_id: int, seed: int, output_
     Most tokens cannot win and are passed over without a logarithm, which changes nothing: noise
     must exceed t = best + depth, that is -log(u) < exp(-t), and -log(u) is at least 1 - u.
     """
-    best, best_id = -np.inf, len(depths)
+    # Finite, so that an infinite depth is out of reach and not a NaN that no bound would stop.
+    best, best_id = _LOWEST, len(depths)
     words = np.empty((4, _STRIPE // 4), np.uint32)
     for start in range(0, len(depths), _STRIPE):
         stripe = depths[start : start + _STRIPE]

@@ -11,7 +11,6 @@ from kv_transfer.core.chunks import PieceSet
 from kv_transfer.core.frames import CommitFrame, Data
 from kv_transfer.core.handshake import (
     LANDING_TABLE,
-    OPEN_LANDING_STATES,
     LandingState,
     LandingStep,
     advance,
@@ -37,10 +36,6 @@ class Landing:
     @property
     def token(self) -> int:
         return self.ticket.lease_token
-
-    @property
-    def is_open(self) -> bool:
-        return self.state in OPEN_LANDING_STATES
 
     def advance(self, step: LandingStep) -> bool:
         """Take `step` if the table allows it; whether it did."""

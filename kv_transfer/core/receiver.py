@@ -185,7 +185,8 @@ class Receiver:
                     landing = self._landings.get(token)
                     if landing is not None and landing.session == session.id:
                         landing.renew(now_s)
-                return [Reply(session.id, frames.Pong())]
+                # The last credit again, in case its frame did not fit into a full queue.
+                return [Reply(session.id, frames.Pong()), Reply(session.id, session.last_ack())]
             case _:
                 raise PeerProtocolError(f"{type(frame).__name__} from a sender")
 

@@ -1,4 +1,4 @@
-"""How much fits into a model's context, and the words for what does not."""
+"""How much fits into the context that the cluster has, and the words for what does not."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from common.errors import InvalidRequest
 
 
 class ContextExceeded(InvalidRequest):
-    """Prompt and output together are longer than the model's context."""
+    """Prompt and output together are longer than the model and the nodes' caches allow."""
 
     code = "context_length_exceeded"
 
@@ -14,7 +14,7 @@ class ContextExceeded(InvalidRequest):
 def prompt_too_long(num_prompt_tokens: int, max_model_len: int, *, param: str) -> ContextExceeded:
     """The prompt leaves no room for a single output token."""
     return ContextExceeded(
-        f"the prompt has {num_prompt_tokens} tokens: this model's context holds {max_model_len}, "
+        f"the prompt has {num_prompt_tokens} tokens: at most {max_model_len} fit here, "
         "prompt and output together, and at least 1 token of output must fit",
         param=param,
     )
@@ -44,7 +44,7 @@ def output_limit(
     if max_tokens > room:
         raise ContextExceeded(
             f"{max_tokens_param} is {max_tokens} and the prompt has {num_prompt_tokens} tokens: "
-            f"this model's context holds {max_model_len}, so at most {room} fit",
+            f"{max_model_len} fit here, prompt and output together, so at most {room} are left",
             param=max_tokens_param,
         )
     return max_tokens

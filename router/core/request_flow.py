@@ -134,10 +134,6 @@ class RequestFlow:
         """The current attempt, or the last one."""
         return AttemptId(self._request_id, self._attempt)
 
-    def next_deadline_s(self) -> float | None:
-        """When to call `on_time`; None when nothing is left to wait for."""
-        return None if self.is_done else self._deadline_at_s
-
     # Events.
 
     def start(self) -> list[Effect]:
@@ -234,6 +230,8 @@ class RequestFlow:
             return []
         if isinstance(error, (InvalidRequest, Overloaded, StaleEpoch)):
             self._on_refusal(node, error)
+        elif isinstance(error, DeadlineExceeded):
+            self._fail(error)
         else:
             self._attempt_failed(error, node)
         return self._take_effects()

@@ -193,12 +193,16 @@ class FakeCluster:
     """A cluster view that says what a test wants."""
 
     reason: str = ""
+    longest: int | None = None
 
     def is_ready(self) -> bool:
         return not self.reason
 
     def why_not_ready(self) -> str:
         return self.reason
+
+    def max_model_len(self) -> int | None:
+        return self.longest
 
     def describe(self) -> dict[str, Any]:
         return {"nodes": [], "router": "r0"}

@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from pdserve.http_client import fetch_json
 from pdserve.network import free_loopback_port
 
+ANSWER = "The answer to this question would be Paris."
 PDSERVE = (sys.executable, "-m", "pdserve")
 
 
@@ -47,7 +49,10 @@ def test_a_cluster_serves_until_ctrl_c(tmp_path: Path) -> None:
             line = process.stdout.readline()
             assert line, printed
             printed += line
-        assert "SmolLM2-135M-Instruct: The capital of France is Paris." in printed
+        assert f"SmolLM2-135M-Instruct: {ANSWER}" in printed
+        placement = fetch_json(url, "/v1/cluster", api_key="")["recent_placements"][-1]
+        assert placement["decode"].startswith("decode-1#")
+        assert placement["prefill"].startswith("prefill-1#")
         status = subprocess.run(
             [*PDSERVE, "status", "--url", url], capture_output=True, text=True, check=True
         )
@@ -70,7 +75,7 @@ def test_the_demo_on_one_mixed_node(tmp_path: Path) -> None:
         assert process.wait() == 0, printed
     assert "  mixed-1    ready after" in printed
     assert "prefill-1" not in printed
-    assert "The capital of France is Paris." in printed
+    assert ANSWER in printed
     assert list(tmp_path.iterdir()) == []
 
 

@@ -50,6 +50,7 @@ class Cluster:
         self.store = RedisStore(redis_url, "dispatch", call_timeout_s=5.0)
         self.nodes: list[FakeNode] = []
         self.routers: list[Dispatcher] = []
+        self.failed = asyncio.Event()
 
     async def add(self, node_id: str, role: Role, epoch: int = 1, port: int = 0) -> FakeNode:
         node = FakeNode(node_id, role, epoch)
@@ -62,9 +63,11 @@ class Cluster:
         router = Dispatcher(
             self.store,
             router_id=router_id,
+            model="tiny",
             policy=policy,
             node_lease_s=0.4,
             registry=CollectorRegistry(),
+            on_failed=self.failed.set,
         )
         self.routers.append(router)
         await router.start()

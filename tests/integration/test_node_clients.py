@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from common.clock import ManualClock
-from common.errors import NodeLost, StaleEpoch
+from common.errors import DeadlineExceeded, NodeLost, StaleEpoch
 from common.ids import AttemptId, Incarnation
 from common.nodes import Role
 from common.request import GenerationRequest, RequestOutput, SamplingParams
@@ -82,6 +82,40 @@ async def test_a_node_that_ends_the_stream_is_lost_at_once() -> None:
         await wait_until(lambda: log.num_messages == 2)
 
 
+async def test_a_bug_on_the_stream_is_a_lost_node_and_the_stream_is_tried_again() -> None:
+    async with connected() as (node, _client, log):
+        await wait_until(lambda: log.num_messages == 1)
+        heard = log.on_heard
+
+        def broken(_node: Incarnation, outputs: list[RequestOutput]) -> None:
+            log.on_heard = heard  # type: ignore[method-assign]
+            raise KeyError("bug")
+
+        log.on_heard = broken  # type: ignore[method-assign]
+        node.push_raw(pb.OutputBatch())
+        await wait_until(lambda: log.lost == ["a bug: KeyError('bug')"])
+        await wait_until(lambda: log.num_messages == 2)
+
+
+async def test_a_bug_while_aborting_ends_neither_the_next_aborts_nor_the_wait_for_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with connected() as (node, client, log):
+        await wait_until(lambda: log.num_messages == 1)
+
+        async def broken(_attempts: list[AttemptId]) -> None:
+            raise KeyError("bug")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(client, "_abort", broken)
+            client.abort_nowait(REQUEST.id)
+            async with asyncio.timeout(10):
+                await client.wait_aborts_sent()
+        client.abort_nowait(REQUEST.id)
+        await client.wait_aborts_sent()
+        assert node.aborted == [REQUEST.id]
+
+
 async def test_another_life_of_the_node_refuses_everything() -> None:
     """F63."""
     async with connected(epoch=2) as (node, client, log):
@@ -121,7 +155,7 @@ async def test_a_call_is_no_longer_than_the_request_has_left() -> None:
             sampling=REQUEST.sampling,
             deadline_s=0.05,
         )
-        with pytest.raises(NodeLost, match="DEADLINE_EXCEEDED"):
+        with pytest.raises(DeadlineExceeded, match="d0#1"):
             await client.reserve(short, must_prefill_locally=False, may_wait=False)
         release.set()
 

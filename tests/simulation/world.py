@@ -27,7 +27,7 @@ from engine.step_loop import StepLoop
 from node.engine_node import Performer
 from node.inbox import Inbox
 from node.messages import Answer, Effect, Message, Refused, Submit
-from node.node_flow import NodeFlow
+from node.node_flow import FlowLimits, NodeFlow
 from prefill_node.request_flow import PrefillFlow
 from tests.fakes.fake_kv_network import FakeConnector, FakeKVNetwork
 from tests.fakes.hash_runner import EOS_TOKEN_ID, VOCAB_SIZE, HashRunner, expected_tokens
@@ -179,10 +179,8 @@ class World:
         runner = HashRunner(num_blocks=size.num_blocks, block_size=BLOCK_SIZE)
         return PrefillFlow(
             scheduler,
+            _limits(size, runner),
             fingerprint=runner.layout.fingerprint,
-            vocab_size=VOCAB_SIZE,
-            max_model_len=size.max_model_len or runner.max_model_len,
-            max_queued_requests=size.max_queued,
         )
 
     def _decode_flow(self, threshold: int | None) -> MakeFlow:
@@ -190,6 +188,7 @@ class World:
             runner = HashRunner(num_blocks=size.num_blocks, block_size=BLOCK_SIZE)
             return DecodeFlow(
                 scheduler,
+                _limits(size, runner),
                 profile=DecodeProfile(local_prefill_threshold=threshold),
                 place=LandingPlace(
                     node=DECODE,
@@ -197,9 +196,6 @@ class World:
                     fingerprint=runner.layout.fingerprint,
                     lease_s=LEASE_S,
                 ),
-                vocab_size=VOCAB_SIZE,
-                max_model_len=size.max_model_len or runner.max_model_len,
-                max_queued_requests=size.max_queued,
                 new_lease_token=lambda: next(self._lease_tokens),
             )
 
@@ -346,3 +342,11 @@ def assert_finished(world: World, *asked: Asked) -> None:
     for one in asked:
         assert one.outcomes == ["finished"]
         assert one.answer() == right_answer(one.request)
+
+
+def _limits(size: NodeSize, runner: HashRunner) -> FlowLimits:
+    return FlowLimits(
+        vocab_size=VOCAB_SIZE,
+        max_model_len=size.max_model_len or runner.max_model_len,
+        max_queued_requests=size.max_queued,
+    )

@@ -70,6 +70,8 @@ class Cluster:
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
+        self.host = "127.0.0.1"
+        self.advertised_host: str | None = None
         self.network = LoopbackNetwork()
         self.nodes: list[Node] = []
         self._tokens = itertools.count(101)
@@ -124,6 +126,8 @@ class Cluster:
                 layout,
                 incarnation,
                 on_event,
+                host=self.host,
+                advertised_host=self.advertised_host,
                 window_bytes=window_bytes,
                 peer_timeout_s=peer_timeout_s,
             )

@@ -75,6 +75,12 @@ def _value(**changes: object) -> bytes:
         _value(load=None),
         _value(load={}),
         _value(control_address=""),
+        _value(control_address="127.0.0.1"),
+        _value(control_address="127.0.0.1:0"),
+        _value(control_address="127.0.0.1:65536"),
+        _value(control_address="a b:1"),
+        _value(control_address="\ud800:1"),
+        _value(model="\ud800"),
         _value(model="m" * 600),
         _value(node_id="other"),
         b" " * 20_000 + _value(),
@@ -100,6 +106,13 @@ async def test_a_valid_value_under_that_harness_is_not_skipped(
     client.set(PREFIX + "node:bad", _value())
     client.zadd(PREFIX + "nodes", {"bad": 9e15})
     assert len(await store.live_nodes()) == 1
+
+
+async def test_more_calls_than_connections_wait_for_one(store: RedisStore) -> None:
+    await store.heartbeat(record(), load(), lease_s=5)
+    async with asyncio.timeout(30):
+        listings = await asyncio.gather(*(store.live_nodes() for _ in range(64)))
+    assert [len(listing) for listing in listings] == [1] * 64
 
 
 async def test_keys_of_another_type_are_absent(store: RedisStore, client: redis.Redis) -> None:

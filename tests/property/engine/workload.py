@@ -60,7 +60,8 @@ class Run:
 
     def _is_busy(self) -> bool:
         scheduler = self.engine.scheduler
-        return bool(scheduler.has_work or scheduler.receiving or scheduler.exporting)
+        queues = (scheduler.waiting, scheduler.running, scheduler.receiving, scheduler.exporting)
+        return any(queues)
 
     def _one_step(self) -> None:
         for arrival in self.arrivals:

@@ -126,7 +126,7 @@ class Engine:
     def run(self, most_steps: int = 200) -> None:
         """Step until nothing is left to do."""
         for _ in range(most_steps):
-            if not self.scheduler.has_work:
+            if not self.scheduler.waiting and not self.scheduler.running:
                 return
             self.step()
         raise AssertionError(f"still working after {most_steps} steps")

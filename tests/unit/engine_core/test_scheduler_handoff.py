@@ -136,7 +136,8 @@ def test_an_exported_sequence_keeps_its_blocks_but_no_seat_after_its_token() -> 
     assert len(sequence.block_table) == 3
     assert engine.scheduler.num_free_seats == 1
     assert engine.scheduler.pool.counts().running == 3
-    assert not engine.scheduler.has_work
+    assert not engine.scheduler.waiting
+    assert not engine.scheduler.running
     engine.scheduler.release(sequence)
     assert status_of(sequence) is SequenceStatus.FINISHED
     check_idle(engine.scheduler)

@@ -58,7 +58,8 @@ def test_outputs_carry_index_token_and_reason() -> None:
     assert [(o.index, o.token_id) for (o,) in steps] == list(enumerate(answer(request)))
     assert [o.finish_reason for (o,) in steps] == [None, None, FinishReason.LENGTH]
     assert all(o.sequence is sequence for (o,) in steps)
-    assert not engine.scheduler.has_work
+    assert not engine.scheduler.waiting
+    assert not engine.scheduler.running
 
 
 def test_max_tokens_1_ends_with_the_first_token() -> None:
@@ -233,7 +234,8 @@ def test_an_idle_engine_makes_no_progress_and_says_so() -> None:
     step = engine.plan()
     assert (step.batch, step.reserved, step.num_preempted) == ([], [], 0)
     assert not step.made_progress
-    assert not engine.scheduler.has_work
+    assert not engine.scheduler.waiting
+    assert not engine.scheduler.running
 
 
 def test_what_a_hit_reports_is_the_hit_at_arrival_not_after_a_preemption() -> None:

@@ -200,3 +200,20 @@ def test_a_thread_that_ends_well_reports_no_crash() -> None:
     thread.join(10)
     assert not thread.is_alive()
     assert not crashed.is_set()
+
+
+def test_it_is_busy_from_the_beginning_of_a_turn_until_it_waits() -> None:
+    seen: list[float | None] = []
+
+    class WatchingInbox(ScriptedInbox):
+        def take_all(self) -> list[str]:
+            seen.append(loop.busy_since_s)
+            return super().take_all()
+
+        def wait(self, timeout_s: float | None) -> None:
+            seen.append(loop.busy_since_s)
+            super().wait(timeout_s)
+
+    loop = make_loop(WatchingInbox(["a"], ["b"]), ScriptedFlow([], []), at_s=5.0)
+    loop.run()
+    assert seen == [5.0, None, 5.0, None, 5.0]

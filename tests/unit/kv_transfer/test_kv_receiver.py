@@ -181,6 +181,20 @@ def test_a_ping_renews_only_what_it_names() -> None:
     assert machine.next_deadline_s() == 2.5
 
 
+def test_a_ping_is_answered_with_the_credit_given_so_far() -> None:
+    """An acknowledgement that did not fit into a full queue is lost; its bytes must not be."""
+    machine = receiver(ticket())
+    hello(machine, b"a")
+    machine.on_frame(b"a", BEGIN, [], 0.0)
+    land(machine, b"a", 0, 0)
+    assert replies(machine.on_quiet()) == [frames.Ack(1)]
+    land(machine, b"a", 1, 1)
+    for _ in range(2):
+        pinged = machine.on_frame(b"a", frames.Ping((1,)), [], 0.1)
+        assert replies(pinged) == [frames.Pong(), frames.Ack(1)]
+    assert replies(machine.on_quiet()) == [frames.Ack(2)]
+
+
 def test_a_stranger_cannot_renew_or_abort_a_landing() -> None:
     machine = receiver(ticket(), sender_deadline_s=1.5)
     hello(machine, b"a")

@@ -50,6 +50,7 @@ STATUS = NodeStatus(
     load=NodeLoad(free_blocks=3, free_seats=1, num_running=6, num_waiting=7, queued_tokens=8),
     num_transfers=9,
     num_steps=10,
+    num_preemptions=11,
 )
 
 

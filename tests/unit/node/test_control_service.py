@@ -286,7 +286,7 @@ async def test_the_status_is_the_nodes_books(start: Start) -> None:
     ]
     assert reply.num_blocks == 15
     assert (reply.num_running, reply.num_waiting) == (6, 7)
-    assert (reply.num_transfers, reply.num_steps) == (9, 10)
+    assert (reply.num_transfers, reply.num_steps, reply.num_preemptions) == (9, 10, 11)
 
 
 async def test_a_step_loop_that_does_not_answer_is_a_deadline(

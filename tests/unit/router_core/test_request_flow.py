@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from common.errors import (
@@ -272,6 +274,18 @@ def test_a_failed_prefill_call_after_its_token_arrived_changes_nothing() -> None
     assert flow.on_call_failed(P0, FIRST, NodeLost("timeout")) == []
 
 
+@pytest.mark.parametrize("make", [reserving, prefilling])
+def test_a_call_that_took_all_the_time_there_was_ends_by_the_deadline(
+    make: Callable[[], RequestFlow],
+) -> None:
+    flow = make()
+    node = D0 if flow.state is State.RESERVING else P0
+    effects = flow.on_call_failed(node, FIRST, DeadlineExceeded("no answer"))
+    assert isinstance(failure(effects), DeadlineExceeded)
+    assert (node, FIRST) in aborts(effects)
+    assert flow.is_done
+
+
 def test_a_call_refused_by_status_is_a_refusal() -> None:
     flow = reserving()
     effects = flow.on_call_failed(D0, FIRST, StaleEpoch("another life"))
@@ -374,12 +388,10 @@ def test_a_client_that_goes_away_aborts_every_leg() -> None:
 
 def test_the_deadline_is_one_for_the_whole_request() -> None:
     flow = prefilling()
-    assert flow.next_deadline_s() == 60.0
     assert flow.on_time(59.999) == []
     effects = flow.on_time(60.0)
     assert isinstance(failure(effects), DeadlineExceeded)
     assert aborts(effects) == {(D0, FIRST), (P0, FIRST)}
-    assert flow.next_deadline_s() is None
 
 
 def test_nothing_happens_after_the_end() -> None:

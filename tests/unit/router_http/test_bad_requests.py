@@ -43,7 +43,7 @@ BOTH: list[tuple[dict[str, Any], str | None, str]] = [
     ({"top_p": 1.5}, "top_p", "at most 1"),
     ({"top_k": -2}, "top_k", "wanted 0"),
     ({"min_p": 2}, "min_p", "0 to 1"),
-    ({"repetition_penalty": 0}, "repetition_penalty", "above 0"),
+    ({"repetition_penalty": 1e-40}, "repetition_penalty", "0.01 to 10"),
     ({"presence_penalty": 3}, "presence_penalty", "-2 to 2"),
     ({"frequency_penalty": -3}, "frequency_penalty", "-2 to 2"),
     ({"max_tokens": 0}, "max_tokens", "at least 1"),
@@ -165,6 +165,42 @@ async def test_a_prompt_without_room_names_both_numbers(num_tokens: int) -> None
     assert (status, error["code"], error["param"]) == (400, "context_length_exceeded", "prompt")
     assert str(num_tokens) in error["message"]
     assert str(CONTEXT) in error["message"]
+
+
+async def test_nodes_with_less_room_than_the_model_set_the_limit() -> None:
+    edge = make_edge()
+    edge.cluster.longest = 100
+    status, error, _ = await refused(
+        edge, TEXT_PATH, json.dumps(TEXT | {"prompt": [5] * 100}).encode()
+    )
+    assert (status, error["code"]) == (400, "context_length_exceeded")
+    assert "at most 100 fit" in error["message"]
+    assert str(CONTEXT) not in error["message"]
+    status, error, _ = await refused(
+        edge, TEXT_PATH, json.dumps(TEXT | {"prompt": "qz " * 10_000}).encode()
+    )
+    assert "at most 100 fit" in error["message"]
+    asked = TEXT | {"prompt": [5] * 60, "max_tokens": 41}
+    status, error, _ = await refused(edge, TEXT_PATH, json.dumps(asked).encode())
+    for number in ("41", "60", "100", "at most 40"):
+        assert number in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("longest", "limit"), [(None, CONTEXT), (100, 100), (CONTEXT + 1, CONTEXT)]
+)
+async def test_a_chat_without_max_tokens_gets_the_room_that_nodes_have(
+    longest: int | None, limit: int
+) -> None:
+    edge = make_edge()
+    edge.cluster.longest = longest
+    async with edge.client() as client:
+        response = await client.post(CHAT_PATH, json=CHAT)
+        (card,) = (await client.get("/v1/models")).json()["data"]
+    assert response.status_code == 200
+    (call,) = edge.generator.calls
+    assert len(call.prompt_token_ids) + call.sampling.max_tokens == limit
+    assert card["max_model_len"] == limit
 
 
 async def test_a_chat_that_is_too_long() -> None:

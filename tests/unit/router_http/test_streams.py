@@ -252,8 +252,9 @@ async def test_too_many_at_once() -> None:
         first = asyncio.create_task(client.post(TEXT_PATH, json=TEXT))
         await running.wait()
         refused = await client.post(TEXT_PATH, json=TEXT)
-        assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
-        assert refused.json()["error"]["code"] == "overloaded"
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+        error = refused.json()["error"]
+        assert (error["type"], error["code"]) == ("rate_limit_error", "rate_limit_exceeded")
         assert (await client.get("/health")).status_code == 200
         release.set()
         assert (await first).status_code == 200

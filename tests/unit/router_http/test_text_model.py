@@ -37,8 +37,8 @@ def test_names_and_limits(folder: Path) -> None:
         TextModel.load(folder, "", CONTEXT + 1)
 
 
-def test_the_end_token_of_the_generation_config_wins(folder: Path) -> None:
-    rewrite(folder / "generation_config.json", eos_token_id=[1, 7])
+def test_an_answer_ends_at_the_end_tokens_of_both_files(folder: Path) -> None:
+    rewrite(folder / "generation_config.json", eos_token_id=[7])
     assert TextModel.load(folder, "", 0).eos_token_ids == {1, 7}
 
 

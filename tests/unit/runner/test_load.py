@@ -36,6 +36,13 @@ def test_what_a_runner_says_of_itself(folder: Path) -> None:
     runner.warm_up()
 
 
+def test_kv_of_one_back_end_is_not_taken_for_that_of_another(folder: Path) -> None:
+    """Each rounds in its own way: equal fingerprints promise equal KV."""
+    ours, theirs = (load(folder, attention_backend=name) for name in ("numba", "paddle"))
+    assert ours.layout.fingerprint != theirs.layout.fingerprint
+    assert ours.layout.fingerprint == load(folder).layout.fingerprint
+
+
 def test_kv_bytes_are_the_cache_itself(folder: Path) -> None:
     ours, theirs = load(folder), load(folder)
     prompt = [5, 9, 30, 4] * 10

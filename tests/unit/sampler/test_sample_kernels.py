@@ -193,3 +193,12 @@ def test_likeliest_ranks_by_logit_then_id(logits: list[int], count: int) -> None
     count = min(count, len(logits))
     wanted = sorted(range(len(logits)), key=lambda v: (-logits[v], v))[:count]
     assert likeliest(np.array(logits, np.float32), count).tolist() == wanted
+
+
+def test_a_token_that_cannot_be_is_never_drawn() -> None:
+    """Before the first token with a chance, and with every word that a wide vocabulary has."""
+    depths = np.full(1 << 16, np.inf, np.float32)
+    depths[-1] = 0
+    for seed in range(4):
+        token_id = draw(depths, np.inf, len(depths), np.uint64(seed), np.uint32(0))
+        assert token_id == len(depths) - 1

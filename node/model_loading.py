@@ -1,0 +1,38 @@
+"""Loading a model without letting it hold up the end of the process."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+async def load_unless_stopped(load: Callable[[], T], stop: asyncio.Event) -> T | None:
+    """What `load` returns or raises; None when `stop` is set before it has ended.
+
+    Loading cannot be interrupted, and the event loop's own threads are joined when it closes: so
+    it gets a daemon thread, which a stop leaves behind.
+    """
+    loaded: Future[T] = Future()
+    loaded.set_running_or_notify_cancel()
+
+    def body() -> None:
+        try:
+            loaded.set_result(load())
+        except BaseException as error:
+            loaded.set_exception(error)
+
+    threading.Thread(target=body, name="pdserve-load", daemon=True).start()
+    loading = asyncio.wrap_future(loaded)
+    stopping = asyncio.create_task(stop.wait())
+    try:
+        either: tuple[asyncio.Future[Any], ...] = (loading, stopping)
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        return None if stop.is_set() else loading.result()
+    finally:
+        loading.cancel()
+        stopping.cancel()

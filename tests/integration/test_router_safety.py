@@ -1,0 +1,189 @@
+"""What a router does with strangers, bad records, its own bugs, and streams open at its end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from common.clock import ManualClock
+from common.errors import InternalError
+from common.ids import Incarnation
+from common.nodes import Role
+from common.request import SamplingParams
+from pdserve.local_cluster import _STOP_TIMEOUT_S
+from placement.memory_store import MemoryStore
+from placement.store import LiveNode
+from router.cluster import DispatcherView
+from router.dispatch import CLOSE_TIMEOUT_S, Dispatcher
+from router.server import GRACE_S, bind_http, serve_http
+from tests.fakes.http_edge import make_edge, never_ends
+from tests.fakes.http_server import eventually, raw_request
+from tests.integration.fake_node import IDLE, FakeNode, record_of
+
+GREEDY = SamplingParams(max_tokens=8, temperature=0.0)
+
+
+class Store(MemoryStore):
+    """A store that can also list what no codec would let through, or fail by a bug."""
+
+    def __init__(self) -> None:
+        super().__init__(ManualClock())
+        self.more: list[LiveNode] = []
+        self.bug: Exception | None = None
+
+    async def live_nodes(self) -> list[LiveNode]:
+        if self.bug is not None:
+            raise self.bug
+        return self.more + await super().live_nodes()
+
+
+class World:
+    """One decode node, one router, and what the router reported."""
+
+    def __init__(self) -> None:
+        self.store = Store()
+        self.failed = asyncio.Event()
+        self.node = FakeNode("d0", Role.DECODE)
+        self.router = Dispatcher(
+            self.store,
+            router_id="router-0",
+            model="tiny",
+            policy="round_robin",
+            node_lease_s=0.2,
+            registry=CollectorRegistry(),
+            on_failed=self.failed.set,
+        )
+        self.view = DispatcherView(self.router)
+
+    def add_record(self, node_id: str, **changes: Any) -> None:
+        record = record_of(Incarnation(node_id, 1), Role.DECODE, "127.0.0.1:1")
+        self.store.more.append(LiveNode(record=replace(record, **changes), load=IDLE))
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[World]:
+    world = World()
+    yield world
+    await world.router.close()
+    await world.store.close()
+
+
+@asynccontextmanager
+async def node_of(world: World) -> AsyncIterator[FakeNode]:
+    await world.node.start(world.store)
+    try:
+        yield world.node
+    finally:
+        await world.node.die()
+
+
+async def test_nodes_of_another_model_are_left_out_and_named_once(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.add_record("other-0", model="big")
+    with caplog.at_level(logging.WARNING, "pdserve.router.nodes"):
+        for _ in range(3):
+            await world.router.pool.refresh(world.router.incarnation)
+    assert world.router.pool.membership.records() == []
+    assert [record.getMessage() for record in caplog.records] == [
+        "other-0#1 is left out: it serves big, not tiny"
+    ]
+    assert "nodes serve big, this router tiny" in world.view.why_not_ready()
+    async with node_of(world):
+        await world.router.start()
+        await eventually(world.router.pool.nodes)
+        assert world.view.why_not_ready() == ""
+        world.store.more.clear()
+        await world.router.pool.refresh(world.router.incarnation)
+        assert world.router.pool.other_models == []
+
+
+async def test_the_longest_node_that_can_finish_sets_the_limit(world: World) -> None:
+    assert world.view.max_model_len() is None
+    for node_id, role, length in (
+        ("p0", Role.PREFILL, 900),
+        ("d0", Role.DECODE, 300),
+        ("m0", Role.MIXED, 400),
+        ("d1", Role.DECODE, 500),
+    ):
+        world.add_record(node_id, role=role, max_model_len=length)
+    pool = world.router.pool
+    await pool.refresh(world.router.incarnation)
+    for node_id in ("p0", "d0", "m0"):
+        pool.membership.on_heard(Incarnation(node_id, 1))
+    assert world.view.max_model_len() == 400
+
+
+async def test_a_bad_record_costs_nobody_else_anything(world: World) -> None:
+    world.add_record("bad", control_address="\ud800:1")
+    async with node_of(world):
+        await world.router.start()
+        await eventually(world.router.pool.nodes)
+    assert not world.failed.is_set()
+
+
+async def test_a_background_task_that_ends_by_a_bug_is_reported(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.store.bug = KeyError("bug")
+    await world.router.start()
+    async with asyncio.timeout(10):
+        await world.failed.wait()
+    assert world.router.has_failed
+    assert "membership ended by a bug" in caplog.text
+
+
+async def test_a_router_that_is_closed_has_not_failed(world: World) -> None:
+    await world.router.start()
+    await world.router.close()
+    assert not world.router.has_failed
+    assert not world.failed.is_set()
+
+
+async def test_a_client_hears_of_a_bug_that_kept_its_end_from_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No node is alive, so the flow ends at once; what tells the client so does not work."""
+    perform = world.router._perform
+    num_calls = 0
+
+    def broken(request: Any, effects: Sequence[Any]) -> None:
+        nonlocal num_calls
+        num_calls += 1
+        request.flow.on_failure(InternalError("the flow is over, its last effects are lost"))
+        if num_calls < 3:
+            raise KeyError("bug")
+        perform(request, effects)
+
+    monkeypatch.setattr(world.router, "_perform", broken)
+    stream: AsyncGenerator[Any, None] = world.router.generate((1, 2), GREEDY, deadline_s=60)
+    async with asyncio.timeout(10):
+        with pytest.raises(InternalError, match="an internal error ended"):
+            await anext(stream)
+    assert world.router.num_running == 0
+
+
+async def test_a_stream_that_is_open_at_the_end_is_closed_within_the_grace() -> None:
+    edge = make_edge(never_ends())
+    body = b'{"model": "tiny", "prompt": "Hi", "max_tokens": 200, "stream": true}'
+    listener, stop = bind_http("127.0.0.1", 0), asyncio.Event()
+    port = listener.getsockname()[1]
+    grace_s = 1.0
+    serving = asyncio.create_task(serve_http(edge.app, listener, stop=stop, grace_s=grace_s))
+    async with raw_request(port, "/v1/completions", body) as (reader, _):
+        await reader.readuntil(b"data: ")
+        stop.set()
+        async with asyncio.timeout(grace_s + 2.0):
+            await serving
+    assert edge.generator.calls[0].closed.is_set()
+
+
+def test_a_router_has_the_time_to_tell_its_nodes_before_it_is_killed() -> None:
+    assert GRACE_S + CLOSE_TIMEOUT_S + 2.0 <= _STOP_TIMEOUT_S

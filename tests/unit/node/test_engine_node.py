@@ -1,0 +1,254 @@
+"""How a node ends: while it loads, with a step that hangs, and with one that outlasts the stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import grpc.aio
+import pytest
+
+from common.clock import ManualClock
+from common.config import Config
+from common.ids import Incarnation
+from common.nodes import Role
+from decode_node.node import decode_flow_maker
+from engine.core.scheduler import PlannedStep, Scheduler
+from kv_transfer.connector import OnEvent
+from kv_transfer.loopback import LoopbackConnector, LoopbackNetwork
+from node import engine_node, watchdog
+from node.engine_node import SERVER_OPTIONS, EngineNode, LoadedModel, NodeConnector, NodeParts
+from node.node_flow import NodeFlow
+from node.watchdog import STEP_STALL_S, is_stalled
+from placement.memory_store import MemoryStore
+from protos import pdserve_node_pb2 as pb
+from protos import pdserve_node_pb2_grpc as pb_grpc
+from protos.codec import make_envelope
+from tests.fakes.hash_runner import HashRunner
+
+WAIT_S = 20.0
+ROUTER = Incarnation("router", 1)
+
+
+class World:
+    """A node whose loading, or whose first step, waits until it is let go."""
+
+    def __init__(self, *, waits_in: str = "") -> None:
+        self.clock = ManualClock()
+        self.store = MemoryStore(self.clock)
+        self.stop = asyncio.Event()
+        self.arrived, self.let_go = threading.Event(), threading.Event()
+        self.threads: list[threading.Thread] = []
+        self._waits_in = waits_in
+        config = Config(role=Role.DECODE)
+        self.config = replace(config, server=replace(config.server, host="127.0.0.1", node_id="d"))
+
+    def pass_by(self, place: str) -> None:
+        """Every place is passed by; the one to wait in is waited in once."""
+        if place == self._waits_in:
+            self._waits_in = ""
+            self.threads.append(threading.current_thread())
+            self.arrived.set()
+            assert self.let_go.wait(WAIT_S)
+
+    async def has_arrived(self) -> None:
+        assert await asyncio.to_thread(self.arrived.wait, WAIT_S)
+
+    def load(self) -> LoadedModel:
+        self.pass_by("load")
+        return HashRunner(num_blocks=16, block_size=self.config.engine.block_size)
+
+    def connect(
+        self, model: LoadedModel, incarnation: Incarnation, on_event: OnEvent
+    ) -> NodeConnector:
+        assert isinstance(model, HashRunner)
+        self.pass_by("connect")
+        network = LoopbackNetwork()
+        return LoopbackConnector(
+            model.kv_bytes, model.layout, incarnation, on_event, network=network
+        )
+
+    def flow(
+        self,
+        scheduler: Scheduler,
+        model: LoadedModel,
+        incarnation: Incarnation,
+        connector: NodeConnector,
+    ) -> NodeFlow:
+        flow = decode_flow_maker(self.config)(scheduler, model, incarnation, connector)
+        begin_step = flow.begin_step
+
+        def begin_late(now_s: float) -> tuple[PlannedStep, Any]:
+            self.pass_by("step")
+            return begin_step(now_s)
+
+        flow.begin_step = begin_late  # type: ignore[method-assign]
+        return flow
+
+    def start(self) -> asyncio.Task[int]:
+        parts = NodeParts(
+            load_model=self.load,
+            make_connector=self.connect,
+            make_flow=self.flow,
+            store=self.store,
+            clock=self.clock,
+        )
+        return asyncio.create_task(EngineNode(self.config, parts).run(self.stop))
+
+    async def end(self, running: asyncio.Task[int]) -> int:
+        async with asyncio.timeout(WAIT_S):
+            return await running
+
+    async def finish_threads(self) -> None:
+        self.let_go.set()
+        for thread in self.threads:
+            await asyncio.to_thread(thread.join, WAIT_S)
+            assert not thread.is_alive()
+
+
+async def test_a_stop_while_the_model_loads_does_not_wait_for_it() -> None:
+    world = World(waits_in="load")
+    running = world.start()
+    await world.has_arrived()
+    world.stop.set()
+    assert await world.end(running) == 0
+    assert await world.store.live_nodes() == []
+    await world.finish_threads()
+
+
+async def test_a_model_that_cannot_be_loaded_is_reported() -> None:
+    world = World()
+
+    def fail() -> LoadedModel:
+        raise RuntimeError("no weights")
+
+    world.load = fail  # type: ignore[method-assign]
+    with pytest.raises(RuntimeError, match="no weights"):
+        await world.end(world.start())
+
+
+async def test_a_step_that_hangs_ends_the_node(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(watchdog, "CHECK_INTERVAL_S", 0.01)
+    monkeypatch.setattr(engine_node, "STEP_GRACE_S", 0.01)
+    world = World(waits_in="step")
+    running = world.start()
+    await world.has_arrived()
+    world.clock.advance(STEP_STALL_S + 1)
+    with caplog.at_level(logging.CRITICAL, "pdserve.node"):
+        assert await world.end(running) == 1
+    assert await world.store.live_nodes() == []
+    await world.finish_threads()
+
+
+async def test_a_step_that_outlasts_the_stop_reaches_nobody(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its requests would be answered, its crash told, over what is closed by then."""
+    monkeypatch.setattr(engine_node, "STEP_GRACE_S", 0.01)
+    world = World(waits_in="step")
+    running = world.start()
+    await world.has_arrived()
+    world.stop.set()
+    assert await world.end(running) == 0
+    assert ["a step goes on" in message for message in caplog.messages].count(True) == 1
+    caplog.clear()
+    await world.finish_threads()
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize(
+    ("busy_since_s", "now_s", "wanted"),
+    [
+        (None, 1e6, False),
+        (10.0, 10.0, False),
+        (10.0, 10.0 + STEP_STALL_S, False),
+        (10.0, 10.1 + STEP_STALL_S, True),
+    ],
+)
+def test_only_a_turn_that_lasts_is_a_stall(
+    busy_since_s: float | None, now_s: float, wanted: bool
+) -> None:
+    assert is_stalled(busy_since_s, now_s) is wanted
+
+
+class Cable:
+    """A TCP connection to a port that can be pulled out: then nothing is heard, nothing closes."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._tasks: list[asyncio.Task[None]] = []
+        self._writers: list[asyncio.StreamWriter] = []
+        self._is_out = False
+
+    async def open(self) -> int:
+        self._server = await asyncio.start_server(self._connect, "127.0.0.1", 0)
+        port: int = self._server.sockets[0].getsockname()[1]
+        return port
+
+    def pull(self) -> None:
+        self._is_out = True
+
+    async def close(self) -> None:
+        self._server.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for writer in self._writers:
+            writer.close()
+
+    async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._port)
+        self._writers += [writer, far_writer]
+        for source, sink in ((reader, far_writer), (far_reader, writer)):
+            self._tasks.append(asyncio.create_task(self._carry(source, sink)))
+
+    async def _carry(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        while data := await source.read(65536):
+            if not self._is_out:
+                sink.write(data)
+
+
+class Endless(pb_grpc.NodeServicer):
+    """A stream that says one word and then nothing, and notes its end."""
+
+    def __init__(self) -> None:
+        self.is_over = asyncio.Event()
+
+    async def Stream(  # noqa: N802
+        self, request: pb.StreamRequest, context: Any
+    ) -> AsyncIterator[pb.OutputBatch]:
+        try:
+            yield pb.OutputBatch()
+            await asyncio.Event().wait()
+        finally:
+            self.is_over.set()
+
+
+async def test_a_router_that_vanishes_without_a_word_is_noticed() -> None:
+    """With the node's own options, at a tenth of their times."""
+    quick = [
+        (name, value // 10 if name.endswith("_ms") else value) for name, value in SERVER_OPTIONS
+    ]
+    servicer = Endless()
+    server = grpc.aio.server(options=quick)
+    pb_grpc.add_NodeServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
+    cable = Cable(server.add_insecure_port("127.0.0.1:0"))
+    await server.start()
+    channel = grpc.aio.insecure_channel(f"127.0.0.1:{await cable.open()}")
+    try:
+        stub: Any = pb_grpc.NodeStub(channel)  # type: ignore[no-untyped-call]
+        call = stub.Stream(pb.StreamRequest(envelope=make_envelope(ROUTER, Incarnation("d", 1))))
+        await call.read()
+        cable.pull()
+        async with asyncio.timeout(WAIT_S):
+            await servicer.is_over.wait()
+    finally:
+        await channel.close(None)
+        await cable.close()
+        await server.stop(None)
