@@ -91,7 +91,10 @@ def test_a_role_that_cannot_start_says_why_in_one_line(
     arguments: tuple[str, ...], error: str
 ) -> None:
     done = subprocess.run(
-        [*PDSERVE, "serve", *arguments, "--redis-url", "redis://:hush@127.0.0.1:1/0"],
+        [
+            *(*PDSERVE, "serve", *arguments, "--port", str(free_loopback_port())),
+            *("--redis-url", "redis://:hush@127.0.0.1:1/0"),
+        ],
         capture_output=True,
         text=True,
         check=False,

@@ -83,5 +83,5 @@ def test_a_prompt_larger_than_the_pool_is_refused_in_words(
     with pytest.raises(ApiFailure) as failure:
         api.complete(prompt_tokens(num_tokens + 1), max_tokens=1)
     error = failure.value.error
-    assert (error.status, error.code) == (400, "invalid_request")
+    assert (error.status, error.code) == (400, "context_length_exceeded")
     assert str(num_tokens + 1) in error.message
