@@ -16,7 +16,12 @@ from typing import TYPE_CHECKING, Any
 from common.errors import CheckpointError
 from pdserve.checkpoints.cache import build_once, cache_root
 from pdserve.checkpoints.gguf_file import GgufFile, GgufTensor
-from pdserve.checkpoints.gguf_tokenizer import build_tokenizer, special_token_ids, tokenizer_config
+from pdserve.checkpoints.gguf_tokenizer import (
+    build_tokenizer,
+    end_of_turn_id,
+    special_token_ids,
+    tokenizer_config,
+)
 from pdserve.checkpoints.llama_names import LlamaShape, expected_tensors
 
 if TYPE_CHECKING:
@@ -53,10 +58,19 @@ def convert_gguf(gguf_path: Path, folder: Path, *, progress: bool) -> None:
     special_ids = {f"{name}_id": token_id for name, token_id in special_token_ids(gguf).items()}
     special_ids.pop("unk_token_id", None)
     _write_json(folder / "config.json", {**shape.config(), **special_ids})
-    _write_json(folder / "generation_config.json", special_ids)
+    _write_json(folder / "generation_config.json", {**special_ids, **_stops(gguf, special_ids)})
     _write_json(folder / "tokenizer_config.json", tokenizer_config(gguf))
     tokenizer.save(str(folder / "tokenizer.json"))
     _write_weights(folder / "model.safetensors", tensors, shape, progress=progress)
+
+
+def _stops(gguf: GgufFile, special_ids: dict[str, int]) -> dict[str, list[int]]:
+    """The ids that end an answer, where the file names an end of turn beside the end of text."""
+    end_of_turn = end_of_turn_id(gguf)
+    end_of_text = special_ids.get("eos_token_id")
+    if end_of_turn is None or end_of_turn == end_of_text:
+        return {}
+    return {"eos_token_id": [i for i in (end_of_text, end_of_turn) if i is not None]}
 
 
 def _cache_key(gguf_path: Path) -> str:

@@ -126,6 +126,18 @@ class GgufFile:
             raise self._wrong(key, "a list of integers")
         return numbers
 
+    def numbers(self, key: str) -> list[float]:
+        """The list of finite numbers under `key` as floats."""
+        value = self.metadata.get(key)
+        numbers = (
+            [float(item) for item in value if isinstance(item, int | float) and math.isfinite(item)]
+            if isinstance(value, list)
+            else []
+        )
+        if not isinstance(value, list) or len(numbers) != len(value):
+            raise self._wrong(key, "a list of finite numbers")
+        return numbers
+
     def _alignment(self) -> int:
         alignment = self.integer("general.alignment", _DEFAULT_ALIGNMENT)
         if alignment < 1 or alignment & (alignment - 1):

@@ -1,8 +1,8 @@
 """tokenizer.json and tokenizer_config.json out of a GGUF file's metadata.
 
-Supported are byte-level BPE vocabularies (`tokenizer.ggml.model` "gpt2") whose pre-tokenizer is one
-of `_PRE_TOKENIZERS`. A wrong pre-tokenizer would give plausible but different tokens, so an unknown
-one is an error.
+Supported are SentencePiece BPE vocabularies (`tokenizer.ggml.model` "llama") and byte-level BPE
+ones ("gpt2") whose pre-tokenizer is one of `_PRE_TOKENIZERS`. A wrong pre-tokenizer would give
+plausible but different tokens, so an unknown one is an error.
 """
 
 from __future__ import annotations
@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 
 from common.errors import CheckpointError
 from pdserve.checkpoints.gguf_file import GgufFile
+from pdserve.checkpoints.gguf_sentencepiece import sentencepiece_tokenizer
 
 # Token types of the GGUF specification.
+_UNKNOWN = 2
 _CONTROL = 3
 _USER_DEFINED = 4
 
@@ -36,25 +38,49 @@ def _smollm() -> pre_tokenizers.PreTokenizer:
     return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _gpt2()])
 
 
+# Words take one leading sign or space, numbers come in threes, line ends stay together.
+_LLAMA_3_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+def _llama_3() -> pre_tokenizers.PreTokenizer:
+    return pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(_LLAMA_3_WORDS), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+
+
+_LLAMA_3_NAMES = ("llama-bpe", "llama3", "llama-v3")
 _PRE_TOKENIZERS: dict[str, Callable[[], pre_tokenizers.PreTokenizer]] = {
     "gpt-2": _gpt2,
     "smollm": _smollm,
+    **dict.fromkeys(_LLAMA_3_NAMES, _llama_3),
 }
 
 
 def build_tokenizer(gguf: GgufFile) -> Tokenizer:
     """The tokenizer that `gguf` describes. Raises CheckpointError for unsupported kinds."""
-    _require(gguf, "tokenizer.ggml.model", ("gpt2",))
-    pre_tokenizer = _require(gguf, "tokenizer.ggml.pre", tuple(_PRE_TOKENIZERS))
+    model = _require(gguf, "tokenizer.ggml.model", ("gpt2", "llama"))
     tokens = gguf.texts("tokenizer.ggml.tokens")
     vocabulary = {token: token_id for token_id, token in enumerate(tokens)}
     if len(vocabulary) != len(tokens):
         raise CheckpointError(f"{gguf.path}: tokenizer.ggml.tokens names a token twice")
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=_merges(gguf, vocabulary)))
-    tokenizer.pre_tokenizer = _PRE_TOKENIZERS[pre_tokenizer]()
-    tokenizer.decoder = decoders.ByteLevel()
-    _add_marked_tokens(gguf, tokenizer, tokens)
-    if gguf.flag("tokenizer.ggml.add_bos_token", False):
+    token_types = gguf.integers("tokenizer.ggml.token_type")
+    if len(token_types) != len(tokens):
+        raise CheckpointError(
+            f"{gguf.path}: {len(token_types)} token types for {len(tokens)} tokens"
+        )
+    if model == "llama":
+        tokenizer = sentencepiece_tokenizer(gguf, vocabulary, token_types)
+        _add_marked_tokens(tokenizer, tokens, token_types, special_types=(_UNKNOWN, _CONTROL))
+    else:
+        tokenizer = _byte_level_tokenizer(gguf, vocabulary)
+        _add_marked_tokens(tokenizer, tokens, token_types, special_types=(_CONTROL,))
+    if _adds_bos(gguf):
         bos_id = special_token_ids(gguf)["bos_token"]
         tokenizer.post_processor = processors.TemplateProcessing(
             single=f"{tokens[bos_id]} $A",
@@ -71,7 +97,7 @@ def tokenizer_config(gguf: GgufFile) -> dict[str, Any]:
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": gguf.integer("llama.context_length"),
         "clean_up_tokenization_spaces": False,
-        "add_bos_token": gguf.flag("tokenizer.ggml.add_bos_token", False),
+        "add_bos_token": _adds_bos(gguf),
     }
     for name, token_id in special_token_ids(gguf).items():
         config[name] = tokens[token_id]
@@ -82,19 +108,47 @@ def tokenizer_config(gguf: GgufFile) -> dict[str, Any]:
 
 def special_token_ids(gguf: GgufFile) -> dict[str, int]:
     """Token ids by role (`bos_token`, `eos_token`, `unk_token`, `pad_token`), as far as given."""
-    num_tokens = len(gguf.texts("tokenizer.ggml.tokens"))
-    ids = {}
-    for name, key in _SPECIAL_TOKEN_KEYS.items():
-        if key not in gguf.metadata:
-            continue
-        ids[name] = gguf.integer(key)
-        if not 0 <= ids[name] < num_tokens:
-            raise CheckpointError(
-                f"{gguf.path}: {key} is {ids[name]}: wanted 0 to {num_tokens - 1}"
-            )
-    if "bos_token" not in ids and gguf.flag("tokenizer.ggml.add_bos_token", False):
-        raise CheckpointError(f"{gguf.path}: add_bos_token is set and there is no bos_token_id")
+    found = {name: _token_id(gguf, key) for name, key in _SPECIAL_TOKEN_KEYS.items()}
+    ids = {name: token_id for name, token_id in found.items() if token_id is not None}
+    if "bos_token" not in ids and _adds_bos(gguf):
+        raise CheckpointError(
+            f"{gguf.path}: texts start with the BOS token and there is no bos_token_id"
+        )
     return ids
+
+
+def end_of_turn_id(gguf: GgufFile) -> int | None:
+    """The token with which a chat model ends its turn, where the file names one."""
+    return _token_id(gguf, "tokenizer.ggml.eot_token_id")
+
+
+def _token_id(gguf: GgufFile, key: str) -> int | None:
+    if key not in gguf.metadata:
+        return None
+    token_id = gguf.integer(key)
+    num_tokens = len(gguf.texts("tokenizer.ggml.tokens"))
+    if not 0 <= token_id < num_tokens:
+        raise CheckpointError(f"{gguf.path}: {key} is {token_id}: wanted 0 to {num_tokens - 1}")
+    return token_id
+
+
+def _adds_bos(gguf: GgufFile) -> bool:
+    """Whether texts start with the BOS token; a file that does not say follows its model."""
+    is_llama = (
+        gguf.text("tokenizer.ggml.model") == "llama"
+        or gguf.text("tokenizer.ggml.pre", "") in _LLAMA_3_NAMES
+    )
+    return gguf.flag("tokenizer.ggml.add_bos_token", is_llama)
+
+
+def _byte_level_tokenizer(gguf: GgufFile, vocabulary: dict[str, int]) -> Tokenizer:
+    name = _require(gguf, "tokenizer.ggml.pre", tuple(_PRE_TOKENIZERS))
+    # Llama 3 takes a word that is a token as it is, even where no merges lead to it.
+    options = {"ignore_merges": True} if name in _LLAMA_3_NAMES else {}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=_merges(gguf, vocabulary), **options))
+    tokenizer.pre_tokenizer = _PRE_TOKENIZERS[name]()
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
 
 
 def _require(gguf: GgufFile, key: str, supported: tuple[str, ...]) -> str:
@@ -116,16 +170,17 @@ def _merges(gguf: GgufFile, vocabulary: dict[str, int]) -> list[tuple[str, str]]
     return merges
 
 
-def _add_marked_tokens(gguf: GgufFile, tokenizer: Tokenizer, tokens: list[str]) -> None:
-    """Control tokens become special tokens, user-defined ones plain added tokens; ids stay."""
-    token_types = gguf.integers("tokenizer.ggml.token_type")
-    if len(token_types) != len(tokens):
-        raise CheckpointError(
-            f"{gguf.path}: {len(token_types)} token types for {len(tokens)} tokens"
-        )
+def _add_marked_tokens(
+    tokenizer: Tokenizer, tokens: list[str], token_types: list[int], special_types: tuple[int, ...]
+) -> None:
+    """`special_types` become special tokens, user-defined ones plain added tokens; ids stay."""
     marked = list(zip(tokens, token_types, strict=True))
     tokenizer.add_special_tokens(
-        [AddedToken(t, normalized=False, special=True) for t, kind in marked if kind == _CONTROL]
+        [
+            AddedToken(t, normalized=False, special=True)
+            for t, kind in marked
+            if kind in special_types
+        ]
     )
     tokenizer.add_tokens(
         [

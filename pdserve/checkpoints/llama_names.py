@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from common.errors import CheckpointError
 from pdserve.checkpoints.gguf_file import GgufFile, GgufTensor
+from pdserve.checkpoints.rope_factors import (
+    ROPE_FACTORS_TENSOR,
+    llama3_scaling_factor,
+    rope_scaling,
+)
 
 _LAYER_NAMES = {
     "attn_norm": "input_layernorm",
@@ -24,7 +29,10 @@ _MAX_LAYERS = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaShape:
-    """Sizes of a Llama decoder, and whether its output matrix is the embedding."""
+    """Sizes of a Llama decoder, and whether its output matrix is the embedding.
+
+    `rope_factor` is that of Llama 3's scaling of RoPE, None without scaling.
+    """
 
     num_layers: int
     hidden_size: int
@@ -37,6 +45,7 @@ class LlamaShape:
     rms_norm_eps: float
     rope_theta: float
     has_tied_embeddings: bool
+    rope_factor: float | None = None
 
     @classmethod
     def of(cls, gguf: GgufFile) -> Self:
@@ -58,7 +67,8 @@ class LlamaShape:
             has_tied_embeddings="output.weight" not in gguf.tensors,
         )
         shape._check(gguf)
-        return shape
+        rope_factor = llama3_scaling_factor(gguf, shape.head_dim, shape.rope_theta)
+        return replace(shape, rope_factor=rope_factor)
 
     def _check(self, gguf: GgufFile) -> None:
         for rule, wanted in (
@@ -76,10 +86,10 @@ class LlamaShape:
                 "RoPE over the whole head",
             ),
             (gguf.integer("llama.expert_count", 0) == 0, "a dense model without experts"),
+            (self.rope_theta > 0, "a RoPE base above 0"),
             (
-                gguf.text("llama.rope.scaling.type", "none") == "none"
-                and "rope_freqs.weight" not in gguf.tensors,
-                "RoPE without scaling",
+                gguf.text("llama.rope.scaling.type", "none") == "none",
+                "RoPE without scaling, or with Llama 3's",
             ),
         ):
             if not rule:
@@ -87,6 +97,7 @@ class LlamaShape:
 
     def config(self) -> dict[str, Any]:
         """config.json, less the special token ids."""
+        scaling = {} if self.rope_factor is None else rope_scaling(self.rope_factor)
         return {
             "architectures": ["LlamaForCausalLM"],
             "model_type": "llama",
@@ -101,6 +112,7 @@ class LlamaShape:
             "hidden_act": "silu",
             "rms_norm_eps": self.rms_norm_eps,
             "rope_theta": self.rope_theta,
+            **({"rope_scaling": scaling} if scaling else {}),
             "attention_bias": False,
             "mlp_bias": False,
             "tie_word_embeddings": self.has_tied_embeddings,
@@ -143,7 +155,7 @@ def expected_tensors(gguf: GgufFile, shape: LlamaShape) -> dict[str, GgufTensor]
     bias, say, would compute something else than the model.
     """
     table = shape.names_and_shapes()
-    if unknown := sorted(gguf.tensors.keys() - table.keys()):
+    if unknown := sorted(gguf.tensors.keys() - table.keys() - {ROPE_FACTORS_TENSOR}):
         raise CheckpointError(f"{gguf.path}: tensor {unknown[0]} is not part of a Llama decoder")
     tensors = {}
     for gguf_name, (name, wanted) in table.items():

@@ -83,6 +83,16 @@ def test_config_says_what_the_file_says(write_gguf: WriteGguf, tmp_path: Path) -
     assert tokenizer_config["eos_token"] == "<|end|>"
 
 
+@pytest.mark.parametrize(("end_of_turn", "stops"), [(3, [0, 3]), (0, 0)])
+def test_an_end_of_turn_stops_an_answer_too(
+    write_gguf: WriteGguf, tmp_path: Path, end_of_turn: int, stops: object
+) -> None:
+    path = write_gguf({"tokenizer.ggml.eot_token_id": end_of_turn})
+    folder = converted(path, tmp_path / "hf")
+    assert read_json(folder / "generation_config.json")["eos_token_id"] == stops
+    assert read_json(folder / "config.json")["eos_token_id"] == 0
+
+
 def test_an_output_matrix_unties_the_embedding(write_gguf: WriteGguf, tmp_path: Path) -> None:
     output = np.ones((9, 32), np.float32)
     folder = converted(write_gguf(tensors={"output.weight": output}), tmp_path / "hf")
@@ -129,13 +139,14 @@ WRONG_SHAPE = np.zeros((3, 32), np.float32)
 @pytest.mark.parametrize(
     ("metadata", "tensors", "wanted"),
     [
-        ({"tokenizer.ggml.model": "llama"}, {}, "ggml.model is 'llama': supported is gpt2"),
+        ({"tokenizer.ggml.model": "bert"}, {}, "ggml.model is 'bert': supported is gpt2, llama"),
         ({"tokenizer.ggml.pre": "qwen2"}, {}, "pre is 'qwen2': supported is gpt-2, smollm"),
         ({"tokenizer.ggml.pre": None}, {}, "tokenizer.ggml.pre is missing"),
         ({"tokenizer.ggml.tokens": ["a"] * 9}, {}, "names a token twice"),
         ({"tokenizer.ggml.token_type": [1]}, {}, "1 token types for 9 tokens"),
         ({"tokenizer.ggml.merges": ["a zz"]}, {}, "merge 'a zz'"),
         ({"tokenizer.ggml.eos_token_id": 9}, {}, "eos_token_id is 9: wanted 0 to 8"),
+        ({"tokenizer.ggml.eot_token_id": 9}, {}, "eot_token_id is 9: wanted 0 to 8"),
         ({"llama.block_count": None}, {}, "llama.block_count is missing"),
         ({"llama.block_count": 10**6}, {}, "wanted 1 to 1024 layers"),
         ({"llama.attention.head_count_kv": 3}, {}, "multiple of the KV heads"),
@@ -144,7 +155,8 @@ WRONG_SHAPE = np.zeros((3, 32), np.float32)
         ({"llama.rope.dimension_count": 2}, {}, "RoPE over the whole head"),
         ({"llama.expert_count": 8}, {}, "dense model"),
         ({"llama.rope.scaling.type": "yarn"}, {}, "RoPE without scaling"),
-        ({}, {"rope_freqs.weight": np.ones(2, np.float32)}, "RoPE without scaling"),
+        ({}, {"rope_freqs.weight": np.ones(2, np.float32)}, "not Llama 3's scaling of RoPE"),
+        ({"llama.rope.freq_base": 0.0}, {}, "RoPE base above 0"),
         ({}, {"blk.1.ffn_up.weight": None}, "blk.1.ffn_up.weight is missing"),
         ({}, {"blk.0.attn_q.bias": np.ones(16, np.float32)}, "attn_q.bias is not part of"),
         ({}, {"blk.0.attn_k.weight": WRONG_SHAPE}, r"\(3, 32\): wanted \(8, 32\)"),
