@@ -153,9 +153,9 @@ class ControlService(pb_grpc.NodeServicer):
                     f"{len(request.attempts)} attempts: wanted at most {MAX_ABORTS_PER_CALL}"
                 )
             attempts = tuple(attempt_from_proto(a.request_id, a.attempt) for a in request.attempts)
+            self._inbox.put(Abort(router, attempts))
         except PdserveError as error:
             await context.abort(status_of(error), str(error))
-        self._inbox.put(Abort(router, attempts))
         return pb.AbortReply()
 
     async def Status(  # noqa: N802

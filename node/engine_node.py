@@ -100,7 +100,6 @@ class EngineNode:
     def __init__(self, config: Config, parts: NodeParts) -> None:
         self._config = config
         self._parts = parts
-        self._stopped = asyncio.Event()
         self._exit_code = 0
 
     async def run(self, stop: asyncio.Event) -> int:

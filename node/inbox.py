@@ -6,14 +6,17 @@ import threading
 from collections import deque
 
 from common.errors import Overloaded
-from node.messages import Message, StatusQuery, Submit
+from node.messages import Abort, Message, StatusQuery, Submit
+
+MAX_ABORTS = 4096
 
 
 class Inbox:
     """Many threads put, one takes. Requests are refused when `max_requests` wait here.
 
-    What is not a request (aborts, lost routers, KV events) always gets in: there is at most a
-    handful of these for each request that was let in.
+    Lost routers and KV events always get in: there is at most a handful of these for each request
+    that was let in. Calls to abort, each for many attempts, are refused when `MAX_ABORTS` wait: the
+    router tries again, and a request's own deadline ends what no abort did.
     """
 
     def __init__(self, *, max_requests: int) -> None:
@@ -21,10 +24,11 @@ class Inbox:
         self._messages: deque[Message] = deque()
         self._max_requests = max_requests
         self._num_requests = 0
+        self._num_aborts = 0
         self._is_closed = False
 
     def put(self, message: Message) -> None:
-        """Raises `Overloaded` for a request when the inbox is full or the node is stopping."""
+        """Raises `Overloaded` when it is full, and for a request when the node is stopping."""
         with self._condition:
             if isinstance(message, Submit | StatusQuery):
                 if self._is_closed:
@@ -32,6 +36,10 @@ class Inbox:
                 if self._num_requests >= self._max_requests:
                     raise Overloaded(f"{self._num_requests} requests wait in the inbox")
                 self._num_requests += 1
+            if isinstance(message, Abort):
+                if self._num_aborts >= MAX_ABORTS:
+                    raise Overloaded(f"{self._num_aborts} calls to abort wait in the inbox")
+                self._num_aborts += 1
             self._messages.append(message)
             self._condition.notify()
 
@@ -45,7 +53,7 @@ class Inbox:
         with self._condition:
             taken = list(self._messages)
             self._messages.clear()
-            self._num_requests = 0
+            self._num_requests = self._num_aborts = 0
             return taken
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
 """One token stream per router: what a step has for a router leaves in one message.
 
 The step thread adds outputs and flushes; the event loop's side hands each router a batch as fast as
-it reads. Outputs that a router has not read yet wait merged, up to a bound; a router that lets more
-than that pile up is cut off, which aborts what it asked for.
+it reads. Outputs that a router has not read yet wait for its next batch, up to a bound; a router
+that lets more than that pile up is cut off, which aborts what it asked for.
 """
 
 from __future__ import annotations

@@ -186,7 +186,7 @@ def output_from_proto(message: pb.RequestOutput) -> RequestOutput:
 def refusal_to_proto(
     error: PdserveError, *, free_blocks: int = 0, free_seats: int = 0
 ) -> pb.Refusal:
-    """A node's no, with the room it has, so that the next choice is better informed."""
+    """A node's no, and the room it has, for whoever reads the exchange."""
     retry_after_s = error.retry_after_s if isinstance(error, Overloaded) else 0.0
     return pb.Refusal(
         code=error.code,

@@ -9,7 +9,7 @@ import pytest
 from common.errors import HandoffFailed, Overloaded
 from common.ids import AttemptId, Incarnation
 from kv_transfer.connector import LandingFailed
-from node.inbox import Inbox
+from node.inbox import MAX_ABORTS, Inbox
 from node.messages import Abort, Message, RouterGone, StatusQuery, Submit
 from tests.unit.engine_core.build import make_request
 
@@ -59,6 +59,18 @@ def test_what_ends_things_always_gets_in() -> None:
     for message in ALWAYS_LET_IN:
         inbox.put(message)
     assert inbox.take_all() == [submit(), *ALWAYS_LET_IN, *ALWAYS_LET_IN]
+
+
+def test_aborts_are_refused_when_too_many_wait_and_let_in_again_later() -> None:
+    inbox = Inbox(max_requests=1)
+    abort = Abort(Incarnation("router", 1), (AttemptId("any", 1),))
+    for _ in range(MAX_ABORTS):
+        inbox.put(abort)
+    with pytest.raises(Overloaded, match=f"{MAX_ABORTS} calls to abort"):
+        inbox.put(abort)
+    assert len(inbox.take_all()) == MAX_ABORTS
+    inbox.put(abort)
+    assert inbox.take_all() == [abort]
 
 
 def test_a_closed_inbox_refuses_requests_and_no_longer_waits() -> None:
