@@ -83,9 +83,9 @@ class EngineUnderTest:
             ]
             drawn = self._runner.execute(batch)
             spans_s.append(time.perf_counter() - started_s)
-            for output, token in zip(outputs, drawn, strict=True):
-                assert token is not None
-                output.append(token.token_id)
+            for output, entry in zip(outputs, drawn, strict=True):
+                assert entry is not None
+                output.append(entry.tokens[0].token_id)
         return num_sequences / statistics.median(spans_s)
 
     def _scheduled(
@@ -98,7 +98,7 @@ class EngineUnderTest:
         self, tokens: list[int], start: int, table: range, prompt: list[int], output: list[int]
     ) -> list[int]:
         drawn = self._runner.execute([self._scheduled(tokens, start, table, prompt, output)])
-        return [token.token_id for token in drawn if token is not None]
+        return [entry.tokens[0].token_id for entry in drawn if entry is not None]
 
 
 class TransformersPeer:

@@ -8,28 +8,38 @@ names all values that enter it and what would satisfy it.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 from urllib.parse import urlsplit
 
 from common.nodes import Role
+from common.scheduling_config import SchedulingConfig, SpeculationConfig
+from common.setting import setting
+from common.token_budget import num_speculative_tokens, tokens_per_seq
+
+__all__ = [
+    "ApiConfig",
+    "Config",
+    "EngineConfig",
+    "HandoffConfig",
+    "ModelConfig",
+    "PlacementConfig",
+    "SchedulingConfig",
+    "ServerConfig",
+    "SpeculationConfig",
+]
 
 GIB = 1 << 30
-
-
-def _option(default: Any, help_text: str, **metadata: Any) -> Any:
-    return field(default=default, metadata={"help": help_text, **metadata})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     """Which model, and how it is held."""
 
-    model: str = _option("", "checkpoint: a Hugging Face folder or a .gguf file")
-    served_model_name: str = _option("", "name in the API (default: the checkpoint's name)")
-    dtype: str = _option(
+    model: str = setting("", "checkpoint: a Hugging Face folder or a .gguf file")
+    served_model_name: str = setting("", "name in the API (default: the checkpoint's name)")
+    dtype: str = setting(
         "auto", "compute type: auto, float32, float16 or bfloat16 (auto: float32 on a CPU)"
     )
-    max_model_len: int = _option(0, "longest prompt + output in tokens (0: what the model allows)")
+    max_model_len: int = setting(0, "longest prompt + output in tokens (0: what the model allows)")
 
     def problems(self) -> list[str]:
         wrong = []
@@ -44,13 +54,13 @@ class ModelConfig:
 class EngineConfig:
     """The engine's budgets and its memory."""
 
-    max_num_seqs: int = _option(32, "most sequences that run at once")
-    max_num_batched_tokens: int = _option(8192, "most tokens one step may compute")
-    block_size: int = _option(64, "tokens per KV block")
-    kv_cache_memory: int = _option(GIB, "bytes of KV cache, e.g. 512MiB or 2GiB", unit="bytes")
-    enable_prefix_caching: bool = _option(True, "reuse the KV of prompts with a common start")
-    attention_backend: str = _option("auto", "auto, paddle, numba or fused")
-    num_threads: int = _option(0, "CPU threads of the engine (0: all cores)")
+    max_num_seqs: int = setting(32, "most sequences that run at once")
+    max_num_batched_tokens: int = setting(8192, "most tokens one step may compute")
+    block_size: int = setting(64, "tokens per KV block")
+    kv_cache_memory: int = setting(GIB, "bytes of KV cache, e.g. 512MiB or 2GiB", unit="bytes")
+    enable_prefix_caching: bool = setting(True, "reuse the KV of prompts with a common start")
+    attention_backend: str = setting("auto", "auto, paddle, numba or fused")
+    num_threads: int = setting(0, "CPU threads of the engine (0: all cores)")
 
     def problems(self) -> list[str]:
         wrong = []
@@ -60,10 +70,9 @@ class EngineConfig:
             wrong.append(f"block_size is {self.block_size}: wanted a power of two")
         if self.block_size > 1024:
             wrong.append(f"block_size is {self.block_size}: wanted at most 1024")
-        if self.max_num_batched_tokens < self.max_num_seqs:
+        if self.max_num_batched_tokens < 1:
             wrong.append(
-                f"max_num_batched_tokens is {self.max_num_batched_tokens}: wanted at least "
-                f"max_num_seqs = {self.max_num_seqs}, one token for each running sequence"
+                f"max_num_batched_tokens is {self.max_num_batched_tokens}: wanted 1 or more"
             )
         if self.kv_cache_memory < 1 << 20:
             wrong.append(f"kv_cache_memory is {self.kv_cache_memory} bytes: wanted at least 1MiB")
@@ -81,14 +90,14 @@ class EngineConfig:
 class HandoffConfig:
     """How prompts move from a prefill node to a decode node."""
 
-    local_prefill_threshold: int = _option(
+    local_prefill_threshold: int = setting(
         64, "a decode node prefills prompts with at most this many uncached tokens itself"
     )
-    lease_s: float = _option(30.0, "a reservation without progress expires after this", unit="s")
-    kv_window: int = _option(
+    lease_s: float = setting(30.0, "a reservation without progress expires after this", unit="s")
+    kv_window: int = setting(
         32 << 20, "most unacknowledged KV bytes from one prefill to one decode node", unit="bytes"
     )
-    max_queued_requests: int = _option(256, "requests waiting on a node before it refuses more")
+    max_queued_requests: int = setting(256, "requests waiting on a node before it refuses more")
 
     def problems(self) -> list[str]:
         wrong = []
@@ -109,10 +118,10 @@ class HandoffConfig:
 class PlacementConfig:
     """The placement store and the policy that chooses nodes."""
 
-    redis_url: str = _option("redis://127.0.0.1:6379/0", "placement store: redis://host:port/db")
-    cluster: str = _option("default", "clusters on one Redis are told apart by this name")
-    node_lease_s: float = _option(5.0, "a silent node is gone after this", unit="s")
-    placement_policy: str = _option(
+    redis_url: str = setting("redis://127.0.0.1:6379/0", "placement store: redis://host:port/db")
+    cluster: str = setting("default", "clusters on one Redis are told apart by this name")
+    node_lease_s: float = setting(5.0, "a silent node is gone after this", unit="s")
+    placement_policy: str = setting(
         "prefix_affinity", "round_robin, least_loaded or prefix_affinity"
     )
 
@@ -149,15 +158,17 @@ def _is_redis_url(url: str) -> bool:
 class ServerConfig:
     """Where a process listens, and what it says."""
 
-    host: str = _option("127.0.0.1", "address to listen on")
-    port: int = _option(0, "HTTP port of a router (0: 8000), gRPC port of a node (0: any free)")
-    kv_port: int = _option(0, "KV port of a decode node (0: any free)")
-    node_id: str = _option("", "stable name of this node (default: role, host and port)")
-    log_level: str = _option("info", "debug, info, warning or error")
+    host: str = setting("127.0.0.1", "address to listen on")
+    port: int = setting(0, "HTTP port of a router (0: 8000), gRPC port of a node (0: any free)")
+    kv_port: int = setting(0, "KV port of a decode node (0: any free)")
+    metrics_port: int = setting(0, "HTTP port of a node's Prometheus metrics (0: any free)")
+    node_id: str = setting("", "stable name of this node (default: role, host and port)")
+    log_level: str = setting("info", "debug, info, warning or error")
 
     def problems(self) -> list[str]:
         wrong = []
-        for name, port in (("port", self.port), ("kv_port", self.kv_port)):
+        ports = {"port": self.port, "kv_port": self.kv_port, "metrics_port": self.metrics_port}
+        for name, port in ports.items():
             if not 0 <= port <= 65535:
                 wrong.append(f"{name} is {port}: wanted 0 to 65535")
         if self.log_level not in ("debug", "info", "warning", "error"):
@@ -171,10 +182,10 @@ class ServerConfig:
 class ApiConfig:
     """The router's HTTP edge."""
 
-    api_key: str = _option("", "when set, clients must send it as a bearer token", secret=True)
-    request_timeout_s: float = _option(600.0, "the one deadline of a request", unit="s")
-    max_body: int = _option(10 << 20, "largest request body", unit="bytes")
-    max_concurrent_requests: int = _option(1024, "requests in progress before the router says 429")
+    api_key: str = setting("", "when set, clients must send it as a bearer token", secret=True)
+    request_timeout_s: float = setting(600.0, "the one deadline of a request", unit="s")
+    max_body: int = setting(10 << 20, "largest request body", unit="bytes")
+    max_concurrent_requests: int = setting(1024, "requests in progress before the router says 429")
 
     def problems(self) -> list[str]:
         wrong = []
@@ -199,6 +210,8 @@ class Config:
     server: ServerConfig = field(default_factory=ServerConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
+    scheduling: SchedulingConfig = field(default_factory=SchedulingConfig)
+    speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
     handoff: HandoffConfig = field(default_factory=HandoffConfig)
     placement: PlacementConfig = field(default_factory=PlacementConfig)
     api: ApiConfig = field(default_factory=ApiConfig)
@@ -209,6 +222,8 @@ class Config:
             self.server,
             self.model,
             self.engine,
+            self.scheduling,
+            self.speculation,
             self.handoff,
             self.placement,
             self.api,
@@ -216,4 +231,59 @@ class Config:
         wrong = [problem for section in sections for problem in section.problems()]
         if not self.model.model:
             wrong.append("model is empty: wanted a Hugging Face folder or a .gguf file")
+        return wrong + self._budget_problems()
+
+    def _budget_problems(self) -> list[str]:
+        """Rules between sections; whatever enters them must be right by itself first."""
+        engine, scheduling, speculation = self.engine, self.scheduling, self.speculation
+        if engine.problems() or scheduling.problems() or speculation.problems():
+            return []
+        wrong = []
+        if scheduling.chunk_granularity > engine.block_size:
+            wrong.append(
+                f"chunk_granularity is {scheduling.chunk_granularity}: wanted at most "
+                f"block_size = {engine.block_size}"
+            )
+        if self.role is Role.PREFILL and engine.max_num_batched_tokens < (
+            scheduling.chunk_granularity
+        ):
+            wrong.append(
+                f"max_num_batched_tokens is {engine.max_num_batched_tokens}: wanted at least "
+                f"chunk_granularity = {scheduling.chunk_granularity}, one chunk"
+            )
+        if self.role in (Role.DECODE, Role.MIXED):
+            wrong += self._decode_budget_problems()
+        return wrong
+
+    def _decode_budget_problems(self) -> list[str]:
+        """A step holds every seat's token with its drafts, and beside them a chunk of a prompt.
+
+        A decode node computes prompts too: short ones, and those of preempted sequences.
+        """
+        budget, seats = self.engine.max_num_batched_tokens, self.engine.max_num_seqs
+        granularity = self.scheduling.chunk_granularity
+        method = self.speculation.speculative_method
+        drafts = num_speculative_tokens(method, self.speculation.num_speculative_tokens)
+        per_seq = tokens_per_seq(method, self.speculation.num_speculative_tokens)
+        entered = f"max_num_seqs = {seats} sequences of 1 token (speculative_method = {method})"
+        if drafts:
+            entered = (
+                f"max_num_seqs = {seats} sequences of {per_seq} tokens (1 and "
+                f"num_speculative_tokens = {drafts} of speculative_method = {method})"
+            )
+        wrong = []
+        if budget < seats * per_seq:
+            fewer = f", or max_num_seqs at most {budget // per_seq}" if budget >= per_seq else ""
+            wrong.append(
+                f"max_num_batched_tokens is {budget}: wanted at least {seats * per_seq} for "
+                f"{entered}{fewer}"
+            )
+        if granularity > per_seq and budget < (seats - 1) * per_seq + granularity:
+            most = (budget - granularity) // per_seq + 1
+            fewer = f", or max_num_seqs at most {most}" if most > 0 else ""
+            wrong.append(
+                f"max_num_batched_tokens is {budget}: wanted at least "
+                f"{(seats - 1) * per_seq + granularity} for all but one of {entered}, and a "
+                f"chunk of chunk_granularity = {granularity} tokens for the last{fewer}"
+            )
         return wrong

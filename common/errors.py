@@ -5,6 +5,7 @@ PdserveError
 ├── CheckpointError        a model folder is missing, broken or not supported
 ├── InvalidRequest         the caller's fault: never retried, never charged to a node
 ├── Overloaded             no room now; `retry_after_s` says when to come back
+├── PoolExhausted          a running request needs more KV blocks than its node can ever give it
 ├── DeadlineExceeded       the request's own deadline passed
 ├── NodeLost               a node that held the request died or left
 ├── StaleEpoch             a message for, or from, an earlier life of a process
@@ -53,6 +54,15 @@ class Overloaded(PdserveError):
     def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class PoolExhausted(PdserveError):
+    """The only request that still decodes cannot grow: nothing is left to evict or to preempt.
+
+    What was answered before stays answered.
+    """
+
+    code = "pool_exhausted"
 
 
 class DeadlineExceeded(PdserveError):

@@ -41,6 +41,14 @@ class KVLayout:
         return self.piece_bytes * 2 * self.num_layers
 
     @property
+    def description(self) -> str:
+        """What enters the fingerprint, for people."""
+        return (
+            f"{self.num_layers} layers, {self.num_kv_heads} KV heads of {self.head_dim}, "
+            f"blocks of {self.block_size}, {self.dtype}, weights {self.model_digest[:8]}"
+        )
+
+    @property
     def fingerprint(self) -> str:
         """32 hexadecimal digits over every field."""
         text = "\n".join(f"{key}={value}" for key, value in sorted(asdict(self).items()))

@@ -21,8 +21,9 @@ class Role(Enum):
 class NodeRecord:
     """One live node, as its lease in the placement store describes it.
 
-    `control_address` is the gRPC `host:port`. `fingerprint` is the KV layout's: a prefill and a
-    decode node pair up only when theirs are equal.
+    `control_address` is the gRPC `host:port`, `metrics_address` that of Prometheus metrics over
+    HTTP. `fingerprint` is the KV layout's: a prefill and a decode node pair up only when theirs are
+    equal. `kv_description` says for people what enters it.
     """
 
     incarnation: Incarnation
@@ -34,11 +35,18 @@ class NodeRecord:
     num_blocks: int
     max_num_seqs: int
     max_model_len: int
+    metrics_address: str = ""
+    kv_description: str = ""
+    speculative_method: str = "none"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeLoad:
-    """How busy a node said it was. `free_blocks` can be had: they are free or evictable."""
+    """How busy a node said it was. `free_blocks` can be had: they are free or evictable.
+
+    `new_token_ratio` is the share of the remaining outputs for which the node keeps blocks back
+    now; what follows it counts from the node's start.
+    """
 
     free_blocks: int
     free_seats: int
@@ -46,3 +54,8 @@ class NodeLoad:
     num_waiting: int
     queued_tokens: int
     is_draining: bool = False
+    new_token_ratio: float = 0.0
+    num_preemptions: int = 0
+    num_recomputed_tokens: int = 0
+    num_drafted: int = 0
+    num_accepted: int = 0

@@ -10,6 +10,7 @@ from common.ids import AttemptId
 
 MAX_LOGPROBS = 20
 MAX_STOP_TOKEN_IDS = 64
+MAX_PRIORITY = 1000
 
 
 class FinishReason(Enum):
@@ -93,12 +94,27 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
-    """One choice of one client request, as a node sees it. `deadline_s` is what is left of it."""
+    """One choice of one client request, as a node sees it. `deadline_s` is what is left of it.
+
+    A larger `priority` is more important, where nodes schedule by priority at all.
+    """
 
     id: AttemptId
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParams
     deadline_s: float
+    priority: int = 0
+
+    def __post_init__(self) -> None:
+        check_priority(self.priority)
+
+
+def check_priority(priority: int) -> None:
+    """Raise `InvalidRequest` for a priority out of range."""
+    if not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
+        raise InvalidRequest(
+            f"priority is {priority}: wanted -{MAX_PRIORITY} to {MAX_PRIORITY}", param="priority"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +134,8 @@ class RequestOutput:
 
     `first_index` is the output index of `token_ids[0]`; the router emits each index once.
     `is_started` marks that this node now runs the sequence (on a decode node: the KV was verified).
+    `num_drafted` and `num_accepted` count the draft tokens that this node has verified for this
+    request so far, and those of them that became output.
     With `finish_reason` ERROR, `error_code` and `error_message` say why.
     """
 
@@ -126,6 +144,8 @@ class RequestOutput:
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = field(default=())
     num_cached_tokens: int = 0
+    num_drafted: int = 0
+    num_accepted: int = 0
     is_started: bool = False
     finish_reason: FinishReason | None = None
     error_code: str = ""

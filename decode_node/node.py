@@ -7,7 +7,13 @@ from common.ids import Incarnation, new_lease_token
 from decode_node.profile import profile_of
 from decode_node.request_flow import DecodeFlow, LandingPlace
 from engine.core.scheduler import Scheduler
-from node.engine_node import LoadedModel, MakeFlow, NodeConnector, flow_limits
+from node.engine_node import (
+    LoadedModel,
+    MakeFlow,
+    NodeConnector,
+    flow_limits,
+    kv_description,
+)
 
 
 def decode_flow_maker(config: Config) -> MakeFlow:
@@ -27,6 +33,7 @@ def decode_flow_maker(config: Config) -> MakeFlow:
                 node=incarnation,
                 kv_endpoint=connector.endpoint,
                 fingerprint=model.layout.fingerprint,
+                kv_description=kv_description(config, model),
                 lease_s=config.handoff.lease_s,
             ),
             new_lease_token=new_lease_token,

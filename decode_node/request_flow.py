@@ -17,9 +17,10 @@ from common.errors import HandoffFailed, Overloaded
 from common.ids import Incarnation
 from common.request import RequestOutput
 from decode_node.profile import DecodeProfile
-from engine.core.scheduler import PlannedStep, Scheduler, StepOutput
+from engine.core.planned_step import PlannedStep, StepOutput
+from engine.core.scheduler import Scheduler
 from engine.core.sequence import Sequence
-from kv_transfer.connector import Landed, LandingFailed, Ticket, TransferEnded
+from kv_transfer.connector import Commit, Landed, LandingFailed, Ticket, TransferEnded
 from node.messages import (
     CloseLanding,
     Effect,
@@ -44,6 +45,7 @@ class LandingPlace:
     node: Incarnation
     kv_endpoint: str
     fingerprint: str
+    kv_description: str
     lease_s: float
 
 
@@ -114,21 +116,14 @@ class DecodeFlow(NodeFlow):
 
     def _on_landed(self, held: Held, event: Landed) -> list[Effect]:
         self.book.clear_lease(held)
-        sequence = held.sequence
-        if event.commit.num_tokens != sequence.num_prompt:
-            error = HandoffFailed(
-                f"the commit is for {event.commit.num_tokens} tokens, "
-                f"the reservation for {sequence.num_prompt}"
-            )
-            return self._fail(held, error)
-        if not 0 <= event.commit.first_token_id < self._limits.vocab_size:
-            error = HandoffFailed(
-                f"the commit's first token is {event.commit.first_token_id}: "
-                f"the vocabulary has {self._limits.vocab_size}"
-            )
-            return self._fail(held, error)
+        sequence, commit = held.sequence, event.commit
+        problem = self._problem_with_commit(sequence, commit)
+        if problem:
+            return self._fail(held, HandoffFailed(problem))
         landed = TakeLanded(self._target_blocks(sequence))
-        first = self.scheduler.land(sequence, event.commit.first_token_id)
+        # The prefill node may be set to draft further than this one verifies.
+        drafts = commit.draft_token_ids[: self.scheduler.limits.num_speculative_tokens]
+        first = self.scheduler.land(sequence, commit.first_token_id, draft_token_ids=drafts)
         if first.finish_reason is not None:
             self.book.remove(held)
         started = RequestOutput(
@@ -139,6 +134,25 @@ class DecodeFlow(NodeFlow):
             finish_reason=first.finish_reason,
         )
         return [landed, Emit(held.router, started)]
+
+    def _problem_with_commit(self, sequence: Sequence, commit: Commit) -> str:
+        if commit.num_tokens != sequence.num_prompt:
+            return (
+                f"the commit is for {commit.num_tokens} tokens, "
+                f"the reservation for {sequence.num_prompt}"
+            )
+        vocab_size = self._limits.vocab_size
+        if not 0 <= commit.first_token_id < vocab_size:
+            return (
+                f"the commit's first token is {commit.first_token_id}: "
+                f"the vocabulary has {vocab_size}"
+            )
+        if not all(0 <= token_id < vocab_size for token_id in commit.draft_token_ids):
+            return (
+                f"the commit's drafts are {list(commit.draft_token_ids)}: "
+                f"the vocabulary has {vocab_size}"
+            )
+        return ""
 
     def _ends_with_first_token(self, sequence: Sequence) -> bool:
         """Whether nothing would be left to decode once the KV had landed."""
@@ -152,7 +166,7 @@ class DecodeFlow(NodeFlow):
             assert held is not None, "a running sequence belongs to an attempt"
             if output.finish_reason is not None:
                 self.book.remove(held)
-            effects.append(self._emit_token(held, output))
+            effects.append(self._emit_tokens(held, output))
         return effects
 
     def _let_go(self, held: Held) -> list[Effect]:
@@ -173,6 +187,7 @@ class DecodeFlow(NodeFlow):
             target_block_ids=self._target_blocks(sequence),
             num_cached_tokens=sequence.num_cached_tokens,
             fingerprint=self._place.fingerprint,
+            kv_description=self._place.kv_description,
             lease_s=min(self._place.lease_s, held.deadline_at_s - now_s),
         )
 

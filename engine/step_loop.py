@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Generic, Protocol, TypeVar
 
 from common.clock import Clock
-from engine.core.plan import Runner, SampledToken, SequencesFailed
-from engine.core.scheduler import PlannedStep
+from engine.core.plan import DrawnTokens, Runner, SequencesFailed
+from engine.core.planned_step import PlannedStep
 
 log = logging.getLogger("pdserve.engine")
 
@@ -41,7 +41,7 @@ class Flow(Protocol[M_contra, E_co]):
     def next_deadline_s(self) -> float | None: ...
     def begin_step(self, now_s: float) -> tuple[PlannedStep, Iterable[E_co]]: ...
     def end_step(
-        self, step: PlannedStep, results: Sequence[SampledToken | None], now_s: float
+        self, step: PlannedStep, results: Sequence[DrawnTokens | None], now_s: float
     ) -> Iterable[E_co]: ...
     def fail_step(self, step: PlannedStep, error: Exception, now_s: float) -> Iterable[E_co]: ...
     def on_stop(self) -> Iterable[E_co]: ...
@@ -91,11 +91,23 @@ class StepLoop(Generic[M, E]):
             self._perform_all(self._flow.on_message(message, self._clock.now_s()))
         self._perform_all(self._flow.on_time(self._clock.now_s()))
         step, effects = self._flow.begin_step(self._clock.now_s())
+        self._swap(step)
         self._perform_all(effects)
         if step.batch:
             self._compute(step)
         self._flush()
         return step.made_progress
+
+    def _swap(self, step: PlannedStep) -> None:
+        """Before anything else: blocks that are swapped out have new owners already, who may
+        compute in them, or have KV from another node written to them.
+
+        An error here is a bug and ends the loop, since a sequence would resume on other KV.
+        """
+        for copy in step.swap_outs:
+            self._runner.swap_out(copy.block_ids, copy.host_block_ids)
+        for copy in step.swap_ins:
+            self._runner.swap_in(copy.host_block_ids, copy.block_ids)
 
     def _compute(self, step: PlannedStep) -> None:
         try:

@@ -41,6 +41,7 @@ class Ticket:
 
     `target_block_ids` hold the prompt from token `num_cached_tokens` (a multiple of the block
     size) on, in order. `lease_s` is what is left of the lease, a span and never a time.
+    `kv_description` says for people what the fingerprint stands for.
     """
 
     attempt: AttemptId
@@ -52,6 +53,7 @@ class Ticket:
     num_cached_tokens: int
     fingerprint: str
     lease_s: float
+    kv_description: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,9 @@ inbox           the bounded door into the step thread
 control_service gRPC ⇄ values
 output_streams  one token stream per router
 lease_keeper    the node's lease in the placement store
+make_scheduler  the scheduler that a configuration asks for
+metrics         the node's statistics as Prometheus samples
+metrics_server  these over HTTP
 model_loading   a load that a stop need not wait for
 step_thread     the step loop in its thread, until a stop or a crash
 watchdog        a step that does not end

@@ -217,7 +217,7 @@ class ControlService(pb_grpc.NodeServicer):
         return Submit(request=request, router=router, reply_to=reply_to, ticket=ticket)
 
     def _status_reply(self, status: NodeStatus) -> pb.StatusReply:
-        blocks = status.blocks
+        blocks, load = status.blocks, status.load
         return pb.StatusReply(
             node_id=self._incarnation.node_id,
             epoch=self._incarnation.epoch,
@@ -230,11 +230,15 @@ class ControlService(pb_grpc.NodeServicer):
                 reserved=blocks.reserved,
                 receiving=blocks.receiving,
             ),
-            num_running=status.load.num_running,
-            num_waiting=status.load.num_waiting,
+            num_running=load.num_running,
+            num_waiting=load.num_waiting,
             num_transfers=status.num_transfers,
             num_steps=status.num_steps,
-            num_preemptions=status.num_preemptions,
+            num_preemptions=load.num_preemptions,
+            num_recomputed_tokens=load.num_recomputed_tokens,
+            num_drafted=load.num_drafted,
+            num_accepted=load.num_accepted,
+            new_token_ratio=load.new_token_ratio,
         )
 
 

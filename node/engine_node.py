@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -16,15 +16,14 @@ from common.clock import Clock
 from common.config import Config
 from common.errors import ConfigError, InternalError, StaleEpoch
 from common.ids import Incarnation
-from common.kv_layout import KVLayout
 from common.nodes import NodeRecord
 from engine.core.plan import Runner
-from engine.core.planner import Limits
 from engine.core.scheduler import Scheduler
 from kv_transfer.connector import KVConnector, OnEvent
 from node.control_service import MAX_MESSAGE_BYTES, ControlService, Replies
 from node.inbox import Inbox
 from node.lease_keeper import LeaseKeeper
+from node.make_scheduler import SchedulableModel, make_scheduler, speculation_of
 from node.messages import (
     AbortTransfer,
     CloseLanding,
@@ -38,6 +37,8 @@ from node.messages import (
     RouterGone,
     TakeLanded,
 )
+from node.metrics import node_registry
+from node.metrics_server import MetricsServer, bind_metrics
 from node.model_loading import load_unless_stopped
 from node.node_flow import FlowLimits, NodeFlow
 from node.output_streams import OutputStreams
@@ -54,19 +55,11 @@ STEP_GRACE_S = 6.0
 STREAMS_GRACE_S = 2.0
 
 
-class LoadedModel(Runner, Protocol):
+class LoadedModel(Runner, SchedulableModel, Protocol):
     """A runner with the facts that the node needs to know about its model and its cache."""
 
     @property
-    def layout(self) -> KVLayout: ...
-    @property
-    def num_blocks(self) -> int: ...
-    @property
-    def max_model_len(self) -> int: ...
-    @property
     def vocab_size(self) -> int: ...
-    @property
-    def eos_token_ids(self) -> Set[int]: ...
     def warm_up(self) -> None: ...
     def stage_out(self, block_ids: Sequence[int]) -> None: ...
     def stage_in(self, block_ids: Sequence[int]) -> None: ...
@@ -109,6 +102,12 @@ class EngineNode:
         """
         server = grpc.aio.server(options=SERVER_OPTIONS)
         port = _bind(server, self._config.server.host, self._config.server.port)
+        with bind_metrics(self._config.server.host, self._config.server.metrics_port) as listener:
+            return await self._run(server, port, listener, stop)
+
+    async def _run(
+        self, server: grpc.aio.Server, port: int, listener: socket.socket, stop: asyncio.Event
+    ) -> int:
         incarnation = await self._new_incarnation(port)
         log.info("%s loads %s", incarnation, self._config.model.model)
         model = await load_unless_stopped(self._load_model, stop)
@@ -118,7 +117,9 @@ class EngineNode:
         inbox = Inbox(max_requests=self._config.handoff.max_queued_requests)
         connector = self._parts.make_connector(model, incarnation, inbox.put)
         try:
-            flow = self._parts.make_flow(self._new_scheduler(model), model, incarnation, connector)
+            flow = self._parts.make_flow(
+                make_scheduler(self._config, model), model, incarnation, connector
+            )
             streams = OutputStreams(loop, lambda router: inbox.put(RouterGone(router)))
             replies = Replies(loop)
             service = ControlService(
@@ -139,7 +140,9 @@ class EngineNode:
                 on_crash=lambda: loop.call_soon_threadsafe(self._crash, stop),
                 clock=self._parts.clock,
             )
-            keeper = self._lease_keeper(incarnation, model, flow, port)
+            metrics = MetricsServer(node_registry(lambda: flow.statistics), listener)
+            metrics.start()
+            keeper = self._lease_keeper(incarnation, model, flow, port, listener)
             try:
                 await self._serve(keeper, step_thread, stop)
             finally:
@@ -147,6 +150,7 @@ class EngineNode:
                 await step_thread.stop(STEP_GRACE_S)
                 streams.stop()
                 await server.stop(STREAMS_GRACE_S)
+                await metrics.stop()
         finally:
             await asyncio.to_thread(connector.close)
         return self._exit_code
@@ -187,35 +191,29 @@ class EngineNode:
         model.warm_up()
         return model
 
-    def _new_scheduler(self, model: LoadedModel) -> Scheduler:
-        engine = self._config.engine
-        return Scheduler(
-            limits=Limits(
-                max_num_seqs=engine.max_num_seqs,
-                max_num_batched_tokens=engine.max_num_batched_tokens,
-                block_size=engine.block_size,
-            ),
-            num_blocks=model.num_blocks,
-            fingerprint=model.layout.fingerprint,
-            eos_token_ids=model.eos_token_ids,
-            max_model_len=model.max_model_len,
-            enable_prefix_caching=engine.enable_prefix_caching,
-        )
-
     def _lease_keeper(
-        self, incarnation: Incarnation, model: LoadedModel, flow: NodeFlow, port: int
+        self,
+        incarnation: Incarnation,
+        model: LoadedModel,
+        flow: NodeFlow,
+        port: int,
+        metrics_listener: socket.socket,
     ) -> LeaseKeeper:
         config = self._config
+        host = advertised_host(config.server.host)
         record = NodeRecord(
             incarnation=incarnation,
             role=config.role,
-            control_address=host_port(advertised_host(config.server.host), port),
+            control_address=host_port(host, port),
+            metrics_address=host_port(host, metrics_listener.getsockname()[1]),
             model=config.model.served_model_name,
             fingerprint=model.layout.fingerprint,
             block_size=config.engine.block_size,
             num_blocks=model.num_blocks,
             max_num_seqs=config.engine.max_num_seqs,
             max_model_len=model.max_model_len,
+            kv_description=kv_description(config, model),
+            speculative_method=speculation_of(config).speculative_method,
         )
         return LeaseKeeper(
             self._parts.store, record, lambda: flow.load, lease_s=config.placement.node_lease_s
@@ -292,6 +290,12 @@ def flow_limits(config: Config, model: LoadedModel) -> FlowLimits:
         max_model_len=model.max_model_len,
         max_queued_requests=config.handoff.max_queued_requests,
     )
+
+
+def kv_description(config: Config, model: LoadedModel) -> str:
+    """What a node's KV cache holds, for people who wonder why two nodes do not pair up."""
+    has_mtp = config.speculation.speculative_method == "mtp"
+    return f"{model.layout.description}, {'with' if has_mtp else 'without'} mtp"
 
 
 def advertised_host(host: str) -> str:

@@ -13,6 +13,7 @@ from common.ids import AttemptId, Incarnation
 from common.nodes import NodeLoad
 from common.request import GenerationRequest, RequestOutput
 from engine.core.block_pool import BlockCounts
+from engine.core.statistics import SchedulerStatistics
 from kv_transfer.connector import Commit, Landed, LandingFailed, Ticket, TransferEnded
 
 # --- messages ---------------------------------------------------------------------------------
@@ -94,7 +95,14 @@ class NodeStatus:
     load: NodeLoad
     num_transfers: int
     num_steps: int
-    num_preemptions: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeStatistics:
+    """What a node counts, all at one moment. `num_transfers` counts open landings as well."""
+
+    scheduler: SchedulerStatistics
+    num_transfers: int
 
 
 Answer = Reserved | StartedLocally | Accepted | Refused | NodeStatus

@@ -11,6 +11,7 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from itertools import count
 
+from common.blocks import blocks_for
 from common.errors import (
     DeadlineExceeded,
     InternalError,
@@ -18,17 +19,21 @@ from common.errors import (
     NodeLost,
     Overloaded,
     PdserveError,
+    PoolExhausted,
 )
 from common.nodes import NodeLoad
 from common.request import FinishReason, GenerationRequest, RequestOutput
-from engine.core.plan import SampledToken
-from engine.core.scheduler import PlannedStep, Scheduler, StepOutput
+from engine.core.plan import DrawnTokens
+from engine.core.planned_step import PlannedStep, StepOutput
+from engine.core.scheduler import Scheduler
+from engine.core.sequence import Sequence
 from kv_transfer.connector import Landed, LandingFailed, TransferEnded
 from node.messages import (
     Abort,
     Effect,
     Emit,
     Message,
+    NodeStatistics,
     NodeStatus,
     Refused,
     Reply,
@@ -51,14 +56,17 @@ class FlowLimits:
 
 
 class NodeFlow(ABC):
-    """The decisions of one engine node. Any thread may read `load`: it is replaced whole."""
+    """The decisions of one engine node.
+
+    Any thread may read `load` and `statistics`: they are replaced whole.
+    """
 
     def __init__(self, scheduler: Scheduler, limits: FlowLimits) -> None:
         self.scheduler = scheduler
         self.book = RequestBook()
-        self.num_steps = 0
         self._sequence_ids = count(1)
         self._limits = limits
+        self.statistics = self._current_statistics()
         self.load = self._current_load()
 
     # --- events -------------------------------------------------------------------------------
@@ -91,20 +99,23 @@ class NodeFlow(ABC):
         return self.book.next_deadline_s()
 
     def begin_step(self, now_s: float) -> tuple[PlannedStep, list[Effect]]:
-        """Plan a step; answer the reservations that got their blocks."""
+        """Plan a step; answer the reservations that got their blocks, end who can never go on."""
         step = self.scheduler.plan()
         effects = self._on_reserved(step, now_s)
-        self.load = self._current_load()
+        for sequence in step.starved:
+            held = self.book.of_sequence(sequence)
+            assert held is not None, "a running sequence belongs to an attempt"
+            effects += self._fail(held, self._why_starved(sequence))
+        self._look_around()
         return step, effects
 
     def end_step(
-        self, step: PlannedStep, results: Items[SampledToken | None], now_s: float
+        self, step: PlannedStep, results: Items[DrawnTokens | None], now_s: float
     ) -> list[Effect]:
         """Record a step's results and report them."""
-        self.num_steps += 1
         outputs = self.scheduler.apply(step, results)
         effects = self._after_step(step, outputs)
-        self.load = self._current_load()
+        self._look_around()
         return effects
 
     def fail_step(self, step: PlannedStep, error: Exception, now_s: float) -> list[Effect]:
@@ -180,6 +191,18 @@ class NodeFlow(ABC):
                 f"{self._limits.max_model_len - 1}, so that one can follow",
                 param="prompt",
             )
+        limits, num_blocks = self.scheduler.limits, self.scheduler.pool.num_blocks
+        # Nothing is written past the longest sequence; who is never seated must not be queued.
+        num_needed = blocks_for(
+            min(length + limits.tokens_per_seq, limits.max_model_len), limits.block_size
+        )
+        if num_needed > num_blocks:
+            return InvalidRequest(
+                f"the prompt has {length} tokens: with the {limits.tokens_per_seq} of the first "
+                f"step it needs {num_needed} KV blocks of {limits.block_size} tokens, and this "
+                f"node has {num_blocks}",
+                param="prompt",
+            )
         highest = max(request.prompt_token_ids)
         if highest >= self._limits.vocab_size:
             return InvalidRequest(
@@ -226,17 +249,27 @@ class NodeFlow(ABC):
             )
         return effects + self._let_go(held)
 
-    def _emit_token(self, held: Held, output: StepOutput) -> Emit:
+    def _emit_tokens(self, held: Held, output: StepOutput) -> Emit:
+        sequence = held.sequence
+        logprobs = [token.logprobs for token in output.tokens if token.logprobs is not None]
         return Emit(
             held.router,
             RequestOutput(
                 id=held.attempt,
-                first_index=output.index,
-                token_ids=(output.token_id,),
-                logprobs=() if output.logprobs is None else (output.logprobs,),
-                num_cached_tokens=held.sequence.num_cached_tokens,
+                first_index=output.first_index,
+                token_ids=tuple(token.token_id for token in output.tokens),
+                logprobs=tuple(logprobs),
+                num_cached_tokens=sequence.num_cached_tokens,
+                num_drafted=sequence.num_drafted,
+                num_accepted=sequence.num_accepted_drafts,
                 finish_reason=output.finish_reason,
             ),
+        )
+
+    def _why_starved(self, sequence: Sequence) -> PoolExhausted:
+        return PoolExhausted(
+            f"the request has {sequence.num_known} tokens and needs another KV block: this node's "
+            f"{self.scheduler.pool.num_blocks} blocks are in use, and nothing is left to preempt"
         )
 
     def _refuse(self, message: Submit, error: PdserveError) -> Reply:
@@ -244,23 +277,38 @@ class NodeFlow(ABC):
         refusal = Refused(error, pool.num_available, max(self.scheduler.num_free_seats, 0))
         return Reply(message.reply_to, refusal)
 
+    def _look_around(self) -> None:
+        """Leave what others read."""
+        self.statistics = self._current_statistics()
+        self.load = self._current_load()
+
+    def _current_statistics(self) -> NodeStatistics:
+        return NodeStatistics(
+            scheduler=self.scheduler.statistics(), num_transfers=self.book.num_leases
+        )
+
     def _current_load(self) -> NodeLoad:
-        scheduler = self.scheduler
+        scheduler, counted = self.scheduler, self.statistics.scheduler
         return NodeLoad(
             free_blocks=scheduler.pool.num_available,
             free_seats=max(scheduler.num_free_seats, 0),
             num_running=len(scheduler.running) + len(scheduler.receiving),
             num_waiting=len(scheduler.waiting),
-            queued_tokens=sum(s.num_uncomputed for s in scheduler.waiting)
-            + sum(s.num_uncomputed for s in scheduler.running),
+            queued_tokens=scheduler.num_queued_tokens,
+            new_token_ratio=counted.new_token_ratio,
+            num_preemptions=counted.num_preemptions,
+            num_recomputed_tokens=counted.num_recomputed_tokens,
+            num_drafted=counted.num_drafted,
+            num_accepted=counted.num_accepted,
         )
 
     def _status(self) -> NodeStatus:
+        self.statistics = self._current_statistics()
+        counted = self.statistics.scheduler
         return NodeStatus(
             num_blocks=self.scheduler.pool.num_blocks,
-            blocks=self.scheduler.pool.counts(),
+            blocks=counted.blocks,
             load=self._current_load(),
-            num_transfers=self.book.num_leases,
-            num_steps=self.num_steps,
-            num_preemptions=self.scheduler.num_preemptions,
+            num_transfers=self.statistics.num_transfers,
+            num_steps=counted.num_steps,
         )

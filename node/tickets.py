@@ -9,6 +9,7 @@ from protos import pdserve_node_pb2 as pb
 from protos.codec import MAX_ID_LENGTH, to_ms
 
 MAX_ENDPOINT_LENGTH = 256
+MAX_DESCRIPTION_LENGTH = 256
 
 
 def ticket_to_proto(ticket: Ticket) -> pb.Ticket:
@@ -23,6 +24,7 @@ def ticket_to_proto(ticket: Ticket) -> pb.Ticket:
         num_cached_tokens=ticket.num_cached_tokens,
         fingerprint=ticket.fingerprint,
         lease_ms=to_ms(ticket.lease_s),
+        kv_description=ticket.kv_description[:MAX_DESCRIPTION_LENGTH],
     )
 
 
@@ -44,4 +46,5 @@ def ticket_from_proto(message: pb.Ticket, attempt: AttemptId) -> Ticket:
         num_cached_tokens=message.num_cached_tokens,
         fingerprint=message.fingerprint,
         lease_s=message.lease_ms / 1000,
+        kv_description=message.kv_description[:MAX_DESCRIPTION_LENGTH],
     )

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from common.errors import ConfigError, PdserveError
+from common.nodes import Role
 from pdserve.config_sources import SERVE, Command, LoadedConfig, SettingsError, load_config
 from pdserve.flags import NO_VALUE, SET_BY_UP, UP_DEFAULTS, FlagError, build_parser
 from pdserve.option_values import without_passwords
@@ -71,7 +72,8 @@ def _up(parsed: argparse.Namespace, unknown: list[str]) -> int:
     counts = {role: _count(parsed, role, problems) for role in ("prefill", "decode", "mixed")}
     command = Command(name="pdserve up", defaults=UP_DEFAULTS, own_keys=SET_BY_UP)
     try:
-        loaded = _load(parsed, unknown, command)
+        # Some node decodes in every cluster, and for that one the rules are strictest.
+        loaded = _load(parsed, unknown, command, Role.DECODE)
     except SettingsError as error:
         raise SettingsError([*problems, *error.problems]) from None
     if problems:
@@ -94,11 +96,9 @@ def _status(parsed: argparse.Namespace, unknown: list[str]) -> int:
     return EXIT_OK
 
 
-def _load(parsed: argparse.Namespace, unknown: list[str], command: Command) -> LoadedConfig:
-    from common.nodes import Role
-
-    # A local cluster's own process is none of the roles; its children get theirs from its plan.
-    role = Role.ROUTER if "role" in command.own_keys else None
+def _load(
+    parsed: argparse.Namespace, unknown: list[str], command: Command, role: Role | None = None
+) -> LoadedConfig:
     return load_config(vars(parsed), unknown, os.environ, command=command, role=role)
 
 

@@ -62,7 +62,9 @@ def plan_cluster(base: Config, size: ClusterSize, redis_url: str) -> list[Planne
         for number in range(1, count + 1):
             name = f"{role.value}-{number}"
             # Nodes talk to each other and the router on this machine alone, on any free port.
-            server = replace(base.server, host="127.0.0.1", port=0, kv_port=0, node_id=name)
+            server = replace(
+                base.server, host="127.0.0.1", port=0, kv_port=0, metrics_port=0, node_id=name
+            )
             node = replace(base, role=role, server=server, placement=placement)
             planned.append(PlannedProcess(name, node))
     return planned

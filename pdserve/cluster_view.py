@@ -25,6 +25,13 @@ class NodeView:
     num_running: int | None
     num_waiting: int | None
     is_draining: bool
+    speculative_method: str
+    num_preemptions: int | None
+    num_recomputed_tokens: int | None
+    num_drafted: int | None
+    num_accepted: int | None
+    new_token_ratio: float | None
+    metrics_address: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +41,7 @@ class ClusterView:
     url: str
     router_id: str
     is_store_away: bool
+    warnings: tuple[str, ...]
     nodes: tuple[NodeView, ...]
 
 
@@ -46,10 +54,12 @@ def fetch_cluster(url: str, *, api_key: str = "", timeout_s: float = 5.0) -> Clu
     router = reply.get("router")
     router_id = router.get("router_id") if isinstance(router, dict) else None
     nodes = [_node(url, node) for node in reply["nodes"]]
+    warnings = reply.get("warnings")
     return ClusterView(
         url=url,
         router_id=str(router_id or ""),
         is_store_away=reply.get("placement_store") == "away",
+        warnings=tuple(map(str, warnings)) if isinstance(warnings, list) else (),
         nodes=tuple(sorted(nodes, key=lambda node: (node.role, node.node_id))),
     )
 
@@ -69,7 +79,20 @@ def _node(url: str, raw: Any) -> NodeView:
         num_running=_count(raw, "num_running"),
         num_waiting=_count(raw, "num_waiting"),
         is_draining=raw.get("is_draining") is True,
+        speculative_method=str(raw.get("speculative_method", "")),
+        num_preemptions=_count(raw, "num_preemptions"),
+        num_recomputed_tokens=_count(raw, "num_recomputed_tokens"),
+        num_drafted=_count(raw, "num_drafted"),
+        num_accepted=_count(raw, "num_accepted"),
+        new_token_ratio=_number(raw, "new_token_ratio"),
+        metrics_address=str(raw.get("metrics_address", "")),
     )
+
+
+def _number(raw: dict[str, Any], key: str) -> float | None:
+    value = raw.get(key)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number else None  # type: ignore[arg-type]
 
 
 def _count(raw: dict[str, Any], key: str) -> int | None:

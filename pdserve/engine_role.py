@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import cast
 
 from common.clock import MonotonicClock
 from common.config import Config
 from common.ids import Incarnation
 from common.nodes import Role
+from common.token_budget import get_max_chunk_tokens, tokens_per_seq
 from kv_transfer.connector import OnEvent
 from kv_transfer.zmq_connector import ZmqConnector
 from node.engine_node import (
@@ -21,6 +23,7 @@ from node.engine_node import (
     NodeParts,
     advertised_host,
 )
+from node.make_scheduler import speculation_of, swap_space_of
 from placement.store import PlacementStore
 
 KV_PEER_TIMEOUT_S = 5.0
@@ -43,9 +46,17 @@ async def run_engine_role(
     def load_model() -> LoadedModel:
         # What it imports takes a while: not before the port is bound and the store has answered.
         from engine.runner.load import load_model_runner
+        from pdserve.checkpoints.speculative_model import resolve_speculation
 
         watch_again = partial(loop.call_soon_threadsafe, watch_stop_signals)
-        runner = load_model_runner(config.model, config.engine, on_imported=watch_again)
+        runner = load_model_runner(
+            config.model,
+            config.engine,
+            speculation=resolve_speculation(speculation_of(config), Path(config.model.model)),
+            swap_space=swap_space_of(config),
+            max_chunk_tokens=_max_chunk_tokens(config),
+            on_imported=watch_again,
+        )
         return cast(LoadedModel, runner)
 
     parts = NodeParts(
@@ -56,6 +67,18 @@ async def run_engine_role(
         clock=MonotonicClock(),
     )
     return await EngineNode(config, parts).run(stop)
+
+
+def _max_chunk_tokens(config: Config) -> int:
+    speculation = speculation_of(config)
+    return get_max_chunk_tokens(
+        config.role,
+        max_num_seqs=config.engine.max_num_seqs,
+        max_num_batched_tokens=config.engine.max_num_batched_tokens,
+        tokens_per_seq=tokens_per_seq(
+            speculation.speculative_method, speculation.num_speculative_tokens
+        ),
+    )
 
 
 def _make_connector(

@@ -18,7 +18,7 @@ NO_VALUE = object()
 """Stands for the value of a flag that was given none."""
 
 # A local cluster chooses these by itself.
-SET_BY_UP = frozenset({"role", "kv_port", "node_id", "redis_url", "cluster"})
+SET_BY_UP = frozenset({"role", "kv_port", "metrics_port", "node_id", "redis_url", "cluster"})
 
 UP_DEFAULTS: dict[str, str | int] = {
     "model": "demo",
@@ -27,6 +27,9 @@ UP_DEFAULTS: dict[str, str | int] = {
     "kv_cache_memory": 512 << 20,
 }
 """A step must stay short and the memory small where the nodes share one laptop's CPU."""
+
+
+_METAVARS = {"str": "TEXT", "int": "N", "float": "NUMBER", "bytes": "BYTES", "seconds": "SECONDS"}
 
 
 class FlagError(Exception):
@@ -148,5 +151,4 @@ def _grammar(option: Option, defaults: dict[str, Any]) -> dict[str, Any]:
     }
     if option.kind == "bool":
         return {**shared, "action": argparse.BooleanOptionalAction}
-    metavar = {"str": "TEXT", "int": "N", "float": "SECONDS", "bytes": "BYTES"}[option.kind]
-    return {**shared, "metavar": metavar, "nargs": "?", "const": NO_VALUE}
+    return {**shared, "metavar": _METAVARS[option.kind], "nargs": "?", "const": NO_VALUE}

@@ -14,6 +14,8 @@ SECTION_TITLES = {
     "server": "server: where this process listens",
     "model": "model: what is served",
     "engine": "engine: budgets and memory of a node",
+    "scheduling": "scheduling: who runs next, and who makes room",
+    "speculation": "speculation: draft tokens",
     "handoff": "handoff: from prefill to decode",
     "placement": "placement: who runs a request",
     "api": "api: the router's HTTP edge",

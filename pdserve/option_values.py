@@ -28,9 +28,10 @@ _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 WANTED = {
     "str": "text",
     "int": "a whole number",
-    "float": "a number of seconds",
+    "float": "a number",
     "bool": "true or false",
     "bytes": "a number of bytes, such as 512MiB, 2GiB or 1e9",
+    "seconds": "a number of seconds",
 }
 
 
@@ -43,8 +44,8 @@ def value_from_text(option: Option, text: str | bool) -> Value:
             return _checked_text(text)
         case "int":
             return _in_range(_whole_number(text))
-        case "float":
-            return _seconds(text)
+        case "float" | "seconds":
+            return _finite(option, text)
         case "bool":
             return _truth(text)
         case _:
@@ -59,8 +60,8 @@ def value_from_toml(option: Option, raw: object) -> Value:
             return _checked_text(raw)
         case "int" if isinstance(raw, int) and is_number:
             return _in_range(raw)
-        case "float" if is_number:
-            return _seconds(str(raw))
+        case "float" | "seconds" if is_number:
+            return _finite(option, str(raw))
         case "bool" if isinstance(raw, bool):
             return raw
         case "bytes" if isinstance(raw, str):
@@ -100,13 +101,13 @@ def _whole_number(text: str) -> int:
     return int(text)
 
 
-def _seconds(text: str) -> float:
+def _finite(option: Option, text: str) -> float:
     try:
         value = float(text)
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
-        raise ValueError(f"wanted {WANTED['float']}")
+        raise ValueError(f"wanted {WANTED[option.kind]}")
     return value
 
 

@@ -16,24 +16,30 @@ from common.config import (
     HandoffConfig,
     ModelConfig,
     PlacementConfig,
+    SchedulingConfig,
     ServerConfig,
+    SpeculationConfig,
 )
 
 SECTIONS = {
     "server": ServerConfig,
     "model": ModelConfig,
     "engine": EngineConfig,
+    "scheduling": SchedulingConfig,
+    "speculation": SpeculationConfig,
     "handoff": HandoffConfig,
     "placement": PlacementConfig,
     "api": ApiConfig,
 }
+
+_KINDS_BY_UNIT = {"bytes": "bytes", "s": "seconds"}
 
 Value = str | int | float | bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """One setting. `kind` says how text becomes a value: str, int, float, bool or bytes."""
+    """One setting. `kind` says how text becomes its value: a type's name, bytes or seconds."""
 
     section: str
     key: str
@@ -74,7 +80,7 @@ def all_options() -> dict[str, Option]:
             options[field.name] = Option(
                 section=section,
                 key=field.name,
-                kind="bytes" if field.metadata.get("unit") == "bytes" else _type_name(field.type),
+                kind=_KINDS_BY_UNIT.get(field.metadata.get("unit", "")) or _type_name(field.type),
                 default=field.default,
                 help=field.metadata["help"],
                 is_secret=bool(field.metadata.get("secret", False)),

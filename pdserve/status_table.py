@@ -1,4 +1,4 @@
-"""A cluster as a table for the terminal. Pure: text in, text out."""
+"""A cluster as tables for the terminal. Pure: text in, text out."""
 
 from __future__ import annotations
 
@@ -7,11 +7,20 @@ from collections.abc import Sequence
 from pdserve.cluster_view import ClusterView, NodeView
 
 _HEADINGS = ("NODE", "ROLE", "EPOCH", "STATE", "RUNNING", "WAITING", "FREE BLOCKS", "ADDRESS")
-_RIGHT_ALIGNED = frozenset({"EPOCH", "RUNNING", "WAITING", "FREE BLOCKS"})
+_SCHEDULING = (
+    "NODE",
+    "KEPT BACK",
+    "PREEMPTED",
+    "RECOMPUTED TOKENS",
+    "DRAFTER",
+    "ACCEPTED DRAFTS",
+    "METRICS",
+)
+_LEFT_ALIGNED = frozenset({"NODE", "ROLE", "STATE", "ADDRESS", "DRAFTER", "METRICS"})
 
 
 def status_table(cluster: ClusterView) -> str:
-    """A line for the cluster and one for each node."""
+    """A line for the cluster and two for each node: what it holds, and how its scheduling goes."""
     models = sorted({node.model for node in cluster.nodes if node.model})
     count = len(cluster.nodes)
     title = f"{cluster.url}: {count} node{'' if count == 1 else 's'}"
@@ -21,9 +30,13 @@ def status_table(cluster: ClusterView) -> str:
         title += f", as {cluster.router_id} sees them"
     if cluster.is_store_away:
         title += "\nThe placement store is away: nodes that join or leave are not noticed."
+    for warning in cluster.warnings:
+        title += f"\nWarning: {warning}."
     if not cluster.nodes:
         return f"{title}\nRequests have nowhere to run.\n"
-    return f"{title}\n\n" + _aligned([_HEADINGS, *(_row(node) for node in cluster.nodes)])
+    nodes = _aligned([_HEADINGS, *(_row(node) for node in cluster.nodes)])
+    scheduling = _aligned([_SCHEDULING, *(_scheduling_row(node) for node in cluster.nodes)])
+    return f"{title}\n\n{nodes}\nScheduling, since each node's start:\n{scheduling}"
 
 
 def _row(node: NodeView) -> tuple[str, ...]:
@@ -39,6 +52,29 @@ def _row(node: NodeView) -> tuple[str, ...]:
     )
 
 
+def _scheduling_row(node: NodeView) -> tuple[str, ...]:
+    """`KEPT BACK` is the share of the remaining outputs that has blocks set aside now."""
+    ratio = node.new_token_ratio
+    return (
+        node.node_id,
+        "-" if ratio is None else f"{ratio:.0%}",
+        _shown(node.num_preemptions),
+        _shown(node.num_recomputed_tokens),
+        node.speculative_method or "-",
+        _accepted(node),
+        node.metrics_address or "-",
+    )
+
+
+def _accepted(node: NodeView) -> str:
+    share = (
+        f" ({node.num_accepted / node.num_drafted:.0%})"
+        if (node.num_drafted and node.num_accepted is not None)
+        else ""
+    )
+    return _of(node.num_accepted, node.num_drafted) + share
+
+
 def _shown(count: int | None) -> str:
     return "-" if count is None else str(count)
 
@@ -48,12 +84,13 @@ def _of(count: int | None, total: int | None) -> str:
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> str:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADINGS))]
+    headings = rows[0]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(headings))]
     lines = []
     for row in rows:
         cells = [
-            cell.rjust(width) if heading in _RIGHT_ALIGNED else cell.ljust(width)
-            for cell, width, heading in zip(row, widths, _HEADINGS, strict=True)
+            cell.ljust(width) if heading in _LEFT_ALIGNED else cell.rjust(width)
+            for cell, width, heading in zip(row, widths, headings, strict=True)
         ]
         lines.append("  ".join(cells).rstrip())
     return "\n".join(lines) + "\n"

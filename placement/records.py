@@ -35,6 +35,9 @@ def encode_node(node: LiveNode) -> bytes:
             "num_blocks": record.num_blocks,
             "max_num_seqs": record.max_num_seqs,
             "max_model_len": record.max_model_len,
+            "metrics_address": record.metrics_address,
+            "kv_description": record.kv_description,
+            "speculative_method": record.speculative_method,
             "load": {
                 "free_blocks": load.free_blocks,
                 "free_seats": load.free_seats,
@@ -42,6 +45,11 @@ def encode_node(node: LiveNode) -> bytes:
                 "num_waiting": load.num_waiting,
                 "queued_tokens": load.queued_tokens,
                 "is_draining": load.is_draining,
+                "new_token_ratio": load.new_token_ratio,
+                "num_preemptions": load.num_preemptions,
+                "num_recomputed_tokens": load.num_recomputed_tokens,
+                "num_drafted": load.num_drafted,
+                "num_accepted": load.num_accepted,
             },
         }
     )
@@ -63,6 +71,9 @@ def decode_node(value: bytes) -> LiveNode:
         num_blocks=_number(entry, "num_blocks"),
         max_num_seqs=_number(entry, "max_num_seqs"),
         max_model_len=_number(entry, "max_model_len"),
+        metrics_address=_address(entry, "metrics_address") if entry.get("metrics_address") else "",
+        kv_description=_text(entry, "kv_description", at_least=0),
+        speculative_method=_text(entry, "speculative_method"),
     )
     return LiveNode(
         record=record,
@@ -73,6 +84,11 @@ def decode_node(value: bytes) -> LiveNode:
             num_waiting=_number(load, "num_waiting"),
             queued_tokens=_number(load, "queued_tokens"),
             is_draining=load.get("is_draining") is True,
+            new_token_ratio=_share(load, "new_token_ratio"),
+            num_preemptions=_number(load, "num_preemptions"),
+            num_recomputed_tokens=_number(load, "num_recomputed_tokens"),
+            num_drafted=_number(load, "num_drafted"),
+            num_accepted=_number(load, "num_accepted"),
         ),
     )
 
@@ -140,6 +156,13 @@ def _number(entry: dict[str, Any], key: str, *, at_least: int = 0) -> int:
     if type(value) is not int or not at_least <= value <= MAX_NUMBER:
         raise ValueError(f"{key} is not a whole number from {at_least} to 2^53")
     return value
+
+
+def _share(entry: dict[str, Any], key: str) -> float:
+    value = entry.get(key)
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 1:
+        raise ValueError(f"{key} is not a number from 0 to 1")
+    return float(value)
 
 
 def _dump(entry: dict[str, Any]) -> bytes:

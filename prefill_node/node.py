@@ -5,7 +5,13 @@ from __future__ import annotations
 from common.config import Config
 from common.ids import Incarnation
 from engine.core.scheduler import Scheduler
-from node.engine_node import LoadedModel, MakeFlow, NodeConnector, flow_limits
+from node.engine_node import (
+    LoadedModel,
+    MakeFlow,
+    NodeConnector,
+    flow_limits,
+    kv_description,
+)
 from prefill_node.request_flow import PrefillFlow
 
 
@@ -22,6 +28,7 @@ def prefill_flow_maker(config: Config) -> MakeFlow:
             scheduler,
             flow_limits(config, model),
             fingerprint=model.layout.fingerprint,
+            kv_description=kv_description(config, model),
         )
 
     return make

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from common.blocks import blocks_for
 from common.errors import InvalidRequest, LayoutMismatch, PeerProtocolError
-from engine.core.scheduler import PlannedStep, Scheduler, StepOutput
+from engine.core.planned_step import PlannedStep, StepOutput
+from engine.core.scheduler import Scheduler
 from engine.core.sequence import Sequence
 from engine.core.status import SequenceStatus
 from kv_transfer.connector import Commit, Landed, LandingFailed, Ticket, TransferEnded
@@ -34,9 +35,12 @@ from node.request_book import Held
 class PrefillFlow(NodeFlow):
     """Decisions of a prefill node."""
 
-    def __init__(self, scheduler: Scheduler, limits: FlowLimits, *, fingerprint: str) -> None:
+    def __init__(
+        self, scheduler: Scheduler, limits: FlowLimits, *, fingerprint: str, kv_description: str
+    ) -> None:
         super().__init__(scheduler, limits)
         self._fingerprint = fingerprint
+        self._kv_description = kv_description
         self._tickets: dict[int, Ticket] = {}
 
     def _submit(self, message: Submit, now_s: float) -> list[Effect]:
@@ -69,8 +73,8 @@ class PrefillFlow(NodeFlow):
             )
         if ticket.fingerprint != self._fingerprint:
             return LayoutMismatch(
-                f"KV layouts differ: fingerprint here {self._fingerprint}, "
-                f"on {ticket.decode_node} {ticket.fingerprint}"
+                f"KV layouts differ: here {self._kv_description} ({self._fingerprint}), on "
+                f"{ticket.decode_node} {ticket.kv_description} ({ticket.fingerprint})"
             )
         size = self.scheduler.limits.block_size
         num_targets = blocks_for(len(request.prompt_token_ids), size) - (
@@ -99,7 +103,7 @@ class PrefillFlow(NodeFlow):
         return effects
 
     def _on_first_token(self, held: Held, output: StepOutput) -> list[Effect]:
-        effects: list[Effect] = [self._emit_token(held, output)]
+        effects: list[Effect] = [self._emit_tokens(held, output)]
         if held.lease_token is None:
             self.book.remove(held)
             return effects
@@ -107,7 +111,12 @@ class PrefillFlow(NodeFlow):
             held.is_over = True
             return [*effects, AbortTransfer(held.lease_token)]
         effects += self._push_computed(held)
-        commit = Commit(num_tokens=held.sequence.num_prompt, first_token_id=output.token_id)
+        sequence = held.sequence
+        commit = Commit(
+            num_tokens=sequence.num_prompt,
+            first_token_id=output.tokens[0].token_id,
+            draft_token_ids=tuple(sequence.draft_token_ids),
+        )
         return [*effects, CommitTransfer(held.lease_token, commit)]
 
     def _push_computed(self, held: Held) -> list[Effect]:

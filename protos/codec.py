@@ -110,13 +110,15 @@ def request_to_proto(request: GenerationRequest) -> pb.GenerationRequest:
             prompt_token_ids=request.prompt_token_ids,
             sampling=sampling,
             deadline_ms=to_ms(request.deadline_s),
+            priority=request.priority,
         )
     except (ValueError, TypeError, OverflowError) as wrong:
         raise InvalidRequest(f"the request does not fit the wire: {wrong}") from wrong
 
 
 def request_from_proto(message: pb.GenerationRequest) -> GenerationRequest:
-    """Raises `InvalidRequest` for a missing id, an empty prompt, no deadline or bad sampling."""
+    """Raises `InvalidRequest` for a missing id, an empty prompt, no deadline, bad sampling or a
+    priority out of range."""
     if not message.prompt_token_ids:
         raise InvalidRequest("the prompt is empty: wanted at least 1 token", param="prompt")
     if message.deadline_ms == 0:
@@ -126,6 +128,7 @@ def request_from_proto(message: pb.GenerationRequest) -> GenerationRequest:
         prompt_token_ids=tuple(message.prompt_token_ids),
         sampling=sampling_from_proto(message.sampling),
         deadline_s=message.deadline_ms / 1000,
+        priority=message.priority,
     )
 
 
@@ -149,6 +152,8 @@ def output_to_proto(output: RequestOutput) -> pb.RequestOutput:
         token_ids=output.token_ids,
         logprobs=[_logprobs_to_proto(entry) for entry in output.logprobs],
         num_cached_tokens=output.num_cached_tokens,
+        num_drafted=output.num_drafted,
+        num_accepted=output.num_accepted,
         is_started=output.is_started,
         finish_reason="" if output.finish_reason is None else output.finish_reason.value,
         error_code=output.error_code,
@@ -168,6 +173,11 @@ def output_from_proto(message: pb.RequestOutput) -> RequestOutput:
             f"output of {attempt} has {len(message.logprobs)} logprobs for "
             f"{len(message.token_ids)} tokens"
         )
+    if message.num_accepted > message.num_drafted:
+        raise PeerProtocolError(
+            f"output of {attempt} has {message.num_accepted} accepted drafts of "
+            f"{message.num_drafted}"
+        )
     if finish is FinishReason.ERROR and not message.error_code:
         raise PeerProtocolError(f"output of {attempt} ends in an error without a code")
     return RequestOutput(
@@ -176,6 +186,8 @@ def output_from_proto(message: pb.RequestOutput) -> RequestOutput:
         token_ids=tuple(message.token_ids),
         logprobs=tuple(_logprobs_from_proto(entry) for entry in message.logprobs),
         num_cached_tokens=message.num_cached_tokens,
+        num_drafted=message.num_drafted,
+        num_accepted=message.num_accepted,
         is_started=message.is_started,
         finish_reason=finish,
         error_code=message.error_code,

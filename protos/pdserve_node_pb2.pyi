@@ -49,21 +49,23 @@ class SamplingParams(_message.Message):
     def __init__(self, max_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., seed: _Optional[int] = ..., logprobs: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ...) -> None: ...
 
 class GenerationRequest(_message.Message):
-    __slots__ = ("request_id", "attempt", "prompt_token_ids", "sampling", "deadline_ms")
+    __slots__ = ("request_id", "attempt", "prompt_token_ids", "sampling", "deadline_ms", "priority")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     attempt: int
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
     sampling: SamplingParams
     deadline_ms: int
-    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., deadline_ms: _Optional[int] = ...) -> None: ...
+    priority: int
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., deadline_ms: _Optional[int] = ..., priority: _Optional[int] = ...) -> None: ...
 
 class Ticket(_message.Message):
-    __slots__ = ("decode_node_id", "decode_epoch", "kv_endpoint", "lease_token", "generation", "target_block_ids", "num_cached_tokens", "fingerprint", "lease_ms")
+    __slots__ = ("decode_node_id", "decode_epoch", "kv_endpoint", "lease_token", "generation", "target_block_ids", "num_cached_tokens", "fingerprint", "lease_ms", "kv_description")
     DECODE_NODE_ID_FIELD_NUMBER: _ClassVar[int]
     DECODE_EPOCH_FIELD_NUMBER: _ClassVar[int]
     KV_ENDPOINT_FIELD_NUMBER: _ClassVar[int]
@@ -73,6 +75,7 @@ class Ticket(_message.Message):
     NUM_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     LEASE_MS_FIELD_NUMBER: _ClassVar[int]
+    KV_DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
     decode_node_id: str
     decode_epoch: int
     kv_endpoint: str
@@ -82,7 +85,8 @@ class Ticket(_message.Message):
     num_cached_tokens: int
     fingerprint: str
     lease_ms: int
-    def __init__(self, decode_node_id: _Optional[str] = ..., decode_epoch: _Optional[int] = ..., kv_endpoint: _Optional[str] = ..., lease_token: _Optional[int] = ..., generation: _Optional[int] = ..., target_block_ids: _Optional[_Iterable[int]] = ..., num_cached_tokens: _Optional[int] = ..., fingerprint: _Optional[str] = ..., lease_ms: _Optional[int] = ...) -> None: ...
+    kv_description: str
+    def __init__(self, decode_node_id: _Optional[str] = ..., decode_epoch: _Optional[int] = ..., kv_endpoint: _Optional[str] = ..., lease_token: _Optional[int] = ..., generation: _Optional[int] = ..., target_block_ids: _Optional[_Iterable[int]] = ..., num_cached_tokens: _Optional[int] = ..., fingerprint: _Optional[str] = ..., lease_ms: _Optional[int] = ..., kv_description: _Optional[str] = ...) -> None: ...
 
 class ReserveRequest(_message.Message):
     __slots__ = ("envelope", "request", "must_prefill_locally", "may_wait")
@@ -178,7 +182,7 @@ class TokenLogprobs(_message.Message):
     def __init__(self, logprob: _Optional[float] = ..., top_token_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class RequestOutput(_message.Message):
-    __slots__ = ("request_id", "attempt", "first_index", "token_ids", "logprobs", "num_cached_tokens", "is_started", "finish_reason", "error_code", "error_message")
+    __slots__ = ("request_id", "attempt", "first_index", "token_ids", "logprobs", "num_cached_tokens", "is_started", "finish_reason", "error_code", "error_message", "num_drafted", "num_accepted")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     FIRST_INDEX_FIELD_NUMBER: _ClassVar[int]
@@ -189,6 +193,8 @@ class RequestOutput(_message.Message):
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
     ERROR_CODE_FIELD_NUMBER: _ClassVar[int]
     ERROR_MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    NUM_DRAFTED_FIELD_NUMBER: _ClassVar[int]
+    NUM_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     attempt: int
     first_index: int
@@ -199,7 +205,9 @@ class RequestOutput(_message.Message):
     finish_reason: str
     error_code: str
     error_message: str
-    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., first_index: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., num_cached_tokens: _Optional[int] = ..., is_started: _Optional[bool] = ..., finish_reason: _Optional[str] = ..., error_code: _Optional[str] = ..., error_message: _Optional[str] = ...) -> None: ...
+    num_drafted: int
+    num_accepted: int
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., first_index: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., num_cached_tokens: _Optional[int] = ..., is_started: _Optional[bool] = ..., finish_reason: _Optional[str] = ..., error_code: _Optional[str] = ..., error_message: _Optional[str] = ..., num_drafted: _Optional[int] = ..., num_accepted: _Optional[int] = ...) -> None: ...
 
 class OutputBatch(_message.Message):
     __slots__ = ("outputs",)
@@ -228,7 +236,7 @@ class BlockCounts(_message.Message):
     def __init__(self, free: _Optional[int] = ..., cached: _Optional[int] = ..., running: _Optional[int] = ..., reserved: _Optional[int] = ..., receiving: _Optional[int] = ...) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("node_id", "epoch", "role", "num_blocks", "blocks", "num_running", "num_waiting", "num_transfers", "num_steps", "num_preemptions")
+    __slots__ = ("node_id", "epoch", "role", "num_blocks", "blocks", "num_running", "num_waiting", "num_transfers", "num_steps", "num_preemptions", "num_recomputed_tokens", "num_drafted", "num_accepted", "new_token_ratio")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -239,6 +247,10 @@ class StatusReply(_message.Message):
     NUM_TRANSFERS_FIELD_NUMBER: _ClassVar[int]
     NUM_STEPS_FIELD_NUMBER: _ClassVar[int]
     NUM_PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
+    NUM_RECOMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_DRAFTED_FIELD_NUMBER: _ClassVar[int]
+    NUM_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    NEW_TOKEN_RATIO_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     epoch: int
     role: str
@@ -249,4 +261,8 @@ class StatusReply(_message.Message):
     num_transfers: int
     num_steps: int
     num_preemptions: int
-    def __init__(self, node_id: _Optional[str] = ..., epoch: _Optional[int] = ..., role: _Optional[str] = ..., num_blocks: _Optional[int] = ..., blocks: _Optional[_Union[BlockCounts, _Mapping]] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_transfers: _Optional[int] = ..., num_steps: _Optional[int] = ..., num_preemptions: _Optional[int] = ...) -> None: ...
+    num_recomputed_tokens: int
+    num_drafted: int
+    num_accepted: int
+    new_token_ratio: float
+    def __init__(self, node_id: _Optional[str] = ..., epoch: _Optional[int] = ..., role: _Optional[str] = ..., num_blocks: _Optional[int] = ..., blocks: _Optional[_Union[BlockCounts, _Mapping]] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_transfers: _Optional[int] = ..., num_steps: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_recomputed_tokens: _Optional[int] = ..., num_drafted: _Optional[int] = ..., num_accepted: _Optional[int] = ..., new_token_ratio: _Optional[float] = ...) -> None: ...

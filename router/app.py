@@ -140,7 +140,8 @@ def _add_probes(app: FastAPI, cluster: ClusterView, registry: CollectorRegistry)
     @app.get("/ready", description="A request that arrives now has somewhere to run.")
     async def ready() -> JSONResponse:
         if cluster.is_ready():
-            return JSONResponse({"status": "ready"})
+            warnings = cluster.warnings()
+            return JSONResponse({"status": "ready"} | ({"warnings": warnings} if warnings else {}))
         return JSONResponse(
             {"status": "not ready", "reason": cluster.why_not_ready()},
             status_code=503,

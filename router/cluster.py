@@ -6,6 +6,7 @@ from typing import Any
 
 from common.nodes import Role
 from placement.store import Placement
+from router.core.pairing import unpaired_prefill_nodes
 from router.core.policies.query import NodeView
 from router.dispatch import Dispatcher
 
@@ -32,6 +33,10 @@ class DispatcherView:
             return f"{missing}, and the placement store is away"
         return missing
 
+    def warnings(self) -> list[str]:
+        """Prefill nodes whose KV no decode node can take."""
+        return unpaired_prefill_nodes([node.record for node in self._dispatcher.pool.nodes()])
+
     def max_model_len(self) -> int | None:
         """The longest prompt and output, in tokens, that a node can finish; None without nodes."""
         return max((node.record.max_model_len for node in self._finishers()), default=None)
@@ -55,6 +60,7 @@ class DispatcherView:
                 "num_running": dispatcher.num_running,
             },
             "placement_store": "away" if is_store_away else "ok",
+            "warnings": self.warnings(),
             "nodes": [_node(node) for node in dispatcher.pool.nodes()],
             "recent_placements": [_placement(p) for p in reversed(dispatcher.recent_placements)],
         }
@@ -67,8 +73,11 @@ def _node(node: NodeView) -> dict[str, Any]:
         "epoch": record.incarnation.epoch,
         "role": record.role.value,
         "address": record.control_address,
+        "metrics_address": record.metrics_address,
         "model": record.model,
         "fingerprint": record.fingerprint,
+        "kv_cache": record.kv_description,
+        "speculative_method": record.speculative_method,
         "max_model_len": record.max_model_len,
         "num_blocks": record.num_blocks,
         "free_blocks": load.free_blocks,
@@ -79,6 +88,11 @@ def _node(node: NodeView) -> dict[str, Any]:
         "queued_tokens": load.queued_tokens,
         "is_draining": load.is_draining,
         "num_requests": node.num_requests,
+        "new_token_ratio": load.new_token_ratio,
+        "num_preemptions": load.num_preemptions,
+        "num_recomputed_tokens": load.num_recomputed_tokens,
+        "num_drafted": load.num_drafted,
+        "num_accepted": load.num_accepted,
     }
 
 

@@ -14,6 +14,9 @@ class ClusterView(Protocol):
     def why_not_ready(self) -> str:
         """What is missing, for people; '' when ready."""
 
+    def warnings(self) -> list[str]:
+        """What is wrong without keeping the cluster from answering, in sentences for people."""
+
     def max_model_len(self) -> int | None:
         """The longest prompt and output, in tokens, that a node can finish; None without nodes."""
 

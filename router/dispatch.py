@@ -140,14 +140,19 @@ class Dispatcher:
             await self._store.leave(self.incarnation)
 
     async def generate(
-        self, prompt_token_ids: tuple[int, ...], sampling: SamplingParams, *, deadline_s: float
+        self,
+        prompt_token_ids: tuple[int, ...],
+        sampling: SamplingParams,
+        *,
+        deadline_s: float,
+        priority: int = 0,
     ) -> AsyncGenerator[TokenChunk, None]:
         """Stream one answer; see `router.generation.Generator`."""
         if self._is_closing:
             raise Overloaded("the router is shutting down")
         if not prompt_token_ids:
             raise InvalidRequest("the prompt is empty: wanted at least 1 token", param="prompt")
-        request = self._admit(prompt_token_ids, sampling, deadline_s)
+        request = self._admit(prompt_token_ids, sampling, deadline_s, priority)
         try:
             self._feed(request, request.flow.start)
             while True:
@@ -159,11 +164,19 @@ class Dispatcher:
             self._feed(request, request.flow.on_client_gone)
 
     def _admit(
-        self, prompt_token_ids: tuple[int, ...], sampling: SamplingParams, deadline_s: float
+        self,
+        prompt_token_ids: tuple[int, ...],
+        sampling: SamplingParams,
+        deadline_s: float,
+        priority: int,
     ) -> ActiveRequest:
         deadline_at_s = self._clock.now_s() + deadline_s
         flow = RequestFlow(
-            new_request_id(), prompt_token_ids, sampling, deadline_at_s=deadline_at_s
+            new_request_id(),
+            prompt_token_ids,
+            sampling,
+            deadline_at_s=deadline_at_s,
+            priority=priority,
         )
         query = Query(prompt_token_ids, sampling.max_tokens)
         request = ActiveRequest(flow, query, deadline_at_s)

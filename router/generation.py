@@ -15,7 +15,8 @@ class TokenChunk:
 
     `finish_reason` is set on the last chunk alone (STOP or LENGTH; failures are raised).
     `num_cached_tokens` is how much of the prompt was found in a prefix cache, known from the
-    first chunk on.
+    first chunk on. `num_drafted` and `num_accepted` are the draft tokens that were verified for
+    this answer so far, and those of them that became output.
     """
 
     first_index: int
@@ -23,16 +24,23 @@ class TokenChunk:
     logprobs: tuple[TokenLogprobs, ...] = ()
     finish_reason: FinishReason | None = None
     num_cached_tokens: int = 0
+    num_drafted: int = 0
+    num_accepted: int = 0
 
 
 class Generator(Protocol):
     """Runs one choice somewhere in the cluster."""
 
     def generate(
-        self, prompt_token_ids: tuple[int, ...], sampling: SamplingParams, *, deadline_s: float
+        self,
+        prompt_token_ids: tuple[int, ...],
+        sampling: SamplingParams,
+        *,
+        deadline_s: float,
+        priority: int = 0,
     ) -> AsyncGenerator[TokenChunk, None]:
         """Stream one answer. Closing the generator early aborts it on every node.
 
-        Raises `InvalidRequest`, `Overloaded`, `DeadlineExceeded`, `NodeLost`, `HandoffFailed` or
-        `InternalError`; before the first chunk or after any.
+        Raises `InvalidRequest`, `Overloaded`, `DeadlineExceeded`, `NodeLost`, `HandoffFailed`,
+        `PoolExhausted` or `InternalError`; before the first chunk or after any.
         """

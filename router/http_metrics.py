@@ -33,6 +33,16 @@ class HttpMetrics:
             "Prompt tokens found in a prefix cache",
             registry=registry,
         )
+        self.accepted_tokens = Counter(
+            "pdserve_accepted_prediction_tokens_total",
+            "Draft tokens that became output, in the usage of answered requests",
+            registry=registry,
+        )
+        self.rejected_tokens = Counter(
+            "pdserve_rejected_prediction_tokens_total",
+            "Draft tokens that did not, in the usage of answered requests",
+            registry=registry,
+        )
         self.output_tokens = Counter(
             "pdserve_output_tokens_total", "Tokens generated", registry=registry
         )

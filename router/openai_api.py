@@ -170,6 +170,8 @@ class OpenAiApi:
             else:
                 await _whole(deltas, form, usage, reply, len(choices))
         self._metrics.cached_tokens.inc(usage.cached_tokens)
+        self._metrics.accepted_tokens.inc(usage.accepted_tokens)
+        self._metrics.rejected_tokens.inc(usage.rejected_tokens)
 
     def _start(
         self, plan: RequestPlan, choice: ChoicePlan, arrived_at_s: float
@@ -183,7 +185,10 @@ class OpenAiApi:
         )
         left_s = arrived_at_s + self._config.request_timeout_s - self._clock.now_s()
         chunks = self._generator.generate(
-            choice.prompt_token_ids, choice.sampling, deadline_s=max(left_s, 0.0)
+            choice.prompt_token_ids,
+            choice.sampling,
+            deadline_s=max(left_s, 0.0),
+            priority=choice.priority,
         )
         timer = ChoiceTimer(self._metrics, self._clock, arrived_at_s)
         return choice_deltas(chunks, text, timer.on_delta)

@@ -1,8 +1,8 @@
 """Every error as OpenAI's clients expect it: a status and an `error` object.
 
-400 InvalidRequest     404 unknown model or path    413 body too large     503 Overloaded
+400 InvalidRequest     404 unknown model or path    413 body too large     504 DeadlineExceeded
 401 wrong or no key    405 wrong method             502 NodeLost, HandoffFailed, StaleEpoch
-429 the router's limit of requests in progress      504 DeadlineExceeded
+429 the router's limit of requests in progress      503 Overloaded, PoolExhausted
 500 anything that is a bug of ours
 """
 
@@ -17,6 +17,7 @@ from common.errors import (
     NodeLost,
     Overloaded,
     PdserveError,
+    PoolExhausted,
     StaleEpoch,
 )
 from router.core.sse import to_json
@@ -113,6 +114,9 @@ def api_error(error: Exception) -> ApiError:
         case Overloaded():
             wait_s = max(1, math.ceil(error.retry_after_s))
             return ApiError(503, str(error), code=error.code, headers={"retry-after": str(wait_s)})
+        case PoolExhausted():
+            headers = {"retry-after": str(_BUSY_RETRY_S)}
+            return ApiError(503, str(error), code=error.code, headers=headers)
         case DeadlineExceeded():
             return ApiError(504, str(error), code=error.code)
         case NodeLost() | HandoffFailed() | StaleEpoch():

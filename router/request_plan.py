@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from common.errors import InvalidRequest
-from common.request import MAX_LOGPROBS, SamplingParams
+from common.request import MAX_LOGPROBS, SamplingParams, check_priority
 from router.chat_messages import template_messages
 from router.core.limits import output_limit, prompt_too_long
 from router.core.stop_strings import MAX_STOP_CHARS, MAX_STOP_STRINGS
@@ -35,6 +35,7 @@ class ChoicePlan:
 
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParams
+    priority: int = 0
     lead: str = ""
 
 
@@ -142,6 +143,8 @@ class Planner:
                 f"n is {n} for {len(prompts)} prompt(s): wanted 1 to {MAX_CHOICES} choices in all",
                 param="n",
             )
+        priority = body.priority or 0
+        check_priority(priority)
         common = self._sampling_fields(body) | {"logprobs": num_logprobs}
         choices = []
         for prompt in prompts:
@@ -159,7 +162,12 @@ class Planner:
                     **common, max_tokens=limit, seed=seed_of_choice(seed, place)
                 )
                 choices.append(
-                    ChoicePlan(prompt_token_ids=prompt.token_ids, sampling=sampling, lead=lead)
+                    ChoicePlan(
+                        prompt_token_ids=prompt.token_ids,
+                        sampling=sampling,
+                        priority=priority,
+                        lead=lead,
+                    )
                 )
         return RequestPlan(
             choices=tuple(choices),

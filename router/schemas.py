@@ -3,7 +3,7 @@
 Types are strict: `"5"` is not a number and `true` is not an integer. Fields fall in four groups:
 
 - served: they do what OpenAI's (or, for `top_k`, `min_p`, `repetition_penalty`, `stop_token_ids`
-  and `ignore_eos`, vLLM's) documentation says;
+  and `ignore_eos`, vLLM's) documentation says; `priority` is -1000 to 1000, larger goes first;
 - harmless: they ask for nothing that changes the answer, and are accepted and ignored;
 - not supported: they would change the answer. A value that asks for nothing (null, an empty
   list, the default) is accepted; any other is refused with the field's name;
@@ -60,6 +60,7 @@ class SamplingFields(_Body):
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
     max_tokens: int | None = None
+    priority: int | None = None
 
     # harmless
     user: Any = None

@@ -7,7 +7,7 @@ node; a *reserved* one is held beside it for the first tokens to come. Both have
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -49,6 +49,7 @@ class BlockPool:
         self._evictable: dict[int, None] = {}  # least recently released first
         self._references = [0] * num_blocks
         self._use: dict[int, BlockUse] = {}
+        self._num_used = dict.fromkeys(BlockUse, 0)
 
     @property
     def num_available(self) -> int:
@@ -59,9 +60,9 @@ class BlockPool:
         """Whether the block is cached and referenced by nobody."""
         return block_id in self._evictable
 
-    def num_unshared(self, block_ids: Sequence[int]) -> int:
-        """How many of a sequence's blocks would become available if it let go of them."""
-        return sum(self._references[block_id] == 1 for block_id in block_ids)
+    def is_unshared(self, block_id: int) -> bool:
+        """Whether the block would become available if its one holder let go of it."""
+        return self._references[block_id] == 1
 
     def allocate(self, count: int, use: BlockUse) -> list[int]:
         """Take `count` blocks, free ones first, then the least recently used cached ones."""
@@ -70,7 +71,7 @@ class BlockPool:
         taken = [self._take_one() for _ in range(count)]
         for block_id in taken:
             self._references[block_id] = 1
-            self._use[block_id] = use
+            self._set_use(block_id, use)
         return taken
 
     def acquire_cached(self, block_ids: Iterable[int]) -> None:
@@ -78,7 +79,7 @@ class BlockPool:
         for block_id in block_ids:
             if block_id in self._evictable:
                 del self._evictable[block_id]
-                self._use[block_id] = BlockUse.RUNNING
+                self._set_use(block_id, BlockUse.RUNNING)
             elif self._use.get(block_id) is not BlockUse.RUNNING:
                 raise ValueError(f"block {block_id} cannot be shared: it holds no finished KV")
             self._references[block_id] += 1
@@ -88,7 +89,8 @@ class BlockPool:
         for block_id in block_ids:
             if self._references[block_id] == 0:
                 raise ValueError(f"block {block_id} is held by nobody")
-            self._use[block_id] = BlockUse.RUNNING
+            self._num_used[self._use[block_id]] -= 1
+            self._set_use(block_id, BlockUse.RUNNING)
 
     def publish(self, block_id: int, block_hash: BlockHash) -> None:
         """Make a block findable: its KV is complete and verified."""
@@ -106,7 +108,7 @@ class BlockPool:
                 raise ValueError(f"block {block_id} is released but held by nobody")
             self._references[block_id] -= 1
             if self._references[block_id] == 0:
-                del self._use[block_id]
+                self._num_used[self._use.pop(block_id)] -= 1
                 if self.prefix_cache.holds(block_id):
                     self._evictable[block_id] = None
                 else:
@@ -114,13 +116,12 @@ class BlockPool:
 
     def counts(self) -> BlockCounts:
         """Where every block is."""
-        uses = list(self._use.values())
         return BlockCounts(
             free=len(self._free),
             cached=len(self._evictable),
-            running=uses.count(BlockUse.RUNNING),
-            reserved=uses.count(BlockUse.RESERVED),
-            receiving=uses.count(BlockUse.RECEIVING),
+            running=self._num_used[BlockUse.RUNNING],
+            reserved=self._num_used[BlockUse.RESERVED],
+            receiving=self._num_used[BlockUse.RECEIVING],
         )
 
     def check(self) -> None:
@@ -129,8 +130,14 @@ class BlockPool:
         assert sorted(places) == list(range(self.num_blocks)), "a block is lost or in two places"
         held = {b for b, count in enumerate(self._references) if count > 0}
         assert held == set(self._use), "references and uses disagree"
+        uses = list(self._use.values())
+        assert all(uses.count(use) == n for use, n in self._num_used.items()), "uses miscounted"
         assert all(self.prefix_cache.holds(b) for b in self._evictable), "cached but not findable"
         assert not any(self.prefix_cache.holds(b) for b in self._free), "free but findable"
+
+    def _set_use(self, block_id: int, use: BlockUse) -> None:
+        self._use[block_id] = use
+        self._num_used[use] += 1
 
     def _take_one(self) -> int:
         if self._free:

@@ -10,7 +10,9 @@ from common.errors import InternalError
 from common.request import SamplingParams, TokenLogprobs
 
 
-@dataclass(frozen=True, slots=True)
+# Hundreds of the next two are made in each step, and a frozen dataclass costs three times as much.
+# Only the scheduler writes to them, while it makes a step.
+@dataclass(slots=True)
 class SampleInput:
     """All that drawing one token depends on: nothing is remembered between steps.
 
@@ -23,12 +25,17 @@ class SampleInput:
     output_token_ids: Sequence[int]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ScheduledSequence:
     """Compute `token_ids` at positions `start`, `start + 1`, …; their KV goes into `block_table`.
 
-    Positions before `start` are in the cache already. With `sample` set, one token is drawn from
-    the logits of the last position.
+    Positions before `start` are in the cache already. The last `num_drafts` of `token_ids` are
+    drafts. With `sample` set, a token is drawn after the last known token and, as long as the drawn
+    token equals the next draft, after each draft: `sample` describes the first of them. Without it
+    `next_token_id` is the known token behind the chunk.
+
+    `num_proposals` is how many drafts a drafter inside the runner (mtp) may propose for the next
+    step; it proposes fewer when the block table has no slots for them.
     """
 
     sequence_id: int
@@ -36,6 +43,9 @@ class ScheduledSequence:
     start: int
     block_table: Sequence[int]
     sample: SampleInput | None
+    num_drafts: int = 0
+    num_proposals: int = 0
+    next_token_id: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +56,19 @@ class SampledToken:
     logprobs: TokenLogprobs | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class DrawnTokens:
+    """What one step drew for one sequence: the accepted drafts, then the model's own next token.
+
+    `tokens` has 1 to `num_drafts + 1` entries, all drawn by the model itself: a draft is accepted
+    exactly when it equals the token drawn at its place. `draft_token_ids` are proposals for what
+    follows the last of them.
+    """
+
+    tokens: tuple[SampledToken, ...]
+    draft_token_ids: tuple[int, ...] = ()
+
+
 class SequencesFailed(InternalError):
     """Some sequences of a batch have no result; the others do, as if those had not been there.
 
@@ -53,19 +76,39 @@ class SequencesFailed(InternalError):
     """
 
     def __init__(
-        self, message: str, entries: tuple[int, ...], results: tuple[SampledToken | None, ...]
+        self, message: str, entries: tuple[int, ...], results: tuple[DrawnTokens | None, ...]
     ) -> None:
         super().__init__(message)
         self.entries = entries
         self.results = results
 
 
-class Runner(Protocol):
-    """Executes a planned step. Its owner is one thread; it keeps no state but the KV cache."""
+@dataclass(frozen=True, slots=True)
+class StepCosts:
+    """What a step costs, measured: `step_s[i]` seconds for a step of `rows[i]` tokens.
 
-    def execute(self, batch: Sequence[ScheduledSequence]) -> list[SampledToken | None]:
+    `rows` rise strictly. `draft_s` is what one draft of one sequence costs beside its row in the
+    step that verifies it (0 for drafters that look tokens up).
+    """
+
+    rows: tuple[int, ...]
+    step_s: tuple[float, ...]
+    draft_s: float = 0.0
+
+
+class Runner(Protocol):
+    """Executes a planned step. Its owner is one thread; it keeps no state but the KV cache and the
+    blocks that were swapped out of it."""
+
+    def execute(self, batch: Sequence[ScheduledSequence]) -> list[DrawnTokens | None]:
         """One entry per scheduled sequence, in order; None where `sample` was None.
 
-        A sequence's result depends on its own tokens and cache alone, never on its neighbours.
-        Raises `SequencesFailed` when only some have a result.
+        A sequence's tokens depend on its own tokens and cache alone, never on its neighbours nor
+        on its drafts. Raises `SequencesFailed` when only some have a result.
         """
+
+    def swap_out(self, block_ids: Sequence[int], host_block_ids: Sequence[int]) -> None:
+        """Copy whole blocks, every layer, into the host pool."""
+
+    def swap_in(self, host_block_ids: Sequence[int], block_ids: Sequence[int]) -> None:
+        """Copy whole blocks back from the host pool."""

@@ -10,53 +10,27 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Sequence as Items
 from collections.abc import Set
-from dataclasses import dataclass
+from itertools import islice
+from typing import cast
 
-from common.blocks import blocks_for, hash_block, root_hash
-from common.request import FinishReason, TokenLogprobs
+from common.blocks import blocks_for
+from common.config import SchedulingConfig
 from engine.core.block_pool import BlockPool, BlockUse
-from engine.core.plan import SampledToken, ScheduledSequence
-from engine.core.planner import (
-    Admission,
-    Limits,
-    SequenceView,
-    StepPlan,
-    plan_step,
-)
+from engine.core.host_pool import HostPool
+from engine.core.plan import DrawnTokens, SampledToken, ScheduledSequence
+from engine.core.planned_step import PlannedStep, StepOutput
+from engine.core.planner import plan_step
+from engine.core.policies.reservation import make_reservation
+from engine.core.policies.victims import VICTIM_ORDERS
+from engine.core.prefix_index import PrefixIndex
 from engine.core.sequence import Sequence
+from engine.core.speculation.speculation import Speculation
+from engine.core.statistics import SchedulerStatistics, StepCounters
 from engine.core.status import SequenceStatus
-from engine.core.stop_rules import finish_reason_after
-
-
-@dataclass(frozen=True, slots=True)
-class StepOutput:
-    """One drawn token: output index `index` of `sequence`, and whether the output ends with it."""
-
-    sequence: Sequence
-    index: int
-    token_id: int
-    logprobs: TokenLogprobs | None
-    finish_reason: FinishReason | None
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedStep:
-    """What to hand to the runner, and which transfers may begin."""
-
-    batch: list[ScheduledSequence]
-    sequences: list[Sequence]
-    reserved: list[Sequence]
-    num_preempted: int
-
-    @property
-    def made_progress(self) -> bool:
-        """Whether the next plan may find something that this one did not."""
-        return bool(self.batch or self.num_preempted)
-
-    def only(self, entries: Items[int]) -> PlannedStep:
-        """The part of the step that computed these places of the batch."""
-        batch = [self.batch[entry] for entry in entries]
-        return PlannedStep(batch, [self.sequences[entry] for entry in entries], [], 0)
+from engine.core.step_plan import Admission, Chunk, Limits, MatchPrefix, PlanPolicy, StepPlan
+from engine.core.stop_rules import until_end
+from engine.core.swapping import Swapping
+from engine.core.waiting_queue import WaitingQueue
 
 
 class Scheduler:
@@ -69,20 +43,36 @@ class Scheduler:
         num_blocks: int,
         fingerprint: str,
         eos_token_ids: Set[int],
-        max_model_len: int,
         enable_prefix_caching: bool = True,
+        config: SchedulingConfig | None = None,
+        speculation: Speculation | None = None,
+        num_host_blocks: int = 0,
     ) -> None:
+        config = config or SchedulingConfig()
         self.limits = limits
         self.pool = BlockPool(num_blocks)
-        self.waiting: list[Sequence] = []
+        self.host_pool = HostPool(num_host_blocks if config.preemption_mode == "swap" else 0)
+        self._swapping = Swapping(self.host_pool, limits.block_size)
+        self.waiting = WaitingQueue(
+            has_priorities=config.enable_priority_scheduling,
+            requeues_at_tail=config.requeue == "tail",
+        )
         self.running: list[Sequence] = []
         self.receiving: dict[int, Sequence] = {}
         self.exporting: dict[int, Sequence] = {}
-        self.num_preemptions = 0
-        self._root_hash = root_hash(fingerprint)
+        self.reservation = make_reservation(
+            config, block_size=limits.block_size, lookahead=limits.num_speculative_tokens
+        )
+        self._config = config
+        self._speculation = speculation
+        self._counters = StepCounters()
+        self._prefixes = PrefixIndex(
+            self.pool,
+            block_size=limits.block_size,
+            fingerprint=fingerprint,
+            is_enabled=enable_prefix_caching,
+        )
         self._eos_token_ids = eos_token_ids
-        self._max_model_len = max_model_len
-        self._enable_prefix_caching = enable_prefix_caching
 
     # --- what the node can take ---------------------------------------------------------------
 
@@ -91,50 +81,88 @@ class Scheduler:
         """Seats that nobody holds."""
         return self.limits.max_num_seqs - len(self.running) - len(self.receiving)
 
+    @property
+    def num_queued_tokens(self) -> int:
+        """Known tokens that are still to be computed, of those who wait and of those who run."""
+        return self.waiting.num_tokens + sum(s.num_known - s.num_computed for s in self.running)
+
     def num_cached_tokens(self, sequence: Sequence) -> int:
         """Tokens of a waiting sequence whose KV is in the prefix cache now."""
-        return len(self._match_prefix(sequence)) * self.limits.block_size
+        return len(self._prefixes.match(sequence)) * self.limits.block_size
 
     def can_seat(self, sequence: Sequence) -> bool:
         """Whether `sequence` would be seated by the next plan if it were added now."""
-        plan = self._decide([*self.waiting, sequence])
+        self._set_most_output(sequence)
+        self.waiting.join(sequence)
+        plan = self._decide()
+        self.waiting.leave(sequence)
         return any(a.sequence_id == sequence.sequence_id for a in plan.admissions)
+
+    def statistics(self) -> SchedulerStatistics:
+        """Everything that can be seen from outside."""
+        return self._counters.statistics(
+            method="none" if self._speculation is None else self._speculation.method,
+            blocks=self.pool.counts(),
+            num_host_blocks_used=self.host_pool.num_used,
+            new_token_ratio=self.reservation.ratio,
+            num_running=len(self.running) + len(self.receiving),
+            num_waiting=len(self.waiting),
+            max_num_batched_tokens=self.limits.max_num_batched_tokens,
+        )
 
     # --- one step -----------------------------------------------------------------------------
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a sequence by its arrival."""
-        insort(self.waiting, sequence, key=_by_arrival)
+        """Queue a new sequence."""
+        self._set_most_output(sequence)
+        self.waiting.join(sequence)
 
     def plan(self) -> PlannedStep:
         """Decide the next step and take what it needs; `apply` must follow."""
-        return self._take(self._decide(self.waiting))
+        if self._speculation is not None:
+            decoding = [s for s in self.running if s.is_decoding]
+            for sequence, drafts in zip(decoding, self._speculation.drafts(decoding), strict=True):
+                sequence.draft_token_ids = drafts
+        plan = self._decide()
+        self._counters.on_plan(plan)
+        step = self._take(plan)
+        self._adapt_reservation(plan)
+        return step
 
-    def apply(self, step: PlannedStep, results: Items[SampledToken | None]) -> list[StepOutput]:
+    def apply(self, step: PlannedStep, results: Items[DrawnTokens | None]) -> list[StepOutput]:
         """Record what the runner computed; finished sequences have let go of their blocks.
 
         One that finishes while it is exported keeps its blocks, see `finish`.
         """
         outputs = []
-        for sequence, scheduled, result in zip(step.sequences, step.batch, results, strict=True):
-            sequence.num_computed += len(scheduled.token_ids)
-            self._publish_full_blocks(sequence)
-            if result is not None:
-                outputs.append(self._append(sequence, result))
+        for sequence, scheduled, drawn in zip(step.sequences, step.batch, results, strict=True):
+            if drawn is None:
+                sequence.num_computed += len(scheduled.token_ids)
+                self._prefixes.publish(sequence)
+            else:
+                was_decoding = sequence.is_decoding
+                output = self._append(sequence, drawn)
+                if self._speculation is not None and was_decoding:
+                    # With an end among the drafts, those behind it are no part of the answer.
+                    num_accepted = min(len(output.tokens), len(drawn.tokens) - 1)
+                    self._learn(sequence, scheduled.num_drafts, num_accepted)
+                outputs.append(output)
         return outputs
 
     # --- a handoff ----------------------------------------------------------------------------
 
-    def land(self, sequence: Sequence, first_token_id: int) -> StepOutput:
+    def land(
+        self, sequence: Sequence, first_token_id: int, draft_token_ids: Items[int] = ()
+    ) -> StepOutput:
         """The prompt's KV is here and verified: decode from the first token on, drawn elsewhere."""
         del self.receiving[sequence.sequence_id]
         self.pool.start_running(sequence.block_table)
-        sequence.num_computed = sequence.num_prompt
         sequence.has_remote_kv = False
         sequence.move_to(SequenceStatus.RUNNING_DECODE)
         insort(self.running, sequence, key=_by_arrival)
-        self._publish_full_blocks(sequence)
-        return self._append(sequence, SampledToken(first_token_id))
+        return self._append(
+            sequence, DrawnTokens((SampledToken(first_token_id),), tuple(draft_token_ids))
+        )
 
     # --- the ends -----------------------------------------------------------------------------
 
@@ -144,6 +172,8 @@ class Scheduler:
         Kept blocks go with `release`, which must follow.
         """
         self._unlist(sequence)
+        if self._speculation is not None:
+            self._speculation.forget(sequence)
         if keep_blocks and sequence.block_table:
             sequence.move_to(SequenceStatus.EXPORTING)
             self.exporting[sequence.sequence_id] = sequence
@@ -158,44 +188,62 @@ class Scheduler:
     def check(self) -> None:
         """Raise `AssertionError` unless blocks, seats and statuses agree."""
         self.pool.check()
+        self.host_pool.check()
         seated = len(self.running) + len(self.receiving)
         assert seated <= self.limits.max_num_seqs, "more sequences than seats"
         for sequence in self.running:
             room = len(sequence.block_table) * self.limits.block_size
             assert sequence.num_computed <= room, "computed tokens without a block"
-            if sequence.status is SequenceStatus.RUNNING_DECODE:
+            if sequence.is_decoding:
                 assert sequence.num_uncomputed == 1, "decoding, yet not caught up"
+        waiting_tokens = sum(sequence.num_known for sequence in self.waiting)
+        assert self.waiting.num_tokens == waiting_tokens, "queued tokens miscounted"
+        num_swapped = sum(len(sequence.host_block_ids) for sequence in self.waiting)
+        assert self.host_pool.num_used == num_swapped, "host blocks without an owner"
 
-    # --- inside -------------------------------------------------------------------------------
+    # --- inside: taking what a plan decided ----------------------------------------------------
 
-    def _decide(self, waiting: Items[Sequence]) -> StepPlan:
+    def _decide(self) -> StepPlan:
+        config = self._config
         return plan_step(
             running=self.running,
-            waiting=waiting,
-            num_seats_held=len(self.receiving),
+            receiving=list(self.receiving.values()),
+            waiting=self.waiting,
+            num_exporting=len(self.exporting),
             pool=self.pool,
-            match_prefix=self._match_prefix,
+            match_prefix=cast(MatchPrefix, self._prefixes.match),
             limits=self.limits,
+            policy=PlanPolicy(
+                reservation=self.reservation,
+                victim_order=VICTIM_ORDERS[config.preemption_policy],
+                retract_decode_steps=config.retract_decode_steps,
+                min_progress_tokens=config.min_progress_tokens,
+                skip_ahead_window=config.skip_ahead_window,
+                skip_ahead_limit=config.skip_ahead_limit,
+                enable_priority_scheduling=config.enable_priority_scheduling,
+            ),
         )
 
     def _take(self, plan: StepPlan) -> PlannedStep:
         by_id = {s.sequence_id: s for s in self.running}
-        for sequence_id in plan.preempted:
-            self._preempt(by_id[sequence_id])
+        step = PlannedStep(num_preempted=len(plan.preempted))
+        step.starved = [by_id[sequence_id] for sequence_id in plan.starved]
+        for preemption in plan.preempted:
+            self._preempt(step, by_id[preemption.sequence_id])
         # Cached blocks are claimed for all before anything is allocated: an allocation evicts.
         for admission in plan.admissions:
             self.pool.acquire_cached(admission.cached_block_ids)
-        step = PlannedStep([], [], [], len(plan.preempted))
-        for chunk in plan.chunks:
+        for chunk in plan.chunks.values():
             sequence = by_id[chunk.sequence_id]
             if chunk.num_new_blocks:
                 sequence.block_table += self.pool.allocate(chunk.num_new_blocks, BlockUse.RUNNING)
-            self._schedule(step, sequence, chunk.num_tokens)
-        admitted = self.waiting[: len(plan.admissions)]
-        del self.waiting[: len(plan.admissions)]
-        for sequence, admission in zip(admitted, plan.admissions, strict=True):
-            assert sequence.sequence_id == admission.sequence_id
-            self._seat(step, sequence, admission)
+            self._schedule(step, sequence, chunk)
+        if plan.admissions:
+            admitted = self.waiting.take({a.sequence_id for a in plan.admissions})
+            for admission in plan.admissions:
+                self._seat(step, admitted[admission.sequence_id], admission)
+        self._note_passed(plan)
+        self._set_proposals(step)
         return step
 
     def _seat(self, step: PlannedStep, sequence: Sequence, admission: Admission) -> None:
@@ -203,6 +251,7 @@ class Scheduler:
         sequence.block_table = list(admission.cached_block_ids)
         sequence.num_hashed_blocks = len(admission.cached_block_ids)
         sequence.num_computed = num_cached
+        sequence.num_passed = 0
         if sequence.status is SequenceStatus.WAITING:
             sequence.num_cached_tokens = num_cached
         if sequence.has_remote_kv:
@@ -210,9 +259,16 @@ class Scheduler:
             step.reserved.append(sequence)
             return
         sequence.block_table += self.pool.allocate(admission.num_new_blocks, BlockUse.RUNNING)
-        sequence.move_to(SequenceStatus.RUNNING_PREFILL)
+        self._swapping.swap_in(step, sequence)
+        if sequence.status is SequenceStatus.PREEMPTED:
+            num_lost = sequence.num_known - 1 - sequence.num_computed
+            self._counters.num_recomputed_tokens += num_lost
+        is_caught_up = sequence.status is SequenceStatus.PREEMPTED and sequence.num_uncomputed == 1
+        sequence.move_to(
+            SequenceStatus.RUNNING_DECODE if is_caught_up else SequenceStatus.RUNNING_PREFILL
+        )
         insort(self.running, sequence, key=_by_arrival)
-        self._schedule(step, sequence, admission.num_tokens)
+        self._schedule(step, sequence, Chunk(sequence.sequence_id, admission.num_tokens))
 
     def _receive(self, sequence: Sequence, admission: Admission) -> None:
         prompt_blocks = blocks_for(sequence.num_prompt, self.limits.block_size)
@@ -223,80 +279,117 @@ class Scheduler:
         sequence.move_to(SequenceStatus.WAITING_FOR_KV)
         self.receiving[sequence.sequence_id] = sequence
 
-    def _schedule(self, step: PlannedStep, sequence: Sequence, num_tokens: int) -> None:
+    def _schedule(self, step: PlannedStep, sequence: Sequence, chunk: Chunk) -> None:
         start = sequence.num_computed
-        end = start + num_tokens
+        end = start + chunk.num_tokens
+        token_ids: Items[int] = sequence.tokens(start, end)
+        if chunk.num_drafts:
+            token_ids = [*token_ids, *sequence.draft_token_ids[: chunk.num_drafts]]
         samples = end == sequence.num_known
         step.sequences.append(sequence)
         step.batch.append(
             ScheduledSequence(
                 sequence.sequence_id,
-                sequence.tokens(start, end),
+                token_ids,
                 start,
                 sequence.block_table,
                 sequence.sample_input() if samples else None,
+                chunk.num_drafts,
+                0,
+                None if samples else sequence.tokens(end, end + 1)[0],
             )
         )
 
-    def _append(self, sequence: Sequence, result: SampledToken) -> StepOutput:
-        index = len(sequence.output_token_ids)
-        sequence.output_token_ids.append(result.token_id)
-        reason = finish_reason_after(
-            result.token_id,
-            num_output=index + 1,
+    def _set_proposals(self, step: PlannedStep) -> None:
+        """How many drafts a drafter inside the runner may add to each drawn token."""
+        if self._speculation is None or self._speculation.drafter is not None:
+            return
+        drawing = [i for i, scheduled in enumerate(step.batch) if scheduled.sample is not None]
+        counts = self._speculation.num_proposals([step.sequences[i] for i in drawing])
+        for i, count in zip(drawing, counts, strict=True):
+            step.batch[i].num_proposals = count
+
+    def _note_passed(self, plan: StepPlan) -> None:
+        highest = 0
+        for sequence in islice(self.waiting, self._config.skip_ahead_window + 1):
+            sequence.num_passed += plan.passed.get(sequence.sequence_id, 0)
+            highest = max(highest, sequence.num_passed)
+        self._counters.highest_num_passed = highest
+
+    def _adapt_reservation(self, plan: StepPlan) -> None:
+        if plan.preempted:
+            left = [s for s in self.running if s.is_decoding]
+            self.reservation = self.reservation.after_preemption(left)
+        elif plan.num_decode_tokens:
+            self.reservation = self.reservation.after_decode_step()
+
+    # --- inside: results ----------------------------------------------------------------------
+
+    def _append(self, sequence: Sequence, drawn: DrawnTokens) -> StepOutput:
+        first_index = sequence.num_output
+        kept, reason = until_end(
+            drawn.tokens,
+            num_prompt=sequence.num_prompt,
             num_known=sequence.num_known,
             sampling=sequence.request.sampling,
             eos_token_ids=self._eos_token_ids,
-            max_model_len=self._max_model_len,
+            max_model_len=self.limits.max_model_len,
         )
-        if sequence.is_exported or reason is not None:
+        sequence.append([token.token_id for token in kept])
+        # Every drawn token but the last was computed as a draft; beyond that drafts were wrong.
+        sequence.num_computed = sequence.num_known - 1
+        sequence.draft_token_ids = drawn.draft_token_ids
+        self._prefixes.publish(sequence)
+        if reason is not None or sequence.is_exported:
             self.finish(sequence, keep_blocks=sequence.is_exported)
         elif sequence.status is SequenceStatus.RUNNING_PREFILL:
             sequence.move_to(SequenceStatus.RUNNING_DECODE)
-        return StepOutput(sequence, index, result.token_id, result.logprobs, reason)
+        return StepOutput(sequence, first_index, kept, reason)
 
-    def _preempt(self, sequence: Sequence) -> None:
+    def _learn(self, sequence: Sequence, num_drafted: int, num_accepted: int) -> None:
+        assert self._speculation is not None
+        if num_drafted:
+            sequence.num_drafted += num_drafted
+            sequence.num_accepted_drafts += num_accepted
+            self._counters.on_verified(num_drafted, num_accepted)
+        sequence.acceptance = self._speculation.learn(
+            sequence.acceptance, num_drafted, num_accepted
+        )
+
+    # --- inside: preemption -------------------------------------------------------------------
+
+    def _preempt(self, step: PlannedStep, sequence: Sequence) -> None:
         self.running.remove(sequence)
+        self._counters.num_swapped_out += self._swapping.swap_out(step, sequence)
         self.pool.release(sequence.block_table)
         sequence.block_table = []
         sequence.num_computed = 0
         sequence.num_hashed_blocks = 0
+        sequence.draft_token_ids = ()
+        sequence.num_output_at_preemption = sequence.num_output
         sequence.move_to(SequenceStatus.PREEMPTED)
-        self.num_preemptions += 1
-        self.add(sequence)
+        self.waiting.rejoin(sequence)
 
-    def _match_prefix(self, sequence: SequenceView) -> list[int]:
-        assert isinstance(sequence, Sequence)
-        if not self._enable_prefix_caching:
-            return []
-        # At least one token is computed, or there would be nothing to draw the next one from.
-        num_hashes = (sequence.num_known - 1) // self.limits.block_size
-        self._extend_hashes(sequence, num_hashes)
-        return self.pool.prefix_cache.match(sequence.block_hashes[:num_hashes])
+    # --- inside: blocks -----------------------------------------------------------------------
 
-    def _publish_full_blocks(self, sequence: Sequence) -> None:
-        if not self._enable_prefix_caching:
-            return
-        num_full = sequence.num_computed // self.limits.block_size
-        self._extend_hashes(sequence, num_full)
-        for index in range(sequence.num_hashed_blocks, num_full):
-            self.pool.publish(sequence.block_table[index], sequence.block_hashes[index])
-        sequence.num_hashed_blocks = max(sequence.num_hashed_blocks, num_full)
-
-    def _extend_hashes(self, sequence: Sequence, count: int) -> None:
-        size = self.limits.block_size
-        hashes = sequence.block_hashes
-        for index in range(len(hashes), count):
-            parent = hashes[-1] if hashes else self._root_hash
-            hashes.append(hash_block(parent, sequence.tokens(index * size, (index + 1) * size)))
+    def _set_most_output(self, sequence: Sequence) -> None:
+        """Exported sequences leave after their first token: nothing grows here for them."""
+        if not sequence.is_exported:
+            sequence.max_new_tokens = min(
+                sequence.request.sampling.max_tokens,
+                self.limits.max_model_len - sequence.num_prompt,
+            )
 
     def _unlist(self, sequence: Sequence) -> None:
         if sequence.status in (SequenceStatus.WAITING, SequenceStatus.PREEMPTED):
-            self.waiting.remove(sequence)
+            self.waiting.leave(sequence)
+            self._swapping.forget(sequence)
         elif sequence.status is SequenceStatus.WAITING_FOR_KV:
             del self.receiving[sequence.sequence_id]
         elif sequence.status is SequenceStatus.EXPORTING:
             raise ValueError("an exporting sequence ends with release, when its transfer has ended")
+        elif sequence.status is SequenceStatus.FINISHED:
+            raise ValueError(f"sequence {sequence.sequence_id} is finished already")
         else:
             self.running.remove(sequence)
 
@@ -304,6 +397,8 @@ class Scheduler:
         self.pool.release(sequence.block_table)
         sequence.block_table = []
         sequence.move_to(SequenceStatus.FINISHED)
+        if not (self.running or self.receiving or self.waiting):
+            self.reservation = self.reservation.when_idle()
 
 
 def _by_arrival(sequence: Sequence) -> int:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Tokens
+
 from common.blocks import BlockHash
 from common.request import GenerationRequest
 from engine.core.plan import SampleInput
+from engine.core.speculation.draft_length import Acceptance
 from engine.core.status import SequenceStatus, check_transition
 
 
@@ -17,17 +20,29 @@ class Sequence:
     """
 
     __slots__ = (
+        "acceptance",
         "arrival",
         "block_hashes",
         "block_table",
+        "draft_token_ids",
         "has_remote_kv",
+        "host_block_ids",
         "is_exported",
+        "max_new_tokens",
+        "num_accepted_drafts",
         "num_cached_tokens",
         "num_computed",
+        "num_drafted",
         "num_hashed_blocks",
+        "num_known",
+        "num_output_at_preemption",
+        "num_passed",
         "num_prompt",
+        "num_swapped",
         "output_token_ids",
+        "priority",
         "prompt_token_ids",
+        "queue_key",
         "request",
         "sequence_id",
         "status",
@@ -43,11 +58,18 @@ class Sequence:
     ) -> None:
         self.sequence_id = sequence_id
         self.arrival = sequence_id
+        self.priority = request.priority
+        self.queue_key = (0, sequence_id, 0)
+        """Where it waits, smallest first; the queue's own."""
         self.request = request
         self.prompt_token_ids = request.prompt_token_ids
         self.num_prompt = len(request.prompt_token_ids)
         self.output_token_ids: list[int] = []
+        self.num_known = self.num_prompt
+        """Prompt and accepted output."""
         self.num_computed = 0
+        self.max_new_tokens = 0
+        """Output tokens that `max_tokens` and the model's length allow here; set when queued."""
         self.block_table: list[int] = []
         self.block_hashes: list[BlockHash] = []
         self.num_hashed_blocks = 0
@@ -55,11 +77,28 @@ class Sequence:
         self.has_remote_kv = has_remote_kv
         self.is_exported = is_exported
         self.status = SequenceStatus.WAITING
+        self.draft_token_ids: Tokens[int] = ()
+        """Proposed for the places behind the last known token; not verified."""
+        self.num_drafted = 0
+        self.num_accepted_drafts = 0
+        self.acceptance: Acceptance | None = None
+        """What was learnt about its drafts."""
+        self.num_passed = 0
+        """How many were admitted while this one waited at the head and did not fit."""
+        self.num_output_at_preemption: int | None = None
+        self.host_block_ids: list[int] = []
+        self.num_swapped = 0
+        """Tokens whose KV is in host memory, from the first on."""
 
     @property
-    def num_known(self) -> int:
-        """Prompt and accepted output."""
-        return self.num_prompt + len(self.output_token_ids)
+    def num_output(self) -> int:
+        """Output tokens so far."""
+        return self.num_known - self.num_prompt
+
+    @property
+    def num_held_blocks(self) -> int:
+        """Blocks in the table."""
+        return len(self.block_table)
 
     @property
     def num_uncomputed(self) -> int:
@@ -67,18 +106,28 @@ class Sequence:
         return self.num_known - self.num_computed
 
     @property
-    def num_remaining_output(self) -> int:
-        """Output tokens that `max_tokens` still allows."""
-        return self.request.sampling.max_tokens - len(self.output_token_ids)
+    def is_decoding(self) -> bool:
+        """The one predicate for who decodes; `Scheduler.check` ties it to the token counts."""
+        return self.status is SequenceStatus.RUNNING_DECODE
+
+    @property
+    def num_output_since_resume(self) -> int | None:
+        """Output tokens since the last preemption; None when there was none."""
+        before = self.num_output_at_preemption
+        return None if before is None else self.num_output - before
+
+    def append(self, token_ids: Tokens[int]) -> None:
+        """Accepted output."""
+        self.output_token_ids.extend(token_ids)
+        self.num_known += len(token_ids)
 
     def tokens(self, start: int, end: int) -> tuple[int, ...] | list[int]:
         """Known tokens `start` to `end`, exclusive."""
+        if start >= self.num_prompt:
+            return self.output_token_ids[start - self.num_prompt : end - self.num_prompt]
         if end <= self.num_prompt:
             return self.prompt_token_ids[start:end]
-        outputs = self.output_token_ids[max(start - self.num_prompt, 0) : end - self.num_prompt]
-        if start >= self.num_prompt:
-            return outputs
-        return [*self.prompt_token_ids[start:], *outputs]
+        return [*self.prompt_token_ids[start:], *self.output_token_ids[: end - self.num_prompt]]
 
     def sample_input(self) -> SampleInput:
         """What drawing the next output token depends on."""

@@ -1,9 +1,9 @@
 """The life of a sequence on one node, as one table.
 
     WAITING ──────────► RUNNING_PREFILL ──► RUNNING_DECODE ──► FINISHED
-       │                      ▲   │             │   ▲
-       │                      │   └► EXPORTING  ▼   │
-       │                      └───────────── PREEMPTED
+       │                      ▲   │             │ ▲ ▲
+       │                      │   └► EXPORTING  ▼ │ │
+       │                      └───────────── PREEMPTED (back to decoding from host memory)
        └► WAITING_FOR_KV ──────────────────────────►┘ (to RUNNING_DECODE)
 
 Every status may also go to FINISHED: abort, deadline and failure are legal everywhere.
@@ -26,7 +26,7 @@ class SequenceStatus(Enum):
     RUNNING_DECODE = "running_decode"
     """Computed up to the last known token, which each step extends."""
     PREEMPTED = "preempted"
-    """Lost its blocks; waits in the queue by its original arrival to be recomputed."""
+    """Lost its blocks; waits in the queue to be recomputed, or brought back from host memory."""
     EXPORTING = "exporting"
     """Holds blocks that a transfer may still read; takes no seat and is never scheduled."""
     FINISHED = "finished"
@@ -39,7 +39,7 @@ TRANSITIONS: dict[SequenceStatus, frozenset[SequenceStatus]] = {
     _S.WAITING_FOR_KV: frozenset({_S.RUNNING_DECODE, _S.FINISHED}),
     _S.RUNNING_PREFILL: frozenset({_S.RUNNING_DECODE, _S.EXPORTING, _S.FINISHED}),
     _S.RUNNING_DECODE: frozenset({_S.PREEMPTED, _S.EXPORTING, _S.FINISHED}),
-    _S.PREEMPTED: frozenset({_S.RUNNING_PREFILL, _S.FINISHED}),
+    _S.PREEMPTED: frozenset({_S.RUNNING_PREFILL, _S.RUNNING_DECODE, _S.FINISHED}),
     _S.EXPORTING: frozenset({_S.FINISHED}),
     _S.FINISHED: frozenset(),
 }

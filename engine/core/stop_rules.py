@@ -5,25 +5,30 @@ from __future__ import annotations
 from collections.abc import Set
 
 from common.request import FinishReason, SamplingParams
+from engine.core.plan import SampledToken
 
 
-def finish_reason_after(
-    token_id: int,
+def until_end(
+    drawn: tuple[SampledToken, ...],
     *,
-    num_output: int,
+    num_prompt: int,
     num_known: int,
     sampling: SamplingParams,
     eos_token_ids: Set[int],
     max_model_len: int,
-) -> FinishReason | None:
-    """Whether the output ends with `token_id`, its `num_output`-th token; the first one included.
+) -> tuple[tuple[SampledToken, ...], FinishReason | None]:
+    """`drawn` up to the token that ends the output, and why it ends; all of it when none does.
 
-    A stop token is part of the output that nodes report; showing it or not is the router's choice.
+    `num_known` tokens, `num_prompt` of them the prompt's, come before `drawn`. A stop token is part
+    of the output that nodes report; showing it or not is the router's choice.
     """
-    if token_id in sampling.stop_token_ids:
-        return FinishReason.STOP
-    if token_id in eos_token_ids and not sampling.ignore_eos:
-        return FinishReason.STOP
-    if num_output >= sampling.max_tokens or num_known >= max_model_len:
-        return FinishReason.LENGTH
-    return None
+    for count, token in enumerate(drawn, 1):
+        token_id = token.token_id
+        if token_id in sampling.stop_token_ids:
+            return drawn[:count], FinishReason.STOP
+        if token_id in eos_token_ids and not sampling.ignore_eos:
+            return drawn[:count], FinishReason.STOP
+        num_output = num_known - num_prompt + count
+        if num_output >= sampling.max_tokens or num_known + count >= max_model_len:
+            return drawn[:count], FinishReason.LENGTH
+    return drawn, None

@@ -8,6 +8,9 @@ One decoder, described by `model_spec.DecoderSpec` and read from a Hugging Face 
     paddle_decoder   any device. Plain Paddle operators, with attention either in plain operators
                      too (`paddle_attention`, the reference) or fused (`fused_attention`, GPU).
 
+Beside either, `mtp` drafts tokens with one more layer. `verification` draws a step's tokens and
+accepts the drafts that come true; `host_pool` keeps blocks that were swapped out.
+
 `load.load_model_runner` chooses, loads and returns a `model_runner.ModelRunner`. This file imports
 nothing, because the environment of Paddle's math libraries is set before Paddle is imported.
 """

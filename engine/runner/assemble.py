@@ -10,6 +10,7 @@ from dataclasses import asdict
 from common.config import EngineConfig, ModelConfig
 from common.errors import ConfigError
 from common.kv_layout import KVLayout
+from common.token_budget import fit_max_model_len
 from engine.runner.checkpoint import Checkpoint
 from engine.runner.decoder import Decoder
 from engine.runner.flat_batch import BatchLimits
@@ -18,6 +19,10 @@ from engine.runner.fused_attention import FusedAttention, fused_attention_proble
 from engine.runner.kv_cache import KVCache
 from engine.runner.model_runner import ModelRunner
 from engine.runner.model_spec import DecoderSpec
+from engine.runner.mtp.draft_step import MtpLayer
+from engine.runner.mtp.mtp_weights import MtpWeights
+from engine.runner.mtp.numba_mtp import NumbaMtp
+from engine.runner.mtp.paddle_mtp import PaddleMtp
 from engine.runner.numba_decoder import NumbaDecoder, unsupported_size
 from engine.runner.paddle_attention import PaddleAttention
 from engine.runner.paddle_decoder import PaddleDecoder
@@ -31,29 +36,52 @@ def assemble_runner(
     spec: DecoderSpec,
     checkpoint: Checkpoint,
     eos_token_ids: frozenset[int],
+    mtp_weights: MtpWeights | None,
+    *,
+    num_drafts: int,
+    swap_space: int,
+    max_chunk_tokens: int,
 ) -> ModelRunner:
     """Allocate the KV cache, read the weights; `ConfigError` when a setting does not fit here."""
     paddle.set_device("gpu" if has_gpu() else "cpu")
     dtype = _compute_dtype(model.dtype)
     backend = _choose_backend(engine, spec, dtype)
-    cache = KVCache(
-        _layout(spec, checkpoint, dtype, backend, engine.block_size), engine.kv_cache_memory
+    layout = _layout(spec, checkpoint, mtp_weights, dtype, backend, engine.block_size)
+    cache = KVCache(layout, engine.kv_cache_memory)
+    max_len = fit_max_model_len(
+        configured=model.max_model_len,
+        model_limit=spec.max_position,
+        num_blocks=cache.num_blocks,
+        block_size=engine.block_size,
+        tokens_per_seq=1 + num_drafts,
     )
-    max_len = min(model.max_model_len or spec.max_position, cache.num_blocks * engine.block_size)
+    if num_drafts >= max_len:
+        raise ConfigError(
+            f"num_speculative_tokens is {num_drafts}: wanted less than max_model_len, {max_len}"
+        )
+    if mtp_weights is not None:
+        mtp_weights.check_copies()
     decoder: Decoder
+    mtp: MtpLayer | None = None
     if backend == "numba":
         decoder = NumbaDecoder(spec, checkpoint, cache, max_len)
+        if mtp_weights is not None:
+            mtp = NumbaMtp(mtp_weights, decoder, cache.as_numpy()[spec.num_layers])
     else:
         attention = FusedAttention if backend == "fused" else PaddleAttention
         decoder = PaddleDecoder(spec, checkpoint, cache, max_len, attention(spec, cache))
+        if mtp_weights is not None:
+            mtp = PaddleMtp(mtp_weights, decoder, spec.num_layers)
     limits = BatchLimits(
-        max_tokens=engine.max_num_batched_tokens,
+        max_tokens=max_chunk_tokens,
         max_len=max_len,
         num_blocks=cache.num_blocks,
         block_size=engine.block_size,
         vocab_size=spec.vocab_size,
     )
-    return ModelRunner(decoder, cache, limits, eos_token_ids, backend)
+    return ModelRunner(
+        decoder, cache, limits, eos_token_ids, backend, mtp=mtp, swap_space=swap_space
+    )
 
 
 def _compute_dtype(wanted: str) -> str:
@@ -65,15 +93,22 @@ def _compute_dtype(wanted: str) -> str:
 
 
 def _layout(
-    spec: DecoderSpec, checkpoint: Checkpoint, dtype: str, backend: str, block_size: int
+    spec: DecoderSpec,
+    checkpoint: Checkpoint,
+    mtp_weights: MtpWeights | None,
+    dtype: str,
+    backend: str,
+    block_size: int,
 ) -> KVLayout:
     """The back end counts, since each adds up in its own order: the last bits of KV differ."""
     described = json.dumps(asdict(spec), sort_keys=True)
     computed = f"{described}\n{checkpoint.identity()}\n{dtype}\n{backend}"
+    if mtp_weights is not None:
+        computed += f"\n{mtp_weights.identity()}"
     digest = hashlib.sha256(computed.encode()).hexdigest()
     return KVLayout(
         model_digest=digest[:32],
-        num_layers=spec.num_layers,
+        num_layers=spec.num_layers + (mtp_weights is not None),
         num_kv_heads=spec.num_kv_heads,
         head_dim=spec.head_dim,
         block_size=block_size,

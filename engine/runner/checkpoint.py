@@ -12,6 +12,7 @@ import hashlib
 import json
 import math
 import struct
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,9 @@ import numpy as np
 from common.errors import CheckpointError
 from engine.runner.model_spec import DecoderSpec, read_json_object
 
-_DTYPE_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
+FLOAT_DTYPES = ("F32", "F16", "BF16")
+_DTYPE_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "I32": 4}
+_STORED = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16, "I32": np.int32}
 _MAX_HEADER_BYTES = 100 << 20
 _SAMPLE_BYTES = 256
 
@@ -37,14 +40,15 @@ class StoredTensor:
     size_bytes: int
 
 
-class Checkpoint:
-    """The tensors of one folder, checked against what the decoder needs."""
+class TensorFiles:
+    """The tensors of some safetensors files, and a digest of the files."""
 
-    def __init__(self, folder: Path, spec: DecoderSpec) -> None:
-        """Read all headers; `CheckpointError` names file and tensor of the first thing wrong."""
+    def __init__(self, shards: Mapping[Path, Sequence[str]]) -> None:
+        """Read the headers of `shards`: files, and the tensors to take from each (none: all)."""
         self._digest = hashlib.sha256()
         self._tensors: dict[str, StoredTensor] = {}
-        for path, wanted in _shards(folder).items():
+        self.metadata: dict[str, str] = {}
+        for path, wanted in shards.items():
             found = self._read_header(path)
             for name in wanted or found:
                 if name not in found:
@@ -52,21 +56,27 @@ class Checkpoint:
                         f"{path}: has no tensor {name}, which the index puts here"
                     )
                 self._tensors[name] = found[name]
-        for name, shape in expected_shapes(spec).items():
-            self._check(folder, name, shape)
 
-    def _check(self, folder: Path, name: str, shape: tuple[int, ...]) -> None:
+    def check(
+        self,
+        source: Path,
+        name: str,
+        shape: tuple[int, ...],
+        dtypes: Sequence[str] = FLOAT_DTYPES,
+    ) -> None:
+        """`CheckpointError`, which names `source`, unless there is such a tensor."""
         tensor = self._tensors.get(name)
         if tensor is None:
-            raise CheckpointError(f"{folder}: tensor {name} is missing: wanted shape {list(shape)}")
+            raise CheckpointError(f"{source}: tensor {name} is missing: wanted shape {list(shape)}")
         if tensor.shape != shape:
             raise CheckpointError(
                 f"{tensor.path}: tensor {name} has shape {list(tensor.shape)}: "
                 f"config.json wants {list(shape)}"
             )
-        if tensor.dtype not in _DTYPE_BYTES:
+        if tensor.dtype not in dtypes:
+            wanted = " or ".join(filter(None, [", ".join(dtypes[:-1]), dtypes[-1]]))
             raise CheckpointError(
-                f"{tensor.path}: tensor {name} is {tensor.dtype}: wanted F32, F16 or BF16"
+                f"{tensor.path}: tensor {name} is {tensor.dtype}: wanted {wanted}"
             )
         wanted_bytes = math.prod(shape) * _DTYPE_BYTES[tensor.dtype]
         if tensor.size_bytes != wanted_bytes:
@@ -87,7 +97,8 @@ class Checkpoint:
                         "safetensors"
                     )
                 header = file.read(length)
-                tensors = _parse_header(path, header, 8 + length, size)
+                tensors, metadata = _parse_header(path, header, 8 + length, size)
+                self.metadata |= metadata
                 self._digest.update(header)
                 self._digest.update(struct.pack("<Q", size))
                 for tensor in tensors.values():
@@ -101,14 +112,18 @@ class Checkpoint:
         """Names these weights: a digest over headers, sizes and some bytes of every tensor."""
         return self._digest.hexdigest()
 
+    def names(self) -> Iterable[str]:
+        """Of every tensor."""
+        return self._tensors.keys()
+
     def shape(self, name: str) -> tuple[int, ...]:
         """The stored shape of one tensor."""
         return self._tensors[name].shape
 
     def read(self, name: str) -> np.ndarray:
-        """One tensor as a new float32 array."""
+        """One tensor as a new array: float32, or int32 where it holds integers."""
         tensor = self._tensors[name]
-        stored = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}[tensor.dtype]
+        stored = _STORED[tensor.dtype]
         count = math.prod(tensor.shape)
         data = np.fromfile(tensor.path, stored, count, offset=tensor.offset)
         if data.size != count:
@@ -117,14 +132,26 @@ class Checkpoint:
             wide = data.astype(np.uint32)
             wide <<= 16
             data = wide.view(np.float32)
-        return data.astype(np.float32, copy=False).reshape(tensor.shape)
+        wanted = np.int32 if tensor.dtype == "I32" else np.float32
+        return data.astype(wanted, copy=False).reshape(tensor.shape)
+
+
+class Checkpoint(TensorFiles):
+    """The tensors of one folder, checked against what the decoder needs."""
+
+    def __init__(self, folder: Path, spec: DecoderSpec) -> None:
+        """Read all headers; `CheckpointError` names file and tensor of the first thing wrong."""
+        super().__init__(_shards(folder))
+        for name, shape in expected_shapes(spec).items():
+            self.check(folder, name, shape)
 
 
 def _parse_header(
     path: Path, header: bytes, data_start: int, file_bytes: int
-) -> dict[str, StoredTensor]:
+) -> tuple[dict[str, StoredTensor], dict[str, str]]:
     try:
         entries: dict[str, Any] = json.loads(header)
+        metadata = {str(k): str(v) for k, v in (entries.pop("__metadata__", None) or {}).items()}
         tensors = {
             name: StoredTensor(
                 path,
@@ -134,7 +161,6 @@ def _parse_header(
                 int(entry["data_offsets"][1]) - int(entry["data_offsets"][0]),
             )
             for name, entry in entries.items()
-            if name != "__metadata__"
         }
     except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
         raise CheckpointError(f"{path}: the safetensors header is broken: {error!r}") from error
@@ -144,7 +170,7 @@ def _parse_header(
             raise CheckpointError(
                 f"{path}: truncated: tensor {name} ends at byte {end}, the file at {file_bytes}"
             )
-    return tensors
+    return tensors, metadata
 
 
 def _shards(folder: Path) -> dict[Path, list[str]]:
@@ -172,6 +198,18 @@ def _shards(folder: Path) -> dict[Path, list[str]]:
 
 def expected_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
     """Every tensor the decoder reads, with its shape, by its Hugging Face name."""
+    hidden = spec.hidden_size
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (spec.vocab_size, hidden)}
+    for layer in range(spec.num_layers):
+        shapes |= layer_shapes(spec, f"model.layers.{layer}.")
+    shapes["model.norm.weight"] = (hidden,)
+    if not spec.has_tied_embeddings:
+        shapes["lm_head.weight"] = (spec.vocab_size, hidden)
+    return shapes
+
+
+def layer_shapes(spec: DecoderSpec, prefix: str) -> dict[str, tuple[int, ...]]:
+    """Every tensor of one layer, with its shape; names begin with `prefix`."""
     hidden, inner = spec.hidden_size, spec.intermediate_size
     query, kv = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
     linears = {
@@ -183,19 +221,15 @@ def expected_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
         "mlp.up_proj": (inner, hidden, spec.has_mlp_bias),
         "mlp.down_proj": (hidden, inner, spec.has_mlp_bias),
     }
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (spec.vocab_size, hidden)}
-    for layer in range(spec.num_layers):
-        prefix = f"model.layers.{layer}."
-        shapes[f"{prefix}input_layernorm.weight"] = (hidden,)
-        shapes[f"{prefix}post_attention_layernorm.weight"] = (hidden,)
-        for name, (num_outputs, num_inputs, has_bias) in linears.items():
-            shapes[f"{prefix}{name}.weight"] = (num_outputs, num_inputs)
-            if has_bias:
-                shapes[f"{prefix}{name}.bias"] = (num_outputs,)
-        if spec.has_head_norms:
-            shapes[f"{prefix}self_attn.q_norm.weight"] = (spec.head_dim,)
-            shapes[f"{prefix}self_attn.k_norm.weight"] = (spec.head_dim,)
-    shapes["model.norm.weight"] = (hidden,)
-    if not spec.has_tied_embeddings:
-        shapes["lm_head.weight"] = (spec.vocab_size, hidden)
+    shapes: dict[str, tuple[int, ...]] = {
+        f"{prefix}input_layernorm.weight": (hidden,),
+        f"{prefix}post_attention_layernorm.weight": (hidden,),
+    }
+    for name, (num_outputs, num_inputs, has_bias) in linears.items():
+        shapes[f"{prefix}{name}.weight"] = (num_outputs, num_inputs)
+        if has_bias:
+            shapes[f"{prefix}{name}.bias"] = (num_outputs,)
+    if spec.has_head_norms:
+        shapes[f"{prefix}self_attn.q_norm.weight"] = (spec.head_dim,)
+        shapes[f"{prefix}self_attn.k_norm.weight"] = (spec.head_dim,)
     return shapes

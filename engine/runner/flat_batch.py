@@ -16,7 +16,8 @@ from engine.core.plan import ScheduledSequence
 class FlatBatch:
     """All int64: per token `token_ids`, `positions` and `slots`; per sequence `block_tables`
     (padded with 0) and the rows `row_starts[s]` to `row_starts[s + 1]`; `sampled_rows` are the
-    rows whose logits are wanted.
+    rows after which tokens may be drawn, in order: of each sequence that samples, the last known
+    token's and its drafts'.
     """
 
     token_ids: np.ndarray
@@ -72,10 +73,21 @@ def flatten(batch: Sequence[ScheduledSequence], limits: BatchLimits) -> FlatBatc
         if values.min() < 0 or values.max() >= limit:
             wrong = values.min() if values.min() < 0 else values.max()
             raise InternalError(f"{name} {wrong}: wanted 0 to {limit - 1}")
-    sampled = [row_starts[i + 1] - 1 for i, s in enumerate(batch) if s.sample is not None]
-    return FlatBatch(
-        token_ids, positions, slots, row_starts, block_tables, np.array(sampled, dtype=np.int64)
-    )
+    _check_next_tokens(batch, limits)
+    sampled = [
+        np.arange(end - 1 - sequence.num_drafts, end)
+        for sequence, end in zip(batch, row_starts[1:], strict=True)
+        if sequence.sample is not None
+    ]
+    sampled_rows = np.concatenate(sampled) if sampled else np.zeros(0, np.int64)
+    return FlatBatch(token_ids, positions, slots, row_starts, block_tables, sampled_rows)
+
+
+def _check_next_tokens(batch: Sequence[ScheduledSequence], limits: BatchLimits) -> None:
+    for sequence in batch:
+        one = sequence.next_token_id
+        if one is not None and not 0 <= one < limits.vocab_size:
+            raise InternalError(f"next token id {one}: wanted 0 to {limits.vocab_size - 1}")
 
 
 def _check_sequence(sequence: ScheduledSequence, end: int, limits: BatchLimits) -> None:
@@ -85,6 +97,13 @@ def _check_sequence(sequence: ScheduledSequence, end: int, limits: BatchLimits) 
             f"{name}: positions {sequence.start} to {end}: wanted at least one token, "
             f"within 0 to {limits.max_len}"
         )
+    if not 0 <= sequence.num_drafts < len(sequence.token_ids):
+        raise InternalError(
+            f"{name}: {sequence.num_drafts} drafts among {len(sequence.token_ids)} tokens: "
+            "wanted at least one known token before them"
+        )
+    if sequence.num_drafts and sequence.sample is None:
+        raise InternalError(f"{name}: drafts without a sample to verify them with")
     needed = blocks_for(end, limits.block_size)
     if len(sequence.block_table) < needed:
         raise InternalError(

@@ -6,20 +6,33 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from common.config import EngineConfig, ModelConfig
+from common.config import EngineConfig, ModelConfig, SpeculationConfig
 from common.errors import CheckpointError, ConfigError
+from common.token_budget import num_speculative_tokens
 from engine.runner.checkpoint import Checkpoint
 from engine.runner.model_spec import read_decoder_spec, read_eos_token_ids
+from engine.runner.mtp.mtp_weights import read_mtp_weights
 
 if TYPE_CHECKING:
     from engine.runner.model_runner import ModelRunner
 
+_NO_SPECULATION = SpeculationConfig()
+
 
 def load_model_runner(
-    model: ModelConfig, engine: EngineConfig, *, on_imported: Callable[[], object] = lambda: None
+    model: ModelConfig,
+    engine: EngineConfig,
+    *,
+    speculation: SpeculationConfig = _NO_SPECULATION,
+    swap_space: int = 0,
+    max_chunk_tokens: int | None = None,
+    on_imported: Callable[[], object] = lambda: None,
 ) -> ModelRunner:
     """Load `model.model`, a Hugging Face folder, and allocate its KV cache.
 
+    `swap_space` bytes of host memory hold blocks that were swapped out. No step has more than
+    `max_chunk_tokens` tokens (None: `engine.max_num_batched_tokens`). With the speculative method
+    mtp the layer that drafts is read too, from its own file or from the checkpoint.
     `on_imported` is called once Paddle, which takes the process's signals for itself, is there.
     `CheckpointError` when the folder is missing, broken or unsupported, before any weight is read;
     `ConfigError` when a setting does not fit the model or the machine.
@@ -35,6 +48,9 @@ def load_model_runner(
             f"max_model_len is {model.max_model_len}: wanted at most {spec.max_position}, "
             "the model's max_position_embeddings"
         )
+    mtp = None
+    if speculation.speculative_method == "mtp":
+        mtp = read_mtp_weights(speculation.speculative_model, folder, checkpoint, spec)
     # Paddle takes seconds to import; a wrong path or a broken file is told at once.
     from engine.runner.framework import set_num_threads
 
@@ -42,4 +58,16 @@ def load_model_runner(
     set_num_threads(engine.num_threads)
     from engine.runner.assemble import assemble_runner
 
-    return assemble_runner(model, engine, spec, checkpoint, eos_token_ids)
+    return assemble_runner(
+        model,
+        engine,
+        spec,
+        checkpoint,
+        eos_token_ids,
+        mtp,
+        num_drafts=num_speculative_tokens(
+            speculation.speculative_method, speculation.num_speculative_tokens
+        ),
+        swap_space=swap_space,
+        max_chunk_tokens=max_chunk_tokens or engine.max_num_batched_tokens,
+    )

@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from common.blocks import blocks_for
+from common.errors import InternalError
 from common.kv_layout import KVLayout
 from common.request import SamplingParams
 from engine.core.plan import (
-    SampledToken,
+    DrawnTokens,
     SampleInput,
     ScheduledSequence,
     SequencesFailed,
+    StepCosts,
 )
 from engine.runner.decoder import Decoder
-from engine.runner.flat_batch import BatchLimits, flatten
+from engine.runner.flat_batch import BatchLimits, FlatBatch, flatten
+from engine.runner.host_pool import HostPool
 from engine.runner.kv_cache import KVCache
+from engine.runner.mtp.draft_step import MtpLayer, plan_drafts, run_drafts
 from engine.runner.sampler import BadLogits, Sampler
+from engine.runner.step_costs import measure_step_costs
+from engine.runner.verification import draw_tokens
 
 _SAMPLED_ROWS = 64
-"""Most rows of logits held at once: with a vocabulary of 152,000, 39 MB."""
+"""Most rows of logits held at once, but for a single sequence's: with a vocabulary of 152,000,
+39 MB."""
 
 
 class ModelRunner:
@@ -34,6 +43,9 @@ class ModelRunner:
         limits: BatchLimits,
         eos_token_ids: frozenset[int],
         attention_backend: str,
+        *,
+        mtp: MtpLayer | None = None,
+        swap_space: int = 0,
     ) -> None:
         self.eos_token_ids = eos_token_ids
         self.attention_backend = attention_backend
@@ -43,6 +55,9 @@ class ModelRunner:
         self._cache = cache
         self._limits = limits
         self._sampler = Sampler(limits.vocab_size)
+        self._mtp = mtp
+        self._host_pool = HostPool(cache, swap_space)
+        self._step_costs: StepCosts | None = None
 
     @property
     def layout(self) -> KVLayout:
@@ -70,11 +85,24 @@ class ModelRunner:
         """Make what was written to these blocks in `kv_bytes` part of the cache."""
         self._cache.stage_in(block_ids)
 
-    def execute(self, batch: Sequence[ScheduledSequence]) -> list[SampledToken | None]:
+    @property
+    def num_host_blocks(self) -> int:
+        """Blocks that can be swapped out at a time, ids 0 to `num_host_blocks - 1`."""
+        return self._host_pool.num_blocks
+
+    def swap_out(self, block_ids: Sequence[int], host_block_ids: Sequence[int]) -> None:
+        """Copy whole blocks, every layer, into the host pool; `InternalError` for bad ids."""
+        self._host_pool.swap_out(block_ids, host_block_ids)
+
+    def swap_in(self, host_block_ids: Sequence[int], block_ids: Sequence[int]) -> None:
+        """Copy whole blocks back from the host pool; `InternalError` for bad ids."""
+        self._host_pool.swap_in(host_block_ids, block_ids)
+
+    def execute(self, batch: Sequence[ScheduledSequence]) -> list[DrawnTokens | None]:
         """Compute the batch's tokens and draw where asked; one entry per sequence, in order.
 
         `InternalError` when the batch is outside what the runner was sized for; `SequencesFailed`
-        when some entries' logits are not finite.
+        when logits that some entries needed are not finite.
         """
         if not batch:
             return []
@@ -82,31 +110,65 @@ class ModelRunner:
         hidden = self._decoder.begin(flat)
         for index in range(self._decoder.num_layers):
             self._decoder.run_layer(index, hidden)
-        inputs = [sequence.sample for sequence in batch if sequence.sample is not None]
-        entries = [i for i, sequence in enumerate(batch) if sequence.sample is not None]
-        results: list[SampledToken | None] = [None] * len(batch)
-        bad: list[int] = []
-        for first in range(0, len(inputs), _SAMPLED_ROWS):
-            part = slice(first, first + _SAMPLED_ROWS)
-            drawn: Sequence[SampledToken | None]
-            try:
-                logits = self._decoder.logits(hidden, flat.sampled_rows[part])
-                drawn = self._sampler.sample(logits, inputs[part])
-            except BadLogits as error:
-                drawn = error.sampled
-                bad += [entries[first + row] for row in error.row_indices]
-            for entry, token in zip(entries[part], drawn, strict=True):
-                results[entry] = token
+        results, bad = self._draw(batch, flat, hidden)
+        if self._mtp is not None:
+            self._propose(self._mtp, batch, flat, hidden, results)
         if bad:
             raise SequencesFailed("not finite: logits", tuple(bad), tuple(results))
         return results
 
+    def _draw(
+        self, batch: Sequence[ScheduledSequence], flat: FlatBatch, hidden: Any
+    ) -> tuple[list[DrawnTokens | None], list[int]]:
+        """What each entry drew, and the entries whose logits are not finite."""
+        results: list[DrawnTokens | None] = [None] * len(batch)
+        bad: list[int] = []
+        for entries, rows in _sampled_groups(batch, flat):
+            logits = self._decoder.logits(hidden, rows)
+            first = 0
+            for entry in entries:
+                sequence = batch[entry]
+                assert sequence.sample is not None
+                part = logits[first : first + sequence.num_drafts + 1]
+                first += len(part)
+                drafts = sequence.token_ids[len(sequence.token_ids) - sequence.num_drafts :]
+                try:
+                    tokens = draw_tokens(self._sampler, part, sequence.sample, drafts)
+                    results[entry] = DrawnTokens(tokens)
+                except BadLogits:
+                    bad.append(entry)
+        return results, bad
+
+    def _propose(
+        self,
+        mtp: MtpLayer,
+        batch: Sequence[ScheduledSequence],
+        flat: FlatBatch,
+        hidden: Any,
+        results: list[DrawnTokens | None],
+    ) -> None:
+        """The MTP layer's keys and values of this step, and its drafts into `results`."""
+        step = plan_drafts(batch, flat, results, self._limits)
+        if step is None:
+            return
+        for entry, draft_token_ids in run_drafts(mtp, hidden, step, self._limits.block_size):
+            result = results[entry]
+            assert result is not None
+            results[entry] = replace(result, draft_token_ids=draft_token_ids)
+
+    @property
+    def step_costs(self) -> StepCosts:
+        """What steps cost here, as `warm_up` measured."""
+        if self._step_costs is None:
+            raise InternalError("step_costs are not known: wanted warm_up first")
+        return self._step_costs
+
     def warm_up(self) -> None:
-        """Compile or load every kernel, and touch every weight, before the first request.
+        """Compile or load every kernel, touch every weight, and measure what a step costs.
 
         Computes a few tokens in the first blocks, so nothing may be cached there yet.
         """
-        length = min(32, self.max_model_len)
+        length = min(32, self.max_model_len, self._limits.max_tokens)
         table = range(blocks_for(length, self.layout.block_size))
         for params in (
             SamplingParams(max_tokens=1, temperature=0.0, logprobs=1),
@@ -116,5 +178,26 @@ class ModelRunner:
             ),
         ):  # fmt: skip
             sample = SampleInput(params, 0, [0], [])
-            self.execute([ScheduledSequence(0, [0] * length, 0, table, sample)])
+            self.execute([ScheduledSequence(0, [0] * length, 0, table, sample, num_proposals=2)])
             self.execute([ScheduledSequence(0, [0], length - 1, table, sample)])
+        self._step_costs = measure_step_costs(
+            self.execute, self._limits, has_proposals=self._mtp is not None
+        )
+
+
+def _sampled_groups(
+    batch: Sequence[ScheduledSequence], flat: FlatBatch
+) -> Iterator[tuple[list[int], np.ndarray]]:
+    """Entries that sample, a few at a time, with all of their sampled rows."""
+    first = count = 0
+    entries: list[int] = []
+    for entry, sequence in enumerate(batch):
+        if sequence.sample is None:
+            continue
+        if entries and count + sequence.num_drafts + 1 > _SAMPLED_ROWS:
+            yield entries, flat.sampled_rows[first : first + count]
+            first, count, entries = first + count, 0, []
+        entries.append(entry)
+        count += sequence.num_drafts + 1
+    if entries:
+        yield entries, flat.sampled_rows[first:]

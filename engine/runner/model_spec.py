@@ -1,7 +1,7 @@
 """What a decoder is made of, as config.json states it: one frozen value for every family.
 
-Llama, Qwen2, Qwen3 and dense ERNIE-4.5 are one decoder: pre-norm attention and a gated SiLU MLP.
-They differ in biases, in norms on query and key heads, in how head dimensions are paired for
+Llama, Qwen2, MiMo, Qwen3 and dense ERNIE-4.5 are one decoder: pre-norm attention and a gated SiLU
+MLP. They differ in biases, in norms on query and key heads, in how head dimensions are paired for
 rotary positions, and in defaults. Whatever this decoder would compute wrongly is refused here.
 """
 
@@ -74,6 +74,7 @@ _FAMILIES = {
         "attention_bias", "attention_bias", "mlp_bias", False, False, 10000.0
     ),
     "Qwen2ForCausalLM": _Family(True, False, False, False, False, 10000.0),
+    "MiMoForCausalLM": _Family(True, False, False, False, False, 10000.0),
     "Qwen3ForCausalLM": _Family(
         "attention_bias", "attention_bias", False, True, False, 10000.0, default_head_dim=128
     ),

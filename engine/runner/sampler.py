@@ -34,54 +34,35 @@ GREEDY_BELOW = 1e-5
 
 
 class BadLogits(InternalError):
-    """Some rows of logits hold NaN or infinities, so nothing true can be drawn from them.
-
-    `row_indices` names those rows. `sampled` has one entry per row, in order: the drawn token, and
-    None for a bad row, so that its neighbours need not be computed again.
-    """
-
-    def __init__(
-        self, row_indices: tuple[int, ...], sampled: tuple[SampledToken | None, ...]
-    ) -> None:
-        super().__init__(
-            f"the logits of row {', '.join(map(str, row_indices))} of {len(sampled)} hold NaN or "
-            "infinite values: wanted finite numbers"
-        )
-        self.row_indices = row_indices
-        self.sampled = sampled
+    """A row of logits holds NaN or infinities, so nothing true can be drawn from it."""
 
 
 class Sampler:
-    """Draws tokens. It remembers nothing: a row's result is a function of that row and its input.
+    """Draws tokens. It remembers nothing: a result is a function of a row and its input.
 
-    Not affected by the other rows of a call in any bit. Safe to call from any thread.
+    Safe to call from any thread.
     """
 
     def __init__(self, vocab_size: int) -> None:
         self.vocab_size = vocab_size
 
-    def sample(self, logits: np.ndarray, inputs: Sequence[SampleInput]) -> list[SampledToken]:
-        """One token per row.
+    def sample(self, logits: np.ndarray, one: SampleInput) -> SampledToken:
+        """The token of one row.
 
-        `logits` is [len(inputs), vocab_size], float32, C-contiguous and writable; its contents are
-        destroyed. Raises BadLogits, an InternalError, when rows hold NaN or infinities: it names
-        them and carries what the good rows drew. Raises InternalError when shape, type or token
-        ids do not fit.
+        `logits` is `[vocab_size]`, float32, contiguous and writable; its contents are destroyed.
+        Raises `BadLogits`, an InternalError, when it holds NaN or infinities, and InternalError
+        when shape, type or token ids do not fit.
         """
-        self._check(logits, inputs)
-        sampled = [_sample_row(row, one) for row, one in zip(logits, inputs, strict=True)]
-        bad = tuple(index for index, token in enumerate(sampled) if token is None)
-        if bad:
-            raise BadLogits(bad, tuple(sampled))
-        return [token for token in sampled if token is not None]
-
-    def _check(self, logits: np.ndarray, inputs: Sequence[SampleInput]) -> None:
-        wanted = (len(inputs), self.vocab_size)
+        wanted = (self.vocab_size,)
         if logits.shape != wanted or logits.dtype != np.float32 or not logits.flags.carray:
             raise InternalError(
                 f"logits are {logits.dtype} {logits.shape}: wanted writable, C-contiguous float32 "
                 f"{wanted}"
             )
+        token = _sample_row(logits, one)
+        if token is None:
+            raise BadLogits("the logits hold NaN or infinite values: wanted finite numbers")
+        return token
 
 
 def _sample_row(row: np.ndarray, one: SampleInput) -> SampledToken | None:

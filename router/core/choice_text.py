@@ -40,12 +40,18 @@ class LogprobEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delta:
-    """What one chunk of tokens adds to a choice. `num_tokens` counts every token generated."""
+    """What one chunk of tokens adds to a choice. `num_tokens` counts every token generated.
+
+    `num_drafted` and `num_accepted` are the choice's draft tokens so far, and how many of them are
+    among its tokens.
+    """
 
     text: str
     entries: tuple[LogprobEntry, ...]
     num_tokens: int
     num_cached_tokens: int
+    num_drafted: int
+    num_accepted: int
     finish_reason: FinishReason | None
 
 
@@ -103,11 +109,15 @@ class ChoiceText:
         text = "".join(pieces)
         self._sent_chars += len(text)
         finish_reason = FinishReason.STOP if self._stops.is_stopped else chunk.finish_reason
+        # What a stop string cut off ends with a token of the model's own; the others were drafts.
+        num_cut_drafts = max(len(chunk.token_ids) - num_tokens - 1, 0)
         return Delta(
             text=text,
             entries=tuple(self._take_entries()),
             num_tokens=num_tokens,
             num_cached_tokens=chunk.num_cached_tokens,
+            num_drafted=chunk.num_drafted,
+            num_accepted=max(chunk.num_accepted - num_cut_drafts, 0),
             finish_reason=finish_reason,
         )
 

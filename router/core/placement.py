@@ -55,9 +55,11 @@ class Placer:
         decode = self._pick(open_decoders, query)
         partner = self._partner(decode, open_prefillers, query)
         self._state.turn += 1
-        return self._choice(
-            decode, partner, query, self._reason(decode, partner, len(open_decoders))
-        )
+        reason = self._reason(decode, len(open_decoders))
+        if partner is None and decode.record.role is Role.DECODE:
+            why = "another KV layout" if open_prefillers else "no prefill node"
+            reason = f"{reason}, {why}: local prefill"
+        return self._choice(decode, partner, query, reason)
 
     def choose_prefill(
         self,
@@ -102,11 +104,9 @@ class Placer:
             reason=reason,
         )
 
-    def _reason(self, decode: NodeView, prefill: NodeView | None, num_candidates: int) -> str:
+    def _reason(self, decode: NodeView, num_candidates: int) -> str:
         reason = f"{self._name}: best of {num_candidates}, {decode.num_requests} requests there"
-        if decode.record.role is Role.MIXED:
-            return f"{reason}, mixed"
-        return reason if prefill is not None else f"{reason}, no prefill node: local prefill"
+        return f"{reason}, mixed" if decode.record.role is Role.MIXED else reason
 
 
 def _prefillers(nodes: Sequence[NodeView], query: Query) -> list[NodeView]:

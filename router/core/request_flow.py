@@ -47,6 +47,7 @@ from common.errors import (
     Overloaded,
     PdserveError,
     PeerProtocolError,
+    PoolExhausted,
     StaleEpoch,
     error_from_code,
 )
@@ -100,12 +101,14 @@ class RequestFlow:
         sampling: SamplingParams,
         *,
         deadline_at_s: float,
+        priority: int = 0,
     ) -> None:
         self.state = State.CHOOSING
         self._request_id = request_id
         self._prompt_token_ids = prompt_token_ids
         self._sampling = sampling
         self._deadline_at_s = deadline_at_s
+        self._priority = priority
         self._ledger = TokenLedger(sampling)
         self._attempt = 0
         self._decode: Incarnation | None = None
@@ -313,7 +316,9 @@ class RequestFlow:
         suspect = node if self._prefill is None else self._prefill
         self._close_leg(node)
         error = error_from_code(output.error_code, output.error_message)
-        if isinstance(error, (NodeLost, HandoffFailed, StaleEpoch)):
+        if isinstance(error, PoolExhausted):
+            self._attempt_failed(error, node)
+        elif isinstance(error, (NodeLost, HandoffFailed, StaleEpoch)):
             self._attempt_failed(error, suspect)
         else:
             self._fail(error)
@@ -369,6 +374,7 @@ class RequestFlow:
             prompt_token_ids=self._prompt_token_ids,
             sampling=self._sampling,
             deadline_s=max(_MIN_DEADLINE_S, self._deadline_at_s - now_s),
+            priority=self._priority,
         )
 
     def _place(self) -> None:

@@ -23,6 +23,7 @@ class TokenLedger:
         self._reason: FinishReason | None = None
         self.num_emitted = 0
         self.num_cached_tokens = 0
+        self._drafted, self._accepted, self._drafted_before = 0, 0, 0
 
     @property
     def is_complete(self) -> bool:
@@ -51,6 +52,9 @@ class TokenLedger:
                 f"{output.id}: {len(output.logprobs)} logprobs for {len(output.token_ids)} tokens"
             )
         self.num_cached_tokens = max(self.num_cached_tokens, output.num_cached_tokens)
+        # One node of an attempt verifies drafts, and it reports all of them each time.
+        self._drafted = max(self._drafted, output.num_drafted)
+        self._accepted = max(self._accepted, output.num_accepted)
         for offset, token_id in enumerate(output.token_ids):
             index = output.first_index + offset
             if not self.has(index):
@@ -93,12 +97,19 @@ class TokenLedger:
             logprobs=tuple(entry for _, entry in entries if entry is not None),
             finish_reason=self._reason if self.is_complete else None,
             num_cached_tokens=self.num_cached_tokens,
+            num_drafted=self._drafted_before + self._drafted,
+            num_accepted=self._accepted,
         )
 
     def restart(self) -> None:
-        """Another attempt begins: forget what was held. Only before anything was emitted."""
+        """Another attempt begins: forget what was held. Only before anything was emitted.
+
+        Drafts are counted on: those of a lost attempt were verified, and none became output.
+        """
         if self.num_emitted:
             raise ValueError(f"{self.num_emitted} tokens were emitted: no other attempt may run")
         self._held.clear()
         self._end, self._reason = None, None
         self.num_cached_tokens = 0
+        self._drafted_before += self._drafted
+        self._drafted, self._accepted = 0, 0

@@ -15,7 +15,13 @@ import numpy as np
 
 from common.kv_layout import KVLayout
 from common.request import SamplingParams
-from engine.core.plan import SampledToken, ScheduledSequence
+from engine.core.plan import (
+    DrawnTokens,
+    SampledToken,
+    SampleInput,
+    ScheduledSequence,
+    StepCosts,
+)
 
 VOCAB_SIZE = 997
 NUM_LAYERS = 2
@@ -36,10 +42,21 @@ def layout(block_size: int, model_digest: str = "hash-runner") -> KVLayout:
 
 
 class HashRunner:
-    """Implements `node.engine_node.LoadedModel` over a numpy pool."""
+    """Implements `node.engine_node.LoadedModel` over a numpy pool.
+
+    Its proposals (`num_proposals`) are right or wrong by a hash of what comes before.
+    """
+
+    step_costs = StepCosts((1, 65), (1.0, 1.064))
+    """Rows cost next to nothing, so drafts nearly always pay."""
 
     def __init__(
-        self, *, num_blocks: int, block_size: int = 4, max_model_len: int | None = None
+        self,
+        *,
+        num_blocks: int,
+        block_size: int = 4,
+        max_model_len: int | None = None,
+        num_host_blocks: int = 0,
     ) -> None:
         self.layout = layout(block_size)
         self.num_blocks = num_blocks
@@ -50,6 +67,8 @@ class HashRunner:
         shape = (NUM_LAYERS, 2, num_blocks, self.layout.piece_bytes)
         self.cache = np.zeros(shape, dtype=np.uint8)
         self.kv_bytes = np.zeros(shape, dtype=np.uint8)
+        self.num_host_blocks = num_host_blocks
+        self.host_cache = np.zeros((*shape[:2], num_host_blocks, shape[3]), dtype=np.uint8)
         self.batches: list[list[ScheduledSequence]] = []
 
     def warm_up(self) -> None:
@@ -63,21 +82,56 @@ class HashRunner:
         """From what the transfer wrote into the cache."""
         self.cache[:, :, list(block_ids)] = self.kv_bytes[:, :, list(block_ids)]
 
-    def execute(self, batch: Sequence[ScheduledSequence]) -> list[SampledToken | None]:
+    def swap_out(self, block_ids: Sequence[int], host_block_ids: Sequence[int]) -> None:
+        """Into host memory."""
+        self.host_cache[:, :, list(host_block_ids)] = self.cache[:, :, list(block_ids)]
+
+    def swap_in(self, host_block_ids: Sequence[int], block_ids: Sequence[int]) -> None:
+        """Back from host memory."""
+        self.cache[:, :, list(block_ids)] = self.host_cache[:, :, list(host_block_ids)]
+
+    def execute(self, batch: Sequence[ScheduledSequence]) -> list[DrawnTokens | None]:
         """Write the new tokens' KV; draw from all of it where asked to."""
         self.batches.append(list(batch))
         return [self._run(scheduled) for scheduled in batch]
 
-    def _run(self, scheduled: ScheduledSequence) -> SampledToken | None:
+    def _run(self, scheduled: ScheduledSequence) -> DrawnTokens | None:
         assert scheduled.token_ids, "there are no logits without a token to compute"
-        state = self._read(scheduled.block_table, scheduled.start)
+        states = [self._read(scheduled.block_table, scheduled.start)]
         for position, token_id in enumerate(scheduled.token_ids, scheduled.start):
-            new = _token_kv(state, token_id, position)
+            new = _token_kv(states[-1], token_id, position)
             self._write(scheduled.block_table, position, new)
-            state += new
-        if scheduled.sample is None:
+            states.append(states[-1] + new)
+        sample = scheduled.sample
+        if sample is None:
+            assert scheduled.next_token_id is not None, "a chunk that ends within the known tokens"
             return None
-        return SampledToken(_draw(state, scheduled.sample.params, scheduled.sample.output_index))
+        last = len(states) - scheduled.num_drafts - 1
+        drafts = list(scheduled.token_ids[len(scheduled.token_ids) - scheduled.num_drafts :])
+        drawn: list[int] = []
+        while len(drawn) == 0 or (
+            len(drawn) <= len(drafts) and drawn[-1] == drafts[len(drawn) - 1]
+        ):
+            index = sample.output_index + len(drawn)
+            drawn.append(_draw(states[last + len(drawn)], sample.params, index))
+        state = states[last + len(drawn) - 1]
+        proposals = self._propose(state, drawn, sample, scheduled.num_proposals)
+        return DrawnTokens(tuple(SampledToken(token) for token in drawn), proposals)
+
+    def _propose(
+        self, state: bytes, drawn: list[int], sample: SampleInput, count: int
+    ) -> tuple[int, ...]:
+        """What really follows, but for about one in four, which is wrong."""
+        position = len(state) // (TOKEN_BYTES * 2 * NUM_LAYERS)
+        token_id, index = drawn[-1], sample.output_index + len(drawn)
+        proposals = []
+        for offset in range(count):
+            state += _token_kv(state, token_id, position + offset)
+            token_id = _draw(state, sample.params, index + offset)
+            if state[-1] % 4 == 0:
+                token_id = (token_id + 1) % VOCAB_SIZE
+            proposals.append(token_id)
+        return tuple(proposals)
 
     def _slots(self, block_table: Sequence[int], position: int) -> np.ndarray:
         block_id = block_table[position // self.block_size]

@@ -72,6 +72,7 @@ class Call:
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParams
     deadline_s: float
+    priority: int = 0
     num_pulled: int = 0
     closed: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -87,9 +88,14 @@ class ScriptedGenerator:
         self.calls: list[Call] = []
 
     async def generate(
-        self, prompt_token_ids: tuple[int, ...], sampling: SamplingParams, *, deadline_s: float
+        self,
+        prompt_token_ids: tuple[int, ...],
+        sampling: SamplingParams,
+        *,
+        deadline_s: float,
+        priority: int = 0,
     ) -> AsyncGenerator[TokenChunk, None]:
-        call = Call(prompt_token_ids, sampling, deadline_s)
+        call = Call(prompt_token_ids, sampling, deadline_s, priority)
         self.calls.append(call)
         try:
             async for chunk in self.script(call):
@@ -194,12 +200,16 @@ class FakeCluster:
 
     reason: str = ""
     longest: int | None = None
+    wrong: tuple[str, ...] = ()
 
     def is_ready(self) -> bool:
         return not self.reason
 
     def why_not_ready(self) -> str:
         return self.reason
+
+    def warnings(self) -> list[str]:
+        return list(self.wrong)
 
     def max_model_len(self) -> int | None:
         return self.longest

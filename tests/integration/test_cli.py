@@ -56,7 +56,8 @@ def test_a_cluster_serves_until_ctrl_c(tmp_path: Path) -> None:
         status = subprocess.run(
             [*PDSERVE, "status", "--url", url], capture_output=True, text=True, check=True
         )
-        rows = {line.split()[0]: line.split()[1:4:2] for line in status.stdout.splitlines()[3:]}
+        _, nodes, _ = status.stdout.split("\n\n")
+        rows = {line.split()[0]: line.split()[1:4:2] for line in nodes.splitlines()[1:]}
         assert rows == {"decode-1": ["decode", "ready"], "prefill-1": ["prefill", "ready"]}
         process.send_signal(signal.SIGINT)
         rest = process.stdout.read()

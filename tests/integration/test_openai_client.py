@@ -5,14 +5,24 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 
 import openai
 import pytest
 from openai.types.chat import ChatCompletionUserMessageParam
 
-from common.errors import DeadlineExceeded, NodeLost, Overloaded
+from common.errors import DeadlineExceeded, NodeLost, Overloaded, PoolExhausted
 from router.generation import TokenChunk
-from tests.fakes.http_edge import Edge, chunks, fails, hangs_after, make_edge, says, tiny_model
+from tests.fakes.http_edge import (
+    Call,
+    Edge,
+    chunks,
+    fails,
+    hangs_after,
+    make_edge,
+    says,
+    tiny_model,
+)
 from tests.fakes.http_server import served
 
 MESSAGES: list[ChatCompletionUserMessageParam] = [{"role": "user", "content": "Hi"}]
@@ -63,6 +73,41 @@ async def test_chat_stream_with_usage_and_two_choices() -> None:
     assert reasons == ["stop"] * 2
     assert usage is not None
     assert usage.completion_tokens == 6
+
+
+async def drafting(_: Call) -> AsyncIterator[TokenChunk]:
+    ids = tiny_model().encode("Hello world", add_special_tokens=False, param="p")
+    first, last = chunks(ids)
+    yield replace(first, num_drafted=4)
+    yield replace(last, num_drafted=6, num_accepted=1)
+
+
+async def test_usage_tells_accepted_and_rejected_drafts() -> None:
+    async with client_of(make_edge(drafting)) as client:
+        whole = await client.chat.completions.create(model="tiny", messages=MESSAGES, n=2)
+        stream = await client.completions.create(
+            model="tiny", prompt="a", stream=True, stream_options={"include_usage": True}
+        )
+        usages = [whole.usage, *[part.usage async for part in stream if part.usage]]
+    found = []
+    for usage in usages:
+        assert usage is not None
+        details = usage.completion_tokens_details
+        assert details is not None
+        found.append((details.accepted_prediction_tokens, details.rejected_prediction_tokens))
+    assert found == [(2, 10), (1, 5)]
+
+
+async def test_a_priority_is_an_extra_field() -> None:
+    edge = make_edge()
+    async with client_of(edge) as client:
+        await client.chat.completions.create(
+            model="tiny", messages=MESSAGES, extra_body={"priority": 10}
+        )
+        assert edge.generator.calls[0].priority == 10
+        with pytest.raises(openai.BadRequestError) as bad:
+            await client.completions.create(model="tiny", prompt="a", extra_body={"priority": 1001})
+    assert bad.value.param == "priority"
 
 
 async def test_chat_logprobs() -> None:
@@ -129,7 +174,12 @@ async def test_bad_requests_name_the_field() -> None:
 
 @pytest.mark.parametrize(
     ("error", "status"),
-    [(Overloaded("full"), 503), (DeadlineExceeded("late"), 504), (NodeLost("gone"), 502)],
+    [
+        (Overloaded("full"), 503),
+        (PoolExhausted("no block left"), 503),
+        (DeadlineExceeded("late"), 504),
+        (NodeLost("gone"), 502),
+    ],
 )
 async def test_errors_of_the_cluster(error: Exception, status: int) -> None:
     async with client_of(make_edge(fails(error))) as client:

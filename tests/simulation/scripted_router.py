@@ -46,6 +46,8 @@ class Asked:
     end: int | None = None
     has_started: bool = False
     is_local: bool = False
+    num_drafted: int = 0
+    num_accepted: int = 0
 
     @property
     def is_done(self) -> bool:
@@ -149,6 +151,9 @@ class ScriptedRouter:
             self._end(asked, f"failed: {output.error_code}")
             return
         asked.has_started |= node == self.decode
+        assert output.num_drafted >= output.num_accepted
+        asked.num_drafted = max(asked.num_drafted, output.num_drafted)
+        asked.num_accepted = max(asked.num_accepted, output.num_accepted)
         for offset, token_id in enumerate(output.token_ids):
             index = output.first_index + offset
             assert asked.tokens.get(index, token_id) == token_id, "one index, two tokens (F44)"

@@ -142,7 +142,7 @@ def test_a_transfer_that_fails_after_token_0_is_a_typed_end() -> None:
 def test_a_transfer_that_fails_before_token_0_is_a_typed_end() -> None:
     world = World(prefill=NodeSize(budget=4))
     asked = world.ask(12)
-    world.step_until(lambda: world.p.flow.num_steps == 1, frames=False)
+    world.step_until(lambda: world.p.num_steps == 1, frames=False)
     world.network.deliver_all()
     world.p.connector.on_peer_lost(DECODE)
     world.settle()

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import pytest
 
+from common.config import SchedulingConfig
 from common.ids import AttemptId
 from kv_transfer.connector import Commit
 from node.messages import Abort, RouterGone
@@ -44,16 +45,31 @@ class Storm:
         self.faults = faults
         self.happened: Counter[str] = Counter()
         rng = self.rng
+        method = rng.choice(["none", "ngram", "suffix", "mtp"])
         self.world = World(
             threshold=rng.choice([0, 0, 6, None]),
-            prefill=self._size(),
-            decode=self._size(),
+            prefill=self._size(method),
+            decode=self._size(method),
         )
         self.num_to_ask = rng.randint(1, 8)
 
-    def _size(self) -> NodeSize:
+    def _size(self, method: str) -> NodeSize:
         rng = self.rng
         return NodeSize(
+            method=method,
+            num_drafts=rng.randint(1, 4),
+            num_host_blocks=rng.choice([4, 20]),
+            scheduling=SchedulingConfig(
+                reservation_policy=rng.choice(
+                    ["none", "fixed_blocks", "token_ratio", "global_ratio"]
+                ),
+                preemption_policy=rng.choice(["last_in_first_out", "shortest_output", "priority"]),
+                preemption_mode=rng.choice(["recompute", "swap"]),
+                requeue=rng.choice(["arrival", "tail"]),
+                retract_decode_steps=rng.choice([0, 4, 20]),
+                enable_priority_scheduling=rng.random() < 0.5,
+                skip_ahead_window=rng.choice([0, 4]),
+            ),
             num_blocks=rng.randint(8, 20),
             seats=rng.randint(1, 4),
             budget=rng.randint(4, 30),
@@ -93,9 +109,10 @@ class Storm:
         self.world.ask(
             length,
             seed=rng.randint(0, 3),
-            max_tokens=rng.choice([1, 2, 3, rng.randint(1, 7)]),
+            max_tokens=rng.choice([1, 2, 3, rng.randint(1, 7), rng.randint(8, 24)]),
             may_wait=rng.random() < 0.7,
             deadline_s=rng.choice([3.0, 20.0, 100.0]),
+            priority=rng.randint(-2, 2),
         )
 
     def _node_turn(self) -> None:
@@ -223,16 +240,25 @@ def end_what_nobody_answered(storm: Storm) -> None:
 
 def test_without_faults_every_random_order_ends_in_the_right_answer() -> None:
     outcomes: Counter[str] = Counter()
+    happened: Counter[str] = Counter()
     for seed in range(100):
         storm = Storm(seed, [])
         storm.run()
         storm.world.check_closed()
         outcomes += storm.world.outcomes()
+        statistics = storm.world.d.scheduler.statistics()
+        happened += Counter(
+            accepted=statistics.num_accepted,
+            recomputed=statistics.num_recomputed_tokens,
+            swapped=statistics.num_swapped_out,
+            **statistics.preemptions,
+        )
     refused = outcomes.pop("refused: overloaded", 0)
     # Requests of 24 tokens and more do not fit the smallest nodes.
     invalid = outcomes.pop("refused: invalid_request", 0)
     assert set(outcomes) == {"finished"}, outcomes
     assert outcomes["finished"] > 3 * (refused + invalid) > 0
+    assert len(happened) == 5, f"all of it is to happen: {happened}"
 
 
 def test_random_orders_and_faults_leave_nothing_behind_and_no_answer_wrong() -> None:

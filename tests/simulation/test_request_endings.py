@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from engine.core.planned_step import PlannedStep
 from engine.core.status import SequenceStatus
 from node.messages import Abort, RouterGone
 from tests.simulation.scripted_router import Asked
@@ -78,7 +79,7 @@ def prefilling(world: World) -> Asked:
 
 def prefilling_with_frames_landed(world: World) -> Asked:
     asked = ask(world)
-    world.step_until(lambda: len(world.d.connector.landings) == 1 and world.p.flow.num_steps == 1)
+    world.step_until(lambda: len(world.d.connector.landings) == 1 and world.p.num_steps == 1)
     world.network.deliver_all()
     assert status(world, asked, "p") is SequenceStatus.RUNNING_PREFILL
     return asked
@@ -108,7 +109,7 @@ def decoding(world: World) -> Asked:
 def computing_locally(world: World) -> Asked:
     world.d.flow._profile = type(world.d.flow._profile)(local_prefill_threshold=None)  # type: ignore[attr-defined]
     asked = ask(world)
-    world.step_until(lambda: world.d.flow.num_steps == 1)
+    world.step_until(lambda: world.d.num_steps == 1)
     assert status(world, asked, "d") is SequenceStatus.RUNNING_PREFILL
     return asked
 
@@ -117,7 +118,7 @@ def preempted(world: World) -> Asked:
     asked = decoding(world)
     held = world.d.flow.book.get(asked.request.id)
     assert held is not None
-    world.d.scheduler._preempt(held.sequence)
+    world.d.scheduler._preempt(PlannedStep(), held.sequence)
     return asked
 
 
@@ -330,7 +331,7 @@ def test_abort_and_the_last_step_in_both_orders(is_abort_first: bool) -> None:
     world = make_world()
     asked = ask(world)
     held = None
-    while held is None or held.sequence.num_remaining_output > 1:
+    while held is None or held.sequence.num_output < held.sequence.max_new_tokens - 1:
         world.step()
         held = world.d.flow.book.get(asked.request.id)
     abort = Abort(ROUTER, (asked.request.id,))
@@ -383,7 +384,7 @@ def test_the_next_request_on_the_blocks_of_an_aborted_one_is_answered_right() ->
     # F61
     world = World(prefill=NodeSize(num_blocks=6, budget=8), decode=NodeSize(num_blocks=8))
     asked = world.ask(20, seed=1, max_tokens=6)
-    world.step_until(lambda: world.p.flow.num_steps == 1, frames=False)
+    world.step_until(lambda: world.p.num_steps == 1, frames=False)
     world.router.abort(asked)
     follower = world.ask(20, seed=2, max_tokens=6, may_wait=True)
     world.settle()

@@ -40,8 +40,8 @@ def test_token_0_comes_from_prefill_and_the_rest_from_decode(length: int, budget
     assert asked.legs[DECODE].next_index == 6
     assert asked.ticket is not None
     assert len(asked.ticket.target_block_ids) == -(-length // BLOCK_SIZE)
-    assert world.p.flow.num_steps == -(-length // budget)
-    assert world.d.flow.num_steps == 5
+    assert world.p.num_steps == -(-length // budget)
+    assert world.d.num_steps == 5
 
 
 def test_token_0_does_not_wait_for_the_kv() -> None:
@@ -56,10 +56,10 @@ def test_token_0_does_not_wait_for_the_kv() -> None:
 def test_blocks_leave_while_the_next_chunk_is_computed() -> None:
     world = World(prefill=NodeSize(budget=6))
     asked = world.ask(12)
-    world.step_until(lambda: world.p.flow.num_steps == 1, frames=False)
+    world.step_until(lambda: world.p.num_steps == 1, frames=False)
     pieces = [f.piece for f in world.network.frames if f.kind == "piece"]
     assert pieces == [(0, 0), (1, 0)], "6 tokens are one whole block of 4, in two layers"
-    world.step_until(lambda: world.p.flow.num_steps == 2, frames=False)
+    world.step_until(lambda: world.p.num_steps == 2, frames=False)
     assert {f.piece[1] for f in world.network.frames if f.kind == "piece"} == {0, 1, 2}
     finish(world, asked)
 
@@ -71,7 +71,7 @@ def test_a_first_token_that_ends_the_output_moves_nothing() -> None:
     asked = world.ask(prompt, seed=seed_that_ends_at_once(prompt))
     finish(world, asked)
     assert asked.answer() == [EOS_TOKEN_ID]
-    assert world.d.flow.num_steps == 0
+    assert world.d.num_steps == 0
 
 
 def test_a_first_token_that_is_a_stop_token_ends_the_output() -> None:
@@ -81,11 +81,11 @@ def test_a_first_token_that_is_a_stop_token_ends_the_output() -> None:
     asked = world.ask(9, stop_token_ids=(stop,))
     finish(world, asked)
     assert asked.answer() == [stop]
-    assert world.d.flow.num_steps == 0
+    assert world.d.num_steps == 0
 
 
 @pytest.mark.parametrize("length", LENGTHS)
-def test_one_token_is_answered_by_prefill_alone(length: int) -> None:
+def test_e78_one_token_is_answered_by_prefill_alone(length: int) -> None:
     # F40, E78: no ticket, no reservation, no frame.
     world = World()
     asked = world.ask(length, max_tokens=1)
@@ -123,7 +123,7 @@ def test_prompts_up_to_the_threshold_are_computed_on_decode(
     asked = world.ask(length)
     finish(world, asked)
     assert asked.is_local is is_local
-    assert (world.p.flow.num_steps == 0) is is_local
+    assert (world.p.num_steps == 0) is is_local
 
 
 def test_only_uncached_tokens_count_for_the_threshold() -> None:
@@ -186,7 +186,7 @@ def test_a_decode_node_that_preempts_answers_right() -> None:
     world = World(decode=NodeSize(num_blocks=10, seats=4), prefill=NodeSize(num_blocks=40))
     asked = [world.ask(9, seed=i, max_tokens=16, ignore_eos=True, may_wait=True) for i in range(4)]
     finish(world, *asked)
-    assert world.d.scheduler.num_preemptions > 0
+    assert world.d.scheduler.statistics().num_preemptions > 0
 
 
 @pytest.mark.parametrize("length", LENGTHS)

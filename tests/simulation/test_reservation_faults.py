@@ -63,7 +63,7 @@ def test_a_prompt_that_is_sent_twice_is_computed_once() -> None:
     world.p.turn()
     assert len(world.p.flow.book) == 1
     assert_finished(world, asked)
-    assert world.p.flow.num_steps == 3
+    assert world.p.num_steps == 3
 
 
 @pytest.mark.parametrize("is_noticed", [True, False])
@@ -130,14 +130,14 @@ def test_a_full_node_refuses_at_once_and_says_what_room_it_has() -> None:
     world = World(decode=NodeSize(num_blocks=6))
     first = world.ask(12, max_tokens=8, ignore_eos=True)
     world.step_until(lambda: first.has_started)
-    steps = world.d.flow.num_steps
+    steps = world.d.num_steps
     second = world.ask(12, seed=1)
     world.messages_arrive()
     world.d.turn()
     world.messages_arrive()
     assert second.outcomes == ["refused: overloaded"]
     assert "3 seats and 2 blocks are free, 0 wait" in str(second.error)
-    assert world.d.flow.num_steps <= steps + 1
+    assert world.d.num_steps <= steps + 1
     assert_finished(world, first)
 
 
@@ -260,13 +260,13 @@ def test_prefill_refuses_a_ticket_that_does_not_fit_its_prompt(
     world.settle()
     assert asked.outcomes == [f"refused: {code}"]
     world.check_closed()
-    assert world.p.flow.num_steps == 0
+    assert world.p.num_steps == 0
 
 
 def test_prefill_refuses_a_lease_that_another_attempt_uses() -> None:
     world = World(prefill=NodeSize(budget=4))
     first = world.ask(40)
-    world.step_until(lambda: world.p.flow.num_steps == 1, frames=False)
+    world.step_until(lambda: world.p.num_steps == 1, frames=False)
     world.router.change_ticket = lambda ticket: replace(ticket, lease_token=101)
     second = world.ask(12, seed=1)
     world.settle()
@@ -281,7 +281,7 @@ def test_an_acknowledgement_before_the_commit_fails_that_request_alone() -> None
     first = world.ask(5)
     world.settle()
     neighbour = world.ask(40, seed=2)
-    world.step_until(lambda: world.p.flow.num_steps == 3, frames=False)
+    world.step_until(lambda: world.p.num_steps == 3, frames=False)
     world.router.change_ticket = lambda ticket: replace(ticket, lease_token=101)
     second = world.ask(12, seed=1)
     world.settle()

@@ -8,21 +8,24 @@ in `network.frames`. After every turn all books are checked.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
 from common.clock import ManualClock
+from common.config import SchedulingConfig, SpeculationConfig
 from common.errors import Overloaded
 from common.ids import Incarnation
 from common.request import GenerationRequest, RequestOutput
+from common.token_budget import num_speculative_tokens
 from decode_node.profile import DecodeProfile
 from decode_node.request_flow import DecodeFlow, LandingPlace
 from engine.core.plan import Runner
-from engine.core.planner import Limits
 from engine.core.scheduler import Scheduler
+from engine.core.speculation.speculation import make_speculation
 from engine.core.status import SequenceStatus
+from engine.core.step_plan import Limits
 from engine.step_loop import StepLoop
 from node.engine_node import Performer
 from node.inbox import Inbox
@@ -63,19 +66,12 @@ class Node:
         self.me = me
         self.world = world
         self.inbox = Inbox(max_requests=1000)
-        self.runner = HashRunner(num_blocks=size.num_blocks, block_size=BLOCK_SIZE)
-        self.scheduler = Scheduler(
-            limits=Limits(
-                max_num_seqs=size.seats,
-                max_num_batched_tokens=max(size.budget, size.seats),
-                block_size=BLOCK_SIZE,
-            ),
+        self.runner = HashRunner(
             num_blocks=size.num_blocks,
-            fingerprint=self.runner.layout.fingerprint,
-            eos_token_ids=frozenset({EOS_TOKEN_ID}),
-            max_model_len=size.max_model_len or self.runner.max_model_len,
-            enable_prefix_caching=size.caching,
+            block_size=BLOCK_SIZE,
+            num_host_blocks=size.num_host_blocks,
         )
+        self.scheduler = size.make_scheduler(self.runner)
         self.connector = world.network.join(me, self.runner.kv_bytes, self.inbox.put)
         self.flow = make_flow(self.scheduler, size)
         self.fail_next_step = False
@@ -105,6 +101,17 @@ class Node:
             raise RuntimeError("the device is out of memory")
         return self.runner.execute(batch)
 
+    def swap_out(self, block_ids: Sequence[int], host_block_ids: Sequence[int]) -> None:
+        self.runner.swap_out(block_ids, host_block_ids)
+
+    def swap_in(self, host_block_ids: Sequence[int], block_ids: Sequence[int]) -> None:
+        self.runner.swap_in(host_block_ids, block_ids)
+
+    @property
+    def num_steps(self) -> int:
+        """Batches that were computed."""
+        return len(self.runner.batches)
+
     def turn(self) -> bool:
         """One turn of the loop, with all books checked after it."""
         is_busy = self.loop.turn()
@@ -130,7 +137,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSize:
-    """How large a simulated node is."""
+    """How large a simulated node is, and how it schedules and drafts."""
 
     num_blocks: int = 24
     seats: int = 4
@@ -138,6 +145,32 @@ class NodeSize:
     max_model_len: int | None = None
     caching: bool = True
     max_queued: int = 100
+    method: str = "none"
+    num_drafts: int = 0
+    num_host_blocks: int = 0
+    scheduling: SchedulingConfig = field(default_factory=SchedulingConfig)
+
+    def make_scheduler(self, runner: HashRunner) -> Scheduler:
+        speculation = SpeculationConfig(
+            speculative_method=self.method, num_speculative_tokens=self.num_drafts
+        )
+        most_drafts = num_speculative_tokens(self.method, self.num_drafts)
+        return Scheduler(
+            limits=Limits(
+                max_num_seqs=self.seats,
+                max_num_batched_tokens=max(self.budget, self.seats * (1 + most_drafts)),
+                block_size=BLOCK_SIZE,
+                max_model_len=self.max_model_len or runner.max_model_len,
+                num_speculative_tokens=most_drafts,
+            ),
+            num_blocks=self.num_blocks,
+            fingerprint=runner.layout.fingerprint,
+            eos_token_ids=frozenset({EOS_TOKEN_ID}),
+            enable_prefix_caching=self.caching,
+            config=self.scheduling,
+            speculation=make_speculation(speculation, runner.step_costs),
+            num_host_blocks=self.num_host_blocks,
+        )
 
 
 MakeFlow = Callable[[Scheduler, NodeSize], NodeFlow]
@@ -181,6 +214,7 @@ class World:
             scheduler,
             _limits(size, runner),
             fingerprint=runner.layout.fingerprint,
+            kv_description="hashes",
         )
 
     def _decode_flow(self, threshold: int | None) -> MakeFlow:
@@ -194,6 +228,7 @@ class World:
                     node=DECODE,
                     kv_endpoint=FakeConnector.endpoint,
                     fingerprint=runner.layout.fingerprint,
+                    kv_description="hashes",
                     lease_s=LEASE_S,
                 ),
                 new_lease_token=lambda: next(self._lease_tokens),

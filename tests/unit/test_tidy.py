@@ -17,6 +17,7 @@ MOST_FUNCTION_LINES = 70
 
 # Longer than that, each with the reason why splitting would not make it clearer.
 LONG_FILES: dict[str, str] = {
+    "engine/core/scheduler.py": "the one writer of sequences and blocks, with one state",
     "router/core/request_flow.py": "one state machine, below its table",
 }
 LONG_FUNCTIONS: dict[str, str] = {}

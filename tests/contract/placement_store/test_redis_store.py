@@ -38,6 +38,22 @@ def own_server() -> Iterator[RedisServer]:
         yield server
 
 
+def _load(**changes: object) -> dict[str, object]:
+    names = (
+        "free_blocks",
+        "free_seats",
+        "num_running",
+        "num_waiting",
+        "queued_tokens",
+        "new_token_ratio",
+        "num_preemptions",
+        "num_recomputed_tokens",
+        "num_drafted",
+        "num_accepted",
+    )
+    return dict.fromkeys(names, 0) | changes
+
+
 def _value(**changes: object) -> bytes:
     entry = {
         "epoch": 1,
@@ -50,9 +66,10 @@ def _value(**changes: object) -> bytes:
         "num_blocks": 1,
         "max_num_seqs": 1,
         "max_model_len": 1,
-        "load": dict.fromkeys(
-            ("free_blocks", "free_seats", "num_running", "num_waiting", "queued_tokens"), 0
-        ),
+        "metrics_address": "",
+        "kv_description": "",
+        "speculative_method": "none",
+        "load": _load(),
     }
     return json.dumps(entry | changes).encode()
 
@@ -74,6 +91,13 @@ def _value(**changes: object) -> bytes:
         _value(block_size=0),
         _value(load=None),
         _value(load={}),
+        _value(load=_load(new_token_ratio=1.5)),
+        _value(load=_load(new_token_ratio=float("nan"))),
+        _value(load=_load(new_token_ratio=True)),
+        _value(load=_load(num_drafted=0.5)),
+        _value(metrics_address="no port"),
+        _value(kv_description=5),
+        _value(speculative_method=""),
         _value(control_address=""),
         _value(control_address="127.0.0.1"),
         _value(control_address="127.0.0.1:0"),

@@ -83,6 +83,9 @@ def record(node_id: str = "decode-0", epoch: int = 1, role: Role = Role.DECODE) 
         num_blocks=100,
         max_num_seqs=8,
         max_model_len=2048,
+        metrics_address="127.0.0.1:9100",
+        kv_description="31 layers, with mtp",
+        speculative_method="mtp",
     )
 
 
@@ -94,6 +97,11 @@ def load(num_running: int = 0, *, is_draining: bool = False) -> NodeLoad:
         num_waiting=2,
         queued_tokens=30,
         is_draining=is_draining,
+        new_token_ratio=0.5,
+        num_preemptions=4,
+        num_recomputed_tokens=300,
+        num_drafted=20,
+        num_accepted=15,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from common.blocks import blocks_for
-from engine.core.scheduler import PlannedStep, StepOutput
+from engine.core.planned_step import PlannedStep, StepOutput
 from engine.core.sequence import Sequence
 from engine.core.status import SequenceStatus
 from tests.fakes.hash_runner import expected_tokens
@@ -28,6 +28,7 @@ class Arrival:
     kind: str = "local"
     delay: int = 0
     abort_after: int | None = None
+    priority: int = 0
 
 
 @dataclass(slots=True)
@@ -73,8 +74,12 @@ class Run:
         scheduler = self.engine.scheduler
         is_alone = not (scheduler.running or scheduler.receiving or scheduler.exporting)
         could_work = is_alone and bool(scheduler.waiting)
+        decoding = {s.sequence_id for s in scheduler.running if s.is_decoding}
+        ratio = scheduler.reservation.ratio
         step = self.engine.plan()
         assert not could_work or step.batch or step.reserved, "an idle engine admits nobody"
+        assert not step.starved, "a pool that holds the longest sequence starves nobody"
+        self._check_victims(step, decoding, ratio)
         self._check_plan(step)
         self._check_outputs(self.engine.apply(step))
         self.num_steps += 1
@@ -85,6 +90,8 @@ class Run:
             name=f"r{len(self.live)}",
             seed=arrival.seed,
             max_tokens=arrival.max_tokens,
+            temperature=1.0,
+            priority=arrival.priority,
         )
         sequence = self.engine.add(
             request,
@@ -125,16 +132,43 @@ class Run:
         num_tokens = sum(len(scheduled.token_ids) for scheduled in step.batch)
         assert num_tokens <= limits.max_num_batched_tokens, "the budget is exceeded"
         assert len(step.batch) == len({s.sequence_id for s in step.batch})
-        if not scheduler.waiting or step.num_preempted:
-            return
-        head = scheduler.waiting[0]
+        assert num_tokens == scheduler.statistics().last_step_tokens
+        for scheduled, sequence in zip(step.batch, step.sequences, strict=True):
+            assert scheduled.num_drafts <= limits.num_speculative_tokens
+            assert scheduled.num_drafts < max(sequence.max_new_tokens - sequence.num_output, 1)
+            end = scheduled.start + len(scheduled.token_ids)
+            assert end <= len(scheduled.block_table) * limits.block_size, "a slot without a block"
+            assert end <= limits.max_model_len
+        if scheduler.waiting and not step.num_preempted:
+            self._check_head(num_tokens)
+
+    def _check_victims(self, step: PlannedStep, decoding: set[int], ratio: float) -> None:
+        """Victims were decoding, one decode is kept, and the ratio does not fall by it."""
+        scheduler = self.engine.scheduler
+        preempted = {
+            s.sequence_id for s in scheduler.waiting if s.status is SequenceStatus.PREEMPTED
+        }
+        victims = preempted & decoding
+        assert len(victims) == step.num_preempted, "a victim was not decoding"
+        if victims:
+            assert decoding - victims, "no decode is left"
+            assert scheduler.reservation.ratio >= ratio
+            assert not victims & {s.sequence_id for s in step.sequences}, "planned and preempted"
+
+    def _check_head(self, num_tokens: int) -> None:
+        """Without a reservation, a seat is left empty only when the head does not fit."""
+        scheduler, limits = self.engine.scheduler, self.engine.scheduler.limits
+        head = next(iter(scheduler.waiting))
         has_tokens = head.has_remote_kv or num_tokens < limits.max_num_batched_tokens
-        if scheduler.num_free_seats <= 0 or not has_tokens:
+        is_free = self.engine.config.reservation_policy == "none"
+        if not is_free or head.status is SequenceStatus.PREEMPTED:
+            return
+        if scheduler.num_free_seats <= 0 or not has_tokens or limits.chunk_granularity > 1:
             return
         num_cached = scheduler.num_cached_tokens(head) // limits.block_size
         cached = scheduler.pool.prefix_cache.match(head.block_hashes[:num_cached])
         claimed = sum(scheduler.pool.is_evictable(block) for block in cached)
-        known = head.num_known + (1 if head.has_remote_kv else 0)
+        known = min(head.num_known + limits.tokens_per_seq, limits.max_model_len)
         needed = blocks_for(known, limits.block_size) - num_cached + claimed
         assert needed > scheduler.pool.num_available, "a seat is free and the head would fit"
 
@@ -142,7 +176,7 @@ class Run:
         for output in outputs:
             sequence = output.sequence
             tokens = self.engine.outputs[sequence.sequence_id]
-            assert output.index == len(tokens) - 1
+            assert output.first_index == len(tokens) - len(output.tokens)
             if sequence.is_exported:
                 assert len(tokens) == 1
 

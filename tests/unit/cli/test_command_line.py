@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import tomllib
@@ -86,6 +87,8 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["up", "--decode", "0"], "wanted a prefill and a decode node, or a mixed node"),
         (["up", "--prefill", "x", "--port", "y"], "pdserve: 2 settings are wrong:\n  - --prefill"),
         (["up", "--kv-port", "1"], "kv_port cannot be set"),
+        (["up", "--max-num-seqs", "64", "--speculative-method", "ngram"], "wanted at least 576"),
+        (["up", "--chunk-granularity", "128"], "wanted at most block_size = 64"),
         (["status", "--port", "1"], "unexpected argument: --port"),
     ],
 )
@@ -110,6 +113,8 @@ def test_check_config_prints_a_file_that_gives_the_same_configuration(
     assert 'redis_url = "redis://***@h/1"' in printed
     assert main(["check-config", *arguments]) == 0
     printed = capsys.readouterr().out
+    assert re.search(r"^\[scheduling\]\nreservation_policy = \"token_ratio\" ", printed, re.M)
+    assert re.search(r"^\[speculation\]\nspeculative_method = \"none\" ", printed, re.M)
     for line in printed.splitlines():
         assert not line or line.startswith("[") or "  # default" in line or "  # flag --" in line
     path = tmp_path / "again.toml"

@@ -65,21 +65,32 @@ def test_the_file_is_named_by_a_variable_or_a_flag_and_the_flag_wins(file: Path)
         assert (config.role, config.model.model) == (Role.MIXED, "from-the-file")
 
 
+LEGAL_VALUES = {
+    "model": "m",
+    "dtype": "auto",
+    "log_level": "info",
+    "attention_backend": "numba",
+    "redis_url": "unix://s",
+    "placement_policy": "round_robin",
+    "reservation_policy": "global_ratio",
+    "preemption_policy": "shortest_output",
+    "preemption_mode": "swap",
+    "requeue": "tail",
+    "speculative_method": "ngram",
+}
+
+
 def test_every_setting_can_come_from_each_source(file: Path) -> None:
     for option in all_options().values():
         if option.key == "role":
             continue
-        value = {"int": "64", "float": "5", "bool": "false", "bytes": "64MiB"}.get(option.kind, "")
-        value = value or {"model": "m", "dtype": "auto", "log_level": "info"}.get(option.key, "x")
-        value = {
-            "attention_backend": "numba",
-            "redis_url": "unix://s",
-            "placement_policy": "round_robin",
-        }.get(option.key, value)
+        by_kind = {"int": "64", "float": "0.5", "bool": "false", "bytes": "64MiB", "seconds": "5"}
+        value = LEGAL_VALUES.get(option.key) or by_kind.get(option.kind, "x")
         quoted = f'"{value}"' if option.kind in ("str", "bytes") else value
         file.write_text(f"[{option.section}]\n{option.key} = {quoted}\n")
         flag = [f"--no-{option.key.replace('_', '-')}"] if option.kind == "bool" else []
-        base = ("--role", "decode") if option.key == "model" else ENOUGH
+        base = ["--role", "decode"] if option.key == "model" else [*ENOUGH]
+        base += ["--speculative-method", "mtp"] if option.key == "speculative_model" else []
         by_flag = load(*base, *(flag or [option.flag, value]))
         by_variable = load(*base, environ={option.variable: value})
         by_file = load(*base, "--config", str(file))
@@ -169,9 +180,10 @@ BAD_FLAGS = [
     (("--config",), "--config has no value: wanted the path of a TOML file"),
     (
         ("--max-num-batched-tokens", "8"),
-        "max_num_batched_tokens is 8: wanted at least max_num_seqs = 32, one token for each "
-        "running sequence (max_num_batched_tokens from flag --max-num-batched-tokens, "
-        "max_num_seqs from default)",
+        "max_num_batched_tokens is 8: wanted at least 32 for max_num_seqs = 32 sequences of 1 "
+        "token (speculative_method = none), or max_num_seqs at most 8 (max_num_batched_tokens "
+        "from flag --max-num-batched-tokens, max_num_seqs from default, speculative_method from "
+        "default)",
     ),
 ]
 
@@ -207,6 +219,11 @@ def test_an_unknown_section_in_the_file(file: Path) -> None:
 
 SIZE = "a number of bytes, such as 512MiB, 2GiB or 1e9"
 BAD_VALUES = [
+    ("scheduling", "init_new_token_ratio", "'half'", "is 'half'", "a number"),
+    ("scheduling", "init_new_token_ratio", "nan", "is nan", "a number"),
+    ("scheduling", "clip_max_new_tokens", "1.5", "is 1.5", "a whole number"),
+    ("scheduling", "swap_space", "true", "is True", SIZE),
+    ("speculation", "num_speculative_tokens", "'4'", "is '4'", "a whole number"),
     ("engine", "max_num_seqs", "'8'", "is '8'", "a whole number"),
     ("engine", "max_num_seqs", "true", "is True", "a whole number"),
     ("engine", "max_num_seqs", "8.0", "is 8.0", "a whole number"),
@@ -314,6 +331,27 @@ def test_secrets_are_not_repeated(file: Path) -> None:
         "unknown flag --api-kay: did you mean --api-key?",
         "redis_url is 'http://***@host': wanted redis://host:port/db, rediss://… or unix://… "
         "(from flag --redis-url)",
+    ]
+
+
+def test_a_switch_needs_no_value() -> None:
+    assert load(*ENOUGH).config.scheduling.enable_priority_scheduling is False
+    loaded = load(*ENOUGH, "--enable-priority-scheduling")
+    assert loaded.config.scheduling.enable_priority_scheduling is True
+
+
+def test_the_rules_between_sections_say_where_each_value_is_from(file: Path) -> None:
+    file.write_text("[engine]\nmax_num_batched_tokens = 2048\n")
+    told = problems(
+        *(*ENOUGH, "--config", str(file), "--max-num-seqs", "512", "--speculative-method", "mtp"),
+        environ={"PDSERVE_NUM_SPECULATIVE_TOKENS": "4"},
+    )
+    assert told == [
+        "max_num_batched_tokens is 2048: wanted at least 2560 for max_num_seqs = 512 sequences of "
+        "5 tokens (1 and num_speculative_tokens = 4 of speculative_method = mtp), or max_num_seqs "
+        f"at most 409 (max_num_batched_tokens from file {file} [engine] max_num_batched_tokens, "
+        "max_num_seqs from flag --max-num-seqs, num_speculative_tokens from variable "
+        "PDSERVE_NUM_SPECULATIVE_TOKENS, speculative_method from flag --speculative-method)"
     ]
 
 

@@ -23,6 +23,13 @@ NODE = {
     "num_running": 2,
     "num_waiting": 0,
     "is_draining": False,
+    "metrics_address": "10.0.0.2:9100",
+    "speculative_method": "ngram",
+    "new_token_ratio": 0.352,
+    "num_preemptions": 3,
+    "num_recomputed_tokens": 1200,
+    "num_drafted": 400,
+    "num_accepted": 300,
 }
 
 
@@ -35,7 +42,7 @@ def test_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     nodes = [
         {**NODE, "node_id": "prefill-1", "role": "prefill", "is_draining": True},
         {**NODE, "node_id": "decode-10", "num_running": 31, "num_waiting": 12},
-        {**NODE, "node_id": "decode-9"},
+        {**NODE, "node_id": "decode-9", "num_drafted": 0, "num_accepted": 0},
     ]
     assert fetched({"nodes": nodes, "router": {"router_id": "router-a"}}, monkeypatch) == (
         "http://h:8000: 3 nodes serving SmolLM2, as router-a sees them\n"
@@ -44,14 +51,24 @@ def test_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
         "decode-10  decode       7  ready     31 of 32       12  990 of 1000  10.0.0.2:50051\n"
         "decode-9   decode       7  ready      2 of 32        0  990 of 1000  10.0.0.2:50051\n"
         "prefill-1  prefill      7  draining   2 of 32        0  990 of 1000  10.0.0.2:50051\n"
+        "\n"
+        "Scheduling, since each node's start:\n"
+        "NODE       KEPT BACK  PREEMPTED  RECOMPUTED TOKENS  DRAFTER   ACCEPTED DRAFTS"
+        "  METRICS\n"
+        "decode-10        35%          3               1200  ngram    300 of 400 (75%)"
+        "  10.0.0.2:9100\n"
+        "decode-9         35%          3               1200  ngram              0 of 0"
+        "  10.0.0.2:9100\n"
+        "prefill-1        35%          3               1200  ngram    300 of 400 (75%)"
+        "  10.0.0.2:9100\n"
     )
 
 
 def test_what_the_router_does_not_tell_is_a_dash(monkeypatch: pytest.MonkeyPatch) -> None:
-    (row,) = fetched({"nodes": [{"node_id": "n", "num_blocks": True}]}, monkeypatch).splitlines()[
-        3:
-    ]
-    assert row.split() == ["n", "-", "ready", "-", "-", "-"]
+    node = {"node_id": "n", "num_blocks": True, "new_token_ratio": True}
+    lines = fetched({"nodes": [node]}, monkeypatch).splitlines()
+    assert lines[3].split() == ["n", "-", "ready", "-", "-", "-"]
+    assert lines[-1].split() == ["n", "-", "-", "-", "-", "-", "-"]
 
 
 def test_no_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,6 +81,12 @@ def test_a_store_that_is_away_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     for state, is_told in (("away", True), ("ok", False)):
         reply = {"nodes": [{**NODE, "node_id": "n"}], "placement_store": state}
         assert ("The placement store is away" in fetched(reply, monkeypatch)) is is_told
+
+
+def test_warnings_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    reply = {"nodes": [{**NODE, "node_id": "n"}], "warnings": ["p1 can hand nothing off"]}
+    assert "\nWarning: p1 can hand nothing off.\n" in fetched(reply, monkeypatch)
+    fetched({"nodes": [], "warnings": 5}, monkeypatch)
 
 
 @pytest.mark.parametrize("reply", [[], {}, {"nodes": {}}, {"nodes": [1]}, {"nodes": [{}]}])

@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
 from typing import Any
 
+from common.config import SchedulingConfig, SpeculationConfig
 from common.ids import AttemptId
 from common.request import GenerationRequest, SamplingParams
-from engine.core.planner import Limits
-from engine.core.scheduler import PlannedStep, Scheduler, StepOutput
+from common.token_budget import num_speculative_tokens
+from engine.core.planned_step import PlannedStep, StepOutput
+from engine.core.scheduler import Scheduler
 from engine.core.sequence import Sequence
+from engine.core.speculation.speculation import make_speculation
 from engine.core.status import SequenceStatus
+from engine.core.step_plan import Limits
 from tests.fakes.hash_runner import EOS_TOKEN_ID, HashRunner
 
 BLOCK_SIZE = 4
+STRICT: dict[str, Any] = {
+    "reservation_policy": "none",
+    "skip_ahead_window": 0,
+    "retract_decode_steps": 0,
+}
+"""Blocks decide alone, in strict order, and a preemption frees no more than it must."""
 
 
 def make_prompt(length: int, seed: int = 0) -> tuple[int, ...]:
@@ -28,6 +39,7 @@ def make_request(
 ) -> GenerationRequest:
     """A request; an integer prompt is a length. `given` are sampling parameters or a deadline."""
     deadline_s = given.pop("deadline_s", 600.0)
+    priority = given.pop("priority", 0)
     sampling = SamplingParams(**{"max_tokens": 4, "seed": seed, **given})
     tokens = make_prompt(prompt, seed) if isinstance(prompt, int) else prompt
     return GenerationRequest(
@@ -35,6 +47,7 @@ def make_request(
         prompt_token_ids=tokens,
         sampling=sampling,
         deadline_s=deadline_s,
+        priority=priority,
     )
 
 
@@ -57,7 +70,9 @@ def check_books(scheduler: Scheduler) -> None:
     for sequence in scheduler.waiting:
         assert not sequence.block_table
         assert sequence.status in (SequenceStatus.WAITING, SequenceStatus.PREEMPTED)
-    assert [s.arrival for s in scheduler.waiting] == sorted(s.arrival for s in scheduler.waiting)
+    assert [s.queue_key for s in scheduler.waiting] == sorted(
+        s.queue_key for s in scheduler.waiting
+    )
     assert [s.arrival for s in scheduler.running] == sorted(s.arrival for s in scheduler.running)
 
 
@@ -69,6 +84,7 @@ def check_idle(scheduler: Scheduler) -> None:
     assert not scheduler.receiving
     assert not scheduler.exporting
     assert scheduler.pool.counts().available == scheduler.pool.num_blocks
+    assert scheduler.host_pool.num_used == 0
 
 
 class Engine:
@@ -83,16 +99,37 @@ class Engine:
         block_size: int = BLOCK_SIZE,
         max_model_len: int | None = None,
         caching: bool = True,
+        method: str = "none",
+        num_drafts: int = 0,
+        num_host_blocks: int = 0,
+        chunk_granularity: int = 1,
+        **scheduling: Any,
     ) -> None:
         self.runner = HashRunner(
-            num_blocks=num_blocks, block_size=block_size, max_model_len=max_model_len
+            num_blocks=num_blocks,
+            block_size=block_size,
+            max_model_len=max_model_len,
+            num_host_blocks=num_host_blocks,
         )
+        speculation = SpeculationConfig(
+            speculative_method=method, num_speculative_tokens=num_drafts
+        )
+        self.config = SchedulingConfig(**scheduling)
         self.scheduler = Scheduler(
-            limits=Limits(max_num_seqs=seats, max_num_batched_tokens=budget, block_size=block_size),
+            limits=Limits(
+                max_num_seqs=seats,
+                max_num_batched_tokens=budget,
+                block_size=block_size,
+                max_model_len=self.runner.max_model_len,
+                num_speculative_tokens=num_speculative_tokens(method, num_drafts),
+                chunk_granularity=chunk_granularity,
+            ),
+            config=self.config,
+            speculation=make_speculation(speculation, self.runner.step_costs),
+            num_host_blocks=num_host_blocks,
             num_blocks=num_blocks,
             fingerprint=self.runner.layout.fingerprint,
             eos_token_ids=frozenset({EOS_TOKEN_ID}),
-            max_model_len=self.runner.max_model_len,
             enable_prefix_caching=caching,
         )
         self.outputs: dict[int, list[int]] = {}
@@ -117,19 +154,36 @@ class Engine:
 
     def apply(self, step: PlannedStep) -> list[StepOutput]:
         """Run and record a planned step."""
+        for copy in step.swap_outs:
+            self.runner.swap_out(copy.block_ids, copy.host_block_ids)
+        for copy in step.swap_ins:
+            self.runner.swap_in(copy.host_block_ids, copy.block_ids)
         outputs = self.scheduler.apply(step, self.runner.execute(step.batch))
         check_books(self.scheduler)
         for output in outputs:
-            self.outputs.setdefault(output.sequence.sequence_id, []).append(output.token_id)
+            tokens = self.outputs.setdefault(output.sequence.sequence_id, [])
+            assert output.first_index == len(tokens), "an output index is missing or twice there"
+            tokens += [token.token_id for token in output.tokens]
         return outputs
 
     def run(self, most_steps: int = 200) -> None:
         """Step until nothing is left to do."""
+        self.run_until(
+            lambda: not self.scheduler.waiting and not self.scheduler.running, most_steps
+        )
+
+    def run_until(self, is_reached: Callable[[], bool], most_steps: int = 200) -> None:
+        """Step until then."""
         for _ in range(most_steps):
-            if not self.scheduler.waiting and not self.scheduler.running:
+            if is_reached():
                 return
             self.step()
-        raise AssertionError(f"still working after {most_steps} steps")
+        raise AssertionError(f"not there after {most_steps} steps")
+
+    @property
+    def num_preemptions(self) -> int:
+        """Preemptions so far."""
+        return self.scheduler.statistics().num_preemptions
 
     def land(self, sequence: Sequence) -> StepOutput:
         """Write the prompt's KV into a receiving sequence's blocks as another node would."""
@@ -148,7 +202,7 @@ class Engine:
             self.runner.kv_bytes[:, :, ours] = elsewhere.runner.kv_bytes[:, :, theirs]
             self.runner.stage_in([ours])
         (first,) = elsewhere.outputs[source.sequence_id]
-        output = self.scheduler.land(sequence, first)
+        output = self.scheduler.land(sequence, first, source.draft_token_ids)
         check_books(self.scheduler)
         self.outputs[sequence.sequence_id] = [first]
         return output

@@ -78,9 +78,9 @@ def test_a_shared_block_stays_until_the_last_reference_is_dropped() -> None:
     pool.acquire_cached([shared])
     assert not pool.is_evictable(shared)
     pool.acquire_cached([shared])
-    assert pool.num_unshared([shared]) == 0
+    assert not pool.is_unshared(shared)
     pool.release([shared])
-    assert pool.num_unshared([shared]) == 1
+    assert pool.is_unshared(shared)
     assert counts(pool) == (1, 0, 1, 0, 0)
     pool.release([shared])
     assert counts(pool) == (1, 1, 0, 0, 0)

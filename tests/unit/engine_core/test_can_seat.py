@@ -6,7 +6,7 @@ import pytest
 
 from engine.core.sequence import Sequence
 from engine.core.status import SequenceStatus
-from tests.unit.engine_core.build import Engine, make_prompt, make_request
+from tests.unit.engine_core.build import STRICT, Engine, make_prompt, make_request
 
 
 def ask(engine: Engine, length: int, seed: int = 50) -> tuple[bool, bool]:
@@ -32,13 +32,13 @@ def test_without_a_free_seat_nobody_is_seated() -> None:
 
 
 def test_the_growth_of_who_decodes_comes_first() -> None:
-    engine = Engine(num_blocks=4)
+    engine = Engine(num_blocks=4, **STRICT)
     engine.add(make_request(8, max_tokens=8, ignore_eos=True))
     engine.step()
     # The next step gives the decode its third block: one is left, two were.
     assert engine.scheduler.pool.num_available == 2
     assert ask(engine, 4) == (False, False)
-    engine = Engine(num_blocks=4)
+    engine = Engine(num_blocks=4, **STRICT)
     engine.add(make_request(8, max_tokens=8, ignore_eos=True))
     engine.step()
     assert ask(engine, 3) == (True, True)
@@ -47,7 +47,7 @@ def test_the_growth_of_who_decodes_comes_first() -> None:
 @pytest.mark.parametrize(("others", "fits"), [(1, True), (2, False)])
 def test_a_hit_counts_once_as_blocks_that_stop_being_evictable(others: int, fits: bool) -> None:
     # F10: three blocks in all; two of them are cached with this prompt's start.
-    engine = Engine(num_blocks=3 + others - 1, max_model_len=40)
+    engine = Engine(num_blocks=3 + others - 1, max_model_len=40, **STRICT)
     engine.add(make_request(make_prompt(9), max_tokens=1))
     engine.run()
     for seed in range(1, others):
@@ -80,5 +80,25 @@ def test_asking_changes_nothing() -> None:
     sequence = Sequence(900, make_request(9), has_remote_kv=True)
     assert engine.scheduler.can_seat(sequence)
     assert engine.scheduler.pool.counts() == before
-    assert engine.scheduler.waiting == []
+    assert not engine.scheduler.waiting
     assert sequence.status is SequenceStatus.WAITING
+
+
+def test_what_drafts_will_take_is_not_promised() -> None:
+    # The decode's next step takes a third block for its drafts; one is left, and two were.
+    engine = Engine(num_blocks=4, method="ngram", num_drafts=4, max_model_len=16, **STRICT)
+    engine.add(make_request(7, max_tokens=8, ignore_eos=True))
+    engine.step()
+    engine.scheduler._speculation = AlwaysFour()  # type: ignore[assignment]
+    assert engine.scheduler.pool.num_available == 2
+    said, is_seated = ask(engine, 3)
+    assert said is is_seated
+
+
+class AlwaysFour:
+    """Speculation that drafts four tokens, whatever they are worth."""
+
+    drafter = "in the scheduler"
+
+    def drafts(self, decoding: list[Sequence]) -> list[tuple[int, ...]]:
+        return [(1, 2, 3, 4)] * len(decoding)

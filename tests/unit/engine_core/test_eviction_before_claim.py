@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from tests.fakes.hash_runner import expected_tokens
-from tests.unit.engine_core.build import Engine, make_prompt, make_request
+from tests.unit.engine_core.build import STRICT, Engine, make_prompt, make_request
 
 
 def test_a_growing_decode_does_not_evict_the_prefix_of_who_is_admitted_beside_it() -> None:
-    engine = Engine(num_blocks=8, seats=2)
+    engine = Engine(num_blocks=8, seats=2, **STRICT)
     shared, other = make_prompt(8, seed=1), make_prompt(8, seed=2)
     for name, prompt in (("shared", shared), ("other", other)):
         engine.add(make_request(prompt, name=name, max_tokens=1))

@@ -13,6 +13,7 @@ from engine.core.status import SequenceStatus
 from tests.fakes.hash_runner import expected_tokens
 from tests.unit.engine_core.build import (
     BLOCK_SIZE,
+    STRICT,
     Engine,
     check_books,
     check_idle,
@@ -36,7 +37,7 @@ def test_a_landed_sequence_decodes_from_token_1_as_if_it_had_been_here(length: i
     assert counts.receiving == -(-length // BLOCK_SIZE)
     assert counts.reserved == (1 if length % BLOCK_SIZE == 0 else 0)
     output = engine.land(sequence)
-    assert (output.index, output.finish_reason) == (0, None)
+    assert (output.first_index, output.finish_reason) == (0, None)
     assert status_of(sequence) is SequenceStatus.RUNNING_DECODE
     engine.run()
     assert engine.outputs[sequence.sequence_id] == expected_tokens(
@@ -107,7 +108,7 @@ def test_a_landed_first_token_that_ends_the_output_ends_it() -> None:
 
 
 def test_a_landed_sequence_that_is_preempted_is_computed_here() -> None:
-    engine = Engine(num_blocks=5, seats=2, caching=False, max_model_len=20)
+    engine = Engine(num_blocks=5, seats=2, caching=False, max_model_len=20, **STRICT)
     old = engine.add(make_request(6, seed=1, max_tokens=10, ignore_eos=True))
     engine.step()
     request = make_request(6, seed=2, max_tokens=10, ignore_eos=True)
@@ -115,7 +116,7 @@ def test_a_landed_sequence_that_is_preempted_is_computed_here() -> None:
     engine.step()
     engine.land(landed)
     engine.run()
-    assert engine.scheduler.num_preemptions > 0
+    assert engine.num_preemptions > 0
     for sequence in (old, landed):
         given = sequence.request
         assert engine.outputs[sequence.sequence_id] == expected_tokens(
@@ -199,8 +200,7 @@ def running_decode(engine: Engine) -> Sequence:
 def preempted(engine: Engine) -> Sequence:
     for seed in (1, 2):
         last = engine.add(make_request(12, seed=seed, max_tokens=24, ignore_eos=True))
-    while engine.scheduler.num_preemptions == 0:
-        engine.step()
+    engine.run_until(lambda: engine.num_preemptions > 0)
     engine.scheduler.finish(engine.scheduler.running[0])
     return last
 
@@ -210,7 +210,7 @@ REACH = [waiting, waiting_for_kv, running_prefill, running_decode, preempted]
 
 @pytest.mark.parametrize("reach", REACH)
 def test_a_sequence_can_be_finished_in_every_status(reach: Callable[[Engine], Sequence]) -> None:
-    engine = Engine(num_blocks=12, budget=12, max_model_len=40)
+    engine = Engine(num_blocks=12, budget=12, max_model_len=40, **STRICT)
     sequence = reach(engine)
     assert sequence.status.value == reach.__name__
     engine.scheduler.finish(sequence)
@@ -223,10 +223,10 @@ def test_a_finished_sequence_cannot_be_finished_again(
     reach: Callable[[Engine], Sequence],
 ) -> None:
     # F60
-    engine = Engine(num_blocks=12, budget=12, max_model_len=40)
+    engine = Engine(num_blocks=12, budget=12, max_model_len=40, **STRICT)
     sequence = reach(engine)
     engine.scheduler.finish(sequence)
-    with pytest.raises(ValueError, match="not in list"):
+    with pytest.raises(ValueError, match="is finished already"):
         engine.scheduler.finish(sequence)
     with pytest.raises(KeyError):
         engine.scheduler.release(sequence)
@@ -237,7 +237,7 @@ def test_a_finished_sequence_cannot_be_finished_again(
 def test_what_a_transfer_still_reads_is_kept_until_release(
     reach: Callable[[Engine], Sequence],
 ) -> None:
-    engine = Engine(num_blocks=12, budget=12, max_model_len=40)
+    engine = Engine(num_blocks=12, budget=12, max_model_len=40, **STRICT)
     sequence = reach(engine)
     held = len(sequence.block_table)
     engine.scheduler.finish(sequence, keep_blocks=True)
@@ -254,7 +254,7 @@ def test_what_a_transfer_still_reads_is_kept_until_release(
 def test_there_is_nothing_to_keep_of_who_holds_no_blocks(
     reach: Callable[[Engine], Sequence],
 ) -> None:
-    engine = Engine(num_blocks=12, budget=12, max_model_len=40)
+    engine = Engine(num_blocks=12, budget=12, max_model_len=40, **STRICT)
     sequence = reach(engine)
     engine.scheduler.finish(sequence, keep_blocks=True)
     assert status_of(sequence) is SequenceStatus.FINISHED

@@ -9,7 +9,14 @@ from common.request import FinishReason, GenerationRequest
 from engine.core.sequence import Sequence
 from engine.core.status import SequenceStatus
 from tests.fakes.hash_runner import EOS_TOKEN_ID, expected_tokens
-from tests.unit.engine_core.build import BLOCK_SIZE, Engine, check_idle, make_prompt, make_request
+from tests.unit.engine_core.build import (
+    BLOCK_SIZE,
+    STRICT,
+    Engine,
+    check_idle,
+    make_prompt,
+    make_request,
+)
 
 
 def answer(request: GenerationRequest) -> list[int]:
@@ -55,7 +62,9 @@ def test_outputs_carry_index_token_and_reason() -> None:
     request = make_request(3, max_tokens=3)
     sequence = engine.add(request)
     steps = [engine.step() for _ in range(3)]
-    assert [(o.index, o.token_id) for (o,) in steps] == list(enumerate(answer(request)))
+    assert [(o.first_index, o.tokens[0].token_id) for (o,) in steps] == list(
+        enumerate(answer(request))
+    )
     assert [o.finish_reason for (o,) in steps] == [None, None, FinishReason.LENGTH]
     assert all(o.sequence is sequence for (o,) in steps)
     assert not engine.scheduler.waiting
@@ -66,8 +75,8 @@ def test_max_tokens_1_ends_with_the_first_token() -> None:
     engine = Engine()
     request = make_request(5, max_tokens=1)
     engine.add(request)
-    ((output,),) = [engine.step()]
-    assert (output.index, output.finish_reason) == (0, FinishReason.LENGTH)
+    (output,) = engine.step()
+    assert (output.first_index, output.finish_reason) == (0, FinishReason.LENGTH)
     check_idle(engine.scheduler)
 
 
@@ -75,7 +84,8 @@ def test_a_first_token_that_ends_the_sequence_ends_the_output() -> None:
     engine = Engine()
     engine.add(request_ending_with_eos(make_prompt(5)))
     (output,) = engine.step()
-    assert (output.token_id, output.finish_reason) == (EOS_TOKEN_ID, FinishReason.STOP)
+    assert [token.token_id for token in output.tokens] == [EOS_TOKEN_ID]
+    assert output.finish_reason is FinishReason.STOP
     check_idle(engine.scheduler)
 
 
@@ -186,17 +196,16 @@ def test_two_prompts_that_part_after_a_block_share_that_block_alone() -> None:
 
 
 def test_a_preempted_sequence_goes_on_where_it_was() -> None:
-    engine = Engine(num_blocks=4, seats=2, caching=False)
+    engine = Engine(num_blocks=4, seats=2, caching=False, **STRICT)
     requests = [make_request(6, seed=seed, max_tokens=7, ignore_eos=True) for seed in (1, 2)]
     old, young = [engine.add(request) for request in requests]
     engine.step()
     engine.step()
     assert (old.status, young.status) == (SequenceStatus.RUNNING_DECODE,) * 2
-    while engine.scheduler.num_preemptions == 0:
-        engine.step()
+    engine.run_until(lambda: engine.num_preemptions > 0)
     assert young.status is SequenceStatus.PREEMPTED
     assert young.num_computed == 0
-    assert engine.scheduler.waiting == [young]
+    assert list(engine.scheduler.waiting) == [young]
     engine.run()
     for sequence, request in zip((old, young), requests, strict=True):
         assert engine.outputs[sequence.sequence_id] == answer(request)
@@ -204,23 +213,22 @@ def test_a_preempted_sequence_goes_on_where_it_was() -> None:
 
 
 def test_a_preempted_sequence_waits_before_who_came_after_it() -> None:
-    engine = Engine(num_blocks=4, seats=2, caching=False)
+    engine = Engine(num_blocks=4, seats=2, caching=False, **STRICT)
     for seed in (1, 2):
         engine.add(make_request(6, seed=seed, max_tokens=7, ignore_eos=True))
     engine.step()
     late = engine.add(make_request(1, seed=3))
-    while engine.scheduler.num_preemptions == 0:
-        engine.step()
+    engine.run_until(lambda: engine.num_preemptions > 0)
     assert [s.sequence_id for s in engine.scheduler.waiting] == [2, late.sequence_id]
 
 
 def test_a_step_that_only_preempts_made_progress() -> None:
-    engine = Engine(num_blocks=2, seats=2, caching=False, max_model_len=8)
+    engine = Engine(num_blocks=4, seats=2, caching=False, max_model_len=12, **STRICT)
     for seed in (1, 2):
-        engine.add(make_request(4, seed=seed, max_tokens=4, ignore_eos=True))
-    engine.step()
+        engine.add(make_request(4, seed=seed, max_tokens=8, ignore_eos=True))
+    engine.run_until(lambda: [s.num_computed for s in engine.scheduler.running] == [8, 8])
     step = engine.plan()
-    # Both need a block and none is free: the younger gives up its one, the older takes it.
+    # Both need a block and none is free: the younger gives up its two, the older takes one.
     assert step.num_preempted == 1
     assert [s.sequence_id for s in step.sequences] == [1]
     assert step.made_progress
@@ -239,11 +247,11 @@ def test_an_idle_engine_makes_no_progress_and_says_so() -> None:
 
 
 def test_what_a_hit_reports_is_the_hit_at_arrival_not_after_a_preemption() -> None:
-    engine = Engine(num_blocks=6, seats=2, max_model_len=24)
+    engine = Engine(num_blocks=6, seats=2, max_model_len=24, **STRICT)
     requests = [make_request(9, seed=seed, max_tokens=12, ignore_eos=True) for seed in (1, 2)]
     _, young = [engine.add(request) for request in requests]
     engine.run()
-    assert engine.scheduler.num_preemptions > 0
+    assert engine.num_preemptions > 0
     assert young.num_cached_tokens == 0
     assert engine.outputs[young.sequence_id] == answer(requests[1])
 

@@ -20,6 +20,7 @@ ALLOWED = {
     (_S.RUNNING_DECODE, _S.PREEMPTED),
     (_S.RUNNING_DECODE, _S.EXPORTING),
     (_S.PREEMPTED, _S.RUNNING_PREFILL),
+    (_S.PREEMPTED, _S.RUNNING_DECODE),
     *((old, _S.FINISHED) for old in _S if old is not _S.FINISHED),
 }
 
@@ -63,15 +64,15 @@ def test_known_tokens_run_from_the_prompt_into_the_output(
     start: int, end: int, expected: list[int]
 ) -> None:
     sequence = Sequence(1, make_request((10, 11, 12)))
-    sequence.output_token_ids = [20, 21]
+    sequence.append([20, 21])
     assert list(sequence.tokens(start, end)) == expected
     assert (sequence.num_known, sequence.num_uncomputed) == (5, 5)
-    assert sequence.num_remaining_output == 2
+    assert sequence.num_output == 2
 
 
 def test_the_next_draw_sees_its_index_and_both_token_lists() -> None:
     sequence = Sequence(1, make_request((10, 11, 12), seed=9))
-    sequence.output_token_ids = [20, 21]
+    sequence.append([20, 21])
     drawn = sequence.sample_input()
     assert drawn.output_index == 2
     assert drawn.params.seed == 9

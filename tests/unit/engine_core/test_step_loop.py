@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 import pytest
 
 from common.clock import ManualClock
-from engine.core.plan import SampledToken, ScheduledSequence, SequencesFailed
-from engine.core.scheduler import PlannedStep
+from engine.core.plan import DrawnTokens, ScheduledSequence, SequencesFailed
+from engine.core.planned_step import BlockCopy, PlannedStep
 from engine.core.sequence import Sequence as EngineSequence
 from engine.step_loop import StepLoop, start_step_thread
 from tests.unit.engine_core.build import make_request
@@ -41,6 +41,8 @@ class ScriptedFlow:
         self.steps = steps
         self.deadline_s = deadline_s
         self.num_preempted = 0
+        self.swap_outs: list[BlockCopy] = []
+        self.swap_ins: list[BlockCopy] = []
 
     def _say(self, event: str) -> Iterable[str]:
         self.log.append(event)
@@ -59,11 +61,15 @@ class ScriptedFlow:
         count = self.steps.pop(0) if self.steps else 0
         sequence = EngineSequence(1, make_request(1))
         scheduled = ScheduledSequence(1, [1], 0, [0], None)
-        step = PlannedStep([scheduled] * count, [sequence] * count, [], self.num_preempted)
+        step = PlannedStep(
+            [scheduled] * count, [sequence] * count, num_preempted=self.num_preempted
+        )
+        step.swap_outs = list(self.swap_outs)
+        step.swap_ins = list(self.swap_ins)
         return step, list(self._say("begin"))
 
     def end_step(
-        self, step: PlannedStep, results: Sequence[SampledToken | None], now_s: float
+        self, step: PlannedStep, results: Sequence[DrawnTokens | None], now_s: float
     ) -> Iterable[str]:
         return self._say(f"end {len(results)}")
 
@@ -79,12 +85,18 @@ class ScriptedRunner:
         self.log = log
         self.error = error
 
-    def execute(self, batch: Sequence[ScheduledSequence]) -> list[SampledToken | None]:
+    def execute(self, batch: Sequence[ScheduledSequence]) -> list[DrawnTokens | None]:
         self.log.append("run")
         if self.error is not None:
             error, self.error = self.error, None
             raise error
         return [None] * len(batch)
+
+    def swap_out(self, block_ids: Sequence[int], host_block_ids: Sequence[int]) -> None:
+        self.log.append(f"out {block_ids} to {host_block_ids}")
+
+    def swap_in(self, host_block_ids: Sequence[int], block_ids: Sequence[int]) -> None:
+        self.log.append(f"in {host_block_ids} to {block_ids}")
 
 
 def make_loop(
@@ -114,6 +126,30 @@ def test_a_turn_is_messages_time_plan_run_apply_emit_each_performed_before_the_n
         *("end 2", "effect of end 2"),
         "flush",
     ]
+
+
+def test_blocks_leave_before_others_come_back_and_both_before_anything_is_written() -> None:
+    # A reservation among the effects lets another node write into blocks that were just swapped out.
+    log: list[str] = []
+    flow = ScriptedFlow(log, [1])
+    flow.swap_outs = [BlockCopy([1, 2], [8, 9]), BlockCopy([3], [7])]
+    flow.swap_ins = [BlockCopy([1, 2], [5, 6])]
+    assert make_loop(ScriptedInbox(), flow).turn()
+    assert log[log.index("begin") + 1 : log.index("run")] == [
+        "out [1, 2] to [8, 9]",
+        "out [3] to [7]",
+        "in [5, 6] to [1, 2]",
+        "effect of begin",
+    ]
+
+
+def test_blocks_move_in_a_step_that_computes_nothing_too() -> None:
+    log: list[str] = []
+    flow = ScriptedFlow(log, [])
+    flow.swap_outs, flow.num_preempted = [BlockCopy([1], [8])], 1
+    assert make_loop(ScriptedInbox(), flow).turn()
+    assert "out [1] to [8]" in log
+    assert "run" not in log
 
 
 def test_sequences_without_a_result_fail_alone() -> None:

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from common.request import FinishReason, SamplingParams
-from engine.core.stop_rules import finish_reason_after
+from engine.core.plan import SampledToken
+from engine.core.stop_rules import until_end
 
 EOS = 2
 
@@ -39,12 +40,43 @@ def test_the_reason_after_a_token(
     sampling: dict[str, Any],
     expected: FinishReason | None,
 ) -> None:
-    reason = finish_reason_after(
-        token,
-        num_output=num_output,
+    drawn = (SampledToken(token),)
+    assert end_of(drawn, num_output - 1, num_known - 1, sampling) == (drawn, expected)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "num_output", "num_known", "sampling", "kept", "expected"),
+    [
+        ([5, 6, 7], 1, 10, {}, [5, 6, 7], None),
+        ([5, EOS, 7], 1, 10, {}, [5, EOS], FinishReason.STOP),
+        ([5, EOS, 3], 1, 10, {"ignore_eos": True}, [5, EOS, 3], None),
+        ([9, EOS, 7], 1, 10, {"stop_token_ids": (9,)}, [9], FinishReason.STOP),
+        ([5, 6, 7], 6, 10, {}, [5, 6], FinishReason.LENGTH),
+        ([5, 6, EOS], 6, 10, {}, [5, 6], FinishReason.LENGTH),
+        ([5, 6, 7], 1, 98, {}, [5, 6], FinishReason.LENGTH),
+        ([5, EOS, 7], 1, 98, {}, [5, EOS], FinishReason.STOP),
+    ],
+)
+def test_what_was_drawn_behind_the_end_is_dropped(
+    tokens: list[int],
+    num_output: int,
+    num_known: int,
+    sampling: dict[str, Any],
+    kept: list[int],
+    expected: FinishReason | None,
+) -> None:
+    drawn = tuple(map(SampledToken, tokens))
+    assert end_of(drawn, num_output, num_known, sampling) == (drawn[: len(kept)], expected)
+
+
+def end_of(
+    drawn: tuple[SampledToken, ...], num_output: int, num_known: int, sampling: dict[str, Any]
+) -> tuple[tuple[SampledToken, ...], FinishReason | None]:
+    return until_end(
+        drawn,
+        num_prompt=num_known - num_output,
         num_known=num_known,
         sampling=SamplingParams(**{"max_tokens": 8, **sampling}),
         eos_token_ids=frozenset({EOS, 3}),
         max_model_len=100,
     )
-    assert reason is expected

@@ -47,10 +47,20 @@ TICKET = Ticket(
 STATUS = NodeStatus(
     num_blocks=15,
     blocks=BlockCounts(free=1, cached=2, running=3, reserved=4, receiving=5),
-    load=NodeLoad(free_blocks=3, free_seats=1, num_running=6, num_waiting=7, queued_tokens=8),
+    load=NodeLoad(
+        free_blocks=3,
+        free_seats=1,
+        num_running=6,
+        num_waiting=7,
+        queued_tokens=8,
+        new_token_ratio=0.25,
+        num_preemptions=11,
+        num_recomputed_tokens=12,
+        num_drafted=14,
+        num_accepted=13,
+    ),
     num_transfers=9,
     num_steps=10,
-    num_preemptions=11,
 )
 
 

@@ -287,6 +287,8 @@ async def test_the_status_is_the_nodes_books(start: Start) -> None:
     assert reply.num_blocks == 15
     assert (reply.num_running, reply.num_waiting) == (6, 7)
     assert (reply.num_transfers, reply.num_steps, reply.num_preemptions) == (9, 10, 11)
+    assert (reply.num_recomputed_tokens, reply.new_token_ratio) == (12, 0.25)
+    assert (reply.num_accepted, reply.num_drafted) == (13, 14)
 
 
 async def test_a_step_loop_that_does_not_answer_is_a_deadline(

@@ -17,7 +17,8 @@ from common.config import Config
 from common.ids import Incarnation
 from common.nodes import Role
 from decode_node.node import decode_flow_maker
-from engine.core.scheduler import PlannedStep, Scheduler
+from engine.core.planned_step import PlannedStep
+from engine.core.scheduler import Scheduler
 from kv_transfer.connector import OnEvent
 from kv_transfer.loopback import LoopbackConnector, LoopbackNetwork
 from node import engine_node, watchdog

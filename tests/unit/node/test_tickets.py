@@ -23,6 +23,7 @@ TICKET = Ticket(
     num_cached_tokens=128,
     fingerprint="ab" * 16,
     lease_s=29.5,
+    kv_description="31 layers, with mtp",
 )
 
 

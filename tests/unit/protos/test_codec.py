@@ -70,20 +70,27 @@ sampling_params = st.builds(
 )
 
 
-@given(sampling_params, st.lists(token_ids, min_size=1, max_size=50), st.integers(1, 10**9))
+@given(
+    sampling_params,
+    st.lists(token_ids, min_size=1, max_size=50),
+    st.integers(1, 10**9),
+    st.integers(-1000, 1000),
+)
 def test_requests_survive_the_wire(
-    sampling: SamplingParams, prompt: list[int], deadline_ms: int
+    sampling: SamplingParams, prompt: list[int], deadline_ms: int, priority: int
 ) -> None:
     request = GenerationRequest(
         id=AttemptId("req-1", 2),
         prompt_token_ids=tuple(prompt),
         sampling=sampling,
         deadline_s=deadline_ms / 1000,
+        priority=priority,
     )
     received = request_from_proto(wire(request_to_proto(request)))
     assert received.id == request.id
     assert received.prompt_token_ids == request.prompt_token_ids
     assert received.sampling == request.sampling
+    assert received.priority == priority
     assert received.deadline_s == pytest.approx(request.deadline_s, abs=0.0011)
 
 
@@ -95,6 +102,8 @@ def test_outputs_survive_the_wire(ids: list[int], first: int, is_started: bool) 
         token_ids=tuple(ids),
         logprobs=tuple(TokenLogprobs(-0.5, ((7, -0.5), (8, -1.5))) for _ in ids),
         num_cached_tokens=64,
+        num_drafted=first // 2,
+        num_accepted=first // 3,
         is_started=is_started,
         finish_reason=FinishReason.LENGTH,
     )
@@ -128,6 +137,8 @@ def test_logprobs_of_none_differ_from_logprobs_of_0() -> None:
         ({"attempt": 0}, "attempt is 0"),
         ({"prompt_token_ids": []}, "prompt is empty"),
         ({"deadline_ms": 0}, "deadline_ms is 0"),
+        ({"priority": 1001}, "priority is 1001: wanted -1000 to 1000"),
+        ({"priority": -(2**31)}, "priority is -2147483648"),
         ({"sampling": pb.SamplingParams()}, "max_tokens is 0"),
         ({"sampling": pb.SamplingParams(max_tokens=1)}, "top_p is 0"),
         ({"sampling": pb.SamplingParams(max_tokens=1, top_p=float("nan"))}, "top_p is nan"),
@@ -173,6 +184,7 @@ def test_numbers_that_do_not_fit_the_wire_are_refused(
         pb.RequestOutput(request_id="r", attempt=0),
         pb.RequestOutput(request_id="r", attempt=1, finish_reason="tired"),
         pb.RequestOutput(request_id="r", attempt=1, finish_reason="error"),
+        pb.RequestOutput(request_id="r", attempt=1, num_drafted=1, num_accepted=2),
         pb.RequestOutput(request_id="r", attempt=1, logprobs=[pb.TokenLogprobs()]),
         pb.RequestOutput(
             request_id="r",

@@ -39,11 +39,13 @@ def token_at(index: int) -> int:
 class ModelCluster:
     """Performs effects on model nodes and keeps books of what must hold.
 
-    `answer_length` tokens are the true answer. Outputs wait per node in `outbox`, in order.
+    `answer_length` tokens are the true answer. Outputs wait per node in `outbox`, in order; each
+    carries up to `step_size` tokens, of which all but one were drafts, and one more was rejected.
     """
 
     answer_length: int
     max_tokens: int
+    step_size: int = 1
     flow: RequestFlow = field(init=False)
     now_s: float = 0.0
     lost: set[Incarnation] = field(default_factory=set)
@@ -59,6 +61,8 @@ class ModelCluster:
     emitted: list[int] = field(default_factory=list)
     outcomes: list[Finish | Fail] = field(default_factory=list)
     decode_of: dict[AttemptId, Incarnation] = field(default_factory=dict)
+    num_drafted: int = 0
+    num_accepted: int = 0
 
     def __post_init__(self) -> None:
         sampling = SamplingParams(max_tokens=self.max_tokens)
@@ -98,6 +102,10 @@ class ModelCluster:
                     chunk = effect.chunk
                     assert chunk.first_index == len(self.emitted)
                     self.emitted += chunk.token_ids
+                    assert chunk.num_drafted >= self.num_drafted, "drafts are counted on"
+                    assert chunk.num_accepted >= self.num_accepted
+                    self.num_drafted = chunk.num_drafted
+                    self.num_accepted = chunk.num_accepted
                 case Finish() | Fail():
                     self.outcomes.append(effect)
 
@@ -198,16 +206,21 @@ class ModelCluster:
             self.finished |= {leg for leg in self.asked if leg[1] == attempt and leg[0] != decode}
 
     def _outputs(self, attempt: AttemptId, indices: range) -> list[RequestOutput]:
-        outputs = []
-        for index in indices:
-            is_last = index == self.answer_length - 1
-            is_full = index == self.max_tokens - 1
+        outputs: list[RequestOutput] = []
+        num_accepted = 0
+        for first in range(indices.start, indices.stop, self.step_size):
+            step = range(first, min(first + self.step_size, indices.stop))
+            is_last = step[-1] == self.answer_length - 1
+            is_full = step[-1] == self.max_tokens - 1
             reason = FinishReason.LENGTH if is_full else FinishReason.STOP if is_last else None
+            num_accepted += len(step) - 1
             outputs.append(
                 RequestOutput(
                     id=attempt,
-                    first_index=index,
-                    token_ids=(token_at(index),),
+                    first_index=first,
+                    token_ids=tuple(token_at(index) for index in step),
+                    num_drafted=num_accepted + len(outputs) + 1,
+                    num_accepted=num_accepted,
                     finish_reason=reason,
                 )
             )
@@ -220,12 +233,14 @@ class ModelCluster:
         assert len(self.emitted) <= self.answer_length
         assert len(self.outcomes) <= 1
         assert self.flow.is_done == bool(self.outcomes)
+        assert self.num_accepted <= self.num_drafted
 
     def check_end(self) -> None:
         self.check()
         (outcome,) = self.outcomes
         if isinstance(outcome, Finish) and outcome.reason is not FinishReason.ABORT:
             assert len(self.emitted) == self.answer_length
+            assert self.num_accepted < self.answer_length, "more drafts accepted than tokens came"
         assert self.asked <= self.aborted | self.finished, "a leg was neither aborted nor over"
         assert not +self.num_open
         assert not self.placed

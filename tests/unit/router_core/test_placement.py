@@ -103,6 +103,18 @@ def test_who_is_chosen(
     assert choice.reason
 
 
+@pytest.mark.parametrize(
+    ("others", "why"),
+    [
+        ([], "no prefill node: local prefill"),
+        ([prefill("p0", fingerprint="other")], "another KV layout: local prefill"),
+        ([prefill("p0")], "1, 0 requests there"),
+    ],
+)
+def test_the_reason_says_why_a_prompt_stays(others: list[NodeView], why: str) -> None:
+    assert choose([node("d0"), *others]).reason.endswith(why)
+
+
 def test_nodes_that_were_tried_are_not_chosen() -> None:
     nodes = [node("d0"), node("d1"), prefill("p0"), prefill("p1")]
     tried = frozenset({Incarnation("d0", 1), Incarnation("p0", 1)})

@@ -15,6 +15,7 @@ from common.errors import (
     Overloaded,
     PdserveError,
     PeerProtocolError,
+    PoolExhausted,
     StaleEpoch,
 )
 from common.ids import AttemptId, Incarnation
@@ -114,6 +115,48 @@ def test_the_requests_carry_what_is_left_of_the_deadline() -> None:
     assert isinstance(prefill, SendPrefill)
     assert (prefill.node, prefill.ticket, prefill.request.deadline_s) == (P0, "ticket", 48.0)
     assert place == PlaceRecord(FIRST, D0, P0, "why")
+
+
+def test_the_requests_carry_their_priority() -> None:
+    flow = RequestFlow("r", (1,), SamplingParams(max_tokens=2), deadline_at_s=9.0, priority=-7)
+    flow.start()
+    (reserve,) = flow.on_choice(D0, P0, "why", 0.0)
+    assert isinstance(reserve, SendReserve)
+    prefill, _ = flow.on_reserve_reply(D0, AttemptId("r", 1), TICKET, 0.0)
+    assert isinstance(prefill, SendPrefill)
+    assert reserve.request.priority == prefill.request.priority == -7
+
+
+def test_drafts_of_a_lost_attempt_count_as_rejected() -> None:
+    flow = prefilling()
+    ahead = RequestOutput(
+        id=FIRST, first_index=1, token_ids=(11, 12, 13), num_drafted=5, num_accepted=2
+    )
+    assert flow.on_output(D0, ahead) == []
+    flow.on_node_lost(D0)
+    flow.on_choice(D1, None, "again", 0.0)
+    last = RequestOutput(
+        id=SECOND,
+        token_ids=(10, 11, 12),
+        num_drafted=3,
+        num_accepted=1,
+        finish_reason=FinishReason.STOP,
+    )
+    (emit,) = [e for e in flow.on_output(D1, last) if isinstance(e, EmitTokens)]
+    assert (emit.chunk.num_drafted, emit.chunk.num_accepted) == (8, 1)
+
+
+def test_token_0_and_several_tokens_behind_it_leave_as_one_chunk() -> None:
+    # Each index once, whichever node is faster, and whatever arrives twice.
+    flow = prefilling()
+    flow.on_output(D0, output(FIRST, 1, 11, 12, 13, is_started=True))
+    assert flow.on_output(D0, output(FIRST, 2, 12, 13)) == []
+    effects = flow.on_output(P0, output(FIRST, 0, 10))
+    assert emitted(effects) == [10, 11, 12, 13]
+    assert emitted(flow.on_output(D0, output(FIRST, 3, 13, 14, 15))) == [14, 15]
+    effects = flow.on_output(D0, output(FIRST, 6, 16, 17, finish=FinishReason.LENGTH))
+    assert emitted(effects) == [16, 17]
+    assert effects[-1] == Finish(FinishReason.LENGTH)
 
 
 def test_a_deadline_that_passed_meanwhile_is_sent_as_the_shortest_one() -> None:
@@ -364,6 +407,13 @@ def test_an_error_output_before_any_token(error: PdserveError, is_retried: bool)
         assert effects[-1] == Choose(None, frozenset({P0})), "another pair, or decode alone"
     else:
         assert type(failure(effects)) is type(error)
+
+
+def test_a_node_that_is_too_small_for_the_answer_is_not_asked_again() -> None:
+    effects = prefilling().on_output(D0, output(FIRST, 0, error=PoolExhausted("4 blocks")))
+    assert effects[-1] == Choose(None, frozenset({D0})), "the prefill node did its part"
+    error = failure(running().on_output(D0, output(FIRST, 0, error=PoolExhausted("4 blocks"))))
+    assert isinstance(error, PoolExhausted)
 
 
 def test_an_error_output_after_a_token_is_final() -> None:

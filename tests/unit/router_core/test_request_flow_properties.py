@@ -56,7 +56,7 @@ def cruel_actions(cluster: ModelCluster) -> list[Action]:
 def test_any_order_of_events(data: st.DataObject) -> None:
     answer_length = data.draw(st.integers(1, 6))
     max_tokens = data.draw(st.sampled_from([answer_length, answer_length + 3]))
-    cluster = ModelCluster(answer_length, max_tokens)
+    cluster = ModelCluster(answer_length, max_tokens, data.draw(st.integers(1, 4)))
     for _ in range(data.draw(st.integers(0, 40))):
         kind = kind_actions(cluster)
         cruel = cruel_actions(cluster)
@@ -82,7 +82,9 @@ def test_any_order_of_events(data: st.DataObject) -> None:
 def test_a_healthy_cluster_answers_in_full_in_any_order(data: st.DataObject) -> None:
     """Liveness: without faults nothing waits for the deadline."""
     answer_length = data.draw(st.integers(1, 6))
-    cluster = ModelCluster(answer_length, answer_length + data.draw(st.integers(0, 1)))
+    step_size = data.draw(st.integers(1, 4))
+    max_tokens = answer_length + data.draw(st.integers(0, 1))
+    cluster = ModelCluster(answer_length, max_tokens, step_size)
     while actions := kind_actions(cluster):
         data.draw(st.sampled_from(actions))()
     cluster.check_end()

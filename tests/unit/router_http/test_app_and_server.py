@@ -22,6 +22,9 @@ async def test_probes() -> None:
     async with edge.client() as client:
         assert (await client.get("/health")).json() == {"status": "ok"}
         assert (await client.get("/ready")).json() == {"status": "ready"}
+        edge.cluster.wrong = ("p1 can hand nothing off",)
+        answer = (await client.get("/ready")).json()
+        assert answer == {"status": "ready", "warnings": ["p1 can hand nothing off"]}
         edge.cluster.reason = "no decode node"
         response = await client.get("/ready")
         assert (response.status_code, response.headers["retry-after"]) == (503, "1")

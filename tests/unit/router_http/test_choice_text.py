@@ -55,6 +55,19 @@ def test_a_stop_string_ends_the_choice_and_the_count(size: int) -> None:
     assert sum(delta.num_tokens for delta in deltas) == used < len(token_ids)
 
 
+def test_accepted_drafts_that_a_stop_string_cuts_off_are_not_in_the_answer() -> None:
+    token_ids = encode("Hello world. Over the")
+    used = len(encode("Hello world."))
+    chunk = TokenChunk(
+        first_index=0, token_ids=tuple(token_ids), num_drafted=9, num_accepted=len(token_ids) - 1
+    )
+    delta = choice("ld.").push(chunk)
+    assert delta.num_tokens == used < len(token_ids) - 1
+    assert delta.num_accepted == used, "of what was cut, the last token was the model's own"
+    whole = choice().push(chunk)
+    assert (whole.num_drafted, whole.num_accepted) == (9, len(token_ids) - 1)
+
+
 def test_what_was_held_comes_at_the_end() -> None:
     deltas = run(choice("worlds"), chunks(encode("Hello world"), FinishReason.LENGTH))
     assert shown(deltas) == "Hello world"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -58,6 +59,10 @@ async def test_a_chat() -> None:
         "completion_tokens": 3,
         "total_tokens": num_prompt + 3,
         "prompt_tokens_details": {"cached_tokens": 7},
+        "completion_tokens_details": {
+            "accepted_prediction_tokens": 0,
+            "rejected_prediction_tokens": 0,
+        },
     }
     assert call.closed.is_set()
 
@@ -204,6 +209,32 @@ async def test_usage_counts_a_prompt_once_and_its_first_choices_cache() -> None:
     usage = (await post(make_edge(play), TEXT_PATH, body))["usage"]
     assert (usage["prompt_tokens"], usage["completion_tokens"]) == (3, 4)
     assert usage["prompt_tokens_details"]["cached_tokens"] == 20
+
+
+async def test_usage_sums_the_drafts_of_all_choices() -> None:
+    async def play(call: Call) -> Any:
+        first, last = chunks(encode("Hello world"), num_cached=0)
+        yield replace(first, num_drafted=3, num_accepted=0)
+        yield replace(last, num_drafted=5, num_accepted=1)
+
+    edge = make_edge(play)
+    usage = (await post(edge, CHAT_PATH, CHAT | {"n": 2}))["usage"]
+    assert usage["completion_tokens_details"] == {
+        "accepted_prediction_tokens": 2,
+        "rejected_prediction_tokens": 8,
+    }
+    assert edge.metric("pdserve_accepted_prediction_tokens_total") == 2
+    assert edge.metric("pdserve_rejected_prediction_tokens_total") == 8
+
+
+@pytest.mark.parametrize(("asked", "priority"), [({}, 0), ({"priority": -1000}, -1000)])
+@pytest.mark.parametrize(("path", "body"), [(CHAT_PATH, CHAT), (TEXT_PATH, TEXT)])
+async def test_the_priority_reaches_the_cluster(
+    path: str, body: dict[str, Any], asked: dict[str, int], priority: int
+) -> None:
+    edge = make_edge()
+    await post(edge, path, body | asked)
+    assert [call.priority for call in edge.generator.calls] == [priority]
 
 
 async def test_echo() -> None:

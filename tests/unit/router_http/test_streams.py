@@ -91,6 +91,7 @@ async def test_usage_comes_last_when_asked_for() -> None:
     assert last["choices"] == []
     assert last["usage"]["completion_tokens"] == 3
     assert last["usage"]["prompt_tokens_details"] == {"cached_tokens": 4}
+    assert set(last["usage"]["completion_tokens_details"].values()) == {0}
 
 
 async def test_text_that_json_must_escape_survives() -> None:

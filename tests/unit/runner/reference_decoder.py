@@ -56,37 +56,123 @@ def causal_attention(query: np.ndarray, key: np.ndarray, value: np.ndarray) -> n
     return attended
 
 
-def reference_logits(
-    config: Mapping[str, Any], weights: Mapping[str, np.ndarray], token_ids: list[int]
+def _layer(
+    config: Mapping[str, Any], w: Mapping[str, np.ndarray], prefix: str, x: np.ndarray
 ) -> np.ndarray:
-    """Logits `[len(token_ids), vocab_size]` of one sequence."""
-    w = {name: values.astype(np.float64) for name, values in weights.items()}
+    """One decoder layer over all positions `[positions, hidden_size]`."""
     epsilon, num_heads = config["rms_norm_eps"], config["num_attention_heads"]
     head_dim = config.get("head_dim") or config["hidden_size"] // num_heads
     frequencies = _frequencies(config, head_dim)
     is_interleaved = config["model_type"] == "ernie4_5"
-    x = w["model.embed_tokens.weight"][token_ids]
 
     def linear(values: np.ndarray, name: str) -> np.ndarray:
-        return values @ w[f"{name}.weight"].T + w.get(f"{name}.bias", 0.0)
+        product: np.ndarray = values @ w[f"{prefix}{name}.weight"].T
+        return product + w.get(f"{prefix}{name}.bias", 0.0)
 
     def heads(values: np.ndarray) -> np.ndarray:
-        return values.reshape(len(token_ids), -1, head_dim).swapaxes(0, 1)
+        return values.reshape(len(x), -1, head_dim).swapaxes(0, 1)
 
+    normed = _norm(x, w[f"{prefix}input_layernorm.weight"], epsilon)
+    q, k, v = (heads(linear(normed, f"self_attn.{n}_proj")) for n in "qkv")
+    if config["model_type"] == "qwen3":
+        q = _norm(q, w[f"{prefix}self_attn.q_norm.weight"], epsilon)
+        k = _norm(k, w[f"{prefix}self_attn.k_norm.weight"], epsilon)
+    q, k = (rotate(values, frequencies, is_interleaved) for values in (q, k))
+    attended = causal_attention(q, k, v).swapaxes(0, 1).reshape(len(x), -1)
+    x = x + linear(attended, "self_attn.o_proj")
+    normed = _norm(x, w[f"{prefix}post_attention_layernorm.weight"], epsilon)
+    gate, up = linear(normed, "mlp.gate_proj"), linear(normed, "mlp.up_proj")
+    after: np.ndarray = x + linear(gate / (1 + np.exp(-gate)) * up, "mlp.down_proj")
+    return after
+
+
+def _wide(weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {name: values.astype(np.float64) for name, values in weights.items()}
+
+
+def _head(w: Mapping[str, np.ndarray]) -> np.ndarray:
+    return w.get("lm_head.weight", w["model.embed_tokens.weight"])
+
+
+def _final_states(
+    config: Mapping[str, Any], w: Mapping[str, np.ndarray], token_ids: list[int]
+) -> np.ndarray:
+    """Hidden states after the final norm."""
+    x = w["model.embed_tokens.weight"][token_ids]
     for layer in range(config["num_hidden_layers"]):
-        p = f"model.layers.{layer}."
-        normed = _norm(x, w[f"{p}input_layernorm.weight"], epsilon)
-        q, k, v = (heads(linear(normed, f"{p}self_attn.{n}_proj")) for n in "qkv")
-        if config["model_type"] == "qwen3":
-            q = _norm(q, w[f"{p}self_attn.q_norm.weight"], epsilon)
-            k = _norm(k, w[f"{p}self_attn.k_norm.weight"], epsilon)
-        q, k = (rotate(values, frequencies, is_interleaved) for values in (q, k))
-        attended = causal_attention(q, k, v).swapaxes(0, 1).reshape(len(token_ids), -1)
-        x = x + linear(attended, f"{p}self_attn.o_proj")
-        normed = _norm(x, w[f"{p}post_attention_layernorm.weight"], epsilon)
-        gate = linear(normed, f"{p}mlp.gate_proj")
-        up = linear(normed, f"{p}mlp.up_proj")
-        x = x + linear(gate / (1 + np.exp(-gate)) * up, f"{p}mlp.down_proj")
-    x = _norm(x, w["model.norm.weight"], epsilon)
-    logits: np.ndarray = x @ w.get("lm_head.weight", w["model.embed_tokens.weight"]).T
+        x = _layer(config, w, f"model.layers.{layer}.", x)
+    return _norm(x, w["model.norm.weight"], config["rms_norm_eps"])
+
+
+def reference_logits(
+    config: Mapping[str, Any], weights: Mapping[str, np.ndarray], token_ids: list[int]
+) -> np.ndarray:
+    """Logits `[len(token_ids), vocab_size]` of one sequence."""
+    w = _wide(weights)
+    logits: np.ndarray = _final_states(config, w, token_ids) @ _head(w).T
     return logits
+
+
+def reference_drafts(
+    config: Mapping[str, Any],
+    weights: Mapping[str, np.ndarray],
+    mtp: Mapping[str, np.ndarray],
+    token_ids: list[int],
+    count: int,
+) -> list[int]:
+    """What an MTP layer, under any published names, drafts behind `token_ids`.
+
+    Fails when a draft is so close to another that rounding could decide.
+    """
+    w, m = _wide(weights), _wide(mtp)
+    epsilon, n = config["rms_norm_eps"], config["num_hidden_layers"]
+
+    def project(first: np.ndarray, second: np.ndarray, name: str) -> np.ndarray:
+        joined: np.ndarray = np.concatenate([first, second]) @ m[f"{name}.weight"].T
+        return joined + m.get(f"{name}.bias", 0.0)
+
+    def join(token: int, hidden: np.ndarray) -> np.ndarray:
+        embedded = w["model.embed_tokens.weight"][token]
+        if "model.mtp_layers.0.input_proj.weight" in m:
+            return project(
+                _norm(hidden, m["model.mtp_layers.0.hidden_layernorm.weight"], epsilon),
+                _norm(embedded, m["model.mtp_layers.0.token_layernorm.weight"], epsilon),
+                "model.mtp_layers.0.input_proj",
+            )
+        if "model.mtp_linear_proj.0.weight" in m:
+            return project(
+                _norm(embedded, m["model.mtp_emb_norm.0.weight"], epsilon),
+                _norm(hidden, m["model.mtp_hidden_norm.0.weight"], epsilon),
+                "model.mtp_linear_proj.0",
+            )
+        return project(
+            _norm(embedded, m[f"model.layers.{n}.enorm.weight"], epsilon),
+            _norm(hidden, m[f"model.layers.{n}.hnorm.weight"], epsilon),
+            f"model.layers.{n}.eh_proj",
+        )
+
+    def run(x: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+        """The last output: for the head, and for the next draft."""
+        if "model.mtp_layers.0.input_proj.weight" in m:
+            out = _layer(config, m, "model.mtp_layers.0.", np.array(x))[-1]
+            out = _norm(out, m["model.mtp_layers.0.final_layernorm.weight"], epsilon)
+            return out, out
+        if "model.mtp_linear_proj.0.weight" in m:
+            out = _layer(config, m, "model.mtp_block.0.", np.array(x))[-1]
+            out = _norm(out, w["model.norm.weight"], epsilon)
+            return out, out
+        out = _layer(config, m, f"model.layers.{n}.", np.array(x))[-1]
+        return _norm(out, m[f"model.layers.{n}.shared_head.norm.weight"], epsilon), out
+
+    states = _final_states(config, w, token_ids[:-1])
+    x = [join(token, h) for token, h in zip(token_ids[1:], states, strict=True)]
+    vocabulary = m.get("draft_token_ids", np.arange(config["vocab_size"])).astype(int)
+    drafts: list[int] = []
+    while len(drafts) < count:
+        seen, hidden = run(x)
+        logits = _head(w)[vocabulary] @ seen
+        second, first = np.argsort(logits)[-2:]
+        assert logits[first] - logits[second] > 2e-4, "too close to tell"
+        drafts.append(int(vocabulary[first]))
+        x.append(join(drafts[-1], hidden))
+    return drafts

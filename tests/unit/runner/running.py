@@ -37,10 +37,9 @@ class RecordingSampler:
     def __init__(self) -> None:
         self.logits: list[np.ndarray] = []
 
-    def sample(self, logits: np.ndarray, inputs: Sequence[SampleInput]) -> list[SampledToken]:
-        assert logits.shape[0] == len(inputs)
-        self.logits += [row.copy() for row in logits]
-        return [SampledToken(int(row.argmax())) for row in logits]
+    def sample(self, logits: np.ndarray, one: SampleInput) -> SampledToken:
+        self.logits.append(logits.copy())
+        return SampledToken(int(logits.argmax()))
 
 
 def scheduled(

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from common.config import EngineConfig, ModelConfig
+from common.config import EngineConfig, ModelConfig, SpeculationConfig
 from common.errors import ConfigError, InternalError
 from engine.core.plan import ScheduledSequence, SequencesFailed
 from engine.runner.load import load_model_runner
 from tests.unit.runner.running import load, logits_of, scheduled
-from tests.unit.runner.tiny_checkpoints import CONFIGS, write_checkpoint
+from tests.unit.runner.tiny_checkpoints import CONFIGS, mtp_weights_of, write_checkpoint
 
 BLOCK_BYTES = 2 * 2 * 2 * 16 * 16 * 4  # layers, key and value, KV heads, block, head, float32
 
@@ -26,14 +27,18 @@ def folder(tmp_path: Path) -> Path:
 def test_what_a_runner_says_of_itself(folder: Path) -> None:
     runner = load(folder, kv_cache_memory=10 * BLOCK_BYTES + 1)
     assert runner.num_blocks == 10
-    assert runner.max_model_len == 160  # the pool's 10 blocks, below the model's 512 positions
+    # The pool's 10 blocks but one, for one more step of the longest sequence.
+    assert runner.max_model_len == 144
     assert load(folder).max_model_len == 512
     assert load(folder, max_model_len=100).max_model_len == 100
     assert runner.eos_token_ids == {2, 7}
     assert runner.vocab_size == 97
     assert (runner.layout.num_layers, runner.layout.block_bytes) == (2, BLOCK_BYTES)
     assert runner.kv_bytes.shape == (2, 2, 10, runner.layout.piece_bytes)
+    with pytest.raises(InternalError, match="wanted warm_up first"):
+        _ = runner.step_costs
     runner.warm_up()
+    assert runner.step_costs.rows[:6] == (1, 2, 3, 4, 6, 8)
 
 
 def test_kv_of_one_back_end_is_not_taken_for_that_of_another(folder: Path) -> None:
@@ -82,6 +87,27 @@ def test_settings_that_do_not_fit(folder: Path) -> None:
         load(folder, num_threads=100000)
 
 
+def test_more_drafts_than_a_sequence_has_room_for(folder: Path) -> None:
+    for method in ("ngram", "mtp"):
+        speculation = SpeculationConfig(speculative_method=method, num_speculative_tokens=20)
+        engine = EngineConfig(block_size=16, kv_cache_memory=2 << 20)
+        model = ModelConfig(model=str(folder), max_model_len=20)
+        if method == "mtp":
+            write_checkpoint(
+                folder, CONFIGS["llama"], extra=mtp_weights_of(CONFIGS["llama"], "deepseek")
+            )
+        with pytest.raises(ConfigError, match="num_speculative_tokens is 20: wanted less than"):
+            load_model_runner(model, engine, speculation=speculation)
+
+
+def test_a_step_may_be_larger_than_the_budget_of_prompts(folder: Path) -> None:
+    engine = EngineConfig(block_size=16, kv_cache_memory=2 << 20, max_num_batched_tokens=64)
+    runner = load_model_runner(ModelConfig(model=str(folder)), engine, max_chunk_tokens=70)
+    runner.execute([scheduled([1] * 70, 0, list(range(5)))])
+    with pytest.raises(InternalError, match="a step of 71 tokens: wanted at most 70"):
+        runner.execute([scheduled([1] * 71, 0, list(range(5)))])
+
+
 def test_a_cpu_computes_in_float32(folder: Path) -> None:
     with pytest.raises(ConfigError, match="dtype is bfloat16: a CPU computes in float32"):
         load_model_runner(ModelConfig(model=str(folder), dtype="bfloat16"), EngineConfig())
@@ -117,6 +143,14 @@ def test_sizes_that_the_cpu_kernels_cannot_take(
         (scheduled([1], -1, [0]), "positions -1 to 0"),
         (scheduled([], 0, [0]), "at least one token"),
         (scheduled([1] * 65, 0, list(range(5))), "a step of 65 tokens: wanted at most 64"),
+        (replace(scheduled([1], 0, [0]), next_token_id=97), "next token id 97: wanted 0 to 96"),
+        (replace(scheduled([1], 0, [0]), next_token_id=-1), "next token id -1"),
+        (replace(scheduled([1, 2], 0, [0]), num_drafts=2), "2 drafts among 2 tokens"),
+        (replace(scheduled([1, 2], 0, [0]), num_drafts=-1), "-1 drafts among 2 tokens"),
+        (
+            replace(scheduled([1, 2], 0, [0], is_sampled=False), num_drafts=1),
+            "drafts without a sample",
+        ),
     ],
 )
 def test_a_plan_outside_the_limits_touches_nothing(

@@ -66,6 +66,15 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "num_attention_heads": 4,
         "num_key_value_heads": 1,
     },
+    "mimo": _COMMON
+    | {
+        "architectures": ["MiMoForCausalLM"],
+        "model_type": "mimo",
+        "rope_theta": 640000.0,
+        "tie_word_embeddings": False,
+        "attention_bias": True,
+        "num_nextn_predict_layers": 1,
+    },
     "qwen3": _COMMON
     | {
         "architectures": ["Qwen3ForCausalLM"],
@@ -81,7 +90,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 def has_bias(config: Mapping[str, Any], part: str) -> bool:
     """Whether the projections of `part` (qkv, output or mlp) have biases in this family."""
-    if config["model_type"] == "qwen2":
+    if config["model_type"] in ("qwen2", "mimo"):
         return part == "qkv"
     if config["model_type"] == "ernie4_5":
         return bool(config.get("use_bias", False))
@@ -90,76 +99,123 @@ def has_bias(config: Mapping[str, Any], part: str) -> bool:
 
 def weights_of(config: Mapping[str, Any], seed: int = 0) -> dict[str, np.ndarray]:
     """Every tensor of the checkpoint, float32, by its Hugging Face name."""
-    random = np.random.RandomState(seed)
-    hidden, inner = config["hidden_size"], config["intermediate_size"]
-    head_dim = config.get("head_dim") or hidden // config["num_attention_heads"]
-    query, kv = (config[f"num_{n}_heads"] * head_dim for n in ("attention", "key_value"))
-    tensors: dict[str, np.ndarray] = {}
-
-    def add(name: str, *shape: int) -> None:
-        values = random.standard_normal(shape)
-        if len(shape) == 2:
-            values *= 1.5 / math.sqrt(shape[1])
-        elif name.endswith("norm.weight"):
-            values = 1.0 + 0.2 * values
-        else:
-            values *= 0.3
-        tensors[name] = values.astype(np.float32)
-
+    add = _Tensors(seed)
+    hidden = config["hidden_size"]
     add("model.embed_tokens.weight", config["vocab_size"], hidden)
     for layer in range(config["num_hidden_layers"]):
-        prefix = f"model.layers.{layer}."
-        for name, part, num_outputs, num_inputs in (
-            ("self_attn.q_proj", "qkv", query, hidden),
-            ("self_attn.k_proj", "qkv", kv, hidden),
-            ("self_attn.v_proj", "qkv", kv, hidden),
-            ("self_attn.o_proj", "output", hidden, query),
-            ("mlp.gate_proj", "mlp", inner, hidden),
-            ("mlp.up_proj", "mlp", inner, hidden),
-            ("mlp.down_proj", "mlp", hidden, inner),
-        ):
-            add(f"{prefix}{name}.weight", num_outputs, num_inputs)
-            if has_bias(config, part):
-                add(f"{prefix}{name}.bias", num_outputs)
-        add(f"{prefix}input_layernorm.weight", hidden)
-        add(f"{prefix}post_attention_layernorm.weight", hidden)
-        if config["model_type"] == "qwen3":
-            add(f"{prefix}self_attn.q_norm.weight", head_dim)
-            add(f"{prefix}self_attn.k_norm.weight", head_dim)
+        _add_layer(add, config, f"model.layers.{layer}.")
     add("model.norm.weight", hidden)
     if not config["tie_word_embeddings"]:
         add("lm_head.weight", config["vocab_size"], hidden)
-    return tensors
+    return add.tensors
+
+
+def mtp_weights_of(
+    config: Mapping[str, Any], layout: str, seed: int = 0, index: int = 0
+) -> dict[str, np.ndarray]:
+    """The tensors of an MTP layer as `layout` (deepseek, ernie or mimo) names them."""
+    add = _Tensors(100 + seed)
+    hidden = config["hidden_size"]
+    if layout == "deepseek":
+        prefix = f"model.layers.{config['num_hidden_layers'] + index}."
+        block, projection = prefix, f"{prefix}eh_proj"
+        norms = [f"{prefix}{name}" for name in ("enorm", "hnorm", "shared_head.norm")]
+    elif layout == "ernie":
+        block, projection = f"model.mtp_block.{index}.", f"model.mtp_linear_proj.{index}"
+        norms = [f"model.mtp_{name}_norm.{index}" for name in ("emb", "hidden")]
+    else:
+        prefix = f"model.mtp_layers.{index}."
+        block, projection = prefix, f"{prefix}input_proj"
+        norms = [f"{prefix}{name}_layernorm" for name in ("token", "hidden", "final")]
+    for name in norms:
+        add(f"{name}.weight", hidden)
+    add(f"{projection}.weight", hidden, 2 * hidden)
+    if layout == "ernie" and config.get("use_bias"):
+        add(f"{projection}.bias", hidden)
+    _add_layer(add, config, block)
+    return add.tensors
+
+
+class _Tensors:
+    """Draws one tensor after the other."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = np.random.RandomState(seed)
+        self.tensors: dict[str, np.ndarray] = {}
+
+    def __call__(self, name: str, *shape: int) -> None:
+        values = self._random.standard_normal(shape)
+        if len(shape) == 2:
+            values *= 1.5 / math.sqrt(shape[1])
+        elif name.endswith(".bias"):
+            values *= 0.3
+        else:
+            values = 1.0 + 0.2 * values
+        self.tensors[name] = values.astype(np.float32)
+
+
+def _add_layer(add: _Tensors, config: Mapping[str, Any], prefix: str) -> None:
+    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    head_dim = config.get("head_dim") or hidden // config["num_attention_heads"]
+    query, kv = (config[f"num_{n}_heads"] * head_dim for n in ("attention", "key_value"))
+    for name, part, num_outputs, num_inputs in (
+        ("self_attn.q_proj", "qkv", query, hidden),
+        ("self_attn.k_proj", "qkv", kv, hidden),
+        ("self_attn.v_proj", "qkv", kv, hidden),
+        ("self_attn.o_proj", "output", hidden, query),
+        ("mlp.gate_proj", "mlp", inner, hidden),
+        ("mlp.up_proj", "mlp", inner, hidden),
+        ("mlp.down_proj", "mlp", hidden, inner),
+    ):
+        add(f"{prefix}{name}.weight", num_outputs, num_inputs)
+        if has_bias(config, part):
+            add(f"{prefix}{name}.bias", num_outputs)
+    add(f"{prefix}input_layernorm.weight", hidden)
+    add(f"{prefix}post_attention_layernorm.weight", hidden)
+    if config["model_type"] == "qwen3":
+        add(f"{prefix}self_attn.q_norm.weight", head_dim)
+        add(f"{prefix}self_attn.k_norm.weight", head_dim)
 
 
 def stored_bytes(values: np.ndarray, dtype: str) -> bytes:
-    """`values` as a safetensors dtype; BF16 by cutting off the lower half."""
+    """`values` as a safetensors dtype; BF16 by cutting off the lower half. Integers stay I32."""
+    if values.dtype == np.int32:
+        return values.tobytes()
     if dtype == "BF16":
         return (values.view(np.uint32) >> 16).astype(np.uint16).tobytes()
     return values.astype({"F32": np.float32, "F16": np.float16}[dtype]).tobytes()
 
 
-def write_safetensors(path: Path, tensors: Mapping[str, np.ndarray], dtype: str = "F32") -> None:
+def write_safetensors(
+    path: Path,
+    tensors: Mapping[str, np.ndarray],
+    dtype: str = "F32",
+    metadata: Mapping[str, str] | None = None,
+) -> None:
     """A safetensors file, written by its specification."""
     header, data = {}, b""
     for name, values in tensors.items():
         raw = stored_bytes(values, dtype)
         offsets = [len(data), len(data) + len(raw)]
-        header[name] = {"dtype": dtype, "shape": list(values.shape), "data_offsets": offsets}
+        kind = "I32" if values.dtype == np.int32 else dtype
+        header[name] = {"dtype": kind, "shape": list(values.shape), "data_offsets": offsets}
         data += raw
-    text = json.dumps({"__metadata__": {"format": "pt"}, **header}).encode()
+    text = json.dumps({"__metadata__": dict(metadata or {"format": "pt"}), **header}).encode()
     path.write_bytes(struct.pack("<Q", len(text)) + text + data)
 
 
 def write_checkpoint(
     folder: Path, config: Mapping[str, Any], *, seed: int = 0, num_shards: int = 1,
-    dtype: str = "F32",
+    dtype: str = "F32", extra: Mapping[str, np.ndarray] | None = None,
 ) -> Path:  # fmt: skip
-    """A Hugging Face folder; with `num_shards` above 1, files of their own and an index."""
+    """A Hugging Face folder; with `num_shards` above 1, files of their own and an index.
+
+    `extra` are further tensors in it.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 7]}))
-    tensors = weights_of(config, seed)
+    tensors = weights_of(config, seed) | dict(extra or {})
     if num_shards == 1:
         write_safetensors(folder / "model.safetensors", tensors, dtype)
         return folder

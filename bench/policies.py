@@ -1,0 +1,201 @@
+"""Reservation policies and preemption orders on traces: `python -m bench.policies --trace FILE`.
+
+Every reservation policy with every preemption order serves the same requests on pools of several
+sizes: the real scheduler core on a virtual clock (`bench/replay/`), so that the figures are the
+same on every machine. With `--json` the last line holds all of them; `bench/replay/figures.py` says
+what they are. `--plot FOLDER` draws two pictures per trace (needs matplotlib).
+
+`--set preemption_mode=swap`, or any other scheduling option, holds for all replays; so do `--cost`
+and the node's limits. Without `--pool-blocks` the pools hold about 8, 24 and 72 mean requests of
+the trace, prompt and output, and at least the longest one. Without `--speed-up` arrivals are moved
+so close together, or so far apart, that the modelled GPU would compute for 90 % of the time if
+blocks were no matter.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from bench.replay.comparison import Cell, Comparison, TraceLoad, compare, ranking
+from bench.replay.load import default_pools, default_speed_up
+from bench.replay.replay import DEFAULT_BLOCK_SIZE, ReplaySetup
+from bench.replay.step_cost import StepCost
+from bench.replay.tables import RANKING_COLUMNS, table_of, tables_of
+from bench.replay.trace_file import read_trace
+from common.config import SchedulingConfig
+from common.errors import ConfigError
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description="Compare scheduling policies on request traces.")
+    parser.add_argument(
+        "--trace", type=Path, required=True, nargs="+", help="Azure or Mooncake traces"
+    )
+    parser.add_argument("--requests", type=int, default=500, help="so many from each beginning")
+    parser.add_argument("--pool-blocks", help="pool sizes, e.g. 512,1024,2048 (default: by trace)")
+    parser.add_argument("--speed-up", type=float, help="arrivals come so much faster")
+    parser.add_argument("--seats", type=int, default=256, help="max_num_seqs")
+    parser.add_argument("--budget", type=int, default=2048, help="max_num_batched_tokens")
+    parser.add_argument(
+        "--set", action="append", default=[], help="NAME=VALUE of the scheduling configuration"
+    )
+    parser.add_argument(
+        "--cost", action="append", default=[], help="NAME=SECONDS of bench/replay/step_cost.py"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of what clients ask for")
+    parser.add_argument("--plot", type=Path, help="draw pictures into this folder")
+    parser.add_argument("--json", action="store_true", help="print one JSON line last")
+    return parser
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    for name, least in (("requests", 1), ("seats", 1), ("budget", arguments.seats), ("seed", 0)):
+        value = getattr(arguments, name)
+        if value < least:
+            raise ConfigError(f"--{name} is {value}: wanted at least {least}")
+    if arguments.speed_up is not None and not 0 < arguments.speed_up <= 1e6:
+        raise ConfigError(f"--speed-up is {arguments.speed_up}: wanted above 0, at most 1000000")
+    names = [path.stem for path in arguments.trace]
+    if len(set(names)) < len(names):
+        raise ConfigError(f"--trace names {', '.join(names)}: wanted different file names")
+
+
+def _pools(text: str) -> tuple[int, ...]:
+    pools = tuple(int(part) if part.strip().isdecimal() else 0 for part in text.split(","))
+    if min(pools) < 2 or len(set(pools)) < len(pools):
+        raise ConfigError(
+            f"--pool-blocks is {text!r}: wanted different numbers of at least 2, like 512,1024"
+        )
+    return pools
+
+
+def _scheduling_config(settings: Sequence[str]) -> SchedulingConfig:
+    """What all replays share; each replay's own policies take the place of those named here."""
+    known: dict[str, Any] = asdict(SchedulingConfig())
+    changed: dict[str, Any] = {}
+    for setting in settings:
+        name, _, text = setting.partition("=")
+        if name not in known or isinstance(known[name], bool):
+            names = ", ".join(n for n, default in known.items() if not isinstance(default, bool))
+            raise ConfigError(f"--set {setting!r}: wanted NAME=VALUE with one of {names}")
+        try:
+            changed[name] = type(known[name])(text)
+        except ValueError as error:
+            raise ConfigError(f"--set {setting!r}: {error}") from error
+    config = SchedulingConfig(**changed)
+    if problems := config.problems():
+        raise ConfigError("; ".join(problems))
+    return config
+
+
+def _loads(arguments: argparse.Namespace, cost: StepCost) -> list[TraceLoad]:
+    loads = []
+    for path in arguments.trace:
+        requests = read_trace(path, arguments.requests)
+        pools = default_pools(requests, DEFAULT_BLOCK_SIZE)
+        if arguments.pool_blocks is not None:
+            pools = _pools(arguments.pool_blocks)
+        speed_up = arguments.speed_up or default_speed_up(requests, cost)
+        loads.append(TraceLoad(path.stem, requests, pools, speed_up))
+    return loads
+
+
+def _say_progress(cell: Cell, number: int, total: int) -> None:
+    print(
+        f"{number}/{total}: {cell.trace}, {cell.num_blocks} blocks, {', '.join(cell.pair)}",
+        file=sys.stderr,
+    )
+
+
+def _draw(comparison: Comparison, loads: Sequence[TraceLoad], order: str, folder: Path) -> None:
+    from bench.replay.pictures import draw_comparison, draw_course
+
+    for load in loads:
+        draw_comparison(comparison, load, folder / f"policies_{load.name}.svg")
+        draw_course(comparison, load, order, folder / f"course_{load.name}.svg")
+
+
+def _prepare_folder(folder: Path) -> None:
+    """Before minutes of work: can the pictures be drawn at all?"""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(
+            f"--plot needs matplotlib (pip install 'pdserve[bench]'): {error}"
+        ) from error
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--plot {folder}: {error}") from error
+
+
+def run(arguments: argparse.Namespace) -> dict[str, object]:
+    """Replay everything, print the tables, draw; what the JSON line holds."""
+    _check(arguments)
+    cost = StepCost().with_settings(arguments.cost)
+    base = _scheduling_config(arguments.set)
+    loads = _loads(arguments, cost)
+    if arguments.plot is not None:
+        _prepare_folder(arguments.plot)
+    setup = ReplaySetup(
+        num_blocks=loads[0].pools[0],
+        max_num_seqs=arguments.seats,
+        max_num_batched_tokens=arguments.budget,
+        seed=arguments.seed,
+    )
+    comparison = compare(loads, setup, cost, base, _say_progress)
+    for load in loads:
+        print(tables_of(comparison, load), end="\n\n")
+    ranked = ranking(comparison.figures)
+    print(table_of(ranked, "times as long as the best, all replays", RANKING_COLUMNS))
+    if arguments.plot is not None:
+        _draw(comparison, loads, base.preemption_policy, arguments.plot)
+    return {
+        "traces": {
+            load.name: {
+                "requests": len(load.requests),
+                "speed_up": load.speed_up,
+                "pool_blocks": load.pools,
+            }
+            for load in loads
+        },
+        "scheduling": {
+            name: value
+            for name, value in asdict(base).items()
+            if name not in ("reservation_policy", "preemption_policy")
+        },
+        "runs": [
+            {
+                "trace": cell.trace,
+                "pool_blocks": cell.num_blocks,
+                "reservation": cell.pair[0],
+                "order": cell.pair[1],
+                **figures,
+            }
+            for cell, figures in comparison.figures.items()
+        ],
+        "ranking": [
+            {"reservation": pair[0], "order": pair[1], **summary} for pair, summary in ranked
+        ],
+        "overruns": sum(figures["overruns"] for figures in comparison.figures.values()),
+    }
+
+
+def main() -> None:
+    arguments = _parser().parse_args()
+    try:
+        result = run(arguments)
+    except ConfigError as error:
+        sys.exit(str(error))
+    if arguments.json:
+        print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

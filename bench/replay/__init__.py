@@ -1,0 +1,1 @@
+"""Replays of request traces through the scheduler, on a virtual clock."""

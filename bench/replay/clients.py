@@ -1,0 +1,93 @@
+"""What a trace's requests look like to a scheduler: prompts, limits, priorities.
+
+A trace says how long an output became; the client that asked did not know. So a request carries a
+`max_tokens` above its true length and ends by a stop token, and a reservation can only guess. The
+model of clients: each picks one of `MAX_TOKENS_CHOICES` (or sets none, which allows all that the
+context does) with equal chance; one who picked less than the answer needed picks the next larger.
+One in five is more important than the rest, one in five less.
+
+Prompts hold no text, so token ids are made up: equal exactly where the trace says that the content
+is (512-token blocks of one hash id), and a value of its own everywhere else.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain, repeat
+
+from bench.replay.trace_file import TOKENS_PER_HASH_ID, TraceRequest
+from common.ids import AttemptId
+from common.request import GenerationRequest, SamplingParams
+
+MAX_TOKENS_CHOICES = (256, 512, 1024, 2048, 4096, None)
+PRIORITY_CHOICES = (-1, 0, 0, 0, 1)
+FILLER_TOKEN_ID = 0
+STOP_TOKEN_ID = 1
+_FIRST_PROMPT_TOKEN_ID = 2
+
+
+@dataclass(frozen=True, slots=True)
+class ClientRequest:
+    """A request of the trace with what its client set. `max_tokens` fits the context."""
+
+    trace: TraceRequest
+    index: int
+    max_tokens: int
+    priority: int
+
+    def generation_request(self) -> GenerationRequest:
+        """As a node sees it. The prompt's tuple is built here: only live requests hold theirs."""
+        return GenerationRequest(
+            id=AttemptId(f"trace-{self.index}", 1),
+            prompt_token_ids=prompt_token_ids(self.trace, self.index),
+            sampling=SamplingParams(
+                max_tokens=self.max_tokens,
+                temperature=0.0,
+                stop_token_ids=(STOP_TOKEN_ID,),
+                ignore_eos=True,
+            ),
+            deadline_s=float("inf"),
+            priority=self.priority,
+        )
+
+    def drawn_token_id(self, output_index: int) -> int:
+        """The token that the absent model draws: the stop token at the true length."""
+        is_last = output_index + 1 == self.trace.num_output
+        return STOP_TOKEN_ID if is_last else FILLER_TOKEN_ID
+
+
+def client_requests(
+    requests: Sequence[TraceRequest], *, max_model_len: int, seed: int
+) -> list[ClientRequest]:
+    """Every request whose prompt and true output fit into `max_model_len`, in order.
+
+    What a client sets depends on `seed` and its place in the trace alone.
+    """
+    clients = []
+    for index, request in enumerate(requests):
+        rng = random.Random(seed << 32 | index)
+        picked = rng.choice(MAX_TOKENS_CHOICES)
+        priority = rng.choice(PRIORITY_CHOICES)
+        room = max_model_len - request.num_prompt
+        if request.num_output <= room:
+            max_tokens = min(_at_least(request.num_output, picked, room), room)
+            clients.append(ClientRequest(request, index, max_tokens, priority))
+    return clients
+
+
+def _at_least(num_output: int, picked: int | None, room: int) -> int:
+    if picked is None:
+        return room
+    larger = [c for c in MAX_TOKENS_CHOICES if c is not None and c >= max(picked, num_output)]
+    return min(larger, default=room)
+
+
+def prompt_token_ids(request: TraceRequest, index: int) -> tuple[int, ...]:
+    """`num_prompt` ids; hash ids and indexes count from 0, so both get their own half."""
+    if not request.hash_ids:
+        return (_FIRST_PROMPT_TOKEN_ID + 2 * index + 1,) * request.num_prompt
+    contents = (_FIRST_PROMPT_TOKEN_ID + 2 * hash_id for hash_id in request.hash_ids)
+    whole = chain.from_iterable(repeat(content, TOKENS_PER_HASH_ID) for content in contents)
+    return tuple(whole)[: request.num_prompt]

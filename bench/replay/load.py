@@ -1,0 +1,39 @@
+"""How much load a trace is: pool sizes and arrival rates that put policies under pressure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bench.replay.step_cost import StepCost
+from bench.replay.trace_file import TraceRequest
+from common.blocks import blocks_for
+
+REQUESTS_PER_POOL = (8, 24, 72)
+"""How many mean requests, prompt and output, the default pools hold."""
+TARGET_LOAD = 0.9
+"""Share of the time in which the modelled GPU computes, if blocks were no matter."""
+_MEAN_BATCH = 32
+"""Decoding sequences that share one pass over the weights, for the estimate alone."""
+
+
+def default_pools(requests: Sequence[TraceRequest], block_size: int) -> tuple[int, ...]:
+    """Three pool sizes in blocks; the smallest one holds the longest request."""
+    sizes = [blocks_for(r.num_prompt + r.num_output, block_size) for r in requests]
+    mean = sum(sizes) / len(sizes)
+    least = max(sizes) + 1
+    return tuple(max(round(count * mean), least) for count in REQUESTS_PER_POOL)
+
+
+def default_speed_up(requests: Sequence[TraceRequest], cost: StepCost) -> float:
+    """How much faster the requests must arrive to keep the GPU busy for `TARGET_LOAD` of the time.
+
+    Prompts are computed once and whole, outputs in batches of `_MEAN_BATCH`; two digits are kept.
+    """
+    per_token_s = (cost.overhead_s + cost.weights_s) / _MEAN_BATCH
+    work_s = 0.0
+    for request in requests:
+        prompt, output = request.num_prompt, request.num_output
+        work_s += cost.token_s * prompt + cost.pair_s * prompt * prompt / 2
+        work_s += output * (per_token_s + cost.context_s * (prompt + output / 2))
+    span_s = requests[-1].arrival_s
+    return float(f"{TARGET_LOAD * span_s / work_s:.2g}") if span_s > 0 else 1.0

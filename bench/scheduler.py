@@ -1,0 +1,232 @@
+"""What scheduling costs: `python -m bench.scheduler --json`.
+
+    plan_ms    one call of `Scheduler.plan` with 256 sequences decoding and W waiting: drafts, plan,
+               blocks taken, batch built
+    step_ms    the same and `Scheduler.apply` of its results
+
+W is 100, 1000 and 10,000 (keys `w100` …), each as p50 and p99 in milliseconds. All of it is Python
+on one core; the model's time is not in it. In these cases 512 seats make half of them free, so that
+in every step the blocks kept back for 256 outputs are summed up and the head of the queue is tried,
+and those behind it that may skip ahead; none fits, because its blocks are reserved. Further keys:
+
+    seats_full_w1000    256 seats: nobody waiting is looked at
+    ngram_w1000         as `w1000`, and drafts from the n-gram drafter are proposed and verified
+    w10000_over_w100    the ratio of the two medians
+
+The cases take turns, step by step, so that a machine whose speed drifts drifts for all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count
+
+from common.config import SpeculationConfig
+from common.ids import AttemptId
+from common.latency import percentile
+from common.request import GenerationRequest, SamplingParams
+from common.token_budget import num_speculative_tokens
+from engine.core.block_pool import BlockUse
+from engine.core.plan import DrawnTokens, SampledToken, ScheduledSequence, StepCosts
+from engine.core.scheduler import Scheduler
+from engine.core.sequence import Sequence
+from engine.core.speculation.speculation import make_speculation
+from engine.core.step_plan import Limits
+
+NUM_RUNNING = 256
+BLOCK_SIZE = 64
+MAX_TOKENS = 8192
+MAX_MODEL_LEN = 32_768
+_RUNNING_PROMPT = 512
+_WAITING_PROMPTS = (256, 512, 1024, 2048, 4096)
+_WARM_UP_STEPS = 20
+_NUM_BLOCKS = 1 << 15
+_SPARE_BLOCKS = 2 * NUM_RUNNING
+# A GPU's: flat while it waits for memory, then proportional to the rows.
+_COSTS = StepCosts((1, 128, 256, 512, 1024, 2048), (0.012, 0.012, 0.022, 0.044, 0.088, 0.176))
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One figure: how many wait, how many seats there are, and who drafts."""
+
+    name: str
+    num_waiting: int
+    max_num_seqs: int = 2 * NUM_RUNNING
+    method: str = "none"
+
+
+CASES = (
+    Case("w100", 100),
+    Case("w1000", 1000),
+    Case("w10000", 10_000),
+    Case("seats_full_w1000", 1000, max_num_seqs=NUM_RUNNING),
+    Case("ngram_w1000", 1000, method="ngram"),
+)
+
+
+class PhraseBook:
+    """Texts made of recurring phrases: some drafts are right, some are not."""
+
+    def __init__(self, seed: int) -> None:
+        rng = random.Random(seed)
+        self._phrases = [[rng.randrange(30_000) for _ in range(12)] for _ in range(16)]
+
+    def tokens(self, seed: int) -> Iterator[int]:
+        """An endless text; every seed has its own, which begins with a token of its own."""
+        rng = random.Random(seed)
+        yield 30_000 + seed
+        while True:
+            yield from rng.choice(self._phrases)
+
+
+class BusyNode:
+    """A scheduler in the middle of its work, and the text that its absent model draws."""
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        self._texts: dict[int, Iterator[int]] = {}
+        self._ahead: dict[int, list[int]] = {}
+        self._book = PhraseBook(seed=1)
+        self._next_id = count()
+        most_drafts = num_speculative_tokens(case.method, 0)
+        self.scheduler = Scheduler(
+            limits=Limits(
+                max_num_seqs=case.max_num_seqs,
+                max_num_batched_tokens=8192,
+                block_size=BLOCK_SIZE,
+                max_model_len=MAX_MODEL_LEN,
+                num_speculative_tokens=most_drafts,
+            ),
+            num_blocks=_NUM_BLOCKS,
+            fingerprint="bench",
+            eos_token_ids=frozenset(),
+            speculation=make_speculation(SpeculationConfig(speculative_method=case.method), _COSTS),
+        )
+        self._ballast: list[int] = []
+        self._start()
+
+    def _start(self) -> None:
+        """Everybody runs and decodes, then the others arrive, and hardly a block is left."""
+        for _ in range(NUM_RUNNING):
+            self._add(_RUNNING_PROMPT)
+        while self.scheduler.waiting or not all(s.is_decoding for s in self.scheduler.running):
+            self.step()
+        for i in range(self.case.num_waiting):
+            self._add(_WAITING_PROMPTS[i % len(_WAITING_PROMPTS)])
+        pool = self.scheduler.pool
+        self._ballast = pool.allocate(pool.num_available - _SPARE_BLOCKS, BlockUse.RESERVED)
+        for _ in range(_WARM_UP_STEPS):
+            self.step()
+
+    def _add(self, num_prompt: int) -> None:
+        sequence_id = next(self._next_id)
+        text = self._book.tokens(sequence_id)
+        request = GenerationRequest(
+            id=AttemptId(f"bench-{sequence_id}", 1),
+            prompt_token_ids=tuple(next(text) for _ in range(num_prompt)),
+            sampling=SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0),
+            deadline_s=float("inf"),
+        )
+        self._texts[sequence_id], self._ahead[sequence_id] = text, []
+        self.scheduler.add(Sequence(sequence_id, request))
+
+    def step(self) -> tuple[float, float]:
+        """Seconds of planning one step and of applying its results."""
+        began_s = time.perf_counter()
+        step = self.scheduler.plan()
+        planned_s = time.perf_counter() - began_s
+        drawn = [self._draw(scheduled) for scheduled in step.batch]
+        began_s = time.perf_counter()
+        self.scheduler.apply(step, drawn)
+        applied_s = time.perf_counter() - began_s
+        self._refill()
+        return planned_s, applied_s
+
+    def _refill(self) -> None:
+        """Blocks for the next step: enough to preempt nobody, too few to seat anybody."""
+        pool = self.scheduler.pool
+        missing = _SPARE_BLOCKS - pool.num_available
+        if self._ballast and missing > 0:
+            pool.release(self._ballast[-missing:])
+            del self._ballast[-missing:]
+
+    def _draw(self, scheduled: ScheduledSequence) -> DrawnTokens | None:
+        """Accept drafts as long as they are what the text says."""
+        if scheduled.sample is None:
+            return None
+        text, ahead = self._texts[scheduled.sequence_id], self._ahead[scheduled.sequence_id]
+        drafts = scheduled.token_ids[len(scheduled.token_ids) - scheduled.num_drafts :]
+        while len(ahead) <= len(drafts):
+            ahead.append(next(text))
+        num_right = 0
+        while num_right < len(drafts) and drafts[num_right] == ahead[num_right]:
+            num_right += 1
+        tokens = tuple(SampledToken(token) for token in ahead[: num_right + 1])
+        del ahead[: num_right + 1]
+        return DrawnTokens(tokens)
+
+    def check(self) -> None:
+        """Raise `AssertionError` unless what was measured is what the case says."""
+        statistics = self.scheduler.statistics()
+        assert statistics.num_running == NUM_RUNNING, "somebody ended or was seated"
+        assert statistics.num_waiting == self.case.num_waiting, "somebody waiting was seated"
+        assert statistics.num_preemptions == 0, "somebody was preempted"
+        is_full = self.case.max_num_seqs == NUM_RUNNING
+        stopped = statistics.stops["no_seat" if is_full else "reserved"]
+        assert stopped >= _WARM_UP_STEPS, "admissions ended for another reason"
+        assert (statistics.num_drafted > 0) == (self.case.method != "none"), "drafts were not tried"
+
+
+def measure(num_steps: int) -> dict[str, dict[str, float]]:
+    """p50 and p99 per case, milliseconds; the cases take turns, each step another one first."""
+    nodes = []
+    for case in CASES:
+        print(f"setting up {case.name}", file=sys.stderr)
+        nodes.append(BusyNode(case))
+    spans_s: dict[str, list[tuple[float, float]]] = {case.name: [] for case in CASES}
+    for round_index in range(num_steps):
+        for place in range(len(nodes)):
+            node = nodes[(round_index + place) % len(nodes)]
+            spans_s[node.case.name].append(node.step())
+    for node in nodes:
+        node.check()
+    return {name: _figures(spans) for name, spans in spans_s.items()}
+
+
+def _figures(spans_s: list[tuple[float, float]]) -> dict[str, float]:
+    plans_ms = [1e3 * plan_s for plan_s, _ in spans_s]
+    steps_ms = [1e3 * (plan_s + apply_s) for plan_s, apply_s in spans_s]
+    return {
+        "plan_ms_p50": round(percentile(plans_ms, 50), 3),
+        "plan_ms_p99": round(percentile(plans_ms, 99), 3),
+        "step_ms_p50": round(percentile(steps_ms, 50), 3),
+        "step_ms_p99": round(percentile(steps_ms, 99), 3),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="What one scheduling step costs.")
+    parser.add_argument("--steps", type=int, default=300, help="measured steps of every case")
+    parser.add_argument("--json", action="store_true", help="print one JSON line last")
+    arguments = parser.parse_args()
+    if arguments.steps < 1:
+        sys.exit(f"steps is {arguments.steps}: wanted at least 1")
+    figures = measure(arguments.steps)
+    ratio = figures["w10000"]["plan_ms_p50"] / figures["w100"]["plan_ms_p50"]
+    if arguments.json:
+        print(json.dumps({**figures, "w10000_over_w100": round(ratio, 3)}))
+        return
+    for name, values in figures.items():
+        print(f"{name:18}" + "".join(f"  {key} {value:7.3f}" for key, value in values.items()))
+    print(f"w10000 / w100      {ratio:.3f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,266 @@
+"""What speculation brings: `python -m bench.speculation --json`.
+
+The demo model answers three kinds of prompts (`bench.speculation_prompts`), greedily, to its own
+end or at most `--max-tokens`, with each speculative method and without any. One JSON line:
+
+    <kind>.b<N>.<method>.tokens_per_s        decoded tokens per second at batch N
+    <kind>.b<N>.<method>.ratio               that, over the same without speculation
+    <kind>.b<N>.<method>.acceptance_length   tokens that a sequence gains per step, its own included
+
+Batch N is N requests that arrive at once: each prompt once at most while there are enough, so that
+no method knows an answer beforehand. The time is that of the steps that decode; the prompts' own
+step, the same for all, is left out. The real scheduler and the real runner are driven as a node's
+step loop drives them; each method has blocks of its own, and the methods take turns step by step,
+so that a noisy machine is noisy for all.
+
+Answers must be the same with every method: the run ends with an error when one token differs.
+`mtp` is measured when the model has a layer for it; it has a runner of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from dataclasses import dataclass, replace
+from itertools import count, islice
+from pathlib import Path
+
+from bench.speculation_prompts import PROMPTS
+from common.config import EngineConfig, ModelConfig, SpeculationConfig
+from common.errors import CheckpointError, ConfigError
+from common.ids import AttemptId
+from common.request import GenerationRequest, SamplingParams
+from common.token_budget import num_speculative_tokens
+from engine.core.scheduler import Scheduler
+from engine.core.sequence import Sequence
+from engine.core.speculation.speculation import make_speculation
+from engine.core.step_plan import Limits
+from engine.runner.load import load_model_runner
+from engine.runner.model_runner import ModelRunner
+from pdserve.checkpoints.resolve import resolve_checkpoint
+from router.text_model import TextModel
+
+METHODS = ("none", "ngram", "suffix", "mtp")
+BATCHES = (1, 8, 32)
+_ENGINE = EngineConfig(max_num_seqs=max(BATCHES))
+_KV_CACHE_PER_METHOD = 1 << 30
+_WARM_UP_TOKENS = 12
+_ENDLESS_S = 1e9
+
+Prompt = tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Measured:
+    """Sums over everything that one method decoded."""
+
+    decode_s: float = 0.0
+    num_tokens: int = 0
+    num_sequence_steps: int = 0
+
+    def figures(self, base: Measured) -> dict[str, float]:
+        """What is printed; `base` is the same work without speculation."""
+        return {
+            "tokens_per_s": round(self.tokens_per_s, 1),
+            "ratio": round(self.tokens_per_s / base.tokens_per_s, 3),
+            "acceptance_length": round(self.num_tokens / self.num_sequence_steps, 2),
+        }
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.num_tokens / self.decode_s
+
+
+class Serving:
+    """One method: a scheduler with blocks of its own, on a runner that others use too."""
+
+    def __init__(self, runner: ModelRunner, method: str, first_block: int, num_blocks: int) -> None:
+        self.method = method
+        self.measured = Measured()
+        self._runner = runner
+        self._first_block = first_block
+        self._num_blocks = num_blocks
+        self._sequences: list[Sequence] = []
+        self.begin(max(BATCHES))
+
+    def begin(self, max_num_seqs: int) -> None:
+        """Forget everything but the sums; serve at most `max_num_seqs` at once from here on."""
+        runner, config = self._runner, SpeculationConfig(speculative_method=self.method)
+        self._ids = count(1)
+        self._scheduler = Scheduler(
+            limits=Limits(
+                max_num_seqs=max_num_seqs,
+                max_num_batched_tokens=_ENGINE.max_num_batched_tokens,
+                block_size=runner.layout.block_size,
+                max_model_len=runner.max_model_len,
+                num_speculative_tokens=num_speculative_tokens(self.method, 0),
+            ),
+            num_blocks=self._num_blocks,
+            fingerprint=runner.layout.fingerprint,
+            eos_token_ids=runner.eos_token_ids,
+            enable_prefix_caching=False,
+            speculation=make_speculation(config, runner.step_costs),
+        )
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self._scheduler.running or self._scheduler.waiting)
+
+    def arrive(self, prompts: list[Prompt], max_tokens: int) -> None:
+        """Prompts that arrive at once."""
+        sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0)
+        self._sequences = []
+        for prompt in prompts:
+            request = GenerationRequest(
+                id=AttemptId("bench", 1),
+                prompt_token_ids=prompt,
+                sampling=sampling,
+                deadline_s=_ENDLESS_S,
+            )
+            self._sequences.append(Sequence(next(self._ids), request))
+            self._scheduler.add(self._sequences[-1])
+
+    def answers(self) -> list[tuple[int, ...]]:
+        """The outputs of those that arrived last, in order."""
+        return [tuple(sequence.output_token_ids) for sequence in self._sequences]
+
+    def step(self) -> None:
+        """Plan, compute and apply one step; its time counts when nobody's prompt is in it."""
+        started_s = time.perf_counter()
+        step = self._scheduler.plan()
+        assert step.num_preempted == 0, "the pool is large enough for everyone"
+        has_prompts = any(not sequence.output_token_ids for sequence in step.sequences)
+        batch = [
+            replace(one, block_table=[block + self._first_block for block in one.block_table])
+            for one in step.batch
+        ]
+        outputs = self._scheduler.apply(step, self._runner.execute(batch))
+        if not has_prompts:
+            self.measured.decode_s += time.perf_counter() - started_s
+            self.measured.num_sequence_steps += len(outputs)
+            self.measured.num_tokens += sum(len(output.tokens) for output in outputs)
+
+
+class SameAnswers:
+    """The first answer to each prompt; every later one must equal it."""
+
+    def __init__(self) -> None:
+        self._first: dict[Prompt, tuple[str, tuple[int, ...]]] = {}
+
+    def check(self, prompt: Prompt, output: tuple[int, ...], where: str) -> None:
+        """Exit with what differs, if anything does."""
+        first_where, first = self._first.setdefault(prompt, (where, output))
+        if output == first:
+            return
+        pairs = zip(output, first, strict=False)
+        place = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(output), len(first)))
+        sys.exit(
+            f"{where} answered otherwise than {first_where}: output token {place} of "
+            f"{len(output)} and {len(first)} differs, the prompt begins with {prompt[:8]}"
+        )
+
+
+def load_serving(folder: Path, num_threads: int, methods: list[str]) -> list[Serving]:
+    """A runner for the look-up methods, and one with the layer that drafts."""
+    look_up = [method for method in methods if method != "mtp"]
+    serving = _load(folder, num_threads, look_up)
+    if "mtp" in methods:
+        try:
+            serving += _load(folder, num_threads, ["mtp"])
+        except (CheckpointError, ConfigError) as error:
+            print(f"mtp is left out: {error}", file=sys.stderr)
+    return serving
+
+
+def _load(folder: Path, num_threads: int, methods: list[str]) -> list[Serving]:
+    runner = load_model_runner(
+        ModelConfig(model=str(folder)),
+        replace(
+            _ENGINE, num_threads=num_threads, kv_cache_memory=len(methods) * _KV_CACHE_PER_METHOD
+        ),
+        speculation=SpeculationConfig(speculative_method=methods[-1]),
+    )
+    runner.warm_up()
+    share = runner.num_blocks // len(methods)
+    return [Serving(runner, method, i * share, share) for i, method in enumerate(methods)]
+
+
+def tokenised_prompts(folder: Path) -> dict[str, list[Prompt]]:
+    """Every prompt as the router would tokenise it, in the checkpoint's own chat template."""
+    text = TextModel.load(folder, "", 0)
+
+    def tokens(prompt: str) -> Prompt:
+        rendered = text.render_chat([{"role": "user", "content": prompt}])
+        return text.encode(rendered, add_special_tokens=False, param="messages")
+
+    return {kind: [tokens(prompt) for prompt in prompts] for kind, prompts in PROMPTS.items()}
+
+
+def arrivals(prompts: list[Prompt], batch: int) -> list[list[Prompt]]:
+    """What arrives at once: each prompt alone, or `batch` of them, repeated where they are few."""
+    if batch == 1:
+        return [[prompt] for prompt in prompts]
+    repeated = (prompt for _ in count() for prompt in prompts)
+    return [list(islice(repeated, batch))]
+
+
+def measure(
+    serving: list[Serving],
+    prompts: list[Prompt],
+    batch: int,
+    max_tokens: int,
+    answers: SameAnswers,
+) -> None:
+    """Let every method answer the prompts at one batch, each on its own from the beginning."""
+    for one in serving:
+        one.begin(batch)
+    for arriving in arrivals(prompts, batch):
+        for one in serving:
+            one.arrive(arriving, max_tokens)
+        while any(one.is_busy for one in serving):
+            for one in serving:
+                if one.is_busy:
+                    one.step()
+        for one in serving:
+            for prompt, output in zip(arriving, one.answers(), strict=True):
+                answers.check(prompt, output, f"{one.method} at batch {batch}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Speed with and without speculation.")
+    parser.add_argument("--model", default="demo", help="a Hugging Face folder or .gguf file")
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--kinds", nargs="+", choices=list(PROMPTS), default=list(PROMPTS))
+    parser.add_argument("--batches", nargs="+", type=int, choices=BATCHES, default=list(BATCHES))
+    parser.add_argument("--rounds", type=int, default=2, help="times that everything is asked")
+    parser.add_argument("--max-tokens", type=int, default=128, help="longest answer")
+    parser.add_argument("--num-threads", type=int, default=0, help="CPU threads (0: all cores)")
+    parser.add_argument("--json", action="store_true", help="print one JSON line last")
+    arguments = parser.parse_args()
+    methods = [m for m in METHODS if m == "none" or m in arguments.methods]
+    folder = resolve_checkpoint(arguments.model)
+    prompts = tokenised_prompts(folder)
+    serving = load_serving(folder, arguments.num_threads, methods)
+    measure(serving, prompts["code"][:1], 1, _WARM_UP_TOKENS, SameAnswers())
+    figures: dict[str, dict[str, dict[str, dict[str, float]]]] = {}
+    answers = SameAnswers()
+    for kind in arguments.kinds:
+        figures[kind] = {}
+        for batch in arguments.batches:
+            for one in serving:
+                one.measured = Measured()
+            for _ in range(arguments.rounds):
+                measure(serving, prompts[kind], batch, arguments.max_tokens, answers)
+            base = serving[0].measured
+            found = {one.method: one.measured.figures(base) for one in serving}
+            figures[kind][f"b{batch}"] = found
+            for method, values in found.items():
+                print(f"{kind:10} batch {batch:2} {method:7}", values, file=sys.stderr, flush=True)
+    if arguments.json:
+        print(json.dumps({**figures, "same_answers": True}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,233 @@
+"""Who is seated next: order of the queue, blocks kept back for those who run, skip-ahead.
+
+A sequence is admitted with the blocks of all its known tokens, so a prefill never waits for blocks
+half-way and two of them can never hold what the other needs. Beyond that the reservation policy
+says how many blocks the running ones are expected to need: they are left alone, unless nothing
+runs. One that does not fit lets a few behind it pass, a bounded number of times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence, Set
+from dataclasses import dataclass
+
+from common.blocks import blocks_for
+from engine.core.policies.victims import headroom_blocks
+from engine.core.status import SequenceStatus
+from engine.core.step_budget import StepBudget
+from engine.core.step_plan import (
+    Admission,
+    Limits,
+    MatchPrefix,
+    PreemptionReason,
+    SequenceView,
+    StopRule,
+)
+
+
+def plan_admissions(
+    budget: StepBudget,
+    waiting: Collection[SequenceView],
+    *,
+    seated: Sequence[SequenceView],
+    match_prefix: MatchPrefix,
+) -> None:
+    """Seat from the head of the queue. `seated` are all who run or wait for KV."""
+    if not waiting:
+        return
+    if budget.num_seats <= 0 and not budget.policy.enable_priority_scheduling:
+        budget.plan.stopped_by = StopRule.NO_SEAT
+        return
+    _Admissions(budget, seated, match_prefix).run(waiting)
+
+
+def admission_blocks(sequence: SequenceView, limits: Limits) -> int:
+    """Blocks a sequence needs to be seated: all its known tokens.
+
+    One whose prompt is computed elsewhere also takes the slots of its first step: it starts
+    decoding, drafts included, the moment its KV lands, without asking for anything again.
+    """
+    if sequence.has_remote_kv:
+        return _first_step_blocks(sequence, limits)
+    return blocks_for(sequence.num_known, limits.block_size)
+
+
+def _first_step_blocks(sequence: SequenceView, limits: Limits) -> int:
+    """Blocks of all known tokens and of one step of decoding, if there is one to come: nothing is
+    written past the longest output."""
+    most = min(sequence.num_known + limits.tokens_per_seq, limits.max_model_len)
+    longest = sequence.num_prompt + sequence.max_new_tokens
+    return blocks_for(max(min(most, longest), sequence.num_known), limits.block_size)
+
+
+@dataclass(frozen=True, slots=True)
+class _Seated:
+    """A candidate as it would be once seated (`policies.reservation.GrowthView`)."""
+
+    num_known: int
+    num_output: int
+    max_new_tokens: int
+    num_held_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Need:
+    """What a candidate takes: `num_new` blocks beside the `claimed` cached ones."""
+
+    cached: tuple[int, ...]
+    claimed: list[int]
+    num_new: int
+    seated: _Seated
+    num_now: int
+    """Blocks that must be available, the reservation left aside."""
+
+
+class _Admissions:
+    """One walk along the queue."""
+
+    def __init__(
+        self, budget: StepBudget, seated: Sequence[SequenceView], match_prefix: MatchPrefix
+    ) -> None:
+        self.budget = budget
+        self.match_prefix = match_prefix
+        self.seated = {s.sequence_id: s for s in seated}
+        self.locked: set[int] = set()
+        reservation = budget.policy.reservation
+        self.demand = sum(map(reservation.demand, seated))
+
+    def run(self, waiting: Iterable[SequenceView]) -> None:
+        plan, policy = self.budget.plan, self.budget.policy
+        blocked: list[SequenceView] = []
+        rule = StopRule.NOTHING_WAITS
+        for sequence in waiting:
+            if len(blocked) > policy.skip_ahead_window:
+                break
+            stop = self._try_to_seat(sequence, is_head=not blocked)
+            if stop is None:
+                for one in blocked:
+                    plan.passed[one.sequence_id] = plan.passed.get(one.sequence_id, 0) + 1
+            elif stop in (StopRule.NO_SEAT, StopRule.NO_BUDGET):
+                rule = rule if blocked else stop
+                break
+            else:
+                rule = rule if blocked else stop
+                blocked.append(sequence)
+            if any(self._is_barrier(one) for one in blocked):
+                rule = StopRule.BARRIER
+                break
+        plan.stopped_by = rule
+        plan.num_growth_blocks = policy.reservation.blocks(self.demand)
+
+    def _is_barrier(self, sequence: SequenceView) -> bool:
+        passed = sequence.num_passed + self.budget.plan.passed.get(sequence.sequence_id, 0)
+        return passed >= self.budget.policy.skip_ahead_limit
+
+    def _try_to_seat(self, sequence: SequenceView, *, is_head: bool) -> StopRule | None:
+        """Plan an admission, or say why not."""
+        budget = self.budget
+        need = self._need(sequence)
+        num_tokens = self._first_chunk(sequence, need)
+        if num_tokens == 0 and not sequence.has_remote_kv:
+            return StopRule.NO_BUDGET
+        if budget.num_seats <= 0 or self._why_no_room(need, sequence) is not None:
+            if is_head and budget.policy.enable_priority_scheduling:
+                need = self._preempt_lower(sequence, need)
+            if budget.num_seats <= 0:
+                return StopRule.NO_SEAT
+            stop = self._why_no_room(need, sequence)
+            if stop is not None:
+                return stop
+        self.locked.update(need.claimed)
+        self.demand += budget.policy.reservation.demand(need.seated)
+        self.seated[sequence.sequence_id] = sequence
+        budget.available -= need.num_new + len(need.claimed)
+        budget.num_seats -= 1
+        budget.tokens_left -= num_tokens
+        budget.plan.num_chunk_tokens += num_tokens
+        budget.plan.admissions.append(
+            Admission(sequence.sequence_id, need.cached, need.num_new, num_tokens)
+        )
+        return None
+
+    def _need(self, sequence: SequenceView, freed: Set[int] = frozenset()) -> _Need:
+        """`freed` are blocks that preemptions of this plan will have made evictable."""
+        limits, pool = self.budget.limits, self.budget.pool
+        cached = tuple(self.match_prefix(sequence))
+        # A cached block that nobody references stops being evictable once it is shared.
+        claimed = [
+            b for b in cached if b not in self.locked and (pool.is_evictable(b) or b in freed)
+        ]
+        num_blocks = admission_blocks(sequence, limits)
+        num_new = num_blocks - len(cached)
+        view = _Seated(sequence.num_known, sequence.num_output, sequence.max_new_tokens, num_blocks)
+        return _Need(
+            cached,
+            claimed,
+            num_new,
+            view,
+            _first_step_blocks(sequence, limits) - len(cached) + len(claimed),
+        )
+
+    def _why_no_room(self, need: _Need, sequence: SequenceView) -> StopRule | None:
+        """Whether blocks are missing; the reservation is waived on an otherwise empty node."""
+        available = self.budget.available
+        if need.num_now > available:
+            return StopRule.NO_BLOCKS
+        if not self.seated:
+            return None
+        reservation = self.budget.policy.reservation
+        reserved = reservation.blocks(self.demand + reservation.candidate_demand(need.seated))
+        if sequence.status is SequenceStatus.PREEMPTED:
+            reserved = max(reserved, self._headroom(sequence))
+        if need.num_new + len(need.claimed) + reserved > available:
+            return StopRule.RESERVED
+        return None
+
+    def _headroom(self, sequence: SequenceView) -> int:
+        """What a victim leaves to the others when it comes back, or it would only go again."""
+        decoding = [s for s in self.seated.values() if s.status is SequenceStatus.RUNNING_DECODE]
+        return headroom_blocks(
+            [*decoding, sequence],
+            retract_decode_steps=self.budget.policy.retract_decode_steps,
+            tokens_per_seq=self.budget.limits.tokens_per_seq,
+            block_size=self.budget.limits.block_size,
+        )
+
+    def _first_chunk(self, sequence: SequenceView, need: _Need) -> int:
+        if sequence.has_remote_kv:
+            return 0
+        start = max(len(need.cached) * self.budget.limits.block_size, sequence.num_swapped)
+        return self.budget.chunk_tokens(sequence.num_known - start)
+
+    def _preempt_lower(self, sequence: SequenceView, need: _Need) -> _Need:
+        """Preempt decodes of a lower priority, if that makes room for `sequence`; else nobody.
+
+        A victim counts with the blocks it alone holds, not with what it might still need.
+        """
+        budget, pool = self.budget, self.budget.pool
+        reservation = budget.policy.reservation
+        decoding = [s for s in self.seated.values() if s.status is SequenceStatus.RUNNING_DECODE]
+        lower = [s for s in decoding if s.priority < sequence.priority]
+        lower.sort(key=lambda s: (s.priority, -s.arrival, s.sequence_id))
+        victims: list[SequenceView] = []
+        freed: set[int] = set()
+        demand, available = self.demand, budget.available
+        for victim in lower[: len(decoding) - 1]:
+            victims.append(victim)
+            unshared = {b for b in victim.block_table if pool.is_unshared(b)}
+            planned = budget.plan.chunks.get(victim.sequence_id)
+            available += len(unshared) + (planned.num_new_blocks if planned is not None else 0)
+            freed |= unshared
+            demand -= reservation.demand(victim)
+            wider = self._need(sequence, freed)
+            reserved = reservation.blocks(demand + reservation.candidate_demand(wider.seated))
+            num_taken = wider.num_new + len(wider.claimed)
+            if num_taken + reserved <= available and wider.num_now <= available:
+                break
+        else:
+            return need
+        for victim in victims:
+            del self.seated[victim.sequence_id]
+            budget.preempt(victim, PreemptionReason.PRIORITY)
+        self.demand = demand
+        return wider

@@ -1,0 +1,94 @@
+"""Decoding sequences in a step: their blocks, their drafts, and who pays when blocks run out.
+
+Every decoding sequence computes its last known token, whatever the prefills beside it. A block for
+that token is found by taking it from others, if need be. Drafts only use what is left then, so they
+are trimmed before anybody is preempted.
+"""
+
+from __future__ import annotations
+
+from engine.core.policies.block_needs import new_blocks
+from engine.core.policies.victims import headroom_blocks, spare_recently_resumed
+from engine.core.step_budget import StepBudget
+from engine.core.step_plan import PreemptionReason, SequenceView, StopRule
+
+
+def plan_decodes(
+    budget: StepBudget, decoding: list[SequenceView], *, is_anything_else_held: bool
+) -> list[SequenceView]:
+    """Plan all of `decoding`, in order of arrival; those that keep their blocks are returned.
+
+    `is_anything_else_held`: prefills, transfers or exports hold blocks that come back by
+    themselves. Without them a last sequence that cannot grow never will.
+    """
+    size = budget.limits.block_size
+    num_needed = sum([_blocks_needed(s, 0, size) for s in decoding])
+    if num_needed > budget.available:
+        decoding, num_needed = _retract(budget, decoding, num_needed)
+    if num_needed > budget.available:
+        # The only one left. It waits for what is held around it to be freed or to become a victim.
+        budget.plan.stopped_by = StopRule.NO_VICTIM
+        if not is_anything_else_held:
+            budget.plan.starved.append(decoding[0].sequence_id)
+        return decoding
+    spare_blocks = budget.available - num_needed
+    spare_tokens = budget.tokens_left - len(decoding)
+    for sequence in decoding:
+        if budget.tokens_left == 0:
+            break
+        num_drafts = 0
+        num_new = _blocks_needed(sequence, 0, size)
+        if sequence.draft_token_ids and spare_tokens > 0:
+            most_held = len(sequence.block_table) + num_new + spare_blocks
+            num_slots = most_held * size - sequence.num_computed - 1
+            num_drafts = min(_wanted_drafts(budget, sequence, spare_tokens), num_slots)
+            num_with_drafts = _blocks_needed(sequence, num_drafts, size)
+            spare_blocks -= num_with_drafts - num_new
+            spare_tokens -= num_drafts
+            num_new = num_with_drafts
+        budget.plan_decode(sequence, num_new, num_drafts)
+    return decoding
+
+
+def _blocks_needed(sequence: SequenceView, num_drafts: int, block_size: int) -> int:
+    return new_blocks(sequence.num_computed, 1, num_drafts, len(sequence.block_table), block_size)
+
+
+def _wanted_drafts(budget: StepBudget, sequence: SequenceView, spare_tokens: int) -> int:
+    """As many drafts as could still be output: the model's own next token comes on top."""
+    limits = budget.limits
+    return max(
+        min(
+            len(sequence.draft_token_ids),
+            limits.num_speculative_tokens,
+            sequence.max_new_tokens - sequence.num_output - 1,
+            limits.max_model_len - sequence.num_known - 1,
+            spare_tokens,
+        ),
+        0,
+    )
+
+
+def _retract(
+    budget: StepBudget, decoding: list[SequenceView], num_needed: int
+) -> tuple[list[SequenceView], int]:
+    """Preempt until everybody left can grow for a while; who is left, and the blocks they need."""
+    policy, limits = budget.policy, budget.limits
+    victims = spare_recently_resumed(policy.victim_order(decoding), policy.min_progress_tokens)
+    left = {s.sequence_id: s for s in decoding}
+    for victim in victims:
+        if len(left) == 1:
+            break
+        if budget.plan.preempted:
+            headroom = headroom_blocks(
+                list(left.values()),
+                retract_decode_steps=policy.retract_decode_steps,
+                tokens_per_seq=limits.tokens_per_seq,
+                block_size=limits.block_size,
+            )
+            if num_needed + headroom <= budget.available:
+                break
+        view = left.pop(victim.sequence_id)
+        num_needed -= _blocks_needed(view, 0, limits.block_size)
+        budget.preempt(view, PreemptionReason.BLOCKS)
+    return list(left.values()), num_needed

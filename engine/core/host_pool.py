@@ -1,0 +1,44 @@
+"""Places in host memory for the blocks of preempted sequences. Ids only; the runner copies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+class HostPool:
+    """Ownership of `num_blocks` places. Misuse raises `ValueError`."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self._free = list(range(num_blocks - 1, -1, -1))
+        self._used: set[int] = set()
+
+    @property
+    def num_free(self) -> int:
+        """Places that nobody uses."""
+        return len(self._free)
+
+    @property
+    def num_used(self) -> int:
+        """Places that hold somebody's KV."""
+        return len(self._used)
+
+    def allocate(self, count: int) -> list[int]:
+        """Take `count` places."""
+        if count > len(self._free):
+            raise ValueError(f"asked for {count} host blocks, {len(self._free)} are free")
+        taken = [self._free.pop() for _ in range(count)]
+        self._used.update(taken)
+        return taken
+
+    def release(self, host_block_ids: Iterable[int]) -> None:
+        """Give places back."""
+        for host_block_id in host_block_ids:
+            if host_block_id not in self._used:
+                raise ValueError(f"host block {host_block_id} is released but held by nobody")
+            self._used.remove(host_block_id)
+            self._free.append(host_block_id)
+
+    def check(self) -> None:
+        """Raise `AssertionError` unless every place is free or used, and none is both."""
+        assert sorted([*self._free, *self._used]) == list(range(self.num_blocks)), "a place is lost"

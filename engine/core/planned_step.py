@@ -1,0 +1,57 @@
+"""A step between the scheduler and those who run it: what to compute, and what came out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, field
+
+from common.request import FinishReason
+from engine.core.plan import SampledToken, ScheduledSequence
+from engine.core.sequence import Sequence
+
+
+@dataclass(slots=True)
+class StepOutput:
+    """What one step added to `sequence`: output tokens from `first_index` on, in order, and whether
+    the output ends with the last of them."""
+
+    sequence: Sequence
+    first_index: int
+    tokens: tuple[SampledToken, ...]
+    finish_reason: FinishReason | None
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCopy:
+    """Copy whole blocks between the cache and host memory, pairwise."""
+
+    block_ids: list[int]
+    host_block_ids: list[int]
+
+
+@dataclass(slots=True)
+class PlannedStep:
+    """What to hand to the runner, in this order: `swap_outs`, `swap_ins`, `batch`.
+
+    `sequences` are those of the batch. The transfers of `reserved` may begin. `starved` can never
+    get the block they need and must be finished.
+    """
+
+    batch: list[ScheduledSequence] = field(default_factory=list)
+    sequences: list[Sequence] = field(default_factory=list)
+    reserved: list[Sequence] = field(default_factory=list)
+    starved: list[Sequence] = field(default_factory=list)
+    swap_outs: list[BlockCopy] = field(default_factory=list)
+    swap_ins: list[BlockCopy] = field(default_factory=list)
+    num_preempted: int = 0
+
+    @property
+    def made_progress(self) -> bool:
+        """Whether the next plan may find something that this one did not."""
+        return bool(self.batch or self.num_preempted or self.starved)
+
+    def only(self, entries: Items[int]) -> PlannedStep:
+        """The part of the step that computed these places of the batch."""
+        return PlannedStep(
+            [self.batch[entry] for entry in entries], [self.sequences[entry] for entry in entries]
+        )

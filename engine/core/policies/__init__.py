@@ -1,0 +1,1 @@
+"""Scheduling policies: frozen values and pure functions, chosen by name."""

@@ -1,0 +1,50 @@
+"""Sequences and the prefix cache: what of one is found there, what of one goes there."""
+
+from __future__ import annotations
+
+from common.blocks import hash_block, root_hash
+from engine.core.block_pool import BlockPool
+from engine.core.sequence import Sequence
+
+
+class PrefixIndex:
+    """Hashes full blocks of known tokens, once each, and finds or publishes them in `pool`.
+
+    Hashes start from `fingerprint`, so that KV of another model or layout is never found.
+    """
+
+    def __init__(
+        self, pool: BlockPool, *, block_size: int, fingerprint: str, is_enabled: bool
+    ) -> None:
+        self._pool = pool
+        self._block_size = block_size
+        self._root_hash = root_hash(fingerprint)
+        self._is_enabled = is_enabled
+
+    def match(self, sequence: Sequence) -> list[int]:
+        """Cached blocks with the start of its known tokens, in order.
+
+        Never with its last token: one is computed, or there would be nothing to draw the next from.
+        """
+        if not self._is_enabled:
+            return []
+        num_hashes = (sequence.num_known - 1) // self._block_size
+        self._extend_hashes(sequence, num_hashes)
+        return self._pool.prefix_cache.match(sequence.block_hashes[:num_hashes])
+
+    def publish(self, sequence: Sequence) -> None:
+        """Make every block findable whose tokens are all known and computed."""
+        num_full = sequence.num_computed // self._block_size
+        if num_full <= sequence.num_hashed_blocks or not self._is_enabled:
+            return
+        self._extend_hashes(sequence, num_full)
+        for index in range(sequence.num_hashed_blocks, num_full):
+            self._pool.publish(sequence.block_table[index], sequence.block_hashes[index])
+        sequence.num_hashed_blocks = num_full
+
+    def _extend_hashes(self, sequence: Sequence, count: int) -> None:
+        size = self._block_size
+        hashes = sequence.block_hashes
+        for index in range(len(hashes), count):
+            parent = hashes[-1] if hashes else self._root_hash
+            hashes.append(hash_block(parent, sequence.tokens(index * size, (index + 1) * size)))

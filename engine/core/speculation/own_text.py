@@ -1,0 +1,51 @@
+"""One sequence's known tokens, and where their end occurred before among them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from engine.core.speculation.drafter import DraftView
+from engine.core.speculation.suffix_index import Match, SuffixIndex
+
+RUN = 2
+"""Matches of at least this many tokens are all followed."""
+
+
+class OwnText:
+    """The text of one sequence. `matches` are the places where its end occurred, latest first.
+
+    When not even the last two tokens occurred together before, the latest place of the last one
+    alone is the only match, of length 1.
+    """
+
+    __slots__ = ("_singles", "index", "matches", "num_prompt")
+
+    def __init__(self, view: DraftView) -> None:
+        known = [*view.prompt_token_ids, *view.output_token_ids]
+        self.num_prompt = len(view.prompt_token_ids)
+        self.index = SuffixIndex(RUN)
+        self.index.extend(known)
+        self._singles = {token: place for place, token in enumerate(known[:-1], 1)}
+        self.matches = self._find()
+
+    def unseen(self, view: DraftView) -> Sequence[int]:
+        """The output tokens of `view` that were not taken yet."""
+        return view.output_token_ids[len(self.index.tokens) - self.num_prompt :]
+
+    def take(self, token: int) -> None:
+        """One more token is known."""
+        index, matches = self.index, self.matches
+        followed: list[Match] = []
+        if matches and matches[0][0] >= RUN:
+            followed = index.follow(matches, token)
+        if index.tokens:
+            self._singles[index.tokens[-1]] = len(index.tokens)
+        index.extend((token,))
+        self.matches = followed or self._find()
+
+    def _find(self) -> list[Match]:
+        tokens = self.index.tokens
+        found = self.index.find(tokens)
+        if not found and tokens and tokens[-1] in self._singles:
+            return [(1, self._singles[tokens[-1]])]
+        return found

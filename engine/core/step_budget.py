@@ -1,0 +1,55 @@
+"""The budgets of one step while they are used up: tokens, blocks, seats."""
+
+from __future__ import annotations
+
+from engine.core.step_plan import (
+    Chunk,
+    Limits,
+    PlanPolicy,
+    PoolView,
+    Preemption,
+    PreemptionReason,
+    SequenceView,
+    StepPlan,
+)
+
+
+class StepBudget:
+    """What is left of a step, and the plan so far. Only the planner's parts write to it."""
+
+    def __init__(self, limits: Limits, pool: PoolView, policy: PlanPolicy, num_seats: int) -> None:
+        self.plan = StepPlan()
+        self.limits = limits
+        self.pool = pool
+        self.policy = policy
+        self.num_seats = num_seats
+        self.tokens_left = limits.max_num_batched_tokens
+        self.available = pool.num_available
+
+    def preempt(self, victim: SequenceView, reason: PreemptionReason) -> None:
+        """Credit the victim with what it alone holds, and give back what was planned for it."""
+        self.plan.preempted.append(Preemption(victim.sequence_id, reason))
+        self.available += sum(map(self.pool.is_unshared, victim.block_table))
+        self.num_seats += 1
+        planned = self.plan.chunks.pop(victim.sequence_id, None)
+        if planned is not None:
+            self.available += planned.num_new_blocks
+            self.tokens_left += planned.num_tokens + planned.num_drafts
+            self.plan.num_decode_tokens -= planned.num_tokens
+            self.plan.num_draft_tokens -= planned.num_drafts
+
+    def plan_decode(self, sequence: SequenceView, num_new_blocks: int, num_drafts: int) -> None:
+        """One known token and its drafts."""
+        self.plan.chunks[sequence.sequence_id] = Chunk(
+            sequence.sequence_id, 1, num_new_blocks, num_drafts
+        )
+        self.plan.num_decode_tokens += 1
+        self.plan.num_draft_tokens += num_drafts
+        self.tokens_left -= 1 + num_drafts
+        self.available -= num_new_blocks
+
+    def chunk_tokens(self, num_uncomputed: int) -> int:
+        """How many of a prompt's tokens this step takes; 0 when not even one granule is left."""
+        if num_uncomputed <= self.tokens_left:
+            return num_uncomputed
+        return self.tokens_left - self.tokens_left % self.limits.chunk_granularity

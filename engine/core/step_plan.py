@@ -1,0 +1,171 @@
+"""What a planner reads, and the decision it returns. Values only; nothing here decides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Protocol
+
+from engine.core.policies.reservation import Reservation
+from engine.core.policies.victims import VictimOrder
+from engine.core.status import SequenceStatus
+
+
+class SequenceView(Protocol):
+    """What the planner reads of a sequence; it writes nothing."""
+
+    @property
+    def sequence_id(self) -> int: ...
+    @property
+    def arrival(self) -> int: ...
+    @property
+    def priority(self) -> int: ...
+    @property
+    def status(self) -> SequenceStatus: ...
+    @property
+    def has_remote_kv(self) -> bool: ...
+    @property
+    def num_prompt(self) -> int: ...
+    @property
+    def num_output(self) -> int: ...
+    @property
+    def num_known(self) -> int: ...
+    @property
+    def num_computed(self) -> int: ...
+    @property
+    def max_new_tokens(self) -> int: ...
+    @property
+    def num_held_blocks(self) -> int: ...
+    @property
+    def num_swapped(self) -> int: ...
+    @property
+    def num_passed(self) -> int: ...
+    @property
+    def num_output_since_resume(self) -> int | None: ...
+    @property
+    def draft_token_ids(self) -> Sequence[int]: ...
+    @property
+    def block_table(self) -> Sequence[int]: ...
+
+
+class PoolView(Protocol):
+    """What the planner reads of the block pool."""
+
+    @property
+    def num_available(self) -> int: ...
+    def is_evictable(self, block_id: int) -> bool: ...
+    def is_unshared(self, block_id: int) -> bool: ...
+
+
+MatchPrefix = Callable[[SequenceView], Sequence[int]]
+"""Cached blocks with the start of a sequence's known tokens; never with its last token."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """The budgets of one step. `num_speculative_tokens` is 0 when speculation is off."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    block_size: int
+    max_model_len: int
+    num_speculative_tokens: int = 0
+    chunk_granularity: int = 1
+
+    @property
+    def tokens_per_seq(self) -> int:
+        """Most tokens a decoding sequence puts into one step."""
+        return 1 + self.num_speculative_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanPolicy:
+    """The choices that a planner is given. Bad ones cost speed; budgets are the planner's own."""
+
+    reservation: Reservation
+    victim_order: VictimOrder
+    retract_decode_steps: int
+    min_progress_tokens: int
+    skip_ahead_window: int
+    skip_ahead_limit: int
+    enable_priority_scheduling: bool
+
+
+class StopRule(Enum):
+    """Why a plan admitted nobody further."""
+
+    NOTHING_WAITS = "nothing_waits"
+    NO_SEAT = "no_seat"
+    NO_BUDGET = "no_budget"
+    NO_BLOCKS = "no_blocks"
+    RESERVED = "reserved"
+    BARRIER = "barrier"
+    PREEMPTED = "preempted"
+    NO_VICTIM = "no_victim"
+
+
+class PreemptionReason(Enum):
+    """Why a sequence lost its blocks."""
+
+    BLOCKS = "blocks"
+    PRIORITY = "priority"
+
+
+@dataclass(slots=True)
+class Chunk:
+    """Compute the next `num_tokens` known tokens and `num_drafts` drafts of a sequence, after
+    giving it `num_new_blocks`."""
+
+    sequence_id: int
+    num_tokens: int
+    num_new_blocks: int = 0
+    num_drafts: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """Seat a waiting sequence on cached blocks and `num_new_blocks` more.
+
+    `num_tokens` is its first chunk; 0 for a sequence whose KV is computed elsewhere.
+    """
+
+    sequence_id: int
+    cached_block_ids: tuple[int, ...]
+    num_new_blocks: int
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Preemption:
+    """Take a decoding sequence's blocks."""
+
+    sequence_id: int
+    reason: PreemptionReason
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """The decision of one step. Preemptions are applied first, then chunks, then admissions.
+
+    `chunks` are by sequence id: decodes first, then prefill chunks. `starved` can never get the
+    block it needs and must end. `passed` are blocked sequences and how many were admitted before
+    them. `stopped_by` is the rule that ended the admissions.
+    """
+
+    preempted: list[Preemption] = field(default_factory=list)
+    chunks: dict[int, Chunk] = field(default_factory=dict)
+    admissions: list[Admission] = field(default_factory=list)
+    starved: list[int] = field(default_factory=list)
+    passed: dict[int, int] = field(default_factory=dict)
+    stopped_by: StopRule = StopRule.NOTHING_WAITS
+    num_decode_tokens: int = 0
+    num_draft_tokens: int = 0
+    num_chunk_tokens: int = 0
+    num_growth_blocks: int = 0
+    """What the reservation policy kept back while this plan was made (0: nobody asked)."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the step computes."""
+        return self.num_decode_tokens + self.num_draft_tokens + self.num_chunk_tokens

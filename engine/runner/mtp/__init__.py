@@ -1,0 +1,17 @@
+"""Drafting with a multi-token-prediction (MTP) layer, one more decoder layer behind the model's.
+
+At position i it takes the hidden state h_i after the model's final norm and the embedding of token
+i + 1, and predicts token i + 2:
+
+    x_i = projection(concat(norm(embed(token i + 1)), norm(h_i)))
+    m_i = layer(x_i), causal over x_0 … x_i, with the model's rotary positions
+    draft = argmax(head · norm(m_i))
+
+For the next draft m_i (or its norm, as the checkpoint was made) takes the place of h, and the draft
+that of the token, one position on. DeepSeek-AI, "DeepSeek-V3 Technical Report" (2024), section 2.2.
+
+The layer's keys and values are one more layer of the KV cache. A slot depends on the token behind
+it, and so the last slot of a block on the token behind the block: after a prefix hit it may hold
+what another continuation had there. Drafts may differ by that; answers never, since every draft is
+verified.
+"""

@@ -1,0 +1,147 @@
+"""What the MTP layer computes after a step: its rows, and the drafts that go on from them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from engine.core.plan import DrawnTokens, ScheduledSequence
+from engine.runner.flat_batch import BatchLimits, FlatBatch
+
+
+class MtpLayer(Protocol):
+    """A loaded MTP layer on its part of the KV cache, beside a decoder.
+
+    The `token_ids` of its batches are those behind the rows' positions.
+    """
+
+    def first_drafts(self, hidden: Any, rows: np.ndarray, batch: FlatBatch) -> np.ndarray:
+        """Keys and values of `batch`, and drafts after its `sampled_rows`, one int64 id for each.
+
+        `hidden` is what the decoder's last layer left; `rows` says which of its rows are the
+        batch's.
+        """
+
+    def next_drafts(self, kept: np.ndarray, batch: FlatBatch) -> np.ndarray:
+        """Drafts after the drafts before: `batch` has one row for each of them that goes on.
+
+        `kept` are their places among those that the last call drafted.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class DraftStep:
+    """Rows whose next token is known, and the sequences among them that want drafts.
+
+    `rows` are the rows' places in the decoder's batch; `batch.sampled_rows` their last ones.
+    `entries` are places in the planned batch, with at most `num_drafts` drafts each.
+    """
+
+    rows: np.ndarray
+    batch: FlatBatch
+    entries: list[int]
+    num_drafts: np.ndarray
+
+
+def plan_drafts(
+    planned: Sequence[ScheduledSequence],
+    flat: FlatBatch,
+    results: Sequence[DrawnTokens | None],
+    limits: BatchLimits,
+) -> DraftStep | None:
+    """From a computed step and what it drew; None when no next token is known.
+
+    Rows behind a rejected draft are left out, and so are sequences that failed.
+    """
+    rows, next_ids, sequences, counts = [], [], [], []
+    entries, num_drafts, sampled = [], [], []
+    end = 0
+    for entry, (sequence, result) in enumerate(zip(planned, results, strict=True)):
+        behind = _next_tokens(sequence, result)
+        if not behind:
+            continue
+        first = int(flat.row_starts[entry])
+        rows.append(np.arange(first, first + len(behind)))
+        next_ids += behind
+        sequences.append(entry)
+        counts.append(len(behind))
+        end += len(behind)
+        if result is not None and sequence.num_proposals > 0:
+            slots = min(len(sequence.block_table) * limits.block_size, limits.max_len)
+            free = slots - (sequence.start + len(behind))
+            entries.append(entry)
+            num_drafts.append(min(sequence.num_proposals, 1 + max(0, free)))
+            sampled.append(end - 1)
+    if not rows:
+        return None
+    chosen = np.concatenate(rows)
+    batch = FlatBatch(
+        token_ids=np.array(next_ids, np.int64),
+        positions=flat.positions[chosen],
+        slots=flat.slots[chosen],
+        row_starts=np.concatenate(([0], np.cumsum(counts))).astype(np.int64),
+        block_tables=flat.block_tables[sequences],
+        sampled_rows=np.array(sampled, np.int64),
+    )
+    return DraftStep(chosen, batch, entries, np.array(num_drafts, np.int64))
+
+
+def _next_tokens(sequence: ScheduledSequence, result: DrawnTokens | None) -> list[int]:
+    """The tokens behind the sequence's rows, from the first row as far as they are known."""
+    known = list(sequence.token_ids[1 : len(sequence.token_ids) - sequence.num_drafts])
+    if result is not None:
+        return known + [token.token_id for token in result.tokens]
+    if sequence.sample is None and sequence.next_token_id is not None:
+        known.append(sequence.next_token_id)
+    return known
+
+
+def run_drafts(
+    layer: MtpLayer, hidden: Any, step: DraftStep, block_size: int
+) -> list[tuple[int, tuple[int, ...]]]:
+    """(entry, drafts) for each of the step's entries."""
+    drafted = layer.first_drafts(hidden, step.rows, step.batch)
+    drafts = [[int(one)] for one in drafted]
+    going = np.arange(len(step.entries))
+    last = _last_rows(step.batch)
+    for number in range(2, int(step.num_drafts.max(initial=1)) + 1):
+        kept = np.flatnonzero(step.num_drafts[going] >= number)
+        going = going[kept]
+        last = _following(last, kept, drafted[kept], block_size)
+        drafted = layer.next_drafts(kept, last)
+        for place, one in zip(going, drafted, strict=True):
+            drafts[place].append(int(one))
+    return [(entry, tuple(ids)) for entry, ids in zip(step.entries, drafts, strict=True)]
+
+
+def _last_rows(batch: FlatBatch) -> FlatBatch:
+    """The sampled rows of a batch as a batch of one-token sequences."""
+    rows = batch.sampled_rows
+    sequences = np.searchsorted(batch.row_starts, rows, side="right") - 1
+    return FlatBatch(
+        token_ids=batch.token_ids[rows],
+        positions=batch.positions[rows],
+        slots=batch.slots[rows],
+        row_starts=np.arange(len(rows) + 1),
+        block_tables=batch.block_tables[sequences],
+        sampled_rows=np.arange(len(rows)),
+    )
+
+
+def _following(last: FlatBatch, kept: np.ndarray, drafts: np.ndarray, size: int) -> FlatBatch:
+    """One position on, with the drafts behind it, for some of the sequences."""
+    positions = last.positions[kept] + 1
+    tables = last.block_tables[kept]
+    blocks = tables[np.arange(len(kept)), positions // size]
+    return replace(
+        last,
+        token_ids=drafts,
+        positions=positions,
+        slots=blocks * size + positions % size,
+        row_starts=np.arange(len(kept) + 1),
+        block_tables=tables,
+        sampled_rows=np.arange(len(kept)),
+    )

@@ -1,0 +1,99 @@
+"""The MTP layer on CPU kernels, beside a `NumbaDecoder`."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from engine.runner.flat_batch import FlatBatch
+from engine.runner.kernels.attention import plan_items
+from engine.runner.kernels.layer import enter_mtp, leave_mtp
+from engine.runner.kernels.matmul import gather_columns
+from engine.runner.mtp.mtp_weights import MtpWeights
+from engine.runner.numba_decoder import NumbaDecoder
+from engine.runner.numba_layer import (
+    KERNEL_LOCK,
+    NONE_1D,
+    NONE_2D,
+    load_layer,
+    pack_array,
+)
+
+
+class NumbaMtp:
+    """See `draft_step.MtpLayer`.
+
+    Only keys and values of rows that are not drafted after can matter to anyone, so those rows go
+    no further than that: a prefill chunk costs a fifth of a layer.
+    """
+
+    def __init__(self, weights: MtpWeights, decoder: NumbaDecoder, kv: np.ndarray) -> None:
+        """`kv` is the layer's part of the cache."""
+        self._decoder, self._spec = decoder, decoder.spec
+        self._embedding_norm, self._hidden_norm = weights.embedding_norm(), weights.hidden_norm()
+        self._output_norm = weights.output_norm()
+        self._recurses_on_normed = weights.recurses_on_normed
+        bias = weights.projection_bias()
+        self._projection_bias = NONE_1D if bias is None else bias
+        with KERNEL_LOCK:
+            self._token_panels, self._hidden_panels = map(pack_array, weights.projections())
+            self._layer = load_layer(weights.files, weights.block, self._spec, kv)
+            self._head, self._draft_ids = decoder.head, weights.draft_token_ids
+            self._num_drafted = self._spec.vocab_size
+            if self._draft_ids is not None:
+                self._num_drafted = len(self._draft_ids)
+                rows = np.empty((self._num_drafted, self._spec.hidden_size), np.float32)
+                gather_columns(decoder.head, self._draft_ids, rows)
+                self._head = pack_array(rows)
+        self._states = NONE_2D
+
+    def first_drafts(self, hidden: np.ndarray, rows: np.ndarray, batch: FlatBatch) -> np.ndarray:
+        inputs, qkv = self._enter(self._decoder.final_states(hidden, rows), batch)
+        last = batch.sampled_rows
+        if not len(last):
+            return np.zeros(0, np.int64)
+        sequences = np.searchsorted(batch.row_starts, last, side="right") - 1
+        return self._leave(
+            inputs[last], qkv[last], batch.positions[last], batch.block_tables[sequences]
+        )
+
+    def next_drafts(self, kept: np.ndarray, batch: FlatBatch) -> np.ndarray:
+        inputs, qkv = self._enter(self._states[kept], batch)
+        return self._leave(inputs, qkv, batch.positions, batch.block_tables)
+
+    def _enter(self, states: np.ndarray, batch: FlatBatch) -> tuple[np.ndarray, np.ndarray]:
+        """The layer's inputs `[rows, hidden_size]`, and queries ready for attention."""
+        layer, decoder = self._layer, self._decoder
+        inputs, normed = np.empty_like(states), np.empty_like(states)
+        qkv = np.empty((len(states), self._spec.qkv_size), np.float32)
+        with KERNEL_LOCK:
+            enter_mtp(
+                batch.token_ids, decoder.embedding, self._embedding_norm, states, self._hidden_norm,
+                decoder.epsilon, self._token_panels, self._hidden_panels, self._projection_bias,
+                layer.input_norm, layer.qkv, layer.qkv_bias, layer.head_norms, decoder.cosines,
+                decoder.sines, decoder.scale, layer.keys, layer.values, batch.positions,
+                batch.slots, inputs, normed, qkv, decoder.num_threads,
+            )  # fmt: skip
+        return inputs, qkv
+
+    def _leave(
+        self, outputs: np.ndarray, qkv: np.ndarray, positions: np.ndarray, block_tables: np.ndarray
+    ) -> np.ndarray:
+        """Drafts of rows that are each a sequence's last; `outputs` are the layer's inputs."""
+        layer, decoder, spec = self._layer, self._decoder, self._spec
+        count = len(outputs)
+        group = spec.num_heads // spec.num_kv_heads
+        items = plan_items(np.arange(count + 1), positions, spec.num_kv_heads, group)
+        attended = np.empty((count, spec.num_heads * spec.head_dim), np.float32)
+        gated = np.empty((count, spec.intermediate_size), np.float32)
+        normed = np.empty_like(outputs)
+        logits = np.empty((count, self._num_drafted), np.float32)
+        with KERNEL_LOCK:
+            leave_mtp(
+                outputs, qkv, layer.output, layer.output_bias, layer.keys, layer.values, positions,
+                block_tables, items, decoder.epsilon, layer.mlp_norm, layer.gate_up,
+                layer.gate_up_bias, layer.down, layer.down_bias, self._output_norm, self._head,
+                attended, gated, normed, logits, decoder.num_threads,
+            )  # fmt: skip
+        self._states = normed if self._recurses_on_normed else outputs
+        best: np.ndarray = logits.argmax(axis=1)
+        return best if self._draft_ids is None else self._draft_ids[best]

@@ -1,0 +1,122 @@
+"""One decoder layer's weights, packed for the CPU kernels."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+import numpy as np
+
+from engine.runner.checkpoint import TensorFiles
+from engine.runner.kernels.matmul import pack_rows
+from engine.runner.kernels.vector_ir import LANES
+from engine.runner.model_spec import DecoderSpec
+from engine.runner.rope import halves_first
+
+NONE_1D = np.zeros(0, np.float32)
+NONE_2D = np.zeros((0, 0), np.float32)
+"""Stand for a bias, norms or a residual that there are none of."""
+KERNEL_LOCK = threading.Lock()
+"""Held around everything parallel: numba's simplest thread pool ends the process when two threads
+enter it at once."""
+_ALIGNMENT_BYTES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class NumbaLayer:
+    """One layer's packed weights; empty arrays stand for what the family does not have.
+
+    `keys` and `values` are its part of the KV cache.
+    """
+
+    input_norm: np.ndarray
+    qkv: np.ndarray
+    qkv_bias: np.ndarray
+    head_norms: np.ndarray
+    output: np.ndarray
+    output_bias: np.ndarray
+    mlp_norm: np.ndarray
+    gate_up: np.ndarray
+    gate_up_bias: np.ndarray
+    down: np.ndarray
+    down_bias: np.ndarray
+    keys: np.ndarray
+    values: np.ndarray
+
+
+def load_layer(files: TensorFiles, prefix: str, spec: DecoderSpec, kv: np.ndarray) -> NumbaLayer:
+    """The layer whose tensors' names begin with `prefix`; call it with the lock held.
+
+    `kv` is its part of the cache, `[2, num_blocks, num_kv_heads, block_size, head_dim]`.
+    """
+    qkv = [f"{prefix}self_attn.{name}_proj" for name in "qkv"]
+    rotated = spec.head_dim if spec.is_rope_interleaved else 0
+    head_norms = NONE_2D
+    if spec.has_head_norms:
+        norms = [files.read(f"{prefix}self_attn.{n}_norm.weight") for n in "qk"]
+        head_norms = np.stack([halves_first(n, rotated) if rotated else n for n in norms])
+    gate_up = [f"{prefix}mlp.gate_proj", f"{prefix}mlp.up_proj"]
+    output, down = f"{prefix}self_attn.o_proj", f"{prefix}mlp.down_proj"
+    gate_up_bias = NONE_1D
+    if spec.has_mlp_bias:
+        biases = [files.read(f"{name}.bias").reshape(-1, LANES) for name in gate_up]
+        gate_up_bias = np.stack(biases, axis=1).reshape(-1)
+    return NumbaLayer(
+        input_norm=files.read(f"{prefix}input_layernorm.weight"),
+        qkv=pack(files, [f"{name}.weight" for name in qkv], rotated),
+        qkv_bias=_biases(files, qkv, rotated) if spec.has_qkv_bias else NONE_1D,
+        head_norms=head_norms,
+        output=pack(files, [f"{output}.weight"]),
+        output_bias=_biases(files, [output]) if spec.has_output_bias else NONE_1D,
+        mlp_norm=files.read(f"{prefix}post_attention_layernorm.weight"),
+        gate_up=pack(files, [f"{name}.weight" for name in gate_up], is_alternating=True),
+        gate_up_bias=gate_up_bias,
+        down=pack(files, [f"{down}.weight"]),
+        down_bias=_biases(files, [down]) if spec.has_mlp_bias else NONE_1D,
+        keys=kv[0],
+        values=kv[1],
+    )
+
+
+def pack(
+    files: TensorFiles, names: list[str], rotated: int = 0, *, is_alternating: bool = False
+) -> np.ndarray:
+    """One packed weight from several with equal inputs, one after the other or in turns.
+
+    With `rotated`, a head size, the first two (query and key) have their heads' halves put first.
+    """
+    sizes = [files.shape(name)[0] for name in names]
+    panels = _empty_panels(sum(sizes), files.shape(names[0])[1])
+    first = 0
+    for i, name in enumerate(names):
+        weight = files.read(name)
+        if rotated and i < 2:
+            weight = halves_first(weight, rotated)
+        pack_rows(
+            weight, panels, i if is_alternating else first, len(names) if is_alternating else 1
+        )
+        first += sizes[i] // LANES
+    return panels
+
+
+def pack_array(weight: np.ndarray) -> np.ndarray:
+    """A packed weight from `[outputs, inputs]`."""
+    panels = _empty_panels(*weight.shape)
+    pack_rows(weight, panels, 0, 1)
+    return panels
+
+
+def _biases(files: TensorFiles, names: list[str], rotated: int = 0) -> np.ndarray:
+    biases = [files.read(f"{name}.bias") for name in names]
+    if rotated:
+        biases[:2] = [halves_first(bias, rotated) for bias in biases[:2]]
+    return np.concatenate(biases)
+
+
+def _empty_panels(num_outputs: int, num_inputs: int) -> np.ndarray:
+    """Zeros that start on a cache line, so that no vector of a panel straddles two."""
+    shape = (-(-num_outputs // LANES), num_inputs, LANES)
+    size_bytes = int(np.prod(shape)) * 4
+    raw = np.zeros(size_bytes + _ALIGNMENT_BYTES, np.uint8)
+    start = -raw.ctypes.data % _ALIGNMENT_BYTES
+    return raw[start : start + size_bytes].view(np.float32).reshape(shape)

@@ -1,0 +1,63 @@
+"""Measuring what steps cost on this machine, so that drafts are only made where they pay."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from common.blocks import blocks_for
+from common.request import SamplingParams
+from engine.core.plan import SampleInput, ScheduledSequence, StepCosts
+from engine.runner.flat_batch import BatchLimits
+
+_ROWS = (1, 2, 3, 4, 6, 8, 16, 32, 64)
+_SURE_ROWS = 8
+"""Up to this many rows each size is measured once, however long it takes."""
+_REPEATS = 3
+_BUDGET_S = 0.8
+_DRAFTS = 3
+_GREEDY = SampleInput(SamplingParams(max_tokens=1, temperature=0.0), 0, [0], [])
+
+Execute = Callable[[Sequence[ScheduledSequence]], object]
+
+
+def measure_step_costs(
+    execute: Execute,
+    limits: BatchLimits,
+    *,
+    has_proposals: bool,
+    clock: Callable[[], float] = time.perf_counter,
+) -> StepCosts:
+    """The least of a few measurements each, made to rise with the number of rows.
+
+    Every row is a sequence of one token; all write the same KV to the first slot, so nothing may be
+    cached in the first blocks. `has_proposals`: measure also what a proposed draft costs. Slow
+    models are measured less often: beyond a second only what must be known.
+    """
+    blocks = range(min(blocks_for(_DRAFTS, limits.block_size), limits.num_blocks))
+    num_drafts = min(_DRAFTS, len(blocks) * limits.block_size, limits.max_len)
+    best: dict[int, float] = {}
+    best_drafting_s = float("inf")
+    ends_s = clock() + _BUDGET_S
+
+    def measure(num_rows: int, num_proposals: int) -> float:
+        started_s = clock()
+        one = ScheduledSequence(0, [0], 0, blocks, _GREEDY, num_proposals=num_proposals)
+        execute([one] * num_rows)
+        return clock() - started_s
+
+    for repeat in range(_REPEATS):
+        for num_rows in _ROWS:
+            is_sure = repeat == 0 and num_rows <= _SURE_ROWS
+            if num_rows > limits.max_tokens or (clock() >= ends_s and not is_sure):
+                continue
+            best[num_rows] = min(measure(num_rows, 0), best.get(num_rows, float("inf")))
+        if has_proposals and (repeat == 0 or clock() < ends_s):
+            best_drafting_s = min(best_drafting_s, measure(1, num_drafts))
+    rows = tuple(sorted(best))
+    step_s, highest_s = [], 0.0
+    for num_rows in rows:
+        highest_s = max(highest_s, best[num_rows])
+        step_s.append(highest_s)
+    draft_s = max(0.0, best_drafting_s - best[1]) / num_drafts if has_proposals else 0.0
+    return StepCosts(rows, tuple(step_s), draft_s)

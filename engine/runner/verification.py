@@ -1,0 +1,40 @@
+"""Drawing a sequence's next tokens: one for sure, more as long as its drafts come true.
+
+A draft is accepted exactly when it equals the token that the model itself draws at that place, with
+the noise of that place. So drafts change how many tokens a step yields and never which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from engine.core.plan import SampledToken, SampleInput
+from engine.runner.sampler import Sampler
+
+
+def draw_tokens(
+    sampler: Sampler, logits: np.ndarray, first: SampleInput, draft_token_ids: Sequence[int]
+) -> tuple[SampledToken, ...]:
+    """The accepted drafts and the model's own token after them.
+
+    Row j of `logits` `[drafts + 1, vocab_size]` follows the first j drafts; `first` describes the
+    draw of row 0. Rows behind the first difference are not looked at. Destroys `logits`; raises
+    `BadLogits` when a row that is needed is not finite.
+    """
+    drawn: list[SampledToken] = []
+    for row, draft in enumerate([*draft_token_ids, None]):
+        one = first
+        if row:
+            one = replace(
+                first,
+                output_index=first.output_index + row,
+                output_token_ids=[*first.output_token_ids, *draft_token_ids[:row]],
+            )
+        token = sampler.sample(logits[row], one)
+        drawn.append(token)
+        if token.token_id != draft:
+            break
+    return tuple(drawn)

@@ -1,0 +1,71 @@
+"""A node's scheduler, from its configuration and what its model and cache turned out to be."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from dataclasses import replace
+from typing import Protocol
+
+from common.config import Config, SpeculationConfig
+from common.kv_layout import KVLayout
+from common.nodes import Role
+from common.token_budget import num_speculative_tokens
+from engine.core.plan import StepCosts
+from engine.core.scheduler import Scheduler
+from engine.core.speculation.speculation import make_speculation
+from engine.core.step_plan import Limits
+
+
+class SchedulableModel(Protocol):
+    """What a scheduler needs to know of a model and its cache."""
+
+    @property
+    def layout(self) -> KVLayout: ...
+    @property
+    def num_blocks(self) -> int: ...
+    @property
+    def num_host_blocks(self) -> int: ...
+    @property
+    def max_model_len(self) -> int: ...
+    @property
+    def eos_token_ids(self) -> Set[int]: ...
+    @property
+    def step_costs(self) -> StepCosts: ...
+
+
+def speculation_of(config: Config) -> SpeculationConfig:
+    """What this node drafts: a prefill node only what a decode node cannot look up by itself."""
+    speculation = config.speculation
+    if config.role is Role.PREFILL and speculation.speculative_method != "mtp":
+        return replace(speculation, speculative_method="none")
+    return speculation
+
+
+def swap_space_of(config: Config) -> int:
+    """Host memory for swapped blocks, in bytes; a prefill node preempts nobody."""
+    is_used = config.role is not Role.PREFILL and config.scheduling.preemption_mode == "swap"
+    return config.scheduling.swap_space if is_used else 0
+
+
+def make_scheduler(config: Config, model: SchedulableModel) -> Scheduler:
+    """The scheduler of a node with this configuration and model."""
+    engine, speculation = config.engine, speculation_of(config)
+    return Scheduler(
+        limits=Limits(
+            max_num_seqs=engine.max_num_seqs,
+            max_num_batched_tokens=engine.max_num_batched_tokens,
+            block_size=engine.block_size,
+            max_model_len=model.max_model_len,
+            num_speculative_tokens=num_speculative_tokens(
+                speculation.speculative_method, speculation.num_speculative_tokens
+            ),
+            chunk_granularity=config.scheduling.chunk_granularity,
+        ),
+        num_blocks=model.num_blocks,
+        fingerprint=model.layout.fingerprint,
+        eos_token_ids=model.eos_token_ids,
+        enable_prefix_caching=engine.enable_prefix_caching,
+        config=config.scheduling,
+        speculation=make_speculation(speculation, model.step_costs),
+        num_host_blocks=model.num_host_blocks,
+    )

@@ -1,0 +1,38 @@
+"""From `--speculative-model`, or nothing, to the file with the layer that drafts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from common.config import SpeculationConfig
+from common.errors import CheckpointError
+from engine.runner.checkpoint import Checkpoint, TensorFiles
+from engine.runner.model_spec import read_decoder_spec
+from engine.runner.mtp.mtp_weights import TARGET_IDENTITY
+
+_SHIPPED = Path(__file__).with_name("demo_mtp.safetensors")
+"""An MTP layer that was distilled for the demo model; `tools/train_mtp.py` makes it."""
+
+
+def resolve_speculation(speculation: SpeculationConfig, folder: Path) -> SpeculationConfig:
+    """With the method mtp, `speculation` with an absolute path to the layer's file.
+
+    The path stays empty when the checkpoint in `folder` has to carry the layer itself: when none is
+    named, and the one that comes with pdserve was not made for exactly these weights. Raises
+    `CheckpointError` when a named file is not there or `folder` cannot be read.
+    """
+    if speculation.speculative_method != "mtp":
+        return speculation
+    if speculation.speculative_model:
+        path = Path(speculation.speculative_model).expanduser().absolute()
+        if not path.is_file():
+            raise CheckpointError(f"speculative_model {path}: no such file: wanted safetensors")
+        return replace(speculation, speculative_model=str(path))
+    if _shipped_target() == Checkpoint(folder, read_decoder_spec(folder)).identity():
+        return replace(speculation, speculative_model=str(_SHIPPED))
+    return speculation
+
+
+def _shipped_target() -> str | None:
+    return TensorFiles({_SHIPPED: ()}).metadata.get(TARGET_IDENTITY)

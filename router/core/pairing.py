@@ -1,0 +1,40 @@
+"""Which prefill nodes can hand nothing off, and why, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from common.nodes import NodeRecord, Role
+
+MAX_WARNINGS = 8
+
+
+def unpaired_prefill_nodes(records: Sequence[NodeRecord]) -> list[str]:
+    """A sentence for each prefill node whose KV layout no decode node has; at most `MAX_WARNINGS`.
+
+    Both sides' values are named. Without a decode node there is nothing to compare.
+    """
+    decoders = [record for record in records if record.role is Role.DECODE]
+    layouts = {record.fingerprint for record in decoders}
+    if not decoders:
+        return []
+    return [
+        f"{record.incarnation.node_id} can hand nothing off: its KV cache "
+        f"({described(record)}) is not that of {_those_of(decoders)}"
+        for record in records
+        if record.role is Role.PREFILL and record.fingerprint not in layouts
+    ][:MAX_WARNINGS]
+
+
+def described(record: NodeRecord) -> str:
+    """A node's KV cache for people."""
+    return record.kv_description or f"fingerprint {record.fingerprint}"
+
+
+def _those_of(decoders: Sequence[NodeRecord]) -> str:
+    """One decode node for each layout there is."""
+    by_layout = {record.fingerprint: record for record in reversed(decoders)}
+    return ", ".join(
+        f"{record.incarnation.node_id} ({described(record)})"
+        for record in list(by_layout.values())[::-1][:MAX_WARNINGS]
+    )

@@ -1,0 +1,160 @@
+"""Real models on pools too small for what they serve: one node, or a prefill and a decode node.
+
+Schedulers and runners are the real ones, driven in this process as the step loop drives them. A
+handoff copies the blocks from pool to pool.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Items
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+
+from common.config import EngineConfig, ModelConfig, SchedulingConfig, SpeculationConfig
+from common.request import GenerationRequest
+from common.token_budget import num_speculative_tokens
+from engine.core.scheduler import Scheduler
+from engine.core.sequence import Sequence
+from engine.core.speculation.speculation import make_speculation
+from engine.core.status import SequenceStatus
+from engine.core.step_plan import Limits
+from engine.runner.load import load_model_runner
+from engine.runner.model_runner import ModelRunner
+from pdserve.checkpoints.speculative_model import resolve_speculation
+from tests.unit.engine_core.build import check_books, check_idle
+
+BLOCK_SIZE = 16
+_MOST_STEPS = 2000
+
+
+def load_runner(folder: Path, num_drafts: int) -> ModelRunner:
+    """A runner with the demo model's mtp layer; it serves the other methods as well."""
+    speculation = resolve_speculation(
+        SpeculationConfig(speculative_method="mtp", num_speculative_tokens=num_drafts), folder
+    )
+    runner = load_model_runner(
+        ModelConfig(model=str(folder), max_model_len=512),
+        EngineConfig(block_size=BLOCK_SIZE, kv_cache_memory=64 << 20),
+        speculation=speculation,
+        swap_space=32 << 20,
+        max_chunk_tokens=512,
+    )
+    runner.warm_up()
+    return runner
+
+
+class Node:
+    """One engine: a scheduler with a pool of `num_blocks` on a runner that has more."""
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        *,
+        num_blocks: int,
+        config: SchedulingConfig,
+        speculation: SpeculationConfig,
+        num_seats: int = 4,
+        budget: int = 64,
+    ) -> None:
+        # What an earlier run left in the pool must not help this one.
+        runner.kv_bytes[...] = 0
+        runner.stage_in(range(runner.num_blocks))
+        self.runner = runner
+        most = num_speculative_tokens(
+            speculation.speculative_method, speculation.num_speculative_tokens
+        )
+        self.scheduler = Scheduler(
+            limits=Limits(
+                max_num_seqs=num_seats,
+                max_num_batched_tokens=budget,
+                block_size=BLOCK_SIZE,
+                max_model_len=(num_blocks - 1) * BLOCK_SIZE,
+                num_speculative_tokens=most,
+            ),
+            num_blocks=num_blocks,
+            fingerprint=runner.layout.fingerprint,
+            eos_token_ids=runner.eos_token_ids,
+            config=config,
+            speculation=make_speculation(speculation, runner.step_costs),
+            num_host_blocks=min(num_blocks, runner.num_host_blocks),
+        )
+        self.outputs: dict[int, list[int]] = {}
+        self._ids = count(1)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether somebody runs, waits or holds blocks."""
+        scheduler = self.scheduler
+        return bool(
+            scheduler.running or scheduler.waiting or scheduler.receiving or scheduler.exporting
+        )
+
+    def add(self, request: GenerationRequest, **kind: bool) -> Sequence:
+        """Queue a request."""
+        sequence = Sequence(next(self._ids), request, **kind)
+        self.outputs[sequence.sequence_id] = []
+        self.scheduler.add(sequence)
+        return sequence
+
+    def step(self) -> None:
+        """One step, its books checked before and after."""
+        step = self.scheduler.plan()
+        check_books(self.scheduler)
+        assert not step.starved
+        for copy in step.swap_outs:
+            self.runner.swap_out(copy.block_ids, copy.host_block_ids)
+        for copy in step.swap_ins:
+            self.runner.swap_in(copy.host_block_ids, copy.block_ids)
+        outputs = self.scheduler.apply(step, self.runner.execute(step.batch))
+        check_books(self.scheduler)
+        for output in outputs:
+            self.outputs[output.sequence.sequence_id] += [t.token_id for t in output.tokens]
+
+
+def answer_together(node: Node, requests: Items[GenerationRequest]) -> list[list[int]]:
+    """All at once on one node, to the end."""
+    sequences = [node.add(request) for request in requests]
+    for _ in range(_MOST_STEPS):
+        if not node.is_busy:
+            check_idle(node.scheduler)
+            return [node.outputs[s.sequence_id] for s in sequences]
+        node.step()
+    raise AssertionError("the node stalls")
+
+
+def answer_with_handoff(
+    prefill: Node, decode: Node, requests: Items[GenerationRequest]
+) -> list[list[int]]:
+    """Prompts on one node, everything behind the first token on the other."""
+    pairs = []
+    for request in requests:
+        first = replace(request, sampling=replace(request.sampling, max_tokens=1))
+        pairs.append(
+            (prefill.add(first, is_exported=True), decode.add(request, has_remote_kv=True))
+        )
+    for _ in range(_MOST_STEPS):
+        if not (prefill.is_busy or decode.is_busy):
+            check_idle(prefill.scheduler)
+            check_idle(decode.scheduler)
+            return [decode.outputs[target.sequence_id] for _, target in pairs]
+        prefill.step()
+        for source, target in pairs:
+            is_ready = source.status is SequenceStatus.EXPORTING
+            if is_ready and target.status is SequenceStatus.WAITING_FOR_KV:
+                _hand_off(prefill, decode, source, target)
+        decode.step()
+    raise AssertionError("the nodes stall")
+
+
+def _hand_off(prefill: Node, decode: Node, source: Sequence, target: Sequence) -> None:
+    first = target.num_cached_tokens // BLOCK_SIZE
+    theirs = source.block_table[first:]
+    ours = target.block_table[first : len(source.block_table)]
+    prefill.runner.stage_out(theirs)
+    decode.runner.kv_bytes[:, :, ours] = prefill.runner.kv_bytes[:, :, theirs]
+    decode.runner.stage_in(ours)
+    (token_id,) = source.output_token_ids
+    output = decode.scheduler.land(target, token_id, tuple(source.draft_token_ids))
+    decode.outputs[target.sequence_id] += [token.token_id for token in output.tokens]
+    prefill.scheduler.release(source)

@@ -1,0 +1,162 @@
+"""The demo model answers alike however it is scheduled: every policy × order × mode × method.
+
+Pools hold about half of what is asked for, so sequences are preempted all the time. Everyday runs
+take a part in which every pair of choices occurs; `--every-combination` takes all.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+from tokenizers import Tokenizer
+
+from common.config import SchedulingConfig, SpeculationConfig
+from common.ids import AttemptId
+from common.request import GenerationRequest, SamplingParams
+from engine.runner.model_runner import ModelRunner
+from pdserve.checkpoints.demo_model import demo_model_folder
+from tests.equality.pressure import Node, answer_together, answer_with_handoff, load_runner
+
+NUM_DRAFTS = 3
+NUM_OUTPUT = 20
+RESERVATIONS = ("none", "fixed_blocks", "token_ratio", "global_ratio")
+ORDERS = ("last_in_first_out", "shortest_output", "priority")
+MODES = ("recompute", "swap")
+METHODS = ("none", "ngram", "suffix", "mtp")
+Combination = tuple[str, str, str, str]
+EVERY = list(product(RESERVATIONS, ORDERS, MODES, METHODS))
+PROMPTS = (
+    "one two three four one two three four one two three four one two three",
+    "The river was cold and the boat was old. The river was cold and the",
+    "def add(a, b):\n    return a + b\n\ndef sub(a, b):\n    return a - b\n\ndef mul(a, b):\n",
+    "Red, green, blue, red, green, blue, red, green, blue, red,",
+)
+
+
+def covering_pairs(rows: list[Combination]) -> list[Combination]:
+    """A part of `rows` in which every pair of values of two columns occurs; greedy, in order."""
+    missing = {pair for row in rows for pair in _pairs(row)}
+    chosen = []
+    while missing:
+        best = max(rows, key=lambda row: len(missing & _pairs(row)))
+        missing -= _pairs(best)
+        chosen.append(best)
+    return chosen
+
+
+def _pairs(row: Combination) -> set[tuple[tuple[int, str], tuple[int, str]]]:
+    columns = list(enumerate(row))
+    return {(a, b) for i, a in enumerate(columns) for b in columns[i + 1 :]}
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "combination" in metafunc.fixturenames:
+        is_all = metafunc.config.getoption("--every-combination")
+        metafunc.parametrize(
+            "combination", EVERY if is_all else covering_pairs(EVERY), ids="-".join
+        )
+
+
+@pytest.fixture(scope="module")
+def runners() -> tuple[ModelRunner, ModelRunner]:
+    folder = demo_model_folder()
+    return load_runner(folder, NUM_DRAFTS), load_runner(folder, NUM_DRAFTS)
+
+
+@pytest.fixture(scope="module")
+def requests() -> list[GenerationRequest]:
+    """Greedy and sampled, with and without penalties; priorities differ."""
+    tokenizer = Tokenizer.from_file(str(demo_model_folder() / "tokenizer.json"))
+    ways = (
+        SamplingParams(max_tokens=NUM_OUTPUT, temperature=0.0, ignore_eos=True),
+        SamplingParams(max_tokens=NUM_OUTPUT, temperature=0.7, seed=3, ignore_eos=True),
+        SamplingParams(max_tokens=NUM_OUTPUT, temperature=0.0, ignore_eos=True, logprobs=2),
+        SamplingParams(
+            max_tokens=NUM_OUTPUT, temperature=0.5, seed=9, ignore_eos=True,
+            repetition_penalty=1.05, frequency_penalty=0.1,
+        ),
+    )  # fmt: skip
+    return [
+        GenerationRequest(
+            id=AttemptId(f"r{i}", 1),
+            prompt_token_ids=tuple(tokenizer.encode(text).ids),
+            sampling=sampling,
+            deadline_s=60.0,
+            priority=i % 2,
+        )
+        for i, (text, sampling) in enumerate(zip(PROMPTS, ways, strict=True))
+    ]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(
+    runners: tuple[ModelRunner, ModelRunner], requests: list[GenerationRequest]
+) -> list[list[int]]:
+    """One request at a time, in a pool with room, without speculation."""
+    answers = []
+    for request in requests:
+        node = Node(
+            runners[0],
+            num_blocks=30,
+            budget=512,
+            config=SchedulingConfig(),
+            speculation=SpeculationConfig(),
+        )
+        answers += answer_together(node, [request])
+        assert node.scheduler.statistics().num_preemptions == 0
+    return answers
+
+
+def pressed(combination: Combination) -> tuple[SchedulingConfig, SpeculationConfig]:
+    """Little is kept back, so that the pool runs out whatever the policy is."""
+    reservation, order, mode, method = combination
+    config = SchedulingConfig(
+        reservation_policy=reservation,
+        preemption_policy=order,
+        preemption_mode=mode,
+        init_new_token_ratio=0.02,
+        min_new_token_ratio=0.01,
+        reserve_output_block_num_for_decode_when_schedule_new_prefill=0,
+        retract_extra_tokens=0,
+        retract_decode_steps=1,
+        min_progress_tokens=2,
+    )
+    drafts = 0 if method == "none" else NUM_DRAFTS
+    return config, SpeculationConfig(speculative_method=method, num_speculative_tokens=drafts)
+
+
+def check_pressure(node: Node, combination: Combination) -> None:
+    """The run was what it is meant to be: preempted, swapped, speculated."""
+    statistics = node.scheduler.statistics()
+    assert statistics.num_preemptions > 0, "the pool was large enough: nothing was shown"
+    assert (statistics.num_swapped_out > 0) == (combination[2] == "swap")
+    assert (statistics.num_drafted > 0) == (combination[3] != "none")
+
+
+def test_one_node(
+    combination: Combination,
+    runners: tuple[ModelRunner, ModelRunner],
+    requests: list[GenerationRequest],
+    undisturbed: list[list[int]],
+) -> None:
+    config, speculation = pressed(combination)
+    node = Node(runners[0], num_blocks=7, config=config, speculation=speculation)
+    assert answer_together(node, requests) == undisturbed
+    check_pressure(node, combination)
+
+
+def test_prefill_to_decode(
+    combination: Combination,
+    runners: tuple[ModelRunner, ModelRunner],
+    requests: list[GenerationRequest],
+    undisturbed: list[list[int]],
+) -> None:
+    config, speculation = pressed(combination)
+    prefill = Node(
+        runners[0], num_blocks=12, config=SchedulingConfig(reservation_policy="none"),
+        speculation=speculation,
+    )  # fmt: skip
+    decode = Node(runners[1], num_blocks=7, config=config, speculation=speculation)
+    assert answer_with_handoff(prefill, decode, requests) == undisturbed
+    check_pressure(decode, combination)

@@ -1,0 +1,134 @@
+"""A cluster that drafts, as people see it: usage, metrics of nodes, status, a pair that is none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from common.nodes import Role
+from pdserve.cluster_view import fetch_cluster
+from pdserve.status_table import status_table
+from tests.cluster.api import Api, Fields
+from tests.cluster.cluster import Cluster, ClusterSpec, NodeSpec, running
+from tests.cluster.tiny_model import prompt_tokens
+from tests.cluster.waiting import wait_until
+from tests.redis_server import RedisServer
+
+pytestmark = pytest.mark.timeout(300)
+
+REQUESTS: list[Fields] = [
+    {"prompt": prompt_tokens(30, salt=71) * 2, "max_tokens": 60, "temperature": t, "seed": 5}
+    for t in (0, 0.7)
+]
+
+
+@pytest.fixture(scope="module")
+def cluster(
+    cluster_redis: RedisServer, cluster_folder: Path, tiny_model: Path
+) -> Iterator[Cluster]:
+    """A decode node that looks drafts up, and a second prefill node that cuts other blocks."""
+    spec = ClusterSpec(
+        name="outside",
+        model=tiny_model,
+        nodes=(
+            NodeSpec("prefill-1", Role.PREFILL),
+            NodeSpec("prefill-odd", Role.PREFILL, ("--block-size", "32")),
+            NodeSpec(
+                "decode-1",
+                Role.DECODE,
+                ("--local-prefill-threshold", "0", "--speculative-method", "ngram"),
+            ),
+        ),
+        flags=("--block-size", "16", "--num-threads", "1", "--kv-cache-memory", "16MiB"),
+    )
+    with running([spec], cluster_redis, cluster_folder) as (cluster,):
+        yield cluster
+
+
+@pytest.fixture
+def api(cluster: Cluster) -> Iterator[Api]:
+    with Api(cluster.url, "tiny") as api:
+        yield api
+    cluster.check_settled()
+
+
+def metrics_of(cluster: Cluster, node_id: str) -> dict[tuple[str, ...], float]:
+    """Samples by name and label values, from where the node's record says."""
+    nodes = httpx.get(f"{cluster.url}/v1/cluster").json()["nodes"]
+    (address,) = [n["metrics_address"] for n in nodes if n["node_id"] == node_id]
+    text = httpx.get(f"http://{address}/metrics").text
+    return {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+@pytest.mark.parametrize("fields", REQUESTS)
+def test_drafts_change_no_answer_and_are_in_the_usage(
+    cluster: Cluster, api: Api, tiny_api: Api, fields: Fields
+) -> None:
+    answer = api.complete(logprobs=0, ignore_eos=True, **fields)
+    plain = tiny_api.complete(logprobs=0, ignore_eos=True, **fields)
+    assert answer == plain
+    with api.stream(
+        ignore_eos=True, logprobs=0, stream_options={"include_usage": True}, **fields
+    ) as stream:
+        streamed = stream.read_rest()
+    assert streamed == plain
+    details = answer.usage["completion_tokens_details"]
+    assert plain.usage["completion_tokens_details"] == dict.fromkeys(details, 0)
+    if fields["temperature"] == 0:
+        # The tiny model soon repeats itself.
+        assert details["accepted_prediction_tokens"] > 0
+        assert streamed.usage["completion_tokens_details"]["accepted_prediction_tokens"] > 0
+
+
+def test_what_the_nodes_counted_is_what_the_router_was_told(cluster: Cluster, api: Api) -> None:
+    before = metrics_of(cluster, "decode-1")
+    usage = api.complete(ignore_eos=True, **REQUESTS[0]).usage["completion_tokens_details"]
+    cluster.check_settled()
+    after = metrics_of(cluster, "decode-1")
+
+    def grown(*sample: str) -> float:
+        return after[sample] - before[sample]
+
+    assert grown("pdserve_accepted_tokens_total", "ngram") == usage["accepted_prediction_tokens"]
+    assert grown("pdserve_draft_tokens_total", "ngram") == sum(usage.values())
+    assert grown("pdserve_step_tokens_total", "draft") == sum(usage.values())
+    assert 59 - grown("pdserve_step_tokens_total", "decode") == usage["accepted_prediction_tokens"]
+    prefill = metrics_of(cluster, "prefill-1")
+    assert prefill["pdserve_step_tokens_total", "chunk"] >= 60
+    assert prefill["pdserve_step_tokens_total", "decode"] == 0
+    router = httpx.get(f"{cluster.url}/metrics").text
+    assert "pdserve_accepted_prediction_tokens_total" in router
+
+
+def test_status_shows_drafts_and_addresses(cluster: Cluster, api: Api) -> None:
+    api.complete(ignore_eos=True, **REQUESTS[0])
+    counted = cluster.status("decode-1")
+
+    def row() -> list[str]:
+        table = status_table(fetch_cluster(cluster.url)).splitlines()
+        return [line for line in table if line.startswith("decode-1")][1].split()
+
+    share = f"{counted.num_accepted} of {counted.num_drafted}"
+    # A heartbeat carries it there.
+    wait_until(lambda: share in " ".join(row()), "the status is up to date", timeout_s=10.0)
+    assert row()[4] == "ngram"
+
+
+def test_a_prefill_node_that_fits_no_decode_node_is_named(cluster: Cluster) -> None:
+    # S57: both sides' values, where people look; prefill-1 pairs with ngram on decode-1.
+    reply = httpx.get(f"{cluster.url}/ready")
+    assert reply.status_code == 200
+    (warning,) = reply.json()["warnings"]
+    assert warning.startswith("prefill-odd can hand nothing off")
+    assert "blocks of 32, float32" in warning
+    assert "decode-1 (" in warning
+    assert "blocks of 16, float32" in warning
+    assert "Warning: prefill-odd" in status_table(fetch_cluster(cluster.url))

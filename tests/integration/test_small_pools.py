@@ -1,0 +1,71 @@
+"""Nodes whose pool is far too small for what they are asked: slower, and the same answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from common.nodes import Role
+from tests.cluster.api import Api, Fields
+from tests.cluster.cluster import Cluster, ClusterSpec, NodeSpec, running
+from tests.cluster.tiny_model import prompt_tokens
+from tests.redis_server import RedisServer
+
+pytestmark = pytest.mark.timeout(300)
+
+# 128 blocks of 16 tokens; what is asked grows to more than twice as many tokens.
+SMALL = ("--kv-cache-memory", "1MiB", "--reservation-policy", "none")
+REQUESTS: list[Fields] = [
+    {
+        "prompt": prompt_tokens(40 + 3 * i, salt=81),
+        "max_tokens": 450,
+        "temperature": 0.8 * (i % 2),
+        "seed": i,
+        "priority": i % 3,
+        "ignore_eos": True,
+        "logprobs": 0,
+    }
+    for i in range(10)
+]
+
+
+@pytest.fixture(scope="module")
+def clusters(
+    cluster_redis: RedisServer, cluster_folder: Path, tiny_model: Path
+) -> Iterator[dict[str, Cluster]]:
+    """A handoff that swaps and looks drafts up, and a mixed node that recomputes."""
+    flags = ("--block-size", "16", "--num-threads", "1")
+    swap = ("--preemption-mode", "swap", "--swap-space", "1MiB", "--speculative-method", "ngram")
+    recompute = ("--enable-priority-scheduling", "--preemption-policy", "shortest_output")
+    specs = [
+        ClusterSpec(
+            name="swap",
+            model=tiny_model,
+            nodes=(
+                NodeSpec("prefill-1", Role.PREFILL, ("--kv-cache-memory", "16MiB")),
+                NodeSpec("decode-1", Role.DECODE, (*SMALL, *swap)),
+            ),
+            flags=flags,
+        ),
+        ClusterSpec(
+            name="recompute",
+            model=tiny_model,
+            nodes=(NodeSpec("mixed-1", Role.MIXED, (*SMALL, *recompute)),),
+            flags=flags,
+        ),
+    ]
+    with running(specs, cluster_redis, cluster_folder) as both:
+        yield {cluster.spec.name: cluster for cluster in both}
+
+
+@pytest.mark.parametrize(("name", "node"), [("swap", "decode-1"), ("recompute", "mixed-1")])
+def test_a_pool_too_small_answers_the_same(
+    clusters: dict[str, Cluster], tiny_api: Api, name: str, node: str
+) -> None:
+    cluster = clusters[name]
+    with Api(cluster.url, "tiny") as api:
+        assert api.complete_all(REQUESTS) == tiny_api.complete_all(REQUESTS)
+    cluster.check_settled()
+    assert cluster.status(node).num_preemptions > 0

@@ -1,0 +1,198 @@
+"""Preemption, priority and full pools on a decode node: nobody fails, nobody is kept waiting."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from common.config import SchedulingConfig
+from common.errors import Overloaded
+from engine.core.sequence import Sequence
+from engine.core.status import SequenceStatus
+from engine.core.waiting_queue import WaitingQueue
+from node.messages import Refused
+from tests.simulation.scripted_router import Asked
+from tests.simulation.world import DECODE, NodeSize, ReplyToRouter, World, assert_finished
+
+MANY = NodeSize(num_blocks=60, seats=8)
+METHODS = ["none", "mtp"]
+
+
+def scheduling(**knobs: Any) -> SchedulingConfig:
+    """Without reservation, so that blocks run out."""
+    return SchedulingConfig(**{"reservation_policy": "none", "retract_decode_steps": 0, **knobs})
+
+
+def status(world: World, asked: Asked) -> SequenceStatus | None:
+    held = world.d.flow.book.get(asked.request.id)
+    return None if held is None else held.sequence.status
+
+
+def ask(world: World, length: int = 9, **given: Any) -> Asked:
+    return world.ask(length, **{"max_tokens": 16, "ignore_eos": True, "may_wait": True, **given})
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("mode", ["recompute", "swap"])
+@pytest.mark.parametrize("policy", ["last_in_first_out", "shortest_output", "priority"])
+@pytest.mark.parametrize("requeue", ["arrival", "tail"])
+def test_a_pool_too_small_changes_no_answer(
+    method: str, mode: str, policy: str, requeue: str
+) -> None:
+    # S39
+    knobs = scheduling(preemption_policy=policy, preemption_mode=mode, requeue=requeue)
+    decode = NodeSize(
+        num_blocks=12, method=method, num_host_blocks=30, scheduling=knobs, caching=False
+    )
+    prefill = NodeSize(num_blocks=60, seats=8, method=method)
+    world = World(prefill=prefill, decode=decode)
+    asked = [ask(world, 5 + i, seed=i, priority=i % 3) for i in range(5)]
+    assert_finished(world, *asked)
+    statistics = world.d.scheduler.statistics()
+    assert statistics.preemptions["blocks"] > 0
+    assert (statistics.num_swapped_out > 0) is (mode == "swap")
+    if mode == "recompute":
+        assert statistics.num_recomputed_tokens > 0
+    assert world.d.flow.load.num_preemptions == statistics.num_preemptions
+
+
+def test_a_more_important_request_takes_the_seat_of_a_decoding_one() -> None:
+    knobs = scheduling(enable_priority_scheduling=True)
+    world = World(prefill=MANY, decode=NodeSize(seats=2, scheduling=knobs))
+    low = [ask(world, seed=i, max_tokens=40, priority=-5) for i in range(2)]
+    world.step_until(lambda: all(len(a.tokens) > 4 for a in low))
+    high = ask(world, seed=9, max_tokens=4, priority=5)
+    world.step_until(lambda: high.is_done)
+    assert high.outcomes == ["finished"]
+    assert not any(a.is_done for a in low)
+    assert world.d.scheduler.statistics().preemptions["priority"] == 1
+    assert_finished(world, high, *low)
+
+
+def test_without_priority_scheduling_a_priority_changes_nothing() -> None:
+    world = World(prefill=MANY, decode=NodeSize(seats=2, scheduling=scheduling()))
+    low = [ask(world, seed=i, priority=-5) for i in range(2)]
+    world.step_until(lambda: all(len(a.tokens) > 4 for a in low))
+    high = ask(world, seed=9, max_tokens=4, priority=5)
+    world.step_until(lambda: any(a.is_done for a in low))
+    assert not high.tokens
+    assert world.d.scheduler.statistics().num_preemptions == 0
+    assert_finished(world, high, *low)
+
+
+def test_transfers_land_while_a_preempted_sequence_waits() -> None:
+    # S44, F48
+    world = World(prefill=MANY, decode=NodeSize(num_blocks=14, scheduling=scheduling()))
+    early = [ask(world, seed=i, max_tokens=24) for i in range(2)]
+    world.step_until(lambda: all(a.has_started for a in early))
+    late = ask(world, seed=7, max_tokens=3)
+    world.step_until(lambda: 0 in late.tokens, frames=False)
+    assert status(world, late) is SequenceStatus.WAITING_FOR_KV
+    world.step_until(
+        lambda: any(status(world, a) is SequenceStatus.PREEMPTED for a in early), frames=False
+    )
+    world.network.deliver_all()
+    world.d.turn()
+    assert status(world, late) is SequenceStatus.RUNNING_DECODE
+    assert any(status(world, a) is SequenceStatus.PREEMPTED for a in early)
+    assert_finished(world, late, *early)
+
+
+def test_a_full_node_refuses_at_once_and_says_what_is_free() -> None:
+    # S49: one turn, one answer; an idle node never refuses what fits its pool.
+    world = World(prefill=MANY, decode=NodeSize(seats=1, num_blocks=24))
+    first = ask(world, 80, max_tokens=8, may_wait=False)
+    world.step_until(lambda: first.has_started)
+    second = ask(world, 9, seed=1, may_wait=False)
+    world.messages_arrive()
+    world.d.turn()
+    (reply,) = [r for r in world.to_router if isinstance(r, ReplyToRouter) and r.node == DECODE]
+    assert isinstance(reply.answer, Refused)
+    assert isinstance(reply.answer.error, Overloaded)
+    assert reply.answer.free_seats == 0
+    assert reply.answer.free_blocks == world.d.scheduler.pool.num_available
+    world.settle()
+    assert second.outcomes == ["refused: overloaded"]
+    assert first.outcomes == ["finished"]
+    world.check_closed()
+
+
+def test_the_last_one_that_cannot_grow_ends_typed_and_the_node_goes_on() -> None:
+    # S34: 4 blocks of 4 hold 16 tokens. Nobody has to ask anything for the next one to be seated.
+    size = NodeSize(num_blocks=4, seats=1, max_model_len=64, scheduling=scheduling())
+    world = World(threshold=None, decode=size)
+    long = ask(world, 9, max_tokens=30)
+    short = ask(world, 5, seed=1, max_tokens=3)
+    world.messages_arrive()
+    while world.turn(world.d):
+        pass
+    assert not world.d.scheduler.waiting
+    world.settle()
+    assert long.outcomes == ["failed: pool_exhausted"]
+    assert len(long.answer()) == 16 - 9 + 1
+    assert short.outcomes == ["finished"]
+    world.check_closed()
+
+
+@pytest.mark.parametrize(("length", "is_taken"), [(15, True), (16, False), (30, False)])
+def test_a_prompt_that_no_pool_state_can_seat_is_refused_at_arrival(
+    length: int, is_taken: bool
+) -> None:
+    # S25: 4 blocks of 4 hold 16 tokens, and the first token needs a slot behind the prompt.
+    world = World(threshold=None, decode=NodeSize(num_blocks=4, max_model_len=64))
+    asked = ask(world, length, max_tokens=1)
+    world.settle()
+    assert asked.outcomes == ["finished" if is_taken else "refused: invalid_request"]
+    if not is_taken:
+        assert f"the prompt has {length} tokens" in str(asked.error)
+        assert "this node has 4" in str(asked.error)
+    world.check_closed()
+
+
+def test_a_node_that_comes_to_rest_leaves_the_last_numbers() -> None:
+    # No time passes on this clock: what is shown is never the state before the last step.
+    world = World(prefill=MANY, decode=MANY)
+    asked = [ask(world, seed=i) for i in range(3)]
+    assert_finished(world, *asked)
+    for node in (world.p, world.d):
+        shown = node.flow.statistics
+        assert shown.scheduler == node.scheduler.statistics()
+        assert (shown.scheduler.num_running, shown.num_transfers) == (0, 0)
+        assert shown.scheduler.num_steps == node.num_steps > 0
+
+
+def test_the_load_is_known_without_a_look_at_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Ten thousand who wait must not cost more than a hundred.
+    world = World(threshold=None, decode=NodeSize(seats=1))
+    for i in range(20):
+        ask(world, 5 + i, name=f"r{i}")
+    world.messages_arrive()
+    world.d.turn()
+
+    def look(queue: WaitingQueue) -> Iterator[Sequence]:
+        raise AssertionError("somebody looks at everyone who waits")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(WaitingQueue, "__iter__", look)
+        load = world.d.flow._current_load()
+    # The first one has its first token: one is left to compute. It takes the only seat.
+    assert (load.num_running, load.num_waiting, load.free_seats) == (1, 19, 0)
+    assert load.queued_tokens == 1 + sum(range(6, 25))
+    world.settle()
+    assert world.d.flow.load.queued_tokens == 0
+    world.check_closed()
+
+
+def test_a_prefill_node_keeps_nothing_back_for_outputs() -> None:
+    # Its sequences leave after token 0: three prompts of 3 blocks fit 9 blocks, all at once.
+    roomy = NodeSize(num_blocks=600, seats=8)
+    world = World(prefill=NodeSize(num_blocks=9, seats=3), decode=roomy)
+    asked = [world.ask(11, seed=i, max_tokens=200, ignore_eos=True) for i in range(3)]
+    world.step_until(lambda: world.p.num_steps == 1, frames=False)
+    assert len(world.p.runner.batches[0]) == 3
+    for one in asked:
+        world.router.abort(one)
+    world.settle()
+    world.check_closed()

@@ -1,0 +1,33 @@
+"""`bench.scheduler` measures what it says: nobody is seated, ends or is preempted meanwhile."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.scheduler import NUM_RUNNING, BusyNode, Case
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("free", 30),
+        Case("full", 30, max_num_seqs=NUM_RUNNING),
+        Case("drafts", 30, method="ngram"),
+    ],
+    ids=lambda case: case.name,
+)
+def test_every_step_decodes_all_and_seats_nobody(case: Case) -> None:
+    node = BusyNode(case)
+    for _ in range(5):
+        planned_s, applied_s = node.step()
+        assert planned_s > 0
+        assert applied_s > 0
+    node.check()
+    assert node.scheduler.statistics().last_step_tokens >= NUM_RUNNING
+
+
+def test_a_case_that_is_not_what_it_says_is_not_reported() -> None:
+    node = BusyNode(Case("free", 30))
+    node.scheduler.finish(node.scheduler.running[0])
+    with pytest.raises(AssertionError, match="ended"):
+        node.check()

@@ -1,0 +1,250 @@
+"""Bad values of scheduling and speculation: each is named with its limit, and all at once."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from common.config import Config, EngineConfig, ModelConfig, SchedulingConfig, SpeculationConfig
+from common.nodes import Role
+
+NODES = [Role.PREFILL, Role.DECODE, Role.MIXED]
+
+
+@pytest.mark.parametrize("role", list(Role))
+def test_the_defaults_are_legal(role: Role) -> None:
+    assert Config(role=role, model=ModelConfig(model="m")).problems() == []
+
+
+@pytest.mark.parametrize("method", ["none", "ngram", "suffix", "mtp"])
+def test_every_method_is_legal_with_a_small_budget(method: str) -> None:
+    config = Config(
+        role=Role.MIXED,
+        model=ModelConfig(model="m"),
+        engine=EngineConfig(max_num_batched_tokens=512),
+        speculation=SpeculationConfig(speculative_method=method),
+    )
+    assert config.problems() == []
+
+
+FIRST = "reserve_output_block_num_for_decode_when_schedule_new_prefill"
+DECAY = "reserve_decay_output_block_num_for_decode_when_schedule_new_prefill"
+LOWEST = "reserve_min_output_block_num_for_decode_when_schedule_new_prefill"
+
+BAD_SCHEDULING: list[tuple[dict[str, Any], str]] = [
+    (
+        {"reservation_policy": "ratio"},
+        "reservation_policy is 'ratio': wanted none, fixed_blocks, token_ratio or global_ratio",
+    ),
+    (
+        {"preemption_policy": "lifo"},
+        "preemption_policy is 'lifo': wanted last_in_first_out, shortest_output or priority",
+    ),
+    ({"preemption_mode": ""}, "preemption_mode is '': wanted recompute or swap"),
+    ({"requeue": "head"}, "requeue is 'head': wanted arrival or tail"),
+    ({"init_new_token_ratio": 1.01}, "init_new_token_ratio is 1.01: wanted 0 to 1"),
+    ({"init_new_token_ratio": math.nan}, "init_new_token_ratio is nan: wanted 0 to 1"),
+    ({"min_new_token_ratio": -0.1}, "min_new_token_ratio is -0.1: wanted 0 to 1"),
+    ({"min_new_token_ratio_factor": 2.0}, "min_new_token_ratio_factor is 2.0: wanted 0 to 1"),
+    ({"new_token_ratio_decay_steps": -1}, "new_token_ratio_decay_steps is -1: wanted 0 or more"),
+    ({"clip_max_new_tokens": 0}, "clip_max_new_tokens is 0: wanted 1 or more"),
+    ({"retract_extra_tokens": -1}, "retract_extra_tokens is -1: wanted 0 or more"),
+    ({"schedule_conservativeness": 0.0}, "schedule_conservativeness is 0.0: wanted above 0"),
+    (
+        {"schedule_conservativeness": math.inf},
+        "schedule_conservativeness is inf: wanted above 0",
+    ),
+    ({FIRST: -1}, f"{FIRST} is -1: wanted 0 or more"),
+    ({DECAY: -0.5}, f"{DECAY} is -0.5: wanted 0 or more"),
+    ({DECAY: math.inf}, f"{DECAY} is inf: wanted 0 or more"),
+    ({LOWEST: -1}, f"{LOWEST} is -1: wanted 0 or more"),
+    ({"swap_space": -1}, "swap_space is -1: wanted 0 or more"),
+    ({"retract_decode_steps": -1}, "retract_decode_steps is -1: wanted 0 or more"),
+    ({"min_progress_tokens": -1}, "min_progress_tokens is -1: wanted 0 or more"),
+    ({"skip_ahead_window": -1}, "skip_ahead_window is -1: wanted 0 or more"),
+    ({"skip_ahead_limit": -1}, "skip_ahead_limit is -1: wanted 0 or more"),
+    ({"chunk_granularity": 0}, "chunk_granularity is 0: wanted a power of two"),
+    ({"chunk_granularity": 48}, "chunk_granularity is 48: wanted a power of two"),
+    (
+        {"init_new_token_ratio": 0.05},
+        "min_new_token_ratio is 0.1: wanted above 0, at most init_new_token_ratio = 0.05, "
+        "with reservation_policy = token_ratio",
+    ),
+    (
+        {"min_new_token_ratio": 0.0},
+        "min_new_token_ratio is 0.0: wanted above 0, at most init_new_token_ratio = 0.7, "
+        "with reservation_policy = token_ratio",
+    ),
+    (
+        {"reservation_policy": "global_ratio", "init_new_token_ratio": 0.0},
+        "init_new_token_ratio is 0.0: wanted above 0",
+    ),
+    (
+        {"reservation_policy": "global_ratio", "min_new_token_ratio_factor": 0.0},
+        "min_new_token_ratio_factor is 0.0: wanted above 0",
+    ),
+    (
+        {"reservation_policy": "fixed_blocks", LOWEST: 17},
+        f"{LOWEST} is 17: wanted at most {FIRST} = 16, with reservation_policy = fixed_blocks",
+    ),
+    (
+        {"preemption_mode": "swap", "swap_space": 0},
+        "swap_space is 0 bytes: wanted room for some KV blocks, such as 256MiB, "
+        "with preemption_mode = swap",
+    ),
+]
+
+
+@pytest.mark.parametrize(("settings", "problem"), BAD_SCHEDULING)
+def test_s55_a_bad_setting_of_scheduling(settings: dict[str, Any], problem: str) -> None:
+    assert SchedulingConfig(**settings).problems() == [problem]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"reservation_policy": "none", "init_new_token_ratio": 0.0},
+        {"reservation_policy": "global_ratio", "min_new_token_ratio": 0.9},
+        {"reservation_policy": "token_ratio", LOWEST: 17},
+        {"reservation_policy": "token_ratio", "init_new_token_ratio": 0.1},
+        {"reservation_policy": "token_ratio", "init_new_token_ratio": 1.0},
+        {"reservation_policy": "fixed_blocks", LOWEST: 16, DECAY: 0.0},
+        {"new_token_ratio_decay_steps": 0, "retract_decode_steps": 0, "retract_extra_tokens": 0},
+        {"skip_ahead_window": 0, "skip_ahead_limit": 0, "min_progress_tokens": 0},
+        {"preemption_mode": "recompute", "swap_space": 0},
+        {"chunk_granularity": 64},
+    ],
+)
+def test_the_edges_are_legal(settings: dict[str, Any]) -> None:
+    config = Config(
+        role=Role.MIXED, model=ModelConfig(model="m"), scheduling=SchedulingConfig(**settings)
+    )
+    assert config.problems() == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        (
+            {"speculative_method": "eagle"},
+            "speculative_method is 'eagle': wanted none, ngram, suffix or mtp",
+        ),
+        (
+            {"speculative_method": "ngram", "num_speculative_tokens": 65},
+            "num_speculative_tokens is 65: wanted 0 to 64",
+        ),
+        ({"num_speculative_tokens": -1}, "num_speculative_tokens is -1: wanted 0 to 64"),
+        (
+            {"speculative_method": "ngram", "speculative_model": "head.safetensors"},
+            "speculative_model is 'head.safetensors', which nobody reads with "
+            "speculative_method = ngram: wanted mtp, or no file",
+        ),
+    ],
+)
+def test_s55_a_bad_setting_of_speculation(settings: dict[str, Any], problem: str) -> None:
+    assert SpeculationConfig(**settings).problems() == [problem]
+
+
+def node(role: Role, cap: int, seats: int, drafts: int = 0, granularity: int = 1) -> list[str]:
+    return Config(
+        role=role,
+        model=ModelConfig(model="m"),
+        engine=EngineConfig(max_num_batched_tokens=cap, max_num_seqs=seats),
+        scheduling=SchedulingConfig(chunk_granularity=granularity),
+        speculation=SpeculationConfig(
+            speculative_method="mtp" if drafts else "none", num_speculative_tokens=drafts
+        ),
+    ).problems()
+
+
+@pytest.mark.parametrize("role", [Role.DECODE, Role.MIXED])
+def test_e08_a_budget_too_small_for_all_seats_names_every_number(role: Role) -> None:
+    assert node(role, 2048, 512, drafts=4) == [
+        "max_num_batched_tokens is 2048: wanted at least 2560 for max_num_seqs = 512 sequences of "
+        "5 tokens (1 and num_speculative_tokens = 4 of speculative_method = mtp), or max_num_seqs "
+        "at most 409"
+    ]
+    # S51: what the text says is enough, and one less is not.
+    assert node(role, 2560, 512, drafts=4) == node(role, 2048, 409, drafts=4) == []
+    assert len(node(role, 2559, 512, drafts=4)) == len(node(role, 2048, 410, drafts=4)) == 1
+
+
+@pytest.mark.parametrize("role", [Role.DECODE, Role.MIXED])
+def test_e06_e07_the_edge_is_legal(role: Role) -> None:
+    assert node(role, 2048, 256, drafts=5) == []
+    assert node(role, 512, 256, drafts=1) == []
+    (problem,) = node(role, 511, 256, drafts=1)
+    assert "wanted at least 512" in problem
+
+
+def test_e12_one_seat_can_always_compute_a_chunk() -> None:
+    assert node(Role.MIXED, 574, 256, drafts=1, granularity=64) == []
+    (problem,) = node(Role.MIXED, 573, 256, drafts=1, granularity=64)
+    assert problem == (
+        "max_num_batched_tokens is 573: wanted at least 574 for all but one of max_num_seqs = 256 "
+        "sequences of 2 tokens (1 and num_speculative_tokens = 1 of speculative_method = mtp), "
+        "and a chunk of chunk_granularity = 64 tokens for the last, or max_num_seqs at most 255"
+    )
+    assert node(Role.MIXED, 573, 255, drafts=1, granularity=64) == []
+    assert len(node(Role.MIXED, 512, 256, drafts=1, granularity=64)) == 1
+    # A decode node computes prompts too, when it resumes a preempted sequence.
+    assert node(Role.DECODE, 573, 256, drafts=1, granularity=64) == [problem]
+
+
+def test_s51_both_budget_rules_are_told() -> None:
+    assert node(Role.MIXED, 60, 2, granularity=64) == [
+        "max_num_batched_tokens is 60: wanted at least 65 for all but one of max_num_seqs = 2 "
+        "sequences of 1 token (speculative_method = none), and a chunk of chunk_granularity = 64 "
+        "tokens for the last"
+    ]
+    both = node(Role.MIXED, 100, 256, drafts=1, granularity=64)
+    assert [text.split()[6] for text in both] == ["512", "574"]
+
+
+def test_a_prefill_node_holds_one_chunk_and_a_router_nothing() -> None:
+    assert node(Role.PREFILL, 64, 256, drafts=8, granularity=64) == []
+    assert node(Role.PREFILL, 63, 256, granularity=64) == [
+        "max_num_batched_tokens is 63: wanted at least chunk_granularity = 64, one chunk"
+    ]
+    assert node(Role.ROUTER, 1, 256, drafts=8, granularity=64) == []
+
+
+@pytest.mark.parametrize("role", NODES)
+def test_a_chunk_is_at_most_a_block(role: Role) -> None:
+    assert node(role, 8192, 8, granularity=128) == [
+        "chunk_granularity is 128: wanted at most block_size = 64"
+    ]
+
+
+def test_b26_the_number_in_the_text_is_the_limit() -> None:
+    assert EngineConfig(max_num_seqs=4096).problems() == []
+    assert EngineConfig(max_num_seqs=4097).problems() == ["max_num_seqs is 4097: wanted 1 to 4096"]
+    assert EngineConfig(max_num_batched_tokens=0).problems() == [
+        "max_num_batched_tokens is 0: wanted 1 or more"
+    ]
+
+
+def test_s51_every_violated_rule_is_listed() -> None:
+    config = Config(
+        role=Role.DECODE,
+        model=ModelConfig(model="m"),
+        engine=EngineConfig(max_num_batched_tokens=8),
+        scheduling=SchedulingConfig(
+            init_new_token_ratio=2.0, clip_max_new_tokens=0, requeue="front", skip_ahead_window=-1
+        ),
+        speculation=SpeculationConfig(speculative_method="medusa", num_speculative_tokens=-1),
+    )
+    assert [problem.split()[0] for problem in config.problems()] == [
+        "init_new_token_ratio",
+        "clip_max_new_tokens",
+        "requeue",
+        "skip_ahead_window",
+        "speculative_method",
+        "num_speculative_tokens",
+    ]
+
+
+def test_s56_there_is_one_default_budget() -> None:
+    assert EngineConfig().max_num_batched_tokens == 8192

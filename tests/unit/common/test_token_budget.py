@@ -1,0 +1,144 @@
+"""Tokens per sequence, the largest step, and the longest sequence that a pool holds."""
+
+from __future__ import annotations
+
+import pytest
+
+from common.errors import ConfigError
+from common.nodes import Role
+from common.scheduling_config import SPECULATIVE_METHODS
+from common.token_budget import (
+    fit_max_model_len,
+    get_max_chunk_tokens,
+    num_speculative_tokens,
+    tokens_per_seq,
+)
+
+
+@pytest.mark.parametrize("configured", [0, 1, 4, 64])
+def test_b05_b06_without_a_method_speculation_is_off(configured: int) -> None:
+    # The drafts that are configured beside it are not read.
+    assert num_speculative_tokens("none", configured) == 0
+    assert tokens_per_seq("none", configured) == 1
+
+
+@pytest.mark.parametrize("method", SPECULATIVE_METHODS[1:])
+def test_s03_with_any_method_drafts_count(method: str) -> None:
+    assert [tokens_per_seq(method, k) for k in (1, 4, 64)] == [2, 5, 65]
+    assert tokens_per_seq(method, 0) > 1
+
+
+def test_the_defaults_of_the_methods() -> None:
+    assert [tokens_per_seq(method, 0) for method in SPECULATIVE_METHODS] == [1, 9, 9, 4]
+
+
+def prefill_budget(cap: int, num_decodes: int, method: str, configured: int) -> int:
+    return cap - num_decodes * tokens_per_seq(method, configured)
+
+
+@pytest.mark.parametrize(
+    ("cap", "num_decodes", "method", "configured", "expected"),
+    [
+        pytest.param(8192, 100, "none", 0, 8092, id="E01"),
+        pytest.param(8192, 100, "none", 1, 8092, id="E02"),
+        pytest.param(8192, 100, "mtp", 1, 7992, id="E03"),
+        pytest.param(8192, 100, "mtp", 4, 7692, id="E04"),
+        pytest.param(8192, 0, "mtp", 4, 8192, id="E05"),
+        pytest.param(2048, 256, "suffix", 5, 512, id="E06"),
+        pytest.param(512, 256, "mtp", 1, 0, id="E07"),
+        pytest.param(2048, 300, "mtp", 5, 248, id="E09"),
+        pytest.param(512, 255, "mtp", 1, 2, id="E12"),
+    ],
+)
+def test_what_decodes_leave(
+    cap: int, num_decodes: int, method: str, configured: int, expected: int
+) -> None:
+    assert prefill_budget(cap, num_decodes, method, configured) == expected
+
+
+def largest_step(role: Role, seats: int, method: str, configured: int, cap: int = 8192) -> int:
+    return get_max_chunk_tokens(
+        role,
+        max_num_seqs=seats,
+        max_num_batched_tokens=cap,
+        tokens_per_seq=tokens_per_seq(method, configured),
+        recomputes_locally=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("seats", "method", "configured", "expected"),
+    [
+        pytest.param(256, "mtp", 1, 512, id="E19"),
+        pytest.param(100, "mtp", 3, 400, id="E20"),
+        pytest.param(256, "none", 1, 256, id="E21"),
+        # B18, B19: the rule is the same for every method, and needs no device to be tested.
+        pytest.param(256, "ngram", 1, 512, id="ngram"),
+        pytest.param(256, "suffix", 1, 512, id="suffix"),
+    ],
+)
+def test_the_largest_step_of_a_decode_node(
+    seats: int, method: str, configured: int, expected: int
+) -> None:
+    assert largest_step(Role.DECODE, seats, method, configured) == expected
+
+
+@pytest.mark.parametrize("role", [Role.PREFILL, Role.MIXED], ids=["E22 prefill", "E22 mixed"])
+@pytest.mark.parametrize("method", SPECULATIVE_METHODS)
+@pytest.mark.parametrize("configured", [1, 4])
+def test_where_prompts_are_computed_the_budget_is_the_largest_step(
+    role: Role, method: str, configured: int
+) -> None:
+    assert largest_step(role, 256, method, configured) == 8192
+
+
+def test_e24_a_decode_node_that_computes_prompts_may_fill_its_budget() -> None:
+    def most(cap: int) -> int:
+        return get_max_chunk_tokens(
+            Role.DECODE, max_num_seqs=256, max_num_batched_tokens=cap, tokens_per_seq=2
+        )
+
+    assert most(8192) == 8192
+    assert most(512) == 512
+
+
+def test_c23_the_models_length_does_not_bound_a_step_of_many_sequences() -> None:
+    assert min(8192 + 1000, 4096) < 8192
+    assert largest_step(Role.MIXED, 8, "none", 0) == 8192
+
+
+def fit(configured: int, *, num_blocks: int = 128, per_seq: int = 1, limit: int = 100_000) -> int:
+    return fit_max_model_len(
+        configured=configured,
+        model_limit=limit,
+        num_blocks=num_blocks,
+        block_size=64,
+        tokens_per_seq=per_seq,
+    )
+
+
+def test_s54_the_longest_sequence_leaves_room_for_a_step() -> None:
+    assert fit(0) == 127 * 64
+    assert fit(0, per_seq=64) == 127 * 64
+    assert fit(0, per_seq=65) == 126 * 64
+    assert fit(0, limit=4096) == 4096
+    assert fit(127 * 64) == 127 * 64
+    assert fit(100) == 100
+
+
+def test_s54_what_does_not_fit_names_every_number() -> None:
+    with pytest.raises(ConfigError) as caught:
+        fit(8192, per_seq=5)
+    assert str(caught.value) == (
+        "max_model_len is 8192: 8192 tokens take 128 blocks of block_size = 64, and one more step "
+        "of 5 tokens 1, but the KV cache has 128; wanted a max_model_len of at most 8128, or "
+        "kv_cache_memory for 129 blocks"
+    )
+    with pytest.raises(ConfigError, match="kv_cache_memory for 3 blocks"):
+        fit(0, num_blocks=1, per_seq=65)
+    with pytest.raises(ConfigError) as caught:
+        fit(0, num_blocks=1)
+    assert str(caught.value) == (
+        "max_model_len is 0: 1 tokens take 1 blocks of block_size = 64, and one more step of 1 "
+        "tokens 1, but the KV cache has 1; wanted kv_cache_memory for 2 blocks"
+    )

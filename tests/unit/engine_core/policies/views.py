@@ -1,0 +1,31 @@
+"""Sequences as policies see them, and policies in a given state."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from common.config import SchedulingConfig
+from engine.core.policies.reservation import Reservation, make_reservation
+
+BLOCK_SIZE = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """A sequence that holds nothing yet, unless said."""
+
+    num_known: int = 0
+    num_output: int = 0
+    max_new_tokens: int = 32768
+    num_held_blocks: int = 0
+
+
+def policy(name: str, *, lookahead: int = 0, num_steps: int = 0, **settings: Any) -> Reservation:
+    """A policy after `num_steps` decode steps; the default ratio falls by 0.001 in each."""
+    config = SchedulingConfig(reservation_policy=name, **settings)
+    assert config.problems() == []
+    reservation = make_reservation(config, block_size=BLOCK_SIZE, lookahead=lookahead)
+    for _ in range(num_steps):
+        reservation = reservation.after_decode_step()
+    return reservation

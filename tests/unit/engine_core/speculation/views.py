@@ -1,0 +1,42 @@
+"""Sequences as a drafter sees them, and texts with repetition."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from hypothesis import strategies as st
+
+from engine.core.speculation.draft_length import Acceptance
+
+
+@dataclass
+class View:
+    """A sequence: its prompt and what was drawn so far."""
+
+    prompt_token_ids: Sequence[int]
+    output_token_ids: list[int] = field(default_factory=list)
+    sequence_id: int = 1
+    draft_token_ids: tuple[int, ...] = ()
+    acceptance: Acceptance | None = None
+
+    @property
+    def known(self) -> list[int]:
+        return [*self.prompt_token_ids, *self.output_token_ids]
+
+
+def view_of(text: str, output: str = "", *, sequence_id: int = 1) -> View:
+    """Letters as tokens."""
+    return View(tokens_of(text), list(tokens_of(output)), sequence_id)
+
+
+def tokens_of(text: str) -> tuple[int, ...]:
+    return tuple(ord(letter) for letter in text)
+
+
+def text_of(tokens: Iterable[int]) -> str:
+    return "".join(chr(token) for token in tokens)
+
+
+texts = st.lists(st.integers(0, 3), max_size=60)
+"""Few letters: every short run occurs again and again."""

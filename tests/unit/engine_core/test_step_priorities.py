@@ -1,0 +1,177 @@
+"""Preemption for somebody more important: only if it helps, and nothing is lost by it."""
+
+from __future__ import annotations
+
+from math import ceil
+
+import pytest
+
+from engine.core.step_plan import Preemption, PreemptionReason, StepPlan, StopRule
+from tests.unit.engine_core.planner_views import (
+    Pool,
+    admitted,
+    decoding,
+    plan,
+    prefilling,
+    receiving,
+    tokens,
+    victims,
+    waiting,
+)
+from tests.unit.engine_core.policies.views import policy
+
+
+def outcome(step: StepPlan) -> tuple[list[int], list[int]]:
+    return victims(step), admitted(step)
+
+
+def test_s33_an_important_one_takes_the_seat_of_the_least_important_decode() -> None:
+    running = [decoding(1, 70), decoding(2, 70, priority=-1), decoding(3, 70)]
+    queue = [waiting(9, 10, priority=1)]
+    step = plan(running=running, queue=queue, seats=3, priorities=True)
+    assert step.preempted == [Preemption(2, PreemptionReason.PRIORITY)]
+    assert admitted(step) == [9]
+    # Priorities count where they are switched on.
+    step = plan(running=running, queue=queue, seats=3)
+    assert (*outcome(step), step.stopped_by) == ([], [], StopRule.NO_SEAT)
+
+
+def test_among_equals_the_latest_arrival_goes_first() -> None:
+    running = [decoding(i, 70) for i in (1, 2, 3)]
+    step = plan(running=running, queue=[waiting(9, 10, priority=1)], seats=3, priorities=True)
+    assert outcome(step) == ([3], [9])
+
+
+@pytest.mark.parametrize("priority", [-1, 0])
+def test_nobody_goes_for_an_equal_or_a_lesser_one(priority: int) -> None:
+    running = [decoding(i, 70) for i in (1, 2, 3)]
+    queue = [waiting(9, 10, priority=priority)]
+    step = plan(running=running, queue=queue, seats=3, priorities=True)
+    assert (*outcome(step), step.stopped_by) == ([], [], StopRule.NO_SEAT)
+
+
+def test_prefills_and_transfers_do_not_go() -> None:
+    running = [decoding(1, 70), prefilling(2, 100, 10), prefilling(3, 100, 0)]
+    queue = [waiting(9, 10, priority=5)]
+    landing = [receiving(4, 10, 1)]
+    step = plan(running=running, landing=landing, queue=queue, seats=4, priorities=True)
+    assert outcome(step) == ([], []), "the one decode is kept"
+    step = plan(running=running[1:], landing=landing, queue=queue, seats=3, priorities=True)
+    assert outcome(step) == ([], [])
+
+
+def test_s34_one_decode_is_kept_however_unimportant() -> None:
+    running = [decoding(i, 640, 11, priority=-i) for i in (1, 2, 3)]
+    queue = [waiting(9, 33 * 64 - 10, priority=1)]
+    step = plan(running=running, queue=queue, pool=0, priorities=True)
+    assert outcome(step) == ([], [])
+    step = plan(
+        running=running, queue=[waiting(9, 22 * 64 - 10, priority=1)], pool=0, priorities=True
+    )
+    assert outcome(step) == ([3, 2], [9])
+
+
+def test_nobody_goes_when_it_would_not_be_enough() -> None:
+    running = [decoding(1, 640, 11), decoding(2, 640, 11)]
+    step = plan(running=running, queue=[waiting(9, 800, priority=1)], pool=1, priorities=True)
+    assert (*outcome(step), step.stopped_by) == ([], [], StopRule.NO_BLOCKS)
+    step = plan(running=running, queue=[waiting(9, 760, priority=1)], pool=1, priorities=True)
+    assert outcome(step) == ([2], [9])
+
+
+def test_c27_s36_a_victim_counts_with_what_it_holds_and_not_with_what_it_might_need() -> None:
+    held_tokens, left_to_produce, shortfall = 20_000, 10, 1000
+    upstream_credit = ceil(left_to_produce * 0.7)
+    assert upstream_credit == 7 < shortfall
+    victim = decoding(2, held_tokens, 313, output=100, most=100 + left_to_produce)
+    running = [decoding(1, 70, most=1), victim]
+    queue = [waiting(9, shortfall, priority=1, most=0)]
+    step = plan(
+        running=running, queue=queue, pool=0, priorities=True, reservation=policy("token_ratio")
+    )
+    assert outcome(step) == ([2], [9])
+    shared = frozenset(victim.block_table)
+    step = plan(running=running, queue=queue, pool=Pool(0, shared=shared), priorities=True)
+    assert outcome(step) == ([], [])
+
+
+def test_what_a_victim_would_have_needed_is_not_kept_back_any_more() -> None:
+    reservation = policy("token_ratio")
+    # Each is expected to need 45 blocks more; 45 are free.
+    running = [decoding(i, 4031, 63, most=4097) for i in (1, 2)]
+    step = plan(
+        running=running,
+        queue=[waiting(9, 640, priority=1, most=0)],
+        pool=45,
+        priorities=True,
+        reservation=reservation,
+    )
+    assert outcome(step) == ([2], [9])
+    assert step.num_growth_blocks == 45
+
+
+def test_s40_what_was_planned_for_a_victim_is_given_back() -> None:
+    # The victim had a token, four drafts and a new block in this step.
+    running = [decoding(1, 70, drafts=4), decoding(2, 64, drafts=4)]
+    queue = [waiting(9, 500, priority=1)]
+    step = plan(running=running, queue=queue, pool=100, seats=2, cap=100, k=4, priorities=True)
+    assert outcome(step) == ([2], [9])
+    assert (step.num_decode_tokens, step.num_draft_tokens) == (1, 4)
+    assert tokens(step)[1] == 5
+    assert 2 not in step.chunks
+    assert step.num_tokens == sum(tokens(step).values()) <= 100
+    # Its one block and the one that was meant for it hold the newcomer.
+    step = plan(
+        running=running, queue=[waiting(9, 100, priority=1)], pool=1, seats=2, k=4, priorities=True
+    )
+    assert outcome(step) == ([2], [9])
+    assert step.admissions[0].num_new_blocks == 2
+
+
+def test_s40_the_tokens_of_a_victim_are_there_for_whoever_takes_its_place() -> None:
+    # Four decodes use the whole budget: the newcomer's first chunk is what its victim leaves.
+    running = [decoding(i, 70, drafts=1) for i in (1, 2, 3, 4)]
+    queue = [waiting(9, 10, priority=1)]
+    step = plan(running=running, queue=queue, seats=4, cap=8, k=1, priorities=True)
+    assert outcome(step) == ([4], [9])
+    assert tokens(step) == {1: 2, 2: 2, 3: 2, 9: 2}
+
+
+def test_s37_one_that_just_came_back_is_spared_here_too() -> None:
+    running = [decoding(1, 70, output=50), decoding(2, 70, output=50, since_resume=3)]
+    queue = [waiting(9, 10, priority=1)]
+    step = plan(running=running, queue=queue, seats=2, progress=16, priorities=True)
+    assert outcome(step) == ([1], [9])
+
+
+def test_a_victims_own_prefix_is_claimed_by_who_takes_its_place() -> None:
+    # The blocks of sequence 2 hold the newcomer's first 128 tokens.
+    running = [decoding(1, 70), decoding(2, 130, (5, 6, 7))]
+    queue = [waiting(9, 140, priority=1)]
+    cached = {9: (5, 6)}
+    step = plan(running=running, queue=queue, pool=0, cached=cached, seats=2, priorities=True)
+    assert outcome(step) == ([2], [9])
+    (admission,) = step.admissions
+    assert (admission.cached_block_ids, admission.num_new_blocks) == ((5, 6), 1)
+
+
+def test_only_the_head_may_take_from_others() -> None:
+    running = [decoding(1, 640, 11), decoding(2, 640, 11)]
+    queue = [waiting(8, 6400, priority=2), waiting(9, 500, priority=1)]
+    step = plan(running=running, queue=queue, pool=5, window=4, priorities=True)
+    assert outcome(step) == ([], [])
+
+
+def test_the_next_in_line_may_when_the_head_is_seated() -> None:
+    running = [decoding(i, 70) for i in (1, 2, 3)]
+    queue = [waiting(8, 10, priority=2), waiting(9, 10, priority=1), waiting(10, 10, priority=0)]
+    step = plan(running=running, queue=queue, seats=3, priorities=True)
+    assert outcome(step) == ([3, 2], [8, 9])
+
+
+def test_s14_equal_ones_are_told_apart_by_arrival() -> None:
+    running = [decoding(i, 70) for i in (1, 2, 3)]
+    queue = [waiting(9, 10, priority=1)]
+    for order in ("last_in_first_out", "shortest_output", "priority"):
+        step = plan(running=running, queue=queue, seats=3, priorities=True, order=order)
+        assert victims(step) == [3]

@@ -1,0 +1,121 @@
+"""Passing a blocked head: how many may, how often, and who keeps its place."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.core.step_plan import StepPlan, StopRule
+from tests.unit.engine_core.planner_views import (
+    BS,
+    View,
+    admitted,
+    decoding,
+    plan,
+    prefilling,
+    waiting,
+)
+from tests.unit.engine_core.policies.views import policy
+
+
+def needs(*counts: int, passed: int = 0, first_id: int = 1) -> list[View]:
+    """A queue of prompts that need this many blocks; the head was passed `passed` times."""
+    queue = [waiting(first_id + i, count * BS - 8) for i, count in enumerate(counts)]
+    return [waiting(first_id, counts[0] * BS - 8, passed=passed), *queue[1:]]
+
+
+def outcome(step: StepPlan) -> tuple[list[int], dict[int, int], StopRule]:
+    return admitted(step), step.passed, step.stopped_by
+
+
+def test_e66_c25_s43_two_may_pass_a_head_that_does_not_fit() -> None:
+    queue = needs(60, 20, 25)
+    assert outcome(plan(queue=queue, pool=50, window=0)) == ([], {}, StopRule.NO_BLOCKS)
+    assert outcome(plan(queue=queue, pool=50, window=2)) == (
+        [2, 3],
+        {1: 2},
+        StopRule.NO_BLOCKS,
+    )
+
+
+def test_e66_what_the_reservation_keeps_back_is_not_free() -> None:
+    running = [decoding(9, 4031, 63, most=4097)]
+    reservation = policy("token_ratio")
+    assert reservation.demand(running[0]) == 45
+    step = plan(
+        running=running,
+        queue=[waiting(i, n * BS - 8, most=0) for i, n in ((1, 60), (2, 20), (3, 25))],
+        pool=45 + 50,
+        window=2,
+        reservation=reservation,
+    )
+    assert outcome(step) == ([2, 3], {1: 2}, StopRule.RESERVED)
+
+
+def test_e67_s43_a_head_that_was_passed_often_enough_is_a_barrier() -> None:
+    step = plan(queue=needs(60, 20, 25, 5), pool=50, window=4, limit=2)
+    assert outcome(step) == ([2, 3], {1: 2}, StopRule.BARRIER)
+    later = plan(queue=needs(60, 5, 5, passed=2), pool=50, window=4, limit=2)
+    assert outcome(later) == ([], {}, StopRule.BARRIER)
+    fits = plan(queue=needs(60, 5, 5, passed=2), pool=70, window=4, limit=2)
+    assert outcome(fits) == ([1, 2, 3], {}, StopRule.NOTHING_WAITS)
+
+
+@pytest.mark.parametrize(
+    ("window", "seated"), [(0, []), (1, [2]), (2, [2, 3]), (3, [2, 3, 4]), (9, [2, 3, 4, 5])]
+)
+def test_s43_no_more_than_the_window_pass_in_one_step(window: int, seated: list[int]) -> None:
+    step = plan(queue=needs(60, 5, 5, 5, 5), pool=50, window=window)
+    assert admitted(step) == seated
+    assert step.passed == ({1: len(seated)} if seated else {})
+
+
+def test_s43_the_window_reaches_no_further_behind_several_that_are_blocked() -> None:
+    queue = needs(60, 70, 80, 5)
+    assert admitted(plan(queue=queue, pool=50, window=2)) == []
+    assert outcome(plan(queue=queue, pool=50, window=3)) == (
+        [4],
+        {1: 1, 2: 1, 3: 1},
+        StopRule.NO_BLOCKS,
+    )
+
+
+def test_s43_whoever_is_blocked_further_back_becomes_a_barrier_too() -> None:
+    queue = [waiting(1, 60 * BS), waiting(2, 70 * BS, passed=15), waiting(3, 5), waiting(4, 5)]
+    step = plan(queue=queue, pool=50, window=4, limit=16)
+    assert outcome(step) == ([3], {1: 1, 2: 1}, StopRule.BARRIER)
+
+
+def test_s43_a_limit_of_0_is_strict_order() -> None:
+    assert outcome(plan(queue=needs(60, 5), pool=50, window=4, limit=0)) == (
+        [],
+        {},
+        StopRule.BARRIER,
+    )
+
+
+def test_a_head_that_fits_is_passed_by_nobody() -> None:
+    step = plan(queue=needs(20, 25, 60, 5), pool=50, window=2)
+    assert outcome(step) == ([1, 2, 4], {3: 1}, StopRule.NO_BLOCKS)
+
+
+def test_s42_one_without_tokens_for_its_chunk_keeps_its_place() -> None:
+    running = [prefilling(8, 100, 0)]
+    step = plan(running=running, queue=[waiting(9, 5), waiting(10, 5)], cap=100, window=4)
+    assert outcome(step) == ([], {}, StopRule.NO_BUDGET)
+    step = plan(queue=[waiting(9, 100), waiting(10, 5)], cap=63, granularity=64, window=4)
+    assert outcome(step) == ([], {}, StopRule.NO_BUDGET)
+
+
+def test_the_rule_that_is_told_is_the_one_that_stopped_the_head() -> None:
+    # The head lacks blocks; what lies behind it lacks a seat.
+    step = plan(queue=needs(60, 5, 5), pool=50, seats=1, window=4)
+    assert outcome(step) == ([2], {1: 1}, StopRule.NO_BLOCKS)
+
+
+def test_s15_an_idle_node_leaves_no_seat_empty_within_the_window() -> None:
+    for pool in range(1, 64):
+        queue = needs(9, 17, 3, 30, 1)
+        step = plan(queue=queue, pool=pool, window=5)
+        left = pool - sum(a.num_new_blocks for a in step.admissions)
+        behind = [v for v in queue if v.sequence_id not in admitted(step)]
+        assert all(-(-(v.num_known + 1) // BS) > left for v in behind), f"{pool} blocks"

@@ -1,0 +1,93 @@
+"""The order of the queue: priority where it counts, arrival, and what a preemption does to it."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.core.sequence import Sequence
+from engine.core.waiting_queue import WaitingQueue
+from tests.unit.engine_core.build import make_request
+
+
+def new(sequence_id: int, *, length: int = 3, priority: int = 0) -> Sequence:
+    return Sequence(sequence_id, make_request(length, priority=priority))
+
+
+def queue_of(*sequences: Sequence, priorities: bool = False, at_tail: bool = False) -> WaitingQueue:
+    queue = WaitingQueue(has_priorities=priorities, requeues_at_tail=at_tail)
+    for sequence in sequences:
+        queue.join(sequence)
+    return queue
+
+
+def ids(queue: WaitingQueue) -> list[int]:
+    assert len(queue) == len(list(queue))
+    assert queue.num_tokens == sum(s.num_known for s in queue)
+    return [s.sequence_id for s in queue]
+
+
+def test_s41_by_arrival() -> None:
+    queue = queue_of(new(1), new(3, length=9), new(2, priority=5))
+    assert ids(queue) == [1, 2, 3]
+    assert queue.num_tokens == 15
+    assert ids(queue_of()) == []
+
+
+def test_s41_by_priority_then_arrival_where_priorities_count() -> None:
+    queue = queue_of(
+        new(1), new(2, priority=-1), new(3, priority=7), new(4), new(5, priority=7), priorities=True
+    )
+    assert ids(queue) == [3, 5, 1, 4, 2]
+
+
+def test_s41_a_victim_keeps_its_place_by_arrival() -> None:
+    queue = queue_of(new(2), new(4))
+    queue.rejoin(new(3))
+    queue.rejoin(new(1))
+    assert ids(queue) == [1, 2, 3, 4]
+
+
+def test_s41_or_goes_behind_all_who_have_come_before_those_who_come_later() -> None:
+    queue = queue_of(new(2), new(4), at_tail=True)
+    queue.rejoin(new(3))
+    queue.rejoin(new(1))
+    queue.join(new(5))
+    queue.rejoin(new(0))
+    assert ids(queue) == [2, 4, 3, 1, 5, 0]
+
+
+def test_a_victim_keeps_its_priority_in_either_case() -> None:
+    for at_tail in (False, True):
+        queue = queue_of(new(2), new(4, priority=1), priorities=True, at_tail=at_tail)
+        queue.rejoin(new(1, priority=1))
+        assert ids(queue) == ([4, 1, 2] if at_tail else [1, 4, 2])
+
+
+def test_those_who_get_a_seat_leave_and_the_rest_keeps_its_order() -> None:
+    sequences = [new(i) for i in range(1, 7)]
+    queue = queue_of(*sequences)
+    taken = queue.take({2, 4})
+    assert taken == {2: sequences[1], 4: sequences[3]}
+    assert ids(queue) == [1, 3, 5, 6]
+    assert queue.take(set()) == {}
+    assert len(queue.take({1, 3, 5, 6})) == 4
+    assert ids(queue) == []
+
+
+def test_whoever_ends_while_waiting_leaves_its_place() -> None:
+    one, two, three = (new(i) for i in (1, 2, 3))
+    queue = queue_of(one, two, three)
+    queue.leave(two)
+    assert ids(queue) == [1, 3]
+    assert (one in queue, two in queue) == (True, False)
+    assert object() not in queue
+    with pytest.raises(ValueError, match="sequence 2 does not wait"):
+        queue.leave(two)
+
+
+def test_two_with_one_place_are_two() -> None:
+    one, twin = new(1), new(1)
+    queue = queue_of(one)
+    assert twin not in queue
+    with pytest.raises(ValueError, match="does not wait"):
+        queue.leave(twin)

@@ -1,0 +1,105 @@
+"""A whole engine node over a hash runner: real gRPC and HTTP on loopback, no other process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import grpc.aio
+
+from common.clock import MonotonicClock
+from common.config import Config, SpeculationConfig
+from common.ids import Incarnation
+from common.nodes import NodeRecord, Role
+from common.request import GenerationRequest, RequestOutput
+from decode_node.node import decode_flow_maker
+from kv_transfer.connector import OnEvent
+from kv_transfer.loopback import LoopbackConnector, LoopbackNetwork
+from node.engine_node import EngineNode, LoadedModel, NodeConnector, NodeParts
+from placement.memory_store import MemoryStore
+from protos import pdserve_node_pb2 as pb
+from protos import pdserve_node_pb2_grpc as pb_grpc
+from protos.codec import make_envelope, output_from_proto, request_to_proto
+from tests.fakes.hash_runner import HashRunner
+
+WAIT_S = 20.0
+ROUTER = Incarnation("router", 1)
+
+
+class RunningNode:
+    """A node that serves, its record in the store, and what a router does with it."""
+
+    def __init__(self, record: NodeRecord, runner: HashRunner, stub: Any) -> None:
+        self.record = record
+        self.runner = runner
+        self._stub = stub
+        self._envelope = make_envelope(ROUTER, record.incarnation)
+
+    async def status(self) -> pb.StatusReply:
+        """The books, as of now."""
+        reply: pb.StatusReply = await self._stub.Status(pb.StatusRequest(envelope=self._envelope))
+        return reply
+
+    async def answer(self, request: GenerationRequest) -> list[RequestOutput]:
+        """Everything that the node says to one request, which it computes alone."""
+        call = self._stub.Stream(pb.StreamRequest(envelope=self._envelope))
+        await call.read()
+        reply = await self._stub.Reserve(
+            pb.ReserveRequest(
+                envelope=self._envelope,
+                request=request_to_proto(request),
+                must_prefill_locally=True,
+            )
+        )
+        assert reply.WhichOneof("outcome") == "local", reply
+        outputs: list[RequestOutput] = []
+        async with asyncio.timeout(WAIT_S):
+            while not outputs or outputs[-1].finish_reason is None:
+                outputs += map(output_from_proto, (await call.read()).outputs)
+        call.cancel()
+        return outputs
+
+
+def node_config(role: Role = Role.MIXED, *, method: str = "none", **server: Any) -> Config:
+    """A configuration on loopback."""
+    config = Config(role=role, speculation=SpeculationConfig(speculative_method=method))
+    return replace(config, server=replace(config.server, node_id="n", **server))
+
+
+@asynccontextmanager
+async def running_node(config: Config) -> AsyncIterator[RunningNode]:
+    """Start a node, wait for its lease, stop it behind the block."""
+    store, stop = MemoryStore(MonotonicClock()), asyncio.Event()
+    runner = HashRunner(num_blocks=16, block_size=config.engine.block_size)
+
+    def connect(model: LoadedModel, incarnation: Incarnation, on_event: OnEvent) -> NodeConnector:
+        return LoopbackConnector(
+            runner.kv_bytes, model.layout, incarnation, on_event, network=LoopbackNetwork()
+        )
+
+    parts = NodeParts(
+        load_model=lambda: runner,
+        make_connector=connect,
+        make_flow=decode_flow_maker(config),
+        store=store,
+        clock=MonotonicClock(),
+    )
+    serving = asyncio.create_task(EngineNode(config, parts).run(stop))
+    try:
+        async with asyncio.timeout(WAIT_S):
+            # A store tells nobody by itself that a node has come.
+            while not (nodes := await store.live_nodes()) and not serving.done():  # noqa: ASYNC110
+                await asyncio.sleep(0)
+        if serving.done():
+            await serving
+        record = nodes[0].record
+        async with grpc.aio.insecure_channel(record.control_address) as channel:
+            stub: Any = pb_grpc.NodeStub(channel)  # type: ignore[no-untyped-call]
+            yield RunningNode(record, runner, stub)
+    finally:
+        stop.set()
+        async with asyncio.timeout(WAIT_S):
+            assert await serving == 0

@@ -1,0 +1,175 @@
+"""What a node shows to Prometheus: every name once, the numbers of its scheduler, over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Sequence
+
+import httpx
+import pytest
+from prometheus_client import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from common.errors import ConfigError
+from common.nodes import Role
+from engine.core.block_pool import BlockCounts
+from engine.core.plan import DrawnTokens, ScheduledSequence
+from engine.core.statistics import SchedulerStatistics
+from node.messages import NodeStatistics
+from node.metrics import node_registry
+from tests.fakes.hash_runner import expected_tokens
+from tests.unit.engine_core.build import make_request
+from tests.unit.node.running_node import WAIT_S, node_config, running_node
+
+STATISTICS = NodeStatistics(
+    num_transfers=40,
+    scheduler=SchedulerStatistics(
+        method="suffix",
+        blocks=BlockCounts(free=1, cached=2, running=3, reserved=4, receiving=5),
+        num_host_blocks_used=6,
+        num_growth_blocks=7,
+        new_token_ratio=0.75,
+        num_running=8,
+        num_waiting=9,
+        highest_num_passed=10,
+        max_num_batched_tokens=200,
+        last_step_tokens=50,
+        num_steps=13,
+        num_decode_tokens=14,
+        num_draft_tokens=15,
+        num_chunk_tokens=16,
+        num_recomputed_tokens=17,
+        num_swapped_out=18,
+        num_drafted=19,
+        num_accepted=12,
+        num_speculative_steps=8,
+        preemptions={"blocks": 20, "priority": 21},
+        stops={"barrier": 22, "nothing_waits": 23},
+    ),
+)
+
+SHOWN = {
+    'pdserve_kv_blocks{state="free"}': 1,
+    'pdserve_kv_blocks{state="cached"}': 2,
+    'pdserve_kv_blocks{state="running"}': 3,
+    'pdserve_kv_blocks{state="reserved"}': 4,
+    'pdserve_kv_blocks{state="receiving"}': 5,
+    "pdserve_swapped_blocks": 6,
+    "pdserve_swapped_out_blocks_total": 18,
+    "pdserve_growth_blocks_reserved": 7,
+    "pdserve_new_token_ratio": 0.75,
+    "pdserve_running_sequences": 8,
+    "pdserve_waiting_sequences": 9,
+    "pdserve_open_transfers": 40,
+    "pdserve_skipped_head_age": 10,
+    'pdserve_admission_stops_total{rule="barrier"}': 22,
+    'pdserve_admission_stops_total{rule="nothing_waits"}': 23,
+    "pdserve_steps_total": 13,
+    'pdserve_step_tokens_total{kind="decode"}': 14,
+    'pdserve_step_tokens_total{kind="draft"}': 15,
+    'pdserve_step_tokens_total{kind="chunk"}': 16,
+    "pdserve_last_step_tokens": 50,
+    "pdserve_step_budget_tokens": 200,
+    "pdserve_budget_used_ratio": 0.25,
+    'pdserve_preemptions_total{reason="blocks"}': 20,
+    'pdserve_preemptions_total{reason="priority"}': 21,
+    "pdserve_recomputed_tokens_total": 17,
+    'pdserve_draft_tokens_total{method="suffix"}': 19,
+    'pdserve_accepted_tokens_total{method="suffix"}': 12,
+    'pdserve_speculative_steps_total{method="suffix"}': 8,
+    'pdserve_acceptance_length{method="suffix"}': 2.5,
+}
+
+
+def samples(text: str) -> dict[str, float]:
+    """Every sample by its name and labels, as the text format writes them."""
+    found = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            labels = ",".join(f'{key}="{value}"' for key, value in sample.labels.items())
+            found[sample.name + (f"{{{labels}}}" if labels else "")] = sample.value
+    return found
+
+
+async def scraped(address: str, path: str = "/metrics") -> httpx.Response:
+    async with httpx.AsyncClient() as client:
+        return await client.get(f"http://{address}{path}")
+
+
+def test_every_statistic_has_its_sample() -> None:
+    assert samples(generate_latest(node_registry(lambda: STATISTICS)).decode()) == SHOWN
+
+
+async def test_a_node_is_scraped_over_http() -> None:
+    """S58: what the node counted is what its router was told."""
+    async with running_node(node_config(method="mtp")) as node:
+        request = make_request(100, max_tokens=40, ignore_eos=True)
+        before = samples((await scraped(node.record.metrics_address)).text)
+        outputs = await node.answer(request)
+        status = await node.status()
+        reply = await scraped(node.record.metrics_address)
+    assert reply.status_code == 200
+    assert reply.headers["content-type"].startswith("text/plain; version=")
+    tokens = [token for output in outputs for token in output.token_ids]
+    assert tokens == expected_tokens(request.prompt_token_ids, request.sampling)
+    found = samples(reply.text)
+    assert before['pdserve_step_tokens_total{kind="chunk"}'] == 0
+    assert found['pdserve_step_tokens_total{kind="chunk"}'] == 100
+    assert outputs[-1].num_accepted > 0
+    assert found['pdserve_draft_tokens_total{method="mtp"}'] == outputs[-1].num_drafted
+    assert found['pdserve_accepted_tokens_total{method="mtp"}'] == outputs[-1].num_accepted
+    assert (status.num_drafted, status.num_accepted) == (
+        outputs[-1].num_drafted,
+        outputs[-1].num_accepted,
+    )
+    # Token 0 comes with the prompt's last chunk, every other step draws one of the model's own.
+    num_steps = len(node.runner.batches)
+    assert found["pdserve_steps_total"] == num_steps
+    assert found['pdserve_step_tokens_total{kind="decode"}'] == num_steps - 1
+    assert outputs[-1].num_accepted + num_steps == 40
+    assert found["pdserve_running_sequences"] == 0
+    assert sum(v for k, v in found.items() if k.startswith("pdserve_kv_blocks")) == 16
+
+
+async def test_a_step_that_takes_long_keeps_nobody_from_reading_metrics() -> None:
+    async with running_node(node_config()) as node:
+        arrived, let_go = threading.Event(), threading.Event()
+        execute = node.runner.execute
+
+        def execute_late(batch: Sequence[ScheduledSequence]) -> list[DrawnTokens | None]:
+            arrived.set()
+            assert let_go.wait(WAIT_S)
+            return execute(batch)
+
+        node.runner.execute = execute_late  # type: ignore[method-assign]
+        answering = asyncio.create_task(node.answer(make_request(5, max_tokens=2)))
+        assert await asyncio.to_thread(arrived.wait, WAIT_S)
+        try:
+            found = samples((await scraped(node.record.metrics_address)).text)
+        finally:
+            let_go.set()
+        assert found["pdserve_running_sequences"] == 1
+        assert found["pdserve_last_step_tokens"] == 5
+        await answering
+
+
+async def test_the_record_says_where_and_what() -> None:
+    async with running_node(node_config(Role.DECODE, method="ngram")) as node:
+        record = node.record
+        assert record.metrics_address.startswith("127.0.0.1:")
+        assert record.metrics_address != record.control_address
+        assert record.speculative_method == "ngram"
+        assert record.kv_description.endswith("without mtp")
+        assert (await scraped(record.metrics_address, "/")).status_code == 404
+
+
+async def test_a_chosen_port_is_taken_and_one_in_use_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port: int = other.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"metrics on 127.0.0.1:{port}: .*in use"):
+            async with running_node(node_config(metrics_port=port)):
+                pass
+    async with running_node(node_config(metrics_port=port)) as node:
+        assert node.record.metrics_address == f"127.0.0.1:{port}"

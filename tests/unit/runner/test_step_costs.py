@@ -1,0 +1,69 @@
+"""Measured costs rise with the rows, and measuring ends in time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from engine.core.plan import ScheduledSequence, StepCosts
+from engine.runner.flat_batch import BatchLimits
+from engine.runner.step_costs import measure_step_costs
+
+LIMITS = BatchLimits(max_tokens=512, max_len=512, num_blocks=20, block_size=16, vocab_size=97)
+
+
+class Machine:
+    """A clock, and steps that take as long as they should; every third one twice as long."""
+
+    def __init__(self, row_s: float, step_s: float, draft_s: float = 0.0) -> None:
+        self.now_s = 0.0
+        self.batches: list[list[ScheduledSequence]] = []
+        self._row_s, self._step_s, self._draft_s = row_s, step_s, draft_s
+
+    def execute(self, batch: Sequence[ScheduledSequence]) -> None:
+        drafts = sum(one.num_proposals for one in batch)
+        spent_s = self._step_s + self._row_s * len(batch) + self._draft_s * drafts
+        self.now_s += spent_s * (2 if len(self.batches) % 3 == 0 else 1)
+        self.batches.append(list(batch))
+
+    def measure(self, limits: BatchLimits = LIMITS, *, has_proposals: bool = False) -> StepCosts:
+        return measure_step_costs(
+            self.execute, limits, has_proposals=has_proposals, clock=lambda: self.now_s
+        )
+
+
+def test_the_least_of_several_measurements_counts() -> None:
+    costs = Machine(0.0001, 0.001, 0.0005).measure(has_proposals=True)
+    assert costs.rows == (1, 2, 3, 4, 6, 8, 16, 32, 64)
+    assert costs.step_s == pytest.approx([0.001 + 0.0001 * rows for rows in costs.rows])
+    assert costs.draft_s == pytest.approx(0.0005)
+
+
+def test_without_a_drafting_layer_drafts_cost_nothing() -> None:
+    machine = Machine(0.0001, 0.001)
+    assert machine.measure().draft_s == 0.0
+    assert not any(one.num_proposals for batch in machine.batches for one in batch)
+
+
+def test_more_rows_never_seem_cheaper() -> None:
+    costs = Machine(-0.00001, 0.002).measure()
+    assert list(costs.step_s) == sorted(costs.step_s)
+
+
+@pytest.mark.parametrize(("step_s", "most_s"), [(0.02, 1.2), (0.1, 2.0), (5.0, 80.0)])
+def test_a_slow_model_is_measured_less_often(step_s: float, most_s: float) -> None:
+    machine = Machine(step_s / 50, step_s, step_s / 10)
+    costs = machine.measure(has_proposals=True)
+    assert costs.rows[:6] == (1, 2, 3, 4, 6, 8)
+    assert machine.now_s < most_s
+
+
+def test_no_step_is_outside_the_limits() -> None:
+    limits = replace(LIMITS, max_tokens=3, max_len=2, num_blocks=2, block_size=1)
+    machine = Machine(0.0001, 0.001)
+    costs = machine.measure(limits, has_proposals=True)
+    assert costs.rows == (1, 2, 3)
+    assert all(list(one.block_table) == [0, 1] for batch in machine.batches for one in batch)
+    assert {one.num_proposals for batch in machine.batches for one in batch} == {0, 2}

@@ -1,0 +1,151 @@
+"""Drafts change how many tokens a step yields and never which: tokens, log probabilities, KV."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from common.request import SamplingParams
+from engine.core.plan import DrawnTokens, SampledToken, SampleInput, SequencesFailed
+from engine.runner.model_runner import ModelRunner
+from engine.runner.sampler import BadLogits, Sampler
+from engine.runner.verification import draw_tokens
+from tests.unit.runner.mtp_running import ids, only, slots, step
+from tests.unit.runner.running import load
+from tests.unit.runner.tiny_checkpoints import CONFIGS, prompt_of, write_checkpoint
+
+PROMPT = prompt_of(21)
+TABLE = [12, 3, 5, 1, 8, 20, 9, 10, 2, 6]
+NUM_TOKENS = 40
+PARAMS = {
+    "greedy": SamplingParams(max_tokens=99, temperature=0.0),
+    "greedy_penalised": SamplingParams(
+        max_tokens=99, temperature=0.0, frequency_penalty=0.7, presence_penalty=0.3, logprobs=3
+    ),
+    "sampled": SamplingParams(max_tokens=99, temperature=1.0, seed=11, logprobs=0),
+    "filtered": SamplingParams(
+        max_tokens=99, temperature=0.8, seed=12, top_k=20, top_p=0.9, min_p=0.02,
+        repetition_penalty=1.3, presence_penalty=0.5, logprobs=5,
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=["numba", "paddle"])
+def runner(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ModelRunner:
+    folder = write_checkpoint(tmp_path_factory.mktemp("qwen3"), CONFIGS["qwen3"])
+    return load(folder, attention_backend=request.param)
+
+
+def _undisturbed(runner: ModelRunner, params: SamplingParams) -> list[SampledToken]:
+    known, computed = list(PROMPT), 0
+    drawn: list[SampledToken] = []
+    for _ in range(NUM_TOKENS):
+        one = step(known, computed, TABLE, num_prompt=len(PROMPT), params=params)
+        result = only(runner.execute([one]))
+        assert len(result.tokens) == 1
+        computed = len(known)
+        known += ids(result)
+        drawn += result.tokens
+    return drawn
+
+
+@pytest.mark.parametrize("name", PARAMS)
+@pytest.mark.parametrize("seed", range(4))
+def test_any_drafts_give_the_same_tokens(runner: ModelRunner, name: str, seed: int) -> None:
+    """Right, wrong and half right ones, any number, with neighbours and without."""
+    params = PARAMS[name]
+    runner.kv_bytes.fill(0)
+    wanted = _undisturbed(runner, params)
+    num_computed = len(PROMPT) + NUM_TOKENS - 1
+    clean = slots(runner, TABLE, num_computed)
+    runner.kv_bytes.fill(0)
+    choose = random.Random(seed)
+    known, computed = list(PROMPT), 0
+    drawn: list[SampledToken] = []
+    while len(drawn) < NUM_TOKENS:
+        coming = [token.token_id for token in wanted[len(drawn) :]]
+        drafts = coming[: choose.randint(0, 9)]
+        right = len(drafts)
+        if drafts and choose.random() < 0.7:
+            right = choose.randrange(len(drafts))
+            drafts[right] = (drafts[right] + 1 + choose.randrange(95)) % 97
+        one = step(known, computed, TABLE, drafts, num_prompt=len(PROMPT), params=params)
+        neighbours = [step(prompt_of(5), 0, [30], [1, 2]), step(prompt_of(9), 0, [31])]
+        batch = [*neighbours[: choose.randint(0, 2)], one]
+        result = runner.execute(batch)[-1]
+        assert result is not None
+        assert len(result.tokens) == right + 1
+        computed = len(known) + right
+        known += ids(result)
+        drawn += result.tokens
+    if runner.attention_backend == "numba":
+        assert drawn[:NUM_TOKENS] == wanted
+        np.testing.assert_array_equal(slots(runner, TABLE, num_computed), clean)
+    else:  # plain operators round differently with the number of rows
+        assert [t.token_id for t in drawn[:NUM_TOKENS]] == [t.token_id for t in wanted]
+
+
+def test_more_drafts_than_rows_of_logits_are_held(runner: ModelRunner) -> None:
+    wanted = [token.token_id for token in _undisturbed(runner, PARAMS["greedy"])]
+    batch = [
+        step(PROMPT, 0, TABLE, [*wanted[:30], *[0] * 60]),
+        step(prompt_of(4), 0, [30, 31, 32], [0] * 30),
+        step(PROMPT, 0, [40, 41, 42, 43, 44, 45, 46, 47], wanted[: NUM_TOKENS - 1]),
+    ]
+    first, second, third = runner.execute(batch)
+    assert first is not None
+    assert second is not None
+    assert third is not None
+    assert ids(first)[:31] == wanted[:31]
+    assert second.tokens[0] == only(runner.execute([step(prompt_of(4), 0, [30])])).tokens[0]
+    assert ids(third) == wanted
+
+
+def test_each_place_is_drawn_with_its_own_noise_and_history() -> None:
+    params = PARAMS["filtered"]
+    first = SampleInput(params, 4, [1, 2], [3, 3, 5, 5])
+    logits = np.random.RandomState(0).standard_normal((4, 97)).astype(np.float32)
+    sampler = Sampler(97)
+    drafts: list[int] = []
+    wanted: list[SampledToken] = []
+    for row in range(4):
+        one = SampleInput(params, 4 + row, [1, 2], [3, 3, 5, 5, *drafts])
+        wanted.append(sampler.sample(logits[row].copy(), one))
+        drafts.append(wanted[-1].token_id)
+    for count in range(4):
+        part = logits[: count + 1].copy()
+        assert draw_tokens(sampler, part, first, drafts[:count]) == tuple(wanted[: count + 1])
+    assert first.output_token_ids == [3, 3, 5, 5]
+
+
+def test_only_rows_that_are_needed_must_be_finite() -> None:
+    logits = np.zeros((3, 97), np.float32)
+    logits[:, 7] = 1
+    logits[2] = math.nan
+    first = SampleInput(PARAMS["greedy"], 0, [], [])
+    sampler = Sampler(97)
+    assert len(draw_tokens(sampler, logits.copy(), first, [8, 7])) == 1
+    assert len(draw_tokens(sampler, logits.copy(), first, [7, 8])) == 2
+    with pytest.raises(BadLogits):
+        draw_tokens(sampler, logits.copy(), first, [7, 7])
+
+
+def test_a_sequence_with_bad_logits_spares_its_neighbours_drafts(runner: ModelRunner) -> None:
+    good = step(PROMPT, 0, TABLE)
+    token = ids(only(runner.execute([good])))[0]
+    drafted = step(PROMPT, 0, TABLE, [token, token])
+    [wanted] = runner.execute([drafted])
+    runner.kv_bytes[:, :, 50] = 0xFF
+    bad = replace(step(prompt_of(20), 16, [50, 51], [1, 2]), sequence_id=7)
+    with pytest.raises(SequencesFailed) as caught:
+        runner.execute([bad, drafted])
+    assert caught.value.entries == (0,)
+    assert caught.value.results[0] is None
+    found = caught.value.results[1]
+    assert isinstance(found, DrawnTokens)
+    assert wanted is not None
+    assert ids(found) == ids(wanted)

@@ -1,0 +1,1 @@
+"""What developers run: generating stubs, training the demo model's draft layer."""

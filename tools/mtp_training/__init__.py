@@ -1,0 +1,1 @@
+"""Distilling a multi-token-prediction layer from a model's own greedy answers."""

@@ -1,0 +1,107 @@
+"""Where training starts: the best linear guess, and the target's last layer as features.
+
+The next hidden state is regressed on this one and the next token's embedding, which gives the
+projection; what that leaves over is regressed on what the last layer's MLP sees in the guess,
+which gives the output of this one's. Attention starts silent. All of it takes seconds, and
+spares the first hundreds of steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from engine.runner.checkpoint import Checkpoint
+from engine.runner.model_spec import DecoderSpec
+from tools.mtp_training.mtp_layer import weight_shapes
+from tools.mtp_training.work_folder import Conversation
+
+_OWN = ("enorm.weight", "hnorm.weight", "eh_proj.weight", "shared_head.norm.weight")
+"""What an ordinary layer does not have."""
+_SAMPLED = 60_000
+_ROWS_AT_ONCE = 4096
+_RIDGE = 1e-3
+_SMALLEST_NORM_WEIGHT = 0.2
+
+
+def first_weights(
+    checkpoint: Checkpoint,
+    spec: DecoderSpec,
+    conversations: Sequence[Conversation],
+    draw: np.random.Generator,
+) -> dict[str, np.ndarray]:
+    """Float32 weights by name within the layer.
+
+    The layer works on states after the target's final norm, scaled to a mean square of 1, so that
+    its own outputs can take their place; the last layer's input norms are divided by the final
+    norm's weights to fit.
+    """
+    weights = {}
+    for name in weight_shapes(spec):
+        if name not in (
+            "eh_proj.weight",
+            "shared_head.norm.weight",
+            "enorm.weight",
+            "hnorm.weight",
+        ):
+            weights[name] = checkpoint.read(f"model.layers.{spec.num_layers - 1}.{name}")
+    final_norm = checkpoint.read("model.norm.weight")
+    small = np.abs(final_norm) < _SMALLEST_NORM_WEIGHT
+    divisor = np.where(small, np.copysign(_SMALLEST_NORM_WEIGHT, final_norm), final_norm)
+    for name in ("input_layernorm.weight", "post_attention_layernorm.weight"):
+        weights[name] = weights[name] / divisor * np.abs(final_norm).mean()
+
+    embedding = checkpoint.read("model.embed_tokens.weight")
+    joined, following, size = _sample(conversations, embedding, draw)
+    projection = _regress(joined, following)
+    guess = joined @ projection.T
+    normed = _unit(guess) * weights["post_attention_layernorm.weight"]
+    gate = normed @ weights["mlp.gate_proj.weight"].T
+    inner = gate / (1 + np.exp(-gate)) * (normed @ weights["mlp.up_proj.weight"].T)
+    weights |= {
+        "enorm.weight": np.ones(spec.hidden_size),
+        "hnorm.weight": np.ones(spec.hidden_size),
+        "eh_proj.weight": projection,
+        "self_attn.o_proj.weight": np.zeros_like(weights["self_attn.o_proj.weight"]),
+        "mlp.down_proj.weight": _regress(inner, following - guess),
+        "shared_head.norm.weight": np.full(spec.hidden_size, size),
+    }
+    return {name: weight.astype(np.float32) for name, weight in weights.items()}
+
+
+def _sample(
+    conversations: Sequence[Conversation], embedding: np.ndarray, draw: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray, float]:
+    """Inputs `[rows, 2 * hidden_size]`, next states `[rows, hidden_size]` and their size before
+    they were scaled.
+    """
+    answers = [slice(c.prompt_len - 1, len(c.states) - 1) for c in conversations]
+    states, following, tokens = [], [], []
+    for c, part in zip(conversations, answers, strict=True):
+        states.append(c.states[part])
+        following.append(c.states[part.start + 1 :])
+        tokens.append(c.token_ids[part.start + 1 : part.stop + 1])
+    num_rows = sum(map(len, tokens))
+    chosen = draw.choice(num_rows, min(_SAMPLED, num_rows), replace=False)
+    next_states = np.concatenate(following)[chosen].astype(np.float32)
+    embedded = embedding[np.concatenate(tokens)[chosen]]
+    joined = [_unit(embedded), _unit(np.concatenate(states)[chosen].astype(np.float32))]
+    size = float(np.sqrt(np.mean(np.square(next_states), axis=1)).mean())
+    return np.concatenate(joined, axis=1), _unit(next_states), size
+
+
+def _regress(inputs: np.ndarray, outputs: np.ndarray) -> np.ndarray:
+    """Ridge regression: weights `[outputs, inputs]` of least squared error."""
+    width = inputs.shape[1]
+    gram, moments = np.zeros((width, width)), np.zeros((width, outputs.shape[1]))
+    for first in range(0, len(inputs), _ROWS_AT_ONCE):
+        rows = inputs[first : first + _ROWS_AT_ONCE]
+        gram += rows.T @ rows
+        moments += rows.T @ outputs[first : first + _ROWS_AT_ONCE]
+    gram[np.diag_indices(width)] += _RIDGE * np.trace(gram) / width
+    return np.asarray(np.linalg.solve(gram, moments).T)
+
+
+def _unit(x: np.ndarray) -> np.ndarray:
+    return np.asarray(x / np.sqrt(np.mean(np.square(x), axis=1, keepdims=True) + 1e-6))
