@@ -9,7 +9,7 @@ STAMP := $(VENV)/.installed-$(shell cat pyproject.toml constraints.txt | cksum |
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help env up demo demo-model test check check-format check-lint check-types \
+.PHONY: help env up demo demo-model test test-equality check check-format check-lint check-types \
 	check-imports check-protos format protos clean
 
 help:  ## list these targets
@@ -29,6 +29,9 @@ demo-model: env  ## fetch and convert the demo model, once
 
 test: env demo-model  ## run all tests
 	$(BIN)/python -m pytest $(ARGS)
+
+test-equality: env demo-model  ## the demo model under every policy, order, mode and method
+	$(BIN)/python -m pytest tests/equality --every-combination $(ARGS)
 
 check: check-format check-lint check-types check-imports check-protos  ## all that is checked without running
 

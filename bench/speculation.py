@@ -40,6 +40,7 @@ from engine.core.step_plan import Limits
 from engine.runner.load import load_model_runner
 from engine.runner.model_runner import ModelRunner
 from pdserve.checkpoints.resolve import resolve_checkpoint
+from pdserve.checkpoints.speculative_model import resolve_speculation
 from router.text_model import TextModel
 
 METHODS = ("none", "ngram", "suffix", "mtp")
@@ -175,12 +176,11 @@ def load_serving(folder: Path, num_threads: int, methods: list[str]) -> list[Ser
 
 
 def _load(folder: Path, num_threads: int, methods: list[str]) -> list[Serving]:
+    memory = len(methods) * _KV_CACHE_PER_METHOD
     runner = load_model_runner(
         ModelConfig(model=str(folder)),
-        replace(
-            _ENGINE, num_threads=num_threads, kv_cache_memory=len(methods) * _KV_CACHE_PER_METHOD
-        ),
-        speculation=SpeculationConfig(speculative_method=methods[-1]),
+        replace(_ENGINE, num_threads=num_threads, kv_cache_memory=memory),
+        speculation=resolve_speculation(SpeculationConfig(speculative_method=methods[-1]), folder),
     )
     runner.warm_up()
     share = runner.num_blocks // len(methods)

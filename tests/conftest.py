@@ -1,4 +1,4 @@
-"""Fixtures that several kinds of tests use."""
+"""Fixtures and options that several kinds of tests use."""
 
 from __future__ import annotations
 
@@ -7,6 +7,14 @@ from collections.abc import Iterator
 import pytest
 
 from tests.redis_server import RedisServer, redis_server
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--every-combination",
+        action="store_true",
+        help="equality: every policy × order × mode × method, not only all pairs of them",
+    )
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""How long one step takes on a virtual clock: a roofline with five numbers.
+"""How long one step takes on a virtual clock: a roofline with six numbers.
 
     step_s = overhead_s
            + max(weights_s, token_s * tokens)              matrix products: memory- or compute-bound

@@ -6,8 +6,9 @@ import pytest
 
 from common.config import SpeculationConfig
 from common.errors import CheckpointError
-from engine.runner.checkpoint import Checkpoint
-from engine.runner.model_spec import read_decoder_spec
+from engine.runner.checkpoint import Checkpoint, TensorFiles, layer_shapes
+from engine.runner.model_spec import DecoderSpec, RopeSpec, read_decoder_spec
+from engine.runner.mtp.mtp_weights import TARGET_IDENTITY
 from pdserve.checkpoints import speculative_model
 from pdserve.checkpoints.speculative_model import resolve_speculation
 from tests.unit.runner.tiny_checkpoints import (
@@ -18,6 +19,13 @@ from tests.unit.runner.tiny_checkpoints import (
 )
 
 LLAMA = CONFIGS["llama"]
+DEMO = DecoderSpec(
+    architecture="LlamaForCausalLM", num_layers=30, hidden_size=576, intermediate_size=1536,
+    num_heads=9, num_kv_heads=3, head_dim=64, vocab_size=49152, max_position=8192,
+    rms_epsilon=1e-5, rope=RopeSpec(kind="default", theta=100000.0), is_rope_interleaved=False,
+    has_tied_embeddings=True, has_qkv_bias=False, has_output_bias=False, has_mlp_bias=False,
+    has_head_norms=False,
+)  # fmt: skip
 MTP = SpeculationConfig(speculative_method="mtp")
 
 
@@ -64,3 +72,26 @@ def test_a_named_file_that_is_not_there(demo: Path) -> None:
 def test_methods_that_need_no_file_read_none(tmp_path: Path, method: str) -> None:
     speculation = SpeculationConfig(speculative_method=method)
     assert resolve_speculation(speculation, tmp_path / "nowhere") == speculation
+
+
+def test_the_file_that_comes_with_pdserve_is_for_the_demo_model() -> None:
+    """SmolLM2-135M-Instruct's sizes; all but one tensor are what the runner reads."""
+    file = Path(speculative_model.__file__).with_name("demo_mtp.safetensors")
+    assert file.stat().st_size <= 10 * 10**6
+    files = TensorFiles({file: ()})
+    assert files.metadata["target"] == "SmolLM2-135M-Instruct"
+    assert len(files.metadata[TARGET_IDENTITY]) == 64
+    block = "model.layers.30."
+    shapes = layer_shapes(DEMO, block) | {
+        f"{block}enorm.weight": (576,),
+        f"{block}hnorm.weight": (576,),
+        f"{block}shared_head.norm.weight": (576,),
+        f"{block}eh_proj.weight": (576, 1152),
+    }
+    for name, shape in shapes.items():
+        files.check(file, name, shape)
+    assert set(files.names()) == {*shapes, "draft_token_ids"}
+    ids = files.read("draft_token_ids")
+    assert ids[0] >= 0
+    assert ids[-1] < DEMO.vocab_size
+    assert (ids[1:] > ids[:-1]).all()

@@ -101,9 +101,13 @@ def test_s32_not_while_a_victim_or_anybody_else_waits() -> None:
         engine.add(make_request(4, seed=seed, max_tokens=16, ignore_eos=True)) for seed in (1, 2)
     )
     engine.run_until(lambda: engine.num_preemptions > 0)
-    engine.scheduler.finish(old)
+    engine.step()
+    engine.step()
     assert list(engine.scheduler.waiting) == [young]
     before = ratio(engine)
+    assert before < 0.3
+    engine.scheduler.finish(old)
+    assert ratio(engine) == before
     engine.plan()
     assert ratio(engine) == before
     engine.scheduler.finish(young)

@@ -129,7 +129,7 @@ def test_a_turn_is_messages_time_plan_run_apply_emit_each_performed_before_the_n
 
 
 def test_blocks_leave_before_others_come_back_and_both_before_anything_is_written() -> None:
-    # A reservation among the effects lets another node write into blocks that were just swapped out.
+    # An effect may let another node write into blocks that were just swapped out.
     log: list[str] = []
     flow = ScriptedFlow(log, [1])
     flow.swap_outs = [BlockCopy([1, 2], [8, 9]), BlockCopy([3], [7])]

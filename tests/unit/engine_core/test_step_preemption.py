@@ -88,8 +88,9 @@ def test_s36_a_victim_is_credited_only_with_what_it_alone_holds() -> None:
     running = [decoding(1, 64, (1,)), decoding(2, 64, (7,)), decoding(3, 70, (8, 9))]
     step = plan(running=running, pool=Pool(0, shared=shared))
     assert (victims(step), list(step.chunks)) == ([3], [1, 2])
-    running = [decoding(1, 64, (1,)), decoding(2, 64, (5,)), decoding(3, 64, (7,))]
-    step = plan(running=running, pool=Pool(0, shared=shared))
+    # What sequence 3 holds is shared: taking it would free nothing, so the next one pays too.
+    running = [decoding(1, 64), decoding(2, 70, (5, 6)), decoding(3, 70, (7, 8))]
+    step = plan(running=running, pool=Pool(0, shared=frozenset({7, 8})))
     assert (victims(step), list(step.chunks)) == ([3, 2], [1])
 
 
@@ -168,7 +169,10 @@ def test_e45_s17_s38_sequences_that_prefill_are_never_preempted() -> None:
     running = [prefilling(1, 200, 64), prefilling(2, 200, 64)]
     step = plan(running=running, queue=[waiting(3, 10)], pool=0)
     assert (victims(step), tokens(step)) == ([], {1: 136, 2: 136})
-    assert step.stopped_by is StopRule.NO_BLOCKS
+    assert (step.num_decode_tokens, step.stopped_by) == (0, StopRule.NO_BLOCKS)
+    # The youngest prefills, so the one before it pays.
+    running = [decoding(1, 64), decoding(2, 70, 2), prefilling(3, 200, 0)]
+    assert victims(plan(running=running, pool=0)) == [2]
 
 
 def test_c24_before_its_first_token_a_sequence_neither_drafts_nor_pays() -> None:

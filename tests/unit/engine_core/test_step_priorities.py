@@ -12,6 +12,7 @@ from tests.unit.engine_core.planner_views import (
     admitted,
     decoding,
     plan,
+    preempted,
     prefilling,
     receiving,
     tokens,
@@ -76,6 +77,16 @@ def test_nobody_goes_when_it_would_not_be_enough() -> None:
     step = plan(running=running, queue=[waiting(9, 800, priority=1)], pool=1, priorities=True)
     assert (*outcome(step), step.stopped_by) == ([], [], StopRule.NO_BLOCKS)
     step = plan(running=running, queue=[waiting(9, 760, priority=1)], pool=1, priorities=True)
+    assert outcome(step) == ([2], [9])
+
+
+def test_nobody_goes_for_one_that_came_back_and_would_not_be_seated_all_the_same() -> None:
+    # An important victim also needs room for some steps of everybody (S37): three blocks, not two.
+    running = [decoding(1, 70), decoding(2, 70)]
+    queue = [preempted(9, 100, priority=1)]
+    step = plan(running=running, queue=queue, pool=0, retract=20, priorities=True)
+    assert outcome(step) == ([], [])
+    step = plan(running=running, queue=queue, pool=1, retract=20, priorities=True)
     assert outcome(step) == ([2], [9])
 
 
