@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Sequence, Set
 from dataclasses import dataclass
 
 from common.blocks import blocks_for
-from engine.core.policies.victims import headroom_blocks
+from engine.core.policies.victims import headroom_blocks, spare_recently_resumed
 from engine.core.status import SequenceStatus
 from engine.core.step_budget import StepBudget
 from engine.core.step_plan import (
@@ -92,16 +92,18 @@ class _Admissions:
         self.match_prefix = match_prefix
         self.seated = {s.sequence_id: s for s in seated}
         self.locked: set[int] = set()
-        reservation = budget.policy.reservation
-        self.demand = sum(map(reservation.demand, seated))
+        self.demand = sum(map(self._demand, seated))
 
     def run(self, waiting: Iterable[SequenceView]) -> None:
         plan, policy = self.budget.plan, self.budget.policy
         blocked: list[SequenceView] = []
         rule = StopRule.NOTHING_WAITS
+        num_behind = 0
         for sequence in waiting:
-            if len(blocked) > policy.skip_ahead_window:
-                break
+            if blocked:
+                num_behind += 1
+                if num_behind > policy.skip_ahead_window:
+                    break
             stop = self._try_to_seat(sequence, is_head=not blocked)
             if stop is None:
                 for one in blocked:
@@ -118,6 +120,21 @@ class _Admissions:
         plan.stopped_by = rule
         plan.num_growth_blocks = policy.reservation.blocks(self.demand)
 
+    def _demand(self, sequence: SequenceView) -> int:
+        """A block that this step gives to `sequence` is not kept back for it as well."""
+        reservation = self.budget.policy.reservation
+        planned = self.budget.plan.chunks.get(sequence.sequence_id)
+        if planned is None or planned.num_new_blocks == 0:
+            return reservation.demand(sequence)
+        return reservation.demand(
+            _Seated(
+                sequence.num_known,
+                sequence.num_output,
+                sequence.max_new_tokens,
+                sequence.num_held_blocks + planned.num_new_blocks,
+            )
+        )
+
     def _is_barrier(self, sequence: SequenceView) -> bool:
         passed = sequence.num_passed + self.budget.plan.passed.get(sequence.sequence_id, 0)
         return passed >= self.budget.policy.skip_ahead_limit
@@ -126,17 +143,17 @@ class _Admissions:
         """Plan an admission, or say why not."""
         budget = self.budget
         need = self._need(sequence)
+        may_preempt = is_head and budget.policy.enable_priority_scheduling
+        if may_preempt and (budget.num_seats <= 0 or self._why_no_room(need, sequence)):
+            need = self._preempt_lower(sequence, need)
         num_tokens = self._first_chunk(sequence, need)
         if num_tokens == 0 and not sequence.has_remote_kv:
             return StopRule.NO_BUDGET
-        if budget.num_seats <= 0 or self._why_no_room(need, sequence) is not None:
-            if is_head and budget.policy.enable_priority_scheduling:
-                need = self._preempt_lower(sequence, need)
-            if budget.num_seats <= 0:
-                return StopRule.NO_SEAT
-            stop = self._why_no_room(need, sequence)
-            if stop is not None:
-                return stop
+        if budget.num_seats <= 0:
+            return StopRule.NO_SEAT
+        stop = self._why_no_room(need, sequence)
+        if stop is not None:
+            return stop
         self.locked.update(need.claimed)
         self.demand += budget.policy.reservation.demand(need.seated)
         self.seated[sequence.sequence_id] = sequence
@@ -178,14 +195,14 @@ class _Admissions:
         reservation = self.budget.policy.reservation
         reserved = reservation.blocks(self.demand + reservation.candidate_demand(need.seated))
         if sequence.status is SequenceStatus.PREEMPTED:
-            reserved = max(reserved, self._headroom(sequence))
+            reserved = max(reserved, self._headroom(sequence, self.seated.values()))
         if need.num_new + len(need.claimed) + reserved > available:
             return StopRule.RESERVED
         return None
 
-    def _headroom(self, sequence: SequenceView) -> int:
+    def _headroom(self, sequence: SequenceView, seated: Iterable[SequenceView]) -> int:
         """What a victim leaves to the others when it comes back, or it would only go again."""
-        decoding = [s for s in self.seated.values() if s.status is SequenceStatus.RUNNING_DECODE]
+        decoding = [s for s in seated if s.status is SequenceStatus.RUNNING_DECODE]
         return headroom_blocks(
             [*decoding, sequence],
             retract_decode_steps=self.budget.policy.retract_decode_steps,
@@ -209,20 +226,29 @@ class _Admissions:
         decoding = [s for s in self.seated.values() if s.status is SequenceStatus.RUNNING_DECODE]
         lower = [s for s in decoding if s.priority < sequence.priority]
         lower.sort(key=lambda s: (s.priority, -s.arrival, s.sequence_id))
+        lower = spare_recently_resumed(lower, budget.policy.min_progress_tokens)
+        left = list(self.seated.values())
         victims: list[SequenceView] = []
         freed: set[int] = set()
-        demand, available = self.demand, budget.available
+        demand, available, tokens_left = self.demand, budget.available, budget.tokens_left
         for victim in lower[: len(decoding) - 1]:
             victims.append(victim)
             unshared = {b for b in victim.block_table if pool.is_unshared(b)}
             planned = budget.plan.chunks.get(victim.sequence_id)
-            available += len(unshared) + (planned.num_new_blocks if planned is not None else 0)
+            available += len(unshared)
+            if planned is not None:
+                available += planned.num_new_blocks
+                tokens_left += planned.num_tokens + planned.num_drafts
             freed |= unshared
-            demand -= reservation.demand(victim)
+            demand -= self._demand(victim)
+            left.remove(victim)
             wider = self._need(sequence, freed)
             reserved = reservation.blocks(demand + reservation.candidate_demand(wider.seated))
+            if sequence.status is SequenceStatus.PREEMPTED:
+                reserved = max(reserved, self._headroom(sequence, left))
             num_taken = wider.num_new + len(wider.claimed)
-            if num_taken + reserved <= available and wider.num_now <= available:
+            has_tokens = sequence.has_remote_kv or tokens_left >= budget.limits.chunk_granularity
+            if has_tokens and num_taken + reserved <= available and wider.num_now <= available:
                 break
         else:
             return need

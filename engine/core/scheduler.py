@@ -93,6 +93,7 @@ class Scheduler:
     def can_seat(self, sequence: Sequence) -> bool:
         """Whether `sequence` would be seated by the next plan if it were added now."""
         self._set_most_output(sequence)
+        self._draft()
         self.waiting.join(sequence)
         plan = self._decide()
         self.waiting.leave(sequence)
@@ -119,10 +120,7 @@ class Scheduler:
 
     def plan(self) -> PlannedStep:
         """Decide the next step and take what it needs; `apply` must follow."""
-        if self._speculation is not None:
-            decoding = [s for s in self.running if s.is_decoding]
-            for sequence, drafts in zip(decoding, self._speculation.drafts(decoding), strict=True):
-                sequence.draft_token_ids = drafts
+        self._draft()
         plan = self._decide()
         self._counters.on_plan(plan)
         step = self._take(plan)
@@ -202,6 +200,12 @@ class Scheduler:
         assert self.host_pool.num_used == num_swapped, "host blocks without an owner"
 
     # --- inside: taking what a plan decided ----------------------------------------------------
+
+    def _draft(self) -> None:
+        if self._speculation is not None:
+            decoding = [s for s in self.running if s.is_decoding]
+            for sequence, drafts in zip(decoding, self._speculation.drafts(decoding), strict=True):
+                sequence.draft_token_ids = drafts
 
     def _decide(self) -> StepPlan:
         config = self._config
@@ -311,7 +315,9 @@ class Scheduler:
 
     def _note_passed(self, plan: StepPlan) -> None:
         highest = 0
-        for sequence in islice(self.waiting, self._config.skip_ahead_window + 1):
+        for sequence in islice(
+            self.waiting, self._config.skip_ahead_window + 1 + len(plan.preempted)
+        ):
             sequence.num_passed += plan.passed.get(sequence.sequence_id, 0)
             highest = max(highest, sequence.num_passed)
         self._counters.highest_num_passed = highest

@@ -73,7 +73,7 @@ class Drafter:
         """Scalar: cross entropy with the target's own choice, and distance from its states."""
         shortlist = self._draw_shortlist(batch, draw)
         total = paddle.zeros([])
-        for weight, drafts in zip(_DRAFT_WEIGHTS, self._drafts(batch), strict=True):
+        for weight, drafts in zip(_DRAFT_WEIGHTS, self.drafts(batch), strict=True):
             inside = np.flatnonzero(shortlist.place_of[drafts.targets] != _OUTSIDE)
             if inside.size:
                 rows = paddle.to_tensor(inside)
@@ -98,7 +98,7 @@ class Drafter:
         """Int64 `[batch, width, DRAFTS]` for the batch's rows: 1 right, 0 wrong, -1 not made."""
         outcome = np.full((*batch.rows.shape, DRAFTS), -1, np.int64)
         with paddle.no_grad():
-            for index, drafts in enumerate(self._drafts(batch)):
+            for index, drafts in enumerate(self.drafts(batch)):
                 best = self._logits(drafts.outputs, self._head).argmax(-1).numpy()
                 columns = drafts.positions - batch.rows[drafts.conversations, 0]
                 is_right = best == self._place_of[drafts.targets]
@@ -123,7 +123,7 @@ class Drafter:
     def _embed(self, token_ids: np.ndarray) -> paddle.Tensor:
         return paddle.to_tensor(self._embedding[token_ids])
 
-    def _drafts(self, batch: Batch) -> Iterator[Drafts]:
+    def drafts(self, batch: Batch) -> Iterator[Drafts]:
         """First drafts at the batch's rows, then later ones at its anchors."""
         layer, tokens = self._layer, batch.token_ids
         count, length = batch.states.shape[:2]

@@ -25,7 +25,7 @@ PROBE_SHARE = 0.01
 TRUST = 0.95
 """What a chance is worth: chances and step times are estimates, and nothing lost is better than
 little gained."""
-LATEST_WEIGHT = 0.25
+LATEST_WEIGHT = 0.1
 """What the latest draft weighs in a sequence's estimate."""
 MEAN_WEIGHT = 0.02
 """What the latest draft weighs in the mean over all sequences."""

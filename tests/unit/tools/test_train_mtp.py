@@ -129,24 +129,47 @@ def test_a_second_start_of_a_finished_run_writes_the_same_weights(
         np.testing.assert_array_equal(tensor, first[name], name)
 
 
-def test_drafts_are_those_of_an_engine_with_a_kv_cache(tiny: Tiny, tmp_path: Path) -> None:
+def test_drafts_are_those_of_an_engine_with_a_kv_cache(tiny: Tiny) -> None:
+    draw = np.random.default_rng(11)
+    weights = {
+        name: draw.standard_normal(shape) * (2 / np.sqrt(shape[-1]) if len(shape) > 1 else 1)
+        for name, shape in weight_shapes(tiny.spec).items()
+    }
+    weights = {name: weight.astype(np.float32) for name, weight in weights.items()}
+    layer = MtpLayer(tiny.spec, weights, MAX_SEQUENCE + DRAFTS)
+    drafter = Drafter(layer, tiny.embedding, tiny.head, tiny.draft_ids, tiny.draft_ids)
+    few = sorted(tiny.conversations, key=lambda c: len(c.token_ids))[1:20:9]
+    assert len({c.prompt_len for c in few}) == len({len(c.token_ids) for c in few}) == 3
+    batch = make_batch(few, 0.5, draw)
+    reference = ReferenceMtp(tiny.spec, weights)
+    for number, drafts in enumerate(drafter.drafts(batch), 1):
+        found = layer.head_input(drafts.outputs).numpy()
+        assert len(found) >= sum(len(c.token_ids) - c.prompt_len for c in few) // 2 - 6
+        for j in range(0, len(found), 7):
+            c, position = few[drafts.conversations[j]], int(drafts.positions[j])
+            embedded = tiny.embedding[c.token_ids]
+            expected = reference.drafts(embedded, c.states, position, number)[-1]
+            np.testing.assert_allclose(found[j], expected, atol=2e-3)
+            assert drafts.targets[j] == c.token_ids[position + number + 1]
+            state = drafts.true_states[j].numpy()
+            np.testing.assert_array_equal(state, c.states[position + number])
+
+
+def test_accepted_drafts_are_those_that_are_the_answers_tokens(tiny: Tiny, tmp_path: Path) -> None:
     few = tiny.conversations[:3]
     training, drafter, layer = tiny.new_training(tmp_path / "work", 24)
     training.run(few, few[:1], lambda: None)  # so that some drafts are right
     batch = make_batch(few, 0.5, np.random.default_rng(5))
     outcome = drafter.accepted(batch)
-    reference = ReferenceMtp(tiny.spec, {n: w.numpy() for n, w in layer.weights.items()})
-    head, ids = tiny.head[tiny.draft_ids].astype(np.float64), tiny.draft_ids
-    for row, c in enumerate(few):
-        embedded = tiny.embedding[c.token_ids]
-        for i in range(c.prompt_len - 1, len(c.token_ids) - 2, 8):
-            is_anchor = i in batch.anchors[row]
-            count = min(DRAFTS if is_anchor else 1, len(c.token_ids) - 2 - i)
-            inputs = reference.drafts(embedded, c.states, i, count)
-            drafted = [int(ids[np.argmax(head @ x)]) for x in inputs]
-            expected = [int(d == c.token_ids[i + 2 + n]) for n, d in enumerate(drafted)]
-            padded = expected + [-1] * (DRAFTS - count)
-            assert outcome[row, i - c.prompt_len + 1].tolist() == padded, (row, i)
+    expected = np.full_like(outcome, -1)
+    for index, drafts in enumerate(drafter.drafts(batch)):
+        logits = layer.head_input(drafts.outputs).numpy() @ tiny.head[tiny.draft_ids].T
+        drafted = tiny.draft_ids[np.argmax(logits, axis=1)]
+        for c, position, token, wanted in zip(
+            drafts.conversations, drafts.positions, drafted, drafts.targets, strict=True
+        ):
+            expected[c, position - few[c].prompt_len + 1, index] = token == wanted
+    np.testing.assert_array_equal(outcome, expected)
     for number in range(DRAFTS):
         assert {-1, 0, 1} <= set(outcome[..., number].ravel().tolist())
 

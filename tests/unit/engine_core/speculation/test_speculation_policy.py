@@ -120,7 +120,7 @@ def test_drafts_return_soon_after_acceptance_does() -> None:
     speculation, view = make("mtp", costs=MTP_COSTS), view_of("x")
     for _ in range(300):
         step(speculation, view, 0)
-    lengths = [step(speculation, view, 1)[0] for _ in range(2 * length_of_a_probe(speculation))]
+    lengths = [step(speculation, view, 1)[0] for _ in range(5 * length_of_a_probe(speculation))]
     assert lengths[-1] == 3
 
 
