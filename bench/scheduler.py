@@ -14,8 +14,9 @@ and those behind it that may skip ahead; none fits, because its blocks are reser
     ngram_w1000         as `w1000`, and drafts from the n-gram drafter are proposed and verified
     w10000_over_w100    the ratio of the two medians (`…_cpu`: of processor time)
 
-The cases take turns, step by step and in a new order each time: a machine whose speed drifts does
-so for all, and none always finds the processor's caches as the same other one left them.
+The three queues take turns, step by step and in a new order each time: a machine whose speed drifts
+does so for all, and none always finds the processor's caches as the same other one left them. The
+further cases follow, in turns as well.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import random
 import sys
 import time
 from collections.abc import Iterator
+from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from itertools import count
 
@@ -64,10 +66,8 @@ class Case:
     method: str = "none"
 
 
-CASES = (
-    Case("w100", 100),
-    Case("w1000", 1000),
-    Case("w10000", 10_000),
+QUEUES = (Case("w100", 100), Case("w1000", 1000), Case("w10000", 10_000))
+OTHERS = (
     Case("seats_full_w1000", 1000, max_num_seqs=NUM_RUNNING),
     Case("ngram_w1000", 1000, method="ngram"),
 )
@@ -196,13 +196,13 @@ class BusyNode:
         assert (statistics.num_drafted > 0) == (self.case.method != "none"), "drafts were not tried"
 
 
-def measure(num_steps: int) -> dict[str, dict[str, float]]:
+def measure(cases: Items[Case], num_steps: int) -> dict[str, dict[str, float]]:
     """p50 and p99 per case, milliseconds; the cases take turns."""
     nodes = []
-    for case in CASES:
+    for case in cases:
         print(f"setting up {case.name}", file=sys.stderr)
         nodes.append(BusyNode(case))
-    spans: dict[str, list[StepSpans]] = {case.name: [] for case in CASES}
+    spans: dict[str, list[StepSpans]] = {case.name: [] for case in cases}
     rng = random.Random(0)
     for _ in range(num_steps):
         rng.shuffle(nodes)
@@ -233,7 +233,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.steps < 1:
         sys.exit(f"steps is {arguments.steps}: wanted at least 1")
-    figures = measure(arguments.steps)
+    figures = {**measure(QUEUES, arguments.steps), **measure(OTHERS, arguments.steps)}
     ratios = {
         "w10000_over_w100": figures["w10000"]["plan_ms_p50"] / figures["w100"]["plan_ms_p50"],
         "w10000_over_w100_cpu": (

@@ -28,7 +28,7 @@ class SchedulingConfig:
     """Who runs next, what is kept back for those who run, and who pays when blocks run out."""
 
     reservation_policy: str = setting(
-        "token_ratio",
+        "global_ratio",
         "blocks kept back for outputs: none, fixed_blocks, token_ratio or global_ratio",
     )
     init_new_token_ratio: float = setting(

@@ -91,6 +91,10 @@ class StepLoop(Generic[M, E]):
             self._perform_all(self._flow.on_message(message, self._clock.now_s()))
         self._perform_all(self._flow.on_time(self._clock.now_s()))
         step, effects = self._flow.begin_step(self._clock.now_s())
+        log.debug(
+            "a step of %d sequences, %d tokens, %d preempted; admissions ended by: %s",
+            *(len(step.batch), step.num_tokens, step.num_preempted, step.stopped_by.value),
+        )
         self._swap(step)
         self._perform_all(effects)
         if step.batch:

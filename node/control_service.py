@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from itertools import count
 from typing import Any
@@ -13,6 +14,8 @@ import grpc.aio
 from common.errors import (
     DeadlineExceeded,
     InvalidRequest,
+    LayoutMismatch,
+    Overloaded,
     PdserveError,
     PeerProtocolError,
     StaleEpoch,
@@ -47,6 +50,7 @@ from protos.rpc_errors import status_of
 MAX_MESSAGE_BYTES = 16 << 20
 MAX_ABORTS_PER_CALL = 4096
 STATUS_TIMEOUT_S = 60.0
+USUAL_REFUSALS = (DeadlineExceeded, InvalidRequest, LayoutMismatch, Overloaded)
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
@@ -80,7 +84,11 @@ class Replies:
 
 
 class ControlService(pb_grpc.NodeServicer):
-    """Checks every envelope, translates, and waits no longer than the request's deadline."""
+    """Checks every envelope, translates, and waits no longer than the request's deadline.
+
+    `refusals` counts reservations and prompts that were refused, by the error's code. It belongs to
+    the event loop.
+    """
 
     def __init__(
         self,
@@ -96,6 +104,8 @@ class ControlService(pb_grpc.NodeServicer):
         self._inbox = inbox
         self._replies = replies
         self._streams = streams
+        # The usual ones are there from the start, so that the first of them is seen as a rise.
+        self.refusals = Counter({error.code: 0 for error in USUAL_REFUSALS})
 
     async def Stream(  # noqa: N802
         self, request: pb.StreamRequest, context: Context
@@ -123,7 +133,7 @@ class ControlService(pb_grpc.NodeServicer):
             case StartedLocally(num_cached_tokens):
                 return pb.ReserveReply(local=pb.LocalStart(num_cached_tokens=num_cached_tokens))
             case Refused():
-                return pb.ReserveReply(refusal=_refusal(answer))
+                return pb.ReserveReply(refusal=self._refusal(answer))
         raise AssertionError(f"no answer to a reservation: {answer!r}")
 
     async def Prefill(  # noqa: N802
@@ -139,7 +149,7 @@ class ControlService(pb_grpc.NodeServicer):
             case Accepted():
                 return pb.PrefillReply()
             case Refused():
-                return pb.PrefillReply(refusal=_refusal(answer))
+                return pb.PrefillReply(refusal=self._refusal(answer))
         raise AssertionError(f"no answer to a prompt: {answer!r}")
 
     async def Abort(  # noqa: N802
@@ -241,8 +251,8 @@ class ControlService(pb_grpc.NodeServicer):
             new_token_ratio=load.new_token_ratio,
         )
 
-
-def _refusal(refused: Refused) -> pb.Refusal:
-    return refusal_to_proto(
-        refused.error, free_blocks=refused.free_blocks, free_seats=refused.free_seats
-    )
+    def _refusal(self, refused: Refused) -> pb.Refusal:
+        self.refusals[refused.error.code] += 1
+        return refusal_to_proto(
+            refused.error, free_blocks=refused.free_blocks, free_seats=refused.free_seats
+        )

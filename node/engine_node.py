@@ -6,7 +6,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 import grpc.aio
@@ -17,6 +17,7 @@ from common.config import Config
 from common.errors import ConfigError, InternalError, StaleEpoch
 from common.ids import Incarnation
 from common.nodes import NodeRecord
+from common.token_budget import num_speculative_tokens
 from engine.core.plan import Runner
 from engine.core.scheduler import Scheduler
 from kv_transfer.connector import KVConnector, OnEvent
@@ -113,6 +114,9 @@ class EngineNode:
         model = await load_unless_stopped(self._load_model, stop)
         if model is None:
             return 0
+        log.info("%s", _in_words(self._config, model))
+        settings = asdict(self._config.scheduling)
+        log.info("scheduling: %s", ", ".join(f"{key}={value}" for key, value in settings.items()))
         loop = asyncio.get_running_loop()
         inbox = Inbox(max_requests=self._config.handoff.max_queued_requests)
         connector = self._parts.make_connector(model, incarnation, inbox.put)
@@ -140,7 +144,8 @@ class EngineNode:
                 on_crash=lambda: loop.call_soon_threadsafe(self._crash, stop),
                 clock=self._parts.clock,
             )
-            metrics = MetricsServer(node_registry(lambda: flow.statistics), listener)
+            registry = node_registry(lambda: flow.statistics, service.refusals)
+            metrics = MetricsServer(registry, listener)
             metrics.start()
             keeper = self._lease_keeper(incarnation, model, flow, port, listener)
             try:
@@ -296,6 +301,19 @@ def kv_description(config: Config, model: LoadedModel) -> str:
     """What a node's KV cache holds, for people who wonder why two nodes do not pair up."""
     has_mtp = config.speculation.speculative_method == "mtp"
     return f"{model.layout.description}, {'with' if has_mtp else 'without'} mtp"
+
+
+def _in_words(config: Config, model: LoadedModel) -> str:
+    """What came out of configuration and checkpoint, for whoever reads the log."""
+    speculation = speculation_of(config)
+    most = num_speculative_tokens(
+        speculation.speculative_method, speculation.num_speculative_tokens
+    )
+    drafts = f"at most {most} drafts by {speculation.speculative_method}" if most else "no drafts"
+    return (
+        f"{kv_description(config, model)}: {model.num_blocks} blocks, sequences of up to "
+        f"{model.max_model_len} tokens, {drafts}"
+    )
 
 
 def advertised_host(host: str) -> str:

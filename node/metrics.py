@@ -1,6 +1,6 @@
 """A node's statistics as Prometheus samples, made when somebody asks.
 
-What is counted is counted once, in the scheduler; nothing is kept here.
+What is counted is counted once, where it happens; nothing is kept here.
 """
 
 from __future__ import annotations
@@ -16,25 +16,29 @@ from node.messages import NodeStatistics
 
 
 class NodeCollector(Collector):
-    """Reads the latest statistics; `latest` may be called on any thread."""
+    """Reads the latest statistics, which any thread may do, and refusals by their error's code."""
 
-    def __init__(self, latest: Callable[[], NodeStatistics]) -> None:
+    def __init__(self, latest: Callable[[], NodeStatistics], refusals: Mapping[str, int]) -> None:
         self._latest = latest
+        self._refusals = refusals
 
     def collect(self) -> Iterable[Metric]:
         """Every sample, all from one moment."""
         statistics = self._latest()
         yield from _sequences(statistics)
+        yield _counters("refusals", "Reservations and prompts refused", "reason", self._refusals)
         yield from _blocks(statistics.scheduler)
         yield from _steps(statistics.scheduler)
         yield from _preemptions(statistics.scheduler)
         yield from _drafts(statistics.scheduler)
 
 
-def node_registry(latest: Callable[[], NodeStatistics]) -> CollectorRegistry:
-    """A registry of this node alone."""
+def node_registry(
+    latest: Callable[[], NodeStatistics], refusals: Mapping[str, int]
+) -> CollectorRegistry:
+    """A registry of this node alone, to be read where `refusals` is written."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(NodeCollector(latest))
+    registry.register(NodeCollector(latest, refusals))
     return registry
 
 
@@ -75,7 +79,7 @@ def _blocks(scheduler: SchedulerStatistics) -> Iterator[Metric]:
     )
     yield _gauge(
         "new_token_ratio",
-        "Share of the remaining outputs for which blocks are kept back",
+        "Share of the remaining outputs for which blocks are kept back; 0: the policy has none",
         scheduler.new_token_ratio,
     )
 

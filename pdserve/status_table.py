@@ -53,11 +53,15 @@ def _row(node: NodeView) -> tuple[str, ...]:
 
 
 def _scheduling_row(node: NodeView) -> tuple[str, ...]:
-    """`KEPT BACK` is the share of the remaining outputs that has blocks set aside now."""
-    ratio = node.new_token_ratio
+    """`KEPT BACK` is the share of the remaining outputs that has blocks set aside now.
+
+    A ratio is never 0: that is what a node says whose reservation policy has none. On a prefill
+    node no output grows, whatever its ratio.
+    """
+    ratio = None if node.role == "prefill" else node.new_token_ratio
     return (
         node.node_id,
-        "-" if ratio is None else f"{ratio:.0%}",
+        f"{ratio:.0%}" if ratio else "-",
         _shown(node.num_preemptions),
         _shown(node.num_recomputed_tokens),
         node.speculative_method or "-",

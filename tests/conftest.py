@@ -5,8 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.redis_server import RedisServer, redis_server
+
+# The same examples in every run, however slow the machine is.
+settings.register_profile(
+    "pdserve",
+    derandomize=True,
+    deadline=None,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("pdserve")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

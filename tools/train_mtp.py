@@ -8,10 +8,11 @@ The layer drafts tokens for speculative decoding (`--speculative-method mtp`). I
      own output for the drafts after the first.
 
 With the default sizes all of it takes under an hour on two idle CPU cores, and at most 4 GB of
-memory. Progress is kept in the work folder: when stopped, start it again in the same way and it
-goes on where it was. From the third phase on the weights are written to --output every hundred
-steps, with a line that says which part of first, second and third drafts would be accepted on
-conversations that were held out (the second counts where the first is right, and so on).
+memory. Progress is kept in the work folder: when stopped, start it again and it goes on where it
+was, with other numbers of tokens or steps too. From the third phase on the weights are written to
+--output every hundred steps, with a line that says which part of first, second and third drafts
+would be accepted on conversations that were held out (the second counts where the first is right,
+and so on).
 
     python -m tools.train_mtp --output demo_mtp.safetensors
 """

@@ -92,6 +92,9 @@ class _Admissions:
         self.match_prefix = match_prefix
         self.seated = {s.sequence_id: s for s in seated}
         self.locked: set[int] = set()
+        """Cached blocks that those admitted in this walk use: a victim does not free them."""
+        self.freed: set[int] = set()
+        """What victims of this walk leave behind: counted as available, not evictable yet."""
         self.demand = sum(map(self._demand, seated))
 
     def run(self, waiting: Iterable[SequenceView]) -> None:
@@ -142,7 +145,7 @@ class _Admissions:
     def _try_to_seat(self, sequence: SequenceView, *, is_head: bool) -> StopRule | None:
         """Plan an admission, or say why not."""
         budget = self.budget
-        need = self._need(sequence)
+        need = self._need(sequence, self.freed)
         may_preempt = is_head and budget.policy.enable_priority_scheduling
         if may_preempt and (budget.num_seats <= 0 or self._why_no_room(need, sequence)):
             need = self._preempt_lower(sequence, need)
@@ -154,7 +157,7 @@ class _Admissions:
         stop = self._why_no_room(need, sequence)
         if stop is not None:
             return stop
-        self.locked.update(need.claimed)
+        self.locked.update(need.cached)
         self.demand += budget.policy.reservation.demand(need.seated)
         self.seated[sequence.sequence_id] = sequence
         budget.available -= need.num_new + len(need.claimed)
@@ -166,7 +169,7 @@ class _Admissions:
         )
         return None
 
-    def _need(self, sequence: SequenceView, freed: Set[int] = frozenset()) -> _Need:
+    def _need(self, sequence: SequenceView, freed: Set[int]) -> _Need:
         """`freed` are blocks that preemptions of this plan will have made evictable."""
         limits, pool = self.budget.limits, self.budget.pool
         cached = tuple(self.match_prefix(sequence))
@@ -221,19 +224,19 @@ class _Admissions:
 
         A victim counts with the blocks it alone holds, not with what it might still need.
         """
-        budget, pool = self.budget, self.budget.pool
+        budget = self.budget
         reservation = budget.policy.reservation
         decoding = [s for s in self.seated.values() if s.status is SequenceStatus.RUNNING_DECODE]
         lower = [s for s in decoding if s.priority < sequence.priority]
         lower.sort(key=lambda s: (s.priority, -s.arrival, s.sequence_id))
         lower = spare_recently_resumed(lower, budget.policy.min_progress_tokens)
         left = list(self.seated.values())
-        victims: list[SequenceView] = []
-        freed: set[int] = set()
+        victims: list[tuple[SequenceView, int]] = []
+        freed = set(self.freed)
         demand, available, tokens_left = self.demand, budget.available, budget.tokens_left
         for victim in lower[: len(decoding) - 1]:
-            victims.append(victim)
-            unshared = {b for b in victim.block_table if pool.is_unshared(b)}
+            unshared = self._blocks_of_its_own(victim)
+            victims.append((victim, len(unshared)))
             planned = budget.plan.chunks.get(victim.sequence_id)
             available += len(unshared)
             if planned is not None:
@@ -252,8 +255,12 @@ class _Admissions:
                 break
         else:
             return need
-        for victim in victims:
+        for victim, num_freed in victims:
             del self.seated[victim.sequence_id]
-            budget.preempt(victim, PreemptionReason.PRIORITY)
-        self.demand = demand
+            budget.preempt(victim, PreemptionReason.PRIORITY, num_freed)
+        self.demand, self.freed = demand, freed
         return wider
+
+    def _blocks_of_its_own(self, victim: SequenceView) -> set[int]:
+        pool = self.budget.pool
+        return {b for b in victim.block_table if pool.is_unshared(b) and b not in self.locked}

@@ -8,7 +8,11 @@ are trimmed before anybody is preempted.
 from __future__ import annotations
 
 from engine.core.policies.block_needs import new_blocks
-from engine.core.policies.victims import headroom_blocks, spare_recently_resumed
+from engine.core.policies.victims import (
+    headroom_blocks,
+    lowest_priority_first,
+    spare_recently_resumed,
+)
 from engine.core.step_budget import StepBudget
 from engine.core.step_plan import PreemptionReason, SequenceView, StopRule
 
@@ -74,7 +78,10 @@ def _retract(
 ) -> tuple[list[SequenceView], int]:
     """Preempt until everybody left can grow for a while; who is left, and the blocks they need."""
     policy, limits = budget.policy, budget.limits
-    victims = spare_recently_resumed(policy.victim_order(decoding), policy.min_progress_tokens)
+    victims = policy.victim_order(decoding)
+    if policy.enable_priority_scheduling:
+        victims = lowest_priority_first(victims)
+    victims = spare_recently_resumed(victims, policy.min_progress_tokens)
     left = {s.sequence_id: s for s in decoding}
     for victim in victims:
         if len(left) == 1:
@@ -90,5 +97,6 @@ def _retract(
                 break
         view = left.pop(victim.sequence_id)
         num_needed -= _blocks_needed(view, 0, limits.block_size)
-        budget.preempt(view, PreemptionReason.BLOCKS)
+        num_freed = sum(map(budget.pool.is_unshared, view.block_table))
+        budget.preempt(view, PreemptionReason.BLOCKS, num_freed)
     return list(left.values()), num_needed

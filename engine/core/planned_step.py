@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from common.request import FinishReason
 from engine.core.plan import SampledToken, ScheduledSequence
 from engine.core.sequence import Sequence
+from engine.core.step_plan import StopRule
 
 
 @dataclass(slots=True)
@@ -44,11 +45,14 @@ class PlannedStep:
     swap_outs: list[BlockCopy] = field(default_factory=list)
     swap_ins: list[BlockCopy] = field(default_factory=list)
     num_preempted: int = 0
+    num_tokens: int = 0
+    stopped_by: StopRule = StopRule.NOTHING_WAITS
+    """The rule that ended the admissions."""
 
     @property
     def made_progress(self) -> bool:
         """Whether the next plan may find something that this one did not."""
-        return bool(self.batch or self.num_preempted or self.starved)
+        return bool(self.batch or self.reserved or self.num_preempted or self.starved)
 
     def only(self, entries: Items[int]) -> PlannedStep:
         """The part of the step that computed these places of the batch."""

@@ -230,7 +230,11 @@ class Scheduler:
 
     def _take(self, plan: StepPlan) -> PlannedStep:
         by_id = {s.sequence_id: s for s in self.running}
-        step = PlannedStep(num_preempted=len(plan.preempted))
+        step = PlannedStep(
+            num_preempted=len(plan.preempted),
+            num_tokens=plan.num_tokens,
+            stopped_by=plan.stopped_by,
+        )
         step.starved = [by_id[sequence_id] for sequence_id in plan.starved]
         for preemption in plan.preempted:
             self._preempt(step, by_id[preemption.sequence_id])

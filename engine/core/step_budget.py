@@ -26,10 +26,11 @@ class StepBudget:
         self.tokens_left = limits.max_num_batched_tokens
         self.available = pool.num_available
 
-    def preempt(self, victim: SequenceView, reason: PreemptionReason) -> None:
-        """Credit the victim with what it alone holds, and give back what was planned for it."""
+    def preempt(self, victim: SequenceView, reason: PreemptionReason, num_freed: int) -> None:
+        """Take a seat back with the `num_freed` blocks that nobody else uses, and what was planned
+        for the victim."""
         self.plan.preempted.append(Preemption(victim.sequence_id, reason))
-        self.available += sum(map(self.pool.is_unshared, victim.block_table))
+        self.available += num_freed
         self.num_seats += 1
         planned = self.plan.chunks.pop(victim.sequence_id, None)
         if planned is not None:

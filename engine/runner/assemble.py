@@ -47,6 +47,11 @@ def assemble_runner(
     dtype = _compute_dtype(model.dtype)
     backend = _choose_backend(engine, spec, dtype)
     layout = _layout(spec, checkpoint, mtp_weights, dtype, backend, engine.block_size)
+    if 0 < swap_space < layout.block_bytes:
+        raise ConfigError(
+            f"swap_space is {swap_space} bytes: wanted at least {layout.block_bytes}, one KV block "
+            f"of block_size = {engine.block_size}"
+        )
     cache = KVCache(layout, engine.kv_cache_memory)
     max_len = fit_max_model_len(
         configured=model.max_model_len,

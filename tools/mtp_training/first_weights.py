@@ -37,15 +37,9 @@ def first_weights(
     its own outputs can take their place; the last layer's input norms are divided by the final
     norm's weights to fit.
     """
-    weights = {}
-    for name in weight_shapes(spec):
-        if name not in (
-            "eh_proj.weight",
-            "shared_head.norm.weight",
-            "enorm.weight",
-            "hnorm.weight",
-        ):
-            weights[name] = checkpoint.read(f"model.layers.{spec.num_layers - 1}.{name}")
+    last = f"model.layers.{spec.num_layers - 1}."
+    shared = [name for name in weight_shapes(spec) if name not in _OWN]
+    weights = {name: checkpoint.read(last + name) for name in shared}
     final_norm = checkpoint.read("model.norm.weight")
     small = np.abs(final_norm) < _SMALLEST_NORM_WEIGHT
     divisor = np.where(small, np.copysign(_SMALLEST_NORM_WEIGHT, final_norm), final_norm)

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from common.errors import ConfigError
 from engine.runner.framework import paddle
 from tools.mtp_training.batches import DRAFTS, make_batch, plan_batches
 from tools.mtp_training.drafting import Drafter
@@ -50,7 +49,7 @@ class Training:
     def __init__(
         self, work: WorkFolder, layer: MtpLayer, drafter: Drafter, plan: TrainingPlan
     ) -> None:
-        """`ConfigError` when the checkpoint there is of a run with another number of steps."""
+        """A run may be taken up with another number of steps: the rate follows the new plan."""
         self._work, self._layer, self._drafter, self._plan = work, layer, drafter, plan
         self._optimizer = paddle.optimizer.AdamW(
             _PEAK_RATE,
@@ -107,7 +106,6 @@ class Training:
             "weights": self._layer.weights,
             "optimizer": self._optimizer.state_dict(),
             "step": self.step,
-            "num_steps": self._plan.num_steps,
             "log": self.log,
         }
         write_whole(self._work.path / _CHECKPOINT, lambda path: paddle.save(state, str(path)))
@@ -118,11 +116,6 @@ class Training:
         if not path.exists():
             return
         state = paddle.load(str(path))
-        if state["num_steps"] != self._plan.num_steps:
-            raise ConfigError(
-                f"{path}: this training was begun with --steps {state['num_steps']}, not "
-                f"{self._plan.num_steps}: wanted the same, or remove the file to train anew"
-            )
         for name, parameter in self._layer.weights.items():
             parameter.set_value(state["weights"][name])
         self._optimizer.set_state_dict(state["optimizer"])

@@ -68,6 +68,11 @@ VICTIM_ORDERS: dict[str, VictimOrder] = {
 }
 
 
+def lowest_priority_first(ordered: Sequence[View]) -> list[View]:
+    """The less important before the more important; within one priority the order stays."""
+    return sorted(ordered, key=lambda view: view.priority)
+
+
 def spare_recently_resumed(ordered: Sequence[View], min_progress_tokens: int) -> list[View]:
     """Those who came back and have drawn fewer than `min_progress_tokens` since then go last."""
     return sorted(ordered, key=lambda view: _is_recently_resumed(view, min_progress_tokens))

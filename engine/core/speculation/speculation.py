@@ -67,6 +67,8 @@ class Speculation:
             return self._returned_drafts(decoding)
         propose, most = self.drafter.propose, self.num_speculative_tokens
         lowest = self.length.lowest_chance(len(decoding))
+        if lowest >= 1.0:
+            return [()] * len(decoding)  # not even a certain draft pays: no need to look
         proposals = [propose(view, most, lowest) for view in decoding]
         lengths = self.length.lengths([p.chances for p in proposals])
         return [p.token_ids[:n] for p, n in zip(proposals, lengths, strict=True)]

@@ -73,9 +73,7 @@ def test_every_truncation_is_an_error(write_gguf: Callable[..., Path], tmp_path:
             GgufFile(cut)
 
 
-@settings(
-    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
 @given(at=st.integers(4, 2300), garbage=st.binary(min_size=1, max_size=16))
 def test_garbage_in_the_header_is_an_error_or_harmless(
     write_gguf: Callable[..., Path], at: int, garbage: bytes

@@ -59,7 +59,7 @@ def test_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
         "  10.0.0.2:9100\n"
         "decode-9         35%          3               1200  ngram              0 of 0"
         "  10.0.0.2:9100\n"
-        "prefill-1        35%          3               1200  ngram    300 of 400 (75%)"
+        "prefill-1          -          3               1200  ngram    300 of 400 (75%)"
         "  10.0.0.2:9100\n"
     )
 
@@ -69,6 +69,11 @@ def test_what_the_router_does_not_tell_is_a_dash(monkeypatch: pytest.MonkeyPatch
     lines = fetched({"nodes": [node]}, monkeypatch).splitlines()
     assert lines[3].split() == ["n", "-", "ready", "-", "-", "-"]
     assert lines[-1].split() == ["n", "-", "-", "-", "-", "-", "-"]
+
+
+def test_a_policy_without_a_ratio_shows_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = fetched({"nodes": [{**NODE, "node_id": "n", "new_token_ratio": 0.0}]}, monkeypatch)
+    assert lines.splitlines()[-1].split()[:3] == ["n", "-", "3"]
 
 
 def test_no_nodes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,12 +68,12 @@ BAD_SCHEDULING: list[tuple[dict[str, Any], str]] = [
     ({"chunk_granularity": 0}, "chunk_granularity is 0: wanted a power of two"),
     ({"chunk_granularity": 48}, "chunk_granularity is 48: wanted a power of two"),
     (
-        {"init_new_token_ratio": 0.05},
+        {"reservation_policy": "token_ratio", "init_new_token_ratio": 0.05},
         "min_new_token_ratio is 0.1: wanted above 0, at most init_new_token_ratio = 0.05, "
         "with reservation_policy = token_ratio",
     ),
     (
-        {"min_new_token_ratio": 0.0},
+        {"reservation_policy": "token_ratio", "min_new_token_ratio": 0.0},
         "min_new_token_ratio is 0.0: wanted above 0, at most init_new_token_ratio = 0.7, "
         "with reservation_policy = token_ratio",
     ),

@@ -29,3 +29,23 @@ def test_a_growing_decode_does_not_evict_the_prefix_of_who_is_admitted_beside_it
         assert engine.outputs[sequence.sequence_id] == expected_tokens(
             request.prompt_token_ids, request.sampling
         )
+
+
+def test_blocks_of_a_victim_are_not_promised_to_two() -> None:
+    engine = Engine(num_blocks=10, seats=4, enable_priority_scheduling=True, **STRICT)
+    kept = engine.add(make_request(3, seed=1, priority=1, max_tokens=12, ignore_eos=True))
+    victim = engine.add(make_request(17, seed=2, max_tokens=12, ignore_eos=True))
+    engine.step()
+    important = engine.add(make_request(17, seed=3, priority=2, max_tokens=2))
+    # Four of the victim's blocks hold this one's start: with them it needs more than what is left.
+    follower = engine.add(make_request((*make_prompt(16, seed=2), 5), max_tokens=2))
+    step = engine.plan()
+    assert step.num_preempted == 1
+    assert step.sequences == [kept, important]
+    engine.apply(step)
+    engine.run()
+    for sequence in (kept, victim, important, follower):
+        request = sequence.request
+        assert engine.outputs[sequence.sequence_id] == expected_tokens(
+            request.prompt_token_ids, request.sampling
+        )

@@ -87,6 +87,19 @@ def test_blocks_being_received_are_not_findable_before_they_have_landed() -> Non
     assert engine.scheduler.num_cached_tokens(Sequence(99, request)) == 8
 
 
+def test_a_step_that_only_reserves_made_progress() -> None:
+    # One may pass the blocked head in each plan: nothing else would cause the next plan.
+    engine = Engine(num_blocks=8, **(STRICT | {"skip_ahead_window": 1}))
+    engine.add(make_request(9, seed=1), has_remote_kv=True)
+    engine.plan()
+    engine.add(make_request(27, seed=2), has_remote_kv=True)
+    small = [engine.add(make_request(1, seed=seed), has_remote_kv=True) for seed in (3, 4)]
+    reserved = []
+    while (step := engine.plan()).made_progress:
+        reserved += step.reserved
+    assert reserved == small
+
+
 def test_a_receiving_sequence_holds_a_seat() -> None:
     engine = Engine(seats=1)
     sequence = engine.add(make_request(4), has_remote_kv=True)

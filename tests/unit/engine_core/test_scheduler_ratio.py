@@ -22,7 +22,7 @@ def ratio(engine: Engine) -> float:
 
 
 def test_c17_s30_the_ratio_falls_once_per_decode_step() -> None:
-    engine = Engine(num_blocks=64, block_size=16)
+    engine = Engine(num_blocks=64, block_size=16, reservation_policy="token_ratio")
     engine.add(make_request(10, max_tokens=40, ignore_eos=True))
     engine.step()
     assert ratio(engine) == 0.7, "the step that computed the prompt decoded nobody"
@@ -39,7 +39,7 @@ def test_c17_s30_the_ratio_falls_once_per_decode_step() -> None:
 
 
 def test_c17_many_decodes_in_one_step_are_one_step() -> None:
-    engine = Engine(num_blocks=64, seats=8)
+    engine = Engine(num_blocks=64, seats=8, reservation_policy="token_ratio")
     for seed in range(8):
         engine.add(make_request(3, seed=seed, max_tokens=12, ignore_eos=True))
     engine.step()
@@ -49,7 +49,7 @@ def test_c17_many_decodes_in_one_step_are_one_step() -> None:
 
 
 def test_s30_steps_without_a_decode_do_not_lower_it() -> None:
-    engine = Engine(num_blocks=64, budget=4)
+    engine = Engine(num_blocks=64, budget=4, reservation_policy="token_ratio")
     landing = engine.add(make_request(4, seed=1), has_remote_kv=True)
     engine.add(make_request(40, max_tokens=3, ignore_eos=True))
     for _ in range(10):

@@ -12,6 +12,7 @@ from common.clock import ManualClock
 from engine.core.plan import DrawnTokens, ScheduledSequence, SequencesFailed
 from engine.core.planned_step import BlockCopy, PlannedStep
 from engine.core.sequence import Sequence as EngineSequence
+from engine.core.step_plan import StopRule
 from engine.step_loop import StepLoop, start_step_thread
 from tests.unit.engine_core.build import make_request
 
@@ -253,3 +254,13 @@ def test_it_is_busy_from_the_beginning_of_a_turn_until_it_waits() -> None:
     loop = make_loop(WatchingInbox(["a"], ["b"]), ScriptedFlow([], []), at_s=5.0)
     loop.run()
     assert seen == [5.0, None, 5.0, None, 5.0]
+
+
+def test_s58_each_plan_can_be_logged_with_the_rule_that_stopped_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    log: list[str] = []
+    with caplog.at_level(logging.DEBUG, logger="pdserve.engine"):
+        make_loop(ScriptedInbox(), ScriptedFlow(log, [2])).turn()
+    assert "a step of 2 sequences" in caplog.text
+    assert f"ended by: {StopRule.NOTHING_WAITS.value}" in caplog.text

@@ -249,3 +249,10 @@ def test_a_preemption_leaves_prefills_their_chunks_and_gives_them_the_tokens() -
     running = [decoding(1, 64, drafts=2), decoding(2, 70, 2, drafts=2), prefilling(3, 100, 0)]
     step = plan(running=running, pool=0, cap=10, k=2)
     assert (victims(step), tokens(step)) == ([2], {1: 3, 3: 7})
+
+
+def test_where_priorities_count_the_important_one_goes_last_whatever_the_order_is() -> None:
+    running = [decoding(1, 64), decoding(2, 64, priority=5), decoding(3, 64, priority=5)]
+    for order in ("last_in_first_out", "shortest_output", "priority"):
+        assert victims(plan(running=running, pool=2, order=order, priorities=True)) == [1]
+    assert victims(plan(running=running, pool=2, order="last_in_first_out")) == [3]

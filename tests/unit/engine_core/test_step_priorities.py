@@ -166,6 +166,41 @@ def test_a_victims_own_prefix_is_claimed_by_who_takes_its_place() -> None:
     assert (admission.cached_block_ids, admission.num_new_blocks) == ((5, 6), 1)
 
 
+def test_a_victims_blocks_are_not_given_away_twice() -> None:
+    # The victim's eleven blocks hold 640 tokens of the one behind: with them and one more it takes
+    # all of the eleven, of which the important one gets five.
+    victim = tuple(range(2000, 2011))
+    running = [decoding(1, 640, 11), decoding(2, 640, victim)]
+    queue = [waiting(9, 310, priority=1, most=1), waiting(10, 650, most=1)]
+    cached = {10: victim[:10]}
+    step = plan(running=running, queue=queue, pool=0, cached=cached, priorities=True)
+    assert (*outcome(step), step.stopped_by) == ([2], [9], StopRule.NO_BLOCKS)
+    step = plan(running=running, queue=queue, pool=5, cached=cached, priorities=True)
+    assert outcome(step) == ([], [9])
+    # Six from the victim and five at hand hold both, and the second is seated on the victim's.
+    queue = [waiting(9, 380, priority=1, most=1), waiting(10, 650, most=1)]
+    step = plan(running=running, queue=queue, pool=5, cached=cached, priorities=True)
+    assert outcome(step) == ([2], [9])
+    step = plan(
+        running=running,
+        queue=[queue[0], waiting(10, 600, most=1)],
+        pool=5,
+        cached={10: victim[:9]},
+        priorities=True,
+    )
+    assert outcome(step) == ([2], [9, 10])
+
+
+@pytest.mark.parametrize(("length", "fits"), [(64, True), (65, False)])
+def test_blocks_shared_with_who_was_just_admitted_are_not_freed(length: int, fits: bool) -> None:
+    # The first in line is seated beside sequence 2, on ten of its blocks: only one is left to take.
+    running = [decoding(1, 70), decoding(2, 640, tuple(range(2000, 2011)), priority=-1)]
+    queue = [waiting(8, 650, priority=1, most=1), waiting(9, length, most=0)]
+    cached = {8: tuple(range(2000, 2010))}
+    step = plan(running=running, queue=queue, pool=1, cached=cached, priorities=True)
+    assert outcome(step) == (([2], [8, 9]) if fits else ([], [8]))
+
+
 def test_only_the_head_may_take_from_others() -> None:
     running = [decoding(1, 640, 11), decoding(2, 640, 11)]
     queue = [waiting(8, 6400, priority=2), waiting(9, 500, priority=1)]

@@ -104,14 +104,14 @@ class Service:
         self.inbox = AnsweringInbox(self.replies)
         self.streams = OutputStreams(loop, lambda router: self.inbox.put(RouterGone(router)))
         self.server = grpc.aio.server()
-        service = ControlService(
+        self.service = ControlService(
             incarnation=ME,
             role=role,
             inbox=self.inbox,
             replies=self.replies,
             streams=self.streams,
         )
-        pb_grpc.add_NodeServicer_to_server(service, self.server)  # type: ignore[no-untyped-call]
+        pb_grpc.add_NodeServicer_to_server(self.service, self.server)  # type: ignore[no-untyped-call]
         port = self.server.add_insecure_port("127.0.0.1:0")
         self.channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}")
         self.stub: Any = pb_grpc.NodeStub(self.channel)  # type: ignore[no-untyped-call]

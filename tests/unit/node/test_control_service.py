@@ -137,6 +137,24 @@ async def test_a_refusal_says_why_when_to_come_back_and_what_room_there_is(start
     assert (refusal.free_blocks, refusal.free_seats) == (7, 1)
 
 
+async def test_s58_refusals_are_counted_by_reason_whoever_refuses(start: Start) -> None:
+    service = await start(Role.DECODE)
+    # The service by itself, then the step thread, twice.
+    await service.stub.Reserve(reserve(GOOD))
+    await service.subscribe()
+    service.inbox.answer_with = Refused(Overloaded("full"))
+    await service.stub.Reserve(reserve(GOOD))
+    await service.stub.Reserve(reserve(GOOD))
+    service.inbox.answer_with = StartedLocally(0)
+    await service.stub.Reserve(reserve(GOOD))
+    assert service.service.refusals == {
+        "deadline_exceeded": 0,
+        "invalid_request": 1,
+        "layout_mismatch": 0,
+        "overloaded": 2,
+    }
+
+
 @pytest.mark.parametrize("ticket", [TICKET, None])
 async def test_a_prompt_is_taken_with_or_without_a_ticket(
     start: Start, ticket: Ticket | None

@@ -1,4 +1,4 @@
-"""What a node shows to Prometheus: every name once, the numbers of its scheduler, over HTTP."""
+"""What a node shows: each metric once, the numbers of its scheduler, over HTTP; and its log."""
 
 from __future__ import annotations
 
@@ -64,6 +64,7 @@ SHOWN = {
     "pdserve_waiting_sequences": 9,
     "pdserve_open_transfers": 40,
     "pdserve_skipped_head_age": 10,
+    'pdserve_refusals_total{reason="overloaded"}': 24,
     'pdserve_admission_stops_total{rule="barrier"}': 22,
     'pdserve_admission_stops_total{rule="nothing_waits"}': 23,
     "pdserve_steps_total": 13,
@@ -99,7 +100,10 @@ async def scraped(address: str, path: str = "/metrics") -> httpx.Response:
 
 
 def test_every_statistic_has_its_sample() -> None:
-    assert samples(generate_latest(node_registry(lambda: STATISTICS)).decode()) == SHOWN
+    assert (
+        samples(generate_latest(node_registry(lambda: STATISTICS, {"overloaded": 24})).decode())
+        == SHOWN
+    )
 
 
 async def test_a_node_is_scraped_over_http() -> None:
@@ -130,6 +134,7 @@ async def test_a_node_is_scraped_over_http() -> None:
     assert found['pdserve_step_tokens_total{kind="decode"}'] == num_steps - 1
     assert outputs[-1].num_accepted + num_steps == 40
     assert found["pdserve_running_sequences"] == 0
+    assert found['pdserve_refusals_total{reason="overloaded"}'] == 0
     assert sum(v for k, v in found.items() if k.startswith("pdserve_kv_blocks")) == 16
 
 
@@ -163,6 +168,22 @@ async def test_the_record_says_where_and_what() -> None:
         assert record.speculative_method == "ngram"
         assert record.kv_description.endswith("without mtp")
         assert (await scraped(record.metrics_address, "/")).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("role", "method", "said"),
+    [
+        (Role.DECODE, "mtp", "16 blocks, sequences of up to 1024 tokens, at most 3 drafts by mtp"),
+        (Role.PREFILL, "ngram", "1024 tokens, no drafts"),
+        (Role.MIXED, "none", "1024 tokens, no drafts"),
+    ],
+)
+async def test_the_log_says_what_was_loaded(
+    role: Role, method: str, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO", logger="pdserve.node"):
+        async with running_node(node_config(role, method=method)):
+            assert any(said in message for message in caplog.messages), caplog.messages
 
 
 async def test_a_chosen_port_is_taken_and_one_in_use_is_named() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from common.config import EngineConfig, ModelConfig
-from common.errors import InternalError
+from common.errors import ConfigError, InternalError
 from common.kv_layout import KVLayout
 from engine.runner.host_pool import HostPool
 from engine.runner.kv_cache import KVCache
@@ -79,6 +79,9 @@ def test_a_runner_without_swap_space_has_no_host_blocks(tmp_path: Path) -> None:
     assert runner.num_host_blocks == 3
     runner.swap_out([], [])
     runner.swap_in([], [])
+    wrong = f"swap_space is {block_bytes - 1} bytes: wanted at least {block_bytes}"
+    with pytest.raises(ConfigError, match=wrong):
+        load_model_runner(*config, swap_space=block_bytes - 1)
 
 
 def test_a_sequence_goes_on_after_it_was_away(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ def test_more_rows_never_seem_cheaper() -> None:
     assert list(costs.step_s) == sorted(costs.step_s)
 
 
-@pytest.mark.parametrize(("step_s", "most_s"), [(0.02, 1.2), (0.1, 2.0), (5.0, 80.0)])
+@pytest.mark.parametrize(("step_s", "most_s"), [(0.02, 1.6), (0.1, 2.4), (5.0, 80.0)])
 def test_a_slow_model_is_measured_less_often(step_s: float, most_s: float) -> None:
     machine = Machine(step_s / 50, step_s, step_s / 10)
     costs = machine.measure(has_proposals=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -192,7 +192,7 @@ def test_training_lowers_the_loss_and_raises_acceptance(tiny: Tiny, tmp_path: Pa
 
 
 def test_a_stopped_training_goes_on_to_the_same_weights(tiny: Tiny, tmp_path: Path) -> None:
-    train, held_out = split_held_out(tiny.conversations)
+    train, held_out = tiny.conversations[:6], tiny.conversations[:1]
     whole, _, undisturbed = tiny.new_training(tmp_path / "whole", 6)
     whole.run(train, held_out, lambda: None)
 
@@ -211,6 +211,19 @@ def test_a_stopped_training_goes_on_to_the_same_weights(tiny: Tiny, tmp_path: Pa
     assert resumed.log == whole.log
     for name, weight in undisturbed.weights.items():
         np.testing.assert_array_equal(layer.weights[name].numpy(), weight.numpy(), name)
+
+
+def test_a_conversation_with_nothing_to_draft_does_no_harm(tiny: Tiny, tmp_path: Path) -> None:
+    c = tiny.conversations[0]
+    cut = [
+        Conversation("cut", c.token_ids[:n], c.prompt_len, c.states[: n - 1])
+        for n in (c.prompt_len + 1, c.prompt_len + 2, c.prompt_len + 3)
+    ]
+    training, drafter, _ = tiny.new_training(tmp_path / "work", 3)
+    training.run(cut[:1], cut, lambda: None)
+    assert training.log[-1]["loss"] == 0
+    outcome = drafter.accepted(make_batch(cut, 1.0, np.random.default_rng(0)))
+    assert (outcome != -1).sum(axis=(1, 2)).tolist() == [0, 1, 3]
 
 
 def test_stopped_answering_goes_on_without_answering_twice(tiny: Tiny, tmp_path: Path) -> None:
@@ -238,8 +251,12 @@ def test_anything_of_another_run_is_refused(tiny: Tiny, tmp_path: Path) -> None:
         distil(other, tiny.work_folder, output, SIZES, seed=0, num_threads=1)
     with pytest.raises(ConfigError, match="begun with seed 0, not 1"):
         distil(tiny.folder, tiny.work_folder, output, SIZES, seed=1, num_threads=1)
-    with pytest.raises(ConfigError, match="begun with --steps 2, not 5"):
-        tiny.new_training(tiny.work_folder, 5)
+    wider = replace(SIZES, draft_vocabulary=128)
+    with pytest.raises(ConfigError, match="begun with draft_vocabulary 96, not 128"):
+        distil(tiny.folder, tiny.work_folder, output, wider, seed=0, num_threads=1)
+    nowhere = tmp_path / "missing" / "out.safetensors"
+    with pytest.raises(ConfigError, match=r"--output .*: .*missing is no folder"):
+        distil(tiny.folder, tiny.work_folder, nowhere, SIZES, seed=0, num_threads=1)
     assert not output.exists()
 
 

@@ -196,7 +196,9 @@ def test_a_preemption_that_teaches_nothing_does_not_stop_the_fall_half_way() -> 
 
 
 def test_the_first_ratio_may_be_the_lowest() -> None:
-    config = SchedulingConfig(init_new_token_ratio=0.5, min_new_token_ratio=0.5)
+    config = SchedulingConfig(
+        reservation_policy="token_ratio", init_new_token_ratio=0.5, min_new_token_ratio=0.5
+    )
     reservation = make_reservation(config, block_size=BLOCK_SIZE, lookahead=0)
     assert reservation.after_decode_step().ratio == 0.5
     assert reservation.after_preemption([]).ratio == 0.5

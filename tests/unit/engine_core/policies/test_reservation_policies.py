@@ -25,7 +25,7 @@ def test_every_name_of_the_configuration_is_a_policy() -> None:
         TokenRatio,
         GlobalRatio,
     ]
-    assert isinstance(policy(SchedulingConfig().reservation_policy), TokenRatio)
+    assert isinstance(policy(SchedulingConfig().reservation_policy), GlobalRatio)
 
 
 def test_none_keeps_nothing_back() -> None:
