@@ -6,7 +6,7 @@ from common.blocks import blocks_for
 from common.errors import ConfigError
 from common.nodes import Role
 
-DEFAULT_NUM_SPECULATIVE_TOKENS = {"none": 0, "ngram": 8, "suffix": 8, "mtp": 3}
+DEFAULT_NUM_SPECULATIVE_TOKENS = {"none": 0, "ngram": 8, "suffix": 8, "mtp": 5}
 """Drafts per sequence and step by method, where the configuration leaves it open."""
 
 

@@ -115,7 +115,7 @@ class PrefillFlow(NodeFlow):
         commit = Commit(
             num_tokens=sequence.num_prompt,
             first_token_id=output.tokens[0].token_id,
-            draft_token_ids=tuple(sequence.draft_token_ids),
+            draft_token_ids=tuple(sequence.proposed_token_ids),
         )
         return [*effects, CommitTransfer(held.lease_token, commit)]
 

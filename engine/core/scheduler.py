@@ -310,7 +310,7 @@ class Scheduler:
 
     def _set_proposals(self, step: PlannedStep) -> None:
         """How many drafts a drafter inside the runner may add to each drawn token."""
-        if self._speculation is None or self._speculation.drafter is not None:
+        if self._speculation is None or not self._speculation.has_proposals:
             return
         drawing = [i for i, scheduled in enumerate(step.batch) if scheduled.sample is not None]
         counts = self._speculation.num_proposals([step.sequences[i] for i in drawing])
@@ -348,7 +348,8 @@ class Scheduler:
         sequence.append([token.token_id for token in kept])
         # Every drawn token but the last was computed as a draft; beyond that drafts were wrong.
         sequence.num_computed = sequence.num_known - 1
-        sequence.draft_token_ids = drawn.draft_token_ids
+        sequence.draft_token_ids = ()
+        sequence.proposed_token_ids = drawn.draft_token_ids
         self._prefixes.publish(sequence)
         if reason is not None or sequence.is_exported:
             self.finish(sequence, keep_blocks=sequence.is_exported)
@@ -362,9 +363,7 @@ class Scheduler:
             sequence.num_drafted += num_drafted
             sequence.num_accepted_drafts += num_accepted
             self._counters.on_verified(num_drafted, num_accepted)
-        sequence.acceptance = self._speculation.learn(
-            sequence.acceptance, num_drafted, num_accepted
-        )
+        sequence.acceptance = self._speculation.learn(sequence, num_drafted, num_accepted)
 
     # --- inside: preemption -------------------------------------------------------------------
 
@@ -375,7 +374,7 @@ class Scheduler:
         sequence.block_table = []
         sequence.num_computed = 0
         sequence.num_hashed_blocks = 0
-        sequence.draft_token_ids = ()
+        sequence.draft_token_ids = sequence.proposed_token_ids = ()
         sequence.num_output_at_preemption = sequence.num_output
         sequence.move_to(SequenceStatus.PREEMPTED)
         self.waiting.rejoin(sequence)

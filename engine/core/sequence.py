@@ -42,6 +42,7 @@ class Sequence:
         "output_token_ids",
         "priority",
         "prompt_token_ids",
+        "proposed_token_ids",
         "queue_key",
         "request",
         "sequence_id",
@@ -78,7 +79,9 @@ class Sequence:
         self.is_exported = is_exported
         self.status = SequenceStatus.WAITING
         self.draft_token_ids: Tokens[int] = ()
-        """Proposed for the places behind the last known token; not verified."""
+        """To be verified behind the last known token in the next step."""
+        self.proposed_token_ids: Tokens[int] = ()
+        """What the model itself proposed there with the last token."""
         self.num_drafted = 0
         self.num_accepted_drafts = 0
         self.acceptance: Acceptance | None = None

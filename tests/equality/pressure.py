@@ -155,6 +155,6 @@ def _hand_off(prefill: Node, decode: Node, source: Sequence, target: Sequence) -
     decode.runner.kv_bytes[:, :, ours] = prefill.runner.kv_bytes[:, :, theirs]
     decode.runner.stage_in(ours)
     (token_id,) = source.output_token_ids
-    output = decode.scheduler.land(target, token_id, tuple(source.draft_token_ids))
+    output = decode.scheduler.land(target, token_id, tuple(source.proposed_token_ids))
     decode.outputs[target.sequence_id] += [token.token_id for token in output.tokens]
     prefill.scheduler.release(source)

@@ -1,7 +1,8 @@
 """One node's speculation: which drafts each decoding sequence verifies in a step.
 
-`ngram` and `suffix` look drafts up when a step is planned. `mtp` drafts inside the model: the
-runner returns proposals with the tokens that it draws, and they are verified a step later.
+`ngram` and `suffix` look drafts up when a step is planned. With `mtp` a layer of the model drafts:
+the runner returns proposals with the tokens that it draws, and they are verified a step later.
+Where the text repeats itself a look-up knows better, and its drafts are taken instead.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from engine.core.speculation.draft_length import (
     DraftLength,
     moving_average,
 )
-from engine.core.speculation.drafter import Drafter, DraftView
+from engine.core.speculation.drafter import NO_PROPOSAL, Drafter, DraftView, Proposal
 from engine.core.speculation.ngram import NgramDrafter
 from engine.core.speculation.suffix import SuffixDrafter
 
@@ -28,12 +29,12 @@ _FIRST_PROBABILITY = 0.5
 class SpeculatingView(DraftView, Protocol):
     """A sequence that draws a token in this step.
 
-    `draft_token_ids` are the proposals that the runner returned with its last token (mtp), and
+    `proposed_token_ids` are the drafts that the runner returned with its last token (mtp), and
     `acceptance` what `learn` returned last; None at first.
     """
 
     @property
-    def draft_token_ids(self) -> Sequence[int]: ...
+    def proposed_token_ids(self) -> Sequence[int]: ...
     @property
     def acceptance(self) -> Acceptance | None: ...
 
@@ -49,33 +50,35 @@ class Speculation:
         self,
         method: str,
         num_speculative_tokens: int,
-        drafter: Drafter | None,
+        drafter: Drafter,
         length: DraftLength,
     ) -> None:
         self.method = method
         self.num_speculative_tokens = num_speculative_tokens
         self.drafter = drafter
         self.length = length
+        self.has_proposals = method == "mtp"
+        """Whether the runner proposes drafts with the tokens that it draws."""
         self._mean = _FIRST_PROBABILITY
+        self._looked_up: set[int] = set()
 
     def drafts(self, decoding: Sequence[SpeculatingView]) -> list[tuple[int, ...]]:
         """The drafts to verify behind each sequence's last known token, possibly none.
 
-        Looking is free of side effects on the answer: it may be asked twice for one step.
+        It may be asked twice for one step and answers the same.
         """
-        if self.drafter is None:
-            return self._returned_drafts(decoding)
-        propose, most = self.drafter.propose, self.num_speculative_tokens
         lowest = self.length.lowest_chance(len(decoding))
-        if lowest >= 1.0:
-            return [()] * len(decoding)  # not even a certain draft pays: no need to look
-        proposals = [propose(view, most, lowest) for view in decoding]
-        lengths = self.length.lengths([p.chances for p in proposals])
-        return [p.token_ids[:n] for p, n in zip(proposals, lengths, strict=True)]
+        candidates = [self._candidate(view, lowest) for view in decoding]
+        # They are there already, and cost their rows alone.
+        lengths = self.length.lengths([c.chances for c in candidates], is_drafted=True)
+        return [
+            candidate.token_ids[: self._at_least(view, n)]
+            for view, candidate, n in zip(decoding, candidates, lengths, strict=True)
+        ]
 
     def num_proposals(self, drawing: Sequence[SpeculatingView]) -> list[int]:
         """How many drafts the runner may propose behind the token each of these draws (mtp)."""
-        if self.drafter is not None or not drawing:
+        if not self.has_proposals or not drawing:
             return [0] * len(drawing)
         most = self.num_speculative_tokens
         lengths = self.length.lengths([self._chances(view, most) for view in drawing])
@@ -85,31 +88,38 @@ class Speculation:
             for view, n in zip(drawing, lengths, strict=True)
         ]
 
-    def learn(
-        self, acceptance: Acceptance | None, num_drafted: int, num_accepted: int
-    ) -> Acceptance:
+    def learn(self, view: SpeculatingView, num_drafted: int, num_accepted: int) -> Acceptance:
         """What is known about a decoding sequence after a step that verified these drafts."""
+        acceptance = view.acceptance or Acceptance(self._mean)
+        if view.sequence_id in self._looked_up:
+            return acceptance  # they say nothing about the layer that proposes
         if num_drafted:
             self._mean = moving_average(self._mean, num_drafted, num_accepted, MEAN_WEIGHT)
-        return (acceptance or Acceptance(self._mean)).after(num_drafted, num_accepted)
+        return acceptance.after(num_drafted, num_accepted)
 
     def forget(self, view: DraftView) -> None:
         """The sequence ended."""
-        if self.drafter is not None:
-            self.drafter.forget(view)
+        self._looked_up.discard(view.sequence_id)
+        self.drafter.forget(view)
 
-    def _returned_drafts(self, decoding: Sequence[SpeculatingView]) -> list[tuple[int, ...]]:
-        # What was proposed is paid for but its rows: a batch that grew since may want fewer. A
-        # probe is verified whatever it costs, or it was for nothing.
-        pending = [tuple(view.draft_token_ids) for view in decoding]
-        lengths = self.length.lengths(
-            [self._chances(v, len(p)) for v, p in zip(decoding, pending, strict=True)],
-            is_drafted=True,
-        )
-        return [
-            drafts[: max(n, 1)] if len(drafts) == 1 else drafts[:n]
-            for drafts, n in zip(pending, lengths, strict=True)
-        ]
+    def _candidate(self, view: SpeculatingView, lowest_chance: float) -> Proposal:
+        """The drafts that promise most tokens: looked up, or proposed by the runner (mtp)."""
+        found = NO_PROPOSAL
+        if lowest_chance < 1.0:  # else not even a certain draft pays: no need to look
+            found = self.drafter.propose(view, self.num_speculative_tokens, lowest_chance)
+        if not self.has_proposals:
+            return found
+        chances = self._chances(view, len(view.proposed_token_ids))
+        if sum(found.chances) > sum(chances):
+            self._looked_up.add(view.sequence_id)
+            return found
+        self._looked_up.discard(view.sequence_id)
+        return Proposal(tuple(view.proposed_token_ids), tuple(chances))
+
+    def _at_least(self, view: SpeculatingView, length: int) -> int:
+        """A probe is verified whatever it costs, or it was for nothing."""
+        is_probe = len(view.proposed_token_ids) == 1 and view.sequence_id not in self._looked_up
+        return max(length, 1) if is_probe else length
 
     def _chances(self, view: SpeculatingView, num_drafts: int) -> list[float]:
         acceptance = view.acceptance
@@ -120,7 +130,7 @@ class Speculation:
         acceptance = view.acceptance
         return (
             acceptance is not None
-            and not view.draft_token_ids
+            and not view.proposed_token_ids
             and acceptance.num_idle_steps >= period
         )
 
@@ -131,9 +141,5 @@ def make_speculation(config: SpeculationConfig, costs: StepCosts) -> Speculation
     if method == "none":
         return None
     most = num_speculative_tokens(method, config.num_speculative_tokens)
-    drafter: Drafter | None = None
-    if method == "ngram":
-        drafter = NgramDrafter()
-    elif method == "suffix":
-        drafter = SuffixDrafter()
+    drafter = SuffixDrafter() if method == "suffix" else NgramDrafter()
     return Speculation(method, most, drafter, DraftLength(costs, most))

@@ -202,7 +202,7 @@ class Engine:
             self.runner.kv_bytes[:, :, ours] = elsewhere.runner.kv_bytes[:, :, theirs]
             self.runner.stage_in([ours])
         (first,) = elsewhere.outputs[source.sequence_id]
-        output = self.scheduler.land(sequence, first, source.draft_token_ids)
+        output = self.scheduler.land(sequence, first, source.proposed_token_ids)
         check_books(self.scheduler)
         self.outputs[sequence.sequence_id] = [first]
         return output

@@ -98,7 +98,7 @@ def test_what_drafts_will_take_is_not_promised() -> None:
 class AlwaysFour:
     """Speculation that drafts four tokens, whatever they are worth."""
 
-    drafter = "in the scheduler"
+    has_proposals = False
 
     def drafts(self, decoding: list[Sequence]) -> list[tuple[int, ...]]:
         return [(1, 2, 3, 4)] * len(decoding)

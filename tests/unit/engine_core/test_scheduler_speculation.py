@@ -17,7 +17,7 @@ class Oracle:
     """In place of a node's speculation: drafts what really follows, wrong from `wrong_from` on."""
 
     method = "oracle"
-    drafter = "in the scheduler"
+    has_proposals = False
 
     def __init__(self, engine: Engine, *, wrong_from: int = 1000) -> None:
         self.k = engine.scheduler.limits.num_speculative_tokens
@@ -45,7 +45,7 @@ class Oracle:
             for index, token in enumerate(following, first)
         )
 
-    def learn(self, acceptance: None, num_drafted: int, num_accepted: int) -> None:
+    def learn(self, view: Sequence, num_drafted: int, num_accepted: int) -> None:
         assert 0 <= num_accepted <= num_drafted <= self.k
 
     def forget(self, sequence: Sequence) -> None:

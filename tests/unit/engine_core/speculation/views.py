@@ -17,7 +17,7 @@ class View:
     prompt_token_ids: Sequence[int]
     output_token_ids: list[int] = field(default_factory=list)
     sequence_id: int = 1
-    draft_token_ids: tuple[int, ...] = ()
+    proposed_token_ids: tuple[int, ...] = ()
     acceptance: Acceptance | None = None
 
     @property
