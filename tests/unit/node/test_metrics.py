@@ -173,7 +173,7 @@ async def test_the_record_says_where_and_what() -> None:
 @pytest.mark.parametrize(
     ("role", "method", "said"),
     [
-        (Role.DECODE, "mtp", "16 blocks, sequences of up to 1024 tokens, at most 3 drafts by mtp"),
+        (Role.DECODE, "mtp", "16 blocks, sequences of up to 1024 tokens, at most 5 drafts by mtp"),
         (Role.PREFILL, "ngram", "1024 tokens, no drafts"),
         (Role.MIXED, "none", "1024 tokens, no drafts"),
     ],
