@@ -23,7 +23,8 @@ from engine.core.speculation.drafter import NO_PROPOSAL, Drafter, DraftView, Pro
 from engine.core.speculation.ngram import NgramDrafter
 from engine.core.speculation.suffix import SuffixDrafter
 
-_FIRST_PROBABILITY = 0.5
+_FIRST_PROBABILITY = 0.3
+"""Before anything is learnt: enough to try on a narrow batch, not on a wide one."""
 
 
 class SpeculatingView(DraftView, Protocol):
