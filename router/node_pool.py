@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from common.clock import Clock
 from common.ids import Incarnation
@@ -70,11 +71,10 @@ class NodePool:
         """Refresh until cancelled."""
         while True:
             await self.refresh(router)
-            try:
-                await asyncio.wait_for(self._should_refresh.wait(), self._refresh_s)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._refresh_s):
+                    await self._should_refresh.wait()
                 self._should_refresh.clear()
-            except TimeoutError:
-                continue
 
     async def refresh(self, router: Incarnation) -> None:
         """Ask the store once, then open and close clients to match."""

@@ -215,7 +215,8 @@ async def test_closing_a_stream_ends_the_generator() -> None:
         async for _ in stream:
             break
         await stream.close()
-        await asyncio.wait_for(edge.generator.calls[0].closed.wait(), 10)
+        async with asyncio.timeout(10):
+            await edge.generator.calls[0].closed.wait()
 
 
 @contextmanager

@@ -105,6 +105,22 @@ async def test_nodes_of_another_model_are_left_out_and_named_once(
         assert world.router.pool.other_models == []
 
 
+@pytest.mark.parametrize("turns", range(4))
+async def test_a_node_lost_at_the_very_end_does_not_keep_the_router(
+    world: World, turns: int
+) -> None:
+    pool = world.router.pool
+    following = asyncio.create_task(pool.run(world.router.incarnation))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    pool.on_lost(Incarnation("d0", 1), "just now")
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    following.cancel()
+    await asyncio.wait([following], timeout=5)
+    assert following.cancelled()
+
+
 async def test_the_longest_node_that_can_finish_sets_the_limit(world: World) -> None:
     assert world.view.max_model_len() is None
     for node_id, role, length in (

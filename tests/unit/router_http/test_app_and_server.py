@@ -141,7 +141,8 @@ async def test_stopping_cancels_what_does_not_end() -> None:
     async with raw_request(port, "/v1/completions", body):
         await eventually(lambda: edge.generator.calls)
         stop.set()
-        await asyncio.wait_for(serving, 10)
+        async with asyncio.timeout(10):
+            await serving
     assert edge.generator.calls[0].closed.is_set()
     outcome = {"endpoint": "completions", "outcome": "cancelled"}
     assert edge.metric("pdserve_requests_total", **outcome) == 1

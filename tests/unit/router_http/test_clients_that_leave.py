@@ -152,7 +152,8 @@ async def test_nothing_is_generated_for_a_client_that_does_not_read(n: int, most
     assert len(edge.generator.calls) == n
     assert sum(call.num_pulled for call in edge.generator.calls) <= most
     client.gone.set()
-    await asyncio.wait_for(task, 10)
+    async with asyncio.timeout(10):
+        await task
     await all_closed(edge)
 
 
@@ -162,7 +163,8 @@ async def test_the_deadline_ends_a_client_that_does_not_read(
     monkeypatch.setattr(router.openai_api, "LAST_WORDS_S", 0.01)
     edge = make_edge(never_ends(), request_timeout_s=0.05)
     client = StuckClient(body_of(stream=True), num_taken=3)
-    await asyncio.wait_for(client.connect(edge), 10)
+    async with asyncio.timeout(10):
+        await client.connect(edge)
     assert edge.generator.calls[0].closed.is_set()
     outcome = {"endpoint": "completions", "outcome": "deadline_exceeded"}
     assert edge.metric("pdserve_requests_total", **outcome) == 1
@@ -184,4 +186,5 @@ async def test_a_stop_string_frees_the_nodes_before_the_client_has_read_it() -> 
         await edge.generator.calls[0].closed.wait()
     assert not task.done()
     client.gone.set()
-    await asyncio.wait_for(task, 10)
+    async with asyncio.timeout(10):
+        await task
