@@ -97,6 +97,14 @@ class HandoffConfig:
     kv_window: int = setting(
         32 << 20, "most unacknowledged KV bytes from one prefill to one decode node", unit="bytes"
     )
+    kv_transport: str = setting(
+        "auto", "how KV travels: auto, shm, rdma or zmq (auto: shm on one host, rdma, zmq)"
+    )
+    kv_verify: str = setting(
+        "auto", "KV checksums: off, commit, block or auto (auto: block, but off for rdma)"
+    )
+    rdma_devices: str = setting("", "RDMA devices, separated by commas (default: all)")
+    kv_key: str = setting("", "file with the cluster's CURVE key pair; encrypts KV over zmq")
     max_queued_requests: int = setting(256, "requests waiting on a node before it refuses more")
 
     def problems(self) -> list[str]:
@@ -109,6 +117,10 @@ class HandoffConfig:
             wrong.append(f"lease_s is {self.lease_s}: wanted 0.1 to 3600 seconds")
         if self.kv_window < 1 << 16:
             wrong.append(f"kv_window is {self.kv_window} bytes: wanted at least 64KiB")
+        if self.kv_transport not in ("auto", "shm", "rdma", "zmq"):
+            wrong.append(f"kv_transport is {self.kv_transport!r}: wanted auto, shm, rdma or zmq")
+        if self.kv_verify not in ("auto", "off", "commit", "block"):
+            wrong.append(f"kv_verify is {self.kv_verify!r}: wanted auto, off, commit or block")
         if self.max_queued_requests < 1:
             wrong.append(f"max_queued_requests is {self.max_queued_requests}: wanted at least 1")
         return wrong

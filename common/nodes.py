@@ -40,9 +40,19 @@ class NodeRecord:
     speculative_method: str = "none"
 
 
+@dataclass(frozen=True, slots=True)
+class KVLink:
+    """A decode node that this node hands prompts off to, and the transport that they agreed on."""
+
+    decode_node_id: str
+    transport: str
+    is_connected: bool
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeLoad:
     """How busy a node said it was. `free_blocks` can be had: they are free or evictable.
+    Quarantined ones are kept because a sender that failed may still write them.
 
     `new_token_ratio` is the share of the remaining outputs for which the node keeps blocks back
     now; what follows it counts from the node's start.
@@ -59,3 +69,5 @@ class NodeLoad:
     num_recomputed_tokens: int = 0
     num_drafted: int = 0
     num_accepted: int = 0
+    num_quarantined_blocks: int = 0
+    kv_links: tuple[KVLink, ...] = ()

@@ -136,6 +136,8 @@ class RequestOutput:
     `is_started` marks that this node now runs the sequence (on a decode node: the KV was verified).
     `num_drafted` and `num_accepted` count the draft tokens that this node has verified for this
     request so far, and those of them that became output.
+    With token 0 come `queue_s`, how long the prompt waited on this node for its first step, and
+    `compute_s`, the time from there to the token.
     With `finish_reason` ERROR, `error_code` and `error_message` say why.
     """
 
@@ -146,6 +148,8 @@ class RequestOutput:
     num_cached_tokens: int = 0
     num_drafted: int = 0
     num_accepted: int = 0
+    queue_s: float = 0.0
+    compute_s: float = 0.0
     is_started: bool = False
     finish_reason: FinishReason | None = None
     error_code: str = ""

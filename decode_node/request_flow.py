@@ -3,8 +3,8 @@
 Reserve ──► refused
    ├──────► StartedLocally ────────────────────► tokens 0, 1, … ──► finished
    └──────► (waits) ──► Reserved ──► landed ───► tokens 1, 2, … ──► finished
-                            └──► failed, expired, aborted: the landing is closed first, then
-                                 its blocks go back to the pool
+                            └──► failed, expired, aborted: the seat is free at once; the blocks
+                                 of the landing are quarantined until nobody can write them
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from decode_node.profile import DecodeProfile
 from engine.core.planned_step import PlannedStep, StepOutput
 from engine.core.scheduler import Scheduler
 from engine.core.sequence import Sequence
-from kv_transfer.connector import Commit, Landed, LandingFailed, Ticket, TransferEnded
+from kv_transfer.connector import Commit, KVEvent, Landed, LandingFailed, Released, Ticket
 from node.messages import (
     CloseLanding,
     Effect,
@@ -66,12 +66,20 @@ class DecodeFlow(NodeFlow):
         self._place = place
         self._new_lease_token = new_lease_token
         self._generation = 0
+        self._quarantined: dict[int, Sequence] = {}
+        """By lease token: whose landing is over, but not yet known to have ended for its writer."""
 
     def _submit(self, message: Submit, now_s: float) -> list[Effect]:
         request = message.request
         sequence = Sequence(next(self._sequence_ids), request)
         num_cached = self.scheduler.num_cached_tokens(sequence)
-        held = Held(request.id, message.router, sequence, now_s + request.deadline_s)
+        held = Held(
+            request.id,
+            message.router,
+            sequence,
+            now_s + request.deadline_s,
+            message.received_at_s,
+        )
         if (
             message.must_prefill_locally
             or self._ends_with_first_token(sequence)
@@ -102,24 +110,36 @@ class DecodeFlow(NodeFlow):
             held.waiting_replies = []
         return effects
 
-    def _on_kv_event(
-        self, event: Landed | LandingFailed | TransferEnded, now_s: float
-    ) -> list[Effect]:
+    def _on_kv_event(self, event: KVEvent, now_s: float) -> list[Effect]:
         held = self.book.of_lease(event.lease_token)
-        if held is None:
-            return []
-        if isinstance(event, Landed):
-            return self._on_landed(held, event)
-        # The connector closed the landing by itself: nothing is written any more.
-        self.book.clear_lease(held)
-        return self._fail(held, event.error or HandoffFailed("the landing ended without KV"))
+        match event:
+            case Landed() if held is not None:
+                return self._on_landed(held, event)
+            case LandingFailed(_, error) if held is not None:
+                return self._fail(held, error)
+            case Landed(lease_token) | Released(lease_token):
+                # `Landed` too: a landing was complete before it heard that nobody wants it.
+                effects: list[Effect] = []
+                if held is not None:
+                    effects = self._fail(held, HandoffFailed("the landing ended without KV"))
+                self._end_quarantine(lease_token)
+                return effects
+        return []
+
+    def _end_quarantine(self, lease_token: int) -> None:
+        """Nobody can write to the blocks of this landing any more; unless they are free already."""
+        sequence = self._quarantined.pop(lease_token, None)
+        if sequence is not None:
+            self.scheduler.end_quarantine(sequence)
 
     def _on_landed(self, held: Held, event: Landed) -> list[Effect]:
-        self.book.clear_lease(held)
         sequence, commit = held.sequence, event.commit
         problem = self._problem_with_commit(sequence, commit)
         if problem:
-            return self._fail(held, HandoffFailed(problem))
+            effects = self._fail(held, HandoffFailed(problem))
+            self._end_quarantine(event.lease_token)
+            return effects
+        self.book.clear_lease(held)
         landed = TakeLanded(self._target_blocks(sequence))
         # The prefill node may be set to draft further than this one verifies.
         drafts = commit.draft_token_ids[: self.scheduler.limits.num_speculative_tokens]
@@ -173,7 +193,10 @@ class DecodeFlow(NodeFlow):
         lease_token = held.lease_token
         self.scheduler.finish(held.sequence)
         self.book.remove(held)
-        return [] if lease_token is None else [CloseLanding(lease_token)]
+        if lease_token is None:
+            return []
+        self._quarantined[lease_token] = held.sequence
+        return [CloseLanding(lease_token)]
 
     def _ticket(self, held: Held, now_s: float) -> Ticket:
         sequence = held.sequence

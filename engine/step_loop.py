@@ -1,4 +1,4 @@
-"""One thread: drain the inbox, plan, run, apply, emit.
+"""One thread: drain the inbox, plan, run (and send what was computed), apply, emit.
 
 Scheduler and runner belong to this thread alone, so scheduling needs no lock, and what happened can
 be replayed from the messages. Effects of a message are performed before the next message is read: a
@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Generic, Protocol, TypeVar
 
 from common.clock import Clock
-from engine.core.plan import DrawnTokens, Runner, SequencesFailed
-from engine.core.planned_step import PlannedStep
+from engine.core.plan import DrawnTokens, OnLayer, Runner, SequencesFailed
+from engine.core.planned_step import PlannedStep, Pushes
 
 log = logging.getLogger("pdserve.engine")
 
@@ -40,6 +40,7 @@ class Flow(Protocol[M_contra, E_co]):
     def on_time(self, now_s: float) -> Iterable[E_co]: ...
     def next_deadline_s(self) -> float | None: ...
     def begin_step(self, now_s: float) -> tuple[PlannedStep, Iterable[E_co]]: ...
+    def pushes(self, step: PlannedStep) -> Pushes[E_co] | None: ...
     def end_step(
         self, step: PlannedStep, results: Sequence[DrawnTokens | None], now_s: float
     ) -> Iterable[E_co]: ...
@@ -114,8 +115,9 @@ class StepLoop(Generic[M, E]):
             self._runner.swap_in(copy.host_block_ids, copy.block_ids)
 
     def _compute(self, step: PlannedStep) -> None:
+        on_layer = self._begin_pushes(step)
         try:
-            results = self._runner.execute(step.batch)
+            results = self._runner.execute(step.batch, on_layer)
         except SequencesFailed as some:
             log.error("%d of %d sequences failed: %s", len(some.entries), len(step.batch), some)
             now_s = self._clock.now_s()
@@ -128,6 +130,16 @@ class StepLoop(Generic[M, E]):
             self._perform_all(self._flow.fail_step(step, error, self._clock.now_s()))
         else:
             self._perform_all(self._flow.end_step(step, results, self._clock.now_s()))
+
+    def _begin_pushes(self, step: PlannedStep) -> OnLayer | None:
+        pushes = self._flow.pushes(step)
+        if pushes is None:
+            return None
+        self._perform_all(pushes.before)
+        of_layer = pushes.of_layer
+        if of_layer is None:
+            return None
+        return lambda layer: self._perform_all(of_layer(layer))
 
     def _idle_timeout_s(self) -> float | None:
         deadline_s = self._flow.next_deadline_s()

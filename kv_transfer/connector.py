@@ -7,9 +7,12 @@ Receiving side (decode node)
     `expect` opens a landing, and comes before its ticket is handed out. Pieces are written only
     while the landing is open, and only when lease token, generation, bounds and checksums match;
     everything else is dropped before memory is touched. One `Landed` or `LandingFailed` follows,
-    never both; from the first of them on nothing of that landing is written. When `revoke` has
-    returned, nothing of that landing can be written any more, so its blocks may be reused; an
-    event that was decided before may still arrive.
+    never both, or none when `revoke` closed it first. The hold on the target blocks ends with
+    exactly one of `Landed` and `Released`: from then on nothing of that landing can be written, so
+    the blocks may be reused. `Released` follows a failure or a `revoke` at once where the receiver
+    is the only writer of its pool; where a sender writes by itself (RDMA), when it has said that
+    it writes no more, or has been fenced. Never on a timer. (A `Landed` that was decided before
+    `revoke` may still arrive; it then stands for the `Released`.)
 
 Sending side (prefill node)
     `open`, then `push` for layers and blocks as they are computed, then `commit`. Exactly one
@@ -79,10 +82,20 @@ class Landed:
 
 @dataclass(frozen=True, slots=True)
 class LandingFailed:
-    """The sender gave up, or what came was not what was promised; the landing is closed."""
+    """The sender gave up, or what came was not what was promised; the landing is closed.
+
+    Its blocks may be reused only when `Released` comes.
+    """
 
     lease_token: int
     error: HandoffFailed
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """The blocks of a landing that failed or was revoked can be written by nobody any more."""
+
+    lease_token: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +109,7 @@ class TransferEnded:
     error: HandoffFailed | None
 
 
-KVEvent = Landed | LandingFailed | TransferEnded
+KVEvent = Landed | LandingFailed | Released | TransferEnded
 
 
 class KVConnector(Protocol):
@@ -110,7 +123,7 @@ class KVConnector(Protocol):
         """
 
     def revoke(self, lease_token: int) -> None:
-        """Close a landing without an event; the sender is told. Unknown tokens are ignored."""
+        """Close a landing; the sender is told, `Released` follows. Unknown tokens are ignored."""
 
     def open(self, ticket: Ticket, *, deadline_s: float) -> None:
         """Begin a transfer; it ends in failure when not acknowledged within `deadline_s`."""

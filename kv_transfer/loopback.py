@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from common.clock import Clock, MonotonicClock
 from common.errors import HandoffFailed
@@ -17,7 +17,10 @@ from common.ids import Incarnation
 from common.kv_layout import KVLayout
 from kv_transfer.connector import OnEvent
 from kv_transfer.core.effects import Peer
+from kv_transfer.core.lanes import VERIFY_AUTO
 from kv_transfer.core.limits import DEFAULT_PEER_TIMEOUT_S, DEFAULT_WINDOW_BYTES, Limits
+from kv_transfer.inline_lane import InlineLane
+from kv_transfer.lane import Lane
 from kv_transfer.pieces import Pool
 from kv_transfer.shell import TransportConnector
 from kv_transfer.transport import Arrival, FromPeer, FromSession, LinkLost, Parts
@@ -173,7 +176,11 @@ class LoopbackTransport:
 
 
 class LoopbackConnector(TransportConnector):
-    """A `KVConnector` for nodes that live in one process."""
+    """A `KVConnector` for nodes that live in one process.
+
+    `lanes` are other ways for the bytes, where a pair can take them; `verify` is a mode of
+    `core.lanes`. Raises `ConfigError` when the window is too small for one block.
+    """
 
     def __init__(
         self,
@@ -185,6 +192,8 @@ class LoopbackConnector(TransportConnector):
         network: LoopbackNetwork,
         window_bytes: int = DEFAULT_WINDOW_BYTES,
         peer_timeout_s: float = DEFAULT_PEER_TIMEOUT_S,
+        lanes: Sequence[Lane] = (),
+        verify: str = VERIFY_AUTO,
         clock: Clock | None = None,
     ) -> None:
         super().__init__(
@@ -193,6 +202,8 @@ class LoopbackConnector(TransportConnector):
             incarnation,
             on_event,
             transport=LoopbackTransport(network),
+            lanes=[*lanes, InlineLane("loopback", pool)],
+            verify=verify,
             limits=Limits(window_bytes=window_bytes, peer_timeout_s=peer_timeout_s),
             clock=clock or MonotonicClock(),
         )

@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from xxhash import xxh3_64_intdigest
 
 from common.kv_layout import KVLayout
-from kv_transfer.core.chunks import Chunk, runs_of
+from kv_transfer.core.chunks import Chunk, add_to_digest, runs_of
 from kv_transfer.core.frames import Data
+from kv_transfer.lane import Payload
+from kv_transfer.transport import Parts
 
 Pool = npt.NDArray[np.uint8]
 """`[num_layers, 2, num_blocks, piece_bytes]`; 2 is keys, values."""
+
+Sums = tuple[tuple[int, ...], tuple[int, ...]]
+"""The piece sum of each block's keys, and of each block's values."""
+
+NO_SUMS: Sums = ((), ())
+
+
+GATHER_BELOW_BYTES = 256 << 10
+"""Ranges shorter than that are copied together: a message part costs more than the copy."""
+SCATTER_BELOW_BYTES = 32 << 10
+"""Ranges shorter than that, on average, are written by one call of numpy instead of one each."""
 
 
 def check_pool(pool: Pool, layout: KVLayout) -> None:
@@ -26,58 +40,125 @@ def check_pool(pool: Pool, layout: KVLayout) -> None:
         )
 
 
-def checksums(pool: Pool, chunk: Chunk) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """XXH3-64 of each block's keys, and of each block's values."""
-    keys, values = pool[chunk.layer]
+def piece_seed(layer: int, ordinal: int) -> int:
+    """A piece's place in the ticket, which its sum is seeded with."""
+    return layer << 32 | ordinal
+
+
+def piece_sum(piece: Any, layer: int, ordinal: int) -> int:
+    """XXH3-64 of a block's keys or values, seeded with its place in the ticket."""
+    digest: int = xxh3_64_intdigest(piece, piece_seed(layer, ordinal))
+    return digest
+
+
+def pool_sums(pool: Pool, layer: int, blocks: Sequence[int], ordinals: Sequence[int]) -> Sums:
+    """The sums of what the pool holds in `blocks`, which are `ordinals` of a ticket."""
+    size = pool.shape[3]
+    starts = [block * size for block in blocks]
+    keys, values = (pool[layer, kind].reshape(-1).data for kind in (0, 1))
     return (
-        tuple(xxh3_64_intdigest(keys[block]) for block in chunk.source_blocks),
-        tuple(xxh3_64_intdigest(values[block]) for block in chunk.source_blocks),
+        _sums(keys, starts, size, layer, ordinals),
+        _sums(values, starts, size, layer, ordinals),
     )
 
 
-def views(pool: Pool, chunk: Chunk) -> list[memoryview]:
-    """The chunk's payload without copying: for each run its keys, then its values."""
-    return [
-        pool[chunk.layer, kind, first : first + count].reshape(-1).data
-        for first, count in chunk.runs
-        for kind in (0, 1)
-    ]
-
-
-def find_corruption(data: Data, payload: Sequence[memoryview], piece_bytes: int) -> str | None:
-    """What is wrong with the payload's checksums; None when all are right.
-
-    The payload's sizes were checked before.
-    """
-    index = 0
+def payload_sums(data: Data, payload: Parts, piece_bytes: int) -> Sums:
+    """The sums of a payload whose sizes were checked before."""
+    sums: tuple[list[int], list[int]] = ([], [])
+    first = 0
     for run, count in enumerate(data.runs):
-        keys, values = payload[2 * run], payload[2 * run + 1]
-        for start in range(0, count * piece_bytes, piece_bytes):
-            end = start + piece_bytes
-            for name, part, wanted in (
-                ("keys", keys, data.key_sums[index]),
-                ("values", values, data.value_sums[index]),
-            ):
-                found = xxh3_64_intdigest(part[start:end])
-                if found != wanted:
-                    return (
-                        f"{name} of layer {data.layer}, block {data.ordinals[index]} of the "
-                        f"ticket: computed {found:#x}, the sender says {wanted:#x}"
-                    )
-            index += 1
+        starts = range(0, count * piece_bytes, piece_bytes)
+        ordinals = data.ordinals[first : first + count]
+        for kind in (0, 1):
+            sums[kind].extend(
+                _sums(payload[2 * run + kind], starts, piece_bytes, data.layer, ordinals)
+            )
+        first += count
+    return tuple(sums[0]), tuple(sums[1])
+
+
+def _sums(
+    part: memoryview, starts: Sequence[int], size: int, layer: int, ordinals: Sequence[int]
+) -> tuple[int, ...]:
+    pairs = zip(starts, ordinals, strict=True)
+    return tuple([piece_sum(part[at : at + size], layer, ordinal) for at, ordinal in pairs])
+
+
+def block_sums(sums: Sums) -> list[int]:
+    """Of each block, its keys' and its values' sum together, for the commit's digest."""
+    return [add_to_digest(key, value) for key, value in zip(*sums, strict=True)]
+
+
+def find_corruption(data: Data, found: Sums) -> str | None:
+    """Where `found` differs from the sums that the sender says; None when nowhere."""
+    for name, sums, wanted in (
+        ("keys", found[0], data.key_sums),
+        ("values", found[1], data.value_sums),
+    ):
+        if sums != wanted:
+            at = next(
+                i for i, pair in enumerate(zip(sums, wanted, strict=True)) if len({*pair}) > 1
+            )
+            return (
+                f"{name} of layer {data.layer}, block {data.ordinals[at]} of the ticket: "
+                f"computed {sums[at]:#x}, the sender says {wanted[at]:#x}"
+            )
     return None
 
 
-def write(pool: Pool, data: Data, targets: Sequence[int], payload: Sequence[memoryview]) -> None:
-    """Copy block `i` of the payload to block `targets[i]`: the only writer of a pool."""
-    piece_bytes = pool.shape[3]
+def payload(pool: Pool, chunk: Chunk) -> Payload:
+    """The chunk's bytes: long ranges as views of the pool, short ones gathered into one buffer."""
+    groups = _groups(chunk.runs, pool.shape[3])
+    parts: list[memoryview] = []
+    first = 0
+    for count, is_range in groups:
+        blocks = chunk.source_blocks[first : first + count]
+        for kind in (0, 1):
+            pieces = pool[chunk.layer, kind]
+            if is_range:
+                parts.append(pieces[blocks[0] : blocks[0] + count].reshape(-1).data)
+            else:
+                # `clip` only spares numpy a buffer of its own; the blocks are inside the pool.
+                gathered = np.take(pieces, blocks, axis=0, mode="clip")
+                parts.append(gathered.reshape(-1).data)
+        first += count
+    return Payload(runs=tuple(count for count, _ in groups), parts=parts)
+
+
+def _groups(runs: Sequence[tuple[int, int]], piece_bytes: int) -> list[tuple[int, bool]]:
+    """(blocks, whether they are one range) of each message part; short runs in a row are joined."""
+    groups: list[tuple[int, bool]] = []
+    is_open = False
+    for _, count in runs:
+        is_short = count * piece_bytes < GATHER_BELOW_BYTES
+        if is_short and is_open:
+            groups[-1] = (groups[-1][0] + count, False)
+        else:
+            groups.append((count, True))
+        is_open = is_short
+    return groups
+
+
+def write(pool: Pool, data: Data, targets: Sequence[int], source: Parts) -> None:
+    """Copy block `i` of the source to block `targets[i]`: the only writer of a pool.
+
+    `source` holds keys and values of each of `data.runs`, or of each block when there are none.
+    """
     done = 0
-    for run, count in enumerate(data.runs):
+    for run, count in enumerate(data.runs or (1,) * len(targets)):
         blocks = targets[done : done + count]
         for kind in (0, 1):
-            source = np.frombuffer(payload[2 * run + kind], np.uint8).reshape(count, piece_bytes)
-            offset = 0
-            for first, length in runs_of(blocks):
-                pool[data.layer, kind, first : first + length] = source[offset : offset + length]
-                offset += length
+            part = np.frombuffer(source[2 * run + kind], np.uint8).reshape(count, pool.shape[3])
+            _scatter(pool[data.layer, kind], blocks, part)
         done += count
+
+
+def _scatter(pieces: Pool, blocks: Sequence[int], part: Pool) -> None:
+    runs = runs_of(blocks)
+    if len(runs) > 1 and part.nbytes < len(runs) * SCATTER_BELOW_BYTES:
+        pieces[list(blocks)] = part
+        return
+    offset = 0
+    for first, length in runs:
+        pieces[first : first + length] = part[offset : offset + length]
+        offset += length

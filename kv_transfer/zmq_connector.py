@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from common.clock import Clock, MonotonicClock
 from common.ids import Incarnation
 from common.kv_layout import KVLayout
 from kv_transfer.connector import OnEvent
+from kv_transfer.core.lanes import VERIFY_AUTO
 from kv_transfer.core.limits import DEFAULT_PEER_TIMEOUT_S, DEFAULT_WINDOW_BYTES, Limits
+from kv_transfer.inline_lane import InlineLane
+from kv_transfer.lane import Lane
 from kv_transfer.pieces import Pool, check_pool
 from kv_transfer.shell import TransportConnector
 from kv_transfer.zmq_transport import ZmqTransport
@@ -17,6 +22,8 @@ class ZmqConnector(TransportConnector):
 
     `host` is bound; `advertised_host` (default: the same) goes into tickets, so it must be one
     that the other nodes can reach.
+    `lanes` are faster ways for the bytes, where a pair can take them; without `has_inline` a pair
+    that can take none of them is refused. `verify` is a mode of `core.lanes`.
     At most `window_bytes` of data per decode node are unacknowledged; a peer that is silent for
     `peer_timeout_s` is given up. Raises `ConfigError` when the address cannot be bound or the
     window is too small for one block.
@@ -34,6 +41,9 @@ class ZmqConnector(TransportConnector):
         advertised_host: str | None = None,
         window_bytes: int = DEFAULT_WINDOW_BYTES,
         peer_timeout_s: float = DEFAULT_PEER_TIMEOUT_S,
+        lanes: Sequence[Lane] = (),
+        has_inline: bool = True,
+        verify: str = VERIFY_AUTO,
         clock: Clock | None = None,
     ) -> None:
         limits = Limits(window_bytes=window_bytes, peer_timeout_s=peer_timeout_s)
@@ -45,6 +55,8 @@ class ZmqConnector(TransportConnector):
             incarnation,
             on_event,
             transport=ZmqTransport(host, port, advertised_host or host, layout, limits),
+            lanes=[*lanes, InlineLane("zmq", pool)] if has_inline else lanes,
+            verify=verify,
             limits=limits,
             clock=clock or MonotonicClock(),
         )

@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from common.clock import Clock
 from common.errors import (
     DeadlineExceeded,
     InvalidRequest,
@@ -98,12 +99,14 @@ class ControlService(pb_grpc.NodeServicer):
         inbox: Inbox,
         replies: Replies,
         streams: OutputStreams,
+        clock: Clock,
     ) -> None:
         self._incarnation = incarnation
         self._role = role
         self._inbox = inbox
         self._replies = replies
         self._streams = streams
+        self._clock = clock
         # The usual ones are there from the start, so that the first of them is seen as a rise.
         self.refusals = Counter({error.code: 0 for error in USUAL_REFUSALS})
 
@@ -218,13 +221,20 @@ class ControlService(pb_grpc.NodeServicer):
                 request=request,
                 router=router,
                 reply_to=reply_to,
+                received_at_s=self._clock.now_s(),
                 must_prefill_locally=message.must_prefill_locally,
                 may_wait=message.may_wait,
             )
         ticket = None
         if message.HasField("ticket"):
             ticket = ticket_from_proto(message.ticket, request.id)
-        return Submit(request=request, router=router, reply_to=reply_to, ticket=ticket)
+        return Submit(
+            request=request,
+            router=router,
+            reply_to=reply_to,
+            received_at_s=self._clock.now_s(),
+            ticket=ticket,
+        )
 
     def _status_reply(self, status: NodeStatus) -> pb.StatusReply:
         blocks, load = status.blocks, status.load
@@ -239,6 +249,7 @@ class ControlService(pb_grpc.NodeServicer):
                 running=blocks.running,
                 reserved=blocks.reserved,
                 receiving=blocks.receiving,
+                quarantined=blocks.quarantined,
             ),
             num_running=load.num_running,
             num_waiting=load.num_waiting,

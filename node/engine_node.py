@@ -6,7 +6,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
 import grpc.aio
@@ -16,13 +16,15 @@ from common.clock import Clock
 from common.config import Config
 from common.errors import ConfigError, InternalError, StaleEpoch
 from common.ids import Incarnation
-from common.nodes import NodeRecord
+from common.nodes import NodeLoad, NodeRecord
 from common.token_budget import num_speculative_tokens
 from engine.core.plan import Runner
 from engine.core.scheduler import Scheduler
 from kv_transfer.connector import KVConnector, OnEvent
+from kv_transfer.statistics import ConnectorStatistics
 from node.control_service import MAX_MESSAGE_BYTES, ControlService, Replies
 from node.inbox import Inbox
+from node.kv_metrics import kv_links
 from node.lease_keeper import LeaseKeeper
 from node.make_scheduler import SchedulableModel, make_scheduler, speculation_of
 from node.messages import (
@@ -67,10 +69,11 @@ class LoadedModel(Runner, SchedulableModel, Protocol):
 
 
 class NodeConnector(KVConnector, Protocol):
-    """A connector that knows where its landings are reached."""
+    """A connector that knows where its landings are reached, and counts what it does."""
 
     @property
     def endpoint(self) -> str: ...
+    def statistics(self) -> ConnectorStatistics: ...
 
 
 MakeConnector = Callable[[LoadedModel, Incarnation, OnEvent], NodeConnector]
@@ -132,6 +135,7 @@ class EngineNode:
                 inbox=inbox,
                 replies=replies,
                 streams=streams,
+                clock=self._parts.clock,
             )
             pb_grpc.add_NodeServicer_to_server(service, server)  # type: ignore[no-untyped-call]
             await server.start()
@@ -144,10 +148,18 @@ class EngineNode:
                 on_crash=lambda: loop.call_soon_threadsafe(self._crash, stop),
                 clock=self._parts.clock,
             )
-            registry = node_registry(lambda: flow.statistics, service.refusals)
+            registry = node_registry(
+                lambda: flow.statistics, service.refusals, connector.statistics
+            )
             metrics = MetricsServer(registry, listener)
             metrics.start()
-            keeper = self._lease_keeper(incarnation, model, flow, port, listener)
+            keeper = self._lease_keeper(
+                incarnation,
+                model,
+                lambda: replace(flow.load, kv_links=kv_links(connector.statistics())),
+                port,
+                listener,
+            )
             try:
                 await self._serve(keeper, step_thread, stop)
             finally:
@@ -200,7 +212,7 @@ class EngineNode:
         self,
         incarnation: Incarnation,
         model: LoadedModel,
-        flow: NodeFlow,
+        current_load: Callable[[], NodeLoad],
         port: int,
         metrics_listener: socket.socket,
     ) -> LeaseKeeper:
@@ -221,7 +233,7 @@ class EngineNode:
             speculative_method=speculation_of(config).speculative_method,
         )
         return LeaseKeeper(
-            self._parts.store, record, lambda: flow.load, lease_s=config.placement.node_lease_s
+            self._parts.store, record, current_load, lease_s=config.placement.node_lease_s
         )
 
 
@@ -242,12 +254,8 @@ class Performer:
                 self._streams.add(router, output)
             case Reply(reply_to, answer):
                 self._replies.resolve(reply_to, answer)
-            case PushBlocks(lease_token, ordinals, source_blocks):
-                self._model.stage_out(source_blocks)
-                for layer in range(self._model.layout.num_layers):
-                    self._connector.push(
-                        lease_token, layer=layer, ordinals=ordinals, source_blocks=source_blocks
-                    )
+            case PushBlocks():
+                self._push(effect)
             case OpenLanding(ticket):
                 self._connector.expect(ticket, sender_deadline_s=ticket.lease_s)
             case TakeLanded(block_ids):
@@ -260,6 +268,22 @@ class Performer:
                 self._connector.commit(lease_token, commit)
             case AbortTransfer(lease_token):
                 self._connector.abort(lease_token)
+
+    def _push(self, effect: PushBlocks) -> None:
+        """The runner staged what it has just computed; what was there before is staged here."""
+        layers: Sequence[int]
+        if effect.layer is None:
+            self._model.stage_out(effect.source_blocks)
+            layers = range(self._model.layout.num_layers)
+        else:
+            layers = (effect.layer,)
+        for layer in layers:
+            self._connector.push(
+                effect.lease_token,
+                layer=layer,
+                ordinals=effect.ordinals,
+                source_blocks=effect.source_blocks,
+            )
 
 
 SERVER_OPTIONS: list[tuple[str, Any]] = [

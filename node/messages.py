@@ -14,18 +14,22 @@ from common.nodes import NodeLoad
 from common.request import GenerationRequest, RequestOutput
 from engine.core.block_pool import BlockCounts
 from engine.core.statistics import SchedulerStatistics
-from kv_transfer.connector import Commit, Landed, LandingFailed, Ticket, TransferEnded
+from kv_transfer.connector import Commit, KVEvent, Ticket
 
 # --- messages ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submit:
-    """A router asks for a reservation (decode node) or for a prompt (prefill node)."""
+    """A router asks for a reservation (decode node) or for a prompt (prefill node).
+
+    `received_at_s` is when the call came: a busy step thread reads it a step later.
+    """
 
     request: GenerationRequest
     router: Incarnation
     reply_to: int
+    received_at_s: float
     ticket: Ticket | None = None
     must_prefill_locally: bool = False
     may_wait: bool = False
@@ -53,7 +57,7 @@ class StatusQuery:
     reply_to: int
 
 
-Message = Submit | Abort | RouterGone | StatusQuery | Landed | LandingFailed | TransferEnded
+Message = Submit | Abort | RouterGone | StatusQuery | KVEvent
 
 # --- answers ----------------------------------------------------------------------------------
 
@@ -142,7 +146,7 @@ class TakeLanded:
 
 @dataclass(frozen=True, slots=True)
 class CloseLanding:
-    """From now on nothing may write them."""
+    """Nobody waits for this landing: its sender is told, and `Released` says when it has ended."""
 
     lease_token: int
 
@@ -157,9 +161,10 @@ class OpenTransfer:
 
 @dataclass(frozen=True, slots=True)
 class PushBlocks:
-    """Every layer of these blocks is computed."""
+    """A layer of these blocks is computed; None: every layer was, before this step."""
 
     lease_token: int
+    layer: int | None
     ordinals: tuple[int, ...]
     source_blocks: tuple[int, ...]
 

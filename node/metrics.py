@@ -12,6 +12,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from engine.core.statistics import SchedulerStatistics
+from kv_transfer.statistics import ConnectorStatistics
+from node.kv_metrics import KvCollector
 from node.messages import NodeStatistics
 
 
@@ -34,11 +36,14 @@ class NodeCollector(Collector):
 
 
 def node_registry(
-    latest: Callable[[], NodeStatistics], refusals: Mapping[str, int]
+    latest: Callable[[], NodeStatistics],
+    refusals: Mapping[str, int],
+    connector: Callable[[], ConnectorStatistics],
 ) -> CollectorRegistry:
     """A registry of this node alone, to be read where `refusals` is written."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(NodeCollector(latest, refusals))
+    registry.register(KvCollector(connector))
     return registry
 
 
@@ -65,6 +70,7 @@ def _blocks(scheduler: SchedulerStatistics) -> Iterator[Metric]:
         "running": blocks.running,
         "reserved": blocks.reserved,
         "receiving": blocks.receiving,
+        "quarantined": blocks.quarantined,
     }
     family = GaugeMetricFamily(
         "pdserve_kv_blocks", "KV blocks by state; cached ones can be evicted", labels=["state"]

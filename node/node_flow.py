@@ -24,10 +24,10 @@ from common.errors import (
 from common.nodes import NodeLoad
 from common.request import FinishReason, GenerationRequest, RequestOutput
 from engine.core.plan import DrawnTokens
-from engine.core.planned_step import PlannedStep, StepOutput
+from engine.core.planned_step import PlannedStep, Pushes, StepOutput
 from engine.core.scheduler import Scheduler
 from engine.core.sequence import Sequence
-from kv_transfer.connector import Landed, LandingFailed, TransferEnded
+from kv_transfer.connector import KVEvent, Landed, LandingFailed, Released, TransferEnded
 from node.messages import (
     Abort,
     Effect,
@@ -82,7 +82,7 @@ class NodeFlow(ABC):
                 return [e for held in self.book.of_router(message.router) for e in self._drop(held)]
             case StatusQuery():
                 return [Reply(message.reply_to, self._status())]
-            case Landed() | LandingFailed() | TransferEnded():
+            case Landed() | LandingFailed() | Released() | TransferEnded():
                 return self._on_kv_event(message, now_s)
 
     def on_time(self, now_s: float) -> list[Effect]:
@@ -102,6 +102,10 @@ class NodeFlow(ABC):
         """Plan a step; answer the reservations that got their blocks, end who can never go on."""
         step = self.scheduler.plan()
         effects = self._on_reserved(step, now_s)
+        for sequence in step.sequences:
+            held = self.book.of_sequence(sequence)
+            if held is not None and held.computing_since_s is None:
+                held.computing_since_s = now_s
         for sequence in step.starved:
             held = self.book.of_sequence(sequence)
             assert held is not None, "a running sequence belongs to an attempt"
@@ -114,6 +118,10 @@ class NodeFlow(ABC):
     ) -> list[Effect]:
         """Record a step's results and report them."""
         outputs = self.scheduler.apply(step, results)
+        for output in outputs:
+            held = self.book.of_sequence(output.sequence)
+            if held is not None and output.first_index == 0:
+                held.first_token_at_s = now_s
         effects = self._after_step(step, outputs)
         self._look_around()
         return effects
@@ -136,6 +144,10 @@ class NodeFlow(ABC):
                 effects += self._fail(held, NodeLost("the node is stopping"))
         return effects
 
+    def pushes(self, step: PlannedStep) -> Pushes[Effect] | None:
+        """What of the step leaves the node while it runs; only a prefill node sends anything."""
+        return None
+
     # --- what a role adds ---------------------------------------------------------------------
 
     @abstractmethod
@@ -143,10 +155,8 @@ class NodeFlow(ABC):
         """A new, valid request."""
 
     @abstractmethod
-    def _on_kv_event(
-        self, event: Landed | LandingFailed | TransferEnded, now_s: float
-    ) -> list[Effect]:
-        """A landing or a transfer ended."""
+    def _on_kv_event(self, event: KVEvent, now_s: float) -> list[Effect]:
+        """A landing or a transfer ended, or its blocks came free."""
 
     @abstractmethod
     def _after_step(self, step: PlannedStep, outputs: list[StepOutput]) -> list[Effect]:
@@ -252,6 +262,7 @@ class NodeFlow(ABC):
     def _emit_tokens(self, held: Held, output: StepOutput) -> Emit:
         sequence = held.sequence
         logprobs = [token.logprobs for token in output.tokens if token.logprobs is not None]
+        queue_s, compute_s = (0.0, 0.0) if output.first_index else held.prompt_spans_s()
         return Emit(
             held.router,
             RequestOutput(
@@ -262,6 +273,8 @@ class NodeFlow(ABC):
                 num_cached_tokens=sequence.num_cached_tokens,
                 num_drafted=sequence.num_drafted,
                 num_accepted=sequence.num_accepted_drafts,
+                queue_s=queue_s,
+                compute_s=compute_s,
                 finish_reason=output.finish_reason,
             ),
         )
@@ -300,6 +313,7 @@ class NodeFlow(ABC):
             num_recomputed_tokens=counted.num_recomputed_tokens,
             num_drafted=counted.num_drafted,
             num_accepted=counted.num_accepted,
+            num_quarantined_blocks=counted.blocks.quarantined,
         )
 
     def _status(self) -> NodeStatus:

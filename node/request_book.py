@@ -16,18 +16,32 @@ MAX_DEAD_DEADLINES = 64
 
 @dataclass(slots=True)
 class Held:
-    """One attempt on this node. `lease_token` names its landing or transfer, if it has one."""
+    """One attempt on this node. `lease_token` names its landing or transfer, if it has one.
+
+    `computing_since_s` is when the first step with some of its prompt began, `first_token_at_s`
+    when the one that drew token 0 ended.
+    """
 
     attempt: AttemptId
     router: Incarnation
     sequence: Sequence
     deadline_at_s: float
+    received_at_s: float
+    computing_since_s: float | None = None
+    first_token_at_s: float | None = None
     lease_token: int | None = None
     answer: Answer | None = None
     waiting_replies: list[int] = field(default_factory=list)
     num_pushed_blocks: int = 0
     is_over: bool = False
     """Ended for the router; kept only until its transfer lets go of the blocks."""
+
+    def prompt_spans_s(self) -> tuple[float, float]:
+        """How long the prompt waited here for its first step, and from there to token 0."""
+        if self.computing_since_s is None or self.first_token_at_s is None:
+            raise ValueError(f"{self.attempt} has no token 0 yet")
+        queue_s = max(self.computing_since_s - self.received_at_s, 0.0)
+        return queue_s, self.first_token_at_s - self.computing_since_s
 
 
 class RequestBook:

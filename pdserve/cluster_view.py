@@ -10,6 +10,15 @@ from pdserve.http_client import RouterUnreachable, fetch_json
 PATH = "/v1/cluster"
 
 
+@dataclass(frozen=True, slots=True)
+class LinkView:
+    """A decode node that a node hands prompts off to, and how KV travels there."""
+
+    decode: str
+    transport: str
+    is_connected: bool
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeView:
     """One node. A number that the router did not tell is None."""
@@ -32,6 +41,9 @@ class NodeView:
     num_accepted: int | None
     new_token_ratio: float | None
     metrics_address: str
+    fingerprint: str
+    num_quarantined_blocks: int | None
+    kv_links: tuple[LinkView, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +98,22 @@ def _node(url: str, raw: Any) -> NodeView:
         num_accepted=_count(raw, "num_accepted"),
         new_token_ratio=_number(raw, "new_token_ratio"),
         metrics_address=str(raw.get("metrics_address", "")),
+        fingerprint=str(raw.get("fingerprint", "")),
+        num_quarantined_blocks=_count(raw, "num_quarantined_blocks"),
+        kv_links=_links(raw),
+    )
+
+
+def _links(raw: dict[str, Any]) -> tuple[LinkView, ...]:
+    links = raw.get("kv_links")
+    return tuple(
+        LinkView(
+            decode=str(link.get("decode", "")),
+            transport=str(link.get("transport", "")),
+            is_connected=link.get("is_connected") is True,
+        )
+        for link in (links if isinstance(links, list) else ())
+        if isinstance(link, dict) and link.get("decode")
     )
 
 

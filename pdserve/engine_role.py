@@ -10,23 +10,12 @@ from typing import cast
 
 from common.clock import MonotonicClock
 from common.config import Config
-from common.ids import Incarnation
 from common.nodes import Role
 from common.token_budget import get_max_chunk_tokens, tokens_per_seq
-from kv_transfer.connector import OnEvent
-from kv_transfer.zmq_connector import ZmqConnector
-from node.engine_node import (
-    EngineNode,
-    LoadedModel,
-    MakeFlow,
-    NodeConnector,
-    NodeParts,
-    advertised_host,
-)
+from node.engine_node import EngineNode, LoadedModel, MakeFlow, NodeParts
 from node.make_scheduler import speculation_of, swap_space_of
+from pdserve.kv_plane import KVPlane
 from placement.store import PlacementStore
-
-KV_PEER_TIMEOUT_S = 5.0
 
 
 async def run_engine_role(
@@ -42,6 +31,7 @@ async def run_engine_role(
     SIGTERM for itself, and the process would die of it without a word to anybody.
     """
     loop = asyncio.get_running_loop()
+    kv = KVPlane(config)
 
     def load_model() -> LoadedModel:
         # What it imports takes a while: not before the port is bound and the store has answered.
@@ -55,13 +45,14 @@ async def run_engine_role(
             speculation=resolve_speculation(speculation_of(config), Path(config.model.model)),
             swap_space=swap_space_of(config),
             max_chunk_tokens=_max_chunk_tokens(config),
+            host_memory=kv.host_memory,
             on_imported=watch_again,
         )
         return cast(LoadedModel, runner)
 
     parts = NodeParts(
         load_model=load_model,
-        make_connector=partial(_make_connector, config),
+        make_connector=kv.connect,
         make_flow=_flow_maker(config),
         store=store,
         clock=MonotonicClock(),
@@ -78,24 +69,6 @@ def _max_chunk_tokens(config: Config) -> int:
         tokens_per_seq=tokens_per_seq(
             speculation.speculative_method, speculation.num_speculative_tokens
         ),
-    )
-
-
-def _make_connector(
-    config: Config, model: LoadedModel, incarnation: Incarnation, on_event: OnEvent
-) -> NodeConnector:
-    from engine.runner.model_runner import ModelRunner
-
-    return ZmqConnector(
-        cast(ModelRunner, model).kv_bytes,
-        model.layout,
-        incarnation,
-        on_event,
-        host=config.server.host,
-        port=config.server.kv_port,
-        advertised_host=advertised_host(config.server.host),
-        window_bytes=config.handoff.kv_window,
-        peer_timeout_s=KV_PEER_TIMEOUT_S,
     )
 
 

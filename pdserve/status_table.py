@@ -4,9 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pdserve.cluster_view import ClusterView, NodeView
+from pdserve.cluster_view import ClusterView, LinkView, NodeView
 
-_HEADINGS = ("NODE", "ROLE", "EPOCH", "STATE", "RUNNING", "WAITING", "FREE BLOCKS", "ADDRESS")
+_HEADINGS = (
+    "NODE",
+    "ROLE",
+    "EPOCH",
+    "STATE",
+    "RUNNING",
+    "WAITING",
+    "FREE BLOCKS",
+    "QUARANTINED",
+    "ADDRESS",
+)
 _SCHEDULING = (
     "NODE",
     "KEPT BACK",
@@ -16,11 +26,16 @@ _SCHEDULING = (
     "ACCEPTED DRAFTS",
     "METRICS",
 )
-_LEFT_ALIGNED = frozenset({"NODE", "ROLE", "STATE", "ADDRESS", "DRAFTER", "METRICS"})
+_PAIRS = ("PREFILL", "DECODE", "TRANSPORT", "STATE")
+_LEFT_ALIGNED = frozenset(
+    {"NODE", "ROLE", "STATE", "ADDRESS", "DRAFTER", "METRICS", "PREFILL", "DECODE", "TRANSPORT"}
+)
 
 
 def status_table(cluster: ClusterView) -> str:
-    """A line for the cluster and two for each node: what it holds, and how its scheduling goes."""
+    """A line for the cluster, two for each node (what it holds, how its scheduling goes), and one
+    for each pair of nodes that hands prompts off.
+    """
     models = sorted({node.model for node in cluster.nodes if node.model})
     count = len(cluster.nodes)
     title = f"{cluster.url}: {count} node{'' if count == 1 else 's'}"
@@ -36,7 +51,38 @@ def status_table(cluster: ClusterView) -> str:
         return f"{title}\nRequests have nowhere to run.\n"
     nodes = _aligned([_HEADINGS, *(_row(node) for node in cluster.nodes)])
     scheduling = _aligned([_SCHEDULING, *(_scheduling_row(node) for node in cluster.nodes)])
-    return f"{title}\n\n{nodes}\nScheduling, since each node's start:\n{scheduling}"
+    shown = f"{title}\n\n{nodes}\nScheduling, since each node's start:\n{scheduling}"
+    pairs = _pairs(cluster.nodes)
+    return f"{shown}\nKV transfer:\n{_aligned([_PAIRS, *pairs])}" if pairs else shown
+
+
+def _pairs(nodes: Sequence[NodeView]) -> list[tuple[str, ...]]:
+    """Each prefill node with the decode nodes that can take its KV, and with those it has used.
+
+    A decode node that is gone is shown as away for as long as its prefill node remembers it.
+    """
+    decoders = {node.node_id: node for node in nodes if node.role == "decode"}
+    pairs: list[tuple[str, ...]] = []
+    for node in nodes:
+        if node.role != "prefill":
+            continue
+        links = {link.decode: link for link in node.kv_links}
+        fitting = {
+            name for name, other in decoders.items() if other.fingerprint == node.fingerprint
+        }
+        for name in sorted(fitting | links.keys()):
+            link = links.get(name)
+            transport = link.transport if link else "-"
+            pairs.append((node.node_id, name, transport, _link_state(link, name in decoders)))
+    return pairs
+
+
+def _link_state(link: LinkView | None, is_alive: bool) -> str:
+    if not is_alive:
+        return "away"
+    if link is None:
+        return "not used yet"
+    return "connected" if link.is_connected else "idle"
 
 
 def _row(node: NodeView) -> tuple[str, ...]:
@@ -48,6 +94,7 @@ def _row(node: NodeView) -> tuple[str, ...]:
         _of(node.num_running, node.max_num_seqs),
         _shown(node.num_waiting),
         _of(node.free_blocks, node.num_blocks),
+        _shown(node.num_quarantined_blocks),
         node.address,
     )
 

@@ -11,12 +11,13 @@ import re
 from typing import Any
 
 from common.ids import AttemptId, Incarnation
-from common.nodes import NodeLoad, NodeRecord, Role
+from common.nodes import KVLink, NodeLoad, NodeRecord, Role
 from placement.store import LiveNode, Placement
 
 MAX_TEXT = 512
 MAX_NUMBER = 2**53
 MAX_VALUE_BYTES = 16_384
+MAX_KV_LINKS = 32
 _HOST_AND_PORT = re.compile(r"[!-~]+:([0-9]{1,5})")
 
 
@@ -50,6 +51,11 @@ def encode_node(node: LiveNode) -> bytes:
                 "num_recomputed_tokens": load.num_recomputed_tokens,
                 "num_drafted": load.num_drafted,
                 "num_accepted": load.num_accepted,
+                "num_quarantined_blocks": load.num_quarantined_blocks,
+                "kv_links": [
+                    [link.decode_node_id, link.transport, link.is_connected]
+                    for link in load.kv_links[:MAX_KV_LINKS]
+                ],
             },
         }
     )
@@ -89,6 +95,8 @@ def decode_node(value: bytes) -> LiveNode:
             num_recomputed_tokens=_number(load, "num_recomputed_tokens"),
             num_drafted=_number(load, "num_drafted"),
             num_accepted=_number(load, "num_accepted"),
+            num_quarantined_blocks=_number(load, "num_quarantined_blocks"),
+            kv_links=_kv_links(load),
         ),
     )
 
@@ -132,6 +140,19 @@ def _incarnation(entry: dict[str, Any], key: str) -> Incarnation | None:
     if not isinstance(value, dict):
         raise ValueError(f"{key} is {type(value).__name__}: wanted an object or null")
     return Incarnation(_text(value, "node_id"), _number(value, "epoch"))
+
+
+def _kv_links(load: dict[str, Any]) -> tuple[KVLink, ...]:
+    links = load.get("kv_links")
+    if not isinstance(links, list) or len(links) > MAX_KV_LINKS:
+        raise ValueError(f"kv_links is not a list of at most {MAX_KV_LINKS}")
+    found = []
+    for link in links:
+        if not isinstance(link, list) or len(link) != 3 or not isinstance(link[2], bool):
+            raise ValueError("a link of kv_links is not [decode node, transport, is connected]")
+        names = {"decode": link[0], "transport": link[1]}
+        found.append(KVLink(_text(names, "decode"), _text(names, "transport"), link[2]))
+    return tuple(found)
 
 
 def _text(entry: dict[str, Any], key: str, *, at_least: int = 1) -> str:

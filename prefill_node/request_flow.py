@@ -6,18 +6,20 @@
                    └► aborted, expired, failed: the transfer is          transfer is aborted
                       aborted, and its end frees the blocks
 
-Blocks that were pushed stay as they are until the connector says that the transfer has ended.
+Which blocks a step completes is known before it runs, so they leave layer by layer while it does.
+Blocks that were pushed stay as they are until the connector says that the transfer has ended: a
+prompt is never preempted, and a step that failed ends its transfers.
 """
 
 from __future__ import annotations
 
 from common.blocks import blocks_for
 from common.errors import InvalidRequest, LayoutMismatch, PeerProtocolError
-from engine.core.planned_step import PlannedStep, StepOutput
+from engine.core.planned_step import PlannedStep, Pushes, StepOutput
 from engine.core.scheduler import Scheduler
 from engine.core.sequence import Sequence
 from engine.core.status import SequenceStatus
-from kv_transfer.connector import Commit, Landed, LandingFailed, Ticket, TransferEnded
+from kv_transfer.connector import Commit, KVEvent, Ticket, TransferEnded
 from node.messages import (
     AbortTransfer,
     Accepted,
@@ -30,6 +32,9 @@ from node.messages import (
 )
 from node.node_flow import FlowLimits, NodeFlow
 from node.request_book import Held
+
+_Span = tuple[int, tuple[int, ...], tuple[int, ...]]
+"""Lease token, ordinals, source blocks."""
 
 
 class PrefillFlow(NodeFlow):
@@ -50,7 +55,12 @@ class PrefillFlow(NodeFlow):
             return [self._refuse(message, problem)]
         sequence = Sequence(next(self._sequence_ids), request, is_exported=ticket is not None)
         held = Held(
-            request.id, message.router, sequence, now_s + request.deadline_s, answer=Accepted()
+            request.id,
+            message.router,
+            sequence,
+            now_s + request.deadline_s,
+            message.received_at_s,
+            answer=Accepted(),
         )
         self.book.add(held)
         self.scheduler.add(sequence)
@@ -89,20 +99,44 @@ class PrefillFlow(NodeFlow):
             return InvalidRequest(f"lease {ticket.lease_token:#x} is in use by another attempt")
         return None
 
-    def _after_step(self, step: PlannedStep, outputs: list[StepOutput]) -> list[Effect]:
-        drawn = {output.sequence.sequence_id: output for output in outputs}
-        effects: list[Effect] = []
-        for sequence in step.sequences:
-            held = self.book.of_sequence(sequence)
-            assert held is not None, "a scheduled sequence belongs to an attempt"
-            output = drawn.get(sequence.sequence_id)
-            if output is None:
-                effects += self._push_computed(held)
-            else:
-                effects += self._on_first_token(held, output)
-        return effects
+    def pushes(self, step: PlannedStep) -> Pushes[Effect] | None:
+        """Blocks that are complete by now leave at once; those that the step completes follow it,
+        layer by layer."""
+        before: list[Effect] = []
+        spans: list[_Span] = []
+        for sequence, scheduled in zip(step.sequences, step.batch, strict=True):
+            held = self._held(sequence)
+            if held.lease_token is None:
+                continue
+            size, end = self.scheduler.limits.block_size, scheduled.start + len(scheduled.token_ids)
+            is_last = end == sequence.num_prompt
+            for span in self._take_spans(held, scheduled.start // size):
+                before.append(PushBlocks(span[0], None, *span[1:]))
+            spans += self._take_spans(held, blocks_for(end, size) if is_last else end // size)
+        if not spans:
+            return Pushes(before, None) if before else None
+        return Pushes(before, lambda layer: [PushBlocks(s[0], layer, s[1], s[2]) for s in spans])
 
-    def _on_first_token(self, held: Held, output: StepOutput) -> list[Effect]:
+    def _take_spans(self, held: Held, end: int) -> list[_Span]:
+        """The blocks up to `end` that were not pushed: none or one span. They count as pushed now.
+
+        A step that fails takes none of them back, since its transfers are given up.
+        """
+        assert held.lease_token is not None
+        size = self.scheduler.limits.block_size
+        skip = self._tickets[held.lease_token].num_cached_tokens // size
+        start = max(held.num_pushed_blocks, skip)
+        if end <= start:
+            return []
+        held.num_pushed_blocks = end
+        source_blocks = tuple(held.sequence.block_table[start:end])
+        return [(held.lease_token, tuple(range(start - skip, end - skip)), source_blocks)]
+
+    def _after_step(self, step: PlannedStep, outputs: list[StepOutput]) -> list[Effect]:
+        return [e for output in outputs for e in self._on_first_token(output)]
+
+    def _on_first_token(self, output: StepOutput) -> list[Effect]:
+        held = self._held(output.sequence)
         effects: list[Effect] = [self._emit_tokens(held, output)]
         if held.lease_token is None:
             self.book.remove(held)
@@ -110,7 +144,6 @@ class PrefillFlow(NodeFlow):
         if output.finish_reason is not None:
             held.is_over = True
             return [*effects, AbortTransfer(held.lease_token)]
-        effects += self._push_computed(held)
         sequence = held.sequence
         commit = Commit(
             num_tokens=sequence.num_prompt,
@@ -119,30 +152,7 @@ class PrefillFlow(NodeFlow):
         )
         return [*effects, CommitTransfer(held.lease_token, commit)]
 
-    def _push_computed(self, held: Held) -> list[Effect]:
-        """Blocks completed since the last push; with the prompt done, its last partial one too."""
-        if held.lease_token is None:
-            return []
-        sequence = held.sequence
-        size = self.scheduler.limits.block_size
-        skip = self._tickets[held.lease_token].num_cached_tokens // size
-        is_done = sequence.num_computed == sequence.num_prompt
-        end = blocks_for(sequence.num_prompt, size) if is_done else sequence.num_computed // size
-        start = max(held.num_pushed_blocks, skip)
-        if end <= start:
-            return []
-        held.num_pushed_blocks = end
-        return [
-            PushBlocks(
-                held.lease_token,
-                tuple(range(start - skip, end - skip)),
-                tuple(sequence.block_table[start:end]),
-            )
-        ]
-
-    def _on_kv_event(
-        self, event: Landed | LandingFailed | TransferEnded, now_s: float
-    ) -> list[Effect]:
+    def _on_kv_event(self, event: KVEvent, now_s: float) -> list[Effect]:
         held = self.book.of_lease(event.lease_token)
         if held is None or not isinstance(event, TransferEnded):
             return []
@@ -157,6 +167,11 @@ class PrefillFlow(NodeFlow):
             self.scheduler.release(held.sequence)
         self.book.remove(held)
         return []
+
+    def _held(self, sequence: Sequence) -> Held:
+        held = self.book.of_sequence(sequence)
+        assert held is not None, "a scheduled sequence belongs to an attempt"
+        return held
 
     def _let_go(self, held: Held) -> list[Effect]:
         if held.lease_token is None:

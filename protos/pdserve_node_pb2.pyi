@@ -182,7 +182,7 @@ class TokenLogprobs(_message.Message):
     def __init__(self, logprob: _Optional[float] = ..., top_token_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class RequestOutput(_message.Message):
-    __slots__ = ("request_id", "attempt", "first_index", "token_ids", "logprobs", "num_cached_tokens", "is_started", "finish_reason", "error_code", "error_message", "num_drafted", "num_accepted")
+    __slots__ = ("request_id", "attempt", "first_index", "token_ids", "logprobs", "num_cached_tokens", "is_started", "finish_reason", "error_code", "error_message", "num_drafted", "num_accepted", "queue_us", "compute_us")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     FIRST_INDEX_FIELD_NUMBER: _ClassVar[int]
@@ -195,6 +195,8 @@ class RequestOutput(_message.Message):
     ERROR_MESSAGE_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFTED_FIELD_NUMBER: _ClassVar[int]
     NUM_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_US_FIELD_NUMBER: _ClassVar[int]
+    COMPUTE_US_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     attempt: int
     first_index: int
@@ -207,7 +209,9 @@ class RequestOutput(_message.Message):
     error_message: str
     num_drafted: int
     num_accepted: int
-    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., first_index: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., num_cached_tokens: _Optional[int] = ..., is_started: _Optional[bool] = ..., finish_reason: _Optional[str] = ..., error_code: _Optional[str] = ..., error_message: _Optional[str] = ..., num_drafted: _Optional[int] = ..., num_accepted: _Optional[int] = ...) -> None: ...
+    queue_us: int
+    compute_us: int
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., first_index: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., num_cached_tokens: _Optional[int] = ..., is_started: _Optional[bool] = ..., finish_reason: _Optional[str] = ..., error_code: _Optional[str] = ..., error_message: _Optional[str] = ..., num_drafted: _Optional[int] = ..., num_accepted: _Optional[int] = ..., queue_us: _Optional[int] = ..., compute_us: _Optional[int] = ...) -> None: ...
 
 class OutputBatch(_message.Message):
     __slots__ = ("outputs",)
@@ -222,18 +226,20 @@ class StatusRequest(_message.Message):
     def __init__(self, envelope: _Optional[_Union[Envelope, _Mapping]] = ...) -> None: ...
 
 class BlockCounts(_message.Message):
-    __slots__ = ("free", "cached", "running", "reserved", "receiving")
+    __slots__ = ("free", "cached", "running", "reserved", "receiving", "quarantined")
     FREE_FIELD_NUMBER: _ClassVar[int]
     CACHED_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     RESERVED_FIELD_NUMBER: _ClassVar[int]
     RECEIVING_FIELD_NUMBER: _ClassVar[int]
+    QUARANTINED_FIELD_NUMBER: _ClassVar[int]
     free: int
     cached: int
     running: int
     reserved: int
     receiving: int
-    def __init__(self, free: _Optional[int] = ..., cached: _Optional[int] = ..., running: _Optional[int] = ..., reserved: _Optional[int] = ..., receiving: _Optional[int] = ...) -> None: ...
+    quarantined: int
+    def __init__(self, free: _Optional[int] = ..., cached: _Optional[int] = ..., running: _Optional[int] = ..., reserved: _Optional[int] = ..., receiving: _Optional[int] = ..., quarantined: _Optional[int] = ...) -> None: ...
 
 class StatusReply(_message.Message):
     __slots__ = ("node_id", "epoch", "role", "num_blocks", "blocks", "num_running", "num_waiting", "num_transfers", "num_steps", "num_preemptions", "num_recomputed_tokens", "num_drafted", "num_accepted", "new_token_ratio")

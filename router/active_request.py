@@ -8,6 +8,7 @@ from collections import deque
 from common.errors import PdserveError
 from router.core.policies.query import Query
 from router.core.request_flow import RequestFlow
+from router.core.ttft_stages import StageWatch
 from router.generation import TokenChunk
 
 
@@ -17,8 +18,11 @@ class ActiveRequest:
     The buffer holds each token index at most once, so `max_tokens` bounds it.
     """
 
-    def __init__(self, flow: RequestFlow, query: Query, deadline_at_s: float) -> None:
+    def __init__(
+        self, flow: RequestFlow, query: Query, deadline_at_s: float, stages: StageWatch
+    ) -> None:
         self.flow = flow
+        self.stages = stages
         self.query = query
         self.deadline_at_s = deadline_at_s
         self.timer: asyncio.TimerHandle | None = None

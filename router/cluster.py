@@ -93,6 +93,15 @@ def _node(node: NodeView) -> dict[str, Any]:
         "num_recomputed_tokens": load.num_recomputed_tokens,
         "num_drafted": load.num_drafted,
         "num_accepted": load.num_accepted,
+        "num_quarantined_blocks": load.num_quarantined_blocks,
+        "kv_links": [
+            {
+                "decode": link.decode_node_id,
+                "transport": link.transport,
+                "is_connected": link.is_connected,
+            }
+            for link in load.kv_links
+        ],
     }
 
 

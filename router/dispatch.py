@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -36,6 +37,7 @@ from router.core.effects import (
 from router.core.placement import Placer
 from router.core.policies.query import Query
 from router.core.request_flow import RequestFlow
+from router.core.ttft_stages import StageWatch
 from router.generation import TokenChunk
 from router.metrics import RouterMetrics
 from router.node_clients import NodeClient
@@ -170,7 +172,8 @@ class Dispatcher:
         deadline_s: float,
         priority: int,
     ) -> ActiveRequest:
-        deadline_at_s = self._clock.now_s() + deadline_s
+        now_s = self._clock.now_s()
+        deadline_at_s = now_s + deadline_s
         flow = RequestFlow(
             new_request_id(),
             prompt_token_ids,
@@ -179,7 +182,7 @@ class Dispatcher:
             priority=priority,
         )
         query = Query(prompt_token_ids, sampling.max_tokens)
-        request = ActiveRequest(flow, query, deadline_at_s)
+        request = ActiveRequest(flow, query, deadline_at_s, StageWatch(now_s))
         self._requests[request.request_id] = request
         self._metrics.running.set(len(self._requests))
         self._set_timer(request)
@@ -236,6 +239,7 @@ class Dispatcher:
                     pending.extend(self._choose(request, effect))
                 case SendReserve():
                     self.pool.membership.on_leg_opened(effect.node)
+                    request.stages.on_reserve_asked(effect.request.id.attempt, self._clock.now_s())
                     self._spawn(self._reserve(request, effect))
                 case SendPrefill():
                     self.pool.membership.on_leg_opened(effect.node)
@@ -247,7 +251,7 @@ class Dispatcher:
                 case LegClosed():
                     self.pool.membership.on_leg_closed(effect.node)
                 case EmitTokens():
-                    request.put(effect.chunk)
+                    request.put(self._timed(request, effect.chunk))
                 case PlaceRecord():
                     self._place(request, effect)
                 case Unplace():
@@ -260,6 +264,7 @@ class Dispatcher:
 
     def _choose(self, request: ActiveRequest, effect: Choose) -> list[Effect]:
         nodes, flow = self.pool.nodes(), request.flow
+        request.stages.on_choosing(flow.attempt.attempt, self._clock.now_s())
         try:
             if effect.decode is None:
                 choice = self._placer.choose(nodes, request.query, effect.excluded)
@@ -314,7 +319,17 @@ class Dispatcher:
         else:
             self._feed(request, lambda: effects)
 
+    def _timed(self, request: ActiveRequest, chunk: TokenChunk) -> TokenChunk:
+        """The chunk; with token 0 also where its time went."""
+        if chunk.first_index or not chunk.token_ids:
+            return chunk
+        stages = request.stages.on_first_token(
+            self._clock.now_s(), queue_s=chunk.queue_s, compute_s=chunk.compute_s
+        )
+        return replace(chunk, stages=stages)
+
     def _place(self, request: ActiveRequest, effect: PlaceRecord) -> None:
+        request.stages.on_placed(effect.attempt.attempt, self._clock.now_s())
         placement = Placement(
             attempt=effect.attempt,
             router_id=self.incarnation.node_id,

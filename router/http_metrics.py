@@ -7,9 +7,14 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from common.clock import Clock
 from common.latency import tpot_s
 from router.core.choice_text import Delta
+from router.core.ttft_stages import DispatchStages
 
 _LONG_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 _SHORT_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.5, 10.0)
+_STAGE_S = (
+    *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
+    *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 600.0),
+)
 
 
 class HttpMetrics:
@@ -52,6 +57,14 @@ class HttpMetrics:
             buckets=_LONG_S,
             registry=registry,
         )
+        self.ttft_stages = Histogram(
+            "pdserve_ttft_stage_seconds",
+            "Parts of the time to the first token: their sum is its sum, a stage that a request "
+            "did not pass took it 0 s",
+            ["stage"],
+            buckets=_STAGE_S,
+            registry=registry,
+        )
         self.itl = Histogram(
             "pdserve_inter_token_latency_seconds",
             "Gap between two chunks of a choice",
@@ -90,6 +103,7 @@ class ChoiceTimer:
             if self._first_at_s is None:
                 self._first_at_s = now_s
                 self._metrics.ttft.observe(now_s - self._arrived_at_s)
+                self._observe_stages(delta.stages, now_s)
             else:
                 self._metrics.itl.observe(now_s - self._last_at_s)
             self._last_at_s = now_s
@@ -100,3 +114,8 @@ class ChoiceTimer:
             if tpot is not None:
                 self._metrics.tpot.observe(tpot)
             self._metrics.e2e.observe(self._last_at_s - self._arrived_at_s)
+
+    def _observe_stages(self, stages: DispatchStages | None, now_s: float) -> None:
+        if stages is not None:
+            for stage, span_s in stages.to_client(self._arrived_at_s, now_s).items():
+                self._metrics.ttft_stages.labels(stage.value).observe(span_s)

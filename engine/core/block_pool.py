@@ -1,8 +1,9 @@
-"""The pool of KV blocks: each is exactly one of free, cached, running, reserved, receiving.
+"""The pool of KV blocks: each is free, cached, running, reserved, receiving or quarantined.
 
 A *cached* block is findable by its hash and referenced by nobody: it can be had by evicting it. A
 *running* block is referenced by one or more sequences. A *receiving* block is written by another
-node; a *reserved* one is held beside it for the first tokens to come. Both have one owner.
+node; a *reserved* one is held beside it for the first tokens to come. Both have one owner. A
+*quarantined* block has none: its landing is over, but its writer may not know that yet.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ class BlockUse(Enum):
     RUNNING = "running"
     RESERVED = "reserved"
     RECEIVING = "receiving"
+    QUARANTINED = "quarantined"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +34,7 @@ class BlockCounts:
     running: int
     reserved: int
     receiving: int
+    quarantined: int
 
     @property
     def available(self) -> int:
@@ -92,6 +95,14 @@ class BlockPool:
             self._num_used[self._use[block_id]] -= 1
             self._set_use(block_id, BlockUse.RUNNING)
 
+    def quarantine(self, block_ids: Iterable[int]) -> list[int]:
+        """Those of the blocks that were being received, held by nobody now until `release`."""
+        taken = [b for b in block_ids if self._use.get(b) is BlockUse.RECEIVING]
+        for block_id in taken:
+            self._num_used[BlockUse.RECEIVING] -= 1
+            self._set_use(block_id, BlockUse.QUARANTINED)
+        return taken
+
     def publish(self, block_id: int, block_hash: BlockHash) -> None:
         """Make a block findable: its KV is complete and verified."""
         if self._use.get(block_id) is not BlockUse.RUNNING:
@@ -101,11 +112,14 @@ class BlockPool:
     def release(self, block_ids: Iterable[int]) -> None:
         """Drop one reference each; the last one leaves the block cached if findable, else free.
 
-        Later blocks are released first, so that a prefix outlives what continues it.
+        Later blocks are released first, so that a prefix outlives what continues it. A receiving
+        block cannot be released: it is quarantined first, until its writer is known to be gone.
         """
         for block_id in reversed(list(block_ids)):
             if self._references[block_id] == 0:
                 raise ValueError(f"block {block_id} is released but held by nobody")
+            if self._use[block_id] is BlockUse.RECEIVING:
+                raise ValueError(f"block {block_id} is released but another node may write it")
             self._references[block_id] -= 1
             if self._references[block_id] == 0:
                 self._num_used[self._use.pop(block_id)] -= 1
@@ -122,6 +136,7 @@ class BlockPool:
             running=self._num_used[BlockUse.RUNNING],
             reserved=self._num_used[BlockUse.RESERVED],
             receiving=self._num_used[BlockUse.RECEIVING],
+            quarantined=self._num_used[BlockUse.QUARANTINED],
         )
 
     def check(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -96,15 +96,26 @@ class StepCosts:
     draft_s: float = 0.0
 
 
+OnLayer = Callable[[int], None]
+"""Called with the number of a layer of the KV cache, on the thread that executes the step."""
+
+
 class Runner(Protocol):
     """Executes a planned step. Its owner is one thread; it keeps no state but the KV cache and the
     blocks that were swapped out of it."""
 
-    def execute(self, batch: Sequence[ScheduledSequence]) -> list[DrawnTokens | None]:
+    def execute(
+        self, batch: Sequence[ScheduledSequence], on_layer: OnLayer | None = None
+    ) -> list[DrawnTokens | None]:
         """One entry per scheduled sequence, in order; None where `sample` was None.
 
         A sequence's tokens depend on its own tokens and cache alone, never on its neighbours nor
         on its drafts. Raises `SequencesFailed` when only some have a result.
+
+        `on_layer` is called once for each layer, 0 first, as soon as the keys and values of all of
+        the step's tokens in it can be sent: nothing writes them any more. A drafting layer inside
+        the runner (mtp) comes last, after the draw. It is also called for all layers when
+        `SequencesFailed` follows; after any other error some calls may be missing.
         """
 
     def swap_out(self, block_ids: Sequence[int], host_block_ids: Sequence[int]) -> None:

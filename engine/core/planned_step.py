@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 from common.request import FinishReason
 from engine.core.plan import SampledToken, ScheduledSequence
 from engine.core.sequence import Sequence
 from engine.core.step_plan import StopRule
+
+E_co = TypeVar("E_co", covariant=True)
 
 
 @dataclass(slots=True)
@@ -59,3 +63,14 @@ class PlannedStep:
         return PlannedStep(
             [self.batch[entry] for entry in entries], [self.sequences[entry] for entry in entries]
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Pushes(Generic[E_co]):
+    """Effects that send what a step computes: `before` it, and `of_layer(l)` when layer l is done.
+
+    `of_layer` is called in the middle of the step, once for each layer; None: nothing follows.
+    """
+
+    before: Items[E_co]
+    of_layer: Callable[[int], Items[E_co]] | None

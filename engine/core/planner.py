@@ -44,8 +44,8 @@ def plan_step(
 ) -> StepPlan:
     """Plan one step. `running` is by arrival, `waiting` in the order of the queue.
 
-    `receiving` hold seats and blocks while their KV is on its way; `num_exporting` hold blocks that
-    a transfer still reads.
+    `receiving` hold seats and blocks while their KV is on its way; `num_exporting` are gone but for
+    blocks that a transfer still reads, or may still write.
     """
     decoding = [s for s in running if s.status is SequenceStatus.RUNNING_DECODE]
     prefilling = [s for s in running if s.status is SequenceStatus.RUNNING_PREFILL]

@@ -1,8 +1,8 @@
 """The one writer of sequences and blocks: takes events, asks the planner, applies what it decided.
 
 Reading order: `add` and `plan` (a step begins), `apply` (its results), `land` (KV from another
-node), `finish` and `release` (the ends). Outputs and ends are returned as values; telling anybody
-is the caller's part.
+node), `finish`, `release` and `end_quarantine` (the ends). Outputs and ends are returned as
+values; telling anybody is the caller's part.
 """
 
 from __future__ import annotations
@@ -60,6 +60,8 @@ class Scheduler:
         self.running: list[Sequence] = []
         self.receiving: dict[int, Sequence] = {}
         self.exporting: dict[int, Sequence] = {}
+        self.quarantined: dict[int, list[int]] = {}
+        """Blocks of finished sequences that another node may still write, by sequence id."""
         self.reservation = make_reservation(
             config, block_size=limits.block_size, lookahead=limits.num_speculative_tokens
         )
@@ -167,7 +169,8 @@ class Scheduler:
     def finish(self, sequence: Sequence, *, keep_blocks: bool = False) -> None:
         """Take a sequence out, whatever its status; with `keep_blocks` a transfer still reads them.
 
-        Kept blocks go with `release`, which must follow.
+        Kept blocks go with `release`, which must follow. Blocks that KV was to land in are kept in
+        quarantine and go with `end_quarantine`, which must follow too.
         """
         self._unlist(sequence)
         if self._speculation is not None:
@@ -183,6 +186,10 @@ class Scheduler:
         del self.exporting[sequence.sequence_id]
         self._free(sequence)
 
+    def end_quarantine(self, sequence: Sequence) -> None:
+        """Nobody can write to the blocks that a finished sequence left in quarantine any more."""
+        self.pool.release(self.quarantined.pop(sequence.sequence_id))
+
     def check(self) -> None:
         """Raise `AssertionError` unless blocks, seats and statuses agree."""
         self.pool.check()
@@ -196,6 +203,8 @@ class Scheduler:
                 assert sequence.num_uncomputed == 1, "decoding, yet not caught up"
         waiting_tokens = sum(sequence.num_known for sequence in self.waiting)
         assert self.waiting.num_tokens == waiting_tokens, "queued tokens miscounted"
+        num_kept = sum(len(block_ids) for block_ids in self.quarantined.values())
+        assert self.pool.counts().quarantined == num_kept, "quarantined blocks miscounted"
         num_swapped = sum(len(sequence.host_block_ids) for sequence in self.waiting)
         assert self.host_pool.num_used == num_swapped, "host blocks without an owner"
 
@@ -213,7 +222,7 @@ class Scheduler:
             running=self.running,
             receiving=list(self.receiving.values()),
             waiting=self.waiting,
-            num_exporting=len(self.exporting),
+            num_exporting=len(self.exporting) + len(self.quarantined),
             pool=self.pool,
             match_prefix=cast(MatchPrefix, self._prefixes.match),
             limits=self.limits,
@@ -403,6 +412,11 @@ class Scheduler:
             self.running.remove(sequence)
 
     def _free(self, sequence: Sequence) -> None:
+        if sequence.status is SequenceStatus.WAITING_FOR_KV:
+            kept = self.pool.quarantine(sequence.block_table)
+            self.quarantined[sequence.sequence_id] = kept
+            written = set(kept)
+            sequence.block_table = [b for b in sequence.block_table if b not in written]
         self.pool.release(sequence.block_table)
         sequence.block_table = []
         sequence.move_to(SequenceStatus.FINISHED)

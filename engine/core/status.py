@@ -30,7 +30,7 @@ class SequenceStatus(Enum):
     EXPORTING = "exporting"
     """Holds blocks that a transfer may still read; takes no seat and is never scheduled."""
     FINISHED = "finished"
-    """Holds nothing."""
+    """Holds nothing; blocks in quarantine are nobody's."""
 
 
 _S = SequenceStatus

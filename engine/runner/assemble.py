@@ -16,7 +16,7 @@ from engine.runner.decoder import Decoder
 from engine.runner.flat_batch import BatchLimits
 from engine.runner.framework import has_gpu, paddle
 from engine.runner.fused_attention import FusedAttention, fused_attention_problem
-from engine.runner.kv_cache import KVCache
+from engine.runner.kv_cache import HostMemory, KVCache
 from engine.runner.model_runner import ModelRunner
 from engine.runner.model_spec import DecoderSpec
 from engine.runner.mtp.draft_step import MtpLayer
@@ -41,6 +41,7 @@ def assemble_runner(
     num_drafts: int,
     swap_space: int,
     max_chunk_tokens: int,
+    host_memory: HostMemory | None,
 ) -> ModelRunner:
     """Allocate the KV cache, read the weights; `ConfigError` when a setting does not fit here."""
     paddle.set_device("gpu" if has_gpu() else "cpu")
@@ -52,7 +53,7 @@ def assemble_runner(
             f"swap_space is {swap_space} bytes: wanted at least {layout.block_bytes}, one KV block "
             f"of block_size = {engine.block_size}"
         )
-    cache = KVCache(layout, engine.kv_cache_memory)
+    cache = KVCache(layout, engine.kv_cache_memory, host_memory=host_memory)
     max_len = fit_max_model_len(
         configured=model.max_model_len,
         model_limit=spec.max_position,

@@ -1,25 +1,37 @@
 """The KV cache: one Paddle allocation, seen layer by layer, and by the transfer as bytes.
 
 On a CPU the bytes are the cache's own memory. On another device they are a mirror in host memory:
-blocks are staged out before they are sent and staged in after they have landed.
+blocks are staged out before they are sent (layer by layer while a step computes them) and staged
+in after they have landed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from common.errors import ConfigError
 from common.kv_layout import KVLayout
+from engine.core.plan import OnLayer
 from engine.runner.framework import paddle
+from engine.runner.layers_out import DeviceCopy, FinishedCopy, LayerCopy, LayersOut
+
+HostMemory = Callable[[int, bool], np.ndarray | None]
+"""Memory for the host's side of a cache that others can read too: of a size in bytes, uint8
+`[size]`, zeros, writable; True: taken from the system at once. None: there is none."""
 
 
 class KVCache:
     """`[num_layers, 2, num_blocks, num_kv_heads, block_size, head_dim]`; 2 is key, value."""
 
     def __init__(
-        self, layout: KVLayout, memory_bytes: int, *, is_mirrored: bool | None = None
+        self,
+        layout: KVLayout,
+        memory_bytes: int,
+        *,
+        is_mirrored: bool | None = None,
+        host_memory: HostMemory | None = None,
     ) -> None:
         """Allocate as many blocks as fit; `ConfigError` when fewer than two do.
 
@@ -33,33 +45,49 @@ class KVCache:
                 f"{2 * layout.block_bytes}, two blocks of {layout.block_bytes} bytes "
                 f"({layout.block_size} tokens)"
             )
-        self.tensor = paddle.zeros(
-            [
-                layout.num_layers,
-                2,
-                self.num_blocks,
-                layout.num_kv_heads,
-                layout.block_size,
-                layout.head_dim,
-            ],
-            dtype=layout.dtype,
-        )
         if is_mirrored is None:
-            is_mirrored = not self.tensor.place.is_cpu_place()
+            is_mirrored = paddle.get_device() != "cpu"
+        memory = host_memory(self._num_bytes, not is_mirrored) if host_memory else None
+        self.tensor = self._allocate(None if is_mirrored else memory)
         # Pages of the mirror are touched when blocks are staged, so an unused one costs nothing.
-        self.host_bytes = np.zeros(self._bytes_shape, np.uint8) if is_mirrored else self._bytes()
+        if not is_mirrored:
+            self.host_bytes = self._bytes()
+        elif memory is None:
+            self.host_bytes = np.zeros(self._bytes_shape, np.uint8)
+        else:
+            self.host_bytes = memory.reshape(self._bytes_shape)
         """uint8 `[num_layers, 2, num_blocks, piece_bytes]`, writable."""
         self._is_mirrored = is_mirrored
+        self._copy_stream: paddle.device.Stream | None = None
+
+    def layers_out(self, slots: np.ndarray, on_layer: OnLayer | None) -> LayersOut:
+        """For a step that computes into these slots (block * block_size + place in the block):
+        `on_layer` is called for each computed layer when `host_bytes` holds their blocks in it."""
+        if on_layer is None or not self._is_mirrored:
+            return LayersOut(on_layer, None)
+        block_ids = np.unique(slots // self.layout.block_size)
+        return LayersOut(on_layer, lambda layer: self._start_copy(layer, block_ids))
+
+    def _start_copy(self, index: int, block_ids: np.ndarray) -> LayerCopy:
+        if self.tensor.place.is_cpu_place():
+            self._stage_layer_out(index, block_ids, paddle.to_tensor(block_ids))
+            return FinishedCopy()
+        if self._copy_stream is None:
+            self._copy_stream = paddle.device.Stream()
+        return DeviceCopy(self.layer(index), block_ids, self.host_bytes[index], self._copy_stream)
 
     def stage_out(self, block_ids: Sequence[int]) -> None:
         """Bring what was computed in these blocks into `host_bytes`."""
         if not self._is_mirrored:
             return
-        ids = list(block_ids)
+        ids = np.asarray(block_ids)
         places = paddle.to_tensor(ids)
         for index in range(self.layout.num_layers):
-            for source, host in zip(self.layer(index), self.host_bytes[index], strict=True):
-                host[ids] = source[places].view("uint8").cpu().numpy().reshape(len(ids), -1)
+            self._stage_layer_out(index, ids, places)
+
+    def _stage_layer_out(self, index: int, ids: np.ndarray, places: paddle.Tensor) -> None:
+        for source, host in zip(self.layer(index), self.host_bytes[index], strict=True):
+            host[ids] = source[places].view("uint8").cpu().numpy().reshape(len(ids), -1)
 
     def stage_in(self, block_ids: Sequence[int]) -> None:
         """Bring what landed in `host_bytes` into these blocks."""
@@ -81,6 +109,18 @@ class KVCache:
         if not self.tensor.place.is_cpu_place():
             raise ConfigError(f"the KV cache lives on {self.tensor.place}: it has no host view")
         return np.from_dlpack(self.tensor)
+
+    def _allocate(self, memory: np.ndarray | None) -> paddle.Tensor:
+        layout = self.layout
+        heads = [layout.num_kv_heads, layout.block_size, layout.head_dim]
+        shape = [layout.num_layers, 2, self.num_blocks, *heads]
+        if memory is None:
+            return paddle.zeros(shape, dtype=layout.dtype)
+        return paddle.from_dlpack(memory).view(layout.dtype).reshape(shape)
+
+    @property
+    def _num_bytes(self) -> int:
+        return self.num_blocks * self.layout.block_bytes
 
     @property
     def _bytes_shape(self) -> tuple[int, int, int, int]:

@@ -14,6 +14,7 @@ from engine.runner.model_spec import read_decoder_spec, read_eos_token_ids
 from engine.runner.mtp.mtp_weights import read_mtp_weights
 
 if TYPE_CHECKING:
+    from engine.runner.kv_cache import HostMemory
     from engine.runner.model_runner import ModelRunner
 
 _NO_SPECULATION = SpeculationConfig()
@@ -26,6 +27,7 @@ def load_model_runner(
     speculation: SpeculationConfig = _NO_SPECULATION,
     swap_space: int = 0,
     max_chunk_tokens: int | None = None,
+    host_memory: HostMemory | None = None,
     on_imported: Callable[[], object] = lambda: None,
 ) -> ModelRunner:
     """Load `model.model`, a Hugging Face folder, and allocate its KV cache.
@@ -33,6 +35,7 @@ def load_model_runner(
     `swap_space` bytes of host memory hold blocks that were swapped out. No step has more than
     `max_chunk_tokens` tokens (None: `engine.max_num_batched_tokens`). With the speculative method
     mtp the layer that drafts is read too, from its own file or from the checkpoint.
+    `host_memory` allocates what `kv_bytes` shows (None: memory that nobody else sees).
     `on_imported` is called once Paddle, which takes the process's signals for itself, is there.
     `CheckpointError` when the folder is missing, broken or unsupported, before any weight is read;
     `ConfigError` when a setting does not fit the model or the machine.
@@ -70,4 +73,5 @@ def load_model_runner(
         ),
         swap_space=swap_space,
         max_chunk_tokens=max_chunk_tokens or engine.max_num_batched_tokens,
+        host_memory=host_memory,
     )

@@ -14,6 +14,7 @@ from common.kv_layout import KVLayout
 from common.request import SamplingParams
 from engine.core.plan import (
     DrawnTokens,
+    OnLayer,
     SampleInput,
     ScheduledSequence,
     SequencesFailed,
@@ -98,8 +99,13 @@ class ModelRunner:
         """Copy whole blocks back from the host pool; `InternalError` for bad ids."""
         self._host_pool.swap_in(host_block_ids, block_ids)
 
-    def execute(self, batch: Sequence[ScheduledSequence]) -> list[DrawnTokens | None]:
+    def execute(
+        self, batch: Sequence[ScheduledSequence], on_layer: OnLayer | None = None
+    ) -> list[DrawnTokens | None]:
         """Compute the batch's tokens and draw where asked; one entry per sequence, in order.
+
+        `on_layer(l)` is called for each layer of the cache as soon as `kv_bytes` holds the step's
+        keys and values in it, layer 0 first, an MTP layer after the draw.
 
         `InternalError` when the batch is outside what the runner was sized for; `SequencesFailed`
         when logits that some entries needed are not finite.
@@ -107,12 +113,16 @@ class ModelRunner:
         if not batch:
             return []
         flat = flatten(batch, self._limits)
+        layers = self._cache.layers_out(flat.slots, on_layer)
         hidden = self._decoder.begin(flat)
         for index in range(self._decoder.num_layers):
             self._decoder.run_layer(index, hidden)
+            layers.on_computed(index)
         results, bad = self._draw(batch, flat, hidden)
         if self._mtp is not None:
             self._propose(self._mtp, batch, flat, hidden, results)
+            layers.on_computed(self._decoder.num_layers)
+        layers.finish()
         if bad:
             raise SequencesFailed("not finite: logits", tuple(bad), tuple(results))
         return results

@@ -68,3 +68,8 @@ class PieceSet:
     @property
     def is_full(self) -> bool:
         return self.count == len(self._is_done)
+
+
+def add_to_digest(digest: int, piece_sum: int) -> int:
+    """The digest with one more piece in it: a sum, so that pieces may come in any order."""
+    return (digest + piece_sum) % (1 << 64)

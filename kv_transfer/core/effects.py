@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -37,22 +38,44 @@ class Disconnect:
 
 
 @dataclass(frozen=True, slots=True)
+class SayHello:
+    """Send a HELLO with what the lanes have to offer now."""
+
+    peer: Peer
+
+
+@dataclass(frozen=True, slots=True)
+class TakeLane:
+    """The peer chose this lane for all that is sent to it on this connection."""
+
+    peer: Peer
+    lane: str
+    lane_reply: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class SendToPeer:
-    """Send a header to a decode node."""
+    """Send a header to a decode node; `is_behind_writes`: when what was written before is done."""
 
     peer: Peer
     frame: Frame
+    is_behind_writes: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class SendChunk:
-    """Send a DATA frame: checksums and payload are read from the pool when it leaves."""
+    """Send a DATA frame: checksums and payload are read from the pool when it leaves.
+
+    `verify` is a mode of `core.lanes`; with `commit` the sums go to `Sender.on_summed`.
+    """
 
     peer: Peer
     seq: int
     lease_token: int
     generation: int
     chunk: Chunk
+    target_blocks: tuple[int, ...]
+    verify: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +87,43 @@ class Reply:
 
 
 @dataclass(frozen=True, slots=True)
+class OpenLane:
+    """Choose a lane among `offers` and say so to `Receiver.on_lane`."""
+
+    session: bytes
+    offers: Mapping[str, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class CloseLane:
+    """The session is over."""
+
+    session: bytes
+    lane: str
+
+
+@dataclass(frozen=True, slots=True)
 class Write:
-    """Verify the payload's checksums, then copy block `i` of it to `target_blocks[i]`.
+    """Bring block `i` of `data` to `target_blocks[i]`, verified as `verify` says.
 
     Before copying ask `Receiver.may_write` under the lock that `revoke` takes.
     """
 
     session: bytes
+    lane: str
+    verify: str
     data: Data
     target_blocks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """Nothing written by anybody before may reach these slabs of the pool any more; when that is
+    so, tell `Receiver.on_fenced`.
+    """
+
+    lane: str
+    slabs: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +156,6 @@ class Dropped:
     detail: str
 
 
-SenderEffect = Connect | Disconnect | SendToPeer | SendChunk | Emit
-ReceiverEffect = Reply | Write | Emit | Dropped
+SenderEffect = Connect | Disconnect | SayHello | TakeLane | SendToPeer | SendChunk | Emit
+ReceiverEffect = Reply | OpenLane | CloseLane | Write | Fence | Emit | Dropped
 Effect = SenderEffect | ReceiverEffect

@@ -2,11 +2,12 @@
 
     sender (prefill)                    receiver (decode)
     HELLO   who, to whom, layout   ──►
-                                   ◄──  WELCOME | REFUSED(code, message)
+                                   ◄──  WELCOME(lane, window) | REFUSED(code, message)
     BEGIN   lease, generation      ──►
-    DATA    pieces of one layer    ──►          keys, values of each run follow as message parts
+                                   ◄──  BEGUN   on a one-sided lane: now it may be written
+    DATA    pieces of one layer    ──►          on an inline lane the bytes follow as message parts
                                    ◄──  ACK     how many DATA frames were consumed: credit
-    COMMIT  count, first token     ──►
+    COMMIT  when all were consumed ──►
                                    ◄──  COMMITTED | FAILED(code, message)
     ABORT                          ──►
                                    ◄──  ABORTED
@@ -21,7 +22,7 @@ add some, and unknown versions and kinds are refused. Decoding what breaks a rul
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -30,10 +31,13 @@ import msgpack  # type: ignore[import-untyped]
 from common.errors import PeerProtocolError
 from common.ids import Incarnation
 from common.kv_layout import KVLayout
+from kv_transfer.core.lanes import VERIFY_AUTO, VERIFY_MODES
 from kv_transfer.core.limits import (
     MAX_BLOCKS_PER_FRAME,
     MAX_DRAFT_TOKENS,
     MAX_HEADER_BYTES,
+    MAX_LANE_BYTES,
+    MAX_LANES,
     MAX_NODE_ID_CHARS,
     MAX_TEXT_CHARS,
     MAX_TRANSFERS_PER_LINK,
@@ -50,18 +54,31 @@ class UnknownVersion(PeerProtocolError):
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """The first frame of every connection; repeated until it is answered."""
+    """The first frame of every connection; repeated until it is answered.
+
+    `offers`: what the sender's end of each lane has to say, by the lane's name.
+    """
 
     sender: Incarnation
     receiver: Incarnation
     layout: KVLayout
+    offers: Mapping[str, bytes]
+    verify: str
 
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """HELLO is accepted by this incarnation."""
+    """HELLO is accepted by this incarnation, which chose one of the lanes that were offered.
+
+    `lane_reply` is what the lane's own two ends have to tell each other. `window_bytes` of data
+    may be unacknowledged on this connection. `verify` is what both sides keep to.
+    """
 
     receiver: Incarnation
+    lane: str
+    lane_reply: bytes
+    window_bytes: int
+    verify: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +98,22 @@ class Begin:
 
 
 @dataclass(frozen=True, slots=True)
+class Begun:
+    """The sender on this connection is known to write there: it may begin, on a one-sided lane."""
+
+    lease_token: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
 class Data:
     """Some blocks of one layer.
 
     `seq` counts DATA frames of a connection from 0. `ordinals` index the ticket's target blocks.
-    Blocks are grouped in `runs` (their lengths): each run is two message parts, its keys and its
-    values. `key_sums` and `value_sums` are XXH3-64 per block.
+    On an inline lane the blocks are grouped in `runs` (their lengths): each run is two message
+    parts, its keys and its values. On the shared-memory lane `source_blocks` are where they lie in
+    the sender's pool. `key_sums` and `value_sums` are one `pieces.piece_sum` per block where
+    the pair verifies blocks, else empty.
     """
 
     seq: int
@@ -95,6 +122,7 @@ class Data:
     layer: int
     ordinals: tuple[int, ...]
     runs: tuple[int, ...]
+    source_blocks: tuple[int, ...]
     key_sums: tuple[int, ...]
     value_sums: tuple[int, ...]
 
@@ -108,11 +136,15 @@ class Ack:
 
 @dataclass(frozen=True, slots=True)
 class CommitFrame:
-    """Everything was sent: `num_pieces` blocks-in-a-layer, counted once each."""
+    """Everything was consumed: `num_pieces` blocks-in-a-layer, counted once each.
+
+    `digest` is the sum of all their piece sums where the pair verifies at commit, else 0.
+    """
 
     lease_token: int
     generation: int
     num_pieces: int
+    digest: int
     num_tokens: int
     first_token_id: int
     draft_token_ids: tuple[int, ...]
@@ -138,7 +170,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """The sender gives up."""
+    """The sender gives up, and writes no more of it by itself."""
 
     lease_token: int
     generation: int
@@ -146,7 +178,7 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class Aborted:
-    """Nothing of that generation will be written any more."""
+    """Nothing of that generation will be landed any more."""
 
     lease_token: int
     generation: int
@@ -169,6 +201,7 @@ Frame = (
     | Welcome
     | Refused
     | Begin
+    | Begun
     | Data
     | Ack
     | CommitFrame
@@ -183,10 +216,16 @@ Frame = (
 _Check = Callable[[str, object], Any]
 
 
+def _shown(value: object) -> str:
+    """`value` for an error text: lists and maps may be nested too deeply to be printed."""
+    is_nested = isinstance(value, list | dict | tuple)
+    return f"a {type(value).__name__}" if is_nested else f"{value!r:.40}"
+
+
 def _uint(bits: int) -> _Check:
     def check(name: str, value: object) -> int:
         if type(value) is not int or not 0 <= value < 1 << bits:
-            raise PeerProtocolError(f"{name} is {value!r:.80}: wanted an integer of {bits} bits")
+            raise PeerProtocolError(f"{name} is {_shown(value)}: wanted an integer of {bits} bits")
         return value
 
     return check
@@ -217,6 +256,28 @@ def _uints(bits: int, max_items: int) -> _Check:
     return check
 
 
+def _one_of(choices: tuple[str, ...]) -> _Check:
+    def check(name: str, value: object) -> str:
+        if type(value) is not str or value not in choices:
+            raise PeerProtocolError(f"{name} is {_shown(value)}: wanted {', '.join(choices)}")
+        return value
+
+    return check
+
+
+def _blob(name: str, value: object) -> bytes:
+    if type(value) is not bytes or len(value) > MAX_LANE_BYTES:
+        raise PeerProtocolError(f"{name} is not bytes, at most {MAX_LANE_BYTES}")
+    return value
+
+
+def _offers(name: str, value: object) -> dict[str, bytes]:
+    if type(value) is not dict or not 0 < len(value) <= MAX_LANES:
+        raise PeerProtocolError(f"{name} is not a map of 1 to {MAX_LANES} lanes")
+    check = _text(MAX_NODE_ID_CHARS)
+    return {check(name, lane): _blob(f"{name} of a lane", offer) for lane, offer in value.items()}
+
+
 def _incarnation(name: str, value: object) -> Incarnation:
     if type(value) is not dict:
         raise PeerProtocolError(f"{name} is not an incarnation")
@@ -245,8 +306,26 @@ _LEASE: dict[str, _Check] = {"lease_token": _U64, "generation": _U64}
 _REASON: dict[str, _Check] = {"code": _text(64), "message": _text(MAX_TEXT_CHARS)}
 
 _SCHEMAS: dict[int, tuple[type[Frame], dict[str, _Check]]] = {
-    1: (Hello, {"sender": _incarnation, "receiver": _incarnation, "layout": _layout}),
-    2: (Welcome, {"receiver": _incarnation}),
+    1: (
+        Hello,
+        {
+            "sender": _incarnation,
+            "receiver": _incarnation,
+            "layout": _layout,
+            "offers": _offers,
+            "verify": _one_of((VERIFY_AUTO, *VERIFY_MODES)),
+        },
+    ),
+    2: (
+        Welcome,
+        {
+            "receiver": _incarnation,
+            "lane": _text(MAX_NODE_ID_CHARS),
+            "lane_reply": _blob,
+            "window_bytes": _uint(63),
+            "verify": _one_of(VERIFY_MODES),
+        },
+    ),
     3: (Refused, _REASON),
     4: (Begin, _LEASE),
     5: (
@@ -257,6 +336,7 @@ _SCHEMAS: dict[int, tuple[type[Frame], dict[str, _Check]]] = {
             "layer": _uint(16),
             "ordinals": _uints(32, MAX_BLOCKS_PER_FRAME),
             "runs": _uints(16, MAX_BLOCKS_PER_FRAME),
+            "source_blocks": _uints(32, MAX_BLOCKS_PER_FRAME),
             "key_sums": _uints(64, MAX_BLOCKS_PER_FRAME),
             "value_sums": _uints(64, MAX_BLOCKS_PER_FRAME),
         },
@@ -267,6 +347,7 @@ _SCHEMAS: dict[int, tuple[type[Frame], dict[str, _Check]]] = {
         {
             **_LEASE,
             "num_pieces": _U64,
+            "digest": _U64,
             "num_tokens": _U32,
             "first_token_id": _U32,
             "draft_token_ids": _uints(32, MAX_DRAFT_TOKENS),
@@ -278,6 +359,7 @@ _SCHEMAS: dict[int, tuple[type[Frame], dict[str, _Check]]] = {
     11: (Aborted, _LEASE),
     12: (Ping, {"lease_tokens": _uints(64, MAX_TRANSFERS_PER_LINK)}),
     13: (Pong, {}),
+    14: (Begun, _LEASE),
 }
 _KIND_OF: dict[type[Frame], int] = {cls: kind for kind, (cls, _) in _SCHEMAS.items()}
 
@@ -301,10 +383,10 @@ def decode(header: bytes | memoryview) -> Frame:
     body = _unpack(header)
     version, kind = body.get("v"), body.get("k")
     if type(version) is not int or version != PROTOCOL_VERSION:
-        raise UnknownVersion(f"KV protocol version is {version!r:.20}: wanted {PROTOCOL_VERSION}")
+        raise UnknownVersion(f"KV protocol version is {_shown(version)}: wanted {PROTOCOL_VERSION}")
     schema = _SCHEMAS.get(kind) if type(kind) is int else None
     if schema is None:
-        raise PeerProtocolError(f"frame kind {kind!r:.20} is unknown")
+        raise PeerProtocolError(f"frame kind {_shown(kind)} is unknown")
     cls, checks = schema
     frame = cls(
         **{name: check(f"{cls.__name__}.{name}", body.get(name)) for name, check in checks.items()}
@@ -330,7 +412,11 @@ def _check_counts(data: Data) -> None:
     num_blocks = len(data.ordinals)
     if num_blocks == 0 or len(set(data.ordinals)) != num_blocks:
         raise PeerProtocolError("Data.ordinals is empty or repeats a block")
-    if sum(data.runs) != num_blocks or not all(data.runs):
+    if data.runs and (sum(data.runs) != num_blocks or not all(data.runs)):
         raise PeerProtocolError(f"Data.runs adds up to {sum(data.runs)} blocks, not {num_blocks}")
-    if len(data.key_sums) != num_blocks or len(data.value_sums) != num_blocks:
-        raise PeerProtocolError(f"Data has {num_blocks} blocks and another number of checksums")
+    for name in ("source_blocks", "key_sums", "value_sums"):
+        count = len(getattr(data, name))
+        if count not in (0, num_blocks):
+            raise PeerProtocolError(f"Data has {num_blocks} blocks and {count} {name}")
+    if len(data.key_sums) != len(data.value_sums):
+        raise PeerProtocolError("Data has checksums of keys alone, or of values alone")

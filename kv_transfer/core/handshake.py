@@ -1,17 +1,15 @@
-"""The states of a handoff on both sides, as tables.
+"""The states of a handoff, one table for both sides, and those of the connection under it.
 
-Sender, one per `open`:
+    RESERVED ──begin──► TRANSFERRING ──commit──► COMMITTING ──complete──► COMMITTED
+        │                    │ │ └─────abort────────┤ │                       ▲
+        │                    │ │                    ▼ │          complete ────┤
+        │                    │ │                ABORTING ─────────────────────┴─ confirm ─► ABORTED
+        │                    │ └──quarantine──────────┴──► QUARANTINED ──────── release ──────▲
+        └────────────────────┴── fail ► FAILED   expire ► EXPIRED   revoke ► ABORTED
 
-    TRANSFERRING ──commit──► COMMITTING ──committed──► ENDED
-         │  └──────abort───► ABORTING ◄──abort──┘        ▲
-         │                      │ aborted, committed     │
-         └── failed, expired, peer lost (from any) ──────┘
-
-Receiver, one per `expect`:
-
-    RESERVED ──begin──► RECEIVING ──commit──► COMMITTING ──complete──► COMMITTED
-        └──────────────────┴──────────────────────┤
-                  failed ──► FAILED    expired ──► EXPIRED    revoked ──► REVOKED
+A sender's side begins at `open` and aborts by asking: only the receiver knows whether the commit
+came first. A receiver's side is RESERVED until a sender begins; on a one-sided lane an ending that
+its sender did not confirm quarantines the blocks until they are released.
 
 The connection that carries the sender's frames:
 
@@ -29,40 +27,29 @@ from enum import Enum, auto
 from typing import TypeVar
 
 
-class TransferState(Enum):
+class HandoffState(Enum):
+    RESERVED = auto()
     TRANSFERRING = auto()
     COMMITTING = auto()
     ABORTING = auto()
-    ENDED = auto()
-
-
-class TransferStep(Enum):
-    COMMIT = auto()
-    ABORT = auto()
     COMMITTED = auto()
     ABORTED = auto()
     FAILED = auto()
     EXPIRED = auto()
-    PEER_LOST = auto()
+    QUARANTINED = auto()
 
 
-class LandingState(Enum):
-    RESERVED = auto()
-    RECEIVING = auto()
-    COMMITTING = auto()
-    COMMITTED = auto()
-    FAILED = auto()
-    EXPIRED = auto()
-    REVOKED = auto()
-
-
-class LandingStep(Enum):
+class HandoffStep(Enum):
     BEGIN = auto()
     COMMIT = auto()
     COMPLETE = auto()
+    ABORT = auto()
+    CONFIRM = auto()
+    REVOKE = auto()
     FAIL = auto()
     EXPIRE = auto()
-    REVOKE = auto()
+    QUARANTINE = auto()
+    RELEASE = auto()
 
 
 class LinkState(Enum):
@@ -77,35 +64,27 @@ class LinkStep(Enum):
     RETRY = auto()
 
 
-_S, _E = TransferState, TransferStep
-TRANSFER_TABLE: Mapping[tuple[TransferState, TransferStep], TransferState] = {
+_S, _E = HandoffState, HandoffStep
+OPEN_STATES = (_S.RESERVED, _S.TRANSFERRING, _S.COMMITTING, _S.ABORTING)
+HANDOFF_TABLE: Mapping[tuple[HandoffState, HandoffStep], HandoffState] = {
+    (_S.RESERVED, _E.BEGIN): _S.TRANSFERRING,
+    # A sender that reconnected begins again; what it had promised still holds.
+    (_S.TRANSFERRING, _E.BEGIN): _S.TRANSFERRING,
+    (_S.COMMITTING, _E.BEGIN): _S.COMMITTING,
     (_S.TRANSFERRING, _E.COMMIT): _S.COMMITTING,
+    (_S.COMMITTING, _E.COMMIT): _S.COMMITTING,
+    (_S.COMMITTING, _E.COMPLETE): _S.COMMITTED,
     (_S.TRANSFERRING, _E.ABORT): _S.ABORTING,
     (_S.COMMITTING, _E.ABORT): _S.ABORTING,
     (_S.ABORTING, _E.ABORT): _S.ABORTING,
-    (_S.COMMITTING, _E.COMMITTED): _S.ENDED,
-    (_S.ABORTING, _E.COMMITTED): _S.ENDED,
-    (_S.ABORTING, _E.ABORTED): _S.ENDED,
-    **{
-        (state, step): _S.ENDED
-        for state in (_S.TRANSFERRING, _S.COMMITTING, _S.ABORTING)
-        for step in (_E.FAILED, _E.EXPIRED, _E.PEER_LOST)
-    },
-}
-
-_R, _L = LandingState, LandingStep
-OPEN_LANDING_STATES = (_R.RESERVED, _R.RECEIVING, _R.COMMITTING)
-LANDING_TABLE: Mapping[tuple[LandingState, LandingStep], LandingState] = {
-    (_R.RESERVED, _L.BEGIN): _R.RECEIVING,
-    # A sender that reconnected begins again; what it had promised still holds.
-    (_R.RECEIVING, _L.BEGIN): _R.RECEIVING,
-    (_R.COMMITTING, _L.BEGIN): _R.COMMITTING,
-    (_R.RECEIVING, _L.COMMIT): _R.COMMITTING,
-    (_R.COMMITTING, _L.COMMIT): _R.COMMITTING,
-    (_R.COMMITTING, _L.COMPLETE): _R.COMMITTED,
-    **{(state, _L.FAIL): _R.FAILED for state in OPEN_LANDING_STATES},
-    **{(state, _L.EXPIRE): _R.EXPIRED for state in OPEN_LANDING_STATES},
-    **{(state, _L.REVOKE): _R.REVOKED for state in OPEN_LANDING_STATES},
+    (_S.ABORTING, _E.COMPLETE): _S.COMMITTED,
+    (_S.ABORTING, _E.CONFIRM): _S.ABORTED,
+    **{(state, _E.REVOKE): _S.ABORTED for state in OPEN_STATES},
+    **{(state, _E.FAIL): _S.FAILED for state in OPEN_STATES},
+    **{(state, _E.EXPIRE): _S.EXPIRED for state in OPEN_STATES},
+    (_S.TRANSFERRING, _E.QUARANTINE): _S.QUARANTINED,
+    (_S.COMMITTING, _E.QUARANTINE): _S.QUARANTINED,
+    (_S.QUARANTINED, _E.RELEASE): _S.ABORTED,
 }
 
 LINK_TABLE: Mapping[tuple[LinkState, LinkStep], LinkState] = {

@@ -2,46 +2,51 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from common.blocks import blocks_for
 from common.errors import HandoffFailed, PeerProtocolError
 from common.ids import Incarnation
 from common.kv_layout import KVLayout
 from kv_transfer.connector import Commit, Ticket
-from kv_transfer.core.chunks import PieceSet
+from kv_transfer.core.chunks import PieceSet, add_to_digest
 from kv_transfer.core.frames import CommitFrame, Data
-from kv_transfer.core.handshake import (
-    LANDING_TABLE,
-    LandingState,
-    LandingStep,
-    advance,
-)
+from kv_transfer.core.handshake import HANDOFF_TABLE, HandoffState, HandoffStep, advance
+from kv_transfer.core.lanes import INLINE_LANES, ONE_SIDED_LANES
 
 
 class Landing:
-    """One `expect`. `sender` and `session` are None until the first BEGIN."""
+    """One `expect`. `sender` and `session` are None, and `lane` is "", until the first BEGIN."""
 
     def __init__(
         self, ticket: Ticket, layout: KVLayout, *, sender_deadline_s: float, now_s: float
     ) -> None:
         self.ticket = ticket
-        self.state = LandingState.RESERVED
+        self.state = HandoffState.RESERVED
         self.sender: Incarnation | None = None
         self.session: bytes | None = None
+        self.lane = ""
         self.sender_deadline_s = sender_deadline_s
         self.expires_at_s = now_s + sender_deadline_s
         self.commit: Commit | None = None
         self._layout = layout
         self._arrived = PieceSet(layout.num_layers, len(ticket.target_block_ids))
+        self._digest = 0
 
     @property
     def token(self) -> int:
         return self.ticket.lease_token
 
-    def advance(self, step: LandingStep) -> bool:
+    def advance(self, step: HandoffStep) -> bool:
         """Take `step` if the table allows it; whether it did."""
-        state = advance(LANDING_TABLE, self.state, step)
+        state = advance(HANDOFF_TABLE, self.state, step)
         self.state = state or self.state
         return state is not None
+
+    @property
+    def may_be_written(self) -> bool:
+        """Whether its sender may write its blocks without asking."""
+        return self.lane in ONE_SIDED_LANES
 
     def renew(self, now_s: float) -> None:
         """Its sender was heard."""
@@ -58,6 +63,9 @@ class Landing:
             raise PeerProtocolError(
                 f"block {max(data.ordinals)} of the ticket: it has {num_targets} blocks"
             )
+        is_inline = self.lane in INLINE_LANES
+        if is_inline != bool(data.runs) or (self.lane == "shm") != bool(data.source_blocks):
+            raise PeerProtocolError(f"DATA does not say where its blocks are on lane {self.lane}")
         wanted = [count * self._layout.piece_bytes for count in data.runs for _ in "kv"]
         if part_sizes != wanted:
             raise PeerProtocolError(
@@ -69,13 +77,15 @@ class Landing:
         """Whether every piece of `data` arrived before."""
         return all(self._arrived.has(data.layer, ordinal) for ordinal in data.ordinals)
 
-    def record(self, data: Data) -> None:
-        """The pieces of `data` are verified and in the pool."""
-        for ordinal in data.ordinals:
+    def record(self, data: Data, sums: Sequence[int]) -> None:
+        """The pieces of `data` are in the pool; `sums` of each block, or none, go to the digest."""
+        for index, ordinal in enumerate(data.ordinals):
+            if sums and not self._arrived.has(data.layer, ordinal):
+                self._digest = add_to_digest(self._digest, sums[index])
             self._arrived.add(data.layer, ordinal)
 
-    def promise(self, frame: CommitFrame) -> None:
-        """Take what the sender commits to. Raises `HandoffFailed` unless the ticket agrees."""
+    def promise(self, frame: CommitFrame, verify: str) -> None:
+        """Take what the sender commits to. Raises `HandoffFailed` unless ticket and bytes agree."""
         num_blocks = len(self.ticket.target_block_ids)
         num_pieces = num_blocks * self._layout.num_layers
         if frame.num_pieces != num_pieces:
@@ -91,6 +101,11 @@ class Landing:
                 f"a prompt of {frame.num_tokens} tokens has {prompt_blocks} blocks: "
                 f"the ticket has {num_blocks} behind {cached_blocks} cached ones"
             )
+        if verify == "commit" and frame.digest != self._digest:
+            raise HandoffFailed(
+                f"bad checksum: the digest of what came is {self._digest:#x}, "
+                f"the sender says {frame.digest:#x}"
+            )
         self.commit = Commit(
             num_tokens=frame.num_tokens,
             first_token_id=frame.first_token_id,
@@ -101,4 +116,4 @@ class Landing:
         """The commit, once, when it was promised and every piece is in."""
         if self.commit is None or not self._arrived.is_full:
             return None
-        return self.commit if self.advance(LandingStep.COMPLETE) else None
+        return self.commit if self.advance(HandoffStep.COMPLETE) else None

@@ -7,14 +7,17 @@ from dataclasses import dataclass
 from common.errors import ConfigError
 from common.kv_layout import KVLayout
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 DEFAULT_WINDOW_BYTES = 32 << 20
 DEFAULT_PEER_TIMEOUT_S = 2.0
+WINDOWS_PER_NODE = 4
 MAX_HEADER_BYTES = 16 * 1024
 MAX_TEXT_CHARS = 1024
 MAX_NODE_ID_CHARS = 256
 MAX_BLOCKS_PER_FRAME = 256
 MAX_DRAFT_TOKENS = 64
+MAX_LANES = 4
+MAX_LANE_BYTES = 3072
 # One ping renews every transfer of a link, so this also bounds the transfers per link.
 MAX_TRANSFERS_PER_LINK = 512
 MAX_FRAMES_IN_FLIGHT = 256
@@ -26,9 +29,11 @@ MAX_REMEMBERED_EPOCHS = 1024
 class Limits:
     """What one connector allows itself.
 
-    `window_bytes` of data may be unacknowledged per decode node. `peer_timeout_s` is how long a
-    peer may be silent, though it is pinged, before everything shared with it fails. Connections
-    without a transfer are closed after `idle_s`. `max_sessions` senders may be connected at once.
+    `window_bytes` of data may be unacknowledged per decode node, and `WINDOWS_PER_NODE` times as
+    much in all: beyond that a sender has one frame in flight to each, and a receiver grants new
+    senders two frames each. `peer_timeout_s` is how long a peer may be silent, though it is
+    pinged, before everything shared with it fails. Connections without a transfer are closed after
+    `idle_s`. `max_sessions` senders may be connected at once.
     """
 
     window_bytes: int = DEFAULT_WINDOW_BYTES
@@ -36,6 +41,16 @@ class Limits:
     peer_timeout_s: float = DEFAULT_PEER_TIMEOUT_S
     idle_s: float = 30.0
     max_sessions: int = 256
+
+    @property
+    def node_window_bytes(self) -> int:
+        """Unacknowledged data of all peers together."""
+        return WINDOWS_PER_NODE * self.window_bytes
+
+    def granted_bytes(self, num_granted: int) -> int:
+        """The window of a new sender where `num_granted` bytes are granted to others."""
+        least = min(self.window_bytes, 2 * self.max_frame_bytes)
+        return max(least, min(self.window_bytes, self.node_window_bytes - num_granted))
 
     @property
     def ping_interval_s(self) -> float:

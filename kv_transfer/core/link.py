@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from common.errors import PeerProtocolError
 from kv_transfer.core.chunks import Chunk
 from kv_transfer.core.effects import Peer
 from kv_transfer.core.handshake import LINK_TABLE, LinkState, LinkStep, advance
+from kv_transfer.core.lanes import verification
 from kv_transfer.core.limits import MAX_FRAMES_IN_FLIGHT, Limits
 from kv_transfer.core.transfer import Transfer
 
@@ -17,13 +19,16 @@ RECONNECT_AFTER_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class _InFlight:
-    lease_token: int
+    transfer: Transfer
     chunk: Chunk
     num_bytes: int
 
 
 class Link:
     """Transfers to one peer share a window and take turns, one chunk each.
+
+    `offered` lanes and `wanted_verify` are what HELLO said on this connection; `lane` and `verify`
+    what the peer agreed to, "" before its WELCOME.
 
     `asked_at_s` is when the oldest unanswered HELLO or PING left; None when the peer has spoken
     since. Silence is counted from there, so a process that was itself asleep blames nobody.
@@ -34,6 +39,9 @@ class Link:
         self.state = LinkState.CONNECTING
         self.transfers: dict[int, Transfer] = {}
         self.in_flight_bytes = 0
+        self.offered: frozenset[str] = frozenset()
+        self.wanted_verify = self.lane = self.verify = ""
+        self._window_bytes = 0
         self._limits = limits
         self._pair_bytes = piece_pair_bytes
         self._turns: deque[int] = deque()
@@ -58,11 +66,17 @@ class Link:
         if token not in self._turns:
             self._turns.append(token)
 
-    def next_turn(self) -> Transfer | None:
-        """Whose turn it is, if the window has room for it. The turn then passes on."""
+    def next_turn(self, node_room: int) -> Transfer | None:
+        """Whose turn it is, if the window has room for it. The turn then passes on.
+
+        `node_room` bytes are left of what all peers share; one frame may always be in flight.
+        """
         while self._turns:
             transfer = self.transfers[self._turns[0]]
-            if transfer.pending and not self._has_room(transfer.pending[0]):
+            if transfer.pending and not transfer.is_begun:
+                self._turns.popleft()
+                continue
+            if transfer.pending and not self._has_room(transfer.pending[0], node_room):
                 return None
             self._turns.popleft()
             return transfer
@@ -71,8 +85,10 @@ class Link:
     def launch(self, token: int, chunk: Chunk) -> int:
         """Count `chunk` as in flight; its sequence number on this connection."""
         num_bytes = self._bytes_of(chunk)
-        self._in_flight.append(_InFlight(token, chunk, num_bytes))
+        transfer = self.transfers[token]
+        self._in_flight.append(_InFlight(transfer, chunk, num_bytes))
         self.in_flight_bytes += num_bytes
+        transfer.num_in_flight += 1
         self._next_seq += 1
         return self._next_seq - 1
 
@@ -84,22 +100,44 @@ class Link:
                 f"{self.peer} acknowledged {consumed} frames: {self._next_seq} were sent"
             )
         for _ in range(num_new):
-            self.in_flight_bytes -= self._in_flight.popleft().num_bytes
+            flight = self._in_flight.popleft()
+            self.in_flight_bytes -= flight.num_bytes
+            transfer = flight.transfer
+            transfer.num_in_flight -= 1
+            if not transfer.num_in_flight and self.transfers.get(transfer.token) is transfer:
+                self.has_work(transfer.token)
 
-    def welcome(self) -> bool:
-        """WELCOME came; whether it was due."""
-        return self._advance(LinkStep.WELCOMED)
+    def greet(self, offers: Iterable[str], verify: str) -> None:
+        """A HELLO leaves; of those on one connection, whichever comes first is answered."""
+        self.offered |= frozenset(offers)
+        self.wanted_verify = verify
+
+    def welcome(self, lane: str, verify: str, window_bytes: int) -> bool:
+        """WELCOME came; whether it was due. Raises `PeerProtocolError` unless it fits the HELLO."""
+        if self.state is not LinkState.CONNECTING:
+            return False
+        if lane not in self.offered:
+            raise PeerProtocolError(f"{self.peer} chose lane {lane!r:.40}, which was not offered")
+        if verification(lane, verify, self.wanted_verify) != verify:
+            raise PeerProtocolError(
+                f"{self.peer} wants to verify {verify!r}: wanted {self.wanted_verify!r} or more"
+            )
+        self._advance(LinkStep.WELCOMED)
+        self.lane, self.verify = lane, verify
+        self._window_bytes = min(window_bytes, self._limits.window_bytes)
+        return True
 
     def break_off(self, now_s: float) -> None:
         """The connection is gone: every chunk it had not acknowledged is to be sent again."""
         self._advance(LinkStep.BROKEN)
         lost: dict[int, list[Chunk]] = {}
         for flight in self._in_flight:
-            lost.setdefault(flight.lease_token, []).append(flight.chunk)
+            lost.setdefault(flight.transfer.token, []).append(flight.chunk)
         for token, transfer in self.transfers.items():
             transfer.rewind(lost.get(token, []))
         self._in_flight.clear()
         self._turns.clear()
+        self.offered = frozenset()
         self.in_flight_bytes = 0
         self._next_seq = 0
         self._retry_at_s = now_s + RECONNECT_AFTER_S
@@ -139,9 +177,11 @@ class Link:
             deadlines.append(self._idle_since_s + self._limits.idle_s)
         return min(deadlines)
 
-    def _has_room(self, chunk: Chunk) -> bool:
-        return (
-            self.in_flight_bytes + self._bytes_of(chunk) <= self._limits.window_bytes
+    def _has_room(self, chunk: Chunk, node_room: int) -> bool:
+        num_bytes = self._bytes_of(chunk)
+        return not self._in_flight or (
+            num_bytes <= node_room
+            and self.in_flight_bytes + num_bytes <= self._window_bytes
             and len(self._in_flight) < MAX_FRAMES_IN_FLIGHT
         )
 

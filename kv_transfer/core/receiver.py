@@ -1,23 +1,39 @@
 """The receiving side as a machine without I/O: landings, and the sessions that fill them.
 
 A DATA frame passes, in this order: session, landing, generation, sender, bounds and sizes (here),
-checksums (the shell), once more `may_write` (here, under the lock that `revoke` takes), and only
-then touches memory.
+once more `may_write` (here, under the lock that `revoke` takes), and only then touches memory. The
+shell verifies checksums before that, or behind it where the sender's bytes might change meanwhile.
+
+A landing's hold on its blocks ends when it lands or with `Released`; see `quarantine` for those
+whose sender writes by itself.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 
 from common.errors import HandoffFailed, PdserveError, PeerProtocolError
 from common.ids import Incarnation
 from common.kv_layout import KVLayout
-from kv_transfer.connector import Landed, LandingFailed, Ticket
+from kv_transfer.connector import Landed, LandingFailed, Released, Ticket
 from kv_transfer.core import frames
-from kv_transfer.core.effects import Dropped, DropReason, Emit, ReceiverEffect, Reply, Write
-from kv_transfer.core.handshake import LandingStep
+from kv_transfer.core.effects import (
+    CloseLane,
+    Dropped,
+    DropReason,
+    Emit,
+    Fence,
+    OpenLane,
+    ReceiverEffect,
+    Reply,
+    Write,
+)
+from kv_transfer.core.handshake import HandoffStep
 from kv_transfer.core.landing import Landing
+from kv_transfer.core.lanes import VERIFY_AUTO, verification
 from kv_transfer.core.limits import MAX_REMEMBERED_OUTCOMES, Limits
+from kv_transfer.core.quarantine import Quarantine
 from kv_transfer.core.sessions import Session, Sessions
 
 Effects = list[ReceiverEffect]
@@ -31,8 +47,16 @@ class Receiver:
     """
 
     def __init__(
-        self, me: Incarnation, layout: KVLayout, limits: Limits, *, num_blocks: int
+        self,
+        me: Incarnation,
+        layout: KVLayout,
+        limits: Limits,
+        *,
+        num_blocks: int,
+        verify: str = VERIFY_AUTO,
+        blocks_per_slab: int | None = None,
     ) -> None:
+        """`verify` is the least that is accepted; `blocks_per_slab`: see `Quarantine`."""
         self._me = me
         self._layout = layout
         self._limits = limits
@@ -40,6 +64,8 @@ class Receiver:
         self._sessions = Sessions(me, layout, limits)
         self._landings: dict[int, Landing] = {}
         self._landing_of_block: dict[int, int] = {}
+        self._verify = verify
+        self._quarantine = Quarantine(blocks_per_slab or num_blocks)
         # So that a commit repeated after a lost answer gets the same answer again.
         self._outcomes: OrderedDict[int, _Outcome] = OrderedDict()
 
@@ -50,6 +76,10 @@ class Receiver:
     @property
     def num_sessions(self) -> int:
         return len(self._sessions)
+
+    @property
+    def num_quarantined_blocks(self) -> int:
+        return self._quarantine.num_blocks
 
     # -- calls of the owner ----------------------------------------------------------------------
 
@@ -64,6 +94,8 @@ class Receiver:
         for block in blocks:
             if not 0 <= block < self._num_blocks or block in self._landing_of_block:
                 raise ValueError(f"target block {block} is outside the pool or lands already")
+            if self._quarantine.holds(block):
+                raise ValueError(f"target block {block} was not released yet")
         self._landing_of_block.update(dict.fromkeys(blocks, token))
         self._landings[token] = Landing(
             ticket, self._layout, sender_deadline_s=sender_deadline_s, now_s=now_s
@@ -74,14 +106,18 @@ class Receiver:
         if landing is None:
             return []
         error = HandoffFailed(f"{self._me} revoked the lease")
-        return self._close(landing, LandingStep.REVOKE, _failed(landing, error))
+        return self._close(landing, HandoffStep.REVOKE, _failed(landing, error))
 
     def on_close(self) -> Effects:
-        """Fail every landing; senders that are connected are told not to wait for anything."""
+        """Fail every landing; senders that are connected are told not to wait for anything.
+
+        Called when nobody can write the pool any more: every block is released.
+        """
         error = HandoffFailed("the receiving connector was closed")
         effects: Effects = []
         for landing in list(self._landings.values()):
-            effects += self._fail(landing, LandingStep.FAIL, error)
+            effects += self._fail(landing, HandoffStep.FAIL, error)
+        effects += [Emit(Released(token)) for token in self._quarantine.release_all()]
         refusal = frames.Refused(error.code, str(error))
         return effects + [Reply(session.id, refusal) for session in self._sessions.all()]
 
@@ -112,25 +148,42 @@ class Receiver:
         is_known = self._sessions.get(session_id) is not None
         if is_known or isinstance(error, frames.UnknownVersion):
             effects.append(Reply(session_id, frames.Refused(error.code, str(error))))
-        return effects + self._drop_session(session_id, LandingStep.FAIL, error)
+        return effects + self._drop_session(session_id, HandoffStep.FAIL, error)
+
+    def on_lane(self, session_id: bytes, lane: str, lane_reply: bytes) -> Effects:
+        """The answer to `OpenLane`; "" when no lane that was offered can be used here."""
+        session = self._sessions.get(session_id)
+        if session is None:
+            return []
+        if not lane:
+            self._sessions.drop(session_id)
+            error = HandoffFailed(f"{self._me} takes KV on no lane that was offered")
+            return [Reply(session_id, frames.Refused(error.code, str(error)))]
+        session.lane, session.lane_reply = lane, lane_reply
+        session.verify = verification(lane, self._verify, session.wanted_verify)
+        return [self._welcome(session)]
 
     def may_write(self, write: Write) -> bool:
         """Whether the landing that `write` was checked against is still open."""
         landing = self._landings.get(write.data.lease_token)
         return landing is not None and landing.ticket.generation == write.data.generation
 
-    def on_written(self, write: Write) -> Effects:
-        """The pieces of `write` were verified and copied."""
+    def on_written(self, write: Write, sums: Sequence[int]) -> Effects:
+        """The pieces of `write` are in the pool; `sums` of its blocks where the pair verifies at
+        commit. Of a landing that was closed meanwhile it means nothing.
+        """
+        if not self.may_write(write):
+            return []
         landing = self._landings[write.data.lease_token]
-        landing.record(write.data)
+        landing.record(write.data, sums)
         return self._complete(landing)
 
     def on_corrupt(self, write: Write, detail: str) -> Effects:
-        """A checksum was wrong; nothing of `write` was copied."""
+        """A checksum was wrong."""
         landing = self._landings.get(write.data.lease_token)
         if landing is None or not self.may_write(write):
             return []
-        return self._fail(landing, LandingStep.FAIL, HandoffFailed(f"bad checksum: {detail}"))
+        return self._fail(landing, HandoffStep.FAIL, HandoffFailed(f"bad checksum: {detail}"))
 
     def on_quiet(self) -> Effects:
         """Everything that had come was handled: give back the credit that is owed."""
@@ -142,12 +195,17 @@ class Receiver:
             error = HandoffFailed(
                 f"{session.sender} said nothing for {self._limits.peer_timeout_s:g} s"
             )
-            effects += self._drop_session(session.id, LandingStep.EXPIRE, error)
+            effects += self._drop_session(session.id, HandoffStep.EXPIRE, error)
         for landing in list(self._landings.values()):
             if now_s >= landing.expires_at_s:
                 error = HandoffFailed(f"no sender was heard for {landing.sender_deadline_s:g} s")
-                effects += self._fail(landing, LandingStep.EXPIRE, error)
-        return effects
+                effects += self._fail(landing, HandoffStep.EXPIRE, error)
+        return effects + self._fences()
+
+    def on_fenced(self, lane: str, slabs: Sequence[int]) -> Effects:
+        """What `Fence` asked for is done."""
+        tokens = self._quarantine.fenced(lane, slabs)
+        return [Emit(Released(token)) for token in tokens]
 
     def next_deadline_s(self) -> float | None:
         landings = min((one.expires_at_s for one in self._landings.values()), default=None)
@@ -163,7 +221,15 @@ class Receiver:
             return self.on_malformed(session_id, error)
         except PdserveError as error:
             return [Reply(session_id, frames.Refused(error.code, str(error)))]
-        return [Reply(session_id, frames.Welcome(self._me))]
+        session = self._sessions.get(session_id)
+        assert session is not None, "it was just admitted"
+        return [self._welcome(session)] if session.lane else [OpenLane(session_id, hello.offers)]
+
+    def _welcome(self, session: Session) -> Reply:
+        welcome = frames.Welcome(
+            self._me, session.lane, session.lane_reply, session.window_bytes, session.verify
+        )
+        return Reply(session.id, welcome)
 
     def _dispatch(
         self, session: Session, frame: frames.Frame, part_sizes: list[int], now_s: float
@@ -200,17 +266,20 @@ class Receiver:
             return [Dropped(DropReason.LATE if is_late else DropReason.UNKNOWN_LEASE, detail)]
         if landing.ticket.generation != data.generation:
             return [Dropped(DropReason.STALE_GENERATION, detail)]
-        if landing.sender != session.sender:
+        if landing.session != session.id:
             return [Dropped(DropReason.WRONG_SENDER, detail)]
         landing.renew(now_s)
         try:
             landing.check_bounds(data, part_sizes)
         except PeerProtocolError as error:
-            return self._fail(landing, LandingStep.FAIL, error)
+            return self._fail(landing, HandoffStep.FAIL, error)
         if landing.has_all(data):
             return [Dropped(DropReason.DUPLICATE, detail)]
+        if (session.verify == "block") != bool(data.key_sums):
+            broken = PeerProtocolError(f"DATA breaks the agreement to verify: {session.verify}")
+            return self._fail(landing, HandoffStep.FAIL, broken)
         targets = tuple(landing.ticket.target_block_ids[ordinal] for ordinal in data.ordinals)
-        return [Write(session.id, data, targets)]
+        return [Write(session.id, session.lane, session.verify, data, targets)]
 
     def _find(
         self, session: Session, frame: frames.Begin | frames.CommitFrame
@@ -237,23 +306,32 @@ class Receiver:
         landing = self._find(session, frame)
         if not isinstance(landing, Landing):
             return [Reply(session.id, landing)]
-        landing.advance(LandingStep.BEGIN)
+        if landing.may_be_written and landing.session != session.id:
+            # What was written over the other connection may still arrive.
+            error = HandoffFailed(f"the connection of {session.sender} broke while it wrote")
+            failed = self._fail(landing, HandoffStep.FAIL, error)
+            return [*failed, Reply(session.id, _failed(landing, error))]
+        landing.advance(HandoffStep.BEGIN)
         landing.sender = session.sender
         landing.session = session.id
+        landing.lane = session.lane
         landing.renew(now_s)
-        return []
+        if not landing.may_be_written:
+            return []
+        # Its sender waits for this: blocks that nobody began to write are released at once.
+        return [Reply(session.id, frames.Begun(landing.token, landing.ticket.generation))]
 
     def _on_commit(self, session: Session, frame: frames.CommitFrame, now_s: float) -> Effects:
         landing = self._find(session, frame)
         if not isinstance(landing, Landing):
             return [Reply(session.id, landing)]
-        if not landing.advance(LandingStep.COMMIT):
+        if landing.session != session.id or not landing.advance(HandoffStep.COMMIT):
             raise PeerProtocolError("COMMIT before BEGIN")
         landing.renew(now_s)
         try:
-            landing.promise(frame)
+            landing.promise(frame, session.verify)
         except HandoffFailed as error:
-            return self._fail(landing, LandingStep.FAIL, error)
+            return self._fail(landing, HandoffStep.FAIL, error)
         return self._complete(landing)
 
     def _on_abort(self, session: Session, frame: frames.Abort) -> Effects:
@@ -268,9 +346,12 @@ class Receiver:
             and landing.sender in (None, session.sender)
         ):
             # ABORTED says it all: no FAILED besides.
-            landing.session = None
+            if landing.session == session.id:
+                landing.session = None
             error = HandoffFailed(f"{session.sender} gave the transfer up")
-            effects += self._fail(landing, LandingStep.FAIL, error)
+            effects += self._fail(landing, HandoffStep.FAIL, error)
+        if self._quarantine.release(frame.lease_token, frame.generation, session.id):
+            effects.append(Emit(Released(frame.lease_token)))
         return effects
 
     def _complete(self, landing: Landing) -> Effects:
@@ -279,18 +360,23 @@ class Receiver:
         if commit is None:
             return []
         outcome = frames.Committed(landing.token, landing.ticket.generation)
-        return [*self._release(landing, outcome), Emit(Landed(landing.token, commit))]
+        return [*self._forget(landing, outcome), Emit(Landed(landing.token, commit))]
 
-    def _fail(self, landing: Landing, step: LandingStep, error: HandoffFailed) -> Effects:
-        effects = self._close(landing, step, _failed(landing, error))
-        return [*effects, Emit(LandingFailed(landing.token, error))]
+    def _fail(self, landing: Landing, step: HandoffStep, error: HandoffFailed) -> Effects:
+        failed = Emit(LandingFailed(landing.token, error))
+        return [failed, *self._close(landing, step, _failed(landing, error))]
 
-    def _close(self, landing: Landing, step: LandingStep, outcome: frames.Failed) -> Effects:
+    def _close(self, landing: Landing, step: HandoffStep, outcome: frames.Failed) -> Effects:
+        """End it without KV; its blocks are released, or kept until its sender is known to stop."""
+        session = landing.session
+        if landing.may_be_written and session is not None:
+            self._quarantine.add(landing, session, landing.lane)
+            return self._forget(landing, outcome)
         landing.advance(step)
-        return self._release(landing, outcome)
+        return [*self._forget(landing, outcome), Emit(Released(landing.token))]
 
-    def _release(self, landing: Landing, outcome: _Outcome) -> Effects:
-        """Forget the landing, remember its outcome, tell its sender."""
+    def _forget(self, landing: Landing, outcome: _Outcome) -> Effects:
+        """Close the landing, remember its outcome, tell its sender."""
         del self._landings[landing.token]
         for block in landing.ticket.target_block_ids:
             del self._landing_of_block[block]
@@ -299,14 +385,29 @@ class Receiver:
             self._outcomes.popitem(last=False)
         return [] if landing.session is None else [Reply(landing.session, outcome)]
 
-    def _drop_session(self, session_id: bytes, step: LandingStep, error: HandoffFailed) -> Effects:
+    def _fences(self) -> Effects:
+        written = [
+            block
+            for landing in self._landings.values()
+            if landing.may_be_written
+            for block in landing.ticket.target_block_ids
+        ]
+        live = [session.id for session in self._sessions.all()]
+        due = self._quarantine.due(live, written)
+        return [Fence(lane, tuple(slabs)) for lane, slabs in due.items()]
+
+    def _drop_session(self, session_id: bytes, step: HandoffStep, error: HandoffFailed) -> Effects:
+        session = self._sessions.get(session_id)
         self._sessions.drop(session_id)
-        return [
+        effects: Effects = [
             effect
             for landing in list(self._landings.values())
             if landing.session == session_id
             for effect in self._fail(landing, step, error)
         ]
+        if session is not None and session.lane:
+            effects.append(CloseLane(session_id, session.lane))
+        return effects
 
 
 def _ack(session: Session) -> Effects:

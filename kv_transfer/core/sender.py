@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from common.errors import (
@@ -16,16 +16,20 @@ from common.ids import Incarnation
 from common.kv_layout import KVLayout
 from kv_transfer.connector import Commit, Ticket, TransferEnded
 from kv_transfer.core import frames
+from kv_transfer.core.chunks import Chunk
 from kv_transfer.core.effects import (
     Connect,
     Disconnect,
     Emit,
     Peer,
+    SayHello,
     SendChunk,
     SenderEffect,
     SendToPeer,
+    TakeLane,
 )
-from kv_transfer.core.handshake import LinkState, TransferState, TransferStep
+from kv_transfer.core.handshake import HandoffState, HandoffStep, LinkState
+from kv_transfer.core.lanes import ONE_SIDED_LANES
 from kv_transfer.core.limits import MAX_TRANSFERS_PER_LINK, Limits
 from kv_transfer.core.link import Link
 from kv_transfer.core.transfer import Transfer
@@ -95,7 +99,7 @@ class Sender:
         self, token: int, layer: int, ordinals: Sequence[int], source_blocks: Sequence[int]
     ) -> Effects:
         link = self._link_of.get(token)
-        if link is None or link.transfers[token].state is TransferState.ABORTING:
+        if link is None or link.transfers[token].state is HandoffState.ABORTING:
             return []
         link.transfers[token].push(layer, ordinals, source_blocks)
         link.has_work(token)
@@ -114,8 +118,8 @@ class Sender:
         if link is None:
             return []
         transfer = link.transfers[token]
-        is_first = transfer.state is not TransferState.ABORTING
-        transfer.advance(TransferStep.ABORT)
+        is_first = transfer.state is not HandoffState.ABORTING
+        transfer.advance(HandoffStep.ABORT)
         transfer.pending.clear()
         if is_first and link.state is LinkState.READY:
             return [self._abort_frame(link, transfer)]
@@ -128,9 +132,24 @@ class Sender:
             for transfer in list(link.transfers.values()):
                 effects += self._tell_abort(link, transfer)
                 error = HandoffFailed("the sending connector was closed")
-                effects += self._end(link, transfer, TransferStep.FAILED, error, now_s)
+                effects += self._end(link, transfer, HandoffStep.FAIL, error, now_s)
         self._links.clear()
         return effects
+
+    # -- what the shell knows --------------------------------------------------------------------
+
+    def hello(self, peer: Peer, offers: Mapping[str, bytes], verify: str) -> frames.Hello:
+        """The frame for a `SayHello`, which leaves now."""
+        link = self._links.get(peer)
+        if link is not None:
+            link.greet(offers, verify)
+        return frames.Hello(self._me, peer.incarnation, self._layout, offers, verify)
+
+    def on_summed(self, token: int, chunk: Chunk, sums: Sequence[int]) -> None:
+        """The piece sums of each block of a chunk that leaves, for the commit's digest."""
+        link = self._link_of.get(token)
+        if link is not None:
+            link.transfers[token].add_sums(chunk, sums)
 
     # -- what the network says -------------------------------------------------------------------
 
@@ -161,7 +180,7 @@ class Sender:
             return []
         effects: Effects = []
         for transfer in list(link.transfers.values()):
-            effects += self._end(link, transfer, TransferStep.PEER_LOST, error, now_s)
+            effects += self._end(link, transfer, HandoffStep.FAIL, error, now_s)
         return effects + self._drop(link)
 
     def on_tick(self, now_s: float) -> Effects:
@@ -178,7 +197,7 @@ class Sender:
             elif link.retry(now_s):
                 effects += self._connect(link.peer)
             elif link.take_ping(now_s):
-                effects.append(SendToPeer(link.peer, self._question(link)))
+                effects.append(self._question(link))
         return effects
 
     def next_deadline_s(self) -> float | None:
@@ -188,8 +207,8 @@ class Sender:
 
     def _dispatch(self, link: Link, frame: frames.Frame, now_s: float) -> Effects:
         match frame:
-            case frames.Welcome(receiver):
-                return self._on_welcome(link, receiver, now_s)
+            case frames.Welcome():
+                return self._on_welcome(link, frame, now_s)
             case frames.Refused(code, message):
                 if code == frames.NO_SESSION:
                     return self.on_link_lost(link.peer, now_s)
@@ -198,31 +217,34 @@ class Sender:
                 return []
             case frames.Ack(consumed):
                 link.acknowledge(consumed)
-                return self._pump(link)
+                return self._pump_all(first=link)
+            case frames.Begun():
+                return self._on_begun(link, frame)
             case frames.Committed():
                 return self._on_committed(link, frame, now_s)
             case frames.Failed(_, _, code, message):
                 error = _as_handoff(code, message)
-                return self._on_end(link, frame, TransferStep.FAILED, error, now_s)
+                effects = self._say_quiet(link, frame)
+                return effects + self._on_end(link, frame, HandoffStep.FAIL, error, now_s)
             case frames.Aborted():
                 error = HandoffFailed("the transfer was aborted by its sender")
-                return self._on_end(link, frame, TransferStep.ABORTED, error, now_s)
+                return self._on_end(link, frame, HandoffStep.CONFIRM, error, now_s)
             case _:
                 raise PeerProtocolError(f"{link.peer} sent a {type(frame).__name__}")
 
-    def _on_welcome(self, link: Link, receiver: Incarnation, now_s: float) -> Effects:
-        if receiver != link.peer.incarnation:
-            raise PeerProtocolError(f"{link.peer} answered as {receiver}")
-        if not link.welcome():
+    def _on_welcome(self, link: Link, welcome: frames.Welcome, now_s: float) -> Effects:
+        if welcome.receiver != link.peer.incarnation:
+            raise PeerProtocolError(f"{link.peer} answered as {welcome.receiver}")
+        if not link.welcome(welcome.lane, welcome.verify, welcome.window_bytes):
             return []  # HELLO was repeated, and both were answered.
-        effects: Effects = []
+        effects: Effects = [TakeLane(link.peer, welcome.lane, welcome.lane_reply)]
         for transfer in list(link.transfers.values()):
             effects += self._begin(link, transfer, now_s)
         return effects + self._pump(link)
 
     def _begin(self, link: Link, transfer: Transfer, now_s: float) -> Effects:
         """Take up a transfer on a fresh connection, wherever it was."""
-        if transfer.state is TransferState.ABORTING:
+        if transfer.state is HandoffState.ABORTING:
             return [self._abort_frame(link, transfer)]
         if transfer.ticket.fingerprint != self._layout.fingerprint:
             error = LayoutMismatch(
@@ -230,37 +252,72 @@ class Sender:
                 f"this cache has {self._layout.fingerprint}"
             )
             tell = self._tell_abort(link, transfer)
-            return tell + self._end(link, transfer, TransferStep.FAILED, error, now_s)
+            return tell + self._end(link, transfer, HandoffStep.FAIL, error, now_s)
+        transfer.is_begun = link.lane not in ONE_SIDED_LANES
         link.has_work(transfer.token)
         begin = frames.Begin(transfer.token, transfer.ticket.generation)
         return [SendToPeer(link.peer, begin)]
 
+    def _on_begun(self, link: Link, frame: frames.Begun) -> Effects:
+        transfer = _named_by(link, frame)
+        if transfer is None:
+            return []
+        transfer.is_begun = True
+        link.has_work(transfer.token)
+        return self._pump(link)
+
+    def _pump_all(self, *, first: Link) -> Effects:
+        """Send what has room now, on `first` first: others may have waited for the node's share."""
+        effects = self._pump(first)
+        for link in self._links.values():
+            effects += self._pump(link)
+        return effects
+
     def _pump(self, link: Link) -> Effects:
-        """Send while the window has room, one chunk per transfer and turn."""
+        """Send while the windows have room, one chunk per transfer and turn."""
         effects: Effects = []
-        while link.state is LinkState.READY and (transfer := link.next_turn()):
+        while link.state is LinkState.READY and (transfer := link.next_turn(self._node_room())):
             if transfer.pending:
-                chunk = transfer.pending.popleft()
-                seq = link.launch(transfer.token, chunk)
-                effects.append(
-                    SendChunk(link.peer, seq, transfer.token, transfer.ticket.generation, chunk)
-                )
+                effects.append(self._launch(link, transfer))
                 link.has_work(transfer.token)
             elif commit := transfer.take_commit():
                 effects.append(SendToPeer(link.peer, commit))
         return effects
 
+    def _launch(self, link: Link, transfer: Transfer) -> SendChunk:
+        chunk, ticket = transfer.pending.popleft(), transfer.ticket
+        return SendChunk(
+            peer=link.peer,
+            seq=link.launch(transfer.token, chunk),
+            lease_token=transfer.token,
+            generation=ticket.generation,
+            chunk=chunk,
+            target_blocks=tuple(ticket.target_block_ids[ordinal] for ordinal in chunk.ordinals),
+            verify=link.verify,
+        )
+
+    def _node_room(self) -> int:
+        in_flight = sum(link.in_flight_bytes for link in self._links.values())
+        return self._limits.node_window_bytes - in_flight
+
+    def _say_quiet(self, link: Link, frame: frames.Failed) -> Effects:
+        """Where this side writes by itself the receiver must hear that it has stopped."""
+        if link.lane not in ONE_SIDED_LANES:
+            return []
+        abort = frames.Abort(frame.lease_token, frame.generation)
+        return [SendToPeer(link.peer, abort, is_behind_writes=True)]
+
     def _on_committed(self, link: Link, frame: frames.Committed, now_s: float) -> Effects:
         transfer = _named_by(link, frame)
         if transfer and not transfer.has_promised:
             raise PeerProtocolError(f"{link.peer} acknowledged a commit that was not sent")
-        return self._on_end(link, frame, TransferStep.COMMITTED, None, now_s)
+        return self._on_end(link, frame, HandoffStep.COMPLETE, None, now_s)
 
     def _on_end(
         self,
         link: Link,
         frame: _LeaseFrame,
-        step: TransferStep,
+        step: HandoffStep,
         error: HandoffFailed | None,
         now_s: float,
     ) -> Effects:
@@ -272,7 +329,7 @@ class Sender:
         self,
         link: Link,
         transfer: Transfer,
-        step: TransferStep,
+        step: HandoffStep,
         error: HandoffFailed | None,
         now_s: float,
     ) -> Effects:
@@ -288,26 +345,24 @@ class Sender:
             if now_s >= transfer.deadline_at_s:
                 effects += self._tell_abort(link, transfer)
                 error = HandoffFailed(f"{link.peer} did not acknowledge the KV by the deadline")
-                effects += self._end(link, transfer, TransferStep.EXPIRED, error, now_s)
+                effects += self._end(link, transfer, HandoffStep.EXPIRE, error, now_s)
         return effects
 
     def _tell_abort(self, link: Link, transfer: Transfer) -> Effects:
         return [self._abort_frame(link, transfer)] if link.state is LinkState.READY else []
 
     def _abort_frame(self, link: Link, transfer: Transfer) -> SendToPeer:
-        return SendToPeer(link.peer, frames.Abort(transfer.token, transfer.ticket.generation))
+        abort = frames.Abort(transfer.token, transfer.ticket.generation)
+        return SendToPeer(link.peer, abort, is_behind_writes=True)
 
-    def _question(self, link: Link) -> frames.Frame:
+    def _question(self, link: Link) -> SenderEffect:
         """What a live peer answers, and what keeps the leases there."""
         if link.state is LinkState.READY:
-            return frames.Ping(tuple(link.transfers))
-        return self._hello(link.peer)
-
-    def _hello(self, peer: Peer) -> frames.Hello:
-        return frames.Hello(self._me, peer.incarnation, self._layout)
+            return SendToPeer(link.peer, frames.Ping(tuple(link.transfers)))
+        return SayHello(link.peer)
 
     def _connect(self, peer: Peer) -> Effects:
-        return [Connect(peer), SendToPeer(peer, self._hello(peer))]
+        return [Connect(peer), SayHello(peer)]
 
     def _drop(self, link: Link) -> Effects:
         del self._links[link.peer]

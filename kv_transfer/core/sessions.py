@@ -14,11 +14,19 @@ from kv_transfer.core.limits import MAX_REMEMBERED_EPOCHS, Limits
 
 @dataclass(slots=True)
 class Session:
-    """One connection: who is at its other end, and how far its DATA was consumed."""
+    """One connection: who is at its other end, what was agreed, how far its DATA was consumed.
+
+    `lane` is "" until one was chosen.
+    """
 
     id: bytes
     sender: Incarnation
     heard_at_s: float
+    wanted_verify: str
+    window_bytes: int
+    lane: str = ""
+    lane_reply: bytes = b""
+    verify: str = ""
     num_consumed: int = 0
     unacknowledged_bytes: int = 0
     num_acknowledged: int = 0
@@ -85,7 +93,11 @@ class Sessions:
         self._epochs.move_to_end(hello.sender.node_id)
         if len(self._epochs) > MAX_REMEMBERED_EPOCHS:
             self._epochs.popitem(last=False)
-        self._by_id[session_id] = Session(session_id, hello.sender, now_s)
+        granted = sum(session.window_bytes for session in self._by_id.values())
+        window_bytes = self._limits.granted_bytes(granted)
+        self._by_id[session_id] = Session(
+            session_id, hello.sender, now_s, hello.verify, window_bytes
+        )
 
     def silent(self, now_s: float) -> list[Session]:
         """Sessions not heard for longer than a live sender, who pings, can be."""

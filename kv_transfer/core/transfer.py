@@ -6,23 +6,25 @@ from collections import deque
 from collections.abc import Sequence
 
 from kv_transfer.connector import Commit, Ticket
-from kv_transfer.core.chunks import Chunk, PieceSet, split_chunks
+from kv_transfer.core.chunks import Chunk, PieceSet, add_to_digest, split_chunks
 from kv_transfer.core.frames import CommitFrame
-from kv_transfer.core.handshake import TRANSFER_TABLE, TransferState, TransferStep, advance
+from kv_transfer.core.handshake import HANDOFF_TABLE, HandoffState, HandoffStep, advance
 from kv_transfer.core.limits import MAX_DRAFT_TOKENS
 
 
 class Transfer:
     """State, pending chunks and deadline of one `open`.
 
-    `has_promised` is whether a COMMIT ever left: only then can the peer have committed.
+    `num_in_flight` chunks were sent and are not acknowledged. `has_promised` is whether a COMMIT
+    ever left: only then can the peer have committed. `is_begun` is whether pieces may leave on this
+    connection: on a one-sided lane not before the receiver knows whose they are.
     """
 
     def __init__(
         self, ticket: Ticket, *, num_layers: int, max_blocks: int, deadline_at_s: float
     ) -> None:
         self.ticket = ticket
-        self.state = TransferState.TRANSFERRING
+        self.state = HandoffState.TRANSFERRING
         self.deadline_at_s = deadline_at_s
         self.pending: deque[Chunk] = deque()
         self._max_blocks = max_blocks
@@ -31,20 +33,24 @@ class Transfer:
         self._commit: Commit | None = None
         self._is_commit_sent = False
         self.has_promised = False
+        self.is_begun = False
+        self.num_in_flight = 0
+        self._summed = PieceSet(num_layers, len(ticket.target_block_ids))
+        self._digest = 0
 
     @property
     def token(self) -> int:
         return self.ticket.lease_token
 
-    def advance(self, step: TransferStep) -> bool:
+    def advance(self, step: HandoffStep) -> bool:
         """Take `step` if the table allows it; whether it did."""
-        state = advance(TRANSFER_TABLE, self.state, step)
+        state = advance(HANDOFF_TABLE, self.state, step)
         self.state = state or self.state
         return state is not None
 
     def push(self, layer: int, ordinals: Sequence[int], source_blocks: Sequence[int]) -> None:
         """Plan to send the pieces that were not pushed before. Raises `ValueError` on misuse."""
-        if self.state is TransferState.COMMITTING:
+        if self.state is HandoffState.COMMITTING:
             raise ValueError(f"lease {self.token:#x}: push after commit")
         num_targets = len(self.ticket.target_block_ids)
         if not 0 <= layer < self._num_layers:
@@ -64,25 +70,38 @@ class Transfer:
 
     def commit(self, commit: Commit) -> None:
         """Promise that nothing more is pushed. Raises `ValueError` on misuse."""
-        if self.state is TransferState.COMMITTING:
+        if self.state is HandoffState.COMMITTING:
             raise ValueError(f"lease {self.token:#x}: committed twice")
         if len(commit.draft_token_ids) > MAX_DRAFT_TOKENS:
             raise ValueError(
                 f"{len(commit.draft_token_ids)} draft tokens: wanted at most {MAX_DRAFT_TOKENS}"
             )
-        if self.advance(TransferStep.COMMIT):
+        if self.advance(HandoffStep.COMMIT):
             self._commit = commit
 
     def rewind(self, unacknowledged: Sequence[Chunk]) -> None:
         """The connection broke: what it may have lost leaves again, in its old order."""
         self._is_commit_sent = False
-        if self.state is not TransferState.ABORTING:
+        self.is_begun = False
+        self.num_in_flight = 0
+        if self.state is not HandoffState.ABORTING:
             self.pending.extendleft(reversed(unacknowledged))
 
+    def add_sums(self, chunk: Chunk, sums: Sequence[int]) -> None:
+        """The piece sums of each of the chunk's blocks, keys' and value's together."""
+        for ordinal, piece_sum in zip(chunk.ordinals, sums, strict=True):
+            if not self._summed.has(chunk.layer, ordinal):
+                self._summed.add(chunk.layer, ordinal)
+                self._digest = add_to_digest(self._digest, piece_sum)
+
     def take_commit(self) -> CommitFrame | None:
-        """The COMMIT frame, once per connection; asked for only when no chunk is pending."""
-        is_due = self.state is TransferState.COMMITTING
-        if not is_due or self._is_commit_sent or self._commit is None:
+        """The COMMIT frame, once per connection, when every piece was consumed.
+
+        Not before: a source block that is reused after a transfer ended in an error might still
+        be read by what had not left yet. Without a COMMIT none of that can ever be landed.
+        """
+        is_due = self.state is HandoffState.COMMITTING and not self.pending
+        if not is_due or self.num_in_flight or self._is_commit_sent or self._commit is None:
             return None
         self._is_commit_sent = True
         self.has_promised = True
@@ -90,6 +109,7 @@ class Transfer:
             lease_token=self.token,
             generation=self.ticket.generation,
             num_pieces=self._pushed.count,
+            digest=self._digest,
             num_tokens=self._commit.num_tokens,
             first_token_id=self._commit.first_token_id,
             draft_token_ids=self._commit.draft_token_ids,

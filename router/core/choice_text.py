@@ -15,6 +15,7 @@ from typing import Protocol
 from common.errors import InternalError
 from common.request import FinishReason, TokenLogprobs
 from router.core.stop_strings import StopStrings
+from router.core.ttft_stages import DispatchStages
 from router.generation import TokenChunk
 
 
@@ -43,7 +44,7 @@ class Delta:
     """What one chunk of tokens adds to a choice. `num_tokens` counts every token generated.
 
     `num_drafted` and `num_accepted` are the choice's draft tokens so far, and how many of them are
-    among its tokens.
+    among its tokens. `stages` is the chunk's.
     """
 
     text: str
@@ -53,6 +54,7 @@ class Delta:
     num_drafted: int
     num_accepted: int
     finish_reason: FinishReason | None
+    stages: DispatchStages | None
 
 
 class ChoiceText:
@@ -119,6 +121,7 @@ class ChoiceText:
             num_drafted=chunk.num_drafted,
             num_accepted=max(chunk.num_accepted - num_cut_drafts, 0),
             finish_reason=finish_reason,
+            stages=chunk.stages,
         )
 
     def _ends_hidden(self, chunk: TokenChunk, place: int) -> bool:

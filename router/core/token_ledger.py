@@ -24,6 +24,7 @@ class TokenLedger:
         self.num_emitted = 0
         self.num_cached_tokens = 0
         self._drafted, self._accepted, self._drafted_before = 0, 0, 0
+        self._queue_s, self._compute_s = 0.0, 0.0
 
     @property
     def is_complete(self) -> bool:
@@ -55,6 +56,8 @@ class TokenLedger:
         # One node of an attempt verifies drafts, and it reports all of them each time.
         self._drafted = max(self._drafted, output.num_drafted)
         self._accepted = max(self._accepted, output.num_accepted)
+        if output.token_ids and output.first_index == 0 and not self.has(0):
+            self._queue_s, self._compute_s = output.queue_s, output.compute_s
         for offset, token_id in enumerate(output.token_ids):
             index = output.first_index + offset
             if not self.has(index):
@@ -99,6 +102,8 @@ class TokenLedger:
             num_cached_tokens=self.num_cached_tokens,
             num_drafted=self._drafted_before + self._drafted,
             num_accepted=self._accepted,
+            queue_s=0.0 if first else self._queue_s,
+            compute_s=0.0 if first else self._compute_s,
         )
 
     def restart(self) -> None:

@@ -60,12 +60,13 @@ def held_by(status: pb.StatusReply) -> list[str]:
         "running blocks": blocks.running,
         "reserved blocks": blocks.reserved,
         "receiving blocks": blocks.receiving,
+        "quarantined blocks": blocks.quarantined,
         "running sequences": status.num_running,
         "waiting sequences": status.num_waiting,
         "transfers": status.num_transfers,
     }
     held = [f"{status.node_id} has {count} {what}" for what, count in counts.items() if count]
-    total = blocks.free + blocks.cached + blocks.running + blocks.reserved + blocks.receiving
+    total = sum(count for _, count in blocks.ListFields())
     if total != status.num_blocks:
         held.append(f"{status.node_id} counts {total} blocks of {status.num_blocks}")
     return held

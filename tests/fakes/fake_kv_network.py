@@ -6,6 +6,11 @@ pool: a source block that is reused too early, or a target block that is given a
 is open, changes bytes. Frames that outlive their transfer keep the bytes of its last moment.
 
 Lost frames are sent again by `send_again`; `on_time` ends what is past its deadline.
+
+Where `is_one_sided`, pieces are written by the sender: whenever one is delivered, whatever its
+source holds by then is written to its target block, and the receiver is not asked. The blocks of a
+landing whose sender did not give up wait for its abort, which travels behind its pieces, or for the
+test to call `FakeConnector.fence`.
 """
 
 from __future__ import annotations
@@ -23,6 +28,7 @@ from kv_transfer.connector import (
     Landed,
     LandingFailed,
     OnEvent,
+    Released,
     Ticket,
     TransferEnded,
 )
@@ -42,6 +48,7 @@ class Frame:
     generation: int = 0
     piece: Piece = (0, 0)
     source_block: int = 0
+    target_block: int = 0
     data: np.ndarray | None = None
     commit: Commit | None = None
     reason: str = ""
@@ -52,6 +59,8 @@ class _Transfer:
     ticket: Ticket
     deadline_at_s: float
     pieces: dict[Piece, int] = field(default_factory=dict)
+    pushed: dict[Piece, np.ndarray] = field(default_factory=dict)
+    """What each piece held when it was pushed."""
     commit: Commit | None = None
     is_aborting: bool = False
 
@@ -80,6 +89,7 @@ class FakeConnector:
         self.on_event = on_event
         self.transfers: dict[int, _Transfer] = {}
         self.landings: dict[int, _Landing] = {}
+        self.quarantined: dict[int, Ticket] = {}
         self.was_expected: set[int] = set()
         self.was_landed: set[int] = set()
 
@@ -89,7 +99,8 @@ class FakeConnector:
         if ticket.lease_token in self.was_expected:
             raise ValueError(f"lease {ticket.lease_token} was open already")
         blocks = ticket.target_block_ids
-        taken = {b for other in self.landings.values() for b in other.ticket.target_block_ids}
+        held = [*(one.ticket for one in self.landings.values()), *self.quarantined.values()]
+        taken = {b for other in held for b in other.target_block_ids}
         if not blocks or len(set(blocks)) != len(blocks) or taken & set(blocks):
             raise ValueError(f"target blocks {blocks}: none, twice, or landed on already")
         self.was_expected.add(ticket.lease_token)
@@ -99,15 +110,21 @@ class FakeConnector:
         )
 
     def revoke(self, lease_token: int) -> None:
-        landing = self.landings.pop(lease_token, None)
-        if landing is not None and landing.sender is not None:
-            self._send("failed", landing.sender, lease_token, reason="the lease was revoked")
+        landing = self.landings.get(lease_token)
+        if landing is not None:
+            self._close_landing(landing, "the lease was revoked", is_sender_done=False)
 
     def receive(self, frame: Frame) -> None:
         """A frame arrived here."""
         if frame.kind in ("landed", "failed"):
             self._on_answer(frame)
             return
+        if frame.kind == "piece" and self.network.is_one_sided:
+            self._write(frame)
+            if frame.lease_token not in self.landings:
+                return
+        elif frame.kind == "abort" and frame.lease_token in self.quarantined:
+            self.fence(frame.lease_token)
         landing = self.landings.get(frame.lease_token)
         if landing is None or landing.ticket.generation != frame.generation:
             kind = "landed" if frame.lease_token in self.was_landed else "failed"
@@ -116,19 +133,19 @@ class FakeConnector:
         landing.sender = frame.sender
         landing.heard_at_s = self.network.clock.now_s()
         if frame.kind == "piece":
-            self._write(landing, frame)
+            assert landing.ticket.target_block_ids[frame.piece[1]] == frame.target_block
+            self._write(frame)
+            landing.missing.discard(frame.piece)
         elif frame.kind == "commit":
             landing.commit = frame.commit
         elif frame.kind == "abort":
-            self._fail_landing(landing, "the sender gave up")
+            self._fail_landing(landing, "the sender gave up", is_sender_done=True)
             return
         self._finish_landing(landing)
 
-    def _write(self, landing: _Landing, frame: Frame) -> None:
-        layer, ordinal = frame.piece
+    def _write(self, frame: Frame) -> None:
         assert frame.data is not None
-        self.pool[layer, :, landing.ticket.target_block_ids[ordinal]] = frame.data
-        landing.missing.discard(frame.piece)
+        self.pool[frame.piece[0], :, frame.target_block] = frame.data
 
     def _finish_landing(self, landing: _Landing) -> None:
         if landing.commit is None or landing.missing:
@@ -140,12 +157,31 @@ class FakeConnector:
         self._send("landed", landing.sender, token)
         self.on_event(Landed(token, landing.commit))
 
-    def _fail_landing(self, landing: _Landing, reason: str) -> None:
+    def fence(self, lease_token: int) -> None:
+        """Nobody can write to the blocks of this landing any more: what still travels is lost."""
+        del self.quarantined[lease_token]
+        self.network.frames = [
+            frame
+            for frame in self.network.frames
+            if frame.kind != "piece" or frame.lease_token != lease_token
+        ]
+        self.on_event(Released(lease_token))
+
+    def _fail_landing(
+        self, landing: _Landing, reason: str, *, is_sender_done: bool = False
+    ) -> None:
+        self.on_event(LandingFailed(landing.ticket.lease_token, HandoffFailed(reason)))
+        self._close_landing(landing, reason, is_sender_done=is_sender_done)
+
+    def _close_landing(self, landing: _Landing, reason: str, *, is_sender_done: bool) -> None:
         token = landing.ticket.lease_token
         del self.landings[token]
         if landing.sender is not None:
             self._send("failed", landing.sender, token, reason=reason)
-        self.on_event(LandingFailed(token, HandoffFailed(reason)))
+        if self.network.is_one_sided and landing.sender is not None and not is_sender_done:
+            self.quarantined[token] = landing.ticket
+        else:
+            self.on_event(Released(token))
 
     # --- sending ------------------------------------------------------------------------------
 
@@ -170,6 +206,7 @@ class FakeConnector:
             if (layer, ordinal) in transfer.pieces:
                 raise ValueError(f"piece {(layer, ordinal)} was pushed already")
             transfer.pieces[layer, ordinal] = block
+            transfer.pushed[layer, ordinal] = self.pool[layer, :, block].copy()
             self._send_of(transfer, "piece", piece=(layer, ordinal), source_block=block)
 
     def commit(self, lease_token: int, commit: Commit) -> None:
@@ -193,13 +230,31 @@ class FakeConnector:
             self._end_transfer(token, "the connector was closed")
         for landing in list(self.landings.values()):
             self._fail_landing(landing, "the connector was closed")
+        for token in list(self.quarantined):
+            self.fence(token)
+
+    def check_pushed(self) -> None:
+        """Raise `AssertionError` when a piece has changed since it was pushed."""
+        for token, transfer in self.transfers.items():
+            for (layer, ordinal), pushed in transfer.pushed.items():
+                block = transfer.pieces[layer, ordinal]
+                is_same = np.array_equal(self.pool[layer, :, block], pushed)
+                assert is_same, f"lease {token}: layer {layer} of block {block} changed"
 
     def _on_answer(self, frame: Frame) -> None:
-        if frame.lease_token in self.transfers:
-            self._end_transfer(frame.lease_token, None if frame.kind == "landed" else frame.reason)
+        transfer = self.transfers.get(frame.lease_token)
+        if transfer is None:
+            return
+        if frame.kind == "landed":
+            self._end_transfer(frame.lease_token, None)
+            return
+        if self.network.is_one_sided and not transfer.is_aborting:
+            self._send_of(transfer, "abort")
+        self._end_transfer(frame.lease_token, frame.reason)
 
     def _end_transfer(self, token: int, reason: str | None) -> None:
-        self.network.keep_bytes_of(self, token)
+        if not self.network.is_one_sided:
+            self.network.keep_bytes_of(self, token)
         del self.transfers[token]
         self.on_event(TransferEnded(token, None if reason is None else HandoffFailed(reason)))
 
@@ -212,7 +267,7 @@ class FakeConnector:
                 self._send_of(transfer, "abort")
                 continue
             self._send_of(transfer, "open")
-            for piece, block in transfer.pieces.items():
+            for piece, block in transfer.pieces.items() if not self.network.is_one_sided else ():
                 self._send_of(transfer, "piece", piece=piece, source_block=block)
             if transfer.commit is not None:
                 self._send_of(transfer, "commit", commit=transfer.commit)
@@ -258,6 +313,7 @@ class FakeConnector:
                 ticket.generation,
                 piece=piece,
                 source_block=source_block,
+                target_block=ticket.target_block_ids[piece[1]],
                 commit=commit,
             )
         )
@@ -271,6 +327,7 @@ class FakeKVNetwork:
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
+        self.is_one_sided = False
         self.frames: list[Frame] = []
         self.connectors: dict[Incarnation, FakeConnector] = {}
         self.num_delivered = 0
@@ -313,6 +370,7 @@ class FakeKVNetwork:
             frame.generation,
             frame.piece,
             frame.source_block,
+            frame.target_block,
             frame.data,
             frame.commit,
             frame.reason,

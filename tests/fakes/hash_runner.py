@@ -17,6 +17,7 @@ from common.kv_layout import KVLayout
 from common.request import SamplingParams
 from engine.core.plan import (
     DrawnTokens,
+    OnLayer,
     SampledToken,
     SampleInput,
     ScheduledSequence,
@@ -90,18 +91,31 @@ class HashRunner:
         """Back from host memory."""
         self.cache[:, :, list(block_ids)] = self.host_cache[:, :, list(host_block_ids)]
 
-    def execute(self, batch: Sequence[ScheduledSequence]) -> list[DrawnTokens | None]:
-        """Write the new tokens' KV; draw from all of it where asked to."""
+    def execute(
+        self, batch: Sequence[ScheduledSequence], on_layer: OnLayer | None = None
+    ) -> list[DrawnTokens | None]:
+        """Write the new tokens' KV, layer by layer; draw from all of it where asked to."""
         self.batches.append(list(batch))
-        return [self._run(scheduled) for scheduled in batch]
+        computed = [self._compute(scheduled) for scheduled in batch]
+        for layer in range(NUM_LAYERS):
+            for scheduled, states in zip(batch, computed, strict=True):
+                self._write(layer, scheduled, states[-1])
+            if on_layer is not None:
+                self._stage_layer_out(layer, batch)
+                on_layer(layer)
+        return [
+            self._draw(scheduled, states) for scheduled, states in zip(batch, computed, strict=True)
+        ]
 
-    def _run(self, scheduled: ScheduledSequence) -> DrawnTokens | None:
+    def _compute(self, scheduled: ScheduledSequence) -> list[bytes]:
+        """All KV up to each of the new tokens, from the one before the first on."""
         assert scheduled.token_ids, "there are no logits without a token to compute"
         states = [self._read(scheduled.block_table, scheduled.start)]
         for position, token_id in enumerate(scheduled.token_ids, scheduled.start):
-            new = _token_kv(states[-1], token_id, position)
-            self._write(scheduled.block_table, position, new)
-            states.append(states[-1] + new)
+            states.append(states[-1] + _token_kv(states[-1], token_id, position))
+        return states
+
+    def _draw(self, scheduled: ScheduledSequence, states: list[bytes]) -> DrawnTokens | None:
         sample = scheduled.sample
         if sample is None:
             assert scheduled.next_token_id is not None, "a chunk that ends within the known tokens"
@@ -141,9 +155,18 @@ class HashRunner:
     def _read(self, block_table: Sequence[int], end: int) -> bytes:
         return b"".join(self._slots(block_table, p).tobytes() for p in range(end))
 
-    def _write(self, block_table: Sequence[int], position: int, kv: bytes) -> None:
-        values = np.frombuffer(kv, dtype=np.uint8).reshape(NUM_LAYERS, 2, TOKEN_BYTES)
-        self._slots(block_table, position)[...] = values
+    def _write(self, layer: int, scheduled: ScheduledSequence, state: bytes) -> None:
+        values = np.frombuffer(state, dtype=np.uint8).reshape(-1, NUM_LAYERS, 2, TOKEN_BYTES)
+        for position in range(scheduled.start, len(values)):
+            self._slots(scheduled.block_table, position)[layer] = values[position, layer]
+
+    def _stage_layer_out(self, layer: int, batch: Sequence[ScheduledSequence]) -> None:
+        """The blocks that the batch writes to, in one layer, as on a device of its own."""
+        for scheduled in batch:
+            end = scheduled.start + len(scheduled.token_ids)
+            first, last = scheduled.start // self.block_size, (end - 1) // self.block_size
+            block_ids = list(scheduled.block_table[first : last + 1])
+            self.kv_bytes[layer, :, block_ids] = self.cache[layer, :, block_ids]
 
 
 def expected_tokens(prompt: Sequence[int], sampling: SamplingParams) -> list[int]:

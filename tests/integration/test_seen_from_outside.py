@@ -12,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from common.nodes import Role
 from pdserve.cluster_view import fetch_cluster
 from pdserve.status_table import status_table
+from router.core.ttft_stages import Stage
 from tests.cluster.api import Api, Fields
 from tests.cluster.cluster import Cluster, ClusterSpec, NodeSpec, running
 from tests.cluster.tiny_model import prompt_tokens
@@ -60,7 +61,10 @@ def metrics_of(cluster: Cluster, node_id: str) -> dict[tuple[str, ...], float]:
     """Samples by name and label values, from where the node's record says."""
     nodes = httpx.get(f"{cluster.url}/v1/cluster").json()["nodes"]
     (address,) = [n["metrics_address"] for n in nodes if n["node_id"] == node_id]
-    text = httpx.get(f"http://{address}/metrics").text
+    return samples_of(httpx.get(f"http://{address}/metrics").text)
+
+
+def samples_of(text: str) -> dict[tuple[str, ...], float]:
     return {
         (sample.name, *sample.labels.values()): sample.value
         for family in text_string_to_metric_families(text)
@@ -106,6 +110,57 @@ def test_what_the_nodes_counted_is_what_the_router_was_told(cluster: Cluster, ap
     assert prefill["pdserve_step_tokens_total", "decode"] == 0
     router = httpx.get(f"{cluster.url}/metrics").text
     assert "pdserve_accepted_prediction_tokens_total" in router
+
+
+def test_the_stages_of_ttft_add_up_to_it(cluster: Cluster, api: Api) -> None:
+    # One is handed off, one ends with its first token on a prefill node, one has two choices.
+    api.complete(ignore_eos=True, **REQUESTS[0])
+    api.complete(prompt=prompt_tokens(40, salt=73), max_tokens=1)
+    api.complete(prompt=prompt_tokens(40, salt=74), max_tokens=3, n=2)
+    router = samples_of(httpx.get(f"{cluster.url}/metrics").text)
+    stages = {
+        key[1]: value for key, value in router.items() if key[0] == "pdserve_ttft_stage_seconds_sum"
+    }
+    assert set(stages) == {stage.value for stage in Stage}
+    ttft_s = router[("pdserve_time_to_first_token_seconds_sum",)]
+    assert abs(sum(stages.values()) - ttft_s) < 1e-6
+    num_timed = router[("pdserve_time_to_first_token_seconds_count",)]
+    assert num_timed >= 4
+    for stage in stages:
+        assert router["pdserve_ttft_stage_seconds_count", stage] == num_timed
+    for stage in ("edge", "reserve", "prefill_queue", "prefill_compute", "delivery"):
+        assert stages[stage] > 0
+    assert stages["retries"] == 0
+
+
+def test_a_handoff_is_measured_where_it_left_and_where_it_landed(
+    cluster: Cluster, api: Api
+) -> None:
+    api.complete(prompt=prompt_tokens(40, salt=75), max_tokens=3)
+    cluster.check_settled()
+    sender, receiver = metrics_of(cluster, "prefill-1"), metrics_of(cluster, "decode-1")
+    (transport,) = [
+        key[-1] for key, value in sender.items() if key[0] == "pdserve_kv_pairs" and value
+    ]
+    num_sent = sender["pdserve_kv_exposed_seconds_count", transport]
+    assert num_sent >= 1
+    assert sender["pdserve_kv_transfers_total", "committed", transport] == num_sent
+    assert receiver["pdserve_kv_landing_seconds_count", transport] == num_sent
+    num_bytes = sender["pdserve_kv_transfer_bytes_sum", transport]
+    assert receiver["pdserve_kv_landing_bytes_sum", transport] == num_bytes > 0
+    assert receiver[("pdserve_kv_quarantined_blocks",)] == 0
+
+    def pairs() -> list[str]:
+        return status_table(fetch_cluster(cluster.url)).partition("KV transfer:\n")[2].split("\n")
+
+    # A heartbeat carries it there.
+    wait_until(
+        lambda: any(
+            row.split() == ["prefill-1", "decode-1", transport, "connected"] for row in pairs()
+        ),
+        "the status shows the pair",
+        timeout_s=10.0,
+    )
 
 
 def test_status_shows_drafts_and_addresses(cluster: Cluster, api: Api) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from common.clock import Clock
 from common.errors import PdserveError
 from common.ids import AttemptId, Incarnation
 from common.request import FinishReason, GenerationRequest, RequestOutput
@@ -65,9 +66,16 @@ class ScriptedRouter:
     """One router. `change_ticket` stands for what goes wrong with a ticket on its way."""
 
     def __init__(
-        self, me: Incarnation, send: Send, *, decode: Incarnation, prefill: Incarnation | None
+        self,
+        me: Incarnation,
+        send: Send,
+        *,
+        decode: Incarnation,
+        prefill: Incarnation | None,
+        clock: Clock,
     ) -> None:
         self.me = me
+        self._clock = clock
         self.decode = decode
         self.prefill = prefill
         self.asked: dict[AttemptId, Asked] = {}
@@ -93,6 +101,7 @@ class ScriptedRouter:
             request=asked.request,
             router=self.me,
             reply_to=self._new_call(asked, self.decode),
+            received_at_s=self._clock.now_s(),
             may_wait=asked.may_wait,
         )
         self._send(self.decode, submit)
@@ -105,6 +114,7 @@ class ScriptedRouter:
             request=asked.request,
             router=self.me,
             reply_to=self._new_call(asked, self.prefill),
+            received_at_s=self._clock.now_s(),
             ticket=ticket,
         )
         self._send(self.prefill, submit)

@@ -16,6 +16,7 @@ from common.ids import AttemptId
 from kv_transfer.connector import Commit
 from node.messages import Abort, RouterGone
 from tests.fakes.fake_kv_network import Frame
+from tests.fakes.hash_runner import NUM_LAYERS
 from tests.simulation.scripted_router import Asked
 from tests.simulation.world import ROUTER, NodeSize, OutputToRouter, World
 
@@ -28,6 +29,8 @@ FAULTS = [
     "drop frame",
     "duplicate frame",
     "fail step",
+    "fail within step",
+    "fence",
     "router gone",
     "shuffle frames",
     "spoil commit",
@@ -44,6 +47,7 @@ class Storm:
         self.rng = random.Random(seed)
         self.faults = faults
         self.happened: Counter[str] = Counter()
+        self.num_quarantined = 0
         rng = self.rng
         method = rng.choice(["none", "ngram", "suffix", "mtp"])
         self.world = World(
@@ -51,6 +55,7 @@ class Storm:
             prefill=self._size(method),
             decode=self._size(method),
         )
+        self.world.network.is_one_sided = seed % 3 == 0
         self.num_to_ask = rng.randint(1, 8)
 
     def _size(self, method: str) -> NodeSize:
@@ -86,6 +91,9 @@ class Storm:
             world.settle()
             world.network.send_again()
             world.settle()
+            self.num_quarantined += len(world.d.connector.quarantined)
+            for token in list(world.d.connector.quarantined):
+                world.d.connector.fence(token)
             world.advance(30.0)
         world.settle()
 
@@ -179,14 +187,19 @@ class Storm:
         return frame is not None
 
     def _duplicate_frame(self) -> bool:
-        frame = self._one_frame()
-        if frame is None or frame.sender not in self.world.network.connectors:
+        frame, network = self._one_frame(), self.world.network
+        if frame is None or frame.sender not in network.connectors:
             return False
-        self.world.network.duplicate(frame)
+        if frame.kind == "piece" and network.is_one_sided:
+            return False
+        network.duplicate(frame)
         return True
 
     def _shuffle_frames(self) -> bool:
+        """Not where writes are one-sided: there an abort travels behind them."""
         frames = self.world.network.frames
+        if self.world.network.is_one_sided:
+            return False
         self.rng.shuffle(frames)
         return len(frames) > 1
 
@@ -201,6 +214,17 @@ class Storm:
     def _fail_step(self) -> bool:
         self.rng.choice(list(self.world.nodes.values())).fail_next_step = True
         return True
+
+    def _fail_within_step(self) -> bool:
+        node = self.rng.choice(list(self.world.nodes.values()))
+        node.fail_after_layer = self.rng.randrange(NUM_LAYERS)
+        return True
+
+    def _fence(self) -> bool:
+        tokens = list(self.world.d.connector.quarantined)
+        if tokens:
+            self.world.d.connector.fence(self.rng.choice(tokens))
+        return bool(tokens)
 
     def _time_passes(self) -> bool:
         self.world.advance(self.rng.choice([0.5, 2.0, 11.0]))
@@ -264,6 +288,7 @@ def test_without_faults_every_random_order_ends_in_the_right_answer() -> None:
 def test_random_orders_and_faults_leave_nothing_behind_and_no_answer_wrong() -> None:
     happened: Counter[str] = Counter()
     outcomes: Counter[str] = Counter()
+    num_quarantined = 0
     for seed in range(NUM_RUNS):
         storm = Storm(seed, FAULTS)
         storm.run()
@@ -273,7 +298,9 @@ def test_random_orders_and_faults_leave_nothing_behind_and_no_answer_wrong() -> 
         except AssertionError as wrong:
             raise AssertionError(f"seed {seed}, after {dict(storm.happened)}: {wrong}") from wrong
         happened += storm.happened
+        num_quarantined += storm.num_quarantined
         outcomes += storm.world.outcomes()
+    assert num_quarantined > 0, "no landing was left for a fence at the end"
     assert set(happened) == set(FAULTS), "a fault never happened"
     assert outcomes["finished"] > NUM_RUNS, "the faults leave too little that works"
     assert outcomes["failed: handoff_failed"] > 0
@@ -295,6 +322,10 @@ def test_one_changed_byte_of_kv_would_be_noticed(damage: str) -> None:
         pool = world.d.runner.cache
     assert held is not None
     pool[1, 1, held.sequence.block_table[1], 3] ^= 1
+    if damage == "source":
+        with pytest.raises(AssertionError, match=r"lease 101: layer 1 of block \d+ changed"):
+            world.turn()
+        world.p.connector.transfers[101].pushed.clear()
     world.settle()
     with pytest.raises(AssertionError, match="answered wrong"):
         world.check_closed()

@@ -21,7 +21,8 @@ from common.request import GenerationRequest, RequestOutput
 from common.token_budget import num_speculative_tokens
 from decode_node.profile import DecodeProfile
 from decode_node.request_flow import DecodeFlow, LandingPlace
-from engine.core.plan import Runner
+from engine.core.block_pool import BlockUse
+from engine.core.plan import OnLayer, Runner
 from engine.core.scheduler import Scheduler
 from engine.core.speculation.speculation import make_speculation
 from engine.core.status import SequenceStatus
@@ -60,7 +61,8 @@ class OutputToRouter:
 
 
 class Node:
-    """One simulated node: a flow in a step loop. `fail_next_step` breaks the runner once."""
+    """One simulated node: a flow in a step loop. `fail_next_step` breaks the runner once,
+    `fail_after_layer` does so in the middle of a step, when that layer is computed and told of."""
 
     def __init__(self, world: World, me: Incarnation, size: NodeSize, make_flow: MakeFlow) -> None:
         self.me = me
@@ -75,6 +77,7 @@ class Node:
         self.connector = world.network.join(me, self.runner.kv_bytes, self.inbox.put)
         self.flow = make_flow(self.scheduler, size)
         self.fail_next_step = False
+        self.fail_after_layer: int | None = None
         answers: Any = self
         performer = Performer(self.connector, answers, answers, self.runner)
         self.loop: StepLoop[Message, Effect] = StepLoop(
@@ -95,11 +98,20 @@ class Node:
         assert router == ROUTER
         self.world.to_router.append(OutputToRouter(self.me, output))
 
-    def execute(self, batch: Any) -> Any:
+    def execute(self, batch: Any, on_layer: OnLayer | None = None) -> Any:
         if self.fail_next_step:
             self.fail_next_step = False
             raise RuntimeError("the device is out of memory")
-        return self.runner.execute(batch)
+
+        def on_layer_or_fail(layer: int) -> None:
+            if on_layer is not None:
+                on_layer(layer)
+            if layer == self.fail_after_layer:
+                self.fail_after_layer = None
+                raise RuntimeError("the device is out of memory")
+
+        has_hook = on_layer is not None or self.fail_after_layer is not None
+        return self.runner.execute(batch, on_layer_or_fail if has_hook else None)
 
     def swap_out(self, block_ids: Sequence[int], host_block_ids: Sequence[int]) -> None:
         self.runner.swap_out(block_ids, host_block_ids)
@@ -128,6 +140,11 @@ class Node:
                 assert set(transfer.pieces.values()) <= set(held.sequence.block_table)
             else:
                 assert not transfer.pieces, "a transfer reads blocks that nobody holds"
+        self.connector.check_pushed()
+        for ticket in self.connector.quarantined.values():
+            for block in ticket.target_block_ids:
+                use = self.scheduler.pool._use.get(block)
+                assert use in (BlockUse.RECEIVING, BlockUse.QUARANTINED), "reused under a writer"
         for token, landing in self.connector.landings.items():
             held = self.flow.book.of_lease(token)
             assert held is not None, "a landing is open and nobody waits for it"
@@ -201,6 +218,7 @@ class World:
             lambda node, message: self.to_nodes.append((node, message)),
             decode=DECODE,
             prefill=None if threshold is None else PREFILL,
+            clock=self.clock,
         )
 
     def _add(self, me: Incarnation, size: NodeSize, make_flow: MakeFlow) -> Node:
@@ -336,10 +354,13 @@ class World:
             assert not getattr(node.flow, "_tickets", {}), "a ticket is left"
             assert not node.connector.transfers, f"{node.me} has open transfers"
             assert not node.connector.landings, f"{node.me} has open landings"
+            assert not node.connector.quarantined, f"{node.me} has blocks in quarantine"
+            assert not getattr(node.flow, "_quarantined", {}), "a landing is waited for in vain"
         for attempt, asked in self.router.asked.items():
             assert len(asked.outcomes) == 1, f"{attempt} has outcomes {asked.outcomes}"
             request = asked.request
-            right = expected_tokens(request.prompt_token_ids, request.sampling)
+            most = self.d.scheduler.limits.max_model_len - len(request.prompt_token_ids)
+            right = expected_tokens(request.prompt_token_ids, request.sampling)[:most]
             found = asked.answer()
             if asked.outcomes == ["finished"]:
                 assert found == right, f"{attempt} was answered wrong"

@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 import random
+import re
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+from tools.mtp_training.everyday_messages import GAPS, MESSAGES
+
+_FILLINGS = 12
+"""Most different fillings of one message's gaps."""
+_FORMS_PER_SUBJECT = 10
 
 Message = dict[str, str]
 
@@ -108,6 +116,11 @@ _NEXT_TURNS = (
     "Please give me an example.",
     "Why is that?",
     "Write that again as a list.",
+    "Thanks! What else should I know?",
+    "Can you say that in simpler words?",
+    "How do I start?",
+    "Are you sure about that?",
+    "Which of these is the most important?",
 )
 
 
@@ -120,12 +133,28 @@ class Prompt:
 
 
 def bank(seed: int) -> list[Prompt]:
-    """Every pairing of the bank, shuffled."""
-    texts = [form.format(subject) for form in _FORMS for subject in _SUBJECTS]
-    texts += [form.format(task) for form in _CODE_FORMS for task in _CODE_TASKS]
-    random.Random(seed).shuffle(texts)  # noqa: S311 (which prompts come first is no secret)
-    texts = [*_SINGLES, *texts]
-    return [Prompt(f"bank-{i}", (_user(text),)) for i, text in enumerate(texts)]
+    """Single messages, then in turns filled everyday messages and subjects in some of the forms."""
+    draw = random.Random(seed)  # noqa: S311 (which prompts come first is no secret)
+    everyday = list(dict.fromkeys(_filled(m, draw) for _ in range(_FILLINGS) for m in MESSAGES))
+    pairings = [f.format(s) for s in _SUBJECTS for f in draw.sample(_FORMS, _FORMS_PER_SUBJECT)]
+    pairings += [form.format(task) for form in _CODE_FORMS for task in _CODE_TASKS]
+    draw.shuffle(everyday)
+    draw.shuffle(pairings)
+    prompts = [[_single(text) for text in texts] for texts in (_SINGLES, everyday, pairings)]
+    return [*prompts[0], *interleave(prompts[1], prompts[2])]
+
+
+def _single(text: str) -> Prompt:
+    return Prompt(f"bank-{zlib.crc32(text.encode()):08x}", (_user(text),))
+
+
+def _filled(message: str, draw: random.Random) -> str:
+    """The message with all gaps filled, those of one kind differently."""
+    gaps = sorted(set(re.findall(r"{(\w+)}", message)))
+    kinds = [gap.split("_")[0] for gap in gaps]
+    left = {kind: draw.sample(GAPS[kind], kinds.count(kind)) for kind in kinds}
+    text = message.format(**{g: left[k].pop() for g, k in zip(gaps, kinds, strict=True)})
+    return text[0].upper() + text[1:] if message.startswith("{") else text
 
 
 def self_written(texts: Sequence[str]) -> list[Prompt]:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import queue
-import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -17,15 +15,17 @@ from common.kv_layout import KVLayout
 from kv_transfer.connector import (
     Commit,
     KVEvent,
+    Landed,
     LandingFailed,
     OnEvent,
+    Released,
     Ticket,
     TransferEnded,
 )
-from kv_transfer.loopback import LoopbackConnector, LoopbackNetwork, LoopbackTransport
+from kv_transfer.core.lanes import VERIFY_AUTO
 from kv_transfer.pieces import Pool
 from kv_transfer.shell import TransportConnector
-from kv_transfer.zmq_connector import ZmqConnector
+from tests.contract.kv_connector.kinds import KINDS, Kind, NodeOptions
 
 LAYOUT = KVLayout(
     model_digest="m", num_layers=3, num_kv_heads=2, head_dim=8, block_size=4, dtype="float32"
@@ -50,6 +50,19 @@ class Node:
     def wait_event(self) -> KVEvent:
         return self.inbox.get(timeout=WAIT_S)
 
+    def wait_failed(self) -> HandoffFailed:
+        """Why a landing failed, once its blocks are released too."""
+        error = error_of(failed := self.wait_event())
+        assert self.wait_event() == Released(failed.lease_token)
+        return error
+
+    def assert_books_are_empty(self) -> None:
+        """Nothing is open, nothing is held back: every block is its owner's again."""
+        statistics = self.connector.statistics()
+        assert statistics.transfers_open == 0
+        assert statistics.landings_open == 0
+        assert statistics.blocks_quarantined == 0
+
     def push_all(
         self,
         ticket: Ticket,
@@ -68,14 +81,15 @@ class Node:
 class Cluster:
     """Makes nodes of one kind of connector, and closes them."""
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: Kind) -> None:
         self.kind = kind
-        self.host = "127.0.0.1"
-        self.advertised_host: str | None = None
-        self.network = LoopbackNetwork()
         self.nodes: list[Node] = []
         self._tokens = itertools.count(101)
-        self._exit = contextlib.ExitStack()
+
+    @property
+    def lane(self) -> str:
+        """What its pairs agree on."""
+        return self.kind.lane
 
     def node(
         self,
@@ -86,12 +100,13 @@ class Cluster:
         window_bytes: int = WINDOW_BYTES,
         peer_timeout_s: float = 2.0,
         num_blocks: int = 12,
+        verify: str = VERIFY_AUTO,
         on_event: OnEvent | None = None,
     ) -> Node:
         incarnation = Incarnation(name, epoch)
         rng = np.random.default_rng(len(self.nodes))
-        shape = (layout.num_layers, 2, num_blocks, layout.piece_bytes)
-        pool = rng.integers(0, 256, shape, dtype=np.uint8)
+        pool = self.kind.pool(layout, num_blocks)
+        pool[:] = rng.integers(0, 256, pool.shape, dtype=np.uint8)
         events: list[KVEvent] = []
         inbox: queue.Queue[KVEvent] = queue.Queue()
 
@@ -99,47 +114,16 @@ class Cluster:
             events.append(event)
             inbox.put(event)
 
-        connector = self.connector(
-            pool,
-            layout,
-            incarnation,
-            on_event or take,
+        options = NodeOptions(
+            layout=layout,
+            incarnation=incarnation,
             window_bytes=window_bytes,
             peer_timeout_s=peer_timeout_s,
+            verify=verify,
         )
+        connector = self.kind.connector(pool, options, on_event or take)
         self.nodes.append(Node(incarnation, pool, connector, layout, events, inbox))
         return self.nodes[-1]
-
-    def connector(
-        self,
-        pool: Pool,
-        layout: KVLayout,
-        incarnation: Incarnation,
-        on_event: OnEvent,
-        *,
-        window_bytes: int,
-        peer_timeout_s: float,
-    ) -> TransportConnector:
-        if self.kind == "zmq":
-            return ZmqConnector(
-                pool,
-                layout,
-                incarnation,
-                on_event,
-                host=self.host,
-                advertised_host=self.advertised_host,
-                window_bytes=window_bytes,
-                peer_timeout_s=peer_timeout_s,
-            )
-        return LoopbackConnector(
-            pool,
-            layout,
-            incarnation,
-            on_event,
-            network=self.network,
-            window_bytes=window_bytes,
-            peer_timeout_s=peer_timeout_s,
-        )
 
     def ticket(
         self, decode: Node, target_blocks: Sequence[int], *, num_cached_tokens: int = 0
@@ -159,15 +143,16 @@ class Cluster:
 
     def silent_endpoint(self) -> str:
         """Somebody accepts connections there and never says a word."""
-        if self.kind == "loopback":
-            return LoopbackTransport(self.network).endpoint
-        listener = self._exit.enter_context(socket.create_server(("127.0.0.1", 0)))
-        return f"tcp://127.0.0.1:{listener.getsockname()[1]}"
+        return self.kind.silent_endpoint()
 
     def close(self) -> None:
         for node in self.nodes:
             node.connector.close()
-        self._exit.close()
+        self.kind.close()
+
+
+def cluster_of(kind: str) -> Cluster:
+    return Cluster(KINDS[kind]())
 
 
 def commit_for(ticket: Ticket, layout: KVLayout = LAYOUT, *, missing: int = 0) -> Commit:
@@ -193,14 +178,35 @@ def error_of(event: object) -> HandoffFailed:
     return event.error
 
 
+def send(prefill: Node, decode: Node, ticket: Ticket, source_blocks: Sequence[int]) -> None:
+    """A whole handoff, on its way."""
+    decode.connector.expect(ticket, sender_deadline_s=30)
+    prefill.connector.open(ticket, deadline_s=30)
+    prefill.push_all(ticket, source_blocks)
+    prefill.connector.commit(ticket.lease_token, commit_for(ticket, prefill.layout))
+
+
+_ENDINGS = ([Landed], [LandingFailed, Released], [Released])
+
+
+def endings(node: Node) -> dict[int, list[type[KVEvent]]]:
+    """The kinds of events of each lease, in order."""
+    kinds: dict[int, list[type[KVEvent]]] = {}
+    for event in list(node.events):
+        kinds.setdefault(event.lease_token, []).append(type(event))
+    return kinds
+
+
 def assert_ended_once(*nodes: Node) -> None:
-    """Late calls change nothing, and closing adds no event: what was owed was emitted."""
-    counts = [len(node.events) for node in nodes]
+    """What began here ended once; late calls change nothing, and closing adds no event."""
+    before = [list(node.events) for node in nodes]
     for node in nodes:
-        for token in {event.lease_token for event in node.events}:
+        node.assert_books_are_empty()
+        for token, kinds in endings(node).items():
+            assert kinds == [TransferEnded] or kinds in _ENDINGS
             node.connector.push(token, layer=0, ordinals=[0], source_blocks=[0])
             node.connector.abort(token)
             node.connector.revoke(token)
         node.connector.close()
         node.connector.close()
-    assert [len(node.events) for node in nodes] == counts == [1] * len(nodes)
+    assert [node.events for node in nodes] == before

@@ -6,18 +6,19 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.contract.kv_connector.cluster import Cluster
+from tests.contract.kv_connector.cluster import Cluster, cluster_of
+from tests.contract.kv_connector.kinds import KINDS
 
 
-@pytest.fixture(params=["loopback", "zmq"])
+@pytest.fixture(params=list(KINDS))
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    cluster = Cluster(request.param)
+    cluster = cluster_of(request.param)
     yield cluster
     cluster.close()
 
 
 @pytest.fixture
 def zmq_cluster() -> Iterator[Cluster]:
-    cluster = Cluster("zmq")
+    cluster = cluster_of("zmq")
     yield cluster
     cluster.close()

@@ -9,6 +9,7 @@ import pytest
 
 from kv_transfer.connector import Landed
 from tests.contract.kv_connector.cluster import Cluster, commit_for
+from tests.contract.kv_connector.kinds import ZmqKind
 
 
 def has_ipv6_loopback() -> bool:
@@ -33,7 +34,8 @@ def test_a_handoff_reaches_the_advertised_endpoint(
 ) -> None:
     if ":" in host and not has_ipv6_loopback():
         pytest.skip("this machine has no IPv6 loopback")
-    zmq_cluster.host, zmq_cluster.advertised_host = host, advertised_host
+    assert isinstance(zmq_cluster.kind, ZmqKind)
+    zmq_cluster.kind.host, zmq_cluster.kind.advertised_host = host, advertised_host
     prefill, decode = zmq_cluster.node("p"), zmq_cluster.node("d")
     assert decode.connector.endpoint.startswith(wanted)
     ticket = zmq_cluster.ticket(decode, range(12))

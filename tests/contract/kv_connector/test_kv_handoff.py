@@ -21,6 +21,7 @@ from tests.contract.kv_connector.cluster import (
     Cluster,
     commit_for,
 )
+from tests.contract.kv_connector.kinds import NodeOptions
 
 
 @st.composite
@@ -232,12 +233,11 @@ def test_a_pool_or_window_that_does_not_fit(
     cluster: Cluster, layout: KVLayout, window_bytes: int, error: type[Exception]
 ) -> None:
     node = cluster.node("p")
+    options = NodeOptions(
+        layout=layout,
+        incarnation=node.incarnation,
+        window_bytes=window_bytes,
+        peer_timeout_s=2.0,
+    )
     with pytest.raises(error, match="wanted"):
-        cluster.connector(
-            node.pool,
-            layout,
-            node.incarnation,
-            node.events.append,
-            window_bytes=window_bytes,
-            peer_timeout_s=2.0,
-        )
+        cluster.kind.connector(node.pool, options, node.events.append)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import socket
 from collections.abc import Iterator
 from typing import Any
@@ -11,17 +12,28 @@ import msgpack  # type: ignore[import-untyped]
 import numpy as np
 import pytest
 import zmq
-from xxhash import xxh3_64_intdigest
 
 from common.ids import Incarnation
 from kv_transfer.connector import Landed, LandingFailed, Ticket, TransferEnded
 from kv_transfer.core import frames
 from kv_transfer.core.effects import DropReason
 from kv_transfer.core.limits import MAX_HEADER_BYTES
-from tests.contract.kv_connector.cluster import LAYOUT, Cluster, Node, commit_for
+from kv_transfer.pieces import piece_sum
+from tests.contract.kv_connector.cluster import (
+    LAYOUT,
+    WINDOW_BYTES,
+    Cluster,
+    Node,
+    commit_for,
+)
 
 P = LAYOUT.piece_bytes
 ROGUE = Incarnation("rogue", 1)
+WELCOME = frames.Welcome(Incarnation("d", 1), "zmq", b"", WINDOW_BYTES, "block")
+
+
+def hello_to(decode: Node) -> frames.Hello:
+    return frames.Hello(ROGUE, decode.incarnation, LAYOUT, {"zmq": b""}, "auto")
 
 
 @pytest.fixture
@@ -48,8 +60,8 @@ class Raw:
         return frames.decode(self.socket.recv())
 
     def hello(self) -> None:
-        self.send(frames.Hello(ROGUE, self._decode.incarnation, LAYOUT))
-        assert self.answer() == frames.Welcome(self._decode.incarnation)
+        self.send(hello_to(self._decode))
+        assert self.answer() == WELCOME
 
     def settle(self) -> None:
         """Everything sent before was handled once this is answered."""
@@ -75,14 +87,16 @@ def data_frame(ticket: Ticket, **changes: Any) -> frames.Data:
         "layer": 0,
         "ordinals": (0,),
         "runs": (1,),
+        "source_blocks": (),
         "key_sums": (0,),
         "value_sums": (0,),
     }
     return frames.Data(**{**fields, **changes})
 
 
-def sum_of(data: bytes) -> int:
-    return int(xxh3_64_intdigest(data))
+def sum_of(data: bytes, layer: int = 0) -> int:
+    """Of block 0 of the ticket."""
+    return piece_sum(data, layer, 0)
 
 
 def assert_others_are_served(cluster: Cluster, decode: Node) -> None:
@@ -108,10 +122,12 @@ def dropped(decode: Node, reason: DropReason) -> int:
         [b"\xff\x00garbage"],
         [b"\xc1" * 100],
         [b"\x91" * 5000],
-        [msgpack.packb({"v": 1})],
-        [msgpack.packb({"v": 1, "k": 99})],
-        [msgpack.packb({"v": 1, "k": 5})],
+        [msgpack.packb({"v": 2})],
+        [msgpack.packb({"v": 2, "k": 99})],
+        [msgpack.packb({"v": 2, "k": 5})],
         [msgpack.packb([1, 2, 3])],
+        # Too deep to be printed: the answer must not be printed from it either.
+        [b"\x83\xa1v\x02\xa1k\x04\xablease_token" + b"\x91" * 1020 + b"\x00"],
         [b"x" * (MAX_HEADER_BYTES + 1)],
     ],
 )
@@ -141,17 +157,17 @@ def test_garbage_on_a_session_fails_its_landings_only(
 
 def test_another_protocol_version_is_told_so(decode: Node, raw: Raw) -> None:
     """F118."""
-    raw.send(msgpack.packb({"v": 2, "k": 1, "news": True}))
+    raw.send(msgpack.packb({"v": 3, "k": 1, "news": True}))
     answer = raw.answer()
     assert isinstance(answer, frames.Refused)
-    assert "version is 2: wanted 1" in answer.message
+    assert "version is 3: wanted 2" in answer.message
 
 
 def test_unknown_fields_are_ignored(decode: Node, raw: Raw) -> None:
     """F118."""
-    header = msgpack.unpackb(frames.encode(frames.Hello(ROGUE, decode.incarnation, LAYOUT)))
+    header = msgpack.unpackb(frames.encode(hello_to(decode)))
     raw.send(msgpack.packb({**header, "from_the_future": [1, {"a": b"c"}]}))
-    assert raw.answer() == frames.Welcome(decode.incarnation)
+    assert raw.answer() == WELCOME
 
 
 def test_frames_before_hello(decode: Node, raw: Raw) -> None:
@@ -254,7 +270,7 @@ def test_data_out_of_sequence_ends_the_session(
     assert "DATA frame 1 came: wanted 0" in answer.message
 
 
-@pytest.mark.parametrize("frame", [frames.Pong(), frames.Ack(3), frames.Welcome(ROGUE)])
+@pytest.mark.parametrize("frame", [frames.Pong(), frames.Ack(3), WELCOME])
 def test_frames_of_the_other_side(decode: Node, raw: Raw, frame: frames.Frame) -> None:
     raw.hello()
     raw.send(frame)
@@ -265,7 +281,7 @@ def test_commit_before_begin(zmq_cluster: Cluster, decode: Node, raw: Raw) -> No
     ticket = zmq_cluster.ticket(decode, [1])
     decode.connector.expect(ticket, sender_deadline_s=30)
     raw.hello()
-    raw.send(frames.CommitFrame(ticket.lease_token, ticket.generation, 3, 4, 0, ()))
+    raw.send(frames.CommitFrame(ticket.lease_token, ticket.generation, 3, 0, 4, 0, ()))
     answer = raw.answer()
     assert isinstance(answer, frames.Refused)
     assert decode.connector.statistics().landings_open == 1
@@ -279,10 +295,10 @@ def test_a_commit_ahead_of_its_data_waits_for_it(
     decode.connector.expect(ticket, sender_deadline_s=30)
     raw.hello()
     raw.send(frames.Begin(ticket.lease_token, ticket.generation))
-    raw.send(frames.CommitFrame(ticket.lease_token, ticket.generation, 3, 4, 0, ()))
+    raw.send(frames.CommitFrame(ticket.lease_token, ticket.generation, 3, 0, 4, 0, ()))
     keys, values = b"k" * P, b"v" * P
     for seq, layer in enumerate([2, 2, 0, 1]):
-        sums = {"key_sums": (sum_of(keys),), "value_sums": (sum_of(values),)}
+        sums = {"key_sums": (sum_of(keys, layer),), "value_sums": (sum_of(values, layer),)}
         raw.send(data_frame(ticket, seq=seq, layer=layer, **sums), keys, values)
     assert isinstance(decode.wait_event(), Landed)
     assert dropped(decode, DropReason.DUPLICATE) == 1
@@ -347,7 +363,8 @@ def test_a_receiver_that_lies_fails_the_transfer_typed(zmq_cluster: Cluster) -> 
             session, hello = rogue.recv_multipart()
             while not isinstance(frames.decode(hello), frames.Hello):
                 session, hello = rogue.recv_multipart()
-            welcome = frames.Welcome(decode.incarnation if lie is not None else ROGUE)
+            receiver = decode.incarnation if lie is not None else ROGUE
+            welcome = dataclasses.replace(WELCOME, receiver=receiver)
             rogue.send_multipart([session, frames.encode(welcome)])
             if lie is not None:
                 body = lie if isinstance(lie, bytes) else frames.encode(lie)

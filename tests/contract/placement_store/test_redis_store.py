@@ -50,8 +50,9 @@ def _load(**changes: object) -> dict[str, object]:
         "num_recomputed_tokens",
         "num_drafted",
         "num_accepted",
+        "num_quarantined_blocks",
     )
-    return dict.fromkeys(names, 0) | changes
+    return dict.fromkeys(names, 0) | {"kv_links": []} | changes
 
 
 def _value(**changes: object) -> bytes:
@@ -95,6 +96,11 @@ def _value(**changes: object) -> bytes:
         _value(load=_load(new_token_ratio=float("nan"))),
         _value(load=_load(new_token_ratio=True)),
         _value(load=_load(num_drafted=0.5)),
+        _value(load=_load(kv_links={})),
+        _value(load=_load(kv_links=[["d1", "shm"]])),
+        _value(load=_load(kv_links=[["d1", "shm", 1]])),
+        _value(load=_load(kv_links=[["d1", 5, True]])),
+        _value(load=_load(kv_links=[["d1", "shm", True]] * 33)),
         _value(metrics_address="no port"),
         _value(kv_description=5),
         _value(speculative_method=""),

@@ -8,7 +8,7 @@ import redis
 
 from common.clock import ManualClock
 from common.ids import AttemptId, Incarnation
-from common.nodes import NodeLoad, NodeRecord, Role
+from common.nodes import KVLink, NodeLoad, NodeRecord, Role
 from placement.memory_store import MemoryStore
 from placement.redis_store import RedisStore
 from placement.store import Placement, PlacementStore
@@ -102,6 +102,8 @@ def load(num_running: int = 0, *, is_draining: bool = False) -> NodeLoad:
         num_recomputed_tokens=300,
         num_drafted=20,
         num_accepted=15,
+        num_quarantined_blocks=3,
+        kv_links=(KVLink("d1", "shm", True), KVLink("d2", "zmq", False)),
     )
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.core.plan import DrawnTokens, ScheduledSequence
+from engine.core.plan import DrawnTokens, OnLayer, ScheduledSequence
 from tests.fakes.hash_runner import HashRunner
 from tests.property.engine.workload import Arrival, Run, check_answers
 from tests.unit.engine_core.build import Engine
@@ -140,8 +141,10 @@ def test_every_chunk_budget_gives_the_same_outputs(num_blocks: int, caching: boo
 class ForgetfulRunner(HashRunner):
     """Loses one byte of KV: the first byte of block 0."""
 
-    def execute(self, batch: list[ScheduledSequence]) -> list[DrawnTokens | None]:  # type: ignore[override]
-        results = super().execute(batch)
+    def execute(
+        self, batch: Sequence[ScheduledSequence], on_layer: OnLayer | None = None
+    ) -> list[DrawnTokens | None]:
+        results = super().execute(batch, on_layer)
         self.cache[0, 0, 0, 0] ^= 1
         return results
 

@@ -62,7 +62,7 @@ class Run:
     def _is_busy(self) -> bool:
         scheduler = self.engine.scheduler
         queues = (scheduler.waiting, scheduler.running, scheduler.receiving, scheduler.exporting)
-        return any(queues)
+        return any((*queues, scheduler.quarantined))
 
     def _one_step(self) -> None:
         for arrival in self.arrivals:
@@ -72,7 +72,8 @@ class Run:
             self._move_kv(live)
         self._abort_due()
         scheduler = self.engine.scheduler
-        is_alone = not (scheduler.running or scheduler.receiving or scheduler.exporting)
+        others = (scheduler.running, scheduler.receiving, scheduler.exporting)
+        is_alone = not any((*others, scheduler.quarantined))
         could_work = is_alone and bool(scheduler.waiting)
         decoding = {s.sequence_id for s in scheduler.running if s.is_decoding}
         ratio = scheduler.reservation.ratio
@@ -102,12 +103,18 @@ class Run:
 
     def _move_kv(self, live: _Live) -> None:
         scheduler, sequence = self.engine.scheduler, live.sequence
-        if sequence.status not in (SequenceStatus.WAITING_FOR_KV, SequenceStatus.EXPORTING):
+        is_quarantined = sequence.sequence_id in scheduler.quarantined
+        if not is_quarantined and sequence.status not in (
+            SequenceStatus.WAITING_FOR_KV,
+            SequenceStatus.EXPORTING,
+        ):
             return
         live.waited += 1
         if live.waited <= live.arrival.delay:
             return
-        if sequence.status is SequenceStatus.EXPORTING:
+        if is_quarantined:
+            scheduler.end_quarantine(sequence)
+        elif sequence.status is SequenceStatus.EXPORTING:
             scheduler.release(sequence)
         else:
             self.engine.land(sequence)

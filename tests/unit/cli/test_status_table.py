@@ -30,6 +30,7 @@ NODE = {
     "num_recomputed_tokens": 1200,
     "num_drafted": 400,
     "num_accepted": 300,
+    "num_quarantined_blocks": 4,
 }
 
 
@@ -47,10 +48,14 @@ def test_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     assert fetched({"nodes": nodes, "router": {"router_id": "router-a"}}, monkeypatch) == (
         "http://h:8000: 3 nodes serving SmolLM2, as router-a sees them\n"
         "\n"
-        "NODE       ROLE     EPOCH  STATE      RUNNING  WAITING  FREE BLOCKS  ADDRESS\n"
-        "decode-10  decode       7  ready     31 of 32       12  990 of 1000  10.0.0.2:50051\n"
-        "decode-9   decode       7  ready      2 of 32        0  990 of 1000  10.0.0.2:50051\n"
-        "prefill-1  prefill      7  draining   2 of 32        0  990 of 1000  10.0.0.2:50051\n"
+        "NODE       ROLE     EPOCH  STATE      RUNNING  WAITING  FREE BLOCKS  QUARANTINED"
+        "  ADDRESS\n"
+        "decode-10  decode       7  ready     31 of 32       12  990 of 1000            4"
+        "  10.0.0.2:50051\n"
+        "decode-9   decode       7  ready      2 of 32        0  990 of 1000            4"
+        "  10.0.0.2:50051\n"
+        "prefill-1  prefill      7  draining   2 of 32        0  990 of 1000            4"
+        "  10.0.0.2:50051\n"
         "\n"
         "Scheduling, since each node's start:\n"
         "NODE       KEPT BACK  PREEMPTED  RECOMPUTED TOKENS  DRAFTER   ACCEPTED DRAFTS"
@@ -61,13 +66,45 @@ def test_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
         "  10.0.0.2:9100\n"
         "prefill-1          -          3               1200  ngram    300 of 400 (75%)"
         "  10.0.0.2:9100\n"
+        "\n"
+        "KV transfer:\n"
+        "PREFILL    DECODE     TRANSPORT  STATE\n"
+        "prefill-1  decode-10  -          not used yet\n"
+        "prefill-1  decode-9   -          not used yet\n"
     )
+
+
+def test_pairs_and_how_kv_travels_between_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    def link(decode: str, transport: str, is_connected: bool) -> dict[str, Any]:
+        return {"decode": decode, "transport": transport, "is_connected": is_connected}
+
+    links = [link("d1", "shm", True), link("d2", "zmq", False), link("d-gone", "rdma", False)]
+    nodes = [
+        {**NODE, "node_id": "p1", "role": "prefill", "fingerprint": "f", "kv_links": links},
+        {**NODE, "node_id": "p2", "role": "prefill", "fingerprint": "other"},
+        *({**NODE, "node_id": f"d{n}", "fingerprint": "f"} for n in (1, 2, 3)),
+        {**NODE, "node_id": "m1", "role": "mixed", "fingerprint": "f"},
+    ]
+    shown = fetched({"nodes": nodes}, monkeypatch)
+    assert shown.partition("KV transfer:\n")[2] == (
+        "PREFILL  DECODE  TRANSPORT  STATE\n"
+        "p1       d-gone  rdma       away\n"
+        "p1       d1      shm        connected\n"
+        "p1       d2      zmq        idle\n"
+        "p1       d3      -          not used yet\n"
+    )
+
+
+@pytest.mark.parametrize("links", [None, 5, [7], [{}]])
+def test_links_of_another_shape_are_no_news(links: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = {**NODE, "node_id": "p1", "role": "prefill", "kv_links": links}
+    assert "KV transfer" not in fetched({"nodes": [node]}, monkeypatch)
 
 
 def test_what_the_router_does_not_tell_is_a_dash(monkeypatch: pytest.MonkeyPatch) -> None:
     node = {"node_id": "n", "num_blocks": True, "new_token_ratio": True}
     lines = fetched({"nodes": [node]}, monkeypatch).splitlines()
-    assert lines[3].split() == ["n", "-", "ready", "-", "-", "-"]
+    assert lines[3].split() == ["n", "-", "ready", "-", "-", "-", "-"]
     assert lines[-1].split() == ["n", "-", "-", "-", "-", "-", "-"]
 
 

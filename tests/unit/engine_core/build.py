@@ -62,7 +62,10 @@ def check_books(scheduler: Scheduler) -> None:
     pool, size = scheduler.pool, scheduler.limits.block_size
     holders = [*scheduler.running, *scheduler.receiving.values(), *scheduler.exporting.values()]
     owners = Counter(block for sequence in holders for block in sequence.block_table)
-    assert pool.num_available + len(owners) == pool.num_blocks, "held by nobody, yet not available"
+    kept = {block for block_ids in scheduler.quarantined.values() for block in block_ids}
+    assert not kept & set(owners), "a block in quarantine has an owner"
+    num_known = pool.num_available + len(owners) + len(kept)
+    assert num_known == pool.num_blocks, "held by nobody, yet not available"
     for sequence in holders:
         assert len(set(sequence.block_table)) == len(sequence.block_table)
         for block in sequence.block_table[sequence.num_computed // size :]:
@@ -83,6 +86,7 @@ def check_idle(scheduler: Scheduler) -> None:
     assert not scheduler.waiting
     assert not scheduler.receiving
     assert not scheduler.exporting
+    assert not scheduler.quarantined
     assert scheduler.pool.counts().available == scheduler.pool.num_blocks
     assert scheduler.host_pool.num_used == 0
 

@@ -9,10 +9,10 @@ import pytest
 from engine.core.block_pool import BlockCounts, BlockPool, BlockUse
 
 
-def counts(pool: BlockPool) -> tuple[int, int, int, int, int]:
+def counts(pool: BlockPool) -> tuple[int, int, int, int, int, int]:
     pool.check()
     now = pool.counts()
-    return (now.free, now.cached, now.running, now.reserved, now.receiving)
+    return (now.free, now.cached, now.running, now.reserved, now.receiving, now.quarantined)
 
 
 def cached_pool(num_blocks: int, hashes: list[bytes]) -> tuple[BlockPool, list[int]]:
@@ -28,23 +28,49 @@ def cached_pool(num_blocks: int, hashes: list[bytes]) -> tuple[BlockPool, list[i
 
 def test_the_counts_follow_a_block_through_its_life() -> None:
     pool = BlockPool(6)
-    assert counts(pool) == (6, 0, 0, 0, 0)
+    assert counts(pool) == (6, 0, 0, 0, 0, 0)
     targets = pool.allocate(2, BlockUse.RECEIVING)
     spare = pool.allocate(1, BlockUse.RESERVED)
-    assert counts(pool) == (3, 0, 0, 1, 2)
+    assert counts(pool) == (3, 0, 0, 1, 2, 0)
     pool.start_running([*targets, *spare])
-    assert counts(pool) == (3, 0, 3, 0, 0)
+    assert counts(pool) == (3, 0, 3, 0, 0, 0)
     pool.publish(targets[0], b"first")
     pool.release([*targets, *spare])
-    assert counts(pool) == (5, 1, 0, 0, 0)
+    assert counts(pool) == (5, 1, 0, 0, 0, 0)
     assert pool.num_available == pool.counts().available == 6
     pool.acquire_cached([targets[0]])
-    assert counts(pool) == (5, 0, 1, 0, 0)
+    assert counts(pool) == (5, 0, 1, 0, 0, 0)
     assert pool.num_available == 5
 
 
 def test_counts_are_available_when_free_or_cached() -> None:
-    assert BlockCounts(free=2, cached=3, running=4, reserved=5, receiving=6).available == 5
+    now = BlockCounts(free=2, cached=3, running=4, reserved=5, receiving=6, quarantined=7)
+    assert now.available == 5
+
+
+def test_a_receiving_block_comes_back_by_way_of_quarantine_alone() -> None:
+    pool = BlockPool(6)
+    shared = pool.allocate(1, BlockUse.RUNNING)
+    targets = pool.allocate(2, BlockUse.RECEIVING)
+    spare = pool.allocate(1, BlockUse.RESERVED)
+    with pytest.raises(ValueError, match=f"block {targets[0]} is released but another node"):
+        pool.release(targets[:1])
+    assert counts(pool) == (2, 0, 1, 1, 2, 0)
+    assert pool.quarantine([*shared, *targets, *spare]) == targets
+    assert counts(pool) == (2, 0, 1, 1, 0, 2)
+    assert pool.quarantine(targets) == []
+    with pytest.raises(ValueError, match="cannot be shared"):
+        pool.acquire_cached(targets)
+    with pytest.raises(ValueError, match="cannot be published"):
+        pool.publish(targets[0], b"h")
+    pool.release([*shared, *spare])
+    assert not set(pool.allocate(4, BlockUse.RUNNING)) & set(targets)
+    with pytest.raises(ValueError, match="0 are available"):
+        pool.allocate(1, BlockUse.RUNNING)
+    pool.release(targets)
+    assert counts(pool) == (2, 0, 4, 0, 0, 0)
+    with pytest.raises(ValueError, match="held by nobody"):
+        pool.release(targets[:1])
 
 
 def test_free_blocks_are_taken_before_cached_ones_are_evicted() -> None:
@@ -53,7 +79,7 @@ def test_free_blocks_are_taken_before_cached_ones_are_evicted() -> None:
     assert pool.prefix_cache.match([b"kept"]) == [kept]
     assert pool.allocate(1, BlockUse.RUNNING) == [kept]
     assert pool.prefix_cache.match([b"kept"]) == []
-    assert counts(pool) == (0, 0, 3, 0, 0)
+    assert counts(pool) == (0, 0, 3, 0, 0, 0)
 
 
 def test_the_least_recently_released_block_is_evicted_first() -> None:
@@ -81,9 +107,9 @@ def test_a_shared_block_stays_until_the_last_reference_is_dropped() -> None:
     assert not pool.is_unshared(shared)
     pool.release([shared])
     assert pool.is_unshared(shared)
-    assert counts(pool) == (1, 0, 1, 0, 0)
+    assert counts(pool) == (1, 0, 1, 0, 0, 0)
     pool.release([shared])
-    assert counts(pool) == (1, 1, 0, 0, 0)
+    assert counts(pool) == (1, 1, 0, 0, 0, 0)
 
 
 def test_a_twin_of_a_published_block_is_freed_not_cached() -> None:
@@ -92,7 +118,7 @@ def test_a_twin_of_a_published_block_is_freed_not_cached() -> None:
     pool.publish(first, b"same")
     pool.publish(twin, b"same")
     pool.release([first, twin])
-    assert counts(pool) == (1, 1, 0, 0, 0)
+    assert counts(pool) == (1, 1, 0, 0, 0, 0)
     assert pool.prefix_cache.match([b"same"]) == [first]
 
 
@@ -100,7 +126,7 @@ def test_nothing_can_be_asked_for_or_released_in_vain() -> None:
     pool = BlockPool(2)
     assert pool.allocate(0, BlockUse.RUNNING) == []
     pool.release([])
-    assert counts(pool) == (2, 0, 0, 0, 0)
+    assert counts(pool) == (2, 0, 0, 0, 0, 0)
 
 
 def take_too_many(pool: BlockPool) -> None:

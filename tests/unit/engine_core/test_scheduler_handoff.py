@@ -228,6 +228,8 @@ def test_a_sequence_can_be_finished_in_every_status(reach: Callable[[Engine], Se
     assert sequence.status.value == reach.__name__
     engine.scheduler.finish(sequence)
     assert status_of(sequence) is SequenceStatus.FINISHED
+    if reach is waiting_for_kv:
+        engine.scheduler.end_quarantine(sequence)
     check_idle(engine.scheduler)
 
 
@@ -243,6 +245,10 @@ def test_a_finished_sequence_cannot_be_finished_again(
         engine.scheduler.finish(sequence)
     with pytest.raises(KeyError):
         engine.scheduler.release(sequence)
+    if reach is waiting_for_kv:
+        engine.scheduler.end_quarantine(sequence)
+    with pytest.raises(KeyError):
+        engine.scheduler.end_quarantine(sequence)
     check_idle(engine.scheduler)
 
 
@@ -283,9 +289,44 @@ def test_an_aborted_reservation_gives_back_every_kind_of_block() -> None:
     engine.plan()
     counts = engine.scheduler.pool.counts()
     assert (counts.running, counts.receiving, counts.reserved) == (1, 1, 1)
+    target = sequence.block_table[1]
     engine.scheduler.finish(sequence)
+    check_books(engine.scheduler)
+    counts = engine.scheduler.pool.counts()
+    assert (counts.available, counts.quarantined) == (15, 1)
+    assert target not in engine.scheduler.pool.allocate(15, BlockUse.RUNNING)
+    engine.scheduler.end_quarantine(sequence)
+    assert engine.scheduler.pool.allocate(1, BlockUse.RUNNING) == [target]
+
+
+def test_a_seat_is_free_while_the_blocks_of_a_landing_are_quarantined() -> None:
+    engine = Engine(num_blocks=4, seats=1)
+    given_up = engine.add(make_request(9), has_remote_kv=True)
+    engine.plan()
+    engine.scheduler.finish(given_up)
+    small, large = engine.add(make_request(2, max_tokens=2)), engine.add(make_request(9, seed=1))
+    engine.run_until(lambda: small.status is SequenceStatus.FINISHED)
+    assert not engine.plan().made_progress
+    engine.scheduler.end_quarantine(given_up)
+    engine.run()
+    assert large.status is SequenceStatus.FINISHED
     check_idle(engine.scheduler)
-    assert engine.scheduler.pool.allocate(16, BlockUse.RUNNING)
+
+
+def test_a_last_decode_waits_for_quarantined_blocks_and_does_not_starve() -> None:
+    engine = Engine(num_blocks=4, seats=2, max_model_len=16, **STRICT)
+    given_up = engine.add(make_request(5), has_remote_kv=True)
+    engine.plan()
+    alone = engine.add(make_request(4, seed=1, max_tokens=9, ignore_eos=True))
+    engine.scheduler.finish(given_up)
+    while (step := engine.plan()).made_progress:
+        engine.apply(step)
+    assert alone.is_decoding
+    assert not step.starved
+    engine.scheduler.end_quarantine(given_up)
+    engine.run()
+    assert len(engine.outputs[alone.sequence_id]) == 9
+    check_idle(engine.scheduler)
 
 
 # --- the checker ----------------------------------------------------------------------------------

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 import pytest
 
 from common.clock import ManualClock
-from engine.core.plan import DrawnTokens, ScheduledSequence, SequencesFailed
-from engine.core.planned_step import BlockCopy, PlannedStep
+from engine.core.plan import DrawnTokens, OnLayer, ScheduledSequence, SequencesFailed
+from engine.core.planned_step import BlockCopy, PlannedStep, Pushes
 from engine.core.sequence import Sequence as EngineSequence
 from engine.core.step_plan import StopRule
 from engine.step_loop import StepLoop, start_step_thread
@@ -44,6 +44,7 @@ class ScriptedFlow:
         self.num_preempted = 0
         self.swap_outs: list[BlockCopy] = []
         self.swap_ins: list[BlockCopy] = []
+        self.next_pushes: Pushes[str] | None = None
 
     def _say(self, event: str) -> Iterable[str]:
         self.log.append(event)
@@ -69,6 +70,9 @@ class ScriptedFlow:
         step.swap_ins = list(self.swap_ins)
         return step, list(self._say("begin"))
 
+    def pushes(self, step: PlannedStep) -> Pushes[str] | None:
+        return self.next_pushes
+
     def end_step(
         self, step: PlannedStep, results: Sequence[DrawnTokens | None], now_s: float
     ) -> Iterable[str]:
@@ -86,8 +90,14 @@ class ScriptedRunner:
         self.log = log
         self.error = error
 
-    def execute(self, batch: Sequence[ScheduledSequence]) -> list[DrawnTokens | None]:
+    def execute(
+        self, batch: Sequence[ScheduledSequence], on_layer: OnLayer | None = None
+    ) -> list[DrawnTokens | None]:
         self.log.append("run")
+        for layer in range(2 if on_layer is not None else 0):
+            self.log.append(f"layer {layer}")
+            assert on_layer is not None
+            on_layer(layer)
         if self.error is not None:
             error, self.error = self.error, None
             raise error
@@ -127,6 +137,22 @@ def test_a_turn_is_messages_time_plan_run_apply_emit_each_performed_before_the_n
         *("end 2", "effect of end 2"),
         "flush",
     ]
+
+
+def test_what_leaves_with_a_step_leaves_before_it_and_layer_by_layer_within_it() -> None:
+    log: list[str] = []
+    flow = ScriptedFlow(log, [1, 1])
+    flow.next_pushes = Pushes(["push a", "push b"], lambda layer: [f"push c {layer}"])
+    loop = make_loop(ScriptedInbox(), flow, RuntimeError("boom"))
+    assert loop.turn()
+    pushed = ["push a", "push b", "run", "layer 0", "push c 0", "layer 1", "push c 1"]
+    begun = log.index("effect of begin") + 1
+    assert log[begun : begun + 8] == [*pushed, "fail 1 of boom"]
+    flow.next_pushes = Pushes(["push a"], None)
+    log.clear()
+    assert loop.turn()
+    begun = log.index("effect of begin") + 1
+    assert log[begun : begun + 3] == ["push a", "run", "end 1"]
 
 
 def test_blocks_leave_before_others_come_back_and_both_before_anything_is_written() -> None:

@@ -16,6 +16,8 @@ from kv_transfer.core.limits import (
     MAX_BLOCKS_PER_FRAME,
     MAX_DRAFT_TOKENS,
     MAX_HEADER_BYTES,
+    MAX_LANE_BYTES,
+    MAX_LANES,
     MAX_TEXT_CHARS,
     MAX_TRANSFERS_PER_LINK,
 )
@@ -32,17 +34,24 @@ DATA = frames.Data(
     layer=2**16 - 1,
     ordinals=tuple(2**32 - 1 - n for n in FULL),
     runs=tuple(1 for _ in FULL),
+    source_blocks=tuple(2**32 - 1 - n for n in FULL),
     key_sums=tuple(MOST - n for n in FULL),
     value_sums=tuple(MOST - n for n in FULL),
 )
 ALL: list[frames.Frame] = [
-    frames.Hello(Incarnation("p" * 256, 2**63 - 1), Incarnation("d", 0), LAYOUT),
-    frames.Welcome(Incarnation("d", 7)),
+    frames.Hello(
+        Incarnation("p" * 256, 2**63 - 1),
+        Incarnation("d", 0),
+        LAYOUT,
+        {f"lane{number}": bytes(MAX_LANE_BYTES) for number in range(MAX_LANES)},
+        "auto",
+    ),
+    frames.Welcome(Incarnation("d", 7), "rdma", bytes(MAX_LANE_BYTES), 2**63 - 1, "commit"),
     frames.Refused("overloaded", "full"),
     frames.Begin(1, 2),
     DATA,
     frames.Ack(3),
-    frames.CommitFrame(1, 2, 3, 4, 5, tuple(range(MAX_DRAFT_TOKENS))),
+    frames.CommitFrame(1, 2, 3, MOST, 4, 5, tuple(range(MAX_DRAFT_TOKENS))),
     frames.Committed(1, 2),
     frames.Failed(1, 2, "handoff_failed", "why"),
     frames.Abort(1, 2),
@@ -71,16 +80,17 @@ def change(frame: frames.Frame, **changes: Any) -> bytes:
     return packed
 
 
-SMALL = frames.Data(0, 1, 1, 0, (0, 1), (2,), (5, 6), (7, 8))
+SMALL = frames.Data(0, 1, 1, 0, (0, 1), (2,), (), (5, 6), (7, 8))
 BEGIN = frames.Begin(1, 2)
-COMMIT = frames.CommitFrame(1, 2, 3, 4, 5, ())
+COMMIT = frames.CommitFrame(1, 2, 3, 9, 4, 5, ())
+WELCOME = frames.Welcome(Incarnation("d", 7), "zmq", b"", 1, "off")
 LAYOUT_WIRE = msgpack.unpackb(frames.encode(ALL[0]))["layout"]
 
 
 @pytest.mark.parametrize(
     ("header", "named"),
     [
-        (change(BEGIN, v=2), "version is 2: wanted 1"),
+        (change(BEGIN, v=1), "version is 1: wanted 2"),
         (change(BEGIN, v="gone"), "version is None"),
         (change(BEGIN, v=True), "version is True"),
         (change(BEGIN, k=0), "kind 0"),
@@ -100,9 +110,27 @@ LAYOUT_WIRE = msgpack.unpackb(frames.encode(ALL[0]))["layout"]
         (change(SMALL, ordinals=list(range(MAX_BLOCKS_PER_FRAME + 1))), "Data.ordinals"),
         (change(SMALL, runs=[1]), "Data.runs"),
         (change(SMALL, runs=[2, 0]), "Data.runs"),
-        (change(SMALL, key_sums=[5]), "checksums"),
-        (change(SMALL, value_sums=[5, 6, 7]), "checksums"),
+        (change(SMALL, key_sums=[5]), "2 blocks and 1 key_sums"),
+        (change(SMALL, value_sums=[5, 6, 7]), "2 blocks and 3 value_sums"),
+        (change(SMALL, value_sums=[]), "checksums of keys alone"),
+        (change(SMALL, source_blocks=[3]), "2 blocks and 1 source_blocks"),
+        (change(SMALL, source_blocks=[3, 2**32]), "Data.source_blocks"),
         (change(SMALL, value_sums=[5, 2**64 - 1], layer=2**16), "Data.layer"),
+        (change(COMMIT, digest=-1), "CommitFrame.digest"),
+        (change(ALL[0], offers={}), "Hello.offers"),
+        (change(ALL[0], offers="gone"), "Hello.offers"),
+        (change(ALL[0], offers=[b""]), "Hello.offers"),
+        (change(ALL[0], offers={str(n): b"" for n in range(MAX_LANES + 1)}), "Hello.offers"),
+        (change(ALL[0], offers={"zmq": "text"}), "Hello.offers of a lane"),
+        (change(ALL[0], offers={"zmq": bytes(MAX_LANE_BYTES + 1)}), "Hello.offers of a lane"),
+        (change(ALL[0], offers={b"zmq": b""}), "Hello.offers"),
+        (change(ALL[0], verify="always"), "Hello.verify is 'always'"),
+        (change(ALL[0], verify="gone"), "Hello.verify is None"),
+        (change(WELCOME, verify="auto"), "Welcome.verify is 'auto'"),
+        (change(WELCOME, lane=5), "Welcome.lane"),
+        (change(WELCOME, lane_reply="text"), "Welcome.lane_reply"),
+        (change(WELCOME, lane_reply=bytes(MAX_LANE_BYTES + 1)), "Welcome.lane_reply"),
+        (change(WELCOME, window_bytes=2**63), "Welcome.window_bytes"),
         (change(ALL[0], sender=None), "Hello.sender"),
         (change(ALL[0], sender={"node_id": "x" * 257, "epoch": 1}), "Hello.sender.node_id"),
         (change(ALL[0], sender={"node_id": b"x", "epoch": 1}), "Hello.sender.node_id"),
@@ -124,3 +152,18 @@ def test_a_broken_rule_is_named(header: bytes, named: str) -> None:
     with pytest.raises(PeerProtocolError, match=re.escape(named)) as caught:
         frames.decode(header)
     assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize("field", ["v", "k", "lease_token", "verify"])
+@pytest.mark.parametrize("depth", [900, 1000, 1023, 1024, 5000])
+def test_what_is_nested_too_deeply_to_be_printed(field: str, depth: int) -> None:
+    """One frame of a stranger: printing its value in the error text recursed too deeply."""
+    fields = {"v": b"\x02", "k": b"\x01" if field == "verify" else b"\x04"}
+    fields[field] = b"\x91" * depth + b"\x00"
+    if field == "verify":
+        body = msgpack.unpackb(frames.encode(ALL[0]))
+        fields |= {k: msgpack.packb(v) for k, v in body.items() if k not in ("v", "k", "verify")}
+    header = bytes([0x80 | len(fields)])
+    header += b"".join(msgpack.packb(name) + value for name, value in fields.items())
+    with pytest.raises(PeerProtocolError):
+        frames.decode(header)

@@ -1,53 +1,70 @@
-"""The state tables: every open state can end in every way, and no ended state goes on."""
+"""One table for both sides: every open state can end in every way, no ended state goes on."""
 
 from __future__ import annotations
 
 import pytest
 
 from kv_transfer.core.handshake import (
-    LANDING_TABLE,
+    HANDOFF_TABLE,
     LINK_TABLE,
-    OPEN_LANDING_STATES,
-    TRANSFER_TABLE,
-    LandingState,
-    LandingStep,
+    OPEN_STATES,
+    HandoffState,
+    HandoffStep,
     LinkState,
     LinkStep,
-    TransferState,
-    TransferStep,
     advance,
 )
 
-OPEN_TRANSFER_STATES = [state for state in TransferState if state is not TransferState.ENDED]
+S, E = HandoffState, HandoffStep
+ENDED = {S.COMMITTED, S.ABORTED, S.FAILED, S.EXPIRED}
 
 
-@pytest.mark.parametrize("state", OPEN_TRANSFER_STATES)
-def test_an_open_transfer_can_be_aborted_and_ended(state: TransferState) -> None:
-    assert advance(TRANSFER_TABLE, state, TransferStep.ABORT) is TransferState.ABORTING
-    for step in (TransferStep.FAILED, TransferStep.EXPIRED, TransferStep.PEER_LOST):
-        assert advance(TRANSFER_TABLE, state, step) is TransferState.ENDED
+def sources(step: HandoffStep) -> set[HandoffState]:
+    """The states from which `step` is allowed."""
+    return {state for state, one in HANDOFF_TABLE if one is step}
 
 
-@pytest.mark.parametrize("state", OPEN_LANDING_STATES)
-def test_an_open_landing_can_be_ended(state: LandingState) -> None:
-    assert advance(LANDING_TABLE, state, LandingStep.FAIL) is LandingState.FAILED
-    assert advance(LANDING_TABLE, state, LandingStep.EXPIRE) is LandingState.EXPIRED
-    assert advance(LANDING_TABLE, state, LandingStep.REVOKE) is LandingState.REVOKED
+@pytest.mark.parametrize("state", OPEN_STATES)
+def test_an_open_handoff_can_be_ended_in_every_way(state: HandoffState) -> None:
+    assert advance(HANDOFF_TABLE, state, E.FAIL) is S.FAILED
+    assert advance(HANDOFF_TABLE, state, E.EXPIRE) is S.EXPIRED
+    assert advance(HANDOFF_TABLE, state, E.REVOKE) is S.ABORTED
 
 
-def test_only_a_promised_landing_completes() -> None:
-    completing = [state for state, step in LANDING_TABLE if step is LandingStep.COMPLETE]
-    assert completing == [LandingState.COMMITTING]
-
-
-def test_only_a_promised_or_aborting_transfer_can_be_committed() -> None:
-    committed = {state for state, step in TRANSFER_TABLE if step is TransferStep.COMMITTED}
-    assert committed == {TransferState.COMMITTING, TransferState.ABORTING}
+def test_every_state_is_open_ended_or_quarantined() -> None:
+    assert {*OPEN_STATES, *ENDED, S.QUARANTINED} == set(HandoffState)
+    assert not ENDED & {*OPEN_STATES, S.QUARANTINED}
 
 
 def test_an_end_is_an_end() -> None:
-    assert all(state is not TransferState.ENDED for state, _ in TRANSFER_TABLE)
-    assert all(state in OPEN_LANDING_STATES for state, _ in LANDING_TABLE)
+    assert not [(state, step) for state, step in HANDOFF_TABLE if state in ENDED]
+
+
+def test_a_sender_aborts_by_asking() -> None:
+    """Only the receiver knows whether the commit came first."""
+    asking = (S.TRANSFERRING, S.COMMITTING, S.ABORTING)
+    assert [advance(HANDOFF_TABLE, state, E.ABORT) for state in asking] == [S.ABORTING] * 3
+    assert advance(HANDOFF_TABLE, S.ABORTING, E.CONFIRM) is S.ABORTED
+    assert sources(E.CONFIRM) == {S.ABORTING}
+
+
+def test_only_what_was_promised_completes() -> None:
+    assert sources(E.COMPLETE) == {S.COMMITTING, S.ABORTING}
+
+
+def test_a_commit_needs_a_begin() -> None:
+    assert sources(E.COMMIT) == {S.TRANSFERRING, S.COMMITTING}
+    assert advance(HANDOFF_TABLE, S.RESERVED, E.BEGIN) is S.TRANSFERRING
+    # A sender that reconnects begins again, and what it had promised still holds.
+    assert advance(HANDOFF_TABLE, S.COMMITTING, E.BEGIN) is S.COMMITTING
+
+
+def test_quarantine_is_left_by_release_alone() -> None:
+    """Not by a deadline: `EXPIRE` is not allowed there."""
+    assert {step for state, step in HANDOFF_TABLE if state is S.QUARANTINED} == {E.RELEASE}
+    assert sources(E.RELEASE) == {S.QUARANTINED}
+    # What nobody began cannot have been written.
+    assert sources(E.QUARANTINE) == {S.TRANSFERRING, S.COMMITTING}
 
 
 def test_a_link_is_opened_again_only_after_it_broke() -> None:

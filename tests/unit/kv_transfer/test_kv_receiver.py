@@ -6,9 +6,9 @@ import dataclasses
 
 from common.ids import AttemptId, Incarnation
 from common.kv_layout import KVLayout
-from kv_transfer.connector import Landed, LandingFailed, Ticket
+from kv_transfer.connector import Landed, LandingFailed, Released, Ticket
 from kv_transfer.core import frames
-from kv_transfer.core.effects import Emit, ReceiverEffect, Reply, Write
+from kv_transfer.core.effects import Emit, OpenLane, ReceiverEffect, Reply, Write
 from kv_transfer.core.limits import MAX_REMEMBERED_EPOCHS, MAX_REMEMBERED_OUTCOMES, Limits
 from kv_transfer.core.receiver import Receiver
 
@@ -18,8 +18,9 @@ LAYOUT = KVLayout(
 P = LAYOUT.piece_bytes
 LIMITS = Limits(max_frame_bytes=4 * P, max_sessions=3)
 SENDER, ME = Incarnation("p", 5), Incarnation("d", 1)
+WELCOME = frames.Welcome(ME, "zmq", b"", LIMITS.window_bytes, "block")
 BEGIN = frames.Begin(1, 3)
-COMMIT = frames.CommitFrame(1, 3, 2, 8, 7, ())
+COMMIT = frames.CommitFrame(1, 3, 2, 0, 8, 7, ())
 
 
 def ticket(token: int = 1, blocks: tuple[int, ...] = (0, 1)) -> Ticket:
@@ -44,20 +45,26 @@ def receiver(*tickets: Ticket, sender_deadline_s: float = 10.0) -> Receiver:
     return machine
 
 
-def hello(machine: Receiver, session: bytes, sender: Incarnation = SENDER) -> frames.Frame:
-    (effect,) = machine.on_frame(session, frames.Hello(sender, ME, LAYOUT), [], 0.0)
+def hello(
+    machine: Receiver, session: bytes, sender: Incarnation = SENDER, now_s: float = 0.0
+) -> frames.Frame:
+    """The answer to a HELLO that offers the inline lane."""
+    greeting = frames.Hello(sender, ME, LAYOUT, {"zmq": b""}, "auto")
+    (effect,) = machine.on_frame(session, greeting, [], now_s)
+    if isinstance(effect, OpenLane):
+        (effect,) = machine.on_lane(session, "zmq", b"")
     assert isinstance(effect, Reply)
     return effect.frame
 
 
 def data(seq: int, ordinal: int) -> frames.Data:
-    return frames.Data(seq, 1, 3, 0, (ordinal,), (1,), (0,), (0,))
+    return frames.Data(seq, 1, 3, 0, (ordinal,), (1,), (), (0,), (0,))
 
 
 def land(machine: Receiver, session: bytes, seq: int, ordinal: int) -> list[ReceiverEffect]:
     effects = machine.on_frame(session, data(seq, ordinal), [P, P], 0.0)
     writes = [effect for effect in effects if isinstance(effect, Write)]
-    return [effect for write in writes for effect in machine.on_written(write)]
+    return [effect for write in writes for effect in machine.on_written(write, [])]
 
 
 def events(effects: list[ReceiverEffect]) -> list[object]:
@@ -71,36 +78,38 @@ def replies(effects: list[ReceiverEffect]) -> list[frames.Frame]:
 def test_sessions_are_bounded_and_the_refusal_says_so() -> None:
     machine = receiver()
     for name in (b"a", b"b", b"c"):
-        assert hello(machine, name) == frames.Welcome(ME)
+        assert hello(machine, name) == WELCOME
     refused = hello(machine, b"d")
     assert isinstance(refused, frames.Refused)
     assert refused.code == "overloaded"
     machine.on_tick(2.0)
     assert machine.num_sessions == 0
-    assert hello(machine, b"d") == frames.Welcome(ME)
+    assert hello(machine, b"d") == WELCOME
 
 
 def test_hello_again_is_the_same_session_and_another_sender_is_not() -> None:
     machine = receiver(ticket())
-    assert hello(machine, b"a") == frames.Welcome(ME)
+    assert hello(machine, b"a") == WELCOME
     machine.on_frame(b"a", BEGIN, [], 0.0)
-    assert hello(machine, b"a") == frames.Welcome(ME)
+    assert hello(machine, b"a") == WELCOME
     assert machine.num_sessions == 1
-    effects = machine.on_frame(b"a", frames.Hello(Incarnation("q", 1), ME, LAYOUT), [], 0.0)
-    assert len(events(effects)) == 1
+    stranger = frames.Hello(Incarnation("q", 1), ME, LAYOUT, {"zmq": b""}, "auto")
+    failed, released = events(machine.on_frame(b"a", stranger, [], 0.0))
+    assert isinstance(failed, LandingFailed)
+    assert released == Released(1)
     assert machine.num_sessions == 0
 
 
 def test_epochs_are_remembered_within_bounds() -> None:
     machine = receiver()
-    machine.on_frame(b"a", frames.Hello(SENDER, ME, LAYOUT), [], 0.0)
+    hello(machine, b"a")
     machine.on_malformed(b"a", frames.UnknownVersion("bye"))
     older = dataclasses.replace(SENDER, epoch=4)
     assert isinstance(hello(machine, b"a", older), frames.Refused)
     for number in range(MAX_REMEMBERED_EPOCHS):
         hello(machine, b"b", Incarnation(f"other{number}", 1))
         machine.on_malformed(b"b", frames.UnknownVersion("bye"))
-    assert hello(machine, b"a", older) == frames.Welcome(ME)
+    assert hello(machine, b"a", older) == WELCOME
 
 
 def test_outcomes_are_remembered_within_bounds() -> None:
@@ -161,7 +170,9 @@ def test_a_revoked_landing_takes_no_write_that_was_checked_before() -> None:
     (write,) = machine.on_frame(b"a", data(0, 0), [P, P], 0.0)
     assert isinstance(write, Write)
     assert machine.may_write(write)
-    assert [type(frame) for frame in replies(machine.on_revoke(1))] == [frames.Failed]
+    revoked = machine.on_revoke(1)
+    assert [type(frame) for frame in replies(revoked)] == [frames.Failed]
+    assert events(revoked) == [Released(1)]
     assert not machine.may_write(write)
     assert machine.on_corrupt(write, "late") == []
     machine.on_expect(dataclasses.replace(ticket(2)), 10.0, 0.0)
@@ -175,9 +186,10 @@ def test_a_ping_renews_only_what_it_names() -> None:
     for token in (1, 2):
         machine.on_frame(b"a", frames.Begin(token, 3), [], 0.0)
     machine.on_frame(b"a", frames.Ping((1, 77)), [], 1.0)
-    (failed,) = events(machine.on_tick(1.5))
+    failed, released = events(machine.on_tick(1.5))
     assert isinstance(failed, LandingFailed)
     assert failed.lease_token == 2
+    assert released == Released(2)
     assert machine.next_deadline_s() == 2.5
 
 
@@ -203,7 +215,7 @@ def test_a_stranger_cannot_renew_or_abort_a_landing() -> None:
     machine.on_frame(b"b", frames.Ping((1,)), [], 1.0)
     assert replies(machine.on_frame(b"b", frames.Abort(1, 3), [], 1.0)) == [frames.Aborted(1, 3)]
     assert machine.num_landings == 1
-    assert len(events(machine.on_tick(1.5))) == 1
+    assert [type(event) for event in events(machine.on_tick(1.5))] == [LandingFailed, Released]
 
 
 def test_a_silent_session_fails_what_it_was_writing() -> None:
@@ -211,9 +223,10 @@ def test_a_silent_session_fails_what_it_was_writing() -> None:
     hello(machine, b"a")
     machine.on_frame(b"a", BEGIN, [], 0.0)
     assert events(machine.on_tick(1.99)) == []
-    (failed,) = events(machine.on_tick(2.0))
+    failed, released = events(machine.on_tick(2.0))
     assert isinstance(failed, LandingFailed)
     assert failed.lease_token == 1
+    assert released == Released(1)
     assert (machine.num_sessions, machine.num_landings) == (0, 1)
 
 
@@ -221,7 +234,7 @@ def test_a_sender_that_came_back_on_another_session_is_not_silent() -> None:
     machine = receiver(ticket(), sender_deadline_s=100.0)
     hello(machine, b"a")
     machine.on_frame(b"a", BEGIN, [], 0.0)
-    machine.on_frame(b"b", frames.Hello(SENDER, ME, LAYOUT), [], 1.0)
+    hello(machine, b"b", now_s=1.0)
     machine.on_frame(b"b", BEGIN, [], 1.0)
     assert events(machine.on_tick(2.0)) == []
     assert (machine.num_sessions, machine.num_landings) == (1, 1)

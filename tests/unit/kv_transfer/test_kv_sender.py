@@ -14,9 +14,11 @@ from kv_transfer.core.effects import (
     Disconnect,
     Emit,
     Peer,
+    SayHello,
     SendChunk,
     SenderEffect,
     SendToPeer,
+    TakeLane,
 )
 from kv_transfer.core.limits import MAX_TRANSFERS_PER_LINK, Limits
 from kv_transfer.core.sender import Sender
@@ -29,6 +31,8 @@ PAIR_BYTES = 2 * LAYOUT.piece_bytes
 LIMITS = Limits(window_bytes=4 * PAIR_BYTES, max_frame_bytes=PAIR_BYTES, idle_s=10.0)
 ME, DECODE = Incarnation("p", 1), Incarnation("d", 1)
 PEER = Peer("there", DECODE)
+WELCOME = frames.Welcome(DECODE, "zmq", b"", LIMITS.window_bytes, "block")
+TAKE_LANE = TakeLane(PEER, "zmq", b"")
 
 
 def ticket(token: int = 1, num_blocks: int = 2) -> Ticket:
@@ -50,8 +54,14 @@ def ready(*tickets: Ticket, limits: Limits = LIMITS) -> Sender:
     sender = Sender(ME, LAYOUT, limits)
     for one in tickets:
         sender.on_open(one, 100.0, 0.0)
-    sender.on_frame(PEER, frames.Welcome(DECODE), 0.0)
+    welcome(sender)
     return sender
+
+
+def welcome(sender: Sender, now_s: float = 0.0) -> list[SenderEffect]:
+    """HELLO leaves and is answered."""
+    sender.hello(PEER, {"zmq": b""}, "auto")
+    return sender.on_frame(PEER, WELCOME, now_s)
 
 
 def push(sender: Sender, token: int, layer: int) -> list[SenderEffect]:
@@ -77,10 +87,11 @@ def ends(effects: list[SenderEffect]) -> list[object]:
 
 def test_open_says_hello_and_nothing_more_until_welcomed() -> None:
     sender = Sender(ME, LAYOUT, LIMITS)
-    hello = SendToPeer(PEER, frames.Hello(ME, DECODE, LAYOUT))
-    assert sender.on_open(ticket(), 5.0, 0.0) == [Connect(PEER), hello]
+    assert sender.on_open(ticket(), 5.0, 0.0) == [Connect(PEER), SayHello(PEER)]
+    hello = frames.Hello(ME, DECODE, LAYOUT, {"zmq": b"x"}, "commit")
+    assert sender.hello(PEER, {"zmq": b"x"}, "commit") == hello
     assert push(sender, 1, 0) == []
-    effects = sender.on_frame(PEER, frames.Welcome(DECODE), 0.1)
+    effects = welcome(sender, 0.1)
     assert sent(effects) == [frames.Begin(1, 3)]
     assert chunks(effects) == [(0, 1, 0), (1, 1, 0)]
 
@@ -101,15 +112,28 @@ def test_the_window_fills_stops_and_opens_by_what_was_acknowledged() -> None:
     assert sender.in_flight_bytes == {PEER: PAIR_BYTES}
 
 
-def test_the_commit_leaves_behind_the_last_chunk() -> None:
+def test_the_commit_leaves_when_the_last_chunk_was_acknowledged() -> None:
+    """Completion before commit: a source block that is reused early can never be landed."""
     sender = ready(ticket())
     for layer in range(4):
         push(sender, 1, layer)
     assert sent(sender.on_commit(1, Commit(num_tokens=8, first_token_id=7))) == []
-    assert sent(sender.on_frame(PEER, frames.Ack(3), 0.1)) == []
-    effects = sender.on_frame(PEER, frames.Ack(4), 0.1)
-    assert isinstance(effects[0], SendChunk)
-    assert sent(effects) == [frames.CommitFrame(1, 3, 8, 8, 7, ())]
+    for consumed in range(1, 8):
+        assert sent(sender.on_frame(PEER, frames.Ack(consumed), 0.1)) == []
+    effects = sender.on_frame(PEER, frames.Ack(8), 0.1)
+    assert effects == [SendToPeer(PEER, frames.CommitFrame(1, 3, 8, 0, 8, 7, ()))]
+
+
+def test_a_commit_waits_for_its_own_chunks_only() -> None:
+    sender = ready(ticket(1), ticket(2))
+    push(sender, 1, 0)
+    push(sender, 2, 0)
+    sender.on_commit(1, Commit(num_tokens=8, first_token_id=7))
+    sender.on_commit(2, Commit(num_tokens=8, first_token_id=7))
+    assert sent(sender.on_frame(PEER, frames.Ack(1), 0.1)) == []
+    (commit,) = sent(sender.on_frame(PEER, frames.Ack(2), 0.1))
+    assert isinstance(commit, frames.CommitFrame)
+    assert commit.lease_token == 1
 
 
 def test_transfers_take_turns() -> None:
@@ -201,11 +225,12 @@ def test_a_broken_link_starts_again_with_what_was_not_acknowledged() -> None:
     assert sender.on_link_lost(PEER, 1.0) == [Disconnect(PEER)]
     assert sender.in_flight_bytes == {PEER: 0}
     assert sender.on_tick(1.04) == []
-    hello = frames.Hello(ME, DECODE, LAYOUT)
-    assert sender.on_tick(1.05) == [Connect(PEER), SendToPeer(PEER, hello)]
-    effects = sender.on_frame(PEER, frames.Welcome(DECODE), 1.1)
+    assert sender.on_tick(1.05) == [Connect(PEER), SayHello(PEER)]
+    effects = welcome(sender, 1.1)
     assert chunks(effects) == [(0, 1, 0), (1, 1, 1), (2, 1, 1)]
-    assert sent(effects) == [frames.Begin(1, 3), frames.CommitFrame(1, 3, 4, 8, 7, ())]
+    assert sent(effects) == [frames.Begin(1, 3)]
+    effects = sender.on_frame(PEER, frames.Ack(3), 1.2)
+    assert sent(effects) == [frames.CommitFrame(1, 3, 4, 0, 8, 7, ())]
 
 
 def test_a_receiver_that_forgot_the_session_is_greeted_again() -> None:
@@ -219,9 +244,9 @@ def test_hello_is_repeated_until_answered_and_two_answers_are_one() -> None:
     sender = Sender(ME, LAYOUT, LIMITS)
     sender.on_open(ticket(), 5.0, 0.0)
     assert sender.next_deadline_s() == LIMITS.ping_interval_s
-    assert sent(sender.on_tick(0.5)) == [frames.Hello(ME, DECODE, LAYOUT)]
-    assert sent(sender.on_frame(PEER, frames.Welcome(DECODE), 0.6)) == [frames.Begin(1, 3)]
-    assert sender.on_frame(PEER, frames.Welcome(DECODE), 0.6) == []
+    assert sender.on_tick(0.5) == [SayHello(PEER)]
+    assert sent(welcome(sender, 0.6)) == [frames.Begin(1, 3)]
+    assert welcome(sender, 0.6) == []
 
 
 def test_reconnecting_in_vain_is_silence() -> None:
@@ -240,8 +265,8 @@ def test_an_abort_while_disconnected_is_told_after_the_reconnect() -> None:
     sender.on_link_lost(PEER, 1.0)
     assert sender.on_abort(1) == []
     sender.on_tick(1.05)
-    effects = sender.on_frame(PEER, frames.Welcome(DECODE), 1.1)
-    assert effects == [SendToPeer(PEER, frames.Abort(1, 3))]
+    effects = welcome(sender, 1.1)
+    assert effects == [TAKE_LANE, SendToPeer(PEER, frames.Abort(1, 3), is_behind_writes=True)]
     (ended,) = ends(sender.on_frame(PEER, frames.Aborted(1, 3), 1.2))
     assert isinstance(ended, TransferEnded)
     assert isinstance(ended.error, HandoffFailed)

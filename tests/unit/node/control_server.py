@@ -8,6 +8,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from common.clock import ManualClock
 from common.ids import Incarnation
 from common.nodes import NodeLoad, Role
 from common.request import GenerationRequest, RequestOutput
@@ -32,6 +33,7 @@ from tests.unit.engine_core.build import make_request
 
 END: Any = grpc.aio.EOF  # type: ignore[attr-defined]
 ME, ROUTER = Incarnation("node", 3), Incarnation("router", 1)
+RECEIVED_AT_S = 12.5
 REQUEST = make_request(5, name="a", deadline_s=60.0)
 TICKET = Ticket(
     attempt=REQUEST.id,
@@ -45,8 +47,8 @@ TICKET = Ticket(
     lease_s=30.0,
 )
 STATUS = NodeStatus(
-    num_blocks=15,
-    blocks=BlockCounts(free=1, cached=2, running=3, reserved=4, receiving=5),
+    num_blocks=21,
+    blocks=BlockCounts(free=1, cached=2, running=3, reserved=4, receiving=5, quarantined=6),
     load=NodeLoad(
         free_blocks=3,
         free_seats=1,
@@ -110,6 +112,7 @@ class Service:
             inbox=self.inbox,
             replies=self.replies,
             streams=self.streams,
+            clock=ManualClock(RECEIVED_AT_S),
         )
         pb_grpc.add_NodeServicer_to_server(self.service, self.server)  # type: ignore[no-untyped-call]
         port = self.server.add_insecure_port("127.0.0.1:0")

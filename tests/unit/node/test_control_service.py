@@ -33,6 +33,7 @@ from protos import pdserve_node_pb2 as pb
 from tests.unit.node.control_server import (
     END,
     GOOD,
+    RECEIVED_AT_S,
     REQUEST,
     ROUTER,
     STATUS,
@@ -114,6 +115,7 @@ async def test_a_reservation_comes_back_as_its_ticket(start: Start) -> None:
         request=REQUEST,
         router=ROUTER,
         reply_to=submit.reply_to,
+        received_at_s=RECEIVED_AT_S,
         must_prefill_locally=True,
         may_wait=True,
     )
@@ -295,14 +297,9 @@ async def test_the_status_is_the_nodes_books(start: Start) -> None:
     reply = await service.stub.Status(pb.StatusRequest(envelope=GOOD))
     assert (reply.node_id, reply.epoch, reply.role) == ("node", 3, "mixed")
     blocks = reply.blocks
-    assert [blocks.free, blocks.cached, blocks.running, blocks.reserved, blocks.receiving] == [
-        1,
-        2,
-        3,
-        4,
-        5,
-    ]
-    assert reply.num_blocks == 15
+    assert (blocks.free, blocks.cached, blocks.running) == (1, 2, 3)
+    assert (blocks.reserved, blocks.receiving, blocks.quarantined) == (4, 5, 6)
+    assert reply.num_blocks == 21
     assert (reply.num_running, reply.num_waiting) == (6, 7)
     assert (reply.num_transfers, reply.num_steps, reply.num_preemptions) == (9, 10, 11)
     assert (reply.num_recomputed_tokens, reply.new_token_ratio) == (12, 0.25)

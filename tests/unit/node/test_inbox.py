@@ -17,7 +17,7 @@ ROUTER = Incarnation("r", 1)
 
 
 def submit(reply_to: int = 1) -> Submit:
-    return Submit(request=make_request(3), router=ROUTER, reply_to=reply_to)
+    return Submit(request=make_request(3), router=ROUTER, reply_to=reply_to, received_at_s=0.0)
 
 
 ALWAYS_LET_IN: list[Message] = [

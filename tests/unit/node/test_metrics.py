@@ -9,16 +9,16 @@ from collections.abc import Sequence
 
 import httpx
 import pytest
-from prometheus_client import generate_latest
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from common.errors import ConfigError
 from common.nodes import Role
 from engine.core.block_pool import BlockCounts
-from engine.core.plan import DrawnTokens, ScheduledSequence
+from engine.core.plan import DrawnTokens, OnLayer, ScheduledSequence
 from engine.core.statistics import SchedulerStatistics
 from node.messages import NodeStatistics
-from node.metrics import node_registry
+from node.metrics import NodeCollector
 from tests.fakes.hash_runner import expected_tokens
 from tests.unit.engine_core.build import make_request
 from tests.unit.node.running_node import WAIT_S, node_config, running_node
@@ -27,7 +27,7 @@ STATISTICS = NodeStatistics(
     num_transfers=40,
     scheduler=SchedulerStatistics(
         method="suffix",
-        blocks=BlockCounts(free=1, cached=2, running=3, reserved=4, receiving=5),
+        blocks=BlockCounts(free=1, cached=2, running=3, reserved=4, receiving=5, quarantined=24),
         num_host_blocks_used=6,
         num_growth_blocks=7,
         new_token_ratio=0.75,
@@ -56,6 +56,7 @@ SHOWN = {
     'pdserve_kv_blocks{state="running"}': 3,
     'pdserve_kv_blocks{state="reserved"}': 4,
     'pdserve_kv_blocks{state="receiving"}': 5,
+    'pdserve_kv_blocks{state="quarantined"}': 24,
     "pdserve_swapped_blocks": 6,
     "pdserve_swapped_out_blocks_total": 18,
     "pdserve_growth_blocks_reserved": 7,
@@ -100,10 +101,9 @@ async def scraped(address: str, path: str = "/metrics") -> httpx.Response:
 
 
 def test_every_statistic_has_its_sample() -> None:
-    assert (
-        samples(generate_latest(node_registry(lambda: STATISTICS, {"overloaded": 24})).decode())
-        == SHOWN
-    )
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(NodeCollector(lambda: STATISTICS, {"overloaded": 24}))
+    assert samples(generate_latest(registry).decode()) == SHOWN
 
 
 async def test_a_node_is_scraped_over_http() -> None:
@@ -143,10 +143,12 @@ async def test_a_step_that_takes_long_keeps_nobody_from_reading_metrics() -> Non
         arrived, let_go = threading.Event(), threading.Event()
         execute = node.runner.execute
 
-        def execute_late(batch: Sequence[ScheduledSequence]) -> list[DrawnTokens | None]:
+        def execute_late(
+            batch: Sequence[ScheduledSequence], on_layer: OnLayer | None = None
+        ) -> list[DrawnTokens | None]:
             arrived.set()
             assert let_go.wait(WAIT_S)
-            return execute(batch)
+            return execute(batch, on_layer)
 
         node.runner.execute = execute_late  # type: ignore[method-assign]
         answering = asyncio.create_task(node.answer(make_request(5, max_tokens=2)))

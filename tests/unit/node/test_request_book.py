@@ -15,7 +15,7 @@ R1, R2 = Incarnation("r", 1), Incarnation("r", 2)
 
 def held(name: str, *, router: Incarnation = R1, until_s: float = 10.0, number: int = 1) -> Held:
     request = make_request(3, name=name)
-    return Held(request.id, router, Sequence(number, request), until_s)
+    return Held(request.id, router, Sequence(number, request), until_s, 0.0)
 
 
 def test_an_attempt_is_found_by_every_name_it_has() -> None:

@@ -104,6 +104,8 @@ def test_outputs_survive_the_wire(ids: list[int], first: int, is_started: bool) 
         num_cached_tokens=64,
         num_drafted=first // 2,
         num_accepted=first // 3,
+        queue_s=1.25,
+        compute_s=0.000_003,
         is_started=is_started,
         finish_reason=FinishReason.LENGTH,
     )

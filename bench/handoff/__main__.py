@@ -1,0 +1,116 @@
+"""How much of a handoff hides behind the prefill: `python -m bench.handoff --json`.
+
+A prefill node's process (its step loop, scheduler, flow and connector, without gRPC) computes
+prompts of 2,048 tokens in chunks of 512 and hands them to a decode node's process (its connector
+and pool), one at a time, for each transport (zmq, shm) with two layouts:
+
+    demo           the demo model, computed by the real engine
+    synthetic_8b   36 layers, 8 KV heads of 128, bfloat16 (302 MB a prompt); the compute sleeps,
+                   layer by layer, at --tokens-per-s
+
+The default pace, 4,000 tokens a second, is what 24 GB inference GPUs of some 120 dense bfloat16
+TFLOPS reach with an 8B model: 2 x 8e9 operations a token at half of the peak. A prompt takes 0.5 s
+then, and its KV needs 590 MB/s of the wire.
+
+    hidden_share           bytes that the receiver had acknowledged when the prefill ended, by all
+    exposed_ms_p50, _p99   from the end of the prefill (the sender's `commit`) to COMMITTED
+    exposed_over_ttft      all exposed time by all time to first token (prompt in to token 0 out)
+    cpu_s_per_gb_sender    CPU seconds spent on the transfer per 1e9 bytes. demo: connector and
+                           socket threads, and the step thread inside the connector's methods;
+                           synthetic_8b: the whole process, since its compute sleeps
+    cpu_s_per_gb_receiver  the same of the decode node's process, all of it
+
+The figures of each layout stand under zmq.demo, zmq.synthetic_8b and so on; those directly under a
+transport are the worse of the two. Both processes share this machine's cores with the compute.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+
+from bench.handoff.decode_end import DecodeEnd
+from bench.handoff.figures import Handoff, figures, worst_of
+from bench.handoff.prefill_end import CHUNK_TOKENS, PROMPT_TOKENS, Case, Prefilled, PrefillEnd
+from bench.handoff.processes import Remote
+
+TRANSPORTS = ("zmq", "shm")
+LAYOUTS = ("demo", "synthetic_8b")
+_NUM_WARM_UPS = 2
+
+
+def measure(case: Case, num_handoffs: int) -> list[Handoff]:
+    """Prompts one after another, of which the first few are not counted."""
+    prefill = Remote(PrefillEnd, case)
+    decode = Remote(DecodeEnd, case, prefill.call("layout"))
+    handoffs = []
+    try:
+        for number in range(_NUM_WARM_UPS + num_handoffs):
+            done: Prefilled = prefill.call("prefill", decode.call("reserve", number), number)
+            handoffs.append(_handoff(case, done, decode.call("wait_landed")))
+    finally:
+        prefill.close()
+        decode.close()
+    return handoffs[_NUM_WARM_UPS:]
+
+
+def _handoff(case: Case, done: Prefilled, receiver_cpu_s: float) -> Handoff:
+    if done.timing.lane != case.transport:
+        raise RuntimeError(f"KV went over {done.timing.lane}, wanted {case.transport}")
+    return Handoff(
+        num_bytes=done.timing.num_bytes,
+        hidden_bytes=done.timing.bytes_hidden,
+        exposed_s=done.timing.exposed_s,
+        ttft_s=done.ttft_s,
+        sender_cpu_s=done.cpu_s,
+        receiver_cpu_s=receiver_cpu_s,
+    )
+
+
+def run(options: argparse.Namespace) -> dict[str, object]:
+    """Everything that was asked for."""
+    result: dict[str, object] = {}
+    for transport in options.transport or TRANSPORTS:
+        layouts = {}
+        for layout in options.layout or LAYOUTS:
+            print(f"{transport}: {layout}", file=sys.stderr)
+            case = Case(
+                layout=layout,
+                transport=transport,
+                tokens_per_s=options.tokens_per_s,
+                kv_verify=options.kv_verify,
+            )
+            layouts[layout] = figures(measure(case, options.handoffs))
+        result[transport] = {**worst_of(layouts), **layouts}
+    result["settings"] = {
+        "prompt_tokens": PROMPT_TOKENS,
+        "chunk_tokens": CHUNK_TOKENS,
+        "synthetic_tokens_per_s": options.tokens_per_s,
+        "kv_verify": options.kv_verify,
+    }
+    return result
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Parse, measure, print one JSON line last."""
+    parser = argparse.ArgumentParser(prog="python -m bench.handoff", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--json", action="store_true", help="one JSON line and no indentation")
+    parser.add_argument("--transport", action="append", choices=TRANSPORTS, help="default: both")
+    parser.add_argument("--layout", action="append", choices=LAYOUTS, help="default: both")
+    parser.add_argument("--handoffs", type=int, default=16, help="counted prompts of each case")
+    parser.add_argument(
+        "--tokens-per-s", type=float, default=4000.0, help="pace of the synthetic compute"
+    )
+    parser.add_argument("--kv-verify", default="auto", help="auto, off, commit or block")
+    options = parser.parse_args(arguments)
+    if options.handoffs < 1 or options.tokens_per_s <= 0:
+        parser.error("wanted at least 1 handoff and a pace above 0")
+    print(json.dumps(run(options), indent=None if options.json else 2))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,54 @@
+"""The decode node's process: its connector and a pool, where prompts land."""
+
+from __future__ import annotations
+
+import queue
+from types import SimpleNamespace
+from typing import cast
+
+import numpy as np
+
+from bench.handoff.cpu_time import process_cpu_s
+from bench.handoff.prefill_end import DEADLINE_S, PROMPT_TOKENS, Case, ticket_for
+from common.blocks import blocks_for
+from common.ids import Incarnation
+from common.kv_layout import KVLayout
+from common.nodes import Role
+from kv_transfer.connector import KVEvent, Landed, Ticket
+from node.engine_node import LoadedModel
+from pdserve.kv_plane import KVPlane
+
+
+class DecodeEnd:
+    """Gives tickets out and waits for what they are for."""
+
+    def __init__(self, case: Case, layout: KVLayout) -> None:
+        self._layout = layout
+        num_blocks = blocks_for(PROMPT_TOKENS, layout.block_size)
+        shape = (layout.num_layers, 2, num_blocks, layout.piece_bytes)
+        self._pool = np.zeros(shape, np.uint8)
+        self._pool[:] = 1  # so that no page is fetched while it is measured
+        self._me = Incarnation("decode", 1)
+        self._events: queue.SimpleQueue[KVEvent] = queue.SimpleQueue()
+        model = cast(LoadedModel, SimpleNamespace(kv_bytes=self._pool, layout=layout))
+        self._connector = KVPlane(case.config(Role.DECODE)).connect(
+            model, self._me, self._events.put
+        )
+        self._cpu_before_s = 0.0
+
+    def reserve(self, number: int) -> Ticket:
+        """A ticket for prompt `number`; its landing is open."""
+        self._cpu_before_s = process_cpu_s()
+        ticket = ticket_for(number, self._layout, self._me, self._connector.endpoint)
+        self._connector.expect(ticket, sender_deadline_s=DEADLINE_S)
+        return ticket
+
+    def wait_landed(self) -> float:
+        """CPU seconds of this process since `reserve`; returns when the prompt has landed."""
+        event = self._events.get(timeout=DEADLINE_S)
+        if not isinstance(event, Landed):
+            raise RuntimeError(f"the landing failed: {event}")
+        return process_cpu_s() - self._cpu_before_s
+
+    def close(self) -> None:
+        self._connector.close()

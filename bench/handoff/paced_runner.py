@@ -1,0 +1,89 @@
+"""A runner that takes the time of a large model and computes nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from common.kv_layout import KVLayout
+from engine.core.plan import (
+    DrawnTokens,
+    OnLayer,
+    SampledToken,
+    ScheduledSequence,
+    StepCosts,
+)
+
+HostMemory = Callable[[int, bool], npt.NDArray[np.uint8] | None]
+
+LAYOUT_8B = KVLayout(
+    model_digest="synthetic-8b",
+    num_layers=36,
+    num_kv_heads=8,
+    head_dim=128,
+    block_size=64,
+    dtype="bfloat16",
+)
+
+
+class PacedRunner:
+    """`node.engine_node.LoadedModel` with the KV layout of an 8B model.
+
+    A step of `n` tokens lasts `n / tokens_per_s`; layer `l` is done after its share of it, as on a
+    device that computes by itself: time that the caller spends in `on_layer` is not added to it.
+    The pool's bytes are random and stay as they are.
+    """
+
+    layout = LAYOUT_8B
+    vocab_size = 32_000
+    eos_token_ids = frozenset[int]()
+    num_host_blocks = 0
+    step_costs = StepCosts((1, 2), (1.0, 2.0))
+
+    def __init__(self, *, tokens_per_s: float, num_blocks: int, host_memory: HostMemory) -> None:
+        self.num_blocks = num_blocks
+        self.max_model_len = num_blocks * self.layout.block_size
+        self._tokens_per_s = tokens_per_s
+        size = num_blocks * self.layout.block_bytes
+        memory = host_memory(size, True)
+        self._pool = np.empty(size, np.uint8) if memory is None else memory
+        self._pool.view(np.int64)[:] = np.random.default_rng(1).integers(
+            0, 1 << 63, size // 8, dtype=np.int64
+        )
+
+    @property
+    def kv_bytes(self) -> npt.NDArray[np.uint8]:
+        """`[num_layers, 2, num_blocks, piece_bytes]`."""
+        shape = (self.layout.num_layers, 2, self.num_blocks, self.layout.piece_bytes)
+        return self._pool.reshape(shape)
+
+    def execute(
+        self, batch: Sequence[ScheduledSequence], on_layer: OnLayer | None = None
+    ) -> list[DrawnTokens | None]:
+        """Wait for each layer, then say that it is done."""
+        num_tokens = sum(len(entry.token_ids) for entry in batch)
+        layer_s = num_tokens / self._tokens_per_s / self.layout.num_layers
+        began_at_s = time.monotonic()
+        for layer in range(self.layout.num_layers):
+            time.sleep(max(began_at_s + (layer + 1) * layer_s - time.monotonic(), 0.0))
+            if on_layer is not None:
+                on_layer(layer)
+        return [None if e.sample is None else DrawnTokens((SampledToken(1),)) for e in batch]
+
+    def warm_up(self) -> None:
+        """Nothing is compiled."""
+
+    def stage_out(self, block_ids: Sequence[int]) -> None:
+        """The pool is host memory."""
+
+    def stage_in(self, block_ids: Sequence[int]) -> None:
+        """The pool is host memory."""
+
+    def swap_out(self, block_ids: Sequence[int], host_block_ids: Sequence[int]) -> None:
+        raise NotImplementedError("there is no host pool")
+
+    def swap_in(self, host_block_ids: Sequence[int], block_ids: Sequence[int]) -> None:
+        raise NotImplementedError("there is no host pool")

@@ -1,0 +1,228 @@
+"""The prefill node's process: its real step loop, flow and connector, without its gRPC server."""
+
+from __future__ import annotations
+
+import queue
+import time
+from dataclasses import dataclass
+from typing import Any, cast
+
+from bench.handoff.cpu_time import process_cpu_s, transfer_threads_cpu_s
+from bench.handoff.paced_runner import LAYOUT_8B, PacedRunner
+from common.blocks import blocks_for
+from common.clock import MonotonicClock
+from common.config import Config, EngineConfig, HandoffConfig, ModelConfig
+from common.ids import AttemptId, Incarnation
+from common.kv_layout import KVLayout
+from common.nodes import Role
+from common.request import GenerationRequest, RequestOutput, SamplingParams
+from kv_transfer.connector import Commit, KVEvent, Ticket, TransferEnded
+from kv_transfer.transfer_metrics import TransferTiming
+from node.control_service import Replies
+from node.engine_node import LoadedModel, NodeConnector, Performer
+from node.inbox import Inbox
+from node.make_scheduler import make_scheduler
+from node.messages import Answer, Refused, Submit
+from node.output_streams import OutputStreams
+from node.step_thread import StepThread
+from pdserve.checkpoints.resolve import resolve_checkpoint
+from pdserve.kv_plane import KVPlane
+from prefill_node.node import prefill_flow_maker
+
+PROMPT_TOKENS = 2048
+CHUNK_TOKENS = 512
+DEADLINE_S = 120.0
+_ROUTER = Incarnation("bench", 1)
+_SPARE_BLOCKS = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """What is measured: `layout` demo or synthetic_8b, `transport` as in `--kv-transport`."""
+
+    layout: str
+    transport: str
+    tokens_per_s: float
+    kv_verify: str = "auto"
+
+    def config(self, role: Role) -> Config:
+        """A node's configuration, with one prompt at a time in chunks of `CHUNK_TOKENS`."""
+        return Config(
+            role=role,
+            model=ModelConfig(model="demo"),
+            engine=EngineConfig(
+                max_num_batched_tokens=CHUNK_TOKENS, kv_cache_memory=256 << 20, max_num_seqs=8
+            ),
+            handoff=HandoffConfig(kv_transport=self.transport, kv_verify=self.kv_verify),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prefilled:
+    """One prompt that was computed and handed off. `cpu_s` is spent on the transfer."""
+
+    timing: TransferTiming
+    ttft_s: float
+    cpu_s: float
+
+
+class _TimedConnector:
+    """The connector as the step thread uses it, with the CPU time that it spends there."""
+
+    def __init__(self, connector: NodeConnector) -> None:
+        self._connector = connector
+        self.cpu_s = 0.0
+
+    def open(self, ticket: Ticket, *, deadline_s: float) -> None:
+        began_s = time.thread_time()
+        self._connector.open(ticket, deadline_s=deadline_s)
+        self.cpu_s += time.thread_time() - began_s
+
+    def push(self, lease_token: int, **what: Any) -> None:
+        began_s = time.thread_time()
+        self._connector.push(lease_token, **what)
+        self.cpu_s += time.thread_time() - began_s
+
+    def commit(self, lease_token: int, commit: Commit) -> None:
+        began_s = time.thread_time()
+        self._connector.commit(lease_token, commit)
+        self.cpu_s += time.thread_time() - began_s
+
+
+class _Answers:
+    """Takes what a node says to its router, with the time."""
+
+    def __init__(self) -> None:
+        self.outputs: queue.SimpleQueue[tuple[RequestOutput | Answer, float]] = queue.SimpleQueue()
+
+    def add(self, router: Incarnation, output: RequestOutput) -> None:
+        self.outputs.put((output, time.monotonic()))
+
+    def resolve(self, reply_to: int, answer: Answer) -> None:
+        if isinstance(answer, Refused):
+            self.outputs.put((answer, time.monotonic()))
+
+
+class PrefillEnd:
+    """A prefill node that is asked by method calls."""
+
+    def __init__(self, case: Case) -> None:
+        config = case.config(Role.PREFILL)
+        self._is_paced = case.layout != "demo"
+        kv = KVPlane(config)
+        self._runner = _paced(case, kv) if self._is_paced else _demo_model(config, kv)
+        self._runner.warm_up()
+        self._inbox = Inbox(max_requests=8)
+        self._ended: queue.SimpleQueue[TransferEnded] = queue.SimpleQueue()
+        me = Incarnation("prefill", 1)
+        self._connector = kv.connect(self._runner, me, self._on_event)
+        self._timed = _TimedConnector(self._connector)
+        self._answers = _Answers()
+        flow = prefill_flow_maker(config)(
+            make_scheduler(config, self._runner), self._runner, me, self._connector
+        )
+        self._step_thread = StepThread(
+            inbox=self._inbox,
+            flow=flow,
+            runner=self._runner,
+            perform=Performer(
+                cast(NodeConnector, self._timed),
+                cast(Replies, self._answers),
+                cast(OutputStreams, self._answers),
+                self._runner,
+            ),
+            flush=lambda: None,
+            on_crash=lambda: None,
+            clock=MonotonicClock(),
+        )
+
+    @property
+    def layout(self) -> KVLayout:
+        return self._runner.layout
+
+    def prefill(self, ticket: Ticket, number: int) -> Prefilled:
+        """Compute prompt `number` and hand it off; returns when its commit was acknowledged."""
+        request = GenerationRequest(
+            id=ticket.attempt,
+            prompt_token_ids=_prompt(number),
+            sampling=SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True),
+            deadline_s=DEADLINE_S,
+        )
+        cpu_before_s, submitted_at_s = self._cpu_s(), time.monotonic()
+        self._inbox.put(
+            Submit(
+                request=request,
+                router=_ROUTER,
+                reply_to=number,
+                received_at_s=submitted_at_s,
+                ticket=ticket,
+            )
+        )
+        answer, answered_at_s = self._answers.outputs.get(timeout=DEADLINE_S)
+        if not isinstance(answer, RequestOutput) or not answer.token_ids:
+            raise RuntimeError(f"the prompt was not computed: {answer}")
+        ended = self._ended.get(timeout=DEADLINE_S)
+        timing = cast(Any, self._connector).last_committed
+        if ended.error is not None or timing is None:
+            raise RuntimeError(f"the transfer failed: {ended.error}")
+        return Prefilled(
+            timing=timing,
+            ttft_s=answered_at_s - submitted_at_s,
+            cpu_s=self._cpu_s() - cpu_before_s,
+        )
+
+    def close(self) -> None:
+        self._inbox.close()
+        self._connector.close()
+
+    def _cpu_s(self) -> float:
+        if self._is_paced:
+            return process_cpu_s()
+        return transfer_threads_cpu_s() + self._timed.cpu_s
+
+    def _on_event(self, event: KVEvent) -> None:
+        self._inbox.put(event)
+        if isinstance(event, TransferEnded):
+            self._ended.put(event)
+
+
+def ticket_for(number: int, layout: KVLayout, node: Incarnation, endpoint: str) -> Ticket:
+    """What a decode node reserves for prompt `number`, of which it has nothing cached."""
+    return Ticket(
+        attempt=AttemptId(f"bench-{number}", 1),
+        decode_node=node,
+        kv_endpoint=endpoint,
+        lease_token=number + 1,
+        generation=1,
+        target_block_ids=tuple(range(blocks_for(PROMPT_TOKENS, layout.block_size))),
+        num_cached_tokens=0,
+        fingerprint=layout.fingerprint,
+        lease_s=DEADLINE_S,
+    )
+
+
+def _prompt(number: int) -> tuple[int, ...]:
+    """Words that no other prompt has, so that nothing is found in the prefix cache."""
+    return tuple(
+        (7919 * (i + 1) + 104_729 * (number + 1)) % 30_000 + 3 for i in range(PROMPT_TOKENS)
+    )
+
+
+def _paced(case: Case, kv: KVPlane) -> LoadedModel:
+    num_blocks = blocks_for(PROMPT_TOKENS, LAYOUT_8B.block_size) + _SPARE_BLOCKS
+    return PacedRunner(
+        tokens_per_s=case.tokens_per_s, num_blocks=num_blocks, host_memory=kv.host_memory
+    )
+
+
+def _demo_model(config: Config, kv: KVPlane) -> LoadedModel:
+    from engine.runner.load import load_model_runner
+
+    folder = str(resolve_checkpoint(config.model.model))
+    runner = load_model_runner(
+        ModelConfig(model=folder),
+        config.engine,
+        max_chunk_tokens=CHUNK_TOKENS,
+        host_memory=kv.host_memory,
+    )
+    return cast(LoadedModel, runner)

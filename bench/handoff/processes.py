@@ -1,0 +1,58 @@
+"""An object in a process of its own, called over a pipe."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+_ANSWER_WITHIN_S = 300.0
+_END_WITHIN_S = 20.0
+
+
+class Remote:
+    """`make(*arguments)` in a new process. Its methods and attributes are reached with `call`."""
+
+    def __init__(self, make: Callable[..., Any], *arguments: Any) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs, make, arguments), daemon=True)
+        self._process.start()
+        theirs.close()
+
+    def call(self, name: str, *arguments: Any) -> Any:
+        """What the method returned; raises `RuntimeError` with what it raised."""
+        self._pipe.send((name, arguments))
+        if not self._pipe.poll(_ANSWER_WITHIN_S):
+            raise TimeoutError(f"no answer to {name} within {_ANSWER_WITHIN_S:g} s")
+        is_good, value = self._pipe.recv()
+        if not is_good:
+            raise RuntimeError(value)
+        return value
+
+    def close(self) -> None:
+        """Let it end; it is killed when it does not."""
+        self._pipe.close()
+        self._process.join(_END_WITHIN_S)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
+
+
+def _serve(pipe: Connection, make: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    target: Any = None
+    while True:
+        try:
+            name, given = pipe.recv()
+        except (EOFError, ConnectionError, KeyboardInterrupt):
+            break
+        try:
+            if target is None:
+                target = make(*arguments)
+            found = getattr(target, name)
+            pipe.send((True, found(*given) if callable(found) else found))
+        except Exception as error:
+            pipe.send((False, f"{type(error).__name__}: {error}"))
+    if target is not None:
+        target.close()

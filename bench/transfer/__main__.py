@@ -1,0 +1,192 @@
+"""Speed of KV transfer between two processes of this machine: `python -m bench.transfer --json`.
+
+Blocks of 64 KiB, 256 MiB in all, adjacent in both pools or scattered over both. Every way takes its
+turn in every round, so that a noisy machine is noisy for all; figures are medians over the rounds,
+in GB/s (10^9 bytes). Every move's bytes are compared once per way and pattern.
+
+    raw_socket      TCP over loopback, sendall to recv_into, straight into the pool
+    memcpy          one thread, within one process
+    mooncake_tcp    Mooncake's Transfer Engine called directly, over TCP
+    zmq, shm        the connectors as nodes use them: checksums, acknowledgements, commit
+    rdma_over_direct  what the rdma connector reaches of the same writes made with Mooncake itself;
+                    it needs RDMA devices: `make test-rdma` measures it
+    …_over_…        ratios of those figures
+    memory_beyond_pools_mib  most memory of sender and receiver besides their pools
+    cpu_s_per_gb    CPU seconds of sender and receiver per 10^9 bytes
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from dataclasses import dataclass, field
+from typing import Any
+
+from bench.transfer import connector_ends, mooncake_tcp, plain
+from bench.transfer.processes import Move, Pair
+from bench.transfer.ways import Way
+from bench.transfer.workload import MOVED_BYTES, PATTERNS, new_pool
+
+_GB = 1e9
+
+
+@dataclass(slots=True)
+class Figures:
+    """What was measured of one way: moves by pattern, and the memory its two processes took."""
+
+    moves: dict[str, list[Move]] = field(default_factory=dict)
+    memory_bytes: tuple[int, int] = (0, 0)
+
+    def speed(self, pattern: str) -> float:
+        """Median GB/s."""
+        return MOVED_BYTES / _GB / statistics.median(move.seconds for move in self.moves[pattern])
+
+    def cpu(self) -> list[float]:
+        """Median CPU seconds per GB of sender and receiver, over all patterns."""
+        moves = [move for moves in self.moves.values() for move in moves]
+        per_gb = _GB / MOVED_BYTES
+        return [
+            round(per_gb * statistics.median(spans), 3)
+            for spans in (
+                [move.sender_cpu_s for move in moves],
+                [move.receiver_cpu_s for move in moves],
+            )
+        ]
+
+
+def ways() -> tuple[list[Way], dict[str, str]]:
+    """The ways that can be measured here, and why others cannot, by name."""
+    found = [
+        Way("raw_socket", plain.SocketReceiver, plain.SocketSender, new_pool, ("adjacent",)),
+        Way("zmq", connector_ends.ZmqReceiver, connector_ends.ZmqSender, new_pool, PATTERNS),
+    ]
+    missing = {"rdma_over_direct": "needs RDMA devices: make test-rdma"}
+    reason = mooncake_tcp.why_missing()
+    if reason is None:
+        ends = mooncake_tcp.MooncakeReceiver, mooncake_tcp.MooncakeSender
+        found.append(Way("mooncake_tcp", *ends, new_pool, PATTERNS))
+    else:
+        missing["mooncake_tcp"] = reason
+    return found, missing
+
+
+def measure(found: list[Way], num_rounds: int) -> tuple[dict[str, Figures], list[float]]:
+    """Figures by way, and the seconds of each memcpy. One round before them is not counted."""
+    source, target = new_pool(0), new_pool(1)
+    copies_s = []
+    figures = {way.name: Figures({pattern: [] for pattern in way.patterns}) for way in found}
+    pairs: list[Pair] = []
+    try:
+        pairs += [Pair(way) for way in found]
+        for index in range(num_rounds + 1):
+            copies_s.append(plain.memcpy_s(source, target))
+            for pair in pairs:
+                for pattern in pair.way.patterns:
+                    move = pair.move(pattern)
+                    if index == 0:
+                        pair.check(pattern)
+                    else:
+                        figures[pair.way.name].moves[pattern].append(move)
+        for pair in pairs:
+            figures[pair.way.name].memory_bytes = pair.memory_bytes()
+    finally:
+        for pair in pairs:
+            pair.close()
+    return figures, copies_s[1:]
+
+
+def summary(
+    figures: dict[str, Figures], copies_s: list[float], missing: dict[str, str]
+) -> dict[str, Any]:
+    """The JSON line: null for what was not measured."""
+    memcpy = MOVED_BYTES / _GB / statistics.median(copies_s)
+    result: dict[str, Any] = {
+        "raw_socket": round(figures["raw_socket"].speed("adjacent"), 3),
+        "memcpy": round(memcpy, 3),
+    }
+    for name in ("mooncake_tcp", "zmq", "shm"):
+        result[name] = (
+            {pattern: round(figures[name].speed(pattern), 3) for pattern in PATTERNS}
+            if name in figures
+            else None
+        )
+    result["rdma_over_direct"] = None
+    result |= _ratios(result)
+    connectors = [name for name in ("zmq", "shm") if name in figures]
+    result["memory_beyond_pools_mib"] = {
+        name: [round(count / (1 << 20), 1) for count in figures[name].memory_bytes]
+        for name in connectors
+    }
+    result["cpu_s_per_gb"] = {name: one.cpu() for name, one in figures.items()}
+    result["not_measured"] = missing
+    return result
+
+
+def _ratios(result: dict[str, Any]) -> dict[str, float | None]:
+    def ratio(over: tuple[str, ...], under: tuple[str, ...]) -> float | None:
+        values = []
+        for path in (over, under):
+            value: Any = result
+            for key in path:
+                value = None if value is None else value[key]
+            values.append(value)
+        return None if None in values else round(values[0] / values[1], 3)
+
+    raw, scattered = ("raw_socket",), ("mooncake_tcp", "scattered")
+    return {
+        "zmq_adjacent_over_raw_socket": ratio(("zmq", "adjacent"), raw),
+        "zmq_scattered_over_raw_socket": ratio(("zmq", "scattered"), raw),
+        "zmq_over_mooncake_tcp_scattered": ratio(("zmq", "scattered"), scattered),
+        "shm_adjacent_over_memcpy": ratio(("shm", "adjacent"), ("memcpy",)),
+        "shm_scattered_over_memcpy": ratio(("shm", "scattered"), ("memcpy",)),
+    }
+
+
+def table(result: dict[str, Any]) -> str:
+    """The same for people."""
+    lines = [f"{'GB/s':22}{'adjacent':>10}{'scattered':>10}"]
+    for name in ("raw_socket", "memcpy", "mooncake_tcp", "zmq", "shm"):
+        value = result[name]
+        if value is None:
+            lines.append(f"{name:22}{'-':>10}{'-':>10}")
+        elif isinstance(value, dict):
+            lines.append(f"{name:22}" + "".join(f"{value[one]:10.2f}" for one in PATTERNS))
+        else:
+            lines.append(f"{name:22}{value:10.2f}")
+    lines.append("")
+    lines += [
+        f"{key:34}{'-' if value is None else format(value, '.2f'):>8}"
+        for key, value in result.items()
+        if "_over_" in key
+    ]
+    lines.append("")
+    lines += [
+        f"{name}: {sent:g} MiB beyond the pool on the sender, {received:g} MiB on the receiver"
+        for name, (sent, received) in result["memory_beyond_pools_mib"].items()
+    ]
+    lines += [f"{name} was not measured: {why}" for name, why in result["not_measured"].items()]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.transfer",
+        description="Speed of KV transfer between two processes of this machine.",
+        epilog=__doc__.split("\n\n", 1)[1],
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--rounds", type=int, default=9, help="counted rounds (default: 9)")
+    parser.add_argument("--json", action="store_true", help="print one JSON line last")
+    arguments = parser.parse_args()
+    if arguments.rounds < 1:
+        parser.error("--rounds: wanted at least 1")
+    found, missing = ways()
+    result = summary(*measure(found, arguments.rounds), missing)
+    print(table(result))
+    if arguments.json:
+        print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""The project's connectors, used as the nodes use them."""
+
+from __future__ import annotations
+
+import itertools
+import queue
+
+from bench.transfer.ways import Span, now_s
+from bench.transfer.workload import LAYOUT, NUM_MOVED, source_blocks, target_blocks
+from common.ids import AttemptId, Incarnation
+from kv_transfer.connector import Commit, KVEvent, Landed, Ticket, TransferEnded
+from kv_transfer.pieces import Pool
+from kv_transfer.shell import TransportConnector
+from kv_transfer.zmq_connector import ZmqConnector
+
+_DEADLINE_S = 60.0
+
+
+class _End:
+    """A connector and the events it emitted, each with the time of its arrival."""
+
+    def __init__(self, name: str, pool: Pool) -> None:
+        self._events: queue.SimpleQueue[tuple[KVEvent, float]] = queue.SimpleQueue()
+        self.me = Incarnation(name, 1)
+        self.connector = self._connect(pool)
+
+    def _connect(self, pool: Pool) -> TransportConnector:
+        return ZmqConnector(pool, LAYOUT, self.me, self._on_event)
+
+    def _on_event(self, event: KVEvent) -> None:
+        self._events.put((event, now_s()))
+
+    def wait_event(self) -> tuple[KVEvent, float]:
+        return self._events.get(timeout=_DEADLINE_S)
+
+    def close(self) -> None:
+        self.connector.close()
+
+
+class ZmqReceiver(_End):
+    def __init__(self, pool: Pool) -> None:
+        super().__init__("decode", pool)
+        self._tokens = itertools.count(1)
+
+    def prepare(self, pattern: str) -> Ticket:
+        token = next(self._tokens)
+        ticket = Ticket(
+            attempt=AttemptId(f"bench-{token}", 0),
+            decode_node=self.me,
+            kv_endpoint=self.connector.endpoint,
+            lease_token=token,
+            generation=1,
+            target_block_ids=target_blocks(pattern),
+            num_cached_tokens=0,
+            fingerprint=LAYOUT.fingerprint,
+            lease_s=_DEADLINE_S,
+        )
+        self.connector.expect(ticket, sender_deadline_s=_DEADLINE_S)
+        return ticket
+
+    def receive(self) -> Span:
+        event, at_s = self.wait_event()
+        if not isinstance(event, Landed):
+            raise RuntimeError(f"the landing failed: {event}")
+        return Span(None, at_s)
+
+
+class ZmqSender(_End):
+    def __init__(self, pool: Pool) -> None:
+        super().__init__("prefill", pool)
+
+    def send(self, pattern: str, prepared: Ticket) -> Span:
+        token = prepared.lease_token
+        blocks = source_blocks(pattern)
+        began_at_s = now_s()
+        self.connector.open(prepared, deadline_s=_DEADLINE_S)
+        for layer in range(LAYOUT.num_layers):
+            self.connector.push(token, layer=layer, ordinals=range(NUM_MOVED), source_blocks=blocks)
+        num_tokens = NUM_MOVED * LAYOUT.block_size
+        self.connector.commit(token, Commit(num_tokens=num_tokens, first_token_id=0))
+        event, _ = self.wait_event()
+        if not isinstance(event, TransferEnded) or event.error is not None:
+            raise RuntimeError(f"the transfer failed: {event}")
+        return Span(began_at_s, None)

@@ -1,0 +1,166 @@
+"""A way's two ends, each in a process of its own, driven over pipes."""
+
+from __future__ import annotations
+
+import multiprocessing
+import resource
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+from bench.transfer.memory import memory_bytes, reset_peak_memory
+from bench.transfer.ways import Span, Way
+from bench.transfer.workload import digest, source_blocks, target_blocks
+from kv_transfer.pieces import Pool
+
+_ANSWER_WITHIN_S = 120.0
+_END_WITHIN_S = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One move of all blocks: how long, and CPU seconds of each process meanwhile."""
+
+    seconds: float
+    sender_cpu_s: float
+    receiver_cpu_s: float
+
+
+class Process:
+    """Calls `_serve` in a new process; answers come in the order of the questions."""
+
+    def __init__(self, make_end: Callable[[Pool], Any], make_pool: Callable[[int], Pool]) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(
+            target=_serve, args=(theirs, make_end, make_pool), daemon=True
+        )
+        self._process.start()
+        theirs.close()
+
+    def ask(self, question: str, *arguments: Any) -> None:
+        self._pipe.send((question, arguments))
+
+    def answer(self) -> Any:
+        if not self._pipe.poll(_ANSWER_WITHIN_S):
+            raise TimeoutError(f"no answer within {_ANSWER_WITHIN_S:g} s")
+        is_good, value = self._pipe.recv()
+        if not is_good:
+            raise RuntimeError(value)
+        return value
+
+    def call(self, question: str, *arguments: Any) -> Any:
+        self.ask(question, *arguments)
+        return self.answer()
+
+    def close(self) -> None:
+        self._pipe.close()
+        self._process.join(_END_WITHIN_S)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
+
+
+class Pair:
+    """Both ends of a way."""
+
+    def __init__(self, way: Way) -> None:
+        self.way = way
+        self._receiver = Process(way.receiver, way.make_pool)
+        self._sender = Process(way.sender, way.make_pool)
+        for seed, end in enumerate((self._receiver, self._sender)):
+            end.call("start", seed)
+
+    def move(self, pattern: str) -> Move:
+        prepared = self._receiver.call("prepare", pattern)
+        self._receiver.ask("receive")
+        self._sender.ask("send", pattern, prepared)
+        sent, sender_cpu_s = self._sender.answer()
+        received, receiver_cpu_s = self._receiver.answer()
+        return Move(_seconds(sent, received), sender_cpu_s, receiver_cpu_s)
+
+    def check(self, pattern: str) -> None:
+        """Raise unless what the last move was to bring is there."""
+        sent = self._sender.call("digest", source_blocks(pattern))
+        if self._receiver.call("digest", target_blocks(pattern)) != sent:
+            raise RuntimeError(f"{self.way.name}: {pattern} blocks did not arrive as they were")
+
+    def memory_bytes(self) -> tuple[int, int]:
+        """Most that sender and receiver needed besides their pools, since their ends were made."""
+        return self._sender.call("memory"), self._receiver.call("memory")
+
+    def close(self) -> None:
+        self._sender.close()
+        self._receiver.close()
+
+
+def _seconds(sent: Span, received: Span) -> float:
+    began = [at_s for at_s in (sent.began_at_s, received.began_at_s) if at_s is not None]
+    ended = [at_s for at_s in (sent.ended_at_s, received.ended_at_s) if at_s is not None]
+    return max(ended) - min(began)
+
+
+# -- inside a process ----------------------------------------------------------------------------
+
+
+def _serve(
+    pipe: Connection, make_end: Callable[[Pool], Any], make_pool: Callable[[int], Pool]
+) -> None:
+    worker = _Worker(make_end, make_pool)
+    while True:
+        try:
+            question, arguments = pipe.recv()
+        except (EOFError, ConnectionError, KeyboardInterrupt):
+            break
+        try:
+            pipe.send((True, getattr(worker, question)(*arguments)))
+        except Exception as error:
+            pipe.send((False, f"{type(error).__name__}: {error}"))
+    worker.close()
+
+
+class _Worker:
+    """One method for each question."""
+
+    def __init__(self, make_end: Callable[[Pool], Any], make_pool: Callable[[int], Pool]) -> None:
+        self._make_end = make_end
+        self._make_pool = make_pool
+        self._end: Any = None
+
+    def start(self, seed: int) -> None:
+        self._pool = self._make_pool(seed)
+        reset_peak_memory()
+        self._before = memory_bytes()
+        self._end = self._make_end(self._pool)
+
+    def prepare(self, pattern: str) -> Any:
+        return self._end.prepare(pattern)
+
+    def receive(self) -> tuple[Span, float]:
+        return self._timed(self._end.receive)
+
+    def send(self, pattern: str, prepared: Any) -> tuple[Span, float]:
+        return self._timed(lambda: self._end.send(pattern, prepared))
+
+    def digest(self, blocks: tuple[int, ...]) -> int:
+        return digest(self._pool, blocks)
+
+    def memory(self) -> int:
+        now = memory_bytes()
+        mapped = now.shared - self._before.shared
+        return now.peak - self._before.resident - mapped
+
+    def close(self) -> None:
+        if self._end is not None:
+            self._end.close()
+
+    def _timed(self, work: Callable[[], Span]) -> tuple[Span, float]:
+        before_s = _cpu_s()
+        span = work()
+        return span, _cpu_s() - before_s
+
+
+def _cpu_s() -> float:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime

@@ -1,0 +1,61 @@
+"""The ways of moving blocks that are compared, each as two ends that live in their own process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from kv_transfer.pieces import Pool
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """When an end began and ended, in seconds of the machine's monotonic clock.
+
+    None: this end cannot tell.
+    """
+
+    began_at_s: float | None
+    ended_at_s: float | None
+
+
+class Receiver(Protocol):
+    """The end that has the target pool."""
+
+    def prepare(self, pattern: str) -> Any:
+        """Be ready for one move; what the sender needs to know, in values that can be pickled."""
+
+    def receive(self) -> Span:
+        """Return when every byte of the move is in the pool."""
+
+    def close(self) -> None: ...
+
+
+class Sender(Protocol):
+    """The end that has the source pool."""
+
+    def send(self, pattern: str, prepared: Any) -> Span:
+        """Move the blocks; return when they may be reused."""
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """`receiver` and `sender` are called in their processes, so they are importable functions.
+
+    `make_pool` makes either pool from a seed.
+    """
+
+    name: str
+    receiver: Callable[[Pool], Receiver]
+    sender: Callable[[Pool], Sender]
+    make_pool: Callable[[int], Pool]
+    patterns: tuple[str, ...]
+
+
+def now_s() -> float:
+    """The same in every process of the machine."""
+    return time.clock_gettime(time.CLOCK_MONOTONIC)

@@ -1,0 +1,75 @@
+"""What every way of moving blocks has to move: the same bytes, in the same two patterns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+from xxhash import xxh3_64
+
+from common.kv_layout import KVLayout
+from kv_transfer.core.chunks import runs_of
+from kv_transfer.pieces import Pool
+
+# A piece, one block's keys or values in one layer, is 64 KiB; 8 layers of 256 blocks are 256 MiB.
+LAYOUT = KVLayout(
+    model_digest="bench",
+    num_layers=8,
+    num_kv_heads=8,
+    head_dim=128,
+    block_size=32,
+    dtype="bfloat16",
+)
+NUM_MOVED = 256
+NUM_BLOCKS = 2 * NUM_MOVED
+MOVED_BYTES = NUM_MOVED * LAYOUT.block_bytes
+POOL_BYTES = NUM_BLOCKS * LAYOUT.block_bytes
+
+PATTERNS = ("adjacent", "scattered")
+
+Blocks = tuple[int, ...]
+
+
+def source_blocks(pattern: str) -> Blocks:
+    """The sender's blocks, block `i` for the receiver's block `i`.
+
+    Scattered: in random order and with a gap beside each, so that no two of them touch.
+    """
+    return _blocks(pattern, seed=1)
+
+
+def target_blocks(pattern: str) -> Blocks:
+    """The receiver's blocks; scattered ones are in another order than the sender's."""
+    return _blocks(pattern, seed=2)
+
+
+def _blocks(pattern: str, seed: int) -> Blocks:
+    if pattern == "adjacent":
+        return tuple(range(NUM_MOVED))
+    order = np.random.default_rng(seed).permutation(NUM_MOVED)
+    return tuple(int(block) for block in 2 * order)
+
+
+def new_pool(seed: int) -> Pool:
+    """A pool whose memory is all there, filled with random bytes."""
+    shape = (LAYOUT.num_layers, 2, NUM_BLOCKS, LAYOUT.piece_bytes)
+    words = np.random.default_rng(seed).integers(0, 1 << 63, POOL_BYTES // 8, dtype=np.int64)
+    return words.view(np.uint8).reshape(shape)
+
+
+def ranges(pool: Pool, blocks: Blocks) -> Iterator[npt.NDArray[np.uint8]]:
+    """The bytes of `blocks`, layer by layer, keys before values, as the ranges they lie in."""
+    for layer in range(LAYOUT.num_layers):
+        for kind in (0, 1):
+            for first, count in runs_of(blocks):
+                yield pool[layer, kind, first : first + count].reshape(-1)
+
+
+def digest(pool: Pool, blocks: Blocks) -> int:
+    """Of the bytes of `blocks` in their order: equal on both sides when all arrived."""
+    state = xxh3_64()
+    for part in ranges(pool, blocks):
+        state.update(part.data)
+    value: int = state.intdigest()
+    return value

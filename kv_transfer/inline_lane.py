@@ -1,0 +1,37 @@
+"""The lane that every transport has: the bytes travel behind the header of their DATA frame."""
+
+from __future__ import annotations
+
+from kv_transfer import pieces
+from kv_transfer.core.chunks import Chunk
+from kv_transfer.core.effects import Peer
+from kv_transfer.lane import Payload
+
+
+class InlineLane:
+    """See `lane.Lane`. `name` is the transport's."""
+
+    def __init__(self, name: str, pool: pieces.Pool) -> None:
+        self.name = name
+        self._pool = pool
+
+    def offer(self) -> bytes | None:
+        return b""
+
+    def accept(self, peer: Peer, reply: bytes) -> None:
+        pass
+
+    def payload(self, chunk: Chunk) -> Payload:
+        return pieces.payload(self._pool, chunk)
+
+    def forget(self, peer: Peer) -> None:
+        pass
+
+    def open(self, session: bytes, offer: bytes) -> bytes | None:
+        return b""
+
+    def drop(self, session: bytes) -> None:
+        pass
+
+    def close(self) -> None:
+        pass

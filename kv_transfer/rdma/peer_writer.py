@@ -1,0 +1,166 @@
+"""The thread that writes to one peer: what is queued goes out in batches, two of them under way.
+
+While one batch is waited for the next is on the wire already, so the wire does not idle; what is
+queued meanwhile is gathered into the batch after that. A header leaves when every write queued
+before it is done. The queue is bounded by the window of the connection that fills it.
+
+A peer that dies holds its thread until the engine's own timeout, and nobody else's.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from common.errors import HandoffFailed
+from kv_transfer.rdma.slabs import Range
+from kv_transfer.transport import Parts
+
+logger = logging.getLogger("pdserve.kv_transfer")
+
+MAX_BATCHES_UNDER_WAY = 2
+
+
+class Engine(Protocol):
+    """What the lane needs of a transfer engine; see `MooncakeEngine`."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def protocol(self) -> str: ...
+    def register(self, address: int, num_bytes: int) -> None: ...
+    def unregister(self, address: int) -> None: ...
+    def can_reach(self, peer_name: str) -> bool: ...
+    def submit(self, peer_name: str, ranges: Sequence[Range]) -> int: ...
+    def wait(self, batch: int) -> bool: ...
+
+
+@dataclass(slots=True)
+class _Batch:
+    """Ranges that are written together, and the headers that may leave when they are."""
+
+    ranges: list[Range] = field(default_factory=list)
+    headers: list[Parts] = field(default_factory=list)
+    id: int = 0
+
+
+class PeerWriter:
+    """Writes to the engine `peer_name`. `on_ready` is called, on the writer's thread, with each
+    header whose turn it is; or once with why a write failed, and then never again.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        peer_name: str,
+        on_ready: Callable[[PeerWriter, Parts | HandoffFailed], None],
+        *,
+        batch_bytes: int,
+    ) -> None:
+        self._engine = engine
+        self._peer_name = peer_name
+        self._on_ready = on_ready
+        self._batch_bytes = batch_bytes
+        self._queue: deque[list[Range] | Parts] = deque()
+        self._changed = threading.Condition()
+        self._is_stopped = False
+        self._thread = threading.Thread(target=self._run, name="pdserve-rdma", daemon=True)
+        self._thread.start()
+
+    def write(self, ranges: list[Range]) -> None:
+        self._put(ranges)
+
+    def send_after(self, parts: Parts) -> None:
+        self._put(tuple(parts))
+
+    def stop(self) -> None:
+        """Drop what is queued; what is under way goes on. Returns at once."""
+        with self._changed:
+            self._is_stopped = True
+            self._queue.clear()
+            self._changed.notify()
+
+    def join(self, timeout_s: float) -> bool:
+        """Whether its thread has ended within that time."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _put(self, item: list[Range] | Parts) -> None:
+        with self._changed:
+            if not self._is_stopped:
+                self._queue.append(item)
+                self._changed.notify()
+
+    # -- its thread ------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        under_way: deque[_Batch] = deque()
+        try:
+            self._write_all(under_way)
+        except HandoffFailed as error:
+            self._give_up(error)
+        except Exception as bug:
+            logger.exception("the RDMA writer to %s met a bug", self._peer_name)
+            self._give_up(HandoffFailed(f"the RDMA writer to {self._peer_name} met a bug: {bug}"))
+        for batch in under_way:
+            self._is_written(batch)  # The answer frees it.
+
+    def _give_up(self, error: HandoffFailed) -> None:
+        with self._changed:
+            was_stopped = self._is_stopped
+        self.stop()
+        if not was_stopped:
+            self._on_ready(self, error)
+
+    def _write_all(self, under_way: deque[_Batch]) -> None:
+        """Until it is stopped. Raises `HandoffFailed` when a write fails."""
+        if not self._engine.can_reach(self._peer_name):
+            raise HandoffFailed(f"nobody answers at {self._peer_name}")
+        while batch := self._take_batch(may_wait=not under_way):
+            self._submit(batch)
+            under_way.append(batch)
+            while under_way and (len(under_way) == MAX_BATCHES_UNDER_WAY or not self._queue):
+                self._finish(under_way.popleft())
+
+    def _take_batch(self, *, may_wait: bool) -> _Batch | None:
+        """What is queued, as far as one batch goes; None when stopped."""
+        with self._changed:
+            while may_wait and not self._queue and not self._is_stopped:
+                self._changed.wait()
+            if self._is_stopped:
+                return None
+            batch, num_bytes = _Batch(), 0
+            while self._queue:
+                item = self._queue[0]
+                if not isinstance(item, list):
+                    batch.headers.append(item)
+                elif num_bytes >= self._batch_bytes:
+                    break
+                else:
+                    batch.ranges += item
+                    num_bytes += sum(size for _, _, size in item)
+                self._queue.popleft()
+            return batch
+
+    def _submit(self, batch: _Batch) -> None:
+        if batch.ranges:
+            batch.id = self._engine.submit(self._peer_name, batch.ranges)
+            if not batch.id:
+                raise HandoffFailed(f"a write to {self._peer_name} could not begin")
+
+    def _finish(self, batch: _Batch) -> None:
+        if not self._is_written(batch):
+            num_bytes = sum(size for _, _, size in batch.ranges)
+            raise HandoffFailed(f"a write of {num_bytes} bytes to {self._peer_name} failed")
+        for parts in batch.headers:
+            with self._changed:
+                if self._is_stopped:
+                    return
+            self._on_ready(self, parts)
+
+    def _is_written(self, batch: _Batch) -> bool:
+        return not batch.id or self._engine.wait(batch.id)

@@ -1,0 +1,96 @@
+"""A pool divided into slabs, and the ranges of bytes that a chunk is written as.
+
+A pool is `[num_layers, 2, num_blocks, piece_bytes]`; 2 is keys, values. A slab is a range of block
+ids in every layer, so in memory it is `2 * num_layers` regions of equal length:
+
+                      block 0 ┌─ slab 0 ─┬─ slab 1 ─┬─ slab 2 ─┐
+      layer 0   keys          │  region  │  region  │  region  │
+                values        │  region  │  region  │  region  │
+      layer 1   keys          │  region  │  …
+
+Each region has a memory key of its own, so a slab can be fenced while the others are written. A
+range that is written lies in one region at each end.
+
+How many slabs: with more of them a fence waits for fewer landings, and fewer writers have to look a
+key up again. But every write looks its region up in a list, and a peer fetches that list as a whole
+(a mebibyte at most, 0.2 to 0.3 kB for each region): hence at most `MAX_REGIONS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from kv_transfer.core.chunks import Chunk
+
+MAX_REGIONS = 1024
+MAX_SLABS = 16
+
+Range = tuple[int, int, int]
+"""Where bytes lie in the source pool, where they go in the target pool, and how many."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlabbedPool:
+    """The shape of a registered pool. Offsets are bytes from its start."""
+
+    num_layers: int
+    num_blocks: int
+    piece_bytes: int
+    blocks_per_slab: int
+
+    @property
+    def num_slabs(self) -> int:
+        return -(-self.num_blocks // self.blocks_per_slab)
+
+    def offset(self, layer: int, kind: int, block: int) -> int:
+        """Where a block's keys (`kind` 0) or values (1) begin."""
+        return ((2 * layer + kind) * self.num_blocks + block) * self.piece_bytes
+
+    def regions(self, slab: int) -> Iterator[tuple[int, int]]:
+        """(offset, bytes) of each region of a slab; the last slab may be smaller."""
+        first = slab * self.blocks_per_slab
+        count = min(self.blocks_per_slab, self.num_blocks - first)
+        for layer in range(self.num_layers):
+            for kind in (0, 1):
+                yield self.offset(layer, kind, first), count * self.piece_bytes
+
+
+def slabbed(
+    num_layers: int, num_blocks: int, piece_bytes: int, *, max_slabs: int = MAX_SLABS
+) -> SlabbedPool:
+    """A pool in as many slabs as the bounds allow."""
+    num_slabs = max(1, min(max_slabs, MAX_REGIONS // (2 * num_layers), num_blocks))
+    return SlabbedPool(num_layers, num_blocks, piece_bytes, -(-num_blocks // num_slabs))
+
+
+def ranges_of(
+    chunk: Chunk, target_blocks: Sequence[int], source: SlabbedPool, target: SlabbedPool
+) -> list[Range]:
+    """What to write so that block `i` of the chunk gets to `target_blocks[i]`.
+
+    Blocks that are neighbours in both pools, and in one slab of each, are one range.
+    """
+    ranges: list[Range] = []
+    for first, count in _runs(chunk.source_blocks, target_blocks, source, target):
+        for kind in (0, 1):
+            source_at = source.offset(chunk.layer, kind, chunk.source_blocks[first])
+            target_at = target.offset(chunk.layer, kind, target_blocks[first])
+            ranges.append((source_at, target_at, count * source.piece_bytes))
+    return ranges
+
+
+def _runs(
+    sources: Sequence[int], targets: Sequence[int], source: SlabbedPool, target: SlabbedPool
+) -> list[tuple[int, int]]:
+    """(first index, count) of each run of blocks that can be written as one range."""
+    runs: list[tuple[int, int]] = []
+    previous = (-2, -2)
+    for index, pair in enumerate(zip(sources, targets, strict=True)):
+        is_next = pair == (previous[0] + 1, previous[1] + 1)
+        if is_next and pair[0] % source.blocks_per_slab and pair[1] % target.blocks_per_slab:
+            runs[-1] = (runs[-1][0], runs[-1][1] + 1)
+        else:
+            runs.append((index, 1))
+        previous = pair
+    return runs

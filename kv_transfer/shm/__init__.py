@@ -1,0 +1,5 @@
+"""The lane between nodes of one host: the receiver copies out of the sender's pool.
+
+shared_pool   a pool that other processes can read: made here, found and checked there
+shm_lane      both ends of the lane
+"""

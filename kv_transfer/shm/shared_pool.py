@@ -1,0 +1,189 @@
+"""A KV pool in shared memory: one process allocates it, others on the same host read it.
+
+It is an anonymous file (`memfd_create`) that has no name in any file system: the kernel frees it
+with the last process that has it open or mapped, however that process ended. A reader finds it as
+`/proc/PID/fd/FD`. Where process ids mean other processes (another container), or that file may
+not be opened (another user), there is nothing to be found, and the two use another lane.
+
+    page 0      magic, version, nonce, size of the pool in bytes
+    page 1 …    the pool
+
+Only integers travel, so a stranger can name nothing but a file that some process has open. It is
+looked at without being opened (`O_PATH`); then it must be an anonymous file that can never shrink
+(its seals say so), or else reading it could kill the reader; then its first page must hold the
+nonce that came with the offer, so that it is the pool that was offered, and not what has its
+numbers now.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import mmap
+import os
+import secrets
+import stat
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgpack  # type: ignore[import-untyped]
+import numpy as np
+import numpy.typing as npt
+
+from common.kv_layout import KVLayout
+
+Bytes = npt.NDArray[np.uint8]
+
+_HEADER = struct.Struct("<16sI16sQ")
+_MAGIC = b"pdserve KV pool\0"
+_VERSION = 1
+_NONCE_BYTES = 16
+_FILE_NAME = "pdserve-kv"
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+_MADV_POPULATE_WRITE = 23
+_LARGEST_INT = (1 << 63) - 1
+
+
+class NotShared(Exception):
+    """A pool that was offered cannot be read from here; the text says why."""
+
+
+class SharedPool:
+    """The owner's side. `memory`: uint8 `[num_bytes]`, zeros, page-aligned, writable.
+
+    The memory is freed when this object and all arrays made of it are gone.
+    """
+
+    def __init__(self, num_bytes: int, *, is_touched: bool) -> None:
+        """`is_touched`: take all of the memory now, not when it is first written.
+
+        Raises `OSError` where the system has no such memory, or not enough.
+        """
+        if not hasattr(os, "memfd_create"):
+            raise OSError("this system has no memfd_create")
+        if is_touched:
+            # The size alone decides here, as for private memory: else a size that the machine
+            # does not have would be found out by the kernel's killing this process.
+            mmap.mmap(-1, num_bytes).close()
+        self._num_bytes = num_bytes
+        self._nonce = secrets.token_bytes(_NONCE_BYTES)
+        self._fd = os.memfd_create(_FILE_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            whole = self._map(is_touched)
+        except BaseException:
+            os.close(self._fd)
+            raise
+        self.memory: Bytes = np.frombuffer(whole, np.uint8)[mmap.PAGESIZE :]
+
+    def _map(self, is_touched: bool) -> mmap.mmap:
+        size = mmap.PAGESIZE + self._num_bytes
+        os.ftruncate(self._fd, size)
+        fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, _SEALS)
+        whole = mmap.mmap(self._fd, size)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            with contextlib.suppress(OSError):  # Faster where the kernel has them for such files.
+                whole.madvise(mmap.MADV_HUGEPAGE)
+        if is_touched:
+            _touch(whole, self._fd)
+        whole[: _HEADER.size] = _HEADER.pack(_MAGIC, _VERSION, self._nonce, self._num_bytes)
+        return whole
+
+    def __del__(self) -> None:
+        # The file lives on in its mappings.
+        if hasattr(self, "_fd"):
+            os.close(self._fd)
+
+    def offer(self, num_blocks: int) -> bytes:
+        """What a process on this host needs to find the pool, which holds `num_blocks`."""
+        packed: bytes = msgpack.packb(
+            [_VERSION, os.getpid(), self._fd, self._nonce, self._num_bytes, num_blocks]
+        )
+        return packed
+
+
+def _touch(whole: mmap.mmap, fd: int) -> None:
+    """Take all of the memory, and enter it into this process's page tables. Raises `OSError`."""
+    try:
+        whole.madvise(_MADV_POPULATE_WRITE)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # Linux before 5.14 does not know it.
+            raise
+        os.posix_fallocate(fd, 0, len(whole))
+
+
+@dataclass(frozen=True, slots=True)
+class _Offer:
+    pid: int
+    fd: int
+    nonce: bytes
+    num_bytes: int
+    num_blocks: int
+
+
+def map_pool(offer: bytes, layout: KVLayout) -> Bytes:
+    """The pool that `offer` describes, read-only `[num_layers, 2, num_blocks, piece_bytes]`.
+
+    Raises `NotShared`, whatever `offer` is. The memory stays readable until the array and all its
+    views are gone, also when its owner dies.
+    """
+    offered = _unpack(offer)
+    if offered.num_bytes != offered.num_blocks * layout.block_bytes:
+        raise NotShared(
+            f"a pool of {offered.num_bytes} bytes is not {offered.num_blocks} blocks "
+            f"of {layout.block_bytes}"
+        )
+    try:
+        fd = _open_sealed(offered)
+        try:
+            whole = mmap.mmap(fd, mmap.PAGESIZE + offered.num_bytes, prot=mmap.PROT_READ)
+        finally:
+            os.close(fd)
+    except (OSError, ValueError, OverflowError) as error:
+        raise NotShared(f"process {offered.pid} shares no such memory: {error}") from None
+    wanted = _HEADER.pack(_MAGIC, _VERSION, offered.nonce, offered.num_bytes)
+    if whole[: _HEADER.size] != wanted:
+        raise NotShared(f"what process {offered.pid} shares is another pool")
+    memory = np.frombuffer(whole, np.uint8)[mmap.PAGESIZE :]
+    return memory.reshape(layout.num_layers, 2, offered.num_blocks, layout.piece_bytes)
+
+
+def _unpack(offer: bytes) -> _Offer:
+    try:
+        fields = msgpack.unpackb(offer)
+    except (ValueError, TypeError, OverflowError, RecursionError, msgpack.UnpackException):
+        raise NotShared("the offer is not msgpack") from None
+    if type(fields) is not list or len(fields) != 6 or fields[0] != _VERSION:
+        raise NotShared(f"the offer is not one of version {_VERSION}")
+    _, pid, fd, nonce, num_bytes, num_blocks = fields
+    numbers = (pid, fd, num_bytes, num_blocks)
+    if not all(type(number) is int and 0 <= number <= _LARGEST_INT for number in numbers):
+        raise NotShared("the offer holds what is no number")
+    if type(nonce) is not bytes or len(nonce) != _NONCE_BYTES or num_blocks == 0:
+        raise NotShared("the offer has no nonce, or no blocks")
+    return _Offer(pid, fd, nonce, num_bytes, num_blocks)
+
+
+def _open_sealed(offered: _Offer) -> int:
+    """A descriptor to map; raises `NotShared` or `OSError` unless mapping is safe."""
+    path_fd = os.open(f"/proc/{offered.pid}/fd/{offered.fd}", os.O_PATH | os.O_CLOEXEC)
+    try:
+        # What `path_fd` is open on is not looked up again: nobody can exchange it any more.
+        if not stat.S_ISREG(os.fstat(path_fd).st_mode):
+            raise NotShared(f"file {offered.fd} of process {offered.pid} is not memory")
+        link = Path(f"/proc/self/fd/{path_fd}")
+        if not str(link.readlink()).startswith(f"/memfd:{_FILE_NAME}"):
+            raise NotShared(f"file {offered.fd} of process {offered.pid} is not a pool")
+        fd = os.open(link, os.O_RDONLY | os.O_CLOEXEC)
+    finally:
+        os.close(path_fd)
+    try:
+        if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
+            raise NotShared(f"the memory of process {offered.pid} might shrink")
+        if os.fstat(fd).st_size != mmap.PAGESIZE + offered.num_bytes:
+            raise NotShared(f"the memory of process {offered.pid} has another size")
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd

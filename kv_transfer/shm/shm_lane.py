@@ -1,0 +1,126 @@
+"""The lane between nodes of one host: DATA frames name blocks, the receiver copies them.
+
+The sender's pool is shared memory that receivers map read-only. The receiver stays the only writer
+of its own pool, so nothing that a sender does, late or never, changes a block there: a frame of an
+old generation is dropped before memory is touched, as on every lane.
+
+The source may change while it is copied, when its transfer has ended without the receiver knowing
+yet. Such bytes are never landed: COMMIT leaves a sender only when every piece was acknowledged,
+that is copied, while the blocks were still held for the transfer. Checksums are computed by the
+sender in its pool and by the receiver of what it copied: they find what else may go wrong.
+
+A sender that dies leaves its memory readable to those who have it mapped. They let go of it when
+the session ends, which its silence brings about.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from common.errors import PeerProtocolError
+from common.kv_layout import KVLayout
+from kv_transfer import pieces
+from kv_transfer.core.chunks import Chunk
+from kv_transfer.core.effects import Peer, Write
+from kv_transfer.lane import Payload
+from kv_transfer.pieces import Pool, Sums
+from kv_transfer.shm.shared_pool import NotShared, SharedPool, map_pool
+
+logger = logging.getLogger("pdserve.kv_transfer")
+
+
+class ShmLane:
+    """See `lane.PullingLane`."""
+
+    name = "shm"
+
+    def __init__(self, layout: KVLayout, shared: SharedPool | None = None) -> None:
+        """`shared` holds the connector's own pool; None: this end only receives.
+
+        Raises `ValueError` when it holds something else.
+        """
+        # Not at the top: numba takes a second to import, and compiles where its cache is empty.
+        from kv_transfer.shm import fused_copy
+
+        self._fused = fused_copy
+        self._layout = layout
+        self._shared = shared
+        self._offer: bytes | None = None
+        if shared is not None:
+            num_blocks, rest = divmod(shared.memory.size, layout.block_bytes)
+            if num_blocks == 0 or rest:
+                raise ValueError(
+                    f"a pool of {shared.memory.size} bytes: wanted blocks of {layout.block_bytes}"
+                )
+            self._offer = shared.offer(num_blocks)
+        self._source_of: dict[bytes, Pool] = {}
+
+    # The sender's end.
+
+    def offer(self) -> bytes | None:
+        return self._offer
+
+    def accept(self, peer: Peer, reply: bytes) -> None:
+        logger.info("KV to %s goes through shared memory", peer)
+
+    def payload(self, chunk: Chunk) -> Payload:
+        return Payload(source_blocks=chunk.source_blocks)
+
+    def forget(self, peer: Peer) -> None:
+        pass
+
+    # The receiver's end.
+
+    def open(self, session: bytes, offer: bytes) -> bytes | None:
+        try:
+            self._source_of[session] = map_pool(offer, self._layout)
+        except NotShared as error:
+            logger.info("shared memory was offered and cannot be used: %s", error)
+            return None
+        return b""
+
+    def pull(self, write: Write, pool: Pool) -> Sums:
+        source = self._source_of[write.session]
+        num_blocks, piece_bytes = source.shape[2:]
+        last = max(write.data.source_blocks)
+        if last >= num_blocks:
+            raise PeerProtocolError(f"source block {last}: the sender's pool has {num_blocks}")
+        if self._fused.can_copy(piece_bytes) and pool.ctypes.data % self._fused.ALIGNMENT == 0:
+            return self._pull_in_one_pass(write, source, pool)
+        kinds = source[write.data.layer]
+        parts = [memoryview(kind[block]) for block in write.data.source_blocks for kind in kinds]
+        pieces.write(pool, write.data, write.target_blocks, parts)
+        if write.verify == "off":
+            return pieces.NO_SUMS
+        return pieces.pool_sums(pool, write.data.layer, write.target_blocks, write.data.ordinals)
+
+    def _pull_in_one_pass(self, write: Write, source: Pool, pool: Pool) -> Sums:
+        data = write.data
+        seeds = [pieces.piece_seed(data.layer, ordinal) for ordinal in data.ordinals]
+        sums = self._fused.copy_summed(
+            _addresses(pool, data.layer, write.target_blocks),
+            _addresses(source, data.layer, data.source_blocks),
+            pool.shape[3],
+            np.array(seeds * 2, np.uint64),
+        ).tolist()
+        count = len(seeds)
+        return tuple(sums[:count]), tuple(sums[count:])
+
+    def drop(self, session: bytes) -> None:
+        # The memory goes with the last view of it.
+        self._source_of.pop(session, None)
+
+    def close(self) -> None:
+        self._source_of.clear()
+
+
+def _addresses(pool: Pool, layer: int, blocks: Sequence[int]) -> npt.NDArray[np.uint64]:
+    """Of the blocks' keys, then of their values."""
+    _, _, num_blocks, piece_bytes = pool.shape
+    rows = np.array(blocks, np.uint64) + np.uint64(2 * layer * num_blocks)
+    both = np.concatenate([rows, rows + np.uint64(num_blocks)])
+    return both * np.uint64(piece_bytes) + np.uint64(pool.ctypes.data)

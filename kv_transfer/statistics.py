@@ -1,0 +1,27 @@
+"""What a connector says of itself, to metrics, status and tests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from kv_transfer.transfer_metrics import TransferMetricsView
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectorStatistics:
+    """Counted since the connector was made, except for what is open now.
+
+    `lanes`: the lane to each connected decode node, by its id. Dropped frames are by reason.
+    """
+
+    bytes_sent: int
+    bytes_received: int
+    transfers_open: int
+    landings_open: int
+    sessions_open: int
+    blocks_quarantined: int
+    lanes: Mapping[str, str]
+    frames_dropped: Mapping[str, int]
+    checksum_failures: int
+    measured: TransferMetricsView

@@ -1,0 +1,302 @@
+"""What a connector measures of its transfers and landings: times, bytes, and what went wrong.
+
+    open ──► first chunk sent ──► … last chunk acknowledged ──► COMMITTED        on the sender
+      └────────────────────────── duration ──────────────────────────┘
+                    └───────── bandwidth ─────┘
+                                    commit() └───── exposed ─────────┘
+    first piece came ──► … ──► landed                                            on the receiver
+              └── landing ──────┘
+
+`commit` is called as soon as the prompt is computed, so the exposed time is what a decode node
+waits for KV after the prefill; the rest of the transfer hid behind it. The histograms are of
+transfers that were committed.
+
+Written on the connector's thread, but for `on_open` and `on_commit`, which come under the lock of
+the sender and before anything of their transfer can follow. Read on any thread. No clock: the time
+comes in.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from kv_transfer.core.effects import Peer
+from kv_transfer.core.histogram import Histogram, HistogramView
+from kv_transfer.core.lanes import ONE_SIDED_LANES
+
+SECONDS = (
+    *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1),
+    *(0.25, 0.5, 1.0, 2.5, 5.0, 10.0),
+)
+BYTES = tuple(float(1 << power) for power in range(16, 33))
+BYTES_PER_S = tuple(float(1 << power) for power in range(20, 37))
+NO_LANE = "none"
+"""The label of transfers that ended before anything was sent."""
+OUTCOMES = ("committed", "failed")
+MAX_REMEMBERED_PEERS = 32
+FALLBACKS = ("unusable", "write_failed", "not_agreed")
+"""Why a pair does without a lane: it could not be set up, a write failed on it, or the decode node
+chose another one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransferTiming:
+    """One committed transfer, as its sender saw it. Times are the connector's clock's.
+
+    `bytes_hidden` had been acknowledged when `commit` was called.
+    """
+
+    lease_token: int
+    lane: str
+    num_bytes: int
+    bytes_hidden: int
+    opened_at_s: float
+    first_sent_at_s: float
+    last_acked_at_s: float
+    committed_at_s: float
+    ended_at_s: float
+
+    @property
+    def duration_s(self) -> float:
+        return self.ended_at_s - self.opened_at_s
+
+    @property
+    def sending_s(self) -> float:
+        return self.last_acked_at_s - self.first_sent_at_s
+
+    @property
+    def exposed_s(self) -> float:
+        return self.ended_at_s - self.committed_at_s
+
+
+@dataclass(frozen=True, slots=True)
+class LaneView:
+    """What was measured on one lane."""
+
+    sent_bytes: HistogramView
+    duration_s: HistogramView
+    bytes_per_s: HistogramView
+    exposed_s: HistogramView
+    landed_bytes: HistogramView
+    landing_s: HistogramView
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransferMetricsView:
+    """All that was measured since the connector was made.
+
+    `ended` counts transfers by lane and outcome (committed, failed), `fallbacks` connections by the
+    lane that could not be used and why. `last_lanes` is what was agreed on last with decode nodes,
+    by their id, latest last.
+    """
+
+    lanes: Mapping[str, LaneView]
+    ended: Mapping[tuple[str, str], int]
+    chunks_sent_again: Mapping[str, int]
+    reconnects: int
+    fallbacks: Mapping[tuple[str, str], int]
+    last_lanes: Mapping[str, str]
+
+
+class _Lane:
+    def __init__(self) -> None:
+        self.sent_bytes = Histogram(BYTES)
+        self.duration_s = Histogram(SECONDS)
+        self.bytes_per_s = Histogram(BYTES_PER_S)
+        self.exposed_s = Histogram(SECONDS)
+        self.landed_bytes = Histogram(BYTES)
+        self.landing_s = Histogram(SECONDS)
+
+    def view(self) -> LaneView:
+        return LaneView(
+            self.sent_bytes.view(),
+            self.duration_s.view(),
+            self.bytes_per_s.view(),
+            self.exposed_s.view(),
+            self.landed_bytes.view(),
+            self.landing_s.view(),
+        )
+
+
+@dataclass(slots=True)
+class _Sending:
+    peer: Peer
+    opened_at_s: float
+    lane: str = NO_LANE
+    num_lost: int = 0
+    acked_bytes: int = 0
+    bytes_hidden: int = 0
+    first_sent_at_s: float | None = None
+    last_acked_at_s: float | None = None
+    committed_at_s: float | None = None
+
+
+@dataclass(slots=True)
+class _Receiving:
+    lane: str
+    began_at_s: float
+    num_bytes: int = 0
+
+
+class _InFlight:
+    """Chunks on one connection that were not acknowledged yet, oldest first."""
+
+    def __init__(self) -> None:
+        self.chunks: deque[tuple[int, int]] = deque()
+        self.num_acked = 0
+
+
+class TransferMetrics:
+    """Told by the connector of each event; keeps what is open and sums what is over.
+
+    `lanes` are those that the connector has. What may be counted of them is there from the start,
+    so that the first time is seen as a rise.
+    """
+
+    def __init__(self, lanes: Iterable[str]) -> None:
+        self._lanes = {name: _Lane() for name in lanes}
+        self._sending: dict[int, _Sending] = {}
+        self._receiving: dict[int, _Receiving] = {}
+        self._in_flight: dict[Peer, _InFlight] = {}
+        self._broken: set[Peer] = set()
+        self._ended = Counter({(lane, how): 0 for lane in self._lanes for how in OUTCOMES})
+        self._sent_again = Counter(dict.fromkeys(self._lanes, 0))
+        self._fallbacks = Counter(
+            {(lane, why): 0 for lane in self._lanes if lane in ONE_SIDED_LANES for why in FALLBACKS}
+        )
+        self._reconnects = 0
+        self._last_lanes: dict[str, str] = {}
+        self.last_committed: TransferTiming | None = None
+
+    def view(self) -> TransferMetricsView:
+        """A snapshot."""
+        return TransferMetricsView(
+            lanes={name: lane.view() for name, lane in self._lanes.items()},
+            ended=self._ended.copy(),
+            chunks_sent_again=self._sent_again.copy(),
+            reconnects=self._reconnects,
+            fallbacks=self._fallbacks.copy(),
+            last_lanes=self._last_lanes.copy(),
+        )
+
+    # -- the sender's side -----------------------------------------------------------------------
+
+    def on_open(self, token: int, peer: Peer, now_s: float) -> None:
+        """A transfer to `peer` begins."""
+        self._sending[token] = _Sending(peer, now_s)
+
+    def on_commit(self, token: int, now_s: float) -> None:
+        """Its prompt is computed and everything was pushed."""
+        sending = self._sending.get(token)
+        if sending is not None:
+            sending.committed_at_s = now_s
+            sending.bytes_hidden = sending.acked_bytes
+
+    def on_chunk(self, token: int, peer: Peer, lane: str, num_bytes: int, now_s: float) -> None:
+        """A chunk leaves for `peer` on `lane`."""
+        self._in_flight.setdefault(peer, _InFlight()).chunks.append((token, num_bytes))
+        sending = self._sending.get(token)
+        if sending is None:
+            return
+        sending.lane = lane
+        if sending.first_sent_at_s is None:
+            sending.first_sent_at_s = now_s
+        if sending.num_lost:
+            sending.num_lost -= 1
+            self._sent_again[lane] += 1
+
+    def on_acknowledged(self, peer: Peer, num_chunks: int, now_s: float) -> None:
+        """`peer` has taken the first `num_chunks` chunks of this connection."""
+        flight = self._in_flight.get(peer)
+        while flight is not None and flight.chunks and flight.num_acked < num_chunks:
+            token, num_bytes = flight.chunks.popleft()
+            flight.num_acked += 1
+            sending = self._sending.get(token)
+            if sending is not None:
+                sending.acked_bytes += num_bytes
+                sending.last_acked_at_s = now_s
+
+    def on_connect(self, peer: Peer) -> None:
+        """A connection to `peer` is opened."""
+        if peer in self._broken:
+            self._broken.discard(peer)
+            self._reconnects += 1
+
+    def on_lane(self, peer: Peer, lane: str) -> None:
+        """A connection to `peer` is ready, on `lane`."""
+        node_id = peer.incarnation.node_id
+        self._last_lanes.pop(node_id, None)
+        self._last_lanes[node_id] = lane
+        if len(self._last_lanes) > MAX_REMEMBERED_PEERS:
+            del self._last_lanes[next(iter(self._last_lanes))]
+
+    def on_disconnect(self, peer: Peer) -> None:
+        """It was closed, or lost: what was not acknowledged leaves again on the next one."""
+        flight = self._in_flight.pop(peer, _InFlight())
+        for token, _ in flight.chunks:
+            if token in self._sending:
+                self._sending[token].num_lost += 1
+        self._broken.discard(peer)
+        if any(sending.peer == peer for sending in list(self._sending.values())):
+            self._broken.add(peer)
+
+    def on_fallback(self, lane: str, reason: str) -> None:
+        """A connection does without the faster `lane`."""
+        self._fallbacks[lane, reason] += 1
+
+    def on_ended(self, token: int, is_committed: bool, now_s: float) -> None:
+        """A transfer is over."""
+        sending = self._sending.pop(token, None)
+        if sending is None:
+            return
+        self._ended[sending.lane, OUTCOMES[0] if is_committed else OUTCOMES[1]] += 1
+        first_at_s, last_at_s = sending.first_sent_at_s, sending.last_acked_at_s
+        committed_at_s = sending.committed_at_s
+        if not is_committed or first_at_s is None or last_at_s is None or committed_at_s is None:
+            return
+        self._record(
+            TransferTiming(
+                lease_token=token,
+                lane=sending.lane,
+                num_bytes=sending.acked_bytes,
+                bytes_hidden=sending.bytes_hidden,
+                opened_at_s=sending.opened_at_s,
+                first_sent_at_s=first_at_s,
+                last_acked_at_s=last_at_s,
+                committed_at_s=committed_at_s,
+                ended_at_s=now_s,
+            )
+        )
+
+    # -- the receiver's side ---------------------------------------------------------------------
+
+    def on_piece(self, token: int, lane: str, num_bytes: int, now_s: float) -> None:
+        """Pieces of a landing came."""
+        receiving = self._receiving.setdefault(token, _Receiving(lane, now_s))
+        receiving.lane = lane
+        receiving.num_bytes += num_bytes
+
+    def on_landed(self, token: int, now_s: float) -> None:
+        """The landing is complete."""
+        receiving = self._receiving.pop(token, None)
+        if receiving is not None:
+            lane = self._lanes[receiving.lane]
+            lane.landed_bytes.observe(receiving.num_bytes)
+            lane.landing_s.observe(now_s - receiving.began_at_s)
+
+    def on_landing_over(self, token: int) -> None:
+        """The landing ended without KV."""
+        self._receiving.pop(token, None)
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _record(self, timing: TransferTiming) -> None:
+        lane = self._lanes[timing.lane]
+        lane.sent_bytes.observe(timing.num_bytes)
+        lane.duration_s.observe(timing.duration_s)
+        lane.exposed_s.observe(timing.exposed_s)
+        if timing.sending_s > 0:
+            lane.bytes_per_s.observe(timing.num_bytes / timing.sending_s)
+        self.last_committed = timing

@@ -1,0 +1,180 @@
+"""The kinds of connector that the suite runs over; a further one is one more entry in `KINDS`.
+
+Nothing here needs more than numpy and what the connectors over TCP import, so that the suite also
+runs on a small machine with the hardware that a kind wants; what one kind alone needs, it imports.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from common.ids import Incarnation
+from common.kv_layout import KVLayout
+from kv_transfer.connector import OnEvent
+from kv_transfer.core.lanes import VERIFY_AUTO
+from kv_transfer.lane import Lane
+from kv_transfer.loopback import LoopbackConnector, LoopbackNetwork, LoopbackTransport
+from kv_transfer.pieces import Pool
+from kv_transfer.shell import TransportConnector
+from kv_transfer.zmq_connector import ZmqConnector
+from tests.fakes.fake_one_sided_lane import Fabric, FakeOneSidedLane
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeOptions:
+    """What a test asks of one node's connector."""
+
+    layout: KVLayout
+    incarnation: Incarnation
+    window_bytes: int
+    peer_timeout_s: float
+    verify: str = VERIFY_AUTO
+
+
+class Kind:
+    """Makes the pools and connectors of one cluster.
+
+    `lane` is what its pairs agree on. `is_settled`: bytes are verified before they touch a pool.
+    `is_one_sided`: blocks of a landing that ended early may come back later.
+    """
+
+    lane = ""
+    is_settled = True
+    is_one_sided = False
+
+    def pool(self, layout: KVLayout, num_blocks: int) -> Pool:
+        return np.zeros(_shape(layout, num_blocks), np.uint8)
+
+    def connector(self, pool: Pool, options: NodeOptions, on_event: OnEvent) -> TransportConnector:
+        raise NotImplementedError
+
+    def silent_endpoint(self) -> str:
+        """Somebody accepts connections there and never says a word."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        pass
+
+
+class LoopbackKind(Kind):
+    """In one process, and with its network in the test's hand."""
+
+    lane = "loopback"
+
+    def __init__(self) -> None:
+        self.network = LoopbackNetwork()
+
+    def lanes(self, pool: Pool) -> Sequence[Lane]:
+        """What is offered besides the bytes behind the header."""
+        return []
+
+    def connector(self, pool: Pool, options: NodeOptions, on_event: OnEvent) -> TransportConnector:
+        return LoopbackConnector(
+            pool,
+            options.layout,
+            options.incarnation,
+            on_event,
+            network=self.network,
+            window_bytes=options.window_bytes,
+            peer_timeout_s=options.peer_timeout_s,
+            lanes=self.lanes(pool),
+            verify=options.verify,
+        )
+
+    def silent_endpoint(self) -> str:
+        return LoopbackTransport(self.network).endpoint
+
+
+class FakeRdmaKind(LoopbackKind):
+    """One-sided writes in memory; what they wait for is in the test's hand too."""
+
+    lane = "rdma"
+    is_settled = False
+    is_one_sided = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fabric = Fabric()
+        self.one_sided: list[FakeOneSidedLane] = []
+
+    def lanes(self, pool: Pool) -> Sequence[Lane]:
+        self.one_sided.append(FakeOneSidedLane(self.fabric, pool))
+        return [self.one_sided[-1]]
+
+
+class ZmqKind(Kind):
+    """Over TCP."""
+
+    lane = "zmq"
+
+    def __init__(self) -> None:
+        self.host = "127.0.0.1"
+        self.advertised_host: str | None = None
+        self._exit = contextlib.ExitStack()
+
+    def lanes(self, pool: Pool, layout: KVLayout) -> Sequence[Lane]:
+        """What is offered besides the bytes behind the header."""
+        return []
+
+    def connector(self, pool: Pool, options: NodeOptions, on_event: OnEvent) -> TransportConnector:
+        return ZmqConnector(
+            pool,
+            options.layout,
+            options.incarnation,
+            on_event,
+            host=self.host,
+            advertised_host=self.advertised_host,
+            window_bytes=options.window_bytes,
+            peer_timeout_s=options.peer_timeout_s,
+            lanes=self.lanes(pool, options.layout),
+            verify=options.verify,
+        )
+
+    def silent_endpoint(self) -> str:
+        listener = self._exit.enter_context(socket.create_server(("127.0.0.1", 0)))
+        return f"tcp://127.0.0.1:{listener.getsockname()[1]}"
+
+    def close(self) -> None:
+        self._exit.close()
+
+
+class ShmKind(ZmqKind):
+    """Frames over TCP, bytes through shared memory."""
+
+    lane = "shm"
+    is_settled = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._shared: dict[int, Any] = {}
+
+    def pool(self, layout: KVLayout, num_blocks: int) -> Pool:
+        from kv_transfer.shm.shared_pool import SharedPool
+
+        shared = SharedPool(num_blocks * layout.block_bytes, is_touched=False)
+        pool = shared.memory.reshape(_shape(layout, num_blocks))
+        self._shared[pool.ctypes.data] = shared
+        return pool
+
+    def lanes(self, pool: Pool, layout: KVLayout) -> Sequence[Lane]:
+        from kv_transfer.shm.shm_lane import ShmLane
+
+        return [ShmLane(layout, self._shared[pool.ctypes.data])]
+
+
+def _shape(layout: KVLayout, num_blocks: int) -> tuple[int, int, int, int]:
+    return layout.num_layers, 2, num_blocks, layout.piece_bytes
+
+
+KINDS: dict[str, Callable[[], Kind]] = {
+    "loopback": LoopbackKind,
+    "fake-rdma": FakeRdmaKind,
+    "zmq": ZmqKind,
+    "shm": ShmKind,
+}

@@ -1,0 +1,116 @@
+"""A sender that says what a test likes, on the connection that the kind of connector uses."""
+
+from __future__ import annotations
+
+import queue
+from typing import Any
+
+import numpy as np
+import zmq
+
+from common.ids import Incarnation
+from kv_transfer.connector import Ticket
+from kv_transfer.core import frames
+from kv_transfer.core.effects import Peer
+from kv_transfer.loopback import LoopbackTransport
+from kv_transfer.pieces import Pool, piece_sum
+from kv_transfer.transport import FromPeer, Parts
+from tests.contract.kv_connector.cluster import LAYOUT, WAIT_S, Cluster, Node
+from tests.contract.kv_connector.kinds import LoopbackKind
+
+ROGUE = Incarnation("rogue", 1)
+
+
+class RawSender:
+    """Greets `decode` as `ROGUE`, verifying blocks, with a pool of its own to send from."""
+
+    def __init__(self, cluster: Cluster, decode: Node) -> None:
+        self.pool: Pool = cluster.kind.pool(LAYOUT, 4)
+        self.pool[:] = np.random.default_rng(99).integers(0, 256, self.pool.shape, np.uint8)
+        self.lane = cluster.lane
+        self._seq = 0
+        is_loopback = isinstance(cluster.kind, LoopbackKind)
+        self._line = _Loopback(cluster, decode) if is_loopback else _Dealer(decode)
+        offers = {self.lane: self._offer(cluster)}
+        self.send(frames.Hello(ROGUE, decode.incarnation, LAYOUT, offers, "block"))
+        welcome = self.answer()
+        assert isinstance(welcome, frames.Welcome)
+        assert welcome.lane == self.lane
+
+    def _offer(self, cluster: Cluster) -> bytes:
+        (offer,) = cluster.kind.offers(self.pool, LAYOUT)
+        return offer
+
+    def send(self, frame: frames.Frame, *payload: memoryview) -> None:
+        self._line.send([memoryview(frames.encode(frame)), *payload])
+
+    def answer(self) -> frames.Frame:
+        return frames.decode(self._line.receive())
+
+    def settle(self) -> list[frames.Frame]:
+        """What came before the answer to a PING: everything sent so far was handled."""
+        self.send(frames.Ping(()))
+        answers: list[frames.Frame] = []
+        while not isinstance(answer := self.answer(), frames.Pong):
+            answers.append(answer)
+        return answers
+
+    def data(self, ticket: Ticket, *, generation: int, layer: int, ordinal: int) -> None:
+        """One whole, well-formed piece of block 0 of the pool."""
+        keys, values = (self.pool[layer, kind, 0].data for kind in (0, 1))
+        is_inline = self.lane != "shm"
+        frame = frames.Data(
+            seq=self._seq,
+            lease_token=ticket.lease_token,
+            generation=generation,
+            layer=layer,
+            ordinals=(ordinal,),
+            runs=(1,) if is_inline else (),
+            source_blocks=() if is_inline else (0,),
+            key_sums=(piece_sum(keys, layer, ordinal),),
+            value_sums=(piece_sum(values, layer, ordinal),),
+        )
+        self._seq += 1
+        self.send(frame, *((keys, values) if is_inline else ()))
+
+    def close(self) -> None:
+        self._line.close()
+
+
+class _Dealer:
+    def __init__(self, decode: Node) -> None:
+        self._context: zmq.Context[Any] = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.RCVTIMEO, int(WAIT_S * 1000))
+        self._socket.connect(decode.connector.endpoint)
+
+    def send(self, parts: Parts) -> None:
+        self._socket.send_multipart(parts)
+
+    def receive(self) -> bytes:
+        header: bytes = self._socket.recv()
+        return header
+
+    def close(self) -> None:
+        self._socket.close()
+        self._context.term()
+
+
+class _Loopback(LoopbackTransport):
+    def __init__(self, cluster: Cluster, decode: Node) -> None:
+        assert isinstance(cluster.kind, LoopbackKind)
+        super().__init__(cluster.kind.network)
+        self._answers: queue.Queue[bytes] = queue.Queue()
+        self._peer = Peer(decode.connector.endpoint, decode.incarnation)
+        self.connect(self._peer)
+
+    def arrive(self, connection: bytes, arrival: object) -> None:
+        if isinstance(arrival, FromPeer):
+            self._answers.put(bytes(arrival.parts[0]))
+
+    def send(self, parts: Parts) -> None:  # type: ignore[override]
+        super().send(self._peer, parts)
+
+    def receive(self) -> bytes:
+        return self._answers.get(timeout=WAIT_S)

@@ -1,0 +1,59 @@
+"""What both ends of a handoff measured of it, over each connector."""
+
+from __future__ import annotations
+
+from common.errors import HandoffFailed
+from kv_transfer.connector import Commit, Landed, TransferEnded
+from tests.contract.kv_connector.cluster import LAYOUT, PAIR_BYTES, Cluster
+
+NUM_BYTES = LAYOUT.num_layers * 2 * PAIR_BYTES
+
+
+def test_a_handoff_is_measured_on_both_sides(cluster: Cluster) -> None:
+    p, d = cluster.node("p"), cluster.node("d")
+    ticket = cluster.ticket(d, (4, 5))
+    d.connector.expect(ticket, sender_deadline_s=20.0)
+    p.connector.open(ticket, deadline_s=20.0)
+    p.push_all(ticket, (1, 2))
+    p.connector.commit(ticket.lease_token, Commit(num_tokens=8, first_token_id=1))
+    assert isinstance(d.wait_event(), Landed)
+    assert p.wait_event() == TransferEnded(ticket.lease_token, None)
+
+    lane = cluster.lane
+    sent = p.connector.statistics().measured
+    assert sent.ended[lane, "committed"] == 1
+    for histogram, most in (
+        (sent.lanes[lane].sent_bytes, NUM_BYTES),
+        (sent.lanes[lane].duration_s, 20.0),
+        (sent.lanes[lane].exposed_s, 20.0),
+    ):
+        assert histogram.count == 1
+        assert 0 < histogram.total <= most
+    timing = p.connector.last_committed
+    assert timing is not None
+    assert timing.num_bytes == NUM_BYTES
+    assert 0 <= timing.bytes_hidden <= NUM_BYTES
+    assert timing.opened_at_s <= timing.first_sent_at_s <= timing.last_acked_at_s
+    assert timing.opened_at_s <= timing.committed_at_s <= timing.ended_at_s
+    landed = d.connector.statistics().measured.lanes[lane]
+    assert landed.landed_bytes.total == NUM_BYTES
+    assert landed.landing_s.count == 1
+    assert not any(sent.chunks_sent_again.values())
+    assert sent.reconnects == 0
+
+
+def test_a_transfer_that_was_given_up_is_a_failed_one(cluster: Cluster) -> None:
+    p, d = cluster.node("p"), cluster.node("d")
+    ticket = cluster.ticket(d, (4, 5))
+    d.connector.expect(ticket, sender_deadline_s=20.0)
+    p.connector.open(ticket, deadline_s=20.0)
+    p.push_all(ticket, (1, 2))
+    d.connector.revoke(ticket.lease_token)
+    ended = p.wait_event()
+    assert isinstance(ended, TransferEnded)
+    assert isinstance(ended.error, HandoffFailed)
+    measured = p.connector.statistics().measured
+    failed = {key: count for key, count in measured.ended.items() if count}
+    assert failed in ({(cluster.lane, "failed"): 1}, {("none", "failed"): 1})
+    assert all(lane.duration_s.count == 0 for lane in measured.lanes.values())
+    assert d.connector.statistics().measured.lanes[cluster.lane].landing_s.count == 0
