@@ -15,7 +15,7 @@ class InlineLane:
         self.name = name
         self._pool = pool
 
-    def offer(self) -> bytes | None:
+    def offer(self, peer: Peer) -> bytes | None:
         return b""
 
     def accept(self, peer: Peer, reply: bytes) -> None:

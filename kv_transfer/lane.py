@@ -38,8 +38,8 @@ class Lane(Protocol):
 
     # The sender's end.
 
-    def offer(self) -> bytes | None:
-        """What HELLO says of this end, at most `MAX_LANE_BYTES`; None: not to be used now."""
+    def offer(self, peer: Peer) -> bytes | None:
+        """What HELLO to `peer` says of this end, at most `MAX_LANE_BYTES`; None: not now."""
 
     def accept(self, peer: Peer, reply: bytes) -> None:
         """`peer` chose this lane; `reply` is what its end says. Raises `HandoffFailed`."""

@@ -30,7 +30,7 @@ class LoopbackNetwork:
     """Connectors that were made with the same network can reach each other by endpoint."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
+        self._lock = threading.Condition()
         self._numbers = itertools.count(1)
         self._nodes: dict[str, LoopbackTransport] = {}
         self._connections: dict[bytes, tuple[LoopbackTransport, Peer]] = {}
@@ -48,11 +48,10 @@ class LoopbackNetwork:
             for deliver in held:
                 deliver()
 
-    @property
-    def num_held(self) -> int:
-        """Messages that are held back now."""
+    def wait_held(self, count: int, timeout_s: float) -> bool:
+        """Return when so many messages are held back, or the time is over; whether they are."""
         with self._lock:
-            return len(self._held or ())
+            return self._lock.wait_for(lambda: len(self._held or ()) >= count, timeout_s)
 
     def cut(self, endpoint: str) -> None:
         """Break every connection to `endpoint`; messages under way on them are lost."""
@@ -103,6 +102,7 @@ class LoopbackNetwork:
             deliver()
         else:
             self._held.append(deliver)
+            self._lock.notify_all()
 
     def _to_receiver(self, connection: bytes, parts: Parts) -> None:
         if connection in self._connections:

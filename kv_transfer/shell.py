@@ -450,7 +450,9 @@ class TransportConnector:
 
     def _say_hello(self, peer: Peer) -> None:
         offers = {
-            name: offer for name, lane in self._lanes.items() if (offer := lane.offer()) is not None
+            name: offer
+            for name, lane in self._lanes.items()
+            if (offer := lane.offer(peer)) is not None
         }
         with self._sender_lock:
             hello = self._sender.hello(peer, offers, self._verify)
@@ -484,7 +486,7 @@ class TransportConnector:
                 chosen, reply = name, answer
                 break
         with self._receiver_lock:
-            self._effects.extend(self._receiver.on_lane(session, chosen, reply))
+            self._effects.extend(self._receiver.on_lane(session, chosen, reply, offers))
 
     def _fence(self, name: str, slabs: Sequence[int]) -> None:
         self._one_sided[name].fence(slabs)

@@ -10,6 +10,7 @@ from common.kv_layout import KVLayout
 from kv_transfer.connector import OnEvent
 from kv_transfer.core.lanes import VERIFY_AUTO
 from kv_transfer.core.limits import DEFAULT_PEER_TIMEOUT_S, DEFAULT_WINDOW_BYTES, Limits
+from kv_transfer.curve_keys import CurveKeys
 from kv_transfer.inline_lane import InlineLane
 from kv_transfer.lane import Lane
 from kv_transfer.pieces import Pool, check_pool
@@ -24,6 +25,8 @@ class ZmqConnector(TransportConnector):
     that the other nodes can reach.
     `lanes` are faster ways for the bytes, where a pair can take them; without `has_inline` a pair
     that can take none of them is refused. `verify` is a mode of `core.lanes`.
+    With `keys` only nodes that hold the same pair can connect, and all that travels here is
+    encrypted.
     At most `window_bytes` of data per decode node are unacknowledged; a peer that is silent for
     `peer_timeout_s` is given up. Raises `ConfigError` when the address cannot be bound or the
     window is too small for one block.
@@ -44,6 +47,7 @@ class ZmqConnector(TransportConnector):
         lanes: Sequence[Lane] = (),
         has_inline: bool = True,
         verify: str = VERIFY_AUTO,
+        keys: CurveKeys | None = None,
         clock: Clock | None = None,
     ) -> None:
         limits = Limits(window_bytes=window_bytes, peer_timeout_s=peer_timeout_s)
@@ -54,7 +58,7 @@ class ZmqConnector(TransportConnector):
             layout,
             incarnation,
             on_event,
-            transport=ZmqTransport(host, port, advertised_host or host, layout, limits),
+            transport=ZmqTransport(host, port, advertised_host or host, layout, limits, keys),
             lanes=[*lanes, InlineLane("zmq", pool)] if has_inline else lanes,
             verify=verify,
             limits=limits,

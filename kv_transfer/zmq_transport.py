@@ -24,14 +24,17 @@ from common.errors import ConfigError, HandoffFailed
 from common.kv_layout import KVLayout
 from kv_transfer.core.effects import Peer
 from kv_transfer.core.limits import MAX_HEADER_BYTES, Limits
+from kv_transfer.curve_keys import CurveKeys
 from kv_transfer.transport import Arrival, FromPeer, FromSession, Parts
+from kv_transfer.zmq_gate import OVERHEAD_BYTES, ZmqGate
 
 logger = logging.getLogger("pdserve.kv_transfer")
 
 # Messages, not bytes: bytes are bounded by the windows. A sender's queue holds its frames in flight
-# and a few control frames for each of its transfers.
+# and a few control frames for each of its transfers. A receiver's is short: what waits there is
+# memory, and is no longer in a cache when its turn comes.
 SENDER_HIGH_WATER_MARK = 4096
-RECEIVER_HIGH_WATER_MARK = 16
+RECEIVER_HIGH_WATER_MARK = 8
 LINGER_MS = 200
 TERMINATE_WITHIN_S = 2.0
 KEEPALIVE_S = 10
@@ -40,32 +43,23 @@ KEEPALIVE_S = 10
 class ZmqTransport:
     """Binds `tcp://host:port` (port 0: any free one). Raises `ConfigError` when it cannot.
 
-    Others connect to that port of `advertised_host`.
+    Others connect to that port of `advertised_host`. With `keys` every connection, in both
+    directions, is encrypted and admits only who holds the same pair.
     """
 
     def __init__(
-        self, host: str, port: int, advertised_host: str, layout: KVLayout, limits: Limits
+        self,
+        host: str,
+        port: int,
+        advertised_host: str,
+        layout: KVLayout,
+        limits: Limits,
+        keys: CurveKeys | None = None,
     ) -> None:
         _keep_freed_memory()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._router = self._context.socket(zmq.ROUTER)
-        self._router.setsockopt(zmq.MAXMSGSIZE, limits.max_part_bytes(layout))
-        self._router.setsockopt(zmq.RCVHWM, RECEIVER_HIGH_WATER_MARK)
-        self._router.setsockopt(zmq.SNDHWM, SENDER_HIGH_WATER_MARK)
-        self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        self._router.setsockopt(zmq.HANDSHAKE_IVL, _ms(limits.peer_timeout_s))
-        # Silence is judged above; this lets the kernel reap connections of hosts that vanished.
-        self._router.setsockopt(zmq.TCP_KEEPALIVE, 1)
-        self._router.setsockopt(zmq.TCP_KEEPALIVE_IDLE, KEEPALIVE_S)
-        self._router.setsockopt(zmq.TCP_KEEPALIVE_INTVL, KEEPALIVE_S)
-        self._router.setsockopt(zmq.TCP_KEEPALIVE_CNT, 3)
-        wanted = _tcp(host, port)
-        self._router.setsockopt(zmq.IPV6, _is_ipv6(wanted))
-        try:
-            self._router.bind(wanted)
-        except zmq.ZMQError as error:
-            self._context.destroy(linger=0)
-            raise ConfigError(f"KV endpoint {wanted} cannot be bound: {error}") from None
+        self._gate = ZmqGate(self._context, keys) if keys else None
+        self._router = self._listening(_tcp(host, port), layout, limits)
         bound = self._router.get_string(zmq.LAST_ENDPOINT).rstrip("\0")
         self._endpoint = _tcp(advertised_host, int(bound.rpartition(":")[2]))
         self._wake_read, self._wake_write = socket.socketpair()
@@ -78,7 +72,31 @@ class ZmqTransport:
         self._ready: deque[zmq.Socket[bytes]] = deque()
         self._poller = zmq.Poller()
         self._poller.register(self._wake_read.fileno(), zmq.POLLIN)
+        if self._gate:
+            self._poller.register(self._gate.socket, zmq.POLLIN)
         self._watch(self._router, None)
+
+    def _listening(self, wanted: str, layout: KVLayout, limits: Limits) -> zmq.Socket[bytes]:
+        router = self._context.socket(zmq.ROUTER)
+        router.setsockopt(zmq.MAXMSGSIZE, self._on_the_wire(limits.max_part_bytes(layout)))
+        router.setsockopt(zmq.RCVHWM, RECEIVER_HIGH_WATER_MARK)
+        router.setsockopt(zmq.SNDHWM, SENDER_HIGH_WATER_MARK)
+        router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        router.setsockopt(zmq.HANDSHAKE_IVL, _ms(limits.peer_timeout_s))
+        # Silence is judged above; this lets the kernel reap connections of hosts that vanished.
+        router.setsockopt(zmq.TCP_KEEPALIVE, 1)
+        router.setsockopt(zmq.TCP_KEEPALIVE_IDLE, KEEPALIVE_S)
+        router.setsockopt(zmq.TCP_KEEPALIVE_INTVL, KEEPALIVE_S)
+        router.setsockopt(zmq.TCP_KEEPALIVE_CNT, 3)
+        router.setsockopt(zmq.IPV6, _is_ipv6(wanted))
+        if self._gate:
+            self._gate.guard(router)
+        try:
+            router.bind(wanted)
+        except zmq.ZMQError as error:
+            self._context.destroy(linger=0)
+            raise ConfigError(f"KV endpoint {wanted} cannot be bound: {error}") from None
+        return router
 
     @property
     def endpoint(self) -> str:
@@ -89,11 +107,13 @@ class ZmqTransport:
         if not peer.endpoint.startswith("tcp://"):
             raise HandoffFailed(f"{peer}: wanted an endpoint tcp://host:port")
         dealer = self._context.socket(zmq.DEALER)
-        dealer.setsockopt(zmq.MAXMSGSIZE, MAX_HEADER_BYTES)
+        dealer.setsockopt(zmq.MAXMSGSIZE, self._on_the_wire(MAX_HEADER_BYTES))
         dealer.setsockopt(zmq.RCVHWM, SENDER_HIGH_WATER_MARK)
         dealer.setsockopt(zmq.SNDHWM, SENDER_HIGH_WATER_MARK)
         dealer.setsockopt(zmq.LINGER, 0)
         dealer.setsockopt(zmq.IPV6, _is_ipv6(peer.endpoint))
+        if self._gate:
+            self._gate.introduce(dealer)
         self._dealers[peer] = dealer
         self._watch(dealer, peer)
         try:
@@ -126,6 +146,8 @@ class ZmqTransport:
         for source, _ in self._poller.poll(_ms(timeout_s)):
             if source == self._wake_read.fileno():
                 self._wake_read.recv(4096)
+            elif self._gate and source == self._gate.socket:
+                self._gate.answer()
             elif source not in self._ready:
                 self._ready.append(source)
 
@@ -153,6 +175,8 @@ class ZmqTransport:
         for peer in list(self._dealers):
             self._close_dealer(peer, linger_ms=LINGER_MS)
         self._router.close(LINGER_MS)
+        if self._gate:
+            self._gate.close()
         self._terminate()
         # With the lock, so that no thread is about to write to a number that is reused.
         with self._wake_lock:
@@ -177,6 +201,9 @@ class ZmqTransport:
             self._ready.remove(dealer)
         dealer.close(linger_ms)
 
+    def _on_the_wire(self, part_bytes: int) -> int:
+        return part_bytes + (OVERHEAD_BYTES if self._gate else 0)
+
     def _watch(self, source: zmq.Socket[bytes], peer: Peer | None) -> None:
         self._peer_of[source] = peer
         self._poller.register(source, zmq.POLLIN)
@@ -190,7 +217,7 @@ def _keep_freed_memory() -> None:
     frame takes. It does so no longer, for blocks up to the largest that it was ever given back:
     that is 32 MiB at most, and twice as much is kept.
     """
-    np.empty((32 << 20) - (64 << 10), np.uint8)  # not touched: nothing becomes resident
+    np.empty((32 << 20) - (64 << 10), np.uint8)  # Not touched: nothing becomes resident.
 
 
 def _tcp(host: str, port: int) -> str:

@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from common.errors import ConfigError, PdserveError
 from common.nodes import Role
@@ -31,6 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "up": _up,
             "status": _status,
             "check-config": _check_config,
+            "kv-key": _kv_key,
         }[parsed.command]
         return run(parsed, unknown)
     except FlagError as error:
@@ -93,6 +95,16 @@ def _status(parsed: argparse.Namespace, unknown: list[str]) -> int:
         return _wrong_settings([f"unexpected argument: {unknown[0].partition('=')[0]}"])
     api_key = getattr(parsed, "api_key", os.environ.get("PDSERVE_API_KEY", ""))
     print(status_table(fetch_cluster(parsed.url, api_key=api_key)), end="")
+    return EXIT_OK
+
+
+def _kv_key(parsed: argparse.Namespace, unknown: list[str]) -> int:
+    from kv_transfer.curve_keys import new_curve_keys, write_curve_keys
+
+    if unknown:
+        return _wrong_settings([f"unexpected argument: {unknown[0].partition('=')[0]}"])
+    write_curve_keys(Path(parsed.file), new_curve_keys())
+    print(f"{parsed.file}: copy it to every prefill and decode node, and start them with --kv-key")
     return EXIT_OK
 
 

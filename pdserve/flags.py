@@ -58,6 +58,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_up(commands)
     _add_status(commands)
     _add_serve(commands, "check-config", "print the configuration `serve` would run with")
+    _add_kv_key(commands)
     return parser
 
 
@@ -107,6 +108,11 @@ def _add_status(commands: Any) -> None:
         default=argparse.SUPPRESS,
         help="the router's key, when it wants one (default: the variable PDSERVE_API_KEY)",
     )
+
+
+def _add_kv_key(commands: Any) -> None:
+    command = _add_command(commands, "kv-key", "make the key that encrypts KV between nodes")
+    command.add_argument("file", metavar="FILE", help="where to write it; must not exist yet")
 
 
 def _add_command(commands: Any, name: str, summary: str) -> argparse.ArgumentParser:

@@ -62,6 +62,14 @@ It exits with 0 when the configuration can start, and with 2 when it cannot.
 examples:
   pdserve check-config --role decode --config pdserve.toml
 """,
+    "kv-key": """\
+Every prefill and decode node needs the same file. It is secret: whoever can
+read it can read and write the cluster's KV.
+
+examples:
+  pdserve kv-key pdserve-kv.key
+  pdserve serve --role decode --kv-key pdserve-kv.key --redis-url redis://10.0.0.1/0
+""",
 }
 
 
@@ -76,7 +84,8 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
         """One line: thirty flags in brackets tell nobody anything."""
         if any(action.dest == "command" for action in actions):
             return f"usage: {self._prog} COMMAND [flags]\n\n"
-        return f"usage: {self._prog} [flags]\n\n"
+        values = "".join(f" {action.metavar}" for action in actions if not action.option_strings)
+        return f"usage: {self._prog}{values} [flags]\n\n"
 
     def _format_args(self, action: argparse.Action, default_metavar: str) -> str:
         """A flag's value is optional to the grammar alone, so it is shown without brackets."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from pathlib import Path
 from typing import cast
 
 import numpy as np
@@ -15,7 +15,11 @@ from common.ids import Incarnation
 from common.kv_layout import KVLayout
 from common.nodes import Role
 from kv_transfer.connector import OnEvent
+from kv_transfer.curve_keys import load_curve_keys
 from kv_transfer.lane import Lane
+from kv_transfer.pieces import Pool
+from kv_transfer.rdma.mooncake_engine import MooncakeEngine, RdmaUnavailable
+from kv_transfer.rdma.rdma_lane import RdmaLane
 from kv_transfer.shm.shared_pool import SharedPool
 from kv_transfer.shm.shm_lane import ShmLane
 from kv_transfer.zmq_connector import ZmqConnector
@@ -27,24 +31,39 @@ KV_PEER_TIMEOUT_S = 5.0
 
 
 class KVPlane:
-    """Made before the model is loaded, since the pool's memory is part of it."""
+    """Made before the model is loaded: what is wrong is told at once, and the pool's memory is
+    part of it.
+
+    `auto` takes what there is. It leaves RDMA out where the cluster has a key: whoever reaches an
+    RDMA engine may read and write the pool, and a key says that not everybody shall.
+    """
 
     def __init__(self, config: Config) -> None:
+        """Raises `ConfigError` when `config` wants what this machine does not have."""
         self._config = config
-        self._transport = config.handoff.kv_transport
+        self._host = advertised_host(config.server.host)
+        transport = config.handoff.kv_transport
+        is_paired = config.role is not Role.MIXED
+        self._is_shm_only = transport == "shm"
+        self._takes_shm = is_paired and transport in ("auto", "shm")
         self._shared: SharedPool | None = None
+        key = config.handoff.kv_key
+        self._keys = load_curve_keys(Path(key)) if key else None
+        self._is_rdma_wanted = is_paired and transport == "rdma"
+        takes_rdma = is_paired and transport == "auto" and self._keys is None
+        self._engine = self._start_engine() if self._is_rdma_wanted or takes_rdma else None
 
     def host_memory(self, num_bytes: int, is_touched: bool) -> npt.NDArray[np.uint8] | None:
         """Shared memory for a pool that decode nodes of this host may read; None: not wanted.
 
-        Raises `ConfigError` where it is wanted alone and cannot be had.
+        Raises `ConfigError` where nothing else is wanted and it cannot be had.
         """
-        if self._config.role is not Role.PREFILL or self._transport not in ("auto", "shm"):
+        if self._config.role is not Role.PREFILL or not self._takes_shm:
             return None
         try:
             self._shared = SharedPool(num_bytes, is_touched=is_touched)
         except OSError as error:
-            if self._transport == "shm":
+            if self._is_shm_only:
                 raise ConfigError(
                     f"kv_transport is shm, but {num_bytes} bytes of shared memory cannot be had: "
                     f"{error}"
@@ -59,24 +78,45 @@ class KVPlane:
         """The node's one connector. Raises `ConfigError`."""
         from engine.runner.model_runner import ModelRunner
 
-        config = self._config
+        config, pool = self._config, cast(ModelRunner, model).kv_bytes
         return ZmqConnector(
-            cast(ModelRunner, model).kv_bytes,
+            pool,
             model.layout,
             incarnation,
             on_event,
             host=config.server.host,
             port=config.server.kv_port,
-            advertised_host=advertised_host(config.server.host),
+            advertised_host=self._host,
             window_bytes=config.handoff.kv_window,
             peer_timeout_s=KV_PEER_TIMEOUT_S,
-            lanes=self._lanes(model.layout),
-            has_inline=self._transport != "shm",
+            lanes=self._lanes(pool, model.layout),
+            has_inline=not self._is_shm_only,
             verify=config.handoff.kv_verify,
+            keys=self._keys,
         )
 
-    def _lanes(self, layout: KVLayout) -> Sequence[Lane]:
+    def _lanes(self, pool: Pool, layout: KVLayout) -> list[Lane]:
         lanes: list[Lane] = []
-        if self._transport in ("auto", "shm"):
+        if self._takes_shm:
             lanes.append(ShmLane(layout, self._shared))
+        if self._engine is not None:
+            try:
+                window_bytes = self._config.handoff.kv_window
+                lanes.append(RdmaLane(pool, self._engine, window_bytes=window_bytes))
+            except RdmaUnavailable as error:
+                self._do_without_rdma(error)
         return lanes
+
+    def _start_engine(self) -> MooncakeEngine | None:
+        try:
+            return MooncakeEngine(self._host, self._config.handoff.rdma_devices)
+        except RdmaUnavailable as error:
+            self._do_without_rdma(error)
+            return None
+
+    def _do_without_rdma(self, error: RdmaUnavailable) -> None:
+        if self._is_rdma_wanted:
+            raise ConfigError(
+                f"kv_transport is rdma, but {error}; auto takes RDMA where it is to be had"
+            ) from None
+        log.info("KV does not travel by RDMA: %s", error)

@@ -30,6 +30,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 
 from bench.handoff.decode_end import DecodeEnd
 from bench.handoff.figures import Handoff, figures, worst_of
@@ -43,16 +44,14 @@ _NUM_WARM_UPS = 2
 
 def measure(case: Case, num_handoffs: int) -> list[Handoff]:
     """Prompts one after another, of which the first few are not counted."""
-    prefill = Remote(PrefillEnd, case)
-    decode = Remote(DecodeEnd, case, prefill.call("layout"))
     handoffs = []
-    try:
+    with (
+        closing(Remote(PrefillEnd, case)) as prefill,
+        closing(Remote(DecodeEnd, case, prefill.call("layout"))) as decode,
+    ):
         for number in range(_NUM_WARM_UPS + num_handoffs):
             done: Prefilled = prefill.call("prefill", decode.call("reserve", number), number)
             handoffs.append(_handoff(case, done, decode.call("wait_landed")))
-    finally:
-        prefill.close()
-        decode.close()
     return handoffs[_NUM_WARM_UPS:]
 
 

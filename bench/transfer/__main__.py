@@ -26,7 +26,7 @@ from typing import Any
 from bench.transfer import connector_ends, mooncake_tcp, plain
 from bench.transfer.processes import Move, Pair
 from bench.transfer.ways import Way
-from bench.transfer.workload import MOVED_BYTES, PATTERNS, new_pool
+from bench.transfer.workload import MOVED_BYTES, PATTERNS, private_memory, shared_memory
 
 _GB = 1e9
 
@@ -58,14 +58,21 @@ class Figures:
 def ways() -> tuple[list[Way], dict[str, str]]:
     """The ways that can be measured here, and why others cannot, by name."""
     found = [
-        Way("raw_socket", plain.SocketReceiver, plain.SocketSender, new_pool, ("adjacent",)),
-        Way("zmq", connector_ends.ZmqReceiver, connector_ends.ZmqSender, new_pool, PATTERNS),
+        Way("raw_socket", plain.SocketReceiver, plain.SocketSender, ("adjacent",)),
+        Way("zmq", connector_ends.ConnectorReceiver, connector_ends.ConnectorSender),
+        Way(
+            "shm",
+            connector_ends.shm_receiver,
+            connector_ends.shm_sender,
+            source=shared_memory,
+            imports=("kv_transfer.shm.fused_copy",),
+        ),
     ]
     missing = {"rdma_over_direct": "needs RDMA devices: make test-rdma"}
     reason = mooncake_tcp.why_missing()
     if reason is None:
         ends = mooncake_tcp.MooncakeReceiver, mooncake_tcp.MooncakeSender
-        found.append(Way("mooncake_tcp", *ends, new_pool, PATTERNS))
+        found.append(Way("mooncake_tcp", *ends))
     else:
         missing["mooncake_tcp"] = reason
     return found, missing
@@ -73,12 +80,13 @@ def ways() -> tuple[list[Way], dict[str, str]]:
 
 def measure(found: list[Way], num_rounds: int) -> tuple[dict[str, Figures], list[float]]:
     """Figures by way, and the seconds of each memcpy. One round before them is not counted."""
-    source, target = new_pool(0), new_pool(1)
+    source, target = private_memory(0).pool, private_memory(1).pool
     copies_s = []
     figures = {way.name: Figures({pattern: [] for pattern in way.patterns}) for way in found}
     pairs: list[Pair] = []
     try:
-        pairs += [Pair(way) for way in found]
+        for way in found:
+            pairs.append(Pair(way))
         for index in range(num_rounds + 1):
             copies_s.append(plain.memcpy_s(source, target))
             for pair in pairs:

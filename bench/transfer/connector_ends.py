@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import queue
+from collections.abc import Sequence
 
 from bench.transfer.ways import Span, now_s
-from bench.transfer.workload import LAYOUT, NUM_MOVED, source_blocks, target_blocks
+from bench.transfer.workload import LAYOUT, NUM_MOVED, Memory, source_blocks, target_blocks
 from common.ids import AttemptId, Incarnation
 from kv_transfer.connector import Commit, KVEvent, Landed, Ticket, TransferEnded
-from kv_transfer.pieces import Pool
-from kv_transfer.shell import TransportConnector
+from kv_transfer.lane import Lane
+from kv_transfer.shm.shm_lane import ShmLane
 from kv_transfer.zmq_connector import ZmqConnector
 
 _DEADLINE_S = 60.0
@@ -19,13 +20,10 @@ _DEADLINE_S = 60.0
 class _End:
     """A connector and the events it emitted, each with the time of its arrival."""
 
-    def __init__(self, name: str, pool: Pool) -> None:
+    def __init__(self, name: str, memory: Memory, lanes: Sequence[Lane]) -> None:
         self._events: queue.SimpleQueue[tuple[KVEvent, float]] = queue.SimpleQueue()
         self.me = Incarnation(name, 1)
-        self.connector = self._connect(pool)
-
-    def _connect(self, pool: Pool) -> TransportConnector:
-        return ZmqConnector(pool, LAYOUT, self.me, self._on_event)
+        self.connector = ZmqConnector(memory.pool, LAYOUT, self.me, self._on_event, lanes=lanes)
 
     def _on_event(self, event: KVEvent) -> None:
         self._events.put((event, now_s()))
@@ -37,9 +35,11 @@ class _End:
         self.connector.close()
 
 
-class ZmqReceiver(_End):
-    def __init__(self, pool: Pool) -> None:
-        super().__init__("decode", pool)
+class ConnectorReceiver(_End):
+    """A decode node's connector."""
+
+    def __init__(self, memory: Memory, lanes: Sequence[Lane] = ()) -> None:
+        super().__init__("decode", memory, lanes)
         self._tokens = itertools.count(1)
 
     def prepare(self, pattern: str) -> Ticket:
@@ -65,9 +65,11 @@ class ZmqReceiver(_End):
         return Span(None, at_s)
 
 
-class ZmqSender(_End):
-    def __init__(self, pool: Pool) -> None:
-        super().__init__("prefill", pool)
+class ConnectorSender(_End):
+    """A prefill node's connector."""
+
+    def __init__(self, memory: Memory, lanes: Sequence[Lane] = ()) -> None:
+        super().__init__("prefill", memory, lanes)
 
     def send(self, pattern: str, prepared: Ticket) -> Span:
         token = prepared.lease_token
@@ -82,3 +84,13 @@ class ZmqSender(_End):
         if not isinstance(event, TransferEnded) or event.error is not None:
             raise RuntimeError(f"the transfer failed: {event}")
         return Span(began_at_s, None)
+
+
+def shm_receiver(memory: Memory) -> ConnectorReceiver:
+    """One that takes what senders of this host share."""
+    return ConnectorReceiver(memory, [ShmLane(LAYOUT)])
+
+
+def shm_sender(memory: Memory) -> ConnectorSender:
+    """One whose pool is shared."""
+    return ConnectorSender(memory, [ShmLane(LAYOUT, memory.shared)])

@@ -12,7 +12,7 @@ import os
 from typing import Any
 
 from bench.transfer.ways import Span, now_s
-from bench.transfer.workload import ranges, source_blocks, target_blocks
+from bench.transfer.workload import Memory, ranges, source_blocks, target_blocks
 from kv_transfer.pieces import Pool
 
 _MOST_WRITES = 1024
@@ -50,9 +50,9 @@ def _places(pool: Pool, blocks: tuple[int, ...]) -> list[tuple[int, int]]:
 
 
 class MooncakeReceiver:
-    def __init__(self, pool: Pool) -> None:
-        self._pool = pool
-        self._engine = _engine(pool)
+    def __init__(self, memory: Memory) -> None:
+        self._pool = memory.pool
+        self._engine = _engine(self._pool)
 
     def prepare(self, pattern: str) -> Prepared:
         name = f"127.0.0.1:{self._engine.get_rpc_port()}"
@@ -66,9 +66,9 @@ class MooncakeReceiver:
 
 
 class MooncakeSender:
-    def __init__(self, pool: Pool) -> None:
-        self._pool = pool
-        self._engine = _engine(pool)
+    def __init__(self, memory: Memory) -> None:
+        self._pool = memory.pool
+        self._engine = _engine(self._pool)
 
     def send(self, pattern: str, prepared: Prepared) -> Span:
         peer, targets = prepared

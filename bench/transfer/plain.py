@@ -7,7 +7,7 @@ import socket
 import numpy as np
 
 from bench.transfer.ways import Span, now_s
-from bench.transfer.workload import MOVED_BYTES, ranges, source_blocks, target_blocks
+from bench.transfer.workload import MOVED_BYTES, Memory, ranges, source_blocks, target_blocks
 from kv_transfer.pieces import Pool
 
 _WRITE_BYTES = 1 << 20
@@ -20,8 +20,8 @@ class SocketReceiver:
     Socket buffers are the system's own on both sides, as they are for the connectors.
     """
 
-    def __init__(self, pool: Pool) -> None:
-        self._pool = pool
+    def __init__(self, memory: Memory) -> None:
+        self._pool = memory.pool
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._listener.settimeout(_TIMEOUT_S)
         self._connection: socket.socket | None = None
@@ -52,8 +52,8 @@ class SocketReceiver:
 
 
 class SocketSender:
-    def __init__(self, pool: Pool) -> None:
-        self._pool = pool
+    def __init__(self, memory: Memory) -> None:
+        self._pool = memory.pool
         self._connection: socket.socket | None = None
 
     def send(self, pattern: str, prepared: int) -> Span:

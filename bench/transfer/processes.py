@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import resource
 from collections.abc import Callable
@@ -11,8 +12,7 @@ from typing import Any
 
 from bench.transfer.memory import memory_bytes, reset_peak_memory
 from bench.transfer.ways import Span, Way
-from bench.transfer.workload import digest, source_blocks, target_blocks
-from kv_transfer.pieces import Pool
+from bench.transfer.workload import Memory, digest, source_blocks, target_blocks
 
 _ANSWER_WITHIN_S = 120.0
 _END_WITHIN_S = 20.0
@@ -30,11 +30,13 @@ class Move:
 class Process:
     """Calls `_serve` in a new process; answers come in the order of the questions."""
 
-    def __init__(self, make_end: Callable[[Pool], Any], make_pool: Callable[[int], Pool]) -> None:
+    def __init__(
+        self, make_end: Callable[[Memory], Any], make_memory: Callable[[int], Memory]
+    ) -> None:
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(
-            target=_serve, args=(theirs, make_end, make_pool), daemon=True
+            target=_serve, args=(theirs, make_end, make_memory), daemon=True
         )
         self._process.start()
         theirs.close()
@@ -67,10 +69,14 @@ class Pair:
 
     def __init__(self, way: Way) -> None:
         self.way = way
-        self._receiver = Process(way.receiver, way.make_pool)
-        self._sender = Process(way.sender, way.make_pool)
-        for seed, end in enumerate((self._receiver, self._sender)):
-            end.call("start", seed)
+        self._receiver = Process(way.receiver, way.target)
+        self._sender = Process(way.sender, way.source)
+        try:
+            for seed, end in enumerate((self._receiver, self._sender)):
+                end.call("start", seed, way.imports)
+        except BaseException:
+            self.close()
+            raise
 
     def move(self, pattern: str) -> Move:
         prepared = self._receiver.call("prepare", pattern)
@@ -105,9 +111,9 @@ def _seconds(sent: Span, received: Span) -> float:
 
 
 def _serve(
-    pipe: Connection, make_end: Callable[[Pool], Any], make_pool: Callable[[int], Pool]
+    pipe: Connection, make_end: Callable[[Memory], Any], make_memory: Callable[[int], Memory]
 ) -> None:
-    worker = _Worker(make_end, make_pool)
+    worker = _Worker(make_end, make_memory)
     while True:
         try:
             question, arguments = pipe.recv()
@@ -123,16 +129,20 @@ def _serve(
 class _Worker:
     """One method for each question."""
 
-    def __init__(self, make_end: Callable[[Pool], Any], make_pool: Callable[[int], Pool]) -> None:
+    def __init__(
+        self, make_end: Callable[[Memory], Any], make_memory: Callable[[int], Memory]
+    ) -> None:
         self._make_end = make_end
-        self._make_pool = make_pool
+        self._make_memory = make_memory
         self._end: Any = None
 
-    def start(self, seed: int) -> None:
-        self._pool = self._make_pool(seed)
+    def start(self, seed: int, imports: tuple[str, ...]) -> None:
+        for name in imports:
+            importlib.import_module(name)
+        self._memory = self._make_memory(seed)
         reset_peak_memory()
         self._before = memory_bytes()
-        self._end = self._make_end(self._pool)
+        self._end = self._make_end(self._memory)
 
     def prepare(self, pattern: str) -> Any:
         return self._end.prepare(pattern)
@@ -144,7 +154,7 @@ class _Worker:
         return self._timed(lambda: self._end.send(pattern, prepared))
 
     def digest(self, blocks: tuple[int, ...]) -> int:
-        return digest(self._pool, blocks)
+        return digest(self._memory.pool, blocks)
 
     def memory(self) -> int:
         now = memory_bytes()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from kv_transfer.pieces import Pool
+from bench.transfer.workload import PATTERNS, Memory, private_memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +46,17 @@ class Sender(Protocol):
 class Way:
     """`receiver` and `sender` are called in their processes, so they are importable functions.
 
-    `make_pool` makes either pool from a seed.
+    `source` makes the sender's pool from a seed; `target` the receiver's. `imports` are loaded
+    before memory is counted: code is no memory of a transfer.
     """
 
     name: str
-    receiver: Callable[[Pool], Receiver]
-    sender: Callable[[Pool], Sender]
-    make_pool: Callable[[int], Pool]
-    patterns: tuple[str, ...]
+    receiver: Callable[[Memory], Receiver]
+    sender: Callable[[Memory], Sender]
+    patterns: tuple[str, ...] = PATTERNS
+    source: Callable[[int], Memory] = private_memory
+    target: Callable[[int], Memory] = private_memory
+    imports: tuple[str, ...] = ()
 
 
 def now_s() -> float:

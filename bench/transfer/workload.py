@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +12,7 @@ from xxhash import xxh3_64
 from common.kv_layout import KVLayout
 from kv_transfer.core.chunks import runs_of
 from kv_transfer.pieces import Pool
+from kv_transfer.shm.shared_pool import SharedPool
 
 # A piece, one block's keys or values in one layer, is 64 KiB; 8 layers of 256 blocks are 256 MiB.
 LAYOUT = KVLayout(
@@ -51,11 +53,31 @@ def _blocks(pattern: str, seed: int) -> Blocks:
     return tuple(int(block) for block in 2 * order)
 
 
-def new_pool(seed: int) -> Pool:
-    """A pool whose memory is all there, filled with random bytes."""
-    shape = (LAYOUT.num_layers, 2, NUM_BLOCKS, LAYOUT.piece_bytes)
-    words = np.random.default_rng(seed).integers(0, 1 << 63, POOL_BYTES // 8, dtype=np.int64)
-    return words.view(np.uint8).reshape(shape)
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """A pool, and what shares its memory with other processes, if anything does."""
+
+    pool: Pool
+    shared: SharedPool | None = None
+
+
+def private_memory(seed: int) -> Memory:
+    """Only this process can see it."""
+    return Memory(_filled(np.empty(POOL_BYTES, np.uint8), seed))
+
+
+def shared_memory(seed: int) -> Memory:
+    """As a prefill node has it, for decode nodes on its host."""
+    shared = SharedPool(POOL_BYTES, is_touched=True)
+    return Memory(_filled(shared.memory, seed), shared)
+
+
+def _filled(memory: npt.NDArray[np.uint8], seed: int) -> Pool:
+    """A pool of random bytes."""
+    rng = np.random.default_rng(seed)
+    for part in np.split(memory.view(np.int64), POOL_BYTES >> 20):  # so that no second pool is made
+        part[:] = rng.integers(0, 1 << 63, part.size)
+    return memory.reshape(LAYOUT.num_layers, 2, NUM_BLOCKS, LAYOUT.piece_bytes)
 
 
 def ranges(pool: Pool, blocks: Blocks) -> Iterator[npt.NDArray[np.uint8]]:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from engine.runner.checkpoint import TensorFiles
-from engine.runner.kernels.matmul import pack_rows
+from engine.runner.kernels.byte_product import SCALE_ROWS
+from engine.runner.kernels.matmul import pack_rows, pack_rows_as_bytes
 from engine.runner.kernels.vector_ir import LANES
 from engine.runner.model_spec import DecoderSpec
 from engine.runner.rope import halves_first
@@ -44,11 +45,19 @@ class NumbaLayer:
     values: np.ndarray
 
 
-def load_layer(files: TensorFiles, prefix: str, spec: DecoderSpec, kv: np.ndarray) -> NumbaLayer:
+def load_layer(
+    files: TensorFiles, prefix: str, spec: DecoderSpec, kv: np.ndarray, *, as_bytes: bool = False
+) -> NumbaLayer:
     """The layer whose tensors' names begin with `prefix`; call it with the lock held.
 
-    `kv` is its part of the cache, `[2, num_blocks, num_kv_heads, block_size, head_dim]`.
+    `kv` is its part of the cache, `[2, num_blocks, num_kv_heads, block_size, head_dim]`. With
+    `as_bytes` each weight of a product is rounded to a byte.
     """
+
+    def packed(names: list[str], rotated: int = 0, *, is_alternating: bool = False) -> np.ndarray:
+        weights = [f"{name}.weight" for name in names]
+        return pack(files, weights, rotated, is_alternating=is_alternating, as_bytes=as_bytes)
+
     qkv = [f"{prefix}self_attn.{name}_proj" for name in "qkv"]
     rotated = spec.head_dim if spec.is_rope_interleaved else 0
     head_norms = NONE_2D
@@ -63,15 +72,15 @@ def load_layer(files: TensorFiles, prefix: str, spec: DecoderSpec, kv: np.ndarra
         gate_up_bias = np.stack(biases, axis=1).reshape(-1)
     return NumbaLayer(
         input_norm=files.read(f"{prefix}input_layernorm.weight"),
-        qkv=pack(files, [f"{name}.weight" for name in qkv], rotated),
+        qkv=packed(qkv, rotated),
         qkv_bias=_biases(files, qkv, rotated) if spec.has_qkv_bias else NONE_1D,
         head_norms=head_norms,
-        output=pack(files, [f"{output}.weight"]),
+        output=packed([output]),
         output_bias=_biases(files, [output]) if spec.has_output_bias else NONE_1D,
         mlp_norm=files.read(f"{prefix}post_attention_layernorm.weight"),
-        gate_up=pack(files, [f"{name}.weight" for name in gate_up], is_alternating=True),
+        gate_up=packed(gate_up, is_alternating=True),
         gate_up_bias=gate_up_bias,
-        down=pack(files, [f"{down}.weight"]),
+        down=packed([down]),
         down_bias=_biases(files, [down]) if spec.has_mlp_bias else NONE_1D,
         keys=kv[0],
         values=kv[1],
@@ -79,30 +88,36 @@ def load_layer(files: TensorFiles, prefix: str, spec: DecoderSpec, kv: np.ndarra
 
 
 def pack(
-    files: TensorFiles, names: list[str], rotated: int = 0, *, is_alternating: bool = False
+    files: TensorFiles,
+    names: list[str],
+    rotated: int = 0,
+    *,
+    is_alternating: bool = False,
+    as_bytes: bool = False,
 ) -> np.ndarray:
     """One packed weight from several with equal inputs, one after the other or in turns.
 
     With `rotated`, a head size, the first two (query and key) have their heads' halves put first.
     """
     sizes = [files.shape(name)[0] for name in names]
-    panels = _empty_panels(sum(sizes), files.shape(names[0])[1])
+    panels = _empty_panels(sum(sizes), files.shape(names[0])[1], as_bytes)
+    pack_some = pack_rows_as_bytes if as_bytes else pack_rows
     first = 0
     for i, name in enumerate(names):
         weight = files.read(name)
         if rotated and i < 2:
             weight = halves_first(weight, rotated)
-        pack_rows(
+        pack_some(
             weight, panels, i if is_alternating else first, len(names) if is_alternating else 1
         )
         first += sizes[i] // LANES
     return panels
 
 
-def pack_array(weight: np.ndarray) -> np.ndarray:
-    """A packed weight from `[outputs, inputs]`."""
-    panels = _empty_panels(*weight.shape)
-    pack_rows(weight, panels, 0, 1)
+def pack_as_bytes(weight: np.ndarray) -> np.ndarray:
+    """A weight `[outputs, inputs]`, packed and each rounded to a byte."""
+    panels = _empty_panels(*weight.shape, as_bytes=True)
+    pack_rows_as_bytes(weight, panels, 0, 1)
     return panels
 
 
@@ -113,10 +128,12 @@ def _biases(files: TensorFiles, names: list[str], rotated: int = 0) -> np.ndarra
     return np.concatenate(biases)
 
 
-def _empty_panels(num_outputs: int, num_inputs: int) -> np.ndarray:
+def _empty_panels(num_outputs: int, num_inputs: int, as_bytes: bool) -> np.ndarray:
     """Zeros that start on a cache line, so that no vector of a panel straddles two."""
-    shape = (-(-num_outputs // LANES), num_inputs, LANES)
-    size_bytes = int(np.prod(shape)) * 4
+    dtype = np.dtype(np.int8 if as_bytes else np.float32)
+    depth = num_inputs + SCALE_ROWS if as_bytes else num_inputs
+    shape = (-(-num_outputs // LANES), depth, LANES)
+    size_bytes = int(np.prod(shape)) * dtype.itemsize
     raw = np.zeros(size_bytes + _ALIGNMENT_BYTES, np.uint8)
     start = -raw.ctypes.data % _ALIGNMENT_BYTES
-    return raw[start : start + size_bytes].view(np.float32).reshape(shape)
+    return raw[start : start + size_bytes].view(dtype).reshape(shape)

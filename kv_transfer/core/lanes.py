@@ -17,6 +17,11 @@ LANES_BY_SPEED = ("shm", "rdma", *INLINE_LANES)
 PULLING_LANES = frozenset({"shm"})
 ONE_SIDED_LANES = frozenset({"rdma"})
 
+LANE_NEEDS = {
+    "shm": "shm wants both nodes on one host, as one user, with kv_transport auto or shm",
+    "rdma": "rdma wants RDMA devices on both nodes, with kv_transport auto or rdma",
+}
+
 VERIFY_MODES = ("off", "commit", "block")
 """Weakest first: no checksums, one digest with COMMIT, one sum per block in each DATA frame."""
 VERIFY_AUTO = "auto"

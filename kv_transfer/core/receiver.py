@@ -11,7 +11,7 @@ whose sender writes by itself.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from common.errors import HandoffFailed, PdserveError, PeerProtocolError
 from common.ids import Incarnation
@@ -31,7 +31,7 @@ from kv_transfer.core.effects import (
 )
 from kv_transfer.core.handshake import HandoffStep
 from kv_transfer.core.landing import Landing
-from kv_transfer.core.lanes import VERIFY_AUTO, verification
+from kv_transfer.core.lanes import LANE_NEEDS, VERIFY_AUTO, verification
 from kv_transfer.core.limits import MAX_REMEMBERED_OUTCOMES, Limits
 from kv_transfer.core.quarantine import Quarantine
 from kv_transfer.core.sessions import Session, Sessions
@@ -150,14 +150,17 @@ class Receiver:
             effects.append(Reply(session_id, frames.Refused(error.code, str(error))))
         return effects + self._drop_session(session_id, HandoffStep.FAIL, error)
 
-    def on_lane(self, session_id: bytes, lane: str, lane_reply: bytes) -> Effects:
-        """The answer to `OpenLane`; "" when no lane that was offered can be used here."""
+    def on_lane(
+        self, session_id: bytes, lane: str, lane_reply: bytes, offered: Iterable[str] = ()
+    ) -> Effects:
+        """The answer to `OpenLane`; "" when no lane that was `offered` can be used here."""
         session = self._sessions.get(session_id)
         if session is None:
             return []
         if not lane:
             self._sessions.drop(session_id)
-            error = HandoffFailed(f"{self._me} takes KV on no lane that was offered")
+            needs = "".join(f"; {LANE_NEEDS[name]}" for name in offered if name in LANE_NEEDS)
+            error = HandoffFailed(f"{self._me} takes KV on no lane that was offered{needs}")
             return [Reply(session_id, frames.Refused(error.code, str(error)))]
         session.lane, session.lane_reply = lane, lane_reply
         session.verify = verification(lane, self._verify, session.wanted_verify)

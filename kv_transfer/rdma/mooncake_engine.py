@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -29,9 +28,12 @@ logger = logging.getLogger("pdserve.kv_transfer")
 
 DEVICES_FOLDER = Path("/sys/class/infiniband")
 # Read when a process makes its first engine. What an operator has set is left alone.
-ENVIRONMENT = {"MC_TRANSFER_TIMEOUT": "10", "MC_LOG_LEVEL": "WARNING"}
+ENVIRONMENT = {
+    "MC_HANDSHAKE_CONNECT_TIMEOUT": "2",
+    "MC_LOG_LEVEL": "WARNING",
+    "MC_TRANSFER_TIMEOUT": "10",
+}
 FORCE_TCP = "MC_FORCE_TCP"
-CONNECT_WITHIN_S = 2.0
 
 
 class RdmaUnavailable(Exception):
@@ -93,13 +95,6 @@ class MooncakeEngine:
 
         Asked before the first write, which would hold up those to everybody else meanwhile.
         """
-        host, _, port = peer_name.rpartition(":")
-        try:
-            # The probe's own connection has no timeout where packets vanish.
-            with socket.create_connection((host.strip("[]"), int(port)), CONNECT_WITHIN_S):
-                pass
-        except (OSError, ValueError):
-            return False
         return bool(self._engine.send_probe(peer_name) == 0)
 
     def submit(self, peer_name: str, ranges: Sequence[Range]) -> int:

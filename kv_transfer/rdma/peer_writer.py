@@ -23,6 +23,7 @@ from kv_transfer.transport import Parts
 logger = logging.getLogger("pdserve.kv_transfer")
 
 MAX_BATCHES_UNDER_WAY = 2
+MAX_BATCH_RANGES = 1024
 
 
 class Engine(Protocol):
@@ -49,8 +50,9 @@ class _Batch:
 
 
 class PeerWriter:
-    """Writes to the engine `peer_name`. `on_ready` is called, on the writer's thread, with each
-    header whose turn it is; or once with why a write failed, and then never again.
+    """Writes to the engine `peer_name`. `on_ready` is called, on the writer's thread or out of
+    `send_after`, with each header whose turn it is; or once with why a write failed, and then
+    never again. Its methods are called on one thread.
     """
 
     def __init__(
@@ -67,7 +69,7 @@ class PeerWriter:
         self._batch_bytes = batch_bytes
         self._queue: deque[list[Range] | Parts] = deque()
         self._changed = threading.Condition()
-        self._is_stopped = False
+        self._is_busy = self._is_stopped = self._is_ending = False
         self._thread = threading.Thread(target=self._run, name="pdserve-rdma", daemon=True)
         self._thread.start()
 
@@ -75,7 +77,12 @@ class PeerWriter:
         self._put(ranges)
 
     def send_after(self, parts: Parts) -> None:
-        self._put(tuple(parts))
+        with self._changed:
+            is_idle = not (self._queue or self._is_busy or self._is_stopped)
+        if is_idle:
+            self._on_ready(self, parts)
+        else:
+            self._put(tuple(parts))
 
     def stop(self) -> None:
         """Drop what is queued; what is under way goes on. Returns at once."""
@@ -84,14 +91,20 @@ class PeerWriter:
             self._queue.clear()
             self._changed.notify()
 
+    def end(self) -> None:
+        """Take no more, and end when what is queued is done. Returns at once."""
+        with self._changed:
+            self._is_ending = True
+            self._changed.notify()
+
     def join(self, timeout_s: float) -> bool:
-        """Whether its thread has ended within that time."""
+        """Whether its thread ended within that time."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
     def _put(self, item: list[Range] | Parts) -> None:
         with self._changed:
-            if not self._is_stopped:
+            if not (self._is_stopped or self._is_ending):
                 self._queue.append(item)
                 self._changed.notify()
 
@@ -127,18 +140,20 @@ class PeerWriter:
                 self._finish(under_way.popleft())
 
     def _take_batch(self, *, may_wait: bool) -> _Batch | None:
-        """What is queued, as far as one batch goes; None when stopped."""
+        """What is queued, as far as one batch goes; None when there is no more to do."""
         with self._changed:
-            while may_wait and not self._queue and not self._is_stopped:
+            self._is_busy = not may_wait
+            while may_wait and not (self._queue or self._is_stopped or self._is_ending):
                 self._changed.wait()
-            if self._is_stopped:
+            if not self._queue:
                 return None
+            self._is_busy = True
             batch, num_bytes = _Batch(), 0
             while self._queue:
                 item = self._queue[0]
                 if not isinstance(item, list):
                     batch.headers.append(item)
-                elif num_bytes >= self._batch_bytes:
+                elif num_bytes >= self._batch_bytes or len(batch.ranges) >= MAX_BATCH_RANGES:
                     break
                 else:
                     batch.ranges += item

@@ -5,10 +5,12 @@ registered too, writes a chunk to the target blocks and lets the DATA header go 
 done. So a header that arrives says that its bytes are there, and every control frame that travels
 behind the writes says that those before it are over.
 
-A write that fails may still go on. Its peer is given up on this lane for `COOL_DOWN_S`, and the
-receiver keeps the blocks until it has fenced their slabs: their memory keys are taken away, and
-new ones are made. Writers that were at it with an old key fail; those that come later look the new
-one up.
+A write that fails may still go on: the engine tries again for a while, and looks up whatever key
+the memory has then. So a fence takes the keys of a slab away and registers the same memory at an
+address where it never was before. Who knows only the old address can reach it no more. Senders
+that are connected are told the new one; so are those that connect later.
+
+A peer to which a write failed is given up on this lane for `COOL_DOWN_S`.
 """
 
 from __future__ import annotations
@@ -25,13 +27,13 @@ from common.clock import Clock, MonotonicClock
 from common.errors import HandoffFailed, PeerProtocolError
 from kv_transfer.core.chunks import Chunk
 from kv_transfer.core.effects import Peer
-from kv_transfer.core.frames import Data
 from kv_transfer.core.limits import DEFAULT_WINDOW_BYTES
 from kv_transfer.lane import Broken, Payload, Ready
 from kv_transfer.pieces import Pool
-from kv_transfer.rdma.mooncake_engine import MooncakeEngine, RdmaUnavailable
+from kv_transfer.rdma.aliases import Aliases
+from kv_transfer.rdma.mooncake_engine import RdmaUnavailable
 from kv_transfer.rdma.peer_writer import Engine, PeerWriter
-from kv_transfer.rdma.slabs import MAX_SLABS, SlabbedPool, ranges_of, slabbed
+from kv_transfer.rdma.slabs import MAX_SLABS, PlacedPool, SlabbedPool, ranges_of, slabbed
 from kv_transfer.transport import Parts
 
 logger = logging.getLogger("pdserve.kv_transfer")
@@ -44,25 +46,26 @@ MAX_WRITERS = 64
 BATCHES_PER_WINDOW = 4
 CLOSE_WITHIN_S = 2.0
 MAX_NAME_BYTES = 256
+# Each takes as many addresses, though no memory, as the pool is large.
+MAX_FENCES = 256
 
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """A peer's pool, as its reply describes it."""
+    """A peer's engine and pool, as its reply describes them."""
 
     engine_name: str
-    address: int
-    pool: SlabbedPool
+    place: PlacedPool
 
 
 class RdmaLane:
     """See `lane.OneSidedLane`. Raises `RdmaUnavailable` when the pool cannot be registered.
 
-    The engine stays its owner's: others may use it too.
+    A pool in private memory can only be sent from. The engine stays its owner's: others may use
+    it too.
     """
 
     name = "rdma"
-    is_settled = False
 
     def __init__(
         self,
@@ -74,9 +77,12 @@ class RdmaLane:
         clock: Clock | None = None,
     ) -> None:
         self._engine = engine
-        self._address = pool.ctypes.data
         num_layers, _, num_blocks, piece_bytes = pool.shape
         self._pool = slabbed(num_layers, num_blocks, piece_bytes, max_slabs=max_slabs)
+        self._aliases = Aliases(pool.ctypes.data, pool.nbytes, max_count=MAX_FENCES)
+        # Where the pool begins for who writes or reads a slab of it.
+        self._starts = [pool.ctypes.data] * self._pool.num_slabs
+        self._spare_start = self._make_spare()
         self._batch_bytes = window_bytes // BATCHES_PER_WINDOW
         self._clock = clock or MonotonicClock()
         self._registered: set[int] = set()
@@ -85,7 +91,7 @@ class RdmaLane:
         self._writers: dict[Peer, tuple[PeerWriter, _Target]] = {}
         self._leaving: list[PeerWriter] = []
         self._ready: list[Ready | Broken] = []
-        self._resting_until_s = 0.0
+        self._resting_until_s: dict[Peer, float] = {}
         self._wake: Callable[[], None] = lambda: None
 
     @property
@@ -97,18 +103,22 @@ class RdmaLane:
 
     # The sender's end.
 
-    def offer(self) -> bytes | None:
-        if self._clock.now_s() < self._resting_until_s:
+    def offer(self, peer: Peer) -> bytes | None:
+        if self._clock.now_s() < self._resting_until_s.get(peer, 0.0):
             return None
         packed: bytes = msgpack.packb([VERSION, self._engine.protocol])
         return packed
 
     def accept(self, peer: Peer, reply: bytes) -> None:
         target = self._read_reply(peer, reply)
+        writer, earlier = self._writers.get(peer, (None, None))
+        if writer and earlier and earlier.engine_name == target.engine_name:
+            self._writers[peer] = writer, target  # It says anew where to write.
+            return
         self.forget(peer)
         self._leaving = [writer for writer in self._leaving if not writer.join(0)]
         if len(self._writers) + len(self._leaving) >= MAX_WRITERS:
-            self._rest()
+            self._rest(peer)
             raise HandoffFailed(f"{MAX_WRITERS} peers are written to already")
         writer = PeerWriter(
             self._engine,
@@ -124,17 +134,14 @@ class RdmaLane:
 
     def write(self, peer: Peer, chunk: Chunk, target_blocks: Sequence[int]) -> None:
         writer, target = self._writers[peer]
-        if max(target_blocks) >= target.pool.num_blocks:
-            error = PeerProtocolError(
-                f"target block {max(target_blocks)}: {peer} has {target.pool.num_blocks}"
-            )
+        num_blocks = target.place.pool.num_blocks
+        if max(target_blocks) >= num_blocks:
             writer.stop()
-            self._on_ready(peer, writer, error)
+            error = f"target block {max(target_blocks)}: {peer} has {num_blocks}"
+            self._on_ready(peer, writer, PeerProtocolError(error))
             return
-        ranges = ranges_of(chunk, target_blocks, self._pool, target.pool)
-        writer.write(
-            [(self._address + here, target.address + there, size) for here, there, size in ranges]
-        )
+        mine = PlacedPool(self._pool, tuple(self._starts))
+        writer.write(ranges_of(chunk, target_blocks, mine, target.place))
 
     def send_after(self, peer: Peer, parts: Parts) -> None:
         self._writers[peer][0].send_after(parts)
@@ -158,79 +165,91 @@ class RdmaLane:
             if self._writers.get(peer, (None,))[0] is not writer:
                 return
             if isinstance(ready, HandoffFailed):
-                self._rest()
+                self._rest(peer)
                 logger.warning("RDMA to %s failed, it rests %g s: %s", peer, COOL_DOWN_S, ready)
                 self._ready.append(Broken(peer, ready))
             else:
                 self._ready.append(Ready(peer, ready))
         self._wake()
 
-    def _rest(self) -> None:
-        self._resting_until_s = self._clock.now_s() + COOL_DOWN_S
+    def _rest(self, peer: Peer) -> None:
+        now_s = self._clock.now_s()
+        resting = {one: at_s for one, at_s in self._resting_until_s.items() if at_s > now_s}
+        self._resting_until_s = resting | {peer: now_s + COOL_DOWN_S}
 
     def _read_reply(self, peer: Peer, reply: bytes) -> _Target:
         """Raises `PeerProtocolError`."""
         match _unpacked(reply):
-            case [int(version), str(name), int(address), int(num_blocks), int(blocks_per_slab)] if (
+            case [int(version), str(name), int(num_blocks), int(blocks_per_slab), [*starts]] if (
                 version == VERSION
                 and 0 < len(name) <= MAX_NAME_BYTES
-                and 0 < address < 1 << 64
                 and 0 < blocks_per_slab <= num_blocks < 1 << 32
             ):
                 mine = self._pool
                 theirs = SlabbedPool(mine.num_layers, num_blocks, mine.piece_bytes, blocks_per_slab)
-                return _Target(name, address, theirs)
+                good = [start for start in starts if type(start) is int and 0 < start < 1 << 64]
+                if len(good) == len(starts) == theirs.num_slabs:
+                    return _Target(name, PlacedPool(theirs, tuple(good)))
         raise PeerProtocolError(f"{peer} does not say where to write: {reply!r:.80}")
 
     # The receiver's end.
 
     def open(self, session: bytes, offer: bytes) -> bytes | None:
         is_mine = _unpacked(offer) == [VERSION, self._engine.protocol]
-        if not is_mine or len(self._registered) < self._pool.num_slabs:
+        is_whole = len(self._registered) == self._pool.num_slabs
+        if not is_mine or not is_whole or self._spare_start is None:
             return None
-        pool = self._pool
-        reply = [VERSION, self._engine.name, self._address, pool.num_blocks, pool.blocks_per_slab]
-        packed: bytes = msgpack.packb(reply)
+        shape = [self._pool.num_blocks, self._pool.blocks_per_slab]
+        packed: bytes = msgpack.packb([VERSION, self._engine.name, *shape, self._starts])
         return packed
-
-    def source(self, session: bytes, data: Data, parts: Parts) -> Parts | None:
-        return None
 
     def drop(self, session: bytes) -> None:
         pass
 
     def fence(self, slabs: Sequence[int]) -> None:
-        for slab in slabs:
-            if slab in self._registered:
-                self._unregister(slab)
-        for slab in slabs:
-            try:
+        for slab in self._registered.intersection(slabs):
+            self._unregister(slab)
+        if self._spare_start is None:
+            logger.error("slabs %s of the KV pool are lost to RDMA", list(slabs))
+            return
+        try:
+            for slab in slabs:
+                self._starts[slab] = self._spare_start
                 self._register(slab)
-            except OSError as error:
-                logger.error("slab %d of the KV pool is lost to RDMA: %s", slab, error)
+        except OSError as error:
+            logger.error("slabs %s of the KV pool are lost to RDMA: %s", list(slabs), error)
+        self._spare_start = self._make_spare()
 
     def close(self) -> None:
-        with self._lock:
-            self._leaving += [writer for writer, _ in self._writers.values()]
-            self._writers.clear()
-        for writer in self._leaving:
-            writer.stop()
+        """What is queued may still be written for a moment; `take_ready` has what became ready."""
+        writers = [writer for writer, _ in self._writers.values()]
+        for writer in writers:
+            writer.end()
         deadline_at_s = time.monotonic() + CLOSE_WITHIN_S
-        stuck = [w for w in self._leaving if not w.join(max(0, deadline_at_s - time.monotonic()))]
-        if stuck:
-            logger.warning("%d RDMA writes had not ended within %g s", len(stuck), CLOSE_WITHIN_S)
+        for writer in [*writers, *self._leaving]:
+            if not writer.join(max(0.0, deadline_at_s - time.monotonic())):
+                logger.warning("an RDMA write did not end within %g s", CLOSE_WITHIN_S)
+                writer.stop()
         for slab in sorted(self._registered):
             self._unregister(slab)
+        self._aliases.close()
 
     # Registered memory.
+
+    def _make_spare(self) -> int | None:
+        """An address for the pool where it never was; None: there is none."""
+        try:
+            return self._aliases.make()
+        except OSError as error:
+            logger.info("this KV pool takes no writes by RDMA from now on: %s", error)
+            return None
 
     def _register_all(self) -> None:
         try:
             for slab in range(self._pool.num_slabs):
                 self._register(slab)
         except OSError as error:
-            for slab in sorted(self._registered):
-                self._unregister(slab)
+            self.close()
             raise RdmaUnavailable(f"{error} (is the limit of locked memory too low?)") from None
 
     def _register(self, slab: int) -> None:
@@ -238,8 +257,8 @@ class RdmaLane:
         done: list[int] = []
         try:
             for offset, num_bytes in self._pool.regions(slab):
-                self._engine.register(self._address + offset, num_bytes)
-                done.append(self._address + offset)
+                self._engine.register(self._starts[slab] + offset, num_bytes)
+                done.append(self._starts[slab] + offset)
         except OSError:
             for address in done:
                 self._engine.unregister(address)
@@ -248,16 +267,8 @@ class RdmaLane:
 
     def _unregister(self, slab: int) -> None:
         for offset, _ in self._pool.regions(slab):
-            self._engine.unregister(self._address + offset)
+            self._engine.unregister(self._starts[slab] + offset)
         self._registered.discard(slab)
-
-
-def make_rdma(pool: Pool, *, host: str, devices: str = "", window_bytes: int) -> RdmaLane:
-    """The lane of a process whose peers reach it at `host`, on `devices` ("" for all).
-
-    Raises `RdmaUnavailable`, which says why.
-    """
-    return RdmaLane(pool, MooncakeEngine(host, devices), window_bytes=window_bytes)
 
 
 def _unpacked(message: bytes) -> object:

@@ -8,8 +8,9 @@ ids in every layer, so in memory it is `2 * num_layers` regions of equal length:
                 values        │  region  │  region  │  region  │
       layer 1   keys          │  region  │  …
 
-Each region has a memory key of its own, so a slab can be fenced while the others are written. A
-range that is written lies in one region at each end.
+Each region has a memory key of its own, so a slab can be fenced while the others are written. It is
+then written at another address than before, as if the whole pool had moved there: hence each slab
+has a `start`. A range that is written lies in one region at each end.
 
 How many slabs: with more of them a fence waits for fewer landings, and fewer writers have to look a
 key up again. But every write looks its region up in a list, and a peer fetches that list as a whole
@@ -27,7 +28,7 @@ MAX_REGIONS = 1024
 MAX_SLABS = 16
 
 Range = tuple[int, int, int]
-"""Where bytes lie in the source pool, where they go in the target pool, and how many."""
+"""The address where bytes lie here, the one where they go there, and how many they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,19 @@ class SlabbedPool:
                 yield self.offset(layer, kind, first), count * self.piece_bytes
 
 
+@dataclass(frozen=True, slots=True)
+class PlacedPool:
+    """A pool and the addresses at which its slabs can be written: their starts."""
+
+    pool: SlabbedPool
+    starts: tuple[int, ...]
+
+    def address(self, layer: int, kind: int, block: int) -> int:
+        """Where a block's keys (`kind` 0) or values (1) begin."""
+        start = self.starts[block // self.pool.blocks_per_slab]
+        return start + self.pool.offset(layer, kind, block)
+
+
 def slabbed(
     num_layers: int, num_blocks: int, piece_bytes: int, *, max_slabs: int = MAX_SLABS
 ) -> SlabbedPool:
@@ -65,18 +79,18 @@ def slabbed(
 
 
 def ranges_of(
-    chunk: Chunk, target_blocks: Sequence[int], source: SlabbedPool, target: SlabbedPool
+    chunk: Chunk, target_blocks: Sequence[int], source: PlacedPool, target: PlacedPool
 ) -> list[Range]:
     """What to write so that block `i` of the chunk gets to `target_blocks[i]`.
 
     Blocks that are neighbours in both pools, and in one slab of each, are one range.
     """
     ranges: list[Range] = []
-    for first, count in _runs(chunk.source_blocks, target_blocks, source, target):
+    for first, count in _runs(chunk.source_blocks, target_blocks, source.pool, target.pool):
         for kind in (0, 1):
-            source_at = source.offset(chunk.layer, kind, chunk.source_blocks[first])
-            target_at = target.offset(chunk.layer, kind, target_blocks[first])
-            ranges.append((source_at, target_at, count * source.piece_bytes))
+            here = source.address(chunk.layer, kind, chunk.source_blocks[first])
+            there = target.address(chunk.layer, kind, target_blocks[first])
+            ranges.append((here, there, count * source.pool.piece_bytes))
     return ranges
 
 

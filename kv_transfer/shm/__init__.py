@@ -2,4 +2,5 @@
 
 shared_pool   a pool that other processes can read: made here, found and checked there
 shm_lane      both ends of the lane
+fused_copy    a kernel that copies and hashes in one pass
 """

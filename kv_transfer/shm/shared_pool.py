@@ -69,24 +69,25 @@ class SharedPool:
             mmap.mmap(-1, num_bytes).close()
         self._num_bytes = num_bytes
         self._nonce = secrets.token_bytes(_NONCE_BYTES)
-        self._fd = os.memfd_create(_FILE_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        fd = os.memfd_create(_FILE_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
-            whole = self._map(is_touched)
+            whole = self._map(fd, is_touched)
         except BaseException:
-            os.close(self._fd)
+            os.close(fd)
             raise
+        self._fd = fd
         self.memory: Bytes = np.frombuffer(whole, np.uint8)[mmap.PAGESIZE :]
 
-    def _map(self, is_touched: bool) -> mmap.mmap:
+    def _map(self, fd: int, is_touched: bool) -> mmap.mmap:
         size = mmap.PAGESIZE + self._num_bytes
-        os.ftruncate(self._fd, size)
-        fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, _SEALS)
-        whole = mmap.mmap(self._fd, size)
+        os.ftruncate(fd, size)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+        whole = mmap.mmap(fd, size)
         if hasattr(mmap, "MADV_HUGEPAGE"):
             with contextlib.suppress(OSError):  # Faster where the kernel has them for such files.
                 whole.madvise(mmap.MADV_HUGEPAGE)
         if is_touched:
-            _touch(whole, self._fd)
+            _touch(whole, fd)
         whole[: _HEADER.size] = _HEADER.pack(_MAGIC, _VERSION, self._nonce, self._num_bytes)
         return whole
 

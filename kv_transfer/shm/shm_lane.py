@@ -61,7 +61,7 @@ class ShmLane:
 
     # The sender's end.
 
-    def offer(self) -> bytes | None:
+    def offer(self, peer: Peer) -> bytes | None:
         return self._offer
 
     def accept(self, peer: Peer, reply: bytes) -> None:

@@ -56,7 +56,7 @@ class TokenLedger:
         # One node of an attempt verifies drafts, and it reports all of them each time.
         self._drafted = max(self._drafted, output.num_drafted)
         self._accepted = max(self._accepted, output.num_accepted)
-        if output.token_ids and output.first_index == 0 and not self.has(0):
+        if output.token_ids and output.first_index == 0:
             self._queue_s, self._compute_s = output.queue_s, output.compute_s
         for offset, token_id in enumerate(output.token_ids):
             index = output.first_index + offset

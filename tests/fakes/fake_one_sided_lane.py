@@ -25,6 +25,7 @@ from kv_transfer.pieces import Pool
 from kv_transfer.transport import Parts
 
 BLOCKS_PER_SLAB = 4
+WAIT_S = 20.0
 
 
 @dataclass(eq=False, slots=True)
@@ -55,7 +56,7 @@ class Fabric:
     """Lanes made with the same fabric reach each other's pools. Methods may be called anywhere."""
 
     def __init__(self) -> None:
-        self.lock = threading.RLock()
+        self.lock = threading.Condition()
         self.lanes: dict[int, FakeOneSidedLane] = {}
         self.keys = itertools.count(1)
         self.num_written = 0
@@ -70,10 +71,20 @@ class Fabric:
         with self.lock:
             return len(self._under_way)
 
+    def wait_under_way(self, count: int) -> None:
+        """Return when so many blocks are held."""
+        with self.lock:
+            assert self.lock.wait_for(lambda: len(self._under_way) >= count, WAIT_S)
+
     def hold(self) -> None:
         """Nothing that is posted from now on is written before `release`."""
         with self.lock:
             self._is_held = True
+
+    def let_pass(self) -> None:
+        """What is posted from now on is written at once; what was held stays."""
+        with self.lock:
+            self._is_held = False
 
     def release(self) -> None:
         """Write what was held, and hold nothing more."""
@@ -94,9 +105,11 @@ class Fabric:
 
     def post(self, write: _Write) -> None:
         with self.lock:
-            self._under_way.append(write)
             if not self._is_held:
-                self.step()
+                self._perform(write)
+                return
+            self._under_way.append(write)
+            self.lock.notify_all()
 
     def _perform(self, write: _Write) -> None:
         target = write.stream.target
@@ -139,7 +152,7 @@ class FakeOneSidedLane:
 
     # The sender's end.
 
-    def offer(self) -> bytes | None:
+    def offer(self, peer: Peer) -> bytes | None:
         return None if self._is_broken else b"fabric"
 
     def mend(self) -> None:

@@ -2,8 +2,9 @@
 
 A weight `[num_outputs, num_inputs]` is packed once into panels `[num_panels, num_inputs, 16]`: the
 sixteen outputs of a panel lie side by side, so a tile reads it front to back, at any number of
-rows. Threads share out panels. Weights stream from memory once per `_BLOCK_ROWS` rows, a block
-whose inputs stay in a core's own cache.
+rows. A weight in bytes has panels `[num_panels, num_inputs + 4, 16]`, which end with their outputs'
+scales (`byte_product`); every product takes either kind. Threads share out panels. Weights stream
+from memory once per `_BLOCK_ROWS` rows, a block whose inputs stay in a core's own cache.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ from __future__ import annotations
 import numpy as np
 from numba import njit, prange
 
+from engine.runner.kernels.byte_product import byte_tile_product
 from engine.runner.kernels.tile_product import MAX_TILE_ROWS, tile_product
 from engine.runner.kernels.vector_ir import LANES
 from engine.runner.kernels.vector_math import silu_product, sum_squares
 
 _BLOCK_ROWS = 96
 _FLOAT_BYTES = 4
+_LARGEST_BYTE = 127
 _SERIAL_ROWS = 16
 """Up to this many rows, waking other threads costs more than normalising here."""
 
@@ -36,6 +39,29 @@ def pack_rows(weight: np.ndarray, panels: np.ndarray, first_panel: int, panel_st
                 target[k, lane] = weight[panel * LANES + lane, k]
 
 
+@njit(nogil=True, cache=True, error_model="numpy", parallel=True)
+def pack_rows_as_bytes(
+    weight: np.ndarray, panels: np.ndarray, first_panel: int, panel_step: int
+) -> None:
+    """`pack_rows` into panels of bytes: each output is rounded to 127 steps of its largest weight.
+
+    Outputs missing in a last, partial panel are left as they are.
+    """
+    num_outputs, num_inputs = weight.shape
+    for panel in prange(-(-num_outputs // LANES)):
+        target = panels[first_panel + panel * panel_step]
+        scales = target[num_inputs:].reshape(-1).view(np.float32)
+        for lane in range(min(LANES, num_outputs - panel * LANES)):
+            row = weight[panel * LANES + lane]
+            largest = np.float32(0.0)
+            for k in range(num_inputs):
+                largest = max(largest, abs(row[k]))
+            scales[lane] = largest / np.float32(_LARGEST_BYTE)
+            steps = np.float32(_LARGEST_BYTE) / largest if largest > 0 else np.float32(0.0)
+            for k in range(num_inputs):
+                target[k, lane] = np.int8(np.rint(row[k] * steps))
+
+
 @njit(nogil=True, cache=True, error_model="numpy")
 def gather_columns(panels: np.ndarray, ids: np.ndarray, out: np.ndarray) -> None:
     """`out[i] = weight[ids[i]]` of a packed weight: embeddings out of a tied projection."""
@@ -46,20 +72,29 @@ def gather_columns(panels: np.ndarray, ids: np.ndarray, out: np.ndarray) -> None
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
+def _panel_product(rows, row_at, depth, panel_at, item_bytes, tile_at) -> None:  # type: ignore[no-untyped-def]
+    if item_bytes == 1:
+        byte_tile_product(rows, row_at, panel_at, depth, tile_at)
+    else:
+        tile_product(rows, row_at, depth, panel_at, LANES, depth, tile_at, LANES, 0)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
 def _linear_part(x, panels, bias, residual, out, first, last) -> None:  # type: ignore[no-untyped-def]
     num_rows, depth = x.shape
     width = out.shape[1]
     tile = np.empty((MAX_TILE_ROWS, LANES), np.float32)
     x_at, panels_at, tile_at = x.ctypes.data, panels.ctypes.data, tile.ctypes.data
+    panel_bytes = panels.shape[1] * LANES * panels.itemsize
     for block in range(0, num_rows, _BLOCK_ROWS):
         block_end = min(num_rows, block + _BLOCK_ROWS)
         for panel in range(first, last):
-            panel_at = panels_at + panel * depth * LANES * _FLOAT_BYTES
+            panel_at = panels_at + panel * panel_bytes
             column = panel * LANES
             for row in range(block, block_end, MAX_TILE_ROWS):
                 rows = min(MAX_TILE_ROWS, block_end - row)
                 row_at = x_at + row * depth * _FLOAT_BYTES
-                tile_product(rows, row_at, depth, panel_at, LANES, depth, tile_at, LANES, 0)
+                _panel_product(rows, row_at, depth, panel_at, panels.itemsize, tile_at)
                 for r in range(rows):
                     if bias.size:
                         for lane in range(LANES):
@@ -94,7 +129,7 @@ def _gated_part(x, panels, bias, out, first, last) -> None:  # type: ignore[no-u
     x_at, panels_at, gate_at = x.ctypes.data, panels.ctypes.data, tiles.ctypes.data
     out_at = out.ctypes.data
     up_at = gate_at + MAX_TILE_ROWS * LANES * _FLOAT_BYTES
-    panel_bytes = depth * LANES * _FLOAT_BYTES
+    panel_bytes = panels.shape[1] * LANES * panels.itemsize
     for block in range(0, num_rows, _BLOCK_ROWS):
         block_end = min(num_rows, block + _BLOCK_ROWS)
         for pair in range(first, last):
@@ -103,10 +138,8 @@ def _gated_part(x, panels, bias, out, first, last) -> None:  # type: ignore[no-u
             for row in range(block, block_end, MAX_TILE_ROWS):
                 rows = min(MAX_TILE_ROWS, block_end - row)
                 row_at = x_at + row * depth * _FLOAT_BYTES
-                tile_product(rows, row_at, depth, panel_at, LANES, depth, gate_at, LANES, 0)
-                tile_product(
-                    rows, row_at, depth, panel_at + panel_bytes, LANES, depth, up_at, LANES, 0
-                )
+                _panel_product(rows, row_at, depth, panel_at, panels.itemsize, gate_at)
+                _panel_product(rows, row_at, depth, panel_at + panel_bytes, panels.itemsize, up_at)
                 for r in range(rows):
                     if bias.size:
                         for lane in range(LANES):

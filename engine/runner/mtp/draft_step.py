@@ -56,33 +56,32 @@ def plan_drafts(
 
     Rows behind a rejected draft are left out, and so are sequences that failed.
     """
-    rows, next_ids, sequences, counts = [], [], [], []
+    rows: list[int] = []
+    next_ids, sequences, row_starts = [], [], [0]
     entries, num_drafts, sampled = [], [], []
-    end = 0
     for entry, (sequence, result) in enumerate(zip(planned, results, strict=True)):
         behind = _next_tokens(sequence, result)
         if not behind:
             continue
         first = int(flat.row_starts[entry])
-        rows.append(np.arange(first, first + len(behind)))
+        rows += range(first, first + len(behind))
         next_ids += behind
         sequences.append(entry)
-        counts.append(len(behind))
-        end += len(behind)
+        row_starts.append(len(rows))
         if result is not None and sequence.num_proposals > 0:
             slots = min(len(sequence.block_table) * limits.block_size, limits.max_len)
             free = slots - (sequence.start + len(behind))
             entries.append(entry)
             num_drafts.append(min(sequence.num_proposals, 1 + max(0, free)))
-            sampled.append(end - 1)
+            sampled.append(len(rows) - 1)
     if not rows:
         return None
-    chosen = np.concatenate(rows)
+    chosen = np.array(rows, np.int64)
     batch = FlatBatch(
         token_ids=np.array(next_ids, np.int64),
         positions=flat.positions[chosen],
         slots=flat.slots[chosen],
-        row_starts=np.concatenate(([0], np.cumsum(counts))).astype(np.int64),
+        row_starts=np.array(row_starts, np.int64),
         block_tables=flat.block_tables[sequences],
         sampled_rows=np.array(sampled, np.int64),
     )
@@ -104,10 +103,12 @@ def run_drafts(
 ) -> list[tuple[int, tuple[int, ...]]]:
     """(entry, drafts) for each of the step's entries."""
     drafted = layer.first_drafts(hidden, step.rows, step.batch)
-    drafts = [[int(one)] for one in drafted]
-    going = np.arange(len(step.entries))
-    last = _last_rows(step.batch)
-    for number in range(2, int(step.num_drafts.max(initial=1)) + 1):
+    drafts = [[one] for one in drafted.tolist()]
+    most = int(step.num_drafts.max(initial=1))
+    if most > 1:
+        last = _last_rows(step.batch)
+        going = np.arange(len(step.entries))
+    for number in range(2, most + 1):
         kept = np.flatnonzero(step.num_drafts[going] >= number)
         going = going[kept]
         last = _following(last, kept, drafted[kept], block_size)

@@ -8,6 +8,7 @@ from engine.runner.flat_batch import FlatBatch
 from engine.runner.kernels.attention import plan_items
 from engine.runner.kernels.layer import enter_mtp, leave_mtp
 from engine.runner.kernels.matmul import gather_columns
+from engine.runner.kernels.vector_ir import LANES
 from engine.runner.mtp.mtp_weights import MtpWeights
 from engine.runner.numba_decoder import NumbaDecoder
 from engine.runner.numba_layer import (
@@ -15,7 +16,7 @@ from engine.runner.numba_layer import (
     NONE_1D,
     NONE_2D,
     load_layer,
-    pack_array,
+    pack_as_bytes,
 )
 
 
@@ -24,6 +25,9 @@ class NumbaMtp:
 
     Only keys and values of rows that are not drafted after can matter to anyone, so those rows go
     no further than that: a prefill chunk costs a fifth of a layer.
+
+    The layer's weights, and the head's when it is of drafts of its own, are rounded to a byte each:
+    a step of few rows takes as long as its weights' way from memory, and drafts change no answer.
     """
 
     def __init__(self, weights: MtpWeights, decoder: NumbaDecoder, kv: np.ndarray) -> None:
@@ -35,22 +39,23 @@ class NumbaMtp:
         bias = weights.projection_bias()
         self._projection_bias = NONE_1D if bias is None else bias
         with KERNEL_LOCK:
-            self._token_panels, self._hidden_panels = map(pack_array, weights.projections())
-            self._layer = load_layer(weights.files, weights.block, self._spec, kv)
+            self._token_panels, self._hidden_panels = map(pack_as_bytes, weights.projections())
+            self._layer = load_layer(weights.files, weights.block, self._spec, kv, as_bytes=True)
             self._head, self._draft_ids = decoder.head, weights.draft_token_ids
             self._num_drafted = self._spec.vocab_size
             if self._draft_ids is not None:
                 self._num_drafted = len(self._draft_ids)
                 rows = np.empty((self._num_drafted, self._spec.hidden_size), np.float32)
                 gather_columns(decoder.head, self._draft_ids, rows)
-                self._head = pack_array(rows)
+                self._head = pack_as_bytes(rows)
         self._states = NONE_2D
 
     def first_drafts(self, hidden: np.ndarray, rows: np.ndarray, batch: FlatBatch) -> np.ndarray:
-        inputs, qkv = self._enter(self._decoder.final_states(hidden, rows), batch)
-        last = batch.sampled_rows
+        states, last = self._decoder.final_states(hidden, rows), batch.sampled_rows
         if not len(last):
+            self._enter(states, batch, has_queries=False)
             return np.zeros(0, np.int64)
+        inputs, qkv = self._enter(states, batch)
         sequences = np.searchsorted(batch.row_starts, last, side="right") - 1
         return self._leave(
             inputs[last], qkv[last], batch.positions[last], batch.block_tables[sequences]
@@ -60,18 +65,22 @@ class NumbaMtp:
         inputs, qkv = self._enter(self._states[kept], batch)
         return self._leave(inputs, qkv, batch.positions, batch.block_tables)
 
-    def _enter(self, states: np.ndarray, batch: FlatBatch) -> tuple[np.ndarray, np.ndarray]:
+    def _enter(
+        self, states: np.ndarray, batch: FlatBatch, *, has_queries: bool = True
+    ) -> tuple[np.ndarray, np.ndarray]:
         """The layer's inputs `[rows, hidden_size]`, and queries ready for attention."""
-        layer, decoder = self._layer, self._decoder
+        layer, decoder, spec = self._layer, self._decoder, self._spec
+        left_out = 0 if has_queries else spec.num_heads * spec.head_dim
         inputs, normed = np.empty_like(states), np.empty_like(states)
-        qkv = np.empty((len(states), self._spec.qkv_size), np.float32)
+        qkv = np.empty((len(states), spec.qkv_size - left_out), np.float32)
         with KERNEL_LOCK:
             enter_mtp(
                 batch.token_ids, decoder.embedding, self._embedding_norm, states, self._hidden_norm,
                 decoder.epsilon, self._token_panels, self._hidden_panels, self._projection_bias,
-                layer.input_norm, layer.qkv, layer.qkv_bias, layer.head_norms, decoder.cosines,
-                decoder.sines, decoder.scale, layer.keys, layer.values, batch.positions,
-                batch.slots, inputs, normed, qkv, decoder.num_threads,
+                layer.input_norm, layer.qkv[left_out // LANES :], layer.qkv_bias[left_out:],
+                layer.head_norms, decoder.cosines, decoder.sines, decoder.scale, layer.keys,
+                layer.values, batch.positions, batch.slots, inputs, normed, qkv,
+                decoder.num_threads,
             )  # fmt: skip
         return inputs, qkv
 

@@ -17,6 +17,7 @@ import numpy as np
 from common.ids import Incarnation
 from common.kv_layout import KVLayout
 from kv_transfer.connector import OnEvent
+from kv_transfer.core.effects import Peer
 from kv_transfer.core.lanes import VERIFY_AUTO
 from kv_transfer.lane import Lane
 from kv_transfer.loopback import LoopbackConnector, LoopbackNetwork, LoopbackTransport
@@ -53,6 +54,10 @@ class Kind:
 
     def connector(self, pool: Pool, options: NodeOptions, on_event: OnEvent) -> TransportConnector:
         raise NotImplementedError
+
+    def offer(self, pool: Pool, layout: KVLayout) -> bytes:
+        """What a HELLO says of `lane`, for bytes out of `pool`."""
+        return b""
 
     def silent_endpoint(self) -> str:
         """Somebody accepts connections there and never says a word."""
@@ -166,6 +171,11 @@ class ShmKind(ZmqKind):
         from kv_transfer.shm.shm_lane import ShmLane
 
         return [ShmLane(layout, self._shared[pool.ctypes.data])]
+
+    def offer(self, pool: Pool, layout: KVLayout) -> bytes:
+        offer = self.lanes(pool, layout)[0].offer(Peer("", Incarnation("anyone", 1)))
+        assert offer is not None
+        return offer
 
 
 def _shape(layout: KVLayout, num_blocks: int) -> tuple[int, int, int, int]:

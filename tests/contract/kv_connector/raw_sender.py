@@ -31,21 +31,20 @@ class RawSender:
         self._seq = 0
         is_loopback = isinstance(cluster.kind, LoopbackKind)
         self._line = _Loopback(cluster, decode) if is_loopback else _Dealer(decode)
-        offers = {self.lane: self._offer(cluster)}
+        offers = {self.lane: cluster.kind.offer(self.pool, LAYOUT)}
         self.send(frames.Hello(ROGUE, decode.incarnation, LAYOUT, offers, "block"))
         welcome = self.answer()
         assert isinstance(welcome, frames.Welcome)
         assert welcome.lane == self.lane
 
-    def _offer(self, cluster: Cluster) -> bytes:
-        (offer,) = cluster.kind.offers(self.pool, LAYOUT)
-        return offer
-
     def send(self, frame: frames.Frame, *payload: memoryview) -> None:
         self._line.send([memoryview(frames.encode(frame)), *payload])
 
     def answer(self) -> frames.Frame:
-        return frames.decode(self._line.receive())
+        """The next that is not mere credit."""
+        while isinstance(frame := frames.decode(self._line.receive()), frames.Ack):
+            pass
+        return frame
 
     def settle(self) -> list[frames.Frame]:
         """What came before the answer to a PING: everything sent so far was handled."""

@@ -32,6 +32,11 @@ ROGUE = Incarnation("rogue", 1)
 WELCOME = frames.Welcome(Incarnation("d", 1), "zmq", b"", WINDOW_BYTES, "block")
 
 
+def sealed(value: object) -> bytes:
+    """A header that says so, with its checksum."""
+    return frames.seal(msgpack.packb(value))
+
+
 def hello_to(decode: Node) -> frames.Hello:
     return frames.Hello(ROGUE, decode.incarnation, LAYOUT, {"zmq": b""}, "auto")
 
@@ -122,12 +127,13 @@ def dropped(decode: Node, reason: DropReason) -> int:
         [b"\xff\x00garbage"],
         [b"\xc1" * 100],
         [b"\x91" * 5000],
-        [msgpack.packb({"v": 2})],
-        [msgpack.packb({"v": 2, "k": 99})],
-        [msgpack.packb({"v": 2, "k": 5})],
-        [msgpack.packb([1, 2, 3])],
+        [sealed({"v": 2})],
+        [sealed({"v": 2, "k": 99})],
+        [sealed({"v": 2, "k": 5})],
+        [sealed([1, 2, 3])],
+        [msgpack.packb({"v": 2, "k": 13})],
         # Too deep to be printed: the answer must not be printed from it either.
-        [b"\x83\xa1v\x02\xa1k\x04\xablease_token" + b"\x91" * 1020 + b"\x00"],
+        [frames.seal(b"\x83\xa1v\x02\xa1k\x04\xablease_token" + b"\x91" * 1020 + b"\x00")],
         [b"x" * (MAX_HEADER_BYTES + 1)],
     ],
 )
@@ -157,7 +163,7 @@ def test_garbage_on_a_session_fails_its_landings_only(
 
 def test_another_protocol_version_is_told_so(decode: Node, raw: Raw) -> None:
     """F118."""
-    raw.send(msgpack.packb({"v": 3, "k": 1, "news": True}))
+    raw.send(sealed({"v": 3, "k": 1, "news": True}))
     answer = raw.answer()
     assert isinstance(answer, frames.Refused)
     assert "version is 3: wanted 2" in answer.message
@@ -165,8 +171,8 @@ def test_another_protocol_version_is_told_so(decode: Node, raw: Raw) -> None:
 
 def test_unknown_fields_are_ignored(decode: Node, raw: Raw) -> None:
     """F118."""
-    header = msgpack.unpackb(frames.encode(hello_to(decode)))
-    raw.send(msgpack.packb({**header, "from_the_future": [1, {"a": b"c"}]}))
+    header = msgpack.unpackb(frames.encode(hello_to(decode))[: -frames.SEAL_BYTES])
+    raw.send(sealed({**header, "from_the_future": [1, {"a": b"c"}]}))
     assert raw.answer() == WELCOME
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -14,6 +14,7 @@ from kv_transfer.core import frames
 from kv_transfer.core.effects import DropReason
 from tests.contract.kv_connector.cluster import (
     LAYOUT,
+    WAIT_S,
     Cluster,
     Node,
     assert_ended_once,
@@ -24,7 +25,7 @@ from tests.contract.kv_connector.cluster import (
     send,
 )
 from tests.contract.kv_connector.kinds import FakeRdmaKind
-from tests.contract.kv_connector.raw_sender import ROGUE, RawSender
+from tests.contract.kv_connector.raw_sender import RawSender
 
 BLOCKS = (1, 2, 3)
 
@@ -134,42 +135,118 @@ def one_sided(kind: FakeRdmaKind) -> Iterator[Cluster]:
 
 
 def held_in_the_network(cluster: Cluster, kind: FakeRdmaKind) -> tuple[Node, Node, Ticket]:
-    """A handoff whose writes are under way, every one, and stay so."""
+    """A handoff, a third of which is under way in the network and stays there."""
     prefill, decode, ticket = begin(cluster)
     kind.fabric.hold()
     prefill.push_all(ticket, [4, 5, 6], layers=[0])
-    wait_until(decode, prefill, lambda: kind.fabric.num_under_way == 3)
+    kind.fabric.wait_under_way(3)
     return prefill, decode, ticket
 
 
-def wait_until(decode: Node, prefill: Node, condition: Callable[[], bool]) -> None:
-    """Each look costs a round of another landing's deadline: the connectors' own time."""
-    for _ in range(400):
-        if condition():
-            return
-        decode.connector.expect(ticket := _probe(decode), sender_deadline_s=0.01)
-        held = [decode.wait_event(), decode.wait_event()]
-        assert {event.lease_token for event in held} == {ticket.lease_token}
-    raise AssertionError("it did not come about")
+def test_blocks_of_a_revoked_landing_wait_for_the_writes_under_way(
+    one_sided: Cluster, kind: FakeRdmaKind
+) -> None:
+    """The abort travels behind them: late writes land while nobody else has the blocks."""
+    prefill, decode, ticket = held_in_the_network(one_sided, kind)
+    decode.connector.revoke(ticket.lease_token)
+    assert error_of(prefill.wait_event()).code == "handoff_failed"
+    assert decode.connector.statistics().blocks_quarantined == 3
+    with pytest.raises(ValueError, match="was not released yet"):
+        decode.connector.expect(one_sided.ticket(decode, BLOCKS), sender_deadline_s=30)
+    # The sender's blocks are its own again, and what they now hold is another prompt's.
+    prefill.pool[:, :, [4, 5, 6]] ^= 0xFF
+    assert decode.events == []
+    kind.fabric.release()
+    assert decode.wait_event() == Released(ticket.lease_token)
+    assert np.array_equal(decode.pool[0][:, [1, 2, 3]], prefill.pool[0][:, [4, 5, 6]])
+    again = one_sided.ticket(decode, BLOCKS)
+    send(prefill, decode, again, [7, 8, 9])
+    assert isinstance(decode.wait_event(), Landed)
+    assert prefill.wait_event() == TransferEnded(again.lease_token, None)
+    assert np.array_equal(decode.pool[:, :, [1, 2, 3]], prefill.pool[:, :, [7, 8, 9]])
+    assert_ended_once(prefill, decode)
 
 
-_probes = iter(range(10_000, 100_000))
+@pytest.mark.parametrize("ending", ["aborts", "expires", "dies", "is cut off"])
+def test_a_writer_that_is_never_done_is_fenced(
+    one_sided: Cluster, kind: FakeRdmaKind, ending: str
+) -> None:
+    """F14, F15: its writes come when its blocks belong to another handoff, and are refused."""
+    prefill = one_sided.node("p", peer_timeout_s=0.4)
+    decode = one_sided.node("d", peer_timeout_s=0.4)
+    ticket = one_sided.ticket(decode, BLOCKS)
+    decode.connector.expect(ticket, sender_deadline_s=30)
+    prefill.connector.open(ticket, deadline_s=0.2 if ending == "expires" else 30)
+    kind.fabric.hold()
+    prefill.push_all(ticket, [4, 5, 6], layers=[0])
+    kind.fabric.wait_under_way(3)
+    match ending:
+        case "aborts":
+            prefill.connector.abort(ticket.lease_token)
+            # It is not told ABORTED while its ABORT waits behind what is never done.
+            prefill.connector.close()
+        case "expires":
+            assert "deadline" in str(error_of(prefill.wait_event()))
+            assert decode.connector.statistics().landings_open == 1
+            prefill.connector.close()
+        case "dies":
+            prefill.connector.close()
+        case _:
+            kind.network.cut(decode.connector.endpoint)
+    assert isinstance(failed := decode.wait_event(), LandingFailed)
+    assert failed.lease_token == ticket.lease_token
+    assert decode.wait_event() == Released(ticket.lease_token)
+    assert kind.one_sided[1].fences == [(0,)]
+
+    other = one_sided.node("other")
+    kind.fabric.let_pass()
+    again = one_sided.ticket(decode, BLOCKS)
+    send(other, decode, again, [7, 8, 9])
+    assert isinstance(decode.wait_event(), Landed)
+    assert kind.fabric.num_under_way == 3
+    kind.fabric.release()
+    assert kind.fabric.num_refused == 3
+    assert np.array_equal(decode.pool[:, :, [1, 2, 3]], other.pool[:, :, [7, 8, 9]])
+    decode.assert_books_are_empty()
 
 
-def _probe(decode: Node) -> Ticket:
-    cluster_ticket = begin_ticket(decode)
-    return dataclasses.replace(cluster_ticket, lease_token=next(_probes))
+def test_a_sender_writes_nothing_before_its_begin_was_answered(
+    one_sided: Cluster, kind: FakeRdmaKind
+) -> None:
+    """F14: the control connection may be slower than the writes. A landing that nobody is known to
+    write is released at once, so until then nobody may.
+    """
+    prefill, decode = one_sided.node("p"), one_sided.node("d")
+    first = one_sided.ticket(decode, [8])
+    send(prefill, decode, first, [8])
+    assert isinstance(decode.wait_event(), Landed)
+    assert prefill.wait_event() == TransferEnded(first.lease_token, None)
+    # The pair is connected. Now its frames are slow, and RDMA is not.
+    kind.network.hold()
+    num_written = kind.fabric.num_written
+    ticket = one_sided.ticket(decode, BLOCKS)
+    send(prefill, decode, ticket, [4, 5, 6])
+    untouched = decode.pool.copy()
+    assert kind.network.wait_held(1, WAIT_S)
+    decode.connector.revoke(ticket.lease_token)
+    assert decode.wait_event() == Released(ticket.lease_token)
+    kind.network.release()
+    assert "revoked" in str(error_of(prefill.wait_event()))
+    assert kind.fabric.num_written == num_written
+    assert np.array_equal(decode.pool, untouched)
 
 
-def begin_ticket(decode: Node) -> Ticket:
-    return Ticket(
-        attempt=begin_attempt,
-        decode_node=decode.incarnation,
-        kv_endpoint=decode.connector.endpoint,
-        lease_token=0,
-        generation=1,
-        target_block_ids=(11,),
-        num_cached_tokens=0,
-        fingerprint=decode.layout.fingerprint,
-        lease_s=30.0,
-    )
+def test_closing_waits_for_nobody_and_releases_everything(
+    one_sided: Cluster, kind: FakeRdmaKind
+) -> None:
+    """Once its lanes are closed, nobody can write the pool."""
+    prefill, decode, ticket = held_in_the_network(one_sided, kind)
+    decode.connector.revoke(ticket.lease_token)
+    decode.connector.close()
+    assert decode.events == [Released(ticket.lease_token)]
+    untouched = decode.pool.copy()
+    kind.fabric.release()
+    assert kind.fabric.num_refused > 0
+    assert np.array_equal(decode.pool, untouched)
+    error_of(prefill.wait_event())
+    assert_ended_once(prefill, decode)

@@ -35,6 +35,8 @@ FIELDS = sorted({name for _, schema in frames._SCHEMAS.values() for name in sche
 def test_random_bytes(header: bytes) -> None:
     with contextlib.suppress(PeerProtocolError):
         frames.decode(header)
+    with contextlib.suppress(PeerProtocolError):
+        frames.decode(frames.seal(header))
 
 
 @settings(max_examples=200, deadline=None)
@@ -45,4 +47,4 @@ def test_random_bytes(header: bytes) -> None:
 )
 def test_random_fields(kind: object, fields: dict[str, object], version: object) -> None:
     with contextlib.suppress(PeerProtocolError):
-        frames.decode(msgpack.packb({"v": version, "k": kind, **fields}))
+        frames.decode(frames.seal(msgpack.packb({"v": version, "k": kind, **fields})))

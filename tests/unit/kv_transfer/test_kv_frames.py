@@ -73,18 +73,25 @@ def test_long_texts_are_cut_to_what_a_peer_takes() -> None:
     assert decoded == frames.Refused("c", "é" * MAX_TEXT_CHARS)
 
 
+def fields_of(frame: frames.Frame) -> dict[str, Any]:
+    fields: dict[str, Any] = msgpack.unpackb(frames.encode(frame)[: -frames.SEAL_BYTES])
+    return fields
+
+
+def sealed(value: object) -> bytes:
+    return frames.seal(msgpack.packb(value))
+
+
 def change(frame: frames.Frame, **changes: Any) -> bytes:
-    body = msgpack.unpackb(frames.encode(frame))
-    body.update(changes)
-    packed: bytes = msgpack.packb({key: value for key, value in body.items() if value != "gone"})
-    return packed
+    body = {**fields_of(frame), **changes}
+    return sealed({key: value for key, value in body.items() if value != "gone"})
 
 
 SMALL = frames.Data(0, 1, 1, 0, (0, 1), (2,), (), (5, 6), (7, 8))
 BEGIN = frames.Begin(1, 2)
 COMMIT = frames.CommitFrame(1, 2, 3, 9, 4, 5, ())
 WELCOME = frames.Welcome(Incarnation("d", 7), "zmq", b"", 1, "off")
-LAYOUT_WIRE = msgpack.unpackb(frames.encode(ALL[0]))["layout"]
+LAYOUT_WIRE = fields_of(ALL[0])["layout"]
 
 
 @pytest.mark.parametrize(
@@ -139,12 +146,21 @@ LAYOUT_WIRE = msgpack.unpackb(frames.encode(ALL[0]))["layout"]
         (change(ALL[0], layout={**LAYOUT_WIRE, "dtype": "int3"}), "'int3'"),
         (change(ALL[0], layout=[]), "Hello.layout"),
         (change(frames.Failed(1, 2, "c", "m"), code="x" * 65), "Failed.code"),
-        (b"", "not msgpack"),
-        (frames.encode(BEGIN)[:-1], "not msgpack"),
-        (frames.encode(BEGIN) + b"\0", "not msgpack"),
-        (msgpack.packb({1: 2}), "not msgpack"),
-        (msgpack.packb([1]), "not a map"),
-        (b"\xa2\xff\xff", "not msgpack"),
+        (b"", "checksum"),
+        (b"\xff" * 100, "checksum"),
+        (frames.encode(BEGIN)[:-1], "checksum"),
+        (frames.encode(BEGIN)[1:], "checksum"),
+        (frames.encode(BEGIN) + b"\0", "checksum"),
+        (frames.encode(BEGIN)[: -frames.SEAL_BYTES], "checksum"),
+        (frames.encode(BEGIN)[-frames.SEAL_BYTES :], "checksum"),
+        (frames.seal(b""), "not msgpack"),
+        (frames.seal(msgpack.packb(fields_of(BEGIN))[:-1]), "not msgpack"),
+        (frames.seal(msgpack.packb(fields_of(BEGIN)) + b"\0"), "not msgpack"),
+        (sealed({1: 2}), "not msgpack"),
+        (sealed([1]), "not a map"),
+        (frames.seal(b"\xa2\xff\xff"), "not msgpack"),
+        # Before there was a checksum; its sender is told why it is not understood.
+        (msgpack.packb({"v": 1, "k": 1}), "version is 1: wanted 2"),
         (b"\x00" * (MAX_HEADER_BYTES + 1), f"at most {MAX_HEADER_BYTES}"),
     ],
 )
@@ -161,9 +177,21 @@ def test_what_is_nested_too_deeply_to_be_printed(field: str, depth: int) -> None
     fields = {"v": b"\x02", "k": b"\x01" if field == "verify" else b"\x04"}
     fields[field] = b"\x91" * depth + b"\x00"
     if field == "verify":
-        body = msgpack.unpackb(frames.encode(ALL[0]))
+        body = fields_of(ALL[0])
         fields |= {k: msgpack.packb(v) for k, v in body.items() if k not in ("v", "k", "verify")}
     header = bytes([0x80 | len(fields)])
     header += b"".join(msgpack.packb(name) + value for name, value in fields.items())
     with pytest.raises(PeerProtocolError):
-        frames.decode(header)
+        frames.decode(frames.seal(header))
+
+
+@pytest.mark.parametrize("frame", ALL, ids=lambda frame: type(frame).__name__)
+def test_one_wrong_byte_is_found_wherever_it_is(frame: frames.Frame) -> None:
+    """F24: in a token of a COMMIT it would be a wrong answer."""
+    header = frames.encode(frame)
+    places = {*range(min(len(header), 400)), *range(max(0, len(header) - 40), len(header))}
+    for at in places:
+        wrong = bytearray(header)
+        wrong[at] ^= 1 << at % 8
+        with pytest.raises(PeerProtocolError):
+            frames.decode(bytes(wrong))

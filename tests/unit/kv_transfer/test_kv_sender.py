@@ -306,3 +306,91 @@ def test_transfers_per_peer_are_bounded() -> None:
     (ended,) = ends(sender.on_open(ticket(9999), 5.0, 0.0))
     assert isinstance(ended, TransferEnded)
     assert sender.num_transfers == MAX_TRANSFERS_PER_LINK
+
+
+RDMA = frames.Welcome(DECODE, "rdma", b"keys", LIMITS.window_bytes, "off")
+
+
+def one_sided(*tickets: Ticket) -> Sender:
+    """A machine with these transfers open, whose peer chose RDMA."""
+    sender = Sender(ME, LAYOUT, LIMITS)
+    for one in tickets:
+        sender.on_open(one, 100.0, 0.0)
+    sender.hello(PEER, {"rdma": b"", "zmq": b""}, "auto")
+    sender.on_frame(PEER, RDMA, 0.0)
+    return sender
+
+
+def test_one_sided_writes_wait_for_the_answer_to_begin() -> None:
+    """F14: before it the receiver would release the blocks without asking."""
+    sender = one_sided(ticket(1), ticket(2))
+    assert push(sender, 1, 0) == push(sender, 2, 0) == []
+    assert chunks(sender.on_frame(PEER, frames.Ack(0), 0.1)) == []
+    assert chunks(sender.on_frame(PEER, frames.Begun(1, 4), 0.1)) == []
+    assert chunks(sender.on_frame(PEER, frames.Begun(2, 3), 0.1)) == [(0, 2, 0), (1, 2, 0)]
+    assert chunks(sender.on_frame(PEER, frames.Begun(1, 3), 0.1)) == [(2, 1, 0), (3, 1, 0)]
+    assert chunks(sender.on_frame(PEER, frames.Begun(1, 3), 0.1)) == []
+
+
+def test_begun_on_a_connection_that_broke_counts_no_more() -> None:
+    sender = one_sided(ticket(1))
+    sender.on_frame(PEER, frames.Begun(1, 3), 0.1)
+    sender.on_link_lost(PEER, 1.0)
+    sender.on_tick(1.05)
+    sender.hello(PEER, {"rdma": b""}, "auto")
+    sender.on_frame(PEER, RDMA, 1.1)
+    assert push(sender, 1, 0) == []
+    assert len(chunks(sender.on_frame(PEER, frames.Begun(1, 3), 1.2))) == 2
+
+
+def test_where_the_receiver_writes_nobody_waits_for_begun() -> None:
+    sender = ready(ticket(1))
+    assert len(chunks(push(sender, 1, 0))) == 2
+
+
+def test_a_failure_is_answered_behind_the_writes() -> None:
+    """Only then does the receiver know that its blocks are quiet, whatever this side knew."""
+    sender = one_sided(ticket(1))
+    behind = SendToPeer(PEER, frames.Abort(1, 3), is_behind_writes=True)
+    failed = frames.Failed(1, 3, "handoff_failed", "revoked")
+    effects = sender.on_frame(PEER, failed, 0.1)
+    assert effects[0] == behind
+    assert len(ends(effects)) == 1
+    assert sender.on_frame(PEER, failed, 0.1) == [behind]
+    two_sided = ready(ticket(1))
+    assert sent(two_sided.on_frame(PEER, failed, 0.1)) == []
+
+
+def test_every_abort_travels_behind_the_writes() -> None:
+    sender = one_sided(ticket(1), ticket(2), ticket(3))
+    aborts = sender.on_abort(1)
+    sender.on_frame(PEER, frames.Pong(), 99.9)
+    sender.on_tick(99.9)
+    aborts += [effect for effect in sender.on_tick(100.0) if isinstance(effect, SendToPeer)]
+    assert len(aborts) == 4
+    assert all(isinstance(one, SendToPeer) and one.is_behind_writes for one in aborts)
+
+
+def test_a_welcome_must_fit_the_hello() -> None:
+    for lane, verify in [("shm", "block"), ("zmq", "commit"), ("zmq", "off")]:
+        sender = Sender(ME, LAYOUT, LIMITS)
+        sender.on_open(ticket(), 5.0, 0.0)
+        sender.hello(PEER, {"zmq": b""}, "block")
+        answer = dataclasses.replace(WELCOME, lane=lane, verify=verify)
+        (ended,) = ends(sender.on_frame(PEER, answer, 0.1))
+        assert isinstance(ended, TransferEnded)
+        assert ended.error is not None
+        assert ended.error.code == "peer_protocol_error"
+
+
+def test_of_two_hellos_on_a_connection_either_may_be_answered() -> None:
+    """A lane that is not offered any more by the second was offered by the first."""
+    sender = Sender(ME, LAYOUT, LIMITS)
+    sender.on_open(ticket(), 5.0, 0.0)
+    sender.hello(PEER, {"rdma": b"", "zmq": b""}, "auto")
+    sender.hello(PEER, {"zmq": b""}, "auto")
+    assert ends(sender.on_frame(PEER, RDMA, 0.1)) == []
+    sender.on_link_lost(PEER, 0.2)
+    sender.on_tick(0.3)
+    sender.hello(PEER, {"zmq": b""}, "auto")
+    assert len(ends(sender.on_frame(PEER, RDMA, 0.4))) == 1

@@ -35,8 +35,8 @@ def measured() -> TransferMetrics:
     return metrics
 
 
-def shown() -> dict[str, float]:
-    statistics = ConnectorStatistics(
+def connector_statistics() -> ConnectorStatistics:
+    return ConnectorStatistics(
         bytes_sent=11,
         bytes_received=12,
         transfers_open=13,
@@ -48,8 +48,11 @@ def shown() -> dict[str, float]:
         checksum_failures=18,
         measured=measured().view(),
     )
+
+
+def shown() -> dict[str, float]:
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(KvCollector(lambda: statistics))
+    registry.register(KvCollector(connector_statistics))
     return samples(generate_latest(registry).decode())
 
 

@@ -119,10 +119,12 @@ def reference_drafts(
     mtp: Mapping[str, np.ndarray],
     token_ids: list[int],
     count: int,
+    head: np.ndarray | None = None,
 ) -> list[int]:
     """What an MTP layer, under any published names, drafts behind `token_ids`.
 
-    Fails when a draft is so close to another that rounding could decide.
+    `head` stands for the target's where it is given. Fails when a draft is so close to another
+    that rounding could decide.
     """
     w, m = _wide(weights), _wide(mtp)
     epsilon, n = config["rms_norm_eps"], config["num_hidden_layers"]
@@ -170,7 +172,7 @@ def reference_drafts(
     drafts: list[int] = []
     while len(drafts) < count:
         seen, hidden = run(x)
-        logits = _head(w)[vocabulary] @ seen
+        logits = (_head(w) if head is None else head)[vocabulary] @ seen
         second, first = np.argsort(logits)[-2:]
         assert logits[first] - logits[second] > 2e-4, "too close to tell"
         drafts.append(int(vocabulary[first]))

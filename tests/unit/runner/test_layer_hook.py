@@ -12,6 +12,7 @@ import pytest
 from common.blocks import blocks_for
 from engine.core.plan import SequencesFailed
 from engine.runner import assemble
+from engine.runner.framework import paddle
 from engine.runner.kv_cache import KVCache
 from engine.runner.model_runner import ModelRunner
 from tests.unit.runner.exporting import PrefillNode
@@ -179,7 +180,46 @@ def test_the_hook_changes_no_token(
     runner.execute([chunk(prompt, 0, 33, table)])
     wanted = only(runner.execute([step(prompt, 33, table, num_proposals=3)]))
     runner.execute([chunk(prompt, 0, 33, table)], lambda layer: None)
-    assert only(runner.execute([step(prompt, 33, table, num_proposals=3)], id)) == wanted
+    last = [step(prompt, 33, table, num_proposals=3)]
+    assert only(runner.execute(last, lambda layer: None)) == wanted
+
+
+class LateCopy:
+    """Never done before somebody waits for it."""
+
+    def __init__(self, cache: KVCache, layer: int, block_ids: np.ndarray) -> None:
+        self._all = cache, layer, block_ids
+
+    def is_done(self) -> bool:
+        return False
+
+    def finish(self) -> None:
+        cache, layer, block_ids = self._all
+        cache._stage_layer_out(layer, block_ids, paddle.to_tensor(block_ids))
+
+
+@pytest.mark.parametrize("kind", ["numba mirrored", "mtp mirrored"])
+def test_a_step_ends_when_all_that_it_computed_was_copied_and_told_of(
+    folders: dict[str, Path], kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = make_runner(folders, kind, monkeypatch)
+    cache = runner._cache
+    monkeypatch.setattr(cache, "_start_copy", partial(LateCopy, cache))
+    seen: list[tuple[int, bytes]] = []
+
+    def on_layer(layer: int) -> None:
+        seen.append((layer, runner.kv_bytes[layer, :, [1, 2]].tobytes()))
+
+    prompt = prompt_of(20)
+    runner.execute([step(prompt, 0, [1, 2])], on_layer)
+    now = computed_bytes(runner)
+    layers = range(runner.layout.num_layers)
+    assert seen == [(layer, now[layer, :, [1, 2]].tobytes()) for layer in layers]
+    computed_bytes(runner)[:, :, 50] = 0xFF
+    seen.clear()
+    with pytest.raises(SequencesFailed):
+        runner.execute([step(prompt, 0, [1, 2]), scheduled([5], 16, [50, 51])], on_layer)
+    assert [layer for layer, _ in seen] == list(layers)
 
 
 def test_an_error_in_the_hook_ends_the_step(

@@ -6,9 +6,18 @@ import numpy as np
 import pytest
 from numba import njit
 
-from engine.runner.kernels.matmul import gated_linear, gather_columns, linear, pack_rows, rms_norm
+from engine.runner.kernels.byte_product import SCALE_ROWS
+from engine.runner.kernels.matmul import (
+    gated_linear,
+    gather_columns,
+    linear,
+    pack_rows,
+    pack_rows_as_bytes,
+    rms_norm,
+)
 from engine.runner.kernels.vector_ir import LANES
 from engine.runner.kernels.vector_math import KEY_TILE, silu_product, softmax_tile
+from tests.unit.runner.tiny_checkpoints import in_bytes
 
 NONE = np.zeros(0, np.float32)
 NONE_2D = np.zeros((0, 0), np.float32)
@@ -20,6 +29,13 @@ SHAPES = [(960, 576), (576, 576), (576, 1536), (1000, 576)]
 def packed(weight: np.ndarray) -> np.ndarray:
     panels = np.zeros((-(-len(weight) // LANES), weight.shape[1], LANES), np.float32)
     pack_rows(weight, panels, 0, 1)
+    return panels
+
+
+def packed_as_bytes(weight: np.ndarray) -> np.ndarray:
+    shape = (-(-len(weight) // LANES), weight.shape[1] + SCALE_ROWS, LANES)
+    panels = np.zeros(shape, np.int8)
+    pack_rows_as_bytes(weight, panels, 0, 1)
     return panels
 
 
@@ -40,6 +56,48 @@ def test_a_row_is_the_same_alone_and_in_any_batch(num_outputs: int, num_inputs: 
             out = np.full((num_rows, num_outputs), np.nan, np.float32)
             linear(x[:num_rows], panels, NONE, NONE_2D, out, num_threads)
             np.testing.assert_array_equal(out, alone[:num_rows])
+
+
+@pytest.mark.parametrize(("num_outputs", "num_inputs"), SHAPES)
+def test_a_row_on_bytes_is_the_same_alone_and_in_any_batch(
+    num_outputs: int, num_inputs: int
+) -> None:
+    weight, x = in_bytes(normal(num_outputs, num_inputs)), normal(130, num_inputs, seed=1)
+    weight[7], weight[8] = 0.0, weight[8] / 1024  # outputs have steps of their own
+    panels = packed_as_bytes(weight)
+    alone = np.empty((130, num_outputs), np.float32)
+    for row in range(130):
+        linear(x[row : row + 1], panels, NONE, NONE_2D, alone[row : row + 1], 1)
+    exact = x.astype(np.float64) @ weight.astype(np.float64).T
+    np.testing.assert_allclose(alone, exact, atol=2e-3)
+    np.testing.assert_allclose(alone[:, 8], exact[:, 8], atol=2e-6)
+    for num_rows in ROWS:
+        for num_threads in (1, 2):
+            out = np.full((num_rows, num_outputs), np.nan, np.float32)
+            linear(x[:num_rows], panels, NONE, NONE_2D, out, num_threads)
+            np.testing.assert_array_equal(out, alone[:num_rows])
+
+
+def test_a_byte_is_within_half_a_step_of_the_weight() -> None:
+    weight = normal(40, 64)
+    out = np.empty((64, 40), np.float32)
+    linear(np.eye(64, dtype=np.float32), packed_as_bytes(weight), NONE, NONE_2D, out, 1)
+    step = np.abs(weight).max(axis=1) / 127
+    assert (np.abs(out - weight.T) <= 0.501 * step).all()
+    assert (np.abs(out - weight.T) > 0.4 * step).any()
+
+
+@pytest.mark.parametrize("num_rows", [1, 6, 35, 100])
+def test_gate_and_up_on_bytes(num_rows: int) -> None:
+    gate, up = in_bytes(normal(1536, 576)), in_bytes(normal(1536, 576, seed=1))
+    x = normal(100, 576, seed=2) * 0.1
+    panels = np.zeros((2 * 1536 // LANES, 576 + SCALE_ROWS, LANES), np.int8)
+    pack_rows_as_bytes(gate, panels, 0, 2)
+    pack_rows_as_bytes(up, panels, 1, 2)
+    out = np.empty((num_rows, 1536), np.float32)
+    gated_linear(x[:num_rows], panels, NONE, out, 2)
+    gates, ups = x[:num_rows] @ gate.T, x[:num_rows] @ up.T
+    np.testing.assert_allclose(out, gates / (1 + np.exp(-gates)) * ups, atol=1e-3)
 
 
 @pytest.mark.parametrize("num_rows", [1, 6, 35, 100])

@@ -113,7 +113,10 @@ def weights_of(config: Mapping[str, Any], seed: int = 0) -> dict[str, np.ndarray
 def mtp_weights_of(
     config: Mapping[str, Any], layout: str, seed: int = 0, index: int = 0
 ) -> dict[str, np.ndarray]:
-    """The tensors of an MTP layer as `layout` (deepseek, ernie or mimo) names them."""
+    """The tensors of an MTP layer as `layout` (deepseek, ernie or mimo) names them.
+
+    Weights are such that rounding them to bytes, as the CPU kernels do, changes nothing.
+    """
     add = _Tensors(100 + seed)
     hidden = config["hidden_size"]
     if layout == "deepseek":
@@ -133,7 +136,20 @@ def mtp_weights_of(
     if layout == "ernie" and config.get("use_bias"):
         add(f"{projection}.bias", hidden)
     _add_layer(add, config, block)
-    return add.tensors
+    tensors = add.tensors
+    for name, weight in tensors.items():
+        if name == f"{projection}.weight":
+            halves = [in_bytes(weight[:, :hidden]), in_bytes(weight[:, hidden:])]
+            tensors[name] = np.concatenate(halves, axis=1)
+        elif weight.ndim == 2:
+            tensors[name] = in_bytes(weight)
+    return tensors
+
+
+def in_bytes(weight: np.ndarray) -> np.ndarray:
+    """Each row rounded to 127 steps of its largest element."""
+    step = np.abs(weight).max(axis=1, keepdims=True) / np.float32(127)
+    return np.asarray(np.rint(weight / np.where(step > 0, step, 1)) * step, np.float32)
 
 
 class _Tensors:

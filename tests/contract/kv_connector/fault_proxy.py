@@ -1,0 +1,187 @@
+"""A TCP proxy that does one thing wrong, at one byte, in one direction of one connection."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+KINDS = ("delay", "corrupt", "truncate", "cut", "reset", "stall", "late")
+READ_BYTES = 4096
+LATE_AT_MOST_S = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """What happens when byte `at` of a connection comes by, towards the target or back from it.
+
+    delay     every byte from here on comes in small pieces and late, at random
+    corrupt   the byte is changed by `mask`
+    truncate  `length` bytes are missing
+    cut       both ends see the connection closed
+    reset     both ends see it reset
+    stall     nothing follows, and nothing is closed
+    late      the sender sees it closed; the target gets the rest, when another connection has been
+              used: what was said first arrives last
+    """
+
+    kind: str
+    at: int
+    connection: int = 0
+    is_back: bool = False
+    mask: int = 1
+    length: int = 1
+    seed: int = 0
+
+
+class FaultProxy:
+    """Forwards to `target` (`tcp://host:port`), with `fault` or with none."""
+
+    def __init__(self, target: str, fault: Fault | None = None) -> None:
+        url = urlsplit(target)
+        self._target = (url.hostname, url.port)
+        self._fault = fault
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.endpoint = f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
+        self.num_faults = 0
+        self.num_connections = 0
+        self.forwarded = [0, 0]
+        """Bytes of all connections, towards the target and back."""
+        self._lock = threading.Condition()
+        self._is_closing = threading.Event()
+        self._sockets: list[socket.socket] = []
+        self._threads: list[threading.Thread] = []
+        self._start(self._accept)
+
+    def close(self) -> None:
+        self._is_closing.set()
+        with self._lock:
+            self._lock.notify_all()
+        _close(self._listener)
+        # The accepting thread may be adding sockets until it has ended.
+        self._threads[0].join(20)
+        for one in self._sockets:
+            _close(one)
+        for thread in self._threads:
+            thread.join(20)
+
+    def _start(self, target: Callable[..., None], *args: object) -> None:
+        thread = threading.Thread(target=target, args=args, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                near, _ = self._listener.accept()
+                self._sockets.append(near)
+                try:
+                    far = socket.create_connection(self._target)
+                except OSError:
+                    _close(near)
+                    continue
+                self._sockets.append(far)
+                number = self.num_connections
+                self.num_connections += 1
+                self._start(self._pump, near, far, number, False)
+                self._start(self._pump, far, near, number, True)
+
+    def _pump(
+        self, source: socket.socket, sink: socket.socket, number: int, is_back: bool
+    ) -> None:
+        fault = self._fault
+        is_mine = fault and (fault.connection, fault.is_back) == (number, is_back)
+        position = 0
+        with contextlib.suppress(OSError):
+            while data := source.recv(READ_BYTES):
+                end = position + len(data)
+                if fault is not None and is_mine and position <= fault.at < end:
+                    head = data[: fault.at - position]
+                    self._forward(sink, head, is_back)
+                    if not self._do(fault, source, sink, data[len(head) :]):
+                        return
+                else:
+                    self._forward(sink, data, is_back)
+                position = end
+        _close(source)
+        _close(sink)
+
+    def _forward(self, sink: socket.socket, data: bytes, is_back: bool) -> None:
+        sink.sendall(data)
+        with self._lock:
+            self.forwarded[is_back] += len(data)
+            self._lock.notify_all()
+
+    def _do(self, fault: Fault, source: socket.socket, sink: socket.socket, tail: bytes) -> bool:
+        """Let it happen, `tail` being what just came from that byte on; whether to go on."""
+        self.num_faults += 1
+        match fault.kind:
+            case "corrupt":
+                self._forward(sink, bytes([tail[0] ^ fault.mask]) + tail[1:], fault.is_back)
+            case "truncate":
+                missing = fault.length
+                while len(tail) <= missing:
+                    missing -= len(tail)
+                    tail = source.recv(READ_BYTES)
+                    if not tail:
+                        break
+                self._forward(sink, tail[missing:], fault.is_back)
+            case "delay":
+                self._dribble(random.Random(fault.seed), source, sink, tail, fault.is_back)
+                return False
+            case "stall":
+                while source.recv(READ_BYTES):
+                    pass
+                return False
+            case "late":
+                self._deliver_late(source, sink, tail)
+                return False
+            case "reset":
+                for one in (source, sink):
+                    one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                    one.close()
+                return False
+            case _:
+                _close(source)
+                _close(sink)
+                return False
+        return True
+
+    def _dribble(
+        self, rng: random.Random, source: socket.socket, sink: socket.socket, tail: bytes, back: bool
+    ) -> None:
+        data = tail
+        while data:
+            while data:
+                size = min(len(data), rng.choice((1, 2, 7, 60, 500, READ_BYTES)))
+                if self._is_closing.wait(rng.random() * 0.004):
+                    return
+                self._forward(sink, data[:size], back)
+                data = data[size:]
+            data = source.recv(READ_BYTES)
+        _close(source)
+        _close(sink)
+
+    def _deliver_late(self, source: socket.socket, sink: socket.socket, tail: bytes) -> None:
+        source.shutdown(socket.SHUT_WR)
+        with contextlib.suppress(OSError):
+            while more := source.recv(READ_BYTES):
+                tail += more
+        with self._lock:
+            wanted = self.forwarded[0] + len(tail)
+            self._lock.wait_for(
+                lambda: self.forwarded[0] >= wanted or self._is_closing.is_set(), LATE_AT_MOST_S
+            )
+        self._forward(sink, tail, False)
+        _close(sink)
+
+
+def _close(one: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        one.shutdown(socket.SHUT_RDWR)
+    one.close()

@@ -1,0 +1,170 @@
+"""With a cluster key: the same handoffs, unreadable on the way, and nothing for anybody else."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from common.errors import HandoffFailed
+from common.kv_layout import KVLayout
+from kv_transfer.connector import Landed, OnEvent, TransferEnded
+from kv_transfer.curve_keys import CurveKeys, new_curve_keys
+from kv_transfer.pieces import Pool
+from kv_transfer.shell import TransportConnector
+from kv_transfer.zmq_connector import ZmqConnector
+from tests.contract.kv_connector.cluster import (
+    LAYOUT,
+    Cluster,
+    Node,
+    commit_for,
+    error_of,
+    send,
+)
+from tests.contract.kv_connector.kinds import NodeOptions, ZmqKind
+from tests.contract.kv_connector.proxy import Proxy
+
+KEYS = new_curve_keys()
+OTHER_KEYS = new_curve_keys()
+BRIEF_S = 0.4
+
+
+class KeyedKind(ZmqKind):
+    """`keys` are those of the next node that is made."""
+
+    keys: CurveKeys | None = KEYS
+
+    def connector(self, pool: Pool, options: NodeOptions, on_event: OnEvent) -> TransportConnector:
+        return ZmqConnector(
+            pool,
+            options.layout,
+            options.incarnation,
+            on_event,
+            window_bytes=options.window_bytes,
+            peer_timeout_s=options.peer_timeout_s,
+            keys=self.keys,
+        )
+
+
+class KeyedCluster(Cluster):
+    def __init__(self) -> None:
+        self.keyed = KeyedKind()
+        super().__init__(self.keyed)
+
+    def keyed_node(self, name: str, keys: CurveKeys | None, **options: float) -> Node:
+        self.keyed.keys = keys
+        return self.node(name, **options)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def keyed() -> Iterator[KeyedCluster]:
+    cluster = KeyedCluster()
+    yield cluster
+    cluster.close()
+
+
+def land(prefill: Node, decode: Node, cluster: Cluster, blocks: range) -> None:
+    ticket = cluster.ticket(decode, blocks)
+    wanted = decode.pool.copy()
+    wanted[:, :, blocks] = prefill.pool[:, :, blocks]
+    send(prefill, decode, ticket, blocks)
+    assert decode.wait_event() == Landed(ticket.lease_token, commit_for(ticket, decode.layout))
+    assert prefill.wait_event() == TransferEnded(ticket.lease_token, None)
+    assert np.array_equal(decode.pool, wanted)
+
+
+def test_nodes_with_the_same_key_hand_off(keyed: KeyedCluster) -> None:
+    land(keyed.node("p"), keyed.node("d"), keyed, range(8))
+
+
+def test_the_largest_frames_pass_encrypted(keyed: KeyedCluster) -> None:
+    """A piece as large as a whole frame may be: the encryption's own bytes come on top."""
+    layout = KVLayout(
+        model_digest="m",
+        num_layers=1,
+        num_kv_heads=8,
+        head_dim=128,
+        block_size=512,
+        dtype="bfloat16",
+    )
+    assert layout.piece_bytes == 1 << 20
+    prefill = keyed.node("p", layout=layout, window_bytes=8 << 20, num_blocks=3)
+    decode = keyed.node("d", layout=layout, window_bytes=8 << 20, num_blocks=3)
+    land(prefill, decode, keyed, range(3))
+
+
+@pytest.mark.parametrize(
+    ("sender_keys", "receiver_keys"),
+    [
+        pytest.param(None, KEYS, id="sender-without"),
+        pytest.param(OTHER_KEYS, KEYS, id="sender-with-another"),
+        pytest.param(KEYS, None, id="receiver-without"),
+        pytest.param(KEYS, OTHER_KEYS, id="receiver-with-another"),
+        # Knows whom to speak to, but cannot prove to be one of them.
+        pytest.param(CurveKeys(KEYS.public, OTHER_KEYS.secret), KEYS, id="sender-with-half"),
+    ],
+)
+def test_other_keys_get_nothing_and_a_typed_error(
+    keyed: KeyedCluster, sender_keys: CurveKeys | None, receiver_keys: CurveKeys | None
+) -> None:
+    decode = keyed.keyed_node("d", receiver_keys)
+    prefill = keyed.keyed_node("p", sender_keys, peer_timeout_s=BRIEF_S)
+    before = decode.pool.copy()
+    ticket = keyed.ticket(decode, range(4))
+    send(prefill, decode, ticket, range(4))
+
+    error = error_of(prefill.wait_event())
+    assert type(error) is HandoffFailed
+    assert "d#1" in str(error)
+    assert prefill.connector.statistics().transfers_open == 0
+    statistics = decode.connector.statistics()
+    assert (statistics.sessions_open, statistics.landings_open) == (0, 1)
+    assert statistics.bytes_received == 0
+    assert np.array_equal(decode.pool, before)
+    # The landing is still there for who may fill it.
+    rightful = keyed.keyed_node("p", receiver_keys, epoch=2)
+    rightful.connector.open(ticket, deadline_s=30)
+    rightful.push_all(ticket, range(4))
+    rightful.connector.commit(ticket.lease_token, commit_for(ticket))
+    assert decode.wait_event() == Landed(ticket.lease_token, commit_for(ticket))
+
+
+def test_closing_with_strangers_at_the_door_is_prompt(keyed: KeyedCluster) -> None:
+    decode = keyed.keyed_node("d", KEYS)
+    strangers = [keyed.keyed_node(f"s{index}", OTHER_KEYS) for index in range(3)]
+    for stranger in strangers:
+        stranger.connector.open(keyed.ticket(decode, [0]), deadline_s=30)
+    decode.connector.close()
+    for stranger in strangers:
+        stranger.connector.close()
+        assert [type(event) for event in stranger.events] == [TransferEnded]
+
+
+@pytest.mark.parametrize("keys", [KEYS, None])
+def test_what_travels_cannot_be_read(keyed: KeyedCluster, keys: CurveKeys | None) -> None:
+    """Neither the bytes of a block nor a header; without a key both can (the control)."""
+    seen = bytearray()
+
+    def watch(connection: int, num_before: int, data: bytes) -> bytes:
+        seen.extend(data)
+        return data
+
+    prefill, decode = keyed.keyed_node("p", keys), keyed.keyed_node("d", keys)
+    ticket = keyed.ticket(decode, range(2))
+    proxy = Proxy(decode.connector.endpoint, watch)
+    try:
+        decode.connector.expect(ticket, sender_deadline_s=30)
+        through = dataclasses.replace(ticket, kv_endpoint=proxy.endpoint)
+        prefill.connector.open(through, deadline_s=30)
+        prefill.push_all(ticket, range(2))
+        prefill.connector.commit(ticket.lease_token, commit_for(ticket))
+        assert isinstance(decode.wait_event(), Landed)
+        assert isinstance(prefill.wait_event(), TransferEnded)
+    finally:
+        proxy.close()
+    is_readable = keys is None
+    assert (prefill.pool[0, 0, 0].tobytes() in seen) == is_readable
+    assert (b"lease_token" in seen) == is_readable
+    assert len(seen) > 2 * LAYOUT.block_bytes

@@ -1,0 +1,92 @@
+"""The RDMA devices of this machine, engines on them, and the wire between them.
+
+`make test-rdma` runs these tests where there are two devices; elsewhere they are skipped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import mmap
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+
+from common.kv_layout import KVLayout
+from kv_transfer.pieces import Pool
+from kv_transfer.rdma.mooncake_engine import MooncakeEngine
+
+DEVICES = [name for name in os.environ.get("PDSERVE_RDMA_DEVICES", "").split(",") if name]
+HOSTS = os.environ.get("PDSERVE_RDMA_HOSTS", "").split(",")
+WAIT_S = 60.0
+
+needs_rdma = pytest.mark.skipif(len(DEVICES) < 2, reason="needs two RDMA devices: make test-rdma")
+
+
+
+@functools.cache
+def engine_of(number: int) -> MooncakeEngine:
+    """The engine of the `number`th node of a test, made once; neighbours differ in device."""
+    at = number % len(DEVICES)
+    return MooncakeEngine(HOSTS[at], DEVICES[at])
+
+
+def shared_pool(layout: KVLayout, num_blocks: int) -> Pool:
+    """Memory that peers may write."""
+    memory = np.frombuffer(mmap.mmap(-1, num_blocks * layout.block_bytes), np.uint8)
+    return memory.reshape(layout.num_layers, 2, num_blocks, layout.piece_bytes)
+
+
+def wait_until(is_so: Callable[[], bool], what: str, within_s: float = WAIT_S) -> None:
+    """For what the kernel or a library does, and nobody tells."""
+    deadline_at_s = time.monotonic() + within_s
+    while not is_so():
+        assert time.monotonic() < deadline_at_s, f"not within {within_s:g} s: {what}"
+        time.sleep(0.01)
+
+
+class Wire:
+    """The wire from device 0 to device 1: all RDMA packets on it can be lost, for a while."""
+
+    def __init__(self) -> None:
+        self.is_cut = False
+
+    def cut(self) -> None:
+        _tc("add", "netem", "loss", "100%")
+        self.is_cut = True
+
+    def heal(self) -> None:
+        if self.is_cut:
+            _tc("del")
+            self.is_cut = False
+
+    def wait_loss(self) -> None:
+        """Until a packet was lost: something is under way, and stuck."""
+        wait_until(lambda: self.num_lost > 0, "a packet was lost")
+
+    @property
+    def num_lost(self) -> int:
+        shown = subprocess.run(
+            ["tc", "-s", "-j", "qdisc", "show", "dev", "wire0"],
+            capture_output=True,
+            check=True,
+        )
+        return sum(int(qdisc["drops"]) for qdisc in json.loads(shown.stdout))
+
+
+@contextlib.contextmanager
+def a_wire() -> Iterator[Wire]:
+    wire = Wire()
+    try:
+        yield wire
+    finally:
+        wire.heal()
+
+
+def _tc(verb: str, *what: str) -> None:
+    subprocess.run(["tc", "qdisc", verb, "dev", "wire0", "root", *what], check=True)

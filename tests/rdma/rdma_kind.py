@@ -1,0 +1,45 @@
+"""Connectors whose bytes go by RDMA, for the contract suite and the tests here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from common.kv_layout import KVLayout
+from kv_transfer.lane import Lane
+from kv_transfer.pieces import Pool
+from kv_transfer.rdma.rdma_lane import RdmaLane
+from tests.contract.kv_connector.kinds import ZmqKind
+from tests.rdma.devices import engine_of, shared_pool
+
+# As many blocks in a slab as the fake lane has, in the contract suite's pools.
+MAX_SLABS = 3
+
+
+class RdmaKind(ZmqKind):
+    """Frames over TCP, bytes by RDMA. Nodes are on the engines of `first`, `first + 1` …"""
+
+    lane = "rdma"
+    is_settled = False
+    is_one_sided = True
+
+    def __init__(self, first: int = 0) -> None:
+        super().__init__()
+        self._first = first
+        self._made: list[RdmaLane] = []
+
+    def pool(self, layout: KVLayout, num_blocks: int) -> Pool:
+        return shared_pool(layout, num_blocks)
+
+    def lanes(self, pool: Pool, layout: KVLayout) -> Sequence[Lane]:
+        engine = engine_of(self._first + len(self._made))
+        self._made.append(RdmaLane(pool, engine, max_slabs=MAX_SLABS))
+        return self._made[-1:]
+
+    def close(self) -> None:
+        super().close()
+        for lane in self._made:
+            lane.close()  # Also where making its connector failed.
+
+    def unregister(self, pool: Pool) -> None:
+        """Take the memory keys of a node's pool away, behind its lane's back."""
+        (number,) = [n for n, lane in enumerate(self._made) if lane.memory == pool.ctypes.data]

@@ -1,0 +1,163 @@
+"""Handoffs that end in the middle of a write: whose blocks are they, and what do they hold?"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from kv_transfer.connector import Landed, LandingFailed, Released, TransferEnded
+from tests.contract.kv_connector.cluster import Cluster, Node, error_of
+from tests.rdma.children import Child, big_node, decode_child, prefill_child, send_all
+from tests.rdma.devices import WAIT_S, Wire, needs_rdma, wait_until
+from tests.rdma.rdma_kind import RdmaKind
+from tests.rdma.two_lanes import ALL_BLOCKS, NUM_BLOCKS
+
+pytestmark = needs_rdma
+OLD, NEW_OWNER, OTHER = 7, 0xAB, 9
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    """Its nodes are on device 0, 1, 0 …, as they are made."""
+    cluster = Cluster(RdmaKind())
+    yield cluster
+    cluster.close()
+
+
+@pytest.fixture
+def from_device_1() -> Iterator[Cluster]:
+    cluster = Cluster(RdmaKind(1))
+    yield cluster
+    cluster.close()
+
+
+def assert_serves(decode: Node, cluster: Cluster, prefill: Node, value: int) -> None:
+    """A handoff to all blocks works, by RDMA, and brings `value`."""
+    ticket = cluster.ticket(decode, ALL_BLOCKS)
+    decode.connector.expect(ticket, sender_deadline_s=WAIT_S)
+    send_all(prefill, ticket)
+    assert isinstance(decode.wait_event(), Landed)
+    assert prefill.wait_event() == TransferEnded(ticket.lease_token, None)
+    assert np.all(decode.pool == value)
+    assert prefill.connector.statistics().lanes[decode.incarnation.node_id] == "rdma"
+
+
+def test_a_decode_node_killed_in_the_middle_of_a_write(cluster: Cluster, wire: Wire) -> None:
+    """F64: noticed by its silence, long before the write gives up; others go on meanwhile."""
+    prefill = big_node(cluster, "p", OLD)
+    with Child(decode_child, engine=1) as child:
+        child.tell("a ticket")
+        ticket = child.wait_answer()
+        wire.cut()
+        send_all(prefill, ticket)
+        wire.wait_loss()
+        child.kill()
+    killed_at_s = time.monotonic()
+    assert "d#1" in str(error_of(prefill.wait_event()))
+    assert time.monotonic() < killed_at_s + 8
+
+    cluster.node("unused")  # So that the next one is on device 0, to which the wire is not needed.
+    other = big_node(cluster, "other", 0)
+    assert_serves(other, cluster, prefill, OLD)
+    prefill.assert_books_are_empty()
+    closing_at_s = time.monotonic()
+    prefill.connector.close()
+    assert time.monotonic() < closing_at_s + 8
+
+
+@pytest.mark.parametrize("does_wake", [False, True], ids=["killed", "stopped and woken"])
+def test_a_prefill_node_that_ends_in_the_middle_of_a_write(
+    from_device_1: Cluster, wire: Wire, does_wake: bool
+) -> None:
+    """F03, F14, F69: its blocks are fenced and released, and it cannot touch them any more."""
+    cluster = from_device_1
+    decode = big_node(cluster, "d", 0)
+    with Child(prefill_child, engine=0, fill=OLD) as child:
+        ticket = cluster.ticket(decode, ALL_BLOCKS)
+        decode.connector.expect(ticket, sender_deadline_s=WAIT_S)
+        wire.cut()
+        child.tell(ticket)
+        wire.wait_loss()
+        child.stop() if does_wake else child.kill()
+        assert "p#1 said nothing" in str(decode.wait_failed())
+        decode.assert_books_are_empty()
+        decode.pool[:] = NEW_OWNER
+        wire.heal()
+        if does_wake:
+            child.go_on()
+            assert isinstance(child.wait_answer(), TransferEnded)
+    assert np.all(decode.pool == NEW_OWNER)
+    assert_serves(decode, cluster, big_node(cluster, "other", OTHER), OTHER)
+
+
+def test_abort_during_a_write(cluster: Cluster, wire: Wire) -> None:
+    """F56: the blocks come back when the write is over, not before."""
+    prefill, decode = big_node(cluster, "p", OLD), big_node(cluster, "d", 0)
+    ticket = cluster.ticket(decode, ALL_BLOCKS)
+    decode.connector.expect(ticket, sender_deadline_s=WAIT_S)
+    wire.cut()
+    send_all(prefill, ticket)
+    wire.wait_loss()
+    prefill.connector.abort(ticket.lease_token)
+    decode.connector.revoke(ticket.lease_token)
+    error_of(prefill.wait_event())
+    assert decode.connector.statistics().blocks_quarantined == NUM_BLOCKS
+    assert decode.events == []
+    wire.heal()
+    assert decode.wait_event() == Released(ticket.lease_token)
+    decode.assert_books_are_empty()
+    decode.pool[:] = NEW_OWNER
+    # What travels on this connection from now on is behind all that travelled before.
+    other = big_node(cluster, "other", 0)
+    assert_serves(other, cluster, prefill, OLD)
+    assert np.all(decode.pool == NEW_OWNER)
+    assert_serves(decode, cluster, prefill, OLD)
+
+
+@pytest.mark.parametrize("is_same_lease", [False, True])
+def test_a_stale_generation_after_the_block_was_given_to_someone_else(
+    cluster: Cluster, is_same_lease: bool
+) -> None:
+    """F13, F69: nothing is written before the receiver agreed to this very ticket."""
+    prefill, decode = big_node(cluster, "p", OLD), big_node(cluster, "d", 0)
+    stale = cluster.ticket(decode, ALL_BLOCKS)
+    decode.connector.expect(stale, sender_deadline_s=WAIT_S)
+    decode.connector.revoke(stale.lease_token)
+    assert decode.wait_event() == Released(stale.lease_token)
+    fresh = dataclasses.replace(cluster.ticket(decode, ALL_BLOCKS), generation=8)
+    decode.connector.expect(fresh, sender_deadline_s=WAIT_S)
+    decode.pool[:] = NEW_OWNER
+    if is_same_lease:
+        stale = dataclasses.replace(fresh, generation=7)
+    send_all(prefill, stale)
+    error_of(prefill.wait_event())
+    assert np.all(decode.pool == NEW_OWNER)
+    send_all(prefill, fresh)
+    assert isinstance(decode.wait_event(), Landed)
+    assert np.all(decode.pool == OLD)
+
+
+def test_memory_that_is_not_registered_any_more(cluster: Cluster, wire: Wire) -> None:
+    """The write fails, the pair falls back to ZMQ, and the next handoff works."""
+    prefill, decode = big_node(cluster, "p", OLD), big_node(cluster, "d", 0)
+    assert_serves(decode, cluster, prefill, OLD)
+    kind = cluster.kind
+    assert isinstance(kind, RdmaKind)
+    kind.unregister(decode.pool)
+    ticket = cluster.ticket(decode, ALL_BLOCKS)
+    decode.connector.expect(ticket, sender_deadline_s=WAIT_S)
+    send_all(prefill, ticket)
+    assert isinstance(decode.wait_event(), LandingFailed)
+    error_of(prefill.wait_event())
+    assert decode.wait_event() == Released(ticket.lease_token)
+    ticket = cluster.ticket(decode, ALL_BLOCKS)
+    decode.connector.expect(ticket, sender_deadline_s=WAIT_S)
+    send_all(prefill, ticket)
+    assert isinstance(decode.wait_event(), Landed)
+    statistics = prefill.connector.statistics()
+    wait_until(lambda: prefill.connector.statistics().lanes.get("d") == "zmq", "zmq is used")
+    assert statistics.measured.fallbacks["rdma", "write_failed"] == 1

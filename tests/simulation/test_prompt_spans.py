@@ -1,0 +1,84 @@
+"""What nodes say of a prompt with its token 0: how long it waited, and how long it was computed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from common.request import RequestOutput
+from tests.simulation.world import DECODE, PREFILL, Node, NodeSize, OutputToRouter, World
+
+STEP_S = 2.0
+
+
+def slow_world(**given: Any) -> tuple[World, list[tuple[Node, RequestOutput]]]:
+    """Every step takes 2 s; the outputs of the nodes are noted."""
+    world = World(**given)
+    said: list[tuple[Node, RequestOutput]] = []
+    for node in world.nodes.values():
+        _slow_down(world, node)
+    to_the_router = world.to_the_router
+
+    def note(item: Any) -> None:
+        if isinstance(item, OutputToRouter):
+            said.append((world.nodes[item.node], item.output))
+        to_the_router(item)
+
+    world.to_the_router = note  # type: ignore[method-assign]
+    return world, said
+
+
+def _slow_down(world: World, node: Node) -> None:
+    execute = node.runner.execute
+
+    def execute_slowly(*arguments: Any, **more: Any) -> Any:
+        world.clock.advance(STEP_S)
+        return execute(*arguments, **more)
+
+    node.runner.execute = execute_slowly  # type: ignore[method-assign]
+
+
+def spans(said: list[tuple[Node, RequestOutput]]) -> list[tuple[object, int, float, float]]:
+    return [
+        (node.me, output.first_index, output.queue_s, output.compute_s)
+        for node, output in said
+        if output.token_ids
+    ]
+
+
+def test_a_prompt_that_is_handed_off() -> None:
+    world, said = slow_world(prefill=NodeSize(budget=6))
+    asked = world.ask(12, max_tokens=2)
+    world.step_until(lambda: asked.ticket is not None, frames=False)
+    sent_at_s = world.clock.now_s()
+    world.clock.advance(3.0)  # the node reads its inbox late
+    world.settle()
+    world.check_closed()
+    assert world.clock.now_s() > sent_at_s
+    # Two chunks; what the decode node adds has no spans.
+    assert spans(said) == [(PREFILL, 0, 3.0, 2 * STEP_S), (DECODE, 1, 0.0, 0.0)]
+
+
+@pytest.mark.parametrize("threshold", [64, None])
+def test_a_prompt_that_is_computed_where_it_is_decoded(threshold: int | None) -> None:
+    world, said = slow_world(threshold=threshold, decode=NodeSize(budget=6))
+    world.ask(12, max_tokens=3)
+    world.clock.advance(1.5)
+    world.settle()
+    world.check_closed()
+    assert spans(said) == [
+        (DECODE, 0, 1.5, 2 * STEP_S),
+        (DECODE, 1, 0.0, 0.0),
+        (DECODE, 2, 0.0, 0.0),
+    ]
+
+
+def test_who_waits_for_a_seat_waits_in_the_queue() -> None:
+    world, said = slow_world(threshold=None, decode=NodeSize(budget=6, seats=1))
+    world.ask(6, max_tokens=2)
+    world.ask(6, max_tokens=1)
+    world.settle()
+    world.check_closed()
+    # The first one's prompt and its second token come before.
+    assert spans(said)[-1] == (DECODE, 0, 2 * STEP_S, STEP_S)

@@ -1,0 +1,83 @@
+"""What the handoff benchmark makes of its measurements, and that it measures real handoffs."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+
+from bench.handoff.__main__ import measure
+from bench.handoff.figures import Handoff, figures, worst_of
+from bench.handoff.paced_runner import LAYOUT_8B, PacedRunner
+from bench.handoff.prefill_end import PROMPT_TOKENS, Case
+from common.request import SamplingParams
+from engine.core.plan import SampleInput, ScheduledSequence
+
+MB = 1_000_000
+
+
+def handoff(hidden: int = 90, exposed_s: float = 0.01, ttft_s: float = 1.0) -> Handoff:
+    return Handoff(
+        num_bytes=100 * MB,
+        hidden_bytes=hidden * MB,
+        exposed_s=exposed_s,
+        ttft_s=ttft_s,
+        sender_cpu_s=0.05,
+        receiver_cpu_s=0.02,
+    )
+
+
+def test_figures_are_over_all_bytes_and_all_time() -> None:
+    found = figures([handoff(), handoff(hidden=100, exposed_s=0.03, ttft_s=3.0)])
+    assert found == {
+        "hidden_share": 0.95,
+        "exposed_ms_p50": 20.0,
+        "exposed_ms_p99": 29.8,
+        "exposed_over_ttft": 0.01,
+        "cpu_s_per_gb_sender": 0.5,
+        "cpu_s_per_gb_receiver": 0.2,
+        "ttft_ms_p50": 2000.0,
+        "mb_per_handoff": 100.0,
+        "handoffs": 2,
+    }
+
+
+def test_a_transport_is_as_good_as_its_worse_layout() -> None:
+    good, bad = figures([handoff(hidden=99)]), figures([handoff(hidden=50, exposed_s=0.5)])
+    worst = worst_of({"demo": good, "synthetic_8b": bad})
+    assert worst["hidden_share"] == 0.5
+    assert worst["exposed_ms_p99"] == 500.0
+    assert worst == worst_of({"demo": bad, "synthetic_8b": good})
+    assert "ttft_ms_p50" not in worst
+
+
+def test_the_paced_runner_takes_its_time_layer_by_layer() -> None:
+    runner = PacedRunner(tokens_per_s=10_000, num_blocks=2, host_memory=lambda *_: None)
+    assert runner.kv_bytes.shape == (36, 2, 2, LAYOUT_8B.piece_bytes)
+    sample = SampleInput(SamplingParams(max_tokens=2), 0, [], [])
+    batch = [
+        ScheduledSequence(1, range(400), 0, [0], None),
+        ScheduledSequence(2, range(100), 0, [1], sample),
+    ]
+    at_s: list[float] = []
+    began_at_s = time.monotonic()
+    first, second = runner.execute(batch, lambda layer: at_s.append(time.monotonic()))
+    assert first is None
+    assert second is not None
+    assert len(at_s) == 36
+    # Never early, whatever the machine does meanwhile.
+    due_s = began_at_s + np.arange(1, 37) * 0.05 / 36
+    assert (np.array(at_s) >= due_s).all()
+
+
+@pytest.mark.parametrize("transport", ["zmq", "shm"])
+def test_a_prompt_is_handed_off_whole(transport: str) -> None:
+    case = Case(layout="synthetic_8b", transport=transport, tokens_per_s=20_000.0)
+    (one,) = measure(case, 1)
+    assert one.num_bytes == PROMPT_TOKENS // LAYOUT_8B.block_size * LAYOUT_8B.block_bytes
+    assert 0 <= one.hidden_bytes <= one.num_bytes
+    assert one.ttft_s >= PROMPT_TOKENS / 20_000
+    assert one.exposed_s > 0
+    assert one.sender_cpu_s > 0
+    assert one.receiver_cpu_s > 0

@@ -1,0 +1,131 @@
+"""The bytes of a chunk: what is gathered, what is sent as it lies, and where it is written."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from xxhash import xxh3_64_intdigest
+
+from kv_transfer import pieces
+from kv_transfer.core.chunks import Chunk, split_chunks
+from kv_transfer.core.frames import Data
+
+NUM_BLOCKS = 40
+LAYER = 1
+
+
+def pool_of(piece_bytes: int, seed: int) -> pieces.Pool:
+    shape = (2, 2, NUM_BLOCKS, piece_bytes)
+    return np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
+
+
+def data_of(chunk: Chunk, runs: tuple[int, ...]) -> Data:
+    return Data(
+        seq=0,
+        lease_token=1,
+        generation=1,
+        layer=chunk.layer,
+        ordinals=chunk.ordinals,
+        runs=runs,
+        source_blocks=(),
+        key_sums=(),
+        value_sums=(),
+    )
+
+
+def is_view_of(pool: pieces.Pool, part: memoryview) -> bool:
+    return np.shares_memory(pool, np.frombuffer(part, np.uint8))
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    # 4 KiB, 64 KiB and 256 KiB: ranges on both sides of what is gathered and what is scattered.
+    st.sampled_from([4 << 10, 64 << 10, 256 << 10]),
+    st.lists(st.integers(0, NUM_BLOCKS - 1), min_size=1, max_size=20, unique=True),
+    st.randoms(use_true_random=False),
+)
+def test_every_block_gets_to_its_target(piece_bytes: int, sources: list[int], rng: object) -> None:
+    source, target = _POOLS[piece_bytes]
+    targets = rng.sample(range(NUM_BLOCKS), len(sources))  # type: ignore[attr-defined]
+    (chunk,) = split_chunks(LAYER, range(len(sources)), sources, max_blocks=NUM_BLOCKS)
+    payload = pieces.payload(source, chunk)
+    assert sum(payload.runs) == len(sources)
+    assert [part.nbytes for part in payload.parts] == [
+        count * piece_bytes for count in payload.runs for _ in "kv"
+    ]
+
+    wanted = target.copy()
+    ordered = [targets[ordinal] for ordinal in chunk.ordinals]
+    wanted[LAYER][:, ordered] = source[LAYER][:, list(chunk.source_blocks)]
+    data = data_of(chunk, payload.runs)
+    sums = pieces.payload_sums(data, payload.parts, piece_bytes)
+    assert sums == pieces.pool_sums(source, LAYER, chunk.source_blocks, chunk.ordinals)
+    pieces.write(target, data, ordered, payload.parts)
+    assert np.array_equal(target, wanted)
+    assert sums == pieces.pool_sums(target, LAYER, ordered, chunk.ordinals)
+
+
+_POOLS = {size: (pool_of(size, 1), pool_of(size, 2)) for size in (4 << 10, 64 << 10, 256 << 10)}
+
+
+@pytest.mark.parametrize(
+    ("piece_kib", "blocks", "runs", "views"),
+    [
+        # One range is never copied, however short.
+        (4, [3], (1,), [True]),
+        (4, [3, 4, 5], (3,), [True]),
+        # Short ranges are gathered into one part each of keys and values.
+        (64, [0, 2, 4, 6], (4,), [False]),
+        (64, [0, 1, 2, 8, 9], (5,), [False]),
+        # From 256 KiB on a range is sent as it lies, and what is beside it is not drawn in.
+        (64, [0, 1, 2, 3, 8], (4, 1), [True, True]),
+        (64, [0, 2, 4, 5, 6, 7, 20, 30], (2, 4, 2), [False, True, False]),
+        (256, [0, 2, 4], (1, 1, 1), [True, True, True]),
+    ],
+)
+def test_short_ranges_are_gathered_and_long_ones_are_not_copied(
+    piece_kib: int, blocks: list[int], runs: tuple[int, ...], views: list[bool]
+) -> None:
+    pool = pool_of(piece_kib << 10, 3)
+    payload = pieces.payload(pool, Chunk(LAYER, tuple(range(len(blocks))), tuple(blocks)))
+    assert payload.runs == runs
+    assert [is_view_of(pool, part) for part in payload.parts] == [v for v in views for _ in "kv"]
+
+
+def test_a_piece_of_a_payload_without_runs_is_a_block() -> None:
+    """As a lane gives it that reads another pool: keys and values of each block."""
+    source, target = pool_of(16, 4), pool_of(16, 5)
+    wanted = target.copy()
+    wanted[LAYER][:, [9, 2]] = source[LAYER][:, [7, 8]]
+    parts = [source[LAYER, kind, block].data for block in (7, 8) for kind in (0, 1)]
+    data = data_of(Chunk(LAYER, (0, 1), (7, 8)), runs=())
+    pieces.write(target, data, (9, 2), parts)
+    assert np.array_equal(target, wanted)
+
+
+def test_a_sum_is_xxh3_seeded_with_its_place() -> None:
+    pool = pool_of(32, 6)
+    keys, values = pieces.pool_sums(pool, LAYER, (5, 9), (2, 0))
+    assert keys == (
+        xxh3_64_intdigest(pool[LAYER, 0, 5], 1 << 32 | 2),
+        xxh3_64_intdigest(pool[LAYER, 0, 9], 1 << 32),
+    )
+    assert values[1] == xxh3_64_intdigest(pool[LAYER, 1, 9], 1 << 32)
+
+
+@pytest.mark.parametrize(("kind", "index", "name"), [(0, 1, "keys"), (1, 0, "values")])
+def test_corruption_is_named(kind: int, index: int, name: str) -> None:
+    pool = pool_of(32, 7)
+    chunk = Chunk(LAYER, (4, 6), (1, 2))
+    keys, values = pieces.pool_sums(pool, LAYER, chunk.source_blocks, chunk.ordinals)
+    said = [list(keys), list(values)]
+    said[kind][index] ^= 1
+    data = data_of(chunk, (2,))
+    data = dataclasses.replace(data, key_sums=tuple(said[0]), value_sums=tuple(said[1]))
+    problem = pieces.find_corruption(data, (keys, values))
+    assert problem is not None
+    assert f"{name} of layer 1, block {chunk.ordinals[index]} of the ticket" in problem
