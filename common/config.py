@@ -104,7 +104,9 @@ class HandoffConfig:
         "auto", "KV checksums: off, commit, block or auto (auto: block, but off for rdma)"
     )
     rdma_devices: str = setting("", "RDMA devices, separated by commas (default: all)")
-    kv_key: str = setting("", "file with the cluster's CURVE key pair; encrypts KV over zmq")
+    kv_key: str = setting(
+        "", "file of `pdserve kv-key`, the same on all nodes: encrypts KV over zmq"
+    )
     max_queued_requests: int = setting(256, "requests waiting on a node before it refuses more")
 
     def problems(self) -> list[str]:

@@ -8,19 +8,23 @@ KV plane decides nothing; who may write where was decided on the control plane.
     loopback        LoopbackConnector, LoopbackNetwork: nodes of one process; the reference
     zmq_connector   ZmqConnector: nodes on different machines
     zmq_transport   its sockets; curve_keys: the key pair that encrypts them
-    shell           what all connectors share: one thread, two machines, lanes, the fence of `revoke`
+    shell           what all connectors share: one thread, one queue of effects, two halves:
+      sending_end     the sending machine, the pool it reads, its end of every lane
+      receiving_end   the receiving machine, the pool it writes, the fence of `revoke`
     transport       what the shell needs from a network: one connection for the frames of a pair
     lane            how the bytes get from pool to pool, and three ways for it:
       inline_lane   behind the header, on the same connection
       shm/          copied out of the sender's pool, which is shared memory
       rdma/         written into the receiver's registered pool
+    transfer_metrics  times and bytes of each transfer and landing; statistics: all that is counted
     pieces          the pool's bytes: checksums, views to send, the one write
     core/           pure: no I/O, no clock, no thread
-      frames        headers on the wire, and every check on them
+      frames        headers on the wire; field_checks: every check on them
       limits        every bound
       lanes         which lanes and ways to verify there are
       handshake     the states of both sides, as one table
       effects       what the machines ask the shell to do
+      histogram     counts by size
       chunks        pieces gathered into frames; which pieces are done
       sender        the sending machine: link (one decode node), transfer (one handoff)
       receiver      the receiving machine: sessions (who is connected), landing (one handoff),

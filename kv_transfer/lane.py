@@ -116,8 +116,9 @@ class OneSidedLane(Lane, Protocol):
     def take_ready(self) -> list[Ready | Broken]:
         """What became ready, in order for each peer; nothing of a peer follows its `Broken`."""
 
-    def fence(self, slabs: Sequence[int]) -> None:
+    def fence(self, slabs: Sequence[int]) -> bytes:
         """When it returns, nothing that anybody wrote before can reach these slabs any more.
 
-        Writers that are at it fail. May take some tens of milliseconds.
+        Writers that are at it fail. Returns what `open` replies from now on: those who may go on
+        writing have to know. May take some tens of milliseconds.
         """

@@ -89,7 +89,7 @@ class TransferMetricsView:
 
     `ended` counts transfers by lane and outcome (committed, failed), `fallbacks` connections by the
     lane that could not be used and why. `last_lanes` is what was agreed on last with decode nodes,
-    by their id, latest last.
+    by their id, latest last. `num_open` transfers and landings are being timed.
     """
 
     lanes: Mapping[str, LaneView]
@@ -98,6 +98,7 @@ class TransferMetricsView:
     reconnects: int
     fallbacks: Mapping[tuple[str, str], int]
     last_lanes: Mapping[str, str]
+    num_open: int
 
 
 class _Lane:
@@ -179,6 +180,7 @@ class TransferMetrics:
             reconnects=self._reconnects,
             fallbacks=self._fallbacks.copy(),
             last_lanes=self._last_lanes.copy(),
+            num_open=len(self._sending) + len(self._receiving),
         )
 
     # -- the sender's side -----------------------------------------------------------------------

@@ -15,6 +15,7 @@ from kv_transfer.shm.shm_lane import ShmLane
 from kv_transfer.zmq_connector import ZmqConnector
 
 _DEADLINE_S = 60.0
+_PEER_TIMEOUT_S = 10.0  # A machine that is measured is busy.
 
 
 class _End:
@@ -23,7 +24,14 @@ class _End:
     def __init__(self, name: str, memory: Memory, lanes: Sequence[Lane]) -> None:
         self._events: queue.SimpleQueue[tuple[KVEvent, float]] = queue.SimpleQueue()
         self.me = Incarnation(name, 1)
-        self.connector = ZmqConnector(memory.pool, LAYOUT, self.me, self._on_event, lanes=lanes)
+        self.connector = ZmqConnector(
+            memory.pool,
+            LAYOUT,
+            self.me,
+            self._on_event,
+            peer_timeout_s=_PEER_TIMEOUT_S,
+            lanes=lanes,
+        )
 
     def _on_event(self, event: KVEvent) -> None:
         self._events.put((event, now_s()))

@@ -24,9 +24,8 @@ Decoding what breaks a rule raises `PeerProtocolError` that names the field, and
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 
 import msgpack  # type: ignore[import-untyped]
 from xxhash import xxh3_64_digest
@@ -34,13 +33,23 @@ from xxhash import xxh3_64_digest
 from common.errors import PeerProtocolError
 from common.ids import Incarnation
 from common.kv_layout import KVLayout
+from kv_transfer.core.field_checks import (
+    Check,
+    blob,
+    incarnation,
+    layout,
+    offers,
+    one_of,
+    shown,
+    text,
+    uint,
+    uints,
+)
 from kv_transfer.core.lanes import VERIFY_AUTO, VERIFY_MODES
 from kv_transfer.core.limits import (
     MAX_BLOCKS_PER_FRAME,
     MAX_DRAFT_TOKENS,
     MAX_HEADER_BYTES,
-    MAX_LANE_BYTES,
-    MAX_LANES,
     MAX_NODE_ID_CHARS,
     MAX_TEXT_CHARS,
     MAX_TRANSFERS_PER_LINK,
@@ -217,117 +226,30 @@ Frame = (
     | Pong
 )
 
-_Check = Callable[[str, object], Any]
+_U64 = uint(64)
+_U32 = uint(32)
+_LEASE: dict[str, Check] = {"lease_token": _U64, "generation": _U64}
+_REASON: dict[str, Check] = {"code": text(64), "message": text(MAX_TEXT_CHARS)}
 
-
-def _shown(value: object) -> str:
-    """`value` for an error text: lists and maps may be nested too deeply to be printed."""
-    is_nested = isinstance(value, list | dict | tuple)
-    return f"a {type(value).__name__}" if is_nested else f"{value!r:.40}"
-
-
-def _uint(bits: int) -> _Check:
-    def check(name: str, value: object) -> int:
-        if type(value) is not int or not 0 <= value < 1 << bits:
-            raise PeerProtocolError(f"{name} is {_shown(value)}: wanted an integer of {bits} bits")
-        return value
-
-    return check
-
-
-def _text(max_chars: int) -> _Check:
-    def check(name: str, value: object) -> str:
-        if type(value) is not str or len(value) > max_chars:
-            raise PeerProtocolError(f"{name} is not a text of at most {max_chars} characters")
-        return value
-
-    return check
-
-
-def _uints(bits: int, max_items: int) -> _Check:
-    def check(name: str, value: object) -> tuple[int, ...]:
-        limit = 1 << bits
-        if (
-            type(value) is not list
-            or len(value) > max_items
-            or not all(type(item) is int and 0 <= item < limit for item in value)
-        ):
-            raise PeerProtocolError(
-                f"{name} is not a list of at most {max_items} integers of {bits} bits"
-            )
-        return tuple(value)
-
-    return check
-
-
-def _one_of(choices: tuple[str, ...]) -> _Check:
-    def check(name: str, value: object) -> str:
-        if type(value) is not str or value not in choices:
-            raise PeerProtocolError(f"{name} is {_shown(value)}: wanted {', '.join(choices)}")
-        return value
-
-    return check
-
-
-def _blob(name: str, value: object) -> bytes:
-    if type(value) is not bytes or len(value) > MAX_LANE_BYTES:
-        raise PeerProtocolError(f"{name} is not bytes, at most {MAX_LANE_BYTES}")
-    return value
-
-
-def _offers(name: str, value: object) -> dict[str, bytes]:
-    if type(value) is not dict or not 0 < len(value) <= MAX_LANES:
-        raise PeerProtocolError(f"{name} is not a map of 1 to {MAX_LANES} lanes")
-    check = _text(MAX_NODE_ID_CHARS)
-    return {check(name, lane): _blob(f"{name} of a lane", offer) for lane, offer in value.items()}
-
-
-def _incarnation(name: str, value: object) -> Incarnation:
-    if type(value) is not dict:
-        raise PeerProtocolError(f"{name} is not an incarnation")
-    node_id = _text(MAX_NODE_ID_CHARS)(f"{name}.node_id", value.get("node_id"))
-    return Incarnation(node_id, _uint(63)(f"{name}.epoch", value.get("epoch")))
-
-
-def _layout(name: str, value: object) -> KVLayout:
-    if type(value) is not dict:
-        raise PeerProtocolError(f"{name} is not a KV layout")
-    checked = {
-        field.name: (_text(MAX_NODE_ID_CHARS) if field.type == "str" else _uint(31))(
-            f"{name}.{field.name}", value.get(field.name)
-        )
-        for field in fields(KVLayout)
-    }
-    try:
-        return KVLayout(**checked)
-    except ValueError as error:
-        raise PeerProtocolError(f"{name}: {error}") from None
-
-
-_U64 = _uint(64)
-_U32 = _uint(32)
-_LEASE: dict[str, _Check] = {"lease_token": _U64, "generation": _U64}
-_REASON: dict[str, _Check] = {"code": _text(64), "message": _text(MAX_TEXT_CHARS)}
-
-_SCHEMAS: dict[int, tuple[type[Frame], dict[str, _Check]]] = {
+_SCHEMAS: dict[int, tuple[type[Frame], dict[str, Check]]] = {
     1: (
         Hello,
         {
-            "sender": _incarnation,
-            "receiver": _incarnation,
-            "layout": _layout,
-            "offers": _offers,
-            "verify": _one_of((VERIFY_AUTO, *VERIFY_MODES)),
+            "sender": incarnation,
+            "receiver": incarnation,
+            "layout": layout,
+            "offers": offers,
+            "verify": one_of((VERIFY_AUTO, *VERIFY_MODES)),
         },
     ),
     2: (
         Welcome,
         {
-            "receiver": _incarnation,
-            "lane": _text(MAX_NODE_ID_CHARS),
-            "lane_reply": _blob,
-            "window_bytes": _uint(63),
-            "verify": _one_of(VERIFY_MODES),
+            "receiver": incarnation,
+            "lane": text(MAX_NODE_ID_CHARS),
+            "lane_reply": blob,
+            "window_bytes": uint(63),
+            "verify": one_of(VERIFY_MODES),
         },
     ),
     3: (Refused, _REASON),
@@ -337,12 +259,12 @@ _SCHEMAS: dict[int, tuple[type[Frame], dict[str, _Check]]] = {
         {
             "seq": _U64,
             **_LEASE,
-            "layer": _uint(16),
-            "ordinals": _uints(32, MAX_BLOCKS_PER_FRAME),
-            "runs": _uints(16, MAX_BLOCKS_PER_FRAME),
-            "source_blocks": _uints(32, MAX_BLOCKS_PER_FRAME),
-            "key_sums": _uints(64, MAX_BLOCKS_PER_FRAME),
-            "value_sums": _uints(64, MAX_BLOCKS_PER_FRAME),
+            "layer": uint(16),
+            "ordinals": uints(32, MAX_BLOCKS_PER_FRAME),
+            "runs": uints(16, MAX_BLOCKS_PER_FRAME),
+            "source_blocks": uints(32, MAX_BLOCKS_PER_FRAME),
+            "key_sums": uints(64, MAX_BLOCKS_PER_FRAME),
+            "value_sums": uints(64, MAX_BLOCKS_PER_FRAME),
         },
     ),
     6: (Ack, {"consumed": _U64}),
@@ -354,14 +276,14 @@ _SCHEMAS: dict[int, tuple[type[Frame], dict[str, _Check]]] = {
             "digest": _U64,
             "num_tokens": _U32,
             "first_token_id": _U32,
-            "draft_token_ids": _uints(32, MAX_DRAFT_TOKENS),
+            "draft_token_ids": uints(32, MAX_DRAFT_TOKENS),
         },
     ),
     8: (Committed, _LEASE),
     9: (Failed, {**_LEASE, **_REASON}),
     10: (Abort, _LEASE),
     11: (Aborted, _LEASE),
-    12: (Ping, {"lease_tokens": _uints(64, MAX_TRANSFERS_PER_LINK)}),
+    12: (Ping, {"lease_tokens": uints(64, MAX_TRANSFERS_PER_LINK)}),
     13: (Pong, {}),
     14: (Begun, _LEASE),
 }
@@ -394,10 +316,10 @@ def decode(header: bytes | memoryview) -> Frame:
     body = _unpack(header)
     version, kind = body.get("v"), body.get("k")
     if type(version) is not int or version != PROTOCOL_VERSION:
-        raise UnknownVersion(f"KV protocol version is {_shown(version)}: wanted {PROTOCOL_VERSION}")
+        raise UnknownVersion(f"KV protocol version is {shown(version)}: wanted {PROTOCOL_VERSION}")
     schema = _SCHEMAS.get(kind) if type(kind) is int else None
     if schema is None:
-        raise PeerProtocolError(f"frame kind {_shown(kind)} is unknown")
+        raise PeerProtocolError(f"frame kind {shown(kind)} is unknown")
     cls, checks = schema
     frame = cls(
         **{name: check(f"{cls.__name__}.{name}", body.get(name)) for name, check in checks.items()}
@@ -405,6 +327,13 @@ def decode(header: bytes | memoryview) -> Frame:
     if isinstance(frame, Data):
         _check_counts(frame)
     return frame
+
+
+def decode_message(parts: Sequence[memoryview]) -> Frame:
+    """The frame of a message, whose first part is its header. Raises `PeerProtocolError`."""
+    if not parts:
+        raise PeerProtocolError("an empty message")
+    return decode(parts[0])
 
 
 def _unpack(header: bytes | memoryview) -> dict[str, object]:

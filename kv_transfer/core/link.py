@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from common.errors import PeerProtocolError
 from kv_transfer.core.chunks import Chunk
 from kv_transfer.core.effects import Peer
+from kv_transfer.core.frames import Welcome
 from kv_transfer.core.handshake import LINK_TABLE, LinkState, LinkStep, advance
 from kv_transfer.core.lanes import verification
 from kv_transfer.core.limits import MAX_FRAMES_IN_FLIGHT, Limits
@@ -41,6 +42,7 @@ class Link:
         self.in_flight_bytes = 0
         self.offered: frozenset[str] = frozenset()
         self.wanted_verify = self.lane = self.verify = ""
+        self._lane_reply = b""
         self._window_bytes = 0
         self._limits = limits
         self._pair_bytes = piece_pair_bytes
@@ -112,10 +114,11 @@ class Link:
         self.offered |= frozenset(offers)
         self.wanted_verify = verify
 
-    def welcome(self, lane: str, verify: str, window_bytes: int) -> bool:
+    def welcome(self, welcome: Welcome) -> bool:
         """WELCOME came; whether it was due. Raises `PeerProtocolError` unless it fits the HELLO."""
         if self.state is not LinkState.CONNECTING:
             return False
+        lane, verify = welcome.lane, welcome.verify
         if lane not in self.offered:
             raise PeerProtocolError(f"{self.peer} chose lane {lane!r:.40}, which was not offered")
         if verification(lane, verify, self.wanted_verify) != verify:
@@ -124,8 +127,16 @@ class Link:
             )
         self._advance(LinkStep.WELCOMED)
         self.lane, self.verify = lane, verify
-        self._window_bytes = min(window_bytes, self._limits.window_bytes)
+        self._lane_reply = welcome.lane_reply
+        self._window_bytes = min(welcome.window_bytes, self._limits.window_bytes)
         return True
+
+    def takes_anew(self, welcome: Welcome) -> bool:
+        """Whether a further WELCOME tells something new of the lane that was agreed on."""
+        is_new = welcome.lane == self.lane and welcome.lane_reply != self._lane_reply
+        if is_new:
+            self._lane_reply = welcome.lane_reply
+        return is_new and self.state is LinkState.READY
 
     def break_off(self, now_s: float) -> None:
         """The connection is gone: every chunk it had not acknowledged is to be sent again."""

@@ -205,10 +205,14 @@ class Receiver:
                 effects += self._fail(landing, HandoffStep.EXPIRE, error)
         return effects + self._fences()
 
-    def on_fenced(self, lane: str, slabs: Sequence[int]) -> Effects:
-        """What `Fence` asked for is done."""
-        tokens = self._quarantine.fenced(lane, slabs)
-        return [Emit(Released(token)) for token in tokens]
+    def on_fenced(self, lane: str, slabs: Sequence[int], lane_reply: bytes) -> Effects:
+        """What `Fence` asked for is done; senders on the lane are told its new reply."""
+        effects: Effects = []
+        for session in self._sessions.all():
+            if session.lane == lane and session.lane_reply != lane_reply:
+                session.lane_reply = lane_reply
+                effects.append(self._welcome(session))
+        return effects + [Emit(Released(token)) for token in self._quarantine.fenced(lane, slabs)]
 
     def next_deadline_s(self) -> float | None:
         landings = min((one.expires_at_s for one in self._landings.values()), default=None)
@@ -309,6 +313,10 @@ class Receiver:
         landing = self._find(session, frame)
         if not isinstance(landing, Landing):
             return [Reply(session.id, landing)]
+        begun = None if landing.session is None else self._sessions.get(landing.session)
+        if begun is not None and begun.number > session.number:
+            detail = f"BEGIN of lease {landing.token:#x} on a connection before the present one"
+            return [Dropped(DropReason.WRONG_SENDER, detail)]
         if landing.may_be_written and landing.session != session.id:
             # What was written over the other connection may still arrive.
             error = HandoffFailed(f"the connection of {session.sender} broke while it wrote")

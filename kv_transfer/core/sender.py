@@ -235,9 +235,11 @@ class Sender:
     def _on_welcome(self, link: Link, welcome: frames.Welcome, now_s: float) -> Effects:
         if welcome.receiver != link.peer.incarnation:
             raise PeerProtocolError(f"{link.peer} answered as {welcome.receiver}")
-        if not link.welcome(welcome.lane, welcome.verify, welcome.window_bytes):
-            return []  # HELLO was repeated, and both were answered.
-        effects: Effects = [TakeLane(link.peer, welcome.lane, welcome.lane_reply)]
+        take = TakeLane(link.peer, welcome.lane, welcome.lane_reply)
+        if not link.welcome(welcome):
+            # HELLO was repeated, and both were answered; or the lane's other end changed.
+            return [take] if link.takes_anew(welcome) else []
+        effects: Effects = [take]
         for transfer in list(link.transfers.values()):
             effects += self._begin(link, transfer, now_s)
         return effects + self._pump(link)

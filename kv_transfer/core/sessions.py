@@ -16,10 +16,11 @@ from kv_transfer.core.limits import MAX_REMEMBERED_EPOCHS, Limits
 class Session:
     """One connection: who is at its other end, what was agreed, how far its DATA was consumed.
 
-    `lane` is "" until one was chosen.
+    `lane` is "" until one was chosen. Of two, the one with the higher `number` was begun later.
     """
 
     id: bytes
+    number: int
     sender: Incarnation
     heard_at_s: float
     wanted_verify: str
@@ -59,6 +60,7 @@ class Sessions:
         self._layout = layout
         self._limits = limits
         self._by_id: dict[bytes, Session] = {}
+        self._next_number = 0
         self._epochs: OrderedDict[str, int] = OrderedDict()
 
     def __len__(self) -> int:
@@ -96,8 +98,9 @@ class Sessions:
         granted = sum(session.window_bytes for session in self._by_id.values())
         window_bytes = self._limits.granted_bytes(granted)
         self._by_id[session_id] = Session(
-            session_id, hello.sender, now_s, hello.verify, window_bytes
+            session_id, self._next_number, hello.sender, now_s, hello.verify, window_bytes
         )
+        self._next_number += 1
 
     def silent(self, now_s: float) -> list[Session]:
         """Sessions not heard for longer than a live sender, who pings, can be."""

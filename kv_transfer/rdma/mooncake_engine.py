@@ -34,6 +34,7 @@ ENVIRONMENT = {
     "MC_TRANSFER_TIMEOUT": "10",
 }
 FORCE_TCP = "MC_FORCE_TCP"
+NOT_REGISTERED = -3
 
 
 class RdmaUnavailable(Exception):
@@ -85,10 +86,13 @@ class MooncakeEngine:
             raise OSError(f"{num_bytes} bytes of the KV pool cannot be registered: {result}")
 
     def unregister(self, address: int) -> None:
-        """Take the key away; nothing written with it arrives any more. Raises `OSError`."""
+        """Take the key away; nothing written with it arrives any more. Raises `OSError`.
+
+        Memory that is not registered stays so.
+        """
         result = self._engine.unregister_memory(address)
-        if result != 0:
-            raise OSError(f"the KV pool at {address:#x} was not registered: {result}")
+        if result not in (0, NOT_REGISTERED):
+            raise OSError(f"the KV pool at {address:#x} stays registered: {result}")
 
     def can_reach(self, peer_name: str) -> bool:
         """Whether a peer's engine answers. Takes long only where it is stopped.

@@ -86,13 +86,13 @@ class RdmaLane:
         self._batch_bytes = window_bytes // BATCHES_PER_WINDOW
         self._clock = clock or MonotonicClock()
         self._registered: set[int] = set()
-        self._register_all()
         self._lock = threading.Lock()
         self._writers: dict[Peer, tuple[PeerWriter, _Target]] = {}
         self._leaving: list[PeerWriter] = []
         self._ready: list[Ready | Broken] = []
         self._resting_until_s: dict[Peer, float] = {}
         self._wake: Callable[[], None] = lambda: None
+        self._register_all()
 
     @property
     def blocks_per_slab(self) -> int:
@@ -199,6 +199,9 @@ class RdmaLane:
         is_whole = len(self._registered) == self._pool.num_slabs
         if not is_mine or not is_whole or self._spare_start is None:
             return None
+        return self._reply()
+
+    def _reply(self) -> bytes:
         shape = [self._pool.num_blocks, self._pool.blocks_per_slab]
         packed: bytes = msgpack.packb([VERSION, self._engine.name, *shape, self._starts])
         return packed
@@ -206,12 +209,12 @@ class RdmaLane:
     def drop(self, session: bytes) -> None:
         pass
 
-    def fence(self, slabs: Sequence[int]) -> None:
+    def fence(self, slabs: Sequence[int]) -> bytes:
         for slab in self._registered.intersection(slabs):
             self._unregister(slab)
         if self._spare_start is None:
             logger.error("slabs %s of the KV pool are lost to RDMA", list(slabs))
-            return
+            return self._reply()
         try:
             for slab in slabs:
                 self._starts[slab] = self._spare_start
@@ -219,6 +222,7 @@ class RdmaLane:
         except OSError as error:
             logger.error("slabs %s of the KV pool are lost to RDMA: %s", list(slabs), error)
         self._spare_start = self._make_spare()
+        return self._reply()
 
     def close(self) -> None:
         """What is queued may still be written for a moment; `take_ready` has what became ready."""
@@ -230,8 +234,11 @@ class RdmaLane:
             if not writer.join(max(0.0, deadline_at_s - time.monotonic())):
                 logger.warning("an RDMA write did not end within %g s", CLOSE_WITHIN_S)
                 writer.stop()
-        for slab in sorted(self._registered):
-            self._unregister(slab)
+        try:
+            for slab in sorted(self._registered):
+                self._unregister(slab)
+        except OSError:
+            logger.exception("memory keys of the KV pool outlive its connector")
         self._aliases.close()
 
     # Registered memory.

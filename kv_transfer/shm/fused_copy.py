@@ -23,6 +23,8 @@ from numba.extending import intrinsic
 
 ALIGNMENT = 16
 """Of target addresses: what non-temporal stores want, and what every allocator gives."""
+PREFETCH_BYTES = 1024
+"""How far ahead the source is asked for: the processor by itself stops at the end of a page."""
 STRIPE_BYTES = 64
 BLOCK_BYTES = 1024
 SHORTEST_BYTES = 4096
@@ -75,9 +77,21 @@ def _store(builder: Any, value: Any, address: Any) -> None:
     builder.store(value, builder.inttoptr(address, _VECTOR.as_pointer()), align=8)
 
 
+def _prefetch(builder: Any, address: Any) -> None:
+    pointer = ir.IntType(8).as_pointer()
+    name = "llvm.prefetch.p0i8"
+    function = builder.module.globals.get(name) or ir.Function(
+        builder.module, ir.FunctionType(ir.VoidType(), [pointer, *[_INT32] * 3]), name=name
+    )
+    # To be read, to stay in every cache, data. An address that is not mapped does no harm.
+    options = (_INT32(0), _INT32(3), _INT32(1))
+    builder.call(function, [builder.inttoptr(address, pointer), *options])
+
+
 def _take_stripe(builder: Any, target: Any, source: Any, key: Any, lanes: Any) -> Any:
     """The lanes after the stripe at `source`, which is stored at `target`."""
     data = _load(builder, source)
+    _prefetch(builder, _plus(builder, source, PREFETCH_BYTES))
     pointer = builder.inttoptr(target, _VECTOR.as_pointer())
     store = builder.store(data, pointer, align=ALIGNMENT)
     store.set_metadata("nontemporal", builder.module.add_metadata([_INT32(1)]))
@@ -144,21 +158,33 @@ def _wait_for_stores(typing: Any) -> Any:
 
 
 @njit(  # type: ignore[untyped-decorator]
-    "void(uint64[::1], uint64[::1], uint64, uint64[::1], uint64[::1])",
+    "void(uint64, uint64, uint64, uint64[::1], uint64[::1], uint64[::1], uint64[::1])",
     nogil=True,
     cache=True,
     error_model="numpy",
 )
-def _copy_summed(targets: Any, sources: Any, num_bytes: Any, seeds: Any, sums: Any) -> None:
+def _copy_summed(
+    target_at: Any,
+    source_at: Any,
+    row_bytes: Any,
+    targets: Any,
+    sources: Any,
+    seeds: Any,
+    sums: Any,
+) -> None:
     secret, lanes = np.empty(24, np.uint64), np.empty(8, np.uint64)
     key = np.uint64(secret.ctypes.data)
     end = secret.view(np.uint8)[_MERGE_AT : _MERGE_AT + 64]
     lanes_at, stripe = np.uint64(lanes.ctypes.data), np.uint64(STRIPE_BYTES)
     # The last stripe is never part of a block: its key is another.
-    last_at = num_bytes - stripe
+    last_at = row_bytes - stripe
     blocks_end = last_at // np.uint64(BLOCK_BYTES) * np.uint64(BLOCK_BYTES)
     for index in range(targets.size):
-        target, source, seed = targets[index], sources[index], seeds[index]
+        target, source = (
+            target_at + targets[index] * row_bytes,
+            source_at + sources[index] * row_bytes,
+        )
+        seed = seeds[index]
         for word in range(0, 24, 2):
             secret[word], secret[word + 1] = _SECRET[word] + seed, _SECRET[word + 1] - seed
         lanes[:] = _LANES
@@ -173,7 +199,7 @@ def _copy_summed(targets: Any, sources: Any, num_bytes: Any, seeds: Any, sums: A
             stripe_key += np.uint64(8)
         _take_one(target + at, source + at, key + np.uint64(_LAST_AT), lanes_at)
         merged = end.copy().view(np.uint64)
-        total = num_bytes * _START
+        total = row_bytes * _START
         for pair in range(0, 8, 2):
             total += _fold(lanes[pair] ^ merged[pair], lanes[pair + 1] ^ merged[pair + 1])
         total ^= total >> np.uint64(37)
@@ -182,28 +208,35 @@ def _copy_summed(targets: Any, sources: Any, num_bytes: Any, seeds: Any, sums: A
     _wait_for_stores()
 
 
-Addresses = npt.NDArray[np.uint64]
+Numbers = npt.NDArray[np.uint64]
 
 
-def can_copy(num_bytes: int) -> bool:
-    """Whether pieces of this size can be copied here."""
-    return num_bytes >= SHORTEST_BYTES and num_bytes % STRIPE_BYTES == 0
+def can_copy(target_at: int, row_bytes: int) -> bool:
+    """Whether rows of this size can be copied to a table at this address."""
+    is_whole = row_bytes >= SHORTEST_BYTES and row_bytes % STRIPE_BYTES == 0
+    return is_whole and target_at % ALIGNMENT == 0
 
 
 def copy_summed(
-    targets: Addresses, sources: Addresses, num_bytes: int, seeds: npt.NDArray[np.uint64]
-) -> npt.NDArray[np.uint64]:
-    """Copy `num_bytes` from each source to its target; the XXH3-64 of each copy, with its seed.
+    target_at: int,
+    source_at: int,
+    row_bytes: int,
+    targets: Numbers,
+    sources: Numbers,
+    seeds: Numbers,
+) -> Numbers:
+    """Copy row `sources[i]` of the table at one address to row `targets[i]` of the other's.
 
-    Target addresses are multiples of `ALIGNMENT`. Nothing checks that the addresses are good.
-    Raises `ValueError` for sizes that `can_copy` refuses, and for lists that differ in length.
+    Returns the XXH3-64 of each copy, with its seed. Nothing checks that the rows are there. Raises
+    `ValueError` for what `can_copy` refuses, and for lists that differ in length.
     """
-    if not can_copy(num_bytes):
-        raise ValueError(f"pieces of {num_bytes} bytes: wanted a multiple of 64 from 4096 on")
+    if not can_copy(target_at, row_bytes):
+        raise ValueError(
+            f"rows of {row_bytes} bytes to {target_at:#x}: wanted a multiple of {STRIPE_BYTES} "
+            f"from {SHORTEST_BYTES} on, and a multiple of {ALIGNMENT}"
+        )
     if not targets.size == sources.size == seeds.size:
         raise ValueError("targets, sources and seeds differ in number")
-    if np.any(targets % np.uint64(ALIGNMENT)):
-        raise ValueError(f"a target address is not a multiple of {ALIGNMENT}")
     sums = np.empty(targets.size, np.uint64)
-    _copy_summed(targets, sources, num_bytes, seeds, sums)
+    _copy_summed(target_at, source_at, row_bytes, targets, sources, seeds, sums)
     return sums

@@ -16,10 +16,8 @@ the session ends, which its silence brings about.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from common.errors import PeerProtocolError
 from common.kv_layout import KVLayout
@@ -89,7 +87,7 @@ class ShmLane:
         last = max(write.data.source_blocks)
         if last >= num_blocks:
             raise PeerProtocolError(f"source block {last}: the sender's pool has {num_blocks}")
-        if self._fused.can_copy(piece_bytes) and pool.ctypes.data % self._fused.ALIGNMENT == 0:
+        if self._fused.can_copy(pool.ctypes.data, piece_bytes):
             return self._pull_in_one_pass(write, source, pool)
         kinds = source[write.data.layer]
         parts = [memoryview(kind[block]) for block in write.data.source_blocks for kind in kinds]
@@ -99,16 +97,20 @@ class ShmLane:
         return pieces.pool_sums(pool, write.data.layer, write.target_blocks, write.data.ordinals)
 
     def _pull_in_one_pass(self, write: Write, source: Pool, pool: Pool) -> Sums:
-        data = write.data
-        seeds = [pieces.piece_seed(data.layer, ordinal) for ordinal in data.ordinals]
-        sums = self._fused.copy_summed(
-            _addresses(pool, data.layer, write.target_blocks),
-            _addresses(source, data.layer, data.source_blocks),
-            pool.shape[3],
-            np.array(seeds * 2, np.uint64),
-        ).tolist()
-        count = len(seeds)
-        return tuple(sums[:count]), tuple(sums[count:])
+        layer = write.data.layer
+        seeds = [pieces.piece_seed(layer, ordinal) for ordinal in write.data.ordinals]
+        blocks = (write.target_blocks, write.data.source_blocks, seeds)
+        numbers = [np.array(column, np.uint64) for column in blocks]
+        keys, values = (
+            self._fused.copy_summed(
+                _address(pool, layer, kind),
+                _address(source, layer, kind),
+                pool.shape[3],
+                *numbers,
+            ).tolist()
+            for kind in (0, 1)
+        )
+        return tuple(keys), tuple(values)
 
     def drop(self, session: bytes) -> None:
         # The memory goes with the last view of it.
@@ -118,9 +120,6 @@ class ShmLane:
         self._source_of.clear()
 
 
-def _addresses(pool: Pool, layer: int, blocks: Sequence[int]) -> npt.NDArray[np.uint64]:
-    """Of the blocks' keys, then of their values."""
-    _, _, num_blocks, piece_bytes = pool.shape
-    rows = np.array(blocks, np.uint64) + np.uint64(2 * layer * num_blocks)
-    both = np.concatenate([rows, rows + np.uint64(num_blocks)])
-    return both * np.uint64(piece_bytes) + np.uint64(pool.ctypes.data)
+def _address(pool: Pool, layer: int, kind: int) -> int:
+    """Where the keys (0) or values (1) of a layer begin."""
+    return int(pool.ctypes.data) + (2 * layer + kind) * pool.strides[1]

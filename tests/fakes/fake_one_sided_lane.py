@@ -165,6 +165,10 @@ class FakeOneSidedLane:
             target = self._fabric.lanes.get(target_id)
             if target is None:
                 raise HandoffFailed(f"{peer} left the fabric")
+            stream = self._streams.get(peer)
+            if stream is not None and stream.target is target:
+                stream.keys = tuple(keys)  # It says anew where to write.
+                return
             self._streams[peer] = _Stream(self, peer, target, tuple(keys))
 
     def payload(self, chunk: Chunk) -> Payload:
@@ -235,11 +239,13 @@ class FakeOneSidedLane:
     def drop(self, session: bytes) -> None:
         pass
 
-    def fence(self, slabs: Sequence[int]) -> None:
+    def fence(self, slabs: Sequence[int]) -> bytes:
         with self._fabric.lock:
             self.fences.append(tuple(slabs))
             for slab in slabs:
                 self.keys[slab] = next(self._fabric.keys)
+            packed: bytes = msgpack.packb([self._id, self.keys])
+            return packed
 
     def close(self) -> None:
         with self._fabric.lock:

@@ -92,6 +92,13 @@ CASES: dict[str, Case] = {
     "router without Redis": Case(
         1, ("Redis",), flags=("--redis-url", f"redis://127.0.0.1:{NO_REDIS}/0"), role="router"
     ),
+    "no RDMA device": Case(
+        2,
+        ("kv_transport is rdma", "nosuch0", "auto"),
+        flags=("--kv-transport", "rdma", "--rdma-devices", "nosuch0"),
+        role="decode",
+    ),
+    "no KV key": Case(2, ("kv_key /nowhere", "pdserve kv-key"), flags=("--kv-key", "/nowhere")),
     "too long a context": Case(
         2, ("max_model_len", "99999", "32768"), flags=("--max-model-len", "99999")
     ),

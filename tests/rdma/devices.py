@@ -24,9 +24,10 @@ from kv_transfer.rdma.mooncake_engine import MooncakeEngine
 DEVICES = [name for name in os.environ.get("PDSERVE_RDMA_DEVICES", "").split(",") if name]
 HOSTS = os.environ.get("PDSERVE_RDMA_HOSTS", "").split(",")
 WAIT_S = 60.0
+# The kernel's own packets, of which there are a few now and then, are not meant.
+LOST_BY_A_WRITE = 20
 
 needs_rdma = pytest.mark.skipif(len(DEVICES) < 2, reason="needs two RDMA devices: make test-rdma")
-
 
 
 @functools.cache
@@ -66,8 +67,8 @@ class Wire:
             self.is_cut = False
 
     def wait_loss(self) -> None:
-        """Until a packet was lost: something is under way, and stuck."""
-        wait_until(lambda: self.num_lost > 0, "a packet was lost")
+        """Until so much was lost that it must be a write: one is under way, and stuck."""
+        wait_until(lambda: self.num_lost >= LOST_BY_A_WRITE, "packets were lost")
 
     @property
     def num_lost(self) -> int:

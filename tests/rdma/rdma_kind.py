@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from common.kv_layout import KVLayout
 from kv_transfer.lane import Lane
 from kv_transfer.pieces import Pool
+from kv_transfer.rdma.mooncake_engine import MooncakeEngine
 from kv_transfer.rdma.rdma_lane import RdmaLane
+from kv_transfer.rdma.slabs import slabbed
 from tests.contract.kv_connector.kinds import ZmqKind
 from tests.rdma.devices import engine_of, shared_pool
 
@@ -26,12 +28,14 @@ class RdmaKind(ZmqKind):
         super().__init__()
         self._first = first
         self._made: list[RdmaLane] = []
+        self._engine_of: dict[int, MooncakeEngine] = {}
 
     def pool(self, layout: KVLayout, num_blocks: int) -> Pool:
         return shared_pool(layout, num_blocks)
 
     def lanes(self, pool: Pool, layout: KVLayout) -> Sequence[Lane]:
         engine = engine_of(self._first + len(self._made))
+        self._engine_of[pool.ctypes.data] = engine
         self._made.append(RdmaLane(pool, engine, max_slabs=MAX_SLABS))
         return self._made[-1:]
 
@@ -42,4 +46,9 @@ class RdmaKind(ZmqKind):
 
     def unregister(self, pool: Pool) -> None:
         """Take the memory keys of a node's pool away, behind its lane's back."""
-        (number,) = [n for n, lane in enumerate(self._made) if lane.memory == pool.ctypes.data]
+        num_layers, _, num_blocks, piece_bytes = pool.shape
+        slabs = slabbed(num_layers, num_blocks, piece_bytes, max_slabs=MAX_SLABS)
+        engine = self._engine_of[pool.ctypes.data]
+        for slab in range(slabs.num_slabs):
+            for offset, _ in slabs.regions(slab):
+                engine.unregister(pool.ctypes.data + offset)

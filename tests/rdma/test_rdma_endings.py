@@ -73,9 +73,12 @@ def test_a_decode_node_killed_in_the_middle_of_a_write(cluster: Cluster, wire: W
 def test_a_prefill_node_that_ends_in_the_middle_of_a_write(
     from_device_1: Cluster, wire: Wire, does_wake: bool
 ) -> None:
-    """F03, F14, F69: its blocks are fenced and released, and it cannot touch them any more."""
+    """F03, F14, F69: its blocks are fenced and released, and it cannot touch them any more; a
+    sender that was connected all the while goes on.
+    """
     cluster = from_device_1
-    decode = big_node(cluster, "d", 0)
+    decode, other = big_node(cluster, "d", 0), big_node(cluster, "other", OTHER)
+    assert_serves(decode, cluster, other, OTHER)
     with Child(prefill_child, engine=0, fill=OLD) as child:
         ticket = cluster.ticket(decode, ALL_BLOCKS)
         decode.connector.expect(ticket, sender_deadline_s=WAIT_S)
@@ -91,7 +94,8 @@ def test_a_prefill_node_that_ends_in_the_middle_of_a_write(
             child.go_on()
             assert isinstance(child.wait_answer(), TransferEnded)
     assert np.all(decode.pool == NEW_OWNER)
-    assert_serves(decode, cluster, big_node(cluster, "other", OTHER), OTHER)
+    assert_serves(decode, cluster, other, OTHER)
+    assert set(other.connector.statistics().measured.fallbacks.values()) == {0}
 
 
 def test_abort_during_a_write(cluster: Cluster, wire: Wire) -> None:

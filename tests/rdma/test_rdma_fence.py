@@ -20,6 +20,9 @@ OLD, NEW_OWNER, NEXT = 7, 0xAB, 9
 def ends() -> Iterator[tuple[End, End]]:
     sender, receiver = End(0, OLD), End(1, 0)
     sender.connect(receiver)
+    sender.write(receiver, (0,))
+    assert isinstance(sender.wait_ready(), Ready)
+    receiver.pool[:] = 0
     yield sender, receiver
     sender.lane.close()
     receiver.lane.close()
@@ -90,8 +93,7 @@ def test_a_fence_does_not_stop_writers_of_other_slabs(ends: tuple[End, End]) -> 
 
 def test_who_is_connected_and_told_writes_where_a_fence_was(ends: tuple[End, End]) -> None:
     sender, receiver = ends
-    receiver.lane.fence([0])
-    sender.connect(receiver)
+    sender.lane.accept(receiver.peer, receiver.lane.fence([0]))
     sender.write(receiver)
     assert isinstance(sender.wait_ready(), Ready)
     assert receiver.holds(OLD)

@@ -62,6 +62,7 @@ class Node:
         assert statistics.transfers_open == 0
         assert statistics.landings_open == 0
         assert statistics.blocks_quarantined == 0
+        assert statistics.measured.num_open == 0
 
     def push_all(
         self,

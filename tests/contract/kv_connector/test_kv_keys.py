@@ -7,10 +7,13 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+import zmq
+from zmq.utils.monitor import recv_monitor_message
 
 from common.errors import HandoffFailed
 from common.kv_layout import KVLayout
 from kv_transfer.connector import Landed, OnEvent, TransferEnded
+from kv_transfer.core.limits import Limits
 from kv_transfer.curve_keys import CurveKeys, new_curve_keys
 from kv_transfer.pieces import Pool
 from kv_transfer.shell import TransportConnector
@@ -81,17 +84,18 @@ def test_nodes_with_the_same_key_hand_off(keyed: KeyedCluster) -> None:
 
 def test_the_largest_frames_pass_encrypted(keyed: KeyedCluster) -> None:
     """A piece as large as a whole frame may be: the encryption's own bytes come on top."""
+    most = Limits().max_frame_bytes
     layout = KVLayout(
         model_digest="m",
         num_layers=1,
         num_kv_heads=8,
         head_dim=128,
-        block_size=512,
+        block_size=most // 2048,
         dtype="bfloat16",
     )
-    assert layout.piece_bytes == 1 << 20
-    prefill = keyed.node("p", layout=layout, window_bytes=8 << 20, num_blocks=3)
-    decode = keyed.node("d", layout=layout, window_bytes=8 << 20, num_blocks=3)
+    assert layout.piece_bytes == most
+    prefill = keyed.node("p", layout=layout, window_bytes=8 * most, num_blocks=3)
+    decode = keyed.node("d", layout=layout, window_bytes=8 * most, num_blocks=3)
     land(prefill, decode, keyed, range(3))
 
 
@@ -129,6 +133,28 @@ def test_other_keys_get_nothing_and_a_typed_error(
     rightful.push_all(ticket, range(4))
     rightful.connector.commit(ticket.lease_token, commit_for(ticket))
     assert decode.wait_event() == Landed(ticket.lease_token, commit_for(ticket))
+
+
+def test_who_knows_the_public_key_alone_is_refused_at_the_door(
+    keyed: KeyedCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Encryption would work: the handshake ends with the question whose key that is."""
+    decode = keyed.keyed_node("d", KEYS)
+    with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
+        stranger.setsockopt(zmq.LINGER, 0)
+        stranger.setsockopt(zmq.CURVE_PUBLICKEY, OTHER_KEYS.public)
+        stranger.setsockopt(zmq.CURVE_SECRETKEY, OTHER_KEYS.secret)
+        stranger.setsockopt(zmq.CURVE_SERVERKEY, KEYS.public)
+        endings = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_SUCCEEDED
+        with stranger.get_monitor_socket(endings) as monitor:
+            stranger.connect(decode.connector.endpoint)
+            assert monitor.poll(20_000)
+            ending = recv_monitor_message(monitor)
+            stranger.disable_monitor()
+    assert ending["event"] == zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    assert ending["value"] == 400
+    assert "refused 1 KV connections, the last from 127.0.0.1" in caplog.text
+    assert decode.connector.statistics().sessions_open == 0
 
 
 def test_closing_with_strangers_at_the_door_is_prompt(keyed: KeyedCluster) -> None:

@@ -238,6 +238,7 @@ from tests.contract.kv_connector.test_kv_shm import BIG, BIG_WINDOW_BYTES
 
 cluster = Cluster(ShmKind())
 node = cluster.node("p", layout=BIG, window_bytes=BIG_WINDOW_BYTES)
+print("made", flush=True)
 ticket = pickle.load(sys.stdin.buffer)
 node.connector.open(ticket, deadline_s=60)
 node.push_all(ticket, [4, 5, 6], layers=[0, 1])
@@ -253,9 +254,12 @@ def test_a_sender_that_is_killed_while_its_pool_is_read(
     decode = cluster.node("d", layout=BIG, window_bytes=BIG_WINDOW_BYTES, peer_timeout_s=1.0)
     ticket = cluster.ticket(decode, [1, 2, 3])
     decode.connector.expect(ticket, sender_deadline_s=60)
-    with subprocess.Popen([sys.executable, "-c", _SENDER], stdin=subprocess.PIPE) as sender:
+    command = [sys.executable, "-c", _SENDER]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as sender:
         try:
             assert sender.stdin is not None
+            assert sender.stdout is not None
+            assert sender.stdout.readline() == b"made\n"
             sender.stdin.write(pickle.dumps(ticket))
             sender.stdin.close()
             assert begins.wait(WAIT_S)

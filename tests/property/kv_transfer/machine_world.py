@@ -112,7 +112,9 @@ class World:
         # What waits for writes before it leaves, on the present connection; and those writes.
         self.behind_writes: deque[Post | Message] = deque()
         self.posted: deque[Post] = deque()
+        # What a write must name, for each slab; and what the sender knows of that.
         self.keys = [0, 0]
+        self.known_keys = [0, 0]
         self.holder: dict[int, int] = {}
         self.events: list[KVEvent] = []
         self.is_revoked = False
@@ -144,18 +146,20 @@ class World:
                 self.to_sender.append((session, frames.decode(frames.encode(frame))))
             case OpenLane(session, offers):
                 assert list(offers) == [self.lane]
-                self.do(self.receiver.on_lane(session, self.lane, b""))
+                self.do(self.receiver.on_lane(session, self.lane, bytes(self.keys)))
             case Fence(lane, slabs):
                 for slab in slabs:
                     self.keys[slab] += 1
-                self.do(self.receiver.on_fenced(lane, slabs))
+                self.do(self.receiver.on_fenced(lane, slabs, bytes(self.keys)))
+            case TakeLane(_, _, lane_reply):
+                self.known_keys = list(lane_reply)
             case Emit(event):
                 self.events.append(event)
                 if isinstance(event, Landed | Released):
                     freed = [b for b, token in self.holder.items() if token == event.lease_token]
                     for block in freed:
                         del self.holder[block]
-            case TakeLane() | CloseLane() | Dropped() | Write():
+            case CloseLane() | Dropped() | Write():
                 pass
 
     def _send_chunk(self, effect: SendChunk) -> None:
@@ -166,7 +170,7 @@ class World:
         sums = sums if effect.verify == "block" else ()
         if self.is_one_sided and self.connection is not None:
             for source, target in zip(chunk.source_blocks, effect.target_blocks, strict=True):
-                key = self.keys[target // BLOCKS_PER_SLAB]
+                key = self.known_keys[target // BLOCKS_PER_SLAB]
                 post = Post(self.connection, effect.lease_token, chunk.layer, source, target, key)
                 self.posted.append(post)
                 self.behind_writes.append(post)

@@ -47,6 +47,12 @@ for n in 0 1; do
     rdma link add "rxe$n" type rxe netdev "wire$n" || give_up "no device rxe$n: $(dmesg | tail -3)"
 done
 
+# Known for good, so that a connection can be made on a wire that loses everything.
+for n in 0 1; do
+    address=$(cat "/sys/class/net/wire$((1 - n))/address")
+    ip neigh replace "10.77.0.$((2 - n))" lladdr "$address" dev "wire$n" nud permanent
+done
+
 # Reachable once the port is up and has the identifier that stands for its IPv4 address.
 is_ready() {
     grep -q ACTIVE "/sys/class/infiniband/rxe$1/ports/1/state" &&

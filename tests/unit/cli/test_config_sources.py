@@ -77,6 +77,8 @@ LEGAL_VALUES = {
     "preemption_mode": "swap",
     "requeue": "tail",
     "speculative_method": "ngram",
+    "kv_transport": "zmq",
+    "kv_verify": "commit",
 }
 
 

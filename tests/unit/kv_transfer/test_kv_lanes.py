@@ -98,7 +98,7 @@ def test_the_next_lane_where_one_cannot(
     cluster: Cluster, kind: FakeRdmaKind, who: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if who == "the sender offers nothing":
-        monkeypatch.setattr(FakeOneSidedLane, "offer", lambda self: None)
+        monkeypatch.setattr(FakeOneSidedLane, "offer", lambda self, peer: None)
     else:
         monkeypatch.setattr(FakeOneSidedLane, "open", lambda self, session, offer: None)
     prefill, decode = cluster.node("p"), cluster.node("d")
@@ -131,7 +131,7 @@ def test_a_lane_that_was_not_offered_is_not_taken(
 ) -> None:
     lie_in_welcome(monkeypatch, lane=lane)
     if lane == "rdma":
-        monkeypatch.setattr(FakeOneSidedLane, "offer", lambda self: None)
+        monkeypatch.setattr(FakeOneSidedLane, "offer", lambda self, peer: None)
     prefill, decode = cluster.node("p"), cluster.node("d")
     untouched = decode.pool.copy()
     ticket = cluster.ticket(decode, [1])
@@ -236,7 +236,7 @@ def test_one_wrong_byte_is_found_unless_nobody_looks(
     cluster: Cluster, lane: str, verify: str, at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if lane == "loopback":
-        monkeypatch.setattr(FakeOneSidedLane, "offer", lambda self: None)
+        monkeypatch.setattr(FakeOneSidedLane, "offer", lambda self, peer: None)
     prefill, decode = cluster.node("p", verify=verify), cluster.node("d", verify="off")
     corrupt_one_byte(monkeypatch, decode, at)
     ticket = cluster.ticket(decode, [1, 2, 3])
@@ -255,7 +255,7 @@ def test_what_leaves_again_after_a_reconnect_counts_once(
     cluster: Cluster, kind: FakeRdmaKind, verify: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """F23: frames arrived and their acknowledgements were lost, so both sides see them twice."""
-    monkeypatch.setattr(FakeOneSidedLane, "offer", lambda self: None)
+    monkeypatch.setattr(FakeOneSidedLane, "offer", lambda self, peer: None)
     prefill = cluster.node("p", verify=verify)
     decode = cluster.node("d", verify=verify)
     handoff(cluster, prefill, decode)

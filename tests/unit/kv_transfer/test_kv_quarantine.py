@@ -92,7 +92,7 @@ class Machine:
         return self.take(self.receiver.on_tick(now_s))
 
     def fenced(self, *slabs: int) -> list[KVEvent]:
-        return self.take(self.receiver.on_fenced("rdma", slabs))
+        return self.take(self.receiver.on_fenced("rdma", slabs, b"anew"))
 
     def end_session(self, session: bytes) -> list[KVEvent]:
         return self.take(self.receiver.on_malformed(session, frames.UnknownVersion("bye")))

@@ -8,7 +8,7 @@ from common.ids import AttemptId, Incarnation
 from common.kv_layout import KVLayout
 from kv_transfer.connector import Landed, LandingFailed, Released, Ticket
 from kv_transfer.core import frames
-from kv_transfer.core.effects import Emit, OpenLane, ReceiverEffect, Reply, Write
+from kv_transfer.core.effects import Dropped, Emit, OpenLane, ReceiverEffect, Reply, Write
 from kv_transfer.core.limits import MAX_REMEMBERED_EPOCHS, MAX_REMEMBERED_OUTCOMES, Limits
 from kv_transfer.core.receiver import Receiver
 
@@ -244,4 +244,54 @@ def test_closed_blocks_may_land_again_at_once() -> None:
     machine = receiver(ticket(1))
     machine.on_revoke(1)
     machine.on_expect(ticket(2), 10.0, 0.0)
+    assert machine.num_landings == 1
+
+
+def test_a_begin_that_comes_late_does_not_take_the_landing_back() -> None:
+    """F23: what an earlier connection still had to say arrives after the next one began again."""
+    machine = receiver(ticket(), sender_deadline_s=100.0)
+    hello(machine, b"a")
+    hello(machine, b"b")
+    machine.on_frame(b"b", BEGIN, [], 0.0)
+    (dropped,) = machine.on_frame(b"a", BEGIN, [], 0.0)
+    assert isinstance(dropped, Dropped)
+    assert land(machine, b"a", 0, 0) == []
+    land(machine, b"b", 0, 0)
+    land(machine, b"b", 1, 1)
+    assert replies(machine.on_frame(b"b", COMMIT, [], 0.0)) == [frames.Committed(1, 3)]
+
+
+def test_a_begin_on_a_later_connection_takes_the_landing_over() -> None:
+    machine = receiver(ticket(), sender_deadline_s=100.0)
+    hello(machine, b"a")
+    machine.on_frame(b"a", BEGIN, [], 0.0)
+    land(machine, b"a", 0, 0)
+    hello(machine, b"b")
+    machine.on_frame(b"b", BEGIN, [], 0.0)
+    assert land(machine, b"a", 1, 1) == []
+    land(machine, b"b", 0, 1)
+    assert replies(machine.on_frame(b"b", COMMIT, [], 0.0)) == [frames.Committed(1, 3)]
+
+
+def test_a_commit_counts_only_where_the_landing_was_begun() -> None:
+    machine = receiver(ticket(), sender_deadline_s=100.0)
+    for session in (b"a", b"b"):
+        hello(machine, session)
+    machine.on_frame(b"a", BEGIN, [], 0.0)
+    land(machine, b"a", 0, 0)
+    land(machine, b"a", 1, 1)
+    (refused,) = replies(machine.on_frame(b"b", COMMIT, [], 0.0))
+    assert isinstance(refused, frames.Refused)
+    assert machine.num_landings == 1
+    assert replies(machine.on_frame(b"a", COMMIT, [], 0.0)) == [frames.Committed(1, 3)]
+
+
+def test_an_abort_by_a_stranger_is_confirmed_and_changes_nothing() -> None:
+    machine = receiver(ticket(), sender_deadline_s=100.0)
+    hello(machine, b"a")
+    hello(machine, b"b", Incarnation("other", 1))
+    machine.on_frame(b"a", BEGIN, [], 0.0)
+    for session, generation in [(b"b", 3), (b"a", 4), (b"a", 2)]:
+        effects = machine.on_frame(session, frames.Abort(1, generation), [], 0.0)
+        assert effects == [Reply(session, frames.Aborted(1, generation))]
     assert machine.num_landings == 1

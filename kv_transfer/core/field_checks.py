@@ -1,0 +1,99 @@
+"""Checks of the fields of a header: each has a type and a bound, and an error that names it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any
+
+from common.errors import PeerProtocolError
+from common.ids import Incarnation
+from common.kv_layout import KVLayout
+from kv_transfer.core.limits import MAX_LANE_BYTES, MAX_LANES, MAX_NODE_ID_CHARS
+
+Check = Callable[[str, object], Any]
+"""Of a field's name and value: the value to use. Raises `PeerProtocolError`."""
+
+
+def shown(value: object) -> str:
+    """`value` for an error text: lists and maps may be nested too deeply to be printed."""
+    is_nested = isinstance(value, list | dict | tuple)
+    return f"a {type(value).__name__}" if is_nested else f"{value!r:.40}"
+
+
+def uint(bits: int) -> Check:
+    def check(name: str, value: object) -> int:
+        if type(value) is not int or not 0 <= value < 1 << bits:
+            raise PeerProtocolError(f"{name} is {shown(value)}: wanted an integer of {bits} bits")
+        return value
+
+    return check
+
+
+def text(max_chars: int) -> Check:
+    def check(name: str, value: object) -> str:
+        if type(value) is not str or len(value) > max_chars:
+            raise PeerProtocolError(f"{name} is not a text of at most {max_chars} characters")
+        return value
+
+    return check
+
+
+def uints(bits: int, max_items: int) -> Check:
+    def check(name: str, value: object) -> tuple[int, ...]:
+        limit = 1 << bits
+        if (
+            type(value) is not list
+            or len(value) > max_items
+            or not all(type(item) is int and 0 <= item < limit for item in value)
+        ):
+            raise PeerProtocolError(
+                f"{name} is not a list of at most {max_items} integers of {bits} bits"
+            )
+        return tuple(value)
+
+    return check
+
+
+def one_of(choices: tuple[str, ...]) -> Check:
+    def check(name: str, value: object) -> str:
+        if type(value) is not str or value not in choices:
+            raise PeerProtocolError(f"{name} is {shown(value)}: wanted {', '.join(choices)}")
+        return value
+
+    return check
+
+
+def blob(name: str, value: object) -> bytes:
+    if type(value) is not bytes or len(value) > MAX_LANE_BYTES:
+        raise PeerProtocolError(f"{name} is not bytes, at most {MAX_LANE_BYTES}")
+    return value
+
+
+def offers(name: str, value: object) -> dict[str, bytes]:
+    if type(value) is not dict or not 0 < len(value) <= MAX_LANES:
+        raise PeerProtocolError(f"{name} is not a map of 1 to {MAX_LANES} lanes")
+    check = text(MAX_NODE_ID_CHARS)
+    return {check(name, lane): blob(f"{name} of a lane", offer) for lane, offer in value.items()}
+
+
+def incarnation(name: str, value: object) -> Incarnation:
+    if type(value) is not dict:
+        raise PeerProtocolError(f"{name} is not an incarnation")
+    node_id = text(MAX_NODE_ID_CHARS)(f"{name}.node_id", value.get("node_id"))
+    return Incarnation(node_id, uint(63)(f"{name}.epoch", value.get("epoch")))
+
+
+def layout(name: str, value: object) -> KVLayout:
+    if type(value) is not dict:
+        raise PeerProtocolError(f"{name} is not a KV layout")
+    checked = {
+        field.name: (text(MAX_NODE_ID_CHARS) if field.type == "str" else uint(31))(
+            f"{name}.{field.name}", value.get(field.name)
+        )
+        for field in fields(KVLayout)
+    }
+    try:
+        return KVLayout(**checked)
+    except ValueError as error:
+        raise PeerProtocolError(f"{name}: {error}") from None

@@ -1,0 +1,218 @@
+"""The receiving half of a connector: its machine, the pool it writes, its end of every lane."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import assert_never
+
+from common.clock import Clock
+from common.errors import PeerProtocolError
+from common.kv_layout import KVLayout
+from kv_transfer import pieces
+from kv_transfer.connector import Ticket
+from kv_transfer.core import frames
+from kv_transfer.core.effects import CloseLane, Effect, Fence, OpenLane, Reply, Write
+from kv_transfer.core.lanes import INLINE_LANES, LANES_BY_SPEED
+from kv_transfer.core.receiver import Receiver
+from kv_transfer.lane import Lane, OneSidedLane, PullingLane
+from kv_transfer.transfer_metrics import TransferMetrics
+from kv_transfer.transport import Parts, Transport
+
+
+class ReceivingEnd:
+    """What any thread may call are `expect`, `revoke` and the properties; all else belongs to the
+    connector's thread. The machine is called under a lock, its effects go into the connector's
+    queue. The lock is also held from the last check of a landing to the end of its write: that is
+    what makes `revoke` a fence.
+    """
+
+    def __init__(
+        self,
+        pool: pieces.Pool,
+        layout: KVLayout,
+        machine: Receiver,
+        *,
+        transport: Transport,
+        lanes: Mapping[str, Lane],
+        pulling: Mapping[str, PullingLane],
+        one_sided: Mapping[str, OneSidedLane],
+        metrics: TransferMetrics,
+        clock: Clock,
+        effects: deque[Effect],
+    ) -> None:
+        self._pool = pool
+        self._layout = layout
+        self._machine = machine
+        self._transport = transport
+        self._lanes = lanes
+        self._pulling = pulling
+        self._one_sided = one_sided
+        self._metrics = metrics
+        self._clock = clock
+        self._effects = effects
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self.bytes_received = 0
+        self.checksum_failures = 0
+
+    @property
+    def num_landings(self) -> int:
+        with self._lock:
+            return self._machine.num_landings
+
+    @property
+    def num_sessions(self) -> int:
+        with self._lock:
+            return self._machine.num_sessions
+
+    @property
+    def num_quarantined_blocks(self) -> int:
+        with self._lock:
+            return self._machine.num_quarantined_blocks
+
+    # -- the contract ----------------------------------------------------------------------------
+
+    def expect(self, ticket: Ticket, sender_deadline_s: float) -> None:
+        with self._lock:
+            if self._is_closed:
+                raise ValueError("the KV connector is closed")
+            self._machine.on_expect(ticket, sender_deadline_s, self._clock.now_s())
+
+    def revoke(self, lease_token: int) -> None:
+        with self._lock:
+            self._effects.extend(self._machine.on_revoke(lease_token))
+
+    # -- what the network says -------------------------------------------------------------------
+
+    def on_message(self, session: bytes, parts: Parts) -> None:
+        now_s = self._clock.now_s()
+        sizes = [part.nbytes for part in parts[1:]]
+        with self._lock:
+            try:
+                frame = frames.decode_message(parts)
+                effects = self._machine.on_frame(session, frame, sizes, now_s)
+            except PeerProtocolError as error:
+                effects = self._machine.on_malformed(session, error)
+        for effect in effects:
+            if isinstance(effect, Write):
+                # Before the acknowledgement that stands behind it.
+                self._count(effect, now_s)
+                self._write(effect, parts[1:])
+            else:
+                self._effects.append(effect)
+
+    def tick(self) -> None:
+        with self._lock:
+            self._effects.extend(self._machine.on_quiet())
+            self._effects.extend(self._machine.on_tick(self._clock.now_s()))
+
+    def next_deadline_s(self) -> float | None:
+        with self._lock:
+            return self._machine.next_deadline_s()
+
+    def refuse(self) -> None:
+        """Take no more landings; those that are open may still be written."""
+        with self._lock:
+            self._is_closed = True
+
+    def close(self) -> None:
+        """To be called when no lane can write the pool any more."""
+        with self._lock:
+            self._effects.extend(self._machine.on_close())
+
+    # -- effects ---------------------------------------------------------------------------------
+
+    def perform(self, effect: Reply | OpenLane | CloseLane | Fence) -> None:
+        match effect:
+            case Reply(session, frame):
+                self._transport.reply(session, [memoryview(frames.encode(frame))])
+            case OpenLane(session, offers):
+                self._open_lane(session, offers)
+            case CloseLane(session, lane):
+                self._lanes[lane].drop(session)
+            case Fence(lane, slabs):
+                self._fence(lane, slabs)
+            case _:
+                assert_never(effect)
+
+    def _count(self, write: Write, now_s: float) -> None:
+        num_bytes = 2 * len(write.target_blocks) * self._layout.piece_bytes
+        self.bytes_received += num_bytes
+        self._metrics.on_piece(write.data.lease_token, write.lane, num_bytes, now_s)
+
+    def _write(self, write: Write, parts: Parts) -> None:
+        """Bring the pieces into the pool, verified; the landing is looked at again to copy."""
+        pulling = self._pulling.get(write.lane)
+        if pulling is not None:
+            self._pull(pulling, write)
+            return
+        source = parts if write.lane in INLINE_LANES else None
+        sums = self._checked(write, self._sums(write, source))
+        if sums is not None and (source is None or self._copy(write, source)):
+            self._on_written(write, sums)
+
+    def _sums(self, write: Write, source: Parts | None) -> pieces.Sums:
+        """Of `source` or else of the pool. Without the lock: nothing here takes longer."""
+        data = write.data
+        if write.verify == "off":
+            return pieces.NO_SUMS
+        if source is None:
+            return pieces.pool_sums(self._pool, data.layer, write.target_blocks, data.ordinals)
+        return pieces.payload_sums(data, source, self._layout.piece_bytes)
+
+    def _checked(self, write: Write, sums: pieces.Sums) -> list[int] | None:
+        """What of `sums` goes into the commit's digest; None: the bytes are corrupt."""
+        if write.verify == "off":
+            return []
+        if write.verify == "commit":
+            return pieces.block_sums(sums)
+        problem = pieces.find_corruption(write.data, sums)
+        if problem is None:
+            return []
+        self.checksum_failures += 1
+        with self._lock:
+            self._effects.extend(self._machine.on_corrupt(write, problem))
+        return None
+
+    def _copy(self, write: Write, source: Parts) -> bool:
+        """Whether the landing was still open, so that the pieces were copied."""
+        with self._lock:
+            if not self._machine.may_write(write):
+                return False
+            pieces.write(self._pool, write.data, write.target_blocks, source)
+            return True
+
+    def _pull(self, lane: PullingLane, write: Write) -> None:
+        with self._lock:
+            if not self._machine.may_write(write):
+                return
+            try:
+                copied = lane.pull(write, self._pool)
+            except PeerProtocolError as error:
+                self._effects.extend(self._machine.on_malformed(write.session, error))
+                return
+        sums = self._checked(write, copied)
+        if sums is not None:
+            self._on_written(write, sums)
+
+    def _on_written(self, write: Write, sums: Sequence[int]) -> None:
+        with self._lock:
+            self._effects.extend(self._machine.on_written(write, sums))
+
+    def _open_lane(self, session: bytes, offers: Mapping[str, bytes]) -> None:
+        chosen, reply = "", b""
+        for name in LANES_BY_SPEED:
+            lane = self._lanes.get(name)
+            answer = lane.open(session, offers[name]) if lane and name in offers else None
+            if answer is not None:
+                chosen, reply = name, answer
+                break
+        with self._lock:
+            self._effects.extend(self._machine.on_lane(session, chosen, reply, offers))
+
+    def _fence(self, name: str, slabs: Sequence[int]) -> None:
+        lane_reply = self._one_sided[name].fence(slabs)
+        with self._lock:
+            self._effects.extend(self._machine.on_fenced(name, slabs, lane_reply))

@@ -1,0 +1,271 @@
+"""The sending half of a connector: its machine, its pool to read, and its end of every lane."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import assert_never
+
+from common.clock import Clock
+from common.errors import HandoffFailed, PeerProtocolError
+from common.kv_layout import KVLayout
+from kv_transfer import pieces
+from kv_transfer.connector import Commit, Ticket
+from kv_transfer.core import frames
+from kv_transfer.core.effects import (
+    Connect,
+    Disconnect,
+    Effect,
+    Peer,
+    SayHello,
+    SendChunk,
+    SendToPeer,
+    TakeLane,
+)
+from kv_transfer.core.sender import Sender
+from kv_transfer.lane import Broken, Lane, OneSidedLane
+from kv_transfer.transfer_metrics import TransferMetrics
+from kv_transfer.transport import Parts, Transport
+
+logger = logging.getLogger("pdserve.kv_transfer")
+
+
+class SendingEnd:
+    """What any thread may call are `open`, `push`, `commit`, `abort` and the properties; all else
+    belongs to the connector's thread. The machine is called under a lock, its effects go into the
+    connector's queue.
+    """
+
+    def __init__(
+        self,
+        pool: pieces.Pool,
+        layout: KVLayout,
+        machine: Sender,
+        *,
+        transport: Transport,
+        lanes: Mapping[str, Lane],
+        one_sided: Mapping[str, OneSidedLane],
+        verify: str,
+        metrics: TransferMetrics,
+        clock: Clock,
+        effects: deque[Effect],
+    ) -> None:
+        self._pool = pool
+        self._layout = layout
+        self._machine = machine
+        self._transport = transport
+        self._lanes = lanes
+        self._one_sided = one_sided
+        self._verify = verify
+        self._metrics = metrics
+        self._clock = clock
+        self._effects = effects
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self._lane_to: dict[Peer, Lane] = {}
+        self.bytes_sent = 0
+
+    @property
+    def num_transfers(self) -> int:
+        with self._lock:
+            return self._machine.num_transfers
+
+    @property
+    def lane_names(self) -> dict[str, str]:
+        """The lane to each connected decode node, by its id."""
+        lanes = self._lane_to.copy()
+        return {peer.incarnation.node_id: lane.name for peer, lane in lanes.items()}
+
+    # -- the contract ----------------------------------------------------------------------------
+
+    def open(self, ticket: Ticket, deadline_s: float) -> None:
+        with self._lock:
+            if self._is_closed:
+                raise ValueError("the KV connector is closed")
+            now_s = self._clock.now_s()
+            effects = self._machine.on_open(ticket, deadline_s, now_s)
+            peer = Peer(ticket.kv_endpoint, ticket.decode_node)
+            self._metrics.on_open(ticket.lease_token, peer, now_s)
+            self._effects.extend(effects)
+
+    def push(
+        self, lease_token: int, layer: int, ordinals: Sequence[int], source_blocks: Sequence[int]
+    ) -> None:
+        num_blocks = self._pool.shape[2]
+        if not all(0 <= block < num_blocks for block in source_blocks):
+            raise ValueError(f"source blocks {source_blocks}: the pool has {num_blocks}")
+        with self._lock:
+            effects = self._machine.on_push(lease_token, layer, ordinals, source_blocks)
+            self._effects.extend(effects)
+
+    def commit(self, lease_token: int, commit: Commit) -> None:
+        with self._lock:
+            effects = self._machine.on_commit(lease_token, commit)
+            self._metrics.on_commit(lease_token, self._clock.now_s())
+            self._effects.extend(effects)
+
+    def abort(self, lease_token: int) -> None:
+        with self._lock:
+            self._effects.extend(self._machine.on_abort(lease_token))
+
+    # -- what the network says -------------------------------------------------------------------
+
+    def on_link_lost(self, peer: Peer) -> None:
+        with self._lock:
+            self._effects.extend(self._machine.on_link_lost(peer, self._clock.now_s()))
+
+    def on_answer(self, peer: Peer, parts: Parts) -> None:
+        now_s = self._clock.now_s()
+        try:
+            frame = frames.decode_message(parts)
+        except PeerProtocolError as error:
+            self._give_up(peer, error)
+            return
+        if isinstance(frame, frames.Ack):
+            self._metrics.on_acknowledged(peer, frame.consumed, now_s)
+        with self._lock:
+            self._effects.extend(self._machine.on_frame(peer, frame, now_s))
+
+    def take_written(self) -> None:
+        """Headers whose bytes are where they belong leave; a lane that failed is told."""
+        for lane in self._one_sided.values():
+            for ready in lane.take_ready():
+                if isinstance(ready, Broken):
+                    self._metrics.on_fallback(lane.name, "write_failed")
+                    self._lose_link(ready.peer)
+                else:
+                    self._send(ready.peer, ready.parts)
+
+    def tick(self) -> None:
+        with self._lock:
+            self._effects.extend(self._machine.on_tick(self._clock.now_s()))
+
+    def next_deadline_s(self) -> float | None:
+        with self._lock:
+            return self._machine.next_deadline_s()
+
+    def close(self) -> None:
+        with self._lock:
+            self._is_closed = True
+            self._effects.extend(self._machine.on_close(self._clock.now_s()))
+
+    # -- effects ---------------------------------------------------------------------------------
+
+    def perform(
+        self, effect: Connect | Disconnect | SayHello | TakeLane | SendToPeer | SendChunk
+    ) -> None:
+        match effect:
+            case Connect(peer):
+                self._connect(peer)
+            case Disconnect(peer):
+                self._disconnect(peer)
+            case SayHello(peer):
+                self._say_hello(peer)
+            case TakeLane(peer, lane, lane_reply):
+                self._take_lane(peer, lane, lane_reply)
+            case SendToPeer(peer, frame, is_behind_writes):
+                self._send_in_order(peer, [memoryview(frames.encode(frame))], is_behind_writes)
+            case SendChunk():
+                self._send_chunk(effect)
+            case _:
+                assert_never(effect)
+
+    def _connect(self, peer: Peer) -> None:
+        self._metrics.on_connect(peer)
+        try:
+            self._transport.connect(peer)
+        except HandoffFailed as error:
+            self._give_up(peer, error)
+
+    def _disconnect(self, peer: Peer) -> None:
+        lane = self._lane_to.pop(peer, None)
+        if lane is not None:
+            lane.forget(peer)
+        self._metrics.on_disconnect(peer)
+        self._transport.disconnect(peer)
+
+    def _say_hello(self, peer: Peer) -> None:
+        offers = {
+            name: offer
+            for name, lane in self._lanes.items()
+            if (offer := lane.offer(peer)) is not None
+        }
+        with self._lock:
+            hello = self._machine.hello(peer, offers, self._verify)
+        self._send(peer, [memoryview(frames.encode(hello))])
+
+    def _take_lane(self, peer: Peer, name: str, reply: bytes) -> None:
+        lane = self._lanes[name]
+        try:
+            lane.accept(peer, reply)
+        except PeerProtocolError as error:
+            self._give_up(peer, error)
+        except HandoffFailed as error:
+            logger.warning("lane %s to %s cannot be used: %s", name, peer, error)
+            self._metrics.on_fallback(name, "unusable")
+            self._lose_link(peer)
+        else:
+            self._lane_to[peer] = lane
+            self._metrics.on_lane(peer, name)
+            if name not in self._one_sided:
+                for faster in self._one_sided:
+                    self._metrics.on_fallback(faster, "not_agreed")
+
+    def _send_chunk(self, effect: SendChunk) -> None:
+        lane = self._lane_to.get(effect.peer)
+        if lane is None:
+            return  # The link broke in this turn: the chunk leaves again on the next one.
+        chunk = effect.chunk
+        sums: pieces.Sums = ((), ())
+        if effect.verify != "off":
+            sums = pieces.pool_sums(self._pool, chunk.layer, chunk.source_blocks, chunk.ordinals)
+        if effect.verify == "commit":
+            with self._lock:
+                self._machine.on_summed(effect.lease_token, chunk, pieces.block_sums(sums))
+            sums = ((), ())
+        payload = lane.payload(chunk)
+        header = frames.Data(
+            seq=effect.seq,
+            lease_token=effect.lease_token,
+            generation=effect.generation,
+            layer=chunk.layer,
+            ordinals=chunk.ordinals,
+            runs=payload.runs,
+            source_blocks=payload.source_blocks,
+            key_sums=sums[0],
+            value_sums=sums[1],
+        )
+        num_bytes = 2 * len(chunk.ordinals) * self._layout.piece_bytes
+        self.bytes_sent += num_bytes
+        now_s = self._clock.now_s()
+        self._metrics.on_chunk(effect.lease_token, effect.peer, lane.name, num_bytes, now_s)
+        one_sided = self._one_sided.get(lane.name)
+        if one_sided is not None:
+            one_sided.write(effect.peer, chunk, effect.target_blocks)
+        parts = [memoryview(frames.encode(header)), *payload.parts]
+        self._send_in_order(effect.peer, parts, is_behind_writes=True)
+
+    def _send_in_order(self, peer: Peer, parts: Parts, is_behind_writes: bool) -> None:
+        """Send, on a one-sided lane perhaps when what was written before is done."""
+        lane = self._lane_to.get(peer)
+        one_sided = self._one_sided.get(lane.name) if lane else None
+        if is_behind_writes and one_sided is not None:
+            one_sided.send_after(peer, parts)
+        else:
+            self._send(peer, parts)
+
+    def _send(self, peer: Peer, parts: Parts) -> None:
+        if not self._transport.send(peer, parts):
+            self._lose_link(peer)
+
+    def _lose_link(self, peer: Peer) -> None:
+        """Nothing may follow on a connection that lost a frame, or on a lane that failed."""
+        self._disconnect(peer)
+        self.on_link_lost(peer)
+
+    def _give_up(self, peer: Peer, error: HandoffFailed) -> None:
+        with self._lock:
+            now_s = self._clock.now_s()
+            self._effects.extend(self._machine.on_peer_failed(peer, error, now_s))
