@@ -11,6 +11,7 @@ KV plane decides nothing; who may write where was decided on the control plane.
     shell           what all connectors share: one thread, one queue of effects, two halves:
       sending_end     the sending machine, the pool it reads, its end of every lane
       receiving_end   the receiving machine, the pool it writes, the fence of `revoke`
+    connector_parts what the halves share
     transport       what the shell needs from a network: one connection for the frames of a pair
     lane            how the bytes get from pool to pool, and three ways for it:
       inline_lane   behind the header, on the same connection

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from kv_transfer import pieces
 from kv_transfer.core.chunks import Chunk
 from kv_transfer.core.effects import Peer
+from kv_transfer.gather import Gatherer
 from kv_transfer.lane import Payload
+from kv_transfer.pieces import Pool
 
 
 class InlineLane:
     """See `lane.Lane`. `name` is the transport's."""
 
-    def __init__(self, name: str, pool: pieces.Pool) -> None:
+    def __init__(self, name: str, pool: Pool) -> None:
         self.name = name
-        self._pool = pool
+        self._gatherer = Gatherer(pool)
 
     def offer(self, peer: Peer) -> bytes | None:
         return b""
@@ -22,7 +23,7 @@ class InlineLane:
         pass
 
     def payload(self, chunk: Chunk) -> Payload:
-        return pieces.payload(self._pool, chunk)
+        return self._gatherer.payload(chunk)
 
     def forget(self, peer: Peer) -> None:
         pass

@@ -1,4 +1,4 @@
-"""The pool of pieces as a connector sees it: checksums, views to send, and the one write."""
+"""The pool of pieces as a connector sees it: its shape, checksums, and the one write."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ import numpy.typing as npt
 from xxhash import xxh3_64_intdigest
 
 from common.kv_layout import KVLayout
-from kv_transfer.core.chunks import Chunk, add_to_digest, runs_of
+from kv_transfer.core.chunks import add_to_digest, runs_of
 from kv_transfer.core.frames import Data
-from kv_transfer.lane import Payload
 from kv_transfer.transport import Parts
 
 Pool = npt.NDArray[np.uint8]
@@ -24,8 +23,6 @@ Sums = tuple[tuple[int, ...], tuple[int, ...]]
 NO_SUMS: Sums = ((), ())
 
 
-GATHER_BELOW_BYTES = 256 << 10
-"""Ranges shorter than that are copied together: a message part costs more than the copy."""
 SCATTER_BELOW_BYTES = 32 << 10
 """Ranges shorter than that, on average, are written by one call of numpy instead of one each."""
 
@@ -104,39 +101,6 @@ def find_corruption(data: Data, found: Sums) -> str | None:
                 f"computed {sums[at]:#x}, the sender says {wanted[at]:#x}"
             )
     return None
-
-
-def payload(pool: Pool, chunk: Chunk) -> Payload:
-    """The chunk's bytes: long ranges as views of the pool, short ones gathered into one buffer."""
-    groups = _groups(chunk.runs, pool.shape[3])
-    parts: list[memoryview] = []
-    first = 0
-    for count, is_range in groups:
-        blocks = chunk.source_blocks[first : first + count]
-        for kind in (0, 1):
-            pieces = pool[chunk.layer, kind]
-            if is_range:
-                parts.append(pieces[blocks[0] : blocks[0] + count].reshape(-1).data)
-            else:
-                # `clip` only spares numpy a buffer of its own; the blocks are inside the pool.
-                gathered = np.take(pieces, blocks, axis=0, mode="clip")
-                parts.append(gathered.reshape(-1).data)
-        first += count
-    return Payload(runs=tuple(count for count, _ in groups), parts=parts)
-
-
-def _groups(runs: Sequence[tuple[int, int]], piece_bytes: int) -> list[tuple[int, bool]]:
-    """(blocks, whether they are one range) of each message part; short runs in a row are joined."""
-    groups: list[tuple[int, bool]] = []
-    is_open = False
-    for _, count in runs:
-        is_short = count * piece_bytes < GATHER_BELOW_BYTES
-        if is_short and is_open:
-            groups[-1] = (groups[-1][0] + count, False)
-        else:
-            groups.append((count, True))
-        is_open = is_short
-    return groups
 
 
 def write(pool: Pool, data: Data, targets: Sequence[int], source: Parts) -> None:

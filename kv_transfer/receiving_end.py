@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import assert_never
 
-from common.clock import Clock
 from common.errors import PeerProtocolError
-from common.kv_layout import KVLayout
 from kv_transfer import pieces
 from kv_transfer.connector import Ticket
+from kv_transfer.connector_parts import ConnectorParts
 from kv_transfer.core import frames
-from kv_transfer.core.effects import CloseLane, Effect, Fence, OpenLane, Reply, Write
+from kv_transfer.core.effects import CloseLane, Fence, OpenLane, Reply, Write
 from kv_transfer.core.lanes import INLINE_LANES, LANES_BY_SPEED
 from kv_transfer.core.receiver import Receiver
-from kv_transfer.lane import Lane, OneSidedLane, PullingLane
-from kv_transfer.transfer_metrics import TransferMetrics
-from kv_transfer.transport import Parts, Transport
+from kv_transfer.lane import PullingLane
+from kv_transfer.transport import Parts
 
 
 class ReceivingEnd:
@@ -28,30 +25,25 @@ class ReceivingEnd:
     what makes `revoke` a fence.
     """
 
-    def __init__(
-        self,
-        pool: pieces.Pool,
-        layout: KVLayout,
-        machine: Receiver,
-        *,
-        transport: Transport,
-        lanes: Mapping[str, Lane],
-        pulling: Mapping[str, PullingLane],
-        one_sided: Mapping[str, OneSidedLane],
-        metrics: TransferMetrics,
-        clock: Clock,
-        effects: deque[Effect],
-    ) -> None:
-        self._pool = pool
-        self._layout = layout
-        self._machine = machine
-        self._transport = transport
-        self._lanes = lanes
-        self._pulling = pulling
-        self._one_sided = one_sided
-        self._metrics = metrics
-        self._clock = clock
-        self._effects = effects
+    def __init__(self, parts: ConnectorParts) -> None:
+        self._pool = parts.pool
+        self._layout = parts.layout
+        self._transport = parts.transport
+        self._lanes = parts.lanes
+        self._pulling = parts.pulling
+        self._one_sided = parts.one_sided
+        self._metrics = parts.metrics
+        self._clock = parts.clock
+        self._effects = parts.effects
+        slabs = (lane.blocks_per_slab for lane in self._one_sided.values())
+        self._machine = Receiver(
+            parts.incarnation,
+            parts.layout,
+            parts.limits,
+            num_blocks=parts.pool.shape[2],
+            verify=parts.verify,
+            blocks_per_slab=min(slabs, default=None),
+        )
         self._lock = threading.Lock()
         self._is_closed = False
         self.bytes_received = 0

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import assert_never
 
-from common.clock import Clock
 from common.errors import HandoffFailed, PeerProtocolError
-from common.kv_layout import KVLayout
 from kv_transfer import pieces
 from kv_transfer.connector import Commit, Ticket
+from kv_transfer.connector_parts import ConnectorParts
 from kv_transfer.core import frames
 from kv_transfer.core.effects import (
     Connect,
     Disconnect,
-    Effect,
     Peer,
     SayHello,
     SendChunk,
@@ -25,9 +22,8 @@ from kv_transfer.core.effects import (
     TakeLane,
 )
 from kv_transfer.core.sender import Sender
-from kv_transfer.lane import Broken, Lane, OneSidedLane
-from kv_transfer.transfer_metrics import TransferMetrics
-from kv_transfer.transport import Parts, Transport
+from kv_transfer.lane import Broken, Lane
+from kv_transfer.transport import Parts
 
 logger = logging.getLogger("pdserve.kv_transfer")
 
@@ -38,30 +34,17 @@ class SendingEnd:
     connector's queue.
     """
 
-    def __init__(
-        self,
-        pool: pieces.Pool,
-        layout: KVLayout,
-        machine: Sender,
-        *,
-        transport: Transport,
-        lanes: Mapping[str, Lane],
-        one_sided: Mapping[str, OneSidedLane],
-        verify: str,
-        metrics: TransferMetrics,
-        clock: Clock,
-        effects: deque[Effect],
-    ) -> None:
-        self._pool = pool
-        self._layout = layout
-        self._machine = machine
-        self._transport = transport
-        self._lanes = lanes
-        self._one_sided = one_sided
-        self._verify = verify
-        self._metrics = metrics
-        self._clock = clock
-        self._effects = effects
+    def __init__(self, parts: ConnectorParts) -> None:
+        self._pool = parts.pool
+        self._layout = parts.layout
+        self._machine = Sender(parts.incarnation, parts.layout, parts.limits)
+        self._transport = parts.transport
+        self._lanes = parts.lanes
+        self._one_sided = parts.one_sided
+        self._verify = parts.verify
+        self._metrics = parts.metrics
+        self._clock = parts.clock
+        self._effects = parts.effects
         self._lock = threading.Lock()
         self._is_closed = False
         self._lane_to: dict[Peer, Lane] = {}

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import deque
 from collections.abc import Sequence
-from typing import assert_never, cast
+from typing import assert_never
 
 from common.clock import Clock
 from common.ids import Incarnation
@@ -28,6 +27,7 @@ from kv_transfer.connector import (
     Ticket,
     TransferEnded,
 )
+from kv_transfer.connector_parts import ConnectorParts
 from kv_transfer.core.effects import (
     CloseLane,
     Connect,
@@ -45,11 +45,9 @@ from kv_transfer.core.effects import (
     TakeLane,
     Write,
 )
-from kv_transfer.core.lanes import ONE_SIDED_LANES, PULLING_LANES, VERIFY_AUTO
+from kv_transfer.core.lanes import VERIFY_AUTO
 from kv_transfer.core.limits import Limits
-from kv_transfer.core.receiver import Receiver
-from kv_transfer.core.sender import Sender
-from kv_transfer.lane import Lane, OneSidedLane, PullingLane
+from kv_transfer.lane import Lane
 from kv_transfer.receiving_end import ReceivingEnd
 from kv_transfer.sending_end import SendingEnd
 from kv_transfer.statistics import ConnectorStatistics
@@ -87,55 +85,25 @@ class TransportConnector:
         self._transport = transport
         self._clock = clock
         self._lanes = {lane.name: lane for lane in lanes}
-        pulling = {
-            name: cast(PullingLane, lane)
-            for name, lane in self._lanes.items()
-            if name in PULLING_LANES
-        }
-        one_sided = {
-            name: cast(OneSidedLane, lane)
-            for name, lane in self._lanes.items()
-            if name in ONE_SIDED_LANES
-        }
-        self._effects: deque[Effect] = deque()
         self._metrics = TransferMetrics(self._lanes)
-        self._sending = SendingEnd(
-            pool,
-            layout,
-            Sender(incarnation, layout, limits),
+        parts = ConnectorParts(
+            pool=pool,
+            layout=layout,
+            incarnation=incarnation,
             transport=transport,
             lanes=self._lanes,
-            one_sided=one_sided,
             verify=verify,
-            metrics=self._metrics,
             clock=clock,
-            effects=self._effects,
-        )
-        slabs = (lane.blocks_per_slab for lane in one_sided.values())
-        receiver = Receiver(
-            incarnation,
-            layout,
-            limits,
-            num_blocks=pool.shape[2],
-            verify=verify,
-            blocks_per_slab=min(slabs, default=None),
-        )
-        self._receiving = ReceivingEnd(
-            pool,
-            layout,
-            receiver,
-            transport=transport,
-            lanes=self._lanes,
-            pulling=pulling,
-            one_sided=one_sided,
+            limits=limits,
             metrics=self._metrics,
-            clock=clock,
-            effects=self._effects,
         )
+        self._effects = parts.effects
+        self._sending = SendingEnd(parts)
+        self._receiving = ReceivingEnd(parts)
         self._is_closing = False
         self._dropped = dict.fromkeys(DropReason, 0)
         self._logged_at_s: dict[DropReason, float] = {}
-        for lane in one_sided.values():
+        for lane in parts.one_sided.values():
             lane.attach(transport.wake)
         self._thread = threading.Thread(target=self._run, name="pdserve-kv", daemon=True)
         self._thread.start()

@@ -18,9 +18,10 @@ import pytest
 from common.ids import Incarnation
 from common.kv_layout import KVLayout
 from kv_transfer import pieces
-from kv_transfer.connector import Landed, TransferEnded
+from kv_transfer.connector import Landed, Released, TransferEnded
 from kv_transfer.core import frames
 from kv_transfer.core.effects import Peer
+from kv_transfer.shell import TransportConnector
 from kv_transfer.shm.shm_lane import ShmLane
 from kv_transfer.zmq_connector import ZmqConnector
 from tests.contract.kv_connector.cluster import (
@@ -29,6 +30,7 @@ from tests.contract.kv_connector.cluster import (
     Cluster,
     Node,
     assert_ended_once,
+    begin,
     cluster_of,
     commit_for,
     error_of,
@@ -136,6 +138,26 @@ def test_a_source_that_is_reused_after_its_transfer_ended_is_never_landed(
     goes_on.set()
     decode.wait_failed()
     assert not any(isinstance(event, Landed) for event in decode.events)
+    assert_ended_once(prefill, decode)
+
+
+def test_a_landing_that_is_revoked_just_before_the_copy_is_not_written(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F14: its frame was found good, and then the blocks went to somebody else."""
+    pull = TransportConnector._pull
+
+    def revoke_first(self: TransportConnector, *args: Any) -> None:
+        self.revoke(ticket.lease_token)
+        pull(self, *args)
+
+    monkeypatch.setattr(TransportConnector, "_pull", revoke_first)
+    prefill, decode, ticket = begin(cluster)
+    untouched = decode.pool.copy()
+    prefill.push_all(ticket, [4, 5, 6])
+    assert "revoked" in str(error_of(prefill.wait_event()))
+    assert decode.wait_event() == Released(ticket.lease_token)
+    assert np.array_equal(decode.pool, untouched)
     assert_ended_once(prefill, decode)
 
 

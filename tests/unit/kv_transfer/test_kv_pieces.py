@@ -13,6 +13,7 @@ from xxhash import xxh3_64_intdigest
 from kv_transfer import pieces
 from kv_transfer.core.chunks import Chunk, split_chunks
 from kv_transfer.core.frames import Data
+from kv_transfer.gather import Gatherer
 
 NUM_BLOCKS = 40
 LAYER = 1
@@ -52,7 +53,7 @@ def test_every_block_gets_to_its_target(piece_bytes: int, sources: list[int], rn
     source, target = _POOLS[piece_bytes]
     targets = rng.sample(range(NUM_BLOCKS), len(sources))  # type: ignore[attr-defined]
     (chunk,) = split_chunks(LAYER, range(len(sources)), sources, max_blocks=NUM_BLOCKS)
-    payload = pieces.payload(source, chunk)
+    payload = Gatherer(source).payload(chunk)
     assert sum(payload.runs) == len(sources)
     assert [part.nbytes for part in payload.parts] == [
         count * piece_bytes for count in payload.runs for _ in "kv"
@@ -91,9 +92,27 @@ def test_short_ranges_are_gathered_and_long_ones_are_not_copied(
     piece_kib: int, blocks: list[int], runs: tuple[int, ...], views: list[bool]
 ) -> None:
     pool = pool_of(piece_kib << 10, 3)
-    payload = pieces.payload(pool, Chunk(LAYER, tuple(range(len(blocks))), tuple(blocks)))
+    payload = Gatherer(pool).payload(Chunk(LAYER, tuple(range(len(blocks))), tuple(blocks)))
     assert payload.runs == runs
     assert [is_view_of(pool, part) for part in payload.parts] == [v for v in views for _ in "kv"]
+
+
+def test_copies_that_are_not_let_go_of_are_bounded() -> None:
+    """Then ranges are sent as they lie, until the transport has let go of some copies."""
+    pool = pool_of(1 << 10, 8)
+    chunk = Chunk(LAYER, (0, 1, 2), (4, 6, 8))  # 6 KiB
+    gatherer = Gatherer(pool, most_bytes=13 << 10)
+    held = [gatherer.payload(chunk) for _ in range(4)]
+    assert [payload.runs for payload in held] == [(3,), (3,), (1, 1, 1), (1, 1, 1)]
+    assert all(is_view_of(pool, part) for part in held[3].parts)
+    assert b"".join(held[3].parts[::2]) == bytes(held[0].parts[0])
+
+    sent = held.pop(0).parts[1]
+    assert gatherer.payload(chunk).runs == (1, 1, 1)  # one half of it is still in use
+    del sent
+    held.append(gatherer.payload(chunk))
+    assert held[-1].runs == (3,)
+    assert gatherer.payload(chunk).runs == (1, 1, 1)
 
 
 def test_a_piece_of_a_payload_without_runs_is_a_block() -> None:

@@ -230,6 +230,23 @@ def test_files_that_are_no_pool_are_not_read(name: str, tmp_path: Path) -> None:
         os.close(fd)
 
 
+def test_a_pool_that_says_it_is_longer_than_it_is() -> None:
+    """Whoever made it wrote the header too; what is behind its end must never be read."""
+    pool = new_pool()
+    fd = _memory("pdserve-kv", 0)
+    try:
+        number = 2 * NUM_BLOCKS
+        size = number * LAYOUT.block_bytes
+        header = bytearray(os.pread(msgpack.unpackb(pool.offer(NUM_BLOCKS))[FD], 64, 0))
+        header[:] = header.replace(NUM_BYTES.to_bytes(8, "little"), size.to_bytes(8, "little"))
+        os.pwrite(fd, header, 0)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _ALL)
+        with pytest.raises(NotShared, match="another size"):
+            map_pool(changed(pool, fd=fd, size=size, blocks=number), LAYOUT)
+    finally:
+        os.close(fd)
+
+
 def test_a_pool_that_has_the_numbers_of_another_is_not_taken_for_it() -> None:
     """The number of a file that was closed goes to the next one that is opened."""
     first = new_pool()

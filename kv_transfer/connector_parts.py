@@ -1,0 +1,52 @@
+"""What the two halves of a connector share."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import cast
+
+from common.clock import Clock
+from common.ids import Incarnation
+from common.kv_layout import KVLayout
+from kv_transfer.core.effects import Effect
+from kv_transfer.core.lanes import ONE_SIDED_LANES, PULLING_LANES
+from kv_transfer.core.limits import Limits
+from kv_transfer.lane import Lane, OneSidedLane, PullingLane
+from kv_transfer.pieces import Pool
+from kv_transfer.transfer_metrics import TransferMetrics
+from kv_transfer.transport import Transport
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectorParts:
+    """`effects` is the connector's queue; `verify` is a mode of `core.lanes` or auto."""
+
+    pool: Pool
+    layout: KVLayout
+    incarnation: Incarnation
+    transport: Transport
+    lanes: dict[str, Lane]
+    verify: str
+    clock: Clock
+    limits: Limits
+    metrics: TransferMetrics
+    effects: deque[Effect] = field(default_factory=deque)
+
+    @property
+    def one_sided(self) -> dict[str, OneSidedLane]:
+        """Of `lanes`, those on which a sender writes by itself."""
+        return {
+            name: cast(OneSidedLane, lane)
+            for name, lane in self.lanes.items()
+            if name in ONE_SIDED_LANES
+        }
+
+    @property
+    def pulling(self) -> dict[str, PullingLane]:
+        """Of `lanes`, those on which the receiver fetches the bytes."""
+        return {
+            name: cast(PullingLane, lane)
+            for name, lane in self.lanes.items()
+            if name in PULLING_LANES
+        }
