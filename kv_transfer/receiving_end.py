@@ -97,7 +97,6 @@ class ReceivingEnd:
 
     def tick(self) -> None:
         with self._lock:
-            self._effects.extend(self._machine.on_quiet())
             self._effects.extend(self._machine.on_tick(self._clock.now_s()))
 
     def next_deadline_s(self) -> float | None:

@@ -219,6 +219,7 @@ class SendingEnd:
             source_blocks=payload.source_blocks,
             key_sums=sums[0],
             value_sums=sums[1],
+            wants_ack=effect.wants_ack,
         )
         num_bytes = 2 * len(chunk.ordinals) * self._layout.piece_bytes
         self.bytes_sent += num_bytes

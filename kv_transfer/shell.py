@@ -46,7 +46,7 @@ from kv_transfer.core.effects import (
     Write,
 )
 from kv_transfer.core.lanes import VERIFY_AUTO
-from kv_transfer.core.limits import Limits
+from kv_transfer.core.limits import MAX_WAIT_S, Limits
 from kv_transfer.lane import Lane
 from kv_transfer.receiving_end import ReceivingEnd
 from kv_transfer.sending_end import SendingEnd
@@ -56,7 +56,6 @@ from kv_transfer.transport import FromPeer, FromSession, LinkLost, Transport
 
 logger = logging.getLogger("pdserve.kv_transfer")
 
-MAX_WAIT_S = 1.0
 MAX_ARRIVALS_PER_TURN = 256
 LOG_INTERVAL_S = 10.0
 

@@ -10,13 +10,14 @@ from common.request import SamplingParams
 from engine.core.plan import SampleInput, ScheduledSequence, StepCosts
 from engine.runner.flat_batch import BatchLimits
 
-_ROWS = (1, 2, 3, 4, 6, 8, 16, 32, 64)
-_SURE_ROWS = 8
-"""Up to this many rows each size is measured once, however long it takes."""
+_NARROW = (1, 2, 3, 4, 6, 8)
+"""Each of these is measured once, however long it takes."""
+_WIDE = (16, 32, 64)
+"""These come last and less often: they take long, and noise weighs less in them."""
 _REPEATS = 6
 _WIDE_REPEATS = 2
-"""Wider steps are measured less often: they take long, and noise weighs less in them."""
-_BUDGET_S = 1.2
+_NARROW_BUDGET_S = 1.2
+_BUDGET_S = 1.8
 _DRAFTS = 3
 _GREEDY = SampleInput(SamplingParams(max_tokens=1, temperature=0.0), 0, [0], [])
 
@@ -34,31 +35,33 @@ def measure_step_costs(
 
     Every row is a sequence of one token; all write the same KV to the first slot, so nothing may be
     cached in the first blocks. `has_proposals`: measure also what a proposed draft costs. Slow
-    models are measured less often: beyond a second only what must be known.
+    models are measured less often: beyond two seconds only what must be known.
     """
     blocks = range(min(blocks_for(_DRAFTS, limits.block_size), limits.num_blocks))
     num_drafts = min(_DRAFTS, len(blocks) * limits.block_size, limits.max_len)
     best: dict[int, float] = {}
     best_drafting_s = float("inf")
-    ends_s = clock() + _BUDGET_S
+    started_s = clock()
 
     def measure(num_rows: int, num_proposals: int) -> float:
-        started_s = clock()
+        before_s = clock()
         one = ScheduledSequence(0, [0], 0, blocks, _GREEDY, num_proposals=num_proposals)
         execute([one] * num_rows)
-        return clock() - started_s
+        return clock() - before_s
+
+    def measure_all(sizes: Sequence[int], ends_s: float) -> None:
+        for num_rows in sizes:
+            if num_rows <= limits.max_tokens and clock() < ends_s:
+                best[num_rows] = min(measure(num_rows, 0), best.get(num_rows, float("inf")))
 
     for repeat in range(_REPEATS):
+        ends_s = started_s + _NARROW_BUDGET_S if repeat else float("inf")
         # Beside the single row that it is compared with: a busy moment is one for both.
-        if has_proposals and (repeat == 0 or clock() < ends_s):
+        if has_proposals and clock() < ends_s:
             best_drafting_s = min(best_drafting_s, measure(1, num_drafts))
-        for num_rows in _ROWS:
-            is_wide = num_rows > _SURE_ROWS
-            is_sure = repeat == 0 and not is_wide
-            if num_rows > limits.max_tokens or (clock() >= ends_s and not is_sure):
-                continue
-            if not is_wide or repeat < _WIDE_REPEATS:
-                best[num_rows] = min(measure(num_rows, 0), best.get(num_rows, float("inf")))
+        measure_all(_NARROW, ends_s)
+    for _ in range(_WIDE_REPEATS):
+        measure_all(_WIDE, started_s + _BUDGET_S)
     rows = tuple(sorted(best))
     step_s, highest_s = [], 0.0
     for num_rows in rows:

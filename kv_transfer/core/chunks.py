@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from kv_transfer.core.limits import MAX_BLOCKS_PER_FRAME
+
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
@@ -21,6 +23,16 @@ class Chunk:
     def runs(self) -> tuple[tuple[int, int], ...]:
         """(first source block, count) of each range of adjacent source blocks."""
         return runs_of(self.source_blocks)
+
+    def joined(self, other: Chunk) -> Chunk | None:
+        """Both as one; None for another layer, or when they are too many for a frame."""
+        if other.layer != self.layer or len(self.ordinals + other.ordinals) > MAX_BLOCKS_PER_FRAME:
+            return None
+        return Chunk(
+            self.layer,
+            self.ordinals + other.ordinals,
+            self.source_blocks + other.source_blocks,
+        )
 
 
 def runs_of(blocks: Sequence[int]) -> tuple[tuple[int, int], ...]:

@@ -76,6 +76,7 @@ class SendChunk:
     chunk: Chunk
     target_blocks: tuple[int, ...]
     verify: str
+    wants_ack: bool = False
 
 
 @dataclass(frozen=True, slots=True)

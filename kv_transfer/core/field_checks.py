@@ -55,6 +55,12 @@ def uints(bits: int, max_items: int) -> Check:
     return check
 
 
+def boolean(name: str, value: object) -> bool:
+    if type(value) is not bool:
+        raise PeerProtocolError(f"{name} is {shown(value)}: wanted a boolean")
+    return value
+
+
 def one_of(choices: tuple[str, ...]) -> Check:
     def check(name: str, value: object) -> str:
         if type(value) is not str or value not in choices:

@@ -36,6 +36,7 @@ from common.kv_layout import KVLayout
 from kv_transfer.core.field_checks import (
     Check,
     blob,
+    boolean,
     incarnation,
     layout,
     offers,
@@ -126,7 +127,7 @@ class Data:
     On an inline lane the blocks are grouped in `runs` (their lengths): each run is two message
     parts, its keys and its values. On the shared-memory lane `source_blocks` are where they lie in
     the sender's pool. `key_sums` and `value_sums` are one `pieces.piece_sum` per block where
-    the pair verifies blocks, else empty.
+    the pair verifies blocks, else empty. `wants_ack`: the sender goes on only with more credit.
     """
 
     seq: int
@@ -138,6 +139,7 @@ class Data:
     source_blocks: tuple[int, ...]
     key_sums: tuple[int, ...]
     value_sums: tuple[int, ...]
+    wants_ack: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,6 +267,7 @@ _SCHEMAS: dict[int, tuple[type[Frame], dict[str, Check]]] = {
             "source_blocks": uints(32, MAX_BLOCKS_PER_FRAME),
             "key_sums": uints(64, MAX_BLOCKS_PER_FRAME),
             "value_sums": uints(64, MAX_BLOCKS_PER_FRAME),
+            "wants_ack": boolean,
         },
     ),
     6: (Ack, {"consumed": _U64}),

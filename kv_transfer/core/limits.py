@@ -11,10 +11,13 @@ PROTOCOL_VERSION = 2
 DEFAULT_WINDOW_BYTES = 32 << 20
 DEFAULT_PEER_TIMEOUT_S = 2.0
 WINDOWS_PER_NODE = 4
+MAX_WAIT_S = 1.0
+"""A connector looks at the time at least as often."""
 MAX_HEADER_BYTES = 16 * 1024
 MAX_TEXT_CHARS = 1024
 MAX_NODE_ID_CHARS = 256
 MAX_BLOCKS_PER_FRAME = 256
+MAX_CHUNKS_PULLED = 4
 MAX_DRAFT_TOKENS = 64
 MAX_LANES = 4
 MAX_LANE_BYTES = 3072
@@ -37,7 +40,7 @@ class Limits:
     """
 
     window_bytes: int = DEFAULT_WINDOW_BYTES
-    max_frame_bytes: int = 1 << 20
+    max_frame_bytes: int = 2 << 20
     peer_timeout_s: float = DEFAULT_PEER_TIMEOUT_S
     idle_s: float = 30.0
     max_sessions: int = 256

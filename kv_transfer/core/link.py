@@ -11,8 +11,8 @@ from kv_transfer.core.chunks import Chunk
 from kv_transfer.core.effects import Peer
 from kv_transfer.core.frames import Welcome
 from kv_transfer.core.handshake import LINK_TABLE, LinkState, LinkStep, advance
-from kv_transfer.core.lanes import verification
-from kv_transfer.core.limits import MAX_FRAMES_IN_FLIGHT, Limits
+from kv_transfer.core.lanes import PULLING_LANES, verification
+from kv_transfer.core.limits import MAX_CHUNKS_PULLED, MAX_FRAMES_IN_FLIGHT, Limits
 from kv_transfer.core.transfer import Transfer
 
 RECONNECT_AFTER_S = 0.05
@@ -83,6 +83,22 @@ class Link:
             self._turns.popleft()
             return transfer
         return None
+
+    def take_chunk(self, transfer: Transfer, node_room: int) -> Chunk:
+        """What leaves next of a transfer whose turn it is, with something pending.
+
+        On a lane whose frames carry no bytes, several chunks of a layer go into one frame: what a
+        frame costs by itself is then more than what it saves to have small ones.
+        """
+        chunk = transfer.pending.popleft()
+        if self.lane in PULLING_LANES:
+            for _ in range(MAX_CHUNKS_PULLED - 1):
+                both = chunk.joined(transfer.pending[0]) if transfer.pending else None
+                if both is None or not self._has_ample_room(both, node_room):
+                    break
+                transfer.pending.popleft()
+                chunk = both
+        return chunk
 
     def launch(self, token: int, chunk: Chunk) -> int:
         """Count `chunk` as in flight; its sequence number on this connection."""
@@ -195,6 +211,12 @@ class Link:
             and self.in_flight_bytes + num_bytes <= self._window_bytes
             and len(self._in_flight) < MAX_FRAMES_IN_FLIGHT
         )
+
+    def _has_ample_room(self, chunk: Chunk, node_room: int) -> bool:
+        """Whether such a frame leaves half a window to the next one."""
+        num_bytes = self._bytes_of(chunk)
+        is_half = 2 * num_bytes <= self._window_bytes
+        return is_half and num_bytes <= node_room and self._has_room(chunk, node_room)
 
     def _bytes_of(self, chunk: Chunk) -> int:
         return len(chunk.ordinals) * self._pair_bytes

@@ -32,7 +32,7 @@ from kv_transfer.core.effects import (
 from kv_transfer.core.handshake import HandoffStep
 from kv_transfer.core.landing import Landing
 from kv_transfer.core.lanes import LANE_NEEDS, VERIFY_AUTO, verification
-from kv_transfer.core.limits import MAX_REMEMBERED_OUTCOMES, Limits
+from kv_transfer.core.limits import MAX_REMEMBERED_OUTCOMES, MAX_WAIT_S, Limits
 from kv_transfer.core.quarantine import Quarantine
 from kv_transfer.core.sessions import Session, Sessions
 
@@ -65,6 +65,7 @@ class Receiver:
         self._landings: dict[int, Landing] = {}
         self._landing_of_block: dict[int, int] = {}
         self._verify = verify
+        self._ticked_at_s = float("inf")
         self._quarantine = Quarantine(blocks_per_slab or num_blocks)
         # So that a commit repeated after a lost answer gets the same answer again.
         self._outcomes: OrderedDict[int, _Outcome] = OrderedDict()
@@ -188,12 +189,11 @@ class Receiver:
             return []
         return self._fail(landing, HandoffStep.FAIL, HandoffFailed(f"bad checksum: {detail}"))
 
-    def on_quiet(self) -> Effects:
-        """Everything that had come was handled: give back the credit that is owed."""
-        return [effect for session in self._sessions.all() for effect in _ack(session)]
-
     def on_tick(self, now_s: float) -> Effects:
         effects: Effects = []
+        if now_s - self._ticked_at_s > MAX_WAIT_S + self._limits.ping_interval_s:
+            self._sessions.hear_all(now_s)
+        self._ticked_at_s = now_s
         for session in self._sessions.silent(now_s):
             error = HandoffFailed(
                 f"{session.sender} said nothing for {self._limits.peer_timeout_s:g} s"
@@ -245,8 +245,8 @@ class Receiver:
             case frames.Data():
                 session.consume(frame.seq, sum(part_sizes))
                 effects = self._on_data(session, frame, part_sizes, now_s)
-                is_much = session.unacknowledged_bytes >= self._limits.max_frame_bytes
-                return effects + (_ack(session) if is_much else [])
+                is_much = session.unacknowledged_bytes >= session.window_bytes // 8
+                return effects + (_ack(session) if is_much or frame.wants_ack else [])
             case frames.Begin():
                 return self._on_begin(session, frame, now_s)
             case frames.CommitFrame():

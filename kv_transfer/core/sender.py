@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from common.errors import (
@@ -190,6 +191,7 @@ class Sender:
             if link.is_silent(now_s):
                 error = HandoffFailed(
                     f"{link.peer} said nothing for {self._limits.peer_timeout_s:g} s"
+                    + ("" if link.lane else ": is it up, and has it the same kv_key as this node?")
                 )
                 effects += self.on_peer_failed(link.peer, error, now_s)
             elif link.is_idle(now_s):
@@ -284,10 +286,10 @@ class Sender:
                 link.has_work(transfer.token)
             elif commit := transfer.take_commit():
                 effects.append(SendToPeer(link.peer, commit))
-        return effects
+        return _ask_for_credit(effects)
 
     def _launch(self, link: Link, transfer: Transfer) -> SendChunk:
-        chunk, ticket = transfer.pending.popleft(), transfer.ticket
+        chunk, ticket = link.take_chunk(transfer, self._node_room()), transfer.ticket
         return SendChunk(
             peer=link.peer,
             seq=link.launch(transfer.token, chunk),
@@ -369,6 +371,16 @@ class Sender:
     def _drop(self, link: Link) -> Effects:
         del self._links[link.peer]
         return [Disconnect(link.peer)]
+
+
+def _ask_for_credit(effects: Effects) -> Effects:
+    """Whatever stopped the sender: the last of its chunks is acknowledged at once."""
+    for index in range(len(effects) - 1, -1, -1):
+        effect = effects[index]
+        if isinstance(effect, SendChunk):
+            effects[index] = replace(effect, wants_ack=True)
+            break
+    return effects
 
 
 def _named_by(link: Link, frame: _LeaseFrame) -> Transfer | None:

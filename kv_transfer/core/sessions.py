@@ -102,6 +102,11 @@ class Sessions:
         )
         self._next_number += 1
 
+    def hear_all(self, now_s: float) -> None:
+        """This process was itself asleep: whoever could not be heard meanwhile starts afresh."""
+        for session in self._by_id.values():
+            session.heard_at_s = now_s
+
     def silent(self, now_s: float) -> list[Session]:
         """Sessions not heard for longer than a live sender, who pings, can be."""
         limit_s = self._limits.peer_timeout_s

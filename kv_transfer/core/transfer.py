@@ -85,7 +85,15 @@ class Transfer:
         self.is_begun = False
         self.num_in_flight = 0
         if self.state is not HandoffState.ABORTING:
-            self.pending.extendleft(reversed(unacknowledged))
+            # What was joined for the old lane may be too much for a frame of the new one.
+            parts = [
+                part
+                for chunk in unacknowledged
+                for part in split_chunks(
+                    chunk.layer, chunk.ordinals, chunk.source_blocks, max_blocks=self._max_blocks
+                )
+            ]
+            self.pending.extendleft(reversed(parts))
 
     def add_sums(self, chunk: Chunk, sums: Sequence[int]) -> None:
         """The piece sums of each of the chunk's blocks, keys' and value's together."""

@@ -77,6 +77,7 @@ class RdmaLane:
         clock: Clock | None = None,
     ) -> None:
         self._engine = engine
+        self._memory = pool  # What is registered must not be freed.
         num_layers, _, num_blocks, piece_bytes = pool.shape
         self._pool = slabbed(num_layers, num_blocks, piece_bytes, max_slabs=max_slabs)
         self._aliases = Aliases(pool.ctypes.data, pool.nbytes, max_count=MAX_FENCES)
@@ -120,13 +121,13 @@ class RdmaLane:
         if len(self._writers) + len(self._leaving) >= MAX_WRITERS:
             self._rest(peer)
             raise HandoffFailed(f"{MAX_WRITERS} peers are written to already")
-        writer = PeerWriter(
-            self._engine,
-            target.engine_name,
-            lambda writer, ready: self._on_ready(peer, writer, ready),
-            batch_bytes=self._batch_bytes,
-        )
-        with self._lock:
+        with self._lock:  # It may fail before it is known here.
+            writer = PeerWriter(
+                self._engine,
+                target.engine_name,
+                lambda writer, ready: self._on_ready(peer, writer, ready),
+                batch_bytes=self._batch_bytes,
+            )
             self._writers[peer] = writer, target
 
     def payload(self, chunk: Chunk) -> Payload:

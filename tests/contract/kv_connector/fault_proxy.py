@@ -1,4 +1,4 @@
-"""A TCP proxy that does one thing wrong, at one byte, in one direction of one connection."""
+"""A TCP proxy that does one thing wrong, at one byte, in one direction."""
 
 from __future__ import annotations
 
@@ -14,13 +14,16 @@ from urllib.parse import urlsplit
 KINDS = ("delay", "corrupt", "truncate", "cut", "reset", "stall", "late")
 READ_BYTES = 4096
 LATE_AT_MOST_S = 2.0
+DELAYED_BYTES = 30_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """What happens when byte `at` of a connection comes by, towards the target or back from it.
+    """What happens to the connection on which byte `at` comes by, towards the target or back.
 
-    delay     every byte from here on comes in small pieces and late, at random
+    Bytes are counted from when the fault was armed, over all connections.
+
+    delay     the next `DELAYED_BYTES` come in small pieces and late, at random
     corrupt   the byte is changed by `mask`
     truncate  `length` bytes are missing
     cut       both ends see the connection closed
@@ -32,7 +35,6 @@ class Fault:
 
     kind: str
     at: int
-    connection: int = 0
     is_back: bool = False
     mask: int = 1
     length: int = 1
@@ -40,12 +42,13 @@ class Fault:
 
 
 class FaultProxy:
-    """Forwards to `target` (`tcp://host:port`), with `fault` or with none."""
+    """Forwards to `target` (`tcp://host:port`), with `fault` or with none until one is armed."""
 
     def __init__(self, target: str, fault: Fault | None = None) -> None:
         url = urlsplit(target)
         self._target = (url.hostname, url.port)
         self._fault = fault
+        self._passed = [0, 0]
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.endpoint = f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
         self.num_faults = 0
@@ -54,9 +57,17 @@ class FaultProxy:
         """Bytes of all connections, towards the target and back."""
         self._lock = threading.Condition()
         self._is_closing = threading.Event()
+        self._was_reset: set[int] = set()
         self._sockets: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
         self._start(self._accept)
+
+    def arm(self, fault: Fault) -> None:
+        """Let it happen `fault.at` bytes from now."""
+        with self._lock:
+            self._fault = fault
+            self._passed = [0, 0]
+            self.num_faults = 0
 
     def close(self) -> None:
         self._is_closing.set()
@@ -91,25 +102,38 @@ class FaultProxy:
                 self._start(self._pump, near, far, number, False)
                 self._start(self._pump, far, near, number, True)
 
-    def _pump(
-        self, source: socket.socket, sink: socket.socket, number: int, is_back: bool
-    ) -> None:
-        fault = self._fault
-        is_mine = fault and (fault.connection, fault.is_back) == (number, is_back)
-        position = 0
+    def _pump(self, source: socket.socket, sink: socket.socket, number: int, is_back: bool) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(READ_BYTES):
-                end = position + len(data)
-                if fault is not None and is_mine and position <= fault.at < end:
-                    head = data[: fault.at - position]
-                    self._forward(sink, head, is_back)
-                    if not self._do(fault, source, sink, data[len(head) :]):
-                        return
-                else:
+                fault, before = self._take_fault(is_back, len(data))
+                if fault is None:
                     self._forward(sink, data, is_back)
-                position = end
+                    continue
+                self._forward(sink, data[:before], is_back)
+                if fault.kind == "reset":
+                    self._was_reset.add(number)
+                if not self._do(fault, source, sink, data[before:]):
+                    return
+        if number in self._was_reset:
+            source.close()
+            sink.close()
+            return
         _close(source)
         _close(sink)
+
+    def _take_fault(self, is_back: bool, num_bytes: int) -> tuple[Fault | None, int]:
+        """The fault, if it falls into what just came, and how many bytes come before it."""
+        with self._lock:
+            passed = self._passed[is_back]
+            self._passed[is_back] += num_bytes
+            fault = self._fault
+            if fault is None or fault.is_back != is_back:
+                return None, 0
+            if not passed <= fault.at < passed + num_bytes:
+                return None, 0
+            self._fault = None
+            self.num_faults += 1
+            return fault, fault.at - passed
 
     def _forward(self, sink: socket.socket, data: bytes, is_back: bool) -> None:
         sink.sendall(data)
@@ -119,7 +143,6 @@ class FaultProxy:
 
     def _do(self, fault: Fault, source: socket.socket, sink: socket.socket, tail: bytes) -> bool:
         """Let it happen, `tail` being what just came from that byte on; whether to go on."""
-        self.num_faults += 1
         match fault.kind:
             case "corrupt":
                 self._forward(sink, bytes([tail[0] ^ fault.mask]) + tail[1:], fault.is_back)
@@ -133,7 +156,6 @@ class FaultProxy:
                 self._forward(sink, tail[missing:], fault.is_back)
             case "delay":
                 self._dribble(random.Random(fault.seed), source, sink, tail, fault.is_back)
-                return False
             case "stall":
                 while source.recv(READ_BYTES):
                     pass
@@ -142,9 +164,7 @@ class FaultProxy:
                 self._deliver_late(source, sink, tail)
                 return False
             case "reset":
-                for one in (source, sink):
-                    one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-                    one.close()
+                self._reset(source, sink)
                 return False
             case _:
                 _close(source)
@@ -152,20 +172,29 @@ class FaultProxy:
                 return False
         return True
 
+    def _reset(self, source: socket.socket, sink: socket.socket) -> None:
+        for one in (source, sink):
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            # The other direction's thread waits there, and keeps it open until it is woken.
+            one.shutdown(socket.SHUT_RD)
+            one.close()
+
     def _dribble(
-        self, rng: random.Random, source: socket.socket, sink: socket.socket, tail: bytes, back: bool
+        self,
+        rng: random.Random,
+        source: socket.socket,
+        sink: socket.socket,
+        tail: bytes,
+        back: bool,
     ) -> None:
-        data = tail
-        while data:
-            while data:
-                size = min(len(data), rng.choice((1, 2, 7, 60, 500, READ_BYTES)))
-                if self._is_closing.wait(rng.random() * 0.004):
-                    return
-                self._forward(sink, data[:size], back)
-                data = data[size:]
-            data = source.recv(READ_BYTES)
-        _close(source)
-        _close(sink)
+        data, left = tail, DELAYED_BYTES
+        while data and left > 0:
+            size = min(len(data), rng.choice((1, 2, 7, 60, 500, READ_BYTES)))
+            self._is_closing.wait(rng.random() * 0.004)
+            self._forward(sink, data[:size], back)
+            data = data[size:] or (source.recv(READ_BYTES) if left > size else b"")
+            left -= size
+        self._forward(sink, data, back)
 
     def _deliver_late(self, source: socket.socket, sink: socket.socket, tail: bytes) -> None:
         source.shutdown(socket.SHUT_WR)

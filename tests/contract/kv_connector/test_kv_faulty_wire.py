@@ -34,7 +34,7 @@ class Scene:
 
     def __init__(self, cluster: Cluster, fault: Fault | None) -> None:
         is_harmless = fault is None or fault.kind in HARMLESS
-        peer_timeout_s = 4.0 if is_harmless else 0.8
+        peer_timeout_s = 2.5 if is_harmless else 0.8
         # Of a landing that nobody began, or whose COMMIT says too little.
         self._deadline_s = 20.0 if is_harmless else 2.0
         self.prefill = cluster.node("p", peer_timeout_s=peer_timeout_s)

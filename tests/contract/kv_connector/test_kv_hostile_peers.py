@@ -331,7 +331,7 @@ def test_a_part_over_the_limit_costs_its_sender_the_connection(
 ) -> None:
     """F31."""
     raw.hello()
-    raw.send(data_frame(zmq_cluster.ticket(decode, [1])), b"k" * (2 << 20), b"v")
+    raw.send(data_frame(zmq_cluster.ticket(decode, [1])), b"k" * (4 << 20), b"v")
     # The socket reconnects by itself, may lose some frames doing so, and is unknown then.
     for _ in range(100):
         raw.send(frames.Ping(()))

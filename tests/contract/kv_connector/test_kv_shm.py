@@ -21,7 +21,7 @@ from kv_transfer import pieces
 from kv_transfer.connector import Landed, Released, TransferEnded
 from kv_transfer.core import frames
 from kv_transfer.core.effects import Peer
-from kv_transfer.shell import TransportConnector
+from kv_transfer.receiving_end import ReceivingEnd
 from kv_transfer.shm.shm_lane import ShmLane
 from kv_transfer.zmq_connector import ZmqConnector
 from tests.contract.kv_connector.cluster import (
@@ -145,13 +145,13 @@ def test_a_landing_that_is_revoked_just_before_the_copy_is_not_written(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """F14: its frame was found good, and then the blocks went to somebody else."""
-    pull = TransportConnector._pull
+    pull = ReceivingEnd._pull
 
-    def revoke_first(self: TransportConnector, *args: Any) -> None:
+    def revoke_first(self: ReceivingEnd, *args: Any) -> None:
         self.revoke(ticket.lease_token)
         pull(self, *args)
 
-    monkeypatch.setattr(TransportConnector, "_pull", revoke_first)
+    monkeypatch.setattr(ReceivingEnd, "_pull", revoke_first)
     prefill, decode, ticket = begin(cluster)
     untouched = decode.pool.copy()
     prefill.push_all(ticket, [4, 5, 6])

@@ -184,6 +184,7 @@ class World:
             source_blocks=(),
             key_sums=sums,
             value_sums=sums,
+            wants_ack=effect.wants_ack,
         )
         self.carry(Message(data, chunk.source_blocks), is_behind_writes=True)
 
@@ -233,7 +234,6 @@ class World:
             if isinstance(effect, Write):
                 self._write(effect, message.blocks)
         self.do(effects)
-        self.do(self.receiver.on_quiet())
 
     def _write(self, write: Write, blocks: tuple[int, ...]) -> None:
         layer = write.data.layer

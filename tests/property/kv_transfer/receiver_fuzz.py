@@ -101,7 +101,6 @@ class ReceiverFuzz:
             self._now_s += self._rng.choice((0.0, 0.01, 0.1, 0.1, 0.7))
             self._cause = None
             self._do(self._machine.on_tick(self._now_s))
-            self._do(self._machine.on_quiet())
 
     def _expect(self) -> None:
         held = {
@@ -163,7 +162,7 @@ class ReceiverFuzz:
         is_full = len(lease.written) == len(lease.ticket.target_block_ids) * LAYOUT.num_layers
         if kind < (0.3 if is_full else 0.84) and lease.session is not None:
             return self._data(session, lease, generation)
-        if kind < 0.88 and is_full and lease.session == session or kind < 0.845:
+        if (kind < 0.88 and is_full and lease.session == session) or kind < 0.845:
             num_blocks = len(lease.ticket.target_block_ids)
             num_pieces = num_blocks * LAYOUT.num_layers - (rng.random() < 0.1)
             return frames.CommitFrame(token, generation, num_pieces, 0, num_blocks * 4, 7, ())

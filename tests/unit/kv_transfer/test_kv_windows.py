@@ -42,7 +42,9 @@ def ticket(number: int, token: int) -> Ticket:
     )
 
 
-def connected(num_peers: int, *, window_bytes: int | None = None, limits: Limits = LIMITS) -> Sender:
+def connected(
+    num_peers: int, *, window_bytes: int | None = None, limits: Limits = LIMITS
+) -> Sender:
     """A sender with one open transfer to each of so many peers, whose tokens are their numbers."""
     sender = Sender(ME, LAYOUT, limits)
     for number in range(num_peers):

@@ -1,0 +1,112 @@
+"""One fault on the wire between a prefill and a decode node: the right answer, or a typed error.
+
+The decode node tells others that its KV endpoint is that of a proxy. Nothing is cached, so that a
+prompt asked again without a fault is computed and handed over again, and says what is right.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import textwrap
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from common.nodes import Role
+from pdserve.network import free_loopback_port
+from tests.cluster.api import Answer, Api, ApiFailure
+from tests.cluster.cluster import Cluster, ClusterSpec, NodeSpec, running
+from tests.cluster.tiny_model import prompt_tokens
+from tests.contract.kv_connector.fault_proxy import KINDS, Fault, FaultProxy
+from tests.redis_server import RedisServer
+
+pytestmark = pytest.mark.timeout(300)
+
+PROMPT_TOKENS = 400
+ENDPOINT_VARIABLE = "KV_ENDPOINT_OF_THE_TEST"
+TELL_THE_PROXY = f"""
+    import os
+
+    from kv_transfer.zmq_transport import ZmqTransport
+
+    ZmqTransport.endpoint = property(lambda self: os.environ["{ENDPOINT_VARIABLE}"])
+"""
+
+
+@pytest.fixture(scope="module")
+def proxy() -> Iterator[tuple[FaultProxy, int]]:
+    """It, and the port that it forwards to."""
+    kv_port = free_loopback_port()
+    with closing(FaultProxy(f"tcp://127.0.0.1:{kv_port}")) as proxy:
+        yield proxy, kv_port
+
+
+@pytest.fixture(scope="module")
+def cluster(
+    proxy: tuple[FaultProxy, int],
+    cluster_redis: RedisServer,
+    cluster_folder: Path,
+    tiny_model: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Cluster]:
+    at_start = tmp_path_factory.mktemp("at_start")
+    (at_start / "sitecustomize.py").write_text(textwrap.dedent(TELL_THE_PROXY))
+    environ = {
+        "PYTHONPATH": os.pathsep.join((str(at_start), os.environ.get("PYTHONPATH", ""))),
+        ENDPOINT_VARIABLE: proxy[0].endpoint,
+    }
+    decode = ("--local-prefill-threshold", "0", "--kv-port", str(proxy[1]))
+    spec = ClusterSpec(
+        name="faulty_wire",
+        model=tiny_model,
+        nodes=(
+            NodeSpec("prefill-1", Role.PREFILL, ("--max-num-batched-tokens", "64")),
+            NodeSpec("decode-1", Role.DECODE, decode, environ),
+        ),
+        flags=(
+            *("--block-size", "16", "--num-threads", "1", "--kv-cache-memory", "16MiB"),
+            *("--kv-transport", "zmq", "--no-enable-prefix-caching"),
+        ),
+    )
+    with running([spec], cluster_redis, cluster_folder) as (cluster,):
+        yield cluster
+        cluster.check_settled()
+
+
+def ask(api: Api, salt: int) -> Answer:
+    prompt = prompt_tokens(PROMPT_TOKENS, salt=salt)
+    return api.complete(prompt, max_tokens=12, temperature=0, ignore_eos=True, logprobs=0)
+
+
+def test_the_answer_is_right_or_the_error_is_typed(
+    cluster: Cluster, proxy: tuple[FaultProxy, int]
+) -> None:
+    """F19, F23, F24, F28: a fault of each kind, in a prompt of its own."""
+    wire = proxy[0]
+    num_right = 0
+    with Api(cluster.url, "tiny") as api:
+        ask(api, salt=1)
+        before = wire.forwarded[0]
+        ask(api, salt=2)
+        num_bytes = wire.forwarded[0] - before
+        assert num_bytes > PROMPT_TOKENS * 100, "KV goes another way"
+        for number, kind in enumerate(KINDS):
+            rng = random.Random(f"{kind} between nodes")
+            fault = Fault(kind=kind, at=rng.randrange(num_bytes // 2), mask=4, length=500)
+            wire.arm(fault)
+            answer, status = None, 0
+            try:
+                answer = ask(api, salt=100 + number)
+            except ApiFailure as failure:
+                status = failure.error.status
+            assert answer is not None or status in (502, 503, 504), (fault, status)
+            assert wire.num_faults == 1, fault
+            right = ask(api, salt=100 + number)
+            assert answer is None or answer.tokens == right.tokens, fault
+            num_right += answer is not None
+            cluster.check_settled()
+    # What only broke a connection, or came late, was made good.
+    assert num_right >= 4
