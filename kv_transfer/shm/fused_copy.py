@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from llvmlite import ir
+from llvmlite.binding import get_host_cpu_features
 from numba import njit, types
 from numba.extending import intrinsic
 
@@ -61,6 +62,9 @@ _VECTOR = ir.VectorType(_INT64, 8)
 _NEIGHBOURS = ir.Constant(ir.VectorType(_INT32, 8), [1, 0, 3, 2, 5, 4, 7, 6])
 
 
+_HAS_WIDE_REGISTERS = bool(get_host_cpu_features().get("avx2"))
+
+
 def _all(value: int) -> ir.Constant:
     return ir.Constant(_VECTOR, [value] * 8)
 
@@ -71,6 +75,23 @@ def _plus(builder: Any, address: Any, offset: int) -> Any:
 
 def _load(builder: Any, address: Any) -> Any:
     return builder.load(builder.inttoptr(address, _VECTOR.as_pointer()), align=1)
+
+
+class _VolatileLoad(ir.LoadInstr):  # type: ignore[misc]
+    """A load that the compiler neither repeats nor folds into several uses."""
+
+    def descr(self, buf: list[str]) -> None:
+        super().descr(buf)
+        buf[-1] = buf[-1].replace("load ", "load volatile ", 1)
+
+
+def _load_once(builder: Any, address: Any) -> Any:
+    """Load a stripe. The same bytes loaded again for another use may have changed in between."""
+    pointer = builder.inttoptr(address, _VECTOR.as_pointer())
+    load = _VolatileLoad(builder.block, pointer)
+    load.align = 1
+    builder._insert(load)
+    return load
 
 
 def _store(builder: Any, value: Any, address: Any) -> None:
@@ -90,7 +111,7 @@ def _prefetch(builder: Any, address: Any) -> None:
 
 def _take_stripe(builder: Any, target: Any, source: Any, key: Any, lanes: Any) -> Any:
     """The lanes after the stripe at `source`, which is stored at `target`."""
-    data = _load(builder, source)
+    data = _load_once(builder, source)
     _prefetch(builder, _plus(builder, source, PREFETCH_BYTES))
     pointer = builder.inttoptr(target, _VECTOR.as_pointer())
     store = builder.store(data, pointer, align=ALIGNMENT)
@@ -213,6 +234,8 @@ Numbers = npt.NDArray[np.uint64]
 
 def can_copy(target_at: int, row_bytes: int) -> bool:
     """Whether rows of this size can be copied to a table at this address."""
+    if not _HAS_WIDE_REGISTERS:
+        return False
     is_whole = row_bytes >= SHORTEST_BYTES and row_bytes % STRIPE_BYTES == 0
     return is_whole and target_at % ALIGNMENT == 0
 
