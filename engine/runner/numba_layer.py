@@ -116,7 +116,8 @@ def pack(
 
 def pack_as_bytes(weight: np.ndarray) -> np.ndarray:
     """A weight `[outputs, inputs]`, packed and each rounded to a byte."""
-    panels = _empty_panels(*weight.shape, as_bytes=True)
+    num_outputs, num_inputs = weight.shape
+    panels = _empty_panels(num_outputs, num_inputs, as_bytes=True)
     pack_rows_as_bytes(weight, panels, 0, 1)
     return panels
 

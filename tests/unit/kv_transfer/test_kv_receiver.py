@@ -310,7 +310,7 @@ def test_data_counts_for_its_landing_generation_and_connection_alone() -> None:
     for session in (b"a", b"b"):
         hello(machine, session)
     machine.on_frame(b"a", BEGIN, [], 0.0)
-    reasons = []
+    reasons: list[DropReason] = []
     for session, token, generation in [(b"a", 1, 2), (b"a", 1, 4), (b"a", 2, 3), (b"b", 1, 3)]:
         seq = len(reasons) if session == b"a" else 0
         frame = dataclasses.replace(data(seq, 0), lease_token=token, generation=generation)
@@ -319,3 +319,22 @@ def test_data_counts_for_its_landing_generation_and_connection_alone() -> None:
         reasons.append(dropped.reason)
     stale, unknown = DropReason.STALE_GENERATION, DropReason.UNKNOWN_LEASE
     assert reasons == [stale, stale, unknown, DropReason.WRONG_SENDER]
+
+
+def test_a_piece_counts_once_in_the_digest_though_frames_overlap() -> None:
+    """After a reconnect pieces may be gathered in other frames than before."""
+    machine = Receiver(ME, LAYOUT, LIMITS, num_blocks=4, verify="commit")
+    machine.on_expect(ticket(), 10.0, 0.0)
+    greeting = frames.Hello(SENDER, ME, LAYOUT, {"zmq": b""}, "commit")
+    machine.on_frame(b"a", greeting, [], 0.0)
+    machine.on_lane(b"a", "zmq", b"")
+    machine.on_frame(b"a", BEGIN, [], 0.0)
+    sums = {0: 10, 1: 7}
+    for seq, ordinals in enumerate([(0,), (0, 1)]):
+        count = len(ordinals)
+        frame = frames.Data(seq, 1, 3, 0, ordinals, (count,), (), (), ())
+        effects = machine.on_frame(b"a", frame, [count * P, count * P], 0.0)
+        (write,) = (effect for effect in effects if isinstance(effect, Write))
+        machine.on_written(write, [sums[ordinal] for ordinal in ordinals])
+    commit = dataclasses.replace(COMMIT, digest=17)
+    assert isinstance(events(machine.on_frame(b"a", commit, [], 0.0))[0], Landed)
