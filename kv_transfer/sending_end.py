@@ -21,8 +21,9 @@ from kv_transfer.core.effects import (
     SendToPeer,
     TakeLane,
 )
+from kv_transfer.core.lanes import LANES_BY_SPEED
 from kv_transfer.core.sender import Sender
-from kv_transfer.lane import Broken, Lane
+from kv_transfer.lane import Broken, Lane, OneSidedLane
 from kv_transfer.transport import Parts
 
 logger = logging.getLogger("pdserve.kv_transfer")
@@ -48,6 +49,8 @@ class SendingEnd:
         self._lock = threading.Lock()
         self._is_closed = False
         self._lane_to: dict[Peer, Lane] = {}
+        # One-sided lanes that were not offered to a connected peer: they rest after a failure.
+        self._withheld: dict[Peer, list[OneSidedLane]] = {}
         self.bytes_sent = 0
 
     @property
@@ -122,6 +125,10 @@ class SendingEnd:
                     self._send(ready.peer, ready.parts)
 
     def tick(self) -> None:
+        for peer, lanes in list(self._withheld.items()):
+            if any(lane.offer(peer) is not None for lane in lanes):
+                logger.info("%s to %s is tried again", lanes[0].name, peer)
+                self._lose_link(peer)
         with self._lock:
             self._effects.extend(self._machine.on_tick(self._clock.now_s()))
 
@@ -164,6 +171,7 @@ class SendingEnd:
 
     def _disconnect(self, peer: Peer) -> None:
         lane = self._lane_to.pop(peer, None)
+        self._withheld.pop(peer, None)
         if lane is not None:
             lane.forget(peer)
         self._metrics.on_disconnect(peer)
@@ -192,9 +200,18 @@ class SendingEnd:
         else:
             self._lane_to[peer] = lane
             self._metrics.on_lane(peer, name)
-            if name not in self._one_sided:
-                for faster in self._one_sided:
-                    self._metrics.on_fallback(faster, "not_agreed")
+            self._note_fallback(peer, name)
+
+    def _note_fallback(self, peer: Peer, taken: str) -> None:
+        """Say, once per connection, that it does without a faster lane that this node has."""
+        slower_than = LANES_BY_SPEED[: LANES_BY_SPEED.index(taken)]
+        missed = [lane for name, lane in self._one_sided.items() if name in slower_than]
+        for lane in missed:
+            logger.warning("KV to %s goes over %s: %s was not agreed on", peer, taken, lane.name)
+            self._metrics.on_fallback(lane.name, "not_agreed")
+        resting = [lane for lane in missed if lane.offer(peer) is None]
+        if resting:
+            self._withheld[peer] = resting
 
     def _send_chunk(self, effect: SendChunk) -> None:
         lane = self._lane_to.get(effect.peer)

@@ -82,7 +82,6 @@ class Transfer:
     def rewind(self, unacknowledged: Sequence[Chunk]) -> None:
         """The connection broke: what it may have lost leaves again, in its old order."""
         self._is_commit_sent = False
-        self.is_begun = False
         self.num_in_flight = 0
         if self.state is not HandoffState.ABORTING:
             # What was joined for the old lane may be too much for a frame of the new one.

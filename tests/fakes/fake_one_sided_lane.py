@@ -19,7 +19,6 @@ import msgpack  # type: ignore[import-untyped]
 from common.errors import HandoffFailed
 from kv_transfer.core.chunks import Chunk
 from kv_transfer.core.effects import Peer
-from kv_transfer.core.frames import Data
 from kv_transfer.lane import Broken, Payload, Ready
 from kv_transfer.pieces import Pool
 from kv_transfer.transport import Parts
@@ -130,7 +129,6 @@ class FakeOneSidedLane:
     """See `lane.OneSidedLane`. A lane that failed a write makes no offer until `mend`."""
 
     name = "rdma"
-    is_settled = True
     blocks_per_slab = BLOCKS_PER_SLAB
 
     def __init__(self, fabric: Fabric, pool: Pool) -> None:
@@ -232,9 +230,6 @@ class FakeOneSidedLane:
             return None
         packed: bytes = msgpack.packb([self._id, self.keys])
         return packed
-
-    def source(self, session: bytes, data: Data, parts: Parts) -> Parts | None:
-        return None
 
     def drop(self, session: bytes) -> None:
         pass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import threading
 from collections.abc import Iterator
 
 import numpy as np
@@ -11,7 +12,8 @@ import pytest
 
 from kv_transfer.connector import Landed, LandingFailed, Released, Ticket, TransferEnded
 from kv_transfer.core import frames
-from kv_transfer.core.effects import DropReason
+from kv_transfer.core.effects import DropReason, Write
+from kv_transfer.core.receiver import Receiver
 from tests.contract.kv_connector.cluster import (
     LAYOUT,
     WAIT_S,
@@ -92,6 +94,28 @@ def _write_everywhere(rogue: RawSender, old: Ticket, new: Ticket) -> None:
             rogue.data(new, generation=old.generation, layer=layer, ordinal=ordinal)
             rogue.data(new, generation=new.generation, layer=layer, ordinal=ordinal)
     rogue.settle()
+
+
+def test_the_last_look_at_a_landing_is_right_before_the_write(
+    two_sided: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F14: it was open when its frame was checked, and is revoked before the bytes are copied."""
+    may_write = Receiver.may_write
+    looked = threading.Event()
+
+    def revoked_now(self: Receiver, write: Write) -> bool:
+        self.on_revoke(write.data.lease_token)
+        looked.set()
+        return may_write(self, write)
+
+    monkeypatch.setattr(Receiver, "may_write", revoked_now)
+    prefill, decode, ticket = begin(two_sided)
+    untouched = decode.pool.copy()
+    prefill.push_all(ticket, [4, 5, 6])
+    assert looked.wait(WAIT_S)
+    prefill.connector.close()
+    decode.connector.close()
+    assert np.array_equal(decode.pool, untouched)
 
 
 def test_the_same_sender_on_another_connection_is_not_the_writer(two_sided: Cluster) -> None:
