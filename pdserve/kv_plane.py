@@ -54,21 +54,24 @@ class KVPlane:
         self._engine = self._start_engine() if self._is_rdma_wanted or takes_rdma else None
 
     def host_memory(self, num_bytes: int, is_touched: bool) -> npt.NDArray[np.uint8] | None:
-        """Shared memory for a pool that decode nodes of this host may read; None: not wanted.
+        """Shared memory for a pool that decode nodes of this host may read, or that prefill nodes
+        write by RDMA: it is fenced by moving it to other addresses. None: not wanted.
 
         Raises `ConfigError` where nothing else is wanted and it cannot be had.
         """
-        if self._config.role is not Role.PREFILL or not self._takes_shm:
+        is_read = self._config.role is Role.PREFILL and self._takes_shm
+        is_written = self._config.role is Role.DECODE and self._engine is not None
+        if not is_read and not is_written:
             return None
         try:
             self._shared = SharedPool(num_bytes, is_touched=is_touched)
         except OSError as error:
-            if self._is_shm_only:
+            if self._is_shm_only or self._is_rdma_wanted:
                 raise ConfigError(
-                    f"kv_transport is shm, but {num_bytes} bytes of shared memory cannot be had: "
-                    f"{error}"
+                    f"kv_transport is {self._config.handoff.kv_transport}, but {num_bytes} bytes "
+                    f"of shared memory cannot be had: {error}"
                 ) from None
-            log.warning("KV is not shared with decode nodes on this host: %s", error)
+            log.warning("the KV pool is private memory: %s", error)
             return None
         return self._shared.memory
 
@@ -98,7 +101,8 @@ class KVPlane:
     def _lanes(self, pool: Pool, layout: KVLayout) -> list[Lane]:
         lanes: list[Lane] = []
         if self._takes_shm:
-            lanes.append(ShmLane(layout, self._shared))
+            is_read = self._config.role is Role.PREFILL
+            lanes.append(ShmLane(layout, self._shared if is_read else None))
         if self._engine is not None:
             try:
                 window_bytes = self._config.handoff.kv_window
