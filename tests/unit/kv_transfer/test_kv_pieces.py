@@ -148,3 +148,7 @@ def test_corruption_is_named(kind: int, index: int, name: str) -> None:
     problem = pieces.find_corruption(data, (keys, values))
     assert problem is not None
     assert f"{name} of layer 1, block {chunk.ordinals[index]} of the ticket" in problem
+
+
+def test_keys_and_values_cannot_change_places_in_a_digest() -> None:
+    assert pieces.block_sums(((5, 8), (7, 8))) != pieces.block_sums(((7, 8), (5, 8)))
