@@ -9,7 +9,7 @@ STAMP := $(VENV)/.installed-$(shell cat pyproject.toml constraints.txt | cksum |
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help env up demo demo-model test test-equality fuzz-kv check check-format check-lint check-types \
+.PHONY: help env up demo demo-model test test-equality test-rdma fuzz-kv check check-format check-lint check-types \
 	check-imports check-protos format protos clean
 
 help:  ## list these targets
@@ -32,6 +32,9 @@ test: env demo-model  ## run all tests
 
 test-equality: env demo-model  ## the demo model under every policy, order, mode and method
 	$(BIN)/python -m pytest tests/equality --every-combination $(ARGS)
+
+test-rdma: env  ## KV over real RDMA verbs, in a small virtual machine with two software devices
+	$(BIN)/python -m tests.rdma.vm
 
 fuzz-kv: env  ## a million frames against the KV protocol's decoder and state machines
 	$(BIN)/python -m tests.property.kv_transfer.kv_fuzz --frames 1000000

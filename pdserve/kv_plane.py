@@ -123,4 +123,4 @@ class KVPlane:
             raise ConfigError(
                 f"kv_transport is rdma, but {error}; auto takes RDMA where it is to be had"
             ) from None
-        log.info("KV does not travel by RDMA: %s", error)
+        log.debug("KV does not travel by RDMA: %s", error)

@@ -5,9 +5,8 @@
 - It listens on every address, for whoever knows its port, and asks nobody who they are: whoever
   reaches it can read and write the registered pool. The network of its devices must be closed.
 - A write that failed or timed out is not cancelled: it may arrive later, with what its source then
-  holds. Only taking the target's memory key away ends it. In its TCP mode there are no keys, so
-  that mode is for tests.
-- Registering a region again needs a new key; writers that know the old one find out by themselves.
+  holds. Taking the target's memory key away stops it for a moment: it looks up whatever key the
+  address has then, and tries again. In its TCP mode there are no keys: that mode is refused.
 - A batch may be asked for once: the answer frees it, and a second question would end the process.
 - It knows nothing of a peer's death before `MC_TRANSFER_TIMEOUT`.
 
@@ -45,16 +44,11 @@ class MooncakeEngine:
     """One engine. A process needs one: memory of several pools may be registered with it.
 
     Peers reach it at `name`, `host:port` with a port of its own choice. `devices` are names
-    separated by commas; "" means all. Raises `RdmaUnavailable`. With `is_tcp` it speaks TCP, which
-    cannot be fenced: tests only.
+    separated by commas; "" means all. Raises `RdmaUnavailable`.
     """
 
-    def __init__(self, host: str, devices: str = "", *, is_tcp: bool = False) -> None:
-        self.protocol = "tcp" if is_tcp else "rdma"
-        if not is_tcp:
-            _check_devices(devices)
-        elif not os.environ.get(FORCE_TCP):
-            raise RdmaUnavailable(f"TCP is for tests, which set {FORCE_TCP}")
+    def __init__(self, host: str, devices: str = "") -> None:
+        _check_devices(devices)
         for name, value in ENVIRONMENT.items():
             os.environ.setdefault(name, value)
         try:
@@ -66,16 +60,15 @@ class MooncakeEngine:
             ) from None
         num_before = _num_verbs_descriptors()
         self._engine = TransferEngine()
-        result = self._engine.initialize(host, "P2PHANDSHAKE", self.protocol, devices)
+        result = self._engine.initialize(host, "P2PHANDSHAKE", "rdma", devices)
         if result != 0:
             raise RdmaUnavailable(f"Mooncake could not start: {result}")
-        if not is_tcp and _num_verbs_descriptors() == num_before:
+        if _num_verbs_descriptors() == num_before:
             raise RdmaUnavailable(f"Mooncake opened none of the devices {devices or '(all)'}")
         self.name = host_port(host, self._engine.get_rpc_port())
         logger.warning(
-            "KV by %s: Mooncake listens on port %s of every address and lets anyone who reaches it "
+            "KV by RDMA: Mooncake listens on port %s of every address, and whoever reaches it may "
             "read and write the KV pool; keep that network closed",
-            self.protocol.upper(),
             self._engine.get_rpc_port(),
         )
 

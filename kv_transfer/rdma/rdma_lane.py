@@ -107,7 +107,7 @@ class RdmaLane:
     def offer(self, peer: Peer) -> bytes | None:
         if self._clock.now_s() < self._resting_until_s.get(peer, 0.0):
             return None
-        packed: bytes = msgpack.packb([VERSION, self._engine.protocol])
+        packed: bytes = msgpack.packb([VERSION])
         return packed
 
     def accept(self, peer: Peer, reply: bytes) -> None:
@@ -196,7 +196,7 @@ class RdmaLane:
     # The receiver's end.
 
     def open(self, session: bytes, offer: bytes) -> bytes | None:
-        is_mine = _unpacked(offer) == [VERSION, self._engine.protocol]
+        is_mine = _unpacked(offer) == [VERSION]
         is_whole = len(self._registered) == self._pool.num_slabs
         if not is_mine or not is_whole or self._spare_start is None:
             return None

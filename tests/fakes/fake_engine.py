@@ -17,8 +17,6 @@ from kv_transfer.rdma.slabs import Range
 class FakeEngine:
     """`fails_after` more registrations succeed; None: all. `is_reachable`: what a probe finds."""
 
-    protocol = "rdma"
-
     def __init__(self, name: str = "here:1") -> None:
         self.name = name
         self.regions: dict[int, int] = {}

@@ -56,9 +56,10 @@ def test_a_cluster_serves_until_ctrl_c(tmp_path: Path) -> None:
         status = subprocess.run(
             [*PDSERVE, "status", "--url", url], capture_output=True, text=True, check=True
         )
-        _, nodes, _ = status.stdout.split("\n\n")
+        _, nodes, _, pairs = status.stdout.split("\n\n")
         rows = {line.split()[0]: line.split()[1:4:2] for line in nodes.splitlines()[1:]}
         assert rows == {"decode-1": ["decode", "ready"], "prefill-1": ["prefill", "ready"]}
+        assert pairs.splitlines()[2].split()[:2] == ["prefill-1", "decode-1"]
         process.send_signal(signal.SIGINT)
         rest = process.stdout.read()
         assert process.wait() == 0, rest

@@ -93,7 +93,7 @@ def test_who_looks_for_rdma(
     """It is open to whoever reaches it, so a cluster with a key has to ask for it by name."""
     key = tmp_path / "key"
     write_curve_keys(key, new_curve_keys())
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.DEBUG):
         KVPlane(config(role, transport, key=str(key) if has_key else ""))
     assert engines == [""] * is_asked
     assert ("there is no device" in caplog.text) == is_asked

@@ -134,6 +134,17 @@ def test_a_header_behind_nothing_is_ready_at_once(ends: Ends) -> None:
     assert headers(ends.wait_ready()) == [b"abort"]
 
 
+def test_no_header_overtakes_a_write_under_way(ends: Ends) -> None:
+    ends.connect()
+    ends.engine.is_held = True
+    ends.write((1,))
+    wait_until(lambda: ends.engine.num_under_way == 1)
+    ends.sender.send_after(PEER, [memoryview(b"abort")])
+    assert ends.sender.take_ready() == []
+    ends.engine.let_go.release(100)
+    assert headers(ends.wait_ready(2)) == [b"header", b"abort"]
+
+
 def test_a_fence_moves_the_slab_and_tells_where(ends: Ends) -> None:
     ends.connect()
     before = dict(ends.engine.regions)
@@ -204,6 +215,27 @@ def test_a_peer_that_was_forgotten_says_nothing_more(ends: Ends) -> None:
     assert np.all(ends.target[0, :, 2] == 0), "what was queued is dropped"
 
 
+def test_what_was_ready_is_forgotten_too(ends: Ends) -> None:
+    ends.connect()
+    ends.sender.send_after(PEER, [memoryview(b"of the last connection")])
+    ends.sender.forget(PEER)
+    ends.connect()
+    assert ends.sender.take_ready() == []
+
+
+def test_writers_that_are_stuck_count(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rdma_lane, "MAX_WRITERS", 1)
+    ends.connect()
+    ends.engine.is_held = True
+    ends.write((1,))
+    wait_until(lambda: ends.engine.num_under_way == 1)
+    ends.sender.forget(PEER)
+    with pytest.raises(HandoffFailed, match="already"):
+        ends.connect(OTHER)
+    ends.engine.let_go.release(100)
+    wait_until(lambda: ends.engine.num_under_way == 0)
+
+
 def test_a_peer_that_is_stuck_stops_neither_others_nor_close(
     ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -270,7 +302,7 @@ def test_a_reply_that_says_nothing_sensible(ends: Ends, reply: bytes) -> None:
         ends.sender.accept(PEER, reply)
 
 
-@pytest.mark.parametrize("offer", [b"", b"\xc1", msgpack.packb([1, "tcp"]), msgpack.packb([2])])
+@pytest.mark.parametrize("offer", [b"", b"\xc1", msgpack.packb([1, 2]), msgpack.packb([2])])
 def test_an_offer_that_cannot_be_taken(ends: Ends, offer: bytes) -> None:
     assert ends.receiver.open(b"session", offer) is None
 
