@@ -34,7 +34,7 @@ test-equality: env demo-model  ## the demo model under every policy, order, mode
 	$(BIN)/python -m pytest tests/equality --every-combination $(ARGS)
 
 test-rdma: env  ## KV over real RDMA verbs, in a small virtual machine with two software devices
-	$(BIN)/python -m tests.rdma.vm
+	$(BIN)/python -m tests.rdma.vm --timeout 1080
 
 fuzz-kv: env  ## a million frames against the KV protocol's decoder and state machines
 	$(BIN)/python -m tests.property.kv_transfer.kv_fuzz --frames 1000000

@@ -50,7 +50,7 @@ def test_a_commit_nobody_can_fulfil_ends_at_the_deadline(cluster: Cluster) -> No
     prefill, decode = cluster.node("p"), cluster.node("d")
     ticket = cluster.ticket(decode, [1, 2, 3])
     decode.connector.expect(ticket, sender_deadline_s=30)
-    prefill.connector.open(ticket, deadline_s=0.1)
+    prefill.connector.open(ticket, deadline_s=1.0)
     prefill.push_all(ticket, [4, 5, 6], layers=[0])
     assert "by the deadline" in str(error_of(prefill.wait_event()))
     assert "gave the transfer up" in str(decode.wait_failed())
