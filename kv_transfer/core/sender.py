@@ -306,7 +306,7 @@ class Sender:
 
     def _say_quiet(self, link: Link, frame: frames.Failed) -> Effects:
         """Where this side writes by itself the receiver must hear that it has stopped."""
-        if link.lane not in ONE_SIDED_LANES:
+        if link.lane not in ONE_SIDED_LANES or link.state is not LinkState.READY:
             return []
         abort = frames.Abort(frame.lease_token, frame.generation)
         return [SendToPeer(link.peer, abort, is_behind_writes=True)]
