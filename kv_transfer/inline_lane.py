@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from kv_transfer import pieces
 from kv_transfer.core.chunks import Chunk
 from kv_transfer.core.effects import Peer
 from kv_transfer.gather import Gatherer
 from kv_transfer.lane import Payload
-from kv_transfer.pieces import Pool
+from kv_transfer.pieces import Pool, Sums
 
 
 class InlineLane:
@@ -21,6 +22,9 @@ class InlineLane:
 
     def accept(self, peer: Peer, reply: bytes) -> None:
         pass
+
+    def sums(self, pool: Pool, chunk: Chunk) -> Sums:
+        return pieces.pool_sums(pool, chunk.layer, chunk.source_blocks, chunk.ordinals)
 
     def payload(self, chunk: Chunk) -> Payload:
         return self._gatherer.payload(chunk)

@@ -44,6 +44,9 @@ class Lane(Protocol):
     def accept(self, peer: Peer, reply: bytes) -> None:
         """`peer` chose this lane; `reply` is what its end says. Raises `HandoffFailed`."""
 
+    def sums(self, pool: Pool, chunk: Chunk) -> Sums:
+        """The piece sums of the chunk, of what this end's `pool` holds now."""
+
     def payload(self, chunk: Chunk) -> Payload:
         """How the chunk's bytes travel; nothing is copied that may be large."""
 

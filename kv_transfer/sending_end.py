@@ -220,7 +220,7 @@ class SendingEnd:
         chunk = effect.chunk
         sums: pieces.Sums = ((), ())
         if effect.verify != "off":
-            sums = pieces.pool_sums(self._pool, chunk.layer, chunk.source_blocks, chunk.ordinals)
+            sums = lane.sums(self._pool, chunk)
         if effect.verify == "commit":
             with self._lock:
                 self._machine.on_summed(effect.lease_token, chunk, pieces.block_sums(sums))

@@ -25,11 +25,12 @@ import msgpack  # type: ignore[import-untyped]
 
 from common.clock import Clock, MonotonicClock
 from common.errors import HandoffFailed, PeerProtocolError
+from kv_transfer import pieces
 from kv_transfer.core.chunks import Chunk
 from kv_transfer.core.effects import Peer
 from kv_transfer.core.limits import DEFAULT_WINDOW_BYTES
 from kv_transfer.lane import Broken, Payload, Ready
-from kv_transfer.pieces import Pool
+from kv_transfer.pieces import Pool, Sums
 from kv_transfer.rdma.aliases import Aliases
 from kv_transfer.rdma.mooncake_engine import RdmaUnavailable
 from kv_transfer.rdma.peer_writer import Engine, PeerWriter
@@ -129,6 +130,9 @@ class RdmaLane:
                 batch_bytes=self._batch_bytes,
             )
             self._writers[peer] = writer, target
+
+    def sums(self, pool: Pool, chunk: Chunk) -> Sums:
+        return pieces.pool_sums(pool, chunk.layer, chunk.source_blocks, chunk.ordinals)
 
     def payload(self, chunk: Chunk) -> Payload:
         return Payload()

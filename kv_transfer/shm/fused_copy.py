@@ -4,7 +4,8 @@ Each 64 bytes are loaded once, enter the checksum, and are stored: the sum is of
 whatever happens to the source meanwhile. The stores go past the caches (non-temporal): nobody
 reads the target soon, and a cache line that is about to be overwritten need not be loaded first.
 Both together make it faster than copying alone with `memcpy`, which does neither below some tens
-of megabytes.
+of megabytes. The same pass without its stores sums what lies in a pool, which nobody has read of
+late either.
 
 XXH3 is Yann Collet's (https://github.com/Cyan4973/xxHash, doc/xxhash_spec.md, "XXH3 algorithm
 (for inputs above 240 bytes)"): eight 64-bit lanes take stripes of 64 bytes, are scrambled after
@@ -61,7 +62,7 @@ _INT32, _INT64, _INT128 = ir.IntType(32), ir.IntType(64), ir.IntType(128)
 _VECTOR = ir.VectorType(_INT64, 8)
 _NEIGHBOURS = ir.Constant(ir.VectorType(_INT32, 8), [1, 0, 3, 2, 5, 4, 7, 6])
 
-
+_WANTED_SIZE = f"wanted a multiple of {STRIPE_BYTES} from {SHORTEST_BYTES} on"
 _HAS_WIDE_REGISTERS = bool(get_host_cpu_features().get("avx2"))
 
 
@@ -109,49 +110,75 @@ def _prefetch(builder: Any, address: Any) -> None:
     builder.call(function, [builder.inttoptr(address, pointer), *options])
 
 
-def _take_stripe(builder: Any, target: Any, source: Any, key: Any, lanes: Any) -> Any:
-    """The lanes after the stripe at `source`, which is stored at `target`."""
+def _store_past_caches(builder: Any, value: Any, address: Any) -> None:
+    store = builder.store(value, builder.inttoptr(address, _VECTOR.as_pointer()), align=ALIGNMENT)
+    store.set_metadata("nontemporal", builder.module.add_metadata([_INT32(1)]))
+
+
+def _take_stripe(builder: Any, target: Any | None, source: Any, key: Any, lanes: Any) -> Any:
+    """The lanes after the stripe at `source`, which is stored at `target` if there is one."""
     data = _load_once(builder, source)
     _prefetch(builder, _plus(builder, source, PREFETCH_BYTES))
-    pointer = builder.inttoptr(target, _VECTOR.as_pointer())
-    store = builder.store(data, pointer, align=ALIGNMENT)
-    store.set_metadata("nontemporal", builder.module.add_metadata([_INT32(1)]))
+    if target is not None:
+        _store_past_caches(builder, data, target)
     mixed = builder.xor(data, _load(builder, key))
     low, high = builder.and_(mixed, _all(0xFFFFFFFF)), builder.lshr(mixed, _all(32))
     swapped = builder.shuffle_vector(data, ir.Constant(_VECTOR, ir.Undefined), _NEIGHBOURS)
     return builder.add(lanes, builder.add(builder.mul(low, high), swapped))
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def _take_block(typing: Any, target: Any, source: Any, secret: Any, lanes: Any) -> Any:
+def _emit_block(builder: Any, target: Any | None, source: Any, secret: Any, lanes_at: Any) -> None:
     """The 16 stripes of a block, then the scramble; every argument is an address."""
+    lanes = _load(builder, lanes_at)
+    for index in range(BLOCK_BYTES // STRIPE_BYTES):
+        offset = STRIPE_BYTES * index
+        to = None if target is None else _plus(builder, target, offset)
+        key = _plus(builder, secret, 8 * index)
+        lanes = _take_stripe(builder, to, _plus(builder, source, offset), key, lanes)
+    lanes = builder.xor(lanes, builder.lshr(lanes, _all(47)))
+    lanes = builder.xor(lanes, _load(builder, _plus(builder, secret, _SCRAMBLE_AT)))
+    _store(builder, builder.mul(lanes, _all(_PRIME32_1)), lanes_at)
 
+
+def _emit_one(builder: Any, target: Any | None, source: Any, key: Any, lanes_at: Any) -> None:
+    """One stripe; every argument is an address."""
+    _store(builder, _take_stripe(builder, target, source, key, _load(builder, lanes_at)), lanes_at)
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _copy_block(typing: Any, target: Any, source: Any, secret: Any, lanes: Any) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        target, source, secret, lanes_at = args
-        lanes = _load(builder, lanes_at)
-        for index in range(BLOCK_BYTES // STRIPE_BYTES):
-            offset = STRIPE_BYTES * index
-            to, of = _plus(builder, target, offset), _plus(builder, source, offset)
-            lanes = _take_stripe(builder, to, of, _plus(builder, secret, 8 * index), lanes)
-        lanes = builder.xor(lanes, builder.lshr(lanes, _all(47)))
-        lanes = builder.xor(lanes, _load(builder, _plus(builder, secret, _SCRAMBLE_AT)))
-        _store(builder, builder.mul(lanes, _all(_PRIME32_1)), lanes_at)
+        _emit_block(builder, *args)
         return context.get_dummy_value()
 
     return types.void(*[types.uint64] * 4), codegen
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def _take_one(typing: Any, target: Any, source: Any, key: Any, lanes: Any) -> Any:
-    """One stripe; every argument is an address."""
-
+def _sum_block(typing: Any, source: Any, secret: Any, lanes: Any) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        target, source, key, lanes_at = args
-        lanes = _take_stripe(builder, target, source, key, _load(builder, lanes_at))
-        _store(builder, lanes, lanes_at)
+        _emit_block(builder, None, *args)
+        return context.get_dummy_value()
+
+    return types.void(*[types.uint64] * 3), codegen
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _copy_one(typing: Any, target: Any, source: Any, key: Any, lanes: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        _emit_one(builder, *args)
         return context.get_dummy_value()
 
     return types.void(*[types.uint64] * 4), codegen
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _sum_one(typing: Any, source: Any, key: Any, lanes: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        _emit_one(builder, None, *args)
+        return context.get_dummy_value()
+
+    return types.void(*[types.uint64] * 3), codegen
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -179,12 +206,13 @@ def _wait_for_stores(typing: Any) -> Any:
 
 
 @njit(  # type: ignore[untyped-decorator]
-    "void(uint64, uint64, uint64, uint64[::1], uint64[::1], uint64[::1], uint64[::1])",
+    "void(boolean, uint64, uint64, uint64, uint64[::1], uint64[::1], uint64[::1], uint64[::1])",
     nogil=True,
     cache=True,
     error_model="numpy",
 )
-def _copy_summed(
+def _take_rows(
+    is_copied: Any,
     target_at: Any,
     source_at: Any,
     row_bytes: Any,
@@ -211,14 +239,23 @@ def _copy_summed(
         lanes[:] = _LANES
         at = np.uint64(0)
         while at < blocks_end:
-            _take_block(target + at, source + at, key, lanes_at)
+            if is_copied:
+                _copy_block(target + at, source + at, key, lanes_at)
+            else:
+                _sum_block(source + at, key, lanes_at)
             at += np.uint64(BLOCK_BYTES)
         stripe_key = key
         while at < last_at:
-            _take_one(target + at, source + at, stripe_key, lanes_at)
+            if is_copied:
+                _copy_one(target + at, source + at, stripe_key, lanes_at)
+            else:
+                _sum_one(source + at, stripe_key, lanes_at)
             at += stripe
             stripe_key += np.uint64(8)
-        _take_one(target + at, source + at, key + np.uint64(_LAST_AT), lanes_at)
+        if is_copied:
+            _copy_one(target + at, source + at, key + np.uint64(_LAST_AT), lanes_at)
+        else:
+            _sum_one(source + at, key + np.uint64(_LAST_AT), lanes_at)
         merged = end.copy().view(np.uint64)
         total = row_bytes * _START
         for pair in range(0, 8, 2):
@@ -232,12 +269,29 @@ def _copy_summed(
 Numbers = npt.NDArray[np.uint64]
 
 
+def can_sum(row_bytes: int) -> bool:
+    """Whether rows of this size can be summed."""
+    return _HAS_WIDE_REGISTERS and row_bytes >= SHORTEST_BYTES and row_bytes % STRIPE_BYTES == 0
+
+
 def can_copy(target_at: int, row_bytes: int) -> bool:
     """Whether rows of this size can be copied to a table at this address."""
-    if not _HAS_WIDE_REGISTERS:
-        return False
-    is_whole = row_bytes >= SHORTEST_BYTES and row_bytes % STRIPE_BYTES == 0
-    return is_whole and target_at % ALIGNMENT == 0
+    return can_sum(row_bytes) and target_at % ALIGNMENT == 0
+
+
+def sum_rows(source_at: int, row_bytes: int, sources: Numbers, seeds: Numbers) -> Numbers:
+    """The XXH3-64 of row `sources[i]` of the table at this address, with `seeds[i]`.
+
+    Nothing checks that the rows are there. Raises `ValueError` for what `can_sum` refuses, and for
+    lists that differ in length.
+    """
+    if not can_sum(row_bytes):
+        raise ValueError(f"rows of {row_bytes} bytes: {_WANTED_SIZE}")
+    if sources.size != seeds.size:
+        raise ValueError("sources and seeds differ in number")
+    sums = np.empty(sources.size, np.uint64)
+    _take_rows(False, 0, source_at, row_bytes, sources, sources, seeds, sums)
+    return sums
 
 
 def copy_summed(
@@ -255,11 +309,11 @@ def copy_summed(
     """
     if not can_copy(target_at, row_bytes):
         raise ValueError(
-            f"rows of {row_bytes} bytes to {target_at:#x}: wanted a multiple of {STRIPE_BYTES} "
-            f"from {SHORTEST_BYTES} on, and a multiple of {ALIGNMENT}"
+            f"rows of {row_bytes} bytes to {target_at:#x}: {_WANTED_SIZE}, to a multiple of "
+            f"{ALIGNMENT}"
         )
     if not targets.size == sources.size == seeds.size:
         raise ValueError("targets, sources and seeds differ in number")
     sums = np.empty(targets.size, np.uint64)
-    _copy_summed(target_at, source_at, row_bytes, targets, sources, seeds, sums)
+    _take_rows(True, target_at, source_at, row_bytes, targets, sources, seeds, sums)
     return sums

@@ -16,8 +16,10 @@ the session ends, which its silence brings about.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from common.errors import PeerProtocolError
 from common.kv_layout import KVLayout
@@ -65,6 +67,18 @@ class ShmLane:
     def accept(self, peer: Peer, reply: bytes) -> None:
         logger.info("KV to %s goes through shared memory", peer)
 
+    def sums(self, pool: Pool, chunk: Chunk) -> Sums:
+        layer, piece_bytes = chunk.layer, pool.shape[3]
+        if not self._fused.can_sum(piece_bytes):
+            return pieces.pool_sums(pool, layer, chunk.source_blocks, chunk.ordinals)
+        sources = np.array(chunk.source_blocks, np.uint64)
+        seeds = _seeds(layer, chunk.ordinals)
+        keys, values = (
+            self._fused.sum_rows(_address(pool, layer, kind), piece_bytes, sources, seeds).tolist()
+            for kind in (0, 1)
+        )
+        return tuple(keys), tuple(values)
+
     def payload(self, chunk: Chunk) -> Payload:
         return Payload(source_blocks=chunk.source_blocks)
 
@@ -98,15 +112,17 @@ class ShmLane:
 
     def _pull_in_one_pass(self, write: Write, source: Pool, pool: Pool) -> Sums:
         layer = write.data.layer
-        seeds = [pieces.piece_seed(layer, ordinal) for ordinal in write.data.ordinals]
-        blocks = (write.target_blocks, write.data.source_blocks, seeds)
-        numbers = [np.array(column, np.uint64) for column in blocks]
+        blocks = (write.target_blocks, write.data.source_blocks)
+        targets, sources = (np.array(column, np.uint64) for column in blocks)
+        seeds = _seeds(layer, write.data.ordinals)
         keys, values = (
             self._fused.copy_summed(
                 _address(pool, layer, kind),
                 _address(source, layer, kind),
                 pool.shape[3],
-                *numbers,
+                targets,
+                sources,
+                seeds,
             ).tolist()
             for kind in (0, 1)
         )
@@ -118,6 +134,10 @@ class ShmLane:
 
     def close(self) -> None:
         self._source_of.clear()
+
+
+def _seeds(layer: int, ordinals: Sequence[int]) -> npt.NDArray[np.uint64]:
+    return np.array([pieces.piece_seed(layer, ordinal) for ordinal in ordinals], np.uint64)
 
 
 def _address(pool: Pool, layer: int, kind: int) -> int:

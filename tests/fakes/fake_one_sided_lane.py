@@ -17,10 +17,11 @@ from dataclasses import dataclass, field
 import msgpack  # type: ignore[import-untyped]
 
 from common.errors import HandoffFailed
+from kv_transfer import pieces
 from kv_transfer.core.chunks import Chunk
 from kv_transfer.core.effects import Peer
 from kv_transfer.lane import Broken, Payload, Ready
-from kv_transfer.pieces import Pool
+from kv_transfer.pieces import Pool, Sums
 from kv_transfer.transport import Parts
 
 BLOCKS_PER_SLAB = 4
@@ -168,6 +169,9 @@ class FakeOneSidedLane:
                 stream.keys = tuple(keys)  # It says anew where to write.
                 return
             self._streams[peer] = _Stream(self, peer, target, tuple(keys))
+
+    def sums(self, pool: Pool, chunk: Chunk) -> Sums:
+        return pieces.pool_sums(pool, chunk.layer, chunk.source_blocks, chunk.ordinals)
 
     def payload(self, chunk: Chunk) -> Payload:
         return Payload()

@@ -20,6 +20,7 @@ from common.kv_layout import KVLayout
 from kv_transfer import pieces
 from kv_transfer.connector import Landed, Released, TransferEnded
 from kv_transfer.core import frames
+from kv_transfer.core.chunks import Chunk
 from kv_transfer.core.effects import Peer
 from kv_transfer.receiving_end import ReceivingEnd
 from kv_transfer.shm.shm_lane import ShmLane
@@ -84,17 +85,17 @@ def test_what_was_copied_is_what_is_verified(
 ) -> None:
     """A source block changes between the sender's sum and the receiver's copy."""
     prefill, decode = big_pair(cluster, verify=verify)
-    pool_sums = pieces.pool_sums
+    sums_of = ShmLane.sums
 
     before = int(prefill.pool[1, kind, 4, 1000])
 
-    def sums_then_change(pool: pieces.Pool, layer: int, *args: Any) -> pieces.Sums:
-        sums = pool_sums(pool, layer, *args)
-        if layer == 1:
+    def sums_then_change(lane: ShmLane, pool: pieces.Pool, chunk: Chunk) -> pieces.Sums:
+        sums = sums_of(lane, pool, chunk)
+        if chunk.layer == 1:
             prefill.pool[1, kind, 4, 1000] = before ^ 1
         return sums
 
-    monkeypatch.setattr(pieces, "pool_sums", sums_then_change)
+    monkeypatch.setattr(ShmLane, "sums", sums_then_change)
     ticket = cluster.ticket(decode, [1, 2, 3])
     send(prefill, decode, ticket, [4, 5, 6])
     assert "bad checksum" in str(decode.wait_failed())

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
-from kv_transfer.shm.fused_copy import ALIGNMENT, can_copy, copy_summed
+from kv_transfer.shm.fused_copy import ALIGNMENT, can_copy, copy_summed, sum_rows
 
 GUARD = 0xA5
 Bytes = npt.NDArray[np.uint8]
@@ -57,6 +57,8 @@ def test_every_copy_is_exact_and_its_sum_is_xxh3(
         piece = source[of * size : (of + 1) * size]
         wanted[at + row * size : at + (row + 1) * size] = piece
         assert int(found) == xxh3_64_intdigest(piece.data, one)
+    assert np.array_equal(target, wanted)
+    assert np.array_equal(sum_rows(address(source), size, numbers(here), numbers(seeds)), sums)
     assert np.array_equal(target, wanted)
 
 
@@ -122,3 +124,11 @@ def test_what_it_cannot_copy_is_refused(
             np.zeros(num_seeds, np.uint64),
         )
     assert np.all(target == GUARD)
+
+
+@pytest.mark.parametrize(
+    ("row_bytes", "num_seeds", "words"), [(4100, 1, "4100 bytes"), (4096, 2, "differ in number")]
+)
+def test_what_it_cannot_sum_is_refused(row_bytes: int, num_seeds: int, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        sum_rows(address(aligned(8192)), row_bytes, numbers([0]), np.zeros(num_seeds, np.uint64))
