@@ -102,11 +102,13 @@ class Released:
 class TransferEnded:
     """The sender's side of a transfer is over and its source blocks may be reused.
 
-    `error` is None when the receiver acknowledged the commit.
+    `error` is None when the receiver acknowledged the commit; then `timing` says, on the connector's
+    clock, when what happened, where somebody measured it.
     """
 
     lease_token: int
     error: HandoffFailed | None
+    timing: TransferTiming | None = field(default=None, compare=False)
 
 
 KVEvent = Landed | LandingFailed | Released | TransferEnded

@@ -51,7 +51,8 @@ from kv_transfer.lane import Lane
 from kv_transfer.receiving_end import ReceivingEnd
 from kv_transfer.sending_end import SendingEnd
 from kv_transfer.statistics import ConnectorStatistics
-from kv_transfer.transfer_metrics import TransferMetrics, TransferTiming
+from kv_transfer.transfer_metrics import TransferMetrics
+from kv_transfer.transfer_timing import TransferTiming
 from kv_transfer.transport import FromPeer, FromSession, LinkLost, Transport
 
 logger = logging.getLogger("pdserve.kv_transfer")
@@ -251,7 +252,8 @@ class TransportConnector:
     def _emit(self, event: KVEvent) -> None:
         match event:
             case TransferEnded(token, error):
-                self._metrics.on_ended(token, error is None, self._clock.now_s())
+                timing = self._metrics.on_ended(token, error is None, self._clock.now_s())
+                event = replace(event, timing=timing)
             case Landed(token):
                 self._metrics.on_landed(token, self._clock.now_s())
             case LandingFailed(token) | Released(token):

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from kv_transfer.core.effects import Peer
 from kv_transfer.core.histogram import Histogram, HistogramView
 from kv_transfer.core.lanes import ONE_SIDED_LANES
+from kv_transfer.transfer_timing import TransferTiming
 
 SECONDS = (
     *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1),
@@ -39,36 +40,6 @@ MAX_REMEMBERED_PEERS = 32
 FALLBACKS = ("unusable", "write_failed", "not_agreed")
 """Why a pair does without a lane: it could not be set up, a write failed on it, or the decode node
 chose another one."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TransferTiming:
-    """One committed transfer, as its sender saw it. Times are the connector's clock's.
-
-    `bytes_hidden` had been acknowledged when `commit` was called.
-    """
-
-    lease_token: int
-    lane: str
-    num_bytes: int
-    bytes_hidden: int
-    opened_at_s: float
-    first_sent_at_s: float
-    last_acked_at_s: float
-    committed_at_s: float
-    ended_at_s: float
-
-    @property
-    def duration_s(self) -> float:
-        return self.ended_at_s - self.opened_at_s
-
-    @property
-    def sending_s(self) -> float:
-        return self.last_acked_at_s - self.first_sent_at_s
-
-    @property
-    def exposed_s(self) -> float:
-        return self.ended_at_s - self.committed_at_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +60,8 @@ class TransferMetricsView:
 
     `ended` counts transfers by lane and outcome (committed, failed), `fallbacks` connections by the
     lane that could not be used and why. `last_lanes` is what was agreed on last with decode nodes,
-    by their id, latest last. `num_open` transfers and landings are being timed.
+    by their id, latest last; `bytes_to` is what each of these has acknowledged. `num_open`
+    transfers and landings are being timed.
     """
 
     lanes: Mapping[str, LaneView]
@@ -98,6 +70,7 @@ class TransferMetricsView:
     reconnects: int
     fallbacks: Mapping[tuple[str, str], int]
     last_lanes: Mapping[str, str]
+    bytes_to: Mapping[str, int]
     num_open: int
 
 
@@ -169,6 +142,7 @@ class TransferMetrics:
         )
         self._reconnects = 0
         self._last_lanes: dict[str, str] = {}
+        self._bytes_to: dict[str, int] = {}
         self.last_committed: TransferTiming | None = None
 
     def view(self) -> TransferMetricsView:
@@ -180,6 +154,7 @@ class TransferMetrics:
             reconnects=self._reconnects,
             fallbacks=self._fallbacks.copy(),
             last_lanes=self._last_lanes.copy(),
+            bytes_to=self._bytes_to.copy(),
             num_open=len(self._sending) + len(self._receiving),
         )
 
@@ -215,6 +190,9 @@ class TransferMetrics:
         while flight is not None and flight.chunks and flight.num_acked < num_chunks:
             token, num_bytes = flight.chunks.popleft()
             flight.num_acked += 1
+            node_id = peer.incarnation.node_id
+            if node_id in self._bytes_to:
+                self._bytes_to[node_id] += num_bytes
             sending = self._sending.get(token)
             if sending is not None:
                 sending.acked_bytes += num_bytes
@@ -231,8 +209,10 @@ class TransferMetrics:
         node_id = peer.incarnation.node_id
         self._last_lanes.pop(node_id, None)
         self._last_lanes[node_id] = lane
+        self._bytes_to.setdefault(node_id, 0)
         if len(self._last_lanes) > MAX_REMEMBERED_PEERS:
-            del self._last_lanes[next(iter(self._last_lanes))]
+            forgotten = next(iter(self._last_lanes))
+            del self._last_lanes[forgotten], self._bytes_to[forgotten]
 
     def on_disconnect(self, peer: Peer) -> None:
         """It was closed, or lost: what was not acknowledged leaves again on the next one."""
@@ -248,29 +228,29 @@ class TransferMetrics:
         """A connection does without the faster `lane`."""
         self._fallbacks[lane, reason] += 1
 
-    def on_ended(self, token: int, is_committed: bool, now_s: float) -> None:
-        """A transfer is over."""
+    def on_ended(self, token: int, is_committed: bool, now_s: float) -> TransferTiming | None:
+        """A transfer is over; its times, when it was committed."""
         sending = self._sending.pop(token, None)
         if sending is None:
-            return
+            return None
         self._ended[sending.lane, OUTCOMES[0] if is_committed else OUTCOMES[1]] += 1
         first_at_s, last_at_s = sending.first_sent_at_s, sending.last_acked_at_s
         committed_at_s = sending.committed_at_s
         if not is_committed or first_at_s is None or last_at_s is None or committed_at_s is None:
-            return
-        self._record(
-            TransferTiming(
-                lease_token=token,
-                lane=sending.lane,
-                num_bytes=sending.acked_bytes,
-                bytes_hidden=sending.bytes_hidden,
-                opened_at_s=sending.opened_at_s,
-                first_sent_at_s=first_at_s,
-                last_acked_at_s=last_at_s,
-                committed_at_s=committed_at_s,
-                ended_at_s=now_s,
-            )
+            return None
+        timing = TransferTiming(
+            lease_token=token,
+            lane=sending.lane,
+            num_bytes=sending.acked_bytes,
+            bytes_hidden=sending.bytes_hidden,
+            opened_at_s=sending.opened_at_s,
+            first_sent_at_s=first_at_s,
+            last_acked_at_s=last_at_s,
+            committed_at_s=committed_at_s,
+            ended_at_s=now_s,
         )
+        self._record(timing)
+        return timing
 
     # -- the receiver's side ---------------------------------------------------------------------
 

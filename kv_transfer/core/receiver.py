@@ -60,6 +60,7 @@ class Receiver:
         self._me = me
         self._layout = layout
         self._limits = limits
+        self._pair_bytes = 2 * layout.piece_bytes
         self._num_blocks = num_blocks
         self._sessions = Sessions(me, layout, limits)
         self._landings: dict[int, Landing] = {}
@@ -243,7 +244,7 @@ class Receiver:
     ) -> Effects:
         match frame:
             case frames.Data():
-                session.consume(frame.seq, sum(part_sizes))
+                session.consume(frame.seq, len(frame.ordinals) * self._pair_bytes)
                 effects = self._on_data(session, frame, part_sizes, now_s)
                 is_much = session.unacknowledged_bytes >= session.window_bytes // 8
                 return effects + (_ack(session) if is_much or frame.wants_ack else [])

@@ -25,7 +25,7 @@ from numba.extending import intrinsic
 
 ALIGNMENT = 16
 """Of target addresses: what non-temporal stores want, and what every allocator gives."""
-PREFETCH_BYTES = 1024
+PREFETCH_BYTES = 4096
 """How far ahead the source is asked for: the processor by itself stops at the end of a page."""
 STRIPE_BYTES = 64
 BLOCK_BYTES = 1024

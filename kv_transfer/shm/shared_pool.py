@@ -17,7 +17,6 @@ numbers now.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
 import mmap
@@ -33,6 +32,7 @@ import numpy as np
 import numpy.typing as npt
 
 from common.kv_layout import KVLayout
+from kv_transfer.shm.huge_pages import FileMapping
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -76,19 +76,19 @@ class SharedPool:
             os.close(fd)
             raise
         self._fd = fd
-        self.memory: Bytes = np.frombuffer(whole, np.uint8)[mmap.PAGESIZE :]
+        self.memory: Bytes = whole.memory[mmap.PAGESIZE :]
 
-    def _map(self, fd: int, is_touched: bool) -> mmap.mmap:
+    def _map(self, fd: int, is_touched: bool) -> FileMapping:
         size = mmap.PAGESIZE + self._num_bytes
         os.ftruncate(fd, size)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
-        whole = mmap.mmap(fd, size)
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            with contextlib.suppress(OSError):  # Faster where the kernel has them for such files.
-                whole.madvise(mmap.MADV_HUGEPAGE)
+        whole = FileMapping(fd, size, is_writable=True)
+        whole.want_huge_pages()
         if is_touched:
             _touch(whole, fd)
-        whole[: _HEADER.size] = _HEADER.pack(_MAGIC, _VERSION, self._nonce, self._num_bytes)
+            whole.join_pages()
+        header = _HEADER.pack(_MAGIC, _VERSION, self._nonce, self._num_bytes)
+        whole.memory[: _HEADER.size] = np.frombuffer(header, np.uint8)
         return whole
 
     def __del__(self) -> None:
@@ -104,14 +104,14 @@ class SharedPool:
         return packed
 
 
-def _touch(whole: mmap.mmap, fd: int) -> None:
+def _touch(whole: FileMapping, fd: int) -> None:
     """Take all of the memory, and enter it into this process's page tables. Raises `OSError`."""
     try:
-        whole.madvise(_MADV_POPULATE_WRITE)
+        whole.advise(_MADV_POPULATE_WRITE)
     except OSError as error:
         if error.errno != errno.EINVAL:  # Linux before 5.14 does not know it.
             raise
-        os.posix_fallocate(fd, 0, len(whole))
+        os.posix_fallocate(fd, 0, whole.memory.size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,16 +138,18 @@ def map_pool(offer: bytes, layout: KVLayout) -> Bytes:
     try:
         fd = _open_sealed(offered)
         try:
-            whole = mmap.mmap(fd, mmap.PAGESIZE + offered.num_bytes, prot=mmap.PROT_READ)
+            size = mmap.PAGESIZE + offered.num_bytes
+            whole = FileMapping(fd, size, is_writable=False).memory
         finally:
             os.close(fd)
     except (OSError, ValueError, OverflowError) as error:
         raise NotShared(f"process {offered.pid} shares no such memory: {error}") from None
     wanted = _HEADER.pack(_MAGIC, _VERSION, offered.nonce, offered.num_bytes)
-    if whole[: _HEADER.size] != wanted:
+    if whole[: _HEADER.size].tobytes() != wanted:
         raise NotShared(f"what process {offered.pid} shares is another pool")
-    memory = np.frombuffer(whole, np.uint8)[mmap.PAGESIZE :]
-    return memory.reshape(layout.num_layers, 2, offered.num_blocks, layout.piece_bytes)
+    return whole[mmap.PAGESIZE :].reshape(
+        layout.num_layers, 2, offered.num_blocks, layout.piece_bytes
+    )
 
 
 def _unpack(offer: bytes) -> _Offer:

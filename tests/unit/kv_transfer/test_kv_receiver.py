@@ -54,13 +54,17 @@ def receiver(*tickets: Ticket, sender_deadline_s: float = 10.0) -> Receiver:
 
 
 def hello(
-    machine: Receiver, session: bytes, sender: Incarnation = SENDER, now_s: float = 0.0
+    machine: Receiver,
+    session: bytes,
+    sender: Incarnation = SENDER,
+    now_s: float = 0.0,
+    lane: str = "zmq",
 ) -> frames.Frame:
-    """The answer to a HELLO that offers the inline lane."""
-    greeting = frames.Hello(sender, ME, LAYOUT, {"zmq": b""}, "auto")
+    """The answer to a HELLO that offers this lane."""
+    greeting = frames.Hello(sender, ME, LAYOUT, {lane: b""}, "auto")
     (effect,) = machine.on_frame(session, greeting, [], now_s)
     if isinstance(effect, OpenLane):
-        (effect,) = machine.on_lane(session, "zmq", b"")
+        (effect,) = machine.on_lane(session, lane, b"")
     assert isinstance(effect, Reply)
     return effect.frame
 
@@ -168,6 +172,22 @@ def test_credit_comes_back_at_an_eighth_of_a_window_and_when_asked_for() -> None
     assert acks == [[], [frames.Ack(2)], []]
     asked = machine.on_frame(b"a", data(3, 0, wants_ack=True), [P, P], 0.0)
     assert replies(asked) == [frames.Ack(4)]
+
+
+def test_bytes_that_travel_beside_their_frame_are_credit_too() -> None:
+    """Else a sender hears nothing until its window is used up, and both take turns in waiting."""
+    machine = receiver(ticket())
+    hello(machine, b"a", lane="shm")
+    machine.on_frame(b"a", BEGIN, [], 0.0)
+    acks = [
+        replies(
+            machine.on_frame(
+                b"a", dataclasses.replace(data(seq, 0), runs=(), source_blocks=(9,)), [], 0.0
+            )
+        )
+        for seq in range(3)
+    ]
+    assert acks == [[], [frames.Ack(2)], []]
 
 
 def test_a_revoked_landing_takes_no_write_that_was_checked_before() -> None:

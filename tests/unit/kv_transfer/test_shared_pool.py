@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from common.kv_layout import KVLayout
+from kv_transfer.shm.huge_pages import HUGE_PAGE_BYTES
 from kv_transfer.shm.shared_pool import NotShared, SharedPool, map_pool
 
 LAYOUT = KVLayout(
@@ -70,6 +71,13 @@ def test_a_reader_sees_what_the_owner_writes(is_touched: bool) -> None:
     assert seen.shape == (LAYOUT.num_layers, 2, NUM_BLOCKS, LAYOUT.piece_bytes)
     pool.memory[:] = np.arange(NUM_BYTES, dtype=np.uint32).astype(np.uint8)
     assert np.array_equal(seen.reshape(-1), pool.memory)
+
+
+def test_owner_and_reader_map_it_where_large_pages_fit() -> None:
+    pool = new_pool(is_touched=True)
+    seen = map_pool(pool.offer(NUM_BLOCKS), LAYOUT)
+    for memory in (pool.memory, seen):
+        assert (memory.ctypes.data - mmap.PAGESIZE) % HUGE_PAGE_BYTES == 0
 
 
 def test_a_reader_cannot_write() -> None:

@@ -158,3 +158,23 @@ def test_the_last_lane_to_each_node_is_remembered_for_the_latest_ones() -> None:
     assert len(lanes) == MAX_REMEMBERED_PEERS
     assert "n100" not in lanes
     assert list(lanes.items())[-2:] == [("d1", "rdma"), ("d2", "zmq")]
+
+
+def test_acknowledged_bytes_are_summed_for_each_node_that_is_remembered() -> None:
+    metrics = new()
+    metrics.on_lane(D1, "zmq")
+    metrics.on_lane(D2, "zmq")
+    metrics.on_open(7, D1, 10.0)
+    metrics.on_chunk(7, D1, "zmq", 3 * KIB, 11.0)
+    metrics.on_chunk(7, D1, "zmq", 2 * KIB, 11.0)
+    assert metrics.view().bytes_to == {"d1": 0, "d2": 0}
+    metrics.on_acknowledged(D1, 1, 12.0)
+    metrics.on_disconnect(D1)
+    metrics.on_lane(D1, "zmq")
+    metrics.on_chunk(7, D1, "zmq", 2 * KIB, 13.0)
+    metrics.on_ended(7, False, 13.5)
+    metrics.on_acknowledged(D1, 1, 14.0)  # they travelled, whatever became of the transfer
+    assert metrics.view().bytes_to == {"d1": 5 * KIB, "d2": 0}
+    for number in range(MAX_REMEMBERED_PEERS):
+        metrics.on_lane(Peer("tcp://h:1", Incarnation(f"n{number}", 1)), "zmq")
+    assert metrics.view().bytes_to == {f"n{n}": 0 for n in range(MAX_REMEMBERED_PEERS)}
