@@ -1,0 +1,1 @@
+"""What every HTTP port of a process shares: a listening socket, a server, bounded connections."""

@@ -1,0 +1,89 @@
+"""How much one API key may ask for: requests a minute, and requests at once.
+
+The rate is a token bucket that holds one minute's requests: a key that was quiet may send them all
+at once, and then as fast as they come back, one every 60 / `requests_per_minute` seconds.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import Enum
+
+BUSY_RETRY_S = 1
+"""When a request may end is not known; one second is long enough for most to make a step."""
+
+
+_ROUNDING = 1e-9
+"""Who waited exactly as long as told must get in."""
+
+
+class Limit(Enum):
+    """What a key ran into."""
+
+    RATE = "rate"
+    CONCURRENCY = "concurrency"
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Not now. `retry_after_s` is whole seconds, at least 1."""
+
+    limit: Limit
+    retry_after_s: int
+
+
+class KeyLimits:
+    """The state of one key; the times it is given never go back.
+
+    `requests_per_minute` and `max_concurrent`: 0 means no limit.
+    """
+
+    def __init__(self, *, requests_per_minute: int, max_concurrent: int, now_s: float) -> None:
+        self._requests_per_minute = requests_per_minute
+        self._max_concurrent = max_concurrent
+        self._tokens = float(requests_per_minute)
+        self._filled_at_s = now_s
+        self._num_running = 0
+
+    @property
+    def num_running(self) -> int:
+        """Requests that were taken and have not ended."""
+        return self._num_running
+
+    def change(self, *, requests_per_minute: int, max_concurrent: int, now_s: float) -> None:
+        """Other limits from now on. What was used stays used; what runs goes on."""
+        self._fill(now_s)
+        used = self._requests_per_minute - self._tokens
+        self._tokens = max(0.0, requests_per_minute - used)
+        self._requests_per_minute = requests_per_minute
+        self._max_concurrent = max_concurrent
+
+    def take(self, now_s: float) -> Refusal | None:
+        """Let a request in, which must be given back by `release`; or say why not.
+
+        A refusal uses nothing up.
+        """
+        if self._max_concurrent and self._num_running >= self._max_concurrent:
+            return Refusal(Limit.CONCURRENCY, BUSY_RETRY_S)
+        if self._requests_per_minute:
+            self._fill(now_s)
+            if self._tokens < 1 - _ROUNDING:
+                wait_s = (1 - self._tokens) * 60 / self._requests_per_minute
+                return Refusal(Limit.RATE, max(1, math.ceil(wait_s)))
+            self._tokens -= 1
+        self._num_running += 1
+        return None
+
+    def release(self) -> None:
+        """A request that was taken has ended, however it did."""
+        assert self._num_running > 0
+        self._num_running -= 1
+
+    def _fill(self, now_s: float) -> None:
+        rate_per_s = self._requests_per_minute / 60
+        self._tokens = min(
+            float(self._requests_per_minute),
+            self._tokens + (now_s - self._filled_at_s) * rate_per_s,
+        )
+        self._filled_at_s = now_s

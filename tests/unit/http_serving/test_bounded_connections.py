@@ -1,0 +1,324 @@
+"""Strangers' connections over real sockets: each bound closes what exceeds it, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from starlette.types import Receive, Scope, Send
+
+from http_serving.bounded_connections import ConnectionLimits, Refused
+from http_serving.server import Server, bind, make_server
+
+NEVER_S = 600.0
+SOON_S = 0.05
+GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+@dataclass
+class Site:
+    """A served application and what it has seen."""
+
+    port: int
+    server: Server
+    refused: Counter[Refused] = field(default_factory=Counter)
+    bodies: list[bytes] = field(default_factory=list)
+    may_answer: asyncio.Event = field(default_factory=asyncio.Event)
+    num_asked: int = 0
+
+    @asynccontextmanager
+    async def connection(self) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        try:
+            yield reader, writer
+        finally:
+            writer.transport.abort()
+
+    async def ask(self, data: bytes) -> bytes:
+        """Everything that comes back until the server closes."""
+        async with self.connection() as (reader, writer):
+            writer.write(data)
+            return await ended(reader)
+
+
+async def ended(reader: asyncio.StreamReader) -> bytes:
+    """What is still to be read; fails when the connection stays open."""
+    async with asyncio.timeout(10):
+        try:
+            return await reader.read()
+        except ConnectionResetError:
+            return b""
+
+
+async def answered(reader: asyncio.StreamReader) -> bytes:
+    """One whole answer of the application."""
+    async with asyncio.timeout(10):
+        return await reader.readuntil(b"\r\n\r\nhello")
+
+
+@asynccontextmanager
+async def site(**own: Any) -> AsyncIterator[Site]:
+    bounds: dict[str, Any] = {
+        "max_connections": 100,
+        "request_timeout_s": NEVER_S,
+        "idle_timeout_s": NEVER_S,
+        **own,
+    }
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        here.num_asked += 1
+        if scope["path"] == "/slow":
+            await here.may_answer.wait()
+        if scope["path"] == "/refuse":
+            # As a refusal of a body by its length does: answered before it is read.
+            await send({"type": "http.response.start", "status": 413, "headers": []})
+            await send({"type": "http.response.body", "body": b"no"})
+            return
+        while scope["method"] == "POST":
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return
+            here.bodies.append(message["body"])
+            if not message["more_body"]:
+                break
+        text = b"hello" * (20_000_000 if scope["path"] == "/much" else 1)
+        headers = [(b"content-length", b"%d" % len(text))]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": text})
+
+    listener = bind("127.0.0.1", 0, backlog=64)
+    refused: Counter[Refused] = Counter()
+    server = make_server(
+        app,
+        limits=ConnectionLimits(**bounds),
+        on_refused=lambda reason: refused.update([reason]),
+        timeout_graceful_shutdown=1,
+    )
+    here = Site(listener.getsockname()[1], server, refused)
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    try:
+        yield here
+    finally:
+        here.may_answer.set()
+        server.should_exit = True
+        await serving
+
+
+async def until(is_so: Any) -> None:
+    async with asyncio.timeout(10):
+        while not is_so():  # noqa: ASYNC110 - what is watched has no event of its own
+            await asyncio.sleep(0)
+
+
+async def test_who_says_nothing_is_closed() -> None:
+    async with site(request_timeout_s=SOON_S) as here:
+        assert await here.ask(b"") == b""
+        assert here.refused == {Refused.TOO_SLOW: 1}
+
+
+@pytest.mark.parametrize(
+    "beginning",
+    [
+        b"G",
+        b"GET / HTTP/1.1\r\nHo",
+        b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nabc",
+        b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nabcde\r\n0\r\nX: y",
+    ],
+)
+async def test_a_request_that_never_gets_whole_is_closed(beginning: bytes) -> None:
+    async with site(request_timeout_s=SOON_S) as here:
+        assert await here.ask(beginning) == b""
+        assert here.refused == {Refused.TOO_SLOW: 1}
+
+
+async def test_a_byte_now_and_then_is_still_too_slow() -> None:
+    async with site(request_timeout_s=4 * SOON_S) as here, here.connection() as (reader, writer):
+        closing = asyncio.create_task(ended(reader))
+        for byte in GET[:-1] * 1000:
+            writer.write(bytes([byte]))
+            done, _ = await asyncio.wait({closing}, timeout=SOON_S)
+            if done:
+                break
+        assert closing.done()
+        assert here.num_asked == 0
+
+
+async def test_empty_lines_do_not_keep_a_connection() -> None:
+    async with site(idle_timeout_s=4 * SOON_S) as here, here.connection() as (reader, writer):
+        writer.write(GET)
+        await answered(reader)
+        closing = asyncio.create_task(ended(reader))
+        for _ in range(1000):
+            writer.write(b"\r\n")
+            done, _ = await asyncio.wait({closing}, timeout=SOON_S)
+            if done:
+                break
+        assert closing.done()
+
+
+async def test_idling_ends_and_the_next_request_has_its_own_time() -> None:
+    bounds = {"request_timeout_s": NEVER_S, "idle_timeout_s": 4 * SOON_S}
+    async with site(**bounds) as here, here.connection() as (reader, writer):
+        writer.write(GET)
+        await answered(reader)
+        writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\na")
+        await asyncio.sleep(8 * SOON_S)  # Longer than it might have been idle.
+        writer.write(b"b")
+        await answered(reader)
+        assert await ended(reader) == b""
+        assert here.refused == {}, "an idle connection was answered all it asked"
+
+
+async def test_an_answer_may_take_longer_than_any_wait() -> None:
+    bounds = {"request_timeout_s": SOON_S, "idle_timeout_s": SOON_S}
+    async with site(**bounds) as here, here.connection() as (reader, writer):
+        writer.write(b"GET /slow HTTP/1.1\r\nHost: x\r\n\r\nGET /next")
+        await until(lambda: here.num_asked)
+        await asyncio.sleep(4 * SOON_S)  # Longer than both; the next head is not whole either.
+        here.may_answer.set()
+        await answered(reader)
+
+
+async def test_a_client_that_does_not_read_its_last_answer_is_let_go() -> None:
+    async with site(idle_timeout_s=SOON_S) as here, here.connection() as (reader, writer):
+        writer.write(b"GET /much HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        await until(lambda: here.num_asked)
+        await until(lambda: not here.server.server_state.connections)
+        assert len(await ended(reader)) < 100_000_000
+
+
+BIG = 4096
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET /" + b"a" * 100_000,
+        b"GET /" + b"a" * BIG + b" HTTP/1.1\r\n\r\n",
+        b"GET / HTTP/1.1\r\nX: " + b"a" * 100_000,
+        b"GET / HTTP/1.1\r\nX: " + b"a" * BIG + b"\r\n\r\n",
+        b"GET / HTTP/1.1\r\n" + b"a" * 100_000,
+        b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 11 + b"\r\n",
+        b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 10_000,
+    ],
+    ids=["path", "whole path", "value", "whole value", "name", "one too many", "far too many"],
+)
+async def test_a_large_head_is_refused(head: bytes) -> None:
+    async with site(max_head_bytes=BIG, max_headers=10) as here:
+        reply = await here.ask(head)
+        assert reply.startswith(b"HTTP/1.1 431 ")
+        assert here.refused == {Refused.HEAD_TOO_LARGE: 1}
+        assert here.num_asked == 0
+
+
+async def test_a_head_that_just_fits_is_served() -> None:
+    async with site(max_head_bytes=BIG, max_headers=10) as here, here.connection() as (r, w):
+        rest = BIG - len(b"/hostxx") - 200
+        w.write(b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"a" * rest + b"\r\n\r\n")
+        await answered(r)
+        w.write(b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 10 + b"\r\n")
+        await answered(r)
+
+
+@pytest.mark.parametrize(
+    "tail",
+    [
+        b"0\r\nX: " + b"a" * 100_000,
+        b"0\r\n" + b"X: y\r\n" * 20_000,
+        b"5;ext=" + b"a" * 100_000,
+    ],
+    ids=["trailer", "trailers", "extension"],
+)
+async def test_trailers_and_chunk_extensions_do_not_grow(tail: bytes) -> None:
+    head = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n"
+    async with site(max_head_bytes=BIG) as here, here.connection() as (reader, writer):
+        writer.write(head)
+        await until(lambda: here.bodies)
+        writer.write(tail)
+        assert (await ended(reader)).startswith(b"HTTP/1.1 431 ")
+
+
+async def test_a_large_body_is_no_head() -> None:
+    body = b"x" * 500_000
+    async with site(max_head_bytes=BIG) as here, here.connection() as (reader, writer):
+        writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 500000\r\n\r\n" + body)
+        await answered(reader)
+        writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+        for start in range(0, len(body), 1000):
+            writer.write(b"3e8\r\n" + body[start : start + 1000] + b"\r\n")
+            await writer.drain()
+        writer.write(b"0\r\n\r\n")
+        await answered(reader)
+        assert b"".join(here.bodies) == body + body
+
+
+async def test_a_body_that_was_refused_is_let_in_for_a_while_only() -> None:
+    async with site(idle_timeout_s=2 * SOON_S) as here, here.connection() as (reader, writer):
+        writer.write(b"POST /refuse HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+        async with asyncio.timeout(10):
+            assert b" 413 " in await reader.readuntil(b"no")
+        closing = asyncio.create_task(ended(reader))
+        for _ in range(1000):
+            writer.write(b"3\r\nabc\r\n")
+            done, _ = await asyncio.wait({closing}, timeout=SOON_S)
+            if done:
+                break
+        assert closing.done()
+
+
+@pytest.mark.parametrize("data", [b"\x00" * 1000, b"GET\r\n\r\n", b"\x16\x03\x01\x02\x00\x01"])
+async def test_what_is_no_http_is_refused(data: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    async with site() as here:
+        assert (await here.ask(data)).startswith(b"HTTP/1.1 400 ")
+        assert here.refused == {Refused.MALFORMED: 1}
+    assert caplog.messages == []
+
+
+async def test_a_websocket_is_not_spoken_and_floods_no_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    upgrade = b"Connection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
+    async with site(max_head_bytes=BIG) as here, here.connection() as (reader, writer):
+        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n" + upgrade)
+        await answered(reader)
+        writer.write(b"\x81\x05hello" * 10_000)
+        await ended(reader)
+    assert caplog.messages == []
+
+
+async def test_beyond_the_most_connections_the_one_that_never_asked_goes_first() -> None:
+    async with AsyncExitStack() as stack:
+        here = await stack.enter_async_context(site(max_connections=3))
+        old, old_w = await stack.enter_async_context(here.connection())
+        old_w.write(GET)
+        await answered(old)
+        silent, _ = await stack.enter_async_context(here.connection())
+        busy, busy_w = await stack.enter_async_context(here.connection())
+        busy_w.write(b"GET /slow HTTP/1.1\r\nHost: x\r\n\r\n")
+        await until(lambda: here.num_asked == 2)
+        async with here.connection() as (new, new_w):
+            assert await ended(silent) == b"", "it never asked anything"
+            new_w.write(GET)
+            await answered(new)
+            async with here.connection() as (newer, newer_w):
+                assert await ended(old) == b"", "it was idle longest"
+                newer_w.write(GET)
+                await answered(newer)
+        assert here.refused == {Refused.TOO_MANY: 2}
+        here.may_answer.set()
+        await answered(busy)
+
+
+async def test_when_all_are_being_answered_the_new_one_is_closed() -> None:
+    async with site(max_connections=1) as here, here.connection() as (busy, busy_w):
+        busy_w.write(b"GET /slow HTTP/1.1\r\nHost: x\r\n\r\n")
+        await until(lambda: here.num_asked == 1)
+        assert await here.ask(GET) == b""
+        here.may_answer.set()
+        await answered(busy)
+        assert here.refused == {Refused.TOO_MANY: 1}

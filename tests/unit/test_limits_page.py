@@ -1,0 +1,146 @@
+"""`docs/limits.md` states the bounds that the code has, and every one of them once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from common.config import ApiConfig, HandoffConfig
+from common.errors import InvalidRequest
+from common.request import MAX_LOGPROBS, MAX_PRIORITY, MAX_STOP_TOKEN_IDS
+from http_serving.bounded_connections import ConnectionLimits
+from kv_transfer.core import limits as kv
+from kv_transfer.zmq_transport import RECEIVER_HIGH_WATER_MARK
+from node import control_port, metrics_server
+from node.control_service import MAX_ABORTS_PER_CALL, MAX_MESSAGE_BYTES
+from pdserve.options import all_options
+from placement.records import MAX_VALUE_BYTES
+from placement.redis_store import CALL_TIMEOUT_S, MAX_ENTRIES
+from protos.codec import MAX_ID_LENGTH
+from router import api_keys, http_connections, middleware
+from router.core import json_limits
+from router.core.stop_strings import MAX_STOP_CHARS, MAX_STOP_STRINGS
+from router.request_plan import MAX_CHOICES
+from router.schemas import CompletionBody, parse_body
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "limits.md"
+API, HANDOFF = ApiConfig(), HandoffConfig()
+
+
+def size(num_bytes: int) -> str:
+    return f"{num_bytes >> 20} MiB" if num_bytes >= 1 << 20 else f"{num_bytes >> 10} KiB"
+
+
+def deepest_body() -> int:
+    """How many lists inside of one another the parser takes, in a field of the body."""
+    for depth in range(1, 10_000):
+        nested = "[" * depth + "]" * depth
+        try:
+            parse_body(
+                CompletionBody, f'{{"model": "m", "prompt": "p", "user": {nested}}}'.encode()
+            )
+        except InvalidRequest:
+            return depth - 1
+    raise AssertionError("nesting is not bounded")
+
+
+def connection_limits(limits: ConnectionLimits, flag: str = "") -> dict[str, str]:
+    return {
+        "connections at once": f"{limits.max_connections}{flag}",
+        "request line and headers": size(limits.max_head_bytes),
+        "headers of a request": str(limits.max_headers),
+        "time until a request is whole, body included": f"{limits.request_timeout_s:g} s",
+        "time without a request, or without reading the last answer": (
+            f"{limits.idle_timeout_s:g} s"
+        ),
+    }
+
+
+def longest_request_id() -> int:
+    return max(n for n in range(1, 1000) if middleware._GOOD_ID.fullmatch(b"x" * n))
+
+
+ROUTER = {
+    **connection_limits(
+        http_connections.router_limits(API.max_connections), " (`--max-connections`)"
+    ),
+    "body": f"{size(API.max_body)} (`--max-body`)",
+    "objects and lists in a body": str(json_limits.MAX_JSON_CONTAINERS),
+    "fields in the objects of a body": str(json_limits.MAX_JSON_MEMBERS),
+    "texts in a body, names of fields included": str(json_limits.MAX_JSON_TEXTS),
+    "commas in a body, outside of texts": str(json_limits.MAX_JSON_COMMAS),
+    "nesting of a field of a body": f"{deepest_body()} levels",
+    "requests in progress": f"{API.max_concurrent_requests} (`--max-concurrent-requests`)",
+    "time of a request": f"{API.request_timeout_s:g} s (`--request-timeout-s`)",
+    "choices: `n` times the number of prompts": str(MAX_CHOICES),
+    "`stop` strings": str(MAX_STOP_STRINGS),
+    "characters of a `stop` string": str(MAX_STOP_CHARS),
+    "`stop_token_ids`": str(MAX_STOP_TOKEN_IDS),
+    "`logprobs`, `top_logprobs`": str(MAX_LOGPROBS),
+    "`priority`, up or down": str(MAX_PRIORITY),
+    "characters of `x-request-id`": str(longest_request_id()),
+}
+KEYS = {
+    "keys in a file": str(api_keys.MAX_KEYS),
+    "size of the file": size(api_keys.MAX_FILE_BYTES),
+    "requests per minute of a key": (
+        "no limit (`--requests-per-minute` of `pdserve api-keys add`)"
+    ),
+    "requests at once of a key": "no limit (`--max-concurrent` of `pdserve api-keys add`)",
+}
+CONTROL = {
+    "connections at once": str(control_port.MAX_CONNECTIONS),
+    "time of a handshake": f"{control_port.HANDSHAKE_TIMEOUT_MS / 1000:g} s",
+    "time without a call": f"{control_port.IDLE_MS / 1000:g} s",
+    "calls at once on a connection": str(control_port.MAX_CALLS_PER_CONNECTION),
+    "message": size(MAX_MESSAGE_BYTES),
+    "metadata of a call": size(control_port.MAX_METADATA_BYTES),
+    "characters of an id": str(MAX_ID_LENGTH),
+    "attempts in one abort": str(MAX_ABORTS_PER_CALL),
+    "requests that wait on the node": f"{HANDOFF.max_queued_requests} (`--max-queued-requests`)",
+}
+KV = {
+    "time of a handshake": f"{kv.Limits().peer_timeout_s:g} s",
+    "part of a message": (
+        f"{size(kv.Limits().max_frame_bytes)}, or one block of a layer when that is more"
+    ),
+    "header of a frame": size(kv.MAX_HEADER_BYTES),
+    "blocks in a frame": str(kv.MAX_BLOCKS_PER_FRAME),
+    "senders at once": str(kv.Limits().max_sessions),
+    "transfers of a sender": str(kv.MAX_TRANSFERS_PER_LINK),
+    "unacknowledged bytes of a sender": f"{size(HANDOFF.kv_window)} (`--kv-window`)",
+    "messages that wait to be read": f"{RECEIVER_HIGH_WATER_MARK} from each sender",
+}
+STORE = {
+    "record that is read": size(MAX_VALUE_BYTES),
+    "records of a kind that are read": str(MAX_ENTRIES),
+    "time of a call": f"{CALL_TIMEOUT_S:g} s",
+}
+
+
+def tables() -> list[dict[str, str]]:
+    """Every table of the page: its limits by their inputs."""
+    found: list[dict[str, str]] = []
+    for line in PAGE.read_text().splitlines():
+        if line.startswith("| input |"):
+            found.append({})
+        elif line.startswith("| "):
+            name, limit, beyond = (cell.strip() for cell in line.strip("|").split("|"))
+            assert beyond, line
+            assert name not in found[-1], line
+            found[-1][name] = limit
+    return found
+
+
+def test_the_tables_say_what_the_code_does() -> None:
+    wanted: list[Any] = [
+        ROUTER, KEYS, CONTROL, connection_limits(metrics_server.LIMITS), KV, STORE
+    ]  # fmt: skip
+    assert tables() == wanted
+
+
+def test_every_flag_on_the_page_exists() -> None:
+    flags = {option.flag for option in all_options().values()}
+    of_keys = {"--requests-per-minute", "--max-concurrent"}
+    words = PAGE.read_text().replace("`", " ").replace(")", " ").replace(",", " ").split()
+    assert {word for word in words if word.startswith("--")} <= flags | of_keys
