@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from common.clock import Clock
 from common.errors import StaleEpoch
 from common.ids import AttemptId, Incarnation
@@ -49,6 +51,19 @@ class MemoryStore:
         held = self._placements.get(attempt)
         if held is not None and held[0].router_id == router_id:
             del self._placements[attempt]
+
+    async def record(
+        self,
+        placed: Sequence[Placement],
+        gone: Sequence[AttemptId],
+        *,
+        router_id: str,
+        ttl_s: float,
+    ) -> None:
+        for placement in placed:
+            await self.place(placement, ttl_s=ttl_s)
+        for attempt in gone:
+            await self.unplace(attempt, router_id=router_id)
 
     async def placements(self) -> list[Placement]:
         self._expire()

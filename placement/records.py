@@ -51,9 +51,12 @@ def encode_node(node: LiveNode) -> bytes:
                 "num_recomputed_tokens": load.num_recomputed_tokens,
                 "num_drafted": load.num_drafted,
                 "num_accepted": load.num_accepted,
+                "num_cached_blocks": load.num_cached_blocks,
+                "num_reserved_blocks": load.num_reserved_blocks,
+                "num_receiving_blocks": load.num_receiving_blocks,
                 "num_quarantined_blocks": load.num_quarantined_blocks,
                 "kv_links": [
-                    [link.decode_node_id, link.transport, link.is_connected]
+                    [link.decode_node_id, link.transport, link.is_connected, link.num_bytes]
                     for link in load.kv_links[:MAX_KV_LINKS]
                 ],
             },
@@ -95,6 +98,9 @@ def decode_node(value: bytes) -> LiveNode:
             num_recomputed_tokens=_number(load, "num_recomputed_tokens"),
             num_drafted=_number(load, "num_drafted"),
             num_accepted=_number(load, "num_accepted"),
+            num_cached_blocks=_number(load, "num_cached_blocks"),
+            num_reserved_blocks=_number(load, "num_reserved_blocks"),
+            num_receiving_blocks=_number(load, "num_receiving_blocks"),
             num_quarantined_blocks=_number(load, "num_quarantined_blocks"),
             kv_links=_kv_links(load),
         ),
@@ -148,10 +154,11 @@ def _kv_links(load: dict[str, Any]) -> tuple[KVLink, ...]:
         raise ValueError(f"kv_links is not a list of at most {MAX_KV_LINKS}")
     found = []
     for link in links:
-        if not isinstance(link, list) or len(link) != 3 or not isinstance(link[2], bool):
-            raise ValueError("a link of kv_links is not [decode node, transport, is connected]")
-        names = {"decode": link[0], "transport": link[1]}
-        found.append(KVLink(_text(names, "decode"), _text(names, "transport"), link[2]))
+        if not isinstance(link, list) or len(link) != 4 or not isinstance(link[2], bool):
+            raise ValueError("a link of kv_links is not [decode, transport, is connected, bytes]")
+        parts = {"decode": link[0], "transport": link[1], "bytes": link[3]}
+        names = _text(parts, "decode"), _text(parts, "transport")
+        found.append(KVLink(*names, link[2], _number(parts, "bytes")))
     return tuple(found)
 
 

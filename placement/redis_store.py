@@ -16,17 +16,27 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio.connection import parse_url
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisError
+from redis.exceptions import AuthenticationError, NoPermissionError, RedisError
 
 from common.errors import StaleEpoch
 from common.ids import AttemptId, Incarnation
+from common.keys_folder import Keys
 from common.nodes import NodeLoad, NodeRecord
 from placement import scripts
-from placement.records import decode_node, decode_placement, encode_node, encode_placement
+from placement.records import (
+    MAX_VALUE_BYTES,
+    decode_node,
+    decode_placement,
+    encode_node,
+    encode_placement,
+)
+from placement.redis_tls import RedisTlsConnection, redis_tls
 from placement.store import LiveNode, Placement, PlacementUnavailable
 
 log = logging.getLogger("pdserve.placement")
@@ -42,12 +52,21 @@ _Entry = TypeVar("_Entry", LiveNode, Placement)
 class RedisStore:
     """Every call is one script, so one round trip and one atomic change."""
 
-    def __init__(self, url: str, cluster: str, *, call_timeout_s: float = CALL_TIMEOUT_S) -> None:
-        """Connects at the first call. Raises `ValueError` for an address that is no Redis URL."""
+    def __init__(
+        self,
+        url: str,
+        cluster: str,
+        *,
+        keys: Keys | None = None,
+        call_timeout_s: float = CALL_TIMEOUT_S,
+    ) -> None:
+        """Connects at the first call. Raises `ValueError` for an address that is no Redis URL.
+
+        `keys` bring user and password, and for `rediss://` the certificates of both sides.
+        """
         self._prefix = f"pdserve:{cluster}:"
         self._call_timeout_s = call_timeout_s
-        pool = BlockingConnectionPool.from_url(
-            url,
+        pool = BlockingConnectionPool(
             # More calls than connections wait for one, as part of the time that a call has.
             timeout=call_timeout_s,
             socket_connect_timeout=call_timeout_s,
@@ -56,14 +75,14 @@ class RedisStore:
             # A pooled connection may have died with the server it led to: try once more.
             retry=Retry(NoBackoff(), 1),
             protocol=2,
+            **_address_and_proofs(url, keys),
         )
         self._redis: Redis = Redis.from_pool(pool)
         self._next_epoch = self._redis.register_script(scripts.NEXT_EPOCH)
         self._heartbeat = self._redis.register_script(scripts.HEARTBEAT)
         self._leave = self._redis.register_script(scripts.LEAVE)
         self._read_index = self._redis.register_script(scripts.READ_INDEX)
-        self._place = self._redis.register_script(scripts.PLACE)
-        self._unplace = self._redis.register_script(scripts.UNPLACE)
+        self._record = self._redis.register_script(scripts.RECORD)
 
     async def next_epoch(self, node_id: str) -> int:
         keys = [self._key("epoch", node_id), self._key("node", node_id)]
@@ -87,13 +106,28 @@ class RedisStore:
         return sorted(named, key=lambda node: node.record.incarnation.node_id)
 
     async def place(self, placement: Placement, *, ttl_s: float) -> None:
-        name = str(placement.attempt)
-        args = [name, encode_placement(placement), _ms(ttl_s)]
-        await self._call(self._place, self._placement_keys(name), args)
+        await self.record([placement], [], router_id=placement.router_id, ttl_s=ttl_s)
 
     async def unplace(self, attempt: AttemptId, *, router_id: str) -> None:
-        name = str(attempt)
-        await self._call(self._unplace, self._placement_keys(name), [name, router_id])
+        await self.record([], [attempt], router_id=router_id, ttl_s=0.0)
+
+    async def record(
+        self,
+        placed: Sequence[Placement],
+        gone: Sequence[AttemptId],
+        *,
+        router_id: str,
+        ttl_s: float,
+    ) -> None:
+        names = [str(placement.attempt) for placement in placed]
+        gone_names = [str(attempt) for attempt in gone]
+        args = [router_id, _ms(ttl_s), len(placed)]
+        for name, placement in zip(names, placed, strict=True):
+            args += [name, encode_placement(placement)]
+        args += gone_names
+        keys = [self._prefix + "placements"]
+        keys += [self._key("placement", name) for name in (*names, *gone_names)]
+        await self._call(self._record, keys, args)
 
     async def placements(self) -> list[Placement]:
         found = await self._read("placements", "placement", decode_placement)
@@ -109,13 +143,11 @@ class RedisStore:
     def _lease_keys(self, node_id: str) -> list[str]:
         return [self._key("node", node_id), self._prefix + "nodes", self._key("epoch", node_id)]
 
-    def _placement_keys(self, name: str) -> list[str]:
-        return [self._key("placement", name), self._prefix + "placements"]
-
     async def _read(
         self, index: str, family: str, decode: Callable[[bytes], _Entry]
     ) -> list[tuple[str, _Entry]]:
-        args = [self._key(family, ""), MAX_ENTRIES]
+        # One byte more than a record may have, so that what is too long is seen to be.
+        args = [self._key(family, ""), MAX_ENTRIES, MAX_VALUE_BYTES]
         flat: list[bytes] = await self._call(self._read_index, [self._prefix + index], args)
         entries = []
         for name, value in zip(flat[::2], flat[1::2], strict=True):
@@ -136,12 +168,33 @@ class RedisStore:
             raise PlacementUnavailable(
                 f"Redis did not answer within {self._call_timeout_s} s"
             ) from late
+        except (AuthenticationError, NoPermissionError) as refused:
+            raise PlacementUnavailable(f"Redis refused this process: {refused}") from refused
         except (RedisError, OSError) as away:
             raise PlacementUnavailable(f"Redis is away: {away}") from away
         finally:
             # redis-py loses a cancellation that meets it at work; a task must still end by it.
             if _num_cancels() > num_cancels:
                 raise asyncio.CancelledError
+
+
+def _address_and_proofs(url: str, keys: Keys | None) -> dict[str, Any]:
+    """Where the server is, how a connection proves who it is, and how the server has to.
+
+    A user and a password in the URL win over those of the keys.
+    """
+    address: dict[str, Any] = dict(parse_url(url))
+    if keys is None:
+        return address
+    login = {"username": keys.redis_user, "password": keys.redis_password}
+    if urlsplit(url).scheme != "rediss":
+        return {**login, **address}
+    return {
+        **login,
+        **address,
+        "connection_class": RedisTlsConnection,
+        "tls": redis_tls(keys),
+    }
 
 
 def _num_cancels() -> int:

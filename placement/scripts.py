@@ -88,14 +88,15 @@ return 0
 """
 )
 
-# KEYS: index. ARGV: prefix of the entries' keys, most entries to return. Returns name, value, ….
+# KEYS: index. ARGV: prefix of the entries' keys, most entries to return, the index of the last byte of
+# each to return: a value of a stranger's size does not travel. Returns name, value, ….
 READ_INDEX = (
     _SHARED
     + """
 local found = {}
 for _, name in ipairs(redis.call('ZRANGE', KEYS[1], 0, tonumber(ARGV[2]) - 1)) do
-  local value = get(ARGV[1] .. name)
-  if value then
+  local value = redis.pcall('GETRANGE', ARGV[1] .. name, 0, tonumber(ARGV[3]))
+  if type(value) == 'string' and value ~= '' then
     found[#found + 1] = name
     found[#found + 1] = value
   else
@@ -106,24 +107,25 @@ return found
 """
 )
 
-# KEYS: placement, index. ARGV: name, value, ttl (ms).
-PLACE = (
+# KEYS: index, placements to write, placements to remove. ARGV: router id, ttl (ms), how many to
+# write, name and value of each of those, name of each to remove.
+RECORD = (
     _SHARED
     + """
-redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3])
-index_add(KEYS[2], ARGV[1], tonumber(ARGV[3]))
+local router_id, ttl_ms, num_written = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
+for place = 1, num_written do
+  local name, value = ARGV[2 * place + 2], ARGV[2 * place + 3]
+  redis.call('SET', KEYS[1 + place], value, 'PX', ttl_ms)
+  index_add(KEYS[1], name, ttl_ms)
+end
+for place = num_written + 1, #KEYS - 1 do
+  local key, name = KEYS[1 + place], ARGV[3 + num_written + place]
+  local value = get(key)
+  if not value or field(value, 'router_id') == router_id then
+    redis.call('DEL', key)
+    redis.call('ZREM', KEYS[1], name)
+  end
+end
 return 0
-"""
-)
-
-# KEYS: placement, index. ARGV: name, router id.
-UNPLACE = (
-    _SHARED
-    + """
-local value = get(KEYS[1])
-if value and field(value, 'router_id') ~= ARGV[2] then return 0 end
-redis.call('DEL', KEYS[1])
-redis.call('ZREM', KEYS[2], ARGV[1])
-return 1
 """
 )

@@ -7,6 +7,7 @@ Every method has a deadline of its own and raises `PlacementUnavailable` when th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -41,7 +42,7 @@ class Placement:
 
 
 class PlacementStore(Protocol):
-    """Eight methods; the in-memory and the Redis store pass one contract suite."""
+    """Nine methods; the in-memory and the Redis store pass one contract suite."""
 
     async def next_epoch(self, node_id: str) -> int:
         """An epoch higher than any given to `node_id` before, also after the store was emptied."""
@@ -60,6 +61,16 @@ class PlacementStore(Protocol):
 
     async def unplace(self, attempt: AttemptId, *, router_id: str) -> None:
         """Forget it, only if this router placed it."""
+
+    async def record(
+        self,
+        placed: Sequence[Placement],
+        gone: Sequence[AttemptId],
+        *,
+        router_id: str,
+        ttl_s: float,
+    ) -> None:
+        """`place` and `unplace` of many attempts of one router in one call, all of them or none."""
 
     async def placements(self) -> list[Placement]:
         """Every recorded placement, ordered by attempt."""

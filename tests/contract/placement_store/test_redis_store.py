@@ -50,6 +50,9 @@ def _load(**changes: object) -> dict[str, object]:
         "num_recomputed_tokens",
         "num_drafted",
         "num_accepted",
+        "num_cached_blocks",
+        "num_reserved_blocks",
+        "num_receiving_blocks",
         "num_quarantined_blocks",
     )
     return dict.fromkeys(names, 0) | {"kv_links": []} | changes
@@ -98,9 +101,13 @@ def _value(**changes: object) -> bytes:
         _value(load=_load(num_drafted=0.5)),
         _value(load=_load(kv_links={})),
         _value(load=_load(kv_links=[["d1", "shm"]])),
-        _value(load=_load(kv_links=[["d1", "shm", 1]])),
-        _value(load=_load(kv_links=[["d1", 5, True]])),
-        _value(load=_load(kv_links=[["d1", "shm", True]] * 33)),
+        _value(load=_load(kv_links=[["d1", "shm", True]])),
+        _value(load=_load(kv_links=[["d1", "shm", 1, 0]])),
+        _value(load=_load(kv_links=[["d1", 5, True, 0]])),
+        _value(load=_load(kv_links=[["d1", "shm", True, -1]])),
+        _value(load=_load(kv_links=[["d1", "shm", True, 0]] * 33)),
+        _value(load=_load(num_cached_blocks=-1)),
+        _value(load=_load(num_receiving_blocks=None)),
         _value(metrics_address="no port"),
         _value(kv_description=5),
         _value(speculative_method=""),
@@ -136,6 +143,20 @@ async def test_a_valid_value_under_that_harness_is_not_skipped(
     client.set(PREFIX + "node:bad", _value())
     client.zadd(PREFIX + "nodes", {"bad": 9e15})
     assert len(await store.live_nodes()) == 1
+
+
+async def test_no_more_of_a_record_travels_than_a_record_may_have(
+    store: RedisStore, client: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    await store.heartbeat(record("good"), load(), lease_s=5)
+    client.set(PREFIX + "node:bad", b"x" * (64 << 20))
+    client.zadd(PREFIX + "nodes", {"bad": 9e15})
+    before = client.info("stats")["total_net_output_bytes"]  # type: ignore[index]
+    with caplog.at_level(logging.WARNING, "pdserve.placement"):
+        assert len(await store.live_nodes()) == 1
+    after = client.info("stats")["total_net_output_bytes"]  # type: ignore[index]
+    assert after - before < 64 << 10
+    assert "16385 bytes: wanted at most 16384" in caplog.text
 
 
 async def test_more_calls_than_connections_wait_for_one(store: RedisStore) -> None:

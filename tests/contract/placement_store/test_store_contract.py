@@ -159,6 +159,19 @@ async def test_only_the_router_that_placed_can_unplace(world: World) -> None:
     await world.second.unplace(AttemptId("req-1", 1), router_id="r1")
 
 
+async def test_many_changes_are_recorded_in_one_call(world: World) -> None:
+    old, foreign = placement("req-1"), placement("req-2", 1, "r2")
+    await world.first.place(old, ttl_s=600)
+    await world.second.place(foreign, ttl_s=600)
+    new = [placement(f"req-{number}") for number in (3, 4, 5)]
+    gone = [AttemptId(f"req-{number}", 1) for number in (1, 2, 9)]
+    await world.first.record(new, gone, router_id="r1", ttl_s=60)
+    assert await world.second.placements() == [foreign, *new], "another router's record stays"
+    world.advance(100)
+    assert await world.first.placements() == [foreign]
+    await world.first.record([], [], router_id="r1", ttl_s=60)
+
+
 async def test_a_placement_of_a_dead_router_expires(world: World) -> None:
     await world.first.place(placement("req-1"), ttl_s=10)
     await world.first.place(placement("req-2"), ttl_s=30)

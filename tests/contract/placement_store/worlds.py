@@ -102,8 +102,11 @@ def load(num_running: int = 0, *, is_draining: bool = False) -> NodeLoad:
         num_recomputed_tokens=300,
         num_drafted=20,
         num_accepted=15,
+        num_cached_blocks=40,
+        num_reserved_blocks=1,
+        num_receiving_blocks=2,
         num_quarantined_blocks=3,
-        kv_links=(KVLink("d1", "shm", True), KVLink("d2", "zmq", False)),
+        kv_links=(KVLink("d1", "shm", True, 1 << 40), KVLink("d2", "zmq", False, 7)),
     )
 
 

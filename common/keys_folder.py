@@ -1,0 +1,184 @@
+"""The keys of one process: its subfolder of what `pdserve keys init` made, read and checked.
+
+    DIR/router/  ca.pem cert.pem key.pem redis.password metrics.token api_keys.json
+    DIR/node/    ca.pem cert.pem key.pem redis.password metrics.token kv.key
+
+Everything is checked before anything listens, so that an expired certificate is a sentence at the
+start and no row of failed handshakes at night.
+"""
+
+from __future__ import annotations
+
+import ssl
+import stat
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from common.errors import ConfigError
+from common.nodes import Role
+
+ROUTER_NAME = "router.pdserve"
+NODE_NAME = "node.pdserve"
+REDIS_NAME = "redis.pdserve"
+"""Whom a certificate speaks for, as its DNS name: a kind of process, wherever it runs."""
+
+_MAX_FILE_BYTES = 64 << 10
+_SECRETS = ("key.pem", "redis.password", "metrics.token")
+_OWN_SECRET = {"router": "api_keys.json", "node": "kv.key"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keys:
+    """Certificates as PEM. `redis_user` is also the name of the folder's kind."""
+
+    folder: Path
+    ca: bytes
+    certificate: bytes
+    private_key: bytes = field(repr=False)
+    redis_user: str
+    redis_password: str = field(repr=False)
+    metrics_token: str = field(repr=False)
+    expires_at_s: float
+    """End of the certificate, in seconds since 1970."""
+
+    @property
+    def api_keys_path(self) -> Path:
+        """A router's file of API key hashes."""
+        return self.folder / "api_keys.json"
+
+    @property
+    def kv_key_path(self) -> Path:
+        """A node's CURVE key pair."""
+        return self.folder / "kv.key"
+
+
+def load_keys(folder: Path, role: Role) -> Keys:
+    """What a process of this role proves itself with, and knows others by.
+
+    Raises `ConfigError` that names the file at fault: missing, readable by others, empty, or a
+    certificate that is expired, of another CA, of another key, or another role's.
+    """
+    kind = "router" if role is Role.ROUTER else "node"
+    if not folder.is_dir() or not (folder / "cert.pem").exists():
+        inner = f", here {folder / kind}" if (folder / kind).is_dir() else ""
+        raise ConfigError(
+            f"keys is {str(folder)!r}, which is no folder of keys: wanted the subfolder {kind} of "
+            f"what `pdserve keys init` made{inner}"
+        )
+    contents = {name: _read_secret(folder / name) for name in (*_SECRETS, _OWN_SECRET[kind])}
+    ca, certificate = _read(folder / "ca.pem"), _read(folder / "cert.pem")
+    return Keys(
+        folder=folder,
+        ca=ca,
+        certificate=certificate,
+        private_key=contents["key.pem"],
+        redis_user=kind,
+        redis_password=_word(folder / "redis.password", contents["redis.password"]),
+        metrics_token=_word(folder / "metrics.token", contents["metrics.token"]),
+        expires_at_s=_checked_certificate(folder, kind),
+    )
+
+
+def _read_secret(path: Path) -> bytes:
+    try:
+        mode = stat.S_IMODE(path.stat().st_mode)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+    if mode & 0o077:
+        raise ConfigError(
+            f"{path} may be used by others than its owner (mode {mode:03o}): wanted 600, "
+            f"`chmod 600 {path}`"
+        )
+    return _read(path)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            content = file.read(_MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+    if not content.strip():
+        raise ConfigError(f"{path} is empty: `pdserve keys init` writes it")
+    if len(content) > _MAX_FILE_BYTES and path.name != "api_keys.json":
+        raise ConfigError(f"{path} is larger than {_MAX_FILE_BYTES >> 10} KiB: wanted a key file")
+    return content
+
+
+def _word(path: Path, content: bytes) -> str:
+    """A password or token: one word that a header or a Redis command can carry."""
+    try:
+        text = content.decode("ascii").strip()
+    except UnicodeDecodeError:
+        text = ""
+    if not text.isprintable() or not text or " " in text:
+        raise ConfigError(f"{path} holds no password: wanted one line of printable ASCII")
+    return text
+
+
+def _checked_certificate(folder: Path, kind: str) -> float:
+    """When the certificate ends, after it has proven itself as it will have to: in a handshake."""
+    path = folder / "cert.pem"
+    end = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    end.verify_mode = ssl.CERT_REQUIRED
+    own = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    own.check_hostname = False
+    # The other end is this process itself; what is checked is the certificate shown to it.
+    own.verify_mode = ssl.CERT_NONE
+    try:
+        end.load_verify_locations(folder / "ca.pem")
+    except ssl.SSLError:
+        raise ConfigError(f"{folder / 'ca.pem'} holds no certificate in PEM") from None
+    try:
+        for context in (end, own):
+            context.load_cert_chain(path, folder / "key.pem", password=_no_password)
+    except (ssl.SSLError, ValueError) as error:
+        raise ConfigError(
+            f"{path} and {folder / 'key.pem'} are no pair of certificate and key in PEM "
+            f"({_reason(error)}): {_how_to_renew(kind)}"
+        ) from None
+    try:
+        shown = _handshake(end, own)
+    except ssl.SSLCertVerificationError as error:
+        raise ConfigError(
+            f"{path} is not accepted by {folder / 'ca.pem'} ({error.verify_message}): "
+            f"{_how_to_renew(kind)}"
+        ) from None
+    wanted = ROUTER_NAME if kind == "router" else NODE_NAME
+    names = [name for _, name in shown.get("subjectAltName", ())]
+    if wanted not in names:
+        raise ConfigError(
+            f"{path} is the certificate of {', '.join(names) or 'nobody'}: wanted {wanted}'s"
+        )
+    return float(ssl.cert_time_to_seconds(shown["notAfter"]))
+
+
+def _handshake(end: ssl.SSLContext, own: ssl.SSLContext) -> dict[str, Any]:
+    """TLS in memory; what `end` saw of the certificate that `own` showed."""
+    to_end, to_own = ssl.MemoryBIO(), ssl.MemoryBIO()
+    sides = [
+        own.wrap_bio(to_own, to_end, server_side=False),
+        end.wrap_bio(to_end, to_own, server_side=True),
+    ]
+    # In TLS 1.3 the client is done before the server has judged its certificate.
+    for _ in range(3):
+        for side in sides:
+            try:
+                side.do_handshake()
+            except ssl.SSLWantReadError:
+                continue
+    return dict(sides[1].getpeercert() or {})
+
+
+def _no_password() -> str:
+    # Without it OpenSSL would ask on the terminal, and a service would hang.
+    raise ValueError("the key has a password: wanted one without")
+
+
+def _reason(error: Exception) -> str:
+    return str(getattr(error, "reason", None) or error)
+
+
+def _how_to_renew(kind: str) -> str:
+    return f"`pdserve keys renew DIR {kind}` makes a new one"

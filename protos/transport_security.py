@@ -1,0 +1,105 @@
+"""gRPC between processes: mutual TLS with the keys of the cluster, or in clear without keys.
+
+Certificates name kinds of processes and no machines, so a node may move. Being of the cluster's CA
+is not enough: a node listens to routers only, and a router speaks to nodes only, so that one node's
+certificate is no key to the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import aclosing
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from common.keys_folder import NODE_NAME, ROUTER_NAME, Keys
+
+Options = Sequence[tuple[str, Any]]
+
+
+def open_channel(address: str, options: Options, keys: Keys | None) -> grpc.aio.Channel:
+    """A router's channel to a node; with keys, only a holder of a node's certificate is spoken to.
+
+    It connects by itself, when there is something to say.
+    """
+    if keys is None:
+        return grpc.aio.insecure_channel(address, options=list(options))
+    credentials = grpc.ssl_channel_credentials(
+        root_certificates=keys.ca,
+        private_key=keys.private_key,
+        certificate_chain=keys.certificate,
+    )
+    named = [*options, ("grpc.ssl_target_name_override", NODE_NAME)]
+    return grpc.aio.secure_channel(address, credentials, options=named)
+
+
+def make_server(options: Options, keys: Keys | None) -> grpc.aio.Server:
+    """A node's server; with keys it answers routers only."""
+    interceptors = [] if keys is None else [OnlyRouters()]
+    return grpc.aio.server(interceptors=interceptors, options=list(options))
+
+
+def add_port(server: grpc.aio.Server, address: str, keys: Keys | None) -> int:
+    """Listen; the port. Raises `RuntimeError` when nothing can listen there."""
+    if keys is None:
+        return server.add_insecure_port(address)
+    credentials = grpc.ssl_server_credentials(
+        [(keys.private_key, keys.certificate)],
+        root_certificates=keys.ca,
+        require_client_auth=True,
+    )
+    return server.add_secure_port(address, credentials)
+
+
+class OnlyRouters(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
+    """Refuses calls over connections whose certificate is not a router's."""
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        """The method's handler behind the check; None for a method that there is not."""
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return None
+        codecs = {
+            "request_deserializer": handler.request_deserializer,
+            "response_serializer": handler.response_serializer,
+        }
+        if handler.unary_unary is not None:
+            return grpc.unary_unary_rpc_method_handler(_guarded(handler.unary_unary), **codecs)
+        if handler.unary_stream is not None:
+            guarded = _guarded_stream(handler.unary_stream)
+            return grpc.unary_stream_rpc_method_handler(guarded, **codecs)
+        raise TypeError(f"{handler_call_details} is a kind of call that nobody has guarded")
+
+
+def _guarded(call: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    async def guarded(request: Any, context: Any) -> Any:
+        await _require_router(context)
+        return await call(request, context)
+
+    return guarded
+
+
+def _guarded_stream(call: Callable[..., Any]) -> Callable[..., Any]:
+    async def guarded(request: Any, context: Any) -> Any:
+        await _require_router(context)
+        async with aclosing(call(request, context)) as messages:
+            async for message in messages:
+                yield message
+
+    return guarded
+
+
+async def _require_router(context: Any) -> None:
+    names = context.auth_context().get("x509_subject_alternative_name", ())
+    if ROUTER_NAME.encode() not in names:
+        shown = b", ".join(names).decode(errors="replace") or "nobody"
+        await context.abort(
+            grpc.StatusCode.PERMISSION_DENIED,
+            f"the certificate is {shown}'s: only a router's may call a node",
+        )

