@@ -1,0 +1,69 @@
+"""What the live page is made of, read at one moment."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from common.ids import Incarnation
+from placement.store import Placement
+from router.core.policies.query import NodeView
+from router.core.request_flow import RequestFlow, State
+
+
+class Phase(Enum):
+    """Where a request of this router is, as a person would say it.
+
+    placing: no node has its prompt yet. transfer: its first token is out, and its KV is on the way.
+    """
+
+    PLACING = "placing"
+    PREFILL = "prefill"
+    TRANSFER = "transfer"
+    DECODE = "decode"
+
+
+@dataclass(frozen=True, slots=True)
+class LiveRequest:
+    """One choice in progress, and the nodes that hold something of it."""
+
+    request_id: str
+    phase: Phase
+    decode: Incarnation | None
+    prefill: Incarnation | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """`placements` are the latest, oldest first, and `num_placements` all since the start.
+
+    `trouble` is why no request can run now, or ''; `warnings` what is wrong beside that.
+    """
+
+    router_id: str
+    model: str
+    is_store_away: bool
+    trouble: str
+    warnings: Sequence[str]
+    nodes: Sequence[NodeView]
+    requests: Sequence[LiveRequest]
+    placements: Sequence[Placement]
+    num_placements: int
+
+
+def live_requests(flows: Iterable[RequestFlow]) -> list[LiveRequest]:
+    """The requests of these flows, in their order."""
+    return [
+        LiveRequest(flow.attempt.request_id, _phase(flow), flow.decode, flow.prefill)
+        for flow in flows
+    ]
+
+
+def _phase(flow: RequestFlow) -> Phase:
+    if flow.state in (State.CHOOSING, State.RESERVING):
+        return Phase.PLACING
+    # A decode node that takes over an answer under way computes what there is of it first.
+    if flow.state is State.LOCAL or not flow.has_first_token:
+        return Phase.PREFILL
+    return Phase.TRANSFER if flow.state is State.PREFILLING else Phase.DECODE

@@ -1,0 +1,104 @@
+"use strict";
+// The figures at the top, the pairs and the placements.
+
+const FIGURES = [
+  ["Requests in progress", (s) => shownNumber(s.placing + s.prefill + s.transfer + s.decode), phasesText],
+  ["Tokens per second", (s) => shownNumber(s.tokens_per_s), (s) => perRequestText(s)],
+  ["First token, median", (s) => shownSpan(s.ttft_p50_s), (s) => `p99 ${shownSpan(s.ttft_p99_s)}`],
+  ["Per token, median", (s) => shownSpan(s.tpot_p50_s), (s) => `p99 ${shownSpan(s.tpot_p99_s)}`],
+  ["KV moved", (s) => shownBytesPerS(s.kv_bytes_per_s), (s) => `${s.transfer} on the way`],
+  ["Requests per second", (s) => shownNumber(s.requests_per_s), failuresText],
+];
+const MOST_PLACEMENTS = 32;
+
+function phasesText(sample) {
+  const named = ["placing", "prefill", "transfer", "decode"];
+  return named.filter((phase) => sample[phase]).map((phase) => `${sample[phase]} ${phase}`).join(", ") || "none";
+}
+
+function perRequestText(sample) {
+  return sample.decode ? `${shownNumber(sample.tokens_per_s / sample.decode)} per decoding request` : "\u00a0";
+}
+
+function failuresText(sample) {
+  return sample.failures_per_s ? `${shownNumber(sample.failures_per_s)} failed` : "none failed";
+}
+
+function makeFigures(holder) {
+  const shown = FIGURES.map(([title]) => {
+    const [value, detail] = [element("dd", ""), element("dd", "quiet")];
+    holder.append(element("div", "", element("dt", "", title), value, detail));
+    return [value, detail];
+  });
+  return (sample) => FIGURES.forEach(([, show, tell], index) => {
+    setText(shown[index][0], show(sample));
+    setText(shown[index][1], tell(sample));
+  });
+}
+
+function showPairs(pairs, nodes) {
+  const alive = new Set(nodes.map((node) => node.node_id));
+  const fastest = Math.max(1, ...pairs.map((pair) => pair.bytes_per_s));
+  const rows = pairs.map((pair) => {
+    const fill = element("i", "");
+    fill.style.width = `${(100 * pair.bytes_per_s) / fastest}%`;
+    const state = !alive.has(pair.decode) ? "away" : pair.is_connected ? "connected" : "idle";
+    return element("tr", "",
+      element("td", "", pair.prefill), element("td", "", pair.decode), element("td", "", pair.transport),
+      element("td", "", state), element("td", "number", shownBytesPerS(pair.bytes_per_s)),
+      element("td", "bar-cell", element("div", "meter", fill)),
+      element("td", "number", shownBytes(pair.num_bytes)));
+  });
+  showRows("pairs", rows);
+}
+
+class PlacementTable {
+  constructor() {
+    this.placements = [];
+  }
+
+  restart(placements) {
+    this.placements = placements.slice(-MOST_PLACEMENTS);
+  }
+
+  add(placements) {
+    this.placements = this.placements.concat(placements).slice(-MOST_PLACEMENTS);
+  }
+
+  show(nowS) {
+    const rows = [...this.placements].reverse().map((placement) => {
+      const name = element("td", "name", placement.request_id.slice(0, 14));
+      name.title = placement.request_id;
+      if (placement.attempt > 1) name.append(element("small", "", ` attempt ${placement.attempt}`));
+      return element("tr", "",
+        element("td", "number", shownAge(nowS - placement.at_s)), name,
+        element("td", "", placement.prefill ?? NOTHING), element("td", "", placement.decode ?? NOTHING),
+        element("td", "reason", placement.reason));
+    });
+    showRows("placements", rows);
+  }
+}
+
+function showRows(id, rows) {
+  const table = document.getElementById(id);
+  table.tBodies[0].replaceChildren(...rows);
+  table.parentElement.hidden = rows.length === 0;
+  document.getElementById(`no-${id}`).hidden = rows.length > 0;
+}
+
+function showNotices({ trouble, warnings, is_store_away: isAway }) {
+  const notices = [];
+  if (trouble) notices.push(`Requests have nowhere to run: ${trouble}.`);
+  if (isAway && !trouble) notices.push("The placement store is away: nodes that join or leave are not noticed.");
+  notices.push(...warnings.map((warning) => `${warning}.`));
+  const list = document.getElementById("notices");
+  const isSame = notices.length === list.children.length
+    && notices.every((notice, index) => list.children[index].textContent === notice);
+  if (!isSame) list.replaceChildren(...notices.map((notice) => element("li", "", notice)));
+}
+
+function showSampleRequest(model) {
+  const body = JSON.stringify({ model, messages: [{ role: "user", content: "Say hello." }] });
+  const command = `curl ${location.origin}/v1/chat/completions -H 'Content-Type: application/json' \\\n  -d '${body}'`;
+  setText(document.getElementById("sample-request"), command);
+}

@@ -1,0 +1,44 @@
+"""Readings for the live page, made by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from common.ids import Incarnation
+from common.nodes import NodeLoad, NodeRecord, Role
+from router.core.live_reading import Reading
+from router.core.policies.query import NodeView
+
+
+def node(name: Incarnation, role: Role, **load: Any) -> NodeView:
+    """A node of 100 blocks and 8 seats, idle but for `load`."""
+    record = NodeRecord(
+        incarnation=name,
+        role=role,
+        control_address="127.0.0.1:7001",
+        model="tiny",
+        fingerprint="f",
+        block_size=16,
+        num_blocks=100,
+        max_num_seqs=8,
+        max_model_len=512,
+    )
+    idle = {"free_blocks": 100, "free_seats": 8, "num_running": 0, "num_waiting": 0}
+    return NodeView(
+        record=record, load=NodeLoad(**{**idle, "queued_tokens": 0, **load}), num_requests=0
+    )
+
+
+def reading(*nodes: NodeView, **changes: Any) -> Reading:
+    """A quiet router that knows these nodes, but for `changes`."""
+    empty: dict[str, Any] = {
+        "router_id": "r0",
+        "model": "tiny",
+        "is_store_away": False,
+        "trouble": "",
+        "warnings": (),
+        "requests": (),
+        "placements": (),
+        "num_placements": 0,
+    }
+    return Reading(nodes=nodes, **{**empty, **changes})

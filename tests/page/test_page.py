@@ -1,0 +1,238 @@
+"""The page over clusters that are made up: phases, hostile names, keys, both colour schemes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from common.ids import AttemptId, Incarnation
+from common.nodes import KVLink, Role
+from placement.store import Placement
+from router.core.live_reading import LiveRequest, Phase, Reading
+from tests.fakes.live_readings import node, reading
+from tests.page.browser import Tab
+from tests.page.served_edge import ServedEdge, served_edge
+
+P1, D1 = Incarnation("p1", 1), Incarnation("d1", 1)
+P1_LINKS = (KVLink("d1", "shm", True, 1000),)
+PAIR = reading(
+    node(P1, Role.PREFILL, kv_links=P1_LINKS),
+    node(D1, Role.DECODE, free_blocks=70, num_cached_blocks=20, num_receiving_blocks=10),
+)
+HOSTILE = "<img src=x onerror=window.hacked=1>"
+
+
+@pytest.fixture
+def edge() -> Iterator[ServedEdge]:
+    with served_edge() as edge:
+        yield edge
+
+
+@pytest.fixture
+def locked_edge() -> Iterator[ServedEdge]:
+    with served_edge(api_key="right") as edge:
+        yield edge
+
+
+def at(phase: Phase) -> Reading:
+    prefill = P1 if phase in (Phase.PREFILL, Phase.TRANSFER) else None
+    return replace(PAIR, requests=(LiveRequest("req-1", phase, D1, prefill),))
+
+
+def test_nothing_runs_yet(edge: ServedEdge, tab: Tab) -> None:
+    edge.show(reading(trouble="no decode or mixed node is alive"))
+    tab.goto(edge.url)
+    tab.wait(
+        "!document.querySelector('main').hidden && !document.querySelector('#no-nodes').hidden"
+    )
+    assert "pdserve serve --role prefill" in tab.text("#no-nodes")
+    assert "Requests have nowhere to run: no decode or mixed node is alive." in tab.text("#notices")
+    assert f"curl {edge.url}/v1/chat/completions" in tab.text("#no-placements")
+    assert "No KV has moved" in tab.text("#no-pairs")
+    assert tab.run("document.querySelector('#placements').parentElement.hidden")
+
+
+def test_a_request_moves_from_prefill_to_decode(edge: ServedEdge, tab: Tab) -> None:
+    edge.show(PAIR)
+    tab.goto(edge.url)
+    tab.wait("document.querySelectorAll('.card').length == 2")
+    settled = "document.querySelector('.dot')?.getAnimations().length === 0"
+    where = "document.querySelector('.dot').getBoundingClientRect().left"
+    lefts = []
+    for phase in (Phase.PREFILL, Phase.TRANSFER, Phase.DECODE):
+        edge.show(at(phase))
+        tab.wait(f"document.querySelector('.dot[data-phase={phase.value}]') && {settled}")
+        lefts.append(tab.run(where))
+    assert lefts == sorted(lefts)
+    card = "document.querySelector('#{}-column .card').getBoundingClientRect()"
+    assert tab.run(f"{card.format('prefill')}.left") < lefts[0]
+    assert lefts[0] < tab.run(f"{card.format('prefill')}.right") < lefts[2]
+    assert tab.run(f"{card.format('decode')}.left") < lefts[2]
+    edge.show(PAIR)
+    tab.wait("document.querySelectorAll('.dot').length == 0")
+
+
+def test_a_request_too_quick_for_a_snapshot_still_crosses(edge: ServedEdge, tab: Tab) -> None:
+    edge.show(PAIR)
+    tab.goto(edge.url)
+    tab.wait("document.querySelectorAll('.card').length == 2")
+    tab.run(
+        "window.seen = 0; new MutationObserver((all) => {"
+        "  for (const change of all) window.seen += change.addedNodes.length;"
+        "}).observe(document.querySelector('#dots'), {childList: true})"
+    )
+    placement = Placement(
+        attempt=AttemptId("req-9", 1), router_id="r0", decode=D1, prefill=P1, reason="least loaded"
+    )
+    edge.show(replace(PAIR, placements=(placement,), num_placements=1))
+    tab.wait("window.seen == 1")
+    tab.wait("document.querySelector('#placements tbody').innerText.includes('least loaded')")
+
+
+def test_blocks_as_a_bar(edge: ServedEdge, tab: Tab) -> None:
+    edge.show(PAIR)
+    tab.goto(edge.url)
+    tab.wait("document.querySelectorAll('.card').length == 2")
+    bar = "document.querySelector('#decode-column .blocks')"
+    label = "100 blocks: 20 running, 10 receiving, 20 cached, 50 free"
+    assert tab.run(f"{bar}.getAttribute('aria-label')") == label
+    widths = tab.run(f"[...{bar}.children].map((part) => parseFloat(part.style.width))")
+    assert widths == [20, 0, 10, 0, 20, 50]
+
+
+def test_names_from_the_cluster_are_text(edge: ServedEdge, tab: Tab) -> None:
+    evil = Incarnation(HOSTILE, 1)
+    placement = Placement(
+        attempt=AttemptId(HOSTILE, 1), router_id="r0", decode=evil, prefill=evil, reason=HOSTILE
+    )
+    edge.show(
+        reading(
+            node(evil, Role.PREFILL, kv_links=(KVLink(HOSTILE, HOSTILE, True),)),
+            node(evil, Role.DECODE),
+            model=HOSTILE,
+            router_id=HOSTILE,
+            trouble=HOSTILE,
+            warnings=(HOSTILE,),
+            requests=(LiveRequest(HOSTILE, Phase.DECODE, evil, evil),),
+            placements=(placement,),
+            num_placements=1,
+        )
+    )
+    tab.goto(edge.url)
+    tab.wait("document.querySelectorAll('.card').length == 2")
+    for selector in ("h1 span", ".card h4", "#notices", "#router", "#pairs", ".reason"):
+        assert HOSTILE in tab.text(selector)
+    assert tab.run("document.querySelectorAll('img').length") == 0
+    assert tab.run("window.hacked") is None
+
+
+def test_the_policy_refuses_what_was_not_sent_along(edge: ServedEdge, tab: Tab) -> None:
+    tab.goto(edge.url)
+    tab.wait("!document.querySelector('main').hidden")
+    for markup in ("<img src=x onerror=window.hacked=1>", "<svg onload=window.hacked=1>"):
+        tab.run(f"document.querySelector('#notices').innerHTML = {markup!r}")
+    tab.run("document.head.append(Object.assign(document.createElement('script'),"
+            " {textContent: 'window.hacked = 1'}))")  # fmt: skip
+    assert tab.run("window.hacked") is None
+    assert any("Content Security Policy" in text for text in tab.complaints())
+    tab.forget_complaints()
+
+
+def test_the_page_asks_for_the_key(locked_edge: ServedEdge, tab: Tab) -> None:
+    locked_edge.show(PAIR)
+    tab.goto(locked_edge.url)
+    tab.wait("!document.querySelector('#key').hidden")
+    assert tab.run("document.activeElement.id") == "key-input"
+    assert tab.text("#key-error") == ""
+    tab.type("wrong")
+    tab.press_enter()
+    tab.wait("document.querySelector('#key-error').innerText == 'That key was refused.'")
+    assert tab.run("sessionStorage.length") == 0
+    tab.type("right")
+    tab.press_enter()
+    tab.wait("document.querySelectorAll('.card').length == 2")
+    assert tab.run("document.querySelector('#key').hidden")
+    assert tab.run("Object.values(sessionStorage).join() + localStorage.length") == "right0"
+    tab.goto(locked_edge.url)
+    tab.wait("document.querySelectorAll('.card').length == 2")
+    assert tab.run("document.querySelector('#key').hidden")
+    # The browser tells of each 401 as of an error.
+    assert all("401" in text for text in tab.complaints())
+    tab.forget_complaints()
+
+
+@pytest.mark.parametrize("width", [1240, 700, 360])
+def test_no_width_needs_scrolling_sideways(edge: ServedEdge, tab: Tab, width: int) -> None:
+    long = Incarnation("decode-" + "very-long-name-" * 7, 1)
+    edge.show(replace(PAIR, nodes=(*PAIR.nodes, node(long, Role.DECODE)), warnings=("w" * 200,)))
+    tab.resize(width, 800)
+    tab.goto(edge.url)
+    tab.wait("document.querySelectorAll('.card').length == 3")
+    assert tab.run("document.documentElement.scrollWidth") <= width
+
+
+CONTRAST = """(selector) => {
+  const luminance = (color) => {
+    const [r, g, b] = color.match(/[\\d.]+/g).slice(0, 3).map((value) => {
+      const share = value / 255;
+      return share <= 0.04045 ? share / 12.92 : ((share + 0.055) / 1.055) ** 2.4;
+    });
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const text = document.querySelector(selector);
+  let ground = text;
+  const isClear = (one) => getComputedStyle(one).backgroundColor === 'rgba(0, 0, 0, 0)';
+  while (isClear(ground)) ground = ground.parentElement;
+  const two = [luminance(getComputedStyle(text).color),
+               luminance(getComputedStyle(ground).backgroundColor)].sort((a, b) => b - a);
+  return [(two[0] + 0.05) / (two[1] + 0.05), luminance(getComputedStyle(ground).backgroundColor)];
+}"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_both_colour_schemes_can_be_read(edge: ServedEdge, tab: Tab, scheme: str) -> None:
+    edge.show(replace(PAIR, warnings=("something is wrong",)))
+    tab.prefer(scheme)
+    tab.goto(edge.url)
+    tab.wait("document.querySelectorAll('.card').length == 2")
+    for selector in ("h1", ".told", "#figures dt", "#notices li", "th", ".empty", "footer p"):
+        contrast, ground = tab.run(f"({CONTRAST})({selector!r})")
+        assert contrast >= 4.5, selector
+        assert (ground > 0.5) == (scheme == "light"), selector
+
+
+def test_what_a_screen_reader_finds(edge: ServedEdge, tab: Tab) -> None:
+    edge.show(PAIR)
+    tab.goto(edge.url)
+    tab.wait("document.querySelectorAll('.card').length == 2")
+    assert tab.run("document.documentElement.lang") == "en"
+    unlabelled = (
+        "[...document.querySelectorAll('[role=img], section, [role=region]')].filter((e) =>"
+    )
+    unlabelled += " !e.getAttribute('aria-label') && !e.getAttribute('aria-labelledby')).length"
+    assert tab.run(unlabelled) == 0
+    assert tab.run("document.querySelectorAll('th:not([scope])').length") == 0
+    assert tab.run("document.querySelector('#connection').getAttribute('role')") == "status"
+    levels = tab.run("[...document.querySelectorAll('h1,h2,h3,h4')].map((h) => +h.tagName[1])")
+    assert levels[0] == 1
+    assert levels.count(1) == 1
+
+
+def test_what_is_drawn_of_a_quarter_of_an_hour(edge: ServedEdge, tab: Tab) -> None:
+    edge.show(PAIR)
+    tab.goto(edge.url)
+    tab.wait("document.querySelectorAll('.card').length == 2")
+    drawn = tab.run(
+        "(() => { const chart = new LineChart(CHARTS[0]);"
+        " const sample = (t, v) => ({ at_s: t, ttft_p50_s: v, ttft_p99_s: null });"
+        " chart.draw([sample(0, 0.1), sample(1, 0.2), sample(2, null), sample(3, 0.1),"
+        "             sample(30, 0.1), sample(60, 0.05)]);"
+        " return [chart.paths[0].getAttribute('d'), chart.paths[1].getAttribute('d'),"
+        "         chart.top.textContent, chart.begin.textContent]; })()"
+    )
+    # Two seconds without requests and two gaps in the samples: four strokes.
+    assert drawn[0].count("M") == 4
+    assert drawn[0].startswith("M0.0 36.0h0L5.0 0.0M15.0 36.0h0")
+    assert drawn[1:] == ["", "200 ms", "60 s ago"]
