@@ -1,0 +1,82 @@
+"""Traces switched on and off: what is imported, what is missing, what is sampled."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+from common.clock import MonotonicClock
+from common.config import Config
+from common.errors import ConfigError
+from common.nodes import Role
+from common.tracing import NO_SPAN, NO_TRACING
+from common.tracing_config import TracingConfig
+from pdserve.make_tracing import make_tracing
+from pdserve.network import free_loopback_port
+from pdserve.otel import OtelTracing
+
+PARENT = f"00-{'ab' * 16}-{'cd' * 8}-"
+
+
+def config_with(endpoint: str) -> Config:
+    return Config(role=Role.DECODE, tracing=TracingConfig(otel_endpoint=endpoint))
+
+
+def tracing_to_nowhere(ratio: float) -> OtelTracing:
+    config = TracingConfig(
+        otel_endpoint=f"http://127.0.0.1:{free_loopback_port()}", otel_sample_ratio=ratio
+    )
+    return OtelTracing(config, role=Role.ROUTER, node_id="r", clock=MonotonicClock())
+
+
+def test_off_is_nothing() -> None:
+    assert make_tracing(config_with("")) is NO_TRACING
+
+
+def test_a_node_without_traces_imports_nothing_of_them() -> None:
+    code = (
+        "import sys, pdserve.make_tracing, pdserve.engine_role, node.engine_node, "
+        "decode_node.node, prefill_node.node\n"
+        "print([name for name in sys.modules if name.startswith('opentelemetry')])"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout == "[]\n"
+
+
+def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "pdserve.otel")
+    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
+    with pytest.raises(ConfigError, match=r"otel_endpoint is .*pip install 'pdserve\[otel\]'"):
+        make_tracing(config_with("http://c:4317"))
+
+
+def test_the_caller_decides_before_the_ratio_does() -> None:
+    now_s = MonotonicClock().now_s()
+    none, every = tracing_to_nowhere(0.0), tracing_to_nowhere(1.0)
+    try:
+        assert none.span("request", now_s, parent="") is NO_SPAN
+        assert none.span("request", now_s, parent=PARENT + "01").is_recording
+        assert every.span("request", now_s, parent=PARENT + "00") is NO_SPAN
+        root = every.span("request", now_s, parent="no context at all")
+        assert root.is_recording
+        child = root.child("attempt", now_s)
+        assert child.traceparent[3:35] == root.traceparent[3:35] != PARENT[3:35]
+        assert child.traceparent[36:52] != root.traceparent[36:52]
+        remote = every.span("decode", now_s, parent=child.traceparent)
+        assert remote.traceparent[:36] == child.traceparent[:36]
+    finally:
+        none.close()
+        every.close()
+
+
+def test_closing_does_not_wait_for_a_collector_that_is_away() -> None:
+    tracing = tracing_to_nowhere(1.0)
+    now_s = MonotonicClock().now_s()
+    for _ in range(2000):
+        tracing.span("request", now_s, parent="").end(now_s)
+    began_at_s = time.monotonic()
+    tracing.close()
+    assert time.monotonic() - began_at_s < 5

@@ -1,0 +1,114 @@
+"""The one line about each generation request, however it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import httpx
+import pytest
+
+from common.errors import InternalError, NodeLost, Overloaded
+from tests.fakes.http_edge import chunks, fails, hangs_after, make_edge
+from tests.fakes.http_server import eventually, served
+
+LOGGER = "pdserve.router.requests"
+PROMPT = "Hello world"
+BODY: dict[str, Any] = {"model": "tiny", "prompt": PROMPT, "max_tokens": 9}
+
+
+def lines(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
+    shown = []
+    for record in caplog.records:
+        if record.name == LOGGER:
+            assert record.levelno == logging.INFO
+            fields: dict[str, Any] = vars(record)["fields"]
+            assert PROMPT not in str(fields)
+            shown.append({key: value for key, value in fields.items() if value is not None})
+    return shown
+
+
+@pytest.fixture(autouse=True)
+def _at_info(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, LOGGER)
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+async def test_an_answer(caplog: pytest.LogCaptureFixture, is_stream: bool) -> None:
+    edge = make_edge(api_key="sesame")
+    headers = {"authorization": "Bearer sesame", "x-request-id": "mine"}
+    async with edge.client(headers=headers) as client:
+        response = await client.post("/v1/completions", json={**BODY, "stream": is_stream})
+    assert response.status_code == 200
+    (line,) = lines(caplog)
+    assert 0 <= line.pop("ttft_ms") <= line.pop("duration_ms")
+    assert line.pop("output_tokens") > 0
+    assert line.pop("prompt_tokens") > 0
+    line.pop("api_key", None)
+    assert line == {
+        "request_id": "mine",
+        "endpoint": "completions",
+        "model": "tiny",
+        "outcome": "ok",
+        "status": 200,
+    }
+    assert "sesame" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (Overloaded("full"), 503),
+        (NodeLost("gone"), 502),
+        (InternalError("a bug"), 500),
+        (KeyError("a bug"), 500),
+    ],
+)
+async def test_a_failure(caplog: pytest.LogCaptureFixture, error: Exception, status: int) -> None:
+    async with make_edge(fails(error)).client() as client:
+        response = await client.post("/v1/completions", json=BODY)
+    (line,) = lines(caplog)
+    assert line["status"] == response.status_code == status
+    assert line["outcome"] == response.json()["error"]["code"] != "ok"
+    assert line["request_id"] == response.headers["x-request-id"]
+    assert "ttft_ms" not in line
+    assert line["prompt_tokens"] > 0
+
+
+async def test_a_failure_in_the_middle(caplog: pytest.LogCaptureFixture) -> None:
+    edge = make_edge(fails(NodeLost("gone"), after=chunks([50, 51])[:1]))
+    async with edge.client() as client:
+        await client.post("/v1/completions", json={**BODY, "stream": True})
+    (line,) = lines(caplog)
+    assert (line["outcome"], line["status"], line["output_tokens"]) == ("node_lost", 200, 1)
+    assert line["ttft_ms"] >= 0
+
+
+async def test_a_body_that_is_none(caplog: pytest.LogCaptureFixture) -> None:
+    async with make_edge().client() as client:
+        await client.post("/v1/completions", content=b"{")
+    (line,) = lines(caplog)
+    assert line["status"] == 400
+    assert "prompt_tokens" not in line
+
+
+async def test_a_client_that_leaves(caplog: pytest.LogCaptureFixture) -> None:
+    edge = make_edge(hangs_after())
+    async with served(edge.app) as port:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+            asking = asyncio.create_task(client.post("/v1/completions", json=BODY))
+            await eventually(lambda: len(edge.generator.calls) == 1)
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+        await eventually(lambda: len(lines(caplog)) == 1)
+    assert lines(caplog)[0]["outcome"] == "client_closed"
+
+
+async def test_nothing_is_put_together_when_nobody_reads_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.WARNING, LOGGER)
+    async with make_edge().client() as client:
+        assert (await client.post("/v1/completions", json=BODY)).status_code == 200
+    assert lines(caplog) == []

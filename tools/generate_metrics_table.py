@@ -1,0 +1,137 @@
+"""Write the tables of `docs/metrics.md` from the metrics, or check that they are current.
+
+Usage: python tools/generate_metrics_table.py [--check]
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.registry import Collector
+
+from common.clock import MonotonicClock
+from engine.core.block_pool import BlockCounts
+from engine.core.statistics import StepCounters
+from kv_transfer.statistics import ConnectorStatistics
+from kv_transfer.transfer_metrics import TransferMetrics
+from node.kv_metrics import KvCollector
+from node.messages import NodeStatistics
+from node.metrics import NodeCollector
+from router.api_key_book import ApiKeyBook
+from router.api_key_metrics import ApiKeyCollector
+from router.http_connections import count_refused
+from router.http_metrics import HttpMetrics
+from router.metrics import RouterMetrics
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "metrics.md"
+_TABLE = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end of table -->\n)", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class DescribedMetric:
+    """One metric by the name under which Prometheus stores it."""
+
+    name: str
+    kind: str
+    labels: tuple[str, ...]
+    text: str
+
+
+class _Registry(CollectorRegistry):
+    """Remembers who registered, as a metric with labels and no samples yet collects nothing."""
+
+    def __init__(self) -> None:
+        super().__init__(auto_describe=False)
+        self.collectors: list[Collector] = []
+
+    def register(self, collector: Collector) -> None:
+        super().register(collector)
+        self.collectors.append(collector)
+
+
+def described_metrics() -> dict[str, list[DescribedMetric]]:
+    """What each table shows: every metric of a router, of a node, and of its KV transfers."""
+    router, node, kv = _Registry(), _Registry(), _Registry()
+    HttpMetrics(router)
+    RouterMetrics(router)
+    router.register(ApiKeyCollector(ApiKeyBook(MonotonicClock())))
+    count_refused(router)
+    node.register(NodeCollector(_node_statistics, {}))
+    kv.register(KvCollector(_connector_statistics))
+    tables = {"router": router, "node": node, "kv": kv}
+    return {name: list(_described(registry)) for name, registry in tables.items()}
+
+
+def page_with_tables(page: str) -> str:
+    """`page` with what is between its markers made anew. Raises `KeyError` for an unknown table."""
+    metrics = described_metrics()
+    return _TABLE.sub(lambda found: found[1] + _table(metrics[found[2]]) + found[3], page)
+
+
+def main() -> int:
+    if sys.argv[1:] not in ([], ["--check"]):
+        print(__doc__, file=sys.stderr)
+        return 2
+    old = PAGE.read_text()
+    new = page_with_tables(old)
+    if not sys.argv[1:]:
+        PAGE.write_text(new)
+    elif new != old:
+        print("docs/metrics.md is not what the code shows: run `make docs`", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _described(registry: _Registry) -> Iterator[DescribedMetric]:
+    for collector in registry.collectors:
+        for family in collector.collect():
+            # The library keeps the names of labels where it made the metric, or in the family.
+            known: Any = collector if hasattr(collector, "_labelnames") else family
+            name = f"{family.name}_total" if family.type == "counter" else family.name
+            yield DescribedMetric(name, family.type, known._labelnames, family.documentation)
+
+
+def _table(metrics: list[DescribedMetric]) -> str:
+    rows = ["| metric | type | labels | what |", "|---|---|---|---|"]
+    for metric in metrics:
+        labels = ", ".join(f"`{label}`" for label in metric.labels)
+        rows.append(f"| `{metric.name}` | {metric.kind} | {labels} | {metric.text} |")
+    return "\n".join(rows) + "\n"
+
+
+def _node_statistics() -> NodeStatistics:
+    scheduler = StepCounters().statistics(
+        method="none",
+        blocks=BlockCounts(free=0, cached=0, running=0, reserved=0, receiving=0, quarantined=0),
+        num_host_blocks_used=0,
+        new_token_ratio=0.0,
+        num_running=0,
+        num_waiting=0,
+        max_num_batched_tokens=1,
+    )
+    return NodeStatistics(scheduler=scheduler, num_transfers=0)
+
+
+def _connector_statistics() -> ConnectorStatistics:
+    return ConnectorStatistics(
+        bytes_sent=0,
+        bytes_received=0,
+        transfers_open=0,
+        landings_open=0,
+        sessions_open=0,
+        blocks_quarantined=0,
+        lanes={},
+        frames_dropped={},
+        checksum_failures=0,
+        measured=TransferMetrics(["zmq"]).view(),
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
