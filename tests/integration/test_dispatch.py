@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from typing import Any
+from collections.abc import AsyncIterator
 
-import grpc
 import pytest
-from prometheus_client import CollectorRegistry
 
 from common.errors import (
     DeadlineExceeded,
@@ -16,70 +13,27 @@ from common.errors import (
     InvalidRequest,
     NodeLost,
     Overloaded,
-    PeerProtocolError,
+    StaleEpoch,
 )
 from common.ids import AttemptId, Incarnation
 from common.nodes import Role
-from common.request import FinishReason, GenerationRequest, RequestOutput, SamplingParams
-from placement.redis_store import RedisStore
+from common.request import FinishReason, GenerationRequest, SamplingParams
 from protos import pdserve_node_pb2 as pb
 from protos.codec import refusal_to_proto
 from router.cluster import DispatcherView
-from router.dispatch import Dispatcher
-from router.generation import TokenChunk
-from tests.integration.fake_node import IDLE, FakeNode, record_of
-
-PROMPT = tuple(range(40))
-GREEDY = SamplingParams(max_tokens=8, temperature=0.0)
-
-
-async def wait_until(is_true: Callable[[], bool], what: str) -> None:
-    """Let the event loop run until something has happened, for 10 s at most."""
-    for _ in range(5000):
-        if is_true():
-            return
-        await asyncio.sleep(0.002)
-    pytest.fail(f"not within 10 s: {what}")
-
-
-class Cluster:
-    """Scripted nodes, one store, and routers over them."""
-
-    def __init__(self, redis_url: str) -> None:
-        self.url = redis_url
-        self.store = RedisStore(redis_url, "dispatch", call_timeout_s=5.0)
-        self.nodes: list[FakeNode] = []
-        self.routers: list[Dispatcher] = []
-        self.failed = asyncio.Event()
-
-    async def add(self, node_id: str, role: Role, epoch: int = 1, port: int = 0) -> FakeNode:
-        node = FakeNode(node_id, role, epoch)
-        await node.start(self.store, port=port)
-        self.nodes.append(node)
-        return node
-
-    async def router(self, router_id: str = "router-0", policy: str = "round_robin") -> Dispatcher:
-        """A started router that hears every node there is."""
-        router = Dispatcher(
-            self.store,
-            router_id=router_id,
-            model="tiny",
-            policy=policy,
-            node_lease_s=0.4,
-            registry=CollectorRegistry(),
-            on_failed=self.failed.set,
-        )
-        self.routers.append(router)
-        await router.start()
-        await wait_until(lambda: len(router.pool.nodes()) == len(self.nodes), "all nodes heard")
-        return router
-
-    async def close(self) -> None:
-        for router in self.routers:
-            await router.close()
-        for node in self.nodes:
-            await node.die()
-        await self.store.close()
+from router.node_drain import DrainingNode, UnknownNode, drain_node
+from tests.integration.fake_node import IDLE, record_of
+from tests.integration.scripted_cluster import (
+    GREEDY,
+    PROMPT,
+    Cluster,
+    asked,
+    ids,
+    no_placements,
+    start,
+    tokens,
+    wait_until,
+)
 
 
 @pytest.fixture
@@ -87,41 +41,6 @@ async def cluster(redis_url: str) -> AsyncIterator[Cluster]:
     cluster = Cluster(redis_url)
     yield cluster
     await cluster.close()
-
-
-async def asked(node: FakeNode, num_times: int = 1) -> GenerationRequest:
-    await wait_until(lambda: len(node.asked) >= num_times, f"{node.incarnation} asked")
-    return node.asked[num_times - 1]
-
-
-def tokens(attempt: AttemptId, first: int, *ids: int, **more: Any) -> RequestOutput:
-    return RequestOutput(id=attempt, first_index=first, token_ids=ids, **more)
-
-
-def start(router: Dispatcher, sampling: SamplingParams = GREEDY) -> asyncio.Task[list[TokenChunk]]:
-    """Read one whole answer in the background."""
-    stream = router.generate(PROMPT, sampling, deadline_s=30)
-
-    async def read() -> list[TokenChunk]:
-        return [chunk async for chunk in stream]
-
-    return asyncio.create_task(read())
-
-
-def ids(chunks: list[TokenChunk]) -> list[int]:
-    assert [chunk.finish_reason for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
-    next_index = 0
-    for chunk in chunks:
-        assert chunk.first_index == next_index
-        next_index += len(chunk.token_ids)
-    return [token_id for chunk in chunks for token_id in chunk.token_ids]
-
-
-async def no_placements(cluster: Cluster) -> None:
-    for _ in range(1000):
-        if not await cluster.store.placements():
-            return
-    pytest.fail("a placement is left")
 
 
 async def test_prefill_then_decode(cluster: Cluster) -> None:
@@ -246,21 +165,49 @@ async def test_a_lost_prefill_node_is_replaced_before_the_first_token(cluster: C
     assert ids(await answer) == [10]
 
 
-async def test_a_lost_decode_node_ends_a_begun_answer_typed(cluster: Cluster) -> None:
+@pytest.mark.parametrize("has_other", [False, True])
+async def test_a_lost_decode_node_s_answer_goes_on_at_the_next_one(
+    cluster: Cluster, has_other: bool
+) -> None:
     p = await cluster.add("p0", Role.PREFILL)
     d = await cluster.add("d0", Role.DECODE)
-    await cluster.add("d1", Role.DECODE)
-    router = await cluster.router()
+    other = await cluster.add("d1", Role.DECODE) if has_other else None
+    router = await cluster.router(lease_s=10.0)
     stream = router.generate(PROMPT, GREEDY, deadline_s=30)
     reading = asyncio.create_task(anext(stream))
     request = await asked(p)
     p.push(tokens(request.id, 0, 10))
-    assert (await reading).token_ids == (10,)
+    assert [chunk.token_ids for chunk in await reading] == [(10,)]
     await d.die()
-    with pytest.raises(NodeLost, match="d0#1"):
-        await anext(stream)
+    if other is None:
+        with pytest.raises(NodeLost, match="d0#1"):
+            await anext(stream)
+    else:
+        second = await asked(other)
+        assert (second.id.attempt, second.output_token_ids) == (2, (10,))
+        other.push(tokens(second.id, 1, 11, 12, finish_reason=FinishReason.STOP))
+        rest = [chunk async for chunks in stream for chunk in chunks]
+        assert [(chunk.first_index, chunk.token_ids) for chunk in rest] == [(1, (11, 12))]
     await wait_until(lambda: p.aborted == [request.id], "prefill aborted")
     await no_placements(cluster)
+
+
+async def test_a_node_is_drained_in_the_life_that_is_known(cluster: Cluster) -> None:
+    d = await cluster.add("d0", Role.DECODE)
+    await cluster.add("d1", Role.DECODE)
+    router = await cluster.router()
+    assert await drain_node(router.pool, "d0") == DrainingNode(d.incarnation, 30.0)
+    assert d.num_drains == 1
+    with pytest.raises(UnknownNode) as unknown:
+        await drain_node(router.pool, "d2")
+    assert unknown.value.known == ["d0", "d1"]
+    d.incarnation = Incarnation("d0", 2)
+    with pytest.raises(StaleEpoch, match="d0#1"):
+        await drain_node(router.pool, "d0")
+    assert d.num_drains == 1
+    await d.die()
+    with pytest.raises(NodeLost):
+        await drain_node(router.pool, "d0")
 
 
 async def test_the_prefill_node_may_die_once_decode_has_started(cluster: Cluster) -> None:
@@ -273,11 +220,11 @@ async def test_the_prefill_node_may_die_once_decode_has_started(cluster: Cluster
     p.push(tokens(request.id, 0, 10))
     await reading
     d.push(tokens(request.id, 1, 11, is_started=True))
-    assert (await anext(stream)).token_ids == (11,)
+    assert [chunk.token_ids for chunk in await anext(stream)] == [(11,)]
     await p.die()
     await wait_until(lambda: len(router.pool.nodes()) == 1, "p0 noticed")
     d.push(tokens(request.id, 2, 12, finish_reason=FinishReason.STOP))
-    assert (await anext(stream)).token_ids == (12,)
+    assert [chunk.token_ids for chunk in await anext(stream)] == [(12,)]
     assert d.aborted == []
 
 
@@ -364,119 +311,6 @@ async def test_a_prompt_that_no_node_can_hold(cluster: Cluster) -> None:
         await anext(router.generate(tuple(range(1100)), GREEDY, deadline_s=30))
     with pytest.raises(InvalidRequest, match="empty"):
         await anext(router.generate((), GREEDY, deadline_s=30))
-
-
-@pytest.mark.parametrize(
-    "garbage",
-    [
-        pb.RequestOutput(request_id="", attempt=1),
-        pb.RequestOutput(request_id="x", attempt=0),
-        pb.RequestOutput(request_id="x", attempt=1, finish_reason="whim"),
-        pb.RequestOutput(request_id="x", attempt=1, finish_reason="error"),
-        pb.RequestOutput(
-            request_id="x", attempt=1, token_ids=[1, 2], logprobs=[pb.TokenLogprobs()]
-        ),
-    ],
-)
-async def test_a_node_that_breaks_the_protocol_is_lost(
-    cluster: Cluster, garbage: pb.RequestOutput
-) -> None:
-    d = await cluster.add("d0", Role.DECODE)
-    router = await cluster.router()
-    answer = start(router)
-    await asked(d)
-    d.push_raw(pb.OutputBatch(outputs=[garbage]))
-    with pytest.raises(NodeLost):
-        await answer
-    # F67: it is heard again, and used again.
-    await wait_until(lambda: len(router.pool.nodes()) == 1, "heard again")
-    answer = start(router)
-    request = await asked(d, 2)
-    d.push(tokens(request.id, 0, 10, finish_reason=FinishReason.STOP))
-    assert ids(await answer) == [10]
-
-
-async def test_outputs_of_unknown_requests_are_ignored(cluster: Cluster) -> None:
-    """F52."""
-    d = await cluster.add("d0", Role.DECODE)
-    router = await cluster.router()
-    answer = start(router)
-    request = await asked(d)
-    d.push(
-        tokens(AttemptId("nobody", 1), 0, 1, 2, 3),
-        tokens(AttemptId(request.id.request_id, 7), 0, 1),
-        tokens(request.id, 0, 10, finish_reason=FinishReason.STOP),
-    )
-    assert ids(await answer) == [10]
-
-
-async def test_an_index_beyond_max_tokens_is_a_broken_peer(cluster: Cluster) -> None:
-    d = await cluster.add("d0", Role.DECODE)
-    router = await cluster.router()
-    answer = start(router)
-    request = await asked(d)
-    d.push(tokens(request.id, 0, 10))
-    d.push(tokens(request.id, 2**31, 10))
-    with pytest.raises(PeerProtocolError, match="max_tokens is 8"):
-        await answer
-
-
-async def test_an_empty_reserve_reply_is_no_answer(cluster: Cluster) -> None:
-    d = await cluster.add("d0", Role.DECODE)
-    router = await cluster.router()
-
-    async def nothing(_request: GenerationRequest, _is_local: bool) -> pb.ReserveReply:
-        return pb.ReserveReply()
-
-    d.on_reserve = nothing
-    with pytest.raises(PeerProtocolError, match="with nothing"):
-        await start(router)
-    await wait_until(lambda: len(d.aborted) == 1, "aborted")
-
-
-async def test_a_server_that_speaks_something_else_is_never_chosen(cluster: Cluster) -> None:
-    async def garbage(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-        await writer.drain()
-        writer.close()
-
-    server = await asyncio.start_server(garbage, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    bad = record_of(Incarnation("bad", 1), Role.DECODE, f"127.0.0.1:{port}")
-    await cluster.store.heartbeat(bad, IDLE, lease_s=60)
-    good = await cluster.add("good", Role.DECODE)
-    router = await cluster.router()
-    answer = start(router)
-    request = await asked(good)
-    good.push(tokens(request.id, 0, 10, finish_reason=FinishReason.STOP))
-    assert ids(await answer) == [10]
-    server.close()
-    await server.wait_closed()
-
-
-async def test_bytes_that_are_no_message_lose_the_node(cluster: Cluster) -> None:
-    num_streams = 0
-
-    async def stream(_request: Any, _context: Any) -> AsyncGenerator[bytes, None]:
-        nonlocal num_streams
-        num_streams += 1
-        yield b"\xff\xff\xff\xff"
-
-    handlers = {
-        "Stream": grpc.unary_stream_rpc_method_handler(stream),
-    }
-    server = grpc.aio.server()
-    generic = grpc.method_handlers_generic_handler("pdserve.node.v1.Node", handlers)
-    server.add_generic_rpc_handlers((generic,))
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    bad = record_of(Incarnation("bad", 1), Role.DECODE, f"127.0.0.1:{port}")
-    await cluster.store.heartbeat(bad, IDLE, lease_s=60)
-    good = await cluster.add("good", Role.DECODE)
-    router = await cluster.router()
-    await wait_until(lambda: num_streams >= 2, "tried again")
-    assert [node.incarnation for node in router.pool.nodes()] == [good.incarnation]
-    await server.stop(None)
 
 
 async def test_a_node_in_a_new_life_is_never_called_by_its_old_name(cluster: Cluster) -> None:

@@ -10,7 +10,7 @@ from common.nodes import Role
 from common.request import FinishReason
 from router.core.ttft_stages import Stage
 from router.generation import TokenChunk
-from tests.integration.test_dispatch import Cluster, asked, start, tokens
+from tests.integration.scripted_cluster import Cluster, asked, start, tokens
 
 HOURS_S = 7200.0
 LENGTH = FinishReason.LENGTH

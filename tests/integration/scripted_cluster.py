@@ -1,0 +1,107 @@
+"""A dispatcher over scripted nodes: a store, routers, and what a test asks of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from common.ids import AttemptId
+from common.nodes import Role
+from common.request import GenerationRequest, RequestOutput, SamplingParams
+from placement.redis_store import RedisStore
+from router.dispatch import Dispatcher
+from router.generation import TokenChunk
+from tests.integration.fake_node import FakeNode
+
+PROMPT = tuple(range(40))
+GREEDY = SamplingParams(max_tokens=8, temperature=0.0)
+
+
+async def wait_until(is_true: Callable[[], bool], what: str) -> None:
+    """Let the event loop run until something has happened, for 10 s at most."""
+    for _ in range(5000):
+        if is_true():
+            return
+        await asyncio.sleep(0.002)
+    pytest.fail(f"not within 10 s: {what}")
+
+
+class Cluster:
+    """Scripted nodes, one store, and routers over them."""
+
+    def __init__(self, redis_url: str) -> None:
+        self.url = redis_url
+        self.store = RedisStore(redis_url, "dispatch", call_timeout_s=5.0)
+        self.nodes: list[FakeNode] = []
+        self.routers: list[Dispatcher] = []
+        self.failed = asyncio.Event()
+
+    async def add(self, node_id: str, role: Role, epoch: int = 1, port: int = 0) -> FakeNode:
+        node = FakeNode(node_id, role, epoch)
+        await node.start(self.store, port=port)
+        self.nodes.append(node)
+        return node
+
+    async def router(
+        self, router_id: str = "router-0", policy: str = "round_robin", lease_s: float = 0.4
+    ) -> Dispatcher:
+        """A started router that hears every node there is."""
+        router = Dispatcher(
+            self.store,
+            router_id=router_id,
+            model="tiny",
+            policy=policy,
+            node_lease_s=lease_s,
+            registry=CollectorRegistry(),
+            on_failed=self.failed.set,
+        )
+        self.routers.append(router)
+        await router.start()
+        await wait_until(lambda: len(router.pool.nodes()) == len(self.nodes), "all nodes heard")
+        return router
+
+    async def close(self) -> None:
+        for router in self.routers:
+            await router.close()
+        for node in self.nodes:
+            await node.die()
+        await self.store.close()
+
+
+async def asked(node: FakeNode, num_times: int = 1) -> GenerationRequest:
+    await wait_until(lambda: len(node.asked) >= num_times, f"{node.incarnation} asked")
+    return node.asked[num_times - 1]
+
+
+def tokens(attempt: AttemptId, first: int, *ids: int, **more: Any) -> RequestOutput:
+    return RequestOutput(id=attempt, first_index=first, token_ids=ids, **more)
+
+
+def start(router: Dispatcher, sampling: SamplingParams = GREEDY) -> asyncio.Task[list[TokenChunk]]:
+    """Read one whole answer in the background."""
+    stream = router.generate(PROMPT, sampling, deadline_s=30)
+
+    async def read() -> list[TokenChunk]:
+        return [chunk async for chunks in stream for chunk in chunks]
+
+    return asyncio.create_task(read())
+
+
+def ids(chunks: list[TokenChunk]) -> list[int]:
+    assert [chunk.finish_reason for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
+    next_index = 0
+    for chunk in chunks:
+        assert chunk.first_index == next_index
+        next_index += len(chunk.token_ids)
+    return [token_id for chunk in chunks for token_id in chunk.token_ids]
+
+
+async def no_placements(cluster: Cluster) -> None:
+    for _ in range(1000):
+        if not await cluster.store.placements():
+            return
+    pytest.fail("a placement is left")
