@@ -9,8 +9,8 @@ STAMP := $(VENV)/.installed-$(shell cat pyproject.toml constraints.txt | cksum |
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help env up demo demo-model test test-equality test-rdma fuzz-kv check check-format check-lint check-types \
-	check-imports check-protos format protos clean
+.PHONY: help env up demo demo-model test test-equality test-rdma test-endurance test-page test-compose fuzz-kv check check-format check-lint check-types \
+	check-imports check-protos check-docs format protos docs clean
 
 help:  ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*##  *\(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | \
@@ -36,10 +36,19 @@ test-equality: env demo-model  ## the demo model under every policy, order, mode
 test-rdma: env  ## KV over real RDMA verbs, in a small virtual machine with two software devices
 	$(BIN)/python -m tests.rdma.vm --timeout 1080
 
+test-endurance: env  ## real clusters under attack, and clusters that shrink under load
+	$(BIN)/python -m pytest tests/integration --endurance $(ARGS)
+
+test-page: env  ## the live page in a headless Chromium, which is installed where that is possible
+	$(BIN)/python -m tests.page $(ARGS)
+
+test-compose: env  ## images and compose files on a real Docker engine, which is installed where that is possible
+	$(BIN)/python -m pytest tests/compose --compose $(ARGS)
+
 fuzz-kv: env  ## a million frames against the KV protocol's decoder and state machines
 	$(BIN)/python -m tests.property.kv_transfer.kv_fuzz --frames 1000000
 
-check: check-format check-lint check-types check-imports check-protos  ## all that is checked without running
+check: check-format check-lint check-types check-imports check-protos check-docs  ## all that is checked without running
 
 check-format: env
 	$(BIN)/ruff format --check .
@@ -57,12 +66,18 @@ check-imports: env
 check-protos: env
 	$(BIN)/python tools/generate_protos.py --check
 
+check-docs: env
+	$(BIN)/python tools/generate_metrics_table.py --check
+
 format: env  ## format the code and fix what can be fixed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
 protos: env  ## generate the Python stubs of protos/*.proto
 	$(BIN)/python tools/generate_protos.py
+
+docs: env  ## write the generated tables of docs/
+	$(BIN)/python tools/generate_metrics_table.py
 
 clean:  ## remove the environment and every cache of this folder
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
@@ -74,6 +89,6 @@ $(STAMP):
 		": name another one with `make env PYTHON=python3.11`")'
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt \
-		--config-settings editable_mode=compat -e '.[node,local,dev]'
+		--config-settings editable_mode=compat -e '.[node,local,keys,otel,dev]'
 	@rm -f $(VENV)/.installed-*
 	@touch $@

@@ -12,8 +12,10 @@ from urllib.parse import urlsplit
 
 from common.nodes import Role
 from common.scheduling_config import SchedulingConfig, SpeculationConfig
-from common.setting import setting
+from common.security_config import SecurityConfig
+from common.setting import must_be_one_of, setting
 from common.token_budget import num_speculative_tokens, tokens_per_seq
+from common.tracing_config import TracingConfig
 
 __all__ = [
     "ApiConfig",
@@ -23,8 +25,10 @@ __all__ = [
     "ModelConfig",
     "PlacementConfig",
     "SchedulingConfig",
+    "SecurityConfig",
     "ServerConfig",
     "SpeculationConfig",
+    "TracingConfig",
 ]
 
 GIB = 1 << 30
@@ -178,15 +182,22 @@ class ServerConfig:
     metrics_port: int = setting(0, "HTTP port of a node's Prometheus metrics (0: any free)")
     node_id: str = setting("", "stable name of this node (default: role, host and port)")
     log_level: str = setting("info", "debug, info, warning or error")
+    log_format: str = setting("human", "human or json: how log lines are written")
+    drain_timeout_s: float = setting(
+        30.0, "after SIGTERM, what runs has this long before it is handed over", unit="s"
+    )
 
     def problems(self) -> list[str]:
         wrong = []
+        if not 0 <= self.drain_timeout_s <= 3600:
+            wrong.append(f"drain_timeout_s is {self.drain_timeout_s}: wanted 0 to 3600 seconds")
         ports = {"port": self.port, "kv_port": self.kv_port, "metrics_port": self.metrics_port}
         for name, port in ports.items():
             if not 0 <= port <= 65535:
                 wrong.append(f"{name} is {port}: wanted 0 to 65535")
         if self.log_level not in ("debug", "info", "warning", "error"):
             wrong.append(f"log_level is {self.log_level!r}: wanted debug, info, warning or error")
+        wrong += must_be_one_of("log_format", self.log_format, ("human", "json"))
         if len(self.node_id) > 128:
             wrong.append(f"node_id has {len(self.node_id)} characters: wanted at most 128")
         return wrong
@@ -200,6 +211,7 @@ class ApiConfig:
     request_timeout_s: float = setting(600.0, "the one deadline of a request", unit="s")
     max_body: int = setting(10 << 20, "largest request body", unit="bytes")
     max_concurrent_requests: int = setting(1024, "requests in progress before the router says 429")
+    max_connections: int = setting(4096, "HTTP connections at once; beyond that idle ones close")
 
     def problems(self) -> list[str]:
         wrong = []
@@ -213,6 +225,8 @@ class ApiConfig:
             wrong.append(
                 f"max_concurrent_requests is {self.max_concurrent_requests}: wanted at least 1"
             )
+        if not 1 <= self.max_connections <= 1_000_000:
+            wrong.append(f"max_connections is {self.max_connections}: wanted 1 to 1000000")
         return wrong
 
 
@@ -229,6 +243,8 @@ class Config:
     handoff: HandoffConfig = field(default_factory=HandoffConfig)
     placement: PlacementConfig = field(default_factory=PlacementConfig)
     api: ApiConfig = field(default_factory=ApiConfig)
+    security: SecurityConfig = field(default_factory=SecurityConfig)
+    tracing: TracingConfig = field(default_factory=TracingConfig)
 
     def problems(self) -> list[str]:
         """Every violated rule, in words; empty when the configuration can start."""
@@ -241,6 +257,8 @@ class Config:
             self.handoff,
             self.placement,
             self.api,
+            self.security,
+            self.tracing,
         )
         wrong = [problem for section in sections for problem in section.problems()]
         if not self.model.model:

@@ -8,6 +8,7 @@ PdserveError
 ├── PoolExhausted          a running request needs more KV blocks than its node can ever give it
 ├── DeadlineExceeded       the request's own deadline passed
 ├── NodeLost               a node that held the request died or left
+│   └── Draining           it takes nothing new, and hands over what it cannot finish
 ├── StaleEpoch             a message for, or from, an earlier life of a process
 ├── HandoffFailed          KV did not arrive whole and true on the decode node
 │   ├── LayoutMismatch     the two sides' caches have different shapes
@@ -75,6 +76,12 @@ class NodeLost(PdserveError):
     """A node holding part of the request is gone."""
 
     code = "node_lost"
+
+
+class Draining(NodeLost):
+    """A node is leaving: it refuses what is new, or gives back what it could not finish in time."""
+
+    code = "draining"
 
 
 class StaleEpoch(PdserveError):

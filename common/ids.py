@@ -7,11 +7,10 @@ for, and a process refuses what is meant for an earlier life of the same address
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Incarnation:
+class Incarnation(NamedTuple):
     """One life of a process. `epoch` rises at each start, handed out by the placement store."""
 
     node_id: str
@@ -21,8 +20,7 @@ class Incarnation:
         return f"{self.node_id}#{self.epoch}"
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class AttemptId:
+class AttemptId(NamedTuple):
     """One try of one request. A retry is a new attempt, and the old one is fenced."""
 
     request_id: str

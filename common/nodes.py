@@ -42,17 +42,24 @@ class NodeRecord:
 
 @dataclass(frozen=True, slots=True)
 class KVLink:
-    """A decode node that this node hands prompts off to, and the transport that they agreed on."""
+    """A decode node that this node hands prompts off to, and the transport that they agreed on.
+
+    `num_bytes` of KV were acknowledged by it, counted since the two first met; a pair that was
+    forgotten for others begins at 0 again.
+    """
 
     decode_node_id: str
     transport: str
     is_connected: bool
+    num_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeLoad:
-    """How busy a node said it was. `free_blocks` can be had: they are free or evictable.
-    Quarantined ones are kept because a sender that failed may still write them.
+    """How busy a node said it was.
+
+    `free_blocks` can be had: they are free, or cached and evictable. Reserved and receiving ones belong to prompts on their way here; quarantined ones are kept
+    because a sender that failed may still write them. All others hold running sequences.
 
     `new_token_ratio` is the share of the remaining outputs for which the node keeps blocks back
     now; what follows it counts from the node's start.
@@ -69,5 +76,8 @@ class NodeLoad:
     num_recomputed_tokens: int = 0
     num_drafted: int = 0
     num_accepted: int = 0
+    num_cached_blocks: int = 0
+    num_reserved_blocks: int = 0
+    num_receiving_blocks: int = 0
     num_quarantined_blocks: int = 0
     kv_links: tuple[KVLink, ...] = ()

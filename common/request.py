@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from common.errors import InvalidRequest
 from common.ids import AttemptId
@@ -96,7 +97,9 @@ class SamplingParams:
 class GenerationRequest:
     """One choice of one client request, as a node sees it. `deadline_s` is what is left of it.
 
-    A larger `priority` is more important, where nodes schedule by priority at all.
+    A larger `priority` is more important, where nodes schedule by priority at all. Tokens in
+    `output_token_ids` were answered by another node: the answer goes on behind them.
+    `traceparent` names the span that the node's own belong to; empty: not traced.
     """
 
     id: AttemptId
@@ -104,9 +107,16 @@ class GenerationRequest:
     sampling: SamplingParams
     deadline_s: float
     priority: int = 0
+    output_token_ids: tuple[int, ...] = ()
+    traceparent: str = ""
 
     def __post_init__(self) -> None:
         check_priority(self.priority)
+        if len(self.output_token_ids) >= self.sampling.max_tokens:
+            raise InvalidRequest(
+                f"{len(self.output_token_ids)} tokens were answered already: wanted fewer than "
+                f"max_tokens = {self.sampling.max_tokens}"
+            )
 
 
 def check_priority(priority: int) -> None:
@@ -128,9 +138,8 @@ class TokenLogprobs:
     top: tuple[tuple[int, float], ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestOutput:
-    """What one step of one node adds to one request.
+class RequestOutput(NamedTuple):
+    """What one step of one node adds to one request. A tuple, as there is one for every token.
 
     `first_index` is the output index of `token_ids[0]`; the router emits each index once.
     `is_started` marks that this node now runs the sequence (on a decode node: the KV was verified).
@@ -144,7 +153,7 @@ class RequestOutput:
     id: AttemptId
     first_index: int = 0
     token_ids: tuple[int, ...] = ()
-    logprobs: tuple[TokenLogprobs, ...] = field(default=())
+    logprobs: tuple[TokenLogprobs, ...] = ()
     num_cached_tokens: int = 0
     num_drafted: int = 0
     num_accepted: int = 0

@@ -82,6 +82,7 @@ class DecodeFlow(NodeFlow):
         )
         if (
             message.must_prefill_locally
+            or request.output_token_ids
             or self._ends_with_first_token(sequence)
             or self._profile.prefills_locally(sequence.num_prompt - num_cached)
         ):
@@ -114,6 +115,7 @@ class DecodeFlow(NodeFlow):
         held = self.book.of_lease(event.lease_token)
         match event:
             case Landed() if held is not None:
+                held.landed_at_s = now_s
                 return self._on_landed(held, event)
             case LandingFailed(_, error) if held is not None:
                 return self._fail(held, error)
@@ -145,6 +147,7 @@ class DecodeFlow(NodeFlow):
         drafts = commit.draft_token_ids[: self.scheduler.limits.num_speculative_tokens]
         first = self.scheduler.land(sequence, commit.first_token_id, draft_token_ids=drafts)
         if first.finish_reason is not None:
+            held.outcome = first.finish_reason.value
             self.book.remove(held)
         started = RequestOutput(
             id=held.attempt,

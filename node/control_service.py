@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import AsyncIterator
 from itertools import count
@@ -14,15 +15,19 @@ import grpc.aio
 from common.clock import Clock
 from common.errors import (
     DeadlineExceeded,
+    Draining,
     InvalidRequest,
     LayoutMismatch,
+    NodeLost,
     Overloaded,
     PdserveError,
     PeerProtocolError,
     StaleEpoch,
 )
 from common.ids import Incarnation
+from common.logs import about
 from common.nodes import Role
+from node.drain import NodeDrain
 from node.inbox import Inbox
 from node.messages import (
     Abort,
@@ -45,13 +50,16 @@ from protos.codec import (
     output_to_proto,
     refusal_to_proto,
     request_from_proto,
+    to_ms,
 )
 from protos.rpc_errors import status_of
+
+log = logging.getLogger("pdserve.node.attempts")
 
 MAX_MESSAGE_BYTES = 16 << 20
 MAX_ABORTS_PER_CALL = 4096
 STATUS_TIMEOUT_S = 60.0
-USUAL_REFUSALS = (DeadlineExceeded, InvalidRequest, LayoutMismatch, Overloaded)
+USUAL_REFUSALS = (DeadlineExceeded, Draining, InvalidRequest, LayoutMismatch, Overloaded)
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
@@ -100,6 +108,7 @@ class ControlService(pb_grpc.NodeServicer):
         replies: Replies,
         streams: OutputStreams,
         clock: Clock,
+        drain: NodeDrain,
     ) -> None:
         self._incarnation = incarnation
         self._role = role
@@ -107,6 +116,7 @@ class ControlService(pb_grpc.NodeServicer):
         self._replies = replies
         self._streams = streams
         self._clock = clock
+        self._drain = drain
         # The usual ones are there from the start, so that the first of them is seen as a rise.
         self.refusals = Counter({error.code: 0 for error in USUAL_REFUSALS})
 
@@ -190,6 +200,17 @@ class ControlService(pb_grpc.NodeServicer):
         assert isinstance(answer, NodeStatus)
         return self._status_reply(answer)
 
+    async def Drain(  # noqa: N802
+        self, request: pb.DrainRequest, context: Context
+    ) -> pb.DrainReply:
+        """Leave: the node ends by itself when nothing is left of what it holds."""
+        try:
+            check_envelope(request.envelope, self._incarnation)
+        except PdserveError as error:
+            await context.abort(status_of(error), str(error))
+        self._drain.requested.set()
+        return pb.DrainReply(timeout_ms=to_ms(self._drain.timeout_s))
+
     async def _submit(
         self, message: pb.ReserveRequest | pb.PrefillRequest, context: Context
     ) -> Answer:
@@ -198,10 +219,13 @@ class ControlService(pb_grpc.NodeServicer):
             router = check_envelope(message.envelope, self._incarnation)
             submit = self._submit_message(message, router, reply_to)
             if not self._streams.is_open(router):
-                raise InvalidRequest(f"router {router} has no open token stream")
+                # It may have ended a moment ago, with this node: another one may do.
+                raise NodeLost(f"router {router} has no open token stream")
             self._inbox.put(submit)
             async with asyncio.timeout(submit.request.deadline_s):
-                return await future
+                answer = await future
+            _log_begin(submit, answer)
+            return answer
         except TimeoutError:
             return Refused(DeadlineExceeded("the request's deadline passed on the node"))
         except (StaleEpoch, PeerProtocolError) as error:
@@ -267,3 +291,14 @@ class ControlService(pb_grpc.NodeServicer):
         return refusal_to_proto(
             refused.error, free_blocks=refused.free_blocks, free_seats=refused.free_seats
         )
+
+
+def _log_begin(submit: Submit, answer: Answer) -> None:
+    if not log.isEnabledFor(logging.DEBUG):
+        return
+    refusal = answer.error.code if isinstance(answer, Refused) else None
+    log.debug(
+        "an attempt was %s",
+        "refused" if refusal else "taken",
+        extra=about(submit.request.id, router=str(submit.router), code=refusal),
+    )

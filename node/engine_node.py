@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
 import grpc.aio
@@ -16,13 +17,19 @@ from common.clock import Clock
 from common.config import Config
 from common.errors import ConfigError, InternalError, StaleEpoch
 from common.ids import Incarnation
+from common.keys_folder import Keys
+from common.logs import name_node
 from common.nodes import NodeLoad, NodeRecord
 from common.token_budget import num_speculative_tokens
+from common.tracing import NO_TRACING, Tracing
 from engine.core.plan import Runner
 from engine.core.scheduler import Scheduler
 from kv_transfer.connector import KVConnector, OnEvent
 from kv_transfer.statistics import ConnectorStatistics
-from node.control_service import MAX_MESSAGE_BYTES, ControlService, Replies
+from node.attempt_watch import AttemptWatch
+from node.control_port import SERVER_OPTIONS
+from node.control_service import ControlService, Replies
+from node.drain import NodeDrain
 from node.inbox import Inbox
 from node.kv_metrics import kv_links
 from node.lease_keeper import LeaseKeeper
@@ -31,6 +38,7 @@ from node.messages import (
     AbortTransfer,
     CloseLanding,
     CommitTransfer,
+    Drained,
     Effect,
     Emit,
     OpenLanding,
@@ -49,10 +57,10 @@ from node.step_thread import StepThread
 from node.watchdog import wait_for_stall
 from placement.store import PlacementStore
 from protos import pdserve_node_pb2_grpc as pb_grpc
+from protos.transport_security import add_port, make_server
 
 log = logging.getLogger("pdserve.node")
 
-KEEPALIVE_MS = 5000
 # Together less than what `pdserve up` waits before it kills.
 STEP_GRACE_S = 6.0
 STREAMS_GRACE_S = 2.0
@@ -89,6 +97,8 @@ class NodeParts:
     make_flow: MakeFlow
     store: PlacementStore
     clock: Clock
+    keys: Keys | None = None
+    tracing: Tracing = NO_TRACING
 
 
 class EngineNode:
@@ -99,27 +109,36 @@ class EngineNode:
         self._parts = parts
         self._exit_code = 0
 
-    async def run(self, stop: asyncio.Event) -> int:
+    async def run(self, stop: asyncio.Event, drain: asyncio.Event | None = None) -> int:
         """Serve until `stop` is set; the exit code says whether the node ended well.
+
+        `drain`, which a router's call sets as well, ends it in order: see `node.drain`.
 
         Raises `ConfigError`, `CheckpointError` or `PlacementUnavailable` when it cannot start.
         """
-        server = grpc.aio.server(options=SERVER_OPTIONS)
-        port = _bind(server, self._config.server.host, self._config.server.port)
+        keys = self._parts.keys
+        server = make_server(SERVER_OPTIONS, keys)
+        port = _bind(server, self._config.server.host, self._config.server.port, keys)
         with bind_metrics(self._config.server.host, self._config.server.metrics_port) as listener:
-            return await self._run(server, port, listener, stop)
+            requested = drain or asyncio.Event()
+            leaving = NodeDrain(requested, timeout_s=self._config.server.drain_timeout_s)
+            return await self._run(server, port, listener, stop, leaving)
 
     async def _run(
-        self, server: grpc.aio.Server, port: int, listener: socket.socket, stop: asyncio.Event
+        self,
+        server: grpc.aio.Server,
+        port: int,
+        listener: socket.socket,
+        stop: asyncio.Event,
+        drain: NodeDrain,
     ) -> int:
         incarnation = await self._new_incarnation(port)
+        name_node(incarnation.node_id)
         log.info("%s loads %s", incarnation, self._config.model.model)
-        model = await load_unless_stopped(self._load_model, stop)
+        model = await load_unless_stopped(self._load_model, stop, drain.requested)
         if model is None:
             return 0
-        log.info("%s", _in_words(self._config, model))
-        settings = asdict(self._config.scheduling)
-        log.info("scheduling: %s", ", ".join(f"{key}={value}" for key, value in settings.items()))
+        _say_what_loaded(self._config, model)
         loop = asyncio.get_running_loop()
         inbox = Inbox(max_requests=self._config.handoff.max_queued_requests)
         connector = self._parts.make_connector(model, incarnation, inbox.put)
@@ -136,6 +155,7 @@ class EngineNode:
                 replies=replies,
                 streams=streams,
                 clock=self._parts.clock,
+                drain=drain,
             )
             pb_grpc.add_NodeServicer_to_server(service, server)  # type: ignore[no-untyped-call]
             await server.start()
@@ -143,25 +163,26 @@ class EngineNode:
                 inbox=inbox,
                 flow=flow,
                 runner=model,
-                perform=Performer(connector, replies, streams, model),
-                flush=streams.flush,
+                perform=Performer(connector, replies, streams, model, on_drained=drain.on_drained),
+                flush=self._flush_of(streams, flow),
                 on_crash=lambda: loop.call_soon_threadsafe(self._crash, stop),
                 clock=self._parts.clock,
             )
             registry = node_registry(
                 lambda: flow.statistics, service.refusals, connector.statistics
             )
-            metrics = MetricsServer(registry, listener)
+            keys = self._parts.keys
+            metrics = MetricsServer(registry, listener, token=keys.metrics_token if keys else "")
             metrics.start()
             keeper = self._lease_keeper(
                 incarnation,
                 model,
-                lambda: replace(flow.load, kv_links=kv_links(connector.statistics())),
+                partial(_load, flow, connector, drain),
                 port,
                 listener,
             )
             try:
-                await self._serve(keeper, step_thread, stop)
+                await self._serve(keeper, step_thread, stop, drain.run(inbox, keeper.renew_soon))
             finally:
                 await keeper.leave()
                 await step_thread.stop(STEP_GRACE_S)
@@ -173,11 +194,16 @@ class EngineNode:
         return self._exit_code
 
     async def _serve(
-        self, keeper: LeaseKeeper, step_thread: StepThread, stop: asyncio.Event
+        self,
+        keeper: LeaseKeeper,
+        step_thread: StepThread,
+        stop: asyncio.Event,
+        draining: Coroutine[Any, Any, None],
     ) -> None:
         renewal = asyncio.create_task(keeper.run())
         stall = asyncio.create_task(wait_for_stall(step_thread.busy_since_s, self._parts.clock))
-        tasks = (renewal, stall, asyncio.create_task(stop.wait()))
+        leaving = (asyncio.create_task(stop.wait()), asyncio.create_task(draining))
+        tasks = (renewal, stall, *leaving)
         log.info("ready")
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in tasks:
@@ -191,6 +217,17 @@ class EngineNode:
             error = renewal.exception()
             if not isinstance(error, StaleEpoch):
                 raise error or InternalError("the lease keeper ended by itself")
+
+    def _flush_of(self, streams: OutputStreams, flow: NodeFlow) -> Callable[[], None]:
+        """What the step thread does at the end of a turn: tokens first, then who ended."""
+        loop = asyncio.get_running_loop()
+        watch = AttemptWatch(flow.book, self._parts.tracing, loop, self._parts.clock)
+
+        def flush() -> None:
+            streams.flush()
+            watch.look()
+
+        return flush
 
     def _crash(self, stop: asyncio.Event) -> None:
         self._exit_code = 1
@@ -241,12 +278,19 @@ class Performer:
     """Carries out effects; every method it calls returns without waiting for anybody else."""
 
     def __init__(
-        self, connector: KVConnector, replies: Replies, streams: OutputStreams, model: LoadedModel
+        self,
+        connector: KVConnector,
+        replies: Replies,
+        streams: OutputStreams,
+        model: LoadedModel,
+        *,
+        on_drained: Callable[[], object],
     ) -> None:
         self._connector = connector
         self._replies = replies
         self._streams = streams
         self._model = model
+        self._on_drained = on_drained
 
     def __call__(self, effect: Effect) -> None:
         match effect:
@@ -268,6 +312,8 @@ class Performer:
                 self._connector.commit(lease_token, commit)
             case AbortTransfer(lease_token):
                 self._connector.abort(lease_token)
+            case Drained():
+                self._on_drained()
 
     def _push(self, effect: PushBlocks) -> None:
         """The runner staged what it has just computed; what was there before is staged here."""
@@ -286,26 +332,10 @@ class Performer:
             )
 
 
-SERVER_OPTIONS: list[tuple[str, Any]] = [
-    # Without this two processes could listen on one port and share its calls.
-    ("grpc.so_reuseport", 0),
-    # A router whose machine vanished closes nothing; without pings its requests would go on.
-    ("grpc.keepalive_time_ms", KEEPALIVE_MS),
-    ("grpc.keepalive_timeout_ms", KEEPALIVE_MS),
-    ("grpc.http2.ping_timeout_ms", KEEPALIVE_MS),  # else a minute, whatever the line above says
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.max_pings_without_data", 0),
-    # And clients may ping as often.
-    ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_MS),
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-]
-
-
-def _bind(server: grpc.aio.Server, host: str, port: int) -> int:
+def _bind(server: grpc.aio.Server, host: str, port: int, keys: Keys | None) -> int:
     address = host_port(host, port)
     try:
-        return server.add_insecure_port(address)
+        return add_port(server, address, keys)
     except RuntimeError as error:
         raise ConfigError(
             f"cannot listen on {address}: the port is in use or the address is not this machine's"
@@ -325,6 +355,18 @@ def kv_description(config: Config, model: LoadedModel) -> str:
     """What a node's KV cache holds, for people who wonder why two nodes do not pair up."""
     has_mtp = config.speculation.speculative_method == "mtp"
     return f"{model.layout.description}, {'with' if has_mtp else 'without'} mtp"
+
+
+def _load(flow: NodeFlow, connector: NodeConnector, drain: NodeDrain) -> NodeLoad:
+    """The load that the next heartbeat carries."""
+    links = kv_links(connector.statistics())
+    return replace(flow.load, kv_links=links, is_draining=drain.is_on)
+
+
+def _say_what_loaded(config: Config, model: LoadedModel) -> None:
+    log.info("%s", _in_words(config, model))
+    settings = asdict(config.scheduling)
+    log.info("scheduling: %s", ", ".join(f"{key}={value}" for key, value in settings.items()))
 
 
 def _in_words(config: Config, model: LoadedModel) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 
-from common.errors import Overloaded
+from common.errors import Draining, Overloaded
 from node.messages import Abort, Message, StatusQuery, Submit
 
 MAX_ABORTS = 4096
@@ -28,11 +28,11 @@ class Inbox:
         self._is_closed = False
 
     def put(self, message: Message) -> None:
-        """Raises `Overloaded` when it is full, and for a request when the node is stopping."""
+        """Raises `Overloaded` when it is full, and `Draining` for a request when the node stops."""
         with self._condition:
             if isinstance(message, Submit | StatusQuery):
                 if self._is_closed:
-                    raise Overloaded("the node is stopping")
+                    raise Draining("the node is stopping")
                 if self._num_requests >= self._max_requests:
                     raise Overloaded(f"{self._num_requests} requests wait in the inbox")
                 self._num_requests += 1

@@ -60,7 +60,11 @@ class KvCollector(Collector):
             views = {lane: histogram(view) for lane, view in measured.lanes.items()}
             yield _histograms(name, text, views)
         yield _labelled(
-            "kv_transfers", "Transfers that ended", ("transport", "outcome"), measured.ended.items()
+            "kv_transfers",
+            "Transfers that ended on their sender: committed or failed; transport none: before "
+            "anything was sent",
+            ("transport", "outcome"),
+            measured.ended.items(),
         )
         yield _labelled(
             "kv_chunks_sent_again",
@@ -70,7 +74,7 @@ class KvCollector(Collector):
         )
         yield _labelled(
             "kv_fallbacks",
-            "Connections that do without this transport, by the reason",
+            "Connections that do without this transport: unusable, write_failed or not_agreed",
             ("transport", "reason"),
             measured.fallbacks.items(),
         )
@@ -85,13 +89,22 @@ class KvCollector(Collector):
 
 def kv_links(statistics: ConnectorStatistics) -> tuple[KVLink, ...]:
     """The decode nodes that this node hands off to, or did lately, latest first."""
-    latest = reversed(list(statistics.measured.last_lanes.items()))
-    return tuple(KVLink(node, lane, statistics.lanes.get(node) == lane) for node, lane in latest)
+    measured, lanes = statistics.measured, statistics.lanes
+    return tuple(
+        KVLink(node, lane, lanes.get(node) == lane, measured.bytes_to.get(node, 0))
+        for node, lane in reversed(list(measured.last_lanes.items()))
+    )
 
 
 def _plain(statistics: ConnectorStatistics) -> Iterator[Metric]:
-    yield _counter("kv_sent_bytes", "KV that left this node", statistics.bytes_sent)
-    yield _counter("kv_received_bytes", "KV that came to this node", statistics.bytes_received)
+    yield _counter(
+        "kv_sent_bytes", "KV that left this node, failed transfers included", statistics.bytes_sent
+    )
+    yield _counter(
+        "kv_received_bytes",
+        "KV that came to this node, failed landings included",
+        statistics.bytes_received,
+    )
     yield _counter(
         "kv_reconnects",
         "Connections opened again with transfers under way",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 
 from common.errors import StaleEpoch
 from common.nodes import NodeLoad, NodeRecord
@@ -34,12 +35,20 @@ class LeaseKeeper:
         self._current_load = current_load
         self._lease_s = lease_s
         self._is_away = False
+        self._has_news = asyncio.Event()
+
+    def renew_soon(self) -> None:
+        """What the heartbeat carries has changed so much that it must not wait for its turn."""
+        self._has_news.set()
 
     async def run(self) -> None:
         """Renew until cancelled. Raises `StaleEpoch` when a later life of this node took over."""
         while True:
+            self._has_news.clear()
             await self.renew()
-            await asyncio.sleep(self._lease_s / RENEWALS_PER_LEASE)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._lease_s / RENEWALS_PER_LEASE):
+                    await self._has_news.wait()
 
     async def renew(self) -> None:
         """One heartbeat."""

@@ -57,7 +57,14 @@ class StatusQuery:
     reply_to: int
 
 
-Message = Submit | Abort | RouterGone | StatusQuery | KVEvent
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """The node is to leave: what runs has `timeout_s` to finish. Only the first one counts."""
+
+    timeout_s: float
+
+
+Message = Submit | Abort | RouterGone | StatusQuery | Drain | KVEvent
 
 # --- answers ----------------------------------------------------------------------------------
 
@@ -184,6 +191,11 @@ class AbortTransfer:
     lease_token: int
 
 
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """Nothing is left: no sequence, no transfer, no landing, no block in quarantine."""
+
+
 Effect = (
     Reply
     | Emit
@@ -194,4 +206,5 @@ Effect = (
     | PushBlocks
     | CommitTransfer
     | AbortTransfer
+    | Drained
 )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -28,7 +28,12 @@ class NodeCollector(Collector):
         """Every sample, all from one moment."""
         statistics = self._latest()
         yield from _sequences(statistics)
-        yield _counters("refusals", "Reservations and prompts refused", "reason", self._refusals)
+        yield _counters(
+            "refusals",
+            "Reservations and prompts refused, by the error's code",
+            "reason",
+            self._refusals,
+        )
         yield from _blocks(statistics.scheduler)
         yield from _steps(statistics.scheduler)
         yield from _preemptions(statistics.scheduler)
@@ -44,6 +49,7 @@ def node_registry(
     registry = CollectorRegistry(auto_describe=False)
     registry.register(NodeCollector(latest, refusals))
     registry.register(KvCollector(connector))
+    ProcessCollector(registry=registry)
     return registry
 
 
@@ -51,10 +57,14 @@ def _sequences(statistics: NodeStatistics) -> Iterator[Metric]:
     scheduler = statistics.scheduler
     yield _gauge("running_sequences", "Sequences with a seat", scheduler.num_running)
     yield _gauge("waiting_sequences", "Sequences without a seat", scheduler.num_waiting)
-    yield _gauge("open_transfers", "Landings and transfers under way", statistics.num_transfers)
     yield _gauge(
-        "skipped_head_age",
-        "How many were admitted before the request that waits longest for blocks",
+        "open_transfers",
+        "Landings and transfers under way, as the node's books have them",
+        statistics.num_transfers,
+    )
+    yield _gauge(
+        "head_passed_sequences",
+        "Sequences admitted before the one that waits longest for blocks",
         scheduler.highest_num_passed,
     )
     yield _counters(
@@ -73,13 +83,15 @@ def _blocks(scheduler: SchedulerStatistics) -> Iterator[Metric]:
         "quarantined": blocks.quarantined,
     }
     family = GaugeMetricFamily(
-        "pdserve_kv_blocks", "KV blocks by state; cached ones can be evicted", labels=["state"]
+        "pdserve_kv_blocks",
+        "KV blocks: free, cached (can be evicted), running, reserved, receiving or quarantined",
+        labels=["state"],
     )
     for state, count in states.items():
         family.add_metric([state], count)
     yield family
     yield _gauge(
-        "growth_blocks_reserved",
+        "growth_blocks",
         "Blocks kept back for the outputs of running sequences",
         scheduler.num_growth_blocks,
     )
@@ -97,14 +109,19 @@ def _steps(scheduler: SchedulerStatistics) -> Iterator[Metric]:
         "chunk": scheduler.num_chunk_tokens,
     }
     yield _counter("steps", "Steps planned", scheduler.num_steps)
-    yield _counters("step_tokens", "Tokens planned into steps, by kind", "kind", tokens)
+    yield _counters(
+        "step_tokens",
+        "Tokens planned into steps: decode, draft or chunk (of a prompt)",
+        "kind",
+        tokens,
+    )
     yield _gauge(
         "last_step_tokens", "Tokens planned into the latest step", scheduler.last_step_tokens
     )
     budget = scheduler.max_num_batched_tokens
     yield _gauge("step_budget_tokens", "Most tokens one step may compute", budget)
     yield _gauge(
-        "budget_used_ratio",
+        "step_budget_used_ratio",
         "Share of the token budget that the latest step used",
         scheduler.last_step_tokens / budget,
     )
@@ -141,7 +158,7 @@ def _drafts(scheduler: SchedulerStatistics) -> Iterator[Metric]:
         {method: scheduler.num_speculative_steps},
     )
     length = GaugeMetricFamily(
-        "pdserve_acceptance_length",
+        "pdserve_acceptance_length_tokens",
         "Mean tokens out of a sequence's step that verified drafts; 0 before the first one",
         labels=["method"],
     )

@@ -3,75 +3,68 @@
     GET /metrics
 
 Reading them waits for nobody: they are made from the statistics that the step thread left last.
+Where the cluster has keys, only a bearer of the metrics token reads them.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import hmac
 import socket
-from collections.abc import Iterator
 from typing import Any
 
-import uvicorn
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from common.errors import ConfigError
+from http_serving.bounded_connections import ConnectionLimits
+from http_serving.server import bind, make_server
 
 BACKLOG = 16
-MAX_CONNECTIONS = 16
-KEEP_ALIVE_S = 60
 GRACE_S = 1
+
+# Few read metrics, at a minute's pace at most: a place is for those who do.
+LIMITS = ConnectionLimits(
+    max_connections=16, max_head_bytes=16 << 10, request_timeout_s=10.0, idle_timeout_s=90.0
+)
 
 
 def bind_metrics(host: str, port: int) -> socket.socket:
-    """A listening socket; port 0 takes any free one. `ConfigError` names the address at fault."""
-    try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
-    except (OSError, OverflowError, UnicodeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise ConfigError(f"cannot listen for metrics on {host}:{port}: {reason}") from error
-    listener.setblocking(False)
-    return listener
-
-
-class _Server(uvicorn.Server):
-    """Leaves signals to whoever runs the process."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
+    """See `http_serving.server.bind`."""
+    return bind(host, port, backlog=BACKLOG, purpose="for metrics")
 
 
 class MetricsServer:
-    """Serves `registry` on `listener` from `start` to `stop`, which closes the socket."""
+    """Serves `registry` on `listener` from `start` to `stop`, which closes the socket.
 
-    def __init__(self, registry: CollectorRegistry, listener: socket.socket) -> None:
-        async def metrics(_: Request) -> Response:
+    An empty `token` lets everybody read.
+    """
+
+    def __init__(
+        self, registry: CollectorRegistry, listener: socket.socket, *, token: str = ""
+    ) -> None:
+        wanted = f"Bearer {token}".encode()
+
+        async def metrics(request: Request) -> Response:
+            given = request.headers.get("authorization", "").encode("latin-1")
+            if token and not hmac.compare_digest(given, wanted):
+                return PlainTextResponse(
+                    "wanted the header 'Authorization: Bearer TOKEN', with the token of the file "
+                    "metrics.token\n",
+                    status_code=401,
+                    headers={"www-authenticate": "Bearer"},
+                )
             return Response(
                 generate_latest(registry), headers={"content-type": CONTENT_TYPE_LATEST}
             )
 
         self._listener = listener
-        self._server = _Server(
-            uvicorn.Config(
-                Starlette(routes=[Route("/metrics", metrics)]),
-                http="httptools",
-                ws="none",
-                lifespan="off",
-                log_config=None,
-                log_level="warning",
-                access_log=False,
-                server_header=False,
-                limit_concurrency=MAX_CONNECTIONS,
-                timeout_keep_alive=KEEP_ALIVE_S,
-                timeout_graceful_shutdown=GRACE_S,
-            )
+        self._server = make_server(
+            Starlette(routes=[Route("/metrics", metrics)]),
+            limits=LIMITS,
+            timeout_graceful_shutdown=GRACE_S,
         )
         self._serving: asyncio.Task[Any] | None = None
 

@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-async def load_unless_stopped(load: Callable[[], T], stop: asyncio.Event) -> T | None:
-    """What `load` returns or raises; None when `stop` is set before it has ended.
+async def load_unless_stopped(load: Callable[[], T], *stops: asyncio.Event) -> T | None:
+    """What `load` returns or raises; None when one of `stops` is set before it has ended.
 
     Loading cannot be interrupted, and the event loop's own threads are joined when it closes: so
     it gets a daemon thread, which a stop leaves behind.
@@ -28,11 +28,12 @@ async def load_unless_stopped(load: Callable[[], T], stop: asyncio.Event) -> T |
 
     threading.Thread(target=body, name="pdserve-load", daemon=True).start()
     loading = asyncio.wrap_future(loaded)
-    stopping = asyncio.create_task(stop.wait())
+    stopping = [asyncio.create_task(stop.wait()) for stop in stops]
     try:
-        either: tuple[asyncio.Future[Any], ...] = (loading, stopping)
+        either: tuple[asyncio.Future[Any], ...] = (loading, *stopping)
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        return None if stop.is_set() else loading.result()
+        return None if any(stop.is_set() for stop in stops) else loading.result()
     finally:
         loading.cancel()
-        stopping.cancel()
+        for waiting in stopping:
+            waiting.cancel()

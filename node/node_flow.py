@@ -14,6 +14,7 @@ from itertools import count
 from common.blocks import blocks_for
 from common.errors import (
     DeadlineExceeded,
+    Draining,
     InternalError,
     InvalidRequest,
     NodeLost,
@@ -27,9 +28,12 @@ from engine.core.plan import DrawnTokens
 from engine.core.planned_step import PlannedStep, Pushes, StepOutput
 from engine.core.scheduler import Scheduler
 from engine.core.sequence import Sequence
+from engine.core.status import SequenceStatus
 from kv_transfer.connector import KVEvent, Landed, LandingFailed, Released, TransferEnded
 from node.messages import (
     Abort,
+    Drain,
+    Drained,
     Effect,
     Emit,
     Message,
@@ -66,6 +70,9 @@ class NodeFlow(ABC):
         self.book = RequestBook()
         self._sequence_ids = count(1)
         self._limits = limits
+        self.is_draining = False
+        self._hand_over_at_s: float | None = None
+        self._has_said_drained = False
         self.statistics = self._current_statistics()
         self.load = self._current_load()
 
@@ -80,23 +87,37 @@ class NodeFlow(ABC):
                 return self._on_abort(message)
             case RouterGone():
                 return [e for held in self.book.of_router(message.router) for e in self._drop(held)]
+            case Drain(timeout_s):
+                return self._on_drain(timeout_s, now_s)
             case StatusQuery():
                 return [Reply(message.reply_to, self._status())]
             case Landed() | LandingFailed() | Released() | TransferEnded():
                 return self._on_kv_event(message, now_s)
 
     def on_time(self, now_s: float) -> list[Effect]:
-        """End what is past its deadline."""
+        """End what is past its deadline; while draining, see whether anything is left."""
         effects: list[Effect] = []
         for held in self.book.expired(now_s):
             if not held.is_over:
                 error = DeadlineExceeded("the request's deadline passed on the node")
                 effects += self._fail(held, error)
+        if self._hand_over_at_s is not None and now_s >= self._hand_over_at_s:
+            self._hand_over_at_s = None
+            effects += self._hand_over()
+        if self.is_draining and self.is_empty and not self._has_said_drained:
+            self._has_said_drained = True
+            effects.append(Drained())
         return effects
 
     def next_deadline_s(self) -> float | None:
         """When `on_time` has something to do."""
-        return self.book.next_deadline_s()
+        times = (self.book.next_deadline_s(), self._hand_over_at_s)
+        return min((time_s for time_s in times if time_s is not None), default=None)
+
+    @property
+    def is_empty(self) -> bool:
+        """No attempt has anything here, and no block waits for somebody else's last write."""
+        return not len(self.book) and not self.scheduler.quarantined
 
     def begin_step(self, now_s: float) -> tuple[PlannedStep, list[Effect]]:
         """Plan a step; answer the reservations that got their blocks, end who can never go on."""
@@ -104,8 +125,12 @@ class NodeFlow(ABC):
         effects = self._on_reserved(step, now_s)
         for sequence in step.sequences:
             held = self.book.of_sequence(sequence)
-            if held is not None and held.computing_since_s is None:
+            if held is None:
+                continue
+            if held.computing_since_s is None:
                 held.computing_since_s = now_s
+            if held.first_token_at_s is None and held.landed_at_s is None:
+                held.num_chunks += 1
         for sequence in step.starved:
             held = self.book.of_sequence(sequence)
             assert held is not None, "a running sequence belongs to an attempt"
@@ -172,6 +197,34 @@ class NodeFlow(ABC):
 
     # --- inside -------------------------------------------------------------------------------
 
+    def _on_drain(self, timeout_s: float, now_s: float) -> list[Effect]:
+        """Reservations that still wait for room may as well wait elsewhere: nothing is lost."""
+        if self.is_draining:
+            return []
+        self.is_draining = True
+        self._hand_over_at_s = now_s + timeout_s
+        self._look_around()
+        leaving = Draining("this node is draining")
+        return [
+            effect
+            for held in self.book.all()
+            if held.waiting_replies
+            for effect in self._fail(held, leaving)
+        ]
+
+    def _hand_over(self) -> list[Effect]:
+        """End what still runs, so that its router continues it elsewhere.
+
+        A prompt whose KV is on the wire stays: it needs no step any more, only an acknowledgement.
+        """
+        late = Draining("this node is draining, and its time to finish is over")
+        return [
+            effect
+            for held in self.book.all()
+            if not held.is_over and held.sequence.status is not SequenceStatus.EXPORTING
+            for effect in self._fail(held, late)
+        ]
+
     def _on_submit(self, message: Submit, now_s: float) -> list[Effect]:
         attempt = message.request.id
         held = self.book.get(attempt)
@@ -182,6 +235,8 @@ class NodeFlow(ABC):
             return []
         if held is not None or self.book.is_closed(attempt):
             return [self._refuse(message, InvalidRequest(f"attempt {attempt} is over"))]
+        if self.is_draining:
+            return [self._refuse(message, Draining("this node is draining"))]
         problem = self._problem_with(message.request)
         if problem is not None:
             return [self._refuse(message, problem)]
@@ -194,10 +249,10 @@ class NodeFlow(ABC):
         return self._submit(message, now_s)
 
     def _problem_with(self, request: GenerationRequest) -> PdserveError | None:
-        length = len(request.prompt_token_ids)
+        length = len(request.prompt_token_ids) + len(request.output_token_ids)
         if length >= self._limits.max_model_len:
             return InvalidRequest(
-                f"the prompt has {length} tokens: this node takes at most "
+                f"the {_known(request)} {length} tokens: this node takes at most "
                 f"{self._limits.max_model_len - 1}, so that one can follow",
                 param="prompt",
             )
@@ -208,12 +263,12 @@ class NodeFlow(ABC):
         )
         if num_needed > num_blocks:
             return InvalidRequest(
-                f"the prompt has {length} tokens: with the {limits.tokens_per_seq} of the first "
-                f"step it needs {num_needed} KV blocks of {limits.block_size} tokens, and this "
-                f"node has {num_blocks}",
+                f"the {_known(request)} {length} tokens: with the {limits.tokens_per_seq} of the "
+                f"first step it needs {num_needed} KV blocks of {limits.block_size} tokens, and "
+                f"this node has {num_blocks}",
                 param="prompt",
             )
-        highest = max(request.prompt_token_ids)
+        highest = max(max(request.prompt_token_ids), max(request.output_token_ids, default=0))
         if highest >= self._limits.vocab_size:
             return InvalidRequest(
                 f"token id {highest} is not in the vocabulary of {self._limits.vocab_size}",
@@ -235,6 +290,7 @@ class NodeFlow(ABC):
         """End an attempt without a word to its router, except to calls that still wait."""
         if held.is_over:
             return []
+        held.outcome = FinishReason.ABORT.value
         waiting = held.waiting_replies
         held.waiting_replies = []
         gone = Refused(InvalidRequest(f"attempt {held.attempt} was aborted"))
@@ -242,6 +298,7 @@ class NodeFlow(ABC):
 
     def _fail(self, held: Held, error: PdserveError) -> list[Effect]:
         """End an attempt with a typed error: to the call that waits, else in the stream."""
+        held.outcome = error.code
         waiting = held.waiting_replies
         held.waiting_replies = []
         effects: list[Effect] = [Reply(reply_to, Refused(error)) for reply_to in waiting]
@@ -263,6 +320,8 @@ class NodeFlow(ABC):
         sequence = held.sequence
         logprobs = [token.logprobs for token in output.tokens if token.logprobs is not None]
         queue_s, compute_s = (0.0, 0.0) if output.first_index else held.prompt_spans_s()
+        if output.finish_reason is not None:
+            held.outcome = output.finish_reason.value
         return Emit(
             held.router,
             RequestOutput(
@@ -313,7 +372,11 @@ class NodeFlow(ABC):
             num_recomputed_tokens=counted.num_recomputed_tokens,
             num_drafted=counted.num_drafted,
             num_accepted=counted.num_accepted,
+            num_cached_blocks=counted.blocks.cached,
+            num_reserved_blocks=counted.blocks.reserved,
+            num_receiving_blocks=counted.blocks.receiving,
             num_quarantined_blocks=counted.blocks.quarantined,
+            is_draining=self.is_draining,
         )
 
     def _status(self) -> NodeStatus:
@@ -326,3 +389,7 @@ class NodeFlow(ABC):
             num_transfers=self.statistics.num_transfers,
             num_steps=counted.num_steps,
         )
+
+
+def _known(request: GenerationRequest) -> str:
+    return "prompt and its answer so far have" if request.output_token_ids else "prompt has"

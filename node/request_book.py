@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import heapq
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 
 from common.ids import AttemptId, Incarnation
 from engine.core.sequence import Sequence
+from kv_transfer.transfer_timing import TransferTiming
 from node.messages import Answer
 
 MAX_CLOSED_ATTEMPTS = 8192
 MAX_DEAD_DEADLINES = 64
+HANDED_OFF = "handed_off"
 
 
 @dataclass(slots=True)
@@ -19,7 +21,9 @@ class Held:
     """One attempt on this node. `lease_token` names its landing or transfer, if it has one.
 
     `computing_since_s` is when the first step with some of its prompt began, `first_token_at_s`
-    when the one that drew token 0 ended.
+    when the one that drew token 0 ended, `landed_at_s` when KV from elsewhere did. `num_chunks`
+    steps computed some of the prompt. `outcome` is empty until the attempt ends: a finish reason,
+    an error's code or `handed_off`.
     """
 
     attempt: AttemptId
@@ -33,6 +37,10 @@ class Held:
     answer: Answer | None = None
     waiting_replies: list[int] = field(default_factory=list)
     num_pushed_blocks: int = 0
+    num_chunks: int = 0
+    landed_at_s: float | None = None
+    transfer: TransferTiming | None = None
+    outcome: str = ""
     is_over: bool = False
     """Ended for the router; kept only until its transfer lets go of the blocks."""
 
@@ -57,6 +65,7 @@ class RequestBook:
         self._by_router: dict[Incarnation, dict[AttemptId, Held]] = {}
         self._deadlines: list[tuple[float, AttemptId]] = []
         self._closed: OrderedDict[AttemptId, None] = OrderedDict()
+        self._ended: deque[Held] | None = None
 
     def __len__(self) -> int:
         return len(self._held)
@@ -98,6 +107,8 @@ class RequestBook:
         if not of_router:
             del self._by_router[held.router]
         self.close(held.attempt)
+        if self._ended is not None:
+            self._ended.append(held)
         if len(self._deadlines) > 2 * len(self._held) + MAX_DEAD_DEADLINES:
             self._deadlines = [entry for entry in self._deadlines if entry[1] in self._held]
             heapq.heapify(self._deadlines)
@@ -112,6 +123,18 @@ class RequestBook:
     def is_closed(self, attempt: AttemptId) -> bool:
         """Whether the attempt is over (as far as the bounded memory goes)."""
         return attempt in self._closed
+
+    def keep_ended(self) -> None:
+        """Somebody calls `take_ended` from now on."""
+        self._ended = deque(maxlen=MAX_CLOSED_ATTEMPTS)
+
+    def take_ended(self) -> list[Held]:
+        """What was removed since the last call, oldest first; of a great many the latest."""
+        if not self._ended:
+            return []
+        ended = list(self._ended)
+        self._ended.clear()
+        return ended
 
     def get(self, attempt: AttemptId) -> Held | None:
         """The attempt, if it is held."""

@@ -75,14 +75,15 @@ def stop_children(
     *,
     num_patient_stops: int,
     timeout_s: float,
+    number: signal.Signals = signal.SIGTERM,
 ) -> list[str]:
-    """Ask all to stop, wait, then kill: the names of those that had to be killed.
+    """Ask all to stop, by signal `number`, wait, then kill: the names of those that were killed.
 
     More than `num_patient_stops` stop signals in all mean that the user waits no longer.
     """
     alive = [child for child in children if child.exit_code() is None]
     for child in alive:
-        child.send(signal.SIGTERM)
+        child.send(number)
     deadline_s = clock.now_s() + timeout_s
     while alive := [child for child in alive if child.exit_code() is None]:
         left_s = deadline_s - clock.now_s()

@@ -5,13 +5,15 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from common.errors import ConfigError, PdserveError
+from common.logs import quiet_grpc
 from common.nodes import Role
-from pdserve.config_sources import SERVE, Command, LoadedConfig, SettingsError, load_config
-from pdserve.flags import NO_VALUE, SET_BY_UP, UP_DEFAULTS, FlagError, build_parser
+from pdserve.config_sources import SERVE, UP, Command, LoadedConfig, SettingsError, load_config
+from pdserve.flags import NO_VALUE, FlagError, build_parser
 from pdserve.option_values import without_passwords
 
 EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
@@ -31,8 +33,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "serve": _serve,
             "up": _up,
             "status": _status,
+            "drain": _drain,
             "check-config": _check_config,
             "kv-key": _kv_key,
+            "api-keys": _api_keys,
+            "keys": _keys,
         }[parsed.command]
         return run(parsed, unknown)
     except FlagError as error:
@@ -54,6 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _serve(parsed: argparse.Namespace, unknown: list[str]) -> int:
     loaded = _load(parsed, unknown, SERVE)
+    quiet_grpc(loaded.config.server.log_format)
     from pdserve.roles import run_role
 
     return run_role(loaded.config)
@@ -72,10 +78,9 @@ def _up(parsed: argparse.Namespace, unknown: list[str]) -> int:
 
     problems: list[str] = []
     counts = {role: _count(parsed, role, problems) for role in ("prefill", "decode", "mixed")}
-    command = Command(name="pdserve up", defaults=UP_DEFAULTS, own_keys=SET_BY_UP)
     try:
         # Some node decodes in every cluster, and for that one the rules are strictest.
-        loaded = _load(parsed, unknown, command, Role.DECODE)
+        loaded = _load(parsed, unknown, UP, Role.DECODE)
     except SettingsError as error:
         raise SettingsError([*problems, *error.problems]) from None
     if problems:
@@ -93,9 +98,56 @@ def _status(parsed: argparse.Namespace, unknown: list[str]) -> int:
 
     if unknown:
         return _wrong_settings([f"unexpected argument: {unknown[0].partition('=')[0]}"])
-    api_key = getattr(parsed, "api_key", os.environ.get("PDSERVE_API_KEY", ""))
-    print(status_table(fetch_cluster(parsed.url, api_key=api_key)), end="")
+
+    def table() -> str:
+        return status_table(fetch_cluster(parsed.url, api_key=_api_key(parsed)))
+
+    if parsed.watch:
+        return _watch(table)
+    print(table(), end="")
     return EXIT_OK
+
+
+def _watch(table: Callable[[], str]) -> int:
+    from pdserve.status_watch import watch
+
+    first = table()  # A wrong address is an error at once; a router that restarts later is not.
+
+    def latest() -> str:
+        nonlocal first
+        shown, first = first, ""
+        try:
+            return shown or table()
+        except PdserveError as error:
+            return f"{error}\n"
+
+    watch(latest, sys.stdout, time.sleep)
+    return EXIT_OK
+
+
+def _drain(parsed: argparse.Namespace, unknown: list[str]) -> int:
+    from common.clock import MonotonicClock
+    from pdserve.drain_command import ask_to_leave, wait_until_gone
+
+    if unknown:
+        return _wrong_settings([f"unexpected argument: {unknown[0].partition('=')[0]}"])
+    api_key = _api_key(parsed)
+    leaving = ask_to_leave(parsed.url, parsed.node_id, api_key=api_key)
+    print(
+        f"{leaving.node_id} takes nothing new; what runs has {leaving.timeout_s:g} s to finish",
+        flush=True,
+    )
+    if parsed.wait:
+        took_s = wait_until_gone(
+            parsed.url, leaving, MonotonicClock(), api_key=api_key, pause=time.sleep
+        )
+        print(f"{leaving.node_id} is gone after {took_s:.1f} s")
+    return EXIT_OK
+
+
+def _api_key(parsed: argparse.Namespace) -> str:
+    key: str = getattr(parsed, "api_key", os.environ.get("PDSERVE_API_KEY", ""))
+    return key
 
 
 def _kv_key(parsed: argparse.Namespace, unknown: list[str]) -> int:
@@ -105,6 +157,24 @@ def _kv_key(parsed: argparse.Namespace, unknown: list[str]) -> int:
         return _wrong_settings([f"unexpected argument: {unknown[0].partition('=')[0]}"])
     write_curve_keys(Path(parsed.file), new_curve_keys())
     print(f"{parsed.file}: copy it to every prefill and decode node, and start them with --kv-key")
+    return EXIT_OK
+
+
+def _api_keys(parsed: argparse.Namespace, unknown: list[str]) -> int:
+    from pdserve.api_keys_command import run_api_keys
+
+    if unknown:
+        return _wrong_settings([f"unexpected argument: {unknown[0].partition('=')[0]}"])
+    run_api_keys(parsed)
+    return EXIT_OK
+
+
+def _keys(parsed: argparse.Namespace, unknown: list[str]) -> int:
+    from pdserve.keys_command import run_keys
+
+    if unknown:
+        return _wrong_settings([f"unexpected argument: {unknown[0].partition('=')[0]}"])
+    run_keys(parsed)
     return EXIT_OK
 
 

@@ -55,6 +55,8 @@ def plan_cluster(base: Config, size: ClusterSize, redis_url: str) -> list[Planne
         role=Role.ROUTER,
         server=replace(base.server, node_id="router"),
         placement=placement,
+        # Judged for the cluster as a whole: all that its router speaks to is on loopback.
+        security=replace(base.security, insecure=True),
     )
     planned = [PlannedProcess("router", router)]
     counts = ((Role.PREFILL, size.prefill), (Role.DECODE, size.decode), (Role.MIXED, size.mixed))

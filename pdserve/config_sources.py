@@ -15,8 +15,9 @@ from typing import Any
 from common.config import Config
 from common.errors import ConfigError
 from common.nodes import Role
+from common.security_config import serve_exposure_problems, up_exposure_problems
 from pdserve.config_file import read_config_file, suggestion
-from pdserve.flags import NO_VALUE
+from pdserve.flags import NO_VALUE, SET_BY_UP, UP_DEFAULTS
 from pdserve.option_values import WANTED, value_from_text, value_from_toml, without_passwords
 from pdserve.options import ROLE, SECTIONS, Option, Value, all_options, options_of
 
@@ -47,9 +48,28 @@ class Command:
     name: str
     defaults: Mapping[str, Value]
     own_keys: frozenset[str] = frozenset()
+    rules: Callable[[Config], list[str]] = Config.problems
+    """Every rule that a configuration breaks under this command."""
 
 
-SERVE = Command(name="pdserve serve", defaults={})
+def _serve_problems(config: Config) -> list[str]:
+    return config.problems() + serve_exposure_problems(
+        config.security,
+        role=config.role,
+        host=config.server.host,
+        redis_url=config.placement.redis_url,
+        kv_key=config.handoff.kv_key,
+    )
+
+
+def _up_problems(config: Config) -> list[str]:
+    return config.problems() + up_exposure_problems(
+        config.security, host=config.server.host, api_key=config.api.api_key
+    )
+
+
+SERVE = Command(name="pdserve serve", defaults={}, rules=_serve_problems)
+UP = Command(name="pdserve up", defaults=UP_DEFAULTS, own_keys=SET_BY_UP, rules=_up_problems)
 
 
 class _Settings:
@@ -194,7 +214,7 @@ def _build(settings: _Settings, role: Role | None) -> Config:
 def _rule_problems(settings: _Settings, config: Config) -> list[str]:
     """The rules that values break, each with the origin of every value that enters it."""
     described = []
-    for problem in config.problems():
+    for problem in settings.command.rules(config):
         keys = _keys_named_in(problem)
         if settings.bad_keys.intersection(keys):
             continue  # the value was a default standing in for one already reported

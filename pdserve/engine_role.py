@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import cast
 
 from common.clock import MonotonicClock
 from common.config import Config
+from common.keys_folder import Keys
 from common.nodes import Role
 from common.token_budget import get_max_chunk_tokens, tokens_per_seq
+from common.tracing import NO_TRACING, Tracing
 from node.engine_node import EngineNode, LoadedModel, MakeFlow, NodeParts
 from node.make_scheduler import speculation_of, swap_space_of
+from pdserve.ending import Ending
 from pdserve.kv_plane import KVPlane
 from placement.store import PlacementStore
 
@@ -21,24 +23,25 @@ from placement.store import PlacementStore
 async def run_engine_role(
     config: Config,
     store: PlacementStore,
-    stop: asyncio.Event,
+    ending: Ending,
     *,
-    watch_stop_signals: Callable[[], None],
+    keys: Keys | None = None,
+    tracing: Tracing = NO_TRACING,
 ) -> int:
-    """Serve as `config.role` until `stop` is set; the exit code.
+    """Serve as `config.role` until told to end; the exit code.
 
-    `watch_stop_signals` is called again, on the event loop, once Paddle is there: its import takes
-    SIGTERM for itself, and the process would die of it without a word to anybody.
+    The signals are watched again once Paddle is there: its import takes SIGTERM for itself, and the
+    process would die of it without a word to anybody.
     """
     loop = asyncio.get_running_loop()
-    kv = KVPlane(config)
+    kv = KVPlane(config, keys)
 
     def load_model() -> LoadedModel:
         # What it imports takes a while: not before the port is bound and the store has answered.
         from engine.runner.load import load_model_runner
         from pdserve.checkpoints.speculative_model import resolve_speculation
 
-        watch_again = partial(loop.call_soon_threadsafe, watch_stop_signals)
+        watch_again = partial(loop.call_soon_threadsafe, ending.watch_signals)
         runner = load_model_runner(
             config.model,
             config.engine,
@@ -56,8 +59,10 @@ async def run_engine_role(
         make_flow=_flow_maker(config),
         store=store,
         clock=MonotonicClock(),
+        keys=keys,
+        tracing=tracing,
     )
-    return await EngineNode(config, parts).run(stop)
+    return await EngineNode(config, parts).run(ending.now, ending.drain)
 
 
 def _max_chunk_tokens(config: Config) -> int:

@@ -18,7 +18,9 @@ NO_VALUE = object()
 """Stands for the value of a flag that was given none."""
 
 # A local cluster chooses these by itself.
-SET_BY_UP = frozenset({"role", "kv_port", "metrics_port", "node_id", "redis_url", "cluster"})
+SET_BY_UP = frozenset(
+    {"role", "kv_port", "metrics_port", "node_id", "redis_url", "cluster", "keys"}
+)
 
 UP_DEFAULTS: dict[str, str | int] = {
     "model": "demo",
@@ -57,8 +59,11 @@ def build_parser() -> argparse.ArgumentParser:
     _add_serve(commands, "serve", "run one role until SIGTERM or Ctrl-C")
     _add_up(commands)
     _add_status(commands)
+    _add_drain(commands)
     _add_serve(commands, "check-config", "print the configuration `serve` would run with")
     _add_kv_key(commands)
+    _add_api_keys(commands)
+    _add_keys(commands)
     return parser
 
 
@@ -97,6 +102,21 @@ def _add_up(commands: Any) -> None:
 def _add_status(commands: Any) -> None:
     command = _add_command(commands, "status", "show a running cluster as a table")
     command.add_argument(
+        "--watch", action="store_true", help="show it again every second, until Ctrl-C"
+    )
+    _add_router(command)
+
+
+def _add_drain(commands: Any) -> None:
+    command = _add_command(commands, "drain", "let a node finish what it has, and end")
+    command.add_argument("node_id", metavar="NODE_ID", help="its name, as `pdserve status` has it")
+    command.add_argument("--wait", action="store_true", help="return when the node is gone")
+    _add_router(command)
+
+
+def _add_router(command: argparse.ArgumentParser) -> None:
+    """Which router is asked, and with what key."""
+    command.add_argument(
         "--url",
         default="http://127.0.0.1:8000",
         metavar="URL",
@@ -115,12 +135,60 @@ def _add_kv_key(commands: Any) -> None:
     command.add_argument("file", metavar="FILE", help="where to write it; must not exist yet")
 
 
-def _add_command(commands: Any, name: str, summary: str) -> argparse.ArgumentParser:
+def _add_api_keys(commands: Any) -> None:
+    summary = "who may use the router: keys to add, revoke and list"
+    actions = _add_command(commands, "api-keys", summary).add_subparsers(
+        dest="action",
+        metavar="COMMAND",
+        title="commands",
+        prog="pdserve api-keys",
+        required=True,
+    )
+    add = _add_command(actions, "add", "make a key and print it", "api-keys")
+    revoke = _add_command(actions, "revoke", "take a key out of the file", "api-keys")
+    listing = _add_command(actions, "list", "show the keys of a file, without the keys", "api-keys")
+    for command in (add, revoke, listing):
+        command.add_argument("file", metavar="FILE", help="the file of keys; `add` makes it")
+    for command in (add, revoke):
+        command.add_argument("name", metavar="NAME", help="whose key it is")
+    add.add_argument("--admin", action="store_true", help="it may drain nodes too")
+    for flag, what in (
+        ("--requests-per-minute", "most generation requests a minute"),
+        ("--max-concurrent", "most generation requests at once"),
+    ):
+        add.add_argument(
+            flag, metavar="N", type=int, default=0, help=f"{what} (default: 0, no limit)"
+        )
+
+
+def _add_keys(commands: Any) -> None:
+    summary = "keys for a cluster on several machines: make them, renew them"
+    actions = _add_command(commands, "keys", summary).add_subparsers(
+        dest="action", metavar="COMMAND", title="commands", prog="pdserve keys", required=True
+    )
+    init = _add_command(actions, "init", "make a CA, certificates, keys and passwords", "keys")
+    renew = _add_command(actions, "renew", "make one certificate anew, from the same CA", "keys")
+    for command in (init, renew):
+        command.add_argument("folder", metavar="DIR", help="the folder of all keys")
+        command.add_argument(
+            "--days",
+            metavar="N",
+            type=int,
+            default=365,
+            help="how long certificates are valid (default: 365)",
+        )
+    renew.add_argument("role", metavar="ROLE", help="whose: router, node or redis")
+
+
+def _add_command(
+    commands: Any, name: str, summary: str, parent: str = ""
+) -> argparse.ArgumentParser:
+    """A command; those of one `parent` share its examples."""
     command: argparse.ArgumentParser = commands.add_parser(
         name,
         help=summary,
         description=summary[0].upper() + summary[1:] + ".",
-        epilog=EXAMPLES[name],
+        epilog=EXAMPLES[parent or name],
         formatter_class=HelpFormatter,
         allow_abbrev=False,
     )

@@ -19,6 +19,8 @@ SECTION_TITLES = {
     "handoff": "handoff: from prefill to decode",
     "placement": "placement: who runs a request",
     "api": "api: the router's HTTP edge",
+    "tracing": "tracing: OpenTelemetry spans of requests",
+    "security": "security: who else is on the network",
 }
 
 _SOURCES = """\
@@ -54,6 +56,21 @@ examples:
 examples:
   pdserve status
   pdserve status --url http://10.0.0.1:8000
+  pdserve status --watch
+""",
+    "drain": """\
+The node takes nothing new at once. What runs there has the node's own
+drain_timeout_s; what is left then goes on at other nodes, and clients notice
+nothing. Then the node ends with exit code 0. Where the router has keys, an
+administrator's is wanted. A second `pdserve drain` changes nothing.
+
+It exits with 0 when the node was asked (with --wait: when it is gone), and with
+1 when there is no such node, or it is still there long after its time. Ctrl-C
+ends the waiting, not the draining.
+
+examples:
+  pdserve drain decode-2 --wait
+  pdserve drain prefill-1 --url http://10.0.0.1:8000
 """,
     "check-config": f"""\
 {_SOURCES}
@@ -61,6 +78,28 @@ It exits with 0 when the configuration can start, and with 2 when it cannot.
 
 examples:
   pdserve check-config --role decode --config pdserve.toml
+""",
+    "api-keys": """\
+Routers follow the file: a change holds within a second, without a restart. It
+holds hashes, so a key is shown once, when it is made. What a revoked key has
+in progress goes on to its end.
+
+examples:
+  pdserve api-keys add router/api_keys.json alice --requests-per-minute 60
+  pdserve api-keys add router/api_keys.json operator --admin
+  pdserve api-keys revoke router/api_keys.json alice
+  pdserve api-keys list router/api_keys.json
+""",
+    "keys": """\
+A process is started with --keys and the one subfolder that is its own. With it
+gRPC, KV and Redis are encrypted and closed to others, and the router and the
+metrics want a key. SECURITY.md has the whole picture.
+
+examples:
+  pdserve keys init ./keys
+  pdserve serve --role router --keys ./keys/router --redis-url rediss://10.0.0.1
+  pdserve serve --role decode --keys ./keys/node --redis-url rediss://10.0.0.1
+  pdserve keys renew ./keys node
 """,
     "kv-key": """\
 Every prefill and decode node needs the same file. It is secret: whoever can
@@ -82,7 +121,7 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
 
     def _format_usage(self, usage, actions, groups, prefix):  # type: ignore[no-untyped-def]
         """One line: thirty flags in brackets tell nobody anything."""
-        if any(action.dest == "command" for action in actions):
+        if any(action.metavar == "COMMAND" for action in actions):
             return f"usage: {self._prog} COMMAND [flags]\n\n"
         values = "".join(f" {action.metavar}" for action in actions if not action.option_strings)
         return f"usage: {self._prog}{values} [flags]\n\n"

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from common.config import Config
 from common.errors import ConfigError
 from common.ids import Incarnation
+from common.keys_folder import Keys
 from common.kv_layout import KVLayout
 from common.nodes import Role
 from kv_transfer.connector import OnEvent
@@ -38,7 +39,7 @@ class KVPlane:
     RDMA engine may read and write the pool, and a key says that not everybody shall.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, keys: Keys | None = None) -> None:
         """Raises `ConfigError` when `config` wants what this machine does not have."""
         self._config = config
         self._host = advertised_host(config.server.host)
@@ -47,7 +48,7 @@ class KVPlane:
         self._is_shm_only = transport == "shm"
         self._takes_shm = is_paired and transport in ("auto", "shm")
         self._shared: SharedPool | None = None
-        key = config.handoff.kv_key
+        key = keys.kv_key_path if keys else config.handoff.kv_key
         self._keys = load_curve_keys(Path(key)) if key else None
         self._is_rdma_wanted = is_paired and transport == "rdma"
         takes_rdma = is_paired and transport == "auto" and self._keys is None

@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -210,13 +211,20 @@ class LocalCluster:
             _say("stopping")
         router = self._children.pop("router", None)
         nodes = list(self._children.values())
-        for group in ([router] if router else [], nodes, [self._redis] if self._redis else []):
+        redis = [self._redis] if self._redis else []
+        # Roles end at once by SIGINT: nobody who pressed Ctrl-C waits for a long answer.
+        for number, group in (
+            (signal.SIGINT, [router] if router else []),
+            (signal.SIGINT, nodes),
+            (signal.SIGTERM, redis),
+        ):
             for name in stop_children(
                 group,
                 self._signals,
                 self._clock,
                 num_patient_stops=num_stops,
                 timeout_s=_STOP_TIMEOUT_S,
+                number=number,
             ):
                 _say_of(name, "did not stop and was killed")
 

@@ -17,8 +17,10 @@ from common.config import (
     ModelConfig,
     PlacementConfig,
     SchedulingConfig,
+    SecurityConfig,
     ServerConfig,
     SpeculationConfig,
+    TracingConfig,
 )
 
 SECTIONS = {
@@ -30,6 +32,8 @@ SECTIONS = {
     "handoff": HandoffConfig,
     "placement": PlacementConfig,
     "api": ApiConfig,
+    "security": SecurityConfig,
+    "tracing": TracingConfig,
 }
 
 _KINDS_BY_UNIT = {"bytes": "bytes", "s": "seconds"}

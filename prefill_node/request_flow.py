@@ -31,7 +31,7 @@ from node.messages import (
     Submit,
 )
 from node.node_flow import FlowLimits, NodeFlow
-from node.request_book import Held
+from node.request_book import HANDED_OFF, Held
 
 _Span = tuple[int, tuple[int, ...], tuple[int, ...]]
 """Lease token, ordinals, source blocks."""
@@ -74,6 +74,8 @@ class PrefillFlow(NodeFlow):
 
     def _problem_with_ticket(self, message: Submit) -> InvalidRequest | LayoutMismatch | None:
         request, ticket = message.request, message.ticket
+        if request.output_token_ids:
+            return InvalidRequest("a prefill node does not continue answers: ask a decode node")
         if ticket is None:
             if request.sampling.max_tokens == 1:
                 return None
@@ -158,6 +160,7 @@ class PrefillFlow(NodeFlow):
             return []
         del self._tickets[event.lease_token]
         self.book.clear_lease(held)
+        held.transfer = event.timing
         error = event.error
         if error is None and held.sequence.status is not SequenceStatus.EXPORTING:
             error = PeerProtocolError("the transfer was acknowledged before it was committed")
@@ -165,6 +168,7 @@ class PrefillFlow(NodeFlow):
             return self._fail(held, error)
         if held.sequence.status is SequenceStatus.EXPORTING:
             self.scheduler.release(held.sequence)
+        held.outcome = held.outcome or HANDED_OFF
         self.book.remove(held)
         return []
 

@@ -20,6 +20,7 @@ from common.request import (
     SamplingParams,
     TokenLogprobs,
 )
+from common.tracing import is_traceparent
 from protos import pdserve_node_pb2 as pb
 
 PROTOCOL_VERSION = 1
@@ -111,14 +112,21 @@ def request_to_proto(request: GenerationRequest) -> pb.GenerationRequest:
             sampling=sampling,
             deadline_ms=to_ms(request.deadline_s),
             priority=request.priority,
+            output_token_ids=request.output_token_ids,
+            traceparent=request.traceparent,
         )
     except (ValueError, TypeError, OverflowError) as wrong:
         raise InvalidRequest(f"the request does not fit the wire: {wrong}") from wrong
 
 
 def request_from_proto(message: pb.GenerationRequest) -> GenerationRequest:
-    """Raises `InvalidRequest` for a missing id, an empty prompt, no deadline, bad sampling or a
-    priority out of range."""
+    """Raises `InvalidRequest` for a missing id, an empty prompt, no deadline, bad sampling, a
+    priority out of range, an answer that is complete already, or a malformed `traceparent`."""
+    if message.traceparent and not is_traceparent(message.traceparent):
+        raise InvalidRequest(
+            f"traceparent has {len(message.traceparent)} characters and is none: wanted W3C Trace "
+            "Context, or nothing"
+        )
     if not message.prompt_token_ids:
         raise InvalidRequest("the prompt is empty: wanted at least 1 token", param="prompt")
     if message.deadline_ms == 0:
@@ -129,6 +137,8 @@ def request_from_proto(message: pb.GenerationRequest) -> GenerationRequest:
         sampling=sampling_from_proto(message.sampling),
         deadline_s=message.deadline_ms / 1000,
         priority=message.priority,
+        output_token_ids=tuple(message.output_token_ids),
+        traceparent=message.traceparent,
     )
 
 
@@ -167,35 +177,36 @@ def output_from_proto(message: pb.RequestOutput) -> RequestOutput:
     """Raises `PeerProtocolError` for what no node of this protocol sends."""
     try:
         attempt = attempt_from_proto(message.request_id, message.attempt)
-        finish = FinishReason(message.finish_reason) if message.finish_reason else None
+        reason = message.finish_reason
+        finish = FinishReason(reason) if reason else None
     except (InvalidRequest, ValueError) as wrong:
         raise PeerProtocolError(f"malformed output: {wrong}") from wrong
-    if len(message.logprobs) not in (0, len(message.token_ids)):
+    token_ids, logprobs = tuple(message.token_ids), message.logprobs
+    if logprobs and len(logprobs) != len(token_ids):
         raise PeerProtocolError(
-            f"output of {attempt} has {len(message.logprobs)} logprobs for "
-            f"{len(message.token_ids)} tokens"
+            f"output of {attempt} has {len(logprobs)} logprobs for {len(token_ids)} tokens"
         )
-    if message.num_accepted > message.num_drafted:
+    num_drafted, num_accepted = message.num_drafted, message.num_accepted
+    if num_accepted > num_drafted:
         raise PeerProtocolError(
-            f"output of {attempt} has {message.num_accepted} accepted drafts of "
-            f"{message.num_drafted}"
+            f"output of {attempt} has {num_accepted} accepted drafts of {num_drafted}"
         )
     if finish is FinishReason.ERROR and not message.error_code:
         raise PeerProtocolError(f"output of {attempt} ends in an error without a code")
-    return RequestOutput(
-        id=attempt,
-        first_index=message.first_index,
-        token_ids=tuple(message.token_ids),
-        logprobs=tuple(_logprobs_from_proto(entry) for entry in message.logprobs),
-        num_cached_tokens=message.num_cached_tokens,
-        num_drafted=message.num_drafted,
-        num_accepted=message.num_accepted,
-        queue_s=message.queue_us / 1e6,
-        compute_s=message.compute_us / 1e6,
-        is_started=message.is_started,
-        finish_reason=finish,
-        error_code=message.error_code,
-        error_message=message.error_message[:MAX_ERROR_LENGTH],
+    return RequestOutput(  # once a token: by position, which takes a third of the time
+        attempt,
+        message.first_index,
+        token_ids,
+        tuple([_logprobs_from_proto(entry) for entry in logprobs]) if logprobs else (),
+        message.num_cached_tokens,
+        num_drafted,
+        num_accepted,
+        message.queue_us / 1e6,
+        message.compute_us / 1e6,
+        message.is_started,
+        finish,
+        message.error_code,
+        message.error_message[:MAX_ERROR_LENGTH],
     )
 
 

@@ -49,6 +49,11 @@ class NodeStub:
                 request_serializer=protos_dot_pdserve__node__pb2.StatusRequest.SerializeToString,
                 response_deserializer=protos_dot_pdserve__node__pb2.StatusReply.FromString,
                 _registered_method=True)
+        self.Drain = channel.unary_unary(
+                '/pdserve.node.v1.Node/Drain',
+                request_serializer=protos_dot_pdserve__node__pb2.DrainRequest.SerializeToString,
+                response_deserializer=protos_dot_pdserve__node__pb2.DrainReply.FromString,
+                _registered_method=True)
         self.Reserve = channel.unary_unary(
                 '/pdserve.node.v1.Node/Reserve',
                 request_serializer=protos_dot_pdserve__node__pb2.ReserveRequest.SerializeToString,
@@ -84,6 +89,13 @@ class NodeServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Drain(self, request, context):
+        """Take no new work, finish or hand over what there is, and end. Asking again changes nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Reserve(self, request, context):
         """Decode and mixed nodes. Idempotent per attempt.
         """
@@ -115,6 +127,11 @@ def add_NodeServicer_to_server(servicer, server):
                     servicer.Status,
                     request_deserializer=protos_dot_pdserve__node__pb2.StatusRequest.FromString,
                     response_serializer=protos_dot_pdserve__node__pb2.StatusReply.SerializeToString,
+            ),
+            'Drain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Drain,
+                    request_deserializer=protos_dot_pdserve__node__pb2.DrainRequest.FromString,
+                    response_serializer=protos_dot_pdserve__node__pb2.DrainReply.SerializeToString,
             ),
             'Reserve': grpc.unary_unary_rpc_method_handler(
                     servicer.Reserve,
@@ -208,6 +225,33 @@ class Node:
             '/pdserve.node.v1.Node/Status',
             protos_dot_pdserve__node__pb2.StatusRequest.SerializeToString,
             protos_dot_pdserve__node__pb2.StatusReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Drain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pdserve.node.v1.Node/Drain',
+            protos_dot_pdserve__node__pb2.DrainRequest.SerializeToString,
+            protos_dot_pdserve__node__pb2.DrainReply.FromString,
             options,
             channel_credentials,
             insecure,

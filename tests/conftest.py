@@ -26,6 +26,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="equality: every policy × order × mode × method, not only all pairs of them",
     )
+    parser.addoption(
+        "--endurance", action="store_true", help="those marked endurance, and no others"
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Everyday runs leave out what takes minutes; `make test-endurance` runs that alone."""
+    is_wanted = config.getoption("--endurance")
+    chosen = [item for item in items if bool(item.get_closest_marker("endurance")) is is_wanted]
+    if len(chosen) < len(items):
+        left_out = [item for item in items if item not in set(chosen)]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = chosen
 
 
 @pytest.fixture(scope="session")

@@ -21,8 +21,9 @@
     RUNNING     output                          RUNNING     EmitTokens
                 last token                      DONE        EmitTokens, Finish
     any         a leg fails or its node is      CHOOSING    abort; new attempt, node excluded
-                lost, nothing emitted yet                   (at most `MAX_ATTEMPTS` in all)
-                the same, tokens emitted        DONE        abort, Fail
+                lost or drained                             (see `MAX_ATTEMPTS`)
+                a leg breaks the protocol or    DONE        abort, Fail
+                its pool, tokens emitted
                 deadline, error, client gone    DONE        abort, Fail or Finish(ABORT)
 
 A *leg* is one attempt on one node. It is open from the moment the node is asked until the node is
@@ -30,6 +31,10 @@ known to hold nothing: it refused, it finished, or (a prefill node) its KV was t
 attempt that ends sends `SendAbort` for each open leg, and a grant that arrives for a closed attempt
 is answered with one more. A ticket goes to a second prefill node only when the first refused it
 in words: after a failed call nobody knows whether the first one writes, so that attempt is over.
+
+An attempt that begins after tokens were emitted continues behind them: the decode node gets them
+with the prompt, computes both and draws the next one. What the client reads has no seam, as every
+token depends on those before it, the seed and its index alone.
 """
 
 from __future__ import annotations
@@ -40,6 +45,7 @@ from enum import Enum
 
 from common.errors import (
     DeadlineExceeded,
+    Draining,
     HandoffFailed,
     InternalError,
     InvalidRequest,
@@ -69,6 +75,7 @@ from router.core.effects import (
 from router.core.token_ledger import TokenLedger
 
 MAX_ATTEMPTS = 3
+"""An attempt that a draining node handed over does not count: each names one node less."""
 _MIN_DEADLINE_S = 0.001
 
 
@@ -110,7 +117,8 @@ class RequestFlow:
         self._deadline_at_s = deadline_at_s
         self._priority = priority
         self._ledger = TokenLedger(sampling)
-        self._attempt = 0
+        self._attempt = AttemptId(request_id, 0)
+        self._num_handed_over = 0
         self._decode: Incarnation | None = None
         self._prefill: Incarnation | None = None
         self._planned_prefill: Incarnation | None = None
@@ -135,7 +143,27 @@ class RequestFlow:
     @property
     def attempt(self) -> AttemptId:
         """The current attempt, or the last one."""
-        return AttemptId(self._request_id, self._attempt)
+        return self._attempt
+
+    @property
+    def failure(self) -> PdserveError | None:
+        """What ended the attempt before the current one, if there was one."""
+        return self._failure
+
+    @property
+    def decode(self) -> Incarnation | None:
+        """The decode or mixed node that holds, or was asked to hold, the current attempt."""
+        return self._decode
+
+    @property
+    def prefill(self) -> Incarnation | None:
+        """The prefill node of the current attempt, until its KV was taken over."""
+        return self._prefill
+
+    @property
+    def has_first_token(self) -> bool:
+        """Whether token 0 is known."""
+        return self._ledger.has(0)
 
     # Events.
 
@@ -180,7 +208,7 @@ class RequestFlow:
             self._out.append(Choose(None, frozenset(self._excluded)))
             return self._take_effects()
         if isinstance(error, Overloaded):
-            error = self._failure or self._overloaded(str(error), error.retry_after_s)
+            error = self._why_given_up() or self._overloaded(str(error), error.retry_after_s)
         self._fail(error)
         return self._take_effects()
 
@@ -196,7 +224,7 @@ class RequestFlow:
         elif isinstance(reply, PdserveError):
             self._on_refusal(node, reply)
         elif reply.ticket is None:
-            self._ledger.num_cached_tokens = reply.num_cached_tokens
+            self._ledger.note_cached(reply.num_cached_tokens)
             self._planned_prefill = None
             self.state = State.LOCAL
             self._place()
@@ -204,7 +232,7 @@ class RequestFlow:
             wrong = PeerProtocolError(f"{node} answered a local prefill with a ticket")
             self._attempt_failed(wrong, node)
         else:
-            self._ledger.num_cached_tokens = reply.num_cached_tokens
+            self._ledger.note_cached(reply.num_cached_tokens)
             self._ticket = reply.ticket
             if self._planned_prefill in self._excluded:
                 self._choose_prefill()
@@ -304,11 +332,10 @@ class RequestFlow:
         chunk = self._ledger.take()
         if chunk is not None:
             self._out.append(EmitTokens(chunk))
-        reason = self._ledger.reason
-        if self._ledger.is_complete and reason is not None:
-            self._end_attempt()
-            self.state = State.DONE
-            self._out.append(Finish(reason))
+            if chunk.finish_reason is not None:
+                self._end_attempt()
+                self.state = State.DONE
+                self._out.append(Finish(chunk.finish_reason))
 
     def _on_error_output(self, node: Incarnation, output: RequestOutput) -> None:
         # In a handoff either side may be the one that reports; avoiding the prefill node gives
@@ -316,7 +343,7 @@ class RequestFlow:
         suspect = node if self._prefill is None else self._prefill
         self._close_leg(node)
         error = error_from_code(output.error_code, output.error_message)
-        if isinstance(error, PoolExhausted):
+        if isinstance(error, (Draining, PoolExhausted)):
             self._attempt_failed(error, node)
         elif isinstance(error, (NodeLost, HandoffFailed, StaleEpoch)):
             self._attempt_failed(error, suspect)
@@ -329,6 +356,8 @@ class RequestFlow:
         self, decode: Incarnation, planned_prefill: Incarnation | None, now_s: float
     ) -> None:
         self.state = State.RESERVING
+        if self._ledger.num_emitted:
+            planned_prefill = None  # Whoever continues an answer computes all before it.
         self._decode, self._planned_prefill = decode, planned_prefill
         is_local = planned_prefill is None
         self._out.append(SendReserve(decode, self._request(now_s), is_local, self._may_wait))
@@ -345,7 +374,7 @@ class RequestFlow:
 
     def _fall_back_to_local(self, now_s: float) -> None:
         decode = self._decode
-        if decode is None or self._attempt >= MAX_ATTEMPTS:
+        if decode is None or not self._may_try_again():
             self._fail(self._overloaded("every prefill node refused", 1.0))
             return
         self._end_attempt()
@@ -361,7 +390,7 @@ class RequestFlow:
         if isinstance(error, (InvalidRequest, DeadlineExceeded)):
             self._fail(error)
             return
-        if self._ledger.num_emitted:
+        if self._ledger.num_emitted > self._ledger.num_before:
             self._fail(PeerProtocolError(f"{node} refused what it had answered: {error}"))
             return
         if isinstance(error, Overloaded):
@@ -375,6 +404,7 @@ class RequestFlow:
             sampling=self._sampling,
             deadline_s=max(_MIN_DEADLINE_S, self._deadline_at_s - now_s),
             priority=self._priority,
+            output_token_ids=tuple(self._ledger.emitted),
         )
 
     def _place(self) -> None:
@@ -389,7 +419,7 @@ class RequestFlow:
         self._out.append(Choose(None, frozenset(self._excluded)))
 
     def _reset_attempt(self) -> None:
-        self._attempt += 1
+        self._attempt = AttemptId(self._request_id, self._attempt.attempt + 1)
         self._ledger.restart()
         self._ticket = None
         self._planned_prefill = None
@@ -397,12 +427,22 @@ class RequestFlow:
 
     def _attempt_failed(self, error: PdserveError, suspect: Incarnation) -> None:
         self._excluded.add(suspect)
-        if self._ledger.num_emitted or self._attempt >= MAX_ATTEMPTS:
+        self._num_handed_over += isinstance(error, Draining)
+        if not self._may_try_again() or (self._ledger.num_emitted and not _can_continue(error)):
             self._fail(error)
             return
         self._failure = error
         self._end_attempt()
         self._begin_attempt()
+
+    def _may_try_again(self) -> bool:
+        return self._attempt.attempt - self._num_handed_over < MAX_ATTEMPTS
+
+    def _why_given_up(self) -> PdserveError | None:
+        """What ended the last attempt, now that nobody is left for another one."""
+        if isinstance(self._failure, Draining):
+            return NodeLost(f"{self._failure}, and no other node can go on")
+        return self._failure
 
     def _fail(self, error: PdserveError) -> None:
         self._end_attempt()
@@ -439,8 +479,14 @@ class RequestFlow:
         return [SendAbort(node, attempt)] if is_grant and was_aborted else []
 
     def _is_current(self, attempt: AttemptId) -> bool:
-        return not self.is_done and attempt == self.attempt
+        return self.state is not State.DONE and attempt == self._attempt
 
     def _take_effects(self) -> list[Effect]:
         effects, self._out = self._out, []
         return effects
+
+
+def _can_continue(error: PdserveError) -> bool:
+    """Whether what was emitted before this error is to be trusted, and others may do better."""
+    is_lost = isinstance(error, (NodeLost, HandoffFailed, StaleEpoch))
+    return is_lost and not isinstance(error, PeerProtocolError)

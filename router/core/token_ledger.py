@@ -14,6 +14,7 @@ class TokenLedger:
 
     Decode may run ahead of the first token, which comes another way: what cannot be emitted yet is
     held, up to `MAX_HELD_TOKENS`. The first arrival of an index counts, later ones are dropped.
+    `emitted` is what the client has; `num_before` of it came from earlier attempts.
     """
 
     def __init__(self, sampling: SamplingParams) -> None:
@@ -21,20 +22,18 @@ class TokenLedger:
         self._held: dict[int, tuple[int, TokenLogprobs | None]] = {}
         self._end: int | None = None
         self._reason: FinishReason | None = None
+        self.emitted: list[int] = []
         self.num_emitted = 0
+        self.num_before = 0
         self.num_cached_tokens = 0
-        self._drafted, self._accepted, self._drafted_before = 0, 0, 0
+        self._drafted, self._drafted_before = 0, 0
+        self._accepted, self._accepted_before = 0, 0
         self._queue_s, self._compute_s = 0.0, 0.0
 
     @property
     def is_complete(self) -> bool:
         """Whether the last token, known as such, was emitted."""
         return self._end is not None and self.num_emitted >= self._end
-
-    @property
-    def reason(self) -> FinishReason | None:
-        """Why the answer ends, once a node said so."""
-        return self._reason
 
     def has(self, index: int) -> bool:
         """Whether this index was emitted or is held."""
@@ -52,17 +51,21 @@ class TokenLedger:
             raise PeerProtocolError(
                 f"{output.id}: {len(output.logprobs)} logprobs for {len(output.token_ids)} tokens"
             )
-        self.num_cached_tokens = max(self.num_cached_tokens, output.num_cached_tokens)
+        self.note_cached(output.num_cached_tokens)
         # One node of an attempt verifies drafts, and it reports all of them each time.
         self._drafted = max(self._drafted, output.num_drafted)
         self._accepted = max(self._accepted, output.num_accepted)
         if output.token_ids and output.first_index == 0:
             self._queue_s, self._compute_s = output.queue_s, output.compute_s
-        for offset, token_id in enumerate(output.token_ids):
-            index = output.first_index + offset
+        for index, token_id in enumerate(output.token_ids, output.first_index):
             if not self.has(index):
-                entry = output.logprobs[offset] if has_logprobs else None
+                entry = output.logprobs[index - output.first_index] if has_logprobs else None
                 self._held[index] = (token_id, entry)
+
+    def note_cached(self, num_tokens: int) -> None:
+        """This much of the prompt was cached where the answer begins; later nodes do not count."""
+        if not self.num_before:
+            self.num_cached_tokens = max(self.num_cached_tokens, num_tokens)
 
     def end(self, output: RequestOutput, reason: FinishReason, *, complete_from: int) -> None:
         """Its node says that the answer ends with this output.
@@ -82,39 +85,47 @@ class TokenLedger:
 
         Raises `PeerProtocolError` when too much waits for one missing index.
         """
-        first = self.num_emitted
+        first = index = self.num_emitted
         end = self._end if self._end is not None else self._sampling.max_tokens
-        entries = []
-        while self.num_emitted < end and self.num_emitted in self._held:
-            entries.append(self._held.pop(self.num_emitted))
-            self.num_emitted += 1
+        token_ids: list[int] = []
+        logprobs: list[TokenLogprobs] = []
+        while index < end and index in self._held:
+            token_id, entry = self._held.pop(index)
+            token_ids.append(token_id)
+            if entry is not None:
+                logprobs.append(entry)
+            index += 1
+        self.num_emitted = index
         if len(self._held) > MAX_HELD_TOKENS:
-            raise PeerProtocolError(
-                f"{len(self._held)} tokens arrived, but not index {self.num_emitted}"
-            )
-        if not entries and not self.is_complete:
+            raise PeerProtocolError(f"{len(self._held)} tokens arrived, but not index {index}")
+        is_complete = self.is_complete
+        if not token_ids and not is_complete:
             return None
-        return TokenChunk(
-            first_index=first,
-            token_ids=tuple(token_id for token_id, _ in entries),
-            logprobs=tuple(entry for _, entry in entries if entry is not None),
-            finish_reason=self._reason if self.is_complete else None,
-            num_cached_tokens=self.num_cached_tokens,
-            num_drafted=self._drafted_before + self._drafted,
-            num_accepted=self._accepted,
-            queue_s=0.0 if first else self._queue_s,
-            compute_s=0.0 if first else self._compute_s,
+        self.emitted += token_ids
+        return TokenChunk(  # once a token: by position, which takes a third of the time
+            first,
+            tuple(token_ids),
+            tuple(logprobs),
+            self._reason if is_complete else None,
+            self.num_cached_tokens,
+            self._drafted_before + self._drafted,
+            self._accepted_before + self._accepted,
+            0.0 if first else self._queue_s,
+            0.0 if first else self._compute_s,
         )
 
     def restart(self) -> None:
-        """Another attempt begins: forget what was held. Only before anything was emitted.
+        """Another attempt begins behind what was emitted: forget what was held.
 
-        Drafts are counted on: those of a lost attempt were verified, and none became output.
+        Drafts are counted on: those of a lost attempt were verified, and became output where
+        anything was emitted.
         """
-        if self.num_emitted:
-            raise ValueError(f"{self.num_emitted} tokens were emitted: no other attempt may run")
         self._held.clear()
         self._end, self._reason = None, None
-        self.num_cached_tokens = 0
+        self.num_before = self.num_emitted
+        if not self.num_before:
+            self.num_cached_tokens = 0
+        else:
+            self._accepted_before += self._accepted
         self._drafted_before += self._drafted
         self._drafted, self._accepted = 0, 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -108,12 +108,14 @@ class Stream:
 
 
 class Api:
-    """One router's API for one model; close it."""
+    """One router's API for one model; close it. `headers` go with every request."""
 
-    def __init__(self, url: str, model: str) -> None:
+    def __init__(self, url: str, model: str, headers: Mapping[str, str] | None = None) -> None:
         self.model = model
         limits = httpx.Limits(max_connections=_MOST_THREADS, max_keepalive_connections=8)
-        self.http = httpx.Client(base_url=url, timeout=TIMEOUT_S, limits=limits, trust_env=False)
+        self.http = httpx.Client(
+            base_url=url, headers=headers, timeout=TIMEOUT_S, limits=limits, trust_env=False
+        )
 
     def __enter__(self) -> Self:
         return self

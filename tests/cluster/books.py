@@ -6,10 +6,12 @@ The facts come from where they are kept: a node's own books over gRPC, the keys 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import grpc
 
 from common.ids import Incarnation
+from common.keys_folder import NODE_NAME, Keys
 from placement.store import LiveNode
 from protos import pdserve_node_pb2 as pb
 from protos import pdserve_node_pb2_grpc as pb_grpc
@@ -35,10 +37,18 @@ def address_of(node: LiveNode) -> NodeAddress:
 class NodeBooks:
     """Asks one node for its status; close it."""
 
-    def __init__(self, address: NodeAddress) -> None:
+    def __init__(self, address: NodeAddress, keys: Keys | None = None) -> None:
+        """`keys` are a router's."""
         self.address = address
-        options = [("grpc.use_local_subchannel_pool", 1)]
-        self._channel = grpc.insecure_channel(address.control_address, options=options)
+        options: list[tuple[str, Any]] = [("grpc.use_local_subchannel_pool", 1)]
+        if keys is None:
+            self._channel = grpc.insecure_channel(address.control_address, options=options)
+        else:
+            options.append(("grpc.ssl_target_name_override", NODE_NAME))
+            credentials = grpc.ssl_channel_credentials(keys.ca, keys.private_key, keys.certificate)
+            self._channel = grpc.secure_channel(
+                address.control_address, credentials, options=options
+            )
         self._stub = pb_grpc.NodeStub(self._channel)  # type: ignore[no-untyped-call]
 
     def read(self) -> pb.StatusReply:

@@ -12,6 +12,7 @@ import grpc
 import httpx
 import redis.exceptions
 
+from common.keys_folder import load_keys
 from common.nodes import Role
 from pdserve.network import free_loopback_port
 from placement.records import decode_node
@@ -42,7 +43,7 @@ class NodeSpec:
 class ClusterSpec:
     """`name` tells clusters on one Redis apart; `flags` go to every engine node.
 
-    `routers` holds the flags of each router.
+    `routers` holds the flags of each router. `keys` is a folder of `pdserve keys init`.
     """
 
     name: str
@@ -50,6 +51,7 @@ class ClusterSpec:
     nodes: tuple[NodeSpec, ...]
     flags: tuple[str, ...] = ()
     routers: tuple[tuple[str, ...], ...] = ((),)
+    keys: Path | None = None
 
 
 class Cluster:
@@ -72,13 +74,25 @@ class Cluster:
         ]
         for node in spec.nodes:
             role = ["--role", node.role.value, "--node-id", node.node_id]
-            flags = [*role, *shared, *spec.flags, *node.flags]
+            flags = [*role, *shared, *self._keys_flags("node"), *spec.flags, *node.flags]
             self._add(node.node_id, flags, folder, node.environ)
         for number, own in enumerate(spec.routers, 1):
             port = free_loopback_port()
             role = ["--role", "router", "--node-id", f"router-{number}", "--port", str(port)]
-            self._add(f"router-{number}", [*role, *shared, *own], folder, {})
+            flags = [*role, *shared, *self._keys_flags("router"), *own]
+            self._add(f"router-{number}", flags, folder, {})
             self.urls.append(f"http://127.0.0.1:{port}")
+
+    def _keys_flags(self, kind: str) -> list[str]:
+        return ["--keys", str(self.spec.keys / kind)] if self.spec.keys else []
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What a client shows; nothing where there are no keys."""
+        if self.spec.keys is None:
+            return {}
+        key = (self.spec.keys / "client/api.key").read_text()
+        return {"authorization": f"Bearer {key}"}
 
     def _add(
         self, name: str, arguments: list[str], folder: Path, environ: Mapping[str, str]
@@ -143,7 +157,7 @@ class Cluster:
     def chosen_nodes(self, url: str) -> dict[str, int]:
         """The nodes that a router can choose, with their epochs; none when it does not answer."""
         try:
-            reply = httpx.get(f"{url}/v1/cluster", timeout=5.0)
+            reply = httpx.get(f"{url}/v1/cluster", headers=self.headers, timeout=5.0)
         except httpx.TransportError:
             return {}
         return {node["node_id"]: node["epoch"] for node in reply.json()["nodes"]}
@@ -189,9 +203,8 @@ class Cluster:
             except grpc.RpcError as error:
                 held.append(f"{node.node_id} does not answer: {error}")
         for url in self.urls:
-            num_running = httpx.get(f"{url}/v1/cluster", timeout=5.0).json()["router"][
-                "num_running"
-            ]
+            reply = httpx.get(f"{url}/v1/cluster", headers=self.headers, timeout=5.0)
+            num_running = reply.json()["router"]["num_running"]
             if num_running:
                 held.append(f"{url} has {num_running} requests")
         held += [f"Redis has {key}" for key in self.redis.keys(self.spec.name + ":")]
@@ -211,7 +224,9 @@ class Cluster:
             if books is None or books.address != address:
                 if books is not None:
                     books.close()
-                self._books[node_id] = NodeBooks(address)
+                keys = self.spec.keys
+                own = load_keys(keys / "router", Role.ROUTER) if keys else None
+                self._books[node_id] = NodeBooks(address, own)
 
 
 @contextlib.contextmanager

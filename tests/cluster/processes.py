@@ -32,6 +32,12 @@ class ServeProcess:
     def is_running(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
+    @property
+    def pid(self) -> int:
+        """Of its present life."""
+        assert self._process is not None, f"{self.name} was not started"
+        return self._process.pid
+
     def start(self) -> None:
         """Start it; whoever needs it ready waits for that."""
         assert not self.is_running, f"{self.name} runs already"
@@ -54,6 +60,15 @@ class ServeProcess:
     def stop(self) -> int:
         """SIGTERM, and the exit code."""
         self._send(signal.SIGTERM)
+        return self.wait(STOP_TIMEOUT_S)
+
+    def begin_stop(self) -> None:
+        """SIGTERM, which drains; a second one ends it at once."""
+        self._send(signal.SIGTERM)
+
+    def interrupt(self) -> int:
+        """SIGINT, which ends a role at once, and the exit code."""
+        self._send(signal.SIGINT)
         return self.wait(STOP_TIMEOUT_S)
 
     def wait(self, timeout_s: float) -> int:

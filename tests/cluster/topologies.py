@@ -37,6 +37,24 @@ def handoff_spec(name: str, model: Path) -> ClusterSpec:
     )
 
 
+def keyed_spec(name: str, model: Path, keys: Path) -> ClusterSpec:
+    """A router, a prefill and a decode node with keys, whose KV travels over the network."""
+    ports = ("--kv-port", str(free_loopback_port()), "--metrics-port", str(free_loopback_port()))
+    return ClusterSpec(
+        name=name,
+        model=model,
+        keys=keys,
+        nodes=(
+            NodeSpec("prefill-1", Role.PREFILL),
+            NodeSpec("decode-1", Role.DECODE, ("--local-prefill-threshold", "0", *ports)),
+        ),
+        flags=(
+            *("--block-size", "16", "--num-threads", "1", "--kv-cache-memory", "16MiB"),
+            *("--kv-transport", "zmq"),
+        ),
+    )
+
+
 def flag(spec: ClusterSpec, node_id: str, name: str) -> str:
     """The value of one flag of one node."""
     (node,) = [node for node in spec.nodes if node.node_id == node_id]

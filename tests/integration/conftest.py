@@ -7,14 +7,16 @@ one ends with the check that nothing is held for any request, on any node or in 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
+from pdserve.keys_init import init_keys
 from tests.cluster.api import Api
 from tests.cluster.cluster import Cluster, running
 from tests.cluster.tiny_model import make_tiny_model
-from tests.cluster.topologies import handoff_spec
+from tests.cluster.topologies import handoff_spec, keyed_spec
 from tests.redis_server import RedisServer, redis_server
 
 
@@ -57,4 +59,42 @@ def tiny_cluster(_shared_tiny_cluster: Cluster) -> Iterator[Cluster]:
 def tiny_api(tiny_cluster: Cluster) -> Iterator[Api]:
     """The first router of `tiny_cluster`."""
     with Api(tiny_cluster.url, "tiny") as api:
+        yield api
+
+
+@pytest.fixture(scope="session")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of keys; tests that change it put back what they found."""
+    folder = tmp_path_factory.mktemp("keys") / "cluster"
+    init_keys(folder, datetime.now(UTC), days=7)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def keyed_redis(keys: Path) -> Iterator[RedisServer]:
+    """A Redis with the users of `keys`."""
+    with redis_server(keys=keys) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def _shared_keyed_cluster(
+    keyed_redis: RedisServer, cluster_folder: Path, tiny_model: Path, keys: Path
+) -> Iterator[Cluster]:
+    spec = keyed_spec("keyed", tiny_model, keys)
+    with running([spec], keyed_redis, cluster_folder) as (cluster,):
+        yield cluster
+
+
+@pytest.fixture
+def keyed_cluster(_shared_keyed_cluster: Cluster) -> Iterator[Cluster]:
+    """See `keyed_spec`; what a test restarts serves again at its end."""
+    yield _shared_keyed_cluster
+    _shared_keyed_cluster.check_settled()
+
+
+@pytest.fixture
+def keyed_api(keyed_cluster: Cluster) -> Iterator[Api]:
+    """The router of `keyed_cluster`, with the client's key."""
+    with Api(keyed_cluster.url, "tiny", keyed_cluster.headers) as api:
         yield api

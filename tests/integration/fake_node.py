@@ -50,6 +50,7 @@ class FakeNode(cast(Any, NodeServicer)):  # type: ignore[misc]
         self.asked: list[GenerationRequest] = []
         self.aborted: list[AttemptId] = []
         self.num_abort_calls = 0
+        self.num_drains = 0
         self.may_abort = asyncio.Event()
         self.may_abort.set()
         self.news = asyncio.Event()
@@ -113,6 +114,11 @@ class FakeNode(cast(Any, NodeServicer)):  # type: ignore[misc]
         self.aborted += [AttemptId(a.request_id, a.attempt) for a in request.attempts]
         self.news.set()
         return pb.AbortReply()
+
+    async def Drain(self, request: pb.DrainRequest, context: Any) -> pb.DrainReply:  # noqa: N802
+        await self._check(request.envelope, context)
+        self.num_drains += 1
+        return pb.DrainReply(timeout_ms=30_000)
 
     def _tell(self, values: GenerationRequest) -> None:
         self.asked.append(values)

@@ -70,10 +70,12 @@ def main() -> None:
         sys.exit(reason.read_text())
     stopped = threading.Event()
     if (shared / f"{name}.stubborn").exists():
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
     else:
         # Not set() itself: the handler may interrupt the very wait that holds the event's lock.
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+        signal.signal(signal.SIGINT, lambda *_: sys.exit(0))
+    # What drains a real role, which may take long.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if config["role"] == "router":
         FakeRouter.shared = shared
         FakeRouter.api_key = config["api"]["api_key"]

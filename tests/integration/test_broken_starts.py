@@ -99,6 +99,10 @@ CASES: dict[str, Case] = {
         role="decode",
     ),
     "no KV key": Case(2, ("kv_key /nowhere", "pdserve kv-key"), flags=("--kv-key", "/nowhere")),
+    "no keys": Case(
+        2, ("host is '0.0.0.0'", "pdserve keys init", "--insecure"), flags=("--host", "0.0.0.0")
+    ),
+    "keys nowhere": Case(2, ("'/nowhere'", "pdserve keys init"), flags=("--keys", "/nowhere")),
     "too long a context": Case(
         2, ("max_model_len", "99999", "32768"), flags=("--max-model-len", "99999")
     ),

@@ -196,7 +196,7 @@ def test_a_frozen_prefill_node_is_given_up_and_comes_back(
 def test_a_decode_node_that_is_stopped_tells_its_requests(cluster: Cluster, api: Api) -> None:
     with api.stream(prompt=prompt_tokens(40, salt=42), max_tokens=ENDLESS, **GREEDY) as stream:
         stream.read_tokens(3)
-        assert cluster.processes["decode-1"].stop() == 0
+        assert cluster.processes["decode-1"].interrupt() == 0
         fails_soon(stream.read_rest, "node_lost")
     assert "node:decode-1" not in " ".join(own_keys(cluster)), "it has left the store"
     cluster.mend()

@@ -22,7 +22,7 @@ from tests.cluster.tiny_model import prompt_tokens
 from tests.cluster.topologies import flag
 from tests.cluster.waiting import wait_until
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.endurance, pytest.mark.timeout(300)]
 
 MIB = 1 << 20
 MOST_GROWTH_BYTES = 512 * MIB

@@ -15,7 +15,15 @@ from common.nodes import Role
 from common.request import GenerationRequest, RequestOutput, SamplingParams
 from placement.memory_store import MemoryStore
 from protos import pdserve_node_pb2 as pb
-from router.node_clients import FIRST_BACKOFF_S, LAST_BACKOFF_S, NodeClient, backoff_s
+from router.node_clients import (
+    FIRST_BACKOFF_S,
+    LAST_BACKOFF_S,
+    OUTPUTS_AT_ONCE,
+    PARTS_PER_MESSAGE,
+    TURNS_FOR_OTHERS,
+    NodeClient,
+    backoff_s,
+)
 from tests.integration.fake_node import FakeNode, record_of
 
 ROUTER = Incarnation("router-0", 1)
@@ -197,3 +205,26 @@ def test_the_pause_between_tries_grows_to_a_bound() -> None:
     assert pauses[0] == FIRST_BACKOFF_S
     assert pauses == sorted(pauses)
     assert pauses[-1] == LAST_BACKOFF_S
+
+
+async def test_a_large_message_lets_others_have_their_turn_and_arrives_in_order() -> None:
+    async with connected() as (node, _client, log):
+        await wait_until(lambda: log.num_messages == 1)
+        num_outputs = 2 * OUTPUTS_AT_ONCE * PARTS_PER_MESSAGE
+        outputs = [
+            RequestOutput(id=AttemptId("r", 1), first_index=index) for index in range(num_outputs)
+        ]
+        turns = 0
+
+        async def count_turns() -> None:
+            nonlocal turns
+            while len(log.heard) < num_outputs:
+                turns += bool(log.heard)
+                await asyncio.sleep(0)
+
+        counting = asyncio.create_task(count_turns())
+        node.push(*outputs)
+        await counting
+        assert [output.first_index for output in log.heard] == list(range(num_outputs))
+        assert log.num_messages == 1 + PARTS_PER_MESSAGE
+        assert turns >= (PARTS_PER_MESSAGE - 1) * TURNS_FOR_OTHERS

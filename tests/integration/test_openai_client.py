@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import replace
 
 import openai
 import pytest
@@ -78,8 +77,8 @@ async def test_chat_stream_with_usage_and_two_choices() -> None:
 async def drafting(_: Call) -> AsyncIterator[TokenChunk]:
     ids = tiny_model().encode("Hello world", add_special_tokens=False, param="p")
     first, last = chunks(ids)
-    yield replace(first, num_drafted=4)
-    yield replace(last, num_drafted=6, num_accepted=1)
+    yield first._replace(num_drafted=4)
+    yield last._replace(num_drafted=6, num_accepted=1)
 
 
 async def test_usage_tells_accepted_and_rejected_drafts() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from common.clock import ManualClock
 from common.config import SchedulingConfig, SpeculationConfig
-from common.errors import Overloaded
+from common.errors import Draining, Overloaded
 from common.ids import Incarnation
 from common.request import GenerationRequest, RequestOutput
 from common.token_budget import num_speculative_tokens
@@ -79,7 +79,10 @@ class Node:
         self.fail_next_step = False
         self.fail_after_layer: int | None = None
         answers: Any = self
-        performer = Performer(self.connector, answers, answers, self.runner)
+        self.num_drained = 0
+        performer = Performer(
+            self.connector, answers, answers, self.runner, on_drained=self._on_drained
+        )
         self.loop: StepLoop[Message, Effect] = StepLoop(
             inbox=self.inbox,
             flow=self.flow,
@@ -90,6 +93,10 @@ class Node:
         )
 
     # What the performer and the loop call.
+
+    def _on_drained(self) -> None:
+        assert self.flow.is_empty
+        self.num_drained += 1
 
     def resolve(self, reply_to: int, answer: Answer) -> None:
         self.world.to_router.append(ReplyToRouter(self.me, reply_to, answer))
@@ -235,7 +242,7 @@ class World:
             kv_description="hashes",
         )
 
-    def _decode_flow(self, threshold: int | None) -> MakeFlow:
+    def _decode_flow(self, threshold: int | None, me: Incarnation = DECODE) -> MakeFlow:
         def make(scheduler: Scheduler, size: NodeSize) -> NodeFlow:
             runner = HashRunner(num_blocks=size.num_blocks, block_size=BLOCK_SIZE)
             return DecodeFlow(
@@ -243,7 +250,7 @@ class World:
                 _limits(size, runner),
                 profile=DecodeProfile(local_prefill_threshold=threshold),
                 place=LandingPlace(
-                    node=DECODE,
+                    node=me,
                     kv_endpoint=FakeConnector.endpoint,
                     fingerprint=runner.layout.fingerprint,
                     kv_description="hashes",
@@ -277,7 +284,7 @@ class World:
             return
         try:
             self.nodes[node].inbox.put(message)
-        except Overloaded as error:
+        except (Draining, Overloaded) as error:
             assert isinstance(message, Submit)
             self.to_router.append(ReplyToRouter(node, message.reply_to, Refused(error)))
 

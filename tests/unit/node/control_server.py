@@ -15,6 +15,7 @@ from common.request import GenerationRequest, RequestOutput
 from engine.core.block_pool import BlockCounts
 from kv_transfer.connector import Ticket
 from node.control_service import ControlService, Replies
+from node.drain import NodeDrain
 from node.inbox import Inbox
 from node.messages import (
     Answer,
@@ -105,6 +106,7 @@ class Service:
         self.replies = NotedReplies(loop)
         self.inbox = AnsweringInbox(self.replies)
         self.streams = OutputStreams(loop, lambda router: self.inbox.put(RouterGone(router)))
+        self.drain = NodeDrain(asyncio.Event(), timeout_s=7.0)
         self.server = grpc.aio.server()
         self.service = ControlService(
             incarnation=ME,
@@ -113,6 +115,7 @@ class Service:
             replies=self.replies,
             streams=self.streams,
             clock=ManualClock(RECEIVED_AT_S),
+            drain=self.drain,
         )
         pb_grpc.add_NodeServicer_to_server(self.service, self.server)  # type: ignore[no-untyped-call]
         port = self.server.add_insecure_port("127.0.0.1:0")

@@ -12,7 +12,7 @@ import grpc.aio
 import pytest
 
 from common.errors import Overloaded
-from common.ids import AttemptId
+from common.ids import AttemptId, Incarnation
 from common.nodes import Role
 from common.request import FinishReason
 from kv_transfer.connector import Ticket
@@ -151,8 +151,10 @@ async def test_s58_refusals_are_counted_by_reason_whoever_refuses(start: Start) 
     await service.stub.Reserve(reserve(GOOD))
     assert service.service.refusals == {
         "deadline_exceeded": 0,
-        "invalid_request": 1,
+        "draining": 0,
+        "invalid_request": 0,
         "layout_mismatch": 0,
+        "node_lost": 1,
         "overloaded": 2,
     }
 
@@ -180,12 +182,12 @@ async def test_a_prompt_can_be_refused(start: Start) -> None:
 @pytest.mark.parametrize("role", [Role.DECODE, Role.PREFILL])
 async def test_a_router_that_does_not_listen_is_refused(start: Start, role: Role) -> None:
     service = await start(role)
-    await service.subscribe(replace(ROUTER, epoch=2))
+    await service.subscribe(Incarnation(ROUTER.node_id, 2))
     if role is Role.PREFILL:
         refusal = (await service.stub.Prefill(prefill(GOOD))).refusal
     else:
         refusal = (await service.stub.Reserve(reserve(GOOD))).refusal
-    assert refusal.code == "invalid_request"
+    assert refusal.code == "node_lost"
     assert "router router#1 has no open token stream" in refusal.message
     assert service.inbox.seen == []
 

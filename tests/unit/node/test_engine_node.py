@@ -22,7 +22,8 @@ from engine.core.scheduler import Scheduler
 from kv_transfer.connector import OnEvent
 from kv_transfer.loopback import LoopbackConnector, LoopbackNetwork
 from node import engine_node, watchdog
-from node.engine_node import SERVER_OPTIONS, EngineNode, LoadedModel, NodeConnector, NodeParts
+from node.control_port import SERVER_OPTIONS
+from node.engine_node import EngineNode, LoadedModel, NodeConnector, NodeParts
 from node.node_flow import NodeFlow
 from node.watchdog import STEP_STALL_S, is_stalled
 from placement.memory_store import MemoryStore

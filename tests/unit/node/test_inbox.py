@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from common.errors import HandoffFailed, Overloaded
+from common.errors import Draining, HandoffFailed, Overloaded
 from common.ids import AttemptId, Incarnation
 from kv_transfer.connector import LandingFailed
 from node.inbox import MAX_ABORTS, Inbox
@@ -77,7 +77,7 @@ def test_a_closed_inbox_refuses_requests_and_no_longer_waits() -> None:
     inbox = Inbox(max_requests=5)
     inbox.close()
     assert inbox.is_closed
-    with pytest.raises(Overloaded, match="stopping"):
+    with pytest.raises(Draining, match="stopping"):
         inbox.put(submit())
     inbox.wait(None)
 

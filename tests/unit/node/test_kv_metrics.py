@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from prometheus_client import CollectorRegistry, generate_latest
 
 from common.ids import Incarnation
+from common.nodes import KVLink
 from kv_transfer.core.effects import Peer
 from kv_transfer.statistics import ConnectorStatistics
 from kv_transfer.transfer_metrics import TransferMetrics
-from node.kv_metrics import KvCollector
+from node.kv_metrics import KvCollector, kv_links
 from tests.unit.node.test_metrics import samples
 
 PEER = Peer("tcp://h:1", Incarnation("d", 1))
@@ -47,6 +50,21 @@ def connector_statistics() -> ConnectorStatistics:
         frames_dropped={"late": 17, "malformed": 0},
         checksum_failures=18,
         measured=measured().view(),
+    )
+
+
+def test_links_carry_what_each_pair_has_moved() -> None:
+    metrics = TransferMetrics(["zmq", "rdma"])
+    other = Peer("tcp://h:2", Incarnation("d2", 1))
+    metrics.on_lane(PEER, "zmq")
+    metrics.on_lane(other, "rdma")
+    metrics.on_open(1, other, 100.0)
+    metrics.on_chunk(1, other, "rdma", 3 * MIB, 101.0)
+    metrics.on_acknowledged(other, 1, 103.0)
+    statistics = replace(connector_statistics(), measured=metrics.view(), lanes={"d2": "rdma"})
+    assert kv_links(statistics) == (
+        KVLink("d2", "rdma", True, 3 * MIB),
+        KVLink("d", "zmq", False, 0),
     )
 
 

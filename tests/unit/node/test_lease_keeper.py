@@ -161,14 +161,34 @@ async def test_the_lease_is_renewed_several_times_in_its_length(
 ) -> None:
     slept: list[float] = []
 
-    async def sleep(span_s: float) -> None:
-        slept.append(span_s)
-        world.clock.advance(span_s)
-        assert await world.live() == [(1, 0)]
-        if len(slept) == 3 * RENEWALS_PER_LEASE:
-            raise asyncio.CancelledError
+    class OverAtOnce:
+        """Stands for `asyncio.timeout`."""
 
-    monkeypatch.setattr("node.lease_keeper.asyncio.sleep", sleep)
+        def __init__(self, span_s: float) -> None:
+            slept.append(span_s)
+
+        async def __aenter__(self) -> None:
+            world.clock.advance(slept[-1])
+            assert await world.live() == [(1, 0)]
+            is_enough = len(slept) == 3 * RENEWALS_PER_LEASE
+            raise asyncio.CancelledError if is_enough else TimeoutError
+
+        async def __aexit__(self, *_: object) -> None: ...
+
+    monkeypatch.setattr("node.lease_keeper.asyncio.timeout", OverAtOnce)
     with pytest.raises(asyncio.CancelledError):
         await world.keeper().run()
     assert set(slept) == {LEASE_S / RENEWALS_PER_LEASE}
+
+
+async def test_news_does_not_wait_for_its_turn(world: World) -> None:
+    """A clock that stands still: no heartbeat comes by itself."""
+    keeper = world.keeper()
+    renewing = asyncio.create_task(keeper.run())
+    for num_running in (3, 4):
+        world.num_running = num_running
+        keeper.renew_soon()
+        async with asyncio.timeout(20):
+            while await world.live() != [(1, num_running)]:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+    renewing.cancel()
