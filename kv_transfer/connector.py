@@ -31,11 +31,12 @@ after `close`) raises `ValueError`; a peer's misbehaviour never raises here.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from common.errors import HandoffFailed
 from common.ids import AttemptId, Incarnation
+from kv_transfer.transfer_timing import TransferTiming
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,8 +103,8 @@ class Released:
 class TransferEnded:
     """The sender's side of a transfer is over and its source blocks may be reused.
 
-    `error` is None when the receiver acknowledged the commit; then `timing` says, on the connector's
-    clock, when what happened, where somebody measured it.
+    `error` is None when the receiver acknowledged the commit; then `timing` says when what
+    happened, on the connector's clock, where somebody measured it.
     """
 
     lease_token: int

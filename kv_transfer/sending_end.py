@@ -23,7 +23,8 @@ from kv_transfer.core.effects import (
 )
 from kv_transfer.core.lanes import LANES_BY_SPEED
 from kv_transfer.core.sender import Sender
-from kv_transfer.lane import Broken, Lane, OneSidedLane
+from kv_transfer.lane import Broken, Lane, OneSidedLane, Payload
+from kv_transfer.pieces import NO_SUMS
 from kv_transfer.transport import Parts
 
 logger = logging.getLogger("pdserve.kv_transfer")
@@ -217,36 +218,47 @@ class SendingEnd:
         lane = self._lane_to.get(effect.peer)
         if lane is None:
             return  # The link broke in this turn: the chunk leaves again on the next one.
+        with self._lock:
+            is_wanted = self._machine.is_sending(effect.lease_token)
+        if not is_wanted:
+            self._send_without_bytes(lane, effect)
+            return
         chunk = effect.chunk
-        sums: pieces.Sums = ((), ())
-        if effect.verify != "off":
-            sums = lane.sums(self._pool, chunk)
-        if effect.verify == "commit":
-            with self._lock:
-                self._machine.on_summed(effect.lease_token, chunk, pieces.block_sums(sums))
-            sums = ((), ())
+        sums = self._sums(lane, effect)
         payload = lane.payload(chunk)
-        header = frames.Data(
-            seq=effect.seq,
-            lease_token=effect.lease_token,
-            generation=effect.generation,
-            layer=chunk.layer,
-            ordinals=chunk.ordinals,
-            runs=payload.runs,
-            source_blocks=payload.source_blocks,
-            key_sums=sums[0],
-            value_sums=sums[1],
-            wants_ack=effect.wants_ack,
-        )
         num_bytes = 2 * len(chunk.ordinals) * self._layout.piece_bytes
-        self.bytes_sent += num_bytes
-        now_s = self._clock.now_s()
-        self._metrics.on_chunk(effect.lease_token, effect.peer, lane.name, num_bytes, now_s)
+        self._count(lane, effect, num_bytes)
         one_sided = self._one_sided.get(lane.name)
         if one_sided is not None:
             one_sided.write(effect.peer, chunk, effect.target_blocks)
-        parts = [memoryview(frames.encode(header)), *payload.parts]
+        parts = [_header(effect, payload, sums), *payload.parts]
         self._send_in_order(effect.peer, parts, is_behind_writes=True)
+
+    def _send_without_bytes(self, lane: Lane, effect: SendChunk) -> None:
+        """Its transfer was given up when it was queued already. DATA frames are counted, so its
+        header leaves; the ABORT before it lets the receiver drop it.
+        """
+        self._count(lane, effect, 0)
+        abort = frames.Abort(effect.lease_token, effect.generation)
+        for header in (memoryview(frames.encode(abort)), _header(effect, Payload(), NO_SUMS)):
+            self._send_in_order(effect.peer, [header], is_behind_writes=True)
+
+    def _sums(self, lane: Lane, effect: SendChunk) -> pieces.Sums:
+        """Those that travel with the chunk."""
+        if effect.verify == "off":
+            return NO_SUMS
+        sums = lane.sums(self._pool, effect.chunk)
+        if effect.verify == "block":
+            return sums
+        with self._lock:
+            block_sums = pieces.block_sums(sums)
+            self._machine.on_summed(effect.lease_token, effect.chunk, block_sums)
+        return NO_SUMS
+
+    def _count(self, lane: Lane, effect: SendChunk, num_bytes: int) -> None:
+        self.bytes_sent += num_bytes
+        now_s = self._clock.now_s()
+        self._metrics.on_chunk(effect.lease_token, effect.peer, lane.name, num_bytes, now_s)
 
     def _send_in_order(self, peer: Peer, parts: Parts, is_behind_writes: bool) -> None:
         """Send, on a one-sided lane perhaps when what was written before is done."""
@@ -270,3 +282,19 @@ class SendingEnd:
         with self._lock:
             now_s = self._clock.now_s()
             self._effects.extend(self._machine.on_peer_failed(peer, error, now_s))
+
+
+def _header(effect: SendChunk, payload: Payload, sums: pieces.Sums) -> memoryview:
+    data = frames.Data(
+        seq=effect.seq,
+        lease_token=effect.lease_token,
+        generation=effect.generation,
+        layer=effect.chunk.layer,
+        ordinals=effect.chunk.ordinals,
+        runs=payload.runs,
+        source_blocks=payload.source_blocks,
+        key_sums=sums[0],
+        value_sums=sums[1],
+        wants_ack=effect.wants_ack,
+    )
+    return memoryview(frames.encode(data))

@@ -8,9 +8,11 @@ are emitted with no lock held, so `on_event` may call the connector.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import assert_never
 
 from common.clock import Clock
@@ -193,18 +195,19 @@ class TransportConnector:
             self._finish()
 
     def _finish(self) -> None:
-        """Emit what is owed and let go of the network."""
+        """Emit what is owed and let go of the network, whatever fails on the way."""
         self._receiving.refuse()
         self._sending.close()
-        try:
-            self._perform_all()
-            self._sending.take_written()
-            for lane in self._lanes.values():
+        self._perform_what_can_be()
+        for lane in self._lanes.values():
+            with _going_on():
                 lane.close()
-            self._receiving.close()
-            self._perform_all()
-        finally:
-            self._transport.close()
+        with _going_on():
+            # Closing waited for them: an ABORT behind the last write tells that it was the last.
+            self._sending.take_written()
+        self._receiving.close()
+        self._perform_what_can_be()
+        self._transport.close()
 
     def _timeout_s(self) -> float:
         now_s = self._clock.now_s()
@@ -233,6 +236,12 @@ class TransportConnector:
     def _perform_all(self) -> None:
         while self._effects:
             self._perform(self._effects.popleft())
+
+    def _perform_what_can_be(self) -> None:
+        """As `_perform_all`, where one that fails must not keep the others from being done."""
+        while self._effects:
+            with _going_on():
+                self._perform(self._effects.popleft())
 
     def _perform(self, effect: Effect) -> None:
         match effect:
@@ -273,3 +282,12 @@ class TransportConnector:
         if last_s is None or now_s >= last_s + LOG_INTERVAL_S:
             self._logged_at_s[reason] = now_s
             logger.warning("%d dropped as %s: %.300s", self._dropped[reason], reason.value, detail)
+
+
+@contextlib.contextmanager
+def _going_on() -> Iterator[None]:
+    """A bug in here is logged, and what follows is done all the same."""
+    try:
+        yield
+    except Exception:
+        logger.exception("a KV connector that closes met a bug, and goes on")

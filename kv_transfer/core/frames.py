@@ -311,7 +311,9 @@ def seal(packed: bytes) -> bytes:
 def _to_wire(value: object) -> object:
     if isinstance(value, str):
         return value[:MAX_TEXT_CHARS]
-    return asdict(value) if isinstance(value, Incarnation | KVLayout) else value
+    if isinstance(value, Incarnation):
+        return {"node_id": value.node_id, "epoch": value.epoch}
+    return asdict(value) if isinstance(value, KVLayout) else value
 
 
 def decode(header: bytes | memoryview) -> Frame:

@@ -146,6 +146,11 @@ class Sender:
             link.greet(offers, verify)
         return frames.Hello(self._me, peer.incarnation, self._layout, offers, verify)
 
+    def is_sending(self, token: int) -> bool:
+        """Whether what was pushed of a transfer is of use yet: it has neither ended nor aborted."""
+        link = self._link_of.get(token)
+        return link is not None and link.transfers[token].state is not HandoffState.ABORTING
+
     def on_summed(self, token: int, chunk: Chunk, sums: Sequence[int]) -> None:
         """The piece sums of each block of a chunk that leaves, for the commit's digest."""
         link = self._link_of.get(token)

@@ -11,11 +11,16 @@ import numpy as np
 import pytest
 
 from common.errors import LayoutMismatch
+from common.ids import Incarnation
 from kv_transfer import pieces
 from kv_transfer.connector import Landed, Released, TransferEnded
+from kv_transfer.core.effects import SendChunk
 from kv_transfer.core.frames import Data
+from kv_transfer.sending_end import SendingEnd
 from tests.contract.kv_connector.cluster import (
     LAYOUT,
+    PAIR_BYTES,
+    WAIT_S,
     Cluster,
     assert_ended_once,
     begin,
@@ -43,6 +48,63 @@ def test_abort_by_the_sender(cluster: Cluster, pushed_layers: list[int]) -> None
     prefill.connector.abort(ticket.lease_token)
     assert "aborted" in str(error_of(prefill.wait_event()))
     assert "p#1 gave the transfer up" in str(decode.wait_failed())
+    assert_ended_once(prefill, decode)
+
+
+@pytest.mark.parametrize("ending", ["abort", "close"])
+def test_a_transfer_that_was_given_up_stops_within_one_chunk(
+    cluster: Cluster, ending: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though the window had room for more, which was queued already."""
+    has_left, goes_on = threading.Event(), threading.Event()
+    send_chunk = SendingEnd._send_chunk
+
+    def hold_behind_the_first(self: SendingEnd, effect: SendChunk) -> None:
+        send_chunk(self, effect)
+        has_left.set()
+        assert goes_on.wait(WAIT_S)
+
+    monkeypatch.setattr(SendingEnd, "_send_chunk", hold_behind_the_first)
+    prefill, decode, ticket = begin(cluster)
+    prefill.push_all(ticket, [4, 5, 6])
+    assert has_left.wait(WAIT_S)
+    if ending == "abort":
+        prefill.connector.abort(ticket.lease_token)
+        goes_on.set()
+    else:
+        closing = threading.Thread(target=prefill.connector.close)
+        closing.start()
+        prefill.connector._sending.close()  # As the connector's thread does it, only sooner.
+        goes_on.set()
+        closing.join(WAIT_S)
+    error_of(prefill.wait_event())
+    assert "p#1 gave the transfer up" in str(decode.wait_failed())
+    assert prefill.connector.statistics().bytes_sent == 2 * PAIR_BYTES
+    if ending == "abort":
+        # Nothing is missing on the connection: the next one goes over it.
+        send(prefill, decode, again := cluster.ticket(decode, [1, 2, 3]), [7, 8, 9])
+        assert isinstance(decode.wait_event(), Landed)
+        assert prefill.wait_event() == TransferEnded(again.lease_token, None)
+        assert prefill.connector.statistics().measured.reconnects == 0
+    assert_ended_once(prefill, decode)
+
+
+def test_a_bug_on_the_connectors_thread_ends_everything_all_the_same(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What fails once fails again for the next chunk, while everything is being ended."""
+
+    def fail(self: SendingEnd, effect: SendChunk) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(SendingEnd, "_send_chunk", fail)
+    prefill, decode, ticket = begin(cluster)
+    waiting = cluster.ticket(prefill, [1])
+    prefill.connector.expect(waiting, sender_deadline_s=30)
+    prefill.push_all(ticket, [4, 5, 6])
+    assert "closed" in str(error_of(prefill.wait_event()))
+    assert "closed" in str(prefill.wait_failed())
+    assert "gave the transfer up" in str(decode.wait_failed())
     assert_ended_once(prefill, decode)
 
 
@@ -216,7 +278,7 @@ def test_a_decode_node_that_restarted_refuses_the_old_ticket(cluster: Cluster) -
     """F01, F63: same address, another life."""
     prefill, decode = cluster.node("p"), cluster.node("d", epoch=5)
     ticket = cluster.ticket(decode, [1])
-    old = dataclasses.replace(ticket, decode_node=dataclasses.replace(decode.incarnation, epoch=4))
+    old = dataclasses.replace(ticket, decode_node=Incarnation(decode.incarnation.node_id, 4))
     prefill.connector.open(old, deadline_s=30)
     message = str(error_of(prefill.wait_event()))
     assert "stale_epoch" in message

@@ -28,6 +28,7 @@ from tests.contract.kv_connector.cluster import (
 )
 from tests.contract.kv_connector.kinds import FakeRdmaKind
 from tests.contract.kv_connector.raw_sender import RawSender
+from tests.fakes.fake_one_sided_lane import FakeOneSidedLane
 
 BLOCKS = (1, 2, 3)
 
@@ -273,4 +274,23 @@ def test_closing_waits_for_nobody_and_releases_everything(
     assert kind.fabric.num_refused > 0
     assert np.array_equal(decode.pool, untouched)
     error_of(prefill.wait_event())
+    assert_ended_once(prefill, decode)
+
+
+def test_a_sender_that_closes_says_so_when_its_last_write_is_done(
+    one_sided: Cluster, kind: FakeRdmaKind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its peer need not find out by its silence, nor fence it."""
+    close = FakeOneSidedLane.close
+
+    def write_what_is_queued_then_close(self: FakeOneSidedLane) -> None:
+        kind.fabric.release()
+        close(self)
+
+    prefill, decode, _ = held_in_the_network(one_sided, kind)
+    monkeypatch.setattr(FakeOneSidedLane, "close", write_what_is_queued_then_close)
+    prefill.connector.close()
+    assert "closed" in str(error_of(prefill.wait_event()))
+    assert "p#1 gave the transfer up" in str(decode.wait_failed())
+    assert kind.one_sided[1].fences == []
     assert_ended_once(prefill, decode)

@@ -116,7 +116,7 @@ def test_epochs_are_remembered_within_bounds() -> None:
     machine = receiver()
     hello(machine, b"a")
     machine.on_malformed(b"a", frames.UnknownVersion("bye"))
-    older = dataclasses.replace(SENDER, epoch=4)
+    older = Incarnation(SENDER.node_id, 4)
     assert isinstance(hello(machine, b"a", older), frames.Refused)
     for number in range(MAX_REMEMBERED_EPOCHS):
         hello(machine, b"b", Incarnation(f"other{number}", 1))

@@ -294,7 +294,7 @@ def test_an_idle_link_that_breaks_is_forgotten() -> None:
 def test_another_life_of_a_peer_is_another_link() -> None:
     """F63: the address is the same."""
     sender = ready(ticket(1))
-    later = dataclasses.replace(DECODE, epoch=2)
+    later = Incarnation(DECODE.node_id, 2)
     effects = sender.on_open(dataclasses.replace(ticket(2), decode_node=later), 5.0, 0.0)
     assert Connect(Peer(PEER.endpoint, later)) in effects
 
@@ -359,6 +359,32 @@ def test_a_failure_is_answered_behind_the_writes() -> None:
     assert sender.on_frame(PEER, failed, 0.1) == [behind]
     two_sided = ready(ticket(1))
     assert sent(two_sided.on_frame(PEER, failed, 0.1)) == []
+
+
+def test_a_failure_is_not_answered_on_a_connection_that_is_not_welcomed() -> None:
+    """Nobody is known there; what was written on the one before, its own end takes care of."""
+    failed = frames.Failed(1, 3, "handoff_failed", "revoked")
+    sender = one_sided(ticket(1), ticket(2))
+    sender.on_link_lost(PEER, 1.0)
+    effects = sender.on_frame(PEER, failed, 1.01)
+    assert sent(effects) == []
+    assert len(ends(effects)) == 1
+    sender.on_tick(1.05)
+    assert sent(sender.on_frame(PEER, failed, 1.06)) == []
+    sender.hello(PEER, {"rdma": b""}, "auto")
+    sender.on_frame(PEER, RDMA, 1.1)
+    assert sent(sender.on_frame(PEER, failed, 1.2)) == [frames.Abort(1, 3)]
+
+
+def test_what_is_sent_of_a_transfer_is_wanted_until_it_is_given_up() -> None:
+    sender = ready(ticket(1), ticket(2))
+    assert sender.is_sending(1)
+    assert not sender.is_sending(3)
+    sender.on_abort(1)
+    assert not sender.is_sending(1)
+    assert sender.is_sending(2)
+    sender.on_frame(PEER, frames.Failed(2, 3, "handoff_failed", "revoked"), 0.1)
+    assert not sender.is_sending(2)
 
 
 def test_every_abort_travels_behind_the_writes() -> None:

@@ -104,7 +104,7 @@ class PrefillNode:
             inbox=self.inbox,
             flow=flow,
             runner=runner,
-            perform=Performer(keeping, nobody, nobody, runner),
+            perform=Performer(keeping, nobody, nobody, runner, on_drained=lambda: None),
             flush=lambda: None,
             clock=ManualClock(),
         )
