@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 
 from common.errors import PdserveError
+from router.choice_watch import ChoiceWatch
 from router.core.policies.query import Query
 from router.core.request_flow import RequestFlow
 from router.core.ttft_stages import StageWatch
@@ -19,16 +19,23 @@ class ActiveRequest:
     """
 
     def __init__(
-        self, flow: RequestFlow, query: Query, deadline_at_s: float, stages: StageWatch
+        self,
+        flow: RequestFlow,
+        query: Query,
+        deadline_at_s: float,
+        stages: StageWatch,
+        watch: ChoiceWatch,
     ) -> None:
         self.flow = flow
         self.stages = stages
+        self.watch = watch
         self.query = query
         self.deadline_at_s = deadline_at_s
         self.timer: asyncio.TimerHandle | None = None
-        self._chunks: deque[TokenChunk] = deque()
+        self._chunks: list[TokenChunk] = []
         self._error: PdserveError | None = None
-        self._has_news = asyncio.Event()
+        self._reader: asyncio.Future[None] | None = None
+        self._loop = asyncio.get_running_loop()
 
     @property
     def request_id(self) -> str:
@@ -37,18 +44,23 @@ class ActiveRequest:
     def put(self, chunk: TokenChunk) -> None:
         """Tokens for the client."""
         self._chunks.append(chunk)
-        self._has_news.set()
+        self._wake_reader()
 
     def fail(self, error: PdserveError) -> None:
         """Raised to the client once it has read what came before."""
         self._error = error
-        self._has_news.set()
+        self._wake_reader()
 
-    async def next_chunk(self) -> TokenChunk:
-        """The next chunk; raises the error that ended the request."""
+    async def next_chunks(self) -> list[TokenChunk]:
+        """What came since the last call, at least one; raises the error that ended the request."""
         while not self._chunks:
             if self._error is not None:
                 raise self._error
-            self._has_news.clear()
-            await self._has_news.wait()
-        return self._chunks.popleft()
+            self._reader = self._loop.create_future()
+            await self._reader
+        chunks, self._chunks = self._chunks, []
+        return chunks
+
+    def _wake_reader(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -15,12 +15,21 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from common.clock import MonotonicClock
 from common.config import Config
+from common.tracing import NO_TRACING, Tracing
+from router.api_key_book import ApiKeyBook
+from router.api_key_metrics import ApiKeyCollector
 from router.cluster_view import ClusterView
+from router.drain_route import DrainNode, add_drain_route
+from router.exchange import Exchange
 from router.generation import Generator
+from router.generation_routes import GenerationRoutes, Handler
 from router.http_metrics import HttpMetrics
+from router.live_feed import LiveFeed
+from router.live_page import live_page
 from router.middleware import ApiKeyMiddleware, RequestIdMiddleware
 from router.openai_api import Endpoint, OpenAiApi
 from router.openai_errors import ApiError, ModelNotFound
+from router.request_watch import RequestWatcher
 from router.schemas import ChatBody, CompletionBody, SamplingFields
 from router.text_model import TextModel
 
@@ -36,10 +45,18 @@ def create_app(
     generator: Generator,
     cluster: ClusterView,
     registry: CollectorRegistry,
+    live: LiveFeed,
+    drain_node: DrainNode,
+    api_keys: ApiKeyBook | None = None,
+    tracing: Tracing = NO_TRACING,
 ) -> FastAPI:
     """The whole HTTP edge. `registry` gets the edge's metrics and is what `/metrics` shows.
 
-    Nothing is started: the generator and the cluster view live and end outside.
+    `api_keys`: who may do what; without it the configuration's one key, when it has one.
+
+    `drain_node` asks a node of the cluster to leave.
+
+    Nothing is started: the generator, the cluster view and the live feed live and end outside.
     """
     app = FastAPI(
         title="pdserve",
@@ -52,39 +69,38 @@ def create_app(
         text_model=text_model,
         generator=generator,
         cluster=cluster,
-        metrics=HttpMetrics(registry),
+        metrics=HttpMetrics(registry, live.edge),
         clock=MonotonicClock(),
+        watcher=RequestWatcher(text_model.name, MonotonicClock(), tracing),
     )
-    _add_generation(app, "/v1/chat/completions", api, api.chat, ChatBody)
-    _add_generation(app, "/v1/completions", api, api.completions, CompletionBody)
+    generation: tuple[tuple[str, Endpoint, type[SamplingFields]], ...] = (
+        ("/v1/chat/completions", api.chat, ChatBody),
+        ("/v1/completions", api.completions, CompletionBody),
+    )
+    handlers = {
+        path: _add_generation(app, path, api, endpoint, body) for path, endpoint, body in generation
+    }
     _add_models(app, text_model, api)
     _add_probes(app, cluster, registry)
+    _add_live_page(app, live)
+    add_drain_route(app, drain_node)
     _add_errors(app)
-    if config.api.api_key:
-        app.add_middleware(ApiKeyMiddleware, api_key=config.api.api_key)
+    book = api_keys or ApiKeyBook(MonotonicClock(), api_key=config.api.api_key)
+    registry.register(ApiKeyCollector(book))
+    app.add_middleware(GenerationRoutes, handlers=handlers)
+    app.add_middleware(ApiKeyMiddleware, book=book)
     app.add_middleware(RequestIdMiddleware)
     return app
 
 
-class _Exchange(Response):
-    """Hands a request over whole: its body is not read by the framework, which has no limit."""
-
-    def __init__(self, handle: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
-        super().__init__()
-        self._handle = handle
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._handle(scope, receive, send)
-
-
 def _add_generation(
     app: FastAPI, path: str, api: OpenAiApi, endpoint: Endpoint, body: type[SamplingFields]
-) -> None:
-    async def generate() -> Response:
-        async def handle(scope: Scope, receive: Receive, send: Send) -> None:
-            await api.handle(endpoint, scope, receive, send)
+) -> Handler:
+    """Describe the path; what is returned serves it, here and in `GenerationRoutes`."""
+    handle = partial(api.handle, endpoint)
 
-        return _Exchange(handle)
+    async def generate() -> Response:
+        return Exchange(handle)
 
     schema = body.model_json_schema()
     definitions = schema.pop("$defs", {})
@@ -96,6 +112,7 @@ def _add_generation(
         response_class=Response,
         openapi_extra={"requestBody": {"required": True, "content": content}},
     )(generate)
+    return handle
 
 
 def _inlined(schema: Any, definitions: dict[str, Any]) -> Any:
@@ -155,6 +172,18 @@ def _add_probes(app: FastAPI, cluster: ClusterView, registry: CollectorRegistry)
     @app.get("/v1/cluster")
     async def describe_cluster() -> JSONResponse:
         return JSONResponse(cluster.describe())
+
+
+def _add_live_page(app: FastAPI, live: LiveFeed) -> None:
+    page = live_page()
+
+    @app.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
+    async def show_page() -> Response:
+        return Response(page.body, headers=dict(page.headers))
+
+    @app.get("/v1/live", description="What the live page shows, as server-sent events.")
+    async def watch() -> Response:
+        return Exchange(live.serve)
 
 
 def _add_errors(app: FastAPI) -> None:

@@ -15,42 +15,44 @@ from common.errors import InternalError
 from router.core.choice_text import ChoiceText, Delta
 from router.generation import TokenChunk
 
-QUEUED_DELTAS = 8
-"""Deltas of all choices together that may wait for a slow client."""
+QUEUED_GROUPS = 8
+"""Groups of deltas, of all choices together, that may wait for a slow client."""
 
 
 async def choice_deltas(
-    chunks: AsyncGenerator[TokenChunk, None],
+    groups: AsyncGenerator[Sequence[TokenChunk], None],
     text: ChoiceText,
-    on_delta: Callable[[Delta], None],
-) -> AsyncGenerator[Delta, None]:
-    """The deltas of one choice up to the one with a `finish_reason`.
+    on_deltas: Callable[[Sequence[Delta]], object],
+) -> AsyncGenerator[Sequence[Delta], None]:
+    """The deltas of one choice up to the one with a `finish_reason`; those that came together
+    leave together.
 
-    `chunks` is closed before the last delta is handed out, so a stop string frees the nodes at
+    `groups` is closed before the last delta is handed out, so a stop string frees the nodes at
     once, however slowly the client reads.
     """
-    async with aclosing(chunks):
-        async for chunk in chunks:
-            delta = text.push(chunk)
-            on_delta(delta)
-            if delta.finish_reason is not None:
-                await chunks.aclose()
-                yield delta
+    async with aclosing(groups):
+        async for chunks in groups:
+            deltas = text.push_all(chunks)
+            on_deltas(deltas)
+            if deltas[-1].finish_reason is not None:
+                await groups.aclose()
+                yield deltas
                 return
-            yield delta
+            yield deltas
     raise InternalError("the generator ended without a finish reason")
 
 
 async def merged(
-    choices: Sequence[AsyncGenerator[Delta, None]],
-) -> AsyncGenerator[tuple[int, Delta], None]:
+    choices: Sequence[AsyncGenerator[Sequence[Delta], None]],
+) -> AsyncGenerator[tuple[int, Sequence[Delta]], None]:
     """Deltas of every choice with its index, in the order they come. Close it when done early."""
     if len(choices) == 1:
         async with aclosing(choices[0]) as only:
-            async for delta in only:
-                yield 0, delta
+            async for deltas in only:
+                yield 0, deltas
         return
-    queue: asyncio.Queue[tuple[int, Delta] | Exception | None] = asyncio.Queue(QUEUED_DELTAS)
+    queue: asyncio.Queue[tuple[int, Sequence[Delta]] | Exception | None]
+    queue = asyncio.Queue(QUEUED_GROUPS)
     pumps = [asyncio.create_task(_pump(i, choice, queue)) for i, choice in enumerate(choices)]
     try:
         num_running = len(pumps)
@@ -70,13 +72,13 @@ async def merged(
 
 async def _pump(
     index: int,
-    choice: AsyncGenerator[Delta, None],
-    queue: asyncio.Queue[tuple[int, Delta] | Exception | None],
+    choice: AsyncGenerator[Sequence[Delta], None],
+    queue: asyncio.Queue[tuple[int, Sequence[Delta]] | Exception | None],
 ) -> None:
     try:
         async with aclosing(choice):
-            async for delta in choice:
-                await queue.put((index, delta))
+            async for deltas in choice:
+                await queue.put((index, deltas))
     except Exception as error:  # handed to the reader, which raises it
         await queue.put(error)
     else:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from common.nodes import Role
 from placement.store import Placement
+from router.core.live_reading import Reading, live_requests
 from router.core.pairing import unpaired_prefill_nodes
 from router.core.policies.query import NodeView
 from router.dispatch import Dispatcher
@@ -14,15 +16,23 @@ from router.dispatch import Dispatcher
 class DispatcherView:
     """A `ClusterView` over a running dispatcher."""
 
-    def __init__(self, dispatcher: Dispatcher) -> None:
+    def __init__(self, dispatcher: Dispatcher, drain: asyncio.Event | None = None) -> None:
+        """`drain` is set when this router is to leave."""
         self._dispatcher = dispatcher
+        self._drain = drain or asyncio.Event()
 
     def is_ready(self) -> bool:
         """Whether a request that comes now finds a node that can finish it."""
         return not self.why_not_ready()
 
+    def is_draining(self) -> bool:
+        """Whether this router is leaving."""
+        return self._drain.is_set()
+
     def why_not_ready(self) -> str:
         """What is missing; empty when ready."""
+        if self.is_draining():
+            return "draining"
         if self._finishers():
             return ""
         missing = "no decode or mixed node is alive"
@@ -49,6 +59,21 @@ class DispatcherView:
             if node.record.role is not Role.PREFILL and not node.load.is_draining
         ]
 
+    def read_live(self) -> Reading:
+        """What the live page is made of."""
+        dispatcher = self._dispatcher
+        return Reading(
+            router_id=dispatcher.incarnation.node_id,
+            model=dispatcher.model,
+            is_store_away=dispatcher.pool.membership.is_store_away,
+            trouble=self.why_not_ready(),
+            warnings=self.warnings(),
+            nodes=dispatcher.pool.nodes(),
+            requests=live_requests(dispatcher.flows()),
+            placements=dispatcher.recent_placements,
+            num_placements=dispatcher.num_placements,
+        )
+
     def describe(self) -> dict[str, Any]:
         """This router, every node it can choose, and its latest placements."""
         dispatcher = self._dispatcher
@@ -58,6 +83,7 @@ class DispatcherView:
                 "router_id": dispatcher.incarnation.node_id,
                 "epoch": dispatcher.incarnation.epoch,
                 "num_running": dispatcher.num_running,
+                "is_draining": self.is_draining(),
             },
             "placement_store": "away" if is_store_away else "ok",
             "warnings": self.warnings(),
@@ -93,12 +119,16 @@ def _node(node: NodeView) -> dict[str, Any]:
         "num_recomputed_tokens": load.num_recomputed_tokens,
         "num_drafted": load.num_drafted,
         "num_accepted": load.num_accepted,
+        "num_cached_blocks": load.num_cached_blocks,
+        "num_reserved_blocks": load.num_reserved_blocks,
+        "num_receiving_blocks": load.num_receiving_blocks,
         "num_quarantined_blocks": load.num_quarantined_blocks,
         "kv_links": [
             {
                 "decode": link.decode_node_id,
                 "transport": link.transport,
                 "is_connected": link.is_connected,
+                "num_bytes": link.num_bytes,
             }
             for link in load.kv_links
         ],

@@ -11,6 +11,9 @@ class ClusterView(Protocol):
     def is_ready(self) -> bool:
         """Whether a request that arrives now has somewhere to run."""
 
+    def is_draining(self) -> bool:
+        """Whether this router is leaving: it finishes what it has, and wants no more."""
+
     def why_not_ready(self) -> str:
         """What is missing, for people; '' when ready."""
 

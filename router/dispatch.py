@@ -8,19 +8,20 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
-from dataclasses import replace
-from functools import partial
-from typing import Any, cast
+from typing import Any, TypeVarTuple, cast
 
 from prometheus_client import CollectorRegistry
 
 from common.clock import Clock, MonotonicClock
 from common.errors import InternalError, InvalidRequest, NodeLost, Overloaded, PdserveError
 from common.ids import AttemptId, Incarnation, new_request_id
+from common.keys_folder import Keys
+from common.logs import about
 from common.request import RequestOutput, SamplingParams
 from placement.store import Placement, PlacementStore, PlacementUnavailable
 from protos import pdserve_node_pb2 as pb
 from router.active_request import ActiveRequest
+from router.choice_watch import ChoiceWatch
 from router.core.effects import (
     Choose,
     Effect,
@@ -38,17 +39,20 @@ from router.core.placement import Placer
 from router.core.policies.query import Query
 from router.core.request_flow import RequestFlow
 from router.core.ttft_stages import StageWatch
-from router.generation import TokenChunk
+from router.generation import RequestListener, TokenChunk
 from router.metrics import RouterMetrics
 from router.node_clients import NodeClient
 from router.node_pool import NodePool
 from router.placement_recorder import PlacementRecorder
+from router.request_watch import RequestWatch
 
 log = logging.getLogger("pdserve.router")
 
 CLOSE_TIMEOUT_S = 3.0
 NUM_RECENT_PLACEMENTS = 32
 _LATE_TIMER_S = 0.001
+
+Args = TypeVarTuple("Args")
 
 
 class Dispatcher:
@@ -65,6 +69,7 @@ class Dispatcher:
         registry: CollectorRegistry,
         on_failed: Callable[[], None],
         clock: Clock | None = None,
+        keys: Keys | None = None,
     ) -> None:
         """Uses the nodes that serve `model`; `on_failed` is called when a bug keeps it from it."""
         self._store = store
@@ -81,6 +86,7 @@ class Dispatcher:
         self.incarnation = Incarnation(router_id, 0)
         self.model = model
         self.recent_placements: deque[Placement] = deque(maxlen=NUM_RECENT_PLACEMENTS)
+        self.num_placements = 0
         self.pool = NodePool(
             store,
             model=model,
@@ -89,12 +95,17 @@ class Dispatcher:
             metrics=self._metrics,
             on_output=self._on_output,
             on_lost=self._on_lost,
+            keys=keys,
         )
 
     @property
     def num_running(self) -> int:
         """Choices in progress."""
         return len(self._requests)
+
+    def flows(self) -> list[RequestFlow]:
+        """Their flows, oldest first; to be read, not fed."""
+        return [request.flow for request in self._requests.values()]
 
     async def start(self) -> None:
         """Take an epoch and begin to follow the cluster; does not wait for nodes."""
@@ -126,7 +137,7 @@ class Dispatcher:
         self._is_closing = True
         for request in list(self._requests.values()):
             closing = Overloaded("the router is shutting down")
-            self._feed(request, partial(request.flow.on_failure, closing))
+            self._feed(request, request.flow.on_failure, closing)
         with suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 while self._calls:
@@ -148,19 +159,20 @@ class Dispatcher:
         *,
         deadline_s: float,
         priority: int = 0,
-    ) -> AsyncGenerator[TokenChunk, None]:
+        listener: RequestListener | None = None,
+    ) -> AsyncGenerator[Sequence[TokenChunk], None]:
         """Stream one answer; see `router.generation.Generator`."""
         if self._is_closing:
             raise Overloaded("the router is shutting down")
         if not prompt_token_ids:
             raise InvalidRequest("the prompt is empty: wanted at least 1 token", param="prompt")
-        request = self._admit(prompt_token_ids, sampling, deadline_s, priority)
+        request = self._admit(prompt_token_ids, sampling, deadline_s, priority, listener)
         try:
             self._feed(request, request.flow.start)
             while True:
-                chunk = await request.next_chunk()
-                yield chunk
-                if chunk.finish_reason is not None:
+                chunks = await request.next_chunks()
+                yield chunks
+                if chunks[-1].finish_reason is not None:
                     return
         finally:
             self._feed(request, request.flow.on_client_gone)
@@ -171,6 +183,7 @@ class Dispatcher:
         sampling: SamplingParams,
         deadline_s: float,
         priority: int,
+        listener: RequestListener | None,
     ) -> ActiveRequest:
         now_s = self._clock.now_s()
         deadline_at_s = now_s + deadline_s
@@ -182,7 +195,10 @@ class Dispatcher:
             priority=priority,
         )
         query = Query(prompt_token_ids, sampling.max_tokens)
-        request = ActiveRequest(flow, query, deadline_at_s, StageWatch(now_s))
+        choice = ChoiceWatch(
+            listener or RequestWatch("", self.model, now_s), flow.attempt.request_id
+        )
+        request = ActiveRequest(flow, query, deadline_at_s, StageWatch(now_s), choice)
         self._requests[request.request_id] = request
         self._metrics.running.set(len(self._requests))
         self._set_timer(request)
@@ -196,33 +212,36 @@ class Dispatcher:
     # What comes in.
 
     def _on_timer(self, request: ActiveRequest) -> None:
-        self._feed(request, partial(request.flow.on_time, self._clock.now_s()))
+        self._feed(request, request.flow.on_time, self._clock.now_s())
         if not request.flow.is_done:
             self._set_timer(request)
 
     def _on_output(self, node: Incarnation, output: RequestOutput) -> None:
         request = self._requests.get(output.id.request_id)
         if request is not None:
-            self._feed(request, partial(request.flow.on_output, node, output))
+            self._feed(request, request.flow.on_output, node, output)
 
     def _on_lost(self, node: Incarnation) -> None:
         for request in list(self._requests.values()):
-            self._feed(request, partial(request.flow.on_node_lost, node))
+            self._feed(request, request.flow.on_node_lost, node)
 
-    def _feed(self, request: ActiveRequest, event: Callable[[], Sequence[Effect]]) -> None:
+    def _feed(
+        self, request: ActiveRequest, event: Callable[[*Args], Sequence[Effect]], *args: *Args
+    ) -> None:
         """Apply one event. A bug ends this request, and nothing else."""
         try:
-            self._perform(request, event())
+            self._perform(request, event(*args))
         except Exception:
             self._end_by_bug(request)
 
     def _end_by_bug(self, request: ActiveRequest) -> None:
-        log.exception("%s ended by a bug", request.flow.attempt)
+        attempt = request.flow.attempt
+        log.exception("%s ended by a bug", attempt, extra=about(attempt))
         error = InternalError(f"an internal error ended {request.request_id}")
         try:
             self._perform(request, request.flow.on_failure(error))
         except Exception:
-            log.exception("%s could not be ended in order", request.flow.attempt)
+            log.exception("%s could not be ended in order", attempt, extra=about(attempt))
         # The flow may be over by an effect that was never performed: the client must hear of it.
         if request.request_id in self._requests:
             request.fail(error)
@@ -231,15 +250,18 @@ class Dispatcher:
     # What goes out.
 
     def _perform(self, request: ActiveRequest, effects: Sequence[Effect]) -> None:
-        pending = deque(effects)
-        while pending:
-            effect = pending.popleft()
+        pending = list(effects)
+        for effect in pending:
             match effect:
+                case EmitTokens():  # first, as almost all are
+                    request.put(self._timed(request, effect.chunk))
                 case Choose():
                     pending.extend(self._choose(request, effect))
                 case SendReserve():
                     self.pool.membership.on_leg_opened(effect.node)
-                    request.stages.on_reserve_asked(effect.request.id.attempt, self._clock.now_s())
+                    now_s, attempt = self._clock.now_s(), effect.request.id
+                    request.stages.on_reserve_asked(attempt.attempt, now_s)
+                    request.watch.on_reserve_asked(attempt, effect.node, now_s)
                     self._spawn(self._reserve(request, effect))
                 case SendPrefill():
                     self.pool.membership.on_leg_opened(effect.node)
@@ -250,8 +272,6 @@ class Dispatcher:
                         client.abort_nowait(effect.attempt)
                 case LegClosed():
                     self.pool.membership.on_leg_closed(effect.node)
-                case EmitTokens():
-                    request.put(self._timed(request, effect.chunk))
                 case PlaceRecord():
                     self._place(request, effect)
                 case Unplace():
@@ -264,7 +284,11 @@ class Dispatcher:
 
     def _choose(self, request: ActiveRequest, effect: Choose) -> list[Effect]:
         nodes, flow = self.pool.nodes(), request.flow
-        request.stages.on_choosing(flow.attempt.attempt, self._clock.now_s())
+        now_s = self._clock.now_s()
+        request.stages.on_choosing(flow.attempt.attempt, now_s)
+        request.watch.on_choosing(
+            flow.attempt, now_s, is_reserved=effect.decode is not None, failure=flow.failure
+        )
         try:
             if effect.decode is None:
                 choice = self._placer.choose(nodes, request.query, effect.excluded)
@@ -282,7 +306,7 @@ class Dispatcher:
 
         async def ask(client: NodeClient) -> list[Effect]:
             reply = await client.reserve(
-                effect.request,
+                request.watch.asks(effect.request),
                 must_prefill_locally=effect.must_prefill_locally,
                 may_wait=effect.may_wait,
             )
@@ -295,7 +319,7 @@ class Dispatcher:
 
         async def ask(client: NodeClient) -> list[Effect]:
             ticket = cast("pb.Ticket | None", effect.ticket)
-            refusal = await client.prefill(effect.request, ticket)
+            refusal = await client.prefill(request.watch.asks(effect.request), ticket)
             return request.flow.on_prefill_reply(node, attempt, refusal)
 
         await self._ask(request, node, attempt, ask)
@@ -313,7 +337,7 @@ class Dispatcher:
                 raise NodeLost(f"{node} has left")
             effects = await ask(client)
         except PdserveError as failed:
-            self._feed(request, partial(request.flow.on_call_failed, node, attempt, failed))
+            self._feed(request, request.flow.on_call_failed, node, attempt, failed)
         except Exception:
             self._end_by_bug(request)
         else:
@@ -326,10 +350,12 @@ class Dispatcher:
         stages = request.stages.on_first_token(
             self._clock.now_s(), queue_s=chunk.queue_s, compute_s=chunk.compute_s
         )
-        return replace(chunk, stages=stages)
+        return chunk._replace(stages=stages)
 
     def _place(self, request: ActiveRequest, effect: PlaceRecord) -> None:
-        request.stages.on_placed(effect.attempt.attempt, self._clock.now_s())
+        now_s = self._clock.now_s()
+        request.stages.on_placed(effect.attempt.attempt, now_s)
+        request.watch.on_placed(effect.decode, effect.prefill, effect.reason, now_s)
         placement = Placement(
             attempt=effect.attempt,
             router_id=self.incarnation.node_id,
@@ -338,6 +364,7 @@ class Dispatcher:
             reason=effect.reason,
         )
         self.recent_placements.append(placement)
+        self.num_placements += 1
         self._recorder.place_nowait(placement)
 
     def _end(self, request: ActiveRequest, outcome: str) -> None:
@@ -347,6 +374,7 @@ class Dispatcher:
         self._metrics.running.set(len(self._requests))
         self._metrics.requests.labels(outcome).inc()
         self._metrics.retries.inc(request.flow.attempt.attempt - 1)
+        request.watch.on_end(outcome, self._clock.now_s())
 
     def _spawn(self, call: Coroutine[Any, Any, None]) -> None:
         # A call outlives its request: its late answer may have to be aborted.

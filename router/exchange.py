@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from common.errors import InvalidRequest
@@ -15,6 +16,17 @@ from router.openai_errors import ApiError, BodyTooLarge
 
 class ClientClosed(Exception):
     """The client went away; there is nobody to answer."""
+
+
+class Exchange(Response):
+    """Hands a request over whole: its body is not read by the framework, which has no limit."""
+
+    def __init__(self, handle: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
+        super().__init__()
+        self._handle = handle
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._handle(scope, receive, send)
 
 
 async def read_body(scope: Scope, receive: Receive, max_bytes: int) -> bytes:
@@ -68,11 +80,12 @@ async def _client_gone(receive: Receive) -> None:
 
 
 class Reply:
-    """The one answer of an exchange. `is_started` tells whether a status was sent already."""
+    """The one answer of an exchange. `is_started`: a status was sent already, namely `status`."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
         self.is_started = False
+        self.status: int | None = None
 
     async def start_stream(self) -> None:
         """Status 200 and the headers of an event stream that no proxy should buffer."""
@@ -104,5 +117,6 @@ class Reply:
 
     async def _start(self, status: int, headers: dict[str, str]) -> None:
         self.is_started = True
+        self.status = status
         raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
         await self._send({"type": "http.response.start", "status": status, "headers": raw})

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import AsyncGenerator, Sequence
+from typing import NamedTuple, Protocol
 
 from common.request import FinishReason, SamplingParams, TokenLogprobs
+from common.tracing import Span
 from router.core.ttft_stages import DispatchStages
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenChunk:
+class TokenChunk(NamedTuple):
     """The next tokens of one answer: indices follow each other without gap or repeat.
 
     `finish_reason` is set on the last chunk alone (STOP or LENGTH; failures are raised).
@@ -34,6 +33,23 @@ class TokenChunk:
     stages: DispatchStages | None = None
 
 
+class RequestListener(Protocol):
+    """Is told what becomes of a request, of which every choice runs by itself."""
+
+    @property
+    def span(self) -> Span:
+        """What the spans of its choices belong to."""
+
+    def on_choice(self, choice_id: str) -> None:
+        """A choice goes to the nodes under this id."""
+
+    def on_node(self, node_id: str) -> None:
+        """This node holds some of it."""
+
+    def on_retry(self) -> None:
+        """A choice begins another attempt."""
+
+
 class Generator(Protocol):
     """Runs one choice somewhere in the cluster."""
 
@@ -44,8 +60,11 @@ class Generator(Protocol):
         *,
         deadline_s: float,
         priority: int = 0,
-    ) -> AsyncGenerator[TokenChunk, None]:
-        """Stream one answer. Closing the generator early aborts it on every node.
+        listener: RequestListener | None = None,
+    ) -> AsyncGenerator[Sequence[TokenChunk], None]:
+        """Stream one answer: each time the chunks that have come meanwhile, at least one.
+
+        Closing the generator early aborts the answer on every node.
 
         Raises `InvalidRequest`, `Overloaded`, `DeadlineExceeded`, `NodeLost`, `HandoffFailed`,
         `PoolExhausted` or `InternalError`; before the first chunk or after any.

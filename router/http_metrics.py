@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from common.clock import Clock
 from common.latency import tpot_s
 from router.core.choice_text import Delta
-from router.core.ttft_stages import DispatchStages
+from router.core.edge_counters import EdgeCounters
+from router.core.ttft_stages import Stage
+from router.request_watch import RequestWatch
 
 _LONG_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 _SHORT_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.5, 10.0)
@@ -20,7 +24,9 @@ _STAGE_S = (
 class HttpMetrics:
     """One set per app, in the registry that `/metrics` shows."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, registry: CollectorRegistry, edge: EdgeCounters | None = None) -> None:
+        """`edge`: what the live page counts, where there is one."""
+        self.edge = edge or EdgeCounters()
         self.requests = Counter(
             "pdserve_requests_total",
             "Generation requests by outcome: ok, client_closed, cancelled or an error's code",
@@ -65,6 +71,7 @@ class HttpMetrics:
             buckets=_STAGE_S,
             registry=registry,
         )
+        self.ttft_of_stage = {stage: self.ttft_stages.labels(stage.value) for stage in Stage}
         self.itl = Histogram(
             "pdserve_inter_token_latency_seconds",
             "Gap between two chunks of a choice",
@@ -86,36 +93,43 @@ class HttpMetrics:
 
 
 class ChoiceTimer:
-    """Times one choice: call `on_delta` as each delta comes from the generator."""
+    """Times one choice: call `on_deltas` as they come from the generator."""
 
-    def __init__(self, metrics: HttpMetrics, clock: Clock, arrived_at_s: float) -> None:
+    def __init__(self, metrics: HttpMetrics, clock: Clock, watch: RequestWatch) -> None:
         self._metrics = metrics
         self._clock = clock
-        self._arrived_at_s = arrived_at_s
+        self._watch = watch
+        self._arrived_at_s = watch.arrived_at_s
         self._first_at_s: float | None = None
-        self._last_at_s = arrived_at_s
+        self._last_at_s = watch.arrived_at_s
         self._num_tokens = 0
 
-    def on_delta(self, delta: Delta) -> None:
-        """Count the delta's tokens; a delta without any has no time of its own."""
+    def on_deltas(self, deltas: Sequence[Delta]) -> None:
+        """Count what came together as one chunk; without any tokens it has no time of its own."""
         now_s = self._clock.now_s()
-        if delta.num_tokens:
+        num_tokens = sum([delta.num_tokens for delta in deltas])
+        if num_tokens:
             if self._first_at_s is None:
                 self._first_at_s = now_s
+                self._watch.on_first_token(now_s)
                 self._metrics.ttft.observe(now_s - self._arrived_at_s)
-                self._observe_stages(delta.stages, now_s)
+                self._metrics.edge.ttft.observe(now_s - self._arrived_at_s)
+                self._observe_stages(deltas, now_s)
             else:
                 self._metrics.itl.observe(now_s - self._last_at_s)
             self._last_at_s = now_s
-            self._num_tokens += delta.num_tokens
-            self._metrics.output_tokens.inc(delta.num_tokens)
-        if delta.finish_reason is not None and self._first_at_s is not None:
+            self._num_tokens += num_tokens
+            self._metrics.output_tokens.inc(num_tokens)
+            self._metrics.edge.num_tokens += num_tokens
+        if deltas[-1].finish_reason is not None and self._first_at_s is not None:
             tpot = tpot_s(self._first_at_s, self._last_at_s, self._num_tokens)
             if tpot is not None:
                 self._metrics.tpot.observe(tpot)
+                self._metrics.edge.tpot.observe(tpot)
             self._metrics.e2e.observe(self._last_at_s - self._arrived_at_s)
 
-    def _observe_stages(self, stages: DispatchStages | None, now_s: float) -> None:
+    def _observe_stages(self, deltas: Sequence[Delta], now_s: float) -> None:
+        stages = next((delta.stages for delta in deltas if delta.stages is not None), None)
         if stages is not None:
             for stage, span_s in stages.to_client(self._arrived_at_s, now_s).items():
-                self._metrics.ttft_stages.labels(stage.value).observe(span_s)
+                self._metrics.ttft_of_stage[stage].observe(span_s)

@@ -10,7 +10,7 @@ class RouterMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.requests = Counter(
-            "pdserve_router_requests_total",
+            "pdserve_router_choices_total",
             "Choices that ended, by outcome: stop, length, abort or an error's code",
             ["outcome"],
             registry=registry,
@@ -21,7 +21,7 @@ class RouterMetrics:
             registry=registry,
         )
         self.running = Gauge(
-            "pdserve_router_running_requests", "Choices in progress", registry=registry
+            "pdserve_router_choices_in_progress", "Choices in progress", registry=registry
         )
         self.nodes = Gauge(
             "pdserve_router_nodes",

@@ -15,23 +15,34 @@ import grpc
 
 from common.errors import NodeLost, PdserveError, PeerProtocolError, StaleEpoch
 from common.ids import AttemptId, Incarnation
+from common.keys_folder import Keys
+from common.logs import about
 from common.nodes import NodeRecord
 from common.request import GenerationRequest, RequestOutput
 from protos import pdserve_node_pb2 as pb
 from protos.codec import make_envelope, output_from_proto, refusal_to_error, request_to_proto
 from protos.pdserve_node_pb2_grpc import NodeStub
 from protos.rpc_errors import error_of
+from protos.transport_security import open_channel
 from router.core.request_flow import Reservation
 
 log = logging.getLogger("pdserve.router.nodes")
 
 ABORT_TIMEOUT_S = 3.0
+DRAIN_CALL_TIMEOUT_S = 5.0
 SILENCE_S = 5.0
 FIRST_BACKOFF_S = 0.1
 LAST_BACKOFF_S = 2.0
+UNHEARD_BEFORE_WARNING = 3
 MAX_PENDING_ABORTS = 65_536
 ABORTS_PER_CALL = 512
 ABORT_TRIES = 3
+OUTPUTS_AT_ONCE = 64
+FEW_OUTPUTS = 8
+PARTS_PER_MESSAGE = 8
+TURNS_FOR_OTHERS = 2
+"""A message is passed on in parts of so many outputs, larger ones where it would take more parts
+than that. Behind a part of more than a few outputs the event loop turns so often for all others."""
 _MAX_MESSAGE_BYTES = 16 << 20
 
 _EOF: object = cast(Any, grpc.aio).EOF
@@ -71,14 +82,14 @@ class NodeClient:
         router: Incarnation,
         listener: NodeListener,
         *,
+        keys: Keys | None = None,
         silence_s: float = SILENCE_S,
     ) -> None:
         self._node = record.incarnation
         self._listener = listener
         self._silence_s = silence_s
         self._envelope = make_envelope(router, record.incarnation)
-        options = list(_CHANNEL_OPTIONS)
-        self._channel = grpc.aio.insecure_channel(record.control_address, options=options)
+        self._channel = open_channel(record.control_address, _CHANNEL_OPTIONS, keys)
         self._stub: Any = cast(Any, NodeStub)(self._channel)
         self._is_heard = False
         self._aborts: dict[AttemptId, None] = {}
@@ -131,10 +142,18 @@ class NodeClient:
         reply: pb.PrefillReply = await self._call(self._stub.Prefill, message, request.deadline_s)
         return refusal_to_error(reply.refusal) if reply.HasField("refusal") else None
 
+    async def drain(self) -> float:
+        """Ask the node to leave; how many seconds it gives what runs. Raises a typed error."""
+        message = pb.DrainRequest(envelope=self._envelope)
+        reply: pb.DrainReply = await self._call(self._stub.Drain, message, DRAIN_CALL_TIMEOUT_S)
+        return reply.timeout_ms / 1000
+
     def abort_nowait(self, attempt: AttemptId) -> None:
         """Tell the node soon; aborts that come together travel together."""
         if len(self._aborts) >= MAX_PENDING_ABORTS:
-            log.warning("%s: abort of %s dropped, %d wait", self._node, attempt, len(self._aborts))
+            log.warning(
+                "%s: abort dropped, %d wait", self._node, len(self._aborts), extra=about(attempt)
+            )
             return
         self._aborts[attempt] = None
         self._aborts_sent.clear()
@@ -179,7 +198,8 @@ class NodeClient:
                 log.warning("lost %s: %s", self._node, reason)
                 self._listener.on_lost(self._node, reason)
             else:
-                log.debug("no stream to %s: %s", self._node, reason)
+                level = logging.WARNING if num_failures == UNHEARD_BEFORE_WARNING else logging.DEBUG
+                log.log(level, "no stream to %s: %s", self._node, reason)
             await asyncio.sleep(backoff_s(num_failures))
             num_failures += 1
 
@@ -193,13 +213,25 @@ class NodeClient:
                     return
                 if batch is None:
                     raise PeerProtocolError("the stream carried bytes that are no message")
-                outputs = [output_from_proto(output) for output in batch.outputs]
-                self._is_heard = True
-                self._listener.on_heard(self._node, outputs)
+                await self._take(batch)
         except grpc.aio.AioRpcError as failed:
             raise error_of(failed.code(), failed.details() or failed.code().name) from failed
         finally:
             call.cancel()
+
+    async def _take(self, batch: pb.OutputBatch) -> None:
+        """Pass a message on in parts, so that other requests' first tokens, and all that has to
+        happen before these, wait for none of it. A node that is far ahead sends large messages,
+        and is caught up with."""
+        num_outputs = len(batch.outputs)
+        size = max(OUTPUTS_AT_ONCE, -(-num_outputs // PARTS_PER_MESSAGE))
+        for first in range(0, max(1, num_outputs), size):
+            outputs = [output_from_proto(output) for output in batch.outputs[first : first + size]]
+            self._is_heard = True
+            self._listener.on_heard(self._node, outputs)
+            if len(outputs) > FEW_OUTPUTS:
+                for _ in range(TURNS_FOR_OTHERS):
+                    await asyncio.sleep(0)
 
     async def _send_aborts(self) -> None:
         while True:

@@ -9,6 +9,7 @@ from contextlib import suppress
 
 from common.clock import Clock
 from common.ids import Incarnation
+from common.keys_folder import Keys
 from common.nodes import NodeRecord, Role
 from common.request import RequestOutput
 from placement.store import LiveNode, PlacementStore, PlacementUnavailable
@@ -39,8 +40,10 @@ class NodePool:
         metrics: RouterMetrics,
         on_output: OnOutput,
         on_lost: OnLost,
+        keys: Keys | None = None,
     ) -> None:
         self._store = store
+        self._keys = keys
         self._model = model
         self._refresh_s = lease_s / 4
         self._clock = clock
@@ -144,7 +147,7 @@ class NodePool:
         """One node's bad record is that node's trouble alone."""
         node = record.incarnation
         try:
-            client = NodeClient(record, router, self)
+            client = NodeClient(record, router, self, keys=self._keys)
         except Exception:
             if node not in self._unusable:
                 log.exception("%s at %r cannot be called", node, record.control_address)

@@ -13,7 +13,7 @@ import logging
 import secrets
 import sys
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 
@@ -22,6 +22,8 @@ from starlette.types import Receive, Scope, Send
 from common.clock import Clock
 from common.config import ApiConfig
 from common.errors import DeadlineExceeded
+from common.logs import about
+from http_serving.cutting import cut_connection
 from router.choice_streams import choice_deltas, merged
 from router.cluster_view import ClusterView
 from router.core.choice_text import ChoiceText, Delta
@@ -33,6 +35,7 @@ from router.generation import Generator
 from router.http_metrics import ChoiceTimer, HttpMetrics
 from router.openai_errors import ApiError, TooManyRequests, api_error
 from router.request_plan import ChoicePlan, Planner, RequestPlan
+from router.request_watch import RequestWatch, RequestWatcher
 from router.text_model import TextModel
 
 logger = logging.getLogger("pdserve.router.http")
@@ -40,6 +43,8 @@ logger = logging.getLogger("pdserve.router.http")
 INLINE_BODY_BYTES = 16 << 10
 """Bodies up to this size are parsed and tokenised on the event loop; larger ones on a thread, so
 that one long prompt does not hold up everybody's tokens."""
+
+_NO_FAILURES = frozenset({"ok", "client_closed", "cancelled"})
 
 LAST_WORDS_S = 1.0
 """How long the last event of a broken stream may wait for a client that does not read."""
@@ -67,6 +72,7 @@ class OpenAiApi:
         cluster: ClusterView,
         metrics: HttpMetrics,
         clock: Clock,
+        watcher: RequestWatcher,
     ) -> None:
         self.chat = Endpoint(
             name="chat.completions",
@@ -86,6 +92,7 @@ class OpenAiApi:
         self._cluster = cluster
         self._metrics = metrics
         self._clock = clock
+        self._watcher = watcher
         self._num_in_progress = 0
 
     @property
@@ -97,9 +104,10 @@ class OpenAiApi:
         """Serve one request, errors included. Raises only when the server itself is stopping."""
         reply = Reply(send)
         outcome = "cancelled"
+        watch = self._watcher.begin(endpoint.name, scope)
         try:
             with self._seat():
-                await self._serve(endpoint, scope, receive, reply)
+                await self._serve(endpoint, scope, receive, reply, watch)
             outcome = "ok"
         except ClientClosed:
             outcome = "client_closed"
@@ -107,10 +115,14 @@ class OpenAiApi:
             wrong = api_error(error)
             outcome = wrong.code
             if wrong.status == 500:
-                logger.exception("request failed: %s", error)
-            await _report(reply, wrong)
+                logger.exception(
+                    "request failed: %s", error, extra=about(request_id=watch.request_id)
+                )
+            await _report(scope, reply, wrong, watch)
         finally:
             self._metrics.requests.labels(endpoint.name, outcome).inc()
+            self._metrics.edge.on_request_end(has_failed=outcome not in _NO_FAILURES)
+            watch.end(outcome, reply.status, self._clock.now_s())
 
     @contextmanager
     def _seat(self) -> Iterator[None]:
@@ -126,14 +138,13 @@ class OpenAiApi:
             self._metrics.in_progress.dec()
 
     async def _serve(
-        self, endpoint: Endpoint, scope: Scope, receive: Receive, reply: Reply
+        self, endpoint: Endpoint, scope: Scope, receive: Receive, reply: Reply, watch: RequestWatch
     ) -> None:
-        arrived_at_s = self._clock.now_s()
         timeout_s = self._config.request_timeout_s
         try:
             async with asyncio.timeout(timeout_s) as limit:
                 body = await read_body(scope, receive, self._config.max_body)
-                work = self._answer(endpoint, body, arrived_at_s, reply)
+                work = self._answer(endpoint, body, watch, reply)
                 await while_client_waits(receive, work)
         except TimeoutError:
             if not limit.expired():
@@ -143,8 +154,9 @@ class OpenAiApi:
             ) from None
 
     async def _answer(
-        self, endpoint: Endpoint, body: bytes, arrived_at_s: float, reply: Reply
+        self, endpoint: Endpoint, body: bytes, watch: RequestWatch, reply: Reply
     ) -> None:
+        began_at_s = self._clock.now_s()
         planner = Planner(self._model, self.max_model_len, draw_seed=lambda: secrets.randbits(64))
         if len(body) <= INLINE_BODY_BYTES:
             plan = endpoint.plan(planner, body)
@@ -162,20 +174,21 @@ class OpenAiApi:
             has_usage_events=plan.has_usage_events,
         )
         usage = Usage(plan.prompt_lengths, plan.choices_per_prompt)
+        watch.on_planned(usage, began_at_s, self._clock.now_s())
         self._metrics.prompt_tokens.inc(usage.prompt_tokens)
-        choices = [self._start(plan, choice, arrived_at_s) for choice in plan.choices]
-        async with aclosing(merged(choices)) as deltas:
+        choices = [self._start(plan, choice, watch) for choice in plan.choices]
+        async with aclosing(merged(choices)) as groups:
             if plan.is_stream:
-                await _stream(deltas, form, usage, reply)
+                await _stream(groups, form, usage, reply)
             else:
-                await _whole(deltas, form, usage, reply, len(choices))
+                await _whole(groups, form, usage, reply, len(choices))
         self._metrics.cached_tokens.inc(usage.cached_tokens)
         self._metrics.accepted_tokens.inc(usage.accepted_tokens)
         self._metrics.rejected_tokens.inc(usage.rejected_tokens)
 
     def _start(
-        self, plan: RequestPlan, choice: ChoicePlan, arrived_at_s: float
-    ) -> AsyncGenerator[Delta, None]:
+        self, plan: RequestPlan, choice: ChoicePlan, watch: RequestWatch
+    ) -> AsyncGenerator[Sequence[Delta], None]:
         text = ChoiceText(
             self._model.new_detokenizer(choice.prompt_token_ids if plan.continues_prompt else ()),
             plan.stop,
@@ -183,47 +196,52 @@ class OpenAiApi:
             hidden_token_ids=plan.hidden_token_ids,
             lead=choice.lead,
         )
-        left_s = arrived_at_s + self._config.request_timeout_s - self._clock.now_s()
-        chunks = self._generator.generate(
+        left_s = watch.arrived_at_s + self._config.request_timeout_s - self._clock.now_s()
+        groups = self._generator.generate(
             choice.prompt_token_ids,
             choice.sampling,
             deadline_s=max(left_s, 0.0),
             priority=choice.priority,
+            listener=watch,
         )
-        timer = ChoiceTimer(self._metrics, self._clock, arrived_at_s)
-        return choice_deltas(chunks, text, timer.on_delta)
+        timer = ChoiceTimer(self._metrics, self._clock, watch)
+        return choice_deltas(groups, text, timer.on_deltas)
 
 
 async def _stream(
-    deltas: AsyncGenerator[tuple[int, Delta], None],
+    groups: AsyncGenerator[tuple[int, Sequence[Delta]], None],
     form: AnswerFormat,
     usage: Usage,
     reply: Reply,
 ) -> None:
-    async for index, delta in deltas:
-        usage.count(index, delta)
+    async for index, deltas in groups:
+        usage.count(index, deltas)
         if not reply.is_started:
             await reply.start_stream()
-        await reply.send_part(form.events(index, delta))
+        await reply.send_part(form.events(index, deltas))
     await reply.end_stream(form.usage_event(usage) + DONE)
 
 
 async def _whole(
-    deltas: AsyncGenerator[tuple[int, Delta], None],
+    groups: AsyncGenerator[tuple[int, Sequence[Delta]], None],
     form: AnswerFormat,
     usage: Usage,
     reply: Reply,
     num_choices: int,
 ) -> None:
     choices = [WholeChoice() for _ in range(num_choices)]
-    async for index, delta in deltas:
-        usage.count(index, delta)
-        choices[index].add(delta)
+    async for index, deltas in groups:
+        usage.count(index, deltas)
+        for delta in deltas:
+            choices[index].add(delta)
     await reply.send_json(to_json(form.whole(choices, usage)))
 
 
-async def _report(reply: Reply, error: ApiError) -> None:
-    """Tell the client: with a status, or in a stream's last event when the status is out."""
+async def _report(scope: Scope, reply: Reply, error: ApiError, watch: RequestWatch) -> None:
+    """Tell the client: with a status, or in a stream's last event when the status is out.
+
+    One that does not read is let go, with what it has not read.
+    """
     if not reply.is_started:
         await reply.send_error(error)
         return
@@ -231,4 +249,9 @@ async def _report(reply: Reply, error: ApiError) -> None:
         async with asyncio.timeout(LAST_WORDS_S):
             await reply.end_stream(event(error.as_json()))
     except TimeoutError:
-        logger.info("a client that does not read was not told: %s", error)
+        logger.info(
+            "a client that does not read was not told: %s",
+            error.code,
+            extra=about(request_id=watch.request_id),
+        )
+        cut_connection(scope)

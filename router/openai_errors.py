@@ -2,7 +2,7 @@
 
 400 InvalidRequest     404 unknown model or path    413 body too large     504 DeadlineExceeded
 401 wrong or no key    405 wrong method             502 NodeLost, HandoffFailed, StaleEpoch
-429 the router's limit of requests in progress      503 Overloaded, PoolExhausted
+403 not an admin's key 429 a limit of the router or of the key     503 Overloaded, PoolExhausted
 500 anything that is a bug of ours
 """
 

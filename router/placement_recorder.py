@@ -10,13 +10,16 @@ from contextlib import suppress
 from common.clock import Clock
 from common.errors import PdserveError
 from common.ids import AttemptId
+from common.logs import about
 from placement.store import Placement, PlacementStore
 from router.metrics import RouterMetrics
 
 log = logging.getLogger("pdserve.router.placements")
 
 MAX_PENDING = 8192
-BATCH = 16
+BATCH = 256
+GATHER_S = 0.05
+"""How long a change waits for others to travel with."""
 TTL_S = 30.0
 """How long a record outlives a router that died; a living one renews it in time."""
 RENEWALS_PER_TTL = 3
@@ -66,10 +69,12 @@ class PlacementRecorder:
             with suppress(TimeoutError):
                 async with asyncio.timeout(TTL_S / RENEWALS_PER_TTL):
                     await self._has_pending.wait()
+            # What comes in the next moment goes with it; what is over by then is never written.
+            await asyncio.sleep(GATHER_S)
             self._has_pending.clear()
             self._renew()
             while self._pending:
-                await asyncio.gather(*(self._write(*change) for change in self._take_batch()))
+                await self._write(self._take_batch())
             self._is_idle.set()
 
     def _renew(self) -> None:
@@ -101,12 +106,15 @@ class PlacementRecorder:
                 self._recorded.add(attempt)
         return changes
 
-    async def _write(self, attempt: AttemptId, record: Placement | None) -> None:
+    async def _write(self, changes: list[tuple[AttemptId, Placement | None]]) -> None:
+        placed = [record for _, record in changes if record is not None]
+        gone = [attempt for attempt, record in changes if record is None]
         try:
-            if record is None:
-                await self._store.unplace(attempt, router_id=self._router_id)
-            else:
-                await self._store.place(record, ttl_s=TTL_S)
+            await self._store.record(placed, gone, router_id=self._router_id, ttl_s=TTL_S)
         except PdserveError as away:
-            self._metrics.store_errors.labels("place" if record else "unplace").inc()
-            log.debug("placement of %s was not written: %s", attempt, away)
+            self._metrics.store_errors.labels("place").inc(len(placed))
+            self._metrics.store_errors.labels("unplace").inc(len(gone))
+            for attempt, _ in changes:
+                log.debug(
+                    "placement of %s was not written: %s", attempt, away, extra=about(attempt)
+                )

@@ -9,16 +9,20 @@ Types are strict: `"5"` is not a number and `true` is not an integer. Fields fal
   list, the default) is accepted; any other is refused with the field's name;
 - unknown: refused with the field's name, as OpenAI does, because a misspelt field that is
   ignored is a wrong answer that looks right.
+
+Lists stop at their first fault: each one that is found is an object, and a body has room for
+millions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from common.errors import InvalidRequest
+from router.core.json_limits import check_structure
 
 Nothing = tuple[Any, ...]
 
@@ -56,8 +60,8 @@ class SamplingFields(_Body):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     seed: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
+    stop: str | Annotated[list[str], Field(fail_fast=True)] | None = None
+    stop_token_ids: Annotated[list[int], Field(fail_fast=True)] | None = None
     ignore_eos: bool | None = None
     max_tokens: int | None = None
     priority: int | None = None
@@ -105,7 +109,7 @@ class ChatBody(SamplingFields):
         "web_search_options": (None,),
     }
 
-    messages: list[ChatMessage]
+    messages: Annotated[list[ChatMessage], Field(fail_fast=True)]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
@@ -150,6 +154,7 @@ BodyT = TypeVar("BodyT", bound=SamplingFields)
 
 def parse_body(kind: type[BodyT], body: bytes) -> BodyT:
     """The request in `body`. Raises `InvalidRequest` naming the first field at fault."""
+    check_structure(body)
     try:
         parsed = kind.model_validate_json(body)
     except ValidationError as error:

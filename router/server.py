@@ -1,71 +1,100 @@
-"""Serving the web application: listen first, serve until told to stop, then end gracefully."""
+"""Serving the web application: listen first, serve until told to leave, then end gracefully."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import math
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable
 
-import uvicorn
-from fastapi import FastAPI
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from common.errors import ConfigError
+from http_serving.bounded_connections import ConnectionLimits, Refused
+from http_serving.server import Server, bind, make_server
+from router.http_connections import LIMITS
 
 BACKLOG = 2048
 GRACE_S = 3.0
+LINGER_S = 0.5
+"""While draining: how long a connection may go on without a request. One that was just made, or
+that a load balancer keeps, has a request on its way more often than not."""
 
 
 def bind_http(host: str, port: int) -> socket.socket:
-    """A listening socket; port 0 takes any free one. `ConfigError` names the address at fault.
-
-    Done before anything slow, so that a port in use is reported at once.
-    """
-    try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
-    except (OSError, OverflowError, UnicodeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise ConfigError(f"cannot listen on {host}:{port}: {reason}") from error
-    listener.setblocking(False)
-    return listener
-
-
-class _Server(uvicorn.Server):
-    """Leaves signals to whoever runs the process."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
+    """See `http_serving.server.bind`."""
+    return bind(host, port, backlog=BACKLOG)
 
 
 async def serve_http(
-    app: FastAPI, listener: socket.socket, *, stop: asyncio.Event, grace_s: float = GRACE_S
+    app: ASGIApp,
+    listener: socket.socket,
+    *,
+    stop: asyncio.Event,
+    drain: asyncio.Event | None = None,
+    drain_timeout_s: float = 0.0,
+    grace_s: float = GRACE_S,
+    limits: ConnectionLimits = LIMITS,
+    on_refused: Callable[[Refused], None] = lambda _: None,
 ) -> None:
-    """Serve on `listener` until `stop` is set; then take no new connection and end.
+    """Serve on `listener` until `stop` or `drain` is set; then take no new connection and end.
 
-    Requests still running after `grace_s` are cancelled, which closes their generators. The
-    socket is closed in any case. The caller chooses the event loop: uvloop is the fast one.
+    Requests still running `grace_s` after `stop`, or `drain_timeout_s` after `drain`, are
+    cancelled, which closes their generators. While draining, every connection is closed behind the
+    answer under way, and `stop` ends the waiting. The socket is closed in any case. The caller
+    chooses the event loop: uvloop is the fast one.
     """
-    config = uvicorn.Config(
-        app,
-        http="httptools",
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        server_header=False,
+    drain = drain or asyncio.Event()
+    server = make_server(
+        _closing(app, drain),
+        limits=limits,
+        on_refused=on_refused,
         timeout_graceful_shutdown=max(1, round(grace_s)),
     )
-    server = _Server(config)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     stopping = asyncio.create_task(stop.wait())
+    draining = asyncio.create_task(drain.wait())
     try:
-        await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({serving, stopping, draining}, return_when=asyncio.FIRST_COMPLETED)
+        if not serving.done() and not stop.is_set():
+            await _drain(server, serving, stopping, drain_timeout_s)
     finally:
         server.should_exit = True
         stopping.cancel()
+        draining.cancel()
         try:
             await serving
         finally:
             listener.close()
+
+
+async def _drain(
+    server: Server,
+    serving: asyncio.Task[None],
+    stopping: asyncio.Task[bool],
+    timeout_s: float,
+) -> None:
+    """Close the door, let who is inside finish, and return then, or when a stop cuts it short."""
+    for listening in server.servers:
+        listening.close()
+    await asyncio.wait({stopping}, timeout=min(LINGER_S, timeout_s))
+    server.config.timeout_graceful_shutdown = math.ceil(timeout_s)
+    server.should_exit = True
+    await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    if not serving.done():
+        server.force_exit = True
+        for task in list(server.server_state.tasks):
+            task.cancel()
+
+
+def _closing(app: ASGIApp, drain: asyncio.Event) -> ASGIApp:
+    """`app`; what is asked of it while draining is answered with the connection's end."""
+
+    async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_and_close(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message["headers"], (b"connection", b"close")]}
+            await send(message)
+
+        await app(scope, receive, send_and_close if drain.is_set() else send)
+
+    return serve

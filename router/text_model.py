@@ -23,6 +23,7 @@ from router.model_files import (
     special_token_texts,
 )
 from router.token_bytes import TokenBytes
+from router.whole_texts import WholeTexts
 
 _SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _PROBE_CHARS_PER_TOKEN = 32
@@ -46,6 +47,7 @@ class TextModel:
     _tokenizer: Tokenizer
     _special_token_ids: frozenset[int]
     _token_bytes: TokenBytes
+    _whole_texts: WholeTexts
     _chat_template: ChatTemplate | None
 
     @classmethod
@@ -73,6 +75,7 @@ class TextModel:
             _tokenizer=tokenizer,
             _special_token_ids=frozenset(i for i, token in added.items() if token.special),
             _token_bytes=TokenBytes(tokenizer),
+            _whole_texts=WholeTexts(tokenizer),
             _chat_template=(
                 None
                 if template is None
@@ -109,7 +112,9 @@ class TextModel:
         return tuple(self._ids(text, add_special_tokens))
 
     def _ids(self, text: str, add_special_tokens: bool) -> list[int]:
-        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        # The fast way leaves out where in the text each token was.
+        encodings = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return encodings[0].ids
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of `token_ids`, special tokens left out."""
@@ -117,7 +122,12 @@ class TextModel:
 
     def new_detokenizer(self, continues: Sequence[int] = ()) -> Detokenizer:
         """For one answer; `continues` are the prompt's tokens where its text goes on from them."""
-        return Detokenizer(self.decode, self._special_token_ids, continues)
+        return Detokenizer(
+            self.decode,
+            self._special_token_ids,
+            continues,
+            whole_text=self._whole_texts.__getitem__,
+        )
 
     def describe_token(self, token_id: int) -> TokenText:
         """How logprobs show a token."""

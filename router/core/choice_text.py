@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from common.errors import InternalError
 from common.request import FinishReason, TokenLogprobs
@@ -39,8 +39,7 @@ class LogprobEntry:
     text_offset: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Delta:
+class Delta(NamedTuple):
     """What one chunk of tokens adds to a choice. `num_tokens` counts every token generated.
 
     `num_drafted` and `num_accepted` are the choice's draft tokens so far, and how many of them are
@@ -83,6 +82,16 @@ class ChoiceText:
         self._decoded_chars = len(lead)
         self._sent_chars = 0
 
+    def push_all(self, chunks: Sequence[TokenChunk]) -> list[Delta]:
+        """One delta for each chunk, up to the one that ends the choice."""
+        deltas = []
+        for chunk in chunks:
+            delta = self.push(chunk)
+            deltas.append(delta)
+            if delta.finish_reason is not None:
+                break
+        return deltas
+
     def push(self, chunk: TokenChunk) -> Delta:
         """The delta of one chunk. With a `finish_reason` set, the choice is over.
 
@@ -95,9 +104,10 @@ class ChoiceText:
         pieces = [self._lead]
         self._lead = ""
         num_tokens = 0
+        hidden_at = self._hidden_at(chunk)
         for place, token_id in enumerate(chunk.token_ids):
             num_tokens += 1
-            if self._ends_hidden(chunk, place):
+            if place == hidden_at:
                 break
             if self._has_logprobs:
                 entry = LogprobEntry(token_id, chunk.logprobs[place], self._decoded_chars)
@@ -113,24 +123,22 @@ class ChoiceText:
         finish_reason = FinishReason.STOP if self._stops.is_stopped else chunk.finish_reason
         # What a stop string cut off ends with a token of the model's own; the others were drafts.
         num_cut_drafts = max(len(chunk.token_ids) - num_tokens - 1, 0)
-        return Delta(
-            text=text,
-            entries=tuple(self._take_entries()),
-            num_tokens=num_tokens,
-            num_cached_tokens=chunk.num_cached_tokens,
-            num_drafted=chunk.num_drafted,
-            num_accepted=max(chunk.num_accepted - num_cut_drafts, 0),
-            finish_reason=finish_reason,
-            stages=chunk.stages,
+        return Delta(  # once a token: by position, which takes a third of the time
+            text,
+            tuple(self._take_entries()) if self._entries else (),
+            num_tokens,
+            chunk.num_cached_tokens,
+            chunk.num_drafted,
+            max(chunk.num_accepted - num_cut_drafts, 0),
+            finish_reason,
+            chunk.stages,
         )
 
-    def _ends_hidden(self, chunk: TokenChunk, place: int) -> bool:
-        """Whether this is the token that the answer stopped at: counted, but not shown."""
-        return (
-            chunk.finish_reason is FinishReason.STOP
-            and place == len(chunk.token_ids) - 1
-            and chunk.token_ids[place] in self._hidden
-        )
+    def _hidden_at(self, chunk: TokenChunk) -> int | None:
+        """Where the token is that the answer stopped at: counted, but not shown."""
+        if chunk.finish_reason is not FinishReason.STOP or not chunk.token_ids:
+            return None
+        return len(chunk.token_ids) - 1 if chunk.token_ids[-1] in self._hidden else None
 
     def _show(self, text: str) -> str:
         self._decoded_chars += len(text)

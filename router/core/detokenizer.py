@@ -5,6 +5,9 @@ token of a text differently from the rest. So a short window is decoded again ea
 whose text is out already (the context), then the new ones. What goes beyond the context's text is
 new, unless it ends in U+FFFD: then the last character may still be waiting for its bytes.
 The window never exceeds `2 * MAX_PENDING` tokens, so the cost per token is constant.
+
+Where a token stands for the same bytes whatever is around it, and they are whole characters, as
+most tokens of a byte-level tokenizer are, its text is looked up instead.
 """
 
 from __future__ import annotations
@@ -26,8 +29,12 @@ class Detokenizer:
         decode: Callable[[Sequence[int]], str],
         special_token_ids: Container[int],
         continues: Sequence[int] = (),
+        *,
+        whole_text: Callable[[int], str | None] = lambda _: None,
     ) -> None:
         """`decode` turns ids into text; tokens in `special_token_ids` have no text.
+
+        `whole_text` is the text of a token that is whole and the same everywhere, None for others.
 
         `continues` are tokens that the answer directly goes on from, as a completion does from its
         prompt: some decoders drop the space before the first token of a text.
@@ -41,6 +48,7 @@ class Detokenizer:
         if self._context_text.endswith(_REPLACEMENT):  # ends inside a character: no base to add to
             self._context, self._context_text = [], ""
         self._pending: list[int] = []
+        self._whole_text = whole_text
 
     @property
     def has_pending(self) -> bool:
@@ -51,6 +59,10 @@ class Detokenizer:
         """Add one token; return the text that is certain now, often one token's, sometimes ''."""
         if token_id in self._special:
             return ""
+        if not self._pending and (whole := self._whole_text(token_id)) is not None:
+            # Whatever comes next needs no context either: it goes on behind a whole character.
+            self._context, self._context_text = [], ""
+            return whole
         self._pending.append(token_id)
         text = self._decode(self._context + self._pending)
         if not text.endswith(_REPLACEMENT):

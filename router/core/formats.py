@@ -7,13 +7,13 @@ then; per event only the text, its logprobs and the choice's index are.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from common.request import FinishReason
 from router.core.choice_text import Delta, LogprobEntry
 from router.core.logprobs_json import DescribeToken, chat_logprobs, completion_logprobs
-from router.core.sse import event, to_json
+from router.core.sse import event, event_text, to_json
 from router.core.usage import Usage
 
 
@@ -64,17 +64,28 @@ class AnswerFormat(ABC):
         self._open = f'{top},"choices":[{{"index":'
         self._close = "}]" + (',"usage":null}' if has_usage_events else "}")
 
-    def events(self, index: int, delta: Delta) -> bytes:
-        """Every event that `delta` of choice `index` gives rise to; empty when it shows nothing."""
-        return b"".join(self._events(index, delta))
+    def events(self, index: int, deltas: Sequence[Delta]) -> bytes:
+        """Every event that these of choice `index` give rise to; empty when they show nothing."""
+        events: list[str] = []
+        if index not in self._started:
+            self._started.add(index)
+            first = self._first_fields()
+            if first:
+                events.append(self._event(index, first, "null"))
+        for delta in deltas:
+            if delta.text or delta.entries:
+                events.append(self._event(index, self._delta_fields(delta), "null"))
+            if delta.finish_reason is not None:
+                reason = f'"{delta.finish_reason.value}"'
+                events.append(self._event(index, self._last_fields(), reason))
+        return "".join(events).encode()
 
     def usage_event(self, usage: Usage) -> bytes:
         """The event before the last, when the client asked for it."""
         if not self._has_usage_events:
             return b""
-        return event(
-            to_json(self._top(self.stream_object) | {"choices": [], "usage": usage.as_json()})
-        )
+        top = self._top(self.stream_object)
+        return event(to_json(top | {"choices": [], "usage": usage.as_json()}))
 
     def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> dict[str, object]:
         """The answer of a request that does not stream."""
@@ -87,19 +98,9 @@ class AnswerFormat(ABC):
         head = self._head
         return {"id": head.id, "object": kind, "created": head.created_s, "model": head.model}
 
-    def _events(self, index: int, delta: Delta) -> Iterator[bytes]:
-        if index not in self._started:
-            self._started.add(index)
-            first = self._first_fields()
-            if first:
-                yield self._event(index, first, "null")
-        if delta.text or delta.entries:
-            yield self._event(index, self._delta_fields(delta), "null")
-        if delta.finish_reason is not None:
-            yield self._event(index, self._last_fields(), f'"{delta.finish_reason.value}"')
-
-    def _event(self, index: int, fields: str, finish_reason: str) -> bytes:
-        return event(f'{self._open}{index},{fields},"finish_reason":{finish_reason}{self._close}')
+    def _event(self, index: int, fields: str, finish_reason: str) -> str:
+        choice = f'{index},{fields},"finish_reason":{finish_reason}'
+        return event_text(f"{self._open}{choice}{self._close}")
 
     def _delta_fields(self, delta: Delta) -> str:
         logprobs = to_json(self._logprobs(delta.entries)) if self._has_logprobs else "null"

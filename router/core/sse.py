@@ -20,4 +20,9 @@ def to_json(value: object) -> str:
 
 def event(payload: str) -> bytes:
     """One event with `payload`, which is one line of JSON."""
-    return f"data: {payload}\n\n".encode()
+    return event_text(payload).encode()
+
+
+def event_text(payload: str) -> str:
+    """The same before it is encoded, to be joined with others."""
+    return f"data: {payload}\n\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from router.core.choice_text import Delta
@@ -19,16 +20,13 @@ class Usage:
     prompt_lengths: tuple[int, ...]
     choices_per_prompt: int
     completion_tokens: int = 0
-    _cached: dict[int, int] = field(default_factory=dict)
-    _drafts: dict[int, tuple[int, int]] = field(default_factory=dict)
+    _last: dict[int, Delta] = field(default_factory=dict)
 
-    def count(self, choice: int, delta: Delta) -> None:
-        """Add one delta of one choice."""
-        self.completion_tokens += delta.num_tokens
-        self._drafts[choice] = (delta.num_drafted, delta.num_accepted)
-        prompt, place = divmod(choice, self.choices_per_prompt)
-        if place == 0:
-            self._cached[prompt] = max(self._cached.get(prompt, 0), delta.num_cached_tokens)
+    def count(self, choice: int, deltas: Sequence[Delta]) -> None:
+        """Add the next deltas of one choice."""
+        for delta in deltas:
+            self.completion_tokens += delta.num_tokens
+        self._last[choice] = deltas[-1]  # what it says of the choice so far is all there is
 
     @property
     def prompt_tokens(self) -> int:
@@ -36,15 +34,16 @@ class Usage:
 
     @property
     def cached_tokens(self) -> int:
-        return sum(self._cached.values())
+        firsts = [choice for choice in self._last if choice % self.choices_per_prompt == 0]
+        return sum(self._last[choice].num_cached_tokens for choice in firsts)
 
     @property
     def accepted_tokens(self) -> int:
-        return sum(accepted for _, accepted in self._drafts.values())
+        return sum(delta.num_accepted for delta in self._last.values())
 
     @property
     def rejected_tokens(self) -> int:
-        return sum(drafted - accepted for drafted, accepted in self._drafts.values())
+        return sum(delta.num_drafted - delta.num_accepted for delta in self._last.values())
 
     def as_json(self) -> dict[str, object]:
         """OpenAI's `usage` object."""

@@ -17,12 +17,18 @@ from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
+from common.clock import MonotonicClock
 from common.config import ApiConfig, Config, ModelConfig
 from common.nodes import Role
 from common.request import FinishReason, SamplingParams, TokenLogprobs
+from router.api_key_book import ApiKeyBook
 from router.app import create_app
-from router.generation import TokenChunk
+from router.core.live_reading import Reading
+from router.generation import RequestListener, TokenChunk
+from router.live_feed import LiveFeed
+from router.node_drain import DrainingNode, UnknownNode
 from router.text_model import TextModel
+from tests.fakes.live_readings import reading
 
 MODEL_NAME = "tiny"
 CONTEXT = 256
@@ -94,13 +100,14 @@ class ScriptedGenerator:
         *,
         deadline_s: float,
         priority: int = 0,
-    ) -> AsyncGenerator[TokenChunk, None]:
+        listener: RequestListener | None = None,
+    ) -> AsyncGenerator[Sequence[TokenChunk], None]:
         call = Call(prompt_token_ids, sampling, deadline_s, priority)
         self.calls.append(call)
         try:
             async for chunk in self.script(call):
                 call.num_pulled += 1
-                yield chunk
+                yield [chunk]
         finally:
             call.closed.set()
 
@@ -201,6 +208,10 @@ class FakeCluster:
     reason: str = ""
     longest: int | None = None
     wrong: tuple[str, ...] = ()
+    live: Reading | None = None
+
+    def is_draining(self) -> bool:
+        return self.reason == "draining"
 
     def is_ready(self) -> bool:
         return not self.reason
@@ -217,6 +228,9 @@ class FakeCluster:
     def describe(self) -> dict[str, Any]:
         return {"nodes": [], "router": "r0"}
 
+    def read_live(self) -> Reading:
+        return self.live or reading(trouble=self.reason, warnings=self.wrong)
+
 
 @dataclass
 class Edge:
@@ -227,6 +241,7 @@ class Edge:
     generator: ScriptedGenerator
     cluster: FakeCluster
     registry: CollectorRegistry
+    live: LiveFeed
 
     def metric(self, name: str, **labels: str) -> float:
         """A sample's value; 0 when it has none yet."""
@@ -248,16 +263,35 @@ def tiny_model() -> TextModel:
         return TextModel.load(write_model_folder(Path(folder)), MODEL_NAME, 0)
 
 
-def make_edge(script: Script | None = None, *, model: TextModel | None = None, **api: Any) -> Edge:
+async def drains_nothing(node_id: str) -> DrainingNode:
+    """No node is known."""
+    raise UnknownNode(node_id, [])
+
+
+def make_edge(
+    script: Script | None = None,
+    *,
+    model: TextModel | None = None,
+    keys: ApiKeyBook | None = None,
+    **api: Any,
+) -> Edge:
     """An edge over `model` (the tiny one); answers "Hello world" where no script is given."""
     model = model or tiny_model()
     config = Config(role=Role.ROUTER, model=ModelConfig(model="tiny"), api=ApiConfig(**api))
     generator = ScriptedGenerator(script or says("Hello world"))
     cluster, registry = FakeCluster(), CollectorRegistry()
+    live = LiveFeed(cluster, MonotonicClock())
     app = create_app(
-        config=config, text_model=model, generator=generator, cluster=cluster, registry=registry
+        config=config,
+        text_model=model,
+        generator=generator,
+        cluster=cluster,
+        registry=registry,
+        live=live,
+        drain_node=drains_nothing,
+        api_keys=keys,
     )
-    return Edge(app, model, generator, cluster, registry)
+    return Edge(app, model, generator, cluster, registry, live)
 
 
 def events(body: bytes) -> list[Any]:

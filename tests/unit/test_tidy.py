@@ -30,7 +30,10 @@ TEXT_SUFFIXES = frozenset(
     {
         "",
         ".cfg",
+        ".css",
+        ".html",
         ".in",
+        ".js",
         ".json",
         ".lua",
         ".md",

@@ -40,6 +40,7 @@ def make_request(
     """A request; an integer prompt is a length. `given` are sampling parameters or a deadline."""
     deadline_s = given.pop("deadline_s", 600.0)
     priority = given.pop("priority", 0)
+    output_token_ids = given.pop("output_token_ids", ())
     sampling = SamplingParams(**{"max_tokens": 4, "seed": seed, **given})
     tokens = make_prompt(prompt, seed) if isinstance(prompt, int) else prompt
     return GenerationRequest(
@@ -48,6 +49,7 @@ def make_request(
         sampling=sampling,
         deadline_s=deadline_s,
         priority=priority,
+        output_token_ids=output_token_ids,
     )
 
 

@@ -79,6 +79,8 @@ class ModelCluster:
                     self._choose(effect)
                 case SendReserve():
                     self.reserves.append(effect)
+                    assert list(effect.request.output_token_ids) == self.emitted
+                    assert effect.must_prefill_locally or not self.emitted
                     leg = (effect.node, effect.request.id)
                     if effect.may_wait and leg in self.finished:
                         self.finished.remove(leg)
@@ -87,6 +89,7 @@ class ModelCluster:
                     self.decode_of[effect.request.id] = effect.node
                 case SendPrefill():
                     self.prefills.append(effect)
+                    assert not self.emitted, "decode nodes continue answers"
                     self._open((effect.node, effect.request.id))
                 case SendAbort():
                     assert (effect.node, effect.attempt) in self.asked
@@ -138,7 +141,9 @@ class ModelCluster:
             self.finished.add(leg)
             reply = refusal
         elif reserve.must_prefill_locally:
-            self.outbox[leg] = self._outputs(reserve.request.id, range(self.answer_length))
+            num_before = len(reserve.request.output_token_ids)
+            indices = range(num_before, self.answer_length)
+            self.outbox[leg] = self._outputs(reserve.request.id, indices)
             reply = Reservation(None, 0)
         else:
             reply = Reservation(f"ticket of {leg[1]}", 0)

@@ -80,6 +80,7 @@ def output(
     finish: FinishReason | None = None,
     is_started: bool = False,
     error: PdserveError | None = None,
+    **counts: int,
 ) -> RequestOutput:
     return RequestOutput(
         id=attempt,
@@ -89,6 +90,7 @@ def output(
         is_started=is_started,
         error_code=error.code if error else "",
         error_message=str(error or ""),
+        **counts,  # type: ignore[arg-type]
     )
 
 
@@ -363,12 +365,18 @@ def test_a_lost_node_before_any_token_starts_another_attempt(node: Incarnation) 
 
 
 @pytest.mark.parametrize("node", [P0, D0])
-def test_a_lost_node_after_a_token_is_a_typed_failure(node: Incarnation) -> None:
+def test_a_lost_node_after_a_token_is_continued_behind_it(node: Incarnation) -> None:
     flow = prefilling()
     flow.on_output(P0, output(FIRST, 0, 10))
     effects = flow.on_node_lost(node)
-    assert isinstance(failure(effects), NodeLost)
     assert aborts(effects) == {(D0, FIRST), (P0, FIRST)}
+    assert effects[-1] == Choose(None, frozenset({node}))
+    (reserve,) = flow.on_choice(D1, P1, "again", 0.0)
+    assert isinstance(reserve, SendReserve)
+    assert reserve.request.output_token_ids == (10,)
+    assert reserve.must_prefill_locally, "whoever continues an answer computes all before it"
+    flow.on_reserve_reply(D1, SECOND, LOCAL, 0.0)
+    assert emitted(flow.on_output(D1, output(SECOND, 1, 11, 12))) == [11, 12]
 
 
 def test_the_prefill_node_does_not_matter_once_decode_started() -> None:
@@ -418,15 +426,16 @@ def test_a_node_that_is_too_small_for_the_answer_is_not_asked_again() -> None:
 
 def test_an_error_output_after_a_token_is_final() -> None:
     flow = running()
-    error = failure(flow.on_output(D0, output(FIRST, 0, error=HandoffFailed("checksum"))))
-    assert isinstance(error, HandoffFailed)
+    error = failure(flow.on_output(D0, output(FIRST, 0, error=PeerProtocolError("checksum"))))
+    assert isinstance(error, PeerProtocolError)
     assert str(error) == "checksum"
 
 
 def test_an_abort_that_nobody_asked_for_is_a_lost_node() -> None:
     flow = running()
     effects = flow.on_output(D0, output(FIRST, 0, finish=FinishReason.ABORT))
-    assert isinstance(failure(effects), NodeLost)
+    assert effects[-1] == Choose(None, frozenset({D0}))
+    assert isinstance(failure(flow.on_no_choice(Overloaded("nobody"))), NodeLost)
 
 
 def test_a_client_that_goes_away_aborts_every_leg() -> None:

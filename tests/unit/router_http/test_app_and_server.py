@@ -83,7 +83,8 @@ async def test_the_api_key(header: str | None, status: int) -> None:
         assert response.status_code == status
         for path in ("/v1/models", "/v1/cluster"):
             assert (await client.get(path, headers=headers)).status_code == status  # type: ignore[arg-type]
-        for path in ("/health", "/ready", "/metrics"):
+        assert (await client.get("/metrics", headers=headers)).status_code == status  # type: ignore[arg-type]
+        for path in ("/health", "/ready"):
             assert (await client.get(path)).status_code == 200
         assert (await client.get("/nothing")).status_code == 401
     if status == 401:

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 import router.openai_api
-from router.choice_streams import QUEUED_DELTAS
+from http_serving.cutting import offer_cut
+from router.choice_streams import QUEUED_GROUPS
 from router.generation import TokenChunk
 from tests.fakes.http_edge import (
     Call,
@@ -112,6 +113,7 @@ class StuckClient:
         self._body: list[bytes] = [body]
         self._num_left = num_taken
         self.gone = asyncio.Event()
+        self.is_cut = False
 
     async def receive(self) -> dict[str, Any]:
         if self._body:
@@ -124,8 +126,11 @@ class StuckClient:
             await asyncio.Event().wait()
         self._num_left -= 1
 
+    def cut(self) -> None:
+        self.is_cut = True
+
     def connect(self, edge: Edge) -> asyncio.Task[None]:
-        scope = {
+        scope: dict[str, Any] = {
             "type": "http",
             "asgi": {"version": "3.0"},
             "http_version": "1.1",
@@ -137,11 +142,12 @@ class StuckClient:
             "query_string": b"",
             "headers": [],
         }
+        offer_cut(scope, self.cut)
         call = edge.app(scope, self.receive, self.send)
         return asyncio.ensure_future(call)
 
 
-@pytest.mark.parametrize(("n", "most"), [(1, 3), (4, 3 + QUEUED_DELTAS + 4)])
+@pytest.mark.parametrize(("n", "most"), [(1, 3), (4, 3 + QUEUED_GROUPS + 4)])
 async def test_nothing_is_generated_for_a_client_that_does_not_read(n: int, most: int) -> None:
     edge = make_edge(never_ends())
     client = StuckClient(body_of(n=n, stream=True), num_taken=3)
@@ -166,6 +172,7 @@ async def test_the_deadline_ends_a_client_that_does_not_read(
     async with asyncio.timeout(10):
         await client.connect(edge)
     assert edge.generator.calls[0].closed.is_set()
+    assert client.is_cut, "what was sent would be flushed for ever"
     outcome = {"endpoint": "completions", "outcome": "deadline_exceeded"}
     assert edge.metric("pdserve_requests_total", **outcome) == 1
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
 from router.core.detokenizer import MAX_PENDING, Detokenizer
+from router.whole_texts import WholeTexts
 from tests.fakes.http_edge import CONTEXT, tiny_model
 
 MODEL = tiny_model()
@@ -131,3 +134,33 @@ def test_a_prompt_that_ends_inside_a_character_is_no_context() -> None:
 def test_a_long_answer_is_exact() -> None:
     text = ("naïve 漢字 🙂‍↔️ x" * CONTEXT)[: 8 * CONTEXT]
     assert "".join(pieces(encode(text))) == text
+
+
+def test_whole_tokens_are_looked_up_and_the_others_decoded() -> None:
+    num_decoded = 0
+
+    def decode(token_ids: Sequence[int]) -> str:
+        nonlocal num_decoded
+        num_decoded += bool(token_ids)
+        return MODEL.decode(token_ids)
+
+    texts = WholeTexts(MODEL._tokenizer)
+    detokenizer = Detokenizer(decode, frozenset(), whole_text=texts.__getitem__)
+    words = encode("Hello world")
+    assert "".join(map(detokenizer.push, words)) == "Hello world"
+    assert num_decoded == 0
+    assert "".join(map(detokenizer.push, [*byte_ids("🙂".encode()), *words])) == "🙂Hello world"
+    assert num_decoded > 0
+
+
+def test_a_token_that_only_neighbours_complete_is_never_looked_up() -> None:
+    texts = WholeTexts(MODEL._tokenizer)
+    assert texts[ID_OF_BYTES[b"a"]] == "a"
+    assert [texts[token_id] for token_id in byte_ids("é".encode())] == [None, None]
+    assert texts[10**9] is None
+    assert 10**9 not in texts, "what no vocabulary bounds is not kept"
+
+
+def test_where_a_decoder_drops_spaces_nothing_is_looked_up() -> None:
+    texts = WholeTexts(sentencepiece())
+    assert [texts[token_id] for token_id in range(8)] == [None] * 8

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -214,8 +213,8 @@ async def test_usage_counts_a_prompt_once_and_its_first_choices_cache() -> None:
 async def test_usage_sums_the_drafts_of_all_choices() -> None:
     async def play(call: Call) -> Any:
         first, last = chunks(encode("Hello world"), num_cached=0)
-        yield replace(first, num_drafted=3, num_accepted=0)
-        yield replace(last, num_drafted=5, num_accepted=1)
+        yield first._replace(num_drafted=3, num_accepted=0)
+        yield last._replace(num_drafted=5, num_accepted=1)
 
     edge = make_edge(play)
     usage = (await post(edge, CHAT_PATH, CHAT | {"n": 2}))["usage"]

@@ -1,0 +1,231 @@
+"""A prefill and a decode node that answer at once, so that only the router takes time.
+
+They speak the real protocol over real gRPC and hand a prompt off as nodes do: a ticket, token 0
+from the prefill node, then the rest from the decode node with one output for each token, everything
+that waits for the router in one message. What they answer are pieces of an English text as the
+model's tokenizer cuts it, so that turning tokens into text costs what it costs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+from typing import Any, cast
+
+import grpc.aio
+import uvloop
+
+from common.ids import AttemptId, Incarnation
+from common.nodes import NodeLoad, NodeRecord, Role
+from placement.redis_store import RedisStore
+from protos import pdserve_node_pb2 as pb
+from protos.pdserve_node_pb2_grpc import NodeServicer, add_NodeServicer_to_server
+
+CLUSTER = "bench_router"
+NUM_ANSWERS = 64
+_LEASE_S = 86_400.0
+_HEARTBEAT_S = 1.0
+_FINGERPRINT = "f" * 32
+_IDLE = NodeLoad(
+    free_blocks=1 << 20, free_seats=1 << 12, num_running=0, num_waiting=0, queued_tokens=0
+)
+
+
+def answers(token_ids: Sequence[int], num_tokens: int) -> list[list[int]]:
+    """Overlapping pieces of a text, `num_tokens` each; the requests take turns with them."""
+    pieces = [list(token_ids[7 * i : 7 * i + num_tokens]) for i in range(NUM_ANSWERS)]
+    if len(pieces[-1]) < num_tokens:
+        raise ValueError(f"a text of {len(token_ids)} tokens is too short for {num_tokens}")
+    return pieces
+
+
+class _Stream:
+    """What one node has for its router, in the order of its steps."""
+
+    def __init__(self) -> None:
+        self._pending: list[pb.RequestOutput] = []
+        self._when_sent: list[Callable[[], None]] = []
+        self._has_news = asyncio.Event()
+
+    def add(self, output: pb.RequestOutput) -> None:
+        self._pending.append(output)
+        self._has_news.set()
+
+    def call_when_sent(self, call: Callable[[], None]) -> None:
+        """Call back when everything added so far has left."""
+        self._when_sent.append(call)
+
+    async def batches(self) -> AsyncIterator[pb.OutputBatch]:
+        yield pb.OutputBatch()
+        while True:
+            try:
+                async with asyncio.timeout(_HEARTBEAT_S):
+                    await self._has_news.wait()
+            except TimeoutError:
+                pass
+            self._has_news.clear()
+            pending, self._pending = self._pending, []
+            when_sent, self._when_sent = self._when_sent, []
+            yield pb.OutputBatch(outputs=pending)
+            for call in when_sent:
+                call()
+
+
+@dataclass(slots=True)
+class _Running:
+    attempt: AttemptId
+    token_ids: list[int]
+    num_sent: int = 1
+
+
+class _Pair(cast(Any, NodeServicer)):  # type: ignore[misc]
+    """Both nodes' service; each has a port and a stream of its own."""
+
+    def __init__(self, pieces: list[list[int]], step_s: float) -> None:
+        self._pieces = pieces
+        self._turns = count()
+        self._step_s = step_s
+        self._running: dict[AttemptId, _Running] = {}
+        self.streams = {"prefill": _Stream(), "decode": _Stream()}
+
+    async def Stream(  # noqa: N802
+        self, request: pb.StreamRequest, _context: object
+    ) -> AsyncIterator[pb.OutputBatch]:
+        async for batch in self.streams[request.envelope.receiver_id].batches():
+            yield batch
+
+    async def Reserve(  # noqa: N802
+        self, request: pb.ReserveRequest, _context: object
+    ) -> pb.ReserveReply:
+        ticket = pb.Ticket(
+            decode_node_id="decode",
+            decode_epoch=1,
+            kv_endpoint="tcp://127.0.0.1:1",
+            lease_token=7,
+            generation=1,
+            target_block_ids=[1, 2],
+            fingerprint=_FINGERPRINT,
+            lease_ms=30_000,
+        )
+        return pb.ReserveReply(ticket=ticket)
+
+    async def Prefill(  # noqa: N802
+        self, request: pb.PrefillRequest, _context: object
+    ) -> pb.PrefillReply:
+        asked = request.request
+        attempt = AttemptId(asked.request_id, asked.attempt)
+        piece = self._pieces[next(self._turns) % len(self._pieces)]
+        running = _Running(attempt, piece[: asked.sampling.max_tokens])
+        first = pb.RequestOutput(
+            request_id=attempt.request_id, attempt=attempt.attempt, token_ids=running.token_ids[:1]
+        )
+        self.streams["prefill"].add(first)
+        self.streams["prefill"].call_when_sent(partial(self._start_decode, running))
+        return pb.PrefillReply()
+
+    async def Abort(  # noqa: N802
+        self, request: pb.AbortRequest, _context: object
+    ) -> pb.AbortReply:
+        for attempt in request.attempts:
+            self._running.pop(AttemptId(attempt.request_id, attempt.attempt), None)
+        return pb.AbortReply()
+
+    def _start_decode(self, running: _Running) -> None:
+        self._running[running.attempt] = running
+        if not self._step_s:
+            while running.attempt in self._running:
+                self._step(running)
+
+    async def run_steps(self) -> None:
+        """With a pace: each step gives every running sequence its next token."""
+        loop = asyncio.get_running_loop()
+        next_at_s = loop.time()
+        while True:
+            next_at_s = max(next_at_s + self._step_s, loop.time())
+            await asyncio.sleep(next_at_s - loop.time())
+            for running in list(self._running.values()):
+                self._step(running)
+
+    def _step(self, running: _Running) -> None:
+        place = running.num_sent
+        running.num_sent += 1
+        is_last = running.num_sent >= len(running.token_ids)
+        if is_last:
+            del self._running[running.attempt]
+        self.streams["decode"].add(
+            pb.RequestOutput(
+                request_id=running.attempt.request_id,
+                attempt=running.attempt.attempt,
+                first_index=place,
+                token_ids=running.token_ids[place : place + 1],
+                is_started=True,
+                finish_reason="length" if is_last else "",
+            )
+        )
+
+
+class NodeStandIn:
+    """Runs the pair in this process, on one core. Lives in a process of its own."""
+
+    def __init__(
+        self, core: int, redis_url: str, model: str, pieces: list[list[int]], step_s: float
+    ) -> None:
+        """`step_s` is the time between two tokens of an answer; 0: all of it at once."""
+        os.sched_setaffinity(0, {core})
+        self._loop = uvloop.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self._call(self._start(redis_url, model, pieces, step_s))
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def close(self) -> None:
+        self._call(self._stop())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def _call(self, work: Any) -> None:
+        asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    async def _start(
+        self, redis_url: str, model: str, pieces: list[list[int]], step_s: float
+    ) -> None:
+        pair = _Pair(pieces, step_s)
+        self._servers = []
+        self._steps = asyncio.create_task(pair.run_steps()) if step_s else None
+        store = RedisStore(redis_url, CLUSTER, call_timeout_s=10.0)
+        for role in (Role.PREFILL, Role.DECODE):
+            server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+            cast(Any, add_NodeServicer_to_server)(pair, server)
+            port = server.add_insecure_port("127.0.0.1:0")
+            await server.start()
+            self._servers.append(server)
+            await store.heartbeat(_record(role, port, model), _IDLE, lease_s=_LEASE_S)
+        await store.close()
+
+    async def _stop(self) -> None:
+        if self._steps is not None:
+            self._steps.cancel()
+        for server in self._servers:
+            await server.stop(grace=0)
+
+
+def _record(role: Role, port: int, model: str) -> NodeRecord:
+    return NodeRecord(
+        incarnation=Incarnation(role.value, 1),
+        role=role,
+        control_address=f"127.0.0.1:{port}",
+        model=model,
+        fingerprint=_FINGERPRINT,
+        block_size=64,
+        num_blocks=1 << 20,
+        max_num_seqs=1 << 12,
+        max_model_len=2048,
+    )

@@ -1,0 +1,150 @@
+"""The processes of a measurement, each pinned to a core, and what the kernel says they used."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.error import URLError
+
+from bench.handoff.processes import Remote
+from bench.router.load import LoadClient
+from bench.router.node_stand_in import CLUSTER, NodeStandIn
+from common.clock import MonotonicClock
+from pdserve.embedded_redis import start_embedded_redis
+from pdserve.network import free_loopback_port
+from pdserve.signals import Signals
+
+_START_TIMEOUT_S = 60.0
+_STOP_TIMEOUT_S = 20.0
+_POLL_S = 0.1
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass(frozen=True, slots=True)
+class Cores:
+    """Which core each process has; node stand-in, clients and Redis share one."""
+
+    router: int
+    others: int
+
+    @classmethod
+    def chosen(cls) -> Cores:
+        """Raises `RuntimeError` on a machine with one core: nothing could be told apart."""
+        usable = sorted(os.sched_getaffinity(0))
+        if len(usable) < 2:
+            raise RuntimeError("the router needs a core of its own: wanted at least 2 cores")
+        return cls(router=usable[-1], others=usable[0])
+
+
+@dataclass(frozen=True, slots=True)
+class RunningSystem:
+    """A router with its nodes and its clients. `pids` names every process."""
+
+    load: Remote
+    pids: dict[str, int]
+
+    def cpu_s(self) -> dict[str, float]:
+        """CPU seconds of each process since its start."""
+        return {name: cpu_s(pid) for name, pid in self.pids.items()}
+
+    def router_rss_bytes(self) -> int:
+        return rss_bytes(self.pids["router"])
+
+
+@contextmanager
+def running_system(
+    model_folder: Path, pieces: list[list[int]], step_s: float
+) -> Iterator[RunningSystem]:
+    """Redis, the node stand-in, a router as `pdserve serve` starts it, and the clients' process."""
+    cores = Cores.chosen()
+    name = model_folder.name
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-router-")))
+        with Signals() as signals:
+            redis = start_embedded_redis(folder, folder / "redis.log", signals, MonotonicClock())
+        stack.callback(redis.child.kill)
+        os.sched_setaffinity(redis.child.pid, {cores.others})
+        nodes = stack.enter_context(
+            closing(Remote(NodeStandIn, cores.others, redis.url, name, pieces, step_s))
+        )
+        nodes_pid = nodes.call("pid")
+        port = free_loopback_port()
+        flags = ["--model", str(model_folder), "--redis-url", redis.url, "--port", str(port)]
+        router_pid = stack.enter_context(_router(flags, port, folder / "router.log", cores.router))
+        load = stack.enter_context(closing(Remote(LoadClient, cores.others, port, name)))
+        pids = {
+            "router": router_pid,
+            "nodes": nodes_pid,
+            "clients": load.call("pid"),
+            "redis": redis.child.pid,
+        }
+        yield RunningSystem(load, pids)
+
+
+@contextmanager
+def _router(flags: Sequence[str], port: int, log_path: Path, core: int) -> Iterator[int]:
+    command = [sys.executable, "-m", "pdserve", "serve", "--role", "router", "--cluster", CLUSTER]
+    root = str(Path(__file__).resolve().parent.parent.parent)
+    with log_path.open("wb") as log:
+        process = subprocess.Popen(
+            [*command, *flags],
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, "PYTHONPATH": root},
+            preexec_fn=lambda: os.sched_setaffinity(0, {core}),
+        )
+    try:
+        _wait_ready(process, port)
+        yield process.pid
+    except BaseException:
+        sys.stderr.write(log_path.read_text(errors="replace"))
+        raise
+    finally:
+        process.terminate()
+        try:
+            process.wait(_STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _wait_ready(process: subprocess.Popen[bytes], port: int) -> None:
+    deadline_s = time.monotonic() + _START_TIMEOUT_S
+    while time.monotonic() < deadline_s:
+        if process.poll() is not None:
+            raise RuntimeError(f"the router ended with {process.returncode}")
+        if _hears_both_nodes(port):
+            return
+        time.sleep(_POLL_S)
+    raise RuntimeError(f"the router was not ready after {_START_TIMEOUT_S:.0f} s")
+
+
+def _hears_both_nodes(port: int) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/cluster", timeout=5) as answer:
+            return len(json.load(answer)["nodes"]) == 2
+    except (URLError, OSError):
+        return False
+
+
+def cpu_s(pid: int) -> float:
+    """User and system time of a process, threads included."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
+    user_ticks, system_ticks = int(fields[11]), int(fields[12])
+    return (user_ticks + system_ticks) / _TICKS_PER_S
+
+
+def rss_bytes(pid: int) -> int:
+    """Memory of a process that is in RAM now."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE_BYTES

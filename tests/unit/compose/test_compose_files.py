@@ -1,0 +1,163 @@
+"""`compose/` agrees with the code: what is installed, which settings and metrics there are."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pdserve.config_sources import OTHER_VARIABLES
+from pdserve.options import all_options
+
+ROOT = Path(__file__).resolve().parents[3]
+COMPOSE = ROOT / "compose"
+OBSERVABILITY = COMPOSE / "observability"
+FILES = sorted(COMPOSE.glob("*.yaml"))
+DOCKERFILES = sorted(COMPOSE.glob("Dockerfile.*"))
+SUFFIXES = ("_bucket", "_sum", "_count")
+
+
+def test_the_build_context_is_what_is_installed() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    packages = project["tool"]["setuptools"]["packages"]["find"]["include"]
+    lines = (ROOT / ".dockerignore").read_text().split()
+    allowed = {line[1:] for line in lines if line.startswith("!")}
+    assert "*" in lines
+    assert {name for name in allowed if (ROOT / name).is_dir()} == {
+        name.rstrip("*") for name in packages
+    }
+    copied = re.findall(r"^COPY (?!--)(.+) \S+$", everything(DOCKERFILES), re.MULTILINE)
+    wanted = {source for sources in copied for source in sources.split() if source != "."}
+    assert wanted <= allowed
+    assert {name for name in allowed if name.startswith("compose/")} <= wanted
+
+
+@pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=lambda path: path.name)
+def test_a_dockerfile_builds_where_no_registry_is(dockerfile: Path) -> None:
+    text = dockerfile.read_text()
+    assert "syntax=" not in text
+    stages = re.findall(r"^FROM (\S+)", text, re.MULTILINE)
+    assert set(stages) == {"${BASE_IMAGE}"}
+    assert re.search(r"^USER 10001:10001$", text, re.MULTILINE)
+    assert re.search(r"^HEALTHCHECK ", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize("file", [*FILES, *DOCKERFILES], ids=lambda path: path.name)
+def test_every_setting_exists(file: Path) -> None:
+    known = {option.variable for option in all_options().values()} | set(OTHER_VARIABLES)
+    used = set(re.findall(r"\bPDSERVE_[A-Z_]+\b", file.read_text()))
+    assert used <= known
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda path: path.name)
+def test_the_example_of_settings_has_every_variable_with_its_default(file: Path) -> None:
+    lines = (COMPOSE / ".env.example").read_text().splitlines()
+    example = dict(line.split("=", 1) for line in lines if line and line[0] != "#")
+    used = dict(re.findall(r"\$\{([A-Z_0-9]+):-([^}]*)\}", file.read_text()))
+    # The same variable has another default where a cluster is spread over machines.
+    assert used.items() <= example.items()
+    for name in re.findall(r"\$\{([A-Z_0-9]+):\?", file.read_text()):
+        assert f"# {name}=" in lines
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda path: path.name)
+def test_every_service_is_fenced_in(file: Path) -> None:
+    if file.name == "compose.gpu.yaml":
+        pytest.skip("only adds to the services of compose.yaml")
+    for name, service in load(file)["services"].items():
+        if service.keys() == {"environment"}:
+            continue  # adds settings to a service of compose.yaml
+        assert service["read_only"] is True, name
+        assert service["cap_drop"] == ["ALL"], name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+        assert service["user"].startswith("${CONTAINER_USER:-"), name
+        mounts = [volume for volume in service.get("volumes", []) if "KEYS_FOLDER" in volume]
+        assert all(mount.endswith(":ro") for mount in mounts), name
+        assert not any("/ca" in mount or "/client" in mount for mount in mounts), name
+
+
+def test_published_ports_are_on_loopback_unless_asked_for() -> None:
+    ports = [
+        port
+        for file in FILES
+        for service in load(file)["services"].values()
+        for port in service.get("ports", [])
+    ]
+    assert ports
+    assert all(re.fullmatch(r"\$\{\w+:-127\.0\.0\.1:\d+\}:\d+", port) for port in ports)
+
+
+def test_a_container_outlives_its_drain() -> None:
+    lines = (COMPOSE / ".env.example").read_text().splitlines()
+    example = dict(line.split("=", 1) for line in lines if line and line[0] != "#")
+    assert int(example["STOP_GRACE_PERIOD"].rstrip("s")) > int(example["DRAIN_TIMEOUT_S"]) + 10
+
+
+def test_the_dashboard_shows_metrics_that_there_are() -> None:
+    page = (ROOT / "docs" / "metrics.md").read_text()
+    cells = [line.split("|")[1] for line in page.splitlines() if line.startswith("|")]
+    listed = {name for cell in cells for name in re.findall(r"`(pdserve_\w+)`", cell)}
+    shown = expressions("pdserve.json")
+    used = {name for text in shown for name in re.findall(r"\bpdserve_\w+", text)}
+    assert len(used) > 15
+    assert {name for name in used if base_name(name, listed) not in listed} == set()
+
+
+def test_the_dashboard_reads_the_provisioned_source() -> None:
+    provisioned = load(OBSERVABILITY / "grafana/provisioning/datasources/prometheus.yaml")
+    (source,) = provisioned["datasources"]
+    text = (OBSERVABILITY / "grafana/dashboards/pdserve.json").read_text()
+    assert set(re.findall(r'"uid": "(\w+)"', text)) == {source["uid"], "pdserve"}
+    services = load(COMPOSE / "compose.observability.yaml")["services"]
+    assert source["url"] == "http://prometheus:9090"
+    assert "prometheus" in services
+
+
+def test_prometheus_finds_every_role_of_the_cluster() -> None:
+    jobs = load(OBSERVABILITY / "prometheus.yaml")["scrape_configs"]
+    targets = {
+        name: found["port"]
+        for job in jobs
+        for found in job["dns_sd_configs"]
+        for name in found["names"]
+    }
+    assert targets == {"router-1": 8000, "router-2": 8000, "prefill": 9100, "decode": 9100}
+    assert set(targets) <= set(load(COMPOSE / "compose.yaml")["services"])
+    volumes = load(COMPOSE / "compose.observability.yaml")["services"]["prometheus"]["volumes"]
+    for job in jobs:
+        token = job["authorization"]["credentials_file"]
+        assert any(volume.endswith(f"metrics.token:{token}:ro") for volume in volumes)
+
+
+def test_the_collector_takes_what_the_code_sends() -> None:
+    collector = load(OBSERVABILITY / "collector.yaml")
+    assert collector["receivers"]["otlp"]["protocols"]["grpc"]["endpoint"] == "0.0.0.0:4317"
+    for pipeline in collector["service"]["pipelines"].values():
+        for part in ("receivers", "processors", "exporters"):
+            assert set(pipeline[part]) <= set(collector[part])
+
+
+def load(path: Path) -> dict[str, Any]:
+    return dict(yaml.safe_load(path.read_text()))
+
+
+def everything(files: list[Path]) -> str:
+    return "\n".join(path.read_text() for path in files)
+
+
+def expressions(dashboard: str) -> list[str]:
+    found = json.loads((OBSERVABILITY / "grafana/dashboards" / dashboard).read_text())
+    return [target["expr"] for panel in found["panels"] for target in panel["targets"]]
+
+
+def base_name(name: str, listed: set[str]) -> str:
+    """A histogram is listed without the endings of its series."""
+    for suffix in SUFFIXES:
+        if name.endswith(suffix) and name not in listed:
+            return name.removesuffix(suffix)
+    return name
