@@ -153,7 +153,7 @@ def test_libraries_say_nothing_below_info() -> None:
     stream = set_up("human", "debug")
     log.debug("ours")
     logging.getLogger("hpack").debug("authorization: Bearer key")
-    logging.getLogger("uvicorn.error").info("theirs")
+    logging.getLogger("some.library").info("theirs")
     text = stream.getvalue()
     assert "ours" in text
     assert "theirs" in text
@@ -163,7 +163,7 @@ def test_libraries_say_nothing_below_info() -> None:
 def test_the_level_holds_for_all() -> None:
     stream = set_up("human", "warning")
     log.info("no")
-    logging.getLogger("uvicorn.error").info("no")
+    logging.getLogger("some.library").info("no")
     log.warning("yes")
     assert "no" not in stream.getvalue()
     assert "yes" in stream.getvalue()
