@@ -1,0 +1,34 @@
+"""A container's health: exit 0 when the process in it answers a GET, with 200 if that is asked for.
+
+    python answers.py VARIABLE PATH [--with-200]
+
+VARIABLE has the port, as PDSERVE_PORT has a router's; PDSERVE_HOST is where it listens. Standard
+library only, and as little of it as does: this starts every few seconds.
+"""
+
+import http.client
+import os
+import sys
+
+TIMEOUT_S = 3.0
+EVERYWHERE = ("0.0.0.0", "::", "")  # noqa: S104 (compared, not bound)
+
+
+def main() -> int:
+    port, path = int(os.environ[sys.argv[1]]), sys.argv[2]
+    host = os.environ.get("PDSERVE_HOST", "")
+    connection = http.client.HTTPConnection(
+        "127.0.0.1" if host in EVERYWHERE else host, port, timeout=TIMEOUT_S
+    )
+    try:
+        connection.request("GET", path)
+        status = connection.getresponse().status
+    except (OSError, http.client.HTTPException) as error:
+        print(f"{path}: {error}")
+        return 1
+    print(f"{path}: {status}")
+    return int("--with-200" in sys.argv[3:] and status != 200)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

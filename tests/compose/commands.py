@@ -1,0 +1,75 @@
+"""Programs that the tests of `compose/` run, each with a limit and its errors in words."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+APT_LIMIT_S = 300.0
+
+
+class CannotRun(Exception):
+    """This machine cannot run the tests; the text says why."""
+
+
+class CommandFailed(Exception):
+    """A program ended with an error; the text ends with what it said last."""
+
+
+def say(text: str) -> None:
+    """Tell whoever watches what takes so long, past pytest's capture."""
+    print(f"compose: {text}", file=sys.__stderr__, flush=True)
+
+
+def run(
+    command: Sequence[str],
+    *,
+    limit_s: float,
+    env: Mapping[str, str] | None = None,
+    folder: Path | None = None,
+    stdin: str | None = None,
+) -> str:
+    """The standard output of `command`. Raises `CommandFailed`.
+
+    `env` is added to this process's own environment.
+    """
+    try:
+        done = subprocess.run(
+            command,
+            env={**os.environ, **(env or {})},
+            cwd=folder,
+            input=stdin if stdin is not None else "",
+            capture_output=True,
+            text=True,
+            timeout=limit_s,
+            check=False,
+        )
+    except FileNotFoundError:
+        raise CommandFailed(f"{command[0]} is not installed") from None
+    except subprocess.TimeoutExpired:
+        raise CommandFailed(f"{' '.join(command)}: not done within {limit_s:g} s") from None
+    if done.returncode != 0:
+        said = (done.stdout + done.stderr).strip()[-3000:]
+        raise CommandFailed(f"{' '.join(command)}: exit {done.returncode}\n{said}")
+    return done.stdout
+
+
+def require_tools(packages: Mapping[str, str]) -> None:
+    """Have every program of `packages` (program: its Debian package). Raises `CannotRun`."""
+    missing = sorted({deb for program, deb in packages.items() if shutil.which(program) is None})
+    if not missing:
+        return
+    if os.geteuid() != 0 or shutil.which("apt-get") is None:
+        raise CannotRun(f"needs {', '.join(missing)}, and only root with apt-get can install them")
+    say(f"installing {', '.join(missing)}")
+    quiet = {"DEBIAN_FRONTEND": "noninteractive"}
+    try:
+        run(["apt-get", "update", "-qq"], limit_s=APT_LIMIT_S)
+        install = ["apt-get", "install", "-y", "-qq", "--no-install-recommends", *missing]
+        run(install, limit_s=APT_LIMIT_S, env=quiet)
+    except CommandFailed as error:
+        raise CannotRun(f"cannot install {', '.join(missing)}: {error}") from None

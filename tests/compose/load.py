@@ -1,0 +1,118 @@
+"""Requests that never stop, of which none may fail and each must be answered as before."""
+
+from __future__ import annotations
+
+import contextlib
+import string
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from openai import OpenAI, OpenAIError
+
+LETTERS = string.ascii_lowercase
+NUM_LETTERS = 300
+MAX_TOKENS = 24
+NUM_PROMPTS = 6
+WAIT_S = 90.0
+REQUEST_LIMIT_S = 90.0
+
+
+def prompts() -> list[str]:
+    """Long enough to be handed off, no two with a common start."""
+    return [
+        "".join(LETTERS[(number * 7 + place * (number + 3)) % 26] for place in range(NUM_LETTERS))
+        for number in range(NUM_PROMPTS)
+    ]
+
+
+def ask(client: OpenAI, model: str, prompt: str) -> str:
+    """One streamed answer. Raises `OpenAIError`, or `AssertionError` when its end is missing."""
+    stream = client.completions.create(
+        model=model, prompt=prompt, max_tokens=MAX_TOKENS, temperature=0, stream=True
+    )
+    text, finish_reason = "", ""
+    for chunk in stream:
+        for choice in chunk.choices:
+            text += choice.text
+            finish_reason = str(choice.finish_reason)
+    assert finish_reason in ("stop", "length"), f"the stream ended with {finish_reason!r}"
+    return text
+
+
+@dataclass
+class Load:
+    """What became of the requests so far; several threads write it."""
+
+    expected: dict[str, str]
+    num_answered: int = 0
+    failures: list[str] = field(default_factory=list)
+    _changed: threading.Condition = field(default_factory=threading.Condition)
+
+    def answered(self, prompt: str, text: str) -> None:
+        with self._changed:
+            if text == self.expected[prompt]:
+                self.num_answered += 1
+            else:
+                self.failures.append(f"answered {text!r}: wanted {self.expected[prompt]!r}")
+            self._changed.notify_all()
+
+    def failed(self, error: BaseException) -> None:
+        with self._changed:
+            self.failures.append(f"{type(error).__name__}: {error}")
+            self._changed.notify_all()
+
+    def goes_on(self, num_more: int = 12) -> None:
+        """Return when so many more requests were answered; fails when one was not."""
+        with self._changed:
+            goal = self.num_answered + num_more
+            self._changed.wait_for(
+                lambda: self.num_answered >= goal or self.failures, timeout=WAIT_S
+            )
+            assert not self.failures, self.failures
+            assert self.num_answered >= goal, f"{self.num_answered} of {goal} within {WAIT_S} s"
+
+
+@contextlib.contextmanager
+def steady_load(client: OpenAI, model: str, *, num_streams: int = 4) -> Iterator[Load]:
+    """`num_streams` requests at all times; fails at the end if any of them failed.
+
+    The answers that count as right are those of the first, quiet, round.
+    """
+    asked = prompts()
+    load = Load({prompt: ask(client, model, prompt) for prompt in asked})
+    has_to_stop = threading.Event()
+    threads = [
+        threading.Thread(target=_keep_asking, args=(client, model, load, asked, first, has_to_stop))
+        for first in range(num_streams)
+    ]
+    for thread in threads:
+        thread.start()
+    try:
+        load.goes_on()
+        yield load
+        load.goes_on()
+    finally:
+        has_to_stop.set()
+        for thread in threads:
+            thread.join()
+    assert not load.failures, load.failures
+
+
+def _keep_asking(
+    client: OpenAI,
+    model: str,
+    load: Load,
+    asked: Sequence[str],
+    first: int,
+    has_to_stop: threading.Event,
+) -> None:
+    number = first
+    while not has_to_stop.is_set():
+        prompt = asked[number % len(asked)]
+        number += 1
+        try:
+            load.answered(prompt, ask(client, model, prompt))
+        except (OpenAIError, AssertionError) as error:
+            load.failed(error)
+            return

@@ -1,0 +1,96 @@
+"""What somebody on the cluster's network gets who has no keys. Runs inside a container of its own.
+
+Prints one line for each door: its name and what came of trying it.
+"""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import ssl
+from collections.abc import Callable
+
+import grpc
+import redis
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+LIMIT_S = 5.0
+
+
+def http_status(host: str, port: int, path: str) -> str:
+    connection = http.client.HTTPConnection(host, port, timeout=LIMIT_S)
+    connection.request("GET", path)
+    return str(connection.getresponse().status)
+
+
+def grpc_in_clear(host: str) -> str:
+    channel = grpc.insecure_channel(f"{host}:9000")
+    try:
+        grpc.channel_ready_future(channel).result(timeout=LIMIT_S)
+    except grpc.FutureTimeoutError:
+        return "no connection"
+    return "connected"
+
+
+def grpc_without_certificate(host: str) -> str:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    with (
+        socket.create_connection((host, 9000), timeout=LIMIT_S) as plain,
+        context.wrap_socket(plain, server_hostname="node.pdserve") as wrapped,
+    ):
+        # In TLS 1.3 a client learns only when it reads that its certificate was wanted.
+        return f"{len(wrapped.recv(1))} bytes"
+
+
+def redis_without_password() -> str:
+    with redis.Redis(
+        host="redis", ssl=True, ssl_cert_reqs="none", socket_timeout=LIMIT_S, protocol=2
+    ) as store:
+        return str(store.get("pdserve:default:nodes"))
+
+
+def redis_in_clear() -> str:
+    with redis.Redis(host="redis", socket_timeout=LIMIT_S) as store:
+        return str(store.ping())
+
+
+def kv_without_curve() -> str:
+    """The first thing that a plain ZMQ peer is told after it connected."""
+    with zmq.Context() as context, context.socket(zmq.DEALER) as peer:
+        monitor = peer.get_monitor_socket()
+        peer.connect("tcp://decode:9001")
+        while monitor.poll(round(1000 * LIMIT_S)):
+            event = zmq.Event(recv_monitor_message(monitor)["event"])
+            if event not in (zmq.Event.CONNECT_DELAYED, zmq.Event.CONNECTED):
+                return str(event.name)
+        return "silence"
+
+
+def tried(door: Callable[[], str]) -> str:
+    try:
+        return door()
+    except (OSError, redis.RedisError, http.client.HTTPException) as refusal:
+        return " ".join(f"{type(refusal).__name__}: {refusal}".split())
+
+
+DOORS: dict[str, Callable[[], str]] = {
+    "router": lambda: http_status("router-1", 8000, "/v1/models"),
+    "router metrics": lambda: http_status("router-2", 8000, "/metrics"),
+    "prefill metrics": lambda: http_status("prefill", 9100, "/metrics"),
+    "decode metrics": lambda: http_status("decode", 9100, "/metrics"),
+    "prefill in clear": lambda: grpc_in_clear("prefill"),
+    "decode in clear": lambda: grpc_in_clear("decode"),
+    "prefill without certificate": lambda: grpc_without_certificate("prefill"),
+    "decode without certificate": lambda: grpc_without_certificate("decode"),
+    "redis without password": redis_without_password,
+    "redis in clear": redis_in_clear,
+    "kv without curve": kv_without_curve,
+}
+
+if __name__ == "__main__":
+    for name, door in DOORS.items():
+        print(f"{name}: {tried(door)}", flush=True)

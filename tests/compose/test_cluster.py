@@ -1,0 +1,173 @@
+"""A cluster in containers does its work while people do theirs to it, and no request fails.
+
+Each test leaves what it found: two prefill and two decode nodes, whose blocks are free or cached.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import httpx
+import pytest
+from openai import AuthenticationError, OpenAI
+
+from tests.compose.cluster import MODEL, NODES, ROUTERS, Cluster
+from tests.compose.commands import CommandFailed, run
+from tests.compose.load import ask, prompts, steady_load
+from tests.compose.project import Container
+
+SERVICES = (*NODES, *ROUTERS, "balancer", "redis")
+
+
+def test_openais_client_gets_its_answer_through_the_balancer(client: OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == [MODEL]
+    stream = client.chat.completions.create(
+        model=MODEL,
+        messages=[{"role": "user", "content": "Once upon a time"}],
+        max_tokens=8,
+        stream=True,
+    )
+    assert any(choice.delta.content for chunk in stream for choice in chunk.choices)
+
+
+def test_prompts_are_handed_from_prefill_to_decode(cluster: Cluster, client: OpenAI) -> None:
+    for prompt in prompts():
+        ask(client, MODEL, prompt)
+    for service in NODES:
+        cached = [cluster.blocks(node)["cached"] for node in cluster.project.running(service)]
+        assert sum(cached) >= len(prompts()), f"{service} nodes have {cached} blocks in their cache"
+
+
+def test_a_stream_is_not_held_back(cluster: Cluster) -> None:
+    """The balancer passes each event on when it comes, not when there are many."""
+    body = {"model": MODEL, "prompt": prompts()[0], "max_tokens": 100}
+    body |= {"stream": True, "ignore_eos": True}
+    headers = {"Authorization": f"Bearer {cluster.key('api')}"}
+    url = f"{cluster.url}/v1/completions"
+    with httpx.stream("POST", url, json=body, headers=headers, timeout=60.0) as reply:
+        sizes = [len(piece) for piece in reply.iter_raw()]
+    assert len(sizes) > 20
+
+
+def test_nobody_is_served_without_a_key(cluster: Cluster) -> None:
+    stranger = OpenAI(base_url=f"{cluster.url}/v1", api_key="pds_wrong", max_retries=0)
+    with stranger, pytest.raises(AuthenticationError):
+        stranger.models.list()
+
+
+def test_who_is_on_the_network_without_keys_meets_closed_doors(cluster: Cluster) -> None:
+    network = f"{cluster.project.name}_cluster"
+    image = cluster.project.settings["NODE_IMAGE"]
+    script = (Path(__file__).parent / "stranger.py").read_text(encoding="utf-8")
+    run_in = ("run", "--rm", "--interactive", "--network", network, "--entrypoint", "python", image)
+    said = cluster.engine.docker(*run_in, "-", stdin=script)
+    found = dict(line.split(": ", 1) for line in said.splitlines())
+    refusals = {
+        "router": "401",
+        "router metrics": "401",
+        "prefill metrics": "401",
+        "decode metrics": "401",
+        "prefill in clear": "no connection",
+        "decode in clear": "no connection",
+        # A node that took this peer would send its settings at once.
+        "prefill without certificate": "^0 bytes$|certificate required",
+        "decode without certificate": "^0 bytes$|certificate required",
+        "redis without password": "Authentication required",
+        "redis in clear": "^ConnectionError",
+        "kv without curve": "^HANDSHAKE_FAILED|^DISCONNECTED|^silence",
+    }
+    assert found.keys() == refusals.keys(), said
+    for door, refusal in refusals.items():
+        assert re.search(refusal, found[door], re.IGNORECASE), f"{door}: {found[door]}"
+
+
+def test_only_the_balancer_is_reached_from_outside(cluster: Cluster) -> None:
+    for service in SERVICES:
+        for container in cluster.project.running(service):
+            published = container.raw["HostConfig"]["PortBindings"]
+            assert bool(published) == (service == "balancer"), service
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_containers_are_not_root_and_cannot_write(cluster: Cluster, service: str) -> None:
+    (container, *_) = cluster.project.running(service)
+    host = container.raw["HostConfig"]
+    assert host["ReadonlyRootfs"]
+    assert host["CapDrop"] == ["ALL"]
+    assert "no-new-privileges:true" in host["SecurityOpt"]
+    assert cluster.project.execute(container, "id", "-u").strip() == "10001"
+    with pytest.raises(CommandFailed, match="Read-only file system"):
+        cluster.project.execute(container, "sh", "-c", "echo > /opt/x")
+
+
+def test_decode_nodes_come_and_go_under_load(cluster: Cluster, client: OpenAI) -> None:
+    with steady_load(client, MODEL) as load:
+        cluster.scale("decode", 3)
+        load.goes_on()
+        cluster.scale("decode", 2)
+        load.goes_on()
+    codes = {one.exit_code for one in cluster.project.containers("decode")}
+    assert codes == {0}
+
+
+def test_a_prefill_node_drains_under_load(cluster: Cluster, client: OpenAI) -> None:
+    leaving = cluster.project.running("prefill")[0]
+    with steady_load(client, MODEL) as load:
+        node_id = cluster.node_id(leaving)
+        drain = [".venv/bin/pdserve", "drain", node_id, "--url", cluster.url]
+        run([*drain, "--api-key", cluster.key("admin")], limit_s=60.0)
+        cluster.project.wait_until("it has ended", lambda: state(cluster, leaving) == "exited")
+        load.goes_on()
+        assert cluster.num_nodes() == {"prefill": 1, "decode": 2}
+        assert cluster.project.find(leaving.id).exit_code == 0
+        cluster.bring_up()
+        load.goes_on()
+
+
+def test_redis_dies_and_comes_back_under_load(cluster: Cluster, client: OpenAI) -> None:
+    (redis,) = cluster.project.running("redis")
+    epochs = cluster.epochs()
+    with steady_load(client, MODEL) as load:
+        cluster.engine.docker("kill", redis.id)
+        load.goes_on()
+        cluster.engine.docker("start", redis.id)
+        cluster.project.wait_until_healthy("redis", 1)
+        cluster.project.wait_until("all are back", lambda: cluster.num_nodes() == cluster.counts)
+        load.goes_on()
+    assert cluster.epochs() == epochs, "a node began a new life"
+
+
+def test_routers_are_replaced_one_after_the_other_under_load(
+    cluster: Cluster, client: OpenAI
+) -> None:
+    before = {router: cluster.project.running(router)[0].id for router in ROUTERS}
+    with steady_load(client, MODEL) as load:
+        for router in ROUTERS:
+            up = ("up", "--detach", "--no-build", "--no-deps", "--force-recreate")
+            cluster.project.run(*up, router)
+            cluster.project.wait_until_healthy(router, 1)
+            load.goes_on()
+    after = {router: cluster.project.running(router)[0].id for router in ROUTERS}
+    assert not set(before.values()) & set(after.values())
+
+
+@pytest.mark.parametrize("service", ["prefill", "decode"])
+def test_a_node_that_dies_restarts_and_loses_only_its_cache(
+    cluster: Cluster, client: OpenAI, service: str
+) -> None:
+    dying = cluster.project.running(service)[0]
+    node_id = cluster.node_id(dying)
+    epoch = cluster.epochs()[node_id]
+    with steady_load(client, MODEL) as load:
+        cluster.kill(dying)
+        cluster.project.wait_until(
+            "it is back in a new life", lambda: cluster.epochs().get(node_id, epoch) > epoch
+        )
+        cluster.bring_up()
+        load.goes_on()
+    assert cluster.project.find(dying.id).num_restarts == 1
+
+
+def state(cluster: Cluster, container: Container) -> str:
+    return cluster.project.find(container.id).status

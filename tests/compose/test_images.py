@@ -1,0 +1,118 @@
+"""What the images hold, and what they must not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.compose.engine import Engine
+from tests.compose.project import Project
+
+OURS = ("ROUTER_IMAGE", "NODE_IMAGE", "BALANCER_IMAGE", "STORE_IMAGE")
+BASE_OF = dict(
+    zip(OURS, ("PYTHON_IMAGE", "PYTHON_IMAGE", "DEBIAN_IMAGE", "REDIS_IMAGE"), strict=True)
+)
+BUILD_TOOLS = ("cc", "gcc", "g++", "make", "ld", "as", "git", "curl", "wget", "pip", "pip3")
+SECRETS = (
+    "*.key", "key.pem", "*.password", "*.token", "users.acl", "api_keys.json", ".env", ".git",
+    "id_rsa*", "id_ed25519*", ".netrc",
+)  # fmt: skip
+NOT_FOR_USE = ("tests", "bench", "tools", "compose", "docs")
+SITE = "/opt/pdserve/lib/python3.11/site-packages"
+
+
+@pytest.fixture(params=OURS)
+def image(request: pytest.FixtureRequest, project: Project) -> str:
+    return project.settings[request.param]
+
+
+def inspect(engine: Engine, image: str) -> dict[str, Any]:
+    (found,) = json.loads(engine.docker("image", "inspect", image))
+    return dict(found)
+
+
+def inside(engine: Engine, image: str, script: str) -> list[str]:
+    """The words that a shell in a container of the image prints, as root so that it sees all."""
+    run = ["run", "--rm", "--network", "none", "--user", "0", "--entrypoint", "sh", image]
+    return engine.docker(*run, "-c", script).split()
+
+
+def test_the_router_adds_less_than_400_mb_to_its_base(engine: Engine, project: Project) -> None:
+    size, base = (
+        inspect(engine, project.settings[name])["Size"] for name in ("ROUTER_IMAGE", "PYTHON_IMAGE")
+    )
+    assert 0 < size - base < 400e6
+
+
+def test_nothing_runs_as_root_and_health_is_told(engine: Engine, image: str) -> None:
+    config = inspect(engine, image)["Config"]
+    assert config["User"] == "10001:10001"
+    assert config["Healthcheck"]["Test"]
+
+
+def test_no_build_tools(engine: Engine, image: str) -> None:
+    assert inside(engine, image, f"command -v sh {' '.join(BUILD_TOOLS)}") == ["/bin/sh"] or inside(
+        engine, image, f"command -v sh {' '.join(BUILD_TOOLS)}"
+    ) == ["/usr/bin/sh"]
+
+
+def test_no_secrets(engine: Engine, image: str) -> None:
+    names = " -o ".join(f"-name '{name}'" for name in SECRETS)
+    places = "/opt /home /root /etc/pdserve* /usr/local /var /keys /models /source"
+    assert inside(engine, image, f"find {places} \\( {names} \\) -type f 2>/dev/null || true") == []
+
+
+def test_build_arguments_leave_no_trace(engine: Engine, project: Project, image: str) -> None:
+    """An index's address may carry a password: it stays in the stage that is thrown away."""
+    history = engine.docker("history", "--no-trunc", "--format", "{{.CreatedBy}}", image)
+    assert "PIP_INDEX_URL" not in history
+
+
+def test_only_what_runs_is_installed(engine: Engine, project: Project) -> None:
+    installed = inside(engine, project.settings["ROUTER_IMAGE"], f"ls {SITE}")
+    assert "router" in installed
+    assert not {*NOT_FOR_USE, "paddle", "numpy", "numba", "zmq"} & set(installed)
+    of_node = inside(engine, project.settings["NODE_IMAGE"], f"ls {SITE}")
+    assert {"paddle", "engine"} <= set(of_node)
+    assert not set(NOT_FOR_USE) & set(of_node)
+
+
+def test_versions_are_those_of_the_constraints(engine: Engine, project: Project) -> None:
+    pins = {
+        name.lower().replace("_", "-"): version
+        for name, _, version in (
+            line.partition("==")
+            for line in Path("constraints.txt").read_text(encoding="utf-8").split()
+        )
+    }
+    script = (
+        "/opt/pdserve/bin/python -c 'import importlib.metadata as m; "
+        'print(*(d.name + "==" + d.version for d in m.distributions()))\''
+    )
+    found = inside(engine, project.settings["NODE_IMAGE"], script)
+    assert len(found) > 30
+    for line in found:
+        name, _, version = line.partition("==")
+        if name != "pdserve":
+            assert pins[name.lower().replace("_", "-")] == version, line
+
+
+def test_health_is_told_by_the_answer(engine: Engine, project: Project) -> None:
+    """The check itself: nobody listens, somebody answers, somebody answers something else."""
+    script = """
+    export PDSERVE_PORT=8000
+    check="python -IS /usr/local/bin/answers.py PDSERVE_PORT"
+    $check /; echo exit=$?
+    cd /var/cache/pdserve; python -m http.server 8000 2>/dev/null & server=$!
+    for attempt in $(seq 100); do $check / >/dev/null && break; done
+    $check / --with-200; echo exit=$?
+    $check /none; echo exit=$?
+    $check /none --with-200; echo exit=$?
+    kill $server
+    """
+    words = inside(engine, project.settings["ROUTER_IMAGE"], script)
+    codes = [word.removeprefix("exit=") for word in words if word.startswith("exit=")]
+    assert codes == ["1", "0", "0", "1"]
