@@ -58,8 +58,9 @@ class KVLink:
 class NodeLoad:
     """How busy a node said it was.
 
-    `free_blocks` can be had: they are free, or cached and evictable. Reserved and receiving ones belong to prompts on their way here; quarantined ones are kept
-    because a sender that failed may still write them. All others hold running sequences.
+    `free_blocks` can be had: they are free, or cached and evictable. Reserved and receiving ones
+    belong to prompts on their way here; quarantined ones are kept because a sender that failed may
+    still write them. All others hold running sequences.
 
     `new_token_ratio` is the share of the remaining outputs for which the node keeps blocks back
     now; what follows it counts from the node's start.
