@@ -12,6 +12,7 @@ from bench.router.__main__ import STREAMS, measure
 from tests.cluster.tiny_model import make_tiny_model
 
 
+@pytest.mark.endurance
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs 2 cores")
 def test_every_figure_is_there_and_plausible(tmp_path: Path) -> None:
     options = argparse.Namespace(seconds=0.2, rss_requests=20)
