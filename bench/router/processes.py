@@ -102,9 +102,10 @@ def _router(flags: Sequence[str], port: int, log_path: Path, core: int) -> Itera
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
             env={**os.environ, "PYTHONPATH": root},
-            preexec_fn=lambda: os.sched_setaffinity(0, {core}),
         )
     try:
+        # Not in the child before it runs: a process in which gRPC lives must not be forked.
+        os.sched_setaffinity(process.pid, {core})
         _wait_ready(process, port)
         yield process.pid
     except BaseException:
