@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.redis_server import RedisServer, redis_server
+
+# Children that are forked to be told with whom they die would run gRPC's own handlers first, of
+# whatever other tests left to this process, and may end there. Read when gRPC is imported.
+os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 
 # The same examples in every run, however slow the machine is.
 settings.register_profile(
