@@ -6,6 +6,7 @@ Each test leaves what it found: two prefill and two decode nodes, whose blocks a
 from __future__ import annotations
 
 import re
+import statistics
 from pathlib import Path
 
 import httpx
@@ -41,13 +42,14 @@ def test_prompts_are_handed_from_prefill_to_decode(cluster: Cluster, client: Ope
 
 def test_a_stream_is_not_held_back(cluster: Cluster) -> None:
     """The balancer passes each event on when it comes, not when there are many."""
-    body = {"model": MODEL, "prompt": prompts()[0], "max_tokens": 100}
+    body = {"model": MODEL, "prompt": prompts()[0], "max_tokens": 200}
     body |= {"stream": True, "ignore_eos": True}
     headers = {"Authorization": f"Bearer {cluster.key('api')}"}
     url = f"{cluster.url}/v1/completions"
     with httpx.stream("POST", url, json=body, headers=headers, timeout=60.0) as reply:
         sizes = [len(piece) for piece in reply.iter_raw()]
-    assert len(sizes) > 20
+    # Events have some 180 bytes, and a few may come together. What holds back holds 4 KiB or more.
+    assert statistics.median(sizes) < 2048
 
 
 def test_nobody_is_served_without_a_key(cluster: Cluster) -> None:
