@@ -2,6 +2,7 @@
 
 messages        what reaches the step thread, and what it wants done: plain values
 request_book    who asked for what, until when (pure)
+performer       carries out what it wants done
 inbox           the bounded door into the step thread
 control_service gRPC ⇄ values
 output_streams  one token stream per router

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, Protocol
@@ -34,25 +34,13 @@ from node.inbox import Inbox
 from node.kv_metrics import kv_links
 from node.lease_keeper import LeaseKeeper
 from node.make_scheduler import SchedulableModel, make_scheduler, speculation_of
-from node.messages import (
-    AbortTransfer,
-    CloseLanding,
-    CommitTransfer,
-    Drained,
-    Effect,
-    Emit,
-    OpenLanding,
-    OpenTransfer,
-    PushBlocks,
-    Reply,
-    RouterGone,
-    TakeLanded,
-)
+from node.messages import RouterGone
 from node.metrics import node_registry
 from node.metrics_server import MetricsServer, bind_metrics
 from node.model_loading import load_unless_stopped
 from node.node_flow import FlowLimits, NodeFlow
 from node.output_streams import OutputStreams
+from node.performer import Performer, StagedModel
 from node.step_thread import StepThread
 from node.watchdog import wait_for_stall
 from placement.store import PlacementStore
@@ -66,14 +54,12 @@ STEP_GRACE_S = 6.0
 STREAMS_GRACE_S = 2.0
 
 
-class LoadedModel(Runner, SchedulableModel, Protocol):
+class LoadedModel(Runner, SchedulableModel, StagedModel, Protocol):
     """A runner with the facts that the node needs to know about its model and its cache."""
 
     @property
     def vocab_size(self) -> int: ...
     def warm_up(self) -> None: ...
-    def stage_out(self, block_ids: Sequence[int]) -> None: ...
-    def stage_in(self, block_ids: Sequence[int]) -> None: ...
 
 
 class NodeConnector(KVConnector, Protocol):
@@ -272,64 +258,6 @@ class EngineNode:
         return LeaseKeeper(
             self._parts.store, record, current_load, lease_s=config.placement.node_lease_s
         )
-
-
-class Performer:
-    """Carries out effects; every method it calls returns without waiting for anybody else."""
-
-    def __init__(
-        self,
-        connector: KVConnector,
-        replies: Replies,
-        streams: OutputStreams,
-        model: LoadedModel,
-        *,
-        on_drained: Callable[[], object],
-    ) -> None:
-        self._connector = connector
-        self._replies = replies
-        self._streams = streams
-        self._model = model
-        self._on_drained = on_drained
-
-    def __call__(self, effect: Effect) -> None:
-        match effect:
-            case Emit(router, output):
-                self._streams.add(router, output)
-            case Reply(reply_to, answer):
-                self._replies.resolve(reply_to, answer)
-            case PushBlocks():
-                self._push(effect)
-            case OpenLanding(ticket):
-                self._connector.expect(ticket, sender_deadline_s=ticket.lease_s)
-            case TakeLanded(block_ids):
-                self._model.stage_in(block_ids)
-            case CloseLanding(lease_token):
-                self._connector.revoke(lease_token)
-            case OpenTransfer(ticket, deadline_s):
-                self._connector.open(ticket, deadline_s=deadline_s)
-            case CommitTransfer(lease_token, commit):
-                self._connector.commit(lease_token, commit)
-            case AbortTransfer(lease_token):
-                self._connector.abort(lease_token)
-            case Drained():
-                self._on_drained()
-
-    def _push(self, effect: PushBlocks) -> None:
-        """The runner staged what it has just computed; what was there before is staged here."""
-        layers: Sequence[int]
-        if effect.layer is None:
-            self._model.stage_out(effect.source_blocks)
-            layers = range(self._model.layout.num_layers)
-        else:
-            layers = (effect.layer,)
-        for layer in layers:
-            self._connector.push(
-                effect.lease_token,
-                layer=layer,
-                ordinals=effect.ordinals,
-                source_blocks=effect.source_blocks,
-            )
 
 
 def _bind(server: grpc.aio.Server, host: str, port: int, keys: Keys | None) -> int:

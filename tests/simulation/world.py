@@ -28,10 +28,10 @@ from engine.core.speculation.speculation import make_speculation
 from engine.core.status import SequenceStatus
 from engine.core.step_plan import Limits
 from engine.step_loop import StepLoop
-from node.engine_node import Performer
 from node.inbox import Inbox
 from node.messages import Answer, Effect, Message, Refused, Submit
 from node.node_flow import FlowLimits, NodeFlow
+from node.performer import Performer
 from prefill_node.request_flow import PrefillFlow
 from tests.fakes.fake_kv_network import FakeConnector, FakeKVNetwork
 from tests.fakes.hash_runner import EOS_TOKEN_ID, VOCAB_SIZE, HashRunner, expected_tokens

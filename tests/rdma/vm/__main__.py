@@ -30,11 +30,17 @@ from tests.rdma.vm.image import ROOT, CannotBuild, Image, make_image, pack
 
 TREE = (
     "common",
+    "decode_node",
+    "engine",
     "kv_transfer",
+    "node",
+    "prefill_node",
     "tests/__init__.py",
     "tests/contract/kv_connector",
     "tests/fakes",
     "tests/rdma",
+    "tests/simulation",
+    "tests/unit/engine_core/build.py",
 )
 PYTEST = (
     "python3 -m pytest -q -c tests/rdma/vm/pytest.ini --rootdir=. --confcutdir=. "

@@ -20,10 +20,10 @@ from engine.core.step_plan import Limits
 from engine.runner.model_runner import ModelRunner
 from engine.step_loop import StepLoop
 from kv_transfer.connector import Commit, Ticket, TransferEnded
-from node.engine_node import Performer
 from node.inbox import Inbox
 from node.messages import Effect, Message, Submit
 from node.node_flow import FlowLimits
+from node.performer import Performer
 from prefill_node.request_flow import PrefillFlow
 
 ROUTER = Incarnation("r", 1)

@@ -1,0 +1,104 @@
+"""What a flow wants done, done: answers to the control service, KV to the connector."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from common.ids import Incarnation
+from common.kv_layout import KVLayout
+from common.request import RequestOutput
+from kv_transfer.connector import KVConnector
+from node.messages import (
+    AbortTransfer,
+    Answer,
+    CloseLanding,
+    CommitTransfer,
+    Drained,
+    Effect,
+    Emit,
+    OpenLanding,
+    OpenTransfer,
+    PushBlocks,
+    Reply,
+    TakeLanded,
+)
+
+
+class Answers(Protocol):
+    """Where the answer to a waiting call goes."""
+
+    def resolve(self, reply_to: int, answer: Answer) -> None: ...
+
+
+class Outputs(Protocol):
+    """Where tokens for a router go."""
+
+    def add(self, router: Incarnation, output: RequestOutput) -> None: ...
+
+
+class StagedModel(Protocol):
+    """Blocks between the cache and the memory that transfers read and write."""
+
+    @property
+    def layout(self) -> KVLayout: ...
+    def stage_out(self, block_ids: Sequence[int]) -> None: ...
+    def stage_in(self, block_ids: Sequence[int]) -> None: ...
+
+
+class Performer:
+    """Carries out effects; every method it calls returns without waiting for anybody else."""
+
+    def __init__(
+        self,
+        connector: KVConnector,
+        replies: Answers,
+        streams: Outputs,
+        model: StagedModel,
+        *,
+        on_drained: Callable[[], object],
+    ) -> None:
+        self._connector = connector
+        self._replies = replies
+        self._streams = streams
+        self._model = model
+        self._on_drained = on_drained
+
+    def __call__(self, effect: Effect) -> None:
+        match effect:
+            case Emit(router, output):
+                self._streams.add(router, output)
+            case Reply(reply_to, answer):
+                self._replies.resolve(reply_to, answer)
+            case PushBlocks():
+                self._push(effect)
+            case OpenLanding(ticket):
+                self._connector.expect(ticket, sender_deadline_s=ticket.lease_s)
+            case TakeLanded(block_ids):
+                self._model.stage_in(block_ids)
+            case CloseLanding(lease_token):
+                self._connector.revoke(lease_token)
+            case OpenTransfer(ticket, deadline_s):
+                self._connector.open(ticket, deadline_s=deadline_s)
+            case CommitTransfer(lease_token, commit):
+                self._connector.commit(lease_token, commit)
+            case AbortTransfer(lease_token):
+                self._connector.abort(lease_token)
+            case Drained():
+                self._on_drained()
+
+    def _push(self, effect: PushBlocks) -> None:
+        """The runner staged what it has just computed; what was there before is staged here."""
+        layers: Sequence[int]
+        if effect.layer is None:
+            self._model.stage_out(effect.source_blocks)
+            layers = range(self._model.layout.num_layers)
+        else:
+            layers = (effect.layer,)
+        for layer in layers:
+            self._connector.push(
+                effect.lease_token,
+                layer=layer,
+                ordinals=effect.ordinals,
+                source_blocks=effect.source_blocks,
+            )

@@ -1,0 +1,193 @@
+"""A prefill and a decode node answer as one node alone does, whatever joins them.
+
+Flows, step threads and connectors are the nodes' own; their model is one whose next token depends
+on every byte of a sequence's KV as the decode node holds it.
+"""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable
+from functools import partial
+from itertools import count
+from typing import Any
+
+from common.clock import MonotonicClock
+from common.ids import Incarnation
+from common.request import RequestOutput
+from decode_node.profile import DecodeProfile
+from decode_node.request_flow import DecodeFlow, LandingPlace
+from engine.core.scheduler import Scheduler
+from engine.core.step_plan import Limits
+from engine.step_loop import StepLoop, start_step_thread
+from node.inbox import Inbox
+from node.messages import Answer, Effect, Message
+from node.node_flow import FlowLimits, NodeFlow
+from node.performer import Performer
+from prefill_node.request_flow import PrefillFlow
+from tests.contract.kv_connector.cluster import WAIT_S, Cluster
+from tests.contract.kv_connector.cluster import Node as KVNode
+from tests.fakes.hash_runner import EOS_TOKEN_ID, VOCAB_SIZE, HashRunner, expected_tokens
+from tests.simulation.scripted_router import Asked, ScriptedRouter
+from tests.unit.engine_core.build import BLOCK_SIZE, make_request
+
+NUM_BLOCKS = 24
+PEER_TIMEOUT_S = 20.0
+ROUTER = Incarnation("r", 1)
+LIMITS = Limits(
+    max_num_seqs=4,
+    # Longer prompts are computed, and leave, in several chunks.
+    max_num_batched_tokens=16,
+    block_size=BLOCK_SIZE,
+    max_model_len=NUM_BLOCKS * BLOCK_SIZE,
+    num_speculative_tokens=0,
+)
+FLOW_LIMITS = FlowLimits(
+    vocab_size=VOCAB_SIZE, max_model_len=LIMITS.max_model_len, max_queued_requests=100
+)
+
+MakeFlow = Callable[[Scheduler, KVNode], NodeFlow]
+OnRouter = Callable[[ScriptedRouter], None]
+
+
+class Node:
+    """A flow in its step thread over a connector; what it says waits for the router's turn."""
+
+    def __init__(self, cluster: Cluster, name: str, make_flow: MakeFlow, said: Said) -> None:
+        runner = HashRunner(num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
+        self.inbox = Inbox(max_requests=100)
+        self.kv = cluster.node(
+            name,
+            layout=runner.layout,
+            num_blocks=NUM_BLOCKS,
+            peer_timeout_s=PEER_TIMEOUT_S,
+            on_event=self.inbox.put,
+        )
+        runner.kv_bytes = self.kv.pool
+        scheduler = Scheduler(
+            limits=LIMITS,
+            num_blocks=NUM_BLOCKS,
+            fingerprint=runner.layout.fingerprint,
+            eos_token_ids=frozenset({EOS_TOKEN_ID}),
+            enable_prefix_caching=True,
+        )
+        self.flow = make_flow(scheduler, self.kv)
+        heard = said.by(self.kv.incarnation)
+        performer = Performer(self.kv.connector, heard, heard, runner, on_drained=lambda: None)
+        loop: StepLoop[Message, Effect] = StepLoop(
+            inbox=self.inbox,
+            flow=self.flow,
+            runner=runner,
+            perform=performer,
+            flush=lambda: None,
+            clock=MonotonicClock(),
+        )
+        self._thread = start_step_thread(loop, said.that_it_crashed)
+
+    def close(self) -> None:
+        self.inbox.close()
+        self._thread.join(WAIT_S)
+        assert not self._thread.is_alive()
+
+
+class Said:
+    """What nodes said, in order, as calls to make on the router. Any thread may add."""
+
+    def __init__(self) -> None:
+        self._calls: queue.Queue[OnRouter] = queue.Queue()
+
+    def by(self, node: Incarnation) -> Any:
+        """The ears of one node's performer."""
+        return _Ears(node, self._calls.put)
+
+    def that_it_crashed(self) -> None:
+        def fail(_: ScriptedRouter) -> None:
+            raise AssertionError("a step thread died")
+
+        self._calls.put(fail)
+
+    def tell(self, router: ScriptedRouter) -> None:
+        """The next thing, waited for."""
+        self._calls.get(timeout=3 * WAIT_S)(router)
+
+
+class _Ears:
+    def __init__(self, node: Incarnation, put: Callable[[OnRouter], None]) -> None:
+        self._node = node
+        self._put = put
+
+    def resolve(self, reply_to: int, answer: Answer) -> None:
+        self._put(lambda router: router.on_reply(self._node, reply_to, answer))
+
+    def add(self, _: Incarnation, output: RequestOutput) -> None:
+        self._put(lambda router: router.on_output(self._node, output))
+
+
+def prefill_flow(scheduler: Scheduler, node: KVNode) -> NodeFlow:
+    return PrefillFlow(
+        scheduler, FLOW_LIMITS, fingerprint=node.layout.fingerprint, kv_description="hashes"
+    )
+
+
+def decode_flow(scheduler: Scheduler, node: KVNode) -> NodeFlow:
+    place = LandingPlace(
+        node=node.incarnation,
+        kv_endpoint=node.connector.endpoint,
+        fingerprint=node.layout.fingerprint,
+        kv_description="hashes",
+        lease_s=60.0,
+    )
+    return DecodeFlow(
+        scheduler,
+        FLOW_LIMITS,
+        profile=DecodeProfile(local_prefill_threshold=0),
+        place=place,
+        new_lease_token=partial(next, count(101)),
+    )
+
+
+def questions(router: ScriptedRouter) -> list[Asked]:
+    """Prompts of every length that means something to blocks and chunks, greedy and sampled."""
+    lengths = (2, BLOCK_SIZE - 1, BLOCK_SIZE, BLOCK_SIZE + 1, 16, 17, 41)
+    return [
+        router.ask(
+            make_request(length, name=f"r{seed}-{length}", seed=seed, temperature=float(seed % 2)),
+            may_wait=True,
+        )
+        for seed in (0, 1, 3)
+        for length in lengths
+    ]
+
+
+def test_two_nodes_answer_as_one(cluster: Cluster) -> None:
+    """F41, F44: chunks, batches, prefix hits on either side, one lane or another."""
+    said = Said()
+    nodes = [
+        Node(cluster, "p", prefill_flow, said),
+        Node(cluster, "d", decode_flow, said),
+    ]
+    prefill, decode = nodes
+    inbox_of = {node.kv.incarnation: node.inbox for node in nodes}
+    router = ScriptedRouter(
+        ROUTER,
+        lambda node, message: inbox_of[node].put(message),
+        decode=decode.kv.incarnation,
+        prefill=prefill.kv.incarnation,
+        clock=MonotonicClock(),
+    )
+    try:
+        asked = questions(router)
+        while not all(one.is_done for one in asked):
+            said.tell(router)
+    finally:
+        for node in nodes:
+            node.close()
+    for one in asked:
+        assert one.outcomes == ["finished"], one.error
+        assert one.answer() == expected_tokens(one.request.prompt_token_ids, one.request.sampling)
+        assert not one.is_local
+    # More blocks than a node has were handed off: early ones are known to be over.
+    ended = prefill.kv.connector.statistics().measured.ended
+    assert {lane for (lane, outcome), n in ended.items() if n and outcome == "committed"} == {
+        cluster.lane
+    }
