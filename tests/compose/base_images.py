@@ -1,4 +1,4 @@
-"""The images that ours are made from: the official ones, or stand-ins where no registry answers.
+"""The images of others that are used: the official ones, or stand-ins where no registry answers.
 
 A stand-in is Debian 12 with what the official image has at the places where it has it. It carries
 another name, so that nobody takes it for the official one; compose files and Dockerfiles get the
@@ -19,6 +19,7 @@ OFFICIAL = {
     "DEBIAN_IMAGE": "debian:bookworm-slim",
     "PYTHON_IMAGE": "python:3.11-slim-bookworm",
     "REDIS_IMAGE": "redis:7.2-bookworm",
+    "PROMETHEUS_IMAGE": "prom/prometheus:v2.53.2",
 }
 """Of each variable of `.env` that names an image of others: its default."""
 
@@ -59,8 +60,7 @@ def _make(engine: Engine, standins: dict[str, str]) -> None:
     if not engine.has_image(debian):
         say("no registry answers: making a stand-in of Debian (once, about a minute)")
         _import_debian(engine, debian)
-    for variable in ("PYTHON_IMAGE", "REDIS_IMAGE"):
-        name = standins[variable]
+    for variable, name in standins.items():
         if engine.has_image(name):
             continue
         folder = HERE / "standins" / _kind(variable)
@@ -95,7 +95,7 @@ def _mirrors() -> list[str]:
 
 
 def _kind(variable: str) -> str:
-    return OFFICIAL[variable].partition(":")[0]
+    return OFFICIAL[variable].partition(":")[0].rpartition("/")[2]
 
 
 def _recipe(kind: str) -> str:

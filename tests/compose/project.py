@@ -46,6 +46,7 @@ class Project:
     ) -> None:
         self.engine = engine
         self.name = name
+        self.files = files
         self._command = [*command, "--project-name", name]
         # The folder of the first file, as it is for who stands in it.
         self._command += ["--project-directory", str(files[0].parent)]
