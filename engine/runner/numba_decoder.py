@@ -24,6 +24,7 @@ from engine.runner.numba_layer import (
     pack,
 )
 from engine.runner.rope import rotary_tables
+from engine.runner.weight_memory import WeightMemory
 
 
 def unsupported_size(spec: DecoderSpec) -> str:
@@ -69,15 +70,16 @@ class NumbaDecoder:
         self.epsilon = np.float32(spec.rms_epsilon)
         self.scale = np.float32(spec.head_dim**-0.5)
         self.cosines, self.sines = rotary_tables(spec, max_len)
+        self.memory = WeightMemory()
         kv = cache.as_numpy()
         with KERNEL_LOCK:
-            self.embedding = pack(checkpoint, ["model.embed_tokens.weight"])
+            self.embedding = pack(checkpoint, ["model.embed_tokens.weight"], self.memory)
             self.head = self.embedding
             if not spec.has_tied_embeddings:
-                self.head = pack(checkpoint, ["lm_head.weight"])
+                self.head = pack(checkpoint, ["lm_head.weight"], self.memory)
             self._final_norm = checkpoint.read("model.norm.weight")
             self._layers = [
-                load_layer(checkpoint, f"model.layers.{i}.", spec, kv[i])
+                load_layer(checkpoint, f"model.layers.{i}.", spec, kv[i], self.memory)
                 for i in range(spec.num_layers)
             ]
 

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from engine.runner.checkpoint import TensorFiles
-from engine.runner.kernels.byte_product import SCALE_ROWS
 from engine.runner.kernels.matmul import pack_rows, pack_rows_as_bytes
+from engine.runner.kernels.panel_product import SCALE_ROWS
 from engine.runner.kernels.vector_ir import LANES
 from engine.runner.model_spec import DecoderSpec
 from engine.runner.rope import halves_first
+from engine.runner.weight_memory import WeightMemory
 
 NONE_1D = np.zeros(0, np.float32)
 NONE_2D = np.zeros((0, 0), np.float32)
@@ -20,7 +21,6 @@ NONE_2D = np.zeros((0, 0), np.float32)
 KERNEL_LOCK = threading.Lock()
 """Held around everything parallel: numba's simplest thread pool ends the process when two threads
 enter it at once."""
-_ALIGNMENT_BYTES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,13 @@ class NumbaLayer:
 
 
 def load_layer(
-    files: TensorFiles, prefix: str, spec: DecoderSpec, kv: np.ndarray, *, as_bytes: bool = False
+    files: TensorFiles,
+    prefix: str,
+    spec: DecoderSpec,
+    kv: np.ndarray,
+    memory: WeightMemory,
+    *,
+    as_bytes: bool = False,
 ) -> NumbaLayer:
     """The layer whose tensors' names begin with `prefix`; call it with the lock held.
 
@@ -56,7 +62,9 @@ def load_layer(
 
     def packed(names: list[str], rotated: int = 0, *, is_alternating: bool = False) -> np.ndarray:
         weights = [f"{name}.weight" for name in names]
-        return pack(files, weights, rotated, is_alternating=is_alternating, as_bytes=as_bytes)
+        return pack(
+            files, weights, memory, rotated, is_alternating=is_alternating, as_bytes=as_bytes
+        )
 
     qkv = [f"{prefix}self_attn.{name}_proj" for name in "qkv"]
     rotated = spec.head_dim if spec.is_rope_interleaved else 0
@@ -90,6 +98,7 @@ def load_layer(
 def pack(
     files: TensorFiles,
     names: list[str],
+    memory: WeightMemory,
     rotated: int = 0,
     *,
     is_alternating: bool = False,
@@ -100,7 +109,7 @@ def pack(
     With `rotated`, a head size, the first two (query and key) have their heads' halves put first.
     """
     sizes = [files.shape(name)[0] for name in names]
-    panels = _empty_panels(sum(sizes), files.shape(names[0])[1], as_bytes)
+    panels = _empty_panels(memory, sum(sizes), files.shape(names[0])[1], as_bytes)
     pack_some = pack_rows_as_bytes if as_bytes else pack_rows
     first = 0
     for i, name in enumerate(names):
@@ -114,10 +123,10 @@ def pack(
     return panels
 
 
-def pack_as_bytes(weight: np.ndarray) -> np.ndarray:
+def pack_as_bytes(weight: np.ndarray, memory: WeightMemory) -> np.ndarray:
     """A weight `[outputs, inputs]`, packed and each rounded to a byte."""
     num_outputs, num_inputs = weight.shape
-    panels = _empty_panels(num_outputs, num_inputs, as_bytes=True)
+    panels = _empty_panels(memory, num_outputs, num_inputs, as_bytes=True)
     pack_rows_as_bytes(weight, panels, 0, 1)
     return panels
 
@@ -129,12 +138,9 @@ def _biases(files: TensorFiles, names: list[str], rotated: int = 0) -> np.ndarra
     return np.concatenate(biases)
 
 
-def _empty_panels(num_outputs: int, num_inputs: int, as_bytes: bool) -> np.ndarray:
-    """Zeros that start on a cache line, so that no vector of a panel straddles two."""
-    dtype = np.dtype(np.int8 if as_bytes else np.float32)
+def _empty_panels(
+    memory: WeightMemory, num_outputs: int, num_inputs: int, as_bytes: bool
+) -> np.ndarray:
     depth = num_inputs + SCALE_ROWS if as_bytes else num_inputs
     shape = (-(-num_outputs // LANES), depth, LANES)
-    size_bytes = int(np.prod(shape)) * dtype.itemsize
-    raw = np.zeros(size_bytes + _ALIGNMENT_BYTES, np.uint8)
-    start = -raw.ctypes.data % _ALIGNMENT_BYTES
-    return raw[start : start + size_bytes].view(dtype).reshape(shape)
+    return memory.zeros(shape, np.dtype(np.int8 if as_bytes else np.float32))

@@ -3,7 +3,7 @@
 A weight `[num_outputs, num_inputs]` is packed once into panels `[num_panels, num_inputs, 16]`: the
 sixteen outputs of a panel lie side by side, so a tile reads it front to back, at any number of
 rows. A weight in bytes has panels `[num_panels, num_inputs + 4, 16]`, which end with their outputs'
-scales (`byte_product`); every product takes either kind. Threads share out panels. Weights stream
+scales (`panel_product`); every product takes either kind. Threads share out panels. Weights stream
 from memory once per `_BLOCK_ROWS` rows, a block whose inputs stay in a core's own cache.
 """
 
@@ -12,8 +12,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit, prange
 
-from engine.runner.kernels.byte_product import byte_tile_product
-from engine.runner.kernels.tile_product import MAX_TILE_ROWS, tile_product
+from engine.runner.kernels.panel_product import PANEL_ROWS, panel_product
 from engine.runner.kernels.vector_ir import LANES
 from engine.runner.kernels.vector_math import silu_product, sum_squares
 
@@ -72,38 +71,37 @@ def gather_columns(panels: np.ndarray, ids: np.ndarray, out: np.ndarray) -> None
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _panel_product(rows, row_at, depth, panel_at, item_bytes, tile_at) -> None:  # type: ignore[no-untyped-def]
-    if item_bytes == 1:
-        byte_tile_product(rows, row_at, panel_at, depth, tile_at)
-    else:
-        tile_product(rows, row_at, depth, panel_at, LANES, depth, tile_at, LANES, 0)
+def _put(tile, rows, bias, residual, out, row, column) -> None:  # type: ignore[no-untyped-def]
+    """A finished tile, with what is added to it, into `out` from `row` and `column` on."""
+    lanes = min(LANES, out.shape[1] - column)
+    for r in range(rows):
+        if bias.size:
+            for lane in range(LANES):
+                tile[r, lane] += bias[column + lane]
+        if residual.size:
+            for lane in range(LANES):
+                tile[r, lane] += residual[row + r, column + lane]
+        for lane in range(lanes):
+            out[row + r, column + lane] = tile[r, lane]
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _linear_part(x, panels, bias, residual, out, first, last) -> None:  # type: ignore[no-untyped-def]
     num_rows, depth = x.shape
-    width = out.shape[1]
-    tile = np.empty((MAX_TILE_ROWS, LANES), np.float32)
-    x_at, panels_at, tile_at = x.ctypes.data, panels.ctypes.data, tile.ctypes.data
+    tiles = np.empty((2, PANEL_ROWS, LANES), np.float32)
+    x_at, panels_at, tiles_at = x.ctypes.data, panels.ctypes.data, tiles.ctypes.data
     panel_bytes = panels.shape[1] * LANES * panels.itemsize
     for block in range(0, num_rows, _BLOCK_ROWS):
         block_end = min(num_rows, block + _BLOCK_ROWS)
-        for panel in range(first, last):
+        for panel in range(first, last, 2):
+            count = min(2, last - panel)
             panel_at = panels_at + panel * panel_bytes
-            column = panel * LANES
-            for row in range(block, block_end, MAX_TILE_ROWS):
-                rows = min(MAX_TILE_ROWS, block_end - row)
+            for row in range(block, block_end, PANEL_ROWS):
+                rows = min(PANEL_ROWS, block_end - row)
                 row_at = x_at + row * depth * _FLOAT_BYTES
-                _panel_product(rows, row_at, depth, panel_at, panels.itemsize, tile_at)
-                for r in range(rows):
-                    if bias.size:
-                        for lane in range(LANES):
-                            tile[r, lane] += bias[column + lane]
-                    if residual.size:
-                        for lane in range(LANES):
-                            tile[r, lane] += residual[row + r, column + lane]
-                    for lane in range(min(LANES, width - column)):
-                        out[row + r, column + lane] = tile[r, lane]
+                panel_product(rows, count, row_at, panel_at, depth, panels.itemsize, tiles_at)
+                for n in range(count):
+                    _put(tiles[n], rows, bias, residual, out, row, (panel + n) * LANES)
 
 
 @njit(nogil=True, cache=True, error_model="numpy", parallel=True)
@@ -125,21 +123,20 @@ def linear(
 @njit(nogil=True, cache=True, error_model="numpy")
 def _gated_part(x, panels, bias, out, first, last) -> None:  # type: ignore[no-untyped-def]
     num_rows, depth = x.shape
-    tiles = np.empty((2, MAX_TILE_ROWS, LANES), np.float32)
+    tiles = np.empty((2, PANEL_ROWS, LANES), np.float32)
     x_at, panels_at, gate_at = x.ctypes.data, panels.ctypes.data, tiles.ctypes.data
     out_at = out.ctypes.data
-    up_at = gate_at + MAX_TILE_ROWS * LANES * _FLOAT_BYTES
+    up_at = gate_at + PANEL_ROWS * LANES * _FLOAT_BYTES
     panel_bytes = panels.shape[1] * LANES * panels.itemsize
     for block in range(0, num_rows, _BLOCK_ROWS):
         block_end = min(num_rows, block + _BLOCK_ROWS)
         for pair in range(first, last):
             panel_at = panels_at + 2 * pair * panel_bytes
             column = pair * LANES
-            for row in range(block, block_end, MAX_TILE_ROWS):
-                rows = min(MAX_TILE_ROWS, block_end - row)
+            for row in range(block, block_end, PANEL_ROWS):
+                rows = min(PANEL_ROWS, block_end - row)
                 row_at = x_at + row * depth * _FLOAT_BYTES
-                _panel_product(rows, row_at, depth, panel_at, panels.itemsize, gate_at)
-                _panel_product(rows, row_at, depth, panel_at + panel_bytes, panels.itemsize, up_at)
+                panel_product(rows, 2, row_at, panel_at, depth, panels.itemsize, gate_at)
                 for r in range(rows):
                     if bias.size:
                         for lane in range(LANES):

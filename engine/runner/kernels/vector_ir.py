@@ -20,6 +20,8 @@ INT32 = ir.IntType(32)
 INT64 = ir.IntType(64)
 VECTOR = ir.VectorType(FLOAT, LANES)
 INT_VECTOR = ir.VectorType(INT32, LANES)
+_READ, _INTO_ALL_CACHES, _DATA = 0, 3, 1
+"""Arguments of the prefetch instruction."""
 
 
 def vector_at(builder: Any, address: Any, vector: Any = VECTOR) -> Any:
@@ -43,6 +45,15 @@ def declare_fma(builder: Any) -> Any:
     """The fused multiply-add of three vectors, rounded once."""
     signature = ir.FunctionType(VECTOR, [VECTOR, VECTOR, VECTOR])
     return cgutils.get_or_insert_function(builder.module, signature, f"llvm.fma.v{LANES}f32")
+
+
+def prefetch(builder: Any, address: Any) -> None:
+    """Ask for the cache line at `address`, which may be outside of all memory."""
+    pointer = ir.IntType(8).as_pointer()
+    signature = ir.FunctionType(ir.VoidType(), [pointer, INT32, INT32, INT32])
+    function = cgutils.get_or_insert_function(builder.module, signature, "llvm.prefetch.p0i8")
+    at = builder.inttoptr(address, pointer)
+    builder.call(function, [at, INT32(_READ), INT32(_INTO_ALL_CACHES), INT32(_DATA)])
 
 
 def over_vectors(builder: Any, address: Any, num_vectors: Any, first: Any, combine: Any) -> Any:

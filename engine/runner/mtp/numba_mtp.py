@@ -39,15 +39,19 @@ class NumbaMtp:
         bias = weights.projection_bias()
         self._projection_bias = NONE_1D if bias is None else bias
         with KERNEL_LOCK:
-            self._token_panels, self._hidden_panels = map(pack_as_bytes, weights.projections())
-            self._layer = load_layer(weights.files, weights.block, self._spec, kv, as_bytes=True)
+            self._token_panels, self._hidden_panels = (
+                pack_as_bytes(projection, decoder.memory) for projection in weights.projections()
+            )
+            self._layer = load_layer(
+                weights.files, weights.block, self._spec, kv, decoder.memory, as_bytes=True
+            )
             self._head, self._draft_ids = decoder.head, weights.draft_token_ids
             self._num_drafted = self._spec.vocab_size
             if self._draft_ids is not None:
                 self._num_drafted = len(self._draft_ids)
                 rows = np.empty((self._num_drafted, self._spec.hidden_size), np.float32)
                 gather_columns(decoder.head, self._draft_ids, rows)
-                self._head = pack_as_bytes(rows)
+                self._head = pack_as_bytes(rows, decoder.memory)
         self._states = NONE_2D
 
     def first_drafts(self, hidden: np.ndarray, rows: np.ndarray, batch: FlatBatch) -> np.ndarray:

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from numba import njit
 
-from engine.runner.kernels.byte_product import SCALE_ROWS
 from engine.runner.kernels.matmul import (
     gated_linear,
     gather_columns,
@@ -15,6 +14,7 @@ from engine.runner.kernels.matmul import (
     pack_rows_as_bytes,
     rms_norm,
 )
+from engine.runner.kernels.panel_product import SCALE_ROWS
 from engine.runner.kernels.vector_ir import LANES
 from engine.runner.kernels.vector_math import KEY_TILE, silu_product, softmax_tile
 from tests.unit.runner.tiny_checkpoints import in_bytes

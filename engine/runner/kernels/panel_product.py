@@ -1,0 +1,189 @@
+"""The primitive under all products with weights: a few rows times one or two packed panels.
+
+A panel's sixteen columns are `depth` rows of sixteen floats; or, as bytes, `depth` rows of sixteen
+signed bytes and then their sixteen scales as floats. Widening a byte is exact.
+
+An element of a panel of floats is one chain of fused multiply-adds in the order of the inner index.
+Of a panel of bytes it is two, over the even and over the odd inner indices; their sum times the
+column's scale. How many rows and panels are computed together changes nothing in a chain, it only
+keeps the processor busy: two panels are two independent chains for each row, and what lies ahead in
+both is asked for long before it is needed, also past the ends of pages, where the processor stops
+asking by itself. So a few rows take hardly longer than one, whose time is that of reading weights.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from llvmlite.binding import get_host_cpu_features
+from numba import njit, types
+from numba.extending import intrinsic
+
+from engine.runner.kernels.vector_ir import (
+    FLOAT,
+    INT64,
+    INT_VECTOR,
+    LANES,
+    VECTOR,
+    constant,
+    declare_fma,
+    prefetch,
+    splat,
+    vector_at,
+)
+
+PANEL_ROWS = 6
+"""Most rows of a product: with one panel of floats twelve AVX2 accumulators, which leaves registers
+for the operands."""
+SCALE_ROWS = 4
+"""Rows of a panel of bytes that its scales take the place of: 16 floats are 64 bytes."""
+_FLOAT_BYTES = 4
+_CACHE_LINE_BYTES = 64
+_PREFETCH_BYTES = 3072
+_TURN_ROWS = {4: 2, 1: 4}
+"""Inner indices of one turn of the loop, by an item's bytes: an even number, whole cache lines."""
+_CHAINS = {4: 1, 1: 2}
+_BYTES = ir.VectorType(ir.IntType(8), LANES)
+
+_HAS_WIDE_REGISTERS = bool(get_host_cpu_features().get("avx512f"))
+_PAIR_ROWS = PANEL_ROWS if _HAS_WIDE_REGISTERS else 3
+_BYTE_PAIR_ROWS = PANEL_ROWS if _HAS_WIDE_REGISTERS else 1
+_BYTE_ROWS = PANEL_ROWS if _HAS_WIDE_REGISTERS else 3
+"""Most rows whose accumulators stay in registers; AVX2 needs two registers for each."""
+
+
+def _columns_at(builder: Any, address: Any, item_bytes: int) -> Any:
+    """One inner index's sixteen weights, as floats."""
+    if item_bytes == _FLOAT_BYTES:
+        return builder.load(vector_at(builder, address), align=4)
+    stored = builder.load(vector_at(builder, address, _BYTES), align=LANES)
+    return builder.sitofp(builder.sext(stored, INT_VECTOR), VECTOR)
+
+
+def _emit_sums(
+    builder: Any, row_ats: list[Any], panel_ats: list[Any], depth: Any, item_bytes: int
+) -> dict[tuple[int, int], Any]:
+    """The loop over the inner index: each (row, panel)'s sums, yet without scales."""
+    fma = declare_fma(builder)
+    chains, row_bytes = _CHAINS[item_bytes], LANES * item_bytes
+    start = builder.block
+    loop = builder.append_basic_block("loop")
+    end = builder.append_basic_block("end")
+    builder.branch(loop)
+    builder.position_at_end(loop)
+    index = builder.phi(INT64)
+    index.add_incoming(INT64(0), start)
+    pairs = [(row, panel) for row in range(len(row_ats)) for panel in range(len(panel_ats))]
+    begun = {(pair, chain): builder.phi(VECTOR) for pair in pairs for chain in range(chains)}
+    sums = dict(begun)
+    for step in range(_TURN_ROWS[item_bytes]):
+        k = builder.add(index, INT64(step))
+        scalars = [
+            splat(builder, builder.load(builder.gep(row_at, [k]), align=4)) for row_at in row_ats
+        ]
+        for panel, panel_at in enumerate(panel_ats):
+            at = builder.add(panel_at, builder.mul(k, INT64(row_bytes)))
+            if step * row_bytes % _CACHE_LINE_BYTES == 0:
+                prefetch(builder, builder.add(at, INT64(_PREFETCH_BYTES)))
+            columns = _columns_at(builder, at, item_bytes)
+            for row, scalar in enumerate(scalars):
+                chain = (row, panel), step % chains
+                sums[chain] = builder.call(fma, [scalar, columns, sums[chain]])
+    for chain, phi in begun.items():
+        phi.add_incoming(constant(0.0), start)
+        phi.add_incoming(sums[chain], loop)
+    next_index = builder.add(index, INT64(_TURN_ROWS[item_bytes]))
+    index.add_incoming(next_index, loop)
+    builder.cbranch(builder.icmp_signed("<", next_index, depth), loop, end)
+    builder.position_at_end(end)
+    if chains == 1:
+        return {pair: sums[pair, 0] for pair in pairs}
+    return {pair: builder.fadd(sums[pair, 0], sums[pair, 1]) for pair in pairs}
+
+
+def _emit_product(
+    builder: Any, num_rows: int, num_panels: int, item_bytes: int, args: tuple[Any, ...]
+) -> None:
+    """The product for exactly so many rows and panels."""
+    a, b, depth, c = args
+    row_ats = []
+    for row in range(num_rows):
+        row_at = builder.add(a, builder.mul(depth, INT64(_FLOAT_BYTES * row)))
+        row_ats.append(builder.inttoptr(row_at, FLOAT.as_pointer()))
+    is_bytes = item_bytes == 1
+    weights_bytes = builder.mul(depth, INT64(LANES * item_bytes))
+    scale_bytes = INT64(SCALE_ROWS * LANES if is_bytes else 0)
+    panel_bytes = builder.add(weights_bytes, scale_bytes)
+    panel_ats = [builder.add(b, builder.mul(panel_bytes, INT64(n))) for n in range(num_panels)]
+    for (row, panel), total in _emit_sums(builder, row_ats, panel_ats, depth, item_bytes).items():
+        if is_bytes:
+            scales_at = vector_at(builder, builder.add(panel_ats[panel], weights_bytes))
+            total = builder.fmul(total, builder.load(scales_at, align=LANES))
+        place = INT64(_FLOAT_BYTES * LANES * (panel * PANEL_ROWS + row))
+        builder.store(total, vector_at(builder, builder.add(c, place)), align=4)
+
+
+def _products(num_panels: int, item_bytes: int) -> Any:
+    """The product for this many panels of this kind, and any number of rows."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        done = builder.append_basic_block("done")
+        cases = [builder.append_basic_block(f"rows_{n}") for n in range(1, PANEL_ROWS + 1)]
+        switch = builder.switch(args[0], cases[0])
+        for num_rows, case in enumerate(cases, 1):
+            if num_rows > 1:
+                switch.add_case(INT64(num_rows), case)
+            builder.position_at_end(case)
+            _emit_product(builder, num_rows, num_panels, item_bytes, args[1:])
+            builder.branch(done)
+        builder.position_at_end(done)
+        return context.get_dummy_value()
+
+    @intrinsic
+    def products(typing: Any, rows: Any, a: Any, b: Any, depth: Any, c: Any) -> Any:
+        return types.void(*[types.int64] * 5), codegen
+
+    return products
+
+
+_one_panel, _two_panels = _products(1, 4), _products(2, 4)
+_one_panel_of_bytes, _two_panels_of_bytes = _products(1, 1), _products(2, 1)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _float_product(rows: int, panels: int, a: int, b: int, depth: int, c: int) -> None:
+    if panels == 2 and rows <= _PAIR_ROWS:
+        _two_panels(rows, a, b, depth, c)
+        return
+    for panel in range(panels):
+        b_at = b + panel * depth * LANES * _FLOAT_BYTES
+        _one_panel(rows, a, b_at, depth, c + panel * PANEL_ROWS * LANES * _FLOAT_BYTES)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _byte_product(rows: int, panels: int, a: int, b: int, depth: int, c: int) -> None:
+    if panels == 2 and rows <= _BYTE_PAIR_ROWS:
+        _two_panels_of_bytes(rows, a, b, depth, c)
+        return
+    for panel in range(panels):
+        b_at = b + panel * (depth + SCALE_ROWS) * LANES
+        for first in range(0, rows, _BYTE_ROWS):
+            a_at = a + first * depth * _FLOAT_BYTES
+            c_at = c + (panel * PANEL_ROWS + first) * LANES * _FLOAT_BYTES
+            _one_panel_of_bytes(min(_BYTE_ROWS, rows - first), a_at, b_at, depth, c_at)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def panel_product(
+    rows: int, panels: int, a: int, b: int, depth: int, item_bytes: int, c: int
+) -> None:
+    """`c[p, r, 0:16] = Σ_k a[r, k] · b[p, k, 0:16]` for `rows` ≤ 6 and `panels` ≤ 2.
+
+    `a` is `[rows, depth]` with a `depth` divisible by four, `b` the first of neighbouring panels
+    with items of one byte or four, `c` `[2, 6, 16]`. A panel of bytes is aligned to its lanes.
+    """
+    if item_bytes == 1:
+        _byte_product(rows, panels, a, b, depth, c)
+    else:
+        _float_product(rows, panels, a, b, depth, c)
