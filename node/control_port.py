@@ -9,8 +9,8 @@ from node.control_service import MAX_MESSAGE_BYTES
 KEEPALIVE_MS = 5000
 MAX_CONNECTIONS = 256
 """A router needs one."""
-MAX_CALLS_PER_CONNECTION = 8192
-"""A router's stream, and its reservations and prompts that wait for their answers."""
+MAX_CALLS_PER_CONNECTION = 64
+"""A router's stream, questions after the books, and a request to leave."""
 MAX_METADATA_BYTES = 16 << 10
 HANDSHAKE_TIMEOUT_MS = 10_000
 IDLE_MS = 60_000

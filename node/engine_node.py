@@ -28,7 +28,7 @@ from kv_transfer.connector import KVConnector, OnEvent
 from kv_transfer.statistics import ConnectorStatistics
 from node.attempt_watch import AttemptWatch
 from node.control_port import SERVER_OPTIONS
-from node.control_service import ControlService, Replies
+from node.control_service import ControlService
 from node.drain import NodeDrain
 from node.inbox import Inbox
 from node.kv_metrics import kv_links
@@ -41,6 +41,7 @@ from node.model_loading import load_unless_stopped
 from node.node_flow import FlowLimits, NodeFlow
 from node.output_streams import OutputStreams
 from node.performer import Performer, StagedModel
+from node.router_calls import Replies
 from node.step_thread import StepThread
 from node.watchdog import wait_for_stall
 from placement.store import PlacementStore

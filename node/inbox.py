@@ -15,8 +15,8 @@ class Inbox:
     """Many threads put, one takes. Requests are refused when `max_requests` wait here.
 
     Lost routers and KV events always get in: there is at most a handful of these for each request
-    that was let in. Calls to abort, each for many attempts, are refused when `MAX_ABORTS` wait: the
-    router tries again, and a request's own deadline ends what no abort did.
+    that was let in. Messages of aborts, each for many attempts, are refused when `MAX_ABORTS` wait:
+    their routers are not read from until there is room again.
     """
 
     def __init__(self, *, max_requests: int) -> None:
@@ -38,7 +38,7 @@ class Inbox:
                 self._num_requests += 1
             if isinstance(message, Abort):
                 if self._num_aborts >= MAX_ABORTS:
-                    raise Overloaded(f"{self._num_aborts} calls to abort wait in the inbox")
+                    raise Overloaded(f"{self._num_aborts} messages of aborts wait in the inbox")
                 self._num_aborts += 1
             self._messages.append(message)
             self._condition.notify()

@@ -8,22 +8,16 @@ not translated here: a router passes them on unread, and the nodes know what the
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from common.errors import InvalidRequest, Overloaded, PdserveError, PeerProtocolError, StaleEpoch
 from common.errors import error_from_code as _error_from_code
 from common.ids import AttemptId, Incarnation
-from common.request import (
-    MAX_LOGPROBS,
-    FinishReason,
-    GenerationRequest,
-    RequestOutput,
-    SamplingParams,
-    TokenLogprobs,
-)
+from common.request import GenerationRequest, SamplingParams
 from common.tracing import is_traceparent
 from protos import pdserve_node_pb2 as pb
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 MAX_ID_LENGTH = 128
 MAX_ERROR_LENGTH = 1000
 _MAX_UINT32 = 2**32 - 1
@@ -153,61 +147,20 @@ def attempt_from_proto(request_id: str, attempt: int) -> AttemptId:
     return AttemptId(request_id, attempt)
 
 
-def output_to_proto(output: RequestOutput) -> pb.RequestOutput:
-    """A node's output; log probabilities travel as 32-bit floats."""
-    return pb.RequestOutput(
-        request_id=output.id.request_id,
-        attempt=output.id.attempt,
-        first_index=output.first_index,
-        token_ids=output.token_ids,
-        logprobs=[_logprobs_to_proto(entry) for entry in output.logprobs],
-        num_cached_tokens=output.num_cached_tokens,
-        num_drafted=output.num_drafted,
-        num_accepted=output.num_accepted,
-        queue_us=round(output.queue_s * 1e6),
-        compute_us=round(output.compute_s * 1e6),
-        is_started=output.is_started,
-        finish_reason="" if output.finish_reason is None else output.finish_reason.value,
-        error_code=output.error_code,
-        error_message=output.error_message[:MAX_ERROR_LENGTH],
+def attempts_to_proto(attempts: Sequence[AttemptId]) -> pb.Attempts:
+    """Attempts as two columns."""
+    return pb.Attempts(
+        request_ids=[attempt.request_id for attempt in attempts],
+        attempts=[attempt.attempt for attempt in attempts],
     )
 
 
-def output_from_proto(message: pb.RequestOutput) -> RequestOutput:
-    """Raises `PeerProtocolError` for what no node of this protocol sends."""
-    try:
-        attempt = attempt_from_proto(message.request_id, message.attempt)
-        reason = message.finish_reason
-        finish = FinishReason(reason) if reason else None
-    except (InvalidRequest, ValueError) as wrong:
-        raise PeerProtocolError(f"malformed output: {wrong}") from wrong
-    token_ids, logprobs = tuple(message.token_ids), message.logprobs
-    if logprobs and len(logprobs) != len(token_ids):
-        raise PeerProtocolError(
-            f"output of {attempt} has {len(logprobs)} logprobs for {len(token_ids)} tokens"
-        )
-    num_drafted, num_accepted = message.num_drafted, message.num_accepted
-    if num_accepted > num_drafted:
-        raise PeerProtocolError(
-            f"output of {attempt} has {num_accepted} accepted drafts of {num_drafted}"
-        )
-    if finish is FinishReason.ERROR and not message.error_code:
-        raise PeerProtocolError(f"output of {attempt} ends in an error without a code")
-    return RequestOutput(  # once a token: by position, which takes a third of the time
-        attempt,
-        message.first_index,
-        token_ids,
-        tuple([_logprobs_from_proto(entry) for entry in logprobs]) if logprobs else (),
-        message.num_cached_tokens,
-        num_drafted,
-        num_accepted,
-        message.queue_us / 1e6,
-        message.compute_us / 1e6,
-        message.is_started,
-        finish,
-        message.error_code,
-        message.error_message[:MAX_ERROR_LENGTH],
-    )
+def attempts_from_proto(message: pb.Attempts) -> tuple[AttemptId, ...]:
+    """Raises `InvalidRequest` for columns of different lengths, or what is no attempt."""
+    num_ids, num_attempts = len(message.request_ids), len(message.attempts)
+    if num_ids != num_attempts:
+        raise InvalidRequest(f"{num_ids} request ids with {num_attempts} attempts: wanted as many")
+    return tuple(map(attempt_from_proto, message.request_ids, message.attempts))
 
 
 def refusal_to_proto(
@@ -237,23 +190,3 @@ def to_ms(span_s: float) -> int:
     if not span_s < _MAX_UINT32 / 1000:
         return _MAX_UINT32
     return max(1, math.ceil(span_s * 1000))
-
-
-def _logprobs_to_proto(entry: TokenLogprobs) -> pb.TokenLogprobs:
-    return pb.TokenLogprobs(
-        logprob=entry.logprob,
-        top_token_ids=[token_id for token_id, _ in entry.top],
-        top_logprobs=[logprob for _, logprob in entry.top],
-    )
-
-
-def _logprobs_from_proto(message: pb.TokenLogprobs) -> TokenLogprobs:
-    num_top = len(message.top_token_ids)
-    if num_top != len(message.top_logprobs) or num_top > MAX_LOGPROBS:
-        raise PeerProtocolError(
-            f"{num_top} top tokens with {len(message.top_logprobs)} logprobs: "
-            f"wanted equal counts, at most {MAX_LOGPROBS}"
-        )
-    return TokenLogprobs(
-        message.logprob, tuple(zip(message.top_token_ids, message.top_logprobs, strict=True))
-    )

@@ -93,16 +93,14 @@ class Ticket(_message.Message):
     def __init__(self, decode_node_id: _Optional[str] = ..., decode_epoch: _Optional[int] = ..., kv_endpoint: _Optional[str] = ..., lease_token: _Optional[int] = ..., generation: _Optional[int] = ..., target_block_ids: _Optional[_Iterable[int]] = ..., num_cached_tokens: _Optional[int] = ..., fingerprint: _Optional[str] = ..., lease_ms: _Optional[int] = ..., kv_description: _Optional[str] = ...) -> None: ...
 
 class ReserveRequest(_message.Message):
-    __slots__ = ("envelope", "request", "must_prefill_locally", "may_wait")
-    ENVELOPE_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("request", "must_prefill_locally", "may_wait")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     MUST_PREFILL_LOCALLY_FIELD_NUMBER: _ClassVar[int]
     MAY_WAIT_FIELD_NUMBER: _ClassVar[int]
-    envelope: Envelope
     request: GenerationRequest
     must_prefill_locally: bool
     may_wait: bool
-    def __init__(self, envelope: _Optional[_Union[Envelope, _Mapping]] = ..., request: _Optional[_Union[GenerationRequest, _Mapping]] = ..., must_prefill_locally: _Optional[bool] = ..., may_wait: _Optional[bool] = ...) -> None: ...
+    def __init__(self, request: _Optional[_Union[GenerationRequest, _Mapping]] = ..., must_prefill_locally: _Optional[bool] = ..., may_wait: _Optional[bool] = ...) -> None: ...
 
 class Refusal(_message.Message):
     __slots__ = ("code", "message", "retry_after_ms", "free_blocks", "free_seats")
@@ -124,56 +122,59 @@ class LocalStart(_message.Message):
     num_cached_tokens: int
     def __init__(self, num_cached_tokens: _Optional[int] = ...) -> None: ...
 
-class ReserveReply(_message.Message):
-    __slots__ = ("ticket", "local", "refusal")
-    TICKET_FIELD_NUMBER: _ClassVar[int]
-    LOCAL_FIELD_NUMBER: _ClassVar[int]
-    REFUSAL_FIELD_NUMBER: _ClassVar[int]
-    ticket: Ticket
-    local: LocalStart
-    refusal: Refusal
-    def __init__(self, ticket: _Optional[_Union[Ticket, _Mapping]] = ..., local: _Optional[_Union[LocalStart, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ...) -> None: ...
-
 class PrefillRequest(_message.Message):
-    __slots__ = ("envelope", "request", "ticket")
-    ENVELOPE_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("request", "ticket")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     TICKET_FIELD_NUMBER: _ClassVar[int]
-    envelope: Envelope
     request: GenerationRequest
     ticket: Ticket
-    def __init__(self, envelope: _Optional[_Union[Envelope, _Mapping]] = ..., request: _Optional[_Union[GenerationRequest, _Mapping]] = ..., ticket: _Optional[_Union[Ticket, _Mapping]] = ...) -> None: ...
+    def __init__(self, request: _Optional[_Union[GenerationRequest, _Mapping]] = ..., ticket: _Optional[_Union[Ticket, _Mapping]] = ...) -> None: ...
 
-class PrefillReply(_message.Message):
-    __slots__ = ("refusal",)
-    REFUSAL_FIELD_NUMBER: _ClassVar[int]
-    refusal: Refusal
-    def __init__(self, refusal: _Optional[_Union[Refusal, _Mapping]] = ...) -> None: ...
+class Call(_message.Message):
+    __slots__ = ("id", "reserve", "prefill")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    RESERVE_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    reserve: ReserveRequest
+    prefill: PrefillRequest
+    def __init__(self, id: _Optional[int] = ..., reserve: _Optional[_Union[ReserveRequest, _Mapping]] = ..., prefill: _Optional[_Union[PrefillRequest, _Mapping]] = ...) -> None: ...
 
-class AbortRequest(_message.Message):
-    __slots__ = ("envelope", "attempts")
-    class Attempt(_message.Message):
-        __slots__ = ("request_id", "attempt")
-        REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
-        ATTEMPT_FIELD_NUMBER: _ClassVar[int]
-        request_id: str
-        attempt: int
-        def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ...) -> None: ...
-    ENVELOPE_FIELD_NUMBER: _ClassVar[int]
+class Attempts(_message.Message):
+    __slots__ = ("request_ids", "attempts")
+    REQUEST_IDS_FIELD_NUMBER: _ClassVar[int]
     ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
-    envelope: Envelope
-    attempts: _containers.RepeatedCompositeFieldContainer[AbortRequest.Attempt]
-    def __init__(self, envelope: _Optional[_Union[Envelope, _Mapping]] = ..., attempts: _Optional[_Iterable[_Union[AbortRequest.Attempt, _Mapping]]] = ...) -> None: ...
+    request_ids: _containers.RepeatedScalarFieldContainer[str]
+    attempts: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, request_ids: _Optional[_Iterable[str]] = ..., attempts: _Optional[_Iterable[int]] = ...) -> None: ...
 
-class AbortReply(_message.Message):
+class RouterMessage(_message.Message):
+    __slots__ = ("envelope", "calls", "aborts")
+    ENVELOPE_FIELD_NUMBER: _ClassVar[int]
+    CALLS_FIELD_NUMBER: _ClassVar[int]
+    ABORTS_FIELD_NUMBER: _ClassVar[int]
+    envelope: Envelope
+    calls: _containers.RepeatedCompositeFieldContainer[Call]
+    aborts: Attempts
+    def __init__(self, envelope: _Optional[_Union[Envelope, _Mapping]] = ..., calls: _Optional[_Iterable[_Union[Call, _Mapping]]] = ..., aborts: _Optional[_Union[Attempts, _Mapping]] = ...) -> None: ...
+
+class Accepted(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
-class StreamRequest(_message.Message):
-    __slots__ = ("envelope",)
-    ENVELOPE_FIELD_NUMBER: _ClassVar[int]
-    envelope: Envelope
-    def __init__(self, envelope: _Optional[_Union[Envelope, _Mapping]] = ...) -> None: ...
+class Reply(_message.Message):
+    __slots__ = ("call_id", "ticket", "local", "accepted", "refusal")
+    CALL_ID_FIELD_NUMBER: _ClassVar[int]
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    call_id: int
+    ticket: Ticket
+    local: LocalStart
+    accepted: Accepted
+    refusal: Refusal
+    def __init__(self, call_id: _Optional[int] = ..., ticket: _Optional[_Union[Ticket, _Mapping]] = ..., local: _Optional[_Union[LocalStart, _Mapping]] = ..., accepted: _Optional[_Union[Accepted, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ...) -> None: ...
 
 class TokenLogprobs(_message.Message):
     __slots__ = ("logprob", "top_token_ids", "top_logprobs")
@@ -185,43 +186,55 @@ class TokenLogprobs(_message.Message):
     top_logprobs: _containers.RepeatedScalarFieldContainer[float]
     def __init__(self, logprob: _Optional[float] = ..., top_token_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
 
-class RequestOutput(_message.Message):
-    __slots__ = ("request_id", "attempt", "first_index", "token_ids", "logprobs", "num_cached_tokens", "is_started", "finish_reason", "error_code", "error_message", "num_drafted", "num_accepted", "queue_us", "compute_us")
-    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
-    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
-    FIRST_INDEX_FIELD_NUMBER: _ClassVar[int]
-    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+class OutputDetails(_message.Message):
+    __slots__ = ("place", "logprobs", "finish_reason", "error_code", "error_message", "queue_us", "compute_us")
+    PLACE_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
-    NUM_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    IS_STARTED_FIELD_NUMBER: _ClassVar[int]
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
     ERROR_CODE_FIELD_NUMBER: _ClassVar[int]
     ERROR_MESSAGE_FIELD_NUMBER: _ClassVar[int]
-    NUM_DRAFTED_FIELD_NUMBER: _ClassVar[int]
-    NUM_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     QUEUE_US_FIELD_NUMBER: _ClassVar[int]
     COMPUTE_US_FIELD_NUMBER: _ClassVar[int]
-    request_id: str
-    attempt: int
-    first_index: int
-    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    place: int
     logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprobs]
-    num_cached_tokens: int
-    is_started: bool
     finish_reason: str
     error_code: str
     error_message: str
-    num_drafted: int
-    num_accepted: int
     queue_us: int
     compute_us: int
-    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., first_index: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., num_cached_tokens: _Optional[int] = ..., is_started: _Optional[bool] = ..., finish_reason: _Optional[str] = ..., error_code: _Optional[str] = ..., error_message: _Optional[str] = ..., num_drafted: _Optional[int] = ..., num_accepted: _Optional[int] = ..., queue_us: _Optional[int] = ..., compute_us: _Optional[int] = ...) -> None: ...
+    def __init__(self, place: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., finish_reason: _Optional[str] = ..., error_code: _Optional[str] = ..., error_message: _Optional[str] = ..., queue_us: _Optional[int] = ..., compute_us: _Optional[int] = ...) -> None: ...
 
 class OutputBatch(_message.Message):
-    __slots__ = ("outputs",)
+    __slots__ = ("request_ids", "attempts", "first_indexes", "num_tokens", "token_ids", "is_started", "num_cached_tokens", "num_drafted", "num_accepted", "details")
+    REQUEST_IDS_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_INDEXES_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    IS_STARTED_FIELD_NUMBER: _ClassVar[int]
+    NUM_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_DRAFTED_FIELD_NUMBER: _ClassVar[int]
+    NUM_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    DETAILS_FIELD_NUMBER: _ClassVar[int]
+    request_ids: _containers.RepeatedScalarFieldContainer[str]
+    attempts: _containers.RepeatedScalarFieldContainer[int]
+    first_indexes: _containers.RepeatedScalarFieldContainer[int]
+    num_tokens: _containers.RepeatedScalarFieldContainer[int]
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    is_started: _containers.RepeatedScalarFieldContainer[bool]
+    num_cached_tokens: _containers.RepeatedScalarFieldContainer[int]
+    num_drafted: _containers.RepeatedScalarFieldContainer[int]
+    num_accepted: _containers.RepeatedScalarFieldContainer[int]
+    details: _containers.RepeatedCompositeFieldContainer[OutputDetails]
+    def __init__(self, request_ids: _Optional[_Iterable[str]] = ..., attempts: _Optional[_Iterable[int]] = ..., first_indexes: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., is_started: _Optional[_Iterable[bool]] = ..., num_cached_tokens: _Optional[_Iterable[int]] = ..., num_drafted: _Optional[_Iterable[int]] = ..., num_accepted: _Optional[_Iterable[int]] = ..., details: _Optional[_Iterable[_Union[OutputDetails, _Mapping]]] = ...) -> None: ...
+
+class NodeMessage(_message.Message):
+    __slots__ = ("replies", "outputs")
+    REPLIES_FIELD_NUMBER: _ClassVar[int]
     OUTPUTS_FIELD_NUMBER: _ClassVar[int]
-    outputs: _containers.RepeatedCompositeFieldContainer[RequestOutput]
-    def __init__(self, outputs: _Optional[_Iterable[_Union[RequestOutput, _Mapping]]] = ...) -> None: ...
+    replies: _containers.RepeatedCompositeFieldContainer[Reply]
+    outputs: OutputBatch
+    def __init__(self, replies: _Optional[_Iterable[_Union[Reply, _Mapping]]] = ..., outputs: _Optional[_Union[OutputBatch, _Mapping]] = ...) -> None: ...
 
 class StatusRequest(_message.Message):
     __slots__ = ("envelope",)

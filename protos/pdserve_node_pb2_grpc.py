@@ -34,15 +34,10 @@ class NodeStub:
         Args:
             channel: A grpc.Channel.
         """
-        self.Stream = channel.unary_stream(
+        self.Stream = channel.stream_stream(
                 '/pdserve.node.v1.Node/Stream',
-                request_serializer=protos_dot_pdserve__node__pb2.StreamRequest.SerializeToString,
-                response_deserializer=protos_dot_pdserve__node__pb2.OutputBatch.FromString,
-                _registered_method=True)
-        self.Abort = channel.unary_unary(
-                '/pdserve.node.v1.Node/Abort',
-                request_serializer=protos_dot_pdserve__node__pb2.AbortRequest.SerializeToString,
-                response_deserializer=protos_dot_pdserve__node__pb2.AbortReply.FromString,
+                request_serializer=protos_dot_pdserve__node__pb2.RouterMessage.SerializeToString,
+                response_deserializer=protos_dot_pdserve__node__pb2.NodeMessage.FromString,
                 _registered_method=True)
         self.Status = channel.unary_unary(
                 '/pdserve.node.v1.Node/Status',
@@ -54,31 +49,15 @@ class NodeStub:
                 request_serializer=protos_dot_pdserve__node__pb2.DrainRequest.SerializeToString,
                 response_deserializer=protos_dot_pdserve__node__pb2.DrainReply.FromString,
                 _registered_method=True)
-        self.Reserve = channel.unary_unary(
-                '/pdserve.node.v1.Node/Reserve',
-                request_serializer=protos_dot_pdserve__node__pb2.ReserveRequest.SerializeToString,
-                response_deserializer=protos_dot_pdserve__node__pb2.ReserveReply.FromString,
-                _registered_method=True)
-        self.Prefill = channel.unary_unary(
-                '/pdserve.node.v1.Node/Prefill',
-                request_serializer=protos_dot_pdserve__node__pb2.PrefillRequest.SerializeToString,
-                response_deserializer=protos_dot_pdserve__node__pb2.PrefillReply.FromString,
-                _registered_method=True)
 
 
 class NodeServicer:
     """Missing associated documentation comment in .proto file."""
 
-    def Stream(self, request, context):
-        """One per router: the tokens of every request of that router, and a heartbeat each second. When
-        it ends, the node aborts what that router had.
+    def Stream(self, request_iterator, context):
+        """One per router: what it asks and gives up one way, replies, the tokens of all its requests and
+        a heartbeat each second the other. When it ends, the node aborts what that router had.
         """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def Abort(self, request, context):
-        """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -96,32 +75,13 @@ class NodeServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Reserve(self, request, context):
-        """Decode and mixed nodes. Idempotent per attempt.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def Prefill(self, request, context):
-        """Prefill nodes. Idempotent per attempt.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
 
 def add_NodeServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'Stream': grpc.unary_stream_rpc_method_handler(
+            'Stream': grpc.stream_stream_rpc_method_handler(
                     servicer.Stream,
-                    request_deserializer=protos_dot_pdserve__node__pb2.StreamRequest.FromString,
-                    response_serializer=protos_dot_pdserve__node__pb2.OutputBatch.SerializeToString,
-            ),
-            'Abort': grpc.unary_unary_rpc_method_handler(
-                    servicer.Abort,
-                    request_deserializer=protos_dot_pdserve__node__pb2.AbortRequest.FromString,
-                    response_serializer=protos_dot_pdserve__node__pb2.AbortReply.SerializeToString,
+                    request_deserializer=protos_dot_pdserve__node__pb2.RouterMessage.FromString,
+                    response_serializer=protos_dot_pdserve__node__pb2.NodeMessage.SerializeToString,
             ),
             'Status': grpc.unary_unary_rpc_method_handler(
                     servicer.Status,
@@ -132,16 +92,6 @@ def add_NodeServicer_to_server(servicer, server):
                     servicer.Drain,
                     request_deserializer=protos_dot_pdserve__node__pb2.DrainRequest.FromString,
                     response_serializer=protos_dot_pdserve__node__pb2.DrainReply.SerializeToString,
-            ),
-            'Reserve': grpc.unary_unary_rpc_method_handler(
-                    servicer.Reserve,
-                    request_deserializer=protos_dot_pdserve__node__pb2.ReserveRequest.FromString,
-                    response_serializer=protos_dot_pdserve__node__pb2.ReserveReply.SerializeToString,
-            ),
-            'Prefill': grpc.unary_unary_rpc_method_handler(
-                    servicer.Prefill,
-                    request_deserializer=protos_dot_pdserve__node__pb2.PrefillRequest.FromString,
-                    response_serializer=protos_dot_pdserve__node__pb2.PrefillReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -155,7 +105,7 @@ class Node:
     """Missing associated documentation comment in .proto file."""
 
     @staticmethod
-    def Stream(request,
+    def Stream(request_iterator,
             target,
             options=(),
             channel_credentials=None,
@@ -165,39 +115,12 @@ class Node:
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_stream(
-            request,
+        return grpc.experimental.stream_stream(
+            request_iterator,
             target,
             '/pdserve.node.v1.Node/Stream',
-            protos_dot_pdserve__node__pb2.StreamRequest.SerializeToString,
-            protos_dot_pdserve__node__pb2.OutputBatch.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Abort(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/pdserve.node.v1.Node/Abort',
-            protos_dot_pdserve__node__pb2.AbortRequest.SerializeToString,
-            protos_dot_pdserve__node__pb2.AbortReply.FromString,
+            protos_dot_pdserve__node__pb2.RouterMessage.SerializeToString,
+            protos_dot_pdserve__node__pb2.NodeMessage.FromString,
             options,
             channel_credentials,
             insecure,
@@ -252,60 +175,6 @@ class Node:
             '/pdserve.node.v1.Node/Drain',
             protos_dot_pdserve__node__pb2.DrainRequest.SerializeToString,
             protos_dot_pdserve__node__pb2.DrainReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Reserve(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/pdserve.node.v1.Node/Reserve',
-            protos_dot_pdserve__node__pb2.ReserveRequest.SerializeToString,
-            protos_dot_pdserve__node__pb2.ReserveReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Prefill(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/pdserve.node.v1.Node/Prefill',
-            protos_dot_pdserve__node__pb2.PrefillRequest.SerializeToString,
-            protos_dot_pdserve__node__pb2.PrefillReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -71,9 +71,9 @@ class OnlyRouters(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         }
         if handler.unary_unary is not None:
             return grpc.unary_unary_rpc_method_handler(_guarded(handler.unary_unary), **codecs)
-        if handler.unary_stream is not None:
-            guarded = _guarded_stream(handler.unary_stream)
-            return grpc.unary_stream_rpc_method_handler(guarded, **codecs)
+        if handler.stream_stream is not None:
+            guarded = _guarded_stream(handler.stream_stream)
+            return grpc.stream_stream_rpc_method_handler(guarded, **codecs)
         raise TypeError(f"{handler_call_details} is a kind of call that nobody has guarded")
 
 

@@ -6,9 +6,10 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
-from typing import Any, TypeVarTuple, cast
+from dataclasses import dataclass
+from typing import TypeVarTuple, cast
 
 from prometheus_client import CollectorRegistry
 
@@ -37,11 +38,10 @@ from router.core.effects import (
 )
 from router.core.placement import Placer
 from router.core.policies.query import Query
-from router.core.request_flow import RequestFlow
+from router.core.request_flow import RequestFlow, Reservation
 from router.core.ttft_stages import StageWatch
 from router.generation import RequestListener, TokenChunk
 from router.metrics import RouterMetrics
-from router.node_clients import NodeClient
 from router.node_pool import NodePool
 from router.placement_recorder import PlacementRecorder
 from router.request_watch import RequestWatch
@@ -77,7 +77,6 @@ class Dispatcher:
         self._metrics = RouterMetrics(registry)
         self._placer = Placer(policy)
         self._requests: dict[str, ActiveRequest] = {}
-        self._calls: set[asyncio.Task[None]] = set()
         self._tasks: list[asyncio.Task[None]] = []
         self._is_closing = False
         self._on_failed = on_failed
@@ -140,14 +139,12 @@ class Dispatcher:
             self._feed(request, request.flow.on_failure, closing)
         with suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
-                while self._calls:
-                    await asyncio.wait(set(self._calls))
-                await self.pool.wait_aborts_sent()
+                await self.pool.wait_sent()
                 if self._tasks:
                     await self._recorder.wait_idle()
-        for task in [*self._tasks, *self._calls]:
+        for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, *self._calls, return_exceptions=True)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.pool.close()
         with suppress(PlacementUnavailable):
             await self._store.leave(self.incarnation)
@@ -258,14 +255,9 @@ class Dispatcher:
                 case Choose():
                     pending.extend(self._choose(request, effect))
                 case SendReserve():
-                    self.pool.membership.on_leg_opened(effect.node)
-                    now_s, attempt = self._clock.now_s(), effect.request.id
-                    request.stages.on_reserve_asked(attempt.attempt, now_s)
-                    request.watch.on_reserve_asked(attempt, effect.node, now_s)
-                    self._spawn(self._reserve(request, effect))
+                    self._reserve(request, effect)
                 case SendPrefill():
-                    self.pool.membership.on_leg_opened(effect.node)
-                    self._spawn(self._prefill(request, effect))
+                    self._prefill(request, effect)
                 case SendAbort():
                     client = self.pool.client(effect.node)
                     if client is not None:
@@ -301,47 +293,33 @@ class Dispatcher:
         now_s = self._clock.now_s()
         return flow.on_choice(choice.decode, choice.prefill, choice.reason, now_s)
 
-    async def _reserve(self, request: ActiveRequest, effect: SendReserve) -> None:
-        node, attempt = effect.node, effect.request.id
+    def _reserve(self, request: ActiveRequest, effect: SendReserve) -> None:
+        node, attempt, now_s = effect.node, effect.request.id, self._clock.now_s()
+        self.pool.membership.on_leg_opened(node)
+        request.stages.on_reserve_asked(attempt.attempt, now_s)
+        request.watch.on_reserve_asked(attempt, node, now_s)
+        call = _ReserveCall(self, request, node, attempt)
+        client = self.pool.client(node)
+        if client is None:
+            asyncio.get_running_loop().call_soon(call.on_failed, NodeLost(f"{node} has left"))
+            return
+        client.reserve_nowait(
+            request.watch.asks(effect.request),
+            call,
+            must_prefill_locally=effect.must_prefill_locally,
+            may_wait=effect.may_wait,
+        )
 
-        async def ask(client: NodeClient) -> list[Effect]:
-            reply = await client.reserve(
-                request.watch.asks(effect.request),
-                must_prefill_locally=effect.must_prefill_locally,
-                may_wait=effect.may_wait,
-            )
-            return request.flow.on_reserve_reply(node, attempt, reply, self._clock.now_s())
-
-        await self._ask(request, node, attempt, ask)
-
-    async def _prefill(self, request: ActiveRequest, effect: SendPrefill) -> None:
-        node, attempt = effect.node, effect.request.id
-
-        async def ask(client: NodeClient) -> list[Effect]:
-            ticket = cast("pb.Ticket | None", effect.ticket)
-            refusal = await client.prefill(request.watch.asks(effect.request), ticket)
-            return request.flow.on_prefill_reply(node, attempt, refusal)
-
-        await self._ask(request, node, attempt, ask)
-
-    async def _ask(
-        self,
-        request: ActiveRequest,
-        node: Incarnation,
-        attempt: AttemptId,
-        ask: Callable[[NodeClient], Awaitable[list[Effect]]],
-    ) -> None:
-        try:
-            client = self.pool.client(node)
-            if client is None:
-                raise NodeLost(f"{node} has left")
-            effects = await ask(client)
-        except PdserveError as failed:
-            self._feed(request, request.flow.on_call_failed, node, attempt, failed)
-        except Exception:
-            self._end_by_bug(request)
-        else:
-            self._feed(request, lambda: effects)
+    def _prefill(self, request: ActiveRequest, effect: SendPrefill) -> None:
+        node = effect.node
+        self.pool.membership.on_leg_opened(node)
+        call = _PrefillCall(self, request, node, effect.request.id)
+        client = self.pool.client(node)
+        if client is None:
+            asyncio.get_running_loop().call_soon(call.on_failed, NodeLost(f"{node} has left"))
+            return
+        ticket = cast("pb.Ticket | None", effect.ticket)
+        client.prefill_nowait(request.watch.asks(effect.request), call, ticket)
 
     def _timed(self, request: ActiveRequest, chunk: TokenChunk) -> TokenChunk:
         """The chunk; with token 0 also where its time went."""
@@ -376,8 +354,35 @@ class Dispatcher:
         self._metrics.retries.inc(request.flow.attempt.attempt - 1)
         request.watch.on_end(outcome, self._clock.now_s())
 
-    def _spawn(self, call: Coroutine[Any, Any, None]) -> None:
-        # A call outlives its request: its late answer may have to be aborted.
-        task = asyncio.create_task(call)
-        self._calls.add(task)
-        task.add_done_callback(self._calls.discard)
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """What a node was asked for a request. It outlives its request: a late grant is aborted."""
+
+    dispatcher: Dispatcher
+    request: ActiveRequest
+    node: Incarnation
+    attempt: AttemptId
+
+    def on_failed(self, error: PdserveError) -> None:
+        flow = self.request.flow
+        self.dispatcher._feed(self.request, flow.on_call_failed, self.node, self.attempt, error)
+
+
+class _ReserveCall(_Call):
+    __slots__ = ()
+
+    def on_reply(self, reply: Reservation | PdserveError) -> None:
+        now_s = self.dispatcher._clock.now_s()
+        flow = self.request.flow
+        self.dispatcher._feed(
+            self.request, flow.on_reserve_reply, self.node, self.attempt, reply, now_s
+        )
+
+
+class _PrefillCall(_Call):
+    __slots__ = ()
+
+    def on_reply(self, refusal: PdserveError | None) -> None:
+        flow = self.request.flow
+        self.dispatcher._feed(self.request, flow.on_prefill_reply, self.node, self.attempt, refusal)

@@ -1,26 +1,41 @@
-"""The router's end of one node: a channel, one long-lived stream, and calls with deadlines.
+"""The router's end of one node: a channel with one long-lived stream, and calls with deadlines.
 
-The stream carries every token of the node for this router, and a heartbeat each second: a broken
-or silent stream means that the node is lost, at once, for all that ran there. It is opened again
-for as long as the node is a member. The heartbeats make HTTP/2 keepalive pings superfluous.
+What the router asks and gives up goes one way, replies, all tokens of the node for this router and
+a heartbeat each second come the other: a broken or silent stream means that the node is lost, at
+once, for all that ran there and all that was asked. It is opened again for as long as the node is
+a member. The heartbeats make HTTP/2 keepalive pings superfluous.
+
+What is asked within one turn of the event loop, and while a message is on its way, travels in one
+message: a call of its own for each would cost more than the rest of a request. Order is kept, so
+an abort never overtakes what it is to end.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any, Protocol, cast
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import count, islice
+from typing import Any, Protocol, TypeVar, cast
 
 import grpc
 
-from common.errors import NodeLost, PdserveError, PeerProtocolError, StaleEpoch
+from common.errors import (
+    DeadlineExceeded,
+    NodeLost,
+    Overloaded,
+    PdserveError,
+    PeerProtocolError,
+)
 from common.ids import AttemptId, Incarnation
 from common.keys_folder import Keys
 from common.logs import about
 from common.nodes import NodeRecord
 from common.request import GenerationRequest, RequestOutput
 from protos import pdserve_node_pb2 as pb
-from protos.codec import make_envelope, output_from_proto, refusal_to_error, request_to_proto
+from protos.codec import attempts_to_proto, make_envelope, refusal_to_error, request_to_proto
+from protos.output_batches import outputs_from_proto
 from protos.pdserve_node_pb2_grpc import NodeStub
 from protos.rpc_errors import error_of
 from protos.transport_security import open_channel
@@ -28,21 +43,26 @@ from router.core.request_flow import Reservation
 
 log = logging.getLogger("pdserve.router.nodes")
 
-ABORT_TIMEOUT_S = 3.0
 DRAIN_CALL_TIMEOUT_S = 5.0
 SILENCE_S = 5.0
+CLOSE_TIMEOUT_S = 1.0
 FIRST_BACKOFF_S = 0.1
 LAST_BACKOFF_S = 2.0
 UNHEARD_BEFORE_WARNING = 3
+MAX_WAITING_CALLS = 8192
+"""Calls to one node without a reply; as many as a node takes of a router."""
 MAX_PENDING_ABORTS = 65_536
-ABORTS_PER_CALL = 512
-ABORT_TRIES = 3
-OUTPUTS_AT_ONCE = 64
+CALLS_PER_MESSAGE = 512
+ABORTS_PER_MESSAGE = 512
 FEW_OUTPUTS = 8
-PARTS_PER_MESSAGE = 8
+"""More than so many are passed on in parts, behind each of which the event loop turns
+`TURNS_FOR_OTHERS` times for everybody else."""
+OUTPUTS_AT_ONCE = 64
+PARTS = 8
+"""What waits is passed on in so many parts of at least `OUTPUTS_AT_ONCE`."""
 TURNS_FOR_OTHERS = 2
-"""A message is passed on in parts of so many outputs, larger ones where it would take more parts
-than that. Behind a part of more than a few outputs the event loop turns so often for all others."""
+MAX_WAITING_OUTPUTS = 65_536
+"""While more wait to be passed on, nothing is read from their node."""
 _MAX_MESSAGE_BYTES = 16 << 20
 
 _EOF: object = cast(Any, grpc.aio).EOF
@@ -66,6 +86,29 @@ class NodeListener(Protocol):
 
     def on_lost(self, node: Incarnation, reason: str) -> None:
         """The stream broke after it had been heard."""
+
+
+Reply_contra = TypeVar("Reply_contra", contravariant=True)
+
+
+class Caller(Protocol[Reply_contra]):
+    """Who asked a node, and is told once what came of it: on the event loop, and never before the
+    asking has returned."""
+
+    def on_reply(self, reply: Reply_contra) -> None:
+        """The node's answer; an error is its refusal."""
+
+    def on_failed(self, error: PdserveError) -> None:
+        """There is none: the node is lost, broke the protocol, or let the deadline pass."""
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """A call without a reply yet."""
+
+    caller: Caller[Any]
+    read: Callable[[pb.Reply], Any]
+    timer: asyncio.TimerHandle
 
 
 def backoff_s(num_failures: int) -> float:
@@ -92,82 +135,95 @@ class NodeClient:
         self._channel = open_channel(record.control_address, _CHANNEL_OPTIONS, keys)
         self._stub: Any = cast(Any, NodeStub)(self._channel)
         self._is_heard = False
+        self._is_closed = False
+        self._loop = asyncio.get_running_loop()
+        self._call_ids = count(1)
+        self._waiting: dict[int, _Waiting] = {}
+        self._calls: list[pb.Call] = []
         self._aborts: dict[AttemptId, None] = {}
-        self._has_aborts = asyncio.Event()
-        self._aborts_sent = asyncio.Event()
-        self._aborts_sent.set()
-        self._tasks: list[asyncio.Task[None]] = []
+        self._has_news = asyncio.Event()
+        self._all_sent = asyncio.Event()
+        self._all_sent.set()
+        self._outputs: list[RequestOutput] = []
+        self._has_outputs = asyncio.Event()
+        self._has_room = asyncio.Event()
+        self._has_room.set()
+        self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Open the stream, now and again whenever it breaks."""
-        self._tasks = [
-            asyncio.create_task(self._keep_stream(), name=f"stream {self._node}"),
-            asyncio.create_task(self._send_aborts(), name=f"aborts {self._node}"),
-        ]
+        self._task = asyncio.create_task(self._keep_stream(), name=f"stream {self._node}")
 
     async def close(self) -> None:
-        """End the stream, the pending aborts and the channel."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        """Say what is to be said, end the stream, which ends everything on the node, and the
+        channel. A node that does not end its side is not waited for."""
+        self._is_closed = True
+        self._has_news.set()
+        if self._task is not None:
+            await asyncio.wait({self._task}, timeout=CLOSE_TIMEOUT_S if self._is_heard else 0.0)
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        self._forget_all(f"{self._node} has left")
         await self._channel.close(None)
 
-    async def reserve(
-        self, request: GenerationRequest, *, must_prefill_locally: bool, may_wait: bool
-    ) -> Reservation | PdserveError:
-        """The node's answer; a refusal is returned. Raises a typed error when there is none."""
-        message = pb.ReserveRequest(
-            envelope=self._envelope,
-            request=request_to_proto(request),
-            must_prefill_locally=must_prefill_locally,
-            may_wait=may_wait,
-        )
-        reply: pb.ReserveReply = await self._call(self._stub.Reserve, message, request.deadline_s)
-        match reply.WhichOneof("outcome"):
-            case "ticket":
-                return Reservation(reply.ticket, reply.ticket.num_cached_tokens)
-            case "local":
-                return Reservation(None, reply.local.num_cached_tokens)
-            case "refusal":
-                return refusal_to_error(reply.refusal)
-        raise PeerProtocolError(f"{self._node} answered Reserve with nothing")
+    def reserve_nowait(
+        self,
+        request: GenerationRequest,
+        caller: Caller[Reservation | PdserveError],
+        *,
+        must_prefill_locally: bool,
+        may_wait: bool,
+    ) -> None:
+        """Ask a decode or mixed node for a place."""
 
-    async def prefill(
-        self, request: GenerationRequest, ticket: pb.Ticket | None
-    ) -> PdserveError | None:
-        """None: accepted; a refusal is returned. Raises a typed error when there is no answer."""
-        message = pb.PrefillRequest(
-            envelope=self._envelope, request=request_to_proto(request), ticket=ticket
-        )
-        reply: pb.PrefillReply = await self._call(self._stub.Prefill, message, request.deadline_s)
-        return refusal_to_error(reply.refusal) if reply.HasField("refusal") else None
+        def call() -> pb.Call:
+            return pb.Call(
+                reserve=pb.ReserveRequest(
+                    request=request_to_proto(request),
+                    must_prefill_locally=must_prefill_locally,
+                    may_wait=may_wait,
+                )
+            )
 
-    async def drain(self) -> float:
-        """Ask the node to leave; how many seconds it gives what runs. Raises a typed error."""
-        message = pb.DrainRequest(envelope=self._envelope)
-        reply: pb.DrainReply = await self._call(self._stub.Drain, message, DRAIN_CALL_TIMEOUT_S)
-        return reply.timeout_ms / 1000
+        self._ask(call, request, caller, self._read_reservation)
+
+    def prefill_nowait(
+        self,
+        request: GenerationRequest,
+        caller: Caller[PdserveError | None],
+        ticket: pb.Ticket | None,
+    ) -> None:
+        """Ask a prefill node to take a prompt; the reply None says that it did."""
+
+        def call() -> pb.Call:
+            return pb.Call(
+                prefill=pb.PrefillRequest(request=request_to_proto(request), ticket=ticket)
+            )
+
+        self._ask(call, request, caller, self._read_acceptance)
 
     def abort_nowait(self, attempt: AttemptId) -> None:
-        """Tell the node soon; aborts that come together travel together."""
+        """Tell the node soon. Without a stream there is nothing to tell: a node aborts by itself
+        what was asked on one that ended."""
+        if not self._is_heard:
+            return
         if len(self._aborts) >= MAX_PENDING_ABORTS:
             log.warning(
                 "%s: abort dropped, %d wait", self._node, len(self._aborts), extra=about(attempt)
             )
             return
         self._aborts[attempt] = None
-        self._aborts_sent.clear()
-        self._has_aborts.set()
+        self._on_news()
 
-    async def wait_aborts_sent(self) -> None:
-        """Return when every abort was acknowledged or given up."""
-        await self._aborts_sent.wait()
+    async def wait_sent(self) -> None:
+        """Return when the transport has all that was to be said, or the stream is lost."""
+        await self._all_sent.wait()
 
-    async def _call(self, method: Any, message: object, deadline_s: float) -> Any:
+    async def drain(self) -> float:
+        """Ask the node to leave; how many seconds it gives what runs. Raises a typed error."""
+        message = pb.DrainRequest(envelope=self._envelope)
         try:
-            # No shorter bound: a node answers between two steps, and a step may be long or the
-            # request may wait for room there. That a node died shows on its stream.
-            return await method(message, timeout=deadline_s)
+            reply: pb.DrainReply = await self._stub.Drain(message, timeout=DRAIN_CALL_TIMEOUT_S)
         except grpc.aio.AioRpcError as failed:
             raise error_of(failed.code(), f"{self._node}: {failed.details()}") from failed
         except grpc.aio.UsageError as closed:
@@ -178,12 +234,57 @@ class NodeClient:
                 raise
             # The channel was closed under the call.
             raise NodeLost(f"{self._node} has left") from None
+        return reply.timeout_ms / 1000
+
+    def _ask(
+        self,
+        make_call: Callable[[], pb.Call],
+        request: GenerationRequest,
+        caller: Caller[Any],
+        read: Callable[[pb.Reply], Any],
+    ) -> None:
+        try:
+            if self._is_closed:
+                raise NodeLost(f"{self._node} has left")
+            if not self._is_heard:
+                raise NodeLost(f"{self._node} is not heard")
+            if len(self._waiting) >= MAX_WAITING_CALLS:
+                raise Overloaded(f"{len(self._waiting)} calls wait for replies of {self._node}")
+            call = make_call()
+        except PdserveError as failed:
+            self._loop.call_soon(caller.on_failed, failed)
+            return
+        call.id = next(self._call_ids)
+        # No shorter bound: a node answers between two steps, and a step may be long or the request
+        # may wait for room there. That a node died shows on the stream.
+        timer = self._loop.call_later(request.deadline_s, self._on_deadline, call.id)
+        self._waiting[call.id] = _Waiting(caller, read, timer)
+        self._calls.append(call)
+        self._on_news()
+
+    def _on_news(self) -> None:
+        self._all_sent.clear()
+        self._has_news.set()
+
+    def _on_deadline(self, call_id: int) -> None:
+        late = f"{self._node} did not answer before the request's deadline"
+        self._waiting.pop(call_id).caller.on_failed(DeadlineExceeded(late))
+
+    def _forget_all(self, reason: str) -> None:
+        """Fail every call; nothing that was to be said is said."""
+        waiting, self._waiting = list(self._waiting.values()), {}
+        self._calls.clear()
+        self._aborts.clear()
+        self._all_sent.set()
+        for call in waiting:
+            call.timer.cancel()
+            self._loop.call_soon(call.caller.on_failed, NodeLost(reason))
 
     async def _keep_stream(self) -> None:
         num_failures = 0
         while True:
             try:
-                await self._read_stream()
+                await self._run_stream()
                 reason = "the node ended the stream"
             except TimeoutError:
                 reason = f"nothing was heard for {self._silence_s} s"
@@ -192,78 +293,141 @@ class NodeClient:
             except Exception as bug:
                 log.exception("the stream to %s broke by a bug", self._node)
                 reason = f"a bug: {bug!r}"
+            if self._is_closed:
+                return
             if self._is_heard:
                 self._is_heard = False
                 num_failures = 0
                 log.warning("lost %s: %s", self._node, reason)
                 self._listener.on_lost(self._node, reason)
+                self._forget_all(f"{self._node} was lost: {reason}")
             else:
                 level = logging.WARNING if num_failures == UNHEARD_BEFORE_WARNING else logging.DEBUG
                 log.log(level, "no stream to %s: %s", self._node, reason)
             await asyncio.sleep(backoff_s(num_failures))
             num_failures += 1
 
-    async def _read_stream(self) -> None:
-        call = self._stub.Stream(pb.StreamRequest(envelope=self._envelope))
+    async def _run_stream(self) -> None:
+        """One stream, from its opening until all that came on it was passed on."""
+        call = self._stub.Stream()
+        reading = asyncio.create_task(self._read(call), name=f"replies of {self._node}")
+        sending = asyncio.create_task(self._send(call), name=f"calls to {self._node}")
+        for task in (reading, sending):
+            task.add_done_callback(lambda _: self._has_outputs.set())
+        try:
+            while self._outputs or not reading.done():
+                if sending.done():
+                    sending.result()  # raises a bug
+                self._has_outputs.clear()
+                if not self._outputs:
+                    await self._has_outputs.wait()
+                await self._pass_on()
+            reading.result()
+        finally:
+            self._outputs.clear()
+            for task in (reading, sending):
+                task.cancel()
+            await asyncio.gather(reading, sending, return_exceptions=True)
+            call.cancel()
+
+    async def _read(self, call: Any) -> None:
+        """Take what comes until the node ends the stream. Raises what else ends it."""
         try:
             while True:
                 async with asyncio.timeout(self._silence_s):
-                    batch = await call.read()
-                if batch is _EOF:
+                    message = await call.read()
+                if message is _EOF:
                     return
-                if batch is None:
+                if message is None:
                     raise PeerProtocolError("the stream carried bytes that are no message")
-                await self._take(batch)
+                self._take(message)
+                await self._has_room.wait()
         except grpc.aio.AioRpcError as failed:
             raise error_of(failed.code(), failed.details() or failed.code().name) from failed
-        finally:
-            call.cancel()
 
-    async def _take(self, batch: pb.OutputBatch) -> None:
-        """Pass a message on in parts, so that other requests' first tokens, and all that has to
-        happen before these, wait for none of it. A node that is far ahead sends large messages,
-        and is caught up with."""
-        num_outputs = len(batch.outputs)
-        size = max(OUTPUTS_AT_ONCE, -(-num_outputs // PARTS_PER_MESSAGE))
-        for first in range(0, max(1, num_outputs), size):
-            outputs = [output_from_proto(output) for output in batch.outputs[first : first + size]]
-            self._is_heard = True
+    def _take(self, message: pb.NodeMessage) -> None:
+        """Replies are for new requests: they wait for no burst of other requests' tokens."""
+        for reply in message.replies:
+            self._on_reply(reply)
+        outputs = outputs_from_proto(message.outputs)
+        self._is_heard = True
+        if self._outputs or len(outputs) > FEW_OUTPUTS:
+            self._outputs += outputs
+            self._has_outputs.set()
+            if len(self._outputs) > MAX_WAITING_OUTPUTS:
+                self._has_room.clear()
+        else:
             self._listener.on_heard(self._node, outputs)
-            if len(outputs) > FEW_OUTPUTS:
-                for _ in range(TURNS_FOR_OTHERS):
-                    await asyncio.sleep(0)
 
-    async def _send_aborts(self) -> None:
-        while True:
-            await self._has_aborts.wait()
-            self._has_aborts.clear()
-            while self._aborts:
-                batch = list(self._aborts)[:ABORTS_PER_CALL]
-                for attempt in batch:
-                    del self._aborts[attempt]
-                try:
-                    await self._abort(batch)
-                except Exception:
-                    log.exception("%s: %d aborts were lost by a bug", self._node, len(batch))
-            self._aborts_sent.set()
+    async def _pass_on(self) -> None:
+        """Pass on what has come, in parts, so that other requests' first tokens, and all that has
+        to happen before these, wait for none of it. A node that is far ahead is caught up with."""
+        size = max(OUTPUTS_AT_ONCE, -(-len(self._outputs) // PARTS))
+        while self._outputs:
+            part = self._outputs[:size]
+            del self._outputs[:size]
+            self._listener.on_heard(self._node, part)
+            for _ in range(TURNS_FOR_OTHERS):
+                await asyncio.sleep(0)
+        self._has_room.set()
 
-    async def _abort(self, attempts: list[AttemptId]) -> None:
-        message = pb.AbortRequest(
-            envelope=self._envelope,
-            attempts=[
-                pb.AbortRequest.Attempt(request_id=a.request_id, attempt=a.attempt)
-                for a in attempts
-            ],
-        )
-        for num_failures in range(ABORT_TRIES):
-            try:
-                await self._call(self._stub.Abort, message, ABORT_TIMEOUT_S)
-                return
-            except StaleEpoch:
-                return  # That life of the node is over, and all it held with it.
-            except PdserveError as wrong:
-                error = wrong
-            if not self._is_heard:
-                break  # A node whose stream to this router broke aborts by itself.
-            await asyncio.sleep(backoff_s(num_failures))
-        log.warning("%s: %d aborts were not acknowledged: %s", self._node, len(attempts), error)
+    async def _send(self, call: Any) -> None:
+        """Say everything that is to be said, in order, for as long as the stream lasts."""
+        try:
+            await call.write(pb.RouterMessage(envelope=self._envelope))
+            while True:
+                await self._has_news.wait()
+                self._has_news.clear()
+                while self._calls or self._aborts:
+                    await call.write(self._next_message())
+                self._all_sent.set()
+                if self._is_closed:
+                    await call.done_writing()
+                    return
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            pass  # Whoever reads the stream is told what ended it.
+
+    def _next_message(self) -> pb.RouterMessage:
+        calls = self._calls[:CALLS_PER_MESSAGE]
+        del self._calls[:CALLS_PER_MESSAGE]
+        message = pb.RouterMessage(calls=calls)
+        if self._aborts and not self._calls:  # behind all calls: one may be what is given up
+            aborts = list(islice(self._aborts, ABORTS_PER_MESSAGE))
+            for attempt in aborts:
+                del self._aborts[attempt]
+            message.aborts.CopyFrom(attempts_to_proto(aborts))
+        return message
+
+    def _on_reply(self, reply: pb.Reply) -> None:
+        waiting = self._waiting.pop(reply.call_id, None)
+        if waiting is None:
+            return  # It came behind its deadline.
+        waiting.timer.cancel()
+        try:
+            outcome = waiting.read(reply)
+        except PdserveError as wrong:
+            waiting.caller.on_failed(wrong)
+        else:
+            waiting.caller.on_reply(outcome)
+
+    def _read_reservation(self, reply: pb.Reply) -> Reservation | PdserveError:
+        match reply.WhichOneof("outcome"):
+            case "ticket":
+                return Reservation(reply.ticket, reply.ticket.num_cached_tokens)
+            case "local":
+                return Reservation(None, reply.local.num_cached_tokens)
+            case "refusal":
+                return refusal_to_error(reply.refusal)
+            case other:
+                raise PeerProtocolError(
+                    f"{self._node} answered a reservation with {other or 'nothing'}"
+                )
+
+    def _read_acceptance(self, reply: pb.Reply) -> PdserveError | None:
+        match reply.WhichOneof("outcome"):
+            case "accepted":
+                return None
+            case "refusal":
+                return refusal_to_error(reply.refusal)
+            case other:
+                raise PeerProtocolError(f"{self._node} answered a prompt with {other or 'nothing'}")

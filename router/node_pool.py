@@ -100,9 +100,9 @@ class NodePool:
         clients, self._clients = list(self._clients.values()), {}
         await asyncio.gather(*(client.close() for client in clients), *self._closing)
 
-    async def wait_aborts_sent(self) -> None:
-        """Return when no client has an abort to send."""
-        await asyncio.gather(*(client.wait_aborts_sent() for client in self._clients.values()))
+    async def wait_sent(self) -> None:
+        """Return when every node was told what it is to be told."""
+        await asyncio.gather(*(client.wait_sent() for client in self._clients.values()))
 
     # NodeListener
 

@@ -18,13 +18,13 @@ from common.nodes import Role
 from common.request import GenerationRequest, RequestOutput, SamplingParams
 from kv_transfer.connector import Commit, KVEvent, Ticket, TransferEnded
 from kv_transfer.transfer_timing import TransferTiming
-from node.control_service import Replies
 from node.engine_node import LoadedModel, NodeConnector
 from node.inbox import Inbox
 from node.make_scheduler import make_scheduler
 from node.messages import Answer, Refused, Submit
 from node.output_streams import OutputStreams
 from node.performer import Performer
+from node.router_calls import Replies
 from node.step_thread import StepThread
 from pdserve.checkpoints.resolve import resolve_checkpoint
 from pdserve.kv_plane import KVPlane

@@ -22,8 +22,10 @@ import uvloop
 
 from common.ids import AttemptId, Incarnation
 from common.nodes import NodeLoad, NodeRecord, Role
+from common.request import FinishReason, RequestOutput
 from placement.redis_store import RedisStore
 from protos import pdserve_node_pb2 as pb
+from protos.output_batches import outputs_to_proto
 from protos.pdserve_node_pb2_grpc import NodeServicer, add_NodeServicer_to_server
 
 CLUSTER = "bench_router"
@@ -48,20 +50,25 @@ class _Stream:
     """What one node has for its router, in the order of its steps."""
 
     def __init__(self) -> None:
-        self._pending: list[pb.RequestOutput] = []
+        self._replies: list[pb.Reply] = []
+        self._outputs: list[RequestOutput] = []
         self._when_sent: list[Callable[[], None]] = []
         self._has_news = asyncio.Event()
 
-    def add(self, output: pb.RequestOutput) -> None:
-        self._pending.append(output)
+    def reply(self, reply: pb.Reply) -> None:
+        self._replies.append(reply)
+        self._has_news.set()
+
+    def add(self, output: RequestOutput) -> None:
+        self._outputs.append(output)
         self._has_news.set()
 
     def call_when_sent(self, call: Callable[[], None]) -> None:
         """Call back when everything added so far has left."""
         self._when_sent.append(call)
 
-    async def batches(self) -> AsyncIterator[pb.OutputBatch]:
-        yield pb.OutputBatch()
+    async def messages(self) -> AsyncIterator[pb.NodeMessage]:
+        yield pb.NodeMessage()
         while True:
             try:
                 async with asyncio.timeout(_HEARTBEAT_S):
@@ -69,9 +76,10 @@ class _Stream:
             except TimeoutError:
                 pass
             self._has_news.clear()
-            pending, self._pending = self._pending, []
+            replies, self._replies = self._replies, []
+            outputs, self._outputs = self._outputs, []
             when_sent, self._when_sent = self._when_sent, []
-            yield pb.OutputBatch(outputs=pending)
+            yield pb.NodeMessage(replies=replies, outputs=outputs_to_proto(outputs))
             for call in when_sent:
                 call()
 
@@ -91,49 +99,40 @@ class _Pair(cast(Any, NodeServicer)):  # type: ignore[misc]
         self._turns = count()
         self._step_s = step_s
         self._running: dict[AttemptId, _Running] = {}
-        self.streams = {"prefill": _Stream(), "decode": _Stream()}
+        self._prefill, self._decode = _Stream(), _Stream()
 
     async def Stream(  # noqa: N802
-        self, request: pb.StreamRequest, _context: object
-    ) -> AsyncIterator[pb.OutputBatch]:
-        async for batch in self.streams[request.envelope.receiver_id].batches():
-            yield batch
+        self, messages: AsyncIterator[pb.RouterMessage], _context: object
+    ) -> AsyncIterator[pb.NodeMessage]:
+        greeting = await anext(messages)
+        is_prefill = greeting.envelope.receiver_id == "prefill"
+        listening = asyncio.create_task(self._listen(messages))
+        try:
+            async for message in (self._prefill if is_prefill else self._decode).messages():
+                yield message
+        finally:
+            listening.cancel()
 
-    async def Reserve(  # noqa: N802
-        self, request: pb.ReserveRequest, _context: object
-    ) -> pb.ReserveReply:
-        ticket = pb.Ticket(
-            decode_node_id="decode",
-            decode_epoch=1,
-            kv_endpoint="tcp://127.0.0.1:1",
-            lease_token=7,
-            generation=1,
-            target_block_ids=[1, 2],
-            fingerprint=_FINGERPRINT,
-            lease_ms=30_000,
-        )
-        return pb.ReserveReply(ticket=ticket)
+    async def _listen(self, messages: AsyncIterator[pb.RouterMessage]) -> None:
+        async for message in messages:
+            for call in message.calls:
+                if call.WhichOneof("ask") == "reserve":
+                    self._decode.reply(_ticket(call.id))
+                else:
+                    self._take_prompt(call)
+            for request_id, attempt in zip(
+                message.aborts.request_ids, message.aborts.attempts, strict=True
+            ):
+                self._running.pop(AttemptId(request_id, attempt), None)
 
-    async def Prefill(  # noqa: N802
-        self, request: pb.PrefillRequest, _context: object
-    ) -> pb.PrefillReply:
-        asked = request.request
+    def _take_prompt(self, call: pb.Call) -> None:
+        asked = call.prefill.request
         attempt = AttemptId(asked.request_id, asked.attempt)
         piece = self._pieces[next(self._turns) % len(self._pieces)]
         running = _Running(attempt, piece[: asked.sampling.max_tokens])
-        first = pb.RequestOutput(
-            request_id=attempt.request_id, attempt=attempt.attempt, token_ids=running.token_ids[:1]
-        )
-        self.streams["prefill"].add(first)
-        self.streams["prefill"].call_when_sent(partial(self._start_decode, running))
-        return pb.PrefillReply()
-
-    async def Abort(  # noqa: N802
-        self, request: pb.AbortRequest, _context: object
-    ) -> pb.AbortReply:
-        for attempt in request.attempts:
-            self._running.pop(AttemptId(attempt.request_id, attempt.attempt), None)
-        return pb.AbortReply()
+        self._prefill.reply(pb.Reply(call_id=call.id, accepted=pb.Accepted()))
+        self._prefill.add(RequestOutput(attempt, 0, tuple(running.token_ids[:1])))
+        self._prefill.call_when_sent(partial(self._start_decode, running))
 
     def _start_decode(self, running: _Running) -> None:
         self._running[running.attempt] = running
@@ -157,16 +156,29 @@ class _Pair(cast(Any, NodeServicer)):  # type: ignore[misc]
         is_last = running.num_sent >= len(running.token_ids)
         if is_last:
             del self._running[running.attempt]
-        self.streams["decode"].add(
-            pb.RequestOutput(
-                request_id=running.attempt.request_id,
-                attempt=running.attempt.attempt,
-                first_index=place,
-                token_ids=running.token_ids[place : place + 1],
+        self._decode.add(
+            RequestOutput(
+                running.attempt,
+                place,
+                tuple(running.token_ids[place : place + 1]),
                 is_started=True,
-                finish_reason="length" if is_last else "",
+                finish_reason=FinishReason.LENGTH if is_last else None,
             )
         )
+
+
+def _ticket(call_id: int) -> pb.Reply:
+    ticket = pb.Ticket(
+        decode_node_id="decode",
+        decode_epoch=1,
+        kv_endpoint="tcp://127.0.0.1:1",
+        lease_token=7,
+        generation=1,
+        target_block_ids=[1, 2],
+        fingerprint=_FINGERPRINT,
+        lease_ms=30_000,
+    )
+    return pb.Reply(call_id=call_id, ticket=ticket)
 
 
 class NodeStandIn:

@@ -14,12 +14,13 @@ from common.nodes import NodeLoad, NodeRecord, Role
 from common.request import GenerationRequest, RequestOutput
 from placement.store import PlacementStore
 from protos import pdserve_node_pb2 as pb
-from protos.codec import check_envelope, output_to_proto, request_from_proto
+from protos.codec import attempts_from_proto, check_envelope, request_from_proto
+from protos.output_batches import outputs_to_proto
 from protos.pdserve_node_pb2_grpc import NodeServicer, add_NodeServicer_to_server
 from protos.rpc_errors import status_of
 
-Reserve = Callable[[GenerationRequest, bool], Awaitable[pb.ReserveReply]]
-Prefill = Callable[[GenerationRequest, pb.Ticket | None], Awaitable[pb.PrefillReply]]
+Reserve = Callable[[GenerationRequest, bool], Awaitable[pb.Reply]]
+Prefill = Callable[[GenerationRequest, pb.Ticket | None], Awaitable[pb.Reply]]
 
 
 def record_of(node: Incarnation, role: Role, address: str, max_model_len: int = 1024) -> NodeRecord:
@@ -49,12 +50,13 @@ class FakeNode(cast(Any, NodeServicer)):  # type: ignore[misc]
         self.on_prefill: Prefill = self._accept
         self.asked: list[GenerationRequest] = []
         self.aborted: list[AttemptId] = []
-        self.num_abort_calls = 0
+        self.num_messages = 0
+        self.num_calls_before_aborts = 0
+        self.num_refused = 0
         self.num_drains = 0
-        self.may_abort = asyncio.Event()
-        self.may_abort.set()
         self.news = asyncio.Event()
-        self.streams: list[asyncio.Queue[pb.OutputBatch | None]] = []
+        self.streams: list[asyncio.Queue[pb.NodeMessage | None]] = []
+        self._answering: set[asyncio.Task[None]] = set()
         self._server: Any = None
         self.port = 0
 
@@ -78,61 +80,69 @@ class FakeNode(cast(Any, NodeServicer)):  # type: ignore[misc]
 
     def push(self, *outputs: RequestOutput) -> None:
         """One message to every router that listens."""
-        self.push_raw(pb.OutputBatch(outputs=[output_to_proto(output) for output in outputs]))
+        self.push_raw(outputs_to_proto(outputs))
 
     def push_raw(self, batch: pb.OutputBatch) -> None:
         for stream in self.streams:
-            stream.put_nowait(batch)
+            stream.put_nowait(pb.NodeMessage(outputs=batch))
 
     # The servicer.
 
-    async def Stream(self, request: pb.StreamRequest, context: Any) -> Any:  # noqa: N802
-        await self._check(request.envelope, context)
-        stream: asyncio.Queue[pb.OutputBatch | None] = asyncio.Queue()
+    async def Stream(self, messages: Any, context: Any) -> Any:  # noqa: N802
+        await self._check((await anext(messages)).envelope, context)
+        stream: asyncio.Queue[pb.NodeMessage | None] = asyncio.Queue()
         self.streams.append(stream)
-        yield pb.OutputBatch()
-        while (batch := await stream.get()) is not None:
-            yield batch
+        listening = asyncio.create_task(self._listen(messages, stream))
+        try:
+            yield pb.NodeMessage()
+            while (message := await stream.get()) is not None:
+                yield message
+        finally:
+            listening.cancel()
+            for answering in self._answering:
+                answering.cancel()
 
-    async def Reserve(self, request: pb.ReserveRequest, context: Any) -> pb.ReserveReply:  # noqa: N802
-        await self._check(request.envelope, context)
-        values = request_from_proto(request.request)
-        self._tell(values)
-        return await self.on_reserve(values, request.must_prefill_locally)
+    async def _listen(self, messages: Any, stream: asyncio.Queue[pb.NodeMessage | None]) -> None:
+        async for message in messages:
+            self.num_messages += 1
+            for call in message.calls:
+                answering = asyncio.create_task(self._answer(call, stream))
+                self._answering.add(answering)
+                answering.add_done_callback(self._answering.discard)
+                self.num_calls_before_aborts += not self.aborted
+            if message.HasField("aborts"):
+                self.aborted += attempts_from_proto(message.aborts)
+                self.news.set()
+        stream.put_nowait(None)  # the router has said all
 
-    async def Prefill(self, request: pb.PrefillRequest, context: Any) -> pb.PrefillReply:  # noqa: N802
-        await self._check(request.envelope, context)
-        values = request_from_proto(request.request)
-        self._tell(values)
-        ticket = request.ticket if request.HasField("ticket") else None
-        return await self.on_prefill(values, ticket)
-
-    async def Abort(self, request: pb.AbortRequest, context: Any) -> pb.AbortReply:  # noqa: N802
-        await self._check(request.envelope, context)
-        self.num_abort_calls += 1
-        await self.may_abort.wait()
-        self.aborted += [AttemptId(a.request_id, a.attempt) for a in request.attempts]
+    async def _answer(self, call: pb.Call, stream: asyncio.Queue[pb.NodeMessage | None]) -> None:
+        asked = call.reserve if call.HasField("reserve") else call.prefill
+        values = request_from_proto(asked.request)
+        self.asked.append(values)
         self.news.set()
-        return pb.AbortReply()
+        if call.HasField("reserve"):
+            reply = await self.on_reserve(values, call.reserve.must_prefill_locally)
+        else:
+            ticket = call.prefill.ticket if call.prefill.HasField("ticket") else None
+            reply = await self.on_prefill(values, ticket)
+        reply.call_id = call.id
+        stream.put_nowait(pb.NodeMessage(replies=[reply]))
 
     async def Drain(self, request: pb.DrainRequest, context: Any) -> pb.DrainReply:  # noqa: N802
         await self._check(request.envelope, context)
         self.num_drains += 1
         return pb.DrainReply(timeout_ms=30_000)
 
-    def _tell(self, values: GenerationRequest) -> None:
-        self.asked.append(values)
-        self.news.set()
-
     async def _check(self, envelope: pb.Envelope, context: Any) -> None:
         try:
             check_envelope(envelope, self.incarnation)
         except PdserveError as wrong:
+            self.num_refused += 1
             await context.abort(status_of(wrong), str(wrong))
 
-    async def _grant(self, request: GenerationRequest, is_local: bool) -> pb.ReserveReply:
+    async def _grant(self, request: GenerationRequest, is_local: bool) -> pb.Reply:
         if is_local or self.role is Role.MIXED:
-            return pb.ReserveReply(local=pb.LocalStart(num_cached_tokens=0))
+            return pb.Reply(local=pb.LocalStart(num_cached_tokens=0))
         ticket = pb.Ticket(
             decode_node_id=self.incarnation.node_id,
             decode_epoch=self.incarnation.epoch,
@@ -144,9 +154,7 @@ class FakeNode(cast(Any, NodeServicer)):  # type: ignore[misc]
             fingerprint="f" * 32,
             lease_ms=1000,
         )
-        return pb.ReserveReply(ticket=ticket)
+        return pb.Reply(ticket=ticket)
 
-    async def _accept(
-        self, request: GenerationRequest, ticket: pb.Ticket | None
-    ) -> pb.PrefillReply:
-        return pb.PrefillReply()
+    async def _accept(self, request: GenerationRequest, ticket: pb.Ticket | None) -> pb.Reply:
+        return pb.Reply(accepted=pb.Accepted())

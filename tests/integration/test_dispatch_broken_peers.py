@@ -35,26 +35,37 @@ async def cluster(redis_url: str) -> AsyncIterator[Cluster]:
     await cluster.close()
 
 
+def one_output(details: pb.OutputDetails) -> pb.OutputBatch:
+    """A batch that is well but for these."""
+    return pb.OutputBatch(
+        request_ids=["x"],
+        attempts=[1],
+        first_indexes=[0],
+        num_tokens=[2],
+        token_ids=[1, 2],
+        details=[details],
+    )
+
+
 @pytest.mark.parametrize(
     "garbage",
     [
-        pb.RequestOutput(request_id="", attempt=1),
-        pb.RequestOutput(request_id="x", attempt=0),
-        pb.RequestOutput(request_id="x", attempt=1, finish_reason="whim"),
-        pb.RequestOutput(request_id="x", attempt=1, finish_reason="error"),
-        pb.RequestOutput(
-            request_id="x", attempt=1, token_ids=[1, 2], logprobs=[pb.TokenLogprobs()]
-        ),
+        pb.OutputBatch(request_ids=[""], attempts=[1], first_indexes=[0], num_tokens=[0]),
+        pb.OutputBatch(request_ids=["x"], attempts=[0], first_indexes=[0], num_tokens=[0]),
+        pb.OutputBatch(request_ids=["x"], attempts=[1], first_indexes=[0], num_tokens=[2]),
+        one_output(pb.OutputDetails(finish_reason="whim")),
+        one_output(pb.OutputDetails(finish_reason="error")),
+        one_output(pb.OutputDetails(logprobs=[pb.TokenLogprobs()])),
     ],
 )
 async def test_a_node_that_breaks_the_protocol_is_lost(
-    cluster: Cluster, garbage: pb.RequestOutput
+    cluster: Cluster, garbage: pb.OutputBatch
 ) -> None:
     d = await cluster.add("d0", Role.DECODE)
     router = await cluster.router()
     answer = start(router)
     await asked(d)
-    d.push_raw(pb.OutputBatch(outputs=[garbage]))
+    d.push_raw(garbage)
     with pytest.raises(NodeLost):
         await answer
     # F67: it is heard again, and used again.
@@ -94,8 +105,8 @@ async def test_an_empty_reserve_reply_is_no_answer(cluster: Cluster) -> None:
     d = await cluster.add("d0", Role.DECODE)
     router = await cluster.router()
 
-    async def nothing(_request: GenerationRequest, _is_local: bool) -> pb.ReserveReply:
-        return pb.ReserveReply()
+    async def nothing(_request: GenerationRequest, _is_local: bool) -> pb.Reply:
+        return pb.Reply()
 
     d.on_reserve = nothing
     with pytest.raises(PeerProtocolError, match="with nothing"):
@@ -132,7 +143,7 @@ async def test_bytes_that_are_no_message_lose_the_node(cluster: Cluster) -> None
         yield b"\xff\xff\xff\xff"
 
     handlers = {
-        "Stream": grpc.unary_stream_rpc_method_handler(stream),
+        "Stream": grpc.stream_stream_rpc_method_handler(stream),
     }
     server = grpc.aio.server()
     generic = grpc.method_handlers_generic_handler("pdserve.node.v1.Node", handlers)

@@ -223,16 +223,13 @@ def test_a_nodes_certificate_is_refused_as_a_routers(
         envelope = make_envelope(address.incarnation, address.incarnation)
         for call, message in (
             (stub.Status, pb.StatusRequest(envelope=envelope)),
-            (stub.Reserve, pb.ReserveRequest(envelope=envelope)),
-            (stub.Prefill, pb.PrefillRequest(envelope=envelope)),
-            (stub.Abort, pb.AbortRequest(envelope=envelope)),
             (stub.Drain, pb.DrainRequest(envelope=envelope)),
         ):
             with pytest.raises(grpc.RpcError) as refused:
                 call(message, timeout=TIMEOUT_S)
             assert refused.value.code() is grpc.StatusCode.PERMISSION_DENIED
         with pytest.raises(grpc.RpcError) as refused:
-            next(stub.Stream(pb.StreamRequest(envelope=envelope), timeout=TIMEOUT_S))
+            next(stub.Stream(iter([pb.RouterMessage(envelope=envelope)]), timeout=TIMEOUT_S))
         assert refused.value.code() is grpc.StatusCode.PERMISSION_DENIED
         assert "only a router's" in str(refused.value.details())
 

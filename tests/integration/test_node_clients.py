@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from common.clock import ManualClock
-from common.errors import DeadlineExceeded, NodeLost, StaleEpoch
+from common.errors import DeadlineExceeded, NodeLost, Overloaded, PdserveError
 from common.ids import AttemptId, Incarnation
 from common.nodes import Role
 from common.request import GenerationRequest, RequestOutput, SamplingParams
 from placement.memory_store import MemoryStore
 from protos import pdserve_node_pb2 as pb
+from router import node_clients
+from router.core.request_flow import Reservation
 from router.node_clients import (
     FIRST_BACKOFF_S,
     LAST_BACKOFF_S,
     OUTPUTS_AT_ONCE,
-    PARTS_PER_MESSAGE,
+    PARTS,
     TURNS_FOR_OTHERS,
     NodeClient,
     backoff_s,
@@ -33,6 +38,45 @@ REQUEST = GenerationRequest(
     sampling=SamplingParams(max_tokens=4),
     deadline_s=30.0,
 )
+
+
+class Asker:
+    """Waits for what becomes of a call."""
+
+    def __init__(self) -> None:
+        self.outcome: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+    def on_reply(self, reply: Any) -> None:
+        self.outcome.set_result(reply)
+
+    def on_failed(self, error: PdserveError) -> None:
+        if not self.outcome.done():
+            self.outcome.set_exception(error)
+
+
+async def reserve(
+    client: NodeClient, request: GenerationRequest = REQUEST
+) -> Reservation | PdserveError:
+    asker = Asker()
+    client.reserve_nowait(request, asker, must_prefill_locally=False, may_wait=False)
+    reply: Reservation | PdserveError = await asker.outcome
+    return reply
+
+
+async def prefill(client: NodeClient) -> PdserveError | None:
+    asker = Asker()
+    client.prefill_nowait(REQUEST, asker, None)
+    refusal: PdserveError | None = await asker.outcome
+    return refusal
+
+
+async def hang(_request: GenerationRequest, _is_local: bool) -> pb.Reply:
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+def outputs_of(name: str, count: int) -> list[RequestOutput]:
+    return [RequestOutput(id=AttemptId(name, 1), first_index=index) for index in range(count)]
 
 
 class Log:
@@ -105,99 +149,121 @@ async def test_a_bug_on_the_stream_is_a_lost_node_and_the_stream_is_tried_again(
         await wait_until(lambda: log.num_messages == 2)
 
 
-async def test_a_bug_while_aborting_ends_neither_the_next_aborts_nor_the_wait_for_them(
+async def test_a_bug_in_what_is_said_loses_the_node_and_the_stream_is_tried_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async with connected() as (node, client, log):
+    async with connected() as (_node, client, log):
         await wait_until(lambda: log.num_messages == 1)
 
-        async def broken(_attempts: list[AttemptId]) -> None:
+        def broken() -> pb.RouterMessage:
             raise KeyError("bug")
 
         with monkeypatch.context() as patch:
-            patch.setattr(client, "_abort", broken)
-            client.abort_nowait(REQUEST.id)
-            async with asyncio.timeout(10):
-                await client.wait_aborts_sent()
-        client.abort_nowait(REQUEST.id)
-        await client.wait_aborts_sent()
-        assert node.aborted == [REQUEST.id]
+            patch.setattr(client, "_next_message", broken)
+            call = asyncio.create_task(reserve(client))
+            with pytest.raises(NodeLost, match="a bug: KeyError"):
+                await call
+        assert log.lost == ["a bug: KeyError('bug')"]
+        await wait_until(lambda: log.num_messages == 2)
+        assert isinstance(await reserve(client), Reservation)
 
 
 async def test_another_life_of_the_node_refuses_everything() -> None:
     """F63."""
     async with connected(epoch=2) as (node, client, log):
-        with pytest.raises(StaleEpoch, match="for d0#2, this is d0#1"):
-            await client.reserve(REQUEST, must_prefill_locally=False, may_wait=False)
-        with pytest.raises(StaleEpoch):
-            await client.prefill(REQUEST, None)
+        await wait_until(lambda: node.num_refused > 0)
+        with pytest.raises(NodeLost, match="d0#2 is not heard"):
+            await reserve(client)
+        with pytest.raises(NodeLost, match="d0#2 is not heard"):
+            await prefill(client)
         client.abort_nowait(REQUEST.id)
-        await client.wait_aborts_sent()
+        await client.wait_sent()
         assert node.aborted == []
         assert (log.num_messages, log.lost) == (0, [])
 
 
-async def test_a_node_that_is_gone_is_a_typed_error_and_aborts_are_given_up() -> None:
+async def test_a_node_that_is_gone_is_a_typed_error_for_what_was_asked_and_what_is() -> None:
     async with connected() as (node, client, log):
+        node.on_reserve = hang
         await wait_until(lambda: log.num_messages == 1)
+        call = asyncio.create_task(reserve(client))
+        await wait_until(lambda: len(node.asked) == 1)
         await node.die()
-        await wait_until(lambda: len(log.lost) == 1)
-        with pytest.raises(NodeLost, match="d0#1"):
-            await client.reserve(REQUEST, must_prefill_locally=False, may_wait=False)
+        with pytest.raises(NodeLost, match="d0#1 was lost"):
+            await call
+        assert len(log.lost) == 1
+        with pytest.raises(NodeLost, match="d0#1 is not heard"):
+            await reserve(client)
         client.abort_nowait(REQUEST.id)
-        await client.wait_aborts_sent()
+        await client.wait_sent()
 
 
 async def test_a_call_is_no_longer_than_the_request_has_left() -> None:
-    async with connected() as (node, client, _log):
+    async with connected() as (node, client, log):
+        await wait_until(lambda: log.num_messages == 1)
+        node.on_reserve = hang
+        with pytest.raises(DeadlineExceeded, match="d0#1"):
+            await reserve(client, replace(REQUEST, deadline_s=0.05))
+
+
+async def test_a_reply_behind_its_deadline_is_nobodys() -> None:
+    async with connected() as (node, client, log):
+        await wait_until(lambda: log.num_messages == 1)
         release = asyncio.Event()
 
-        async def hang(_request: GenerationRequest, _is_local: bool) -> pb.ReserveReply:
+        async def late(_request: GenerationRequest, _is_local: bool) -> pb.Reply:
             await release.wait()
-            return pb.ReserveReply()
+            return pb.Reply(local=pb.LocalStart())
 
-        node.on_reserve = hang
-        short = GenerationRequest(
-            id=REQUEST.id,
-            prompt_token_ids=REQUEST.prompt_token_ids,
-            sampling=REQUEST.sampling,
-            deadline_s=0.05,
-        )
-        with pytest.raises(DeadlineExceeded, match="d0#1"):
-            await client.reserve(short, must_prefill_locally=False, may_wait=False)
+        node.on_reserve = late
+        with pytest.raises(DeadlineExceeded):
+            await reserve(client, replace(REQUEST, deadline_s=0.05))
         release.set()
+        assert isinstance(await reserve(client), Reservation)
+        assert log.lost == []
 
 
 async def test_a_call_under_way_ends_typed_when_the_client_is_closed() -> None:
-    async with connected() as (node, client, _log):
-        release = asyncio.Event()
-
-        async def hang(_request: GenerationRequest, _is_local: bool) -> pb.ReserveReply:
-            await release.wait()
-            return pb.ReserveReply()
-
+    async with connected() as (node, client, log):
+        await wait_until(lambda: log.num_messages == 1)
         node.on_reserve = hang
-        call = asyncio.create_task(
-            client.reserve(REQUEST, must_prefill_locally=False, may_wait=False)
-        )
+        call = asyncio.create_task(reserve(client))
         await wait_until(lambda: len(node.asked) == 1)
         await client.close()
         with pytest.raises(NodeLost, match="has left"):
             await call
         with pytest.raises(NodeLost, match="has left"):
-            await client.reserve(REQUEST, must_prefill_locally=False, may_wait=False)
-        release.set()
+            await reserve(client)
 
 
-async def test_aborts_are_sent_in_bounded_messages_each_once() -> None:
+async def test_calls_without_a_reply_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_clients, "MAX_WAITING_CALLS", 2)
+    async with connected() as (node, client, log):
+        await wait_until(lambda: log.num_messages == 1)
+        node.on_reserve = hang
+        calls = [asyncio.create_task(reserve(client)) for _ in range(2)]
+        await wait_until(lambda: len(node.asked) == 2)
+        with pytest.raises(Overloaded, match="2 calls wait for replies of d0#1"):
+            await reserve(client)
+        for call in calls:
+            call.cancel()
+
+
+async def test_what_is_asked_together_travels_together_and_aborts_behind_it() -> None:
     async with connected() as (node, client, log):
         await wait_until(lambda: log.num_messages == 1)
         attempts = [AttemptId(f"req-{index}", 1) for index in range(1200)]
+        askers = [Asker() for _ in range(600)]
+        for asker in askers:
+            client.reserve_nowait(REQUEST, asker, must_prefill_locally=False, may_wait=False)
         for attempt in (*attempts, *attempts):
             client.abort_nowait(attempt)
-        await client.wait_aborts_sent()
+        await asyncio.gather(*(asker.outcome for asker in askers))
+        await client.wait_sent()
+        await wait_until(lambda: len(node.aborted) == 1200)
         assert sorted(node.aborted) == sorted(attempts)
-        assert node.num_abort_calls == 3
+        assert node.num_calls_before_aborts == 600
+        assert node.num_messages == 4, "600 calls in two, the last with 512 aborts, and 688"
 
 
 def test_the_pause_between_tries_grows_to_a_bound() -> None:
@@ -210,10 +276,7 @@ def test_the_pause_between_tries_grows_to_a_bound() -> None:
 async def test_a_large_message_lets_others_have_their_turn_and_arrives_in_order() -> None:
     async with connected() as (node, _client, log):
         await wait_until(lambda: log.num_messages == 1)
-        num_outputs = 2 * OUTPUTS_AT_ONCE * PARTS_PER_MESSAGE
-        outputs = [
-            RequestOutput(id=AttemptId("r", 1), first_index=index) for index in range(num_outputs)
-        ]
+        num_outputs = 2 * OUTPUTS_AT_ONCE * PARTS
         turns = 0
 
         async def count_turns() -> None:
@@ -223,8 +286,56 @@ async def test_a_large_message_lets_others_have_their_turn_and_arrives_in_order(
                 await asyncio.sleep(0)
 
         counting = asyncio.create_task(count_turns())
-        node.push(*outputs)
+        node.push(*outputs_of("r", num_outputs))
         await counting
         assert [output.first_index for output in log.heard] == list(range(num_outputs))
-        assert log.num_messages == 1 + PARTS_PER_MESSAGE
-        assert turns >= (PARTS_PER_MESSAGE - 1) * TURNS_FOR_OTHERS
+        assert log.num_messages == 1 + PARTS
+        assert turns >= (PARTS - 1) * TURNS_FOR_OTHERS
+
+
+async def test_a_reply_does_not_wait_for_a_burst_of_tokens_that_came_before_it() -> None:
+    async with connected() as (node, client, log):
+        await wait_until(lambda: log.num_messages == 1)
+        num_outputs = 2 * OUTPUTS_AT_ONCE * PARTS
+        release = asyncio.Event()
+
+        async def behind_a_burst(_request: GenerationRequest, _is_local: bool) -> pb.Reply:
+            await release.wait()
+            return pb.Reply(local=pb.LocalStart())
+
+        node.on_reserve = behind_a_burst
+        call = asyncio.create_task(reserve(client))
+        await wait_until(lambda: len(node.asked) == 1)
+        hear = log.on_heard
+
+        def hear_slowly(_node: Incarnation, outputs: list[RequestOutput]) -> None:
+            hear(_node, outputs)
+            release.set()
+            time.sleep(0.02)
+
+        log.on_heard = hear_slowly  # type: ignore[method-assign]
+        node.push(*outputs_of("r", num_outputs))
+        await call
+        num_heard_at_reply = len(log.heard)
+        assert 0 < num_heard_at_reply < num_outputs
+        await wait_until(lambda: len(log.heard) == num_outputs)
+
+
+async def test_a_node_that_is_too_far_ahead_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_clients, "MAX_WAITING_OUTPUTS", 10)
+    async with connected() as (node, _client, log):
+        await wait_until(lambda: log.num_messages == 1)
+        for _ in range(20):
+            node.push(*outputs_of("r", 20))
+        await wait_until(lambda: len(log.heard) == 400)
+        assert [output.first_index for output in log.heard] == list(range(20)) * 20
+        assert log.num_messages >= 20, "no message was read before the one before was passed on"
+
+
+async def test_what_came_before_the_end_of_a_stream_is_passed_on() -> None:
+    async with connected() as (node, _client, log):
+        await wait_until(lambda: log.num_messages == 1)
+        node.push(*outputs_of("r", 1000))
+        node.end_streams()
+        await wait_until(lambda: len(log.lost) == 1)
+        assert len(log.heard) == 1000

@@ -11,8 +11,8 @@ from common.request import MAX_LOGPROBS, MAX_PRIORITY, MAX_STOP_TOKEN_IDS
 from http_serving.bounded_connections import ConnectionLimits
 from kv_transfer.core import limits as kv
 from kv_transfer.zmq_transport import RECEIVER_HIGH_WATER_MARK
-from node import control_port, metrics_server
-from node.control_service import MAX_ABORTS_PER_CALL, MAX_MESSAGE_BYTES
+from node import control_port, metrics_server, output_streams, router_calls
+from node.control_service import GREETING_TIMEOUT_S, MAX_MESSAGE_BYTES
 from pdserve.options import all_options
 from placement.records import MAX_VALUE_BYTES
 from placement.redis_store import CALL_TIMEOUT_S, MAX_ENTRIES
@@ -96,7 +96,12 @@ CONTROL = {
     "message": size(MAX_MESSAGE_BYTES),
     "metadata of a call": size(control_port.MAX_METADATA_BYTES),
     "characters of an id": str(MAX_ID_LENGTH),
-    "attempts in one abort": str(MAX_ABORTS_PER_CALL),
+    "time until a stream names its ends": f"{GREETING_TIMEOUT_S:g} s",
+    "calls and aborts in a message of a stream": (
+        f"{router_calls.MAX_CALLS_PER_MESSAGE} and {router_calls.MAX_ABORTS_PER_MESSAGE}"
+    ),
+    "calls of a router without a reply": str(router_calls.MAX_WAITING_CALLS),
+    "replies and tokens that a router has not read": str(output_streams.MAX_PENDING),
     "requests that wait on the node": f"{HANDOFF.max_queued_requests} (`--max-queued-requests`)",
 }
 KV = {

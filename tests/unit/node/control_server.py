@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import grpc
 import grpc.aio
 
 from common.clock import ManualClock
@@ -14,7 +13,7 @@ from common.nodes import NodeLoad, Role
 from common.request import GenerationRequest, RequestOutput
 from engine.core.block_pool import BlockCounts
 from kv_transfer.connector import Ticket
-from node.control_service import ControlService, Replies
+from node.control_service import ControlService
 from node.drain import NodeDrain
 from node.inbox import Inbox
 from node.messages import (
@@ -26,13 +25,14 @@ from node.messages import (
     Submit,
 )
 from node.output_streams import OutputStreams
+from node.router_calls import Replies
 from node.tickets import ticket_to_proto
 from protos import pdserve_node_pb2 as pb
 from protos import pdserve_node_pb2_grpc as pb_grpc
-from protos.codec import make_envelope, output_from_proto, request_to_proto
+from protos.codec import make_envelope, request_to_proto
+from tests.fakes.node_caller import NodeCaller
 from tests.unit.engine_core.build import make_request
 
-END: Any = grpc.aio.EOF  # type: ignore[attr-defined]
 ME, ROUTER = Incarnation("node", 3), Incarnation("router", 1)
 RECEIVED_AT_S = 12.5
 REQUEST = make_request(5, name="a", deadline_s=60.0)
@@ -122,34 +122,24 @@ class Service:
         self.channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}")
         self.stub: Any = pb_grpc.NodeStub(self.channel)  # type: ignore[no-untyped-call]
 
-    def open_stream(self, router: Incarnation = ROUTER) -> Any:
-        return self.stub.Stream(pb.StreamRequest(envelope=make_envelope(router, ME)))
-
-    async def subscribe(self, router: Incarnation = ROUTER) -> Any:
+    async def subscribe(self, router: Incarnation = ROUTER) -> NodeCaller:
         """An open stream: its first heartbeat was heard."""
-        call = self.open_stream(router)
-        assert not (await call.read()).outputs
-        return call
+        caller = NodeCaller(self.stub, make_envelope(router, ME))
+        await caller.greet()
+        return caller
 
     def say(self, number: int, router: Incarnation = ROUTER, **more: Any) -> None:
         output = RequestOutput(id=REQUEST.id, first_index=number, token_ids=(40 + number,), **more)
         self.streams.add(router, output)
         self.streams.flush()
 
-    async def next_output(self, call: Any) -> RequestOutput:
-        while True:
-            batch = await call.read()
-            assert batch is not END, "the stream ended"
-            if batch.outputs:
-                return output_from_proto(batch.outputs[0])
+
+def reserve(request: GenerationRequest = REQUEST, **more: Any) -> pb.ReserveRequest:
+    return pb.ReserveRequest(request=request_to_proto(request), **more)
 
 
-def reserve(envelope: pb.Envelope, request: GenerationRequest = REQUEST, **more: Any) -> Any:
-    return pb.ReserveRequest(envelope=envelope, request=request_to_proto(request), **more)
-
-
-def prefill(envelope: pb.Envelope, ticket: Ticket | None = TICKET) -> Any:
-    message = pb.PrefillRequest(envelope=envelope, request=request_to_proto(REQUEST))
+def prefill(ticket: Ticket | None = TICKET) -> pb.PrefillRequest:
+    message = pb.PrefillRequest(request=request_to_proto(REQUEST))
     if ticket is not None:
         message.ticket.CopyFrom(ticket_to_proto(ticket))
     return message

@@ -22,8 +22,9 @@ from node.engine_node import EngineNode, LoadedModel, NodeConnector, NodeParts
 from placement.memory_store import MemoryStore
 from protos import pdserve_node_pb2 as pb
 from protos import pdserve_node_pb2_grpc as pb_grpc
-from protos.codec import make_envelope, output_from_proto, request_to_proto
+from protos.codec import make_envelope, request_to_proto
 from tests.fakes.hash_runner import HashRunner
+from tests.fakes.node_caller import NodeCaller
 
 WAIT_S = 20.0
 ROUTER = Incarnation("router", 1)
@@ -45,21 +46,17 @@ class RunningNode:
 
     async def answer(self, request: GenerationRequest) -> list[RequestOutput]:
         """Everything that the node says to one request, which it computes alone."""
-        call = self._stub.Stream(pb.StreamRequest(envelope=self._envelope))
-        await call.read()
-        reply = await self._stub.Reserve(
-            pb.ReserveRequest(
-                envelope=self._envelope,
-                request=request_to_proto(request),
-                must_prefill_locally=True,
-            )
+        caller = NodeCaller(self._stub, self._envelope)
+        await caller.greet()
+        reply = await caller.ask(
+            pb.ReserveRequest(request=request_to_proto(request), must_prefill_locally=True)
         )
         assert reply.WhichOneof("outcome") == "local", reply
         outputs: list[RequestOutput] = []
         async with asyncio.timeout(WAIT_S):
             while not outputs or outputs[-1].finish_reason is None:
-                outputs += map(output_from_proto, (await call.read()).outputs)
-        call.cancel()
+                outputs += await caller.next_outputs()
+        caller.call.cancel()
         return outputs
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import Any
@@ -11,13 +10,12 @@ import grpc
 import grpc.aio
 import pytest
 
-from common.errors import Overloaded
-from common.ids import AttemptId, Incarnation
+from common.errors import Overloaded, PeerProtocolError
+from common.ids import AttemptId
 from common.nodes import Role
 from common.request import FinishReason
 from kv_transfer.connector import Ticket
-from node import control_service, output_streams
-from node.control_service import MAX_ABORTS_PER_CALL
+from node import control_service, inbox, output_streams, router_calls
 from node.messages import (
     Abort,
     Accepted,
@@ -30,8 +28,8 @@ from node.messages import (
 )
 from node.tickets import ticket_from_proto
 from protos import pdserve_node_pb2 as pb
+from tests.fakes.node_caller import NodeCaller
 from tests.unit.node.control_server import (
-    END,
     GOOD,
     RECEIVED_AT_S,
     REQUEST,
@@ -74,30 +72,48 @@ async def start(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Start]:
         (spoiled(receiver_epoch=2), "the message is for node#2, this is node#3"),
         (spoiled(receiver_epoch=4), "the message is for node#4, this is node#3"),
         (spoiled(receiver_id="another"), "the message is for another#3"),
-        (spoiled(protocol_version=2), "protocol version is 2: wanted 1"),
-        (spoiled(protocol_version=0), "protocol version is 0: wanted 1"),
+        (spoiled(protocol_version=1), "protocol version is 1: wanted 2"),
+        (spoiled(protocol_version=0), "protocol version is 0: wanted 2"),
         (spoiled(sender_id=""), "sender_id has 0 characters"),
         (pb.Envelope(), "protocol version is 0"),
     ],
 )
-@pytest.mark.parametrize("call", ["Stream", "Reserve", "Prefill", "Abort", "Status"])
+@pytest.mark.parametrize("call", ["Stream", "Status", "Drain"])
 async def test_every_call_refuses_an_envelope_that_is_not_for_this_life_and_protocol(
     start: Start, call: str, envelope: pb.Envelope, words: str
 ) -> None:
-    service = await start(Role.PREFILL if call == "Prefill" else Role.DECODE)
-    messages = {
-        "Stream": pb.StreamRequest(envelope=envelope),
-        "Reserve": reserve(envelope),
-        "Prefill": prefill(envelope),
-        "Abort": pb.AbortRequest(envelope=envelope),
-        "Status": pb.StatusRequest(envelope=envelope),
+    service = await start(Role.DECODE)
+    calls: dict[str, Callable[[], Any]] = {
+        "Stream": lambda: NodeCaller(service.stub, envelope).greet(),
+        "Status": lambda: service.stub.Status(pb.StatusRequest(envelope=envelope)),
+        "Drain": lambda: service.stub.Drain(pb.DrainRequest(envelope=envelope)),
     }
-    begun = getattr(service.stub, call)(messages[call])
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await (begun.read() if call == "Stream" else begun)
+        await calls[call]()
     assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
     assert words in str(caught.value.details())
     assert service.inbox.seen == []
+    assert not service.drain.requested.is_set()
+
+
+async def test_a_stream_that_does_not_say_whose_it_is_ends(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control_service, "GREETING_TIMEOUT_S", 0.0)
+    service = await start(Role.DECODE)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await service.stub.Stream().read()
+    assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    assert "did not name its ends within 0 s" in str(caught.value.details())
+
+
+async def test_a_stream_that_ends_before_it_said_whose_it_is_ends(start: Start) -> None:
+    service = await start(Role.DECODE)
+    call = service.stub.Stream()
+    await call.done_writing()
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call.read()
+    assert "ended before it named its ends" in str(caught.value.details())
 
 
 # --- requests -------------------------------------------------------------------------------------
@@ -105,9 +121,9 @@ async def test_every_call_refuses_an_envelope_that_is_not_for_this_life_and_prot
 
 async def test_a_reservation_comes_back_as_its_ticket(start: Start) -> None:
     service = await start(Role.DECODE)
-    await service.subscribe()
+    caller = await service.subscribe()
     service.inbox.answer_with = Reserved(TICKET)
-    reply = await service.stub.Reserve(reserve(GOOD, must_prefill_locally=True, may_wait=True))
+    reply = await caller.ask(reserve(must_prefill_locally=True, may_wait=True))
     assert reply.WhichOneof("outcome") == "ticket"
     assert ticket_from_proto(reply.ticket, REQUEST.id) == TICKET
     (submit,) = service.inbox.seen
@@ -123,38 +139,39 @@ async def test_a_reservation_comes_back_as_its_ticket(start: Start) -> None:
 
 async def test_a_local_start_says_what_was_cached(start: Start) -> None:
     service = await start(Role.MIXED)
-    await service.subscribe()
+    caller = await service.subscribe()
     service.inbox.answer_with = StartedLocally(128)
-    reply = await service.stub.Reserve(reserve(GOOD))
+    reply = await caller.ask(reserve())
     assert reply.local.num_cached_tokens == 128
     assert reply.WhichOneof("outcome") == "local"
 
 
 async def test_a_refusal_says_why_when_to_come_back_and_what_room_there_is(start: Start) -> None:
     service = await start(Role.DECODE)
-    await service.subscribe()
+    caller = await service.subscribe()
     service.inbox.answer_with = Refused(Overloaded("full", retry_after_s=2.5), 7, 1)
-    refusal = (await service.stub.Reserve(reserve(GOOD))).refusal
+    refusal = (await caller.ask(reserve())).refusal
     assert (refusal.code, refusal.message, refusal.retry_after_ms) == ("overloaded", "full", 2500)
     assert (refusal.free_blocks, refusal.free_seats) == (7, 1)
 
 
 async def test_s58_refusals_are_counted_by_reason_whoever_refuses(start: Start) -> None:
     service = await start(Role.DECODE)
+    caller = await service.subscribe()
     # The service by itself, then the step thread, twice.
-    await service.stub.Reserve(reserve(GOOD))
-    await service.subscribe()
+    late = reserve()
+    late.request.deadline_ms = 0
+    await caller.ask(late)
     service.inbox.answer_with = Refused(Overloaded("full"))
-    await service.stub.Reserve(reserve(GOOD))
-    await service.stub.Reserve(reserve(GOOD))
+    await caller.ask(reserve())
+    await caller.ask(reserve())
     service.inbox.answer_with = StartedLocally(0)
-    await service.stub.Reserve(reserve(GOOD))
+    await caller.ask(reserve())
     assert service.service.refusals == {
         "deadline_exceeded": 0,
         "draining": 0,
-        "invalid_request": 0,
+        "invalid_request": 1,
         "layout_mismatch": 0,
-        "node_lost": 1,
         "overloaded": 2,
     }
 
@@ -164,56 +181,68 @@ async def test_a_prompt_is_taken_with_or_without_a_ticket(
     start: Start, ticket: Ticket | None
 ) -> None:
     service = await start(Role.PREFILL)
-    await service.subscribe()
+    caller = await service.subscribe()
     service.inbox.answer_with = Accepted()
-    reply = await service.stub.Prefill(prefill(GOOD, ticket))
-    assert not reply.HasField("refusal")
+    reply = await caller.ask(prefill(ticket))
+    assert reply.WhichOneof("outcome") == "accepted"
     (submit,) = service.inbox.seen
     assert submit.ticket == ticket
 
 
 async def test_a_prompt_can_be_refused(start: Start) -> None:
     service = await start(Role.PREFILL)
-    await service.subscribe()
+    caller = await service.subscribe()
     service.inbox.answer_with = Refused(Overloaded("full"))
-    assert (await service.stub.Prefill(prefill(GOOD))).refusal.code == "overloaded"
-
-
-@pytest.mark.parametrize("role", [Role.DECODE, Role.PREFILL])
-async def test_a_router_that_does_not_listen_is_refused(start: Start, role: Role) -> None:
-    service = await start(role)
-    await service.subscribe(Incarnation(ROUTER.node_id, 2))
-    if role is Role.PREFILL:
-        refusal = (await service.stub.Prefill(prefill(GOOD))).refusal
-    else:
-        refusal = (await service.stub.Reserve(reserve(GOOD))).refusal
-    assert refusal.code == "node_lost"
-    assert "router router#1 has no open token stream" in refusal.message
-    assert service.inbox.seen == []
+    assert (await caller.ask(prefill())).refusal.code == "overloaded"
 
 
 async def test_each_role_takes_its_own_calls_only(start: Start) -> None:
-    for role, call in (
-        (Role.PREFILL, "Reserve"),
-        (Role.DECODE, "Prefill"),
-        (Role.MIXED, "Prefill"),
+    for role, ask in (
+        (Role.PREFILL, reserve()),
+        (Role.DECODE, prefill()),
+        (Role.MIXED, prefill()),
     ):
         service = await start(role)
-        message = reserve(GOOD) if call == "Reserve" else prefill(GOOD)
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await getattr(service.stub, call)(message)
-        assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+        caller = await service.subscribe()
+        refusal = (await caller.ask(ask)).refusal
+        assert (refusal.code, f"a {role.value} node takes no" in refusal.message) == (
+            PeerProtocolError.code,
+            True,
+        )
+        assert service.inbox.seen == []
+
+
+async def test_a_call_that_asks_for_nothing_is_refused(start: Start) -> None:
+    service = await start(Role.DECODE)
+    caller = await service.subscribe()
+    await caller.say(pb.RouterMessage(calls=[pb.Call(id=7)]))
+    reply = (await caller.call.read()).replies[0]
+    assert (reply.call_id, reply.refusal.code) == (7, PeerProtocolError.code)
+
+
+async def test_what_comes_together_is_answered_call_by_call(start: Start) -> None:
+    service = await start(Role.DECODE)
+    caller = await service.subscribe()
+    service.inbox.answer_with = StartedLocally(0)
+    bad = pb.Call(id=2, prefill=prefill())
+    calls = [pb.Call(id=1, reserve=reserve()), bad, pb.Call(id=3, reserve=reserve())]
+    await caller.say(pb.RouterMessage(calls=calls))
+    outcomes: dict[int, str | None] = {}
+    while len(outcomes) < 3:
+        for reply in (await caller.call.read()).replies:
+            outcomes[reply.call_id] = reply.WhichOneof("outcome")
+    assert outcomes == {1: "local", 2: "refusal", 3: "local"}
 
 
 async def test_a_malformed_request_is_refused_by_field(start: Start) -> None:
     service = await start(Role.DECODE)
-    await service.subscribe()
-    empty = reserve(GOOD)
+    caller = await service.subscribe()
+    empty = reserve()
     del empty.request.prompt_token_ids[:]
-    hot = reserve(GOOD)
+    hot = reserve()
     hot.request.sampling.temperature = -1.0
     for message, words in ((empty, "prompt is empty"), (hot, "temperature is -1.0")):
-        refusal = (await service.stub.Reserve(message)).refusal
+        refusal = (await caller.ask(message)).refusal
         assert refusal.code == "invalid_request"
         assert words in refusal.message
     assert service.inbox.seen == []
@@ -221,19 +250,19 @@ async def test_a_malformed_request_is_refused_by_field(start: Start) -> None:
 
 async def test_a_malformed_ticket_is_refused(start: Start) -> None:
     service = await start(Role.PREFILL)
-    await service.subscribe()
-    message = prefill(GOOD)
+    caller = await service.subscribe()
+    message = prefill()
     message.ticket.lease_token = 0
-    refusal = (await service.stub.Prefill(message)).refusal
+    refusal = (await caller.ask(message)).refusal
     assert (refusal.code, "no lease" in refusal.message) == ("invalid_request", True)
 
 
 async def test_a_full_inbox_is_an_overloaded_refusal(start: Start) -> None:
     service = await start(Role.DECODE)
-    await service.subscribe()
+    caller = await service.subscribe()
     for reply_to in range(1000, 1003):
         service.inbox.put(StatusQuery(reply_to))
-    assert (await service.stub.Reserve(reserve(GOOD))).refusal.code == "overloaded"
+    assert (await caller.ask(reserve())).refusal.code == "overloaded"
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await service.stub.Status(pb.StatusRequest(envelope=GOOD))
     assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -243,51 +272,106 @@ async def test_a_call_waits_no_longer_than_its_request_and_a_late_answer_finds_n
     start: Start,
 ) -> None:
     service = await start(Role.DECODE)
-    await service.subscribe()
+    caller = await service.subscribe()
     short = replace(REQUEST, deadline_s=0.001)
-    assert (await service.stub.Reserve(reserve(GOOD, short))).refusal.code == "deadline_exceeded"
+    assert (await caller.ask(reserve(short))).refusal.code == "deadline_exceeded"
     (submit,) = service.inbox.seen
     assert isinstance(submit, Submit)
     service.replies.resolve(submit.reply_to, Reserved(TICKET))
-    await asyncio.sleep(0)
-    assert service.replies._futures == {}
+    service.inbox.take_all()
+    service.inbox.answer_with = StartedLocally(0)
+    assert (await caller.ask(reserve())).WhichOneof("outcome") == "local"
+    assert len(service.replies) == 0
 
 
-async def test_a_call_that_is_given_up_leaves_nothing(start: Start) -> None:
+async def test_a_call_whose_stream_ends_leaves_nothing(start: Start) -> None:
     service = await start(Role.DECODE)
-    await service.subscribe()
-    call = service.stub.Reserve(reserve(GOOD))
+    caller = await service.subscribe()
+    await caller.begin(reserve())
     await service.inbox.has_seen.wait()
-    assert len(service.replies._futures) == 1
-    call.cancel()
+    assert len(service.replies) == 1
+    caller.call.cancel()
     await service.replies.forgotten.wait()
-    assert service.replies._futures == {}
+    assert len(service.replies) == 0
+
+
+async def test_calls_without_a_reply_are_bounded(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(router_calls, "MAX_WAITING_CALLS", 1)
+    service = await start(Role.DECODE)
+    caller = await service.subscribe()
+    await caller.begin(reserve())
+    await service.inbox.has_seen.wait()
+    refusal = (await caller.ask(reserve())).refusal
+    assert (refusal.code, "1 calls of router#1 wait" in refusal.message) == ("overloaded", True)
+    assert len(service.inbox.seen) == 1
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        pb.RouterMessage(calls=[pb.Call(id=1, reserve=reserve())] * 2),
+        pb.RouterMessage(calls=[pb.Call()] * (router_calls.MAX_CALLS_PER_MESSAGE + 1)),
+        pb.RouterMessage(
+            aborts=pb.Attempts(request_ids=["a"] * (router_calls.MAX_ABORTS_PER_MESSAGE + 1))
+        ),
+        pb.RouterMessage(aborts=pb.Attempts(request_ids=[""], attempts=[1])),
+        pb.RouterMessage(aborts=pb.Attempts(request_ids=["a"], attempts=[0])),
+        pb.RouterMessage(aborts=pb.Attempts(request_ids=["a"])),
+    ],
+)
+async def test_what_no_router_says_ends_the_stream(start: Start, message: pb.RouterMessage) -> None:
+    service = await start(Role.DECODE)
+    caller = await service.subscribe()
+    await caller.say(message)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await caller.wait_ended()
+    assert caught.value.code() in (
+        grpc.StatusCode.FAILED_PRECONDITION,
+        grpc.StatusCode.INVALID_ARGUMENT,
+    )
+    assert service.inbox.seen[-1] == RouterGone(ROUTER)
+    assert len(service.replies) == 0
 
 
 # --- aborts ---------------------------------------------------------------------------------------
 
 
-async def test_an_abort_names_router_and_attempts(start: Start) -> None:
-    service = await start(Role.DECODE)
-    attempts = [pb.AbortRequest.Attempt(request_id=name, attempt=2) for name in ("a", "b")]
-    await service.stub.Abort(pb.AbortRequest(envelope=GOOD, attempts=attempts))
-    assert service.inbox.seen == [Abort(ROUTER, (AttemptId("a", 2), AttemptId("b", 2)))]
+def aborts(*names: str) -> pb.RouterMessage:
+    return pb.RouterMessage(aborts=pb.Attempts(request_ids=names, attempts=[2] * len(names)))
 
 
-@pytest.mark.parametrize(
-    "attempts",
-    [
-        [pb.AbortRequest.Attempt(request_id="", attempt=1)],
-        [pb.AbortRequest.Attempt(request_id="a", attempt=0)],
-        [pb.AbortRequest.Attempt(request_id="a", attempt=1)] * (MAX_ABORTS_PER_CALL + 1),
-    ],
-)
-async def test_a_malformed_abort_is_an_error(start: Start, attempts: list[Any]) -> None:
+async def test_an_abort_names_router_and_attempts_and_follows_its_call(start: Start) -> None:
     service = await start(Role.DECODE)
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await service.stub.Abort(pb.AbortRequest(envelope=GOOD, attempts=attempts))
-    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert service.inbox.seen == []
+    caller = await service.subscribe()
+    message = aborts("a", "b")
+    message.calls.append(pb.Call(id=1, reserve=reserve()))
+    service.inbox.answer_with = StartedLocally(0)
+    await caller.say(message)
+    while not (await caller.call.read()).replies:
+        pass
+    assert isinstance(service.inbox.seen[0], Submit)
+    assert service.inbox.seen[1] == Abort(ROUTER, (AttemptId("a", 2), AttemptId("b", 2)))
+
+
+async def test_no_abort_is_lost_where_the_inbox_is_full_of_them(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inbox, "MAX_ABORTS", 1)
+    monkeypatch.setattr(router_calls, "FULL_INBOX_PAUSE_S", 0.0)
+    service = await start(Role.DECODE)
+    caller = await service.subscribe()
+    await caller.say(aborts("a"))
+    await caller.say(aborts("b"))
+    await service.inbox.has_seen.wait()
+    for _ in range(3):  # heartbeats: nothing more is taken, and the stream goes on
+        assert await caller.call.read() == pb.NodeMessage()
+    assert service.inbox.seen == [Abort(ROUTER, (AttemptId("a", 2),))]
+    service.inbox.take_all()
+    service.inbox.has_seen.clear()
+    await service.inbox.has_seen.wait()
+    assert service.inbox.seen[1] == Abort(ROUTER, (AttemptId("b", 2),))
 
 
 # --- status ---------------------------------------------------------------------------------------
@@ -316,7 +400,7 @@ async def test_a_step_loop_that_does_not_answer_is_a_deadline(
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await service.stub.Status(pb.StatusRequest(envelope=GOOD))
     assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-    assert service.replies._futures == {}
+    assert len(service.replies) == 0
 
 
 # --- streams --------------------------------------------------------------------------------------
@@ -324,40 +408,47 @@ async def test_a_step_loop_that_does_not_answer_is_a_deadline(
 
 async def test_outputs_reach_their_router(start: Start) -> None:
     service = await start(Role.DECODE)
-    call = await service.subscribe()
+    caller = await service.subscribe()
     service.say(1, finish_reason=FinishReason.LENGTH)
-    output = await service.next_output(call)
+    (output,) = await caller.next_outputs()
     assert (output.id, output.first_index, output.token_ids) == (REQUEST.id, 1, (41,))
     assert output.finish_reason is FinishReason.LENGTH
 
 
 async def test_a_stream_that_ends_makes_its_router_gone_once(start: Start) -> None:
     service = await start(Role.DECODE)
-    call = await service.subscribe()
-    call.cancel()
+    caller = await service.subscribe()
+    caller.call.cancel()
     await service.inbox.has_seen.wait()
-    assert not service.streams.is_open(ROUTER)
+    assert service.inbox.seen == [RouterGone(ROUTER)]
+
+
+async def test_a_router_that_has_said_all_gets_a_good_end(start: Start) -> None:
+    service = await start(Role.DECODE)
+    caller = await service.subscribe()
+    await caller.call.done_writing()
+    await caller.wait_ended()
+    assert await caller.call.code() is grpc.StatusCode.OK
     assert service.inbox.seen == [RouterGone(ROUTER)]
 
 
 async def test_a_second_stream_of_a_router_ends_its_first(start: Start) -> None:
     service = await start(Role.DECODE)
     first = await service.subscribe()
-    second = service.open_stream()
-    await service.inbox.has_seen.wait()
+    second = await service.subscribe()
     assert service.inbox.seen == [RouterGone(ROUTER)]
-    while (batch := await first.read()) is not END:
-        assert not batch.outputs
+    await first.wait_ended()
     service.say(1)
-    assert (await service.next_output(second)).first_index == 1
+    (output,) = await second.next_outputs()
+    assert output.first_index == 1
 
 
 async def test_a_stopping_node_ends_its_streams_well(start: Start) -> None:
     service = await start(Role.DECODE)
-    call = await service.subscribe()
+    caller = await service.subscribe()
     service.say(1)
     service.streams.stop()
-    assert (await service.next_output(call)).first_index == 1
-    while await call.read() is not END:
-        pass
-    assert await call.code() is grpc.StatusCode.OK
+    (output,) = await caller.next_outputs()
+    assert output.first_index == 1
+    await caller.wait_ended()
+    assert await caller.call.code() is grpc.StatusCode.OK

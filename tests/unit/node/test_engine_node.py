@@ -29,7 +29,6 @@ from node.watchdog import STEP_STALL_S, is_stalled
 from placement.memory_store import MemoryStore
 from protos import pdserve_node_pb2 as pb
 from protos import pdserve_node_pb2_grpc as pb_grpc
-from protos.codec import make_envelope
 from tests.fakes.hash_runner import HashRunner
 
 WAIT_S = 20.0
@@ -223,10 +222,10 @@ class Endless(pb_grpc.NodeServicer):
         self.is_over = asyncio.Event()
 
     async def Stream(  # noqa: N802
-        self, request: pb.StreamRequest, context: Any
-    ) -> AsyncIterator[pb.OutputBatch]:
+        self, messages: Any, context: Any
+    ) -> AsyncIterator[pb.NodeMessage]:
         try:
-            yield pb.OutputBatch()
+            yield pb.NodeMessage()
             await asyncio.Event().wait()
         finally:
             self.is_over.set()
@@ -245,7 +244,7 @@ async def test_a_router_that_vanishes_without_a_word_is_noticed() -> None:
     channel = grpc.aio.insecure_channel(f"127.0.0.1:{await cable.open()}")
     try:
         stub: Any = pb_grpc.NodeStub(channel)  # type: ignore[no-untyped-call]
-        call = stub.Stream(pb.StreamRequest(envelope=make_envelope(ROUTER, Incarnation("d", 1))))
+        call = stub.Stream()
         await call.read()
         cable.pull()
         async with asyncio.timeout(WAIT_S):

@@ -66,7 +66,7 @@ def test_aborts_are_refused_when_too_many_wait_and_let_in_again_later() -> None:
     abort = Abort(Incarnation("router", 1), (AttemptId("any", 1),))
     for _ in range(MAX_ABORTS):
         inbox.put(abort)
-    with pytest.raises(Overloaded, match=f"{MAX_ABORTS} calls to abort"):
+    with pytest.raises(Overloaded, match=f"{MAX_ABORTS} messages of aborts"):
         inbox.put(abort)
     assert len(inbox.take_all()) == MAX_ABORTS
     inbox.put(abort)

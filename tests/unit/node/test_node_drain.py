@@ -30,8 +30,9 @@ from node.messages import Drain, Message, Submit
 from placement.memory_store import MemoryStore
 from protos import pdserve_node_pb2 as pb
 from protos import pdserve_node_pb2_grpc as pb_grpc
-from protos.codec import make_envelope, output_from_proto, request_to_proto
+from protos.codec import make_envelope, request_to_proto
 from tests.fakes.hash_runner import HashRunner, expected_tokens
+from tests.fakes.node_caller import NodeCaller
 from tests.unit.engine_core.build import make_request
 
 WAIT_S = 20.0
@@ -138,41 +139,28 @@ class World:
             async with asyncio.timeout(WAIT_S):
                 await serving
 
-    async def reserve(self, name: str, max_tokens: int = 8) -> pb.ReserveReply:
-        request = make_request(5, name=name, max_tokens=max_tokens, ignore_eos=True)
-        reply: pb.ReserveReply = await self.stub.Reserve(
-            pb.ReserveRequest(
-                envelope=self.envelope,
-                request=request_to_proto(request),
-                must_prefill_locally=True,
-            )
-        )
-        return reply
-
-    async def start_answer(self) -> Any:
+    async def start_answer(self) -> NodeCaller:
         """The router's stream, behind the first token of an answer of 8."""
-        call = self.stub.Stream(pb.StreamRequest(envelope=self.envelope))
-        await call.read()
-        assert (await self.reserve("a")).WhichOneof("outcome") == "local"
+        caller = NodeCaller(self.stub, self.envelope)
+        await caller.greet()
+        reply = await caller.ask(reservation("a"))
+        assert reply.WhichOneof("outcome") == "local"
         self.runner.lets.release()
-        (output,) = await next_outputs(call)
+        (output,) = await caller.next_outputs()
         assert len(output.token_ids) == 1
-        return call
+        return caller
 
 
-async def next_outputs(call: Any) -> list[RequestOutput]:
-    while True:
-        batch = await call.read()
-        assert batch is not grpc.aio.EOF, "the stream ended"  # type: ignore[attr-defined]
-        if batch.outputs:
-            return [output_from_proto(output) for output in batch.outputs]
+def reservation(name: str) -> pb.ReserveRequest:
+    request = make_request(5, name=name, max_tokens=8, ignore_eos=True)
+    return pb.ReserveRequest(request=request_to_proto(request), must_prefill_locally=True)
 
 
-async def rest_of(call: Any) -> list[RequestOutput]:
+async def rest_of(caller: NodeCaller) -> list[RequestOutput]:
     outputs: list[RequestOutput] = []
     async with asyncio.timeout(WAIT_S):
         while not outputs or outputs[-1].finish_reason is None:
-            outputs += await next_outputs(call)
+            outputs += await caller.next_outputs()
     return outputs
 
 
@@ -187,18 +175,18 @@ async def test_what_runs_is_finished_and_what_is_new_refused(
     monkeypatch.setattr(engine_node, "Inbox", NotedInbox)
     world = World(timeout_s=60.0)
     async with world.running() as serving:
-        call = await world.start_answer()
+        caller = await world.start_answer()
         reply = await world.stub.Drain(pb.DrainRequest(envelope=world.envelope))
         assert reply.timeout_ms == 60_000
         async with asyncio.timeout(WAIT_S):
             await world.store.is_announced.wait()
-        asking = asyncio.create_task(world.reserve("late"))
+        asking = asyncio.create_task(caller.ask(reservation("late")))
         # The step under way waits meanwhile: the answer is still running.
         assert await asyncio.to_thread(NotedInbox.has_late.wait, WAIT_S)
         world.runner.let_go_on()
         refused = (await asking).refusal
         assert refused.code == "draining"
-        outputs = await rest_of(call)
+        outputs = await rest_of(caller)
         assert [t for o in outputs for t in o.token_ids] == right_answer()[1:]
         assert outputs[-1].finish_reason is FinishReason.LENGTH
         assert await ends(serving) == 0
@@ -211,12 +199,12 @@ async def test_what_is_left_at_the_time_out_is_handed_over(
     monkeypatch.setattr(engine_node, "Inbox", NotedInbox)
     world = World(timeout_s=0.0)
     async with world.running() as serving:
-        call = await world.start_answer()
+        caller = await world.start_answer()
         NotedInbox.has_drain.clear()
         world.drain.set()
         assert await asyncio.to_thread(NotedInbox.has_drain.wait, WAIT_S)
         world.runner.let_go_on()
-        outputs = await rest_of(call)
+        outputs = await rest_of(caller)
         assert (outputs[-1].finish_reason, outputs[-1].error_code) == (
             FinishReason.ERROR,
             "draining",

@@ -11,7 +11,8 @@ import pytest
 from common.ids import AttemptId, Incarnation
 from common.request import RequestOutput
 from node import output_streams
-from node.output_streams import OutputStreams
+from node.output_streams import Batch, OutputStreams, RouterStream
+from protos import pdserve_node_pb2 as pb
 
 R1, R2 = Incarnation("r", 1), Incarnation("q", 1)
 
@@ -40,11 +41,16 @@ async def delivered() -> None:
         await asyncio.sleep(0)
 
 
-async def read_next(reader: AsyncIterator[list[RequestOutput]]) -> list[RequestOutput]:
-    """The next batch that is not a heartbeat."""
+Reader = AsyncIterator[Batch]
+HEARTBEAT = Batch([], [])
+
+
+async def read_next(reader: Reader) -> list[RequestOutput]:
+    """The outputs of the next batch that is not a heartbeat."""
     while True:
-        if batch := await anext(reader):
-            return batch
+        if (batch := await anext(reader)) != HEARTBEAT:
+            assert batch.replies == []
+            return batch.outputs
 
 
 @pytest.fixture
@@ -54,13 +60,15 @@ async def world(monkeypatch: pytest.MonkeyPatch) -> Streams:
     return Streams()
 
 
-async def subscribed(
-    world: Streams, router: Incarnation = R1
-) -> AsyncIterator[list[RequestOutput]]:
-    reader = world.streams.read(router)
-    assert await anext(reader) == [], "a router is answered at once"
-    assert world.streams.is_open(router)
-    return reader
+async def opened(world: Streams, router: Incarnation = R1) -> tuple[RouterStream, Reader]:
+    stream = world.streams.open(router)
+    reader = world.streams.read(stream)
+    assert await anext(reader) == HEARTBEAT, "a router is answered at once"
+    return stream, reader
+
+
+async def subscribed(world: Streams, router: Incarnation = R1) -> Reader:
+    return (await opened(world, router))[1]
 
 
 async def test_a_turn_of_the_step_thread_leaves_in_one_batch(world: Streams) -> None:
@@ -93,7 +101,7 @@ async def test_nothing_leaves_before_the_flush(world: Streams) -> None:
     await delivered()
     assert not waiting.done()
     world.streams.flush()
-    assert await waiting == [output(1)]
+    assert (await waiting).outputs == [output(1)]
 
 
 async def test_a_silent_stream_has_a_heart_beat(
@@ -101,8 +109,8 @@ async def test_a_silent_stream_has_a_heart_beat(
 ) -> None:
     reader = await subscribed(world)
     monkeypatch.setattr(output_streams, "HEARTBEAT_S", 0.0)
-    assert await anext(reader) == []
-    assert await anext(reader) == []
+    assert await anext(reader) == HEARTBEAT
+    assert await anext(reader) == HEARTBEAT
     monkeypatch.setattr(output_streams, "HEARTBEAT_S", 60.0)
     world.say(R1, 1)
     assert await read_next(reader) == [output(1)]
@@ -111,33 +119,34 @@ async def test_a_silent_stream_has_a_heart_beat(
 async def test_output_for_a_router_that_does_not_read_is_dropped(world: Streams) -> None:
     world.say(R1, 1)
     await delivered()
-    assert not world.streams.is_open(R1)
     reader = await subscribed(world)
     waiting = asyncio.ensure_future(anext(reader))
     await delivered()
     assert not waiting.done()
     world.say(R1, 2)
-    assert await waiting == [output(2)]
+    assert (await waiting).outputs == [output(2)]
 
 
 async def test_a_reader_that_leaves_is_gone_once(world: Streams) -> None:
-    reader = await subscribed(world)
+    stream, reader = await opened(world)
     await reader.aclose()  # type: ignore[attr-defined]
     assert world.gone == [R1]
-    assert not world.streams.is_open(R1)
+    assert stream.is_cut
     world.say(R1, 1)
     await delivered()
     assert world.gone == [R1]
 
 
 async def test_a_reader_whose_call_is_cancelled_is_gone_once(world: Streams) -> None:
+    stream = world.streams.open(R1)
+
     async def read() -> None:
-        async for _ in world.streams.read(R1):
+        async for _ in world.streams.read(stream):
             pass
 
     task = asyncio.create_task(read())
     await delivered()
-    assert world.streams.is_open(R1)
+    assert not stream.is_cut
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -147,13 +156,13 @@ async def test_a_reader_whose_call_is_cancelled_is_gone_once(world: Streams) -> 
 
 async def test_a_second_reader_replaces_the_first(world: Streams) -> None:
     first = await subscribed(world)
-    second = await subscribed(world)
+    stream, second = await opened(world)
     assert world.gone == [R1], "what the first asked for is aborted"
     world.say(R1, 1)
     assert await read_next(second) == [output(1)]
-    assert [batch async for batch in first] in ([], [[]])
+    assert [batch async for batch in first] in ([], [HEARTBEAT])
     assert world.gone == [R1], "the end of the first is not the end of the second"
-    assert world.streams.is_open(R1)
+    assert not stream.is_cut
     await second.aclose()  # type: ignore[attr-defined]
     assert world.gone == [R1, R1]
 
@@ -166,7 +175,7 @@ async def test_a_router_that_does_not_read_is_cut_off_at_the_bound(
     count: int,
     is_cut: bool,
 ) -> None:
-    monkeypatch.setattr(output_streams, "MAX_PENDING_OUTPUTS", 3)
+    monkeypatch.setattr(output_streams, "MAX_PENDING", 3)
     reader = await subscribed(world)
     other = await subscribed(world, R2)
     with caplog.at_level(logging.ERROR, "pdserve.node"):
@@ -174,7 +183,7 @@ async def test_a_router_that_does_not_read_is_cut_off_at_the_bound(
         await delivered()
     assert world.gone == ([R1] if is_cut else [])
     if is_cut:
-        assert [batch async for batch in reader] in ([], [[]])
+        assert [batch async for batch in reader] in ([], [HEARTBEAT])
         assert world.gone == [R1]
     else:
         assert len(await read_next(reader)) == 3
@@ -188,7 +197,7 @@ async def test_stopping_sends_what_is_there_and_ends_every_stream(world: Streams
     world.say(R2, 2)
     await delivered()
     world.streams.stop()
-    batches = [[batch async for batch in reader if batch] for reader in readers]
+    batches = [[b.outputs async for b in reader if b != HEARTBEAT] for reader in readers]
     assert batches == [[[output(1)]], [[output(2)]]]
     assert sorted(world.gone) == [R2, R1]
 
@@ -203,4 +212,39 @@ async def test_stopping_waits_for_what_is_on_its_way_without_holding_up_the_loop
     async for batch in reader:
         batches.append(batch)
         assert len(batches) < 10, "the reader goes round without letting the outputs in"
-    assert [batch for batch in batches if batch] == [[output(1)]]
+    assert [batch.outputs for batch in batches if batch != HEARTBEAT] == [[output(1)]]
+
+
+async def test_replies_leave_with_the_outputs_and_before_them(world: Streams) -> None:
+    stream, reader = await opened(world)
+    world.say(R1, 1)
+    await delivered()
+    world.streams.reply(stream, pb.Reply(call_id=5))
+    assert await anext(reader) == Batch([pb.Reply(call_id=5)], [output(1)])
+
+
+async def test_a_reply_is_not_for_a_later_stream_of_the_same_router(world: Streams) -> None:
+    first, _ = await opened(world)
+    _, reader = await opened(world)
+    world.streams.reply(first, pb.Reply(call_id=5))
+    world.say(R1, 1)
+    assert await anext(reader) == Batch([], [output(1)])
+
+
+async def test_replies_that_nobody_reads_cut_a_router_off_too(
+    world: Streams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output_streams, "MAX_PENDING", 3)
+    stream, _ = await opened(world)
+    for call_id in range(4):
+        assert not stream.is_cut
+        world.streams.reply(stream, pb.Reply(call_id=call_id))
+    assert stream.is_cut
+    assert world.gone == [R1]
+
+
+async def test_a_stream_that_is_closed_ends(world: Streams) -> None:
+    stream, reader = await opened(world)
+    world.streams.close(stream)
+    assert [batch async for batch in reader] == []
+    assert world.gone == [R1]

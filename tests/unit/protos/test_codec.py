@@ -21,19 +21,16 @@ from common.errors import (
 )
 from common.ids import AttemptId, Incarnation
 from common.request import (
-    FinishReason,
     GenerationRequest,
-    RequestOutput,
     SamplingParams,
-    TokenLogprobs,
 )
 from protos import pdserve_node_pb2 as pb
 from protos.codec import (
     PROTOCOL_VERSION,
+    attempts_from_proto,
+    attempts_to_proto,
     check_envelope,
     make_envelope,
-    output_from_proto,
-    output_to_proto,
     refusal_to_error,
     refusal_to_proto,
     request_from_proto,
@@ -94,37 +91,6 @@ def test_requests_survive_the_wire(
     assert received.deadline_s == pytest.approx(request.deadline_s, abs=0.0011)
 
 
-@given(st.lists(token_ids, max_size=5), st.integers(0, 2**32 - 1), st.booleans())
-def test_outputs_survive_the_wire(ids: list[int], first: int, is_started: bool) -> None:
-    output = RequestOutput(
-        id=AttemptId("req-1", 1),
-        first_index=first,
-        token_ids=tuple(ids),
-        logprobs=tuple(TokenLogprobs(-0.5, ((7, -0.5), (8, -1.5))) for _ in ids),
-        num_cached_tokens=64,
-        num_drafted=first // 2,
-        num_accepted=first // 3,
-        queue_s=1.25,
-        compute_s=0.000_003,
-        is_started=is_started,
-        finish_reason=FinishReason.LENGTH,
-    )
-    received = pb.RequestOutput.FromString(output_to_proto(output).SerializeToString())
-    assert output_from_proto(received) == output
-
-
-def test_an_output_that_goes_on_has_no_reason_and_an_error_has_a_short_text() -> None:
-    going_on = RequestOutput(id=AttemptId("req-1", 1))
-    assert output_from_proto(output_to_proto(going_on)).finish_reason is None
-    failed = RequestOutput(
-        id=AttemptId("req-1", 1),
-        finish_reason=FinishReason.ERROR,
-        error_code="node_lost",
-        error_message="x" * 5000,
-    )
-    assert len(output_from_proto(output_to_proto(failed)).error_message) == 1000
-
-
 def test_logprobs_of_none_differ_from_logprobs_of_0() -> None:
     for logprobs in (None, 0, 5):
         params = SamplingParams(max_tokens=1, logprobs=logprobs)
@@ -179,32 +145,24 @@ def test_numbers_that_do_not_fit_the_wire_are_refused(
         request_to_proto(request)
 
 
+@given(st.lists(st.builds(AttemptId, st.text(min_size=1, max_size=9), st.integers(1, 2**32 - 1))))
+def test_attempts_survive_the_wire(attempts: list[AttemptId]) -> None:
+    assert attempts_from_proto(
+        pb.Attempts.FromString(attempts_to_proto(attempts).SerializeToString())
+    ) == tuple(attempts)
+
+
 @pytest.mark.parametrize(
     "message",
     [
-        pb.RequestOutput(request_id="", attempt=1),
-        pb.RequestOutput(request_id="r", attempt=0),
-        pb.RequestOutput(request_id="r", attempt=1, finish_reason="tired"),
-        pb.RequestOutput(request_id="r", attempt=1, finish_reason="error"),
-        pb.RequestOutput(request_id="r", attempt=1, num_drafted=1, num_accepted=2),
-        pb.RequestOutput(request_id="r", attempt=1, logprobs=[pb.TokenLogprobs()]),
-        pb.RequestOutput(
-            request_id="r",
-            attempt=1,
-            token_ids=[1],
-            logprobs=[pb.TokenLogprobs(top_token_ids=[1], top_logprobs=[])],
-        ),
-        pb.RequestOutput(
-            request_id="r",
-            attempt=1,
-            token_ids=[1],
-            logprobs=[pb.TokenLogprobs(top_token_ids=[1] * 21, top_logprobs=[0.0] * 21)],
-        ),
+        pb.Attempts(request_ids=[""], attempts=[1]),
+        pb.Attempts(request_ids=["a"], attempts=[0]),
+        pb.Attempts(request_ids=["a", "b"], attempts=[1]),
     ],
 )
-def test_a_malformed_output_is_a_broken_peer(message: pb.RequestOutput) -> None:
-    with pytest.raises(PeerProtocolError):
-        output_from_proto(message)
+def test_malformed_attempts_are_refused(message: pb.Attempts) -> None:
+    with pytest.raises(InvalidRequest):
+        attempts_from_proto(message)
 
 
 def test_an_envelope_names_its_sender() -> None:
@@ -214,7 +172,7 @@ def test_an_envelope_names_its_sender() -> None:
 @pytest.mark.parametrize(
     ("change", "error", "text"),
     [
-        ({"protocol_version": 2}, PeerProtocolError, "version is 2: wanted 1"),
+        ({"protocol_version": 1}, PeerProtocolError, "version is 1: wanted 2"),
         ({"protocol_version": 0}, PeerProtocolError, "version is 0"),
         ({"sender_id": ""}, PeerProtocolError, "sender_id"),
         ({"sender_id": "x" * 129}, PeerProtocolError, "sender_id"),
@@ -228,7 +186,7 @@ def test_an_envelope_for_somebody_else_is_refused(
 ) -> None:
     """F01, F63, F118."""
     envelope = make_envelope(ROUTER, NODE)
-    assert envelope.protocol_version == PROTOCOL_VERSION == 1
+    assert envelope.protocol_version == PROTOCOL_VERSION == 2
     for name, value in change.items():
         setattr(envelope, name, value)
     with pytest.raises(error, match=text):

@@ -51,12 +51,12 @@ class Service(pb_grpc.NodeServicer):
         return pb.StatusReply(node_id="n")
 
     async def Stream(  # noqa: N802
-        self, request: pb.StreamRequest, context: Any
-    ) -> AsyncIterator[pb.OutputBatch]:
+        self, messages: Any, context: Any
+    ) -> AsyncIterator[pb.NodeMessage]:
         self.num_calls += 1
         try:
             for _ in range(3):
-                yield pb.OutputBatch()
+                yield pb.NodeMessage()
         finally:
             self.num_ended_streams += 1
 
@@ -91,7 +91,7 @@ async def test_a_router_and_a_node_of_one_cluster_talk(keys: Path) -> None:
         stub: Any = pb_grpc.NodeStub(channel)  # type: ignore[no-untyped-call]
         reply = await stub.Status(pb.StatusRequest(), timeout=CALL_TIMEOUT_S)
         assert reply.node_id == "n"
-        assert len([batch async for batch in stub.Stream(pb.StreamRequest())]) == 3
+        assert len([batch async for batch in stub.Stream()]) == 3
         await channel.close(None)
     assert (service.num_calls, service.num_ended_streams) == (2, 1)
 
@@ -146,7 +146,7 @@ async def test_a_refused_stream_yields_nothing(keys: Path) -> None:
         async with open_channel(address, [], node) as channel:
             stub: Any = pb_grpc.NodeStub(channel)  # type: ignore[no-untyped-call]
             with pytest.raises(grpc.aio.AioRpcError) as refused:
-                await stub.Stream(pb.StreamRequest(), timeout=CALL_TIMEOUT_S).read()
+                await stub.Stream(timeout=CALL_TIMEOUT_S).read()
         assert refused.value.code() is grpc.StatusCode.PERMISSION_DENIED
         assert "node.pdserve's" in str(refused.value.details())
         assert service.num_calls == 0

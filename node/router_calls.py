@@ -1,0 +1,203 @@
+"""The calls on one router's stream: each becomes a message to the step thread and gets one answer.
+
+What is wrong with a call is its answer. What no router says ends the stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+
+from common.clock import Clock
+from common.errors import DeadlineExceeded, Overloaded, PdserveError, PeerProtocolError
+from common.ids import Incarnation
+from common.logs import about
+from common.nodes import Role
+from node.inbox import Inbox
+from node.messages import Abort, Answer, Refused, Submit
+from node.tickets import ticket_from_proto
+from protos import pdserve_node_pb2 as pb
+from protos.codec import attempts_from_proto, request_from_proto
+
+log = logging.getLogger("pdserve.node.attempts")
+
+MAX_WAITING_CALLS = 8192
+"""Of one router; more are refused."""
+MAX_CALLS_PER_MESSAGE = 4096
+MAX_ABORTS_PER_MESSAGE = 4096
+FULL_INBOX_PAUSE_S = 0.05
+
+
+class Replies:
+    """Calls that wait for the step thread. On the event loop; `resolve` is thread-safe."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._waiting: dict[int, Callable[[Answer], None]] = {}
+        self._ids = count(1)
+
+    def __len__(self) -> int:
+        """Calls without an answer."""
+        return len(self._waiting)
+
+    def new(self, on_answer: Callable[[Answer], None]) -> int:
+        """A place for one answer, which `on_answer` gets on the event loop."""
+        reply_to = next(self._ids)
+        self._waiting[reply_to] = on_answer
+        return reply_to
+
+    def forget(self, reply_to: int) -> None:
+        """Nobody waits any more; a late answer finds nobody."""
+        self._waiting.pop(reply_to, None)
+
+    def resolve(self, reply_to: int, answer: Answer) -> None:
+        """Answer a call; thread-safe."""
+        self._loop.call_soon_threadsafe(self._set, reply_to, answer)
+
+    def _set(self, reply_to: int, answer: Answer) -> None:
+        on_answer = self._waiting.pop(reply_to, None)
+        if on_answer is not None:
+            on_answer(answer)
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """A call without an answer yet."""
+
+    submit: Submit
+    timer: asyncio.TimerHandle
+
+
+class RouterCalls:
+    """`answer` is called once for every call: with its id and the answer."""
+
+    def __init__(
+        self,
+        router: Incarnation,
+        role: Role,
+        inbox: Inbox,
+        replies: Replies,
+        clock: Clock,
+        *,
+        answer: Callable[[int, Answer], None],
+    ) -> None:
+        self._router = router
+        self._role = role
+        self._inbox = inbox
+        self._replies = replies
+        self._clock = clock
+        self._answer = answer
+        self._loop = asyncio.get_running_loop()
+        self._waiting: dict[int, _Waiting] = {}
+
+    async def take(self, message: pb.RouterMessage) -> None:
+        """Everything in one message, in its order. Raises what the stream has to end with."""
+        num_calls, num_aborts = len(message.calls), len(message.aborts.request_ids)
+        if num_calls > MAX_CALLS_PER_MESSAGE or num_aborts > MAX_ABORTS_PER_MESSAGE:
+            raise PeerProtocolError(
+                f"a message of {num_calls} calls and {num_aborts} aborts: wanted at most "
+                f"{MAX_CALLS_PER_MESSAGE} and {MAX_ABORTS_PER_MESSAGE}"
+            )
+        for call in message.calls:
+            self._take_call(call)
+        if message.HasField("aborts"):
+            await self._abort(Abort(self._router, attempts_from_proto(message.aborts)))
+
+    def close(self) -> None:
+        """The stream ended: nobody waits for an answer any more."""
+        for waiting in self._waiting.values():
+            waiting.timer.cancel()
+            self._replies.forget(waiting.submit.reply_to)
+        self._waiting.clear()
+
+    async def _abort(self, abort: Abort) -> None:
+        """Done when the step thread next reads its inbox. No abort is lost: while the inbox is full
+        of them nothing more is read from this router."""
+        while True:
+            try:
+                self._inbox.put(abort)
+            except Overloaded:
+                await asyncio.sleep(FULL_INBOX_PAUSE_S)
+            else:
+                return
+
+    def _take_call(self, call: pb.Call) -> None:
+        call_id = call.id
+        if call_id in self._waiting:
+            raise PeerProtocolError(f"call {call_id} has no reply yet, and came again")
+        reply_to = self._replies.new(partial(self._on_answer, call_id))
+        try:
+            if len(self._waiting) >= MAX_WAITING_CALLS:
+                raise Overloaded(f"{MAX_WAITING_CALLS} calls of {self._router} wait for a reply")
+            submit = self._submit(call, reply_to)
+            self._inbox.put(submit)
+        except PdserveError as error:
+            self._replies.forget(reply_to)
+            self._answer(call_id, Refused(error))
+            return
+        # Waits no longer than the request has left.
+        timer = self._loop.call_later(submit.request.deadline_s, self._on_deadline, call_id)
+        self._waiting[call_id] = _Waiting(submit, timer)
+
+    def _submit(self, call: pb.Call, reply_to: int) -> Submit:
+        match call.WhichOneof("ask"):
+            case "reserve":
+                return self._reservation(call.reserve, reply_to)
+            case "prefill":
+                return self._prompt(call.prefill, reply_to)
+        raise PeerProtocolError(f"call {call.id} asks for nothing that this node knows")
+
+    def _reservation(self, message: pb.ReserveRequest, reply_to: int) -> Submit:
+        """To hold blocks and a seat, or to start a short prompt at once."""
+        if self._role is Role.PREFILL:
+            raise PeerProtocolError("a prefill node takes no reservations")
+        return Submit(
+            request=request_from_proto(message.request),
+            router=self._router,
+            reply_to=reply_to,
+            received_at_s=self._clock.now_s(),
+            must_prefill_locally=message.must_prefill_locally,
+            may_wait=message.may_wait,
+        )
+
+    def _prompt(self, message: pb.PrefillRequest, reply_to: int) -> Submit:
+        """To take a prompt."""
+        if self._role is not Role.PREFILL:
+            raise PeerProtocolError(f"a {self._role.value} node takes no prompts")
+        request, ticket = request_from_proto(message.request), None
+        if message.HasField("ticket"):
+            ticket = ticket_from_proto(message.ticket, request.id)
+        return Submit(
+            request=request,
+            router=self._router,
+            reply_to=reply_to,
+            received_at_s=self._clock.now_s(),
+            ticket=ticket,
+        )
+
+    def _on_answer(self, call_id: int, answer: Answer) -> None:
+        waiting = self._waiting.pop(call_id)
+        waiting.timer.cancel()
+        _log_begin(waiting.submit, answer)
+        self._answer(call_id, answer)
+
+    def _on_deadline(self, call_id: int) -> None:
+        waiting = self._waiting.pop(call_id)
+        self._replies.forget(waiting.submit.reply_to)
+        late = DeadlineExceeded("the request's deadline passed on the node")
+        self._answer(call_id, Refused(late))
+
+
+def _log_begin(submit: Submit, answer: Answer) -> None:
+    if not log.isEnabledFor(logging.DEBUG):
+        return
+    refusal = answer.error.code if isinstance(answer, Refused) else None
+    log.debug(
+        "an attempt was %s",
+        "refused" if refusal else "taken",
+        extra=about(submit.request.id, router=str(submit.router), code=refusal),
+    )

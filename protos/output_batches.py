@@ -1,0 +1,157 @@
+"""Outputs of many requests as columns of one message, and back.
+
+A router reads one of these for every step of every node, with an output for each token that it
+serves: columns are read by the list, where messages would be read field by field.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate, repeat
+from operator import gt
+from typing import TypeVar
+
+from common.errors import PeerProtocolError
+from common.ids import AttemptId
+from common.request import MAX_LOGPROBS, FinishReason, RequestOutput, TokenLogprobs
+from protos import pdserve_node_pb2 as pb
+from protos.codec import MAX_ERROR_LENGTH, MAX_ID_LENGTH
+
+_Number = TypeVar("_Number", bool, int)
+
+
+def outputs_to_proto(outputs: Sequence[RequestOutput]) -> pb.OutputBatch:
+    """A node's outputs; log probabilities travel as 32-bit floats."""
+    return pb.OutputBatch(
+        request_ids=[output.id.request_id for output in outputs],
+        attempts=[output.id.attempt for output in outputs],
+        first_indexes=[output.first_index for output in outputs],
+        num_tokens=[len(output.token_ids) for output in outputs],
+        token_ids=[token_id for output in outputs for token_id in output.token_ids],
+        is_started=_unless_zero([output.is_started for output in outputs]),
+        num_cached_tokens=_unless_zero([output.num_cached_tokens for output in outputs]),
+        num_drafted=_unless_zero([output.num_drafted for output in outputs]),
+        num_accepted=_unless_zero([output.num_accepted for output in outputs]),
+        details=[
+            _details_to_proto(place, output)
+            for place, output in enumerate(outputs)
+            if output.logprobs or output.finish_reason or output.queue_s or output.compute_s
+        ],
+    )
+
+
+def outputs_from_proto(batch: pb.OutputBatch) -> list[RequestOutput]:
+    """Raises `PeerProtocolError` for what no node of this protocol sends."""
+    request_ids, attempts = list(batch.request_ids), list(batch.attempts)
+    firsts, counts = list(batch.first_indexes), list(batch.num_tokens)
+    num_outputs = len(request_ids)
+    if not len(attempts) == len(firsts) == len(counts) == num_outputs:
+        raise PeerProtocolError("malformed outputs: columns of different lengths")
+    if num_outputs and not (
+        0 < min(map(len, request_ids)) <= max(map(len, request_ids)) <= MAX_ID_LENGTH
+        and min(attempts) > 0
+    ):
+        raise PeerProtocolError("malformed outputs: an attempt without a name or a number")
+    drafted = _column(batch.num_drafted, num_outputs)
+    accepted = _column(batch.num_accepted, num_outputs)
+    if any(map(gt, accepted, drafted)):
+        raise PeerProtocolError("malformed outputs: more drafts were accepted than there were")
+    outputs = list(
+        # All at once, as there is one for each token; what few have is put in below.
+        map(
+            RequestOutput._make,
+            zip(
+                map(AttemptId._make, zip(request_ids, attempts, strict=True)),
+                firsts,
+                _cut(tuple(batch.token_ids), counts),
+                repeat(()),
+                _column(batch.num_cached_tokens, num_outputs),
+                drafted,
+                accepted,
+                repeat(0.0),
+                repeat(0.0),
+                map(bool, _column(batch.is_started, num_outputs)),
+                repeat(None),
+                repeat(""),
+                repeat(""),
+            ),
+        )
+    )
+    for details in batch.details:
+        if details.place >= num_outputs:
+            raise PeerProtocolError(f"malformed outputs: no output {details.place}")
+        outputs[details.place] = _with_details(outputs[details.place], details)
+    return outputs
+
+
+def _unless_zero(column: list[_Number]) -> list[_Number]:
+    return column if any(column) else []
+
+
+def _column(values: Sequence[int], num_outputs: int) -> list[int]:
+    if not values:
+        return [0] * num_outputs
+    if len(values) != num_outputs:
+        raise PeerProtocolError("malformed outputs: columns of different lengths")
+    return list(values)
+
+
+def _cut(token_ids: tuple[int, ...], counts: list[int]) -> list[tuple[int, ...]]:
+    ends = list(accumulate(counts))
+    if (ends[-1] if ends else 0) != len(token_ids):
+        raise PeerProtocolError(f"malformed outputs: {len(token_ids)} tokens, not {sum(counts)}")
+    return [token_ids[end - count : end] for end, count in zip(ends, counts, strict=True)]
+
+
+def _details_to_proto(place: int, output: RequestOutput) -> pb.OutputDetails:
+    return pb.OutputDetails(
+        place=place,
+        logprobs=[_logprobs_to_proto(entry) for entry in output.logprobs],
+        queue_us=round(output.queue_s * 1e6),
+        compute_us=round(output.compute_s * 1e6),
+        finish_reason="" if output.finish_reason is None else output.finish_reason.value,
+        error_code=output.error_code,
+        error_message=output.error_message[:MAX_ERROR_LENGTH],
+    )
+
+
+def _with_details(output: RequestOutput, details: pb.OutputDetails) -> RequestOutput:
+    reason, logprobs = details.finish_reason, details.logprobs
+    try:
+        finish = FinishReason(reason) if reason else None
+    except ValueError as wrong:
+        raise PeerProtocolError(f"malformed output of {output.id}: {wrong}") from wrong
+    if logprobs and len(logprobs) != len(output.token_ids):
+        raise PeerProtocolError(
+            f"output of {output.id} has {len(logprobs)} logprobs for {len(output.token_ids)} tokens"
+        )
+    if finish is FinishReason.ERROR and not details.error_code:
+        raise PeerProtocolError(f"output of {output.id} ends in an error without a code")
+    return output._replace(
+        logprobs=tuple([_logprobs_from_proto(entry) for entry in logprobs]),
+        queue_s=details.queue_us / 1e6,
+        compute_s=details.compute_us / 1e6,
+        finish_reason=finish,
+        error_code=details.error_code,
+        error_message=details.error_message[:MAX_ERROR_LENGTH],
+    )
+
+
+def _logprobs_to_proto(entry: TokenLogprobs) -> pb.TokenLogprobs:
+    return pb.TokenLogprobs(
+        logprob=entry.logprob,
+        top_token_ids=[token_id for token_id, _ in entry.top],
+        top_logprobs=[logprob for _, logprob in entry.top],
+    )
+
+
+def _logprobs_from_proto(message: pb.TokenLogprobs) -> TokenLogprobs:
+    num_top = len(message.top_token_ids)
+    if num_top != len(message.top_logprobs) or num_top > MAX_LOGPROBS:
+        raise PeerProtocolError(
+            f"{num_top} top tokens with {len(message.top_logprobs)} logprobs: "
+            f"wanted equal counts, at most {MAX_LOGPROBS}"
+        )
+    return TokenLogprobs(
+        message.logprob, tuple(zip(message.top_token_ids, message.top_logprobs, strict=True))
+    )
