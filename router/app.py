@@ -13,7 +13,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from common.clock import MonotonicClock
+from common.clock import Clock, MonotonicClock
 from common.config import Config
 from common.tracing import NO_TRACING, Tracing
 from router.api_key_book import ApiKeyBook
@@ -49,6 +49,7 @@ def create_app(
     drain_node: DrainNode,
     api_keys: ApiKeyBook | None = None,
     tracing: Tracing = NO_TRACING,
+    clock: Clock | None = None,
 ) -> FastAPI:
     """The whole HTTP edge. `registry` gets the edge's metrics and is what `/metrics` shows.
 
@@ -58,6 +59,7 @@ def create_app(
 
     Nothing is started: the generator, the cluster view and the live feed live and end outside.
     """
+    clock = clock or MonotonicClock()
     app = FastAPI(
         title="pdserve",
         description="OpenAI-compatible API of a pdserve cluster",
@@ -70,8 +72,8 @@ def create_app(
         generator=generator,
         cluster=cluster,
         metrics=HttpMetrics(registry, live.edge),
-        clock=MonotonicClock(),
-        watcher=RequestWatcher(text_model.name, MonotonicClock(), tracing),
+        clock=clock,
+        watcher=RequestWatcher(text_model.name, clock, tracing),
     )
     generation: tuple[tuple[str, Endpoint, type[SamplingFields]], ...] = (
         ("/v1/chat/completions", api.chat, ChatBody),
@@ -85,7 +87,7 @@ def create_app(
     _add_live_page(app, live)
     add_drain_route(app, drain_node)
     _add_errors(app)
-    book = api_keys or ApiKeyBook(MonotonicClock(), api_key=config.api.api_key)
+    book = api_keys or ApiKeyBook(clock, api_key=config.api.api_key)
     registry.register(ApiKeyCollector(book))
     app.add_middleware(GenerationRoutes, handlers=handlers)
     app.add_middleware(ApiKeyMiddleware, book=book)

@@ -17,7 +17,7 @@ from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-from common.clock import MonotonicClock
+from common.clock import Clock, MonotonicClock
 from common.config import ApiConfig, Config, ModelConfig
 from common.nodes import Role
 from common.request import FinishReason, SamplingParams, TokenLogprobs
@@ -29,6 +29,7 @@ from router.live_feed import LiveFeed
 from router.node_drain import DrainingNode, UnknownNode
 from router.text_model import TextModel
 from tests.fakes.live_readings import reading
+from tests.fakes.stopped_time import StoppedTime
 
 MODEL_NAME = "tiny"
 CONTEXT = 256
@@ -39,6 +40,8 @@ CHAT_TEMPLATE = (
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ bos_token + 'assistant\n' }}{% endif %}"
 )
+TURNS_TO_THE_CLIENT = 20
+"""More turns of the event loop than a token needs from the generator to the client."""
 CORPUS = ["Hello world, the quick brown fox jumps over the lazy dog.", "user assistant system"] * 4
 
 
@@ -201,6 +204,20 @@ def hangs_after(first: Sequence[TokenChunk] = ()) -> Script:
     return play
 
 
+def runs_out_of_time(time: StoppedTime, first: Sequence[TokenChunk] = ()) -> Script:
+    """A script that gives some chunks; when the client has them, the request's time is over."""
+
+    async def play(call: Call) -> AsyncIterator[TokenChunk]:
+        for chunk in first:
+            yield chunk
+        for _ in range(TURNS_TO_THE_CLIENT):
+            await asyncio.sleep(0)
+        time.advance(call.deadline_s)
+        await asyncio.Event().wait()
+
+    return play
+
+
 @dataclass
 class FakeCluster:
     """A cluster view that says what a test wants."""
@@ -273,14 +290,19 @@ def make_edge(
     *,
     model: TextModel | None = None,
     keys: ApiKeyBook | None = None,
+    clock: Clock | None = None,
     **api: Any,
 ) -> Edge:
-    """An edge over `model` (the tiny one); answers "Hello world" where no script is given."""
+    """An edge over `model` (the tiny one); answers "Hello world" where no script is given.
+
+    Where a deadline passes or must not pass, `clock` is the test's `StoppedTime`.
+    """
+    clock = clock or MonotonicClock()
     model = model or tiny_model()
     config = Config(role=Role.ROUTER, model=ModelConfig(model="tiny"), api=ApiConfig(**api))
     generator = ScriptedGenerator(script or says("Hello world"))
     cluster, registry = FakeCluster(), CollectorRegistry()
-    live = LiveFeed(cluster, MonotonicClock())
+    live = LiveFeed(cluster, clock)
     app = create_app(
         config=config,
         text_model=model,
@@ -290,6 +312,7 @@ def make_edge(
         live=live,
         drain_node=drains_nothing,
         api_keys=keys,
+        clock=clock,
     )
     return Edge(app, model, generator, cluster, registry, live)
 

@@ -14,9 +14,13 @@ from starlette.types import Receive, Scope, Send
 
 from http_serving.bounded_connections import ConnectionLimits, Refused
 from http_serving.server import Server, bind, make_server
+from tests.fakes.http_server import eventually
+from tests.fakes.stopped_time import StoppedTime
 
-NEVER_S = 600.0
-SOON_S = 0.05
+REQUEST_S, IDLE_S = 5.0, 3.0
+"""Time passes only where a test says so: see `Site.time`."""
+SPINS = 50
+"""Turns of the event loop after which what was sent has arrived: everything is in this process."""
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
@@ -26,6 +30,7 @@ class Site:
 
     port: int
     server: Server
+    time: StoppedTime
     refused: Counter[Refused] = field(default_factory=Counter)
     bodies: list[bytes] = field(default_factory=list)
     may_answer: asyncio.Event = field(default_factory=asyncio.Event)
@@ -45,28 +50,38 @@ class Site:
             writer.write(data)
             return await ended(reader)
 
+    async def pass_time(self, by_s: float) -> None:
+        """First all that was sent arrives, then the time passes for the server."""
+        await settle()
+        self.time.advance(by_s)
+        await settle()
+
+
+async def settle() -> None:
+    for _ in range(SPINS):
+        await asyncio.sleep(0)
+
 
 async def ended(reader: asyncio.StreamReader) -> bytes:
     """What is still to be read; fails when the connection stays open."""
-    async with asyncio.timeout(10):
-        try:
-            return await reader.read()
-        except ConnectionResetError:
-            return b""
+    reading = asyncio.ensure_future(reader.read())
+    await eventually(reading.done)
+    return b"" if isinstance(reading.exception(), ConnectionResetError) else reading.result()
 
 
 async def answered(reader: asyncio.StreamReader) -> bytes:
     """One whole answer of the application."""
-    async with asyncio.timeout(10):
-        return await reader.readuntil(b"\r\n\r\nhello")
+    reading = asyncio.ensure_future(reader.readuntil(b"\r\n\r\nhello"))
+    await eventually(reading.done)
+    return reading.result()
 
 
 @asynccontextmanager
 async def site(**own: Any) -> AsyncIterator[Site]:
     bounds: dict[str, Any] = {
         "max_connections": 100,
-        "request_timeout_s": NEVER_S,
-        "idle_timeout_s": NEVER_S,
+        "request_timeout_s": REQUEST_S,
+        "idle_timeout_s": IDLE_S,
         **own,
     }
 
@@ -97,27 +112,25 @@ async def site(**own: Any) -> AsyncIterator[Site]:
         app,
         limits=ConnectionLimits(**bounds),
         on_refused=lambda reason: refused.update([reason]),
-        timeout_graceful_shutdown=1,
+        timeout_graceful_shutdown=20,
     )
-    here = Site(listener.getsockname()[1], server, refused)
+    here = Site(listener.getsockname()[1], server, StoppedTime(), refused)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     try:
         yield here
     finally:
         here.may_answer.set()
+        here.time.go_on()
         server.should_exit = True
         await serving
 
 
-async def until(is_so: Any) -> None:
-    async with asyncio.timeout(10):
-        while not is_so():  # noqa: ASYNC110 - what is watched has no event of its own
-            await asyncio.sleep(0)
-
-
 async def test_who_says_nothing_is_closed() -> None:
-    async with site(request_timeout_s=SOON_S) as here:
-        assert await here.ask(b"") == b""
+    async with site() as here, here.connection() as (reader, _):
+        await here.pass_time(REQUEST_S - 0.5)
+        assert len(here.server.server_state.connections) == 1
+        await here.pass_time(0.5)
+        assert await ended(reader) == b""
         assert here.refused == {Refused.TOO_SLOW: 1}
 
 
@@ -131,64 +144,60 @@ async def test_who_says_nothing_is_closed() -> None:
     ],
 )
 async def test_a_request_that_never_gets_whole_is_closed(beginning: bytes) -> None:
-    async with site(request_timeout_s=SOON_S) as here:
-        assert await here.ask(beginning) == b""
+    async with site() as here, here.connection() as (reader, writer):
+        writer.write(beginning)
+        await here.pass_time(REQUEST_S)
+        assert await ended(reader) == b""
         assert here.refused == {Refused.TOO_SLOW: 1}
 
 
 async def test_a_byte_now_and_then_is_still_too_slow() -> None:
-    async with site(request_timeout_s=4 * SOON_S) as here, here.connection() as (reader, writer):
-        closing = asyncio.create_task(ended(reader))
-        for byte in GET[:-1] * 1000:
+    async with site() as here, here.connection() as (reader, writer):
+        for byte in GET[:5]:
             writer.write(bytes([byte]))
-            done, _ = await asyncio.wait({closing}, timeout=SOON_S)
-            if done:
-                break
-        assert closing.done()
+            await here.pass_time(REQUEST_S / 5)
+        assert await ended(reader) == b""
         assert here.num_asked == 0
 
 
 async def test_empty_lines_do_not_keep_a_connection() -> None:
-    async with site(idle_timeout_s=4 * SOON_S) as here, here.connection() as (reader, writer):
+    async with site() as here, here.connection() as (reader, writer):
         writer.write(GET)
         await answered(reader)
-        closing = asyncio.create_task(ended(reader))
-        for _ in range(1000):
+        for _ in range(6):
             writer.write(b"\r\n")
-            done, _ = await asyncio.wait({closing}, timeout=SOON_S)
-            if done:
-                break
-        assert closing.done()
+            await here.pass_time(IDLE_S / 6)
+        assert await ended(reader) == b""
 
 
 async def test_idling_ends_and_the_next_request_has_its_own_time() -> None:
-    bounds = {"request_timeout_s": NEVER_S, "idle_timeout_s": 4 * SOON_S}
-    async with site(**bounds) as here, here.connection() as (reader, writer):
+    async with site() as here, here.connection() as (reader, writer):
         writer.write(GET)
         await answered(reader)
         writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\na")
-        await asyncio.sleep(8 * SOON_S)  # Longer than it might have been idle.
+        await here.pass_time(IDLE_S + 1)  # Longer than it might have been idle.
         writer.write(b"b")
         await answered(reader)
+        await here.pass_time(IDLE_S)
         assert await ended(reader) == b""
         assert here.refused == {}, "an idle connection was answered all it asked"
 
 
 async def test_an_answer_may_take_longer_than_any_wait() -> None:
-    bounds = {"request_timeout_s": SOON_S, "idle_timeout_s": SOON_S}
-    async with site(**bounds) as here, here.connection() as (reader, writer):
+    async with site() as here, here.connection() as (reader, writer):
         writer.write(b"GET /slow HTTP/1.1\r\nHost: x\r\n\r\nGET /next")
-        await until(lambda: here.num_asked)
-        await asyncio.sleep(4 * SOON_S)  # Longer than both; the next head is not whole either.
+        await eventually(lambda: here.num_asked)
+        await here.pass_time(REQUEST_S + IDLE_S)  # The next head is not whole either.
         here.may_answer.set()
         await answered(reader)
 
 
 async def test_a_client_that_does_not_read_its_last_answer_is_let_go() -> None:
-    async with site(idle_timeout_s=SOON_S) as here, here.connection() as (reader, writer):
+    async with site() as here, here.connection() as (reader, writer):
         writer.write(b"GET /much HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
-        await until(lambda: here.num_asked)
-        await until(lambda: not here.server.server_state.connections)
+        await eventually(lambda: here.num_asked)
+        await here.pass_time(IDLE_S)
+        await eventually(lambda: not here.server.server_state.connections)
         assert len(await ended(reader)) < 100_000_000
 
 
@@ -238,7 +247,7 @@ async def test_trailers_and_chunk_extensions_do_not_grow(tail: bytes) -> None:
     head = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n"
     async with site(max_head_bytes=BIG) as here, here.connection() as (reader, writer):
         writer.write(head)
-        await until(lambda: here.bodies)
+        await eventually(lambda: here.bodies)
         writer.write(tail)
         assert (await ended(reader)).startswith(b"HTTP/1.1 431 ")
 
@@ -258,17 +267,13 @@ async def test_a_large_body_is_no_head() -> None:
 
 
 async def test_a_body_that_was_refused_is_let_in_for_a_while_only() -> None:
-    async with site(idle_timeout_s=2 * SOON_S) as here, here.connection() as (reader, writer):
+    async with site() as here, here.connection() as (reader, writer):
         writer.write(b"POST /refuse HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
-        async with asyncio.timeout(10):
-            assert b" 413 " in await reader.readuntil(b"no")
-        closing = asyncio.create_task(ended(reader))
-        for _ in range(1000):
+        assert b" 413 " in await reader.readuntil(b"no\r\n0\r\n\r\n")
+        for _ in range(6):
             writer.write(b"3\r\nabc\r\n")
-            done, _ = await asyncio.wait({closing}, timeout=SOON_S)
-            if done:
-                break
-        assert closing.done()
+            await here.pass_time(IDLE_S / 6)
+        assert await ended(reader) == b""
 
 
 @pytest.mark.parametrize("data", [b"\x00" * 1000, b"GET\r\n\r\n", b"\x16\x03\x01\x02\x00\x01"])
@@ -300,9 +305,10 @@ async def test_beyond_the_most_connections_the_one_that_never_asked_goes_first()
         silent, _ = await stack.enter_async_context(here.connection())
         busy, busy_w = await stack.enter_async_context(here.connection())
         busy_w.write(b"GET /slow HTTP/1.1\r\nHost: x\r\n\r\n")
-        await until(lambda: here.num_asked == 2)
+        await eventually(lambda: here.num_asked == 2)
         async with here.connection() as (new, new_w):
             assert await ended(silent) == b"", "it never asked anything"
+            await here.pass_time(0.5)
             new_w.write(GET)
             await answered(new)
             async with here.connection() as (newer, newer_w):
@@ -317,7 +323,7 @@ async def test_beyond_the_most_connections_the_one_that_never_asked_goes_first()
 async def test_when_all_are_being_answered_the_new_one_is_closed() -> None:
     async with site(max_connections=1) as here, here.connection() as (busy, busy_w):
         busy_w.write(b"GET /slow HTTP/1.1\r\nHost: x\r\n\r\n")
-        await until(lambda: here.num_asked == 1)
+        await eventually(lambda: here.num_asked == 1)
         assert await here.ask(GET) == b""
         here.may_answer.set()
         await answered(busy)

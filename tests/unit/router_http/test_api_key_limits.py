@@ -15,8 +15,9 @@ from common.clock import ManualClock
 from router.api_key_book import ApiKeyBook
 from router.api_keys import add_api_key, revoke_api_key
 from router.middleware import ApiKeyMiddleware
-from tests.fakes.http_edge import Edge, fails, hangs_after, make_edge, never_ends
+from tests.fakes.http_edge import Edge, fails, hangs_after, make_edge, runs_out_of_time
 from tests.fakes.http_server import eventually, raw_request, served
+from tests.fakes.stopped_time import StoppedTime
 
 PATH = "/v1/completions"
 TEXT: dict[str, Any] = {"model": "tiny", "prompt": "Hi"}
@@ -119,7 +120,8 @@ async def test_a_seat_is_held_to_the_end_of_the_answer_and_given_back(
 
 async def test_a_seat_comes_back_from_whatever_ends_the_request(path: Path) -> None:
     alice = add_api_key(path, "alice", max_concurrent=1)
-    book = ApiKeyBook(ManualClock(), path=path)
+    book, time = ApiKeyBook(ManualClock(), path=path), StoppedTime()
+    late = make_edge(runs_out_of_time(time), keys=book, clock=time)
     ends: list[tuple[dict[str, Any], Edge]] = [
         (TEXT, make_edge(keys=book)),
         (TEXT | {"stream": True}, make_edge(keys=book)),
@@ -127,7 +129,7 @@ async def test_a_seat_comes_back_from_whatever_ends_the_request(path: Path) -> N
         (TEXT | {"model": "another"}, make_edge(keys=book)),
         (TEXT, make_edge(fails(RuntimeError("x")), keys=book)),
         (TEXT | {"stream": True}, make_edge(fails(RuntimeError("x")), keys=book)),
-        (TEXT | {"stream": True}, make_edge(never_ends(), keys=book, request_timeout_s=0.05)),
+        (TEXT | {"stream": True}, late),
     ]
     for body, edge in ends:
         async with edge.client(headers=bearer(alice)) as client:

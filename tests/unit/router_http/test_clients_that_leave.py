@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-import router.openai_api
 from http_serving.cutting import offer_cut
 from router.choice_streams import QUEUED_GROUPS
 from router.generation import TokenChunk
+from router.openai_api import LAST_WORDS_S
 from tests.fakes.http_edge import (
     Call,
     Edge,
@@ -22,6 +22,7 @@ from tests.fakes.http_edge import (
     tiny_model,
 )
 from tests.fakes.http_server import eventually, raw_request, served
+from tests.fakes.stopped_time import StoppedTime
 
 PATH = "/v1/completions"
 TEXT: dict[str, Any] = {"model": "tiny", "prompt": "Hi"}
@@ -96,6 +97,11 @@ async def test_a_client_that_never_reads_is_dropped_when_it_leaves() -> None:
         await all_closed(edge)
 
 
+async def spin() -> None:
+    for _ in range(SPINS):
+        await asyncio.sleep(0)
+
+
 async def spin_until_stuck(call: Call) -> None:
     """Return when the generator was not pulled for `SPINS` turns of the loop."""
     async with asyncio.timeout(60):
@@ -152,8 +158,7 @@ async def test_nothing_is_generated_for_a_client_that_does_not_read(n: int, most
     edge = make_edge(never_ends())
     client = StuckClient(body_of(n=n, stream=True), num_taken=3)
     task = client.connect(edge)
-    for _ in range(SPINS):
-        await asyncio.sleep(0)
+    await spin()
     assert not task.done()
     assert len(edge.generator.calls) == n
     assert sum(call.num_pulled for call in edge.generator.calls) <= most
@@ -163,15 +168,19 @@ async def test_nothing_is_generated_for_a_client_that_does_not_read(n: int, most
     await all_closed(edge)
 
 
-async def test_the_deadline_ends_a_client_that_does_not_read(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(router.openai_api, "LAST_WORDS_S", 0.01)
-    edge = make_edge(never_ends(), request_timeout_s=0.05)
+async def test_the_deadline_ends_a_client_that_does_not_read() -> None:
+    time = StoppedTime()
+    edge = make_edge(never_ends(), clock=time, request_timeout_s=60.0)
     client = StuckClient(body_of(stream=True), num_taken=3)
-    async with asyncio.timeout(10):
-        await client.connect(edge)
+    task = client.connect(edge)
+    await until_called(edge, 1)
+    await spin_until_stuck(edge.generator.calls[0])
+    time.advance(60.0)
+    await spin()
     assert edge.generator.calls[0].closed.is_set()
+    assert not task.done(), "it may still read the last words"
+    time.advance(LAST_WORDS_S)
+    await task
     assert client.is_cut, "what was sent would be flushed for ever"
     outcome = {"endpoint": "completions", "outcome": "deadline_exceeded"}
     assert edge.metric("pdserve_requests_total", **outcome) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -26,11 +27,12 @@ from tests.fakes.http_edge import (
     chunks,
     events,
     fails,
-    hangs_after,
     make_edge,
+    runs_out_of_time,
     says,
     tiny_model,
 )
+from tests.fakes.stopped_time import StoppedTime
 
 CHAT: dict[str, Any] = {
     "model": "tiny",
@@ -101,16 +103,9 @@ async def test_text_that_json_must_escape_survives() -> None:
 
 
 async def test_a_held_back_piece_makes_no_event_but_starts_the_stream() -> None:
-    started = asyncio.Event()
-
-    async def play(call: Call) -> AsyncIterator[TokenChunk]:
-        yield first_chunk("Hello")[0]
-        started.set()
-        await asyncio.Event().wait()
-
-    edge = make_edge(play, request_timeout_s=0.2)
+    time = StoppedTime()
+    edge = make_edge(runs_out_of_time(time, first_chunk("Hello")), clock=time)
     payloads = await streamed(edge, CHAT_PATH, CHAT | {"stop": "Hello world"})
-    assert started.is_set()
     assert payloads[0]["choices"][0]["delta"]["role"] == "assistant"
     assert payloads[1]["error"]["code"] == "deadline_exceeded"
 
@@ -226,17 +221,35 @@ async def test_one_failing_choice_ends_the_others(is_stream: bool) -> None:
 
 @pytest.mark.parametrize("n", [1, 3])
 async def test_the_deadline_before_and_after_the_first_token(n: int) -> None:
-    edge = make_edge(hangs_after(), request_timeout_s=0.05)
+    time = StoppedTime()
+    edge = make_edge(runs_out_of_time(time), clock=time, request_timeout_s=7.5)
     response = await post(edge, TEXT_PATH, TEXT | {"n": n})
     assert response.status_code == 504
-    assert "0.05 s" in response.json()["error"]["message"]
-    assert all(0 < call.deadline_s <= 0.05 for call in edge.generator.calls)
+    assert "7.5 s" in response.json()["error"]["message"]
+    assert [call.deadline_s for call in edge.generator.calls] == [7.5] * n
     assert all(call.closed.is_set() for call in edge.generator.calls)
 
-    edge = make_edge(hangs_after(first_chunk()), request_timeout_s=0.05)
-    payloads = await streamed(edge, TEXT_PATH, TEXT | {"n": n})
-    assert payloads[-1]["error"]["code"] == "deadline_exceeded"
+    edge = make_edge(runs_out_of_time(time, first_chunk()), clock=time, request_timeout_s=7.5)
+    *payloads, last = await streamed(edge, TEXT_PATH, TEXT | {"n": n})
+    assert [payload["choices"][0]["text"] for payload in payloads] == ["Hello"] * n
+    assert last["error"]["code"] == "deadline_exceeded"
     assert all(call.closed.is_set() for call in edge.generator.calls)
+
+
+async def test_what_a_body_took_to_arrive_is_gone_from_the_nodes_time() -> None:
+    """One deadline for the whole path."""
+    time = StoppedTime()
+    edge = make_edge(clock=time, request_timeout_s=7.5)
+
+    async def slow_body() -> AsyncIterator[bytes]:
+        body = json.dumps(TEXT).encode()
+        yield body[:5]
+        time.advance(2)
+        yield body[5:]
+
+    async with edge.client() as client:
+        assert (await client.post(TEXT_PATH, content=slow_body())).status_code == 200
+    assert [call.deadline_s for call in edge.generator.calls] == [5.5]
 
 
 async def test_too_many_at_once() -> None:
