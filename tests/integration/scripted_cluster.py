@@ -1,9 +1,13 @@
-"""A dispatcher over scripted nodes: a store, routers, and what a test asks of them."""
+"""A dispatcher over scripted nodes: a store, routers, and what a test asks of them.
+
+No lease and no call of a router runs out here, however long the machine stalls: what it should
+learn of the store is read by `refresh`.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
@@ -12,7 +16,9 @@ from prometheus_client import CollectorRegistry
 from common.ids import AttemptId
 from common.nodes import Role
 from common.request import GenerationRequest, RequestOutput, SamplingParams
+from node.output_streams import HEARTBEAT_S
 from placement.redis_store import RedisStore
+from router import dispatch
 from router.dispatch import Dispatcher
 from router.generation import TokenChunk
 from tests.integration.fake_node import FakeNode
@@ -21,8 +27,11 @@ PROMPT = tuple(range(40))
 GREEDY = SamplingParams(max_tokens=8, temperature=0.0)
 
 
+LEASE_S = 600.0
+
+
 async def wait_until(is_true: Callable[[], bool], what: str) -> None:
-    """Let the event loop run until something has happened, for 10 s at most."""
+    """Let the event loop run until something has happened, for 10 s of its own time at most."""
     for _ in range(5000):
         if is_true():
             return
@@ -35,7 +44,7 @@ class Cluster:
 
     def __init__(self, redis_url: str) -> None:
         self.url = redis_url
-        self.store = RedisStore(redis_url, "dispatch", call_timeout_s=5.0)
+        self.store = RedisStore(redis_url, "dispatch", call_timeout_s=60.0)
         self.nodes: list[FakeNode] = []
         self.routers: list[Dispatcher] = []
         self.failed = asyncio.Event()
@@ -46,16 +55,14 @@ class Cluster:
         self.nodes.append(node)
         return node
 
-    async def router(
-        self, router_id: str = "router-0", policy: str = "round_robin", lease_s: float = 0.4
-    ) -> Dispatcher:
+    async def router(self, router_id: str = "router-0", policy: str = "round_robin") -> Dispatcher:
         """A started router that hears every node there is."""
         router = Dispatcher(
             self.store,
             router_id=router_id,
             model="tiny",
             policy=policy,
-            node_lease_s=lease_s,
+            node_lease_s=LEASE_S,
             registry=CollectorRegistry(),
             on_failed=self.failed.set,
         )
@@ -63,6 +70,18 @@ class Cluster:
         await router.start()
         await wait_until(lambda: len(router.pool.nodes()) == len(self.nodes), "all nodes heard")
         return router
+
+    async def refresh(self) -> None:
+        """Every router asks the store, as it does by itself in a quarter of a lease."""
+        for router in self.routers:
+            await router.pool.refresh(router.incarnation)
+
+    async def keep_alive(self) -> None:
+        """The nodes' heartbeats, for ever."""
+        while True:
+            await asyncio.sleep(HEARTBEAT_S)
+            for node in self.nodes:
+                node.push()
 
     async def close(self) -> None:
         for router in self.routers:
@@ -105,3 +124,16 @@ async def no_placements(cluster: Cluster) -> None:
         if not await cluster.store.placements():
             return
     pytest.fail("a placement is left")
+
+
+@pytest.fixture(name="cluster")
+async def scripted_cluster(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Cluster]:
+    """No node and no router yet."""
+    monkeypatch.setattr(dispatch, "CLOSE_TIMEOUT_S", 600.0)
+    cluster = Cluster(redis_url)
+    heartbeats = asyncio.create_task(cluster.keep_alive())
+    yield cluster
+    heartbeats.cancel()
+    await cluster.close()

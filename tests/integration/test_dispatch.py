@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
 
@@ -34,13 +33,9 @@ from tests.integration.scripted_cluster import (
     tokens,
     wait_until,
 )
-
-
-@pytest.fixture
-async def cluster(redis_url: str) -> AsyncIterator[Cluster]:
-    cluster = Cluster(redis_url)
-    yield cluster
-    await cluster.close()
+from tests.integration.scripted_cluster import (
+    scripted_cluster as scripted_cluster,
+)
 
 
 async def test_prefill_then_decode(cluster: Cluster) -> None:
@@ -172,7 +167,7 @@ async def test_a_lost_decode_node_s_answer_goes_on_at_the_next_one(
     p = await cluster.add("p0", Role.PREFILL)
     d = await cluster.add("d0", Role.DECODE)
     other = await cluster.add("d1", Role.DECODE) if has_other else None
-    router = await cluster.router(lease_s=10.0)
+    router = await cluster.router()
     stream = router.generate(PROMPT, GREEDY, deadline_s=30)
     reading = asyncio.create_task(anext(stream))
     request = await asked(p)
@@ -326,6 +321,7 @@ async def test_a_node_in_a_new_life_is_never_called_by_its_old_name(cluster: Clu
     await cluster.store.heartbeat(
         record_of(d.incarnation, d.role, f"127.0.0.1:{d.port}"), IDLE, lease_s=60
     )
+    await cluster.refresh()
     await wait_until(lambda: len(router.pool.nodes()) == 2, "the new life joined")
     assert d.asked == []
     cluster.nodes.append(d)
@@ -341,6 +337,7 @@ async def test_a_restarted_node_serves_again_on_the_same_port(cluster: Cluster) 
         await answer
     cluster.nodes.remove(first)
     second = await cluster.add("d0", Role.DECODE, epoch=2, port=first.port)
+    await cluster.refresh()
     await wait_until(lambda: len(router.pool.nodes()) == 1, "the new life joined")
     answer = start(router)
     request = await asked(second)

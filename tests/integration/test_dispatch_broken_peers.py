@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import grpc
@@ -26,13 +26,9 @@ from tests.integration.scripted_cluster import (
     tokens,
     wait_until,
 )
-
-
-@pytest.fixture
-async def cluster(redis_url: str) -> AsyncIterator[Cluster]:
-    cluster = Cluster(redis_url)
-    yield cluster
-    await cluster.close()
+from tests.integration.scripted_cluster import (
+    scripted_cluster as scripted_cluster,
+)
 
 
 def one_output(details: pb.OutputDetails) -> pb.OutputBatch:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 import pytest
 
 from common.nodes import Role
@@ -11,16 +9,10 @@ from common.request import FinishReason
 from router.core.ttft_stages import Stage
 from router.generation import TokenChunk
 from tests.integration.scripted_cluster import Cluster, asked, start, tokens
+from tests.integration.scripted_cluster import scripted_cluster as scripted_cluster
 
 HOURS_S = 7200.0
 LENGTH = FinishReason.LENGTH
-
-
-@pytest.fixture
-async def cluster(redis_url: str) -> AsyncIterator[Cluster]:
-    cluster = Cluster(redis_url)
-    yield cluster
-    await cluster.close()
 
 
 def stages_of(chunks: list[TokenChunk]) -> dict[Stage, float]:

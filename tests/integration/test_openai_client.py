@@ -214,7 +214,7 @@ async def test_closing_a_stream_ends_the_generator() -> None:
         async for _ in stream:
             break
         await stream.close()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await edge.generator.calls[0].closed.wait()
 
 

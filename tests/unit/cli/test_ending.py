@@ -30,7 +30,7 @@ async def test_signals(signals: list[signal.Signals], drains: bool, ends: bool) 
             # The loop reads one signal after the other.
             for _ in range(100):
                 await asyncio.sleep(0)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await ending.either.wait()
             if ends:
                 await ending.now.wait()

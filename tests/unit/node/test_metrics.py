@@ -96,7 +96,7 @@ def samples(text: str) -> dict[str, float]:
 
 
 async def scraped(address: str, path: str = "/metrics") -> httpx.Response:
-    async with httpx.AsyncClient() as client:
+    async with httpx.AsyncClient(timeout=60) as client:
         return await client.get(f"http://{address}{path}")
 
 
