@@ -43,15 +43,6 @@ class MemoryStore:
         self._expire()
         return [self._nodes[node_id][0] for node_id in sorted(self._nodes)]
 
-    async def place(self, placement: Placement, *, ttl_s: float) -> None:
-        self._expire()
-        self._placements[placement.attempt] = (placement, self._clock.now_s() + ttl_s)
-
-    async def unplace(self, attempt: AttemptId, *, router_id: str) -> None:
-        held = self._placements.get(attempt)
-        if held is not None and held[0].router_id == router_id:
-            del self._placements[attempt]
-
     async def record(
         self,
         placed: Sequence[Placement],
@@ -60,10 +51,14 @@ class MemoryStore:
         router_id: str,
         ttl_s: float,
     ) -> None:
+        self._expire()
+        expires_at_s = self._clock.now_s() + ttl_s
         for placement in placed:
-            await self.place(placement, ttl_s=ttl_s)
+            self._placements[placement.attempt] = (placement, expires_at_s)
         for attempt in gone:
-            await self.unplace(attempt, router_id=router_id)
+            held = self._placements.get(attempt)
+            if held is not None and held[0].router_id == router_id:
+                del self._placements[attempt]
 
     async def placements(self) -> list[Placement]:
         self._expire()

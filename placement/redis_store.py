@@ -7,7 +7,7 @@ Keys, all under `pdserve:{cluster}:` and all with an expiry of their own:
     nodes, placements               indices of the two families
     placement:{request}/{attempt}   where an attempt runs
 
-`leave` and `unplace` remove what they name; the rest goes when its owner falls silent.
+`leave` and `record` remove what they name; the rest goes when its owner falls silent.
 """
 
 from __future__ import annotations
@@ -104,12 +104,6 @@ class RedisStore:
         nodes = await self._read("nodes", "node", decode_node)
         named = [entry for name, entry in nodes if entry.record.incarnation.node_id == name]
         return sorted(named, key=lambda node: node.record.incarnation.node_id)
-
-    async def place(self, placement: Placement, *, ttl_s: float) -> None:
-        await self.record([placement], [], router_id=placement.router_id, ttl_s=ttl_s)
-
-    async def unplace(self, attempt: AttemptId, *, router_id: str) -> None:
-        await self.record([], [attempt], router_id=router_id, ttl_s=0.0)
 
     async def record(
         self,

@@ -42,7 +42,7 @@ class Placement:
 
 
 class PlacementStore(Protocol):
-    """Nine methods; the in-memory and the Redis store pass one contract suite."""
+    """Seven methods; the in-memory and the Redis store pass one contract suite."""
 
     async def next_epoch(self, node_id: str) -> int:
         """An epoch higher than any given to `node_id` before, also after the store was emptied."""
@@ -56,12 +56,6 @@ class PlacementStore(Protocol):
     async def live_nodes(self) -> list[LiveNode]:
         """Every node with a valid lease, ordered by node id."""
 
-    async def place(self, placement: Placement, *, ttl_s: float) -> None:
-        """Record where an attempt runs; it expires by itself after `ttl_s`."""
-
-    async def unplace(self, attempt: AttemptId, *, router_id: str) -> None:
-        """Forget it, only if this router placed it."""
-
     async def record(
         self,
         placed: Sequence[Placement],
@@ -70,7 +64,11 @@ class PlacementStore(Protocol):
         router_id: str,
         ttl_s: float,
     ) -> None:
-        """`place` and `unplace` of many attempts of one router in one call, all of them or none."""
+        """What one router has to say of its attempts, in one call, all of it or nothing.
+
+        The `placed` ones run where they say, until `ttl_s` has passed without another word; those
+        that are `gone` are forgotten if this router placed them.
+        """
 
     async def placements(self) -> list[Placement]:
         """Every recorded placement, ordered by attempt."""

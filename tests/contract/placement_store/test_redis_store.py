@@ -13,7 +13,7 @@ import redis
 from common.ids import Incarnation
 from placement.redis_store import RedisStore
 from placement.store import PlacementUnavailable
-from tests.contract.placement_store.worlds import load, placement, record
+from tests.contract.placement_store.worlds import load, place, placement, record, unplace
 from tests.redis_server import RedisServer, redis_server
 
 PREFIX = "pdserve:contract:"
@@ -185,7 +185,7 @@ async def test_an_index_of_another_type_is_an_unavailable_store(
 
 
 async def test_garbage_placements_are_skipped(store: RedisStore, client: redis.Redis) -> None:
-    await store.place(placement("req-1"), ttl_s=60)
+    await place(store, placement("req-1"))
     value = client.get(PREFIX + "placement:req-1/1")
     assert isinstance(value, bytes)
     for name, garbage in (
@@ -202,8 +202,8 @@ async def test_garbage_placements_are_skipped(store: RedisStore, client: redis.R
 async def test_every_key_expires_by_itself(store: RedisStore, client: redis.Redis) -> None:
     await store.next_epoch("decode-0")
     await store.heartbeat(record(), load(), lease_s=5)
-    await store.place(placement("req-1"), ttl_s=100)
-    await store.place(placement("req-2"), ttl_s=10)
+    await place(store, placement("req-1"), ttl_s=100)
+    await place(store, placement("req-2"), ttl_s=10)
     ttls_ms = {key: client.pttl(key) for key in client.keys("*")}
     assert len(ttls_ms) == 6
     assert all(ttl_ms > 0 for ttl_ms in ttls_ms.values())
@@ -221,7 +221,7 @@ async def test_index_entries_of_expired_leases_are_cleaned(
     assert client.keys("*nodes") == []
     for index in range(5):
         client.zadd(PREFIX + "placements", {f"gone-{index}/1": 1.0})
-    await store.place(placement(), ttl_s=5)
+    await place(store, placement(), ttl_s=5)
     assert client.zcard(PREFIX + "placements") == 1
 
 
@@ -230,7 +230,7 @@ async def test_clusters_on_one_server_do_not_see_each_other(
 ) -> None:
     other = RedisStore(redis_url, "other", call_timeout_s=5.0)
     await other.heartbeat(record(), load(), lease_s=5)
-    await other.place(placement(), ttl_s=5)
+    await place(other, placement(), ttl_s=5)
     assert await store.live_nodes() == []
     assert await store.placements() == []
     await other.close()
@@ -273,8 +273,8 @@ async def test_no_server_is_a_typed_error_from_every_method(own_server: RedisSer
         store.heartbeat(record(), load(), lease_s=5),
         store.leave(Incarnation("a", 1)),
         store.live_nodes(),
-        store.place(placement(), ttl_s=5),
-        store.unplace(placement().attempt, router_id="r1"),
+        place(store, placement(), ttl_s=5),
+        unplace(store, placement().attempt),
         store.placements(),
     ):
         with pytest.raises(PlacementUnavailable):

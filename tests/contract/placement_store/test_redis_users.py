@@ -23,7 +23,7 @@ from pdserve.redis_acl import COMMANDS
 from placement import scripts
 from placement.redis_store import RedisStore
 from placement.store import PlacementUnavailable
-from tests.contract.placement_store.worlds import load, placement, record
+from tests.contract.placement_store.worlds import load, place, placement, record, unplace
 from tests.key_folders import (
     expired,
     issue,
@@ -93,9 +93,9 @@ async def test_a_node_keeps_its_lease_and_a_router_does_all_of_its_work(
         await node.heartbeat(record(epoch=epoch), load(), lease_s=60)
         assert [n.record for n in await router.live_nodes()] == [record(epoch=epoch)]
         assert await router.next_epoch("r1") > 0
-        await router.place(placement(), ttl_s=60)
+        await place(router, placement())
         assert await router.placements() == [placement()]
-        await router.unplace(placement().attempt, router_id="r1")
+        await unplace(router, placement().attempt)
         assert await router.placements() == []
         await node.leave(Incarnation("decode-0", epoch))
         assert await router.live_nodes() == []
@@ -104,7 +104,7 @@ async def test_a_node_keeps_its_lease_and_a_router_does_all_of_its_work(
 async def test_a_node_knows_nothing_of_placements(server: RedisServer, keys: Path) -> None:
     async with store(server, node_keys(keys)) as node:
         with pytest.raises(PlacementUnavailable, match="Redis refused this process"):
-            await node.place(placement(), ttl_s=60)
+            await place(node, placement())
         with pytest.raises(PlacementUnavailable, match="Redis refused this process"):
             await node.placements()
 

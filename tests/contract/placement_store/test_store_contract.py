@@ -15,8 +15,10 @@ from tests.contract.placement_store.worlds import (
     RedisWorld,
     World,
     load,
+    place,
     placement,
     record,
+    unplace,
 )
 
 
@@ -137,32 +139,32 @@ async def test_an_epoch_asked_for_while_the_lease_lives_is_above_it(world: World
 async def test_placements_are_kept_with_everything_they_carry(world: World) -> None:
     first = placement("req-1")
     second = placement("req-2", 3, "r2")
-    await world.second.place(second, ttl_s=60)
-    await world.first.place(first, ttl_s=60)
+    await place(world.second, second)
+    await place(world.first, first)
     assert await world.first.placements() == [first, second]
 
 
 async def test_placing_an_attempt_again_replaces_it(world: World) -> None:
-    await world.first.place(placement(), ttl_s=60)
-    await world.first.place(placement(), ttl_s=600)
+    await place(world.first, placement())
+    await place(world.first, placement(), ttl_s=600)
     world.advance(100)
     assert await world.first.placements() == [placement()]
 
 
 async def test_only_the_router_that_placed_can_unplace(world: World) -> None:
-    await world.first.place(placement(router_id="r1"), ttl_s=60)
-    await world.second.unplace(AttemptId("req-1", 1), router_id="r2")
-    await world.second.unplace(AttemptId("req-1", 2), router_id="r1")
+    await place(world.first, placement(router_id="r1"))
+    await unplace(world.second, AttemptId("req-1", 1), router_id="r2")
+    await unplace(world.second, AttemptId("req-1", 2))
     assert await world.first.placements() == [placement(router_id="r1")]
-    await world.second.unplace(AttemptId("req-1", 1), router_id="r1")
+    await unplace(world.second, AttemptId("req-1", 1))
     assert await world.first.placements() == []
-    await world.second.unplace(AttemptId("req-1", 1), router_id="r1")
+    await unplace(world.second, AttemptId("req-1", 1))
 
 
 async def test_many_changes_are_recorded_in_one_call(world: World) -> None:
     old, foreign = placement("req-1"), placement("req-2", 1, "r2")
-    await world.first.place(old, ttl_s=600)
-    await world.second.place(foreign, ttl_s=600)
+    await place(world.first, old, ttl_s=600)
+    await place(world.second, foreign, ttl_s=600)
     new = [placement(f"req-{number}") for number in (3, 4, 5)]
     gone = [AttemptId(f"req-{number}", 1) for number in (1, 2, 9)]
     await world.first.record(new, gone, router_id="r1", ttl_s=60)
@@ -173,8 +175,8 @@ async def test_many_changes_are_recorded_in_one_call(world: World) -> None:
 
 
 async def test_a_placement_of_a_dead_router_expires(world: World) -> None:
-    await world.first.place(placement("req-1"), ttl_s=10)
-    await world.first.place(placement("req-2"), ttl_s=30)
+    await place(world.first, placement("req-1"), ttl_s=10)
+    await place(world.first, placement("req-2"), ttl_s=30)
     world.advance(20)
     assert [p.attempt.request_id for p in await world.first.placements()] == ["req-2"]
     world.advance(20)
@@ -185,9 +187,9 @@ async def test_two_routers_place_and_unplace_at_once(world: World) -> None:
     async def live(router_id: str, index: int) -> None:
         store = world.first if router_id == "r1" else world.second
         mine = placement(f"{router_id}-{index}", 1, router_id)
-        await store.place(mine, ttl_s=60)
+        await place(store, mine)
         if index % 2:
-            await store.unplace(mine.attempt, router_id=router_id)
+            await unplace(store, mine.attempt, router_id=router_id)
 
     # One store has 16 connections.
     await asyncio.gather(*(live(r, i) for r in ("r1", "r2") for i in range(16)))
@@ -199,8 +201,8 @@ async def test_two_routers_place_and_unplace_at_once(world: World) -> None:
 async def test_nothing_is_left_when_everybody_has_left(world: World) -> None:
     epoch = await world.first.next_epoch("decode-0")
     await world.first.heartbeat(record(epoch=epoch), load(), lease_s=5)
-    await world.first.place(placement(), ttl_s=60)
-    await world.first.unplace(AttemptId("req-1", 1), router_id="r1")
+    await place(world.first, placement())
+    await unplace(world.first, AttemptId("req-1", 1))
     await world.first.leave(Incarnation("decode-0", epoch))
     assert world.num_keys() == 0
 

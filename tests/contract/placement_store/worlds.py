@@ -118,3 +118,13 @@ def placement(request_id: str = "req-1", attempt: int = 1, router_id: str = "r1"
         prefill=None,
         reason="least loaded",
     )
+
+
+async def place(store: PlacementStore, placed: Placement, *, ttl_s: float = 60) -> None:
+    """Record one placement."""
+    await store.record([placed], [], router_id=placed.router_id, ttl_s=ttl_s)
+
+
+async def unplace(store: PlacementStore, attempt: AttemptId, *, router_id: str = "r1") -> None:
+    """Record that one is gone."""
+    await store.record([], [attempt], router_id=router_id, ttl_s=60)

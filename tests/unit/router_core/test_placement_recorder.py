@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from prometheus_client import CollectorRegistry
@@ -30,15 +30,18 @@ class GatedStore(MemoryStore):
         self.calls: list[str] = []
         self.is_away = False
 
-    async def place(self, placement: Placement, *, ttl_s: float) -> None:
-        self.calls.append(f"place {placement.attempt}")
+    async def record(
+        self,
+        placed: Sequence[Placement],
+        gone: Sequence[AttemptId],
+        *,
+        router_id: str,
+        ttl_s: float,
+    ) -> None:
+        self.calls += [f"place {placement.attempt}" for placement in placed]
+        self.calls += [f"unplace {attempt}" for attempt in gone]
         await self._pass()
-        await super().place(placement, ttl_s=ttl_s)
-
-    async def unplace(self, attempt: AttemptId, *, router_id: str) -> None:
-        self.calls.append(f"unplace {attempt}")
-        await self._pass()
-        await super().unplace(attempt, router_id=router_id)
+        await super().record(placed, gone, router_id=router_id, ttl_s=ttl_s)
 
     async def _pass(self) -> None:
         await self.gate.wait()
