@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 import queue
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from common.clock import Clock, ManualClock
 from common.errors import HandoffFailed
 from common.ids import AttemptId, Incarnation
 from common.kv_layout import KVLayout
@@ -23,9 +25,11 @@ from kv_transfer.connector import (
     TransferEnded,
 )
 from kv_transfer.core.lanes import VERIFY_AUTO
+from kv_transfer.core.limits import MAX_WAIT_S
 from kv_transfer.pieces import Pool
 from kv_transfer.shell import TransportConnector
 from tests.contract.kv_connector.kinds import KINDS, Kind, NodeOptions
+from tests.fakes.awake_clock import AwakeClock
 
 LAYOUT = KVLayout(
     model_digest="m", num_layers=3, num_kv_heads=2, head_dim=8, block_size=4, dtype="float32"
@@ -34,6 +38,9 @@ PAIR_BYTES = 2 * LAYOUT.piece_bytes
 # Two blocks per frame, five in flight: the handoffs of the suite meet both bounds.
 WINDOW_BYTES = 5 * PAIR_BYTES
 WAIT_S = 20.0
+PEER_TIMEOUT_S = 3.0
+NO_LEASE = 0
+TIME_STEP_S = 0.02
 
 
 @dataclass
@@ -49,6 +56,23 @@ class Node:
 
     def wait_event(self) -> KVEvent:
         return self.inbox.get(timeout=WAIT_S)
+
+    def next_deadline_s(self) -> float | None:
+        """When a landing or a connection of it ends unless somebody is heard."""
+        return self.connector._receiving.next_deadline_s()
+
+    def look_at_the_time(self) -> None:
+        """Wake the connector's thread, which then does what is due."""
+        self.connector.revoke(NO_LEASE)
+
+    def pass_time_until(self, is_so: Callable[[], object], clock: ManualClock) -> None:
+        """Let time pass in small steps, as for a process that is awake."""
+        ends_at_s = time.monotonic() + WAIT_S
+        while not is_so():
+            assert time.monotonic() < ends_at_s, f"not within {WAIT_S:g} s"
+            clock.advance(TIME_STEP_S)
+            self.look_at_the_time()
+            time.sleep(0.001)
 
     def wait_failed(self) -> HandoffFailed:
         """Why a landing failed, once its blocks are released too."""
@@ -85,6 +109,8 @@ class Cluster:
     def __init__(self, kind: Kind) -> None:
         self.kind = kind
         self.nodes: list[Node] = []
+        # Both sides are in this process: where it stalls, neither is dead.
+        self._clock = AwakeClock(MAX_WAIT_S)
         self._tokens = itertools.count(101)
 
     @property
@@ -99,10 +125,11 @@ class Cluster:
         epoch: int = 1,
         layout: KVLayout = LAYOUT,
         window_bytes: int = WINDOW_BYTES,
-        peer_timeout_s: float = 2.0,
+        peer_timeout_s: float = PEER_TIMEOUT_S,
         num_blocks: int = 12,
         verify: str = VERIFY_AUTO,
         on_event: OnEvent | None = None,
+        clock: Clock | None = None,
     ) -> Node:
         incarnation = Incarnation(name, epoch)
         rng = np.random.default_rng(len(self.nodes))
@@ -121,6 +148,7 @@ class Cluster:
             window_bytes=window_bytes,
             peer_timeout_s=peer_timeout_s,
             verify=verify,
+            clock=clock or self._clock,
         )
         connector = self.kind.connector(pool, options, on_event or take)
         self.nodes.append(Node(incarnation, pool, connector, layout, events, inbox))

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from common.clock import Clock
 from common.ids import Incarnation
 from common.kv_layout import KVLayout
 from kv_transfer.connector import OnEvent
@@ -36,6 +37,7 @@ class NodeOptions:
     window_bytes: int
     peer_timeout_s: float
     verify: str = VERIFY_AUTO
+    clock: Clock | None = None
 
 
 class Kind:
@@ -88,6 +90,7 @@ class LoopbackKind(Kind):
             network=self.network,
             window_bytes=options.window_bytes,
             peer_timeout_s=options.peer_timeout_s,
+            clock=options.clock,
             lanes=self.lanes(pool),
             verify=options.verify,
         )
@@ -137,6 +140,7 @@ class ZmqKind(Kind):
             advertised_host=self.advertised_host,
             window_bytes=options.window_bytes,
             peer_timeout_s=options.peer_timeout_s,
+            clock=options.clock,
             lanes=self.lanes(pool, options.layout),
             verify=options.verify,
         )

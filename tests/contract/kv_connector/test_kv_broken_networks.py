@@ -14,6 +14,7 @@ from kv_transfer.connector import Landed, TransferEnded
 from kv_transfer.zmq_connector import ZmqConnector
 from tests.contract.kv_connector.cluster import (
     LAYOUT,
+    PEER_TIMEOUT_S,
     Cluster,
     Node,
     assert_ended_once,
@@ -31,7 +32,7 @@ STREAM_BYTES = 12 * LAYOUT.block_bytes
 
 
 def handoff_through(
-    cluster: Cluster, meddle: Meddle, *, peer_timeout_s: float = 2.0
+    cluster: Cluster, meddle: Meddle, *, peer_timeout_s: float = PEER_TIMEOUT_S
 ) -> tuple[Node, Node, Proxy]:
     prefill = cluster.node("p", peer_timeout_s=peer_timeout_s)
     decode = cluster.node("d", peer_timeout_s=peer_timeout_s)

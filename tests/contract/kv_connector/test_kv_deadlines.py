@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
+from common.clock import ManualClock
 from kv_transfer.connector import Landed
+from tests.cluster.waiting import wait_until
 from tests.contract.kv_connector.cluster import (
     Cluster,
     assert_ended_once,
@@ -47,11 +49,15 @@ def test_a_silent_peer_is_noticed_long_before_the_deadline(cluster: Cluster) -> 
 
 def test_a_commit_nobody_can_fulfil_ends_at_the_deadline(cluster: Cluster) -> None:
     """The receiver lives and answers pings, yet the transfer goes nowhere: no commit was made."""
-    prefill, decode = cluster.node("p"), cluster.node("d")
+    clock = ManualClock()
+    prefill, decode = cluster.node("p", clock=clock), cluster.node("d", clock=clock)
     ticket = cluster.ticket(decode, [1, 2, 3])
     decode.connector.expect(ticket, sender_deadline_s=30)
     prefill.connector.open(ticket, deadline_s=1.0)
     prefill.push_all(ticket, [4, 5, 6], layers=[0])
+    wait_until(lambda: decode.connector.statistics().bytes_received, "the pieces arrive")
+    clock.advance(1.0)
+    prefill.look_at_the_time()
     assert "by the deadline" in str(error_of(prefill.wait_event()))
     assert "gave the transfer up" in str(decode.wait_failed())
     assert_ended_once(prefill, decode)
@@ -68,16 +74,17 @@ def test_a_landing_without_a_sender_expires(cluster: Cluster) -> None:
 
 def test_an_open_transfer_keeps_its_landing(cluster: Cluster) -> None:
     """A long prompt computes far longer than `sender_deadline_s` between two pushes."""
-    prefill = cluster.node("p", peer_timeout_s=0.4)
-    decode = cluster.node("d", peer_timeout_s=0.4)
-    ticket, short = cluster.ticket(decode, [1]), cluster.ticket(decode, [2])
-    decode.connector.expect(ticket, sender_deadline_s=0.8)
+    clock, expires_after_s = ManualClock(), 3.0
+    prefill, decode = (cluster.node(name, peer_timeout_s=4.0, clock=clock) for name in "pd")
+    ticket = cluster.ticket(decode, [1])
+    decode.connector.expect(ticket, sender_deadline_s=expires_after_s)
     prefill.connector.open(ticket, deadline_s=30)
-    for _ in range(3):
-        # Each of these takes 0.5 s of the connector's own time.
-        decode.connector.expect(short, sender_deadline_s=0.5)
-        assert "no sender was heard for 0.5 s" in str(decode.wait_failed())
-        short = cluster.ticket(decode, [2])
+    for _ in range(10):
+        clock.advance(1.0)  # A ping is due.
+        prefill.look_at_the_time()
+        wait_until(
+            lambda: decode.next_deadline_s() == clock.now_s() + expires_after_s, "it is kept"
+        )
     prefill.push_all(ticket, [0])
     prefill.connector.commit(ticket.lease_token, commit_for(ticket))
     assert isinstance(decode.wait_event(), Landed)

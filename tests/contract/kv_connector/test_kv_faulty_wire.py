@@ -11,13 +11,24 @@ import contextlib
 import dataclasses
 import functools
 import random
+import time
 
 import numpy as np
 import pytest
 
+from common.clock import ManualClock
 from common.errors import HandoffFailed
 from kv_transfer.connector import Commit, Landed, LandingFailed, Released, Ticket, TransferEnded
-from tests.contract.kv_connector.cluster import Cluster, Node, cluster_of, commit_for, endings
+from tests.cluster.waiting import wait_until
+from tests.contract.kv_connector.cluster import (
+    TIME_STEP_S,
+    WAIT_S,
+    Cluster,
+    Node,
+    cluster_of,
+    commit_for,
+    endings,
+)
 from tests.contract.kv_connector.fault_proxy import KINDS, Fault, FaultProxy
 
 SOURCES = ([0, 1, 2, 3], [7, 5, 6], [11, 9, 2, 1])
@@ -34,12 +45,12 @@ class Scene:
 
     def __init__(self, cluster: Cluster, fault: Fault | None) -> None:
         is_harmless = fault is None or fault.kind in HARMLESS
-        peer_timeout_s = 2.5 if is_harmless else 0.8
-        # Of a landing that nobody began, or whose COMMIT says too little.
-        self._deadline_s = 20.0 if is_harmless else 2.0
-        self.prefill = cluster.node("p", peer_timeout_s=peer_timeout_s)
-        self.bystander = cluster.node("q", peer_timeout_s=peer_timeout_s)
-        self.decode = cluster.node("d", num_blocks=14, peer_timeout_s=peer_timeout_s)
+        # Where somebody has to be given up, time passes behind the fault, and for nobody else.
+        self._clock = None if is_harmless else ManualClock()
+        self._deadline_s = 60.0 if is_harmless else 8.0
+        node = functools.partial(cluster.node, clock=self._clock)
+        self.prefill, self.bystander = node("p"), node("q")
+        self.decode = node("d", num_blocks=14)
         self.proxy = FaultProxy(self.decode.connector.endpoint, fault)
         self.before = self.decode.pool.copy()
         self.commits: dict[int, Commit] = {}
@@ -67,11 +78,20 @@ class Scene:
 
     def wait(self) -> None:
         """Every handoff ended on both sides."""
-        for _, node, _, _ in self.handoffs:
-            assert isinstance(node.wait_event(), TransferEnded)
-        left = len(self.handoffs)
-        while left:
-            left -= isinstance(self.decode.wait_event(), Landed | Released)
+        wait_until(lambda: self.bystander.events, "the bystander is done", timeout_s=WAIT_S)
+        ends_at_s = time.monotonic() + WAIT_S
+        while not self._is_over():
+            assert time.monotonic() < ends_at_s, f"not within {WAIT_S:g} s"
+            if self._clock is not None and self.proxy.num_faults:
+                self._clock.advance(TIME_STEP_S)
+                self.prefill.look_at_the_time()
+                self.decode.look_at_the_time()
+            time.sleep(0.001)
+
+    def _is_over(self) -> bool:
+        over = [isinstance(event, Landed | Released) for event in list(self.decode.events)]
+        num_sent = len(self.prefill.events) + len(self.bystander.events)
+        return sum(over) == num_sent == len(self.handoffs)
 
     def check(self) -> int:
         """What landed is right, what failed is typed, nothing is left; how many landed."""

@@ -47,6 +47,7 @@ class KeyedKind(ZmqKind):
             on_event,
             window_bytes=options.window_bytes,
             peer_timeout_s=options.peer_timeout_s,
+            clock=options.clock,
             keys=self.keys,
         )
 

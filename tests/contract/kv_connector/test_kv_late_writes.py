@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from common.clock import ManualClock
 from kv_transfer.connector import Landed, LandingFailed, Released, Ticket, TransferEnded
 from kv_transfer.core import frames
 from kv_transfer.core.effects import DropReason, Write
@@ -197,8 +198,8 @@ def test_a_writer_that_is_never_done_is_fenced(
     one_sided: Cluster, kind: FakeRdmaKind, ending: str
 ) -> None:
     """F14, F15: its writes come when its blocks belong to another handoff, and are refused."""
-    prefill = one_sided.node("p", peer_timeout_s=0.4)
-    decode = one_sided.node("d", peer_timeout_s=0.4)
+    clock = ManualClock()
+    prefill, decode = (one_sided.node(name, peer_timeout_s=0.4, clock=clock) for name in "pd")
     ticket = one_sided.ticket(decode, BLOCKS)
     decode.connector.expect(ticket, sender_deadline_s=30)
     prefill.connector.open(ticket, deadline_s=0.2 if ending == "expires" else 30)
@@ -211,6 +212,8 @@ def test_a_writer_that_is_never_done_is_fenced(
             # It is not told ABORTED while its ABORT waits behind what is never done.
             prefill.connector.close()
         case "expires":
+            clock.advance(0.2)
+            prefill.look_at_the_time()
             assert "deadline" in str(error_of(prefill.wait_event()))
             assert decode.connector.statistics().landings_open == 1
             prefill.connector.close()
@@ -218,6 +221,7 @@ def test_a_writer_that_is_never_done_is_fenced(
             prefill.connector.close()
         case _:
             kind.network.cut(decode.connector.endpoint)
+    decode.pass_time_until(lambda: len(decode.events) == 2, clock)
     assert isinstance(failed := decode.wait_event(), LandingFailed)
     assert failed.lease_token == ticket.lease_token
     assert decode.wait_event() == Released(ticket.lease_token)

@@ -250,11 +250,14 @@ def test_a_peer_that_is_stuck_stops_neither_others_nor_close(
     assert [one.peer for one in ends.wait_ready()] == [OTHER]
     began_at_s = time.monotonic()
     ends.sender.close()
-    assert time.monotonic() < began_at_s + 5
+    assert time.monotonic() < began_at_s + 15
     assert ends.engine.num_under_way == 1
 
 
-def test_closing_lets_what_is_queued_be_written(ends: Ends) -> None:
+def test_closing_lets_what_is_queued_be_written(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rdma_lane, "CLOSE_WITHIN_S", WAIT_S)
     ends.connect()
     ends.write((1,), b"1")
     ends.sender.send_after(PEER, [memoryview(b"abort")])
