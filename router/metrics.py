@@ -29,9 +29,14 @@ class RouterMetrics:
             ["role"],
             registry=registry,
         )
+        self.nodes_left = Counter(
+            "pdserve_router_nodes_left_total",
+            "Nodes that left in order: out of the placement store, then the end of their stream",
+            registry=registry,
+        )
         self.nodes_lost = Counter(
             "pdserve_router_nodes_lost_total",
-            "Streams to a node that broke or fell silent",
+            "Streams to a node that broke or fell silent, and it had not left",
             registry=registry,
         )
         self.store_errors = Counter(

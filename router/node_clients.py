@@ -48,6 +48,8 @@ SILENCE_S = 5.0
 CLOSE_TIMEOUT_S = 1.0
 FIRST_BACKOFF_S = 0.1
 LAST_BACKOFF_S = 2.0
+ENDED_BY_NODE = "the node ended the stream"
+"""Why a stream broke where nothing is wrong with it."""
 UNHEARD_BEFORE_WARNING = 3
 MAX_WAITING_CALLS = 8192
 """Calls to one node without a reply; as many as a node takes of a router."""
@@ -85,7 +87,7 @@ class NodeListener(Protocol):
         """A message came: outputs in the node's order, or none (a heartbeat)."""
 
     def on_lost(self, node: Incarnation, reason: str) -> None:
-        """The stream broke after it had been heard."""
+        """The stream broke after it had been heard; `ENDED_BY_NODE` or what is wrong."""
 
 
 Reply_contra = TypeVar("Reply_contra", contravariant=True)
@@ -285,7 +287,7 @@ class NodeClient:
         while True:
             try:
                 await self._run_stream()
-                reason = "the node ended the stream"
+                reason = ENDED_BY_NODE
             except TimeoutError:
                 reason = f"nothing was heard for {self._silence_s} s"
             except PdserveError as wrong:
@@ -298,7 +300,6 @@ class NodeClient:
             if self._is_heard:
                 self._is_heard = False
                 num_failures = 0
-                log.warning("lost %s: %s", self._node, reason)
                 self._listener.on_lost(self._node, reason)
                 self._forget_all(f"{self._node} was lost: {reason}")
             else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 
 from common.clock import Clock
@@ -16,7 +16,7 @@ from placement.store import LiveNode, PlacementStore, PlacementUnavailable
 from router.core.membership import MAX_NODES, Membership
 from router.core.policies.query import NodeView
 from router.metrics import RouterMetrics
-from router.node_clients import NodeClient
+from router.node_clients import ENDED_BY_NODE, NodeClient
 
 log = logging.getLogger("pdserve.router.nodes")
 
@@ -50,6 +50,7 @@ class NodePool:
         self._metrics = metrics
         self._on_output = on_output
         self._on_lost = on_lost
+        self._gone: dict[Incarnation, str] = {}
         self._strangers: dict[Incarnation, str] = {}
         self._unusable: set[Incarnation] = set()
         self._clients: dict[Incarnation, NodeClient] = {}
@@ -81,6 +82,7 @@ class NodePool:
 
     async def refresh(self, router: Incarnation) -> None:
         """Ask the store once, then open and close clients to match."""
+        gone, self._gone = self._gone, {}
         try:
             listing = await self._store.live_nodes()
         except PlacementUnavailable as away:
@@ -88,10 +90,12 @@ class NodePool:
                 log.warning("the placement store is away, going on without: %s", away)
             self._metrics.store_errors.labels("live_nodes").inc()
             self.membership.on_store_away(self._clock.now_s())
+            self._judge(gone, None)
         else:
             if self.membership.is_store_away:
                 log.info("the placement store is back")
             self.membership.on_listing(self._of_this_model(listing), self._clock.now_s())
+            self._judge(gone, {node.record.incarnation for node in listing})
         self._match_clients(router)
         self._count_nodes()
 
@@ -112,12 +116,24 @@ class NodePool:
         for output in outputs:
             self._on_output(node, output)
 
-    def on_lost(self, node: Incarnation, _reason: str) -> None:
-        """A stream broke."""
+    def on_lost(self, node: Incarnation, reason: str) -> None:
+        """A stream broke; the store will say whether the node has left."""
         self.membership.on_lost(node)
-        self._metrics.nodes_lost.inc()
+        self._gone[node] = reason
         self._on_lost(node)
         self._should_refresh.set()
+
+    def _judge(
+        self, gone: Mapping[Incarnation, str], listed: Collection[Incarnation] | None
+    ) -> None:
+        """Who left in order was out of the store before its stream ended; None: it is away."""
+        for node, reason in gone.items():
+            if reason == ENDED_BY_NODE and listed is not None and node not in listed:
+                log.info("%s has left: it ended the stream", node)
+                self._metrics.nodes_left.inc()
+            else:
+                log.warning("lost %s: %s", node, reason)
+                self._metrics.nodes_lost.inc()
 
     def _of_this_model(self, listing: Sequence[LiveNode]) -> list[LiveNode]:
         strangers = {
@@ -134,7 +150,7 @@ class NodePool:
     def _match_clients(self, router: Incarnation) -> None:
         wanted = {record.incarnation: record for record in self.membership.records()}
         for node in self._clients.keys() - wanted.keys():
-            log.info("%s left", node)
+            log.info("%s is forgotten", node)
             task = asyncio.create_task(self._clients.pop(node).close())
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)

@@ -47,6 +47,8 @@ class Cluster:
         self.store = RedisStore(redis_url, "dispatch", call_timeout_s=60.0)
         self.nodes: list[FakeNode] = []
         self.routers: list[Dispatcher] = []
+        self.registry = CollectorRegistry()
+        """What the first router counts."""
         self.failed = asyncio.Event()
 
     async def add(self, node_id: str, role: Role, epoch: int = 1, port: int = 0) -> FakeNode:
@@ -63,7 +65,7 @@ class Cluster:
             model="tiny",
             policy=policy,
             node_lease_s=LEASE_S,
-            registry=CollectorRegistry(),
+            registry=CollectorRegistry() if self.routers else self.registry,
             on_failed=self.failed.set,
         )
         self.routers.append(router)

@@ -1,0 +1,69 @@
+"""What a router says of nodes that are gone: those that left in order, and those that were lost."""
+
+from __future__ import annotations
+
+import pytest
+
+from common.nodes import Role
+from placement.store import LiveNode, PlacementUnavailable
+from tests.integration.scripted_cluster import Cluster, wait_until
+from tests.integration.scripted_cluster import scripted_cluster as scripted_cluster
+
+
+def counts(cluster: Cluster) -> tuple[float, float]:
+    """How many nodes left, and how many were lost."""
+    left, lost = (
+        cluster.registry.get_sample_value(f"pdserve_router_nodes_{what}_total") or 0.0
+        for what in ("left", "lost")
+    )
+    return left, lost
+
+
+async def test_a_node_that_leaves_the_store_and_then_ends_its_stream_has_left(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    d = await cluster.add("d0", Role.DECODE)
+    await cluster.router()
+    with caplog.at_level("INFO", "pdserve.router.nodes"):
+        await cluster.store.leave(d.incarnation)
+        d.end_streams()
+        await wait_until(lambda: counts(cluster) == (1, 0), "d0 has left")
+    assert "d0#1 has left: it ended the stream" in caplog.messages
+    assert not any("lost" in message for message in caplog.messages)
+
+
+async def test_a_node_that_ends_a_stream_and_stays_is_lost(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    d = await cluster.add("d0", Role.DECODE)
+    await cluster.router()
+    d.end_streams()
+    await wait_until(lambda: counts(cluster) == (0, 1), "d0 is lost")
+    assert "lost d0#1: the node ended the stream" in caplog.messages
+
+
+async def test_a_node_that_breaks_off_is_lost_whether_or_not_its_lease_is_over(
+    cluster: Cluster,
+) -> None:
+    d = await cluster.add("d0", Role.DECODE)
+    other = await cluster.add("d1", Role.DECODE)
+    await cluster.router()
+    await other._server.stop(None)
+    await wait_until(lambda: counts(cluster) == (0, 1), "d1 is lost")
+    await cluster.store.leave(d.incarnation)
+    await d._server.stop(None)
+    await wait_until(lambda: counts(cluster) == (0, 2), "d0 is lost")
+
+
+async def test_a_store_that_is_away_cannot_say_that_a_node_left(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    d = await cluster.add("d0", Role.DECODE)
+    await cluster.router()
+
+    async def away() -> list[LiveNode]:
+        raise PlacementUnavailable("away")
+
+    monkeypatch.setattr(cluster.store, "live_nodes", away)
+    d.end_streams()
+    await wait_until(lambda: counts(cluster) == (0, 1), "d0 is lost")
