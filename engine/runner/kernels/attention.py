@@ -9,8 +9,9 @@ queries of one sequence and one KV head, with all query heads that share it.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit, prange
+from numba import njit
 
+from engine.runner.kernels.team import claim, finish, wait_for_all
 from engine.runner.kernels.tile_product import MAX_TILE_ROWS, tile_product
 from engine.runner.kernels.vector_ir import LANES
 from engine.runner.kernels.vector_math import KEY_TILE, softmax_tile, transpose_8x8
@@ -135,7 +136,15 @@ def _attend_item(qkv, keys, values, blocks, first, end, head, position, scratch,
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _attend_part(qkv, keys, values, block_tables, positions, items, out, thread, step) -> None:  # type: ignore[no-untyped-def]
+def attention_phase(  # type: ignore[no-untyped-def]
+    progress, phase, qkv, keys, values, block_tables, positions, items, out
+) -> None:  # fmt: skip
+    """A team's `out` `[rows, heads, head_dim]` from queries that `rotary_phase` made ready.
+
+    `keys` and `values` are one layer's `[num_blocks, kv_heads, block_size, head_dim]`,
+    `block_tables` `[sequences, blocks]`, `items` from `plan_items`. Every position up to a query's
+    own must be in the cache.
+    """
     head_dim, num_kv_heads = keys.shape[3], keys.shape[1]
     group = (qkv.shape[1] - 2 * num_kv_heads) // num_kv_heads
     rows = max(1, _QUERY_ROWS // group) * group
@@ -148,26 +157,14 @@ def _attend_part(qkv, keys, values, block_tables, positions, items, out, thread,
         np.zeros((head_dim, KEY_TILE), np.float32),
         np.zeros((2, KEY_TILE, head_dim), np.float32),
     )
-    for item in range(thread, items.shape[0], step):
+    num_items = items.shape[0]
+    item = claim(progress, phase)
+    while item < num_items:
         sequence, first, end, head = items[item]
         _attend_item(
             qkv, keys, values, block_tables[sequence], first, end, head, positions[first],
             scratch, out,
         )  # fmt: skip
-
-
-@njit(nogil=True, cache=True, error_model="numpy", parallel=True)
-def paged_attention(
-    qkv: np.ndarray, keys: np.ndarray, values: np.ndarray, block_tables: np.ndarray,
-    positions: np.ndarray, items: np.ndarray, out: np.ndarray, num_threads: int,
-) -> None:  # fmt: skip
-    """`out` `[rows, heads, head_dim]` from queries that `rotate_and_store` made ready.
-
-    `keys` and `values` are one layer's `[num_blocks, kv_heads, block_size, head_dim]`,
-    `block_tables` `[sequences, blocks]`, `items` from `plan_items`. Every position up to a query's
-    own must be in the cache.
-    """
-    for thread in prange(num_threads):
-        _attend_part(
-            qkv, keys, values, block_tables, positions, items, out, thread, num_threads
-        )  # fmt: skip
+        finish(progress, phase)
+        item = claim(progress, phase)
+    wait_for_all(progress, phase, num_items)

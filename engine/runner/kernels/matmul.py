@@ -3,7 +3,7 @@
 A weight `[num_outputs, num_inputs]` is packed once into panels `[num_panels, num_inputs, 16]`: the
 sixteen outputs of a panel lie side by side, so a tile reads it front to back, at any number of
 rows. A weight in bytes has panels `[num_panels, num_inputs + 4, 16]`, which end with their outputs'
-scales (`panel_product`); every product takes either kind. Threads share out panels. Weights stream
+scales (`panel_product`); every product takes either kind. A team's threads share out panels. Weights stream
 from memory once per `_BLOCK_ROWS` rows, a block whose inputs stay in a core's own cache.
 """
 
@@ -13,14 +13,21 @@ import numpy as np
 from numba import njit, prange
 
 from engine.runner.kernels.panel_product import PANEL_ROWS, panel_product
+from engine.runner.kernels.team import (
+    SHARES_PER_THREAD,
+    claim,
+    finish,
+    new_progress,
+    wait_for_all,
+)
 from engine.runner.kernels.vector_ir import LANES
 from engine.runner.kernels.vector_math import silu_product, sum_squares
 
 _BLOCK_ROWS = 96
 _FLOAT_BYTES = 4
 _LARGEST_BYTE = 127
-_SERIAL_ROWS = 16
-"""Up to this many rows, waking other threads costs more than normalising here."""
+ROWS_PER_SHARE = 16
+"""Of what is done row by row: a share of fewer would not be worth its claim."""
 
 
 @njit(nogil=True, cache=True, error_model="numpy", parallel=True)
@@ -86,9 +93,8 @@ def _put(tile, rows, bias, residual, out, row, column) -> None:  # type: ignore[
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _linear_part(x, panels, bias, residual, out, first, last) -> None:  # type: ignore[no-untyped-def]
+def _linear_part(x, panels, bias, residual, out, first, last, tiles) -> None:  # type: ignore[no-untyped-def]
     num_rows, depth = x.shape
-    tiles = np.empty((2, PANEL_ROWS, LANES), np.float32)
     x_at, panels_at, tiles_at = x.ctypes.data, panels.ctypes.data, tiles.ctypes.data
     panel_bytes = panels.shape[1] * LANES * panels.itemsize
     for block in range(0, num_rows, _BLOCK_ROWS):
@@ -104,7 +110,32 @@ def _linear_part(x, panels, bias, residual, out, first, last) -> None:  # type: 
                     _put(tiles[n], rows, bias, residual, out, row, (panel + n) * LANES)
 
 
+@njit(nogil=True, cache=True, error_model="numpy")
+def linear_phase(  # type: ignore[no-untyped-def]
+    progress, phase, x, panels, bias, residual, out, num_threads
+) -> None:  # fmt: skip
+    """A team's `linear`."""
+    num_panels = panels.shape[0]
+    num_pairs = (num_panels + 1) // 2
+    num_shares = min(num_pairs, SHARES_PER_THREAD * num_threads)
+    tiles = np.empty((2, PANEL_ROWS, LANES), np.float32)
+    share = claim(progress, phase)
+    while share < num_shares:
+        first = 2 * (num_pairs * share // num_shares)
+        last = min(num_panels, 2 * (num_pairs * (share + 1) // num_shares))
+        _linear_part(x, panels, bias, residual, out, first, last, tiles)
+        finish(progress, phase)
+        share = claim(progress, phase)
+    wait_for_all(progress, phase, num_shares)
+
+
 @njit(nogil=True, cache=True, error_model="numpy", parallel=True)
+def _team_linear(progress, x, panels, bias, residual, out, num_threads) -> None:  # type: ignore[no-untyped-def]
+    for _member in prange(num_threads):
+        linear_phase(progress, 0, x, panels, bias, residual, out, num_threads)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
 def linear(
     x: np.ndarray, panels: np.ndarray, bias: np.ndarray, residual: np.ndarray, out: np.ndarray,
     num_threads: int,
@@ -113,17 +144,12 @@ def linear(
 
     An empty `bias` or `residual` is none. `residual` may be `out`.
     """
-    num_panels = panels.shape[0]
-    for thread in prange(num_threads):
-        first = num_panels * thread // num_threads
-        last = num_panels * (thread + 1) // num_threads
-        _linear_part(x, panels, bias, residual, out, first, last)
+    _team_linear(new_progress(1), x, panels, bias, residual, out, num_threads)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _gated_part(x, panels, bias, out, first, last) -> None:  # type: ignore[no-untyped-def]
+def _gated_part(x, panels, bias, out, first, last, tiles) -> None:  # type: ignore[no-untyped-def]
     num_rows, depth = x.shape
-    tiles = np.empty((2, PANEL_ROWS, LANES), np.float32)
     x_at, panels_at, gate_at = x.ctypes.data, panels.ctypes.data, tiles.ctypes.data
     out_at = out.ctypes.data
     up_at = gate_at + PANEL_ROWS * LANES * _FLOAT_BYTES
@@ -147,16 +173,34 @@ def _gated_part(x, panels, bias, out, first, last) -> None:  # type: ignore[no-u
                     silu_product(gate_at + at, up_at + at, target)
 
 
+@njit(nogil=True, cache=True, error_model="numpy")
+def gated_phase(progress, phase, x, panels, bias, out, num_threads) -> None:  # type: ignore[no-untyped-def]
+    """A team's `gated_linear`."""
+    num_pairs = panels.shape[0] // 2
+    num_shares = min(num_pairs, SHARES_PER_THREAD * num_threads)
+    tiles = np.empty((2, PANEL_ROWS, LANES), np.float32)
+    share = claim(progress, phase)
+    while share < num_shares:
+        first = num_pairs * share // num_shares
+        last = num_pairs * (share + 1) // num_shares
+        _gated_part(x, panels, bias, out, first, last, tiles)
+        finish(progress, phase)
+        share = claim(progress, phase)
+    wait_for_all(progress, phase, num_shares)
+
+
 @njit(nogil=True, cache=True, error_model="numpy", parallel=True)
+def _team_gated(progress, x, panels, bias, out, num_threads) -> None:  # type: ignore[no-untyped-def]
+    for _member in prange(num_threads):
+        gated_phase(progress, 0, x, panels, bias, out, num_threads)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
 def gated_linear(
     x: np.ndarray, panels: np.ndarray, bias: np.ndarray, out: np.ndarray, num_threads: int
 ) -> None:
     """`out = silu(x · gateᵀ) * (x · upᵀ)`; gate and up lie in alternate panels, biases likewise."""
-    num_pairs = panels.shape[0] // 2
-    for thread in prange(num_threads):
-        first = num_pairs * thread // num_threads
-        last = num_pairs * (thread + 1) // num_threads
-        _gated_part(x, panels, bias, out, first, last)
+    _team_gated(new_progress(1), x, panels, bias, out, num_threads)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -169,17 +213,22 @@ def rms_norm_row(x: np.ndarray, weight: np.ndarray, epsilon: np.float32, out: np
         out[i] = x[i] * scale * weight[i]
 
 
-@njit(nogil=True, cache=True, error_model="numpy", parallel=True)
-def _rms_norm_parallel(x, weight, epsilon, out) -> None:  # type: ignore[no-untyped-def]
-    for row in prange(x.shape[0]):
-        rms_norm_row(x[row], weight, epsilon, out[row])
+@njit(nogil=True, cache=True, error_model="numpy")
+def norm_phase(progress, phase, x, weight, epsilon, out) -> None:  # type: ignore[no-untyped-def]
+    """A team's `rms_norm`."""
+    num_rows = x.shape[0]
+    num_shares = -(-num_rows // ROWS_PER_SHARE)
+    share = claim(progress, phase)
+    while share < num_shares:
+        for row in range(share * ROWS_PER_SHARE, min(num_rows, (share + 1) * ROWS_PER_SHARE)):
+            rms_norm_row(x[row], weight, epsilon, out[row])
+        finish(progress, phase)
+        share = claim(progress, phase)
+    wait_for_all(progress, phase, num_shares)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def rms_norm(x: np.ndarray, weight: np.ndarray, epsilon: np.float32, out: np.ndarray) -> None:
-    """`rms_norm_row` for each row of `x` `[rows, size]`."""
-    if x.shape[0] > _SERIAL_ROWS:
-        _rms_norm_parallel(x, weight, epsilon, out)
-    else:
-        for row in range(x.shape[0]):
-            rms_norm_row(x[row], weight, epsilon, out[row])
+    """`rms_norm_row` for each row of `x` `[rows, size]`, in this thread."""
+    for row in range(x.shape[0]):
+        rms_norm_row(x[row], weight, epsilon, out[row])

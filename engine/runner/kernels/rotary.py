@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit, prange
+from numba import njit
 
-from engine.runner.kernels.matmul import rms_norm_row
-
-_SERIAL_ROWS = 16
+from engine.runner.kernels.matmul import ROWS_PER_SHARE, rms_norm_row
+from engine.runner.kernels.team import claim, finish, wait_for_all
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -41,37 +40,25 @@ def _store_row(qkv, head_norms, epsilon, cosine, sine, scale, slot, keys, values
             values[block, head, offset, i] = value[i]
 
 
-@njit(nogil=True, cache=True, error_model="numpy", parallel=True)
-def _store_parallel(  # type: ignore[no-untyped-def]
-    qkv, head_norms, epsilon, cosines, sines, positions, scale, slots, keys, values
-) -> None:  # fmt: skip
-    for row in prange(qkv.shape[0]):
-        position = positions[row]
-        _store_row(
-            qkv[row], head_norms, epsilon, cosines[position], sines[position], scale,
-            slots[row], keys, values,
-        )  # fmt: skip
-
-
 @njit(nogil=True, cache=True, error_model="numpy")
-def rotate_and_store(
-    qkv: np.ndarray, head_norms: np.ndarray, epsilon: np.float32, cosines: np.ndarray,
-    sines: np.ndarray, positions: np.ndarray, scale: np.float32, slots: np.ndarray,
-    keys: np.ndarray, values: np.ndarray,
+def rotary_phase(  # type: ignore[no-untyped-def]
+    progress, phase, qkv, head_norms, epsilon, cosines, sines, positions, scale, slots, keys, values
 ) -> None:  # fmt: skip
-    """Make queries ready for attention in place, and put keys and values into their slots.
+    """A team makes queries ready for attention in place, and puts keys and values into their slots.
 
     `qkv` is `[rows, heads + 2 · kv_heads, head_dim]`; `head_norms` `[2, head_dim]` (query, key) or
     empty; `cosines` and `sines` `[max_len, head_dim / 2]`. Queries come out multiplied by `scale`.
     """
-    if qkv.shape[0] > _SERIAL_ROWS:
-        _store_parallel(
-            qkv, head_norms, epsilon, cosines, sines, positions, scale, slots, keys, values
-        )
-        return
-    for row in range(qkv.shape[0]):
-        position = positions[row]
-        _store_row(
-            qkv[row], head_norms, epsilon, cosines[position], sines[position], scale,
-            slots[row], keys, values,
-        )  # fmt: skip
+    num_rows = qkv.shape[0]
+    num_shares = -(-num_rows // ROWS_PER_SHARE)
+    share = claim(progress, phase)
+    while share < num_shares:
+        for row in range(share * ROWS_PER_SHARE, min(num_rows, (share + 1) * ROWS_PER_SHARE)):
+            position = positions[row]
+            _store_row(
+                qkv[row], head_norms, epsilon, cosines[position], sines[position], scale,
+                slots[row], keys, values,
+            )  # fmt: skip
+        finish(progress, phase)
+        share = claim(progress, phase)
+    wait_for_all(progress, phase, num_shares)

@@ -12,8 +12,9 @@ from common.kv_layout import KVLayout
 from engine.core.plan import ScheduledSequence
 from engine.runner.flat_batch import BatchLimits, FlatBatch, flatten
 from engine.runner.framework import paddle
-from engine.runner.kernels.attention import paged_attention, plan_items
-from engine.runner.kernels.rotary import rotate_and_store
+from engine.runner.kernels.attention import attention_phase, plan_items
+from engine.runner.kernels.rotary import rotary_phase
+from engine.runner.kernels.team import new_progress
 from engine.runner.kv_cache import KVCache
 from engine.runner.model_spec import DecoderSpec, read_decoder_spec
 from engine.runner.paddle_attention import PaddleAttention
@@ -122,14 +123,17 @@ def test_numba_kernels(case: Case) -> None:
     ready = qkv.copy()
     half = case.head_dim // 2
     unturned = np.ones((999, half), np.float32), np.zeros((999, half), np.float32)
-    rotate_and_store(
+    rotary_phase(
+        new_progress(1), 0,
         ready, np.zeros((0, 0), np.float32), np.float32(0), *unturned, batch.positions,
         np.float32(case.head_dim**-0.5), batch.slots, keys, values,
     )  # fmt: skip
     group = case.num_heads // case.num_kv_heads
     items = plan_items(batch.row_starts, batch.positions, case.num_kv_heads, group)
     out = np.full((len(qkv), case.num_heads, case.head_dim), np.nan, np.float32)
-    paged_attention(ready, keys, values, batch.block_tables, batch.positions, items, out, 2)
+    attention_phase(
+        new_progress(1), 0, ready, keys, values, batch.block_tables, batch.positions, items, out
+    )
     np.testing.assert_allclose(out, _reference(case, batch, qkv, cache), atol=2e-5)
 
 
