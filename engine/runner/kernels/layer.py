@@ -1,4 +1,4 @@
-"""A decoder layer, and a layer that drafts, out of the kernels: each one entry into the thread pool.
+"""A decoder layer, and a layer that drafts, out of the kernels: few entries into the thread pool.
 
 What is named `_members_…` is run by every member of a team at once; what it calls are phases.
 """

@@ -3,7 +3,7 @@
 A weight `[num_outputs, num_inputs]` is packed once into panels `[num_panels, num_inputs, 16]`: the
 sixteen outputs of a panel lie side by side, so a tile reads it front to back, at any number of
 rows. A weight in bytes has panels `[num_panels, num_inputs + 4, 16]`, which end with their outputs'
-scales (`panel_product`); every product takes either kind. A team's threads share out panels. Weights stream
+scales (`panel_product`); every product takes either kind. A team shares out panels. Weights stream
 from memory once per `_BLOCK_ROWS` rows, a block whose inputs stay in a core's own cache.
 """
 

@@ -33,9 +33,14 @@ from engine.runner.kernels.vector_ir import (
     vector_at,
 )
 
-PANEL_ROWS = 6
-"""Most rows of a product: with one panel of floats twelve AVX2 accumulators, which leaves registers
-for the operands."""
+_HAS_WIDE_REGISTERS = bool(get_host_cpu_features().get("avx512f"))
+PANEL_ROWS = 8 if _HAS_WIDE_REGISTERS else 6
+"""Most rows of a product: their accumulators, and an address for each, stay in registers. A vector
+is one of AVX-512's 32 registers, or two of AVX2's 16."""
+_PAIR_ROWS = 8 if _HAS_WIDE_REGISTERS else 3
+_BYTE_PAIR_ROWS = 6 if _HAS_WIDE_REGISTERS else 1
+_BYTE_ROWS = 8 if _HAS_WIDE_REGISTERS else 3
+"""The same for two panels, and for one of bytes, which has two accumulators for each element."""
 SCALE_ROWS = 4
 """Rows of a panel of bytes that its scales take the place of: 16 floats are 64 bytes."""
 _FLOAT_BYTES = 4
@@ -45,12 +50,6 @@ _TURN_ROWS = {4: 2, 1: 4}
 """Inner indices of one turn of the loop, by an item's bytes: an even number, whole cache lines."""
 _CHAINS = {4: 1, 1: 2}
 _BYTES = ir.VectorType(ir.IntType(8), LANES)
-
-_HAS_WIDE_REGISTERS = bool(get_host_cpu_features().get("avx512f"))
-_PAIR_ROWS = PANEL_ROWS if _HAS_WIDE_REGISTERS else 3
-_BYTE_PAIR_ROWS = PANEL_ROWS if _HAS_WIDE_REGISTERS else 1
-_BYTE_ROWS = PANEL_ROWS if _HAS_WIDE_REGISTERS else 3
-"""Most rows whose accumulators stay in registers; AVX2 needs two registers for each."""
 
 
 def _columns_at(builder: Any, address: Any, item_bytes: int) -> Any:
@@ -124,12 +123,12 @@ def _emit_product(
         builder.store(total, vector_at(builder, builder.add(c, place)), align=4)
 
 
-def _products(num_panels: int, item_bytes: int) -> Any:
-    """The product for this many panels of this kind, and any number of rows."""
+def _products(num_panels: int, item_bytes: int, most_rows: int) -> Any:
+    """The product for this many panels of this kind, and any number of rows up to `most_rows`."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         done = builder.append_basic_block("done")
-        cases = [builder.append_basic_block(f"rows_{n}") for n in range(1, PANEL_ROWS + 1)]
+        cases = [builder.append_basic_block(f"rows_{n}") for n in range(1, most_rows + 1)]
         switch = builder.switch(args[0], cases[0])
         for num_rows, case in enumerate(cases, 1):
             if num_rows > 1:
@@ -147,8 +146,10 @@ def _products(num_panels: int, item_bytes: int) -> Any:
     return products
 
 
-_one_panel, _two_panels = _products(1, 4), _products(2, 4)
-_one_panel_of_bytes, _two_panels_of_bytes = _products(1, 1), _products(2, 1)
+_one_panel = _products(1, _FLOAT_BYTES, PANEL_ROWS)
+_two_panels = _products(2, _FLOAT_BYTES, _PAIR_ROWS)
+_one_panel_of_bytes = _products(1, 1, _BYTE_ROWS)
+_two_panels_of_bytes = _products(2, 1, _BYTE_PAIR_ROWS)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -178,10 +179,10 @@ def _byte_product(rows: int, panels: int, a: int, b: int, depth: int, c: int) ->
 def panel_product(
     rows: int, panels: int, a: int, b: int, depth: int, item_bytes: int, c: int
 ) -> None:
-    """`c[p, r, 0:16] = Σ_k a[r, k] · b[p, k, 0:16]` for `rows` ≤ 6 and `panels` ≤ 2.
+    """`c[p, r, 0:16] = Σ_k a[r, k] · b[p, k, 0:16]` for `rows` ≤ `PANEL_ROWS` and `panels` ≤ 2.
 
     `a` is `[rows, depth]` with a `depth` divisible by four, `b` the first of neighbouring panels
-    with items of one byte or four, `c` `[2, 6, 16]`. A panel of bytes is aligned to its lanes.
+    with items of one byte or four, `c` `[2, PANEL_ROWS, 16]`. Panels of bytes are aligned to 16.
     """
     if item_bytes == 1:
         _byte_product(rows, panels, a, b, depth, c)

@@ -5,10 +5,10 @@ for every one of them would take a tenth of a step, so a team enters once and th
 to phase by itself. A phase is so many shares of equal work; each thread claims the next that nobody
 has, and nobody goes on before all are finished.
 
-Any number of threads of the pool may come, at any time: one alone does all shares of all phases, and
-one that comes late finds them done. So nothing depends on the pool's running them at once, and a
-thread that the system has stopped delays the others by no more than the share it holds. Who computes
-a share changes nothing in its results.
+Any number of threads of the pool may come, at any time: one alone does all shares of all phases,
+and one that comes late finds them done. So nothing depends on the pool's running them at once, and
+a thread that the system has stopped delays the others by no more than the share it holds. Who
+computes a share changes nothing in its results.
 """
 
 from __future__ import annotations
