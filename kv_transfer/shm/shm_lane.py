@@ -96,12 +96,9 @@ class ShmLane:
         return b""
 
     def pull(self, write: Write, pool: Pool) -> Sums:
+        self._check_sources(write)
         source = self._source_of[write.session]
-        num_blocks, piece_bytes = source.shape[2:]
-        last = max(write.data.source_blocks)
-        if last >= num_blocks:
-            raise PeerProtocolError(f"source block {last}: the sender's pool has {num_blocks}")
-        if self._fused.can_copy(pool.ctypes.data, piece_bytes):
+        if self._fused.can_copy(pool.ctypes.data, source.shape[3]):
             return self._pull_in_one_pass(write, source, pool)
         kinds = source[write.data.layer]
         parts = [memoryview(kind[block]) for block in write.data.source_blocks for kind in kinds]
@@ -109,6 +106,13 @@ class ShmLane:
         if write.verify == "off":
             return pieces.NO_SUMS
         return pieces.pool_sums(pool, write.data.layer, write.target_blocks, write.data.ordinals)
+
+    def _check_sources(self, write: Write) -> None:
+        """By itself, since an error keeps what its frames name, and this memory must go in time."""
+        num_blocks = self._source_of[write.session].shape[2]
+        last = max(write.data.source_blocks)
+        if last >= num_blocks:
+            raise PeerProtocolError(f"source block {last}: the sender's pool has {num_blocks}")
 
     def _pull_in_one_pass(self, write: Write, source: Pool, pool: Pool) -> Sums:
         layer = write.data.layer

@@ -190,6 +190,9 @@ def test_a_block_that_the_sender_does_not_have(cluster: Cluster, block: int) -> 
         assert any(isinstance(answer, frames.Refused) for answer in answers)
         assert np.array_equal(decode.pool, untouched)
     assert decode.connector.statistics().sessions_open == 0
+    # Nor is the memory kept by the error, whose traceback may live long.
+    decode.connector.close()
+    assert num_pools_read() == 0
 
 
 def test_an_offer_that_lies_is_passed_over_for_the_next_lane(
