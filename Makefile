@@ -28,7 +28,7 @@ demo-model: env  ## fetch and convert the demo model, once
 	@$(BIN)/python -c "from pdserve.checkpoints.demo_model import demo_model_folder as folder; print(folder())"
 
 test: env demo-model  ## run all tests
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(ARGS)
 
 test-equality: env demo-model  ## the demo model under every policy, order, mode and method
 	$(BIN)/python -m pytest tests/equality --every-combination $(ARGS)
