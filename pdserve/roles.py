@@ -26,6 +26,7 @@ from pdserve.checkpoints.resolve import resolve_checkpoint
 from pdserve.ending import Ending
 from pdserve.file_limit import allow_connections
 from pdserve.make_tracing import make_tracing
+from placement.patience import patiently
 from placement.redis_store import RedisStore
 from placement.store import PlacementStore
 from router.api_key_book import ApiKeyBook
@@ -112,7 +113,7 @@ async def _run_router(
             folder, config.model.served_model_name, config.model.max_model_len
         )
         # A router without a store would never find a node: say so now, not at the first request.
-        await store.live_nodes()
+        await patiently(store.live_nodes)
     except PdserveError:
         listener.close()
         raise

@@ -23,6 +23,7 @@ from redis.asyncio.connection import parse_url
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, NoPermissionError, RedisError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from common.errors import StaleEpoch
 from common.ids import AttemptId, Incarnation
@@ -37,7 +38,7 @@ from placement.records import (
     encode_placement,
 )
 from placement.redis_tls import RedisTlsConnection, redis_tls
-from placement.store import LiveNode, Placement, PlacementUnavailable
+from placement.store import LiveNode, Placement, PlacementSlow, PlacementUnavailable
 
 log = logging.getLogger("pdserve.placement")
 
@@ -158,10 +159,8 @@ class RedisStore:
         try:
             async with asyncio.timeout(self._call_timeout_s):
                 return await script(keys=keys, args=args)
-        except TimeoutError as late:
-            raise PlacementUnavailable(
-                f"Redis did not answer within {self._call_timeout_s} s"
-            ) from late
+        except (TimeoutError, RedisTimeoutError) as late:
+            raise PlacementSlow(f"Redis did not answer within {self._call_timeout_s} s") from late
         except (AuthenticationError, NoPermissionError) as refused:
             raise PlacementUnavailable(f"Redis refused this process: {refused}") from refused
         except (RedisError, OSError) as away:

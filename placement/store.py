@@ -22,6 +22,10 @@ class PlacementUnavailable(PdserveError):
     code = "placement_unavailable"
 
 
+class PlacementSlow(PlacementUnavailable):
+    """It may be there: nobody refused, and nobody answered within a call's time."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveNode:
     """A node whose lease has not expired, with the load it last reported."""
