@@ -35,8 +35,16 @@ from tests.fakes.hash_runner import HashRunner, expected_tokens
 from tests.fakes.node_caller import NodeCaller
 from tests.unit.engine_core.build import make_request
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 ROUTER = Incarnation("router", 1)
+
+
+@pytest.fixture(autouse=True)
+def graces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They run out where a test says so, and not because the machine stood still."""
+    monkeypatch.setattr(drain_module, "LAST_GRACE_S", 600.0)
+    monkeypatch.setattr(engine_node, "STEP_GRACE_S", 600.0)
+    monkeypatch.setattr(engine_node, "STREAMS_GRACE_S", 600.0)
 
 
 class GatedRunner(HashRunner):
