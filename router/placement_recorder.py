@@ -23,13 +23,16 @@ GATHER_S = 0.05
 TTL_S = 30.0
 """How long a record outlives a router that died; a living one renews it in time."""
 RENEWALS_PER_TTL = 3
+RETRY_S = 1.0
+"""How soon a removal that was not written is tried again."""
 
 
 class PlacementRecorder:
     """A queue of what the store should know. Of an attempt only the latest change is written.
 
     Records of running attempts are renewed, so that those of a router that died are soon gone.
-    When the store is away, changes are dropped and counted: the next renewal writes them again.
+    What a store that is away did not take is counted. The next renewal writes placements again;
+    removals are tried until the record has expired by itself.
     """
 
     def __init__(
@@ -45,6 +48,8 @@ class PlacementRecorder:
         self._is_idle.set()
         self._recorded: set[AttemptId] = set()
         self._running: dict[AttemptId, Placement] = {}
+        self._unwritten: dict[AttemptId, float] = {}
+        """Removals, and when the record of each is gone without them."""
         self._renewed_at_s = clock.now_s()
 
     def place_nowait(self, placement: Placement) -> None:
@@ -67,15 +72,20 @@ class PlacementRecorder:
         """Write until cancelled."""
         while True:
             with suppress(TimeoutError):
-                async with asyncio.timeout(TTL_S / RENEWALS_PER_TTL):
+                async with asyncio.timeout(self._pause_s):
                     await self._has_pending.wait()
             # What comes in the next moment goes with it; what is over by then is never written.
             await asyncio.sleep(GATHER_S)
             self._has_pending.clear()
             self._renew()
+            self._retry()
             while self._pending:
                 await self._write(self._take_batch())
             self._is_idle.set()
+
+    @property
+    def _pause_s(self) -> float:
+        return RETRY_S if self._unwritten else TTL_S / RENEWALS_PER_TTL
 
     def _renew(self) -> None:
         """Queue what was not written for a third of its life."""
@@ -84,6 +94,13 @@ class PlacementRecorder:
             self._renewed_at_s = now_s
             for attempt, placement in self._running.items():
                 self._put(attempt, placement)
+
+    def _retry(self) -> None:
+        """Queue the removals that the store has not heard of, and may still want to."""
+        now_s = self._clock.now_s()
+        self._unwritten = {a: until_s for a, until_s in self._unwritten.items() if now_s < until_s}
+        for attempt in self._unwritten:
+            self._pending.setdefault(attempt, None)
 
     def _put(self, attempt: AttemptId, record: Placement | None) -> None:
         if len(self._pending) >= MAX_PENDING:
@@ -118,3 +135,9 @@ class PlacementRecorder:
                 log.debug(
                     "placement of %s was not written: %s", attempt, away, extra=about(attempt)
                 )
+            until_s = self._clock.now_s() + TTL_S
+            for attempt in gone[: max(0, MAX_PENDING - len(self._unwritten))]:
+                self._unwritten.setdefault(attempt, until_s)
+        else:
+            for attempt in gone:
+                self._unwritten.pop(attempt, None)

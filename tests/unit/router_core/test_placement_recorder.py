@@ -6,12 +6,14 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
+import pytest
 from prometheus_client import CollectorRegistry
 
 from common.clock import ManualClock
 from common.ids import AttemptId, Incarnation
 from placement.memory_store import MemoryStore
 from placement.store import Placement, PlacementUnavailable
+from router import placement_recorder
 from router.metrics import RouterMetrics
 from router.placement_recorder import (
     MAX_PENDING,
@@ -19,6 +21,7 @@ from router.placement_recorder import (
     TTL_S,
     PlacementRecorder,
 )
+from tests.fakes.http_server import eventually
 
 
 class GatedStore(MemoryStore):
@@ -161,6 +164,39 @@ async def test_a_store_that_is_away_is_counted_and_forgotten() -> None:
         await setup.recorder.wait_idle()
         assert (setup.num_errors("place"), setup.num_errors("unplace")) == (1, 1)
         assert setup.recorder._recorded == set()
+
+
+async def test_a_removal_that_was_not_written_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else the store would tell of it until the record expires by itself."""
+    monkeypatch.setattr(placement_recorder, "RETRY_S", 0.0)
+    async with running() as setup:
+        setup.store.gate.set()
+        setup.recorder.place_nowait(placement())
+        await setup.recorder.wait_idle()
+        setup.store.is_away = True
+        setup.recorder.unplace_nowait(placement().attempt)
+        await eventually(lambda: setup.num_errors("unplace") >= 2)
+        assert await setup.store.placements() == [placement()]
+        setup.store.is_away = False
+        await eventually(lambda: not setup.recorder._unwritten)
+        assert await setup.store.placements() == []
+
+
+async def test_a_removal_is_not_tried_for_longer_than_its_record_can_live(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(placement_recorder, "RETRY_S", 0.0)
+    async with running() as setup:
+        setup.store.gate.set()
+        setup.recorder.place_nowait(placement())
+        await setup.recorder.wait_idle()
+        setup.store.is_away = True
+        setup.recorder.unplace_nowait(placement().attempt)
+        await eventually(lambda: setup.num_errors("unplace") >= 2)
+        setup.clock.advance(TTL_S)
+        await eventually(lambda: not setup.recorder._unwritten)
 
 
 async def test_a_store_that_hangs_does_not_fill_the_memory() -> None:
