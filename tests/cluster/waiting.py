@@ -11,7 +11,7 @@ _POLL_S = 0.01
 Value = TypeVar("Value")
 
 
-def wait_until(condition: Callable[[], Value], what: str, *, timeout_s: float = 10.0) -> Value:
+def wait_until(condition: Callable[[], Value], what: str, *, timeout_s: float = 30.0) -> Value:
     """The first true value of `condition`. Fails the test, saying `what`, when none comes."""
     ends_at_s = time.monotonic() + timeout_s
     while True:

