@@ -10,7 +10,7 @@ from common.request import SamplingParams
 from engine.core.plan import SampleInput, ScheduledSequence, StepCosts
 from engine.runner.flat_batch import BatchLimits
 
-_NARROW = (1, 2, 3, 4, 6, 8)
+_NARROW = (1, 2, 3, 4, 6, 7, 8, 10, 11, 12)
 """Each of these is measured once, however long it takes."""
 _WIDE = (16, 32, 64)
 """These come last and less often: they take long, and noise weighs less in them."""

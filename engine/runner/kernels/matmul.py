@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit, prange
 
-from engine.runner.kernels.panel_product import PANEL_ROWS, panel_product
+from engine.runner.kernels.panel_product import PANEL_ROWS, PREFETCH_BYTES, panel_product
 from engine.runner.kernels.team import (
     SHARES_PER_THREAD,
     claim,
@@ -23,7 +23,7 @@ from engine.runner.kernels.team import (
 from engine.runner.kernels.vector_ir import LANES
 from engine.runner.kernels.vector_math import silu_product, sum_squares
 
-_BLOCK_ROWS = 96
+_BLOCK_ROWS = 96 // PANEL_ROWS * PANEL_ROWS
 _FLOAT_BYTES = 4
 _LARGEST_BYTE = 127
 ROWS_PER_SHARE = 16
@@ -78,6 +78,23 @@ def gather_columns(panels: np.ndarray, ids: np.ndarray, out: np.ndarray) -> None
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
+def _ahead_of(panel_at, panel_bytes, tile, num_tiles, is_first, is_last):  # type: ignore[no-untyped-def]
+    """What to fetch while a tile of rows meets a pair of panels, for each of the two.
+
+    One tile fetches its own panels, a little ahead. Of several the first two fetch the next pair,
+    one panel each: else nothing would come from memory while all but the first compute.
+    """
+    ahead = panel_at + PREFETCH_BYTES
+    second_ahead = ahead + panel_bytes
+    if num_tiles == 1 or is_last or tile > 1:
+        return ahead, second_ahead
+    following = panel_at + 2 * panel_bytes
+    if is_first:  # nobody has fetched this pair itself
+        return (ahead, second_ahead) if tile == 0 else (following, following + panel_bytes)
+    return (following, second_ahead) if tile == 0 else (ahead, following + panel_bytes)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
 def _put(tile, rows, bias, residual, out, row, column) -> None:  # type: ignore[no-untyped-def]
     """A finished tile, with what is added to it, into `out` from `row` and `column` on."""
     lanes = min(LANES, out.shape[1] - column)
@@ -99,13 +116,21 @@ def _linear_part(x, panels, bias, residual, out, first, last, tiles) -> None:  #
     panel_bytes = panels.shape[1] * LANES * panels.itemsize
     for block in range(0, num_rows, _BLOCK_ROWS):
         block_end = min(num_rows, block + _BLOCK_ROWS)
+        num_tiles = -(-(block_end - block) // PANEL_ROWS)
         for panel in range(first, last, 2):
             count = min(2, last - panel)
             panel_at = panels_at + panel * panel_bytes
             for row in range(block, block_end, PANEL_ROWS):
                 rows = min(PANEL_ROWS, block_end - row)
                 row_at = x_at + row * depth * _FLOAT_BYTES
-                panel_product(rows, count, row_at, panel_at, depth, panels.itemsize, tiles_at)
+                ahead, second_ahead = _ahead_of(
+                    panel_at, panel_bytes, (row - block) // PANEL_ROWS, num_tiles,
+                    panel == first, panel + 2 >= last,
+                )  # fmt: skip
+                panel_product(
+                    rows, count, row_at, panel_at, depth, panels.itemsize, tiles_at, ahead,
+                    second_ahead,
+                )  # fmt: skip
                 for n in range(count):
                     _put(tiles[n], rows, bias, residual, out, row, (panel + n) * LANES)
 
@@ -156,13 +181,20 @@ def _gated_part(x, panels, bias, out, first, last, tiles) -> None:  # type: igno
     panel_bytes = panels.shape[1] * LANES * panels.itemsize
     for block in range(0, num_rows, _BLOCK_ROWS):
         block_end = min(num_rows, block + _BLOCK_ROWS)
+        num_tiles = -(-(block_end - block) // PANEL_ROWS)
         for pair in range(first, last):
             panel_at = panels_at + 2 * pair * panel_bytes
             column = pair * LANES
             for row in range(block, block_end, PANEL_ROWS):
                 rows = min(PANEL_ROWS, block_end - row)
                 row_at = x_at + row * depth * _FLOAT_BYTES
-                panel_product(rows, 2, row_at, panel_at, depth, panels.itemsize, gate_at)
+                ahead, second_ahead = _ahead_of(
+                    panel_at, panel_bytes, (row - block) // PANEL_ROWS, num_tiles,
+                    pair == first, pair + 1 >= last,
+                )  # fmt: skip
+                panel_product(
+                    rows, 2, row_at, panel_at, depth, panels.itemsize, gate_at, ahead, second_ahead
+                )  # fmt: skip
                 for r in range(rows):
                     if bias.size:
                         for lane in range(LANES):

@@ -34,19 +34,19 @@ from engine.runner.kernels.vector_ir import (
 )
 
 _HAS_WIDE_REGISTERS = bool(get_host_cpu_features().get("avx512f"))
-PANEL_ROWS = 8 if _HAS_WIDE_REGISTERS else 6
+PANEL_ROWS = 10 if _HAS_WIDE_REGISTERS else 6
 """Most rows of a product: their accumulators, and an address for each, stay in registers. A vector
 is one of AVX-512's 32 registers, or two of AVX2's 16."""
-_PAIR_ROWS = 8 if _HAS_WIDE_REGISTERS else 3
-_BYTE_PAIR_ROWS = 6 if _HAS_WIDE_REGISTERS else 1
+_PAIR_ROWS = 10 if _HAS_WIDE_REGISTERS else 3
+_BYTE_PAIR_ROWS = 4 if _HAS_WIDE_REGISTERS else 1
 _BYTE_ROWS = 8 if _HAS_WIDE_REGISTERS else 3
 """The same for two panels, and for one of bytes, which has two accumulators for each element."""
 SCALE_ROWS = 4
 """Rows of a panel of bytes that its scales take the place of: 16 floats are 64 bytes."""
 _FLOAT_BYTES = 4
 _CACHE_LINE_BYTES = 64
-_PREFETCH_BYTES = 3072
-_TURN_ROWS = {4: 2, 1: 4}
+PREFETCH_BYTES = 3072
+_TURN_ROWS = {4: 1, 1: 4}
 """Inner indices of one turn of the loop, by an item's bytes: an even number, whole cache lines."""
 _CHAINS = {4: 1, 1: 2}
 _BYTES = ir.VectorType(ir.IntType(8), LANES)
@@ -61,7 +61,12 @@ def _columns_at(builder: Any, address: Any, item_bytes: int) -> Any:
 
 
 def _emit_sums(
-    builder: Any, row_ats: list[Any], panel_ats: list[Any], depth: Any, item_bytes: int
+    builder: Any,
+    row_ats: list[Any],
+    panel_ats: list[Any],
+    ahead_ats: list[Any],
+    depth: Any,
+    item_bytes: int,
 ) -> dict[tuple[int, int], Any]:
     """The loop over the inner index: each (row, panel)'s sums, yet without scales."""
     fma = declare_fma(builder)
@@ -78,17 +83,17 @@ def _emit_sums(
     sums = dict(begun)
     for step in range(_TURN_ROWS[item_bytes]):
         k = builder.add(index, INT64(step))
-        scalars = [
-            splat(builder, builder.load(builder.gep(row_at, [k]), align=4)) for row_at in row_ats
-        ]
-        for panel, panel_at in enumerate(panel_ats):
-            at = builder.add(panel_at, builder.mul(k, INT64(row_bytes)))
+        offset = builder.mul(k, INT64(row_bytes))
+        columns = []
+        for panel_at, ahead_at in zip(panel_ats, ahead_ats, strict=False):
             if step * row_bytes % _CACHE_LINE_BYTES == 0:
-                prefetch(builder, builder.add(at, INT64(_PREFETCH_BYTES)))
-            columns = _columns_at(builder, at, item_bytes)
-            for row, scalar in enumerate(scalars):
+                prefetch(builder, builder.add(ahead_at, offset))
+            columns.append(_columns_at(builder, builder.add(panel_at, offset), item_bytes))
+        for row, row_at in enumerate(row_ats):  # one register for all of a row's panels
+            scalar = splat(builder, builder.load(builder.gep(row_at, [k]), align=4))
+            for panel in range(len(panel_ats)):
                 chain = (row, panel), step % chains
-                sums[chain] = builder.call(fma, [scalar, columns, sums[chain]])
+                sums[chain] = builder.call(fma, [scalar, columns[panel], sums[chain]])
     for chain, phi in begun.items():
         phi.add_incoming(constant(0.0), start)
         phi.add_incoming(sums[chain], loop)
@@ -105,17 +110,17 @@ def _emit_product(
     builder: Any, num_rows: int, num_panels: int, item_bytes: int, args: tuple[Any, ...]
 ) -> None:
     """The product for exactly so many rows and panels."""
-    a, b, depth, c = args
-    row_ats = []
-    for row in range(num_rows):
-        row_at = builder.add(a, builder.mul(depth, INT64(_FLOAT_BYTES * row)))
-        row_ats.append(builder.inttoptr(row_at, FLOAT.as_pointer()))
+    a, b, depth, c, *ahead_ats = args
+    # From one pointer: the compiler then reaches the rows by few registers and their multiples.
+    rows_at = builder.inttoptr(a, FLOAT.as_pointer())
+    row_ats = [builder.gep(rows_at, [builder.mul(depth, INT64(r))]) for r in range(num_rows)]
     is_bytes = item_bytes == 1
     weights_bytes = builder.mul(depth, INT64(LANES * item_bytes))
     scale_bytes = INT64(SCALE_ROWS * LANES if is_bytes else 0)
     panel_bytes = builder.add(weights_bytes, scale_bytes)
     panel_ats = [builder.add(b, builder.mul(panel_bytes, INT64(n))) for n in range(num_panels)]
-    for (row, panel), total in _emit_sums(builder, row_ats, panel_ats, depth, item_bytes).items():
+    sums = _emit_sums(builder, row_ats, panel_ats, ahead_ats, depth, item_bytes)
+    for (row, panel), total in sums.items():
         if is_bytes:
             scales_at = vector_at(builder, builder.add(panel_ats[panel], weights_bytes))
             total = builder.fmul(total, builder.load(scales_at, align=LANES))
@@ -140,8 +145,10 @@ def _products(num_panels: int, item_bytes: int, most_rows: int) -> Any:
         return context.get_dummy_value()
 
     @intrinsic
-    def products(typing: Any, rows: Any, a: Any, b: Any, depth: Any, c: Any) -> Any:
-        return types.void(*[types.int64] * 5), codegen
+    def products(
+        typing: Any, rows: Any, a: Any, b: Any, depth: Any, c: Any, ahead: Any, second_ahead: Any
+    ) -> Any:
+        return types.void(*[types.int64] * 7), codegen
 
     return products
 
@@ -153,38 +160,43 @@ _two_panels_of_bytes = _products(2, 1, _BYTE_PAIR_ROWS)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _float_product(rows: int, panels: int, a: int, b: int, depth: int, c: int) -> None:
+def _float_product(rows, panels, a, b, depth, c, ahead, second_ahead) -> None:  # type: ignore[no-untyped-def]
     if panels == 2 and rows <= _PAIR_ROWS:
-        _two_panels(rows, a, b, depth, c)
+        _two_panels(rows, a, b, depth, c, ahead, second_ahead)
         return
     for panel in range(panels):
         b_at = b + panel * depth * LANES * _FLOAT_BYTES
-        _one_panel(rows, a, b_at, depth, c + panel * PANEL_ROWS * LANES * _FLOAT_BYTES)
+        c_at = c + panel * PANEL_ROWS * LANES * _FLOAT_BYTES
+        _one_panel(rows, a, b_at, depth, c_at, second_ahead if panel else ahead, 0)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _byte_product(rows: int, panels: int, a: int, b: int, depth: int, c: int) -> None:
+def _byte_product(rows, panels, a, b, depth, c, ahead, second_ahead) -> None:  # type: ignore[no-untyped-def]
     if panels == 2 and rows <= _BYTE_PAIR_ROWS:
-        _two_panels_of_bytes(rows, a, b, depth, c)
+        _two_panels_of_bytes(rows, a, b, depth, c, ahead, second_ahead)
         return
     for panel in range(panels):
         b_at = b + panel * (depth + SCALE_ROWS) * LANES
+        ahead_at = second_ahead if panel else ahead
         for first in range(0, rows, _BYTE_ROWS):
             a_at = a + first * depth * _FLOAT_BYTES
             c_at = c + (panel * PANEL_ROWS + first) * LANES * _FLOAT_BYTES
-            _one_panel_of_bytes(min(_BYTE_ROWS, rows - first), a_at, b_at, depth, c_at)
+            _one_panel_of_bytes(min(_BYTE_ROWS, rows - first), a_at, b_at, depth, c_at, ahead_at, 0)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def panel_product(
-    rows: int, panels: int, a: int, b: int, depth: int, item_bytes: int, c: int
-) -> None:
+    rows: int, panels: int, a: int, b: int, depth: int, item_bytes: int, c: int, ahead: int,
+    second_ahead: int,
+) -> None:  # fmt: skip
     """`c[p, r, 0:16] = Σ_k a[r, k] · b[p, k, 0:16]` for `rows` ≤ `PANEL_ROWS` and `panels` ≤ 2.
 
     `a` is `[rows, depth]` with a `depth` divisible by four, `b` the first of neighbouring panels
     with items of one byte or four, `c` `[2, PANEL_ROWS, 16]`. Panels of bytes are aligned to 16.
+    Meanwhile as much as a panel is fetched from `ahead`, and from `second_ahead` for the second
+    one; `PREFETCH_BYTES` behind a panel's beginning is what it needs itself.
     """
     if item_bytes == 1:
-        _byte_product(rows, panels, a, b, depth, c)
+        _byte_product(rows, panels, a, b, depth, c, ahead, second_ahead)
     else:
-        _float_product(rows, panels, a, b, depth, c)
+        _float_product(rows, panels, a, b, depth, c, ahead, second_ahead)

@@ -36,7 +36,7 @@ class Machine:
 
 def test_the_least_of_several_measurements_counts() -> None:
     costs = Machine(0.0001, 0.001, 0.0005).measure(has_proposals=True)
-    assert costs.rows == (1, 2, 3, 4, 6, 8, 16, 32, 64)
+    assert costs.rows == (1, 2, 3, 4, 6, 7, 8, 10, 11, 12, 16, 32, 64)
     assert costs.step_s == pytest.approx([0.001 + 0.0001 * rows for rows in costs.rows])
     assert costs.draft_s == pytest.approx(0.0005)
 
@@ -56,7 +56,7 @@ def test_more_rows_never_seem_cheaper() -> None:
 def test_a_slow_model_is_measured_less_often(step_s: float, most_s: float) -> None:
     machine = Machine(step_s / 50, step_s, step_s / 10)
     costs = machine.measure(has_proposals=True)
-    assert costs.rows[:6] == (1, 2, 3, 4, 6, 8)
+    assert costs.rows[:10] == (1, 2, 3, 4, 6, 7, 8, 10, 11, 12)
     assert machine.now_s < most_s
 
 

@@ -1,0 +1,63 @@
+"""A team's phases: every share is done once, in whatever company and however late somebody comes."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+from numba import njit
+
+from engine.runner.kernels.team import claim, finish, new_progress, wait_for_all
+
+NUM_PHASES, NUM_SHARES = 40, 23
+
+
+@njit(nogil=True)
+def _add_up(progress, values) -> None:  # type: ignore[no-untyped-def]
+    """Each share of a phase adds all shares of the phase before it; the first is all ones."""
+    for phase in range(values.shape[0]):
+        share = claim(progress, phase)
+        while share < values.shape[1]:
+            values[phase, share] += 1.0 if phase == 0 else values[phase - 1].mean() + 1.0
+            finish(progress, phase)
+            share = claim(progress, phase)
+        wait_for_all(progress, phase, values.shape[1])
+
+
+def wanted() -> np.ndarray:
+    return np.repeat(np.arange(1.0, NUM_PHASES + 1)[:, None], NUM_SHARES, axis=1)
+
+
+@pytest.mark.parametrize("num_members", [1, 2, 5])
+def test_phases_follow_each_other_and_every_share_is_done_once(num_members: int) -> None:
+    for _ in range(20):
+        progress, values = new_progress(NUM_PHASES), np.zeros((NUM_PHASES, NUM_SHARES))
+        members = [
+            threading.Thread(target=_add_up, args=(progress, values)) for _ in range(num_members)
+        ]
+        for member in members:
+            member.start()
+        for member in members:
+            member.join()
+        np.testing.assert_array_equal(values, wanted())
+
+
+def test_a_member_that_comes_after_the_end_finds_nothing_to_do() -> None:
+    progress, values = new_progress(NUM_PHASES), np.zeros((NUM_PHASES, NUM_SHARES))
+    _add_up(progress, values)
+    _add_up(progress, values)
+    np.testing.assert_array_equal(values, wanted())
+
+
+def test_nobody_goes_on_while_a_share_is_held() -> None:
+    progress, values = new_progress(2), np.zeros((2, NUM_SHARES))
+    assert claim(progress, 0) == 0
+    other = threading.Thread(target=_add_up, args=(progress, values))
+    other.start()
+    wait_for_all(progress, 0, NUM_SHARES - 1)  # all but the held one
+    assert not values[1].any()
+    values[0, 0] = 1.0
+    finish(progress, 0)
+    other.join()
+    np.testing.assert_array_equal(values, wanted()[:2])
