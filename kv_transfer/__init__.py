@@ -18,7 +18,9 @@ KV plane decides nothing; who may write where was decided on the control plane.
       shm/          copied out of the sender's pool, which is shared memory
       rdma/         written into the receiver's registered pool
     transfer_metrics  times and bytes of each transfer and landing; statistics: all that is counted
-    pieces          the pool's bytes: checksums, views to send, the one write
+    pieces          the pool's bytes: checksums, and the one write
+    piece_rows      the same in one pass, where fused_copy can: a kernel that copies and hashes
+    gather          message parts out of a pool
     core/           pure: no I/O, no clock, no thread
       frames        headers on the wire; field_checks: every check on them
       limits        every bound

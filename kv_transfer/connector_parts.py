@@ -10,9 +10,9 @@ from common.clock import Clock
 from common.ids import Incarnation
 from common.kv_layout import KVLayout
 from kv_transfer.core.effects import Effect
-from kv_transfer.core.lanes import ONE_SIDED_LANES, PULLING_LANES
+from kv_transfer.core.lanes import ONE_SIDED_LANES
 from kv_transfer.core.limits import Limits
-from kv_transfer.lane import Lane, OneSidedLane, PullingLane
+from kv_transfer.lane import CopyingLane, Lane, OneSidedLane
 from kv_transfer.pieces import Pool
 from kv_transfer.transfer_metrics import TransferMetrics
 from kv_transfer.transport import Transport
@@ -43,10 +43,10 @@ class ConnectorParts:
         }
 
     @property
-    def pulling(self) -> dict[str, PullingLane]:
-        """Of `lanes`, those on which the receiver fetches the bytes."""
+    def copying(self) -> dict[str, CopyingLane]:
+        """Of `lanes`, those on which the receiver copies."""
         return {
-            name: cast(PullingLane, lane)
+            name: cast(CopyingLane, lane)
             for name, lane in self.lanes.items()
-            if name in PULLING_LANES
+            if name not in ONE_SIDED_LANES
         }

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from itertools import accumulate
-
-import numpy as np
+from itertools import chain
 
 from kv_transfer.core.chunks import Chunk
 from kv_transfer.core.limits import DEFAULT_WINDOW_BYTES
 from kv_transfer.lane import Payload
-from kv_transfer.pieces import Pool
+from kv_transfer.piece_rows import PieceRows
+from kv_transfer.pieces import NO_SUMS, Pool, Sums
 
 GATHER_BELOW_BYTES = 256 << 10
 """Ranges shorter than that are copied together."""
@@ -29,40 +28,59 @@ class Gatherer:
     go of it, which a busy process may do late.
     """
 
-    def __init__(self, pool: Pool, most_bytes: int = DEFAULT_WINDOW_BYTES) -> None:
+    def __init__(self, pool: Pool, rows: PieceRows, most_bytes: int = DEFAULT_WINDOW_BYTES) -> None:
         self._pool = pool
+        self._rows = rows
         self._most_bytes = most_bytes
         self._copies: list[weakref.ref[Pool]] = []
 
-    def payload(self, chunk: Chunk) -> Payload:
-        """The chunk's bytes: for each run its keys, then its values."""
+    def payload(self, chunk: Chunk, *, is_summed: bool) -> Payload:
+        """The chunk's bytes: for each run its keys, then its values. Their sums if wanted."""
         runs = chunk.runs
         groups = _groups(runs, self._pool.shape[3])
         num_copied = sum(count for count, is_range in groups if not is_range)
         if num_copied and not self._has_room(2 * num_copied * self._pool.shape[3]):
             groups = [(count, True) for _, count in runs]
         parts: list[memoryview] = []
-        ends = accumulate(count for count, _ in groups)
-        for (count, is_range), end in zip(groups, ends, strict=True):
-            blocks = chunk.source_blocks[end - count : end]
-            for pieces in self._pool[chunk.layer]:
-                parts.append(_range(pieces, blocks) if is_range else self._copy(pieces, blocks))
-        return Payload(runs=tuple(count for count, _ in groups), parts=parts)
+        sums: list[Sums] = []
+        end = 0
+        for count, is_range in groups:
+            blocks, ordinals = (
+                column[end : end + count] for column in (chunk.source_blocks, chunk.ordinals)
+            )
+            take = self._range if is_range else self._copy
+            both, sums_of_both = take(chunk.layer, blocks, ordinals, is_summed)
+            parts += [kind.reshape(-1).data for kind in both]
+            sums.append(sums_of_both)
+            end += count
+        return Payload(
+            runs=tuple(count for count, _ in groups),
+            parts=parts,
+            sums=_joined(sums),
+        )
 
     def _has_room(self, num_bytes: int) -> bool:
         self._copies = [copy for copy in self._copies if copy() is not None]
         in_use = sum(copy.nbytes for one in self._copies if (copy := one()) is not None)
         return in_use + num_bytes <= self._most_bytes
 
-    def _copy(self, pieces: Pool, blocks: Sequence[int]) -> memoryview:
-        # `clip` only spares numpy a buffer of its own: the blocks are inside the pool.
-        copy = np.take(pieces, blocks, axis=0, mode="clip")
+    def _copy(
+        self, layer: int, blocks: Sequence[int], ordinals: Sequence[int], is_summed: bool
+    ) -> tuple[Pool, Sums]:
+        copy, sums = self._rows.gathered(self._pool, layer, blocks, ordinals, is_summed=is_summed)
         self._copies.append(weakref.ref(copy))
-        return copy.reshape(-1).data
+        return copy[0], sums
+
+    def _range(
+        self, layer: int, blocks: Sequence[int], ordinals: Sequence[int], is_summed: bool
+    ) -> tuple[Pool, Sums]:
+        sums = self._rows.sums(self._pool, layer, blocks, ordinals) if is_summed else NO_SUMS
+        return self._pool[layer, :, blocks[0] : blocks[0] + len(blocks)], sums
 
 
-def _range(pieces: Pool, blocks: Sequence[int]) -> memoryview:
-    return pieces[blocks[0] : blocks[0] + len(blocks)].reshape(-1).data
+def _joined(sums: Sequence[Sums]) -> Sums:
+    keys, values = (tuple(chain.from_iterable(kind)) for kind in zip(*sums, strict=True))
+    return keys, values
 
 
 def _groups(runs: Sequence[tuple[int, int]], piece_bytes: int) -> list[tuple[int, bool]]:

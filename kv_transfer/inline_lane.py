@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from kv_transfer import pieces
 from kv_transfer.core.chunks import Chunk
-from kv_transfer.core.effects import Peer
+from kv_transfer.core.effects import Peer, Write
 from kv_transfer.gather import Gatherer
 from kv_transfer.lane import Payload
+from kv_transfer.piece_rows import PieceRows
 from kv_transfer.pieces import Pool, Sums
+from kv_transfer.transport import Parts
 
 
 class InlineLane:
-    """See `lane.Lane`. `name` is the transport's."""
+    """See `lane.CopyingLane`. `name` is the transport's."""
 
     def __init__(self, name: str, pool: Pool) -> None:
         self.name = name
-        self._gatherer = Gatherer(pool)
+        self._rows = PieceRows()
+        self._gatherer = Gatherer(pool, self._rows)
 
     def offer(self, peer: Peer) -> bytes | None:
         return b""
@@ -23,17 +25,17 @@ class InlineLane:
     def accept(self, peer: Peer, reply: bytes) -> None:
         pass
 
-    def sums(self, pool: Pool, chunk: Chunk) -> Sums:
-        return pieces.pool_sums(pool, chunk.layer, chunk.source_blocks, chunk.ordinals)
-
-    def payload(self, chunk: Chunk) -> Payload:
-        return self._gatherer.payload(chunk)
+    def payload(self, pool: Pool, chunk: Chunk, *, is_summed: bool) -> Payload:
+        return self._gatherer.payload(chunk, is_summed=is_summed)
 
     def forget(self, peer: Peer) -> None:
         pass
 
     def open(self, session: bytes, offer: bytes) -> bytes | None:
         return b""
+
+    def copy(self, write: Write, parts: Parts, pool: Pool) -> Sums:
+        return self._rows.copy_parts(write, parts, pool)
 
     def drop(self, session: bytes) -> None:
         pass

@@ -10,24 +10,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from common.errors import HandoffFailed
 from kv_transfer.core.chunks import Chunk
 from kv_transfer.core.effects import Peer, Write
+from kv_transfer.pieces import NO_SUMS, Pool, Sums
 from kv_transfer.transport import Parts
-
-if TYPE_CHECKING:
-    from kv_transfer.pieces import Pool, Sums
 
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """What a DATA frame says of its bytes (see `frames.Data`), and the parts behind its header."""
+    """What a DATA frame says of its bytes (see `frames.Data`), and the parts behind its header.
+
+    `sums` are the piece sums of the chunk, where they were wanted.
+    """
 
     runs: tuple[int, ...] = ()
     source_blocks: tuple[int, ...] = ()
     parts: Parts = ()
+    sums: Sums = NO_SUMS
 
 
 class Lane(Protocol):
@@ -44,11 +46,8 @@ class Lane(Protocol):
     def accept(self, peer: Peer, reply: bytes) -> None:
         """`peer` chose this lane; `reply` is what its end says. Raises `HandoffFailed`."""
 
-    def sums(self, pool: Pool, chunk: Chunk) -> Sums:
-        """The piece sums of the chunk, of what this end's `pool` holds now."""
-
-    def payload(self, chunk: Chunk) -> Payload:
-        """How the chunk's bytes travel; nothing is copied that may be large."""
+    def payload(self, pool: Pool, chunk: Chunk, *, is_summed: bool) -> Payload:
+        """How the chunk's bytes travel out of this end's `pool`; nothing long is copied."""
 
     def forget(self, peer: Peer) -> None:
         """The connection to `peer` is gone: drop what was queued for it."""
@@ -68,14 +67,17 @@ class Lane(Protocol):
         """Release everything; bounded in time. Nobody can write the pool any more then."""
 
 
-class PullingLane(Lane, Protocol):
-    """A lane on which the receiver fetches the bytes by itself (`PULLING_LANES`)."""
+class CopyingLane(Lane, Protocol):
+    """A lane on which the receiver copies the bytes into its pool: every one but those of
+    `ONE_SIDED_LANES`.
+    """
 
-    def pull(self, write: Write, pool: Pool) -> Sums:
+    def copy(self, write: Write, parts: Parts, pool: Pool) -> Sums:
         """Copy what `write` is about into `pool`: the only writer of it, with the receiving lock.
 
-        Returns the sums of what was copied, even if the source changed meanwhile; none where
-        `write.verify` is off. Raises `PeerProtocolError`, before `pool` is touched.
+        `parts` came behind the header. Returns the sums of what was copied, whatever its source
+        became meanwhile; unless `write.verify` is off. Raises `PeerProtocolError`, before `pool`
+        is touched.
         """
 
 

@@ -59,21 +59,6 @@ def pool_sums(pool: Pool, layer: int, blocks: Sequence[int], ordinals: Sequence[
     )
 
 
-def payload_sums(data: Data, payload: Parts, piece_bytes: int) -> Sums:
-    """The sums of a payload whose sizes were checked before."""
-    sums: tuple[list[int], list[int]] = ([], [])
-    first = 0
-    for run, count in enumerate(data.runs):
-        starts = range(0, count * piece_bytes, piece_bytes)
-        ordinals = data.ordinals[first : first + count]
-        for kind in (0, 1):
-            sums[kind].extend(
-                _sums(payload[2 * run + kind], starts, piece_bytes, data.layer, ordinals)
-            )
-        first += count
-    return tuple(sums[0]), tuple(sums[1])
-
-
 def _sums(
     part: memoryview, starts: Sequence[int], size: int, layer: int, ordinals: Sequence[int]
 ) -> tuple[int, ...]:

@@ -12,9 +12,9 @@ from kv_transfer.connector import Ticket
 from kv_transfer.connector_parts import ConnectorParts
 from kv_transfer.core import frames
 from kv_transfer.core.effects import CloseLane, Fence, OpenLane, Reply, Write
-from kv_transfer.core.lanes import INLINE_LANES, LANES_BY_SPEED
+from kv_transfer.core.lanes import LANES_BY_SPEED
 from kv_transfer.core.receiver import Receiver
-from kv_transfer.lane import PullingLane
+from kv_transfer.lane import CopyingLane
 from kv_transfer.transport import Parts
 
 
@@ -30,7 +30,7 @@ class ReceivingEnd:
         self._layout = parts.layout
         self._transport = parts.transport
         self._lanes = parts.lanes
-        self._pulling = parts.pulling
+        self._copying = parts.copying
         self._one_sided = parts.one_sided
         self._metrics = parts.metrics
         self._clock = parts.clock
@@ -134,24 +134,36 @@ class ReceivingEnd:
         self._metrics.on_piece(write.data.lease_token, write.lane, num_bytes, now_s)
 
     def _write(self, write: Write, parts: Parts) -> None:
-        """Bring the pieces into the pool, verified; the landing is looked at again to copy."""
-        pulling = self._pulling.get(write.lane)
-        if pulling is not None:
-            self._pull(pulling, write)
-            return
-        source = parts if write.lane in INLINE_LANES else None
-        sums = self._checked(write, self._sums(write, source))
-        if sums is not None and (source is None or self._copy(write, source)):
-            self._on_written(write, sums)
+        """Bring the pieces into the pool, and verify what is there then.
 
-    def _sums(self, write: Write, source: Parts | None) -> pieces.Sums:
-        """Of `source` or else of the pool. Without the lock: nothing here takes longer."""
-        data = write.data
+        What turns out to be corrupt is never landed.
+        """
+        lane = self._copying.get(write.lane)
+        found = self._copy(lane, write, parts) if lane else self._sums_of_written(write)
+        if found is None:
+            return
+        sums = self._checked(write, found)
+        if sums is not None:
+            with self._lock:
+                self._effects.extend(self._machine.on_written(write, sums))
+
+    def _copy(self, lane: CopyingLane, write: Write, parts: Parts) -> pieces.Sums | None:
+        """The sums of what was copied; None when the landing was over, or the frame bad."""
+        with self._lock:
+            if not self._machine.may_write(write):
+                return None
+            try:
+                return lane.copy(write, parts, self._pool)
+            except PeerProtocolError as error:
+                self._effects.extend(self._machine.on_malformed(write.session, error))
+                return None
+
+    def _sums_of_written(self, write: Write) -> pieces.Sums:
+        """Of what the sender wrote by itself. Without the lock: nothing here takes longer."""
         if write.verify == "off":
             return pieces.NO_SUMS
-        if source is None:
-            return pieces.pool_sums(self._pool, data.layer, write.target_blocks, data.ordinals)
-        return pieces.payload_sums(data, source, self._layout.piece_bytes)
+        data = write.data
+        return pieces.pool_sums(self._pool, data.layer, write.target_blocks, data.ordinals)
 
     def _checked(self, write: Write, sums: pieces.Sums) -> list[int] | None:
         """What of `sums` goes into the commit's digest; None: the bytes are corrupt."""
@@ -166,31 +178,6 @@ class ReceivingEnd:
         with self._lock:
             self._effects.extend(self._machine.on_corrupt(write, problem))
         return None
-
-    def _copy(self, write: Write, source: Parts) -> bool:
-        """Whether the landing was still open, so that the pieces were copied."""
-        with self._lock:
-            if not self._machine.may_write(write):
-                return False
-            pieces.write(self._pool, write.data, write.target_blocks, source)
-            return True
-
-    def _pull(self, lane: PullingLane, write: Write) -> None:
-        with self._lock:
-            if not self._machine.may_write(write):
-                return
-            try:
-                copied = lane.pull(write, self._pool)
-            except PeerProtocolError as error:
-                self._effects.extend(self._machine.on_malformed(write.session, error))
-                return
-        sums = self._checked(write, copied)
-        if sums is not None:
-            self._on_written(write, sums)
-
-    def _on_written(self, write: Write, sums: Sequence[int]) -> None:
-        with self._lock:
-            self._effects.extend(self._machine.on_written(write, sums))
 
     def _open_lane(self, session: bytes, offers: Mapping[str, bytes]) -> None:
         chosen, reply = "", b""

@@ -81,7 +81,7 @@ class SendingEnd:
         self, lease_token: int, layer: int, ordinals: Sequence[int], source_blocks: Sequence[int]
     ) -> None:
         num_blocks = self._pool.shape[2]
-        if not all(0 <= block < num_blocks for block in source_blocks):
+        if not 0 <= min(source_blocks, default=0) <= max(source_blocks, default=0) < num_blocks:
             raise ValueError(f"source blocks {source_blocks}: the pool has {num_blocks}")
         with self._lock:
             effects = self._machine.on_push(lease_token, layer, ordinals, source_blocks)
@@ -204,13 +204,22 @@ class SendingEnd:
             self._note_fallback(peer, name)
 
     def _note_fallback(self, peer: Peer, taken: str) -> None:
-        """Say, once per connection, that it does without a faster lane that this node has."""
+        """Say, once per connection, that it does without a faster lane that this node has.
+
+        A lane that rests was counted when it failed; it is offered again when it rested.
+        """
         slower_than = LANES_BY_SPEED[: LANES_BY_SPEED.index(taken)]
-        missed = [lane for name, lane in self._one_sided.items() if name in slower_than]
-        for lane in missed:
-            logger.warning("KV to %s goes over %s: %s was not agreed on", peer, taken, lane.name)
-            self._metrics.on_fallback(lane.name, "not_agreed")
-        resting = [lane for lane in missed if lane.offer(peer) is None]
+        resting = []
+        for name, lane in self._one_sided.items():
+            if name not in slower_than:
+                continue
+            if lane.offer(peer) is None:
+                resting.append(lane)
+                why = "is left out for a while after it failed"
+            else:
+                self._metrics.on_fallback(name, "not_agreed")
+                why = "was not agreed on"
+            logger.warning("KV to %s goes over %s: %s %s", peer, taken, name, why)
         if resting:
             self._withheld[peer] = resting
 
@@ -224,8 +233,8 @@ class SendingEnd:
             self._send_without_bytes(lane, effect)
             return
         chunk = effect.chunk
-        sums = self._sums(lane, effect)
-        payload = lane.payload(chunk)
+        payload = lane.payload(self._pool, chunk, is_summed=effect.verify != "off")
+        sums = self._sums_with_frame(effect, payload.sums)
         num_bytes = 2 * len(chunk.ordinals) * self._layout.piece_bytes
         self._count(lane, effect, num_bytes)
         one_sided = self._one_sided.get(lane.name)
@@ -243,13 +252,10 @@ class SendingEnd:
         for header in (memoryview(frames.encode(abort)), _header(effect, Payload(), NO_SUMS)):
             self._send_in_order(effect.peer, [header], is_behind_writes=True)
 
-    def _sums(self, lane: Lane, effect: SendChunk) -> pieces.Sums:
-        """Those that travel with the chunk."""
-        if effect.verify == "off":
-            return NO_SUMS
-        sums = lane.sums(self._pool, effect.chunk)
-        if effect.verify == "block":
-            return sums
+    def _sums_with_frame(self, effect: SendChunk, sums: pieces.Sums) -> pieces.Sums:
+        """Those of `sums` that travel with the chunk; others are for the commit's digest."""
+        if effect.verify != "commit":
+            return sums if effect.verify == "block" else NO_SUMS
         with self._lock:
             block_sums = pieces.block_sums(sums)
             self._machine.on_summed(effect.lease_token, effect.chunk, block_sums)

@@ -59,13 +59,18 @@ def ways() -> tuple[list[Way], dict[str, str]]:
     """The ways that can be measured here, and why others cannot, by name."""
     found = [
         Way("raw_socket", plain.SocketReceiver, plain.SocketSender, ("adjacent",)),
-        Way("zmq", connector_ends.ConnectorReceiver, connector_ends.ConnectorSender),
+        Way(
+            "zmq",
+            connector_ends.ConnectorReceiver,
+            connector_ends.ConnectorSender,
+            imports=("kv_transfer.fused_copy",),
+        ),
         Way(
             "shm",
             connector_ends.shm_receiver,
             connector_ends.shm_sender,
             source=shared_memory,
-            imports=("kv_transfer.shm.fused_copy",),
+            imports=("kv_transfer.fused_copy",),
         ),
     ]
     missing = {"rdma_over_direct": "needs RDMA devices: make test-rdma"}

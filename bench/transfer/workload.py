@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -62,8 +63,10 @@ class Memory:
 
 
 def private_memory(seed: int) -> Memory:
-    """Only this process can see it."""
-    return Memory(_filled(np.empty(POOL_BYTES, np.uint8), seed))
+    """Only this process can see it. It begins at a page, as the pools of nodes do."""
+    whole = np.empty(POOL_BYTES + mmap.PAGESIZE, np.uint8)
+    start = -whole.ctypes.data % mmap.PAGESIZE
+    return Memory(_filled(whole[start : start + POOL_BYTES], seed))
 
 
 def shared_memory(seed: int) -> Memory:

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-from kv_transfer.core.limits import MAX_BLOCKS_PER_FRAME
+from itertools import chain
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,14 +23,13 @@ class Chunk:
         """(first source block, count) of each range of adjacent source blocks."""
         return runs_of(self.source_blocks)
 
-    def joined(self, other: Chunk) -> Chunk | None:
-        """Both as one; None for another layer, or when they are too many for a frame."""
-        if other.layer != self.layer or len(self.ordinals + other.ordinals) > MAX_BLOCKS_PER_FRAME:
-            return None
+    def joined(self, others: Sequence[Chunk]) -> Chunk:
+        """This one and others of its layer as one."""
+        chunks = (self, *others)
         return Chunk(
             self.layer,
-            self.ordinals + other.ordinals,
-            self.source_blocks + other.source_blocks,
+            tuple(chain.from_iterable(chunk.ordinals for chunk in chunks)),
+            tuple(chain.from_iterable(chunk.source_blocks for chunk in chunks)),
         )
 
 

@@ -17,7 +17,6 @@ MAX_HEADER_BYTES = 16 * 1024
 MAX_TEXT_CHARS = 1024
 MAX_NODE_ID_CHARS = 256
 MAX_BLOCKS_PER_FRAME = 256
-MAX_CHUNKS_PULLED = 4
 MAX_DRAFT_TOKENS = 64
 MAX_LANES = 4
 MAX_LANE_BYTES = 3072
@@ -41,6 +40,8 @@ class Limits:
 
     window_bytes: int = DEFAULT_WINDOW_BYTES
     max_frame_bytes: int = 2 << 20
+    max_joined: int = 4
+    max_joined_pulled: int = 8
     peer_timeout_s: float = DEFAULT_PEER_TIMEOUT_S
     idle_s: float = 30.0
     max_sessions: int = 256
@@ -82,4 +83,5 @@ class Limits:
 
     def max_part_bytes(self, layout: KVLayout) -> int:
         """The largest message part that a sender with any window may send."""
-        return max(self.max_frame_bytes, layout.piece_bytes, MAX_HEADER_BYTES)
+        joined = self.max_joined * self.max_frame_bytes // 2  # A part is keys, or it is values.
+        return max(joined, layout.piece_bytes, MAX_HEADER_BYTES)

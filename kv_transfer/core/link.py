@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import islice
 
 from common.errors import PeerProtocolError
 from kv_transfer.core.chunks import Chunk
 from kv_transfer.core.effects import Peer
 from kv_transfer.core.frames import Welcome
 from kv_transfer.core.handshake import LINK_TABLE, LinkState, LinkStep, advance
-from kv_transfer.core.lanes import PULLING_LANES, verification
-from kv_transfer.core.limits import MAX_CHUNKS_PULLED, MAX_FRAMES_IN_FLIGHT, Limits
+from kv_transfer.core.lanes import ONE_SIDED_LANES, PULLING_LANES, verification
+from kv_transfer.core.limits import (
+    MAX_BLOCKS_PER_FRAME,
+    MAX_FRAMES_IN_FLIGHT,
+    Limits,
+)
 from kv_transfer.core.transfer import Transfer
 
 RECONNECT_AFTER_S = 0.05
@@ -78,31 +83,49 @@ class Link:
             if transfer.pending and not transfer.is_begun:
                 self._turns.popleft()
                 continue
-            if transfer.pending and not self._has_room(transfer.pending[0], node_room):
-                return None
+            if transfer.pending:
+                num_blocks = sum(len(chunk.ordinals) for chunk in self._next_chunks(transfer))
+                if not self._has_room(num_blocks * self._pair_bytes, node_room):
+                    return None
             self._turns.popleft()
             return transfer
         return None
 
-    def take_chunk(self, transfer: Transfer, node_room: int) -> Chunk:
-        """What leaves next of a transfer whose turn it is, with something pending.
+    def take_chunk(self, transfer: Transfer) -> Chunk:
+        """What leaves next of a transfer whose turn it is, with something pending."""
+        first, *others = self._next_chunks(transfer)
+        for _ in (first, *others):
+            transfer.pending.popleft()
+        return first.joined(others)
 
-        On a lane whose frames carry no bytes, several chunks of a layer go into one frame: what a
-        frame costs by itself is then more than what it saves to have small ones.
+    def _next_chunks(self, transfer: Transfer) -> list[Chunk]:
+        """What of its pending chunks goes into its next frame.
+
+        What a frame costs by itself is paid for less often when several chunks of a layer share
+        one, but its bytes are checked and copied only when all of it came. So a frame may be as
+        large as what is under way before it: the first ones are small, and those behind them grow.
+        It leaves when the window has room for all of it: frames that took what room there is would
+        become small again, as whatever was small came back as room.
         """
-        chunk = transfer.pending.popleft()
-        if self.lane in PULLING_LANES:
-            for _ in range(MAX_CHUNKS_PULLED - 1):
-                both = chunk.joined(transfer.pending[0]) if transfer.pending else None
-                if both is None or not self._has_ample_room(both, node_room):
-                    break
-                transfer.pending.popleft()
-                chunk = both
-        return chunk
+        first = transfer.pending[0]
+        if self.lane in ONE_SIDED_LANES:
+            return [first]
+        limits = self._limits
+        most = limits.max_joined_pulled if self.lane in PULLING_LANES else limits.max_joined
+        most_bytes = min(self._window_bytes // 2, self.in_flight_bytes)
+        num_blocks, pair = 0, self._pair_bytes
+        chunks: list[Chunk] = []
+        for chunk in islice(transfer.pending, most):
+            num_blocks += len(chunk.ordinals)
+            is_too_much = num_blocks > MAX_BLOCKS_PER_FRAME or num_blocks * pair > most_bytes
+            if chunks and (is_too_much or chunk.layer != first.layer):
+                break
+            chunks.append(chunk)
+        return chunks
 
     def launch(self, token: int, chunk: Chunk) -> int:
         """Count `chunk` as in flight; its sequence number on this connection."""
-        num_bytes = self._bytes_of(chunk)
+        num_bytes = len(chunk.ordinals) * self._pair_bytes
         transfer = self.transfers[token]
         self._in_flight.append(_InFlight(transfer, chunk, num_bytes))
         self.in_flight_bytes += num_bytes
@@ -204,22 +227,12 @@ class Link:
             deadlines.append(self._idle_since_s + self._limits.idle_s)
         return min(deadlines)
 
-    def _has_room(self, chunk: Chunk, node_room: int) -> bool:
-        num_bytes = self._bytes_of(chunk)
+    def _has_room(self, num_bytes: int, node_room: int) -> bool:
         return not self._in_flight or (
             num_bytes <= node_room
             and self.in_flight_bytes + num_bytes <= self._window_bytes
             and len(self._in_flight) < MAX_FRAMES_IN_FLIGHT
         )
-
-    def _has_ample_room(self, chunk: Chunk, node_room: int) -> bool:
-        """Whether such a frame leaves half a window to the next one."""
-        num_bytes = self._bytes_of(chunk)
-        is_half = 2 * num_bytes <= self._window_bytes
-        return is_half and num_bytes <= node_room and self._has_room(chunk, node_room)
-
-    def _bytes_of(self, chunk: Chunk) -> int:
-        return len(chunk.ordinals) * self._pair_bytes
 
     def _advance(self, step: LinkStep) -> bool:
         state = advance(LINK_TABLE, self.state, step)

@@ -2,7 +2,7 @@
 
 A DATA frame passes, in this order: session, landing, generation, sender, bounds and sizes (here),
 once more `may_write` (here, under the lock that `revoke` takes), and only then touches memory. The
-shell verifies checksums before that, or behind it where the sender's bytes might change meanwhile.
+shell verifies checksums of what it copied: a landing that they fail never lands.
 
 A landing's hold on its blocks ends when it lands or with `Released`; see `quarantine` for those
 whose sender writes by itself.

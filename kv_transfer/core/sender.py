@@ -294,7 +294,7 @@ class Sender:
         return _ask_for_credit(effects)
 
     def _launch(self, link: Link, transfer: Transfer) -> SendChunk:
-        chunk, ticket = link.take_chunk(transfer, self._node_room()), transfer.ticket
+        chunk, ticket = link.take_chunk(transfer), transfer.ticket
         return SendChunk(
             peer=link.peer,
             seq=link.launch(transfer.token, chunk),

@@ -57,7 +57,7 @@ class Transfer:
             raise ValueError(f"layer {layer}: wanted 0 to {self._num_layers - 1}")
         if len(ordinals) != len(source_blocks):
             raise ValueError(f"{len(ordinals)} ordinals for {len(source_blocks)} source blocks")
-        if not all(0 <= ordinal < num_targets for ordinal in ordinals):
+        if not 0 <= min(ordinals, default=0) <= max(ordinals, default=0) < num_targets:
             raise ValueError(f"ordinals {ordinals}: wanted 0 to {num_targets - 1}")
         new: dict[int, int] = {}
         for ordinal, block in zip(ordinals, source_blocks, strict=True):

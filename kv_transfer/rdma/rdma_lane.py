@@ -30,7 +30,7 @@ from kv_transfer.core.chunks import Chunk
 from kv_transfer.core.effects import Peer
 from kv_transfer.core.limits import DEFAULT_WINDOW_BYTES
 from kv_transfer.lane import Broken, Payload, Ready
-from kv_transfer.pieces import Pool, Sums
+from kv_transfer.pieces import Pool
 from kv_transfer.rdma.aliases import Aliases
 from kv_transfer.rdma.mooncake_engine import RdmaUnavailable
 from kv_transfer.rdma.peer_writer import Engine, PeerWriter
@@ -131,11 +131,11 @@ class RdmaLane:
             )
             self._writers[peer] = writer, target
 
-    def sums(self, pool: Pool, chunk: Chunk) -> Sums:
-        return pieces.pool_sums(pool, chunk.layer, chunk.source_blocks, chunk.ordinals)
-
-    def payload(self, chunk: Chunk) -> Payload:
-        return Payload()
+    def payload(self, pool: Pool, chunk: Chunk, *, is_summed: bool) -> Payload:
+        if not is_summed:
+            return Payload()
+        layer, blocks = chunk.layer, chunk.source_blocks
+        return Payload(sums=pieces.pool_sums(pool, layer, blocks, chunk.ordinals))
 
     def write(self, peer: Peer, chunk: Chunk, target_blocks: Sequence[int]) -> None:
         writer, target = self._writers[peer]

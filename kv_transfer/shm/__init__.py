@@ -3,5 +3,4 @@
 shared_pool   a pool that other processes can read: made here, found and checked there
 huge_pages    mapping that memory with large pages
 shm_lane      both ends of the lane
-fused_copy    a kernel that copies and hashes in one pass
 """

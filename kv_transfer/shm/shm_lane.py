@@ -16,25 +16,22 @@ the session ends, which its silence brings about.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-
-import numpy as np
-import numpy.typing as npt
 
 from common.errors import PeerProtocolError
 from common.kv_layout import KVLayout
-from kv_transfer import pieces
 from kv_transfer.core.chunks import Chunk
 from kv_transfer.core.effects import Peer, Write
 from kv_transfer.lane import Payload
-from kv_transfer.pieces import Pool, Sums
+from kv_transfer.piece_rows import PieceRows
+from kv_transfer.pieces import NO_SUMS, Pool, Sums
 from kv_transfer.shm.shared_pool import NotShared, SharedPool, map_pool
+from kv_transfer.transport import Parts
 
 logger = logging.getLogger("pdserve.kv_transfer")
 
 
 class ShmLane:
-    """See `lane.PullingLane`."""
+    """See `lane.CopyingLane`."""
 
     name = "shm"
 
@@ -43,10 +40,7 @@ class ShmLane:
 
         Raises `ValueError` when it holds something else.
         """
-        # Not at the top: numba takes a second to import, and compiles where its cache is empty.
-        from kv_transfer.shm import fused_copy
-
-        self._fused = fused_copy
+        self._rows = PieceRows()
         self._layout = layout
         self._shared = shared
         self._offer: bytes | None = None
@@ -67,20 +61,10 @@ class ShmLane:
     def accept(self, peer: Peer, reply: bytes) -> None:
         logger.info("KV to %s goes through shared memory", peer)
 
-    def sums(self, pool: Pool, chunk: Chunk) -> Sums:
-        layer, piece_bytes = chunk.layer, pool.shape[3]
-        if not self._fused.can_sum(piece_bytes):
-            return pieces.pool_sums(pool, layer, chunk.source_blocks, chunk.ordinals)
-        sources = np.array(chunk.source_blocks, np.uint64)
-        seeds = _seeds(layer, chunk.ordinals)
-        keys, values = (
-            self._fused.sum_rows(_address(pool, layer, kind), piece_bytes, sources, seeds).tolist()
-            for kind in (0, 1)
-        )
-        return tuple(keys), tuple(values)
-
-    def payload(self, chunk: Chunk) -> Payload:
-        return Payload(source_blocks=chunk.source_blocks)
+    def payload(self, pool: Pool, chunk: Chunk, *, is_summed: bool) -> Payload:
+        layer, blocks = chunk.layer, chunk.source_blocks
+        sums = self._rows.sums(pool, layer, blocks, chunk.ordinals) if is_summed else NO_SUMS
+        return Payload(source_blocks=blocks, sums=sums)
 
     def forget(self, peer: Peer) -> None:
         pass
@@ -95,17 +79,9 @@ class ShmLane:
             return None
         return b""
 
-    def pull(self, write: Write, pool: Pool) -> Sums:
+    def copy(self, write: Write, parts: Parts, pool: Pool) -> Sums:
         self._check_sources(write)
-        source = self._source_of[write.session]
-        if self._fused.can_copy(pool.ctypes.data, source.shape[3]):
-            return self._pull_in_one_pass(write, source, pool)
-        kinds = source[write.data.layer]
-        parts = [memoryview(kind[block]) for block in write.data.source_blocks for kind in kinds]
-        pieces.write(pool, write.data, write.target_blocks, parts)
-        if write.verify == "off":
-            return pieces.NO_SUMS
-        return pieces.pool_sums(pool, write.data.layer, write.target_blocks, write.data.ordinals)
+        return self._rows.copy_blocks(write, self._source_of[write.session], pool)
 
     def _check_sources(self, write: Write) -> None:
         """By itself, since an error keeps what its frames name, and this memory must go in time."""
@@ -114,36 +90,9 @@ class ShmLane:
         if last >= num_blocks:
             raise PeerProtocolError(f"source block {last}: the sender's pool has {num_blocks}")
 
-    def _pull_in_one_pass(self, write: Write, source: Pool, pool: Pool) -> Sums:
-        layer = write.data.layer
-        blocks = (write.target_blocks, write.data.source_blocks)
-        targets, sources = (np.array(column, np.uint64) for column in blocks)
-        seeds = _seeds(layer, write.data.ordinals)
-        keys, values = (
-            self._fused.copy_summed(
-                _address(pool, layer, kind),
-                _address(source, layer, kind),
-                pool.shape[3],
-                targets,
-                sources,
-                seeds,
-            ).tolist()
-            for kind in (0, 1)
-        )
-        return tuple(keys), tuple(values)
-
     def drop(self, session: bytes) -> None:
         # The memory goes with the last view of it.
         self._source_of.pop(session, None)
 
     def close(self) -> None:
         self._source_of.clear()
-
-
-def _seeds(layer: int, ordinals: Sequence[int]) -> npt.NDArray[np.uint64]:
-    return np.array([pieces.piece_seed(layer, ordinal) for ordinal in ordinals], np.uint64)
-
-
-def _address(pool: Pool, layer: int, kind: int) -> int:
-    """Where the keys (0) or values (1) of a layer begin."""
-    return int(pool.ctypes.data) + (2 * layer + kind) * pool.strides[1]

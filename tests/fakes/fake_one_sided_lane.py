@@ -21,7 +21,7 @@ from kv_transfer import pieces
 from kv_transfer.core.chunks import Chunk
 from kv_transfer.core.effects import Peer
 from kv_transfer.lane import Broken, Payload, Ready
-from kv_transfer.pieces import Pool, Sums
+from kv_transfer.pieces import Pool
 from kv_transfer.transport import Parts
 
 BLOCKS_PER_SLAB = 4
@@ -170,11 +170,11 @@ class FakeOneSidedLane:
                 return
             self._streams[peer] = _Stream(self, peer, target, tuple(keys))
 
-    def sums(self, pool: Pool, chunk: Chunk) -> Sums:
-        return pieces.pool_sums(pool, chunk.layer, chunk.source_blocks, chunk.ordinals)
-
-    def payload(self, chunk: Chunk) -> Payload:
-        return Payload()
+    def payload(self, pool: Pool, chunk: Chunk, *, is_summed: bool) -> Payload:
+        if not is_summed:
+            return Payload()
+        layer, blocks = chunk.layer, chunk.source_blocks
+        return Payload(sums=pieces.pool_sums(pool, layer, blocks, chunk.ordinals))
 
     def write(self, peer: Peer, chunk: Chunk, target_blocks: Sequence[int]) -> None:
         with self._fabric.lock:

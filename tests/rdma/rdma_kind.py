@@ -21,7 +21,6 @@ class RdmaKind(ZmqKind):
     """Frames over TCP, bytes by RDMA. Nodes are on the engines of `first`, `first + 1` …"""
 
     lane = "rdma"
-    is_settled = False
     is_one_sided = True
 
     def __init__(self, first: int = 0) -> None:

@@ -107,7 +107,8 @@ CONTROL = {
 KV = {
     "time of a handshake": f"{kv.Limits().peer_timeout_s:g} s",
     "part of a message": (
-        f"{size(kv.Limits().max_frame_bytes)}, or one block of a layer when that is more"
+        f"{size(kv.Limits().max_frame_bytes * kv.Limits().max_joined // 2)}, or the keys of one "
+        "block of a layer when they are more"
     ),
     "header of a frame": size(kv.MAX_HEADER_BYTES),
     "blocks in a frame": str(kv.MAX_BLOCKS_PER_FRAME),

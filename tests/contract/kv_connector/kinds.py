@@ -43,12 +43,11 @@ class NodeOptions:
 class Kind:
     """Makes the pools and connectors of one cluster.
 
-    `lane` is what its pairs agree on. `is_settled`: bytes are verified before they touch a pool.
-    `is_one_sided`: blocks of a landing that ended early may come back later.
+    `lane` is what its pairs agree on. `is_one_sided`: blocks of a landing that ended early may
+    come back later.
     """
 
     lane = ""
-    is_settled = True
     is_one_sided = False
 
     def pool(self, layout: KVLayout, num_blocks: int) -> Pool:
@@ -103,7 +102,6 @@ class FakeRdmaKind(LoopbackKind):
     """One-sided writes in memory; what they wait for is in the test's hand too."""
 
     lane = "rdma"
-    is_settled = False
     is_one_sided = True
 
     def __init__(self) -> None:
@@ -157,7 +155,6 @@ class ShmKind(ZmqKind):
     """Frames over TCP, bytes through shared memory."""
 
     lane = "shm"
-    is_settled = False
 
     def __init__(self) -> None:
         super().__init__()

@@ -17,7 +17,7 @@ from common.ids import Incarnation
 from kv_transfer.connector import Landed, LandingFailed, Ticket, TransferEnded
 from kv_transfer.core import frames
 from kv_transfer.core.effects import DropReason
-from kv_transfer.core.limits import MAX_HEADER_BYTES
+from kv_transfer.core.limits import MAX_HEADER_BYTES, Limits
 from kv_transfer.pieces import piece_sum
 from tests.contract.kv_connector.cluster import (
     LAYOUT,
@@ -194,13 +194,12 @@ def test_frames_before_hello(decode: Node, raw: Raw) -> None:
         ({}, [b"k" * P, b"v" * P, b"more"]),
         ({"layer": 3}, [b"k" * P, b"v" * P]),
         ({"ordinals": (2,)}, [b"k" * P, b"v" * P]),
-        ({"key_sums": (1,)}, [b"k" * P, b"v" * P]),
     ],
 )
 def test_data_that_does_not_fit_its_ticket(
     zmq_cluster: Cluster, decode: Node, raw: Raw, changes: dict[str, Any], payload: list[bytes]
 ) -> None:
-    """F24: truncated, oversized, out of bounds, wrong sums: the landing fails, memory is intact."""
+    """F24: truncated, oversized, out of bounds: the landing fails, memory is intact."""
     ticket = zmq_cluster.ticket(decode, [1, 2])
     decode.connector.expect(ticket, sender_deadline_s=30)
     untouched = decode.pool.copy()
@@ -210,6 +209,25 @@ def test_data_that_does_not_fit_its_ticket(
     assert isinstance(decode.wait_event(), LandingFailed)
     assert isinstance(raw.answer(), frames.Failed)
     assert np.array_equal(decode.pool, untouched)
+    assert_others_are_served(zmq_cluster, decode)
+
+
+@pytest.mark.parametrize("sums", [{"key_sums": (1,)}, {"value_sums": (1,)}])
+def test_data_that_is_not_what_its_sums_say(
+    zmq_cluster: Cluster, decode: Node, raw: Raw, sums: dict[str, Any]
+) -> None:
+    """F24: the landing fails, and no block but the one of this frame was touched."""
+    ticket = zmq_cluster.ticket(decode, [1, 2])
+    decode.connector.expect(ticket, sender_deadline_s=30)
+    others = [block for block in range(decode.pool.shape[2]) if block != 1]
+    untouched = decode.pool[:, :, others]
+    raw.hello()
+    raw.send(frames.Begin(ticket.lease_token, ticket.generation))
+    raw.send(data_frame(ticket, **sums), b"k" * P, b"v" * P)
+    assert isinstance(decode.wait_event(), LandingFailed)
+    assert isinstance(raw.answer(), frames.Failed)
+    assert np.array_equal(decode.pool[:, :, others], untouched)
+    assert decode.connector.statistics().checksum_failures == 1
     assert_others_are_served(zmq_cluster, decode)
 
 
@@ -331,7 +349,8 @@ def test_a_part_over_the_limit_costs_its_sender_the_connection(
 ) -> None:
     """F31."""
     raw.hello()
-    raw.send(data_frame(zmq_cluster.ticket(decode, [1])), b"k" * (4 << 20), b"v")
+    most = Limits().max_part_bytes(LAYOUT)
+    raw.send(data_frame(zmq_cluster.ticket(decode, [1])), b"k" * (most + 1), b"v")
     # The socket reconnects by itself, may lose some frames doing so, and is unknown then.
     for _ in range(100):
         raw.send(frames.Ping(()))

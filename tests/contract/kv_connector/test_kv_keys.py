@@ -84,8 +84,8 @@ def test_nodes_with_the_same_key_hand_off(keyed: KeyedCluster) -> None:
 
 
 def test_the_largest_frames_pass_encrypted(keyed: KeyedCluster) -> None:
-    """A piece as large as a whole frame may be: the encryption's own bytes come on top."""
-    most = Limits().max_frame_bytes
+    """A piece as large as a part of a frame may be: the encryption's own bytes come on top."""
+    most = Limits().max_joined * Limits().max_frame_bytes // 2
     layout = KVLayout(
         model_digest="m",
         num_layers=1,

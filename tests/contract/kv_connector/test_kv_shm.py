@@ -22,6 +22,7 @@ from kv_transfer.connector import Landed, Released, TransferEnded
 from kv_transfer.core import frames
 from kv_transfer.core.chunks import Chunk
 from kv_transfer.core.effects import Peer
+from kv_transfer.lane import Payload
 from kv_transfer.receiving_end import ReceivingEnd
 from kv_transfer.shm.shm_lane import ShmLane
 from kv_transfer.zmq_connector import ZmqConnector
@@ -85,17 +86,18 @@ def test_what_was_copied_is_what_is_verified(
 ) -> None:
     """A source block changes between the sender's sum and the receiver's copy."""
     prefill, decode = big_pair(cluster, verify=verify)
-    sums_of = ShmLane.sums
-
+    payload_of = ShmLane.payload
     before = int(prefill.pool[1, kind, 4, 1000])
 
-    def sums_then_change(lane: ShmLane, pool: pieces.Pool, chunk: Chunk) -> pieces.Sums:
-        sums = sums_of(lane, pool, chunk)
+    def sum_then_change(
+        lane: ShmLane, pool: pieces.Pool, chunk: Chunk, *, is_summed: bool
+    ) -> Payload:
+        payload = payload_of(lane, pool, chunk, is_summed=is_summed)
         if chunk.layer == 1:
             prefill.pool[1, kind, 4, 1000] = before ^ 1
-        return sums
+        return payload
 
-    monkeypatch.setattr(ShmLane, "sums", sums_then_change)
+    monkeypatch.setattr(ShmLane, "payload", sum_then_change)
     ticket = cluster.ticket(decode, [1, 2, 3])
     send(prefill, decode, ticket, [4, 5, 6])
     assert "bad checksum" in str(decode.wait_failed())
@@ -107,14 +109,14 @@ def test_what_was_copied_is_what_is_verified(
 def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Event, threading.Event]]:
     """(a copy is about to begin, let it): every copy waits in between."""
     begins, goes_on = threading.Event(), threading.Event()
-    pull = ShmLane.pull
+    copy = ShmLane.copy
 
     def slow(self: ShmLane, *args: Any) -> pieces.Sums:
         begins.set()
         assert goes_on.wait(WAIT_S)
-        return pull(self, *args)
+        return copy(self, *args)
 
-    monkeypatch.setattr(ShmLane, "pull", slow)
+    monkeypatch.setattr(ShmLane, "copy", slow)
     yield begins, goes_on
     goes_on.set()
 
@@ -146,13 +148,13 @@ def test_a_landing_that_is_revoked_just_before_the_copy_is_not_written(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """F14: its frame was found good, and then the blocks went to somebody else."""
-    pull = ReceivingEnd._pull
+    copy = ReceivingEnd._copy
 
-    def revoke_first(self: ReceivingEnd, *args: Any) -> None:
+    def revoke_first(self: ReceivingEnd, *args: Any) -> pieces.Sums | None:
         self.revoke(ticket.lease_token)
-        pull(self, *args)
+        return copy(self, *args)
 
-    monkeypatch.setattr(ReceivingEnd, "_pull", revoke_first)
+    monkeypatch.setattr(ReceivingEnd, "_copy", revoke_first)
     prefill, decode, ticket = begin(cluster)
     untouched = decode.pool.copy()
     prefill.push_all(ticket, [4, 5, 6])

@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import queue
 from pathlib import Path
+from types import SimpleNamespace
+from typing import NoReturn, cast
 
+import numpy as np
 import pytest
 
 from common.config import Config, HandoffConfig
 from common.errors import ConfigError
+from common.ids import AttemptId, Incarnation
+from common.kv_layout import KVLayout
 from common.nodes import Role
+from kv_transfer.connector import Commit, KVEvent, Landed, Ticket
 from kv_transfer.curve_keys import new_curve_keys, write_curve_keys
 from kv_transfer.rdma.mooncake_engine import RdmaUnavailable
+from kv_transfer.shm import shm_lane
+from kv_transfer.shm.shared_pool import NotShared
+from kv_transfer.zmq_connector import ZmqConnector
+from node.engine_node import LoadedModel
 from pdserve import kv_plane
 from pdserve.kv_plane import KVPlane
+from tests.fakes.fake_one_sided_lane import Fabric, FakeOneSidedLane
 
 WANTED = 1 << 20
 
@@ -110,3 +123,89 @@ def test_rdma_that_was_asked_for_and_is_not_there(has_key: bool, tmp_path: Path)
 def test_a_key_file_is_read_before_anything_is_loaded(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="kv_key"):
         KVPlane(config(Role.DECODE, "zmq", key=str(tmp_path / "nowhere")))
+
+
+LAYOUT = KVLayout(
+    model_digest="m", num_layers=2, num_kv_heads=2, head_dim=8, block_size=4, dtype="float32"
+)
+
+
+class Node:
+    """A node's end of the KV plane at `--kv-transport auto`, with a pool and no model."""
+
+    def __init__(self, role: Role) -> None:
+        self.events: queue.Queue[KVEvent] = queue.Queue()
+        self.incarnation = Incarnation(role.value, 1)
+        plane = KVPlane(config(role, "auto"))
+        memory = plane.host_memory(8 * LAYOUT.block_bytes, True)
+        if memory is None:
+            memory = np.zeros(8 * LAYOUT.block_bytes, np.uint8)
+        self.pool = memory.reshape(LAYOUT.num_layers, 2, 8, LAYOUT.piece_bytes)
+        model = cast(LoadedModel, SimpleNamespace(kv_bytes=self.pool, layout=LAYOUT))
+        self.connector = cast(ZmqConnector, plane.connect(model, self.incarnation, self.events.put))
+
+    def close(self) -> None:
+        self.connector.close()
+
+
+def lane_taken(prefill: Node, decode: Node) -> str:
+    """By a handoff of one block, which is where it belongs then."""
+    ticket = Ticket(
+        attempt=AttemptId("a", 0),
+        decode_node=decode.incarnation,
+        kv_endpoint=decode.connector.endpoint,
+        lease_token=1,
+        generation=1,
+        target_block_ids=(3,),
+        num_cached_tokens=0,
+        fingerprint=LAYOUT.fingerprint,
+        lease_s=30.0,
+    )
+    prefill.pool[:, :, 5] = 77
+    decode.connector.expect(ticket, sender_deadline_s=20.0)
+    prefill.connector.open(ticket, deadline_s=20.0)
+    for layer in range(LAYOUT.num_layers):
+        prefill.connector.push(1, layer=layer, ordinals=[0], source_blocks=[5])
+    prefill.connector.commit(1, Commit(num_tokens=4, first_token_id=0))
+    assert isinstance(decode.events.get(timeout=20), Landed)
+    assert np.all(decode.pool[:, :, 3] == 77)
+    return prefill.connector.statistics().lanes[decode.incarnation.node_id]
+
+
+@pytest.mark.parametrize(
+    ("shm", "rdma", "lane"),
+    [
+        ("both", "both", "shm"),
+        ("both", "neither", "shm"),
+        ("not the same host", "both", "rdma"),
+        ("no memory", "both", "rdma"),
+        ("not the same host", "decode", "zmq"),
+        ("not the same host", "prefill", "zmq"),
+        ("no memory", "neither", "zmq"),
+    ],
+)
+def test_auto_takes_the_fastest_lane_that_the_pair_has(
+    shm: str, rdma: str, lane: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fabric, role = Fabric(), Role.PREFILL
+
+    def start_engine(host: str, devices: str) -> object:
+        if rdma in ("both", role.value):
+            return object()
+        raise RdmaUnavailable("there is no device")
+
+    def refuse(*args: object, **options: object) -> NoReturn:
+        raise NotShared("process 1 is on another host") if shm != "no memory" else OSError("none")
+
+    monkeypatch.setattr(kv_plane, "MooncakeEngine", start_engine)
+    monkeypatch.setattr(
+        kv_plane, "RdmaLane", lambda pool, engine, window_bytes: FakeOneSidedLane(fabric, pool)
+    )
+    if shm == "not the same host":
+        monkeypatch.setattr(shm_lane, "map_pool", refuse)
+    elif shm == "no memory":
+        monkeypatch.setattr(kv_plane, "SharedPool", refuse)
+    with contextlib.closing(Node(role)) as prefill:
+        role = Role.DECODE
+        with contextlib.closing(Node(role)) as decode:
+            assert lane_taken(prefill, decode) == lane

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
-from kv_transfer.shm.fused_copy import ALIGNMENT, can_copy, copy_summed, sum_rows
+from kv_transfer.fused_copy import ALIGNMENT, can_copy, copy_rows, sum_rows
 
 GUARD = 0xA5
 Bytes = npt.NDArray[np.uint8]
@@ -49,22 +49,23 @@ def test_every_copy_is_exact_and_its_sum_is_xxh3(
     target = aligned(num_rows * size + 256)
     at = ALIGNMENT * target_shift
     here, there = rng.permutation(num_rows)[:count], rng.permutation(num_rows)[:count]
-    sums = copy_summed(
-        address(target) + at, address(source), size, numbers(there), numbers(here), numbers(seeds)
-    )
+    sources = address(source) + size * numbers(here)
+    targets = address(target) + at + size * numbers(there)
+    sums = copy_rows(targets, sources, size, numbers(seeds))
     wanted = np.full_like(target, GUARD)
     for row, of, one, found in zip(there, here, seeds, sums, strict=True):
         piece = source[of * size : (of + 1) * size]
         wanted[at + row * size : at + (row + 1) * size] = piece
         assert int(found) == xxh3_64_intdigest(piece.data, one)
     assert np.array_equal(target, wanted)
-    assert np.array_equal(sum_rows(address(source), size, numbers(here), numbers(seeds)), sums)
+    assert np.array_equal(sum_rows(sources, size, numbers(seeds)), sums)
     assert np.array_equal(target, wanted)
 
 
-def test_the_sum_is_of_what_was_copied_though_the_source_changes() -> None:
+@pytest.mark.parametrize("num_rows", [1, 2])
+def test_the_sum_is_of_what_was_copied_though_the_source_changes(num_rows: int) -> None:
     size = 1 << 16
-    source, target = aligned(size), aligned(size)
+    source, target = aligned(num_rows * size), aligned(num_rows * size)
     words = source.view(np.uint64)
     is_over = threading.Event()
 
@@ -74,18 +75,23 @@ def test_the_sum_is_of_what_was_copied_though_the_source_changes() -> None:
 
     thread = threading.Thread(target=change)
     thread.start()
-    zero = numbers([0])
+    starts = size * numbers(range(num_rows))
+    seeds = numbers(range(num_rows))
     try:
         for _ in range(500):
-            (found,) = copy_summed(address(target), address(source), size, zero, zero, zero)
-            assert int(found) == xxh3_64_intdigest(target.data)
+            found = copy_rows(address(target) + starts, address(source) + starts, size, seeds)
+            wanted = [
+                xxh3_64_intdigest(row.data, seed)
+                for seed, row in enumerate(target.reshape(num_rows, size))
+            ]
+            assert found.tolist() == wanted
     finally:
         is_over.set()
         thread.join()
 
 
 @pytest.mark.parametrize(
-    ("target_at", "row_bytes", "is_possible"),
+    ("target", "row_bytes", "is_possible"),
     [
         (0, 4096, True),
         (16, 4160, True),
@@ -96,8 +102,8 @@ def test_the_sum_is_of_what_was_copied_though_the_source_changes() -> None:
         (8, 4096, False),
     ],
 )
-def test_what_it_takes(target_at: int, row_bytes: int, is_possible: bool) -> None:
-    assert can_copy(target_at, row_bytes) is is_possible
+def test_what_it_takes(target: int, row_bytes: int, is_possible: bool) -> None:
+    assert can_copy(row_bytes, target) is is_possible
 
 
 @pytest.mark.parametrize(
@@ -105,7 +111,7 @@ def test_what_it_takes(target_at: int, row_bytes: int, is_possible: bool) -> Non
     [
         (256, 0, 1, "256 bytes"),
         (4100, 0, 1, "4100 bytes"),
-        (4096, 8, 1, "a multiple of 16"),
+        (4096, 8, 1, "multiples of 16"),
         (4096, 0, 2, "differ in number"),
     ],
 )
@@ -113,16 +119,9 @@ def test_what_it_cannot_copy_is_refused(
     row_bytes: int, shift: int, num_seeds: int, words: str
 ) -> None:
     source, target = aligned(8192), aligned(8192)
-    zero = numbers([0])
+    sources, targets = numbers([address(source)]), numbers([address(target) + shift])
     with pytest.raises(ValueError, match=words):
-        copy_summed(
-            address(target) + shift,
-            address(source),
-            row_bytes,
-            zero,
-            zero,
-            np.zeros(num_seeds, np.uint64),
-        )
+        copy_rows(targets, sources, row_bytes, np.zeros(num_seeds, np.uint64))
     assert np.all(target == GUARD)
 
 
@@ -131,4 +130,4 @@ def test_what_it_cannot_copy_is_refused(
 )
 def test_what_it_cannot_sum_is_refused(row_bytes: int, num_seeds: int, words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        sum_rows(address(aligned(8192)), row_bytes, numbers([0]), np.zeros(num_seeds, np.uint64))
+        sum_rows(numbers([address(aligned(8192))]), row_bytes, np.zeros(num_seeds, np.uint64))

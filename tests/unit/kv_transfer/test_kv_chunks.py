@@ -67,5 +67,5 @@ def test_a_window_too_small_for_a_block_names_both() -> None:
 
 
 def test_a_piece_larger_than_a_frame_still_fits_a_part() -> None:
-    large = dataclasses.replace(LAYOUT, head_dim=1 << 16)
+    large = dataclasses.replace(LAYOUT, head_dim=1 << 18)
     assert Limits(window_bytes=1 << 30).max_part_bytes(large) == large.piece_bytes

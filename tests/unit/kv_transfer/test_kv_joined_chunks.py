@@ -1,14 +1,17 @@
-"""Chunks that leave in one frame where a frame carries no bytes, and come apart again."""
+"""Chunks of a layer that leave in one frame, and come apart again."""
 
 from __future__ import annotations
+
+import dataclasses
+
+import pytest
 
 from common.ids import AttemptId, Incarnation
 from common.kv_layout import KVLayout
 from kv_transfer.connector import Ticket
 from kv_transfer.core import frames
-from kv_transfer.core.chunks import Chunk
 from kv_transfer.core.effects import Peer, SendChunk, SenderEffect
-from kv_transfer.core.limits import MAX_BLOCKS_PER_FRAME, MAX_CHUNKS_PULLED, Limits
+from kv_transfer.core.limits import MAX_BLOCKS_PER_FRAME, Limits
 from kv_transfer.core.sender import Sender
 
 LAYOUT = KVLayout(
@@ -33,7 +36,9 @@ TICKET = Ticket(
 
 def new_sender(*, window_blocks: int) -> Sender:
     """One block in a chunk, and both layers of a ticket's blocks pushed before anybody answers."""
-    limits = Limits(window_bytes=window_blocks * PAIR_BYTES, max_frame_bytes=PAIR_BYTES)
+    limits = Limits(
+        window_bytes=window_blocks * PAIR_BYTES, max_frame_bytes=PAIR_BYTES, max_joined=4
+    )
     sender = Sender(ME, LAYOUT, limits)
     sender.on_open(TICKET, 100.0, 0.0)
     for layer in range(LAYOUT.num_layers):
@@ -56,40 +61,77 @@ def sizes(effects: list[SenderEffect]) -> list[tuple[int, int]]:
     return [(e.chunk.layer, len(e.chunk.ordinals)) for e in frames_sent]
 
 
-def test_chunks_of_a_layer_are_joined_on_the_lane_that_pulls_and_on_no_other() -> None:
-    shm = sizes(connect(new_sender(window_blocks=100), "shm"))
-    assert MAX_CHUNKS_PULLED == 4
-    assert shm == [(0, 4), (0, 4), (0, 3), (1, 4), (1, 4), (1, 3)]
-    zmq = sizes(connect(new_sender(window_blocks=100), "zmq"))
-    assert zmq == [(layer, 1) for layer in (0, 1) for _ in range(NUM_BLOCKS)]
+@pytest.mark.parametrize(
+    ("lane", "first_layer", "second_layer"),
+    [
+        ("zmq", [1, 1, 2, 4, 3], [4, 4, 3]),
+        ("loopback", [1, 1, 2, 4, 3], [4, 4, 3]),
+        ("shm", [1, 1, 2, 4, 3], [8, 3]),
+    ],
+)
+def test_frames_grow_with_what_is_under_way(
+    lane: str, first_layer: list[int], second_layer: list[int]
+) -> None:
+    """The first are small, so that the other end has something to do; none spans two layers."""
+    sender = new_sender(window_blocks=100)
+    wanted = [(0, size) for size in first_layer] + [(1, size) for size in second_layer]
+    assert sizes(connect(sender, lane)) == wanted
 
 
-def test_a_frame_leaves_half_a_window_to_the_next() -> None:
+def test_a_frame_that_is_written_by_the_sender_is_one_chunk() -> None:
+    rdma = sizes(connect(new_sender(window_blocks=100), "rdma"))
+    assert rdma == [(layer, 1) for layer in (0, 1) for _ in range(NUM_BLOCKS)]
+
+
+@pytest.mark.parametrize("lane", ["shm", "zmq"])
+def test_a_frame_waits_until_all_of_it_has_room(lane: str) -> None:
+    """So those behind the first frames do not become small again: one block's room is not used."""
+    sender = new_sender(window_blocks=8)
+    assert sizes(connect(sender, lane)) == [(0, 1), (0, 1), (0, 2), (0, 4)]
+    assert sender.in_flight_bytes == {PEER: 8 * PAIR_BYTES}
+    all_left = [[], [], [(0, 3)], [(1, 3)], [(1, 3)], [(1, 3), (1, 2)], []]
+    for consumed, left in enumerate(all_left, start=1):
+        assert sizes(sender.on_frame(PEER, frames.Ack(consumed), 0.0)) == left, consumed
+        assert sender.in_flight_bytes[PEER] <= 8 * PAIR_BYTES
+
+
+def test_half_a_window_bounds_a_frame() -> None:
     sender = new_sender(window_blocks=5)
-    assert sizes(connect(sender, "shm")) == [(0, 2), (0, 2), (0, 1)]
-    assert sender.in_flight_bytes == {PEER: 5 * PAIR_BYTES}
-    assert sizes(sender.on_frame(PEER, frames.Ack(1), 0.0)) == [(0, 2)]
-    assert sender.in_flight_bytes == {PEER: 5 * PAIR_BYTES}
+    assert sizes(connect(sender, "shm")) == [(0, 1), (0, 1), (0, 2)]
+    assert sizes(sender.on_frame(PEER, frames.Ack(3), 0.0))[0] == (0, 1)
+
+
+def test_what_is_alone_under_way_is_one_chunk() -> None:
+    """Nothing may have to wait for bytes behind it where nothing is before it."""
+    sender = new_sender(window_blocks=100)
+    connect(sender, "zmq")
+    sender.on_frame(PEER, frames.Ack(8), 0.0)
+    assert sender.in_flight_bytes == {PEER: 0}
+    sender.on_open(dataclasses.replace(TICKET, lease_token=2), 100.0, 0.0)
+    assert sizes(sender.on_push(2, 0, range(NUM_BLOCKS), range(NUM_BLOCKS)))[:2] == [(0, 1), (0, 1)]
 
 
 def test_what_was_joined_comes_apart_for_another_lane() -> None:
     sender = new_sender(window_blocks=100)
     connect(sender, "shm")
-    sender.on_frame(PEER, frames.Ack(2), 0.0)
+    sender.on_frame(PEER, frames.Ack(4), 0.0)
     sender.on_link_lost(PEER, 1.0)
     sender.on_tick(2.0)
-    again = connect(sender, "zmq", 2.0)
+    again = connect(sender, "rdma", 2.0)
     assert sizes(again) == [(0, 1)] * 3 + [(1, 1)] * NUM_BLOCKS
     left = [e.chunk.source_blocks for e in again if isinstance(e, SendChunk)]
     assert left == [(8,), (9,), (10,)] + [(block,) for block in range(NUM_BLOCKS)]
 
 
-def test_a_frame_holds_one_layer_and_not_too_many_blocks() -> None:
-    def chunk(layer: int, first: int, count: int) -> Chunk:
-        blocks = tuple(range(first, first + count))
-        return Chunk(layer, blocks, blocks)
-
-    half = MAX_BLOCKS_PER_FRAME // 2
-    assert chunk(0, 0, half).joined(chunk(0, half, half)) == chunk(0, 0, 2 * half)
-    assert chunk(0, 0, half).joined(chunk(0, half, half + 1)) is None
-    assert chunk(0, 0, 1).joined(chunk(1, 1, 1)) is None
+def test_a_frame_does_not_hold_too_many_blocks() -> None:
+    third = MAX_BLOCKS_PER_FRAME // 3
+    count = 12 * third
+    limits = Limits(
+        window_bytes=1 << 30, max_frame_bytes=third * PAIR_BYTES, max_joined=4, max_joined_pulled=8
+    )
+    sender = Sender(ME, LAYOUT, limits)
+    sender.on_open(dataclasses.replace(TICKET, target_block_ids=tuple(range(count))), 100.0, 0.0)
+    sender.on_push(1, 0, range(count), range(count))
+    found = [blocks // third for _, blocks in sizes(connect(sender, "zmq"))]
+    assert found == [1, 1, 2, 3, 3, 2]
+    assert sum(found) == 12

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -203,6 +204,51 @@ def test_a_write_that_failed_falls_back_until_the_lane_is_mended(
         handoff(cluster, prefill, decode)
     handoff(cluster, prefill, decode)
     assert lanes_of(prefill) == {"d": "rdma"}
+
+
+def test_a_pair_that_falls_back_says_and_counts_it_once_and_tries_again(
+    cluster: Cluster, kind: FakeRdmaKind, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "pdserve.kv_transfer")
+    prefill, decode = cluster.node("p"), cluster.node("d", peer_timeout_s=0.4)
+
+    def fallbacks() -> dict[tuple[str, str], int]:
+        counts = prefill.connector.statistics().measured.fallbacks
+        return {key: count for key, count in counts.items() if count}
+
+    handoff(cluster, prefill, decode)
+    assert fallbacks() == {}
+    for number in (1, 2):
+        kind.fabric.fail_next()
+        send(prefill, decode, cluster.ticket(decode, [1, 2, 3]), [4, 5, 6])
+        assert "broke while it wrote" in str(error_of(prefill.wait_event()))
+        decode.wait_failed()
+        for _ in range(3):
+            handoff(cluster, prefill, decode)
+        assert lanes_of(prefill) == {"d": "loopback"}
+        assert fallbacks() == {("rdma", "write_failed"): number}
+        said = [line for line in caplog.messages if "goes over loopback: rdma" in line]
+        assert len(said) == number
+        assert "d#1" in said[-1]
+        # Its rest is over: no handoff has to ask for it.
+        kind.one_sided[0].mend()
+        deadline_s = time.monotonic() + 10
+        while lanes_of(prefill) != {"d": "rdma"}:
+            assert time.monotonic() < deadline_s
+            handoff(cluster, prefill, decode)
+    assert fallbacks() == {("rdma", "write_failed"): 2}
+    assert len([line for line in caplog.messages if "is tried again" in line]) == 2
+
+
+def test_a_pair_that_never_agreed_on_a_lane_says_so_once(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FakeOneSidedLane, "open", lambda self, session, offer: None)
+    prefill, decode = cluster.node("p"), cluster.node("d")
+    for _ in range(3):
+        handoff(cluster, prefill, decode)
+    assert prefill.connector.statistics().measured.fallbacks["rdma", "not_agreed"] == 1
+    assert sum("rdma was not agreed on" in line for line in caplog.messages) == 1
 
 
 VERIFY = [("loopback", mode) for mode in VERIFY_MODES] + [("rdma", mode) for mode in VERIFY_MODES]

@@ -18,7 +18,7 @@ LAYOUT = KVLayout(
 )
 PAIR_BYTES = 2 * LAYOUT.piece_bytes
 # One block per frame, four frames in the window of a peer, sixteen in all.
-LIMITS = Limits(window_bytes=4 * PAIR_BYTES, max_frame_bytes=PAIR_BYTES)
+LIMITS = Limits(window_bytes=4 * PAIR_BYTES, max_frame_bytes=PAIR_BYTES, max_joined=1)
 ME = Incarnation("p", 1)
 NUM_BLOCKS = 30
 
@@ -118,7 +118,7 @@ def test_the_window_is_what_both_sides_allow(granted: int, wanted: int) -> None:
 
 def test_frames_in_flight_are_counted_too() -> None:
     """However small they are: a receiver's queue holds messages, not bytes."""
-    limits = Limits(window_bytes=1 << 30, max_frame_bytes=PAIR_BYTES)
+    limits = Limits(window_bytes=1 << 30, max_frame_bytes=PAIR_BYTES, max_joined=1)
     sender = connected(1, limits=limits)
     effects = [effect for layer in range(4) for effect in push(sender, 0, layer)]
     assert len(sent_to(effects)) == min(4 * NUM_BLOCKS, MAX_FRAMES_IN_FLIGHT)
@@ -148,7 +148,7 @@ def test_a_window_smaller_than_two_frames_is_granted_whole() -> None:
 
 def test_windows_of_sessions_that_ended_are_granted_again() -> None:
     me = Incarnation("d", 1)
-    limits = Limits(window_bytes=8 * PAIR_BYTES, max_frame_bytes=PAIR_BYTES)
+    limits = Limits(window_bytes=8 * PAIR_BYTES, max_frame_bytes=PAIR_BYTES, max_joined=1)
     receiver = Receiver(me, LAYOUT, limits, num_blocks=4)
 
     def granted(number: int) -> int:

@@ -1,0 +1,128 @@
+"""A pool's pieces as rows of bytes at addresses, summed and copied in one pass by a kernel.
+
+Where the kernel cannot, numpy and xxhash do the same, more slowly: for pieces that are too short
+for it, and where the processor or the installation does not have what it wants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from kv_transfer import pieces
+from kv_transfer.core.effects import Write
+from kv_transfer.pieces import NO_SUMS, Pool, Sums
+from kv_transfer.transport import Parts
+
+Addresses = npt.NDArray[np.uint64]
+"""Of rows: the keys of some blocks, then their values. Seeds are in the same order."""
+
+
+class PieceRows:
+    """The kernel is loaded when this is made: that takes a second, and more the first time."""
+
+    def __init__(self) -> None:
+        try:
+            from kv_transfer import fused_copy
+        except ModuleNotFoundError:  # Nodes have numba; a small machine for tests may not.
+            self._kernel = None
+        else:
+            self._kernel = fused_copy
+
+    def sums(self, pool: Pool, layer: int, blocks: Sequence[int], ordinals: Sequence[int]) -> Sums:
+        """As `pieces.pool_sums`."""
+        piece_bytes = pool.shape[3]
+        if self._kernel is None or not self._kernel.can_sum(piece_bytes):
+            return pieces.pool_sums(pool, layer, blocks, ordinals)
+        rows, seeds = _rows(pool, layer, blocks), _seeds(layer, ordinals)
+        return _as_sums(self._kernel.sum_rows(rows, piece_bytes, seeds))
+
+    def gathered(
+        self,
+        pool: Pool,
+        layer: int,
+        blocks: Sequence[int],
+        ordinals: Sequence[int],
+        *,
+        is_summed: bool,
+    ) -> tuple[Pool, Sums]:
+        """A copy of some blocks of a layer, as a pool of one layer; its sums if they are wanted."""
+        piece_bytes = pool.shape[3]
+        copy = np.empty((1, 2, len(blocks), piece_bytes), np.uint8)
+        if self._can_copy(copy):
+            targets, sources = _rows(copy, 0, range(len(blocks))), _rows(pool, layer, blocks)
+            return copy, self._copy(targets, sources, piece_bytes, _seeds(layer, ordinals))
+        for kind in (0, 1):
+            # `clip` only spares numpy a buffer of its own: the blocks are inside the pool.
+            np.take(pool[layer, kind], blocks, axis=0, out=copy[0, kind], mode="clip")
+        return copy, self.sums(pool, layer, blocks, ordinals) if is_summed else NO_SUMS
+
+    def copy_parts(self, write: Write, parts: Parts, pool: Pool) -> Sums:
+        """Copy the payload of a frame into the pool; the sums of it unless nobody verifies."""
+        if not self._can_copy(pool):
+            return _write_parts(write, parts, pool)
+        return self._copy_rows(write, _part_rows(write.data.runs, parts, pool.shape[3]), pool)
+
+    def copy_blocks(self, write: Write, source: Pool, pool: Pool) -> Sums:
+        """Copy the blocks that a frame names out of another pool; the sums as above."""
+        layer, blocks = write.data.layer, write.data.source_blocks
+        if not self._can_copy(pool):
+            parts = [memoryview(kind[block]) for block in blocks for kind in source[layer]]
+            return _write_parts(write, parts, pool)
+        return self._copy_rows(write, _rows(source, layer, blocks), pool)
+
+    def _can_copy(self, pool: Pool) -> bool:
+        """Whether the kernel can write to pieces of this array."""
+        kernel = self._kernel
+        return kernel is not None and kernel.can_copy(pool.shape[3], pool.ctypes.data)
+
+    def _copy_rows(self, write: Write, sources: Addresses, pool: Pool) -> Sums:
+        targets = _rows(pool, write.data.layer, write.target_blocks)
+        seeds = _seeds(write.data.layer, write.data.ordinals)
+        return self._copy(targets, sources, pool.shape[3], seeds)
+
+    def _copy(
+        self, targets: Addresses, sources: Addresses, piece_bytes: int, seeds: Addresses
+    ) -> Sums:
+        assert self._kernel is not None
+        return _as_sums(self._kernel.copy_rows(targets, sources, piece_bytes, seeds))
+
+
+def _write_parts(write: Write, parts: Parts, pool: Pool) -> Sums:
+    pieces.write(pool, write.data, write.target_blocks, parts)
+    if write.verify == "off":
+        return NO_SUMS
+    return pieces.pool_sums(pool, write.data.layer, write.target_blocks, write.data.ordinals)
+
+
+def _rows(pool: Pool, layer: int, blocks: Sequence[int]) -> Addresses:
+    piece_bytes = pool.strides[2]
+    keys = pool[layer, 0].ctypes.data + piece_bytes * np.array(blocks, np.uint64)
+    return np.concatenate((keys, keys + np.uint64(pool.strides[1])))
+
+
+def _part_rows(runs: Sequence[int], parts: Parts, piece_bytes: int) -> Addresses:
+    """The rows of message parts: of each run its keys, then its values."""
+    starts = [np.frombuffer(part, np.uint8).ctypes.data for part in parts]
+    steps = [np.arange(count, dtype=np.uint64) * np.uint64(piece_bytes) for count in runs]
+    return np.concatenate(
+        [
+            step + np.uint64(start)
+            for kind in (0, 1)
+            for step, start in zip(steps, starts[kind::2], strict=True)
+        ]
+    )
+
+
+def _seeds(layer: int, ordinals: Sequence[int]) -> Addresses:
+    """See `pieces.piece_seed`: the same for a block's keys and its values."""
+    seeds = np.array(ordinals, np.uint64) | np.uint64(pieces.piece_seed(layer, 0))
+    return np.concatenate((seeds, seeds))
+
+
+def _as_sums(sums: npt.NDArray[np.uint64]) -> Sums:
+    both = sums.tolist()
+    middle = len(both) // 2
+    return tuple(both[:middle]), tuple(both[middle:])

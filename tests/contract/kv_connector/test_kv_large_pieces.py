@@ -1,0 +1,82 @@
+"""Pieces that are large enough for the kernel that copies and sums in one pass."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import numpy as np
+import pytest
+
+from common.blocks import blocks_for
+from common.kv_layout import KVLayout
+from kv_transfer.connector import Commit, Landed, TransferEnded
+from kv_transfer.piece_rows import PieceRows
+from kv_transfer.pieces import Sums
+from tests.contract.kv_connector.cluster import Cluster, Node, cluster_of, error_of
+
+fused_copy = pytest.importorskip("kv_transfer.fused_copy", reason="wants numba")
+LAYOUT = KVLayout(
+    model_digest="m", num_layers=2, num_kv_heads=4, head_dim=64, block_size=16, dtype="float32"
+)
+NUM_BLOCKS = 40
+assert fused_copy.can_sum(LAYOUT.piece_bytes)
+# Eight blocks in a frame at most.
+WINDOW_BYTES = 32 * LAYOUT.piece_bytes
+
+
+def pair(cluster: Cluster) -> tuple[Node, Node]:
+    prefill, decode = (
+        cluster.node(name, layout=LAYOUT, window_bytes=WINDOW_BYTES, num_blocks=NUM_BLOCKS)
+        for name in ("p", "d")
+    )
+    return prefill, decode
+
+
+def send(cluster: Cluster, prefill: Node, decode: Node, there: list[int], here: list[int]) -> None:
+    ticket = cluster.ticket(decode, there)
+    num_tokens = len(there) * LAYOUT.block_size
+    assert blocks_for(num_tokens, LAYOUT.block_size) == len(there)
+    decode.connector.expect(ticket, sender_deadline_s=30)
+    prefill.connector.open(ticket, deadline_s=30)
+    prefill.push_all(ticket, here)
+    prefill.connector.commit(ticket.lease_token, Commit(num_tokens=num_tokens, first_token_id=1))
+
+
+@pytest.mark.parametrize("pattern", ["adjacent", "scattered"])
+def test_every_byte_lands_where_it_belongs_and_no_other_is_touched(
+    cluster: Cluster, pattern: str
+) -> None:
+    prefill, decode = pair(cluster)
+    rng = np.random.default_rng(7)
+    there, here = (rng.permutation(NUM_BLOCKS)[:19].tolist() for _ in range(2))
+    if pattern == "adjacent":
+        there, here = list(range(20, 39)), list(range(3, 22))
+    wanted = decode.pool.copy()
+    wanted[:, :, there] = prefill.pool[:, :, here]
+    send(cluster, prefill, decode, there, here)
+    assert isinstance(decode.wait_event(), Landed)
+    assert prefill.wait_event() == TransferEnded(101, None)
+    assert np.array_equal(decode.pool, wanted)
+
+
+@pytest.mark.parametrize("kind", ["loopback", "zmq", "shm"])
+@pytest.mark.parametrize("value_or_key", [0, 1])
+def test_a_byte_that_changed_after_it_was_summed_never_lands(
+    kind: str, value_or_key: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sums_of = PieceRows.sums
+
+    def change(self: PieceRows, pool: Any, layer: int, blocks: Any, ordinals: Any) -> Sums:
+        sums = sums_of(self, pool, layer, blocks, ordinals)
+        if layer == 1:
+            pool[layer, value_or_key, blocks[-1], LAYOUT.piece_bytes - 1] ^= 1
+        return sums
+
+    monkeypatch.setattr(PieceRows, "sums", change)
+    with contextlib.closing(cluster_of(kind)) as cluster:
+        prefill, decode = pair(cluster)
+        send(cluster, prefill, decode, list(range(9)), list(range(9)))
+        assert "bad checksum" in str(decode.wait_failed())
+        assert "bad checksum" in str(error_of(prefill.wait_event()))
+        assert decode.connector.statistics().checksum_failures == 1
