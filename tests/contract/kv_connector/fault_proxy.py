@@ -7,9 +7,9 @@ import random
 import socket
 import struct
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
-from urllib.parse import urlsplit
+
+from tests.contract.kv_connector.tcp_proxy import TcpProxy, close_socket
 
 KINDS = ("delay", "corrupt", "truncate", "cut", "reset", "stall", "late")
 READ_BYTES = 4096
@@ -41,26 +41,20 @@ class Fault:
     seed: int = 0
 
 
-class FaultProxy:
+class FaultProxy(TcpProxy):
     """Forwards to `target` (`tcp://host:port`), with `fault` or with none until one is armed."""
 
     def __init__(self, target: str, fault: Fault | None = None) -> None:
-        url = urlsplit(target)
-        self._target = (url.hostname, url.port)
+        super().__init__(target)
         self._fault = fault
         self._passed = [0, 0]
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.endpoint = f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
         self.num_faults = 0
-        self.num_connections = 0
         self.forwarded = [0, 0]
         """Bytes of all connections, towards the target and back."""
         self._lock = threading.Condition()
         self._is_closing = threading.Event()
         self._was_reset: set[int] = set()
-        self._sockets: list[socket.socket] = []
-        self._threads: list[threading.Thread] = []
-        self._start(self._accept)
+        self.open()
 
     def arm(self, fault: Fault) -> None:
         """Let it happen `fault.at` bytes from now."""
@@ -73,36 +67,9 @@ class FaultProxy:
         self._is_closing.set()
         with self._lock:
             self._lock.notify_all()
-        _close(self._listener)
-        # The accepting thread may be adding sockets until it has ended.
-        self._threads[0].join(20)
-        for one in self._sockets:
-            _close(one)
-        for thread in self._threads:
-            thread.join(20)
+        super().close()
 
-    def _start(self, target: Callable[..., None], *args: object) -> None:
-        thread = threading.Thread(target=target, args=args, daemon=True)
-        self._threads.append(thread)
-        thread.start()
-
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                near, _ = self._listener.accept()
-                self._sockets.append(near)
-                try:
-                    far = socket.create_connection(self._target)
-                except OSError:
-                    _close(near)
-                    continue
-                self._sockets.append(far)
-                number = self.num_connections
-                self.num_connections += 1
-                self._start(self._pump, near, far, number, False)
-                self._start(self._pump, far, near, number, True)
-
-    def _pump(self, source: socket.socket, sink: socket.socket, number: int, is_back: bool) -> None:
+    def pump(self, source: socket.socket, sink: socket.socket, number: int, is_back: bool) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(READ_BYTES):
                 fault, before = self._take_fault(is_back, len(data))
@@ -118,8 +85,8 @@ class FaultProxy:
             source.close()
             sink.close()
             return
-        _close(source)
-        _close(sink)
+        close_socket(source)
+        close_socket(sink)
 
     def _take_fault(self, is_back: bool, num_bytes: int) -> tuple[Fault | None, int]:
         """The fault, if it falls into what just came, and how many bytes come before it."""
@@ -167,8 +134,8 @@ class FaultProxy:
                 self._reset(source, sink)
                 return False
             case _:
-                _close(source)
-                _close(sink)
+                close_socket(source)
+                close_socket(sink)
                 return False
         return True
 
@@ -207,10 +174,4 @@ class FaultProxy:
                 lambda: self.forwarded[0] >= wanted or self._is_closing.is_set(), LATE_AT_MOST_S
             )
         self._forward(sink, tail, False)
-        _close(sink)
-
-
-def _close(one: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        one.shutdown(socket.SHUT_RDWR)
-    one.close()
+        close_socket(sink)
