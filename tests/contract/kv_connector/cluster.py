@@ -43,6 +43,15 @@ NO_LEASE = 0
 TIME_STEP_S = 0.02
 
 
+def wait_until(is_so: Callable[[], object], meanwhile: Callable[[], object] = lambda: None) -> None:
+    """Return when something has happened; `meanwhile` is done again and again."""
+    ends_at_s = time.monotonic() + WAIT_S
+    while not is_so():
+        assert time.monotonic() < ends_at_s, f"not within {WAIT_S:g} s"
+        meanwhile()
+        time.sleep(0.001)
+
+
 @dataclass
 class Node:
     """A connector with its pool and the events it emitted, in order."""
@@ -67,12 +76,12 @@ class Node:
 
     def pass_time_until(self, is_so: Callable[[], object], clock: ManualClock) -> None:
         """Let time pass in small steps, as for a process that is awake."""
-        ends_at_s = time.monotonic() + WAIT_S
-        while not is_so():
-            assert time.monotonic() < ends_at_s, f"not within {WAIT_S:g} s"
+
+        def step() -> None:
             clock.advance(TIME_STEP_S)
             self.look_at_the_time()
-            time.sleep(0.001)
+
+        wait_until(is_so, step)
 
     def wait_failed(self) -> HandoffFailed:
         """Why a landing failed, once its blocks are released too."""

@@ -6,12 +6,12 @@ import dataclasses
 
 from common.clock import ManualClock
 from kv_transfer.connector import Landed
-from tests.cluster.waiting import wait_until
 from tests.contract.kv_connector.cluster import (
     Cluster,
     assert_ended_once,
     commit_for,
     error_of,
+    wait_until,
 )
 
 
@@ -55,7 +55,7 @@ def test_a_commit_nobody_can_fulfil_ends_at_the_deadline(cluster: Cluster) -> No
     decode.connector.expect(ticket, sender_deadline_s=30)
     prefill.connector.open(ticket, deadline_s=1.0)
     prefill.push_all(ticket, [4, 5, 6], layers=[0])
-    wait_until(lambda: decode.connector.statistics().bytes_received, "the pieces arrive")
+    wait_until(lambda: decode.connector.statistics().bytes_received)
     clock.advance(1.0)
     prefill.look_at_the_time()
     assert "by the deadline" in str(error_of(prefill.wait_event()))
@@ -82,9 +82,7 @@ def test_an_open_transfer_keeps_its_landing(cluster: Cluster) -> None:
     for _ in range(10):
         clock.advance(1.0)  # A ping is due.
         prefill.look_at_the_time()
-        wait_until(
-            lambda: decode.next_deadline_s() == clock.now_s() + expires_after_s, "it is kept"
-        )
+        wait_until(lambda: decode.next_deadline_s() == clock.now_s() + expires_after_s)
     prefill.push_all(ticket, [0])
     prefill.connector.commit(ticket.lease_token, commit_for(ticket))
     assert isinstance(decode.wait_event(), Landed)
