@@ -28,7 +28,7 @@ from numba.extending import intrinsic
 
 ALIGNMENT = 16
 """Of target addresses: what non-temporal stores want, and what every allocator gives. Targets at
-multiples of 64, which pools are, are written a fifth faster."""
+multiples of 64, which pools are, are written a sixth faster."""
 PREFETCH_BYTES = 1024
 """How far ahead the source is asked for: the processor by itself stops at the end of a page."""
 STRIPE_BYTES = 64

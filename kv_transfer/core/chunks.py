@@ -48,13 +48,12 @@ def split_chunks(
     layer: int, ordinals: Sequence[int], source_blocks: Sequence[int], *, max_blocks: int
 ) -> list[Chunk]:
     """Chunks of at most `max_blocks` that cover every (ordinal, source block) pair once."""
+    if not ordinals:
+        return []
     pairs = sorted(zip(source_blocks, ordinals, strict=True))
+    blocks, ordered = zip(*pairs, strict=True)
     return [
-        Chunk(
-            layer,
-            tuple(ordinal for _, ordinal in pairs[start : start + max_blocks]),
-            tuple(block for block, _ in pairs[start : start + max_blocks]),
-        )
+        Chunk(layer, ordered[start : start + max_blocks], blocks[start : start + max_blocks])
         for start in range(0, len(pairs), max_blocks)
     ]
 
@@ -70,10 +69,14 @@ class PieceSet:
     def has(self, layer: int, ordinal: int) -> bool:
         return bool(self._is_done[layer * self._num_blocks + ordinal])
 
-    def add(self, layer: int, ordinal: int) -> None:
+    def add(self, layer: int, ordinal: int) -> bool:
+        """Whether it was not done before."""
         index = layer * self._num_blocks + ordinal
-        self.count += 1 - self._is_done[index]
+        if self._is_done[index]:
+            return False
         self._is_done[index] = 1
+        self.count += 1
+        return True
 
     @property
     def is_full(self) -> bool:

@@ -80,9 +80,8 @@ class Landing:
     def record(self, data: Data, sums: Sequence[int]) -> None:
         """The pieces of `data` are in the pool; `sums` of each block, or none, go to the digest."""
         for index, ordinal in enumerate(data.ordinals):
-            if sums and not self._arrived.has(data.layer, ordinal):
+            if self._arrived.add(data.layer, ordinal) and sums:
                 self._digest = add_to_digest(self._digest, sums[index])
-            self._arrived.add(data.layer, ordinal)
 
     def promise(self, frame: CommitFrame, verify: str) -> None:
         """Take what the sender commits to. Raises `HandoffFailed` unless ticket and bytes agree."""

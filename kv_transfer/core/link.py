@@ -21,6 +21,9 @@ from kv_transfer.core.limits import (
 from kv_transfer.core.transfer import Transfer
 
 RECONNECT_AFTER_S = 0.05
+PULLED_WINDOWS = 2
+"""How much more may be under way where it waits in nobody's memory: with one window a receiver that
+copies half of it waits for the sums of the other half."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +171,8 @@ class Link:
         self.lane, self.verify = lane, verify
         self._lane_reply = welcome.lane_reply
         self._window_bytes = min(welcome.window_bytes, self._limits.window_bytes)
+        if lane in PULLING_LANES:
+            self._window_bytes *= PULLED_WINDOWS
         return True
 
     def takes_anew(self, welcome: Welcome) -> bool:

@@ -61,8 +61,7 @@ class Transfer:
             raise ValueError(f"ordinals {ordinals}: wanted 0 to {num_targets - 1}")
         new: dict[int, int] = {}
         for ordinal, block in zip(ordinals, source_blocks, strict=True):
-            if not self._pushed.has(layer, ordinal):
-                self._pushed.add(layer, ordinal)
+            if self._pushed.add(layer, ordinal):
                 new[ordinal] = block
         self.pending.extend(
             split_chunks(layer, list(new), list(new.values()), max_blocks=self._max_blocks)
@@ -97,8 +96,7 @@ class Transfer:
     def add_sums(self, chunk: Chunk, sums: Sequence[int]) -> None:
         """The piece sums of each of the chunk's blocks, keys' and value's together."""
         for ordinal, piece_sum in zip(chunk.ordinals, sums, strict=True):
-            if not self._summed.has(chunk.layer, ordinal):
-                self._summed.add(chunk.layer, ordinal)
+            if self._summed.add(chunk.layer, ordinal):
                 self._digest = add_to_digest(self._digest, piece_sum)
 
     def take_commit(self) -> CommitFrame | None:

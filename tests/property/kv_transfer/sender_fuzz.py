@@ -23,7 +23,9 @@ from kv_transfer.core.effects import (
     SenderEffect,
     SendToPeer,
 )
+from kv_transfer.core.lanes import PULLING_LANES
 from kv_transfer.core.limits import MAX_FRAMES_IN_FLIGHT, Limits
+from kv_transfer.core.link import PULLED_WINDOWS
 from kv_transfer.core.sender import Sender
 from tests.property.kv_transfer.frame_mutator import LAYOUT
 
@@ -59,6 +61,10 @@ class _Connection:
     sent: list[tuple[int, int]] = field(default_factory=list)
     num_acknowledged: int = 0
     num_sent: int = 0
+
+    @property
+    def window_bytes(self) -> int:
+        return LIMITS.window_bytes * (PULLED_WINDOWS if self.lane in PULLING_LANES else 1)
 
     def in_flight(self, token: int) -> int:
         return sum(one == token for one, _ in self.sent)
@@ -236,7 +242,7 @@ class SenderFuzz:
         assert effect.seq == connection.num_sent
         connection.num_sent += 1
         connection.sent.append((transfer.token, len(chunk.ordinals) * PAIR_BYTES))
-        assert sum(size for _, size in connection.sent) <= LIMITS.window_bytes
+        assert sum(size for _, size in connection.sent) <= connection.window_bytes
         assert len(connection.sent) <= MAX_FRAMES_IN_FLIGHT
         self.counts["chunks"] += 1
 
@@ -269,4 +275,6 @@ class SenderFuzz:
         assert self._machine.num_transfers == len(self._open)
         in_flight = self._machine.in_flight_bytes
         assert in_flight.keys() <= set(PEERS)
-        assert all(size <= LIMITS.window_bytes for size in in_flight.values())
+        for peer, size in in_flight.items():
+            connection = self._connections.get(peer) or _Connection()
+            assert size <= connection.window_bytes
