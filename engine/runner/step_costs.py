@@ -10,8 +10,10 @@ from common.request import SamplingParams
 from engine.core.plan import SampleInput, ScheduledSequence, StepCosts
 from engine.runner.flat_batch import BatchLimits
 
-_NARROW = (1, 2, 3, 4, 6, 7, 8, 10, 11, 12)
+_NARROW = (1, 2, 3, 4, 6, 8)
 """Each of these is measured once, however long it takes."""
+_BEHIND_TILES = (7, 10, 11, 12)
+"""Around the ends of the CPU kernels' tiles, where the next row costs more than those before it."""
 _WIDE = (16, 32, 64)
 """These come last and less often: they take long, and noise weighs less in them."""
 _REPEATS = 6
@@ -60,6 +62,8 @@ def measure_step_costs(
         if has_proposals and clock() < ends_s:
             best_drafting_s = min(best_drafting_s, measure(1, num_drafts))
         measure_all(_NARROW, ends_s)
+        if repeat % 2 == 0:
+            measure_all(_BEHIND_TILES, started_s + _NARROW_BUDGET_S)
     for _ in range(_WIDE_REPEATS):
         measure_all(_WIDE, started_s + _BUDGET_S)
     rows = tuple(sorted(best))

@@ -1,9 +1,10 @@
 """CPU kernels in numba, each row of whose output is computed the same way whatever the batch.
 
-Everything heavy rests on one primitive, `tile_product`: a few rows times sixteen columns,
-every element one chain of fused multiply-adds in the order of the inner index. How many rows share
-a tile, which thread computes it and how wide the machine's vectors are changes nothing in a chain,
-so results are equal to the last bit however prompts are chunked and requests are batched.
+Everything heavy rests on one idea, in `panel_product` and `tile_product`: a few rows times sixteen
+columns, every element one chain of fused multiply-adds in the order of the inner index. How many
+rows share a tile, which thread computes it and how wide the machine's vectors are changes nothing
+in a chain, so results are equal to the last bit however prompts are chunked and requests are
+batched.
 
 Compiled code is cached under a folder named after these sources: numba itself only looks at the
 file of the function it caches, not at the files that function calls into.

@@ -1,4 +1,4 @@
-"""A team's phases: every share is done once, in whatever company and however late somebody comes."""
+"""A team's phases: every share is done once, in any company and however late somebody comes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from engine.runner.kernels.team import claim, finish, new_progress, wait_for_all
 NUM_PHASES, NUM_SHARES = 40, 23
 
 
-@njit(nogil=True)
+@njit(nogil=True)  # type: ignore[untyped-decorator]
 def _add_up(progress, values) -> None:  # type: ignore[no-untyped-def]
     """Each share of a phase adds all shares of the phase before it; the first is all ones."""
     for phase in range(values.shape[0]):
