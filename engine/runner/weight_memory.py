@@ -1,6 +1,6 @@
 """Memory for packed weights, in pages of 2 MiB where the system has them.
 
-A step reads every weight once. With pages of 4 KiB a seventh of its time goes into finding out
+A step reads every weight once. With pages of 4 KiB a tenth of its time goes into finding out
 where each of them is, and the processor's own reading ahead stops at every end of a page. Weights
 lie one behind the other in large chunks, so that small ones have their part of a large page too.
 
