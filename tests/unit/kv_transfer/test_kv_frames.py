@@ -97,7 +97,7 @@ LAYOUT_WIRE = fields_of(ALL[0])["layout"]
 @pytest.mark.parametrize(
     ("header", "named"),
     [
-        (change(BEGIN, v=1), "version is 1: wanted 2"),
+        (change(BEGIN, v=1), "version is 1: wanted 3"),
         (change(BEGIN, v="gone"), "version is None"),
         (change(BEGIN, v=True), "version is True"),
         (change(BEGIN, k=0), "kind 0"),
@@ -160,7 +160,7 @@ LAYOUT_WIRE = fields_of(ALL[0])["layout"]
         (sealed([1]), "not a map"),
         (frames.seal(b"\xa2\xff\xff"), "not msgpack"),
         # Before there was a checksum; its sender is told why it is not understood.
-        (msgpack.packb({"v": 1, "k": 1}), "version is 1: wanted 2"),
+        (msgpack.packb({"v": 1, "k": 1}), "version is 1: wanted 3"),
         (b"\x00" * (MAX_HEADER_BYTES + 1), f"at most {MAX_HEADER_BYTES}"),
     ],
 )
