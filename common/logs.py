@@ -55,6 +55,9 @@ def set_up_logs(
     root.setLevel(max(logging.getLevelName(level.upper()), logging.INFO))
     logging.getLogger(_OWN).setLevel(level.upper())
     logging.captureWarnings(True)
+    # No line shows them, and to find them out takes longer than to write the line.
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
+    logging._srcfile = None
     sys.excepthook = _log_uncaught
     threading.excepthook = _log_uncaught_in_thread
 
@@ -74,6 +77,19 @@ def name_node(node_id: str) -> None:
 
 class HumanLines(logging.Formatter):
     """`2026-01-31 12:00:00,123 INFO pdserve.router: text key=value`, tracebacks indented below."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._second = ""
+        self._second_s = -1
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802
+        """The date and the time of day, made once a second: there is a line for every request."""
+        second_s = int(record.created)
+        if second_s != self._second_s:
+            self._second_s = second_s
+            self._second = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(second_s))
+        return f"{self._second},{int(record.msecs):03d}"
 
     def format(self, record: logging.LogRecord) -> str:
         line = (
@@ -151,10 +167,15 @@ def _bounded(value: object) -> object:
     return value
 
 
+_SEPARATORS = frozenset(' ="')
+
+
 def _human_value(value: object) -> str:
+    if isinstance(value, int | float):
+        return str(value)
     text = ",".join(value) if isinstance(value, list) else str(value)
     # Quoted where it could be taken for the next field.
-    plain = text and text.isprintable() and not any(char in ' ="' for char in text)
+    plain = text and text.isprintable() and _SEPARATORS.isdisjoint(text)
     return text if plain else json.dumps(one_line(text), ensure_ascii=False)
 
 

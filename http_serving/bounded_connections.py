@@ -15,6 +15,7 @@ from typing import Any, cast
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from http_serving.cutting import offer_cut
+from http_serving.part_writing import offer_parts
 
 
 class Refused(Enum):
@@ -120,6 +121,7 @@ class BoundedConnection(HttpToolsProtocol):
             self._is_head_too_large = True
             raise ValueError("the head of a request is too large")
         super().on_headers_complete()
+        offer_parts(cast(dict[str, Any], self.scope), self.cycle)
 
     def on_body(self, body: bytes) -> None:
         """Bodies have a limit of their own, where they are read."""

@@ -61,6 +61,7 @@ def make_server(
         "log_config": None,
         "log_level": "error",
         "access_log": False,
+        "proxy_headers": False,
         "server_header": False,
         # Longer than a connection may be idle, so that one clock decides.
         "timeout_keep_alive": math.ceil(2 * limits.idle_timeout_s),

@@ -6,7 +6,8 @@ serves: columns are read by the list, where messages would be read field by fiel
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import accumulate, repeat
 from operator import gt
 from typing import TypeVar
@@ -18,6 +19,10 @@ from protos import pdserve_node_pb2 as pb
 from protos.codec import MAX_ERROR_LENGTH, MAX_ID_LENGTH
 
 _Number = TypeVar("_Number", bool, int)
+
+# `_make` without its check of the length, which takes longer than the rest.
+_new_attempt: Callable[[Iterable[object]], AttemptId] = partial(tuple.__new__, AttemptId)
+_new_output: Callable[[Iterable[object]], RequestOutput] = partial(tuple.__new__, RequestOutput)
 
 
 def outputs_to_proto(outputs: Sequence[RequestOutput]) -> pb.OutputBatch:
@@ -59,9 +64,9 @@ def outputs_from_proto(batch: pb.OutputBatch) -> list[RequestOutput]:
     outputs = list(
         # All at once, as there is one for each token; what few have is put in below.
         map(
-            RequestOutput._make,
+            _new_output,
             zip(
-                map(AttemptId._make, zip(request_ids, attempts, strict=True)),
+                map(_new_attempt, zip(request_ids, attempts, strict=True)),
                 firsts,
                 _cut(tuple(batch.token_ids), counts),
                 repeat(()),

@@ -44,7 +44,8 @@ class ActiveRequest:
     def put(self, chunk: TokenChunk) -> None:
         """Tokens for the client."""
         self._chunks.append(chunk)
-        self._wake_reader()
+        if self._reader is not None:
+            self._wake_reader()
 
     def fail(self, error: PdserveError) -> None:
         """Raised to the client once it has read what came before."""
@@ -62,5 +63,6 @@ class ActiveRequest:
         return chunks
 
     def _wake_reader(self) -> None:
-        if self._reader is not None and not self._reader.done():
-            self._reader.set_result(None)
+        reader, self._reader = self._reader, None
+        if reader is not None and not reader.done():  # it is when its task was cancelled
+            reader.set_result(None)

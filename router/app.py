@@ -50,7 +50,7 @@ def create_app(
     api_keys: ApiKeyBook | None = None,
     tracing: Tracing = NO_TRACING,
     clock: Clock | None = None,
-) -> FastAPI:
+) -> ASGIApp:
     """The whole HTTP edge. `registry` gets the edge's metrics and is what `/metrics` shows.
 
     `api_keys`: who may do what; without it the configuration's one key, when it has one.
@@ -89,10 +89,9 @@ def create_app(
     _add_errors(app)
     book = api_keys or ApiKeyBook(clock, api_key=config.api.api_key)
     registry.register(ApiKeyCollector(book))
-    app.add_middleware(GenerationRoutes, handlers=handlers)
-    app.add_middleware(ApiKeyMiddleware, book=book)
-    app.add_middleware(RequestIdMiddleware)
-    return app
+    # Around the framework and not inside of it, where more would stand before each request and
+    # around each event that is sent.
+    return RequestIdMiddleware(ApiKeyMiddleware(GenerationRoutes(app, handlers), book))
 
 
 def _add_generation(

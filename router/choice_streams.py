@@ -19,11 +19,16 @@ QUEUED_GROUPS = 8
 """Groups of deltas, of all choices together, that may wait for a slow client."""
 
 
+Group = tuple[int, Sequence[Delta]]
+"""Deltas that came together, and the index of their choice."""
+
+
 async def choice_deltas(
+    index: int,
     groups: AsyncGenerator[Sequence[TokenChunk], None],
     text: ChoiceText,
     on_deltas: Callable[[Sequence[Delta]], object],
-) -> AsyncGenerator[Sequence[Delta], None]:
+) -> AsyncGenerator[Group, None]:
     """The deltas of one choice up to the one with a `finish_reason`; those that came together
     leave together.
 
@@ -36,24 +41,20 @@ async def choice_deltas(
             on_deltas(deltas)
             if deltas[-1].finish_reason is not None:
                 await groups.aclose()
-                yield deltas
+                yield index, deltas
                 return
-            yield deltas
+            yield index, deltas
     raise InternalError("the generator ended without a finish reason")
 
 
-async def merged(
-    choices: Sequence[AsyncGenerator[Sequence[Delta], None]],
-) -> AsyncGenerator[tuple[int, Sequence[Delta]], None]:
-    """Deltas of every choice with its index, in the order they come. Close it when done early."""
-    if len(choices) == 1:
-        async with aclosing(choices[0]) as only:
-            async for deltas in only:
-                yield 0, deltas
-        return
-    queue: asyncio.Queue[tuple[int, Sequence[Delta]] | Exception | None]
-    queue = asyncio.Queue(QUEUED_GROUPS)
-    pumps = [asyncio.create_task(_pump(i, choice, queue)) for i, choice in enumerate(choices)]
+def merged(choices: Sequence[AsyncGenerator[Group, None]]) -> AsyncGenerator[Group, None]:
+    """The groups of every choice, in the order they come. Close it when done early."""
+    return choices[0] if len(choices) == 1 else _merged(choices)
+
+
+async def _merged(choices: Sequence[AsyncGenerator[Group, None]]) -> AsyncGenerator[Group, None]:
+    queue: asyncio.Queue[Group | Exception | None] = asyncio.Queue(QUEUED_GROUPS)
+    pumps = [asyncio.create_task(_pump(choice, queue)) for choice in choices]
     try:
         num_running = len(pumps)
         while num_running:
@@ -71,14 +72,12 @@ async def merged(
 
 
 async def _pump(
-    index: int,
-    choice: AsyncGenerator[Sequence[Delta], None],
-    queue: asyncio.Queue[tuple[int, Sequence[Delta]] | Exception | None],
+    choice: AsyncGenerator[Group, None], queue: asyncio.Queue[Group | Exception | None]
 ) -> None:
     try:
         async with aclosing(choice):
-            async for deltas in choice:
-                await queue.put((index, deltas))
+            async for group in choice:
+                await queue.put(group)
     except Exception as error:  # handed to the reader, which raises it
         await queue.put(error)
     else:

@@ -8,14 +8,13 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TypeVarTuple, cast
 
 from prometheus_client import CollectorRegistry
 
 from common.clock import Clock, MonotonicClock
 from common.errors import InternalError, InvalidRequest, NodeLost, Overloaded, PdserveError
-from common.ids import AttemptId, Incarnation, new_request_id
+from common.ids import Incarnation, new_request_id
 from common.keys_folder import Keys
 from common.logs import about
 from common.request import RequestOutput, SamplingParams
@@ -38,10 +37,11 @@ from router.core.effects import (
 )
 from router.core.placement import Placer
 from router.core.policies.query import Query
-from router.core.request_flow import RequestFlow, Reservation
+from router.core.request_flow import RequestFlow
 from router.core.ttft_stages import StageWatch
 from router.generation import RequestListener, TokenChunk
 from router.metrics import RouterMetrics
+from router.node_calls import PrefillCall, ReserveCall
 from router.node_pool import NodePool
 from router.placement_recorder import PlacementRecorder
 from router.request_watch import RequestWatch
@@ -92,7 +92,8 @@ class Dispatcher:
             lease_s=node_lease_s,
             clock=self._clock,
             metrics=self._metrics,
-            on_output=self._on_output,
+            num_running=lambda: self.num_running,
+            on_outputs=self._on_outputs,
             on_lost=self._on_lost,
             keys=keys,
         )
@@ -213,10 +214,17 @@ class Dispatcher:
         if not request.flow.is_done:
             self._set_timer(request)
 
-    def _on_output(self, node: Incarnation, output: RequestOutput) -> None:
-        request = self._requests.get(output.id.request_id)
-        if request is not None:
-            self._feed(request, request.flow.on_output, node, output)
+    def _on_outputs(self, node: Incarnation, outputs: Sequence[RequestOutput]) -> None:
+        requests = self._requests
+        for output in outputs:
+            request = requests.get(output.id.request_id)
+            if request is None:
+                continue
+            chunk = request.flow.next_tokens(node, output)
+            if chunk is not None:
+                request.put(chunk)
+            else:
+                self._feed(request, request.flow.on_output, node, output)
 
     def _on_lost(self, node: Incarnation) -> None:
         for request in list(self._requests.values()):
@@ -250,7 +258,7 @@ class Dispatcher:
         pending = list(effects)
         for effect in pending:
             match effect:
-                case EmitTokens():  # first, as almost all are
+                case EmitTokens():
                     request.put(self._timed(request, effect.chunk))
                 case Choose():
                     pending.extend(self._choose(request, effect))
@@ -298,7 +306,7 @@ class Dispatcher:
         self.pool.membership.on_leg_opened(node)
         request.stages.on_reserve_asked(attempt.attempt, now_s)
         request.watch.on_reserve_asked(attempt, node, now_s)
-        call = _ReserveCall(self, request, node, attempt)
+        call = ReserveCall(self._feed, request, node, attempt, self._clock.now_s)
         client = self.pool.client(node)
         if client is None:
             asyncio.get_running_loop().call_soon(call.on_failed, NodeLost(f"{node} has left"))
@@ -313,7 +321,7 @@ class Dispatcher:
     def _prefill(self, request: ActiveRequest, effect: SendPrefill) -> None:
         node = effect.node
         self.pool.membership.on_leg_opened(node)
-        call = _PrefillCall(self, request, node, effect.request.id)
+        call = PrefillCall(self._feed, request, node, effect.request.id)
         client = self.pool.client(node)
         if client is None:
             asyncio.get_running_loop().call_soon(call.on_failed, NodeLost(f"{node} has left"))
@@ -353,36 +361,3 @@ class Dispatcher:
         self._metrics.requests.labels(outcome).inc()
         self._metrics.retries.inc(request.flow.attempt.attempt - 1)
         request.watch.on_end(outcome, self._clock.now_s())
-
-
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """What a node was asked for a request. It outlives its request: a late grant is aborted."""
-
-    dispatcher: Dispatcher
-    request: ActiveRequest
-    node: Incarnation
-    attempt: AttemptId
-
-    def on_failed(self, error: PdserveError) -> None:
-        flow = self.request.flow
-        self.dispatcher._feed(self.request, flow.on_call_failed, self.node, self.attempt, error)
-
-
-class _ReserveCall(_Call):
-    __slots__ = ()
-
-    def on_reply(self, reply: Reservation | PdserveError) -> None:
-        now_s = self.dispatcher._clock.now_s()
-        flow = self.request.flow
-        self.dispatcher._feed(
-            self.request, flow.on_reserve_reply, self.node, self.attempt, reply, now_s
-        )
-
-
-class _PrefillCall(_Call):
-    __slots__ = ()
-
-    def on_reply(self, refusal: PdserveError | None) -> None:
-        flow = self.request.flow
-        self.dispatcher._feed(self.request, flow.on_prefill_reply, self.node, self.attempt, refusal)

@@ -10,8 +10,22 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from common.errors import InvalidRequest
+from http_serving.part_writing import WritePart, writes_nothing
 from router.core.sse import MEDIA_TYPE
 from router.openai_errors import ApiError, BodyTooLarge
+
+RawHeaders = tuple[tuple[bytes, bytes], ...]
+
+
+def _raw(headers: dict[str, str]) -> RawHeaders:
+    return tuple(
+        (name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()
+    )
+
+
+_STREAM_HEADERS = _raw(
+    {"content-type": MEDIA_TYPE, "cache-control": "no-cache", "x-accel-buffering": "no"}
+)
 
 
 class ClientClosed(Exception):
@@ -61,17 +75,29 @@ async def while_client_waits(receive: Receive, work: Coroutine[Any, Any, None]) 
 
     Returns or raises only after `work` has ended, whatever cut it short.
     """
-    job = asyncio.create_task(work)
+    job = asyncio.current_task()
+    assert job is not None
+    is_gone = False
+
+    def on_gone(watcher: asyncio.Task[None]) -> None:
+        nonlocal is_gone
+        if not watcher.cancelled():
+            watcher.exception()  # a connection that cannot be watched is one that is lost
+            is_gone = True
+            job.cancel()
+
     watcher = asyncio.create_task(_client_gone(receive))
+    watcher.add_done_callback(on_gone)
     try:
-        await asyncio.wait({job, watcher}, return_when=asyncio.FIRST_COMPLETED)
-        if not job.done():
-            raise ClientClosed
+        await work
+    except asyncio.CancelledError:
+        # Somebody else may have cancelled it as well: then it is theirs to explain.
+        if is_gone and job.uncancel() == 0:
+            raise ClientClosed from None
+        raise
     finally:
-        job.cancel()
+        watcher.remove_done_callback(on_gone)
         watcher.cancel()
-        await asyncio.gather(job, watcher, return_exceptions=True)
-    job.result()
 
 
 async def _client_gone(receive: Receive) -> None:
@@ -82,21 +108,20 @@ async def _client_gone(receive: Receive) -> None:
 class Reply:
     """The one answer of an exchange. `is_started`: a status was sent already, namely `status`."""
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, write_part: WritePart = writes_nothing) -> None:
+        """`write_part`: the short way for the parts of a stream, where there is one."""
         self._send = send
+        self._write_part = write_part
         self.is_started = False
         self.status: int | None = None
 
     async def start_stream(self) -> None:
         """Status 200 and the headers of an event stream that no proxy should buffer."""
-        await self._start(
-            200,
-            {"content-type": MEDIA_TYPE, "cache-control": "no-cache", "x-accel-buffering": "no"},
-        )
+        await self._start(200, _STREAM_HEADERS)
 
     async def send_part(self, data: bytes) -> None:
         """Waits while the client is too slow to take it."""
-        if data:
+        if data and not self._write_part(data):
             await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def end_stream(self, data: bytes) -> None:
@@ -109,14 +134,13 @@ class Reply:
         """A whole answer."""
         data = text.encode()
         base = {"content-type": "application/json", "content-length": str(len(data))}
-        await self._start(status, base | (headers or {}))
+        await self._start(status, _raw(base | (headers or {})))
         await self.end_stream(data)
 
     async def send_error(self, error: ApiError) -> None:
         await self.send_json(error.as_json(), status=error.status, headers=error.headers)
 
-    async def _start(self, status: int, headers: dict[str, str]) -> None:
+    async def _start(self, status: int, headers: RawHeaders) -> None:
         self.is_started = True
         self.status = status
-        raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
-        await self._send({"type": "http.response.start", "status": status, "headers": raw})
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from common.clock import Clock
 from common.latency import tpot_s
 from router.core.choice_text import Delta
 from router.core.edge_counters import EdgeCounters
 from router.core.ttft_stages import Stage
+from router.loop_metrics import LoopCounter, LoopHistogram
 from router.request_watch import RequestWatch
 
 _LONG_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
@@ -54,41 +55,39 @@ class HttpMetrics:
             "Draft tokens that did not, in the usage of answered requests",
             registry=registry,
         )
-        self.output_tokens = Counter(
-            "pdserve_output_tokens_total", "Tokens generated", registry=registry
-        )
-        self.ttft = Histogram(
+        self.output_tokens = LoopCounter("pdserve_output_tokens", "Tokens generated", registry)
+        self.ttft = LoopHistogram(
             "pdserve_time_to_first_token_seconds",
             "Arrival of the request to the first token of a choice",
-            buckets=_LONG_S,
-            registry=registry,
+            _LONG_S,
+            registry,
         )
-        self.ttft_stages = Histogram(
+        self.ttft_stages = LoopHistogram(
             "pdserve_ttft_stage_seconds",
             "Parts of the time to the first token: their sum is its sum, a stage that a request "
             "did not pass took it 0 s",
-            ["stage"],
-            buckets=_STAGE_S,
-            registry=registry,
+            _STAGE_S,
+            registry,
+            label="stage",
+            values=[stage.value for stage in Stage],
         )
-        self.ttft_of_stage = {stage: self.ttft_stages.labels(stage.value) for stage in Stage}
-        self.itl = Histogram(
+        self.itl = LoopHistogram(
             "pdserve_inter_token_latency_seconds",
             "Gap between two chunks of a choice",
-            buckets=_SHORT_S,
-            registry=registry,
+            _SHORT_S,
+            registry,
         )
-        self.tpot = Histogram(
+        self.tpot = LoopHistogram(
             "pdserve_time_per_output_token_seconds",
             "Mean time per token of a choice after its first",
-            buckets=_SHORT_S,
-            registry=registry,
+            _SHORT_S,
+            registry,
         )
-        self.e2e = Histogram(
+        self.e2e = LoopHistogram(
             "pdserve_request_latency_seconds",
             "Arrival of the request to the last token of a choice",
-            buckets=_LONG_S,
-            registry=registry,
+            _LONG_S,
+            registry,
         )
 
 
@@ -107,7 +106,9 @@ class ChoiceTimer:
     def on_deltas(self, deltas: Sequence[Delta]) -> None:
         """Count what came together as one chunk; without any tokens it has no time of its own."""
         now_s = self._clock.now_s()
-        num_tokens = sum([delta.num_tokens for delta in deltas])
+        num_tokens = 0
+        for delta in deltas:
+            num_tokens += delta.num_tokens
         if num_tokens:
             if self._first_at_s is None:
                 self._first_at_s = now_s
@@ -119,7 +120,7 @@ class ChoiceTimer:
                 self._metrics.itl.observe(now_s - self._last_at_s)
             self._last_at_s = now_s
             self._num_tokens += num_tokens
-            self._metrics.output_tokens.inc(num_tokens)
+            self._metrics.output_tokens.value += num_tokens
             self._metrics.edge.num_tokens += num_tokens
         if deltas[-1].finish_reason is not None and self._first_at_s is not None:
             tpot = tpot_s(self._first_at_s, self._last_at_s, self._num_tokens)
@@ -132,4 +133,4 @@ class ChoiceTimer:
         stages = next((delta.stages for delta in deltas if delta.stages is not None), None)
         if stages is not None:
             for stage, span_s in stages.to_client(self._arrived_at_s, now_s).items():
-                self._metrics.ttft_of_stage[stage].observe(span_s)
+                self._metrics.ttft_stages.of[stage.value].observe(span_s)

@@ -15,14 +15,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
-from itertools import count, islice
-from typing import Any, Protocol, TypeVar, cast
+from itertools import islice
+from typing import Any, Protocol, cast
 
 import grpc
 
 from common.errors import (
-    DeadlineExceeded,
     NodeLost,
     Overloaded,
     PdserveError,
@@ -34,12 +32,19 @@ from common.logs import about
 from common.nodes import NodeRecord
 from common.request import GenerationRequest, RequestOutput
 from protos import pdserve_node_pb2 as pb
-from protos.codec import attempts_to_proto, make_envelope, refusal_to_error, request_to_proto
+from protos.codec import attempts_to_proto, make_envelope, request_to_proto
 from protos.output_batches import outputs_from_proto
 from protos.pdserve_node_pb2_grpc import NodeStub
 from protos.rpc_errors import error_of
 from protos.transport_security import open_channel
 from router.core.request_flow import Reservation
+from router.waiting_calls import (
+    Caller,
+    ReadReply,
+    WaitingCalls,
+    read_acceptance,
+    read_reservation,
+)
 
 log = logging.getLogger("pdserve.router.nodes")
 
@@ -59,9 +64,10 @@ ABORTS_PER_MESSAGE = 512
 FEW_OUTPUTS = 8
 """More than so many are passed on in parts, behind each of which the event loop turns
 `TURNS_FOR_OTHERS` times for everybody else."""
-OUTPUTS_AT_ONCE = 64
-PARTS = 8
-"""What waits is passed on in so many parts of at least `OUTPUTS_AT_ONCE`."""
+OUTPUTS_AT_ONCE = 32
+PARTS = 16
+"""A part is at least so many outputs, one for each request that runs, and one in so many of those
+that wait: the more there is to do, the less often it is interrupted."""
 TURNS_FOR_OTHERS = 2
 MAX_WAITING_OUTPUTS = 65_536
 """While more wait to be passed on, nothing is read from their node."""
@@ -83,34 +89,15 @@ _CHANNEL_OPTIONS = (
 class NodeListener(Protocol):
     """Who is told; called on the event loop, never blocks."""
 
+    @property
+    def num_running(self) -> int:
+        """Requests in progress, on whatever node."""
+
     def on_heard(self, node: Incarnation, outputs: list[RequestOutput]) -> None:
         """A message came: outputs in the node's order, or none (a heartbeat)."""
 
     def on_lost(self, node: Incarnation, reason: str) -> None:
         """The stream broke after it had been heard; `ENDED_BY_NODE` or what is wrong."""
-
-
-Reply_contra = TypeVar("Reply_contra", contravariant=True)
-
-
-class Caller(Protocol[Reply_contra]):
-    """Who asked a node, and is told once what came of it: on the event loop, and never before the
-    asking has returned."""
-
-    def on_reply(self, reply: Reply_contra) -> None:
-        """The node's answer; an error is its refusal."""
-
-    def on_failed(self, error: PdserveError) -> None:
-        """There is none: the node is lost, broke the protocol, or let the deadline pass."""
-
-
-@dataclass(slots=True)
-class _Waiting:
-    """A call without a reply yet."""
-
-    caller: Caller[Any]
-    read: Callable[[pb.Reply], Any]
-    timer: asyncio.TimerHandle
 
 
 def backoff_s(num_failures: int) -> float:
@@ -139,8 +126,7 @@ class NodeClient:
         self._is_heard = False
         self._is_closed = False
         self._loop = asyncio.get_running_loop()
-        self._call_ids = count(1)
-        self._waiting: dict[int, _Waiting] = {}
+        self._waiting = WaitingCalls(record.incarnation)
         self._calls: list[pb.Call] = []
         self._aborts: dict[AttemptId, None] = {}
         self._has_news = asyncio.Event()
@@ -187,7 +173,7 @@ class NodeClient:
                 )
             )
 
-        self._ask(call, request, caller, self._read_reservation)
+        self._ask(call, request, caller, read_reservation)
 
     def prefill_nowait(
         self,
@@ -202,7 +188,7 @@ class NodeClient:
                 prefill=pb.PrefillRequest(request=request_to_proto(request), ticket=ticket)
             )
 
-        self._ask(call, request, caller, self._read_acceptance)
+        self._ask(call, request, caller, read_acceptance)
 
     def abort_nowait(self, attempt: AttemptId) -> None:
         """Tell the node soon. Without a stream there is nothing to tell: a node aborts by itself
@@ -243,7 +229,7 @@ class NodeClient:
         make_call: Callable[[], pb.Call],
         request: GenerationRequest,
         caller: Caller[Any],
-        read: Callable[[pb.Reply], Any],
+        read: ReadReply,
     ) -> None:
         try:
             if self._is_closed:
@@ -256,11 +242,7 @@ class NodeClient:
         except PdserveError as failed:
             self._loop.call_soon(caller.on_failed, failed)
             return
-        call.id = next(self._call_ids)
-        # No shorter bound: a node answers between two steps, and a step may be long or the request
-        # may wait for room there. That a node died shows on the stream.
-        timer = self._loop.call_later(request.deadline_s, self._on_deadline, call.id)
-        self._waiting[call.id] = _Waiting(caller, read, timer)
+        call.id = self._waiting.add(caller, read, request.deadline_s)
         self._calls.append(call)
         self._on_news()
 
@@ -268,19 +250,12 @@ class NodeClient:
         self._all_sent.clear()
         self._has_news.set()
 
-    def _on_deadline(self, call_id: int) -> None:
-        late = f"{self._node} did not answer before the request's deadline"
-        self._waiting.pop(call_id).caller.on_failed(DeadlineExceeded(late))
-
     def _forget_all(self, reason: str) -> None:
         """Fail every call; nothing that was to be said is said."""
-        waiting, self._waiting = list(self._waiting.values()), {}
         self._calls.clear()
         self._aborts.clear()
         self._all_sent.set()
-        for call in waiting:
-            call.timer.cancel()
-            self._loop.call_soon(call.caller.on_failed, NodeLost(reason))
+        self._waiting.fail_all(reason)
 
     async def _keep_stream(self) -> None:
         num_failures = 0
@@ -317,15 +292,18 @@ class NodeClient:
             task.add_done_callback(lambda _: self._has_outputs.set())
         try:
             while self._outputs or not reading.done():
-                if sending.done():
+                if sending.done() and not sending.cancelled():
                     sending.result()  # raises a bug
                 self._has_outputs.clear()
                 if not self._outputs:
                     await self._has_outputs.wait()
                 await self._pass_on()
+            if reading.cancelled():
+                raise NodeLost("the call was cancelled under the stream")
             reading.result()
         finally:
             self._outputs.clear()
+            self._has_room.set()
             for task in (reading, sending):
                 task.cancel()
             await asyncio.gather(reading, sending, return_exceptions=True)
@@ -349,7 +327,7 @@ class NodeClient:
     def _take(self, message: pb.NodeMessage) -> None:
         """Replies are for new requests: they wait for no burst of other requests' tokens."""
         for reply in message.replies:
-            self._on_reply(reply)
+            self._waiting.on_reply(reply)
         outputs = outputs_from_proto(message.outputs)
         self._is_heard = True
         if self._outputs or len(outputs) > FEW_OUTPUTS:
@@ -363,7 +341,7 @@ class NodeClient:
     async def _pass_on(self) -> None:
         """Pass on what has come, in parts, so that other requests' first tokens, and all that has
         to happen before these, wait for none of it. A node that is far ahead is caught up with."""
-        size = max(OUTPUTS_AT_ONCE, -(-len(self._outputs) // PARTS))
+        size = max(OUTPUTS_AT_ONCE, self._listener.num_running, -(-len(self._outputs) // PARTS))
         while self._outputs:
             part = self._outputs[:size]
             del self._outputs[:size]
@@ -398,37 +376,3 @@ class NodeClient:
                 del self._aborts[attempt]
             message.aborts.CopyFrom(attempts_to_proto(aborts))
         return message
-
-    def _on_reply(self, reply: pb.Reply) -> None:
-        waiting = self._waiting.pop(reply.call_id, None)
-        if waiting is None:
-            return  # It came behind its deadline.
-        waiting.timer.cancel()
-        try:
-            outcome = waiting.read(reply)
-        except PdserveError as wrong:
-            waiting.caller.on_failed(wrong)
-        else:
-            waiting.caller.on_reply(outcome)
-
-    def _read_reservation(self, reply: pb.Reply) -> Reservation | PdserveError:
-        match reply.WhichOneof("outcome"):
-            case "ticket":
-                return Reservation(reply.ticket, reply.ticket.num_cached_tokens)
-            case "local":
-                return Reservation(None, reply.local.num_cached_tokens)
-            case "refusal":
-                return refusal_to_error(reply.refusal)
-            case other:
-                raise PeerProtocolError(
-                    f"{self._node} answered a reservation with {other or 'nothing'}"
-                )
-
-    def _read_acceptance(self, reply: pb.Reply) -> PdserveError | None:
-        match reply.WhichOneof("outcome"):
-            case "accepted":
-                return None
-            case "refusal":
-                return refusal_to_error(reply.refusal)
-            case other:
-                raise PeerProtocolError(f"{self._node} answered a prompt with {other or 'nothing'}")

@@ -20,7 +20,7 @@ from router.node_clients import ENDED_BY_NODE, NodeClient
 
 log = logging.getLogger("pdserve.router.nodes")
 
-OnOutput = Callable[[Incarnation, RequestOutput], None]
+OnOutputs = Callable[[Incarnation, Sequence[RequestOutput]], None]
 OnLost = Callable[[Incarnation], None]
 
 
@@ -38,7 +38,8 @@ class NodePool:
         lease_s: float,
         clock: Clock,
         metrics: RouterMetrics,
-        on_output: OnOutput,
+        num_running: Callable[[], int],
+        on_outputs: OnOutputs,
         on_lost: OnLost,
         keys: Keys | None = None,
     ) -> None:
@@ -48,7 +49,8 @@ class NodePool:
         self._refresh_s = lease_s / 4
         self._clock = clock
         self._metrics = metrics
-        self._on_output = on_output
+        self._num_running = num_running
+        self._on_outputs = on_outputs
         self._on_lost = on_lost
         self._gone: dict[Incarnation, str] = {}
         self._strangers: dict[Incarnation, str] = {}
@@ -110,11 +112,15 @@ class NodePool:
 
     # NodeListener
 
+    @property
+    def num_running(self) -> int:
+        """Requests in progress, on whatever node."""
+        return self._num_running()
+
     def on_heard(self, node: Incarnation, outputs: list[RequestOutput]) -> None:
         """A message on a stream."""
         self.membership.on_heard(node)
-        for output in outputs:
-            self._on_output(node, output)
+        self._on_outputs(node, outputs)
 
     def on_lost(self, node: Incarnation, reason: str) -> None:
         """A stream broke; the store will say whether the node has left."""

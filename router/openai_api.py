@@ -13,7 +13,7 @@ import logging
 import secrets
 import sys
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 
@@ -24,9 +24,10 @@ from common.config import ApiConfig
 from common.errors import DeadlineExceeded
 from common.logs import about
 from http_serving.cutting import cut_connection
-from router.choice_streams import choice_deltas, merged
+from http_serving.part_writing import part_writer
+from router.choice_streams import Group, choice_deltas, merged
 from router.cluster_view import ClusterView
-from router.core.choice_text import ChoiceText, Delta
+from router.core.choice_text import ChoiceText
 from router.core.formats import AnswerFormat, AnswerHead, ChatFormat, CompletionFormat, WholeChoice
 from router.core.sse import DONE, event, to_json
 from router.core.usage import Usage
@@ -102,7 +103,7 @@ class OpenAiApi:
 
     async def handle(self, endpoint: Endpoint, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request, errors included. Raises only when the server itself is stopping."""
-        reply = Reply(send)
+        reply = Reply(send, part_writer(scope))
         outcome = "cancelled"
         watch = self._watcher.begin(endpoint.name, scope)
         try:
@@ -176,7 +177,9 @@ class OpenAiApi:
         usage = Usage(plan.prompt_lengths, plan.choices_per_prompt)
         watch.on_planned(usage, began_at_s, self._clock.now_s())
         self._metrics.prompt_tokens.inc(usage.prompt_tokens)
-        choices = [self._start(plan, choice, watch) for choice in plan.choices]
+        choices = [
+            self._start(index, plan, choice, watch) for index, choice in enumerate(plan.choices)
+        ]
         async with aclosing(merged(choices)) as groups:
             if plan.is_stream:
                 await _stream(groups, form, usage, reply)
@@ -187,8 +190,8 @@ class OpenAiApi:
         self._metrics.rejected_tokens.inc(usage.rejected_tokens)
 
     def _start(
-        self, plan: RequestPlan, choice: ChoicePlan, watch: RequestWatch
-    ) -> AsyncGenerator[Sequence[Delta], None]:
+        self, index: int, plan: RequestPlan, choice: ChoicePlan, watch: RequestWatch
+    ) -> AsyncGenerator[Group, None]:
         text = ChoiceText(
             self._model.new_detokenizer(choice.prompt_token_ids if plan.continues_prompt else ()),
             plan.stop,
@@ -205,11 +208,11 @@ class OpenAiApi:
             listener=watch,
         )
         timer = ChoiceTimer(self._metrics, self._clock, watch)
-        return choice_deltas(groups, text, timer.on_deltas)
+        return choice_deltas(index, groups, text, timer.on_deltas)
 
 
 async def _stream(
-    groups: AsyncGenerator[tuple[int, Sequence[Delta]], None],
+    groups: AsyncGenerator[Group, None],
     form: AnswerFormat,
     usage: Usage,
     reply: Reply,
@@ -223,7 +226,7 @@ async def _stream(
 
 
 async def _whole(
-    groups: AsyncGenerator[tuple[int, Sequence[Delta]], None],
+    groups: AsyncGenerator[Group, None],
     form: AnswerFormat,
     usage: Usage,
     reply: Reply,

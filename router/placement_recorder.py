@@ -18,7 +18,7 @@ log = logging.getLogger("pdserve.router.placements")
 
 MAX_PENDING = 8192
 BATCH = 256
-GATHER_S = 0.05
+GATHER_S = 0.25
 """How long a change waits for others to travel with."""
 TTL_S = 30.0
 """How long a record outlives a router that died; a living one renews it in time."""

@@ -8,8 +8,9 @@ stop string cut that character off.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple, Protocol
 
 from common.errors import InternalError
@@ -56,6 +57,10 @@ class Delta(NamedTuple):
     stages: DispatchStages | None
 
 
+_new_delta: Callable[[tuple[object, ...]], Delta] = partial(tuple.__new__, Delta)
+"""From all of its fields in order, in a third of the time."""
+
+
 class ChoiceText:
     """Keeps nothing but what is held back, so an answer of any length costs the same memory."""
 
@@ -75,6 +80,7 @@ class ChoiceText:
         """
         self._decoder = decoder
         self._stops = StopStrings(stop)
+        self._is_plain = not stop and not has_logprobs
         self._has_logprobs = has_logprobs
         self._hidden = hidden_token_ids
         self._lead = lead
@@ -86,11 +92,22 @@ class ChoiceText:
         """One delta for each chunk, up to the one that ends the choice."""
         deltas = []
         for chunk in chunks:
+            if self._is_plain and chunk.finish_reason is None and not self._lead:
+                deltas.append(self._push_plain(chunk))
+                continue
             delta = self.push(chunk)
             deltas.append(delta)
             if delta.finish_reason is not None:
                 break
         return deltas
+
+    def _push_plain(self, chunk: TokenChunk) -> Delta:
+        """What `push` comes to where all text is shown as it comes: once a token."""
+        token_ids, push = chunk.token_ids, self._decoder.push
+        num_tokens = len(token_ids)
+        text = push(token_ids[0]) if num_tokens == 1 else "".join(map(push, token_ids))
+        _, _, _, _, cached, drafted, accepted, _, _, stages = chunk
+        return _new_delta((text, (), num_tokens, cached, drafted, accepted, None, stages))
 
     def push(self, chunk: TokenChunk) -> Delta:
         """The delta of one chunk. With a `finish_reason` set, the choice is over.

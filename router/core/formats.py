@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from common.request import FinishReason
 from router.core.choice_text import Delta, LogprobEntry
 from router.core.logprobs_json import DescribeToken, chat_logprobs, completion_logprobs
-from router.core.sse import event, event_text, to_json
+from router.core.sse import event, event_text, text_json, to_json
 from router.core.usage import Usage
 
 
@@ -62,6 +62,7 @@ class AnswerFormat(ABC):
         self._started: set[int] = set()
         top = to_json(self._top(self.stream_object))[:-1]
         self._open = f'{top},"choices":[{{"index":'
+        self._frames: dict[int, tuple[str, str]] = {}
         self._close = "}]" + (',"usage":null}' if has_usage_events else "}")
 
     def events(self, index: int, deltas: Sequence[Delta]) -> bytes:
@@ -72,8 +73,11 @@ class AnswerFormat(ABC):
             first = self._first_fields()
             if first:
                 events.append(self._event(index, first, "null"))
+        before, after = self._around_text(index)
         for delta in deltas:
-            if delta.text or delta.entries:
+            if delta.text and not self._has_logprobs:
+                events.append(f"{before}{text_json(delta.text)}{after}")
+            elif delta.text or delta.entries:
                 events.append(self._event(index, self._delta_fields(delta), "null"))
             if delta.finish_reason is not None:
                 reason = f'"{delta.finish_reason.value}"'
@@ -98,13 +102,22 @@ class AnswerFormat(ABC):
         head = self._head
         return {"id": head.id, "object": kind, "created": head.created_s, "model": head.model}
 
+    def _around_text(self, index: int) -> tuple[str, str]:
+        """What stands before and behind the text in an event of a choice without logprobs."""
+        if index not in self._frames:
+            # JSON has no raw control characters: the place is where this one is.
+            framed = self._event(index, self._text_fields("\0", "null"), "null")
+            before, _, after = framed.partition("\0")
+            self._frames[index] = before, after
+        return self._frames[index]
+
     def _event(self, index: int, fields: str, finish_reason: str) -> str:
         choice = f'{index},{fields},"finish_reason":{finish_reason}'
         return event_text(f"{self._open}{choice}{self._close}")
 
     def _delta_fields(self, delta: Delta) -> str:
         logprobs = to_json(self._logprobs(delta.entries)) if self._has_logprobs else "null"
-        return self._text_fields(to_json(delta.text), logprobs)
+        return self._text_fields(text_json(delta.text), logprobs)
 
     @abstractmethod
     def _first_fields(self) -> str:

@@ -73,6 +73,7 @@ from router.core.effects import (
     Unplace,
 )
 from router.core.token_ledger import TokenLedger
+from router.generation import TokenChunk
 
 MAX_ATTEMPTS = 3
 """An attempt that a draining node handed over does not count: each names one node less."""
@@ -282,6 +283,19 @@ class RequestFlow:
             except PeerProtocolError as wrong:
                 self._attempt_failed(wrong, node)
         return self._take_effects()
+
+    def next_tokens(self, node: Incarnation, output: RequestOutput) -> TokenChunk | None:
+        """What `on_output` would emit, where that is all that it would do: the node that runs the
+        answer sends its next tokens. None for every other output, which is not taken."""
+        if (
+            self.state is not State.RUNNING
+            or output.finish_reason is not None
+            or self._prefill is not None
+            or node != self._decode
+            or output.id != self._attempt
+        ):
+            return None
+        return self._ledger.take_next(output)
 
     def on_node_lost(self, node: Incarnation) -> list[Effect]:
         """The stream of this node broke, or it fell silent."""

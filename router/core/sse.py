@@ -6,6 +6,7 @@ JSON text has no raw line breaks, so one `data:` line always holds one event.
 from __future__ import annotations
 
 import json
+from json.encoder import encode_basestring
 
 DONE = b"data: [DONE]\n\n"
 MEDIA_TYPE = "text/event-stream; charset=utf-8"
@@ -16,6 +17,11 @@ _encoder = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan
 def to_json(value: object) -> str:
     """Compact JSON; raises `ValueError` on NaN and infinity, which JSON does not have."""
     return _encoder.encode(value)
+
+
+def text_json(text: str) -> str:
+    """`to_json` of a text: once a token, so without what the encoder does around it."""
+    return encode_basestring(text)
 
 
 def event(payload: str) -> bytes:

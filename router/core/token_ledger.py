@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from common.errors import PeerProtocolError
 from common.request import FinishReason, RequestOutput, SamplingParams, TokenLogprobs
-from router.generation import TokenChunk
+from router.generation import TokenChunk, new_chunk
 
 MAX_HELD_TOKENS = 4096
 
@@ -18,7 +18,8 @@ class TokenLedger:
     """
 
     def __init__(self, sampling: SamplingParams) -> None:
-        self._sampling = sampling
+        self._max_tokens = sampling.max_tokens
+        self._has_logprobs = sampling.logprobs is not None
         self._held: dict[int, tuple[int, TokenLogprobs | None]] = {}
         self._end: int | None = None
         self._reason: FinishReason | None = None
@@ -42,11 +43,11 @@ class TokenLedger:
     def add(self, output: RequestOutput) -> None:
         """Take an output's tokens. Raises `PeerProtocolError` for what no node may send."""
         end = output.first_index + len(output.token_ids)
-        if end > self._sampling.max_tokens:
+        if end > self._max_tokens:
             raise PeerProtocolError(
-                f"{output.id}: token index {end - 1}, max_tokens is {self._sampling.max_tokens}"
+                f"{output.id}: token index {end - 1}, max_tokens is {self._max_tokens}"
             )
-        has_logprobs = self._sampling.logprobs is not None
+        has_logprobs = self._has_logprobs
         if has_logprobs and len(output.logprobs) != len(output.token_ids):
             raise PeerProtocolError(
                 f"{output.id}: {len(output.logprobs)} logprobs for {len(output.token_ids)} tokens"
@@ -61,6 +62,29 @@ class TokenLedger:
             if not self.has(index):
                 entry = output.logprobs[index - output.first_index] if has_logprobs else None
                 self._held[index] = (token_id, entry)
+
+    def take_next(self, output: RequestOutput) -> TokenChunk | None:
+        """`add` and `take` at once for an output that brings the next tokens and no other news, as
+        almost all do. None, and nothing taken, for every other output."""
+        first, token_ids = output.first_index, output.token_ids
+        end = first + len(token_ids)
+        if (
+            first != self.num_emitted
+            or not 0 < first < end <= self._max_tokens
+            or self._held
+            or self._end is not None
+            or self._has_logprobs
+            or output.num_drafted
+            or output.num_cached_tokens > self.num_cached_tokens
+        ):
+            return None
+        self.num_emitted = end
+        self.emitted += token_ids
+        drafted = self._drafted_before + self._drafted
+        accepted = self._accepted_before + self._accepted
+        return new_chunk(
+            (first, token_ids, (), None, self.num_cached_tokens, drafted, accepted, 0.0, 0.0, None)
+        )
 
     def note_cached(self, num_tokens: int) -> None:
         """This much of the prompt was cached where the answer begins; later nodes do not count."""
@@ -86,7 +110,7 @@ class TokenLedger:
         Raises `PeerProtocolError` when too much waits for one missing index.
         """
         first = index = self.num_emitted
-        end = self._end if self._end is not None else self._sampling.max_tokens
+        end = self._end if self._end is not None else self._max_tokens
         token_ids: list[int] = []
         logprobs: list[TokenLogprobs] = []
         while index < end and index in self._held:

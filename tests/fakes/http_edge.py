@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
+from starlette.types import ASGIApp
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from common.clock import Clock, MonotonicClock
@@ -253,7 +253,7 @@ class FakeCluster:
 class Edge:
     """An app with its parts at hand."""
 
-    app: FastAPI
+    app: ASGIApp
     model: TextModel
     generator: ScriptedGenerator
     cluster: FakeCluster

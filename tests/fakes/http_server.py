@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 
-from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 from router.server import bind_http, serve_http
 
@@ -24,7 +24,7 @@ async def eventually(is_so: Callable[[], object], *, within_s: float = 30.0) -> 
 
 
 @asynccontextmanager
-async def served(app: FastAPI, *, grace_s: float = 1.0) -> AsyncIterator[int]:
+async def served(app: ASGIApp, *, grace_s: float = 1.0) -> AsyncIterator[int]:
     """Serve `app` on a free loopback port, which is what the block gets."""
     listener = bind_http("127.0.0.1", 0)
     port: int = listener.getsockname()[1]

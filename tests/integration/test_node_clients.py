@@ -85,6 +85,7 @@ class Log:
     def __init__(self) -> None:
         self.heard: list[RequestOutput] = []
         self.num_messages = 0
+        self.num_running = 1
         self.lost: list[str] = []
 
     def on_heard(self, _node: Incarnation, outputs: list[RequestOutput]) -> None:
@@ -293,6 +294,15 @@ async def test_a_large_message_lets_others_have_their_turn_and_arrives_in_order(
         assert turns >= (PARTS - 1) * TURNS_FOR_OTHERS
 
 
+async def test_more_requests_make_larger_parts() -> None:
+    async with connected() as (node, _client, log):
+        await wait_until(lambda: log.num_messages == 1)
+        log.num_running = 3 * OUTPUTS_AT_ONCE
+        node.push(*outputs_of("r", 6 * OUTPUTS_AT_ONCE))
+        await wait_until(lambda: len(log.heard) == 6 * OUTPUTS_AT_ONCE)
+        assert log.num_messages == 1 + 2
+
+
 async def test_a_reply_does_not_wait_for_a_burst_of_tokens_that_came_before_it() -> None:
     async with connected() as (node, client, log):
         await wait_until(lambda: log.num_messages == 1)
@@ -330,6 +340,27 @@ async def test_a_node_that_is_too_far_ahead_is_not_read(monkeypatch: pytest.Monk
         await wait_until(lambda: len(log.heard) == 400)
         assert [output.first_index for output in log.heard] == list(range(20)) * 20
         assert log.num_messages >= 20, "no message was read before the one before was passed on"
+
+
+async def test_a_stream_that_breaks_while_it_is_not_read_leaves_the_next_one_readable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(node_clients, "MAX_WAITING_OUTPUTS", 10)
+    async with connected() as (node, _client, log):
+        await wait_until(lambda: log.num_messages == 1)
+        heard = log.on_heard
+
+        def broken(_node: Incarnation, outputs: list[RequestOutput]) -> None:
+            log.on_heard = heard  # type: ignore[method-assign]
+            raise KeyError("bug")
+
+        log.on_heard = broken  # type: ignore[method-assign]
+        node.push(*outputs_of("r", 20))
+        await wait_until(lambda: log.lost == ["a bug: KeyError('bug')"])
+        await wait_until(lambda: log.num_messages == 2)
+        node.push(*outputs_of("r", 3))
+        node.push(*outputs_of("r", 4))
+        await wait_until(lambda: len(log.heard) == 7)
 
 
 async def test_what_came_before_the_end_of_a_stream_is_passed_on() -> None:

@@ -28,7 +28,7 @@ def run(text: ChoiceText, parts: list[TokenChunk]) -> list[Delta]:
     """Push until the choice is over, as the edge does."""
     deltas = []
     for part in parts:
-        deltas.append(text.push(part))
+        deltas += text.push_all([part])
         if deltas[-1].finish_reason is not None:
             break
     return deltas
@@ -36,6 +36,15 @@ def run(text: ChoiceText, parts: list[TokenChunk]) -> list[Delta]:
 
 def shown(deltas: list[Delta]) -> str:
     return "".join(delta.text for delta in deltas)
+
+
+@given(st.text(min_size=1, max_size=40), st.integers(1, 4), st.sampled_from(["", "echo "]))
+def test_text_that_is_shown_as_it_comes_takes_a_short_way_to_the_same(
+    plain: str, size: int, lead: str
+) -> None:
+    parts = chunks(encode(plain), FinishReason.LENGTH, size=size)
+    one_by_one = choice(lead=lead)
+    assert choice(lead=lead).push_all(parts) == [one_by_one.push(part) for part in parts]
 
 
 def test_plain() -> None:

@@ -1,0 +1,46 @@
+"""Writing parts of a streamed answer straight to its connection.
+
+ASGI takes a message for each part, through every layer that may want to look at it, and a stream
+has a part for each token. Only what would be written as it is goes this way; what would have to
+wait, or be refused, goes the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, MutableMapping
+from typing import Any, cast
+
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
+_EXTENSION = "pdserve.parts"
+
+WritePart = Callable[[bytes], bool]
+"""Writes a part that is not empty and not the last, or says False and does nothing."""
+
+
+def offer_parts(scope: MutableMapping[str, Any], cycle: RequestResponseCycle) -> None:
+    """Name the way to the connection in the scope of a request whose head is complete."""
+    flow, transport = cycle.flow, cycle.transport
+
+    def write_part(data: bytes) -> bool:
+        is_open = cycle.chunked_encoding and not (cycle.response_complete or cycle.disconnected)
+        if not is_open or flow.write_paused:
+            return False
+        transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        return True
+
+    scope["extensions"][_EXTENSION] = {"write": write_part}
+
+
+def part_writer(scope: MutableMapping[str, Any]) -> WritePart:
+    """How to write parts of this request's answer, once its head was sent.
+
+    Under a server that does not offer it nothing is ever written.
+    """
+    offered = (scope.get("extensions") or {}).get(_EXTENSION)
+    return writes_nothing if offered is None else cast(WritePart, offered["write"])
+
+
+def writes_nothing(_data: bytes) -> bool:
+    """Where there is no short way."""
+    return False
