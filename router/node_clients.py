@@ -60,6 +60,8 @@ MAX_WAITING_CALLS = 8192
 """Calls to one node without a reply; as many as a node takes of a router."""
 MAX_PENDING_ABORTS = 65_536
 CALLS_PER_MESSAGE = 512
+BYTES_PER_MESSAGE = 1 << 20
+"""Of all calls in a message but its first: far from the most that a node takes."""
 ABORTS_PER_MESSAGE = 512
 FEW_OUTPUTS = 8
 """More than so many are passed on in parts, behind each of which the event loop turns
@@ -367,9 +369,14 @@ class NodeClient:
             pass  # Whoever reads the stream is told what ended it.
 
     def _next_message(self) -> pb.RouterMessage:
-        calls = self._calls[:CALLS_PER_MESSAGE]
-        del self._calls[:CALLS_PER_MESSAGE]
-        message = pb.RouterMessage(calls=calls)
+        num_calls = num_bytes = 0
+        for call in self._calls[:CALLS_PER_MESSAGE]:
+            num_bytes += call.ByteSize()
+            if num_calls and num_bytes > BYTES_PER_MESSAGE:
+                break
+            num_calls += 1
+        message = pb.RouterMessage(calls=self._calls[:num_calls])
+        del self._calls[:num_calls]
         if self._aborts and not self._calls:  # behind all calls: one may be what is given up
             aborts = list(islice(self._aborts, ABORTS_PER_MESSAGE))
             for attempt in aborts:

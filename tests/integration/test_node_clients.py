@@ -267,6 +267,22 @@ async def test_what_is_asked_together_travels_together_and_aborts_behind_it() ->
         assert node.num_messages == 4, "600 calls in two, the last with 512 aborts, and 688"
 
 
+async def test_long_prompts_are_not_put_into_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_clients, "BYTES_PER_MESSAGE", 250)
+    async with connected() as (node, client, log):
+        await wait_until(lambda: log.num_messages == 1)
+        askers = [Asker() for _ in range(6)]
+        for asker in askers:  # 100 bytes of tokens, and some more
+            request = replace(REQUEST, prompt_token_ids=(1,) * 100)
+            client.reserve_nowait(request, asker, must_prefill_locally=False, may_wait=False)
+        long = replace(REQUEST, prompt_token_ids=(1,) * 1000)
+        askers.append(Asker())
+        client.reserve_nowait(long, askers[-1], must_prefill_locally=False, may_wait=False)
+        await asyncio.gather(*(asker.outcome for asker in askers))
+        assert len(node.asked) == 7
+        assert node.num_messages > 4
+
+
 def test_the_pause_between_tries_grows_to_a_bound() -> None:
     pauses = [backoff_s(count) for count in range(100)]
     assert pauses[0] == FIRST_BACKOFF_S
