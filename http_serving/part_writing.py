@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, MutableMapping
 from typing import Any, cast
+from weakref import ref
 
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
@@ -21,10 +22,14 @@ WritePart = Callable[[bytes], bool]
 def offer_parts(scope: MutableMapping[str, Any], cycle: RequestResponseCycle) -> None:
     """Name the way to the connection in the scope of a request whose head is complete."""
     flow, transport = cycle.flow, cycle.transport
+    # The answer holds the scope: held in return, every request would be the garbage collector's.
+    answer = ref(cycle)
 
     def write_part(data: bytes) -> bool:
-        is_open = cycle.chunked_encoding and not (cycle.response_complete or cycle.disconnected)
-        if not is_open or flow.write_paused:
+        now = answer()
+        if now is None or not now.chunked_encoding or now.response_complete or now.disconnected:
+            return False
+        if flow.write_paused:
             return False
         transport.write(b"%x\r\n%b\r\n" % (len(data), data))
         return True
