@@ -5,6 +5,7 @@ request_book    who asked for what, until when (pure)
 performer       carries out what it wants done
 inbox           the bounded door into the step thread
 control_service gRPC ⇄ values
+router_calls    the calls on one router's stream, each answered once
 output_streams  one token stream per router
 lease_keeper    the node's lease in the placement store
 make_scheduler  the scheduler that a configuration asks for
