@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import cast
+from weakref import ref
 
 from starlette.types import Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from http_serving.bounded_connections import ConnectionLimits
-from http_serving.part_writing import WritePart, part_writer
+from http_serving.part_writing import WritePart, offer_parts, part_writer
 from http_serving.server import bind, make_server
 
 Answer = Callable[[WritePart, Send], Awaitable[None]]
@@ -107,3 +111,25 @@ async def test_an_answer_of_known_length_goes_the_other_way() -> None:
 
 def test_where_nobody_offers_it_nothing_is_written() -> None:
     assert not part_writer({"type": "http"})(b"part")
+
+
+def test_an_answer_that_is_over_needs_no_garbage_collector() -> None:
+    class Answer:
+        """What is used of uvicorn's, and that it holds its scope."""
+
+        flow = transport = None
+
+        def __init__(self, scope: Scope) -> None:
+            self.scope = scope
+
+    scope: Scope = {"type": "http", "extensions": {}}
+    answer = Answer(scope)
+    offer_parts(scope, cast(RequestResponseCycle, answer))
+    write, alive = part_writer(scope), ref(answer)
+    gc.disable()
+    try:
+        del answer
+        assert alive() is None
+    finally:
+        gc.enable()
+    assert not write(b"part")
