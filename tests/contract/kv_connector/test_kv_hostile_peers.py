@@ -17,7 +17,7 @@ from common.ids import Incarnation
 from kv_transfer.connector import Landed, LandingFailed, Ticket, TransferEnded
 from kv_transfer.core import frames
 from kv_transfer.core.effects import DropReason
-from kv_transfer.core.limits import MAX_HEADER_BYTES, Limits
+from kv_transfer.core.limits import MAX_HEADER_BYTES, PROTOCOL_VERSION, Limits
 from kv_transfer.pieces import piece_sum
 from tests.contract.kv_connector.cluster import (
     LAYOUT,
@@ -163,10 +163,10 @@ def test_garbage_on_a_session_fails_its_landings_only(
 
 def test_another_protocol_version_is_told_so(decode: Node, raw: Raw) -> None:
     """F118."""
-    raw.send(sealed({"v": 3, "k": 1, "news": True}))
+    raw.send(sealed({"v": PROTOCOL_VERSION + 1, "k": 1, "news": True}))
     answer = raw.answer()
     assert isinstance(answer, frames.Refused)
-    assert "version is 3: wanted 2" in answer.message
+    assert f"version is {PROTOCOL_VERSION + 1}: wanted {PROTOCOL_VERSION}" in answer.message
 
 
 def test_unknown_fields_are_ignored(decode: Node, raw: Raw) -> None:

@@ -20,6 +20,7 @@ from kv_transfer.core.limits import (
     MAX_LANES,
     MAX_TEXT_CHARS,
     MAX_TRANSFERS_PER_LINK,
+    PROTOCOL_VERSION,
 )
 
 LAYOUT = KVLayout(
@@ -97,7 +98,7 @@ LAYOUT_WIRE = fields_of(ALL[0])["layout"]
 @pytest.mark.parametrize(
     ("header", "named"),
     [
-        (change(BEGIN, v=1), "version is 1: wanted 3"),
+        (change(BEGIN, v=1), f"version is 1: wanted {PROTOCOL_VERSION}"),
         (change(BEGIN, v="gone"), "version is None"),
         (change(BEGIN, v=True), "version is True"),
         (change(BEGIN, k=0), "kind 0"),
@@ -160,7 +161,7 @@ LAYOUT_WIRE = fields_of(ALL[0])["layout"]
         (sealed([1]), "not a map"),
         (frames.seal(b"\xa2\xff\xff"), "not msgpack"),
         # Before there was a checksum; its sender is told why it is not understood.
-        (msgpack.packb({"v": 1, "k": 1}), "version is 1: wanted 3"),
+        (msgpack.packb({"v": 1, "k": 1}), f"version is 1: wanted {PROTOCOL_VERSION}"),
         (b"\x00" * (MAX_HEADER_BYTES + 1), f"at most {MAX_HEADER_BYTES}"),
     ],
 )
