@@ -77,11 +77,12 @@ async def while_client_waits(receive: Receive, work: Coroutine[Any, Any, None]) 
     """
     job = asyncio.current_task()
     assert job is not None
-    is_gone = False
+    is_gone = has_ended = False
 
     def on_gone(watcher: asyncio.Task[None]) -> None:
         nonlocal is_gone
-        if not watcher.cancelled():
+        # It may be called when the work has just ended: that is nobody's to cancel any more.
+        if not has_ended and not watcher.cancelled():
             watcher.exception()  # a connection that cannot be watched is one that is lost
             is_gone = True
             job.cancel()
@@ -96,7 +97,7 @@ async def while_client_waits(receive: Receive, work: Coroutine[Any, Any, None]) 
             raise ClientClosed from None
         raise
     finally:
-        watcher.remove_done_callback(on_gone)
+        has_ended = True
         watcher.cancel()
 
 
