@@ -7,6 +7,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from openai import OpenAI
 
 from tests.compose.cluster import MODEL, Cluster, free_port
 from tests.compose.conftest import CONTAINER_UID
-from tests.compose.load import steady_load
+from tests.compose.load import ask
 from tests.compose.project import COMPOSE, Project
 
 DASHBOARD = COMPOSE / "observability/grafana/dashboards/pdserve.json"
@@ -78,14 +79,19 @@ def test_it_finds_and_may_read_every_router_and_node(
 def test_every_panel_of_the_dashboard_shows_something(
     cluster: Cluster, client: OpenAI, prometheus: Prometheus
 ) -> None:
-    with steady_load(client, MODEL) as load:
-        for title, expression in panels():
-            if title in EMPTY_PANELS:
-                prometheus.query(expression)
-            else:
-                what = f"{title} shows {expression}"
-                cluster.project.wait_until(what, partial(shows, prometheus, expression))
-        load.goes_on()
+    numbers = count()
+
+    def asked_and_shown(expression: str) -> bool:
+        # New ones each time: what a decode node has in its cache is not handed off again.
+        ask(client, MODEL, f"{next(numbers)} of many, and long enough: " + "counted " * 20)
+        return shows(prometheus, expression)
+
+    for title, expression in panels():
+        if title in EMPTY_PANELS:
+            prometheus.query(expression)
+        else:
+            what = f"{title} shows {expression}"
+            cluster.project.wait_until(what, partial(asked_and_shown, expression))
 
 
 def shows(prometheus: Prometheus, expression: str) -> bool:
