@@ -67,7 +67,7 @@ FEW_OUTPUTS = 8
 """More than so many are passed on in parts, behind each of which the event loop turns
 `TURNS_FOR_OTHERS` times for everybody else."""
 OUTPUTS_AT_ONCE = 32
-PARTS = 16
+PARTS = 60
 """A part is at least so many outputs, one for each request that runs, and one in so many of those
 that wait: the more there is to do, the less often it is interrupted."""
 TURNS_FOR_OTHERS = 2
