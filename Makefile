@@ -27,7 +27,7 @@ demo: env  ## the same, but stop after one streamed answer
 demo-model: env  ## fetch and convert the demo model, once
 	@$(BIN)/python -c "from pdserve.checkpoints.demo_model import demo_model_folder as folder; print(folder())"
 
-test: env demo-model  ## run all tests
+test: env demo-model  ## run the everyday tests
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(ARGS)
 
 test-equality: env demo-model  ## the demo model under every policy, order, mode and method
