@@ -147,6 +147,7 @@ async def _run_router(
             tracing=tracing,
         )
         name_node(dispatcher.incarnation.node_id)
+        await dispatcher.meet_nodes(ending.either)
         log.info("listening on http://%s:%d", host, port)
         _spare_what_stays()
         await serve_http(

@@ -42,6 +42,7 @@ from router.core.ttft_stages import StageWatch
 from router.generation import RequestListener, TokenChunk
 from router.metrics import RouterMetrics
 from router.node_calls import PrefillCall, ReserveCall
+from router.node_clients import SILENCE_S
 from router.node_pool import NodePool
 from router.placement_recorder import PlacementRecorder
 from router.request_watch import RequestWatch
@@ -122,6 +123,19 @@ class Dispatcher:
         ]
         for task in self._tasks:
             task.add_done_callback(self._on_task_end)
+
+    async def meet_nodes(self, unless: asyncio.Event) -> None:
+        """Return when every node there is was heard, or `unless` is set. A silent one is waited for
+        as long as it takes to lose one.
+
+        A request before that would find fewer nodes than there are, or none.
+        """
+        met = asyncio.create_task(self.pool.wait_met())
+        never_mind = asyncio.create_task(unless.wait())
+        tasks = {met, never_mind}
+        await asyncio.wait(tasks, timeout=SILENCE_S, return_when=asyncio.FIRST_COMPLETED)
+        for task in tasks:
+            task.cancel()
 
     def _on_task_end(self, task: asyncio.Task[None]) -> None:
         # Without its members or its recorder a router would only get worse: better to end it.

@@ -38,6 +38,7 @@ from protos.pdserve_node_pb2_grpc import NodeStub
 from protos.rpc_errors import error_of
 from protos.transport_security import open_channel
 from router.core.request_flow import Reservation
+from router.silence import Silence
 from router.waiting_calls import (
     Caller,
     ReadReply,
@@ -122,6 +123,7 @@ class NodeClient:
         self._node = record.incarnation
         self._listener = listener
         self._silence_s = silence_s
+        self._silence = Silence(silence_s)
         self._envelope = make_envelope(router, record.incarnation)
         self._channel = open_channel(record.control_address, _CHANNEL_OPTIONS, keys)
         self._stub: Any = cast(Any, NodeStub)(self._channel)
@@ -288,35 +290,40 @@ class NodeClient:
     async def _run_stream(self) -> None:
         """One stream, from its opening until all that came on it was passed on."""
         call = self._stub.Stream()
+        self._silence.broken()
         reading = asyncio.create_task(self._read(call), name=f"replies of {self._node}")
         sending = asyncio.create_task(self._send(call), name=f"calls to {self._node}")
-        for task in (reading, sending):
+        silence = asyncio.create_task(self._silence.wait_too_long(), name=f"watch {self._node}")
+        tasks = (reading, sending, silence)
+        for task in tasks:
             task.add_done_callback(lambda _: self._has_outputs.set())
         try:
-            while self._outputs or not reading.done():
+            while self._outputs or not (reading.done() or silence.done()):
                 if sending.done() and not sending.cancelled():
                     sending.result()  # raises a bug
                 self._has_outputs.clear()
                 if not self._outputs:
                     await self._has_outputs.wait()
                 await self._pass_on()
+            if not reading.done():
+                raise TimeoutError
             if reading.cancelled():
                 raise NodeLost("the call was cancelled under the stream")
             reading.result()
         finally:
             self._outputs.clear()
             self._has_room.set()
-            for task in (reading, sending):
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(reading, sending, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
             call.cancel()
 
     async def _read(self, call: Any) -> None:
         """Take what comes until the node ends the stream. Raises what else ends it."""
         try:
             while True:
-                async with asyncio.timeout(self._silence_s):
-                    message = await call.read()
+                message = await call.read()
+                self._silence.broken()
                 if message is _EOF:
                     return
                 if message is None:
@@ -347,6 +354,7 @@ class NodeClient:
         while self._outputs:
             part = self._outputs[:size]
             del self._outputs[:size]
+            self._silence.broken()  # Nothing may be read meanwhile.
             self._listener.on_heard(self._node, part)
             for _ in range(TURNS_FOR_OTHERS):
                 await asyncio.sleep(0)

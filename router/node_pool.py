@@ -58,6 +58,8 @@ class NodePool:
         self._clients: dict[Incarnation, NodeClient] = {}
         self._should_refresh = asyncio.Event()
         self._closing: set[asyncio.Task[None]] = set()
+        self._unmet: set[Incarnation] = set()
+        self._has_met_all = asyncio.Event()
         self.membership = Membership(lease_s=lease_s)
 
     @property
@@ -67,7 +69,7 @@ class NodePool:
 
     def nodes(self) -> list[NodeView]:
         """The nodes that can be chosen now."""
-        return self.membership.nodes(self._clock.now_s())
+        return self.membership.nodes()
 
     def client(self, node: Incarnation) -> NodeClient | None:
         """None when the node is no member any more."""
@@ -100,6 +102,11 @@ class NodePool:
             self._judge(gone, {node.record.incarnation for node in listing})
         self._match_clients(router)
         self._count_nodes()
+        self._look_who_is_unmet()
+
+    async def wait_met(self) -> None:
+        """Return when the store was asked, and every node that it listed then was heard or left."""
+        await self._has_met_all.wait()
 
     async def close(self) -> None:
         """Close every client."""
@@ -120,6 +127,9 @@ class NodePool:
     def on_heard(self, node: Incarnation, outputs: list[RequestOutput]) -> None:
         """A message on a stream."""
         self.membership.on_heard(node)
+        if node in self._unmet:
+            self._unmet.discard(node)
+            self._look_who_is_unmet()
         self._on_outputs(node, outputs)
 
     def on_lost(self, node: Incarnation, reason: str) -> None:
@@ -155,6 +165,7 @@ class NodePool:
 
     def _match_clients(self, router: Incarnation) -> None:
         wanted = {record.incarnation: record for record in self.membership.records()}
+        self._unmet &= wanted.keys()
         for node in self._clients.keys() - wanted.keys():
             log.info("%s is forgotten", node)
             task = asyncio.create_task(self._clients.pop(node).close())
@@ -178,7 +189,12 @@ class NodePool:
         self._unusable.discard(node)
         log.info("%s joined: %s at %s", node, record.role.value, record.control_address)
         self._clients[node] = client
+        self._unmet.add(node)
         client.start()
+
+    def _look_who_is_unmet(self) -> None:
+        if not self._unmet:
+            self._has_met_all.set()
 
     def _count_nodes(self) -> None:
         nodes = self.nodes()

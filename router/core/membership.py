@@ -40,6 +40,7 @@ class Membership:
         self._store_grace_s = store_grace_s
         self._members: dict[Incarnation, _Member] = {}
         self._is_store_away = False
+        self._asked_at_s = -math.inf
 
     @property
     def is_store_away(self) -> bool:
@@ -53,15 +54,17 @@ class Membership:
                 if member.is_heard and member.listed_at_s > -math.inf:
                     member.listed_at_s = now_s
         self._is_store_away = False
+        self._asked_at_s = now_s
         for node in nodes[:MAX_NODES]:
             if node.record.role is not Role.ROUTER:
                 self._list(node, now_s)
-        self._forget(now_s)
+        self._forget()
 
     def on_store_away(self, now_s: float) -> None:
         """The store did not answer."""
         self._is_store_away = True
-        self._forget(now_s)
+        self._asked_at_s = now_s
+        self._forget()
 
     def on_heard(self, incarnation: Incarnation) -> None:
         """Something came on this node's stream."""
@@ -87,12 +90,12 @@ class Membership:
         if member is not None:
             member.num_inflight = max(0, member.num_inflight - 1)
 
-    def nodes(self, now_s: float) -> list[NodeView]:
-        """The nodes that can be chosen now, ordered by id."""
+    def nodes(self) -> list[NodeView]:
+        """The nodes that can be chosen, ordered by id."""
         return [
             NodeView(record=member.record, load=member.load, num_requests=_estimate(member))
             for _, member in sorted(self._members.items())
-            if member.is_heard and self._is_listed(member, now_s)
+            if member.is_heard and self._is_listed(member)
         ]
 
     def records(self) -> list[NodeRecord]:
@@ -111,16 +114,18 @@ class Membership:
         member.record, member.load, member.listed_at_s = node.record, node.load, now_s
         member.num_inflight_at_report = member.num_inflight
 
-    def _is_listed(self, member: _Member, now_s: float) -> bool:
+    def _is_listed(self, member: _Member) -> bool:
+        """As of the store's last answer: a router that stood still must not think of its nodes as
+        gone before it has asked again."""
         grace_s = self._store_grace_s if self._is_store_away else self._lease_s
-        return now_s - member.listed_at_s <= grace_s
+        return self._asked_at_s - member.listed_at_s <= grace_s
 
-    def _forget(self, now_s: float) -> None:
+    def _forget(self) -> None:
         """Drop members that cannot be chosen any more and hold nothing of this router."""
         self._members = {
             incarnation: member
             for incarnation, member in self._members.items()
-            if self._is_listed(member, now_s) or (member.is_heard and member.num_inflight)
+            if self._is_listed(member) or (member.is_heard and member.num_inflight)
         }
 
 

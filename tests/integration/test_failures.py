@@ -159,6 +159,29 @@ def test_a_router_that_dies_takes_its_own_requests_with_it(
     cluster.mend()
 
 
+def test_who_connects_to_a_router_before_it_serves_is_answered(
+    cluster: Cluster, threads: ThreadPoolExecutor
+) -> None:
+    """Its port is open from its start: it must know its nodes before it takes a request."""
+    fields = {"model": "tiny", "prompt": prompt_tokens(40, salt=91), "max_tokens": 8, **GREEDY}
+    replies: list[httpx.Response] = []
+
+    def is_answered() -> bool:
+        try:
+            reply = httpx.post(f"{cluster.url}/v1/completions", json=fields, timeout=60.0)
+        except httpx.ConnectError:
+            return False
+        replies.append(reply)
+        return True
+
+    cluster.processes["router-1"].kill()
+    asking = threads.submit(wait_until, is_answered, "the router is connected to")
+    cluster.mend()
+    asking.result(timeout=60)
+    (reply,) = replies
+    assert (reply.status_code, reply.json()["usage"]["completion_tokens"]) == (200, 8), reply.text
+
+
 def test_a_frozen_decode_node_is_given_up_and_comes_back(
     cluster: Cluster, api: Api, threads: ThreadPoolExecutor
 ) -> None:

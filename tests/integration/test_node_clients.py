@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -29,6 +30,8 @@ from router.node_clients import (
     NodeClient,
     backoff_s,
 )
+from tests.fakes.http_server import eventually
+from tests.fakes.stopped_time import StoppedTime
 from tests.integration.fake_node import FakeNode, record_of
 
 ROUTER = Incarnation("router-0", 1)
@@ -92,6 +95,9 @@ class Log:
         self.num_messages += 1
         self.heard += outputs
 
+    def has_more_than(self, num_messages: int) -> bool:
+        return self.num_messages > num_messages
+
     def on_lost(self, _node: Incarnation, reason: str) -> None:
         self.lost.append(reason)
 
@@ -125,6 +131,19 @@ async def test_a_silent_node_is_lost_and_heard_again_when_it_speaks() -> None:
         await wait_until(lambda: len(log.lost) >= 2)
         assert log.lost[0] == "nothing was heard for 0.05 s"
         assert log.num_messages >= 2, "it was heard between the two losses"
+
+
+async def test_a_client_that_stood_still_reads_what_came_before_it_calls_its_node_lost() -> None:
+    time = StoppedTime()
+    async with connected() as (node, _client, log):
+        await eventually(lambda: log.num_messages == 1)
+        for _ in range(3):
+            node.push()
+            time.advance(60.0)
+            num_messages = log.num_messages
+            await eventually(partial(log.has_more_than, num_messages))
+        assert log.lost == []
+        time.go_on()
 
 
 async def test_a_node_that_ends_the_stream_is_lost_at_once() -> None:

@@ -30,8 +30,8 @@ def live(
     return LiveNode(record=record, load=load)
 
 
-def chosen(membership: Membership, now_s: float) -> list[str]:
-    return [str(node.incarnation) for node in membership.nodes(now_s)]
+def chosen(membership: Membership) -> list[str]:
+    return [str(node.incarnation) for node in membership.nodes()]
 
 
 def with_nodes(*nodes: LiveNode, now_s: float = 0.0) -> Membership:
@@ -47,14 +47,14 @@ def test_a_node_is_chosen_when_listed_and_heard() -> None:
     membership = Membership(lease_s=LEASE_S)
     membership.on_heard(Incarnation("d0", 1))
     membership.on_listing([live()], 0.0)
-    assert chosen(membership, 0.0) == []
+    assert chosen(membership) == []
     membership.on_heard(Incarnation("d0", 1))
-    assert chosen(membership, 0.0) == ["d0#1"]
+    assert chosen(membership) == ["d0#1"]
 
 
 def test_nodes_come_ordered_and_routers_are_none() -> None:
     membership = with_nodes(live("d1"), live("d0"), live("r0", role=Role.ROUTER))
-    assert chosen(membership, 0.0) == ["d0#1", "d1#1"]
+    assert chosen(membership) == ["d0#1", "d1#1"]
     assert len(membership.records()) == 2
 
 
@@ -63,22 +63,22 @@ def test_a_lost_node_is_out_until_it_is_heard_again() -> None:
     membership = with_nodes(live())
     membership.on_lost(Incarnation("d0", 1))
     membership.on_listing([live()], 1.0)
-    assert chosen(membership, 1.0) == []
+    assert chosen(membership) == []
     assert len(membership.records()) == 1, "its stream is tried again"
     membership.on_heard(Incarnation("d0", 1))
-    assert chosen(membership, 1.0) == ["d0#1"]
+    assert chosen(membership) == ["d0#1"]
 
 
 def test_a_newer_incarnation_replaces_the_older_one_at_once() -> None:
     """F63."""
     membership = with_nodes(live(epoch=1))
     membership.on_listing([live(epoch=2)], 1.0)
-    assert chosen(membership, 1.0) == []
+    assert chosen(membership) == []
     assert [str(record.incarnation) for record in membership.records()] == ["d0#2"]
     membership.on_heard(Incarnation("d0", 1))
-    assert chosen(membership, 1.0) == []
+    assert chosen(membership) == []
     membership.on_heard(Incarnation("d0", 2))
-    assert chosen(membership, 1.0) == ["d0#2"]
+    assert chosen(membership) == ["d0#2"]
 
 
 def test_a_replaced_node_that_still_answers_is_kept_for_what_it_holds_only() -> None:
@@ -86,7 +86,7 @@ def test_a_replaced_node_that_still_answers_is_kept_for_what_it_holds_only() -> 
     membership.on_leg_opened(Incarnation("d0", 1))
     membership.on_listing([live(epoch=2)], 1.0)
     assert len(membership.records()) == 2
-    assert chosen(membership, 1.0) == []
+    assert chosen(membership) == []
     membership.on_leg_closed(Incarnation("d0", 1))
     membership.on_listing([live(epoch=2)], 2.0)
     assert len(membership.records()) == 1
@@ -95,20 +95,27 @@ def test_a_replaced_node_that_still_answers_is_kept_for_what_it_holds_only() -> 
 def test_a_node_that_the_store_drops_stays_for_one_lease() -> None:
     """F72: an emptied store fills again within a lease."""
     membership = with_nodes(live())
-    membership.on_listing([], 4.0)
-    assert chosen(membership, 5.0) == ["d0#1"]
-    assert chosen(membership, 5.1) == []
+    membership.on_listing([], 5.0)
+    assert chosen(membership) == ["d0#1"]
     membership.on_listing([], 5.1)
+    assert chosen(membership) == []
     assert membership.records() == []
+
+
+def test_a_router_that_stood_still_for_a_lease_takes_nobody_for_gone() -> None:
+    membership = with_nodes(live(), now_s=0.0)
+    assert chosen(membership) == ["d0#1"], "however late it is"
+    membership.on_listing([live()], 1000.0)
+    assert chosen(membership) == ["d0#1"]
 
 
 def test_a_store_that_is_away_takes_nobody_away_for_a_bounded_time() -> None:
     membership = with_nodes(live())
     for now_s in (1.0, 300.0, 600.0):
         membership.on_store_away(now_s)
-        assert chosen(membership, now_s) == ["d0#1"]
+        assert chosen(membership) == ["d0#1"]
     membership.on_store_away(601.0)
-    assert chosen(membership, 601.0) == []
+    assert chosen(membership) == []
     assert membership.records() == []
 
 
@@ -117,12 +124,14 @@ def test_a_store_that_comes_back_empty_leaves_one_lease_to_register() -> None:
     membership.on_lost(Incarnation("d1", 1))
     assert not membership.is_store_away
     membership.on_store_away(100.0)
-    assert [membership.is_store_away, chosen(membership, 100.0)] == [True, ["d0#1"]]
+    assert [membership.is_store_away, chosen(membership)] == [True, ["d0#1"]]
     membership.on_listing([], 200.0)
-    assert [membership.is_store_away, chosen(membership, 200.0)] == [False, ["d0#1"]]
-    assert chosen(membership, 205.0) == ["d0#1"]
+    assert [membership.is_store_away, chosen(membership)] == [False, ["d0#1"]]
+    membership.on_listing([], 205.0)
+    assert chosen(membership) == ["d0#1"]
     assert [r.incarnation.node_id for r in membership.records()] == ["d0"]
-    assert chosen(membership, 205.1) == []
+    membership.on_listing([], 205.1)
+    assert chosen(membership) == []
 
 
 def test_a_replaced_node_does_not_return_with_the_store() -> None:
@@ -131,7 +140,7 @@ def test_a_replaced_node_does_not_return_with_the_store() -> None:
     membership.on_listing([live(epoch=2)], 1.0)
     membership.on_store_away(2.0)
     membership.on_listing([], 3.0)
-    assert chosen(membership, 3.0) == []
+    assert chosen(membership) == []
 
 
 def test_a_dropped_node_keeps_its_stream_for_the_requests_it_runs() -> None:
@@ -139,7 +148,7 @@ def test_a_dropped_node_keeps_its_stream_for_the_requests_it_runs() -> None:
     membership = with_nodes(live())
     membership.on_leg_opened(Incarnation("d0", 1))
     membership.on_listing([], 6.0)
-    assert chosen(membership, 6.0) == []
+    assert chosen(membership) == []
     assert len(membership.records()) == 1
     membership.on_lost(Incarnation("d0", 1))
     membership.on_listing([], 7.0)
@@ -147,7 +156,7 @@ def test_a_dropped_node_keeps_its_stream_for_the_requests_it_runs() -> None:
 
 
 def num_requests(membership: Membership) -> int:
-    (node,) = membership.nodes(0.0)
+    (node,) = membership.nodes()
     return node.num_requests
 
 
