@@ -142,7 +142,12 @@ class ControlService(pb_grpc.NodeServicer):
     ) -> pb.StatusReply:
         """The node's books."""
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        reply_to = self._replies.new(future.set_result)
+
+        def on_answer(answer: Answer) -> None:
+            if not future.done():  # It is when the caller has just left.
+                future.set_result(answer)
+
+        reply_to = self._replies.new(on_answer)
         try:
             check_envelope(request.envelope, self._incarnation)
             self._inbox.put(StatusQuery(reply_to))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import grpc.aio
@@ -266,6 +267,22 @@ async def test_a_full_inbox_is_an_overloaded_refusal(start: Start) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await service.stub.Status(pb.StatusRequest(envelope=GOOD))
     assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+async def test_who_leaves_just_before_the_books_come_disturbs_nobody(start: Start) -> None:
+    service = await start(Role.DECODE)
+    in_trouble: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, what: in_trouble.append(what))
+    request = pb.StatusRequest(envelope=GOOD)
+    asking = asyncio.create_task(service.service.Status(request, cast(Any, None)))
+    await service.inbox.has_seen.wait()
+    (query,) = service.inbox.seen
+    assert isinstance(query, StatusQuery)
+    service.replies.resolve(query.reply_to, STATUS)
+    asking.cancel()
+    await asyncio.wait([asking])
+    assert asking.cancelled()
+    assert in_trouble == []
 
 
 async def test_a_call_waits_no_longer_than_its_request_and_a_late_answer_finds_nobody(
