@@ -5,6 +5,9 @@ its stream, and it is not draining (placement looks at that). A store that is aw
 takes nobody away at once: a node that is heard stays, for `store_grace_s` at most while the store
 is silent, and for one lease when the store answers without it. A node whose stream broke is out
 until it is heard again; a newer incarnation replaces an older one.
+
+Between two answers of the store at most half a lease counts. Where a whole machine stood still, all
+leases are over when it goes on: a router that asks first must give the nodes time to renew them.
 """
 
 from __future__ import annotations
@@ -40,7 +43,8 @@ class Membership:
         self._store_grace_s = store_grace_s
         self._members: dict[Incarnation, _Member] = {}
         self._is_store_away = False
-        self._asked_at_s = -math.inf
+        self._asked_at_s = math.inf
+        self._waited_s = 0.0
 
     @property
     def is_store_away(self) -> bool:
@@ -48,22 +52,22 @@ class Membership:
 
     def on_listing(self, nodes: Sequence[LiveNode], now_s: float) -> None:
         """The store answered with these nodes."""
+        self._tell_time(now_s)
         if self._is_store_away:
             # It may have come back empty: whoever is heard has one lease to register again.
             for member in self._members.values():
                 if member.is_heard and member.listed_at_s > -math.inf:
-                    member.listed_at_s = now_s
+                    member.listed_at_s = self._waited_s
         self._is_store_away = False
-        self._asked_at_s = now_s
         for node in nodes[:MAX_NODES]:
             if node.record.role is not Role.ROUTER:
-                self._list(node, now_s)
+                self._list(node)
         self._forget()
 
     def on_store_away(self, now_s: float) -> None:
         """The store did not answer."""
+        self._tell_time(now_s)
         self._is_store_away = True
-        self._asked_at_s = now_s
         self._forget()
 
     def on_heard(self, incarnation: Incarnation) -> None:
@@ -102,23 +106,27 @@ class Membership:
         """Every node to keep a stream to, ordered by id."""
         return [member.record for _, member in sorted(self._members.items())]
 
-    def _list(self, node: LiveNode, now_s: float) -> None:
+    def _tell_time(self, now_s: float) -> None:
+        self._waited_s += min(max(0.0, now_s - self._asked_at_s), self._lease_s / 2)
+        self._asked_at_s = now_s
+
+    def _list(self, node: LiveNode) -> None:
         incarnation = node.record.incarnation
         member = self._members.get(incarnation)
         if member is None:
             for other, older in self._members.items():
                 if other.node_id == incarnation.node_id and other.epoch < incarnation.epoch:
                     older.listed_at_s = -math.inf
-            self._members[incarnation] = _Member(node.record, node.load, now_s)
+            self._members[incarnation] = _Member(node.record, node.load, self._waited_s)
             return
-        member.record, member.load, member.listed_at_s = node.record, node.load, now_s
+        member.record, member.load, member.listed_at_s = node.record, node.load, self._waited_s
         member.num_inflight_at_report = member.num_inflight
 
     def _is_listed(self, member: _Member) -> bool:
         """As of the store's last answer: a router that stood still must not think of its nodes as
         gone before it has asked again."""
         grace_s = self._store_grace_s if self._is_store_away else self._lease_s
-        return self._asked_at_s - member.listed_at_s <= grace_s
+        return self._waited_s - member.listed_at_s <= grace_s
 
     def _forget(self) -> None:
         """Drop members that cannot be chosen any more and hold nothing of this router."""

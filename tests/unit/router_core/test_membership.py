@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from common.ids import Incarnation
 from common.nodes import NodeLoad, NodeRecord, Role
 from placement.store import LiveNode
@@ -41,6 +43,15 @@ def with_nodes(*nodes: LiveNode, now_s: float = 0.0) -> Membership:
     for node in nodes:
         membership.on_heard(node.record.incarnation)
     return membership
+
+
+def ask_until(
+    membership: Membership, now_s: float, *, since_s: float = 0.0, nodes: Sequence[LiveNode] = ()
+) -> None:
+    """The store lists these nodes, once a second from a second after `since_s` until now."""
+    for second in range(1, int(now_s - since_s) + 1):
+        membership.on_listing(nodes, since_s + second)
+    membership.on_listing(nodes, now_s)
 
 
 def test_a_node_is_chosen_when_listed_and_heard() -> None:
@@ -95,7 +106,7 @@ def test_a_replaced_node_that_still_answers_is_kept_for_what_it_holds_only() -> 
 def test_a_node_that_the_store_drops_stays_for_one_lease() -> None:
     """F72: an emptied store fills again within a lease."""
     membership = with_nodes(live())
-    membership.on_listing([], 5.0)
+    ask_until(membership, 5.0)
     assert chosen(membership) == ["d0#1"]
     membership.on_listing([], 5.1)
     assert chosen(membership) == []
@@ -109,10 +120,24 @@ def test_a_router_that_stood_still_for_a_lease_takes_nobody_for_gone() -> None:
     assert chosen(membership) == ["d0#1"]
 
 
+def test_who_stood_still_with_the_router_has_time_to_register_again() -> None:
+    """A machine that was paused: every lease is over before the first node can renew its own."""
+    membership = with_nodes(live())
+    membership.on_listing([], 1000.0)
+    assert chosen(membership) == ["d0#1"]
+    membership.on_listing([live()], 1001.0)
+    assert chosen(membership) == ["d0#1"]
+    membership.on_listing([], 2000.0)
+    ask_until(membership, 2002.0, since_s=2000.0)
+    assert chosen(membership) == ["d0#1"]
+    membership.on_listing([], 2003.0)
+    assert chosen(membership) == [], "it did not come back"
+
+
 def test_a_store_that_is_away_takes_nobody_away_for_a_bounded_time() -> None:
     membership = with_nodes(live())
-    for now_s in (1.0, 300.0, 600.0):
-        membership.on_store_away(now_s)
+    for second in range(600):
+        membership.on_store_away(1.0 + second)
         assert chosen(membership) == ["d0#1"]
     membership.on_store_away(601.0)
     assert chosen(membership) == []
@@ -127,7 +152,7 @@ def test_a_store_that_comes_back_empty_leaves_one_lease_to_register() -> None:
     assert [membership.is_store_away, chosen(membership)] == [True, ["d0#1"]]
     membership.on_listing([], 200.0)
     assert [membership.is_store_away, chosen(membership)] == [False, ["d0#1"]]
-    membership.on_listing([], 205.0)
+    ask_until(membership, 205.0, since_s=200.0)
     assert chosen(membership) == ["d0#1"]
     assert [r.incarnation.node_id for r in membership.records()] == ["d0"]
     membership.on_listing([], 205.1)
@@ -147,7 +172,7 @@ def test_a_dropped_node_keeps_its_stream_for_the_requests_it_runs() -> None:
     """F115: a draining node leaves placement first, and finishes what it has."""
     membership = with_nodes(live())
     membership.on_leg_opened(Incarnation("d0", 1))
-    membership.on_listing([], 6.0)
+    ask_until(membership, 6.0)
     assert chosen(membership) == []
     assert len(membership.records()) == 1
     membership.on_lost(Incarnation("d0", 1))
