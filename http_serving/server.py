@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import math
 import socket
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -15,6 +16,9 @@ from starlette.types import ASGIApp
 from common.addresses import host_port
 from common.errors import ConfigError
 from http_serving.bounded_connections import BoundedConnection, ConnectionLimits, Refused
+
+MOST_LAST = 4096
+"""Connections that are accepted while a door closes: more than a kernel keeps waiting."""
 
 
 def bind(host: str, port: int, *, backlog: int, purpose: str = "") -> socket.socket:
@@ -40,6 +44,29 @@ class Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Captures none."""
         yield
+
+    async def close_door(self, listener: socket.socket) -> None:
+        """Listen no more on `listener`, and serve who connected before.
+
+        The kernel connects clients by itself and keeps them until they are accepted. Closing would
+        reset those, whose requests may be here already: all are accepted first, in the same turn.
+        """
+        last = []
+        with contextlib.suppress(OSError):
+            for _ in range(MOST_LAST):
+                last.append(listener.accept()[0])
+        for listening in self.servers:
+            listening.close()
+        loop = asyncio.get_running_loop()
+        protocol = partial(
+            cast(Any, self.config.http_protocol_class),
+            config=self.config,
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
+        )
+        for connection in last:
+            connection.setblocking(False)
+            await loop.connect_accepted_socket(protocol, connection)
 
 
 def make_server(

@@ -56,7 +56,7 @@ async def serve_http(
     try:
         await asyncio.wait({serving, stopping, draining}, return_when=asyncio.FIRST_COMPLETED)
         if not serving.done() and not stop.is_set():
-            await _drain(server, serving, stopping, drain_timeout_s)
+            await _drain(server, listener, serving, stopping, drain_timeout_s)
     finally:
         server.should_exit = True
         stopping.cancel()
@@ -69,13 +69,13 @@ async def serve_http(
 
 async def _drain(
     server: Server,
+    listener: socket.socket,
     serving: asyncio.Task[None],
     stopping: asyncio.Task[bool],
     timeout_s: float,
 ) -> None:
     """Close the door, let who is inside finish, and return then, or when a stop cuts it short."""
-    for listening in server.servers:
-        listening.close()
+    await server.close_door(listener)
     await asyncio.wait({stopping}, timeout=min(LINGER_S, timeout_s))
     server.config.timeout_graceful_shutdown = math.ceil(timeout_s)
     server.should_exit = True

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import httpx
 import pytest
+import uvloop
 
 from router import server as server_module
 from router.generation import TokenChunk
@@ -20,6 +23,7 @@ BODY = b'{"model": "tiny", "prompt": "Hi", "max_tokens": 200, "stream": true}'
 PATH = "/v1/completions"
 GET = b"GET /health HTTP/1.1\r\nHost: edge\r\n\r\n"
 WAIT_S = 20.0
+NUM_LAST = 20
 
 
 class Serving:
@@ -91,6 +95,63 @@ async def test_an_idle_router_ends_at_once() -> None:
         router.drain.set()
         await router.ends()
         assert not router.is_open()
+
+
+async def who_connected_last_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several connections lie in the kernel's queue, requests sent, when the door is closed."""
+    close_the_door = server_module._drain
+    clients: list[socket.socket] = []
+
+    async def connect_and_close(*arguments: Any) -> None:
+        # The loop has no turn between this and the closing, and cannot take them before.
+        for _ in range(NUM_LAST):
+            clients.append(socket.create_connection(("127.0.0.1", router.port)))
+            clients[-1].sendall(GET)
+        # Who has hung up already is nobody's trouble.
+        clients.pop(0).close()
+        clients[0].setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        clients.pop(0).close()
+        await close_the_door(*arguments)
+
+    monkeypatch.setattr(server_module, "_drain", connect_and_close)
+    async with serving(make_edge()) as router:
+        router.drain.set()
+        await router.ends()
+        assert not router.is_open()
+        assert len(clients) == NUM_LAST - 2
+        for client in clients:
+            client.setblocking(False)
+            reader, writer = await asyncio.open_connection(sock=client)
+            answer = await reader.read()
+            assert answer.startswith(b"HTTP/1.1 200 OK")
+            assert b"connection: close" in answer
+            writer.close()
+
+
+async def test_who_connected_before_the_door_closed_is_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    await who_connected_last_is_answered(monkeypatch)
+
+
+def test_who_connected_before_the_door_closed_is_answered_on_the_fast_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    uvloop.run(who_connected_last_is_answered(monkeypatch))
+
+
+async def test_a_router_that_is_told_to_drain_before_it_serves_ends() -> None:
+    router = Serving(make_edge())
+    router.drain.set()
+    async with asyncio.timeout(WAIT_S):
+        await serve_http(
+            router.edge.app,
+            router.listener,
+            stop=router.stop,
+            drain=router.drain,
+            drain_timeout_s=1000.0,
+        )
+    assert not router.is_open()
 
 
 async def test_a_kept_connection_is_answered_once_more_and_told_to_close(
