@@ -6,9 +6,10 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,39 +27,53 @@ from tests.redis_server import RedisServer
 
 pytestmark = [pytest.mark.endurance, pytest.mark.timeout(300)]
 
+Slow = Callable[[], AbstractContextManager[None]]
+
 GREEDY: Fields = {"temperature": 0, "ignore_eos": True}
 SAMPLED: Fields = {"temperature": 1.0, "ignore_eos": True}
-DRAIN_S = 30.0
+DRAIN_S = 120.0
 SHORT_DRAIN_S = 0.3
-ENDLESS = 12_000
-SOON_S = 20.0
-"""How soon whoever has nothing to do any more is gone."""
+LONG = 1500
+"""Tokens: they take half a minute while the decode nodes are slow."""
+SOON_S = 60.0
+"""How soon whoever has nothing to do any more is gone: long before its time to drain is over."""
 
 
-def spec(model: Path) -> ClusterSpec:
-    """Two of each role and two routers; `decode-2` hands over almost at once."""
+def spec(model: Path, slow: Path) -> ClusterSpec:
+    """Two of each role and two routers; `decode-2` hands over almost at once.
+
+    Decode nodes are slow while there is a file `slow`.
+    """
+    drain = ("--drain-timeout-s", str(DRAIN_S))
     short = ("--drain-timeout-s", str(SHORT_DRAIN_S))
     local = ("--local-prefill-threshold", "0")
+    can_be_slow = {"SLOW_WHILE": str(slow)}
     return ClusterSpec(
         name="draining",
         model=model,
         nodes=(
-            NodeSpec("prefill-1", Role.PREFILL, ("--max-num-batched-tokens", "32")),
-            NodeSpec("prefill-2", Role.PREFILL, ("--max-num-batched-tokens", "32")),
-            NodeSpec("decode-1", Role.DECODE, local),
-            NodeSpec("decode-2", Role.DECODE, (*local, *short)),
+            NodeSpec("prefill-1", Role.PREFILL, ("--max-num-batched-tokens", "32", *drain)),
+            NodeSpec("prefill-2", Role.PREFILL, ("--max-num-batched-tokens", "32", *drain)),
+            NodeSpec("decode-1", Role.DECODE, (*local, *drain), can_be_slow),
+            NodeSpec("decode-2", Role.DECODE, (*local, *short), can_be_slow),
         ),
         flags=("--block-size", "16", "--num-threads", "1", "--kv-cache-memory", "16MiB"),
         # In turn, so that each decode node gets its share whatever it has in its cache.
-        routers=(("--placement-policy", "round_robin"),) * 2,
+        routers=(("--placement-policy", "round_robin", *drain),) * 2,
     )
 
 
 @pytest.fixture(scope="module")
+def slow_file(cluster_folder: Path) -> Path:
+    """Decode nodes are slow while it exists."""
+    return cluster_folder / "slow"
+
+
+@pytest.fixture(scope="module")
 def _cluster(
-    cluster_redis: RedisServer, cluster_folder: Path, tiny_model: Path
+    cluster_redis: RedisServer, cluster_folder: Path, tiny_model: Path, slow_file: Path
 ) -> Iterator[Cluster]:
-    with running([spec(tiny_model)], cluster_redis, cluster_folder) as (cluster,):
+    with running([spec(tiny_model, slow_file)], cluster_redis, cluster_folder) as (cluster,):
         yield cluster
 
 
@@ -68,6 +83,22 @@ def cluster(_cluster: Cluster) -> Iterator[Cluster]:
     yield _cluster
     _cluster.mend()
     _cluster.check_settled()
+
+
+@contextmanager
+def slowness(file: Path) -> Iterator[None]:
+    """What runs on decode nodes goes on running, whatever else takes its time."""
+    file.touch()
+    try:
+        yield
+    finally:
+        file.unlink()
+
+
+@pytest.fixture
+def slow(slow_file: Path) -> Slow:
+    """For `with slow():`, see `slowness`."""
+    return partial(slowness, slow_file)
 
 
 @pytest.fixture
@@ -128,7 +159,7 @@ class Answers:
         self._fields: list[Fields] = [
             {
                 "prompt": prompt_tokens(20 + 30 * i, salt=70 + i),
-                "max_tokens": 1500,
+                "max_tokens": LONG,
                 "seed": i,
                 **(SAMPLED if i % 2 else GREEDY),
             }
@@ -171,37 +202,37 @@ def only(cluster: Cluster, node_id: str) -> None:
 
 
 def test_what_runs_on_a_decode_node_that_drains_is_finished_there(
-    cluster: Cluster, api: Api, answers: Answers
+    cluster: Cluster, api: Api, answers: Answers, slow: Slow
 ) -> None:
-    answers.start()
-    cluster.wait_status("decode-1", runs_some, "runs some")
-    reply = drain(api, "decode-1")
-    assert reply.status_code == 200, reply.text
-    assert reply.json() == {
-        "node_id": "decode-1",
-        "epoch": cluster.address("decode-1").incarnation.epoch,
-        "is_draining": True,
-        "drain_timeout_s": DRAIN_S,
-    }
-    assert runs_some(cluster.status("decode-1"))
-    # New work is done elsewhere meanwhile.
-    assert api.complete(prompt_tokens(30, salt=51), max_tokens=4, **GREEDY).tokens
-    assert placements(api)[0]["decode"].startswith("decode-2#")
+    with slow():
+        answers.start()
+        cluster.wait_status("decode-1", runs_some, "runs some")
+        reply = drain(api, "decode-1")
+        assert reply.status_code == 200, reply.text
+        assert reply.json() == {
+            "node_id": "decode-1",
+            "epoch": cluster.address("decode-1").incarnation.epoch,
+            "is_draining": True,
+            "drain_timeout_s": DRAIN_S,
+        }
+        assert runs_some(cluster.status("decode-1"))
+        # New work is done elsewhere meanwhile.
+        assert api.complete(prompt_tokens(30, salt=51), max_tokens=4, **GREEDY).tokens
+        assert placements(api)[0]["decode"].startswith("decode-2#")
     answers.end()
     assert cluster.processes["decode-1"].wait(SOON_S) == 0
     assert all(placement["attempt"] == 1 for placement in placements(api)[: answers.number])
 
 
 def test_what_is_left_at_the_time_out_goes_on_elsewhere_with_the_same_tokens(
-    cluster: Cluster, api: Api, answers: Answers
+    cluster: Cluster, api: Api, answers: Answers, slow: Slow
 ) -> None:
-    answers.start()
-    cluster.wait_status("decode-2", runs_some, "runs some")
-    began_at_s = time.monotonic()
-    process = cluster.processes["decode-2"]
-    process.begin_stop()
-    assert process.wait(SOON_S) == 0
-    assert time.monotonic() - began_at_s < DRAIN_S / 2
+    with slow():
+        answers.start()
+        cluster.wait_status("decode-2", runs_some, "runs some")
+        process = cluster.processes["decode-2"]
+        process.begin_stop()
+        assert process.wait(SOON_S) == 0
     answers.end()
     moved = [placement for placement in placements(api) if placement["attempt"] == 2]
     assert moved, "everything had ended before"
@@ -209,11 +240,12 @@ def test_what_is_left_at_the_time_out_goes_on_elsewhere_with_the_same_tokens(
 
 
 def test_a_decode_node_that_is_killed_is_not_noticed_either(
-    cluster: Cluster, api: Api, answers: Answers
+    cluster: Cluster, api: Api, answers: Answers, slow: Slow
 ) -> None:
-    answers.start()
-    cluster.wait_status("decode-2", runs_some, "runs some")
-    cluster.processes["decode-2"].kill()
+    with slow():
+        answers.start()
+        cluster.wait_status("decode-2", runs_some, "runs some")
+        cluster.processes["decode-2"].kill()
     answers.end()
     assert [placement for placement in placements(api) if placement["attempt"] == 2]
 
@@ -240,10 +272,12 @@ def test_decode_nodes_drain_one_after_the_other_under_load(cluster: Cluster, api
     load.end()
 
 
-def test_the_last_decode_node_cannot_hand_anything_over(cluster: Cluster, api: Api) -> None:
+def test_the_last_decode_node_cannot_hand_anything_over(
+    cluster: Cluster, api: Api, slow: Slow
+) -> None:
     only(cluster, "decode-2")
     prompt = prompt_tokens(30, salt=56)
-    with api.stream(prompt=prompt, max_tokens=ENDLESS, **GREEDY) as stream:
+    with slow(), api.stream(prompt=prompt, max_tokens=LONG, **GREEDY) as stream:
         stream.read_tokens(3)
         cluster.processes["decode-2"].begin_stop()
         with pytest.raises(ApiFailure) as failure:
@@ -252,16 +286,17 @@ def test_the_last_decode_node_cannot_hand_anything_over(cluster: Cluster, api: A
     assert cluster.processes["decode-2"].wait(SOON_S) == 0
 
 
-def test_a_router_that_drains_lets_its_streams_end(cluster: Cluster, api: Api) -> None:
-    fields: Fields = {"prompt": prompt_tokens(40, salt=57), "max_tokens": 2000, **GREEDY}
+def test_a_router_that_drains_lets_its_streams_end(cluster: Cluster, api: Api, slow: Slow) -> None:
+    fields: Fields = {"prompt": prompt_tokens(40, salt=57), "max_tokens": LONG, **GREEDY}
     wanted = api.complete(**fields)
     process = cluster.processes["router-1"]
     with httpx.Client(base_url=cluster.url, timeout=10.0) as probe:
         assert probe.get("/ready").status_code == 200
         with api.stream(logprobs=0, **fields) as stream:
-            stream.read_tokens(3)
-            process.begin_stop()
-            wait_until(lambda: not is_listening(cluster.url), "takes no new connection")
+            with slow():
+                stream.read_tokens(3)
+                process.begin_stop()
+                wait_until(lambda: not is_listening(cluster.url), "takes no new connection")
             assert stream.read_rest() == wanted
     assert process.wait(SOON_S) == 0
     with Api(cluster.urls[1], "tiny") as other:
@@ -271,24 +306,20 @@ def test_a_router_that_drains_lets_its_streams_end(cluster: Cluster, api: Api) -
 def test_an_idle_process_ends_soon(cluster: Cluster) -> None:
     for name in ("decode-1", "prefill-1", "router-2"):
         process = cluster.processes[name]
-        began_at_s = time.monotonic()
         process.begin_stop()
-        assert process.wait(SOON_S) == 0
-        assert time.monotonic() - began_at_s < DRAIN_S / 2, name
+        assert process.wait(SOON_S) == 0, name
 
 
-def test_a_second_signal_ends_a_node_at_once(cluster: Cluster, api: Api) -> None:
+def test_a_second_signal_ends_a_node_at_once(cluster: Cluster, api: Api, slow: Slow) -> None:
     only(cluster, "decode-1")
     process = cluster.processes["decode-1"]
-    with api.stream(prompt=prompt_tokens(9), max_tokens=ENDLESS, **GREEDY) as stream:
+    with slow(), api.stream(prompt=prompt_tokens(9), max_tokens=LONG, **GREEDY) as stream:
         stream.read_tokens(3)
         process.begin_stop()
         # Two signals at once would be one.
         wait_until(lambda: "decode-1" in draining_nodes(api), "decode-1 drains")
-        began_at_s = time.monotonic()
         process.begin_stop()
         assert process.wait(SOON_S) == 0
-        assert time.monotonic() - began_at_s < DRAIN_S / 2
         with pytest.raises(ApiFailure):
             stream.read_rest()
 
@@ -296,7 +327,7 @@ def test_a_second_signal_ends_a_node_at_once(cluster: Cluster, api: Api) -> None
 def test_the_command_waits_until_the_node_is_gone(cluster: Cluster, api: Api) -> None:
     done = pdserve("drain", "prefill-2", "--url", cluster.url, "--wait")
     assert done.returncode == 0, done.stderr
-    assert "prefill-2 takes nothing new; what runs has 30 s to finish" in done.stdout
+    assert "prefill-2 takes nothing new; what runs has 120 s to finish" in done.stdout
     assert "prefill-2 is gone after" in done.stdout
     assert cluster.processes["prefill-2"].wait(SOON_S) == 0
     unknown = pdserve("drain", "prefill-9", "--url", cluster.url)

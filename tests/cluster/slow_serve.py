@@ -1,0 +1,36 @@
+"""Becomes `pdserve serve …`, whose steps take a while each as long as a file exists: FILE ….
+
+A test that does something to requests that run must not have to be faster than they are.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+STEP_S = 0.02
+
+
+def slow_down(file: Path) -> None:
+    """Every step of this process, while there is such a file."""
+    from engine.step_loop import StepLoop
+
+    compute = StepLoop._compute
+
+    def compute_slowly(self: StepLoop[Any, Any], step: Any) -> None:
+        compute(self, step)
+        if file.exists():
+            time.sleep(STEP_S)
+
+    StepLoop._compute = compute_slowly  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    # Its own folder must not be searched for modules.
+    sys.path.pop(0)
+    from pdserve.cli import main
+
+    slow_down(Path(sys.argv[1]))
+    sys.exit(main(["serve", *sys.argv[2:]]))
