@@ -10,7 +10,9 @@
 - A batch may be asked for once: the answer frees it, and a second question would end the process.
 - It knows nothing of a peer's death before `MC_TRANSFER_TIMEOUT`.
 
-Calls release the interpreter lock; waiting for a batch keeps one processor busy.
+Calls release the interpreter lock; waiting for a batch keeps one processor busy. So does each of
+the engine's workers, two for each device by default, while anything is written. Where processors
+are few they take them from each other, and from who computes the KV: there it gets one.
 """
 
 from __future__ import annotations
@@ -32,6 +34,8 @@ ENVIRONMENT = {
     "MC_LOG_LEVEL": "WARNING",
     "MC_TRANSFER_TIMEOUT": "10",
 }
+WORKERS = "MC_WORKERS_PER_CTX"
+FEW_PROCESSORS = 8
 FORCE_TCP = "MC_FORCE_TCP"
 NOT_REGISTERED = -3
 
@@ -51,6 +55,8 @@ class MooncakeEngine:
         _check_devices(devices)
         for name, value in ENVIRONMENT.items():
             os.environ.setdefault(name, value)
+        if len(os.sched_getaffinity(0)) < FEW_PROCESSORS:
+            os.environ.setdefault(WORKERS, "1")
         try:
             from mooncake.engine import TransferEngine
         except ImportError as error:

@@ -1,13 +1,14 @@
 """The thread that writes to one peer: what is queued goes out in batches, two of them under way.
 
 While one batch is waited for the next is on the wire already, so the wire does not idle; what is
-queued meanwhile is gathered into the batch after that. A header leaves when every write queued
-before it is done. The queue is bounded by the window of the connection that fills it.
+queued meanwhile is gathered into the batch after that, which begins before anything else is done.
+A header leaves when every write queued before it is done. The queue is bounded by the window of the
+connection that fills it.
 
 A peer that dies holds its thread until the engine's own timeout, and nobody else's.
 
 The engine waits by looking again and again, which keeps a processor busy. So the first half of the
-time that a batch will probably take is slept.
+time that a batch will probably take is slept; what was queued by then begins before the wait.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ logger = logging.getLogger("pdserve.kv_transfer")
 MAX_BATCHES_UNDER_WAY = 2
 MAX_BATCH_RANGES = 1024
 MAX_SLEEP_S = 0.5
+SLEPT_SHARE = 0.5
 
 
 class Engine(Protocol):
@@ -78,9 +80,9 @@ class PeerWriter:
         self._queue: deque[list[Range] | Parts] = deque()
         self._changed = threading.Condition()
         self._is_busy = self._is_stopped = self._is_ending = False
-        # Of the batch before, to foresee the next one.
-        self._s_per_byte = 0.0
-        self._done_at_s = 0.0
+        # Of the last two batches: one that was held up says little of the next.
+        self._s_per_byte: deque[float] = deque(maxlen=2)
+        self._done_at_s: float | None = None
         self._thread = threading.Thread(target=self._run, name="pdserve-rdma", daemon=True)
         self._thread.start()
 
@@ -144,11 +146,30 @@ class PeerWriter:
         """Until it is stopped. Raises `HandoffFailed` when a write fails."""
         if not self._engine.can_reach(self._peer_name):
             raise HandoffFailed(f"nobody answers at {self._peer_name}")
-        while batch := self._take_batch(may_wait=not under_way):
+        written: _Batch | None = None
+        while True:
+            self._fill(under_way, may_wait=not written)
+            if written:
+                self._release(written)  # While the next ones are on the wire.
+            elif not under_way:
+                return
+            written = None
+            if under_way:
+                self._sleep_for(under_way[0])
+                self._fill(under_way, may_wait=False)
+                written = under_way.popleft()
+                if not self._is_written(written):
+                    what = f"a write of {written.num_bytes} bytes to {self._peer_name}"
+                    raise HandoffFailed(f"{what} failed")
+
+    def _fill(self, under_way: deque[_Batch], *, may_wait: bool) -> None:
+        """Begin as many batches as may be under way; where there are none, perhaps wait for one."""
+        while len(under_way) < MAX_BATCHES_UNDER_WAY:
+            batch = self._take_batch(may_wait=may_wait and not under_way)
+            if batch is None:
+                return
             self._submit(batch)
             under_way.append(batch)
-            while under_way and (len(under_way) == MAX_BATCHES_UNDER_WAY or not self._queue):
-                self._finish(under_way.popleft())
 
     def _take_batch(self, *, may_wait: bool) -> _Batch | None:
         """What is queued, as far as one batch goes; None when there is no more to do."""
@@ -164,11 +185,12 @@ class PeerWriter:
                 item = self._queue[0]
                 if not isinstance(item, list):
                     batch.headers.append(item)
-                elif num_bytes >= self._batch_bytes or len(batch.ranges) >= MAX_BATCH_RANGES:
-                    break
                 else:
-                    batch.ranges += item
                     num_bytes += sum(size for _, _, size in item)
+                    is_too_much = num_bytes > self._batch_bytes
+                    if batch.ranges and (is_too_much or len(batch.ranges) >= MAX_BATCH_RANGES):
+                        break
+                    batch.ranges += item
                 self._queue.popleft()
             return batch
 
@@ -179,23 +201,30 @@ class PeerWriter:
             if not batch.id:
                 raise HandoffFailed(f"a write to {self._peer_name} could not begin")
 
-    def _finish(self, batch: _Batch) -> None:
-        if not self._is_written(batch):
-            raise HandoffFailed(f"a write of {batch.num_bytes} bytes to {self._peer_name} failed")
+    def _release(self, batch: _Batch) -> None:
         for parts in batch.headers:
             with self._changed:
                 if self._is_stopped:
                     return
             self._on_ready(self, parts)
 
+    def _sleep_for(self, batch: _Batch) -> None:
+        """A part of what it will probably take, at the speed of the faster one of the last two."""
+        if batch.id:
+            span_s = batch.num_bytes * min(self._s_per_byte, default=0.0)
+            sleep_s = self._began_at_s(batch) + SLEPT_SHARE * span_s - time.monotonic()
+            time.sleep(min(max(0.0, sleep_s), MAX_SLEEP_S))
+
     def _is_written(self, batch: _Batch) -> bool:
         if not batch.id:
             return True
-        # It has the wire since the one before was done.
-        began_at_s = max(batch.submitted_at_s, self._done_at_s)
-        spent_s = time.monotonic() - began_at_s
-        time.sleep(min(max(0.0, batch.num_bytes * self._s_per_byte / 2 - spent_s), MAX_SLEEP_S))
         is_written = self._engine.wait(batch.id)
-        self._done_at_s = time.monotonic()
-        self._s_per_byte = (self._done_at_s - began_at_s) / batch.num_bytes
+        now_s = time.monotonic()
+        if self._done_at_s is not None:  # The first one also makes the connection.
+            self._s_per_byte.append((now_s - self._began_at_s(batch)) / batch.num_bytes)
+        self._done_at_s = now_s
         return is_written
+
+    def _began_at_s(self, batch: _Batch) -> float:
+        """It has the wire since the one before was done."""
+        return max(batch.submitted_at_s, self._done_at_s or 0.0)

@@ -67,6 +67,27 @@ def test_an_engine_that_got_rdma(library: type[Library], caplog: pytest.LogCaptu
     inner.close()
 
 
+@pytest.mark.parametrize(
+    ("processors", "wanted", "found"),
+    [(2, None, "1"), (7, None, "1"), (8, None, None), (2, "4", "4")],
+)
+def test_workers_where_processors_are_few(
+    library: type[Library],
+    monkeypatch: pytest.MonkeyPatch,
+    processors: int,
+    wanted: str | None,
+    found: str | None,
+) -> None:
+    """Each keeps one busy; an operator's setting holds."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(processors)))
+    os.environ.pop("MC_WORKERS_PER_CTX", None)
+    if wanted is not None:
+        os.environ["MC_WORKERS_PER_CTX"] = wanted
+    engine = MooncakeEngine("10.0.0.7")
+    assert os.environ.get("MC_WORKERS_PER_CTX") == found
+    engine._engine.close()
+
+
 def test_a_library_that_took_tcp_instead(library: type[Library]) -> None:
     library.opens = None
     with pytest.raises(RdmaUnavailable, match=r"opened none of the devices \(all\)"):

@@ -1,0 +1,157 @@
+"""What the RDMA writer has under way, and how it waits, on an engine and a clock of the test."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
+
+import pytest
+
+from common.errors import HandoffFailed
+from kv_transfer.rdma import peer_writer
+from kv_transfer.rdma.peer_writer import MAX_SLEEP_S, PeerWriter
+from kv_transfer.rdma.slabs import Range
+from kv_transfer.transport import Parts
+from tests.fakes.fake_engine import FakeEngine
+
+WAIT_S = 20.0
+BATCH_BYTES = 100
+S_PER_BYTE = 0.001
+
+
+class Wire(FakeEngine):
+    """An engine whose batches take their time, one after the other, on the test's clock."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now_s = 1000.0
+        self.s_per_byte = S_PER_BYTE
+        self.sleeps: list[float] = []
+        self.while_asleep: Callable[[], None] = lambda: None
+        self.began_before_wait: list[int] = []
+        self._done_at_s: dict[int, float] = {}
+        self._is_free_at_s = 0.0
+
+    def sleep(self, span_s: float) -> None:
+        self.sleeps.append(round(span_s, 6))
+        self.now_s += span_s
+        self.while_asleep()
+
+    def submit(self, peer_name: str, ranges: Sequence[Range]) -> int:
+        batch = super().submit(peer_name, ranges)
+        began_at_s = max(self.now_s, self._is_free_at_s)
+        num_bytes = sum(size for _, _, size in ranges)
+        self._is_free_at_s = self._done_at_s[batch] = began_at_s + num_bytes * self.s_per_byte
+        return batch
+
+    def wait(self, batch: int) -> bool:
+        self.began_before_wait.append(len(self.batches))
+        if self.is_held:
+            assert self.let_go.acquire(timeout=WAIT_S)
+        self.now_s = max(self.now_s, self._done_at_s[batch])
+        self._under_way.pop(batch)
+        return True
+
+
+class Writing:
+    """A writer to a peer; `left` are the headers that left, each with the batches begun by then."""
+
+    def __init__(self, wire: Wire) -> None:
+        self.wire = wire
+        self.left: queue.Queue[tuple[bytes, int]] = queue.Queue()
+        self.writer = PeerWriter(wire, "there:1", self._take, batch_bytes=BATCH_BYTES)
+
+    def _take(self, writer: PeerWriter, ready: Parts | HandoffFailed) -> None:
+        assert not isinstance(ready, HandoffFailed), ready
+        self.left.put((bytes(ready[0]), len(self.wire.batches)))
+
+    def put(self, num_bytes: int, header: bytes = b"header") -> None:
+        self.writer.write([(0, 0, num_bytes)])
+        self.writer.send_after([memoryview(header)])
+
+    def wait_left(self) -> tuple[bytes, int]:
+        return self.left.get(timeout=WAIT_S)
+
+    def write_alone(self, num_bytes: int) -> float:
+        """What was slept for a write that had the wire for itself."""
+        self.wire.sleeps.clear()
+        self.put(num_bytes)
+        self.wait_left()
+        return sum(self.wire.sleeps)
+
+
+@pytest.fixture
+def writing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Writing]:
+    wire = Wire()
+    clock = SimpleNamespace(monotonic=lambda: wire.now_s, sleep=wire.sleep)
+    monkeypatch.setattr(peer_writer, "time", clock)
+    writing = Writing(wire)
+    yield writing
+    wire.is_held = False
+    wire.let_go.release(100)
+    writing.writer.end()
+    assert writing.writer.join(WAIT_S)
+
+
+def test_the_next_batches_begin_before_the_headers_of_the_last_leave(writing: Writing) -> None:
+    writing.wire.is_held = True
+    for header in (b"a", b"b", b"c"):
+        writing.put(BATCH_BYTES, header)
+    writing.wire.let_go.release(3)
+    assert [writing.wait_left() for _ in "abc"] == [(b"a", 3), (b"b", 3), (b"c", 3)]
+    assert writing.wire.most_under_way == 2
+
+
+def test_what_is_queued_while_it_sleeps_begins_before_it_waits(writing: Writing) -> None:
+    for _ in range(2):
+        writing.write_alone(BATCH_BYTES)
+    writing.wire.began_before_wait.clear()
+
+    def queue_more() -> None:
+        writing.wire.while_asleep = lambda: None
+        writing.put(BATCH_BYTES, b"more")
+
+    writing.wire.while_asleep = queue_more
+    writing.put(BATCH_BYTES, b"first")
+    assert [writing.wait_left()[0] for _ in range(2)] == [b"first", b"more"]
+    assert writing.wire.began_before_wait[0] == 4, "the wire would have idled"
+
+
+def test_no_batch_is_larger_than_its_bound_unless_one_write_is(writing: Writing) -> None:
+    writing.wire.is_held = True
+    writing.put(10)
+    for num_bytes in (60, 60, 30, 30, 250, 10):
+        writing.put(num_bytes)
+    writing.wire.let_go.release(100)
+    for _ in range(7):
+        writing.wait_left()
+    sizes = [[size for _, _, size in batch] for batch in writing.wire.batches]
+    assert [size for batch in sizes for size in batch] == [10, 60, 60, 30, 30, 250, 10]
+    assert all(sum(batch) <= BATCH_BYTES or len(batch) == 1 for batch in sizes), sizes
+
+
+def test_it_sleeps_half_of_what_a_batch_will_take(writing: Writing) -> None:
+    """But not by the first one, which makes the connection too."""
+    writing.wire.s_per_byte = 1.0
+    assert writing.write_alone(100) == 0
+    writing.wire.s_per_byte = S_PER_BYTE
+    assert writing.write_alone(100) == 0
+    assert writing.write_alone(60) == pytest.approx(0.03)
+
+
+def test_one_batch_that_was_held_up_says_nothing_of_the_next(writing: Writing) -> None:
+    for _ in range(3):
+        writing.write_alone(100)
+    writing.wire.s_per_byte = 0.1
+    assert writing.write_alone(100) == pytest.approx(0.05)
+    assert writing.write_alone(100) == pytest.approx(0.05)
+    assert writing.write_alone(100) == pytest.approx(MAX_SLEEP_S), "now it is slow, and bounded"
+
+
+def test_who_slept_too_long_sleeps_half_as_long_the_next_time(writing: Writing) -> None:
+    for _ in range(3):
+        writing.write_alone(100)
+    writing.wire.s_per_byte = 0.0
+    slept = [writing.write_alone(100) for _ in range(4)]
+    assert slept == pytest.approx([0.05, 0.025, 0.0125, 0.00625])
