@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from itertools import chain
+from itertools import chain, pairwise
 
 from kv_transfer.core.chunks import Chunk
 from kv_transfer.core.limits import DEFAULT_WINDOW_BYTES
@@ -19,6 +19,8 @@ from kv_transfer.pieces import NO_SUMS, Pool, Sums
 
 GATHER_BELOW_BYTES = 256 << 10
 """Ranges shorter than that are copied together."""
+MOST_PART_BYTES = 1 << 20
+"""Longer parts take more of both processors per byte: of 4 MiB, a third more."""
 
 
 class Gatherer:
@@ -42,6 +44,7 @@ class Gatherer:
         if num_copied and not self._has_room(2 * num_copied * self._pool.shape[3]):
             groups = [(count, True) for _, count in runs]
         parts: list[memoryview] = []
+        part_runs: list[int] = []
         sums: list[Sums] = []
         end = 0
         for count, is_range in groups:
@@ -50,14 +53,23 @@ class Gatherer:
             )
             take = self._range if is_range else self._copy
             both, sums_of_both = take(chunk.layer, blocks, ordinals, is_summed)
-            parts += [kind.reshape(-1).data for kind in both]
+            for start, stop in self._cuts(count):
+                parts += [kind[start:stop].reshape(-1).data for kind in both]
+                part_runs.append(stop - start)
             sums.append(sums_of_both)
             end += count
         return Payload(
-            runs=tuple(count for count, _ in groups),
+            runs=tuple(part_runs),
             parts=parts,
             sums=_joined(sums),
         )
+
+    def _cuts(self, count: int) -> list[tuple[int, int]]:
+        """From which to which block of `count` each part goes: about as many in each."""
+        most = max(1, MOST_PART_BYTES // self._pool.shape[3])
+        num_parts = -(-count // most)
+        ends = [count * index // num_parts for index in range(num_parts + 1)]
+        return list(pairwise(ends))
 
     def _has_room(self, num_bytes: int) -> bool:
         self._copies = [copy for copy in self._copies if copy() is not None]

@@ -15,6 +15,7 @@ import math
 import socket
 import threading
 from collections import deque
+from typing import TYPE_CHECKING
 
 import numpy as np
 import zmq
@@ -28,6 +29,9 @@ from kv_transfer.curve_keys import CurveKeys
 from kv_transfer.transport import Arrival, FromPeer, FromSession, Parts
 from kv_transfer.zmq_gate import OVERHEAD_BYTES, ZmqGate
 
+if TYPE_CHECKING:
+    from kv_transfer.zmq_parts import PartSender
+
 logger = logging.getLogger("pdserve.kv_transfer")
 
 # Messages, not bytes: bytes are bounded by the windows. A sender's queue holds its frames in flight
@@ -35,6 +39,9 @@ logger = logging.getLogger("pdserve.kv_transfer")
 # memory, and is no longer in a cache when its turn comes.
 SENDER_HIGH_WATER_MARK = 4096
 RECEIVER_HIGH_WATER_MARK = 8
+# What the kernel may hold of a sender, who gets twice as much: a quarter of what Linux would grow
+# it to. What waits there is in no cache when its turn comes, and then costs both ends more.
+SEND_BUFFER_BYTES = 512 << 10
 LINGER_MS = 200
 TERMINATE_WITHIN_S = 2.0
 KEEPALIVE_S = 10
@@ -67,6 +74,9 @@ class ZmqTransport:
         self._wake_write.setblocking(False)
         self._wake_lock = threading.Lock()
         self._dealers: dict[Peer, zmq.Socket[bytes]] = {}
+        self._part_senders: dict[Peer, PartSender] = {}
+        # Those of sockets that were closed, whose parts ZMQ has not let go of yet.
+        self._parting: list[PartSender] = []
         # The peer behind each DEALER; None for the ROUTER.
         self._peer_of: dict[zmq.Socket[bytes], Peer | None] = {}
         self._ready: deque[zmq.Socket[bytes]] = deque()
@@ -110,11 +120,15 @@ class ZmqTransport:
         dealer.setsockopt(zmq.MAXMSGSIZE, self._on_the_wire(MAX_HEADER_BYTES))
         dealer.setsockopt(zmq.RCVHWM, SENDER_HIGH_WATER_MARK)
         dealer.setsockopt(zmq.SNDHWM, SENDER_HIGH_WATER_MARK)
+        dealer.setsockopt(zmq.SNDBUF, SEND_BUFFER_BYTES)
         dealer.setsockopt(zmq.LINGER, 0)
         dealer.setsockopt(zmq.IPV6, _is_ipv6(peer.endpoint))
         if self._gate:
             self._gate.introduce(dealer)
         self._dealers[peer] = dealer
+        part_sender = _part_sender(dealer)
+        if part_sender is not None:
+            self._part_senders[peer] = part_sender
         self._watch(dealer, peer)
         try:
             dealer.connect(peer.endpoint)
@@ -129,9 +143,15 @@ class ZmqTransport:
         dealer = self._dealers.get(peer)
         if dealer is None:
             return False
+        part_sender = self._part_senders.get(peer)
         try:
-            dealer.send_multipart(parts, zmq.NOBLOCK, copy=False)
-        except zmq.Again:
+            if part_sender is not None and len(parts) > 1:
+                part_sender.send(parts[0], parts[1:])
+            else:
+                dealer.send_multipart(parts, zmq.NOBLOCK, copy=False)
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EAGAIN:
+                raise
             return False
         return True
 
@@ -143,6 +163,7 @@ class ZmqTransport:
                 raise
 
     def wait(self, timeout_s: float) -> None:
+        self._forget_sent()
         for source, _ in self._poller.poll(_ms(timeout_s)):
             if source == self._wake_read.fileno():
                 self._wake_read.recv(4096)
@@ -183,13 +204,22 @@ class ZmqTransport:
             self._wake_read.close()
             self._wake_write.close()
 
+    def _forget_sent(self) -> None:
+        for part_sender in self._part_senders.values():
+            part_sender.forget_sent()
+        self._parting = [one for one in self._parting if not one.forget_sent()]
+
     def _terminate(self) -> None:
         """End ZMQ's threads. Its own wait has no bound, and was seen to outlast every socket."""
-        thread = threading.Thread(target=self._context.term, name="pdserve-kv-end", daemon=True)
+        thread = threading.Thread(target=self._end_threads, name="pdserve-kv-end", daemon=True)
         thread.start()
         thread.join(TERMINATE_WITHIN_S)
         if thread.is_alive():
             logger.warning("ZMQ did not end within %g s of closing its sockets", TERMINATE_WITHIN_S)
+
+    def _end_threads(self) -> None:
+        self._context.term()
+        self._parting.clear()  # Not before: until then ZMQ may read what they keep.
 
     def _close_dealer(self, peer: Peer, *, linger_ms: int) -> None:
         dealer = self._dealers.pop(peer, None)
@@ -199,6 +229,9 @@ class ZmqTransport:
         del self._peer_of[dealer]
         if dealer in self._ready:
             self._ready.remove(dealer)
+        part_sender = self._part_senders.pop(peer, None)
+        if part_sender is not None:
+            self._parting.append(part_sender)
         dealer.close(linger_ms)
 
     def _on_the_wire(self, part_bytes: int) -> int:
@@ -207,6 +240,16 @@ class ZmqTransport:
     def _watch(self, source: zmq.Socket[bytes], peer: Peer | None) -> None:
         self._peer_of[source] = peer
         self._poller.register(source, zmq.POLLIN)
+
+
+def _part_sender(dealer: zmq.Socket[bytes]) -> PartSender | None:
+    """None where pyzmq has to send parts itself: without numba, or with another build of pyzmq."""
+    try:
+        from kv_transfer.zmq_parts import PartSender
+
+        return PartSender(dealer)
+    except (ImportError, OSError, AttributeError):
+        return None
 
 
 def _keep_freed_memory() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,12 +11,14 @@ import pytest
 
 from common.blocks import blocks_for
 from common.kv_layout import KVLayout
+from kv_transfer import zmq_transport
 from kv_transfer.connector import Commit, Landed, TransferEnded
 from kv_transfer.piece_rows import PieceRows
 from kv_transfer.pieces import Sums
 from tests.contract.kv_connector.cluster import Cluster, Node, cluster_of, error_of
 
 fused_copy = pytest.importorskip("kv_transfer.fused_copy", reason="wants numba")
+PartSender = pytest.importorskip("kv_transfer.zmq_parts").PartSender
 LAYOUT = KVLayout(
     model_digest="m", num_layers=2, num_kv_heads=4, head_dim=64, block_size=16, dtype="float32"
 )
@@ -80,3 +83,27 @@ def test_a_byte_that_changed_after_it_was_summed_never_lands(
         assert "bad checksum" in str(decode.wait_failed())
         assert "bad checksum" in str(error_of(prefill.wait_event()))
         assert decode.connector.statistics().checksum_failures == 1
+
+
+@pytest.mark.parametrize("has_numba", [True, False])
+def test_zmq_sends_parts_by_itself_or_through_pyzmq(
+    has_numba: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_sent = 0
+    send_parts = PartSender.send
+
+    def count(self: Any, header: memoryview, parts: Sequence[memoryview]) -> None:
+        nonlocal num_sent
+        num_sent += 1
+        send_parts(self, header, parts)
+
+    monkeypatch.setattr(PartSender, "send", count)
+    if not has_numba:
+        monkeypatch.setattr(zmq_transport, "_part_sender", lambda dealer: None)
+    with contextlib.closing(cluster_of("zmq")) as cluster:
+        prefill, decode = pair(cluster)
+        here = [0, 1, 2, 3, 4, 5, 6, 8, 10, 12]
+        send(cluster, prefill, decode, list(range(10)), here)
+        assert isinstance(decode.wait_event(), Landed)
+        assert np.array_equal(decode.pool[:, :, :10], prefill.pool[:, :, here])
+    assert (num_sent > 0) == has_numba

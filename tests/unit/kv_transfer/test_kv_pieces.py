@@ -102,6 +102,30 @@ def test_short_ranges_are_gathered_and_long_ones_are_not_copied(
     assert [is_view_of(pool, part) for part in payload.parts] == [v for v in views for _ in "kv"]
 
 
+@pytest.mark.parametrize(
+    ("piece_kib", "blocks", "runs", "is_view"),
+    [
+        (64, list(range(16)), (16,), True),  # 1 MiB of keys is one part,
+        (64, list(range(17)), (8, 9), True),  # more are two,
+        (64, list(range(40)), (13, 13, 14), True),
+        (64, list(range(0, 40, 2)), (10, 10), False),  # gathered or not.
+        (2048, [0, 1], (1, 1), True),  # A piece is not cut.
+    ],
+)
+def test_no_part_is_longer_than_what_is_fast(
+    piece_kib: int, blocks: list[int], runs: tuple[int, ...], is_view: bool
+) -> None:
+    pool = np.zeros((2, 2, NUM_BLOCKS, piece_kib << 10), np.uint8)
+    payload = Gatherer(pool, ROWS).payload(
+        Chunk(LAYER, tuple(range(len(blocks))), tuple(blocks)), is_summed=False
+    )
+    assert payload.runs == runs
+    assert [part.nbytes >> 10 for part in payload.parts] == [
+        count * piece_kib for count in runs for _ in "kv"
+    ]
+    assert {is_view_of(pool, part) for part in payload.parts} == {is_view}
+
+
 def test_copies_that_are_not_let_go_of_are_bounded() -> None:
     """Then ranges are sent as they lie, until the transport has let go of some copies."""
     pool = pool_of(1 << 10, 8)
