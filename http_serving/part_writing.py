@@ -16,7 +16,8 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 _EXTENSION = "pdserve.parts"
 
 WritePart = Callable[[bytes], bool]
-"""Writes a part that is not empty and not the last, or says False and does nothing."""
+"""Writes a part that is not the last, or says False and does nothing. An empty part is not written
+either way: it asks whether one would be."""
 
 
 def offer_parts(scope: MutableMapping[str, Any], cycle: RequestResponseCycle) -> None:
@@ -31,7 +32,8 @@ def offer_parts(scope: MutableMapping[str, Any], cycle: RequestResponseCycle) ->
             return False
         if flow.write_paused:
             return False
-        transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        if data:  # an empty chunk would be the answer's end
+            transport.write(b"%x\r\n%b\r\n" % (len(data), data))
         return True
 
     scope["extensions"][_EXTENSION] = {"write": write_part}

@@ -9,7 +9,7 @@ from router.choice_watch import ChoiceWatch
 from router.core.policies.query import Query
 from router.core.request_flow import RequestFlow
 from router.core.ttft_stages import StageWatch
-from router.generation import TokenChunk
+from router.generation import TakeChunks, TokenChunk
 
 
 class ActiveRequest:
@@ -25,6 +25,7 @@ class ActiveRequest:
         deadline_at_s: float,
         stages: StageWatch,
         watch: ChoiceWatch,
+        take_now: TakeChunks | None = None,
     ) -> None:
         self.flow = flow
         self.stages = stages
@@ -32,6 +33,7 @@ class ActiveRequest:
         self.query = query
         self.deadline_at_s = deadline_at_s
         self.timer: asyncio.TimerHandle | None = None
+        self._take_now = take_now
         self._chunks: list[TokenChunk] = []
         self._error: PdserveError | None = None
         self._reader: asyncio.Future[None] | None = None
@@ -41,11 +43,28 @@ class ActiveRequest:
     def request_id(self) -> str:
         return self.flow.attempt.request_id
 
-    def put(self, chunk: TokenChunk) -> None:
-        """Tokens for the client."""
+    def put(self, chunk: TokenChunk) -> bool:
+        """Tokens for the client, which hears of them by `pass_on`. Whether nothing else waits."""
         self._chunks.append(chunk)
-        if self._reader is not None:
-            self._wake_reader()
+        return len(self._chunks) == 1
+
+    def pass_on(self) -> None:
+        """To the client, if it waits: directly where it can take all that came, as waking its task
+        for each token costs more than the rest of a token."""
+        reader = self._reader
+        if reader is None or reader.done() or not self._chunks:
+            return
+        if self._take_now is not None:
+            try:
+                is_taken = self._take_now(self._chunks)
+            except Exception as error:
+                self._reader = None
+                reader.set_exception(error)
+                return
+            if is_taken:
+                self._chunks = []
+                return
+        self._wake_reader()
 
     def fail(self, error: PdserveError) -> None:
         """Raised to the client once it has read what came before."""

@@ -39,7 +39,7 @@ from router.core.placement import Placer
 from router.core.policies.query import Query
 from router.core.request_flow import RequestFlow
 from router.core.ttft_stages import StageWatch
-from router.generation import RequestListener, TokenChunk
+from router.generation import RequestListener, TakeChunks, TokenChunk
 from router.metrics import RouterMetrics
 from router.node_calls import PrefillCall, ReserveCall
 from router.node_clients import SILENCE_S
@@ -172,13 +172,14 @@ class Dispatcher:
         deadline_s: float,
         priority: int = 0,
         listener: RequestListener | None = None,
+        take_now: TakeChunks | None = None,
     ) -> AsyncGenerator[Sequence[TokenChunk], None]:
         """Stream one answer; see `router.generation.Generator`."""
         if self._is_closing:
             raise Overloaded("the router is shutting down")
         if not prompt_token_ids:
             raise InvalidRequest("the prompt is empty: wanted at least 1 token", param="prompt")
-        request = self._admit(prompt_token_ids, sampling, deadline_s, priority, listener)
+        request = self._admit(prompt_token_ids, sampling, deadline_s, priority, listener, take_now)
         try:
             self._feed(request, request.flow.start)
             while True:
@@ -196,6 +197,7 @@ class Dispatcher:
         deadline_s: float,
         priority: int,
         listener: RequestListener | None,
+        take_now: TakeChunks | None,
     ) -> ActiveRequest:
         now_s = self._clock.now_s()
         deadline_at_s = now_s + deadline_s
@@ -210,7 +212,7 @@ class Dispatcher:
         choice = ChoiceWatch(
             listener or RequestWatch("", self.model, now_s), flow.attempt.request_id
         )
-        request = ActiveRequest(flow, query, deadline_at_s, StageWatch(now_s), choice)
+        request = ActiveRequest(flow, query, deadline_at_s, StageWatch(now_s), choice, take_now)
         self._requests[request.request_id] = request
         self._metrics.running.set(len(self._requests))
         self._set_timer(request)
@@ -229,16 +231,18 @@ class Dispatcher:
             self._set_timer(request)
 
     def _on_outputs(self, node: Incarnation, outputs: Sequence[RequestOutput]) -> None:
-        requests = self._requests
+        requests, with_news = self._requests, []
         for output in outputs:
             request = requests.get(output.id.request_id)
             if request is None:
                 continue
             chunk = request.flow.next_tokens(node, output)
-            if chunk is not None:
-                request.put(chunk)
-            else:
+            if chunk is None:
                 self._feed(request, request.flow.on_output, node, output)
+            elif request.put(chunk):
+                with_news.append(request)
+        for request in with_news:  # with all at once of what came for it
+            request.pass_on()
 
     def _on_lost(self, node: Incarnation) -> None:
         for request in list(self._requests.values()):
@@ -274,6 +278,7 @@ class Dispatcher:
             match effect:
                 case EmitTokens():
                     request.put(self._timed(request, effect.chunk))
+                    request.pass_on()
                 case Choose():
                     pending.extend(self._choose(request, effect))
                 case SendReserve():

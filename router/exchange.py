@@ -120,6 +120,14 @@ class Reply:
         """Status 200 and the headers of an event stream that no proxy should buffer."""
         await self._start(200, _STREAM_HEADERS)
 
+    def can_write_part(self) -> bool:
+        """Whether `write_part` can be called now: a stream has begun, and its client keeps up."""
+        return self.is_started and self._write_part(b"")
+
+    def write_part(self, data: bytes) -> None:
+        """Without waiting, right after `can_write_part` has said that it can be done."""
+        self._write_part(data)
+
     async def send_part(self, data: bytes) -> None:
         """Waits while the client is too slow to take it."""
         if data and not self._write_part(data):

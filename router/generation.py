@@ -38,6 +38,10 @@ new_chunk: Callable[[tuple[object, ...]], TokenChunk] = partial(tuple.__new__, T
 """A chunk from all of its fields in order, in a third of the time: there is one for each token."""
 
 
+TakeChunks = Callable[[Sequence[TokenChunk]], bool]
+"""Takes all of these chunks at once and says True, or takes none of them."""
+
+
 class RequestListener(Protocol):
     """Is told what becomes of a request, of which every choice runs by itself."""
 
@@ -66,10 +70,13 @@ class Generator(Protocol):
         deadline_s: float,
         priority: int = 0,
         listener: RequestListener | None = None,
+        take_now: TakeChunks | None = None,
     ) -> AsyncGenerator[Sequence[TokenChunk], None]:
         """Stream one answer: each time the chunks that have come meanwhile, at least one.
 
-        Closing the generator early aborts the answer on every node.
+        While the generator's reader waits, chunks may be offered to `take_now` as they come, which
+        is spared to wake the reader: what it takes is not yielded, what it raises is raised to the
+        reader. Closing the generator early aborts the answer on every node.
 
         Raises `InvalidRequest`, `Overloaded`, `DeadlineExceeded`, `NodeLost`, `HandoffFailed`,
         `PoolExhausted` or `InternalError`; before the first chunk or after any.

@@ -25,11 +25,12 @@ from common.errors import DeadlineExceeded
 from common.logs import about
 from http_serving.cutting import cut_connection
 from http_serving.part_writing import part_writer
+from router.answer_stream import AnswerStream
 from router.choice_streams import Group, choice_deltas, merged
 from router.cluster_view import ClusterView
 from router.core.choice_text import ChoiceText
 from router.core.formats import AnswerFormat, AnswerHead, ChatFormat, CompletionFormat, WholeChoice
-from router.core.sse import DONE, event, to_json
+from router.core.sse import event, to_json
 from router.core.usage import Usage
 from router.exchange import ClientClosed, Reply, read_body, while_client_waits
 from router.generation import Generator
@@ -177,12 +178,14 @@ class OpenAiApi:
         usage = Usage(plan.prompt_lengths, plan.choices_per_prompt)
         watch.on_planned(usage, began_at_s, self._clock.now_s())
         self._metrics.prompt_tokens.inc(usage.prompt_tokens)
+        stream = AnswerStream(form, usage, reply)
         choices = [
-            self._start(index, plan, choice, watch) for index, choice in enumerate(plan.choices)
+            self._start(index, plan, choice, watch, stream)
+            for index, choice in enumerate(plan.choices)
         ]
         async with aclosing(merged(choices)) as groups:
             if plan.is_stream:
-                await _stream(groups, form, usage, reply)
+                await stream.send_all(groups)
             else:
                 await _whole(groups, form, usage, reply, len(choices))
         self._metrics.cached_tokens.inc(usage.cached_tokens)
@@ -190,7 +193,12 @@ class OpenAiApi:
         self._metrics.rejected_tokens.inc(usage.rejected_tokens)
 
     def _start(
-        self, index: int, plan: RequestPlan, choice: ChoicePlan, watch: RequestWatch
+        self,
+        index: int,
+        plan: RequestPlan,
+        choice: ChoicePlan,
+        watch: RequestWatch,
+        stream: AnswerStream,
     ) -> AsyncGenerator[Group, None]:
         text = ChoiceText(
             self._model.new_detokenizer(choice.prompt_token_ids if plan.continues_prompt else ()),
@@ -199,6 +207,8 @@ class OpenAiApi:
             hidden_token_ids=plan.hidden_token_ids,
             lead=choice.lead,
         )
+        timer = ChoiceTimer(self._metrics, self._clock, watch)
+        has_short_way = plan.is_stream and len(plan.choices) == 1 and not plan.stop
         left_s = watch.arrived_at_s + self._config.request_timeout_s - self._clock.now_s()
         groups = self._generator.generate(
             choice.prompt_token_ids,
@@ -206,23 +216,9 @@ class OpenAiApi:
             deadline_s=max(left_s, 0.0),
             priority=choice.priority,
             listener=watch,
+            take_now=stream.taker(text, timer.on_deltas) if has_short_way else None,
         )
-        timer = ChoiceTimer(self._metrics, self._clock, watch)
         return choice_deltas(index, groups, text, timer.on_deltas)
-
-
-async def _stream(
-    groups: AsyncGenerator[Group, None],
-    form: AnswerFormat,
-    usage: Usage,
-    reply: Reply,
-) -> None:
-    async for index, deltas in groups:
-        usage.count(index, deltas)
-        if not reply.is_started:
-            await reply.start_stream()
-        await reply.send_part(form.events(index, deltas))
-    await reply.end_stream(form.usage_event(usage) + DONE)
 
 
 async def _whole(

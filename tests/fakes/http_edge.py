@@ -24,7 +24,7 @@ from common.request import FinishReason, SamplingParams, TokenLogprobs
 from router.api_key_book import ApiKeyBook
 from router.app import create_app
 from router.core.live_reading import Reading
-from router.generation import RequestListener, TokenChunk
+from router.generation import RequestListener, TakeChunks, TokenChunk
 from router.live_feed import LiveFeed
 from router.node_drain import DrainingNode, UnknownNode
 from router.text_model import TextModel
@@ -104,6 +104,7 @@ class ScriptedGenerator:
         deadline_s: float,
         priority: int = 0,
         listener: RequestListener | None = None,
+        take_now: TakeChunks | None = None,
     ) -> AsyncGenerator[Sequence[TokenChunk], None]:
         call = Call(prompt_token_ids, sampling, deadline_s, priority)
         self.calls.append(call)

@@ -1,0 +1,50 @@
+"""A streamed answer on its way to its client."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass
+
+from router.choice_streams import Group
+from router.core.choice_text import ChoiceText, Delta
+from router.core.formats import AnswerFormat
+from router.core.sse import DONE
+from router.core.usage import Usage
+from router.exchange import Reply
+from router.generation import TakeChunks, TokenChunk
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerStream:
+    """One answer's format, its client, and the count of what that was sent."""
+
+    form: AnswerFormat
+    usage: Usage
+    reply: Reply
+
+    async def send_all(self, groups: AsyncGenerator[Group, None]) -> None:
+        """Every group as it comes, then the end. The status is sent with the first."""
+        reply = self.reply
+        async for index, deltas in groups:
+            self.usage.count(index, deltas)
+            if not reply.is_started:
+                await reply.start_stream()
+            await reply.send_part(self.form.events(index, deltas))
+        await reply.end_stream(self.form.usage_event(self.usage) + DONE)
+
+    def taker(self, text: ChoiceText, on_deltas: Callable[[Sequence[Delta]], object]) -> TakeChunks:
+        """The short way of the answer's only choice, which no stop string ends: what comes while
+        `send_all` waits for it is written at once, unless it is the first, the last, or the client
+        does not keep up. It comes to the same as the long way, without its waking."""
+        form, usage, reply = self.form, self.usage, self.reply
+
+        def take(chunks: Sequence[TokenChunk]) -> bool:
+            if chunks[-1].finish_reason is not None or not reply.can_write_part():
+                return False
+            deltas = text.push_all(chunks)
+            on_deltas(deltas)
+            usage.count(0, deltas)
+            reply.write_part(form.events(0, deltas))
+            return True
+
+        return take
