@@ -111,7 +111,8 @@ class ScriptedGenerator:
         try:
             async for chunk in self.script(call):
                 call.num_pulled += 1
-                yield [chunk]
+                if take_now is None or not take_now([chunk]):
+                    yield [chunk]
         finally:
             call.closed.set()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 
@@ -20,6 +21,7 @@ from common.request import FinishReason, GenerationRequest, SamplingParams
 from protos import pdserve_node_pb2 as pb
 from protos.codec import refusal_to_proto
 from router.cluster import DispatcherView
+from router.generation import TokenChunk
 from router.node_drain import DrainingNode, UnknownNode, drain_node
 from tests.integration.fake_node import IDLE, record_of
 from tests.integration.scripted_cluster import (
@@ -425,3 +427,66 @@ async def test_the_cluster_described(cluster: Cluster) -> None:
     answer.cancel()
     await asyncio.gather(answer, return_exceptions=True)
     assert [n["num_requests"] for n in view.describe()["nodes"]] == [0, 0]
+
+
+async def test_tokens_are_offered_while_the_reader_waits_and_come_once(cluster: Cluster) -> None:
+    d = await cluster.add("d0", Role.DECODE)
+    router = await cluster.router()
+    taken: list[TokenChunk] = []
+
+    def take(chunks: Sequence[TokenChunk]) -> bool:
+        is_wanted = chunks[0].first_index % 2 == 1 and chunks[-1].finish_reason is None
+        taken.extend(chunks if is_wanted else ())
+        return is_wanted
+
+    stream = router.generate(PROMPT, GREEDY, deadline_s=30, take_now=take)
+    reading = asyncio.create_task(anext(stream))
+    request = await asked(d)
+    d.push(tokens(request.id, 0, 10, is_started=True))
+    read = [*await reading]
+    # Nobody waits for these: they are kept, and not offered.
+    d.push(tokens(request.id, 1, 11))
+    d.push(tokens(request.id, 2, 12))
+    neighbour = start(router)
+    later = await asked(d, 2)
+    d.push(tokens(later.id, 0, 20, is_started=True, finish_reason=FinishReason.STOP))
+    assert ids(await neighbour) == [20]
+    assert taken == []
+    read += await anext(stream)
+    reading = asyncio.create_task(anext(stream))
+    await asyncio.sleep(0)
+    d.push(tokens(request.id, 3, 13), tokens(request.id, 4, 14))
+    await wait_until(lambda: len(taken) == 2, "both taken")
+    assert not reading.done()
+    d.push(tokens(request.id, 5, 15, finish_reason=FinishReason.STOP))
+    read += await reading
+    assert [chunk.first_index for chunk in taken] == [3, 4]
+    assert [chunk.first_index for chunk in read] == [0, 1, 2, 5]
+    with pytest.raises(StopAsyncIteration):
+        await anext(stream)
+
+
+async def test_what_the_short_way_raises_ends_the_answer_alone(cluster: Cluster) -> None:
+    d = await cluster.add("d0", Role.DECODE)
+    router = await cluster.router()
+
+    def take(chunks: Sequence[TokenChunk]) -> bool:
+        if chunks[0].first_index:
+            raise InternalError("no text for this")
+        return False
+
+    stream = router.generate(PROMPT, GREEDY, deadline_s=30, take_now=take)
+    reading = asyncio.create_task(anext(stream))
+    request = await asked(d)
+    other = start(router)
+    neighbour = await asked(d, 2)
+    d.push(tokens(request.id, 0, 10, is_started=True))
+    await reading
+    reading = asyncio.create_task(anext(stream))
+    await asyncio.sleep(0)
+    d.push(tokens(request.id, 1, 11), tokens(neighbour.id, 0, 20, is_started=True))
+    with pytest.raises(InternalError, match="no text"):
+        await reading
+    await wait_until(lambda: d.aborted == [request.id], "the node was told")
+    d.push(tokens(neighbour.id, 1, 21, finish_reason=FinishReason.STOP))
+    assert ids(await other) == [20, 21]
