@@ -57,9 +57,9 @@ def outputs_from_proto(batch: pb.OutputBatch) -> list[RequestOutput]:
         and min(attempts) > 0
     ):
         raise PeerProtocolError("malformed outputs: an attempt without a name or a number")
-    drafted = _column(batch.num_drafted, num_outputs)
-    accepted = _column(batch.num_accepted, num_outputs)
-    if any(map(gt, accepted, drafted)):
+    drafted = _column(batch.num_drafted, num_outputs, 0)
+    accepted = _column(batch.num_accepted, num_outputs, 0)
+    if batch.num_accepted and any(map(gt, accepted, drafted)):
         raise PeerProtocolError("malformed outputs: more drafts were accepted than there were")
     outputs = list(
         # All at once, as there is one for each token; what few have is put in below.
@@ -70,12 +70,12 @@ def outputs_from_proto(batch: pb.OutputBatch) -> list[RequestOutput]:
                 firsts,
                 _cut(tuple(batch.token_ids), counts),
                 repeat(()),
-                _column(batch.num_cached_tokens, num_outputs),
+                _column(batch.num_cached_tokens, num_outputs, 0),
                 drafted,
                 accepted,
                 repeat(0.0),
                 repeat(0.0),
-                map(bool, _column(batch.is_started, num_outputs)),
+                _column(batch.is_started, num_outputs, False),
                 repeat(None),
                 repeat(""),
                 repeat(""),
@@ -93,15 +93,17 @@ def _unless_zero(column: list[_Number]) -> list[_Number]:
     return column if any(column) else []
 
 
-def _column(values: Sequence[int], num_outputs: int) -> list[int]:
+def _column(values: Sequence[_Number], num_outputs: int, unsaid: _Number) -> list[_Number]:
     if not values:
-        return [0] * num_outputs
+        return [unsaid] * num_outputs
     if len(values) != num_outputs:
         raise PeerProtocolError("malformed outputs: columns of different lengths")
     return list(values)
 
 
-def _cut(token_ids: tuple[int, ...], counts: list[int]) -> list[tuple[int, ...]]:
+def _cut(token_ids: tuple[int, ...], counts: list[int]) -> Iterable[tuple[int, ...]]:
+    if counts.count(1) == len(counts) == len(token_ids):  # almost always: a token for each
+        return zip(token_ids, strict=True)
     ends = list(accumulate(counts))
     if (ends[-1] if ends else 0) != len(token_ids):
         raise PeerProtocolError(f"malformed outputs: {len(token_ids)} tokens, not {sum(counts)}")
