@@ -68,9 +68,11 @@ FEW_OUTPUTS = 8
 """More than so many are passed on in parts, behind each of which the event loop turns
 `TURNS_FOR_OTHERS` times for everybody else."""
 OUTPUTS_AT_ONCE = 32
+OUTPUTS_AT_MOST = 512
 PARTS = 60
 """A part is at least so many outputs, one for each request that runs, and one in so many of those
-that wait: the more there is to do, the less often it is interrupted."""
+that wait; up to a bound it grows as the square of the requests. The more there is to do, the less
+often it is interrupted: requests that are looked at together share messages to the nodes."""
 TURNS_FOR_OTHERS = 2
 MAX_WAITING_OUTPUTS = 65_536
 """While more wait to be passed on, nothing is read from their node."""
@@ -106,6 +108,12 @@ class NodeListener(Protocol):
 def backoff_s(num_failures: int) -> float:
     """The pause before the next try to open a stream: doubles, up to `LAST_BACKOFF_S`."""
     return min(LAST_BACKOFF_S, FIRST_BACKOFF_S * 2.0 ** min(num_failures, 10))
+
+
+def part_size(num_running: int, num_waiting: int) -> int:
+    """How many of the outputs that wait are passed on before the event loop turns."""
+    for_many = min(OUTPUTS_AT_MOST, num_running * num_running // OUTPUTS_AT_ONCE)
+    return max(OUTPUTS_AT_ONCE, num_running, for_many, -(-num_waiting // PARTS))
 
 
 class NodeClient:
@@ -350,7 +358,7 @@ class NodeClient:
     async def _pass_on(self) -> None:
         """Pass on what has come, in parts, so that other requests' first tokens, and all that has
         to happen before these, wait for none of it. A node that is far ahead is caught up with."""
-        size = max(OUTPUTS_AT_ONCE, self._listener.num_running, -(-len(self._outputs) // PARTS))
+        size = part_size(self._listener.num_running, len(self._outputs))
         while self._outputs:
             part = self._outputs[:size]
             del self._outputs[:size]

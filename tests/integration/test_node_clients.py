@@ -24,11 +24,13 @@ from router.core.request_flow import Reservation
 from router.node_clients import (
     FIRST_BACKOFF_S,
     LAST_BACKOFF_S,
+    OUTPUTS_AT_MOST,
     OUTPUTS_AT_ONCE,
     PARTS,
     TURNS_FOR_OTHERS,
     NodeClient,
     backoff_s,
+    part_size,
 )
 from tests.fakes.http_server import eventually
 from tests.fakes.stopped_time import StoppedTime
@@ -333,9 +335,19 @@ async def test_more_requests_make_larger_parts() -> None:
     async with connected() as (node, _client, log):
         await wait_until(lambda: log.num_messages == 1)
         log.num_running = 3 * OUTPUTS_AT_ONCE
-        node.push(*outputs_of("r", 6 * OUTPUTS_AT_ONCE))
-        await wait_until(lambda: len(log.heard) == 6 * OUTPUTS_AT_ONCE)
+        num_outputs = 2 * part_size(log.num_running, 0)
+        node.push(*outputs_of("r", num_outputs))
+        await wait_until(lambda: len(log.heard) == num_outputs)
         assert log.num_messages == 1 + 2
+
+
+def test_parts_grow_with_the_requests_up_to_a_bound() -> None:
+    sizes = [part_size(num_running, 100) for num_running in range(3 * OUTPUTS_AT_MOST)]
+    assert sizes == sorted(sizes)
+    assert sizes[:33] == [OUTPUTS_AT_ONCE] * 33
+    assert (sizes[64], sizes[128], sizes[500]) == (128, OUTPUTS_AT_MOST, OUTPUTS_AT_MOST)
+    assert sizes[1000] == 1000, "a token of every request"
+    assert part_size(1, 2 * OUTPUTS_AT_MOST * PARTS) == 2 * OUTPUTS_AT_MOST
 
 
 async def test_a_reply_does_not_wait_for_a_burst_of_tokens_that_came_before_it() -> None:
