@@ -16,21 +16,27 @@ from router.generation import TakeChunks, TokenChunk
 
 @dataclass(frozen=True, slots=True)
 class AnswerStream:
-    """One answer's format, its client, and the count of what that was sent."""
+    """One answer's format, its client, the count of what that was sent."""
 
     form: AnswerFormat
     usage: Usage
     reply: Reply
+    num_choices: int
 
     async def send_all(self, groups: AsyncGenerator[Group, None]) -> None:
-        """Every group as it comes, then the end. The status is sent with the first."""
-        reply = self.reply
+        """Every group as it comes, the last with the end. The status is sent with the first."""
+        reply, num_left, last = self.reply, self.num_choices, b""
         async for index, deltas in groups:
             self.usage.count(index, deltas)
             if not reply.is_started:
                 await reply.start_stream()
-            await reply.send_part(self.form.events(index, deltas))
-        await reply.end_stream(self.form.usage_event(self.usage) + DONE)
+            part = self.form.events(index, deltas)
+            num_left -= deltas[-1].finish_reason is not None
+            if num_left:
+                await reply.send_part(part)
+            else:
+                last = part
+        await reply.end_stream(last + self.form.usage_event(self.usage) + DONE)
 
     def taker(self, text: ChoiceText, on_deltas: Callable[[Sequence[Delta]], object]) -> TakeChunks:
         """The short way of the answer's only choice, which no stop string ends: what comes while

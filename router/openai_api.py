@@ -178,7 +178,7 @@ class OpenAiApi:
         usage = Usage(plan.prompt_lengths, plan.choices_per_prompt)
         watch.on_planned(usage, began_at_s, self._clock.now_s())
         self._metrics.prompt_tokens.inc(usage.prompt_tokens)
-        stream = AnswerStream(form, usage, reply)
+        stream = AnswerStream(form, usage, reply, len(plan.choices))
         choices = [
             self._start(index, plan, choice, watch, stream)
             for index, choice in enumerate(plan.choices)
