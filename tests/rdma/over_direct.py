@@ -33,7 +33,7 @@ LAYOUT = KVLayout(
 )
 NUM_BLOCKS = 32
 WINDOW_BYTES = 32 << 20
-NUM_ROUNDS = 6
+NUM_ROUNDS = 10
 BLOCKS = {"adjacent": range(NUM_BLOCKS), "scattered": range(NUM_BLOCKS - 1, -1, -1)}
 """The target block of each source block."""
 
