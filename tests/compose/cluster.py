@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -27,6 +28,15 @@ token = open("/keys/metrics.token").read()
 header = {"Authorization": f"Bearer {token}"}
 request = urllib.request.Request(f"http://{address}/metrics", headers=header)
 print(urllib.request.urlopen(request, timeout=5).read().decode())
+"""
+
+# Run inside a router: the balancer asks whichever of them it likes.
+_READ_NODES = """
+import os, sys, urllib.request
+address = os.environ["PDSERVE_HOST"] + ":" + os.environ["PDSERVE_PORT"]
+header = {"Authorization": f"Bearer {sys.argv[1]}"}
+request = urllib.request.Request(f"http://{address}/v1/cluster", headers=header)
+print(urllib.request.urlopen(request, timeout=30).read().decode())
 """
 
 # All of the container but its process 1, which only waits for the one that does the work.
@@ -73,7 +83,7 @@ class Cluster:
         for router in ROUTERS:
             self.project.wait_until_healthy(router, 1)
         self.project.wait_until_healthy("balancer", 1)
-        self.project.wait_until("every node is known", lambda: self.num_nodes() == self.counts)
+        self.wait_until_routers_know(self.counts)
 
     def scale(self, service: str, count: int) -> None:
         """Change how many nodes of a kind there are, as `docker compose up --scale` does."""
@@ -119,8 +129,24 @@ class Cluster:
 
     def num_nodes(self) -> dict[str, int]:
         """Of each kind, as a router sees it."""
-        roles = [node["role"] for node in self.nodes()]
-        return {service: roles.count(service) for service in NODES}
+        return _count(self.nodes())
+
+    def wait_until_routers_know(self, counts: dict[str, int]) -> None:
+        """Return when each router by itself lists so many nodes of each kind.
+
+        One hears of a node a second before or after the other, and any of them may be asked next.
+        """
+        routers = [container for router in ROUTERS for container in self.project.running(router)]
+        assert len(routers) == len(ROUTERS)
+        command = ("python", "-IS", "-c", _READ_NODES, self.key("api"))
+
+        def know() -> bool:
+            listings = [
+                json.loads(self.project.execute(router, *command))["nodes"] for router in routers
+            ]
+            return all(_count(listing) == counts for listing in listings)
+
+        self.project.wait_until(f"every router knows {counts}", know)
 
     def blocks(self, node: Container) -> dict[str, int]:
         """The node's KV blocks by their state."""
@@ -146,6 +172,11 @@ class Cluster:
         self.project.wait_until(
             "every block is free or cached", nothing_is_held, limit_s=BOOKS_LIMIT_S
         )
+
+
+def _count(nodes: Sequence[Mapping[str, object]]) -> dict[str, int]:
+    roles = [node["role"] for node in nodes]
+    return {service: roles.count(service) for service in NODES}
 
 
 def free_port() -> int:

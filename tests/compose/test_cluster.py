@@ -42,14 +42,17 @@ def test_prompts_are_handed_from_prefill_to_decode(cluster: Cluster, client: Ope
 
 def test_a_stream_is_not_held_back(cluster: Cluster) -> None:
     """The balancer passes each event on when it comes, not when there are many."""
-    body = {"model": MODEL, "prompt": prompts()[0], "max_tokens": 200}
+    body = {"model": MODEL, "prompt": prompts()[0], "max_tokens": 100}
     body |= {"stream": True, "ignore_eos": True}
     headers = {"Authorization": f"Bearer {cluster.key('api')}"}
     url = f"{cluster.url}/v1/completions"
-    with httpx.stream("POST", url, json=body, headers=headers, timeout=60.0) as reply:
-        sizes = [len(piece) for piece in reply.iter_raw()]
+    typical = []
+    for _ in range(9):
+        with httpx.stream("POST", url, json=body, headers=headers, timeout=60.0) as reply:
+            typical.append(statistics.median(len(piece) for piece in reply.iter_raw()))
     # Events have some 180 bytes, and a few may come together. What holds back holds 4 KiB or more.
-    assert statistics.median(sizes) < 2048
+    # Of an answer that is read late much comes at once: this says nothing of the other answers.
+    assert statistics.median(typical) < 2048
 
 
 def test_nobody_is_served_without_a_key(cluster: Cluster) -> None:
@@ -63,7 +66,7 @@ def test_who_is_on_the_network_without_keys_meets_closed_doors(cluster: Cluster)
     image = cluster.project.settings["NODE_IMAGE"]
     script = (Path(__file__).parent / "stranger.py").read_text(encoding="utf-8")
     run_in = ("run", "--rm", "--interactive", "--network", network, "--entrypoint", "python", image)
-    said = cluster.engine.docker(*run_in, "-", stdin=script)
+    said = cluster.engine.docker(*run_in, "-", stdin=script, limit_s=300.0)
     found = dict(line.split(": ", 1) for line in said.splitlines())
     refusals = {
         "router": "401",
@@ -121,7 +124,7 @@ def test_a_prefill_node_drains_under_load(cluster: Cluster, client: OpenAI) -> N
         run([*drain, "--api-key", cluster.key("admin")], limit_s=60.0)
         cluster.project.wait_until("it has ended", lambda: state(cluster, leaving) == "exited")
         load.goes_on()
-        assert cluster.num_nodes() == {"prefill": 1, "decode": 2}
+        cluster.wait_until_routers_know({"prefill": 1, "decode": 2})
         assert cluster.project.find(leaving.id).exit_code == 0
         cluster.bring_up()
         load.goes_on()
@@ -135,7 +138,7 @@ def test_redis_dies_and_comes_back_under_load(cluster: Cluster, client: OpenAI) 
         load.goes_on()
         cluster.engine.docker("start", redis.id)
         cluster.project.wait_until_healthy("redis", 1)
-        cluster.project.wait_until("all are back", lambda: cluster.num_nodes() == cluster.counts)
+        cluster.wait_until_routers_know(cluster.counts)
         load.goes_on()
     assert cluster.epochs() == epochs, "a node began a new life"
 
