@@ -44,7 +44,8 @@ class NodeSpec:
 class ClusterSpec:
     """`name` tells clusters on one Redis apart; `flags` go to every engine node.
 
-    `routers` holds the flags of each router. `keys` is a folder of `pdserve keys init`.
+    `routers` holds the flags of each router. `keys` is a folder of `pdserve keys init`. With
+    `can_be_slow` there is `Cluster.slow`.
     """
 
     name: str
@@ -53,6 +54,7 @@ class ClusterSpec:
     flags: tuple[str, ...] = ()
     routers: tuple[tuple[str, ...], ...] = ((),)
     keys: Path | None = None
+    can_be_slow: bool = False
 
 
 class Cluster:
@@ -65,6 +67,8 @@ class Cluster:
         self.urls: list[str] = []
         self.processes: dict[str, ServeProcess] = {}
         self._books: dict[str, NodeBooks] = {}
+        self._slow_file = folder / f"{spec.name}-slow"
+        slow = {"SLOW_WHILE": str(self._slow_file)} if spec.can_be_slow else {}
         shared = [
             "--model",
             str(spec.model),
@@ -76,7 +80,7 @@ class Cluster:
         for node in spec.nodes:
             role = ["--role", node.role.value, "--node-id", node.node_id]
             flags = [*role, *shared, *self._keys_flags("node"), *spec.flags, *node.flags]
-            self._add(node.node_id, flags, folder, node.environ)
+            self._add(node.node_id, flags, folder, {**slow, **node.environ})
         for number, own in enumerate(spec.routers, 1):
             port = free_loopback_port()
             role = ["--role", "router", "--node-id", f"router-{number}", "--port", str(port)]
@@ -142,6 +146,17 @@ class Cluster:
             books.close()
         for process in self.processes.values():
             process.kill()
+
+    @contextlib.contextmanager
+    def slow(self) -> Iterator[None]:
+        """Steps take long on every node: what runs goes on running while a test does something to
+        it, however fast the nodes are or slow the test."""
+        assert self.spec.can_be_slow
+        self._slow_file.touch()
+        try:
+            yield
+        finally:
+            self._slow_file.unlink()
 
     # --- looking at it ------------------------------------------------------------------------
 

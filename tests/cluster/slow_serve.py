@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-STEP_S = 0.02
+STEP_S = 0.05
 
 
 def slow_down(file: Path) -> None:

@@ -18,7 +18,10 @@ LONG_DEADLINE_S = 60.0
 
 
 def handoff_spec(name: str, model: Path) -> ClusterSpec:
-    """One prefill node, one decode node that prefills nothing if it can help it, three routers."""
+    """One prefill node, one decode node that prefills nothing if it can help it, three routers.
+
+    Its nodes can be slow.
+    """
     # Ports that outlive the process: a node that restarts comes back where it was.
     ports = ("--port", str(free_loopback_port()), "--kv-port", str(free_loopback_port()))
     step = ("--max-num-batched-tokens", str(PREFILL_STEP_TOKENS))
@@ -34,6 +37,7 @@ def handoff_spec(name: str, model: Path) -> ClusterSpec:
             ("--request-timeout-s", str(deadline_s))
             for deadline_s in (LONG_DEADLINE_S, LONG_DEADLINE_S, SHORT_DEADLINE_S)
         ),
+        can_be_slow=True,
     )
 
 

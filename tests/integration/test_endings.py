@@ -15,7 +15,7 @@ import pytest
 from tests.cluster.api import CHAT, COMPLETIONS, Api, ApiFailure, Fields
 from tests.cluster.cluster import Cluster
 from tests.cluster.tiny_model import END_TOKEN_ID, prompt_tokens, token_id
-from tests.cluster.topologies import PREFILL_STEP_TOKENS, SHORT_DEADLINE_S
+from tests.cluster.topologies import LONG_DEADLINE_S, PREFILL_STEP_TOKENS
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -126,10 +126,10 @@ def test_a_client_that_leaves_during_prefill_frees_everything(
 ) -> None:
     steps_before = tiny_cluster.status("prefill-1").num_steps
     prompt = prompt_tokens(LONG_PROMPT, salt=7 + is_stream)
-    client = hanging_request(tiny_cluster, prompt=prompt, stream=is_stream, max_tokens=20)
-    with client:
-        wait_busy(tiny_cluster, "prefill-1")
-    tiny_cluster.check_settled()
+    with tiny_cluster.slow():
+        with hanging_request(tiny_cluster, prompt=prompt, stream=is_stream, max_tokens=20):
+            wait_busy(tiny_cluster, "prefill-1")
+        tiny_cluster.check_settled()
     num_steps = tiny_cluster.status("prefill-1").num_steps - steps_before
     assert num_steps < LONG_PROMPT // PREFILL_STEP_TOKENS, "the prompt was given up, not finished"
 
@@ -140,9 +140,10 @@ def test_a_client_that_leaves_during_decode_frees_everything(
 ) -> None:
     prompt = prompt_tokens(40, salt=9)
     fields: Fields = {"prompt": prompt, "stream": is_stream, "max_tokens": ENDLESS, **GREEDY}
-    with hanging_request(tiny_cluster, **fields):
-        wait_busy(tiny_cluster, "decode-1")
-    tiny_cluster.check_settled()
+    with tiny_cluster.slow():
+        with hanging_request(tiny_cluster, **fields):
+            wait_busy(tiny_cluster, "decode-1")
+        tiny_cluster.check_settled()
 
 
 def test_a_client_that_leaves_before_it_asked_for_all_is_forgotten(tiny_cluster: Cluster) -> None:
@@ -159,7 +160,7 @@ def test_the_deadline_ends_a_request_with_504(tiny_cluster: Cluster, length: int
         started_at_s = time.monotonic()
         with pytest.raises(ApiFailure) as failure:
             api.complete(prompt_tokens(length, salt=11), **fields)
-        assert time.monotonic() - started_at_s < SHORT_DEADLINE_S + 5
+        assert time.monotonic() - started_at_s < LONG_DEADLINE_S / 2
     error = failure.value.error
     assert (error.status, error.code, error.kind) == (504, "deadline_exceeded", "server_error")
 

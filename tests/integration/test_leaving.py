@@ -6,10 +6,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,53 +25,42 @@ from tests.redis_server import RedisServer
 
 pytestmark = [pytest.mark.endurance, pytest.mark.timeout(300)]
 
-Slow = Callable[[], AbstractContextManager[None]]
-
 GREEDY: Fields = {"temperature": 0, "ignore_eos": True}
 SAMPLED: Fields = {"temperature": 1.0, "ignore_eos": True}
 DRAIN_S = 120.0
 SHORT_DRAIN_S = 0.3
 LONG = 1500
-"""Tokens: they take half a minute while the decode nodes are slow."""
+"""Tokens: they take more than a minute while nodes are slow."""
 SOON_S = 60.0
 """How soon whoever has nothing to do any more is gone: long before its time to drain is over."""
 
 
-def spec(model: Path, slow: Path) -> ClusterSpec:
-    """Two of each role and two routers; `decode-2` hands over almost at once.
-
-    Decode nodes are slow while there is a file `slow`.
-    """
+def spec(model: Path) -> ClusterSpec:
+    """Two of each role and two routers; `decode-2` hands over almost at once."""
     drain = ("--drain-timeout-s", str(DRAIN_S))
     short = ("--drain-timeout-s", str(SHORT_DRAIN_S))
     local = ("--local-prefill-threshold", "0")
-    can_be_slow = {"SLOW_WHILE": str(slow)}
     return ClusterSpec(
         name="draining",
         model=model,
         nodes=(
             NodeSpec("prefill-1", Role.PREFILL, ("--max-num-batched-tokens", "32", *drain)),
             NodeSpec("prefill-2", Role.PREFILL, ("--max-num-batched-tokens", "32", *drain)),
-            NodeSpec("decode-1", Role.DECODE, (*local, *drain), can_be_slow),
-            NodeSpec("decode-2", Role.DECODE, (*local, *short), can_be_slow),
+            NodeSpec("decode-1", Role.DECODE, (*local, *drain)),
+            NodeSpec("decode-2", Role.DECODE, (*local, *short)),
         ),
         flags=("--block-size", "16", "--num-threads", "1", "--kv-cache-memory", "16MiB"),
         # In turn, so that each decode node gets its share whatever it has in its cache.
         routers=(("--placement-policy", "round_robin", *drain),) * 2,
+        can_be_slow=True,
     )
 
 
 @pytest.fixture(scope="module")
-def slow_file(cluster_folder: Path) -> Path:
-    """Decode nodes are slow while it exists."""
-    return cluster_folder / "slow"
-
-
-@pytest.fixture(scope="module")
 def _cluster(
-    cluster_redis: RedisServer, cluster_folder: Path, tiny_model: Path, slow_file: Path
+    cluster_redis: RedisServer, cluster_folder: Path, tiny_model: Path
 ) -> Iterator[Cluster]:
-    with running([spec(tiny_model, slow_file)], cluster_redis, cluster_folder) as (cluster,):
+    with running([spec(tiny_model)], cluster_redis, cluster_folder) as (cluster,):
         yield cluster
 
 
@@ -83,22 +70,6 @@ def cluster(_cluster: Cluster) -> Iterator[Cluster]:
     yield _cluster
     _cluster.mend()
     _cluster.check_settled()
-
-
-@contextmanager
-def slowness(file: Path) -> Iterator[None]:
-    """What runs on decode nodes goes on running, whatever else takes its time."""
-    file.touch()
-    try:
-        yield
-    finally:
-        file.unlink()
-
-
-@pytest.fixture
-def slow(slow_file: Path) -> Slow:
-    """For `with slow():`, see `slowness`."""
-    return partial(slowness, slow_file)
 
 
 @pytest.fixture
@@ -202,9 +173,9 @@ def only(cluster: Cluster, node_id: str) -> None:
 
 
 def test_what_runs_on_a_decode_node_that_drains_is_finished_there(
-    cluster: Cluster, api: Api, answers: Answers, slow: Slow
+    cluster: Cluster, api: Api, answers: Answers
 ) -> None:
-    with slow():
+    with cluster.slow():
         answers.start()
         cluster.wait_status("decode-1", runs_some, "runs some")
         reply = drain(api, "decode-1")
@@ -225,9 +196,9 @@ def test_what_runs_on_a_decode_node_that_drains_is_finished_there(
 
 
 def test_what_is_left_at_the_time_out_goes_on_elsewhere_with_the_same_tokens(
-    cluster: Cluster, api: Api, answers: Answers, slow: Slow
+    cluster: Cluster, api: Api, answers: Answers
 ) -> None:
-    with slow():
+    with cluster.slow():
         answers.start()
         cluster.wait_status("decode-2", runs_some, "runs some")
         process = cluster.processes["decode-2"]
@@ -240,9 +211,9 @@ def test_what_is_left_at_the_time_out_goes_on_elsewhere_with_the_same_tokens(
 
 
 def test_a_decode_node_that_is_killed_is_not_noticed_either(
-    cluster: Cluster, api: Api, answers: Answers, slow: Slow
+    cluster: Cluster, api: Api, answers: Answers
 ) -> None:
-    with slow():
+    with cluster.slow():
         answers.start()
         cluster.wait_status("decode-2", runs_some, "runs some")
         cluster.processes["decode-2"].kill()
@@ -272,12 +243,10 @@ def test_decode_nodes_drain_one_after_the_other_under_load(cluster: Cluster, api
     load.end()
 
 
-def test_the_last_decode_node_cannot_hand_anything_over(
-    cluster: Cluster, api: Api, slow: Slow
-) -> None:
+def test_the_last_decode_node_cannot_hand_anything_over(cluster: Cluster, api: Api) -> None:
     only(cluster, "decode-2")
     prompt = prompt_tokens(30, salt=56)
-    with slow(), api.stream(prompt=prompt, max_tokens=LONG, **GREEDY) as stream:
+    with cluster.slow(), api.stream(prompt=prompt, max_tokens=LONG, **GREEDY) as stream:
         stream.read_tokens(3)
         cluster.processes["decode-2"].begin_stop()
         with pytest.raises(ApiFailure) as failure:
@@ -286,14 +255,14 @@ def test_the_last_decode_node_cannot_hand_anything_over(
     assert cluster.processes["decode-2"].wait(SOON_S) == 0
 
 
-def test_a_router_that_drains_lets_its_streams_end(cluster: Cluster, api: Api, slow: Slow) -> None:
+def test_a_router_that_drains_lets_its_streams_end(cluster: Cluster, api: Api) -> None:
     fields: Fields = {"prompt": prompt_tokens(40, salt=57), "max_tokens": LONG, **GREEDY}
     wanted = api.complete(**fields)
     process = cluster.processes["router-1"]
     with httpx.Client(base_url=cluster.url, timeout=10.0) as probe:
         assert probe.get("/ready").status_code == 200
         with api.stream(logprobs=0, **fields) as stream:
-            with slow():
+            with cluster.slow():
                 stream.read_tokens(3)
                 process.begin_stop()
                 wait_until(lambda: not is_listening(cluster.url), "takes no new connection")
@@ -310,10 +279,10 @@ def test_an_idle_process_ends_soon(cluster: Cluster) -> None:
         assert process.wait(SOON_S) == 0, name
 
 
-def test_a_second_signal_ends_a_node_at_once(cluster: Cluster, api: Api, slow: Slow) -> None:
+def test_a_second_signal_ends_a_node_at_once(cluster: Cluster, api: Api) -> None:
     only(cluster, "decode-1")
     process = cluster.processes["decode-1"]
-    with slow(), api.stream(prompt=prompt_tokens(9), max_tokens=LONG, **GREEDY) as stream:
+    with cluster.slow(), api.stream(prompt=prompt_tokens(9), max_tokens=LONG, **GREEDY) as stream:
         stream.read_tokens(3)
         process.begin_stop()
         # Two signals at once would be one.

@@ -156,7 +156,7 @@ class Tab:
             raise BrowserError(details.get("exception", {}).get("description") or details["text"])
         return reply["result"].get("value")
 
-    def wait(self, script: str, *, timeout_s: float = 10.0) -> Any:
+    def wait(self, script: str, *, timeout_s: float = 60.0) -> Any:
         """The first true value of an expression."""
 
         def value() -> Any:

@@ -45,6 +45,7 @@ def page_cluster(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> 
             NodeSpec("decode-1", Role.DECODE, ("--local-prefill-threshold", "0")),
         ),
         flags=("--block-size", "16", "--num-threads", "1", "--kv-cache-memory", "16MiB"),
+        can_be_slow=True,
     )
     with redis_server() as redis, running([spec], redis, Path(folder)) as (cluster,):
         yield cluster

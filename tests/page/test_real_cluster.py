@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.cluster.api import Api
+from tests.cluster.api import Api, Fields
 from tests.cluster.cluster import Cluster
 from tests.cluster.tiny_model import prompt_tokens
 from tests.page.browser import Browser, Tab
@@ -42,8 +42,12 @@ def test_the_nodes_of_a_cluster(page_cluster: Cluster, tab: Tab) -> None:
 def test_a_request_in_flight(page_cluster: Cluster, api: Api, tab: Tab) -> None:
     tab.goto(page_cluster.url)
     tab.wait("document.querySelectorAll('.card').length == 2")
-    prompt = prompt_tokens(64, salt=1)
-    with api.stream(prompt=prompt, max_tokens=20_000, ignore_eos=True) as stream:
+    endless: Fields = {
+        "prompt": prompt_tokens(64, salt=1),
+        "max_tokens": 20_000,
+        "ignore_eos": True,
+    }
+    with page_cluster.slow(), api.stream(**endless) as stream:
         stream.read_tokens(1)
         tab.wait("document.querySelectorAll('.dot[data-phase=decode]').length == 1")
         tab.wait(shows("1 decode", "#figures"))
@@ -80,7 +84,7 @@ def test_a_router_that_is_restarted(page_cluster: Cluster, browser: Browser) -> 
     assert "does not answer; what you see is old" in tab.text("#connection")
     assert tab.run("document.body.classList.contains('is-stale')")
     page_cluster.mend()
-    tab.wait(f"{STATE} == 'live'", timeout_s=30.0)
+    tab.wait(f"{STATE} == 'live'")
     tab.wait("document.querySelectorAll('.card').length == 2")
     assert not tab.run("document.body.classList.contains('is-stale')")
     only_refused = {"net::ERR_CONNECTION_REFUSED", "net::ERR_INCOMPLETE_CHUNKED_ENCODING"}
@@ -93,8 +97,8 @@ def test_a_router_that_falls_silent(page_cluster: Cluster, tab: Tab) -> None:
     router = page_cluster.processes["router-1"]
     router.freeze()
     try:
-        tab.wait(f"{STATE} == 'stale'", timeout_s=20.0)
+        tab.wait(f"{STATE} == 'stale'")
         assert "what you see is old" in tab.text("#connection")
     finally:
         router.thaw()
-    tab.wait(f"{STATE} == 'live'", timeout_s=20.0)
+    tab.wait(f"{STATE} == 'live'")
