@@ -8,6 +8,7 @@ KV plane decides nothing; who may write where was decided on the control plane.
     loopback        LoopbackConnector, LoopbackNetwork: nodes of one process; the reference
     zmq_connector   ZmqConnector: nodes on different machines
     zmq_transport   its sockets; curve_keys: the key pair that encrypts them
+    zmq_parts       payload that ZMQ sends out of this process's memory
     shell           what all connectors share: one thread, one queue of effects, two halves:
       sending_end     the sending machine, the pool it reads, its end of every lane
       receiving_end   the receiving machine, the pool it writes, the fence of `revoke`

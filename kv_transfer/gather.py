@@ -20,7 +20,7 @@ from kv_transfer.pieces import NO_SUMS, Pool, Sums
 GATHER_BELOW_BYTES = 256 << 10
 """Ranges shorter than that are copied together."""
 MOST_PART_BYTES = 1 << 20
-"""Longer parts take more of both processors per byte: of 4 MiB, a third more."""
+"""Longer parts cost more per byte: of 4 MiB, bare ZMQ took 15 to 25 % more of the processors."""
 
 
 class Gatherer:

@@ -1,8 +1,8 @@
 """Message parts that ZMQ sends out of this process's memory, and lets go of without Python.
 
 pyzmq sends without a copy too. But it hears of each part that was sent through a socket and a
-thread of its own, which takes the interpreter from the thread that sends the next one: that cost
-more than the part's journey. Here ZMQ's own thread sets a byte, and whoever sends next looks.
+thread of its own, which takes the interpreter from the thread that sends the next one, for some
+50 us of processor time. Here ZMQ's own thread sets a byte, and whoever sends next looks.
 
 libzmq is the one that pyzmq has loaded, called on pyzmq's sockets.
 """

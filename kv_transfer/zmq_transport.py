@@ -40,7 +40,7 @@ logger = logging.getLogger("pdserve.kv_transfer")
 SENDER_HIGH_WATER_MARK = 4096
 RECEIVER_HIGH_WATER_MARK = 8
 # What the kernel may hold of a sender, who gets twice as much: a quarter of what Linux would grow
-# it to. What waits there is in no cache when its turn comes, and then costs both ends more.
+# it to. With more, both ends took more processor time per byte: it leaves the caches, presumably.
 SEND_BUFFER_BYTES = 512 << 10
 LINGER_MS = 200
 TERMINATE_WITHIN_S = 2.0
