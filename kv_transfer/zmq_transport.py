@@ -16,11 +16,12 @@ import socket
 import threading
 from collections import deque
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 import numpy as np
 import zmq
 
-from common.addresses import host_port
+from common.addresses import host_port, is_loopback
 from common.errors import ConfigError, HandoffFailed
 from common.kv_layout import KVLayout
 from kv_transfer.core.effects import Peer
@@ -39,9 +40,11 @@ logger = logging.getLogger("pdserve.kv_transfer")
 # memory, and is no longer in a cache when its turn comes.
 SENDER_HIGH_WATER_MARK = 4096
 RECEIVER_HIGH_WATER_MARK = 8
-# What the kernel may hold of a sender, who gets twice as much: a quarter of what Linux would grow
-# it to. With more, both ends took more processor time per byte: it leaves the caches, presumably.
-SEND_BUFFER_BYTES = 512 << 10
+# What the kernel may hold of a sender to a node of the same machine; Linux makes it twice as much,
+# and would make it eight times as much by itself. With more, both ends took more processor time per
+# byte: it leaves the caches, presumably. Farther away it would bound what is on its way.
+LOCAL_SEND_BUFFER_BYTES = 512 << 10
+KERNELS_CHOICE = -1
 LINGER_MS = 200
 TERMINATE_WITHIN_S = 2.0
 KEEPALIVE_S = 10
@@ -120,7 +123,7 @@ class ZmqTransport:
         dealer.setsockopt(zmq.MAXMSGSIZE, self._on_the_wire(MAX_HEADER_BYTES))
         dealer.setsockopt(zmq.RCVHWM, SENDER_HIGH_WATER_MARK)
         dealer.setsockopt(zmq.SNDHWM, SENDER_HIGH_WATER_MARK)
-        dealer.setsockopt(zmq.SNDBUF, SEND_BUFFER_BYTES)
+        dealer.setsockopt(zmq.SNDBUF, send_buffer_bytes(peer.endpoint))
         dealer.setsockopt(zmq.LINGER, 0)
         dealer.setsockopt(zmq.IPV6, _is_ipv6(peer.endpoint))
         if self._gate:
@@ -265,6 +268,12 @@ def _keep_freed_memory() -> None:
 
 def _tcp(host: str, port: int) -> str:
     return f"tcp://{host_port(host, port)}"
+
+
+def send_buffer_bytes(endpoint: str) -> int:
+    """For ZMQ's SNDBUF."""
+    host = urlsplit(endpoint).hostname or ""
+    return LOCAL_SEND_BUFFER_BYTES if is_loopback(host) else KERNELS_CHOICE
 
 
 def _is_ipv6(endpoint: str) -> bool:

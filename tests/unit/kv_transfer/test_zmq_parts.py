@@ -21,6 +21,8 @@ class Sockets:
     def __init__(self) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._made: list[zmq.Socket[bytes]] = []
+        # They outlive the sockets, as they have to.
+        self._part_senders: list[PartSender] = []
 
     def new(self) -> zmq.Socket[bytes]:
         self._made.append(self._context.socket(zmq.DEALER))
@@ -33,6 +35,10 @@ class Sockets:
         receiver.bind(endpoint)
         sender.connect(receiver.get_string(zmq.LAST_ENDPOINT).rstrip("\0"))
         return sender, receiver
+
+    def part_sender(self, socket: zmq.Socket[bytes]) -> PartSender:
+        self._part_senders.append(PartSender(socket))
+        return self._part_senders[-1]
 
     def close(self) -> None:
         for socket in self._made:
@@ -55,7 +61,7 @@ def random_bytes(count: int, seed: int) -> np.ndarray:
 def test_parts_of_all_sizes_arrive_in_order_as_they_are(sockets: Sockets, endpoint: str) -> None:
     sender, receiver = sockets.pair(endpoint)
     parts = [random_bytes(size, size) for size in (0, 1, 33, 34, 8192, 65536, 3 << 20)]
-    parts_sender = PartSender(sender)
+    parts_sender = sockets.part_sender(sender)
     for _ in range(3):
         parts_sender.send(HEADER, [part.data for part in parts])
         got = receiver.recv_multipart()
@@ -66,7 +72,7 @@ def test_nothing_is_copied(sockets: Sockets) -> None:
     """Within a process what arrives is the very memory that was sent."""
     sender, receiver = sockets.pair("inproc://parts")
     part = random_bytes(1 << 20, 1)
-    PartSender(sender).send(HEADER, [part.data])
+    sockets.part_sender(sender).send(HEADER, [part.data])
     _, got = receiver.recv_multipart(copy=False)
     assert np.shares_memory(np.frombuffer(got.buffer, np.uint8), part)
 
@@ -75,7 +81,7 @@ def test_a_part_is_kept_until_zmq_has_let_go_of_it(
     sockets: Sockets,
 ) -> None:
     sender, receiver = sockets.pair("inproc://parts")
-    parts_sender = PartSender(sender)
+    parts_sender = sockets.part_sender(sender)
     first, second = random_bytes(1 << 20, 1), random_bytes(1 << 20, 2)
     kept = weakref.ref(first)
     parts_sender.send(HEADER, [first.data, second.data])
@@ -96,7 +102,7 @@ def test_a_part_is_kept_until_zmq_has_let_go_of_it(
 
 def test_sending_forgets_what_was_sent_before(sockets: Sockets) -> None:
     sender, receiver = sockets.pair("inproc://parts")
-    parts_sender = PartSender(sender)
+    parts_sender = sockets.part_sender(sender)
     first = random_bytes(1 << 20, 1)
     kept = weakref.ref(first)
     parts_sender.send(HEADER, [first.data])
@@ -111,7 +117,7 @@ def test_a_part_that_never_left_is_let_go_of_when_zmq_has_ended(
 ) -> None:
     sender = sockets.new()
     sender.connect("tcp://127.0.0.1:1")  # Nobody is there.
-    parts_sender = PartSender(sender)
+    parts_sender = sockets.part_sender(sender)
     parts_sender.send(HEADER, [random_bytes(1 << 20, 1).data])
     assert not parts_sender.forget_sent()
     sockets.close()
@@ -122,7 +128,7 @@ def test_a_socket_that_is_full_takes_nothing(sockets: Sockets) -> None:
     sender = sockets.new()
     sender.setsockopt(zmq.SNDHWM, 1)
     sender.connect("tcp://127.0.0.1:1")
-    parts_sender = PartSender(sender)
+    parts_sender = sockets.part_sender(sender)
     parts_sender.send(HEADER, [random_bytes(1 << 20, 1).data])
     refused = random_bytes(1 << 20, 2)
     kept = weakref.ref(refused)
