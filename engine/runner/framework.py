@@ -7,7 +7,9 @@ Paddle first.
 
 from __future__ import annotations
 
+import ctypes
 import os
+import sys
 import warnings
 from pathlib import Path
 
@@ -44,3 +46,15 @@ def set_num_threads(num_threads: int) -> None:
     chosen = num_threads or available
     paddle.base.core.set_num_threads(chosen)
     numba.set_num_threads(chosen)
+    _keep_thread_pool()
+
+
+def _keep_thread_pool() -> None:
+    """Leave the kernels' threads to the process's end.
+
+    numba's pool on TBB, unloaded with the interpreter, waits for its work to end. On one core that is
+    for ever where the kernels ran in a thread that has ended: so it is never unloaded.
+    """
+    pool = sys.modules.get("numba.np.ufunc.tbbpool")
+    if pool is not None:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(pool))
