@@ -16,7 +16,7 @@ from router.generation import TakeChunks, TokenChunk
 
 @dataclass(frozen=True, slots=True)
 class AnswerStream:
-    """One answer's format, its client, the count of what that was sent."""
+    """One answer's format, its client, how many choices it has, and the count of what was sent."""
 
     form: AnswerFormat
     usage: Usage

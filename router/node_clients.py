@@ -37,6 +37,7 @@ from protos.output_batches import outputs_from_proto
 from protos.pdserve_node_pb2_grpc import NodeStub
 from protos.rpc_errors import error_of
 from protos.transport_security import open_channel
+from router.core.bursts import FEW_OUTPUTS, TURNS_FOR_OTHERS, part_size
 from router.core.request_flow import Reservation
 from router.silence import Silence
 from router.waiting_calls import (
@@ -64,16 +65,6 @@ CALLS_PER_MESSAGE = 512
 BYTES_PER_MESSAGE = 1 << 20
 """Of all calls in a message but its first: far from the most that a node takes."""
 ABORTS_PER_MESSAGE = 512
-FEW_OUTPUTS = 8
-"""More than so many are passed on in parts, behind each of which the event loop turns
-`TURNS_FOR_OTHERS` times for everybody else."""
-OUTPUTS_AT_ONCE = 32
-OUTPUTS_AT_MOST = 512
-PARTS = 60
-"""A part is at least so many outputs, one for each request that runs, and one in so many of those
-that wait; up to a bound it grows as the square of the requests. The more there is to do, the less
-often it is interrupted: requests that are looked at together share messages to the nodes."""
-TURNS_FOR_OTHERS = 2
 MAX_WAITING_OUTPUTS = 65_536
 """While more wait to be passed on, nothing is read from their node."""
 _MAX_MESSAGE_BYTES = 16 << 20
@@ -108,12 +99,6 @@ class NodeListener(Protocol):
 def backoff_s(num_failures: int) -> float:
     """The pause before the next try to open a stream: doubles, up to `LAST_BACKOFF_S`."""
     return min(LAST_BACKOFF_S, FIRST_BACKOFF_S * 2.0 ** min(num_failures, 10))
-
-
-def part_size(num_running: int, num_waiting: int) -> int:
-    """How many of the outputs that wait are passed on before the event loop turns."""
-    for_many = min(OUTPUTS_AT_MOST, num_running * num_running // OUTPUTS_AT_ONCE)
-    return max(OUTPUTS_AT_ONCE, num_running, for_many, -(-num_waiting // PARTS))
 
 
 class NodeClient:

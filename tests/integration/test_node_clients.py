@@ -20,17 +20,19 @@ from common.request import GenerationRequest, RequestOutput, SamplingParams
 from placement.memory_store import MemoryStore
 from protos import pdserve_node_pb2 as pb
 from router import node_clients
-from router.core.request_flow import Reservation
-from router.node_clients import (
-    FIRST_BACKOFF_S,
-    LAST_BACKOFF_S,
+from router.core.bursts import (
     OUTPUTS_AT_MOST,
     OUTPUTS_AT_ONCE,
     PARTS,
     TURNS_FOR_OTHERS,
+    part_size,
+)
+from router.core.request_flow import Reservation
+from router.node_clients import (
+    FIRST_BACKOFF_S,
+    LAST_BACKOFF_S,
     NodeClient,
     backoff_s,
-    part_size,
 )
 from tests.fakes.http_server import eventually
 from tests.fakes.stopped_time import StoppedTime
