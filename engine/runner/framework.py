@@ -52,8 +52,8 @@ def set_num_threads(num_threads: int) -> None:
 def _keep_thread_pool() -> None:
     """Leave the kernels' threads to the process's end.
 
-    numba's pool on TBB, unloaded with the interpreter, waits for its work to end. On one core that is
-    for ever where the kernels ran in a thread that has ended: so it is never unloaded.
+    numba's pool on TBB, unloaded with the interpreter, waits for its work to end. On one core that
+    is for ever where the kernels ran in a thread that has ended: so it is never unloaded.
     """
     pool = sys.modules.get("numba.np.ufunc.tbbpool")
     if pool is not None:
