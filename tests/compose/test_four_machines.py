@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.compose.cluster import MODEL, Cluster, free_port
+from pdserve.network import free_loopback_port
+from tests.compose.cluster import MODEL, Cluster
 from tests.compose.load import ask, prompts
 from tests.compose.project import COMPOSE, Project
 
@@ -25,7 +26,7 @@ def machines(project: Project, keys: Path) -> Iterator[list[Project]]:
             **project.settings,
             "HOST_ADDRESS": address,
             "REDIS_ADDRESS": ADDRESSES[0],
-            "LISTEN": f"{ADDRESSES[0]}:{free_port()}",
+            "LISTEN": f"{ADDRESSES[0]}:{free_loopback_port()}",
             "ROUTER_1": f"{ADDRESSES[0]}:8001",
             "ROUTER_2": f"{ADDRESSES[0]}:8001",
             "CLUSTER": "four",

@@ -15,7 +15,8 @@ import httpx
 import pytest
 from openai import OpenAI
 
-from tests.compose.cluster import MODEL, Cluster, free_port
+from pdserve.network import free_loopback_port
+from tests.compose.cluster import MODEL, Cluster
 from tests.compose.conftest import CONTAINER_UID
 from tests.compose.load import ask
 from tests.compose.project import COMPOSE, Project
@@ -51,7 +52,7 @@ def prometheus(cluster: Cluster, work: Path) -> Prometheus:
     data = work / "data" / "prometheus"
     data.mkdir(parents=True)
     os.chown(data, CONTAINER_UID, CONTAINER_UID)
-    address = f"127.0.0.1:{free_port()}"
+    address = f"127.0.0.1:{free_loopback_port()}"
     settings = cluster.project.settings | {
         "PROMETHEUS_LISTEN": address,
         "DATA_FOLDER": str(data.parent),

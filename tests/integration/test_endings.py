@@ -156,7 +156,7 @@ def test_a_client_that_leaves_before_it_asked_for_all_is_forgotten(tiny_cluster:
 @pytest.mark.parametrize("length", [40, LONG_PROMPT])
 def test_the_deadline_ends_a_request_with_504(tiny_cluster: Cluster, length: int) -> None:
     fields: Fields = {"max_tokens": ENDLESS, **GREEDY}
-    with Api(tiny_cluster.urls[2], "tiny") as api:
+    with tiny_cluster.slow(), Api(tiny_cluster.urls[2], "tiny") as api:
         started_at_s = time.monotonic()
         with pytest.raises(ApiFailure) as failure:
             api.complete(prompt_tokens(length, salt=11), **fields)
@@ -166,7 +166,7 @@ def test_the_deadline_ends_a_request_with_504(tiny_cluster: Cluster, length: int
 
 
 def test_the_deadline_ends_a_stream_with_an_error_event(tiny_cluster: Cluster) -> None:
-    with Api(tiny_cluster.urls[2], "tiny") as api:
+    with tiny_cluster.slow(), Api(tiny_cluster.urls[2], "tiny") as api:
         prompt = prompt_tokens(10, salt=12)
         with api.stream(prompt=prompt, max_tokens=ENDLESS, **GREEDY) as stream:
             with pytest.raises(ApiFailure) as failure:
