@@ -15,7 +15,9 @@ from kv_transfer.rdma.slabs import Range
 
 
 class FakeEngine:
-    """`fails_after` more registrations succeed; None: all. `is_reachable`: what a probe finds."""
+    """`fails_after` more registrations succeed; None: all. `is_reachable`: what a probe finds.
+    What is submitted while `is_held` is waited for until `let_go` is released.
+    """
 
     def __init__(self, name: str = "here:1") -> None:
         self.name = name
@@ -29,6 +31,7 @@ class FakeEngine:
         self.most_under_way = 0
         self._ids = itertools.count(1)
         self._under_way: dict[int, list[Range]] = {}
+        self._held: set[int] = set()
         self._lock = threading.Lock()
 
     @property
@@ -59,12 +62,14 @@ class FakeEngine:
         with self._lock:
             batch = next(self._ids)
             self._under_way[batch] = list(ranges)
+            if self.is_held:
+                self._held.add(batch)
             self.batches.append(list(ranges))
             self.most_under_way = max(self.most_under_way, len(self._under_way))
         return batch
 
     def wait(self, batch: int) -> bool:
-        if self.is_held:
+        if batch in self._held:
             assert self.let_go.acquire(timeout=20)
         with self._lock:
             ranges = self._under_way.pop(batch)  # Asked twice: a KeyError.
