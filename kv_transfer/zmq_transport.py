@@ -166,8 +166,10 @@ class ZmqTransport:
                 raise
 
     def wait(self, timeout_s: float) -> None:
+        arrived = self._poller.poll(_ms(timeout_s))
+        # Now rather than before: what arrived may be answered out of the memory this makes free.
         self._forget_sent()
-        for source, _ in self._poller.poll(_ms(timeout_s)):
+        for source, _ in arrived:
             if source == self._wake_read.fileno():
                 self._wake_read.recv(4096)
             elif self._gate and source == self._gate.socket:

@@ -57,3 +57,24 @@ def test_what_zmq_holds_of_a_closed_connection_is_kept(transport: ZmqTransport) 
     assert kept() is not None
     while kept() is not None:
         transport.wait(0.001)
+
+
+def test_what_was_sent_during_a_wait_is_let_go_of_when_it_ends(
+    transport: ZmqTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever is woken by an acknowledgement sends again: into the memory that it made free."""
+    itself = Peer(transport.endpoint, Incarnation("itself", 1))
+    part = np.ones(1 << 20, np.uint8)
+    kept = weakref.ref(part)
+    transport.connect(itself)
+    assert transport.send(itself, [memoryview(b"header"), part.data])
+    del part
+
+    def until_it_is_sent(_: int) -> list[tuple[int, int]]:
+        while not transport._part_senders[itself]._held[0][0].all():
+            pass
+        return []
+
+    monkeypatch.setattr(transport._poller, "poll", until_it_is_sent)
+    transport.wait(1.0)
+    assert kept() is None
