@@ -339,9 +339,9 @@ def can_sum(row_bytes: int) -> bool:
     return _HAS_WIDE_REGISTERS and row_bytes >= SHORTEST_BYTES and row_bytes % STRIPE_BYTES == 0
 
 
-def can_copy(row_bytes: int, target: int) -> bool:
-    """Whether rows of this size can be copied to this address, and to whole rows from there."""
-    return can_sum(row_bytes) and target % ALIGNMENT == 0
+def can_copy(row_bytes: int, targets: Numbers) -> bool:
+    """Whether rows of this size can be copied to these addresses."""
+    return can_sum(row_bytes) and int(np.bitwise_or.reduce(targets)) % ALIGNMENT == 0
 
 
 def sum_rows(sources: Numbers, row_bytes: int, seeds: Numbers) -> Numbers:
@@ -369,7 +369,7 @@ def copy_rows(targets: Numbers, sources: Numbers, row_bytes: int, seeds: Numbers
         raise ValueError(f"rows of {row_bytes} bytes: {_WANTED_SIZE}")
     if not targets.size == sources.size == seeds.size:
         raise ValueError("targets, sources and seeds differ in number")
-    if np.any(targets % np.uint64(ALIGNMENT)):
+    if not can_copy(row_bytes, targets):
         raise ValueError(f"rows are copied to multiples of {ALIGNMENT} and nowhere else")
     sums = np.empty(sources.size, np.uint64)
     _take_rows(True, targets, sources, row_bytes, seeds, sums)

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from itertools import chain, pairwise
+from itertools import pairwise
+
+import numpy as np
 
 from kv_transfer.core.chunks import Chunk
 from kv_transfer.core.limits import DEFAULT_WINDOW_BYTES
 from kv_transfer.lane import Payload
 from kv_transfer.piece_rows import PieceRows
-from kv_transfer.pieces import NO_SUMS, Pool, Sums
+from kv_transfer.pieces import NO_SUMS, Pool, Sums, unpacked_sums
 
 GATHER_BELOW_BYTES = 256 << 10
 """Ranges shorter than that are copied together."""
@@ -91,8 +93,10 @@ class Gatherer:
 
 
 def _joined(sums: Sequence[Sums]) -> Sums:
-    keys, values = (tuple(chain.from_iterable(kind)) for kind in zip(*sums, strict=True))
-    return keys, values
+    """Of several groups of blocks in a row."""
+    if len(sums) == 1:
+        return sums[0]
+    return np.concatenate([unpacked_sums(one) for one in sums], axis=1).tobytes()
 
 
 def _groups(runs: Sequence[tuple[int, int]], piece_bytes: int) -> list[tuple[int, bool]]:

@@ -51,8 +51,9 @@ class PieceRows:
         """A copy of some blocks of a layer, as a pool of one layer; its sums if they are wanted."""
         piece_bytes = pool.shape[3]
         copy = np.empty((1, 2, len(blocks), piece_bytes), np.uint8)
-        if self._can_copy(copy):
-            targets, sources = _rows(copy, 0, range(len(blocks))), _rows(pool, layer, blocks)
+        targets = _rows(copy, 0, range(len(blocks)))
+        if self._can_copy(piece_bytes, targets):
+            sources = _rows(pool, layer, blocks)
             return copy, self._copy(targets, sources, piece_bytes, _seeds(layer, ordinals))
         for kind in (0, 1):
             # `clip` only spares numpy a buffer of its own: the blocks are inside the pool.
@@ -61,27 +62,24 @@ class PieceRows:
 
     def copy_parts(self, write: Write, parts: Parts, pool: Pool) -> Sums:
         """Copy the payload of a frame into the pool; the sums of it unless nobody verifies."""
-        if not self._can_copy(pool):
+        piece_bytes, targets = pool.shape[3], _target_rows(write, pool)
+        if not self._can_copy(piece_bytes, targets):
             return _write_parts(write, parts, pool)
-        return self._copy_rows(write, _part_rows(write.data.runs, parts, pool.shape[3]), pool)
+        sources = _part_rows(write.data.runs, parts, piece_bytes)
+        return self._copy(targets, sources, piece_bytes, _write_seeds(write))
 
     def copy_blocks(self, write: Write, source: Pool, pool: Pool) -> Sums:
         """Copy the blocks that a frame names out of another pool; the sums as above."""
         layer, blocks = write.data.layer, write.data.source_blocks
-        if not self._can_copy(pool):
+        piece_bytes, targets = pool.shape[3], _target_rows(write, pool)
+        if not self._can_copy(piece_bytes, targets):
             parts = [memoryview(kind[block]) for block in blocks for kind in source[layer]]
             return _write_parts(write, parts, pool)
-        return self._copy_rows(write, _rows(source, layer, blocks), pool)
+        sources = _rows(source, layer, blocks)
+        return self._copy(targets, sources, piece_bytes, _write_seeds(write))
 
-    def _can_copy(self, pool: Pool) -> bool:
-        """Whether the kernel can write to pieces of this array."""
-        kernel = self._kernel
-        return kernel is not None and kernel.can_copy(pool.shape[3], pool.ctypes.data)
-
-    def _copy_rows(self, write: Write, sources: Addresses, pool: Pool) -> Sums:
-        targets = _rows(pool, write.data.layer, write.target_blocks)
-        seeds = _seeds(write.data.layer, write.data.ordinals)
-        return self._copy(targets, sources, pool.shape[3], seeds)
+    def _can_copy(self, piece_bytes: int, targets: Addresses) -> bool:
+        return self._kernel is not None and self._kernel.can_copy(piece_bytes, targets)
 
     def _copy(
         self, targets: Addresses, sources: Addresses, piece_bytes: int, seeds: Addresses
@@ -103,17 +101,17 @@ def _rows(pool: Pool, layer: int, blocks: Sequence[int]) -> Addresses:
     return np.concatenate((keys, keys + np.uint64(pool.strides[1])))
 
 
+def _target_rows(write: Write, pool: Pool) -> Addresses:
+    return _rows(pool, write.data.layer, write.target_blocks)
+
+
 def _part_rows(runs: Sequence[int], parts: Parts, piece_bytes: int) -> Addresses:
     """The rows of message parts: of each run its keys, then its values."""
-    starts = [np.frombuffer(part, np.uint8).ctypes.data for part in parts]
-    steps = [np.arange(count, dtype=np.uint64) * np.uint64(piece_bytes) for count in runs]
-    return np.concatenate(
-        [
-            step + np.uint64(start)
-            for kind in (0, 1)
-            for step, start in zip(steps, starts[kind::2], strict=True)
-        ]
-    )
+    starts = np.array([np.frombuffer(part, np.uint8).ctypes.data for part in parts], np.uint64)
+    steps = np.arange(max(runs), dtype=np.uint64) * np.uint64(piece_bytes)
+    offsets = np.concatenate([steps[:count] for count in runs])
+    keys, values = (np.repeat(starts[kind::2], runs) + offsets for kind in (0, 1))
+    return np.concatenate((keys, values))
 
 
 def _seeds(layer: int, ordinals: Sequence[int]) -> Addresses:
@@ -122,7 +120,9 @@ def _seeds(layer: int, ordinals: Sequence[int]) -> Addresses:
     return np.concatenate((seeds, seeds))
 
 
+def _write_seeds(write: Write) -> Addresses:
+    return _seeds(write.data.layer, write.data.ordinals)
+
+
 def _as_sums(sums: npt.NDArray[np.uint64]) -> Sums:
-    both = sums.tolist()
-    middle = len(both) // 2
-    return tuple(both[:middle]), tuple(both[middle:])
+    return sums.astype("<u8", copy=False).tobytes()

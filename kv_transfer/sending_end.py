@@ -299,8 +299,7 @@ def _header(effect: SendChunk, payload: Payload, sums: pieces.Sums) -> memoryvie
         ordinals=effect.chunk.ordinals,
         runs=payload.runs,
         source_blocks=payload.source_blocks,
-        key_sums=sums[0],
-        value_sums=sums[1],
+        sums=sums,
         wants_ack=effect.wants_ack,
     )
     return memoryview(frames.encode(data))

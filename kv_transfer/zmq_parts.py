@@ -16,12 +16,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import zmq
 from numba import cfunc, types
 
 _MESSAGE_BYTES = 64
 """Of `zmq_msg_t`: part of libzmq's interface."""
+# As plain numbers: those of zmq's enumeration are put together by a function of Python each time.
+_LAST = int(zmq.NOBLOCK)
+_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 
 
 @cfunc(types.void(types.voidptr, types.CPointer(types.uint8)), cache=True)  # type: ignore[untyped-decorator]
@@ -42,29 +44,29 @@ class PartSender:
         self._library = _library()
         self._message = ctypes.create_string_buffer(_MESSAGE_BYTES)
         # A byte for each part of a message, which ZMQ sets; and the parts.
-        self._held: deque[tuple[npt.NDArray[np.uint8], Sequence[memoryview]]] = deque()
+        self._held: deque[tuple[bytearray, Sequence[memoryview]]] = deque()
 
     def send(self, header: memoryview, parts: Sequence[memoryview]) -> None:
         """Send a message. Raises `zmq.ZMQError` when the connection cannot take it."""
         self.forget_sent()
-        self._socket.send(header, zmq.NOBLOCK | zmq.SNDMORE)
-        are_sent = np.zeros(len(parts), np.uint8)
+        self._socket.send(header, _MORE)
+        are_sent = bytearray(len(parts))
         self._held.append((are_sent, parts))
-        handle, flag = self._socket.underlying, are_sent.ctypes.data
+        handle, flag = self._socket.underlying, _address(are_sent)
+        last = len(parts) - 1
         for index, part in enumerate(parts):
-            more = zmq.SNDMORE if index + 1 < len(parts) else 0
-            self._send_part(handle, part, flag + index, zmq.NOBLOCK | more)
+            self._send_part(handle, part, flag + index, _LAST if index == last else _MORE)
 
     def forget_sent(self) -> bool:
         """Let go of what ZMQ let go of; whether that is everything."""
         # The oldest is sent first: what is behind one that is not need not be looked at.
-        while self._held and self._held[0][0].all():
+        while self._held and 0 not in self._held[0][0]:
             self._held.popleft()
         return not self._held
 
     def _send_part(self, handle: int, part: memoryview, flag: int, flags: int) -> None:
         library, message = self._library, self._message
-        address = np.frombuffer(part, np.uint8).ctypes.data if part.nbytes else None
+        address = _address(part) if part.nbytes else None
         if library.zmq_msg_init_data(message, address, part.nbytes, _let_go.address, flag) < 0:
             raise zmq.ZMQError(library.zmq_errno())
         while library.zmq_msg_send(message, handle, flags) < 0:
@@ -72,6 +74,11 @@ class PartSender:
             if number != errno.EINTR:
                 library.zmq_msg_close(message)
                 raise zmq.ZMQError(number)
+
+
+def _address(memory: bytearray | memoryview) -> int:
+    address: int = np.frombuffer(memory, np.uint8).ctypes.data
+    return address
 
 
 def _library() -> ctypes.CDLL:

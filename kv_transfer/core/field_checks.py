@@ -71,17 +71,20 @@ def one_of(choices: tuple[str, ...]) -> Check:
     return check
 
 
-def blob(name: str, value: object) -> bytes:
-    if type(value) is not bytes or len(value) > MAX_LANE_BYTES:
-        raise PeerProtocolError(f"{name} is not bytes, at most {MAX_LANE_BYTES}")
-    return value
+def blob(max_bytes: int) -> Check:
+    def check(name: str, value: object) -> bytes:
+        if type(value) is not bytes or len(value) > max_bytes:
+            raise PeerProtocolError(f"{name} is not bytes, at most {max_bytes}")
+        return value
+
+    return check
 
 
 def offers(name: str, value: object) -> dict[str, bytes]:
     if type(value) is not dict or not 0 < len(value) <= MAX_LANES:
         raise PeerProtocolError(f"{name} is not a map of 1 to {MAX_LANES} lanes")
-    check = text(MAX_NODE_ID_CHARS)
-    return {check(name, lane): blob(f"{name} of a lane", offer) for lane, offer in value.items()}
+    lane_name, of_lane = text(MAX_NODE_ID_CHARS), blob(MAX_LANE_BYTES)
+    return {lane_name(name, lane): of_lane(f"{name} of a lane", it) for lane, it in value.items()}
 
 
 def incarnation(name: str, value: object) -> Incarnation:

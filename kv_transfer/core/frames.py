@@ -51,6 +51,7 @@ from kv_transfer.core.limits import (
     MAX_BLOCKS_PER_FRAME,
     MAX_DRAFT_TOKENS,
     MAX_HEADER_BYTES,
+    MAX_LANE_BYTES,
     MAX_NODE_ID_CHARS,
     MAX_TEXT_CHARS,
     MAX_TRANSFERS_PER_LINK,
@@ -58,6 +59,7 @@ from kv_transfer.core.limits import (
 )
 
 SEAL_BYTES = 8
+SUM_BYTES_PER_BLOCK = 16
 NO_SESSION = "no_session"
 """The code of a REFUSED that means: say HELLO again."""
 
@@ -126,8 +128,8 @@ class Data:
     `seq` counts DATA frames of a connection from 0. `ordinals` index the ticket's target blocks.
     On an inline lane the blocks are grouped in `runs` (their lengths): each run is two message
     parts, its keys and its values. On the shared-memory lane `source_blocks` are where they lie in
-    the sender's pool. `key_sums` and `value_sums` are one `pieces.piece_sum` per block where
-    the pair verifies blocks, else empty. `wants_ack`: the sender goes on only with more credit.
+    the sender's pool. `sums` are `pieces.Sums` where the pair verifies blocks, else empty.
+    `wants_ack`: the sender goes on only with more credit.
     """
 
     seq: int
@@ -137,8 +139,7 @@ class Data:
     ordinals: tuple[int, ...]
     runs: tuple[int, ...]
     source_blocks: tuple[int, ...]
-    key_sums: tuple[int, ...]
-    value_sums: tuple[int, ...]
+    sums: bytes
     wants_ack: bool = False
 
 
@@ -249,7 +250,7 @@ _SCHEMAS: dict[int, tuple[type[Frame], dict[str, Check]]] = {
         {
             "receiver": incarnation,
             "lane": text(MAX_NODE_ID_CHARS),
-            "lane_reply": blob,
+            "lane_reply": blob(MAX_LANE_BYTES),
             "window_bytes": uint(63),
             "verify": one_of(VERIFY_MODES),
         },
@@ -265,8 +266,7 @@ _SCHEMAS: dict[int, tuple[type[Frame], dict[str, Check]]] = {
             "ordinals": uints(32, MAX_BLOCKS_PER_FRAME),
             "runs": uints(16, MAX_BLOCKS_PER_FRAME),
             "source_blocks": uints(32, MAX_BLOCKS_PER_FRAME),
-            "key_sums": uints(64, MAX_BLOCKS_PER_FRAME),
-            "value_sums": uints(64, MAX_BLOCKS_PER_FRAME),
+            "sums": blob(MAX_BLOCKS_PER_FRAME * SUM_BYTES_PER_BLOCK),
             "wants_ack": boolean,
         },
     ),
@@ -370,9 +370,9 @@ def _check_counts(data: Data) -> None:
         raise PeerProtocolError("Data.ordinals is empty or repeats a block")
     if data.runs and (sum(data.runs) != num_blocks or not all(data.runs)):
         raise PeerProtocolError(f"Data.runs adds up to {sum(data.runs)} blocks, not {num_blocks}")
-    for name in ("source_blocks", "key_sums", "value_sums"):
-        count = len(getattr(data, name))
-        if count not in (0, num_blocks):
-            raise PeerProtocolError(f"Data has {num_blocks} blocks and {count} {name}")
-    if len(data.key_sums) != len(data.value_sums):
-        raise PeerProtocolError("Data has checksums of keys alone, or of values alone")
+    if len(data.source_blocks) not in (0, num_blocks):
+        raise PeerProtocolError(
+            f"Data has {num_blocks} blocks and {len(data.source_blocks)} source_blocks"
+        )
+    if len(data.sums) not in (0, num_blocks * SUM_BYTES_PER_BLOCK):
+        raise PeerProtocolError(f"Data has {num_blocks} blocks and {len(data.sums)} bytes of sums")

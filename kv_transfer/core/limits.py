@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from common.errors import ConfigError
 from common.kv_layout import KVLayout
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 DEFAULT_WINDOW_BYTES = 32 << 20
 DEFAULT_PEER_TIMEOUT_S = 2.0
 WINDOWS_PER_NODE = 4

@@ -283,7 +283,7 @@ class Receiver:
             return self._fail(landing, HandoffStep.FAIL, error)
         if landing.has_all(data):
             return [Dropped(DropReason.DUPLICATE, detail)]
-        if (session.verify == "block") != bool(data.key_sums):
+        if (session.verify == "block") != bool(data.sums):
             broken = PeerProtocolError(f"DATA breaks the agreement to verify: {session.verify}")
             return self._fail(landing, HandoffStep.FAIL, broken)
         targets = tuple(landing.ticket.target_block_ids[ordinal] for ordinal in data.ordinals)

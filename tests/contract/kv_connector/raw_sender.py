@@ -13,7 +13,7 @@ from kv_transfer.connector import Ticket
 from kv_transfer.core import frames
 from kv_transfer.core.effects import Peer
 from kv_transfer.loopback import LoopbackTransport
-from kv_transfer.pieces import Pool, piece_sum
+from kv_transfer.pieces import Pool, packed_sums, piece_sum
 from kv_transfer.transport import FromPeer, Parts
 from tests.contract.kv_connector.cluster import LAYOUT, WAIT_S, Cluster, Node
 from tests.contract.kv_connector.kinds import LoopbackKind
@@ -66,8 +66,7 @@ class RawSender:
             ordinals=(ordinal,),
             runs=(1,) if is_inline else (),
             source_blocks=() if is_inline else (0,),
-            key_sums=(piece_sum(keys, layer, ordinal),),
-            value_sums=(piece_sum(values, layer, ordinal),),
+            sums=packed_sums(piece_sum(kind, layer, ordinal) for kind in (keys, values)),
         )
         self._seq += 1
         self.send(frame, *((keys, values) if is_inline else ()))

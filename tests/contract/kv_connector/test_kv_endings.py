@@ -370,9 +370,9 @@ def test_a_bad_checksum_never_lands(
     pool_sums = pieces.pool_sums
 
     def lie(pool: pieces.Pool, *args: Any) -> pieces.Sums:
-        sums = [list(part) for part in pool_sums(pool, *args)]
-        sums[which][-1] ^= pool is prefill.pool
-        return tuple(sums[0]), tuple(sums[1])
+        sums = pieces.unpacked_sums(pool_sums(pool, *args)).copy()
+        sums[which, -1] ^= np.uint64(pool is prefill.pool)
+        return sums.tobytes()
 
     prefill, decode = cluster.node("p", verify="block"), cluster.node("d")
     monkeypatch.setattr(pieces, "pool_sums", lie)

@@ -18,7 +18,7 @@ from kv_transfer.connector import Landed, LandingFailed, Ticket, TransferEnded
 from kv_transfer.core import frames
 from kv_transfer.core.effects import DropReason
 from kv_transfer.core.limits import MAX_HEADER_BYTES, PROTOCOL_VERSION, Limits
-from kv_transfer.pieces import piece_sum
+from kv_transfer.pieces import packed_sums, piece_sum
 from tests.contract.kv_connector.cluster import (
     LAYOUT,
     WINDOW_BYTES,
@@ -93,15 +93,14 @@ def data_frame(ticket: Ticket, **changes: Any) -> frames.Data:
         "ordinals": (0,),
         "runs": (1,),
         "source_blocks": (),
-        "key_sums": (0,),
-        "value_sums": (0,),
+        "sums": packed_sums([0, 0]),
     }
     return frames.Data(**{**fields, **changes})
 
 
-def sum_of(data: bytes, layer: int = 0) -> int:
+def sums_of(keys: bytes, values: bytes, layer: int = 0) -> bytes:
     """Of block 0 of the ticket."""
-    return piece_sum(data, layer, 0)
+    return packed_sums(piece_sum(kind, layer, 0) for kind in (keys, values))
 
 
 def assert_others_are_served(cluster: Cluster, decode: Node) -> None:
@@ -212,9 +211,9 @@ def test_data_that_does_not_fit_its_ticket(
     assert_others_are_served(zmq_cluster, decode)
 
 
-@pytest.mark.parametrize("sums", [{"key_sums": (1,)}, {"value_sums": (1,)}])
+@pytest.mark.parametrize("which", [0, 1])
 def test_data_that_is_not_what_its_sums_say(
-    zmq_cluster: Cluster, decode: Node, raw: Raw, sums: dict[str, Any]
+    zmq_cluster: Cluster, decode: Node, raw: Raw, which: int
 ) -> None:
     """F24: the landing fails, and no block but the one of this frame was touched."""
     ticket = zmq_cluster.ticket(decode, [1, 2])
@@ -223,7 +222,10 @@ def test_data_that_is_not_what_its_sums_say(
     untouched = decode.pool[:, :, others]
     raw.hello()
     raw.send(frames.Begin(ticket.lease_token, ticket.generation))
-    raw.send(data_frame(ticket, **sums), b"k" * P, b"v" * P)
+    keys, values = b"k" * P, b"v" * P
+    sums = bytearray(sums_of(keys, values))
+    sums[8 * which] ^= 1
+    raw.send(data_frame(ticket, sums=bytes(sums)), keys, values)
     assert isinstance(decode.wait_event(), LandingFailed)
     assert isinstance(raw.answer(), frames.Failed)
     assert np.array_equal(decode.pool[:, :, others], untouched)
@@ -241,8 +243,7 @@ def test_sizes_are_checked_before_sums(
     raw.hello()
     raw.send(frames.Begin(ticket.lease_token, ticket.generation))
     keys, values = b"k" * (P + more_keys), b"v" * (P + more_values)
-    sums = {"key_sums": (sum_of(keys[:P]),), "value_sums": (sum_of(values[:P]),)}
-    raw.send(data_frame(ticket, **sums), keys, values)
+    raw.send(data_frame(ticket, sums=sums_of(keys[:P], values[:P])), keys, values)
     event = decode.wait_event()
     assert isinstance(event, LandingFailed)
     assert "payload of" in str(event.error)
@@ -275,8 +276,7 @@ def test_data_that_nobody_asked_for_is_dropped(
     raw.hello()
     raw.send(raw_begin)
     keys, values = b"k" * P, b"v" * P
-    sums = {"key_sums": (sum_of(keys),), "value_sums": (sum_of(values),)}
-    raw.send(data_frame(ticket, **{**sums, **changes}), keys, values)
+    raw.send(data_frame(ticket, sums=sums_of(keys, values), **changes), keys, values)
     raw.settle()
     assert dropped(decode, reason) == 1
     assert np.array_equal(decode.pool, untouched)
@@ -322,8 +322,8 @@ def test_a_commit_ahead_of_its_data_waits_for_it(
     raw.send(frames.CommitFrame(ticket.lease_token, ticket.generation, 3, 0, 4, 0, ()))
     keys, values = b"k" * P, b"v" * P
     for seq, layer in enumerate([2, 2, 0, 1]):
-        sums = {"key_sums": (sum_of(keys, layer),), "value_sums": (sum_of(values, layer),)}
-        raw.send(data_frame(ticket, seq=seq, layer=layer, **sums), keys, values)
+        frame = data_frame(ticket, seq=seq, layer=layer, sums=sums_of(keys, values, layer))
+        raw.send(frame, keys, values)
     assert isinstance(decode.wait_event(), Landed)
     assert dropped(decode, DropReason.DUPLICATE) == 1
 

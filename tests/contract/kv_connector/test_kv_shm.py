@@ -183,8 +183,7 @@ def test_a_block_that_the_sender_does_not_have(cluster: Cluster, block: int) -> 
                 ordinals=(0, 1),
                 runs=(),
                 source_blocks=(0, block),
-                key_sums=(0, 0),
-                value_sums=(0, 0),
+                sums=bytes(2 * frames.SUM_BYTES_PER_BLOCK),
             )
         )
         assert f"source block {block}: the sender's pool has 4" in str(decode.wait_failed())

@@ -11,7 +11,7 @@ is still held for the landing that it was meant for.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from common.ids import AttemptId, Incarnation
@@ -64,6 +64,11 @@ TICKET = Ticket(
 )
 COMMIT = Commit(num_tokens=8 + NUM_BLOCKS * 4, first_token_id=1)
 SOURCES = (2, 3, 4, 9, 8)
+
+
+def packed(sums: Sequence[int]) -> bytes:
+    """As `Data.sums`, where a block's keys and its values are one number here."""
+    return b"".join(one.to_bytes(frames.SUM_BYTES_PER_BLOCK, "little") for one in sums)
 
 
 @dataclass(eq=False, slots=True)
@@ -182,8 +187,7 @@ class World:
             ordinals=chunk.ordinals,
             runs=() if self.is_one_sided else tuple(count for _, count in chunk.runs),
             source_blocks=(),
-            key_sums=sums,
-            value_sums=sums,
+            sums=packed(sums),
             wants_ack=effect.wants_ack,
         )
         self.carry(Message(data, chunk.source_blocks), is_behind_writes=True)
@@ -241,7 +245,7 @@ class World:
             payload = [self.target[layer, block] for block in write.target_blocks]
         else:
             payload = [self.source[layer, block] for block in blocks]
-        if write.verify == "block" and tuple(payload) != write.data.key_sums:
+        if write.verify == "block" and packed(payload) != write.data.sums:
             self.do(self.receiver.on_corrupt(write, "changed"))
             return
         if not self.is_one_sided:

@@ -186,7 +186,7 @@ class ReceiverFuzz:
         lane = self._sessions[session][1]
         size = len(ordinals)
         has_sums = self._machine_verifies_blocks(session) != (rng.random() < 0.01)
-        sums = (0,) * size if has_sums else ()
+        sums = bytes(size * frames.SUM_BYTES_PER_BLOCK) if has_sums else b""
         return frames.Data(
             seq=self._seqs.get(session, 0) + (rng.random() < 0.003),
             lease_token=lease.ticket.lease_token,
@@ -195,8 +195,7 @@ class ReceiverFuzz:
             ordinals=tuple(ordinals),
             runs=(size,) if lane == "zmq" else (),
             source_blocks=tuple(range(size)) if lane == "shm" else (),
-            key_sums=sums,
-            value_sums=sums,
+            sums=sums,
         )
 
     def _machine_verifies_blocks(self, session: bytes) -> bool:

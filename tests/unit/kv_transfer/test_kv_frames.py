@@ -36,8 +36,7 @@ DATA = frames.Data(
     ordinals=tuple(2**32 - 1 - n for n in FULL),
     runs=tuple(1 for _ in FULL),
     source_blocks=tuple(2**32 - 1 - n for n in FULL),
-    key_sums=tuple(MOST - n for n in FULL),
-    value_sums=tuple(MOST - n for n in FULL),
+    sums=b"\xff" * (frames.SUM_BYTES_PER_BLOCK * MAX_BLOCKS_PER_FRAME),
 )
 ALL: list[frames.Frame] = [
     frames.Hello(
@@ -88,7 +87,7 @@ def change(frame: frames.Frame, **changes: Any) -> bytes:
     return sealed({key: value for key, value in body.items() if value != "gone"})
 
 
-SMALL = frames.Data(0, 1, 1, 0, (0, 1), (2,), (), (5, 6), (7, 8))
+SMALL = frames.Data(0, 1, 1, 0, (0, 1), (2,), (), bytes(32))
 BEGIN = frames.Begin(1, 2)
 COMMIT = frames.CommitFrame(1, 2, 3, 9, 4, 5, ())
 WELCOME = frames.Welcome(Incarnation("d", 7), "zmq", b"", 1, "off")
@@ -113,17 +112,19 @@ LAYOUT_WIRE = fields_of(ALL[0])["layout"]
         (change(COMMIT, draft_token_ids=5), "draft_token_ids"),
         (change(COMMIT, draft_token_ids=[None]), "draft_token_ids"),
         (change(SMALL, ordinals=[0, 0]), "Data.ordinals"),
-        (change(SMALL, ordinals=[], runs=[], key_sums=[], value_sums=[]), "Data.ordinals"),
+        (change(SMALL, ordinals=[], runs=[], sums=b""), "Data.ordinals"),
         (change(SMALL, ordinals=[0, 2**32]), "Data.ordinals"),
         (change(SMALL, ordinals=list(range(MAX_BLOCKS_PER_FRAME + 1))), "Data.ordinals"),
         (change(SMALL, runs=[1]), "Data.runs"),
         (change(SMALL, runs=[2, 0]), "Data.runs"),
-        (change(SMALL, key_sums=[5]), "2 blocks and 1 key_sums"),
-        (change(SMALL, value_sums=[5, 6, 7]), "2 blocks and 3 value_sums"),
-        (change(SMALL, value_sums=[]), "checksums of keys alone"),
+        (change(SMALL, sums=bytes(16)), "2 blocks and 16 bytes of sums"),
+        (change(SMALL, sums=bytes(33)), "2 blocks and 33 bytes of sums"),
+        (change(SMALL, sums=bytes(16 * MAX_BLOCKS_PER_FRAME + 1)), "Data.sums"),
+        (change(SMALL, sums=[5, 6, 7, 8]), "Data.sums is not bytes"),
+        (change(SMALL, sums="gone"), "Data.sums"),
         (change(SMALL, source_blocks=[3]), "2 blocks and 1 source_blocks"),
         (change(SMALL, source_blocks=[3, 2**32]), "Data.source_blocks"),
-        (change(SMALL, value_sums=[5, 2**64 - 1], layer=2**16), "Data.layer"),
+        (change(SMALL, layer=2**16), "Data.layer"),
         (change(COMMIT, digest=-1), "CommitFrame.digest"),
         (change(ALL[0], offers={}), "Hello.offers"),
         (change(ALL[0], offers="gone"), "Hello.offers"),

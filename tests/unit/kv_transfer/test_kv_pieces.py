@@ -36,8 +36,7 @@ def data_of(chunk: Chunk, runs: tuple[int, ...]) -> Data:
         ordinals=chunk.ordinals,
         runs=runs,
         source_blocks=(),
-        key_sums=(),
-        value_sums=(),
+        sums=b"",
     )
 
 
@@ -161,27 +160,36 @@ def test_a_piece_of_a_payload_without_runs_is_a_block() -> None:
 
 def test_a_sum_is_xxh3_seeded_with_its_place() -> None:
     pool = pool_of(32, 6)
-    keys, values = pieces.pool_sums(pool, LAYER, (5, 9), (2, 0))
-    assert keys == (
-        xxh3_64_intdigest(pool[LAYER, 0, 5], 1 << 32 | 2),
-        xxh3_64_intdigest(pool[LAYER, 0, 9], 1 << 32),
-    )
-    assert values[1] == xxh3_64_intdigest(pool[LAYER, 1, 9], 1 << 32)
+    sums = pieces.pool_sums(pool, LAYER, (5, 9), (2, 0))
+    wanted = [
+        xxh3_64_intdigest(pool[LAYER, kind, block], 1 << 32 | ordinal)
+        for kind in (0, 1)
+        for block, ordinal in ((5, 2), (9, 0))
+    ]
+    assert sums == b"".join(one.to_bytes(8, "little") for one in wanted)
+    assert pieces.unpacked_sums(sums).tolist() == [wanted[:2], wanted[2:]]
 
 
 @pytest.mark.parametrize(("kind", "index", "name"), [(0, 1, "keys"), (1, 0, "values")])
 def test_corruption_is_named(kind: int, index: int, name: str) -> None:
     pool = pool_of(32, 7)
     chunk = Chunk(LAYER, (4, 6), (1, 2))
-    keys, values = pieces.pool_sums(pool, LAYER, chunk.source_blocks, chunk.ordinals)
-    said = [list(keys), list(values)]
-    said[kind][index] ^= 1
-    data = data_of(chunk, (2,))
-    data = dataclasses.replace(data, key_sums=tuple(said[0]), value_sums=tuple(said[1]))
-    problem = pieces.find_corruption(data, (keys, values))
+    sums = pieces.pool_sums(pool, LAYER, chunk.source_blocks, chunk.ordinals)
+    said = bytearray(sums)
+    said[8 * (2 * kind + index)] ^= 1
+    data = dataclasses.replace(data_of(chunk, (2,)), sums=bytes(said))
+    assert pieces.find_corruption(data, bytes(said)) is None
+    problem = pieces.find_corruption(data, sums)
     assert problem is not None
     assert f"{name} of layer 1, block {chunk.ordinals[index]} of the ticket" in problem
 
 
 def test_keys_and_values_cannot_change_places_in_a_digest() -> None:
-    assert pieces.block_sums(((5, 8), (7, 8))) != pieces.block_sums(((7, 8), (5, 8)))
+    there, back = (pieces.block_sums(pieces.packed_sums(sums)) for sums in ([5, 7], [7, 5]))
+    assert there != back
+
+
+def test_the_sums_of_a_block_wrap_around() -> None:
+    most = (1 << 64) - 1
+    sums = pieces.packed_sums([most, 1, most, 2])
+    assert pieces.block_sums(sums) == [(most + 3 * most) % (1 << 64), 7]

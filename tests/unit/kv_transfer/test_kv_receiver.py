@@ -70,7 +70,7 @@ def hello(
 
 
 def data(seq: int, ordinal: int, *, wants_ack: bool = False) -> frames.Data:
-    return frames.Data(seq, 1, 3, 0, (ordinal,), (1,), (), (0,), (0,), wants_ack)
+    return frames.Data(seq, 1, 3, 0, (ordinal,), (1,), (), bytes(16), wants_ack)
 
 
 def land(machine: Receiver, session: bytes, seq: int, ordinal: int) -> list[ReceiverEffect]:
@@ -352,7 +352,7 @@ def test_a_piece_counts_once_in_the_digest_though_frames_overlap() -> None:
     sums = {0: 10, 1: 7}
     for seq, ordinals in enumerate([(0,), (0, 1)]):
         count = len(ordinals)
-        frame = frames.Data(seq, 1, 3, 0, ordinals, (count,), (), (), ())
+        frame = frames.Data(seq, 1, 3, 0, ordinals, (count,), (), b"")
         effects = machine.on_frame(b"a", frame, [count * P, count * P], 0.0)
         (write,) = (effect for effect in effects if isinstance(effect, Write))
         machine.on_written(write, [sums[ordinal] for ordinal in ordinals])
