@@ -8,6 +8,7 @@ in GB/s (10^9 bytes). Every move's bytes are compared once per way and pattern.
     memcpy          one thread, within one process
     mooncake_tcp    Mooncake's Transfer Engine called directly, over TCP
     zmq, shm        the connectors as nodes use them: checksums, acknowledgements, commit
+    zmq_encrypted   the same as zmq, between nodes with a key (CURVE)
     rdma_over_direct  what the rdma connector reaches of the same writes made with Mooncake itself;
                     it needs RDMA devices: `make test-rdma` measures it
     …_over_…        ratios of those figures
@@ -21,12 +22,14 @@ import argparse
 import json
 import statistics
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from bench.transfer import connector_ends, mooncake_tcp, plain
 from bench.transfer.processes import Move, Pair
 from bench.transfer.ways import Way
 from bench.transfer.workload import MOVED_BYTES, PATTERNS, private_memory, shared_memory
+from kv_transfer.curve_keys import new_curve_keys
 
 _GB = 1e9
 
@@ -57,12 +60,19 @@ class Figures:
 
 def ways() -> tuple[list[Way], dict[str, str]]:
     """The ways that can be measured here, and why others cannot, by name."""
+    keys = new_curve_keys()
     found = [
         Way("raw_socket", plain.SocketReceiver, plain.SocketSender, ("adjacent",)),
         Way(
             "zmq",
             connector_ends.ConnectorReceiver,
             connector_ends.ConnectorSender,
+            imports=("kv_transfer.fused_copy",),
+        ),
+        Way(
+            "zmq_encrypted",
+            partial(connector_ends.ConnectorReceiver, keys=keys),
+            partial(connector_ends.ConnectorSender, keys=keys),
             imports=("kv_transfer.fused_copy",),
         ),
         Way(
@@ -118,7 +128,7 @@ def summary(
         "raw_socket": round(figures["raw_socket"].speed("adjacent"), 3),
         "memcpy": round(memcpy, 3),
     }
-    for name in ("mooncake_tcp", "zmq", "shm"):
+    for name in ("mooncake_tcp", "zmq", "zmq_encrypted", "shm"):
         result[name] = (
             {pattern: round(figures[name].speed(pattern), 3) for pattern in PATTERNS}
             if name in figures
@@ -126,7 +136,7 @@ def summary(
         )
     result["rdma_over_direct"] = None
     result |= _ratios(result)
-    connectors = [name for name in ("zmq", "shm") if name in figures]
+    connectors = [name for name in ("zmq", "zmq_encrypted", "shm") if name in figures]
     result["memory_beyond_pools_mib"] = {
         name: [round(count / (1 << 20), 1) for count in figures[name].memory_bytes]
         for name in connectors
@@ -159,7 +169,7 @@ def _ratios(result: dict[str, Any]) -> dict[str, float | None]:
 def table(result: dict[str, Any]) -> str:
     """The same for people."""
     lines = [f"{'GB/s':22}{'adjacent':>10}{'scattered':>10}"]
-    for name in ("raw_socket", "memcpy", "mooncake_tcp", "zmq", "shm"):
+    for name in ("raw_socket", "memcpy", "mooncake_tcp", "zmq", "zmq_encrypted", "shm"):
         value = result[name]
         if value is None:
             lines.append(f"{name:22}{'-':>10}{'-':>10}")

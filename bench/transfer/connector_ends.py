@@ -10,6 +10,7 @@ from bench.transfer.ways import Span, now_s
 from bench.transfer.workload import LAYOUT, NUM_MOVED, Memory, source_blocks, target_blocks
 from common.ids import AttemptId, Incarnation
 from kv_transfer.connector import Commit, KVEvent, Landed, Ticket, TransferEnded
+from kv_transfer.curve_keys import CurveKeys
 from kv_transfer.lane import Lane
 from kv_transfer.shm.shm_lane import ShmLane
 from kv_transfer.zmq_connector import ZmqConnector
@@ -21,7 +22,9 @@ _PEER_TIMEOUT_S = 10.0  # A machine that is measured is busy.
 class _End:
     """A connector and the events it emitted, each with the time of its arrival."""
 
-    def __init__(self, name: str, memory: Memory, lanes: Sequence[Lane]) -> None:
+    def __init__(
+        self, name: str, memory: Memory, lanes: Sequence[Lane], keys: CurveKeys | None
+    ) -> None:
         self._events: queue.SimpleQueue[tuple[KVEvent, float]] = queue.SimpleQueue()
         self.me = Incarnation(name, 1)
         self.connector = ZmqConnector(
@@ -31,6 +34,7 @@ class _End:
             self._on_event,
             peer_timeout_s=_PEER_TIMEOUT_S,
             lanes=lanes,
+            keys=keys,
         )
 
     def _on_event(self, event: KVEvent) -> None:
@@ -46,8 +50,10 @@ class _End:
 class ConnectorReceiver(_End):
     """A decode node's connector."""
 
-    def __init__(self, memory: Memory, lanes: Sequence[Lane] = ()) -> None:
-        super().__init__("decode", memory, lanes)
+    def __init__(
+        self, memory: Memory, lanes: Sequence[Lane] = (), keys: CurveKeys | None = None
+    ) -> None:
+        super().__init__("decode", memory, lanes, keys)
         self._tokens = itertools.count(1)
 
     def prepare(self, pattern: str) -> Ticket:
@@ -76,8 +82,10 @@ class ConnectorReceiver(_End):
 class ConnectorSender(_End):
     """A prefill node's connector."""
 
-    def __init__(self, memory: Memory, lanes: Sequence[Lane] = ()) -> None:
-        super().__init__("prefill", memory, lanes)
+    def __init__(
+        self, memory: Memory, lanes: Sequence[Lane] = (), keys: CurveKeys | None = None
+    ) -> None:
+        super().__init__("prefill", memory, lanes, keys)
 
     def send(self, pattern: str, prepared: Ticket) -> Span:
         token = prepared.lease_token

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,12 +18,14 @@ from bench.transfer.ways import Receiver, Sender, Span, Way
 from bench.transfer.workload import Memory
 from common.kv_layout import KVLayout
 from kv_transfer.core.chunks import runs_of
+from kv_transfer.curve_keys import new_curve_keys
 from kv_transfer.shm.shared_pool import SharedPool
 
 SMALL = KVLayout(
     model_digest="t", num_layers=2, num_kv_heads=1, head_dim=64, block_size=16, dtype="bfloat16"
 )
 NUM_MOVED = 9
+KEYS = new_curve_keys()
 
 
 @pytest.fixture
@@ -62,6 +65,10 @@ def test_the_workload_is_256_mib_in_pieces_of_64_kib() -> None:
     [
         (plain.SocketReceiver, plain.SocketSender),
         (connector_ends.ConnectorReceiver, connector_ends.ConnectorSender),
+        (
+            partial(connector_ends.ConnectorReceiver, keys=KEYS),
+            partial(connector_ends.ConnectorSender, keys=KEYS),
+        ),
         (connector_ends.shm_receiver, connector_ends.shm_sender),
     ],
 )
@@ -140,5 +147,5 @@ def test_figures_are_medians_and_their_ratios() -> None:
 def test_mooncake_is_left_out_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     found, missing = command.ways()
-    assert [way.name for way in found] == ["raw_socket", "zmq", "shm"]
+    assert [way.name for way in found] == ["raw_socket", "zmq", "zmq_encrypted", "shm"]
     assert missing["mooncake_tcp"] == "not installed: pip install 'pdserve[rdma]'"
