@@ -5,6 +5,7 @@ A *piece* here is one block in one layer, keys and values together.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -86,3 +87,17 @@ class PieceSet:
 def add_to_digest(digest: int, piece_sum: int) -> int:
     """The digest with one more piece in it: a sum, so that pieces may come in any order."""
     return (digest + piece_sum) % (1 << 64)
+
+
+class ArrivedSums:
+    """The digest of what lies in a pool: a piece that came again counts as it came last."""
+
+    def __init__(self, num_layers: int, num_blocks: int) -> None:
+        self._num_blocks = num_blocks
+        self._sums = array("Q", bytes(8 * num_layers * num_blocks))
+        self.digest = 0
+
+    def put(self, layer: int, ordinal: int, piece_sum: int) -> None:
+        index = layer * self._num_blocks + ordinal
+        self.digest = add_to_digest(self.digest, piece_sum - self._sums[index])
+        self._sums[index] = piece_sum

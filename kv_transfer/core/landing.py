@@ -9,7 +9,7 @@ from common.errors import HandoffFailed, PeerProtocolError
 from common.ids import Incarnation
 from common.kv_layout import KVLayout
 from kv_transfer.connector import Commit, Ticket
-from kv_transfer.core.chunks import PieceSet, add_to_digest
+from kv_transfer.core.chunks import ArrivedSums, PieceSet
 from kv_transfer.core.frames import CommitFrame, Data
 from kv_transfer.core.handshake import HANDOFF_TABLE, HandoffState, HandoffStep, advance
 from kv_transfer.core.lanes import INLINE_LANES, ONE_SIDED_LANES
@@ -30,8 +30,9 @@ class Landing:
         self.expires_at_s = now_s + sender_deadline_s
         self.commit: Commit | None = None
         self._layout = layout
-        self._arrived = PieceSet(layout.num_layers, len(ticket.target_block_ids))
-        self._digest = 0
+        num_blocks = len(ticket.target_block_ids)
+        self._arrived = PieceSet(layout.num_layers, num_blocks)
+        self._sums = ArrivedSums(layout.num_layers, num_blocks)
 
     @property
     def token(self) -> int:
@@ -79,9 +80,10 @@ class Landing:
 
     def record(self, data: Data, sums: Sequence[int]) -> None:
         """The pieces of `data` are in the pool; `sums` of each block, or none, go to the digest."""
-        for index, ordinal in enumerate(data.ordinals):
-            if self._arrived.add(data.layer, ordinal) and sums:
-                self._digest = add_to_digest(self._digest, sums[index])
+        for ordinal in data.ordinals:
+            self._arrived.add(data.layer, ordinal)
+        for ordinal, piece_sum in zip(data.ordinals, sums, strict=False):
+            self._sums.put(data.layer, ordinal, piece_sum)
 
     def promise(self, frame: CommitFrame, verify: str) -> None:
         """Take what the sender commits to. Raises `HandoffFailed` unless ticket and bytes agree."""
@@ -100,9 +102,9 @@ class Landing:
                 f"a prompt of {frame.num_tokens} tokens has {prompt_blocks} blocks: "
                 f"the ticket has {num_blocks} behind {cached_blocks} cached ones"
             )
-        if verify == "commit" and frame.digest != self._digest:
+        if verify == "commit" and frame.digest != self._sums.digest:
             raise HandoffFailed(
-                f"bad checksum: the digest of what came is {self._digest:#x}, "
+                f"bad checksum: the digest of what came is {self._sums.digest:#x}, "
                 f"the sender says {frame.digest:#x}"
             )
         self.commit = Commit(

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 
+import pytest
+
 from common.ids import AttemptId, Incarnation
 from common.kv_layout import KVLayout
-from kv_transfer.connector import Landed, LandingFailed, Released, Ticket
+from kv_transfer.connector import KVEvent, Landed, LandingFailed, Released, Ticket
 from kv_transfer.core import frames
 from kv_transfer.core.effects import (
     Dropped,
@@ -341,20 +343,23 @@ def test_data_counts_for_its_landing_generation_and_connection_alone() -> None:
     assert reasons == [stale, stale, unknown, DropReason.WRONG_SENDER]
 
 
-def test_a_piece_counts_once_in_the_digest_though_frames_overlap() -> None:
-    """After a reconnect pieces may be gathered in other frames than before."""
+@pytest.mark.parametrize(("came_again", "ending"), [(10, Landed), (11, LandingFailed)])
+def test_a_piece_counts_in_the_digest_as_it_came_last(
+    came_again: int, ending: type[KVEvent]
+) -> None:
+    """After a reconnect pieces may be gathered in other frames than before, so that one comes again
+    with another that did not. It is copied again: what lies there then is what is verified.
+    """
     machine = Receiver(ME, LAYOUT, LIMITS, num_blocks=4, verify="commit")
     machine.on_expect(ticket(), 10.0, 0.0)
     greeting = frames.Hello(SENDER, ME, LAYOUT, {"zmq": b""}, "commit")
     machine.on_frame(b"a", greeting, [], 0.0)
     machine.on_lane(b"a", "zmq", b"")
     machine.on_frame(b"a", BEGIN, [], 0.0)
-    sums = {0: 10, 1: 7}
-    for seq, ordinals in enumerate([(0,), (0, 1)]):
-        count = len(ordinals)
-        frame = frames.Data(seq, 1, 3, 0, ordinals, (count,), (), b"")
-        effects = machine.on_frame(b"a", frame, [count * P, count * P], 0.0)
+    for seq, sums in enumerate([{0: 10}, {0: came_again, 1: 7}]):
+        frame = frames.Data(seq, 1, 3, 0, tuple(sums), (len(sums),), (), b"")
+        effects = machine.on_frame(b"a", frame, [len(sums) * P] * 2, 0.0)
         (write,) = (effect for effect in effects if isinstance(effect, Write))
-        machine.on_written(write, [sums[ordinal] for ordinal in ordinals])
+        machine.on_written(write, list(sums.values()))
     commit = dataclasses.replace(COMMIT, digest=17)
-    assert isinstance(events(machine.on_frame(b"a", commit, [], 0.0))[0], Landed)
+    assert isinstance(events(machine.on_frame(b"a", commit, [], 0.0))[0], ending)
