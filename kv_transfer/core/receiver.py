@@ -398,6 +398,8 @@ class Receiver:
         return [] if landing.session is None else [Reply(landing.session, outcome)]
 
     def _fences(self) -> Effects:
+        if not self._quarantine.num_blocks:
+            return []  # Nearly always; what follows looks at every block that lands.
         written = [
             block
             for landing in self._landings.values()

@@ -90,8 +90,8 @@ class Machine:
     def tick(self, now_s: float) -> list[KVEvent]:
         return self.take(self.receiver.on_tick(now_s))
 
-    def fenced(self, *slabs: int) -> list[KVEvent]:
-        return self.take(self.receiver.on_fenced("rdma", slabs, b"anew"))
+    def fenced(self, *slabs: int, lane: str = "rdma") -> list[KVEvent]:
+        return self.take(self.receiver.on_fenced(lane, slabs, b"anew"))
 
     def end_session(self, session: bytes) -> list[KVEvent]:
         return self.take(self.receiver.on_malformed(session, frames.UnknownVersion("bye")))
@@ -274,6 +274,14 @@ def test_a_landing_over_two_slabs_waits_for_both(machine: Machine) -> None:
     machine.tick(0.2)
     assert machine.fences == [(1,), (0, 1)]
     assert machine.fenced(0, 1) == [Released(2)]
+
+
+def test_a_fence_of_another_lane_releases_nothing(machine: Machine) -> None:
+    """Only who wrote on that lane was stopped."""
+    machine.begun(b"a", 1, 0)
+    machine.end_session(b"a")
+    assert machine.fenced(0, 1, 2, lane="another") == []
+    assert machine.receiver.num_quarantined_blocks == 1
 
 
 def test_several_senders_that_ended_are_fenced_together(machine: Machine) -> None:

@@ -205,8 +205,25 @@ def test_a_revoked_landing_takes_no_write_that_was_checked_before() -> None:
     assert events(revoked) == [Released(1)]
     assert not machine.may_write(write)
     assert machine.on_corrupt(write, "late") == []
-    machine.on_expect(dataclasses.replace(ticket(2)), 10.0, 0.0)
+    machine.on_expect(ticket(2), 10.0, 0.0)
     assert not machine.may_write(write)
+
+
+def test_a_write_of_another_generation_is_not_made() -> None:
+    """The lease was given out again, perhaps after so many others that nobody remembers it."""
+    machine = receiver(ticket())
+    hello(machine, b"a")
+    machine.on_frame(b"a", BEGIN, [], 0.0)
+    (write,) = machine.on_frame(b"a", data(0, 0), [P, P], 0.0)
+    assert isinstance(write, Write)
+    for generation in (2, 4):
+        other = dataclasses.replace(
+            write, data=dataclasses.replace(write.data, generation=generation)
+        )
+        assert not machine.may_write(other)
+        assert machine.on_written(other, []) == machine.on_corrupt(other, "late") == []
+    assert machine.may_write(write)
+    assert machine.num_landings == 1
 
 
 def test_a_ping_renews_only_what_it_names() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+import pytest
+
 from common.errors import HandoffFailed
 from common.ids import AttemptId, Incarnation
 from common.kv_layout import KVLayout
@@ -156,10 +158,13 @@ def test_bytes_of_an_ended_transfer_stay_in_the_window_until_acknowledged() -> N
     assert chunks(sender.on_frame(PEER, frames.Ack(4), 0.1)) == [(4, 2, 0), (5, 2, 0)]
 
 
-def test_an_acknowledgement_of_what_was_not_sent_fails_the_peer() -> None:
+@pytest.mark.parametrize("consumed", [0, 3])
+def test_an_acknowledgement_that_cannot_be_fails_the_peer(consumed: int) -> None:
+    """Of what was not sent, or of less than before."""
     sender = ready(ticket())
     push(sender, 1, 0)
-    (ended,) = ends(sender.on_frame(PEER, frames.Ack(3), 0.1))
+    assert ends(sender.on_frame(PEER, frames.Ack(1), 0.1)) == []
+    (ended,) = ends(sender.on_frame(PEER, frames.Ack(consumed), 0.1))
     assert isinstance(ended, TransferEnded)
     assert ended.error is not None
     assert ended.error.code == "peer_protocol_error"
@@ -231,6 +236,19 @@ def test_a_broken_link_starts_again_with_what_was_not_acknowledged() -> None:
     assert sent(effects) == [frames.Begin(1, 3)]
     effects = sender.on_frame(PEER, frames.Ack(3), 1.2)
     assert sent(effects) == [frames.CommitFrame(1, 3, 4, 0, 8, 7, ())]
+
+
+def test_a_commit_that_a_broken_link_may_have_lost_leaves_again() -> None:
+    """F37: nothing else would ever end the transfer well."""
+    sender = ready(ticket())
+    for layer in range(4):
+        push(sender, 1, layer)
+        sender.on_frame(PEER, frames.Ack(2 * layer + 2), 0.1)
+    commit = frames.CommitFrame(1, 3, 8, 0, 8, 7, ())
+    assert sent(sender.on_commit(1, Commit(num_tokens=8, first_token_id=7))) == [commit]
+    sender.on_link_lost(PEER, 1.0)
+    sender.on_tick(1.05)
+    assert sent(welcome(sender, 1.1)) == [frames.Begin(1, 3), commit]
 
 
 def test_a_receiver_that_forgot_the_session_is_greeted_again() -> None:
@@ -330,6 +348,17 @@ def test_one_sided_writes_wait_for_the_answer_to_begin() -> None:
     assert chunks(sender.on_frame(PEER, frames.Begun(2, 3), 0.1)) == [(0, 2, 0), (1, 2, 0)]
     assert chunks(sender.on_frame(PEER, frames.Begun(1, 3), 0.1)) == [(2, 1, 0), (3, 1, 0)]
     assert chunks(sender.on_frame(PEER, frames.Begun(1, 3), 0.1)) == []
+
+
+def test_a_commit_leaves_once_however_often_begin_is_answered() -> None:
+    sender = one_sided(ticket(1))
+    begun = frames.Begun(1, 3)
+    sender.on_frame(PEER, begun, 0.1)
+    for layer in range(4):
+        push(sender, 1, layer)
+        sender.on_frame(PEER, frames.Ack(2 * layer + 2), 0.1)
+    assert len(sent(sender.on_commit(1, Commit(num_tokens=8, first_token_id=7)))) == 1
+    assert sender.on_frame(PEER, begun, 0.2) == []
 
 
 def test_begun_on_a_connection_that_broke_counts_no_more() -> None:
