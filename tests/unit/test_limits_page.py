@@ -13,6 +13,7 @@ from kv_transfer.core import limits as kv
 from kv_transfer.zmq_transport import RECEIVER_HIGH_WATER_MARK
 from node import control_port, metrics_server, output_streams, router_calls
 from node.control_service import GREETING_TIMEOUT_S, MAX_MESSAGE_BYTES
+from pdserve.kv_plane import KV_PEER_TIMEOUT_S
 from pdserve.options import all_options
 from placement.records import MAX_VALUE_BYTES
 from placement.redis_store import CALL_TIMEOUT_S, MAX_ENTRIES
@@ -105,7 +106,7 @@ CONTROL = {
     "requests that wait on the node": f"{HANDOFF.max_queued_requests} (`--max-queued-requests`)",
 }
 KV = {
-    "time of a handshake": f"{kv.Limits().peer_timeout_s:g} s",
+    "time of a handshake": f"{KV_PEER_TIMEOUT_S:g} s",
     "part of a message": (
         f"{size(kv.Limits().max_frame_bytes * kv.Limits().max_joined // 2)}, or the keys of one "
         "block of a layer when they are more"
