@@ -119,6 +119,13 @@ class ZmqTransport:
         self.disconnect(peer)
         if not peer.endpoint.startswith("tcp://"):
             raise HandoffFailed(f"{peer}: wanted an endpoint tcp://host:port")
+        try:
+            self._open_dealer(peer).connect(peer.endpoint)
+        except zmq.ZMQError as error:
+            self.disconnect(peer)
+            raise HandoffFailed(f"cannot connect to {peer}: {error}") from None
+
+    def _open_dealer(self, peer: Peer) -> zmq.Socket[bytes]:
         dealer = self._context.socket(zmq.DEALER)
         dealer.setsockopt(zmq.MAXMSGSIZE, self._on_the_wire(MAX_HEADER_BYTES))
         dealer.setsockopt(zmq.RCVHWM, SENDER_HIGH_WATER_MARK)
@@ -133,11 +140,7 @@ class ZmqTransport:
         if part_sender is not None:
             self._part_senders[peer] = part_sender
         self._watch(dealer, peer)
-        try:
-            dealer.connect(peer.endpoint)
-        except zmq.ZMQError as error:
-            self.disconnect(peer)
-            raise HandoffFailed(f"cannot connect to {peer}: {error}") from None
+        return dealer
 
     def disconnect(self, peer: Peer) -> None:
         self._close_dealer(peer, linger_ms=0)
@@ -273,8 +276,11 @@ def _tcp(host: str, port: int) -> str:
 
 
 def send_buffer_bytes(endpoint: str) -> int:
-    """For ZMQ's SNDBUF."""
-    host = urlsplit(endpoint).hostname or ""
+    """For ZMQ's SNDBUF, whatever `endpoint` is: a ticket brings it."""
+    try:
+        host = urlsplit(endpoint).hostname or ""
+    except ValueError:
+        return KERNELS_CHOICE
     return LOCAL_SEND_BUFFER_BYTES if is_loopback(host) else KERNELS_CHOICE
 
 

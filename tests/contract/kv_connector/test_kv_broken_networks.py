@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 
 import numpy as np
 import pytest
+import zmq
 
 from common.errors import ConfigError
 from common.ids import Incarnation
@@ -21,6 +23,7 @@ from tests.contract.kv_connector.cluster import (
     cluster_of,
     commit_for,
     endings,
+    error_of,
     send,
 )
 from tests.contract.kv_connector.kinds import LoopbackKind
@@ -152,7 +155,10 @@ def test_a_cut_loopback_is_taken_up_again() -> None:
         assert np.array_equal(decode.pool, prefill.pool)
 
 
-@pytest.mark.parametrize("endpoint", ["ipc://somewhere", "tcp://", "tcp://host:port", "nonsense"])
+@pytest.mark.parametrize(
+    "endpoint",
+    ["ipc://somewhere", "tcp://", "tcp://host:port", "nonsense", "tcp://[host", "tcp://\u2100:1"],
+)
 def test_an_endpoint_that_cannot_be(zmq_cluster: Cluster, endpoint: str) -> None:
     prefill, decode = zmq_cluster.node("p"), zmq_cluster.node("d")
     ticket = dataclasses.replace(zmq_cluster.ticket(decode, [1]), kv_endpoint=endpoint)
@@ -160,6 +166,25 @@ def test_an_endpoint_that_cannot_be(zmq_cluster: Cluster, endpoint: str) -> None
     ended = prefill.wait_event()
     assert isinstance(ended, TransferEnded)
     assert endpoint in str(ended.error)
+
+
+def test_no_room_for_another_connection(
+    zmq_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that ran out of file descriptors fails the transfer, and goes on."""
+    prefill, decode = zmq_cluster.node("p"), zmq_cluster.node("d")
+    with monkeypatch.context() as patch:
+        patch.setattr(zmq.Context, "socket", _no_socket)
+        ticket = zmq_cluster.ticket(decode, [1])
+        prefill.connector.open(ticket, deadline_s=20)
+        assert "Too many open files" in str(error_of(prefill.wait_event()))
+    send(prefill, decode, ticket := zmq_cluster.ticket(decode, [1, 2]), [3, 4])
+    assert isinstance(decode.wait_event(), Landed)
+    assert prefill.wait_event() == TransferEnded(ticket.lease_token, None)
+
+
+def _no_socket(context: object, kind: int) -> None:
+    raise zmq.ZMQError(errno.EMFILE)
 
 
 def test_a_port_in_use(zmq_cluster: Cluster) -> None:
