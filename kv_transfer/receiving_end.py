@@ -47,7 +47,7 @@ class ReceivingEnd:
         self._lock = threading.Lock()
         self._is_closed = False
         self.bytes_received = 0
-        self.checksum_failures = 0
+        self._checksum_failures = dict.fromkeys(self._lanes, 0)
 
     @property
     def num_landings(self) -> int:
@@ -63,6 +63,11 @@ class ReceivingEnd:
     def num_quarantined_blocks(self) -> int:
         with self._lock:
             return self._machine.num_quarantined_blocks
+
+    @property
+    def checksum_failures(self) -> dict[str, int]:
+        """Landings that failed by a wrong sum, by lane."""
+        return self._checksum_failures.copy()
 
     # -- the contract ----------------------------------------------------------------------------
 
@@ -174,7 +179,7 @@ class ReceivingEnd:
         problem = pieces.find_corruption(write.data, sums)
         if problem is None:
             return []
-        self.checksum_failures += 1
+        self._checksum_failures[write.lane] += 1
         with self._lock:
             self._effects.extend(self._machine.on_corrupt(write, problem))
         return None

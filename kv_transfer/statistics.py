@@ -12,7 +12,8 @@ from kv_transfer.transfer_metrics import TransferMetricsView
 class ConnectorStatistics:
     """Counted since the connector was made, except for what is open now.
 
-    `lanes`: the lane to each connected decode node, by its id. Dropped frames are by reason.
+    `lanes`: the lane to each connected decode node, by its id. Dropped frames are by reason,
+    checksum failures by lane.
     """
 
     bytes_sent: int
@@ -23,5 +24,5 @@ class ConnectorStatistics:
     blocks_quarantined: int
     lanes: Mapping[str, str]
     frames_dropped: Mapping[str, int]
-    checksum_failures: int
+    checksum_failures: Mapping[str, int]
     measured: TransferMetricsView

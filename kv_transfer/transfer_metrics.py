@@ -61,13 +61,13 @@ class TransferMetricsView:
     `ended` counts transfers by lane and outcome (committed, failed), `fallbacks` connections by the
     lane that could not be used and why. `last_lanes` is what was agreed on last with decode nodes,
     by their id, latest last; `bytes_to` is what each of these has acknowledged. `num_open`
-    transfers and landings are being timed.
+    transfers and landings are being timed. Chunks and connections count on the lane that they had.
     """
 
     lanes: Mapping[str, LaneView]
     ended: Mapping[tuple[str, str], int]
     chunks_sent_again: Mapping[str, int]
-    reconnects: int
+    reconnects: Mapping[str, int]
     fallbacks: Mapping[tuple[str, str], int]
     last_lanes: Mapping[str, str]
     bytes_to: Mapping[str, int]
@@ -134,13 +134,13 @@ class TransferMetrics:
         self._sending: dict[int, _Sending] = {}
         self._receiving: dict[int, _Receiving] = {}
         self._in_flight: dict[Peer, _InFlight] = {}
-        self._broken: set[Peer] = set()
+        self._broken: dict[Peer, str] = {}
         self._ended = Counter({(lane, how): 0 for lane in self._lanes for how in OUTCOMES})
         self._sent_again = Counter(dict.fromkeys(self._lanes, 0))
         self._fallbacks = Counter(
             {(lane, why): 0 for lane in self._lanes if lane in ONE_SIDED_LANES for why in FALLBACKS}
         )
-        self._reconnects = 0
+        self._reconnects = Counter(dict.fromkeys(self._lanes, 0))
         self._last_lanes: dict[str, str] = {}
         self._bytes_to: dict[str, int] = {}
         self.last_committed: TransferTiming | None = None
@@ -151,7 +151,7 @@ class TransferMetrics:
             lanes={name: lane.view() for name, lane in self._lanes.items()},
             ended=self._ended.copy(),
             chunks_sent_again=self._sent_again.copy(),
-            reconnects=self._reconnects,
+            reconnects=self._reconnects.copy(),
             fallbacks=self._fallbacks.copy(),
             last_lanes=self._last_lanes.copy(),
             bytes_to=self._bytes_to.copy(),
@@ -200,9 +200,9 @@ class TransferMetrics:
 
     def on_connect(self, peer: Peer) -> None:
         """A connection to `peer` is opened."""
-        if peer in self._broken:
-            self._broken.discard(peer)
-            self._reconnects += 1
+        lane = self._broken.pop(peer, None)
+        if lane is not None:
+            self._reconnects[lane] += 1
 
     def on_lane(self, peer: Peer, lane: str) -> None:
         """A connection to `peer` is ready, on `lane`."""
@@ -220,9 +220,9 @@ class TransferMetrics:
         for token, _ in flight.chunks:
             if token in self._sending:
                 self._sending[token].num_lost += 1
-        self._broken.discard(peer)
+        self._broken.pop(peer, None)
         if any(sending.peer == peer for sending in list(self._sending.values())):
-            self._broken.add(peer)
+            self._broken[peer] = self._last_lanes.get(peer.incarnation.node_id, NO_LANE)
 
     def on_fallback(self, lane: str, reason: str) -> None:
         """A connection does without the faster `lane`."""

@@ -15,6 +15,7 @@ from prometheus_client.registry import Collector
 
 from common.nodes import KVLink
 from kv_transfer.core.histogram import HistogramView
+from kv_transfer.core.lanes import ONE_SIDED_LANES
 from kv_transfer.statistics import ConnectorStatistics
 from kv_transfer.transfer_metrics import LaneView
 
@@ -70,7 +71,20 @@ class KvCollector(Collector):
             "kv_chunks_sent_again",
             "Chunks sent again after a connection was lost",
             ("transport",),
-            [((lane,), count) for lane, count in measured.chunks_sent_again.items()],
+            _by_lane(measured.chunks_sent_again),
+        )
+        yield _labelled(
+            "kv_reconnects",
+            "Connections opened again with transfers under way, by what was lost; transport none: "
+            "before one was agreed on",
+            ("transport",),
+            _by_lane(measured.reconnects),
+        )
+        yield _labelled(
+            "kv_checksum_failures",
+            "Landings with a bad checksum",
+            ("transport",),
+            _by_lane(statistics.checksum_failures),
         )
         yield _labelled(
             "kv_fallbacks",
@@ -105,31 +119,22 @@ def _plain(statistics: ConnectorStatistics) -> Iterator[Metric]:
         "KV that came to this node, failed landings included",
         statistics.bytes_received,
     )
-    yield _counter(
-        "kv_reconnects",
-        "Connections opened again with transfers under way",
-        statistics.measured.reconnects,
-    )
-    yield _counter(
-        "kv_checksum_failures", "Landings with a bad checksum", statistics.checksum_failures
-    )
     yield _gauge("kv_open_transfers", "Transfers under way", statistics.transfers_open)
     yield _gauge("kv_open_landings", "Landings that may be written", statistics.landings_open)
     yield _gauge("kv_senders", "Prefill nodes connected to this node", statistics.sessions_open)
-    yield _gauge(
+    lanes = statistics.measured.lanes
+    quarantined = dict.fromkeys(ONE_SIDED_LANES, statistics.blocks_quarantined)
+    yield _gauges(
         "kv_quarantined_blocks",
         "Blocks kept because a sender that failed may still write them",
-        statistics.blocks_quarantined,
-    )
-    pairs = GaugeMetricFamily(
-        "pdserve_kv_pairs",
-        "Decode nodes that this node is connected to, by transport",
-        labels=["transport"],
+        {lane: quarantined.get(lane, 0) for lane in lanes},
     )
     num_pairs = Counter(statistics.lanes.values())
-    for lane in statistics.measured.lanes:
-        pairs.add_metric([lane], num_pairs[lane])
-    yield pairs
+    yield _gauges(
+        "kv_pairs",
+        "Decode nodes that this node is connected to, by transport",
+        {lane: num_pairs[lane] for lane in lanes},
+    )
 
 
 def _histograms(name: str, text: str, views: Mapping[str, HistogramView]) -> Metric:
@@ -156,6 +161,17 @@ def _labelled(
     family = CounterMetricFamily(f"pdserve_{name}", text, labels=labels)
     for key, value in sorted(values):
         family.add_metric(key, value)
+    return family
+
+
+def _by_lane(counts: Mapping[str, int]) -> list[tuple[tuple[str, ...], int]]:
+    return [((lane,), count) for lane, count in counts.items()]
+
+
+def _gauges(name: str, text: str, values: Mapping[str, float]) -> Metric:
+    family = GaugeMetricFamily(f"pdserve_{name}", text, labels=["transport"])
+    for lane, value in values.items():
+        family.add_metric([lane], value)
     return family
 
 

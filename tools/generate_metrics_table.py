@@ -128,7 +128,7 @@ def _connector_statistics() -> ConnectorStatistics:
         blocks_quarantined=0,
         lanes={},
         frames_dropped={},
-        checksum_failures=0,
+        checksum_failures={},
         measured=TransferMetrics(["zmq"]).view(),
     )
 

@@ -148,7 +148,7 @@ def test_a_handoff_is_measured_where_it_left_and_where_it_landed(
     assert receiver["pdserve_kv_landing_seconds_count", transport] == num_sent
     num_bytes = sender["pdserve_kv_transfer_bytes_sum", transport]
     assert receiver["pdserve_kv_landing_bytes_sum", transport] == num_bytes > 0
-    assert receiver[("pdserve_kv_quarantined_blocks",)] == 0
+    assert receiver["pdserve_kv_quarantined_blocks", transport] == 0
 
     def pairs() -> list[str]:
         return status_table(fetch_cluster(cluster.url)).partition("KV transfer:\n")[2].split("\n")

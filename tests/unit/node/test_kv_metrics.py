@@ -28,6 +28,7 @@ def measured() -> TransferMetrics:
     metrics.on_ended(1, True, 103.0)
     metrics.on_piece(2, "rdma", MIB, 100.0)
     metrics.on_landed(2, 100.002)
+    metrics.on_lane(PEER, "zmq")
     metrics.on_open(3, PEER, 100.0)
     metrics.on_chunk(3, PEER, "zmq", MIB, 101.0)
     metrics.on_disconnect(PEER)
@@ -48,7 +49,7 @@ def connector_statistics() -> ConnectorStatistics:
         blocks_quarantined=16,
         lanes={"d1": "zmq", "d2": "rdma", "d3": "zmq"},
         frames_dropped={"late": 17, "malformed": 0},
-        checksum_failures=18,
+        checksum_failures={"zmq": 18, "rdma": 0},
         measured=measured().view(),
     )
 
@@ -87,16 +88,16 @@ def test_counts_and_gauges() -> None:
         "pdserve_kv_open_transfers": 13,
         "pdserve_kv_open_landings": 14,
         "pdserve_kv_senders": 15,
-        "pdserve_kv_quarantined_blocks": 16,
+        'pdserve_kv_quarantined_blocks{transport="rdma"}': 16,
         'pdserve_kv_frames_dropped_total{reason="late"}': 17,
-        "pdserve_kv_checksum_failures_total": 18,
+        'pdserve_kv_checksum_failures_total{transport="zmq"}': 18,
         'pdserve_kv_pairs{transport="zmq"}': 2,
         'pdserve_kv_pairs{transport="rdma"}': 1,
         'pdserve_kv_transfers_total{outcome="committed",transport="rdma"}': 1,
         'pdserve_kv_transfers_total{outcome="failed",transport="zmq"}': 1,
         'pdserve_kv_chunks_sent_again_total{transport="zmq"}': 1,
         'pdserve_kv_fallbacks_total{reason="write_failed",transport="rdma"}': 1,
-        "pdserve_kv_reconnects_total": 1,
+        'pdserve_kv_reconnects_total{transport="zmq"}': 1,
     }
 
 
@@ -126,6 +127,9 @@ def test_what_never_happened_is_there_as_0() -> None:
     for sample in (
         'pdserve_kv_transfers_total{outcome="committed",transport="zmq"}',
         'pdserve_kv_frames_dropped_total{reason="malformed"}',
+        'pdserve_kv_checksum_failures_total{transport="rdma"}',
+        'pdserve_kv_reconnects_total{transport="rdma"}',
+        'pdserve_kv_quarantined_blocks{transport="zmq"}',
         'pdserve_kv_fallbacks_total{reason="unusable",transport="rdma"}',
     ):
         assert found[sample] == 0
