@@ -17,7 +17,9 @@ from kv_transfer.core.effects import DropReason, Write
 from kv_transfer.core.receiver import Receiver
 from tests.contract.kv_connector.cluster import (
     LAYOUT,
+    PAIR_BYTES,
     WAIT_S,
+    WINDOW_BYTES,
     Cluster,
     Node,
     assert_ended_once,
@@ -263,6 +265,25 @@ def test_a_sender_writes_nothing_before_its_begin_was_answered(
     assert "revoked" in str(error_of(prefill.wait_event()))
     assert kind.fabric.num_written == num_written
     assert np.array_equal(decode.pool, untouched)
+
+
+def test_nothing_counts_as_written_before_it_is(one_sided: Cluster, kind: FakeRdmaKind) -> None:
+    """Completion before commit: the header that tells of a chunk travels behind its bytes."""
+    prefill, decode, other = (one_sided.node(name) for name in ("p", "d", "other"))
+    kind.fabric.hold()
+    ticket = one_sided.ticket(decode, BLOCKS)
+    send(prefill, decode, ticket, [4, 5, 6])
+    kind.fabric.wait_under_way(WINDOW_BYTES // PAIR_BYTES)
+    kind.fabric.let_pass()
+    # What was said to the decode node before this handoff has been heard when it has landed.
+    send(other, decode, again := one_sided.ticket(decode, [8]), [8])
+    assert decode.wait_event() == Landed(again.lease_token, commit_for(again))
+    assert decode.connector.statistics().bytes_received == LAYOUT.num_layers * PAIR_BYTES
+    kind.fabric.release()
+    assert decode.wait_event() == Landed(ticket.lease_token, commit_for(ticket))
+    assert prefill.wait_event() == TransferEnded(ticket.lease_token, None)
+    assert np.array_equal(decode.pool[:, :, list(BLOCKS)], prefill.pool[:, :, [4, 5, 6]])
+    assert_ended_once(prefill, decode)
 
 
 def test_closing_waits_for_nobody_and_releases_everything(
