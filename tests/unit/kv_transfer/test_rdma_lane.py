@@ -20,7 +20,9 @@ from kv_transfer.lane import Broken, Ready
 from kv_transfer.pieces import Pool
 from kv_transfer.rdma import rdma_lane
 from kv_transfer.rdma.mooncake_engine import RdmaUnavailable
+from kv_transfer.rdma.peer_writer import Engine, PeerWriter
 from kv_transfer.rdma.rdma_lane import COOL_DOWN_S, MAX_WRITERS, RdmaLane
+from kv_transfer.transport import Parts
 from tests.fakes.fake_engine import FakeEngine
 
 NUM_LAYERS, NUM_BLOCKS, PIECE = 2, 8, 64
@@ -213,6 +215,37 @@ def test_a_peer_that_was_forgotten_says_nothing_more(ends: Ends) -> None:
     wait_until(lambda: ends.engine.num_under_way == 0)
     assert headers(ends.wait_ready()) == [b"of the next connection"]
     assert np.all(ends.target[0, :, 2] == 0), "what was queued is dropped"
+
+
+def test_a_writer_that_is_about_to_speak_when_it_is_forgotten_is_not_heard(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It had looked already whether it was stopped: what it says is not of the next connection."""
+    speak: list[Callable[[Parts | HandoffFailed], None]] = []
+
+    class Slow(PeerWriter):
+        def __init__(
+            self,
+            engine: Engine,
+            name: str,
+            on_ready: Callable[[PeerWriter, Parts | HandoffFailed], None],
+            *,
+            batch_bytes: int,
+        ) -> None:
+            speak.append(lambda ready: on_ready(self, ready))
+            super().__init__(engine, name, on_ready, batch_bytes=batch_bytes)
+
+    monkeypatch.setattr(rdma_lane, "PeerWriter", Slow)
+    ends.connect()
+    ends.sender.forget(PEER)
+    ends.connect()
+    late, now = speak
+    late([memoryview(b"of the last connection")])
+    late(HandoffFailed("a write of the last connection failed"))
+    assert ends.sender.take_ready() == []
+    assert ends.sender.offer(PEER) is not None
+    now([memoryview(b"of this one")])
+    assert headers(ends.wait_ready()) == [b"of this one"]
 
 
 def test_what_was_ready_is_forgotten_too(ends: Ends) -> None:
