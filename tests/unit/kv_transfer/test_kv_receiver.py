@@ -276,6 +276,21 @@ def test_a_silent_session_fails_what_it_was_writing() -> None:
     assert (machine.num_sessions, machine.num_landings) == (0, 1)
 
 
+def test_a_process_that_slept_takes_nobody_for_dead() -> None:
+    """Whoever spoke meanwhile is read later than the time is looked at, perhaps."""
+    machine = receiver(ticket(), sender_deadline_s=100.0)
+    hello(machine, b"a")
+    machine.on_frame(b"a", BEGIN, [], 0.0)
+    machine.on_tick(0.0)
+    assert machine.on_tick(50.0) == []
+    assert (machine.num_sessions, machine.num_landings) == (1, 1)
+    # From then on silence counts.
+    machine.on_tick(51.0)
+    assert machine.num_sessions == 1
+    machine.on_tick(52.0)
+    assert (machine.num_sessions, machine.num_landings) == (0, 0)
+
+
 def test_a_sender_that_came_back_on_another_session_is_not_silent() -> None:
     machine = receiver(ticket(), sender_deadline_s=100.0)
     hello(machine, b"a")
