@@ -11,7 +11,14 @@ import numpy as np
 import pytest
 
 from common.clock import ManualClock
-from kv_transfer.connector import Landed, LandingFailed, Released, Ticket, TransferEnded
+from kv_transfer.connector import (
+    KVEvent,
+    Landed,
+    LandingFailed,
+    Released,
+    Ticket,
+    TransferEnded,
+)
 from kv_transfer.core import frames
 from kv_transfer.core.effects import DropReason, Write
 from kv_transfer.core.receiver import Receiver
@@ -300,6 +307,30 @@ def test_closing_waits_for_nobody_and_releases_everything(
     assert np.array_equal(decode.pool, untouched)
     error_of(prefill.wait_event())
     assert_ended_once(prefill, decode)
+
+
+def test_closing_takes_the_keys_away_before_it_releases_a_block(
+    one_sided: Cluster, kind: FakeRdmaKind
+) -> None:
+    """F14: whoever hears `Released` may give the blocks away at once."""
+    keys_then: list[list[int]] = []
+
+    def take(event: KVEvent) -> None:
+        if isinstance(event, Released):
+            keys_then.append(list(kind.one_sided[1].keys))
+
+    prefill, decode = one_sided.node("p"), one_sided.node("d", on_event=take)
+    tickets = [one_sided.ticket(decode, blocks) for blocks in ([1, 2], [3])]
+    kind.fabric.hold()
+    for ticket in tickets:
+        decode.connector.expect(ticket, sender_deadline_s=30)
+        prefill.connector.open(ticket, deadline_s=30)
+        prefill.push_all(ticket, [4, 5][: len(ticket.target_block_ids)], layers=[0])
+    kind.fabric.wait_under_way(3)
+    # One is in quarantine, one is open.
+    decode.connector.revoke(tickets[0].lease_token)
+    decode.connector.close()
+    assert keys_then == [[], []]
 
 
 def test_a_sender_that_closes_says_so_when_its_last_write_is_done(

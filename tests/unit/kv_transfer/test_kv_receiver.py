@@ -358,6 +358,37 @@ def test_an_abort_by_a_stranger_is_confirmed_and_changes_nothing() -> None:
     assert machine.num_landings == 1
 
 
+@pytest.mark.parametrize("lane", ["zmq", "rdma"])
+def test_an_abort_has_one_answer(lane: str) -> None:
+    """ABORTED says it all: no FAILED besides."""
+    machine = receiver(ticket(), sender_deadline_s=100.0)
+    hello(machine, b"a", lane=lane)
+    machine.on_frame(b"a", BEGIN, [], 0.0)
+    effects = machine.on_frame(b"a", frames.Abort(1, 3), [], 0.0)
+    assert replies(effects) == [frames.Aborted(1, 3)]
+    assert [type(event) for event in events(effects)] == [LandingFailed, Released]
+    assert machine.num_quarantined_blocks == 0
+
+
+@pytest.mark.parametrize(
+    ("verify", "sums"), [("block", b""), ("commit", bytes(16)), ("off", bytes(16))]
+)
+def test_data_keeps_to_what_was_agreed_of_sums(verify: str, sums: bytes) -> None:
+    """A sender that leaves them out would not be verified."""
+    machine = Receiver(ME, LAYOUT, LIMITS, num_blocks=4, verify=verify)
+    machine.on_expect(ticket(), 10.0, 0.0)
+    machine.on_frame(b"a", frames.Hello(SENDER, ME, LAYOUT, {"zmq": b""}, verify), [], 0.0)
+    machine.on_lane(b"a", "zmq", b"")
+    machine.on_frame(b"a", BEGIN, [], 0.0)
+    frame = dataclasses.replace(data(0, 0), sums=sums)
+    effects = machine.on_frame(b"a", frame, [P, P], 0.0)
+    assert not any(isinstance(effect, Write) for effect in effects)
+    failed, released = events(effects)
+    assert isinstance(failed, LandingFailed)
+    assert f"agreement to verify: {verify}" in str(failed.error)
+    assert released == Released(1)
+
+
 def test_data_counts_for_its_landing_generation_and_connection_alone() -> None:
     """F69: nothing else passes, however well it is formed."""
     machine = receiver(ticket(), sender_deadline_s=100.0)
