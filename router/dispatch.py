@@ -39,7 +39,7 @@ from router.core.placement import Placer
 from router.core.policies.query import Query
 from router.core.request_flow import RequestFlow
 from router.core.ttft_stages import StageWatch
-from router.generation import RequestListener, TakeChunks, TokenChunk
+from router.generation import SHUTTING_DOWN, RequestListener, TakeChunks, TokenChunk
 from router.metrics import RouterMetrics
 from router.node_calls import PrefillCall, ReserveCall
 from router.node_clients import SILENCE_S
@@ -150,7 +150,7 @@ class Dispatcher:
             return
         self._is_closing = True
         for request in list(self._requests.values()):
-            closing = Overloaded("the router is shutting down")
+            closing = Overloaded(SHUTTING_DOWN)
             self._feed(request, request.flow.on_failure, closing)
         with suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
@@ -176,7 +176,7 @@ class Dispatcher:
     ) -> AsyncGenerator[Sequence[TokenChunk], None]:
         """Stream one answer; see `router.generation.Generator`."""
         if self._is_closing:
-            raise Overloaded("the router is shutting down")
+            raise Overloaded(SHUTTING_DOWN)
         if not prompt_token_ids:
             raise InvalidRequest("the prompt is empty: wanted at least 1 token", param="prompt")
         request = self._admit(prompt_token_ids, sampling, deadline_s, priority, listener, take_now)

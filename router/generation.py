@@ -10,6 +10,9 @@ from common.request import FinishReason, SamplingParams, TokenLogprobs
 from common.tracing import Span
 from router.core.ttft_stages import DispatchStages
 
+SHUTTING_DOWN = "the router is shutting down"
+"""Why a request ends that is still here when the router does not wait any more."""
+
 
 class TokenChunk(NamedTuple):
     """The next tokens of one answer: indices follow each other without gap or repeat.

@@ -21,7 +21,7 @@ from starlette.types import Receive, Scope, Send
 
 from common.clock import Clock
 from common.config import ApiConfig
-from common.errors import DeadlineExceeded
+from common.errors import DeadlineExceeded, Overloaded
 from common.logs import about
 from http_serving.cutting import cut_connection
 from http_serving.part_writing import part_writer
@@ -33,7 +33,7 @@ from router.core.formats import AnswerFormat, AnswerHead, ChatFormat, Completion
 from router.core.sse import event, to_json
 from router.core.usage import Usage
 from router.exchange import ClientClosed, Reply, read_body, while_client_waits
-from router.generation import Generator
+from router.generation import SHUTTING_DOWN, Generator
 from router.http_metrics import ChoiceTimer, HttpMetrics
 from router.openai_errors import ApiError, TooManyRequests, api_error
 from router.request_plan import ChoicePlan, Planner, RequestPlan
@@ -113,6 +113,10 @@ class OpenAiApi:
             outcome = "ok"
         except ClientClosed:
             outcome = "client_closed"
+        except asyncio.CancelledError:
+            # The server waits no longer; whoever still does is told so, and may ask elsewhere.
+            await _report(scope, reply, api_error(Overloaded(SHUTTING_DOWN)), watch)
+            raise
         except Exception as error:
             wrong = api_error(error)
             outcome = wrong.code

@@ -206,6 +206,28 @@ async def test_what_does_not_end_is_cancelled_at_the_time_out_or_the_second_sign
         await router.ends()
         async with asyncio.timeout(WAIT_S):
             await edge.generator.calls[0].closed.wait()
+            rest = await reader.read()
+    last = rest.decode().split("data: ")[-1]
+    assert '"message":"the router is shutting down"' in last
+    assert '"code":"overloaded"' in last
+
+
+async def test_who_still_waits_for_a_whole_answer_is_told_to_come_back() -> None:
+    edge = make_edge(hangs_after(chunks([65, 66])[:1]))
+    whole = BODY.replace(b'"stream": true', b'"stream": false')
+    async with (
+        serving(edge, drain_timeout_s=0.0) as router,
+        raw_request(router.port, PATH, whole) as (reader, _),
+    ):
+        await eventually(lambda: edge.generator.calls)
+        router.drain.set()
+        await router.ends()
+        async with asyncio.timeout(WAIT_S):
+            reply = (await reader.read()).decode()
+    assert reply.startswith("HTTP/1.1 503 ")
+    assert "retry-after: 1\r\n" in reply
+    assert "the router is shutting down" in reply
+    assert edge.metric("pdserve_requests_total", endpoint="completions", outcome="cancelled") == 1
 
 
 async def test_probes_tell_a_router_that_drains_from_one_that_lives() -> None:
