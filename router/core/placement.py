@@ -51,7 +51,7 @@ class Placer:
         decoders = _decoders(nodes, query)
         open_decoders = _without(decoders, excluded)
         if not open_decoders:
-            raise Overloaded(f"all {len(decoders)} decode and mixed nodes refused or failed")
+            raise Overloaded(_all_tried(len(decoders)))
         decode = self._pick(open_decoders, query)
         partner = self._partner(decode, open_prefillers, query)
         self._state.turn += 1
@@ -107,6 +107,12 @@ class Placer:
     def _reason(self, decode: NodeView, num_candidates: int) -> str:
         reason = f"{self._name}: best of {num_candidates}, {decode.num_requests} requests there"
         return f"{reason}, mixed" if decode.record.role is Role.MIXED else reason
+
+
+def _all_tried(num_decoders: int) -> str:
+    if num_decoders == 1:
+        return "the only decode or mixed node refused or failed"
+    return f"all {num_decoders} decode and mixed nodes refused or failed"
 
 
 def _prefillers(nodes: Sequence[NodeView], query: Query) -> list[NodeView]:

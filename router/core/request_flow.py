@@ -132,6 +132,7 @@ class RequestFlow:
         self._may_wait = False
         self._aborted: set[tuple[Incarnation, AttemptId]] = set()
         self._retry_after_s: float | None = None
+        self._last_refusal = ""
         self._failure: PdserveError | None = None
         self._out: list[Effect] = []
 
@@ -407,6 +408,7 @@ class RequestFlow:
         if self._ledger.num_emitted > self._ledger.num_before:
             self._fail(PeerProtocolError(f"{node} refused what it had answered: {error}"))
             return
+        self._last_refusal = f"{node} said last: {error}"
         if isinstance(error, Overloaded):
             self._retry_after_s = min(error.retry_after_s, self._retry_after_s or math.inf)
         self._choose_prefill()
@@ -483,6 +485,8 @@ class RequestFlow:
     def _overloaded(self, message: str, retry_after_s: float) -> Overloaded:
         if self._retry_after_s is not None:
             retry_after_s = self._retry_after_s
+        if self._last_refusal:
+            message = f"{message}; {self._last_refusal}"
         return Overloaded(message, retry_after_s=retry_after_s)
 
     def _answer_late_grant(

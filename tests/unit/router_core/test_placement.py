@@ -136,8 +136,11 @@ def test_a_missing_role_is_named(nodes: list[NodeView], text: str) -> None:
 
 def test_when_all_were_tried_it_says_so() -> None:
     tried = frozenset({Incarnation("d0", 1)})
-    with pytest.raises(Overloaded, match="all 1 decode and mixed nodes refused or failed"):
+    with pytest.raises(Overloaded, match="the only decode or mixed node refused or failed"):
         choose([node("d0")], excluded=tried)
+    tried |= {Incarnation("d1", 1)}
+    with pytest.raises(Overloaded, match="all 2 decode and mixed nodes refused or failed"):
+        choose([node("d0"), node("d1")], excluded=tried)
 
 
 def test_a_request_too_long_for_every_node_is_the_callers_fault() -> None:

@@ -48,6 +48,7 @@ def test_a_full_queue_leads_to_the_next_and_then_to_a_refusal() -> None:
     assert isinstance(failed, Fail)
     assert isinstance(failed.error, Overloaded)
     assert failed.error.retry_after_s == 2.0
+    assert str(failed.error) == "every decode node was tried; d0#1 said last: no room"
 
 
 def test_no_node_at_all_fails_at_once() -> None:
