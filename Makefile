@@ -14,7 +14,7 @@ ARGS ?=
 
 help:  ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*##  *\(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | \
-		awk -F'|' '{printf "%-20s %s\n", $$1, $$2}'
+		awk -F'|' '{printf "%-22s %s\n", $$1, $$2}'
 
 env: $(STAMP)  ## create .venv and install everything, pinned by constraints.txt
 

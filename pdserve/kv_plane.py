@@ -122,6 +122,6 @@ class KVPlane:
     def _do_without_rdma(self, error: RdmaUnavailable) -> None:
         if self._is_rdma_wanted:
             raise ConfigError(
-                f"kv_transport is rdma, but {error}; auto takes RDMA where it is to be had"
+                f"kv_transport is rdma, but {error}; --kv-transport auto does without"
             ) from None
         log.debug("KV does not travel by RDMA: %s", error)

@@ -276,14 +276,14 @@ class LocalCluster:
                 "The nodes that run serve on, but none can join. "
                 "To get Redis back, press Ctrl-C and run `pdserve up` again."
             )
+        again = f"To get {child.name} back, press Ctrl-C and run `pdserve up` again."
         alive = [c.name for c in self._children.values() if c.exit_code() is None]
         rest = [name for name in alive if name != "router"]
+        if not rest:
+            return f"No node is left: requests are not answered. {again}"
         can_answer = any(name.startswith(("decode", "mixed")) for name in rest)
-        return (
-            f"Left: {', '.join(rest) or 'no node'}, which "
-            f"{'serves on' if can_answer else 'cannot answer requests'}. "
-            f"To get {child.name} back, press Ctrl-C and run `pdserve up` again."
-        )
+        serves = "serves on" if can_answer else "cannot answer requests"
+        return f"Left: {', '.join(rest)}, which {serves}. {again}"
 
 
 def _resolve_model(model: str) -> Path:

@@ -28,7 +28,7 @@ from pdserve.file_limit import allow_connections
 from pdserve.make_tracing import make_tracing
 from placement.patience import patiently
 from placement.redis_store import RedisStore
-from placement.store import PlacementStore
+from placement.store import PlacementStore, PlacementUnavailable
 from router.api_key_book import ApiKeyBook
 from router.app import create_app
 from router.cluster import DispatcherView
@@ -74,6 +74,8 @@ async def _run(config: Config) -> int:
         from pdserve.engine_role import run_engine_role
 
         return await run_engine_role(config, store, ending, keys=keys, tracing=tracing)
+    except PlacementUnavailable as away:
+        raise PlacementUnavailable(f"{away} (--redis-url says where it is)") from away
     finally:
         await store.close()
         await asyncio.to_thread(tracing.close)

@@ -84,8 +84,8 @@ def test_the_demo_on_one_mixed_node(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        (("--role", "router", "--model", "demo"), "Redis is away"),
-        (("--role", "decode", "--model", "demo"), "Redis is away"),
+        (("--role", "router", "--model", "demo"), "refused. (--redis-url says where it is)"),
+        (("--role", "decode", "--model", "demo"), "refused. (--redis-url says where it is)"),
         (("--role", "mixed", "--model", "/nowhere"), "/nowhere does not exist: wanted"),
     ],
 )

@@ -162,7 +162,7 @@ def test_the_rest_serves_on_when_a_node_dies(
         assert response.status == 200
     os.kill(cluster.pid("decode-1"), signal.SIGKILL)
     cluster.read_until("To get decode-1 back")
-    assert "Left: no node, which cannot answer requests." in cluster.printed
+    assert "No node is left: requests are not answered." in cluster.printed
     cluster.process.send_signal(signal.SIGINT)
     assert cluster.wait() == 0
 
