@@ -105,7 +105,7 @@ class OpenAiApi:
     async def handle(self, endpoint: Endpoint, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request, errors included. Raises only when the server itself is stopping."""
         reply = Reply(send, part_writer(scope))
-        outcome = "cancelled"
+        outcome, why = "cancelled", ""
         watch = self._watcher.begin(endpoint.name, scope)
         try:
             with self._seat():
@@ -119,7 +119,7 @@ class OpenAiApi:
             raise
         except Exception as error:
             wrong = api_error(error)
-            outcome = wrong.code
+            outcome, why = wrong.code, wrong.message if wrong.status >= 500 else ""
             if wrong.status == 500:
                 logger.exception(
                     "request failed: %s", error, extra=about(request_id=watch.request_id)
@@ -128,7 +128,7 @@ class OpenAiApi:
         finally:
             self._metrics.requests.labels(endpoint.name, outcome).inc()
             self._metrics.edge.on_request_end(has_failed=outcome not in _NO_FAILURES)
-            watch.end(outcome, reply.status, self._clock.now_s())
+            watch.end(outcome, reply.status, self._clock.now_s(), why=why)
 
     @contextmanager
     def _seat(self) -> Iterator[None]:

@@ -68,10 +68,13 @@ class RequestWatch:
         if self._first_token_at_s is None:
             self._first_token_at_s = now_s
 
-    def end(self, outcome: str, status: int | None, now_s: float) -> None:
-        """It is over: `ok`, `client_closed`, `cancelled` or an error's code; `status` was sent."""
+    def end(self, outcome: str, status: int | None, now_s: float, *, why: str = "") -> None:
+        """It is over: `ok`, `client_closed`, `cancelled` or an error's code; `status` was sent.
+
+        `why`: the words of an error of ours. Those of a client's may quote what it sent.
+        """
         if log.isEnabledFor(logging.INFO):
-            self._log(outcome, status, now_s)
+            self._log(outcome, status, now_s, why)
         if self.span.is_recording:
             self._end_span(outcome, status, now_s)
 
@@ -80,7 +83,7 @@ class RequestWatch:
         first_at_s = self._first_token_at_s
         return None if first_at_s is None else first_at_s - self.arrived_at_s
 
-    def _log(self, outcome: str, status: int | None, now_s: float) -> None:
+    def _log(self, outcome: str, status: int | None, now_s: float, why: str) -> None:
         usage, ttft_s = self.usage, self._ttft_s
         log.info(
             "request ended: %s",
@@ -93,6 +96,7 @@ class RequestWatch:
                 model=self.model,
                 outcome=outcome,
                 status=status,
+                error=why or None,
                 prompt_tokens=usage and usage.prompt_tokens,
                 output_tokens=usage and usage.completion_tokens,
                 ttft_ms=None if ttft_s is None else round(ttft_s * 1e3, 1),

@@ -71,6 +71,7 @@ async def test_a_failure(caplog: pytest.LogCaptureFixture, error: Exception, sta
     (line,) = lines(caplog)
     assert line["status"] == response.status_code == status
     assert line["outcome"] == response.json()["error"]["code"] != "ok"
+    assert line["error"] == response.json()["error"]["message"]
     assert line["request_id"] == response.headers["x-request-id"]
     assert "ttft_ms" not in line
     assert line["prompt_tokens"] > 0
@@ -82,6 +83,7 @@ async def test_a_failure_in_the_middle(caplog: pytest.LogCaptureFixture) -> None
         await client.post("/v1/completions", json={**BODY, "stream": True})
     (line,) = lines(caplog)
     assert (line["outcome"], line["status"], line["output_tokens"]) == ("node_lost", 200, 1)
+    assert line["error"] == "gone"
     assert line["ttft_ms"] >= 0
 
 
@@ -91,6 +93,7 @@ async def test_a_body_that_is_none(caplog: pytest.LogCaptureFixture) -> None:
     (line,) = lines(caplog)
     assert line["status"] == 400
     assert "prompt_tokens" not in line
+    assert "error" not in line, "it may hold what the client sent"
 
 
 async def test_a_client_that_leaves(caplog: pytest.LogCaptureFixture) -> None:
