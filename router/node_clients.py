@@ -255,7 +255,7 @@ class NodeClient:
         self._waiting.fail_all(reason)
 
     async def _keep_stream(self) -> None:
-        num_failures = 0
+        num_failures, has_ended = 0, False
         while True:
             try:
                 await self._run_stream()
@@ -271,11 +271,13 @@ class NodeClient:
                 return
             if self._is_heard:
                 self._is_heard = False
-                num_failures = 0
+                num_failures, has_ended = 0, reason == ENDED_BY_NODE
                 self._listener.on_lost(self._node, reason)
                 self._forget_all(f"{self._node} was lost: {reason}")
             else:
-                level = logging.WARNING if num_failures == UNHEARD_BEFORE_WARNING else logging.DEBUG
+                # Nobody is woken for a node that has said farewell.
+                is_news = num_failures == UNHEARD_BEFORE_WARNING and not has_ended
+                level = logging.WARNING if is_news else logging.DEBUG
                 log.log(level, "no stream to %s: %s", self._node, reason)
             await asyncio.sleep(backoff_s(num_failures))
             num_failures += 1

@@ -6,6 +6,7 @@ import pytest
 
 from common.nodes import Role
 from placement.store import LiveNode, PlacementUnavailable
+from router import node_clients
 from tests.integration.scripted_cluster import Cluster, wait_until
 from tests.integration.scripted_cluster import scripted_cluster as scripted_cluster
 
@@ -30,6 +31,20 @@ async def test_a_node_that_leaves_the_store_and_then_ends_its_stream_has_left(
         await wait_until(lambda: counts(cluster) == (1, 0), "d0 has left")
     assert "d0#1 has left: it ended the stream" in caplog.messages
     assert not any("lost" in message for message in caplog.messages)
+
+
+async def test_nobody_is_warned_that_a_node_which_left_cannot_be_reached(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node_clients, "UNHEARD_BEFORE_WARNING", 1)
+    d = await cluster.add("d0", Role.DECODE)
+    await cluster.router()
+    with caplog.at_level("DEBUG", "pdserve.router.nodes"):
+        await cluster.store.leave(d.incarnation)
+        d.end_streams()
+        await d._server.stop(None)
+        await wait_until(lambda: "no stream to d0#1" in caplog.text, "it was tried again")
+    assert [record for record in caplog.records if record.levelname == "WARNING"] == []
 
 
 async def test_a_node_that_ends_a_stream_and_stays_is_lost(
