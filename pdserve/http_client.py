@@ -94,6 +94,9 @@ def _connection(url: str, timeout_s: float) -> http.client.HTTPConnection:
 def _reason(status: int, text: bytes) -> str:
     """The message of an OpenAI-shaped error, else the status in words."""
     try:
-        return str(json.loads(text)["error"]["message"])
+        reason = str(json.loads(text)["error"]["message"])
     except (ValueError, KeyError, TypeError, RecursionError):
-        return http.client.responses.get(status, "unknown status")
+        reason = http.client.responses.get(status, "unknown status")
+    if status == http.client.UNAUTHORIZED:
+        return f"{reason} (--api-key, or the variable PDSERVE_API_KEY)"
+    return reason

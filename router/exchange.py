@@ -55,6 +55,9 @@ async def read_body(scope: Scope, receive: Receive, max_bytes: int) -> bytes:
                 raise InvalidRequest("the Content-Length header is not a number")
             if len(value) > 18 or int(value) > max_bytes:
                 raise BodyTooLarge(max_bytes)
+        if name == b"content-encoding" and value.lower() != b"identity":
+            encoding = value[:40].decode("latin-1")
+            raise InvalidRequest(f"the body's Content-Encoding is {encoding!r}: wanted plain JSON")
     parts: list[bytes] = []
     size = 0
     while True:

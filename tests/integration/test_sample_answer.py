@@ -83,7 +83,10 @@ def test_a_stream_that_is_no_answer(events: bytes, error: str) -> None:
             "503 no decoders",
         ),
         (b"HTTP/1.1 404 X\r\nContent-Length: 2\r\n\r\n[]", "404 Not Found"),
-        (b"HTTP/1.1 401 X\r\nContent-Length: 1\r\n\r\nx", "401 Unauthorized"),
+        (
+            b"HTTP/1.1 401 X\r\nContent-Length: 1\r\n\r\nx",
+            "401 Unauthorized .--api-key, or",
+        ),
     ],
 )
 def test_a_refusal_is_told_in_the_routers_words(reply: bytes, error: str) -> None:

@@ -310,3 +310,17 @@ async def test_outcomes_are_counted_by_code() -> None:
     await refused(edge, TEXT_PATH, b"{}")
     outcome = {"endpoint": "completions", "outcome": "invalid_request"}
     assert edge.metric("pdserve_requests_total", **outcome) == 1
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "br", "zstd, gzip"])
+async def test_a_compressed_body_is_named(encoding: str) -> None:
+    headers = {"content-encoding": encoding}
+    status, error, _ = await refused(make_edge(), TEXT_PATH, b"\x1f\x8b", **headers)
+    assert status == 400
+    assert error["message"] == f"the body's Content-Encoding is {encoding!r}: wanted plain JSON"
+
+
+async def test_a_body_that_says_that_it_is_not_compressed() -> None:
+    async with make_edge().client() as client:
+        headers = {"content-encoding": "identity"}
+        assert (await client.post(TEXT_PATH, json=TEXT, headers=headers)).status_code == 200
