@@ -198,10 +198,7 @@ class LocalCluster:
                 if code is None or child.name in reported:
                     continue
                 reported.add(child.name)
-                self._run.keep_logs()
-                if child.name == "router":
-                    raise LocalClusterError(_obituary(child, code))
-                _say(f"{_obituary(child, code)}\n{self._what_now(child)}", file=sys.stderr)
+                self._say_who_ended(child, code)
             self._signals.wait(60.0)
 
     def stop(self) -> None:
@@ -270,6 +267,16 @@ class LocalCluster:
                 doing = f": {_TIMESTAMP.sub('', last[0])[:100]}" if last else ""
                 _say_of(name, f"starting for {took_s:.0f} s{doing}")
 
+    def _say_who_ended(self, child: ChildProcess, code: int) -> None:
+        if code == 0 and child.name not in ("router", "redis"):
+            ended = f"{child.name} has left, as it was told (exit code 0)."  # it was drained
+        else:
+            self._run.keep_logs()
+            ended = _obituary(child, code)
+        if child.name == "router":
+            raise LocalClusterError(ended)
+        _say(f"{ended}\n{self._what_now(child)}", file=sys.stderr)
+
     def _what_now(self, child: ChildProcess) -> str:
         if child.name == "redis":
             return (
@@ -282,8 +289,10 @@ class LocalCluster:
         if not rest:
             return f"No node is left: requests are not answered. {again}"
         can_answer = any(name.startswith(("decode", "mixed")) for name in rest)
-        serves = "serves on" if can_answer else "cannot answer requests"
-        return f"Left: {', '.join(rest)}, which {serves}. {again}"
+        serves = "serves on" if len(rest) == 1 else "serve on"
+        return (
+            f"Left: {', '.join(rest)}, which {serves if can_answer else 'cannot answer'}. {again}"
+        )
 
 
 def _resolve_model(model: str) -> Path:

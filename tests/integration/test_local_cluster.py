@@ -167,6 +167,19 @@ def test_the_rest_serves_on_when_a_node_dies(
     assert cluster.wait() == 0
 
 
+def test_a_node_that_was_drained_has_not_died(
+    tmp_path: Path, shared: Path, started: list[Cluster]
+) -> None:
+    cluster = serving(Cluster(tmp_path), started)
+    os.kill(cluster.pid("prefill-1"), signal.SIGINT)  # it ends with 0, as after a drain
+    cluster.read_until("To get prefill-1 back")
+    assert "prefill-1 has left, as it was told (exit code 0).\nLeft: decode-1" in cluster.printed
+    assert "died" not in cluster.printed
+    cluster.process.send_signal(signal.SIGINT)
+    assert cluster.wait() == 0
+    assert cluster.leftovers() == []
+
+
 def test_the_cluster_ends_with_its_router(
     tmp_path: Path, shared: Path, started: list[Cluster]
 ) -> None:
