@@ -93,11 +93,15 @@ class ArrivedSums:
     """The digest of what lies in a pool: a piece that came again counts as it came last."""
 
     def __init__(self, num_layers: int, num_blocks: int) -> None:
+        self._num_layers = num_layers
         self._num_blocks = num_blocks
-        self._sums = array("Q", bytes(8 * num_layers * num_blocks))
+        # Eight bytes each, and made when the first comes: most pairs verify otherwise.
+        self._sums = array("Q")
         self.digest = 0
 
     def put(self, layer: int, ordinal: int, piece_sum: int) -> None:
+        if not self._sums:
+            self._sums.frombytes(bytes(8 * self._num_layers * self._num_blocks))
         index = layer * self._num_blocks + ordinal
         self.digest = add_to_digest(self.digest, piece_sum - self._sums[index])
         self._sums[index] = piece_sum
