@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import pytest
@@ -18,6 +18,7 @@ from kv_transfer.curve_keys import CurveKeys, new_curve_keys
 from kv_transfer.pieces import Pool
 from kv_transfer.shell import TransportConnector
 from kv_transfer.zmq_connector import ZmqConnector
+from kv_transfer.zmq_gate import ZmqGate
 from tests.contract.kv_connector.cluster import (
     LAYOUT,
     Cluster,
@@ -136,26 +137,49 @@ def test_other_keys_get_nothing_and_a_typed_error(
     assert decode.wait_event() == Landed(ticket.lease_token, commit_for(ticket))
 
 
-def test_who_knows_the_public_key_alone_is_refused_at_the_door(
-    keyed: KeyedCluster, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Encryption would work: the handshake ends with the question whose key that is."""
-    decode = keyed.keyed_node("d", KEYS)
+def knock(endpoint: str) -> Mapping[str, object]:
+    """How the handshake of a stranger ends who knows the public key, and has another."""
     with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
         stranger.setsockopt(zmq.LINGER, 0)
         stranger.setsockopt(zmq.CURVE_PUBLICKEY, OTHER_KEYS.public)
         stranger.setsockopt(zmq.CURVE_SECRETKEY, OTHER_KEYS.secret)
         stranger.setsockopt(zmq.CURVE_SERVERKEY, KEYS.public)
-        endings = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_SUCCEEDED
+        endings = (
+            zmq.EVENT_HANDSHAKE_FAILED_AUTH
+            | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+            | zmq.EVENT_HANDSHAKE_SUCCEEDED
+        )
         with stranger.get_monitor_socket(endings) as monitor:
-            stranger.connect(decode.connector.endpoint)
+            stranger.connect(endpoint)
             assert monitor.poll(20_000)
             ending = recv_monitor_message(monitor)
             stranger.disable_monitor()
+    return ending
+
+
+def test_who_knows_the_public_key_alone_is_refused_at_the_door(
+    keyed: KeyedCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Encryption would work: the handshake ends with the question whose key that is."""
+    decode = keyed.keyed_node("d", KEYS)
+    ending = knock(decode.connector.endpoint)
     assert ending["event"] == zmq.EVENT_HANDSHAKE_FAILED_AUTH
     assert ending["value"] == 400
     assert "refused 1 KV connections, the last from 127.0.0.1" in caplog.text
     assert decode.connector.statistics().sessions_open == 0
+
+
+def test_a_gate_that_is_closed_lets_nobody_through() -> None:
+    """Nobody is there to ask whose key that is: as for a moment while a connector closes."""
+    with zmq.Context() as context:
+        gate = ZmqGate(context, KEYS)
+        with context.socket(zmq.ROUTER) as router:
+            router.setsockopt(zmq.LINGER, 0)
+            gate.guard(router)
+            port = router.bind_to_random_port("tcp://127.0.0.1")
+            gate.close()
+            ending = knock(f"tcp://127.0.0.1:{port}")
+    assert ending["event"] == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 
 
 def test_closing_with_strangers_at_the_door_is_prompt(keyed: KeyedCluster) -> None:
