@@ -55,7 +55,12 @@ class PartSender:
         handle, flag = self._socket.underlying, _address(are_sent)
         last = len(parts) - 1
         for index, part in enumerate(parts):
-            self._send_part(handle, part, flag + index, _LAST if index == last else _MORE)
+            try:
+                self._send_part(handle, part, flag + index, _LAST if index == last else _MORE)
+            except zmq.ZMQError:
+                # ZMQ does not have these, and will never say that it let go of them.
+                are_sent[index:] = b"\1" * (len(parts) - index)
+                raise
 
     def forget_sent(self) -> bool:
         """Let go of what ZMQ let go of; whether that is everything."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import gc
 import weakref
 from collections.abc import Iterator
@@ -122,6 +124,43 @@ def test_a_part_that_never_left_is_let_go_of_when_zmq_has_ended(
     assert not parts_sender.forget_sent()
     sockets.close()
     assert parts_sender.forget_sent()
+
+
+class BreakingLibrary:
+    """As libzmq, for a connection that ends when its second part is sent."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._library = library
+        self._num_sent = 0
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._library, name)
+
+    def zmq_msg_send(self, message: object, handle: int, flags: int) -> int:
+        self._num_sent += 1
+        if self._num_sent == 2:
+            return -1
+        return int(self._library.zmq_msg_send(message, handle, flags))
+
+    def zmq_errno(self) -> int:
+        return errno.EAGAIN
+
+
+def test_what_was_to_follow_a_part_that_failed_is_let_go_of(
+    sockets: Sockets, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sender, _ = sockets.pair("inproc://parts")
+    parts_sender = sockets.part_sender(sender)
+    monkeypatch.setattr(parts_sender, "_library", BreakingLibrary(parts_sender._library))
+    parts = [random_bytes(1 << 20, seed) for seed in range(4)]
+    kept = [weakref.ref(part) for part in parts]
+    with pytest.raises(zmq.ZMQError, match="temporarily unavailable"):
+        parts_sender.send(HEADER, [part.data for part in parts])
+    del parts
+    sockets.close()
+    assert parts_sender.forget_sent()
+    gc.collect()
+    assert [one() for one in kept] == [None] * 4
 
 
 def test_a_socket_that_is_full_takes_nothing(sockets: Sockets) -> None:
