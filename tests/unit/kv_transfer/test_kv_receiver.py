@@ -8,7 +8,7 @@ import pytest
 
 from common.ids import AttemptId, Incarnation
 from common.kv_layout import KVLayout
-from kv_transfer.connector import KVEvent, Landed, LandingFailed, Released, Ticket
+from kv_transfer.connector import Landed, LandingFailed, Released, Ticket
 from kv_transfer.core import frames
 from kv_transfer.core.effects import (
     Dropped,
@@ -370,25 +370,6 @@ def test_an_abort_has_one_answer(lane: str) -> None:
     assert machine.num_quarantined_blocks == 0
 
 
-@pytest.mark.parametrize(
-    ("verify", "sums"), [("block", b""), ("commit", bytes(16)), ("off", bytes(16))]
-)
-def test_data_keeps_to_what_was_agreed_of_sums(verify: str, sums: bytes) -> None:
-    """A sender that leaves them out would not be verified."""
-    machine = Receiver(ME, LAYOUT, LIMITS, num_blocks=4, verify=verify)
-    machine.on_expect(ticket(), 10.0, 0.0)
-    machine.on_frame(b"a", frames.Hello(SENDER, ME, LAYOUT, {"zmq": b""}, verify), [], 0.0)
-    machine.on_lane(b"a", "zmq", b"")
-    machine.on_frame(b"a", BEGIN, [], 0.0)
-    frame = dataclasses.replace(data(0, 0), sums=sums)
-    effects = machine.on_frame(b"a", frame, [P, P], 0.0)
-    assert not any(isinstance(effect, Write) for effect in effects)
-    failed, released = events(effects)
-    assert isinstance(failed, LandingFailed)
-    assert f"agreement to verify: {verify}" in str(failed.error)
-    assert released == Released(1)
-
-
 def test_data_counts_for_its_landing_generation_and_connection_alone() -> None:
     """F69: nothing else passes, however well it is formed."""
     machine = receiver(ticket(), sender_deadline_s=100.0)
@@ -404,25 +385,3 @@ def test_data_counts_for_its_landing_generation_and_connection_alone() -> None:
         reasons.append(dropped.reason)
     stale, unknown = DropReason.STALE_GENERATION, DropReason.UNKNOWN_LEASE
     assert reasons == [stale, stale, unknown, DropReason.WRONG_SENDER]
-
-
-@pytest.mark.parametrize(("came_again", "ending"), [(10, Landed), (11, LandingFailed)])
-def test_a_piece_counts_in_the_digest_as_it_came_last(
-    came_again: int, ending: type[KVEvent]
-) -> None:
-    """After a reconnect pieces may be gathered in other frames than before, so that one comes again
-    with another that did not. It is copied again: what lies there then is what is verified.
-    """
-    machine = Receiver(ME, LAYOUT, LIMITS, num_blocks=4, verify="commit")
-    machine.on_expect(ticket(), 10.0, 0.0)
-    greeting = frames.Hello(SENDER, ME, LAYOUT, {"zmq": b""}, "commit")
-    machine.on_frame(b"a", greeting, [], 0.0)
-    machine.on_lane(b"a", "zmq", b"")
-    machine.on_frame(b"a", BEGIN, [], 0.0)
-    for seq, sums in enumerate([{0: 10}, {0: came_again, 1: 7}]):
-        frame = frames.Data(seq, 1, 3, 0, tuple(sums), (len(sums),), (), b"")
-        effects = machine.on_frame(b"a", frame, [len(sums) * P] * 2, 0.0)
-        (write,) = (effect for effect in effects if isinstance(effect, Write))
-        machine.on_written(write, list(sums.values()))
-    commit = dataclasses.replace(COMMIT, digest=17)
-    assert isinstance(events(machine.on_frame(b"a", commit, [], 0.0))[0], ending)

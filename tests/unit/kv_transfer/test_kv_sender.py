@@ -114,30 +114,6 @@ def test_the_window_fills_stops_and_opens_by_what_was_acknowledged() -> None:
     assert sender.in_flight_bytes == {PEER: PAIR_BYTES}
 
 
-def test_the_commit_leaves_when_the_last_chunk_was_acknowledged() -> None:
-    """Completion before commit: a source block that is reused early can never be landed."""
-    sender = ready(ticket())
-    for layer in range(4):
-        push(sender, 1, layer)
-    assert sent(sender.on_commit(1, Commit(num_tokens=8, first_token_id=7))) == []
-    for consumed in range(1, 8):
-        assert sent(sender.on_frame(PEER, frames.Ack(consumed), 0.1)) == []
-    effects = sender.on_frame(PEER, frames.Ack(8), 0.1)
-    assert effects == [SendToPeer(PEER, frames.CommitFrame(1, 3, 8, 0, 8, 7, ()))]
-
-
-def test_a_commit_waits_for_its_own_chunks_only() -> None:
-    sender = ready(ticket(1), ticket(2))
-    push(sender, 1, 0)
-    push(sender, 2, 0)
-    sender.on_commit(1, Commit(num_tokens=8, first_token_id=7))
-    sender.on_commit(2, Commit(num_tokens=8, first_token_id=7))
-    assert sent(sender.on_frame(PEER, frames.Ack(1), 0.1)) == []
-    (commit,) = sent(sender.on_frame(PEER, frames.Ack(2), 0.1))
-    assert isinstance(commit, frames.CommitFrame)
-    assert commit.lease_token == 1
-
-
 def test_transfers_take_turns() -> None:
     """F27: a long one does not hold up a short one."""
     sender = ready(ticket(1), ticket(2))
@@ -168,13 +144,6 @@ def test_an_acknowledgement_that_cannot_be_fails_the_peer(consumed: int) -> None
     assert isinstance(ended, TransferEnded)
     assert ended.error is not None
     assert ended.error.code == "peer_protocol_error"
-
-
-def test_a_commit_that_was_not_sent_cannot_be_acknowledged() -> None:
-    sender = ready(ticket())
-    (ended,) = ends(sender.on_frame(PEER, frames.Committed(1, 3), 0.1))
-    assert isinstance(ended, TransferEnded)
-    assert ended.error is not None
 
 
 def test_answers_of_another_generation_are_not_for_this_transfer() -> None:
@@ -236,19 +205,6 @@ def test_a_broken_link_starts_again_with_what_was_not_acknowledged() -> None:
     assert sent(effects) == [frames.Begin(1, 3)]
     effects = sender.on_frame(PEER, frames.Ack(3), 1.2)
     assert sent(effects) == [frames.CommitFrame(1, 3, 4, 0, 8, 7, ())]
-
-
-def test_a_commit_that_a_broken_link_may_have_lost_leaves_again() -> None:
-    """F37: nothing else would ever end the transfer well."""
-    sender = ready(ticket())
-    for layer in range(4):
-        push(sender, 1, layer)
-        sender.on_frame(PEER, frames.Ack(2 * layer + 2), 0.1)
-    commit = frames.CommitFrame(1, 3, 8, 0, 8, 7, ())
-    assert sent(sender.on_commit(1, Commit(num_tokens=8, first_token_id=7))) == [commit]
-    sender.on_link_lost(PEER, 1.0)
-    sender.on_tick(1.05)
-    assert sent(welcome(sender, 1.1)) == [frames.Begin(1, 3), commit]
 
 
 def test_a_receiver_that_forgot_the_session_is_greeted_again() -> None:
@@ -348,17 +304,6 @@ def test_one_sided_writes_wait_for_the_answer_to_begin() -> None:
     assert chunks(sender.on_frame(PEER, frames.Begun(2, 3), 0.1)) == [(0, 2, 0), (1, 2, 0)]
     assert chunks(sender.on_frame(PEER, frames.Begun(1, 3), 0.1)) == [(2, 1, 0), (3, 1, 0)]
     assert chunks(sender.on_frame(PEER, frames.Begun(1, 3), 0.1)) == []
-
-
-def test_a_commit_leaves_once_however_often_begin_is_answered() -> None:
-    sender = one_sided(ticket(1))
-    begun = frames.Begun(1, 3)
-    sender.on_frame(PEER, begun, 0.1)
-    for layer in range(4):
-        push(sender, 1, layer)
-        sender.on_frame(PEER, frames.Ack(2 * layer + 2), 0.1)
-    assert len(sent(sender.on_commit(1, Commit(num_tokens=8, first_token_id=7)))) == 1
-    assert sender.on_frame(PEER, begun, 0.2) == []
 
 
 def test_begun_on_a_connection_that_broke_counts_no_more() -> None:
