@@ -12,7 +12,6 @@ from kv_transfer.connector import Landed, LandingFailed, Released, Ticket
 from kv_transfer.core import frames
 from kv_transfer.core.effects import (
     Dropped,
-    DropReason,
     Emit,
     OpenLane,
     ReceiverEffect,
@@ -368,20 +367,3 @@ def test_an_abort_has_one_answer(lane: str) -> None:
     assert replies(effects) == [frames.Aborted(1, 3)]
     assert [type(event) for event in events(effects)] == [LandingFailed, Released]
     assert machine.num_quarantined_blocks == 0
-
-
-def test_data_counts_for_its_landing_generation_and_connection_alone() -> None:
-    """F69: nothing else passes, however well it is formed."""
-    machine = receiver(ticket(), sender_deadline_s=100.0)
-    for session in (b"a", b"b"):
-        hello(machine, session)
-    machine.on_frame(b"a", BEGIN, [], 0.0)
-    reasons: list[DropReason] = []
-    for session, token, generation in [(b"a", 1, 2), (b"a", 1, 4), (b"a", 2, 3), (b"b", 1, 3)]:
-        seq = len(reasons) if session == b"a" else 0
-        frame = dataclasses.replace(data(seq, 0), lease_token=token, generation=generation)
-        dropped, *_ = machine.on_frame(session, frame, [P, P], 0.0)
-        assert isinstance(dropped, Dropped)
-        reasons.append(dropped.reason)
-    stale, unknown = DropReason.STALE_GENERATION, DropReason.UNKNOWN_LEASE
-    assert reasons == [stale, stale, unknown, DropReason.WRONG_SENDER]

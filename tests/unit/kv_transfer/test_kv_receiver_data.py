@@ -1,4 +1,4 @@
-"""The receiving machine and the sums of what comes: agreed on, and counted for the commit."""
+"""The receiving machine and DATA: whose it is, where its bytes are, and their sums."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from kv_transfer.connector import KVEvent, Landed, LandingFailed, Released
 from kv_transfer.core import frames
-from kv_transfer.core.effects import Write
+from kv_transfer.core.effects import Dropped, DropReason, Write
 from kv_transfer.core.receiver import Receiver
 from tests.unit.kv_transfer.test_kv_receiver import (
     BEGIN,
@@ -20,6 +20,8 @@ from tests.unit.kv_transfer.test_kv_receiver import (
     P,
     data,
     events,
+    hello,
+    receiver,
     ticket,
 )
 
@@ -63,3 +65,49 @@ def test_a_piece_counts_in_the_digest_as_it_came_last(
         machine.on_written(write, list(sums.values()))
     commit = dataclasses.replace(COMMIT, digest=17)
     assert isinstance(events(machine.on_frame(b"a", commit, [], 0.0))[0], ending)
+
+
+@pytest.mark.parametrize(
+    ("lane", "runs", "source_blocks"),
+    [
+        ("zmq", (), ()),
+        ("zmq", (), (0,)),
+        ("zmq", (1,), (0,)),
+        ("shm", (), ()),
+        ("shm", (1,), ()),
+        ("shm", (1,), (0,)),
+        ("rdma", (1,), ()),
+        ("rdma", (), (0,)),
+    ],
+)
+def test_data_says_where_its_blocks_are_as_its_lane_does(
+    lane: str, runs: tuple[int, ...], source_blocks: tuple[int, ...]
+) -> None:
+    """Whatever its parts are: the sizes of none would be right for no runs."""
+    machine = receiver(ticket(), sender_deadline_s=100.0)
+    hello(machine, b"a", lane=lane)
+    machine.on_frame(b"a", BEGIN, [], 0.0)
+    sums = b"" if lane == "rdma" else bytes(16)
+    frame = frames.Data(0, 1, 3, 0, (0,), runs, source_blocks, sums)
+    effects = machine.on_frame(b"a", frame, [P, P] if runs else [], 0.0)
+    assert not any(isinstance(effect, Write) for effect in effects)
+    (failed, *_) = events(effects)
+    assert isinstance(failed, LandingFailed)
+    assert "does not say where its blocks are" in str(failed.error)
+
+
+def test_data_counts_for_its_landing_generation_and_connection_alone() -> None:
+    """F69: nothing else passes, however well it is formed."""
+    machine = receiver(ticket(), sender_deadline_s=100.0)
+    for session in (b"a", b"b"):
+        hello(machine, session)
+    machine.on_frame(b"a", BEGIN, [], 0.0)
+    reasons: list[DropReason] = []
+    for session, token, generation in [(b"a", 1, 2), (b"a", 1, 4), (b"a", 2, 3), (b"b", 1, 3)]:
+        seq = len(reasons) if session == b"a" else 0
+        frame = dataclasses.replace(data(seq, 0), lease_token=token, generation=generation)
+        dropped, *_ = machine.on_frame(session, frame, [P, P], 0.0)
+        assert isinstance(dropped, Dropped)
+        reasons.append(dropped.reason)
+    stale, unknown = DropReason.STALE_GENERATION, DropReason.UNKNOWN_LEASE
+    assert reasons == [stale, stale, unknown, DropReason.WRONG_SENDER]
