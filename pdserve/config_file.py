@@ -42,8 +42,14 @@ def read_config_file(path: Path) -> tuple[list[FileEntry], list[str]]:
 
 def suggestion(name: str, known: Iterable[str]) -> str:
     """`: did you mean …?` when something known is close to `name`, else nothing."""
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
-    return f": did you mean {close[0]}?" if close else ""
+    # What all flags and all variables begin with would make any two of them look close.
+    bare = {_bare(one): one for one in known}
+    close = difflib.get_close_matches(_bare(name), bare, n=1, cutoff=0.6)
+    return f": did you mean {bare[close[0]]}?" if close else ""
+
+
+def _bare(name: str) -> str:
+    return name.removeprefix("--").removeprefix("PDSERVE_")
 
 
 def _parsed(path: Path) -> dict[str, object]:

@@ -181,6 +181,7 @@ BAD_FLAGS = [
     ),
     (("--max-num-seq", "3"), "unknown flag --max-num-seq: did you mean --max-num-seqs?"),
     (("--quantum",), "unknown flag --quantum"),
+    (("--bogus",), "unknown flag --bogus"),
     (("stray",), "unexpected argument 'stray': wanted flags only"),
     (("--config",), "--config has no value: wanted the path of a TOML file"),
     (
@@ -282,11 +283,13 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 def test_variables() -> None:
     environ = {
         "PDSERVE_PROT": "1",
+        "PDSERVE_FOO": "1",
         "PDSERVE_PORT": "many",
         "PDSERVE_CACHE": "/anywhere",
         "PATH": "/bin",
     }
     assert problems(*ENOUGH, environ=environ) == [
+        "unknown variable PDSERVE_FOO",
         "port is 'many': wanted a whole number (from variable PDSERVE_PORT)",
         "unknown variable PDSERVE_PROT: did you mean PDSERVE_PORT?",
     ]
