@@ -53,6 +53,7 @@ class NodePool:
         self._on_outputs = on_outputs
         self._on_lost = on_lost
         self._gone: dict[Incarnation, str] = {}
+        self._lost: set[Incarnation] = set()
         self._strangers: dict[Incarnation, str] = {}
         self._unusable: set[Incarnation] = set()
         self._clients: dict[Incarnation, NodeClient] = {}
@@ -127,6 +128,9 @@ class NodePool:
     def on_heard(self, node: Incarnation, outputs: list[RequestOutput]) -> None:
         """A message on a stream."""
         self.membership.on_heard(node)
+        if node in self._lost:
+            self._lost.discard(node)
+            log.info("%s is heard again", node)
         if node in self._unmet:
             self._unmet.discard(node)
             self._look_who_is_unmet()
@@ -136,6 +140,7 @@ class NodePool:
         """A stream broke; the store will say whether the node has left."""
         self.membership.on_lost(node)
         self._gone[node] = reason
+        self._lost.add(node)
         self._on_lost(node)
         self._should_refresh.set()
 
@@ -172,6 +177,7 @@ class NodePool:
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
         self._unusable &= wanted.keys()
+        self._lost &= wanted.keys()
         for node, record in wanted.items():
             if node not in self._clients:
                 self._connect(record, router)

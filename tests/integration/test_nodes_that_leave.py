@@ -52,9 +52,12 @@ async def test_a_node_that_ends_a_stream_and_stays_is_lost(
 ) -> None:
     d = await cluster.add("d0", Role.DECODE)
     await cluster.router()
-    d.end_streams()
-    await wait_until(lambda: counts(cluster) == (0, 1), "d0 is lost")
+    with caplog.at_level("INFO", "pdserve.router.nodes"):
+        d.end_streams()
+        await wait_until(lambda: "d0#1 is heard again" in caplog.messages, "d0 is back")
+        await wait_until(lambda: counts(cluster) == (0, 1), "d0 was lost")
     assert "lost d0#1: the node ended the stream" in caplog.messages
+    assert caplog.messages.count("d0#1 is heard again") == 1
 
 
 async def test_a_node_that_breaks_off_is_lost_whether_or_not_its_lease_is_over(
