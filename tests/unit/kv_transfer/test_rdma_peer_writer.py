@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 
@@ -155,3 +156,28 @@ def test_who_slept_too_long_sleeps_half_as_long_the_next_time(writing: Writing) 
     writing.wire.s_per_byte = 0.0
     slept = [writing.write_alone(100) for _ in range(4)]
     assert slept == pytest.approx([0.05, 0.025, 0.0125, 0.00625])
+
+
+class SlowToReach(FakeEngine):
+    """Nothing is begun before `may_begin`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_begin = threading.Event()
+
+    def can_reach(self, peer_name: str) -> bool:
+        return self.may_begin.wait(WAIT_S)
+
+
+def test_a_writer_that_failed_ends_when_nothing_is_under_way() -> None:
+    """Whoever joins it knows that no write of it goes on; and only the answer frees a batch."""
+    engine, said = SlowToReach(), queue.Queue[Parts | HandoffFailed]()
+    writer = PeerWriter(engine, "there", lambda _, ready: said.put(ready), batch_bytes=BATCH_BYTES)
+    for _ in range(2):
+        writer.write([(0, 0, BATCH_BYTES)])  # To memory that nobody registered.
+    engine.may_begin.set()
+    assert isinstance(said.get(timeout=WAIT_S), HandoffFailed)
+    assert writer.join(WAIT_S)
+    assert len(engine.batches) == 2
+    assert engine.num_under_way == 0
+    assert said.empty()
