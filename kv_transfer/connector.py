@@ -23,9 +23,11 @@ Sending side (prefill node)
     opened again and takes up where it was; a peer that stays silent fails the transfer at once.
 
 Events come from the connector's own thread, through `on_event`, which must not block and may call
-the connector. Every method is thread-safe and returns without waiting for the peer. Misuse of the
-contract (a token opened twice, a push after commit, two landings for one block, anything begun
-after `close`) raises `ValueError`; a peer's misbehaviour never raises here.
+the connector. After `ConnectorFailed` none of them is to be relied on: what could not be fenced is
+called released all the same, so its owner reuses no block and ends. Every method is thread-safe
+and returns without waiting for the peer. Misuse of the contract (a token opened twice, a push
+after commit, two landings for one block, anything begun after `close`) raises `ValueError`; a
+peer's misbehaviour never raises here.
 """
 
 from __future__ import annotations
@@ -115,6 +117,13 @@ class TransferEnded:
 KVEvent = Landed | LandingFailed | Released | TransferEnded
 
 
+@dataclass(frozen=True, slots=True)
+class ConnectorFailed:
+    """The connector met a bug. It ends what it has and takes nothing more."""
+
+    error: Exception
+
+
 class KVConnector(Protocol):
     """Seven methods; see the module's text for the contract."""
 
@@ -153,4 +162,5 @@ class KVConnector(Protocol):
         """
 
 
-OnEvent = Callable[[KVEvent], None]
+ConnectorEvent = KVEvent | ConnectorFailed
+OnEvent = Callable[[ConnectorEvent], None]

@@ -21,6 +21,8 @@ from common.kv_layout import KVLayout
 from kv_transfer import pieces
 from kv_transfer.connector import (
     Commit,
+    ConnectorEvent,
+    ConnectorFailed,
     KVEvent,
     Landed,
     LandingFailed,
@@ -189,8 +191,9 @@ class TransportConnector:
                 self._sending.take_written()
                 self._receiving.tick()
                 self._sending.tick()
-        except Exception:
+        except Exception as error:
             logger.exception("the KV connector's thread met a bug; everything open fails")
+            self._tell(ConnectorFailed(error))
         finally:
             self._finish()
 
@@ -267,6 +270,9 @@ class TransportConnector:
                 self._metrics.on_landed(token, self._clock.now_s())
             case LandingFailed(token) | Released(token):
                 self._metrics.on_landing_over(token)
+        self._tell(event)
+
+    def _tell(self, event: ConnectorEvent) -> None:
         try:
             self._on_event(event)
         except Exception:

@@ -14,7 +14,7 @@ from common.nodes import NodeLoad
 from common.request import GenerationRequest, RequestOutput
 from engine.core.block_pool import BlockCounts
 from engine.core.statistics import SchedulerStatistics
-from kv_transfer.connector import Commit, KVEvent, Ticket
+from kv_transfer.connector import Commit, ConnectorEvent, Ticket
 
 # --- messages ---------------------------------------------------------------------------------
 
@@ -64,7 +64,7 @@ class Drain:
     timeout_s: float
 
 
-Message = Submit | Abort | RouterGone | StatusQuery | Drain | KVEvent
+Message = Submit | Abort | RouterGone | StatusQuery | Drain | ConnectorEvent
 
 # --- answers ----------------------------------------------------------------------------------
 

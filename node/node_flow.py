@@ -29,7 +29,7 @@ from engine.core.planned_step import PlannedStep, Pushes, StepOutput
 from engine.core.scheduler import Scheduler
 from engine.core.sequence import Sequence
 from engine.core.status import SequenceStatus
-from kv_transfer.connector import KVEvent, Landed, LandingFailed, Released, TransferEnded
+from kv_transfer.connector import ConnectorFailed, KVEvent
 from node.messages import (
     Abort,
     Drain,
@@ -79,7 +79,7 @@ class NodeFlow(ABC):
     # --- events -------------------------------------------------------------------------------
 
     def on_message(self, message: Message, now_s: float) -> list[Effect]:
-        """One event from the inbox."""
+        """One event from the inbox. Raises `InternalError` when the node cannot go on."""
         match message:
             case Submit():
                 return self._on_submit(message, now_s)
@@ -91,7 +91,10 @@ class NodeFlow(ABC):
                 return self._on_drain(timeout_s, now_s)
             case StatusQuery():
                 return [Reply(message.reply_to, self._status())]
-            case Landed() | LandingFailed() | Released() | TransferEnded():
+            case ConnectorFailed(error):
+                # At once: no block that is called released after this may be written again.
+                raise InternalError("the KV connector met a bug") from error
+            case _:
                 return self._on_kv_event(message, now_s)
 
     def on_time(self, now_s: float) -> list[Effect]:

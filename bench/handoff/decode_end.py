@@ -14,7 +14,7 @@ from common.blocks import blocks_for
 from common.ids import Incarnation
 from common.kv_layout import KVLayout
 from common.nodes import Role
-from kv_transfer.connector import KVEvent, Landed, Ticket
+from kv_transfer.connector import ConnectorEvent, Landed, Ticket
 from node.engine_node import LoadedModel
 from pdserve.kv_plane import KVPlane
 
@@ -29,7 +29,7 @@ class DecodeEnd:
         self._pool = np.zeros(shape, np.uint8)
         self._pool[:] = 1  # so that no page is fetched while it is measured
         self._me = Incarnation("decode", 1)
-        self._events: queue.SimpleQueue[KVEvent] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[ConnectorEvent] = queue.SimpleQueue()
         model = cast(LoadedModel, SimpleNamespace(kv_bytes=self._pool, layout=layout))
         self._connector = KVPlane(case.config(Role.DECODE)).connect(
             model, self._me, self._events.put

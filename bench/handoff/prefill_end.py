@@ -16,7 +16,7 @@ from common.ids import AttemptId, Incarnation
 from common.kv_layout import KVLayout
 from common.nodes import Role
 from common.request import GenerationRequest, RequestOutput, SamplingParams
-from kv_transfer.connector import Commit, KVEvent, Ticket, TransferEnded
+from kv_transfer.connector import Commit, ConnectorEvent, Ticket, TransferEnded
 from kv_transfer.transfer_timing import TransferTiming
 from node.engine_node import LoadedModel, NodeConnector
 from node.inbox import Inbox
@@ -182,7 +182,7 @@ class PrefillEnd:
             return process_cpu_s()
         return transfer_threads_cpu_s() + self._timed.cpu_s
 
-    def _on_event(self, event: KVEvent) -> None:
+    def _on_event(self, event: ConnectorEvent) -> None:
         self._inbox.put(event)
         if isinstance(event, TransferEnded):
             self._ended.put(event)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from bench.transfer.ways import Span, now_s
 from bench.transfer.workload import LAYOUT, NUM_MOVED, Memory, source_blocks, target_blocks
 from common.ids import AttemptId, Incarnation
-from kv_transfer.connector import Commit, KVEvent, Landed, Ticket, TransferEnded
+from kv_transfer.connector import Commit, ConnectorEvent, Landed, Ticket, TransferEnded
 from kv_transfer.curve_keys import CurveKeys
 from kv_transfer.lane import Lane
 from kv_transfer.shm.shm_lane import ShmLane
@@ -25,7 +25,7 @@ class _End:
     def __init__(
         self, name: str, memory: Memory, lanes: Sequence[Lane], keys: CurveKeys | None
     ) -> None:
-        self._events: queue.SimpleQueue[tuple[KVEvent, float]] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[tuple[ConnectorEvent, float]] = queue.SimpleQueue()
         self.me = Incarnation(name, 1)
         self.connector = ZmqConnector(
             memory.pool,
@@ -37,10 +37,10 @@ class _End:
             keys=keys,
         )
 
-    def _on_event(self, event: KVEvent) -> None:
+    def _on_event(self, event: ConnectorEvent) -> None:
         self._events.put((event, now_s()))
 
-    def wait_event(self) -> tuple[KVEvent, float]:
+    def wait_event(self) -> tuple[ConnectorEvent, float]:
         return self._events.get(timeout=_DEADLINE_S)
 
     def close(self) -> None:

@@ -16,6 +16,8 @@ from common.ids import AttemptId, Incarnation
 from common.kv_layout import KVLayout
 from kv_transfer.connector import (
     Commit,
+    ConnectorEvent,
+    ConnectorFailed,
     KVEvent,
     Landed,
     LandingFailed,
@@ -62,6 +64,8 @@ class Node:
     layout: KVLayout
     events: list[KVEvent] = field(default_factory=list)
     inbox: queue.Queue[KVEvent] = field(default_factory=queue.Queue)
+    # What ended the connector, and how many events had come before.
+    failures: list[tuple[Exception, int]] = field(default_factory=list)
 
     def wait_event(self) -> KVEvent:
         return self.inbox.get(timeout=WAIT_S)
@@ -146,8 +150,12 @@ class Cluster:
         pool[:] = rng.integers(0, 256, pool.shape, dtype=np.uint8)
         events: list[KVEvent] = []
         inbox: queue.Queue[KVEvent] = queue.Queue()
+        failures: list[tuple[Exception, int]] = []
 
-        def take(event: KVEvent) -> None:
+        def take(event: ConnectorEvent) -> None:
+            if isinstance(event, ConnectorFailed):
+                failures.append((event.error, len(events)))
+                return
             events.append(event)
             inbox.put(event)
 
@@ -160,7 +168,7 @@ class Cluster:
             clock=clock or self._clock,
         )
         connector = self.kind.connector(pool, options, on_event or take)
-        self.nodes.append(Node(incarnation, pool, connector, layout, events, inbox))
+        self.nodes.append(Node(incarnation, pool, connector, layout, events, inbox, failures))
         return self.nodes[-1]
 
     def ticket(

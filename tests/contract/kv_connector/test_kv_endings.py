@@ -105,6 +105,9 @@ def test_a_bug_on_the_connectors_thread_ends_everything_all_the_same(
     assert "closed" in str(error_of(prefill.wait_event()))
     assert "closed" in str(prefill.wait_failed())
     assert "gave the transfer up" in str(decode.wait_failed())
+    # Its owner heard of it before anything that it cannot be sure of.
+    assert [(str(error), num_events) for error, num_events in prefill.failures] == [("a bug", 0)]
+    assert decode.failures == []
     # Nobody is there any more to end what would begin now.
     with pytest.raises(ValueError, match="is closed"):
         prefill.connector.expect(cluster.ticket(prefill, [2]), sender_deadline_s=30)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from common.errors import ConfigError
 from common.kv_layout import KVLayout
-from kv_transfer.connector import KVEvent, Landed, TransferEnded
+from kv_transfer.connector import ConnectorEvent, ConnectorFailed, Landed, TransferEnded
 from tests.contract.kv_connector.cluster import (
     LAYOUT,
     PAIR_BYTES,
@@ -130,10 +130,11 @@ def test_one_connector_sends_to_itself(cluster: Cluster) -> None:
 
 def test_on_event_may_call_the_connector_and_raise(cluster: Cluster) -> None:
     """The next handoff is expected from inside `on_event`, and a raising callback harms nobody."""
-    landed: queue.Queue[KVEvent] = queue.Queue()
+    landed: queue.Queue[ConnectorEvent] = queue.Queue()
     expected = threading.Event()
 
-    def on_event(event: KVEvent) -> None:
+    def on_event(event: ConnectorEvent) -> None:
+        assert not isinstance(event, ConnectorFailed)
         decode.connector.revoke(event.lease_token)
         landed.put(event)
         if event.lease_token == first.lease_token:
@@ -240,4 +241,4 @@ def test_a_pool_or_window_that_does_not_fit(
         peer_timeout_s=2.0,
     )
     with pytest.raises(error, match="wanted"):
-        cluster.kind.connector(node.pool, options, node.events.append)
+        cluster.kind.connector(node.pool, options, lambda _: None)

@@ -12,7 +12,7 @@ import pytest
 
 from common.clock import ManualClock
 from kv_transfer.connector import (
-    KVEvent,
+    ConnectorEvent,
     Landed,
     LandingFailed,
     Released,
@@ -315,7 +315,7 @@ def test_closing_takes_the_keys_away_before_it_releases_a_block(
     """F14: whoever hears `Released` may give the blocks away at once."""
     keys_then: list[list[int]] = []
 
-    def take(event: KVEvent) -> None:
+    def take(event: ConnectorEvent) -> None:
         if isinstance(event, Released):
             keys_then.append(list(kind.one_sided[1].keys))
 

@@ -17,7 +17,7 @@ from common.errors import ConfigError
 from common.ids import AttemptId, Incarnation
 from common.kv_layout import KVLayout
 from common.nodes import Role
-from kv_transfer.connector import Commit, KVEvent, Landed, Ticket
+from kv_transfer.connector import Commit, ConnectorEvent, Landed, Ticket
 from kv_transfer.curve_keys import new_curve_keys, write_curve_keys
 from kv_transfer.rdma.mooncake_engine import RdmaUnavailable
 from kv_transfer.shm import shm_lane
@@ -134,7 +134,7 @@ class Node:
     """A node's end of the KV plane at `--kv-transport auto`, with a pool and no model."""
 
     def __init__(self, role: Role) -> None:
-        self.events: queue.Queue[KVEvent] = queue.Queue()
+        self.events: queue.Queue[ConnectorEvent] = queue.Queue()
         self.incarnation = Incarnation(role.value, 1)
         plane = KVPlane(config(role, "auto"))
         memory = plane.host_memory(8 * LAYOUT.block_bytes, True)

@@ -69,9 +69,10 @@ class World:
         assert isinstance(model, HashRunner)
         self.pass_by("connect")
         network = LoopbackNetwork()
-        return LoopbackConnector(
+        self.connector = LoopbackConnector(
             model.kv_bytes, model.layout, incarnation, on_event, network=network
         )
+        return self.connector
 
     def flow(
         self,
@@ -145,6 +146,25 @@ async def test_a_step_that_hangs_ends_the_node(
         assert await world.end(running) == 1
     assert await world.store.live_nodes() == []
     await world.finish_threads()
+
+
+async def test_a_bug_in_the_kv_connector_ends_the_node_at_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """F79: nobody asked for anything yet, and the lease alone would keep it looking healthy."""
+    world = World(waits_in="step")
+    running = world.start()
+    await world.has_arrived()
+    world.let_go.set()
+
+    def fail() -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(world.connector._receiving, "tick", fail)
+    with caplog.at_level(logging.CRITICAL, "pdserve"):
+        world.connector.revoke(0)
+        assert await world.end(running) == 1
+    assert await world.store.live_nodes() == []
 
 
 async def test_a_step_that_outlasts_the_stop_reaches_nobody(
