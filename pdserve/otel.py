@@ -29,6 +29,7 @@ MAX_QUEUED_SPANS = 8192
 EXPORT_EVERY_S = 2.0
 EXPORT_TIMEOUT_S = 5.0
 CLOSE_WITHIN_S = 1.0
+_NUM_READINGS = 3
 _LIMITS = SpanLimits(max_attribute_length=256, max_span_attributes=48, max_events=64)
 _KINDS = {
     SpanKind.INTERNAL: trace.SpanKind.INTERNAL,
@@ -80,7 +81,7 @@ class OtelTracing:
     ) -> Span:
         """See `common.tracing.Tracing`. A parent that is no `traceparent` begins a new trace."""
         # One offset for all spans of a request here, so that they fit each other exactly.
-        offset_ns = time.time_ns() - round(self._clock.now_s() * 1e9)
+        offset_ns = _wall_offset_ns(self._clock)
         context = (
             _context_of(parent)
             if is_traceparent(parent)
@@ -142,6 +143,19 @@ class OtelSpan:
 
     def _ns(self, at_s: float) -> int:
         return self._offset_ns + round(at_s * 1e9)
+
+
+def _wall_offset_ns(clock: Clock) -> int:
+    """What to add to the clock's nanoseconds for those of the wall.
+
+    A thread may lose the processor between two readings: the closest of a few pairs counts, or
+    what one process says happened would come before its cause in another.
+    """
+    pairs = []
+    for _ in range(_NUM_READINGS):
+        before_s, wall_ns, after_s = clock.now_s(), time.time_ns(), clock.now_s()
+        pairs.append((after_s - before_s, wall_ns - round((before_s + after_s) / 2 * 1e9)))
+    return min(pairs)[1]
 
 
 def _context_of(traceparent: str) -> Context:

@@ -61,6 +61,11 @@ def api(cluster: Cluster) -> Iterator[Api]:
     cluster.check_settled()
 
 
+def asking(prompt: str, num_tokens: int) -> dict[str, Any]:
+    """A request for exactly so many tokens: a sampled answer may end before."""
+    return {"model": "tiny", "prompt": prompt, "max_tokens": num_tokens, "ignore_eos": True}
+
+
 def traceparent() -> str:
     return f"00-{secrets.token_hex(16)}-{secrets.token_hex(8)}-01"
 
@@ -81,7 +86,7 @@ def test_one_request_is_one_trace_over_three_processes(
     with otlp_collector(collector_port) as collector:
         response = api.http.post(
             "/v1/completions",
-            json={"model": "tiny", "prompt": SECRET_WORDS * 9, "max_tokens": 12},
+            json=asking(SECRET_WORDS * 9, 12),
             headers={"traceparent": parent, "x-request-id": "asked-by-me"},
         )
         assert response.status_code == 200
@@ -137,7 +142,7 @@ def test_what_the_caller_does_not_sample_is_not_traced(
     with otlp_collector(collector_port) as collector:
         unwanted, wanted = traceparent()[:-2] + "00", traceparent()
         for header in (unwanted, wanted):
-            fields = {"model": "tiny", "prompt": "One", "max_tokens": 2}
+            fields = asking("One", 2)
             api.http.post("/v1/completions", json=fields, headers={"traceparent": header})
         wait_for_trace(collector, wanted[3:35], 10)
         assert collector.trace(unwanted[3:35]) == []
@@ -150,12 +155,12 @@ def test_a_collector_that_is_away_costs_spans_and_nothing_else(
     for _ in range(20):
         answer = api.http.post(
             "/v1/completions",
-            json={"model": "tiny", "prompt": "Away", "max_tokens": 4},
+            json=asking("Away", 4),
             headers={"traceparent": traceparent()},
         )
         assert answer.status_code == 200
     with otlp_collector(collector_port) as collector:
-        fields = {"model": "tiny", "prompt": "Back", "max_tokens": 4}
+        fields = asking("Back", 4)
         api.http.post("/v1/completions", json=fields, headers={"traceparent": parent})
         wait_for_trace(collector, parent[3:35], 10)
 
@@ -169,7 +174,7 @@ def test_every_line_is_json_and_the_request_can_be_followed(cluster: Cluster, ap
     parent = traceparent()
     response = api.http.post(
         "/v1/completions",
-        json={"model": "tiny", "prompt": SECRET_WORDS * 5, "max_tokens": 7},
+        json=asking(SECRET_WORDS * 5, 7),
         headers={"traceparent": parent},
     )
     request_id = response.headers["x-request-id"]

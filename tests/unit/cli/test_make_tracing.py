@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 import time
 
 import pytest
 
-from common.clock import MonotonicClock
+from common.clock import ManualClock, MonotonicClock
 from common.config import Config
 from common.errors import ConfigError
 from common.nodes import Role
 from common.tracing import NO_SPAN, NO_TRACING
 from common.tracing_config import TracingConfig
+from pdserve import otel
 from pdserve.make_tracing import make_tracing
 from pdserve.network import free_loopback_port
 from pdserve.otel import OtelTracing
@@ -80,3 +82,24 @@ def test_closing_does_not_wait_for_a_collector_that_is_away() -> None:
     began_at_s = time.monotonic()
     tracing.close()
     assert time.monotonic() - began_at_s < 5
+
+
+@pytest.mark.parametrize("delayed", [0, 1, 2])
+@pytest.mark.parametrize("is_wall_late", [False, True])
+def test_a_thread_that_loses_the_processor_between_two_clocks_does_not_shift_its_spans(
+    delayed: int, is_wall_late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spans of several processes lie side by side: an effect must not come before its cause."""
+    clock = ManualClock(10.0)
+    offset_ns = 1_000 * 10**9
+    num_read = itertools.count()
+
+    def wall_ns() -> int:
+        is_delayed = next(num_read) == delayed
+        clock.advance(0.02 * (is_delayed and is_wall_late))
+        now_ns = round(clock.now_s() * 1e9)
+        clock.advance(0.02 * (is_delayed and not is_wall_late))
+        return offset_ns + now_ns
+
+    monkeypatch.setattr("pdserve.otel.time.time_ns", wall_ns)
+    assert otel._wall_offset_ns(clock) == offset_ns
