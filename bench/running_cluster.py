@@ -19,7 +19,7 @@ from typing import IO
 import httpx
 
 from common.latency import RequestTiming
-from pdserve.network import free_loopback_port
+from pdserve.local_cluster.free_ports import free_loopback_port
 
 START_TIMEOUT_S = 300.0
 STOP_TIMEOUT_S = 60.0

@@ -41,7 +41,7 @@ from engine.runner.load import load_model_runner
 from engine.runner.model_runner import ModelRunner
 from pdserve.checkpoints.resolve import resolve_checkpoint
 from pdserve.checkpoints.speculative_model import resolve_speculation
-from router.text_model import TextModel
+from router.text.text_model import TextModel
 
 METHODS = ("none", "ngram", "suffix", "mtp")
 BATCHES = (1, 8, 32)

@@ -3,7 +3,7 @@
 A span is made from times that were taken anyway: it is begun and ended with times of the process's
 monotonic clock, during the work or after it. `traceparent` (W3C Trace Context) names a span to
 another process; it is empty where nothing is recorded, so that whoever gets it has nothing to do.
-The real thing is `pdserve/otel.py`.
+The real thing is `pdserve/roles/otel.py`.
 """
 
 from __future__ import annotations

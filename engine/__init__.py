@@ -1,1 +1,6 @@
-"""What prefill, decode and mixed nodes share: scheduling (pure) and execution (Paddle)."""
+"""What prefill, decode and mixed nodes share.
+
+core/      scheduling: pure, no clock, no thread, no framework
+runner/    execution: the only package that imports Paddle
+step_loop  one thread: drain the inbox, plan, run, apply, emit
+"""

@@ -8,6 +8,7 @@ KV plane decides nothing; who may write where was decided on the control plane.
     loopback        LoopbackConnector, LoopbackNetwork: nodes of one process; the reference
     zmq_connector   ZmqConnector: nodes on different machines
     zmq_transport   its sockets; curve_keys: the key pair that encrypts them
+    zmq_gate        who may connect where the cluster has a key
     zmq_parts       payload that ZMQ sends out of this process's memory
     shell           what all connectors share: one thread, one queue of effects, two halves:
       sending_end     the sending machine, the pool it reads, its end of every lane
@@ -18,7 +19,8 @@ KV plane decides nothing; who may write where was decided on the control plane.
       inline_lane   behind the header, on the same connection
       shm/          copied out of the sender's pool, which is shared memory
       rdma/         written into the receiver's registered pool
-    transfer_metrics  times and bytes of each transfer and landing; statistics: all that is counted
+    transfer_metrics  times and bytes of each transfer and landing, from its transfer_timing
+    statistics      all that is counted
     pieces          the pool's bytes: checksums, and the one write
     piece_rows      the same in one pass, where fused_copy can: a kernel that copies and hashes
     gather          message parts out of a pool

@@ -1,18 +1,24 @@
 """What every engine node is around its scheduler: control service, router streams, lease, wiring.
 
-messages        what reaches the step thread, and what it wants done: plain values
-request_book    who asked for what, until when (pure)
-performer       carries out what it wants done
-inbox           the bounded door into the step thread
-control_service gRPC ⇄ values
-router_calls    the calls on one router's stream, each answered once
-output_streams  one token stream per router
-lease_keeper    the node's lease in the placement store
-make_scheduler  the scheduler that a configuration asks for
-metrics         the node's statistics as Prometheus samples
-metrics_server  these over HTTP
-model_loading   a load that a stop need not wait for
-step_thread     the step loop in its thread, until a stop or a crash
-watchdog        a step that does not end
-engine_node     a running node made of these parts
+engine_node      a running node made of these parts
+node_flow        the node's decisions around its scheduler (pure): messages in, effects out
+messages         what reaches the step thread, and what it wants done (pure)
+request_book     who asked for what, until when (pure)
+tickets          the tickets that a decode node gives out
+step_thread      the step loop in its thread, until a stop or a crash
+performer        carries out what the step thread wants done
+inbox            the bounded door into the step thread
+control_port     where the control service listens
+control_service  gRPC to values and back
+router_calls     the calls on one router's stream, each answered once
+output_streams   one token stream per router
+lease_keeper     the node's lease in the placement store
+drain            leaving in order
+model_loading    a load that a stop need not wait for
+make_scheduler   the scheduler that a configuration asks for
+watchdog         a step that does not end
+attempt_watch    attempts on this node as traces and log lines see them
+attempt_spans    the spans made of them
+metrics          the node's statistics as Prometheus samples; kv_metrics: those of its connector
+metrics_server   these over HTTP
 """

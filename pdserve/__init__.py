@@ -1,3 +1,12 @@
-"""The command: where a configuration is read and concrete parts are chosen and joined."""
+"""The command: reads a configuration, chooses concrete parts and joins them.
+
+cli             `pdserve`: one command line for every role
+configuration/  flags, environment variables and TOML to one frozen `Config`
+roles/          from a configuration to a running router or node
+local_cluster/  `pdserve up`: a whole cluster on one machine
+commands/       status and drain: commands that talk to a running router
+keys/           certificates, KV keys, Redis users and API keys
+checkpoints/    from what `--model` names to a folder on this machine
+"""
 
 __version__ = "0.1.0"

@@ -12,9 +12,16 @@ from pathlib import Path
 from common.errors import ConfigError, PdserveError
 from common.logs import quiet_grpc
 from common.nodes import Role
-from pdserve.config_sources import SERVE, UP, Command, LoadedConfig, SettingsError, load_config
-from pdserve.flags import NO_VALUE, FlagError, build_parser
-from pdserve.option_values import without_passwords
+from pdserve.configuration.config_sources import (
+    SERVE,
+    UP,
+    Command,
+    LoadedConfig,
+    SettingsError,
+    load_config,
+)
+from pdserve.configuration.flags import NO_VALUE, FlagError, build_parser
+from pdserve.configuration.option_values import without_passwords
 
 EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
 
@@ -60,21 +67,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _serve(parsed: argparse.Namespace, unknown: list[str]) -> int:
     loaded = _load(parsed, unknown, SERVE)
     quiet_grpc(loaded.config.server.log_format)
-    from pdserve.roles import run_role
+    from pdserve.roles.run_role import run_role
 
     return run_role(loaded.config)
 
 
 def _check_config(parsed: argparse.Namespace, unknown: list[str]) -> int:
-    from pdserve.shown_config import shown_config
+    from pdserve.configuration.shown_config import shown_config
 
     print(shown_config(_load(parsed, unknown, SERVE)), end="")
     return EXIT_OK
 
 
 def _up(parsed: argparse.Namespace, unknown: list[str]) -> int:
-    from pdserve.cluster_plan import ClusterSize
-    from pdserve.local_cluster import run_local_cluster
+    from pdserve.local_cluster.cluster_plan import ClusterSize
+    from pdserve.local_cluster.local_cluster import run_local_cluster
 
     problems: list[str] = []
     counts = {role: _count(parsed, role, problems) for role in ("prefill", "decode", "mixed")}
@@ -93,8 +100,8 @@ def _up(parsed: argparse.Namespace, unknown: list[str]) -> int:
 
 
 def _status(parsed: argparse.Namespace, unknown: list[str]) -> int:
-    from pdserve.cluster_view import fetch_cluster
-    from pdserve.status_table import status_table
+    from pdserve.commands.cluster_view import fetch_cluster
+    from pdserve.commands.status_table import status_table
 
     if unknown:
         return _wrong_settings([f"unexpected argument: {unknown[0].partition('=')[0]}"])
@@ -109,7 +116,7 @@ def _status(parsed: argparse.Namespace, unknown: list[str]) -> int:
 
 
 def _watch(table: Callable[[], str]) -> int:
-    from pdserve.status_watch import watch
+    from pdserve.commands.status_watch import watch
 
     first = table()  # A wrong address is an error at once; a router that restarts later is not.
 
@@ -127,7 +134,7 @@ def _watch(table: Callable[[], str]) -> int:
 
 def _drain(parsed: argparse.Namespace, unknown: list[str]) -> int:
     from common.clock import MonotonicClock
-    from pdserve.drain_command import ask_to_leave, wait_until_gone
+    from pdserve.commands.drain_command import ask_to_leave, wait_until_gone
 
     if unknown:
         return _wrong_settings([f"unexpected argument: {unknown[0].partition('=')[0]}"])
@@ -161,7 +168,7 @@ def _kv_key(parsed: argparse.Namespace, unknown: list[str]) -> int:
 
 
 def _api_keys(parsed: argparse.Namespace, unknown: list[str]) -> int:
-    from pdserve.api_keys_command import run_api_keys
+    from pdserve.keys.api_keys_command import run_api_keys
 
     if unknown:
         return _wrong_settings([f"unexpected argument: {unknown[0].partition('=')[0]}"])
@@ -170,7 +177,7 @@ def _api_keys(parsed: argparse.Namespace, unknown: list[str]) -> int:
 
 
 def _keys(parsed: argparse.Namespace, unknown: list[str]) -> int:
-    from pdserve.keys_command import run_keys
+    from pdserve.keys.keys_command import run_keys
 
     if unknown:
         return _wrong_settings([f"unexpected argument: {unknown[0].partition('=')[0]}"])

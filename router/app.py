@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -16,26 +17,27 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from common.clock import Clock, MonotonicClock
 from common.config import Config
 from common.tracing import NO_TRACING, Tracing
-from router.api_key_book import ApiKeyBook
-from router.api_key_metrics import ApiKeyCollector
-from router.cluster_view import ClusterView
-from router.drain_route import DrainNode, add_drain_route
-from router.exchange import Exchange
-from router.generation import Generator
-from router.generation_routes import GenerationRoutes, Handler
-from router.http_metrics import HttpMetrics
-from router.live_feed import LiveFeed
-from router.live_page import live_page
-from router.middleware import ApiKeyMiddleware, RequestIdMiddleware
-from router.openai_api import Endpoint, OpenAiApi
-from router.openai_errors import ApiError, ModelNotFound
-from router.request_watch import RequestWatcher
-from router.schemas import ChatBody, CompletionBody, SamplingFields
-from router.text_model import TextModel
+from router.access.api_key_book import ApiKeyBook
+from router.access.api_key_metrics import ApiKeyCollector
+from router.access.middleware import ApiKeyMiddleware, RequestIdMiddleware
+from router.cluster.drain import DrainNode, add_drain_route
+from router.core.cluster_view import ClusterView
+from router.core.generation import Generator
+from router.http.errors import ApiError, ModelNotFound
+from router.http.exchange import Exchange
+from router.live.feed import LiveFeed
+from router.live.page import live_page
+from router.openai.api import Endpoint, OpenAiApi
+from router.openai.schemas import ChatBody, CompletionBody, SamplingFields
+from router.text.text_model import TextModel
+from router.watch.http_metrics import HttpMetrics
+from router.watch.request_watch import RequestWatcher
 
 logger = logging.getLogger("pdserve.router.http")
 
 NOT_READY_RETRY_S = "1"
+
+Handler = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 def create_app(
@@ -91,13 +93,13 @@ def create_app(
     registry.register(ApiKeyCollector(book))
     # Around the framework and not inside of it, where more would stand before each request and
     # around each event that is sent.
-    return RequestIdMiddleware(ApiKeyMiddleware(GenerationRoutes(app, handlers), book))
+    return RequestIdMiddleware(ApiKeyMiddleware(_GenerationRoutes(app, handlers), book))
 
 
 def _add_generation(
     app: FastAPI, path: str, api: OpenAiApi, endpoint: Endpoint, body: type[SamplingFields]
 ) -> Handler:
-    """Describe the path; what is returned serves it, here and in `GenerationRoutes`."""
+    """Describe the path; what is returned serves it, here and in `_GenerationRoutes`."""
     handle = partial(api.handle, endpoint)
 
     async def generate() -> Response:
@@ -216,6 +218,24 @@ def _error_response(error: ApiError) -> Response:
         headers=error.headers,
         media_type="application/json",
     )
+
+
+class _GenerationRoutes:
+    """Calls a path's handler for POST; everything else goes on to the application.
+
+    A framework's routing takes longer than the rest of the edge, and it wraps `send`, which is
+    called for every event of a stream.
+    """
+
+    def __init__(self, app: ASGIApp, handlers: Mapping[str, Handler]) -> None:
+        self._app = app
+        self._handlers = handlers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        handler = None
+        if scope["type"] == "http" and scope["method"] == "POST":
+            handler = self._handlers.get(scope["path"])
+        await (handler or self._app)(scope, receive, send)
 
 
 class _LastResort:

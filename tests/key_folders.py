@@ -8,8 +8,8 @@ from pathlib import Path
 
 from common.keys_folder import Keys, load_keys
 from common.nodes import Role
-from pdserve.certificates import CertificateAuthority, Holder, IssuedCertificate
-from pdserve.keys_init import HOLDERS, init_keys
+from pdserve.keys.certificates import CertificateAuthority, Holder, IssuedCertificate
+from pdserve.keys.keys_init import HOLDERS, init_keys
 
 
 def make_keys(folder: Path) -> Path:

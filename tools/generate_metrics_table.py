@@ -23,11 +23,11 @@ from kv_transfer.transfer_metrics import TransferMetrics
 from node.kv_metrics import KvCollector
 from node.messages import NodeStatistics
 from node.metrics import NodeCollector
-from router.api_key_book import ApiKeyBook
-from router.api_key_metrics import ApiKeyCollector
-from router.http_connections import count_refused
-from router.http_metrics import HttpMetrics
-from router.metrics import RouterMetrics
+from router.access.api_key_book import ApiKeyBook
+from router.access.api_key_metrics import ApiKeyCollector
+from router.http.server import count_refused
+from router.watch.http_metrics import HttpMetrics
+from router.watch.router_metrics import RouterMetrics
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "metrics.md"
 _TABLE = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end of table -->\n)", re.DOTALL)

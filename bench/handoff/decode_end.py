@@ -16,7 +16,7 @@ from common.kv_layout import KVLayout
 from common.nodes import Role
 from kv_transfer.connector import ConnectorEvent, Landed, Ticket
 from node.engine_node import LoadedModel
-from pdserve.kv_plane import KVPlane
+from pdserve.roles.kv_plane import KVPlane
 
 
 class DecodeEnd:

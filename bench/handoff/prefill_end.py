@@ -27,7 +27,7 @@ from node.performer import Performer
 from node.router_calls import Replies
 from node.step_thread import StepThread
 from pdserve.checkpoints.resolve import resolve_checkpoint
-from pdserve.kv_plane import KVPlane
+from pdserve.roles.kv_plane import KVPlane
 from prefill_node.node import prefill_flow_maker
 
 PROMPT_TOKENS = 2048

@@ -34,7 +34,7 @@ from bench.router.load import LoadResult, LoadSpec
 from bench.router.node_stand_in import answers
 from bench.router.processes import RunningSystem, running_system
 from pdserve.checkpoints.demo_model import demo_model_folder
-from router.text_model import TextModel
+from router.text.text_model import TextModel
 
 NUM_TOKENS = 64
 STREAMS = (1, 32, 128)

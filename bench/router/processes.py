@@ -19,9 +19,9 @@ from bench.handoff.processes import Remote
 from bench.router.load import LoadClient
 from bench.router.node_stand_in import CLUSTER, NodeStandIn
 from common.clock import MonotonicClock
-from pdserve.embedded_redis import start_embedded_redis
-from pdserve.network import free_loopback_port
-from pdserve.signals import Signals
+from pdserve.local_cluster.embedded_redis import start_embedded_redis
+from pdserve.local_cluster.free_ports import free_loopback_port
+from pdserve.local_cluster.signals import Signals
 
 _START_TIMEOUT_S = 60.0
 _STOP_TIMEOUT_S = 20.0

@@ -8,8 +8,24 @@ One decoder, described by `model_spec.DecoderSpec` and read from a Hugging Face 
     paddle_decoder   any device. Plain Paddle operators, with attention either in plain operators
                      too (`paddle_attention`, the reference) or fused (`fused_attention`, GPU).
 
-Beside either, `mtp` drafts tokens with one more layer. `verification` draws a step's tokens and
-accepts the drafts that come true; `host_pool` keeps blocks that were swapped out.
+Beside either, `mtp` drafts tokens with one more layer.
+
+    load, assemble      from a configuration to a runner; from a checked checkpoint to its parts
+    model_runner        executes planned steps: tokens in, drawn tokens out, KV in the cache
+    step_costs          what steps cost on this machine, measured at the start
+    flat_batch          a planned step as flat arrays
+    kv_cache            the KV cache in one allocation
+    layers_out          a step's layers handed out as they become readable
+    host_pool           swapped-out blocks in host memory
+    verification        draws a step's tokens and accepts the drafts that come true
+    sampler             from logits to tokens; sample_kernels: one row; philox: the noise
+    checkpoint          safetensors, checked before any weight is read
+    model_spec          what a decoder is made of; decoder: its three parts
+    numba_layer, weight_memory   weights packed for the CPU kernels
+    rope                angles of rotary positions
+    kernels/            CPU kernels in numba
+    mtp/                the layer that drafts
+    framework           Paddle, imported once and in the right environment
 
 `load.load_model_runner` chooses, loads and returns a `model_runner.ModelRunner`. This file imports
 nothing, because the environment of Paddle's math libraries is set before Paddle is imported.

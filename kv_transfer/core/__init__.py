@@ -1,0 +1,1 @@
+"""The machines of a handoff, pure: see the map in `kv_transfer`."""

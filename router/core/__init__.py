@@ -1,0 +1,13 @@
+"""The router's decisions without I/O: events and `now_s` in, effects out.
+
+request_flow   the machine of one choice: which node is asked for what, and its one outcome
+token_ledger   the tokens of several nodes in one order, each index once
+effects        what a flow asks its shell to do
+ttft_stages    where the time to the first token went
+membership     which nodes are alive, from the store and from the nodes' streams
+placement      which nodes take a request: filter, score, pick
+prefix_map     which prefixes each node's cache is believed to hold
+policies/      placement policies by name
+generation     the seam between the HTTP edge (text) and dispatch (nodes)
+cluster_view   the seam between the HTTP edge and the cluster behind it
+"""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from common.errors import PdserveError
 from common.ids import AttemptId, Incarnation
 from common.request import FinishReason, GenerationRequest
-from router.generation import TokenChunk
+from router.core.generation import TokenChunk
 
 
 @dataclass(frozen=True, slots=True)

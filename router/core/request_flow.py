@@ -72,8 +72,8 @@ from router.core.effects import (
     SendReserve,
     Unplace,
 )
+from router.core.generation import TokenChunk
 from router.core.token_ledger import TokenLedger
-from router.generation import TokenChunk
 
 MAX_ATTEMPTS = 3
 """An attempt that a draining node handed over does not count: each names one node less."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from common.errors import PeerProtocolError
 from common.request import FinishReason, RequestOutput, SamplingParams, TokenLogprobs
-from router.generation import TokenChunk, new_chunk
+from router.core.generation import TokenChunk, new_chunk
 
 MAX_HELD_TOKENS = 4096
 

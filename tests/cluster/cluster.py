@@ -14,7 +14,7 @@ import redis.exceptions
 
 from common.keys_folder import load_keys
 from common.nodes import Role
-from pdserve.network import free_loopback_port
+from pdserve.local_cluster.free_ports import free_loopback_port
 from placement.records import decode_node
 from placement.store import LiveNode
 from protos import pdserve_node_pb2 as pb

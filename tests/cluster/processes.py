@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from pdserve.child_process import described_exit
+from pdserve.local_cluster.child_process import described_exit
 
 LAUNCH = Path(__file__).with_name("launch.py")
 STOP_TIMEOUT_S = 15.0

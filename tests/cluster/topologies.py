@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from common.nodes import Role
-from pdserve.network import free_loopback_port
+from pdserve.local_cluster.free_ports import free_loopback_port
 from tests.cluster.cluster import ClusterSpec, NodeSpec
 
 PREFILL_STEP_TOKENS = 32

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from openai import OpenAI
 
-from pdserve.network import free_loopback_port
+from pdserve.local_cluster.free_ports import free_loopback_port
 from tests.cluster.tiny_model import make_tiny_model
 from tests.compose.base_images import base_images
 from tests.compose.cluster import Cluster

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pdserve.network import free_loopback_port
+from pdserve.local_cluster.free_ports import free_loopback_port
 from tests.compose.cluster import MODEL, Cluster
 from tests.compose.load import ask, prompts
 from tests.compose.project import COMPOSE, Project

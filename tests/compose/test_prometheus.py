@@ -15,7 +15,7 @@ import httpx
 import pytest
 from openai import OpenAI
 
-from pdserve.network import free_loopback_port
+from pdserve.local_cluster.free_ports import free_loopback_port
 from tests.compose.cluster import MODEL, Cluster
 from tests.compose.conftest import CONTAINER_UID
 from tests.compose.load import ask

@@ -21,13 +21,13 @@ from common.clock import Clock, MonotonicClock
 from common.config import ApiConfig, Config, ModelConfig
 from common.nodes import Role
 from common.request import FinishReason, SamplingParams, TokenLogprobs
-from router.api_key_book import ApiKeyBook
+from router.access.api_key_book import ApiKeyBook
 from router.app import create_app
-from router.core.live_reading import Reading
-from router.generation import RequestListener, TakeChunks, TokenChunk
-from router.live_feed import LiveFeed
-from router.node_drain import DrainingNode, UnknownNode
-from router.text_model import TextModel
+from router.cluster.drain import DrainingNode, UnknownNode
+from router.core.generation import RequestListener, TakeChunks, TokenChunk
+from router.live.feed import LiveFeed
+from router.live.reading import Reading
+from router.text.text_model import TextModel
 from tests.fakes.live_readings import reading
 from tests.fakes.stopped_time import StoppedTime
 

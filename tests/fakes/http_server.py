@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, suppress
 
 from starlette.types import ASGIApp
 
-from router.server import bind_http, serve_http
+from router.http.server import bind_http, serve_http
 
 
 async def eventually(is_so: Callable[[], object], *, within_s: float = 30.0) -> None:

@@ -6,8 +6,8 @@ from typing import Any
 
 from common.ids import Incarnation
 from common.nodes import NodeLoad, NodeRecord, Role
-from router.core.live_reading import Reading
 from router.core.policies.query import NodeView
+from router.live.reading import Reading
 
 
 def node(name: Incarnation, role: Role, **load: Any) -> NodeView:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from pdserve.keys_init import init_keys
+from pdserve.keys.keys_init import init_keys
 from tests.cluster.api import Api
 from tests.cluster.cluster import Cluster, running
 from tests.cluster.tiny_model import make_tiny_model

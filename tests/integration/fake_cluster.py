@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 
 from common.nodes import Role
-from pdserve.cluster_plan import ClusterSize
-from pdserve.config_sources import Command, load_config
-from pdserve.flags import SET_BY_UP, UP_DEFAULTS
-from pdserve.local_cluster import run_local_cluster
+from pdserve.configuration.config_sources import Command, load_config
+from pdserve.configuration.flags import SET_BY_UP, UP_DEFAULTS
+from pdserve.local_cluster.cluster_plan import ClusterSize
+from pdserve.local_cluster.local_cluster import run_local_cluster
 
 FAKE_ROLE = Path(__file__).with_name("fake_role.py")
 

@@ -18,9 +18,9 @@ from common.nodes import Role
 from common.request import GenerationRequest, RequestOutput, SamplingParams
 from node.output_streams import HEARTBEAT_S
 from placement.redis_store import RedisStore
-from router import dispatch
-from router.dispatch import Dispatcher
-from router.generation import TokenChunk
+from router.core.generation import TokenChunk
+from router.dispatch import dispatcher
+from router.dispatch.dispatcher import Dispatcher
 from tests.integration.fake_node import FakeNode
 
 PROMPT = tuple(range(40))
@@ -133,7 +133,7 @@ async def scripted_cluster(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Cluster]:
     """No node and no router yet."""
-    monkeypatch.setattr(dispatch, "CLOSE_TIMEOUT_S", 600.0)
+    monkeypatch.setattr(dispatcher, "CLOSE_TIMEOUT_S", 600.0)
     cluster = Cluster(redis_url)
     heartbeats = asyncio.create_task(cluster.keep_alive())
     yield cluster

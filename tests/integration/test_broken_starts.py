@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from pdserve.network import free_loopback_port
+from pdserve.local_cluster.free_ports import free_loopback_port
 from tests.cluster.processes import LAUNCH, role_environment
 from tests.cluster.tiny_model import make_tiny_model, tiny_config, tiny_weights, write_json
 from tests.redis_server import RedisServer

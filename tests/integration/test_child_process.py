@@ -11,8 +11,13 @@ from pathlib import Path
 import pytest
 
 from common.clock import ManualClock, MonotonicClock
-from pdserve.child_process import ChildProcess, described_exit, start_child, stop_children
-from pdserve.signals import Signals, StopRequested
+from pdserve.local_cluster.child_process import (
+    ChildProcess,
+    described_exit,
+    start_child,
+    stop_children,
+)
+from pdserve.local_cluster.signals import Signals, StopRequested
 
 STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)"
 FOREVER = "print('runs', flush=True); signal.pause()"

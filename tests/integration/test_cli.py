@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from pdserve.http_client import fetch_json
-from pdserve.network import free_loopback_port
+from pdserve.commands.http_client import fetch_json
+from pdserve.local_cluster.free_ports import free_loopback_port
 
 ANSWER = "The answer to this question would be Paris."
 PDSERVE = (sys.executable, "-m", "pdserve")

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdserve.checkpoints.demo_model import demo_model_folder
-from router.text_model import TextModel
+from router.text.text_model import TextModel
 
 
 @cache

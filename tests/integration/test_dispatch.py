@@ -20,9 +20,9 @@ from common.nodes import Role
 from common.request import FinishReason, GenerationRequest, SamplingParams
 from protos import pdserve_node_pb2 as pb
 from protos.codec import refusal_to_proto
-from router.cluster import DispatcherView
-from router.generation import TokenChunk
-from router.node_drain import DrainingNode, UnknownNode, drain_node
+from router.cluster.drain import DrainingNode, UnknownNode, drain_node
+from router.cluster.view import DispatcherView
+from router.core.generation import TokenChunk
 from tests.integration.fake_node import IDLE, record_of
 from tests.integration.scripted_cluster import (
     GREEDY,

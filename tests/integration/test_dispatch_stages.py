@@ -6,8 +6,8 @@ import pytest
 
 from common.nodes import Role
 from common.request import FinishReason
+from router.core.generation import TokenChunk
 from router.core.ttft_stages import Stage
-from router.generation import TokenChunk
 from tests.integration.scripted_cluster import Cluster, asked, start, tokens
 from tests.integration.scripted_cluster import scripted_cluster as scripted_cluster
 

@@ -10,10 +10,14 @@ import pytest
 from redis import Redis
 
 from common.clock import MonotonicClock
-from pdserve import embedded_redis
-from pdserve.embedded_redis import EmbeddedRedis, EmbeddedRedisError, start_embedded_redis
-from pdserve.network import free_loopback_port
-from pdserve.signals import Signals
+from pdserve.local_cluster import embedded_redis
+from pdserve.local_cluster.embedded_redis import (
+    EmbeddedRedis,
+    EmbeddedRedisError,
+    start_embedded_redis,
+)
+from pdserve.local_cluster.free_ports import free_loopback_port
+from pdserve.local_cluster.signals import Signals
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from pdserve.network import free_loopback_port
+from pdserve.local_cluster.free_ports import free_loopback_port
 from tests.cluster.processes import role_environment
 
 UP = (sys.executable, "-m", "pdserve", "up", "--host", "0.0.0.0", "--mixed", "1")

@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from protos import pdserve_node_pb2 as pb
-from router.placement_recorder import TTL_S
+from router.dispatch.placement_recorder import TTL_S
 from tests.cluster.api import Answer, Api, ApiFailure, Fields
 from tests.cluster.books import NodeBooks, held_by
 from tests.cluster.cluster import Cluster, running

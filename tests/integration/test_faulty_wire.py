@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from common.nodes import Role
-from pdserve.network import free_loopback_port
+from pdserve.local_cluster.free_ports import free_loopback_port
 from tests.cluster.api import Answer, Api, ApiFailure
 from tests.cluster.cluster import Cluster, ClusterSpec, NodeSpec, running
 from tests.cluster.tiny_model import prompt_tokens

@@ -20,11 +20,11 @@ import pytest
 import zmq
 
 from kv_transfer.curve_keys import CurveKeys, load_curve_keys, new_curve_keys
-from pdserve.keys_init import HOLDERS
+from pdserve.keys.keys_init import HOLDERS
 from protos import pdserve_node_pb2 as pb
 from protos import pdserve_node_pb2_grpc as pb_grpc
 from protos.codec import make_envelope
-from router.api_keys import add_api_key, revoke_api_key
+from router.access.api_keys import add_api_key, revoke_api_key
 from tests.cluster.api import Api
 from tests.cluster.cluster import Cluster
 from tests.cluster.topologies import flag

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from pdserve.network import free_loopback_port
+from pdserve.local_cluster.free_ports import free_loopback_port
 
 FAKE_CLUSTER = Path(__file__).with_name("fake_cluster.py")
 NAMES = ("router", "prefill-1", "decode-1")

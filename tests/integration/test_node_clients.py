@@ -19,16 +19,16 @@ from common.nodes import Role
 from common.request import GenerationRequest, RequestOutput, SamplingParams
 from placement.memory_store import MemoryStore
 from protos import pdserve_node_pb2 as pb
-from router import node_clients
-from router.core.bursts import (
+from router.core.request_flow import Reservation
+from router.dispatch import node_clients
+from router.dispatch.fairness import (
     OUTPUTS_AT_MOST,
     OUTPUTS_AT_ONCE,
     PARTS,
     TURNS_FOR_OTHERS,
     part_size,
 )
-from router.core.request_flow import Reservation
-from router.node_clients import (
+from router.dispatch.node_clients import (
     FIRST_BACKOFF_S,
     LAST_BACKOFF_S,
     NodeClient,

@@ -6,7 +6,7 @@ import pytest
 
 from common.nodes import Role
 from placement.store import LiveNode, PlacementUnavailable
-from router import node_clients
+from router.dispatch import node_clients
 from tests.integration.scripted_cluster import Cluster, wait_until
 from tests.integration.scripted_cluster import scripted_cluster as scripted_cluster
 

@@ -15,7 +15,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from pdserve.network import free_loopback_port
+from pdserve.local_cluster.free_ports import free_loopback_port
 from tests.cluster.api import Api
 from tests.cluster.cluster import Cluster, running
 from tests.cluster.tiny_model import prompt_tokens

@@ -11,7 +11,7 @@ import pytest
 from openai.types.chat import ChatCompletionUserMessageParam
 
 from common.errors import DeadlineExceeded, NodeLost, Overloaded, PoolExhausted
-from router.generation import TokenChunk
+from router.core.generation import TokenChunk
 from tests.fakes.http_edge import (
     Call,
     Edge,

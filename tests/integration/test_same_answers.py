@@ -16,7 +16,7 @@ import pytest
 
 from common.nodes import Role
 from pdserve.checkpoints.demo_model import demo_model_folder
-from router.text_model import TextModel
+from router.text.text_model import TextModel
 from tests.cluster.api import Answer, Api, ApiFailure, Fields
 from tests.cluster.cluster import Cluster, ClusterSpec, NodeSpec, running
 from tests.redis_server import RedisServer

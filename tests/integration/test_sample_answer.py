@@ -10,8 +10,13 @@ from contextlib import contextmanager
 import pytest
 
 from common.clock import ManualClock
-from pdserve.http_client import RouterRefused, RouterUnreachable, fetch_json
-from pdserve.sample_answer import SampleAnswer, curl_command, served_model, stream_sample_answer
+from pdserve.commands.http_client import RouterRefused, RouterUnreachable, fetch_json
+from pdserve.local_cluster.sample_answer import (
+    SampleAnswer,
+    curl_command,
+    served_model,
+    stream_sample_answer,
+)
 
 OK = b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n"
 

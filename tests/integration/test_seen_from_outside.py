@@ -10,8 +10,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from common.nodes import Role
-from pdserve.cluster_view import fetch_cluster
-from pdserve.status_table import status_table
+from pdserve.commands.cluster_view import fetch_cluster
+from pdserve.commands.status_table import status_table
 from router.core.ttft_stages import Stage
 from tests.cluster.api import Api, Fields
 from tests.cluster.cluster import Cluster, ClusterSpec, NodeSpec, running

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from router.core.live_reading import Reading
+from router.live.reading import Reading
 from tests.fakes.http_edge import make_edge
 from tests.fakes.http_server import served
 

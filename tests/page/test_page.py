@@ -10,7 +10,7 @@ import pytest
 from common.ids import AttemptId, Incarnation
 from common.nodes import KVLink, Role
 from placement.store import Placement
-from router.core.live_reading import LiveRequest, Phase, Reading
+from router.live.reading import LiveRequest, Phase, Reading
 from tests.fakes.live_readings import node, reading
 from tests.page.browser import Tab
 from tests.page.served_edge import ServedEdge, served_edge

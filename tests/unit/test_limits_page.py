@@ -13,16 +13,17 @@ from kv_transfer.core import limits as kv
 from kv_transfer.zmq_transport import RECEIVER_HIGH_WATER_MARK
 from node import control_port, metrics_server, output_streams, router_calls
 from node.control_service import GREETING_TIMEOUT_S, MAX_MESSAGE_BYTES
-from pdserve.kv_plane import KV_PEER_TIMEOUT_S
-from pdserve.options import all_options
+from pdserve.configuration.options import all_options
+from pdserve.roles.kv_plane import KV_PEER_TIMEOUT_S
 from placement.records import MAX_VALUE_BYTES
 from placement.redis_store import CALL_TIMEOUT_S, MAX_ENTRIES
 from protos.codec import MAX_ID_LENGTH
-from router import api_keys, http_connections, middleware
-from router.core import json_limits
-from router.core.stop_strings import MAX_STOP_CHARS, MAX_STOP_STRINGS
-from router.request_plan import MAX_CHOICES
-from router.schemas import CompletionBody, parse_body
+from router.access import api_keys, middleware
+from router.http import server as http_server
+from router.openai import json_limits
+from router.openai.request_plan import MAX_CHOICES
+from router.openai.schemas import CompletionBody, parse_body
+from router.text.stop_strings import MAX_STOP_CHARS, MAX_STOP_STRINGS
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "limits.md"
 API, HANDOFF = ApiConfig(), HandoffConfig()
@@ -62,9 +63,7 @@ def longest_request_id() -> int:
 
 
 ROUTER = {
-    **connection_limits(
-        http_connections.router_limits(API.max_connections), " (`--max-connections`)"
-    ),
+    **connection_limits(http_server.router_limits(API.max_connections), " (`--max-connections`)"),
     "body": f"{size(API.max_body)} (`--max-body`)",
     "objects and lists in a body": str(json_limits.MAX_JSON_CONTAINERS),
     "fields in the objects of a body": str(json_limits.MAX_JSON_MEMBERS),

@@ -15,7 +15,7 @@ from engine.runner.framework import paddle, set_num_threads
 from engine.runner.kv_cache import KVCache
 from engine.runner.model_spec import read_decoder_spec
 from engine.runner.numba_decoder import NumbaDecoder
-from router.text_model import TextModel
+from router.text.text_model import TextModel
 
 MAX_SEQUENCE = 512
 """Longest prompt with its answer, in tokens."""

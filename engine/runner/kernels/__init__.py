@@ -6,6 +6,13 @@ rows share a tile, which thread computes it and how wide the machine's vectors a
 in a chain, so results are equal to the last bit however prompts are chunked and requests are
 batched.
 
+    matmul          products on packed weights: panel_product and tile_product under it
+    attention       paged attention with an online softmax
+    rotary          head norms, rotary positions, writing the KV cache
+    layer           a whole decoder layer out of these, in few entries into the thread pool
+    team            phases that a few threads share
+    vector_ir, vector_math   LLVM's own vectors, and what is computed with them
+
 Compiled code is cached under a folder named after these sources: numba itself only looks at the
 file of the function it caches, not at the files that function calls into.
 """

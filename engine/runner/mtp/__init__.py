@@ -14,4 +14,8 @@ The layer's keys and values are one more layer of the KV cache. A slot depends o
 it, and so the last slot of a block on the token behind the block: after a prefix hit it may hold
 what another continuation had there. Drafts may differ by that; answers never, since every draft is
 verified.
+
+    mtp_weights  finds the layer in a checkpoint or a file
+    draft_step   which rows it computes after a step, and the drafts that follow
+    numba_mtp    the layer on CPU kernels; paddle_mtp: in Paddle operators
 """

@@ -1,4 +1,10 @@
-"""Placement policies by name: each is one pure function in its own file."""
+"""Placement policies by name: each is one pure function in its own file.
+
+query            what a policy sees: nodes with their load, the request, the prefix map
+round_robin      each node in turn
+least_loaded     the node with the most room
+prefix_affinity  the node that holds most of the prompt, unless it is much busier
+"""
 
 from __future__ import annotations
 

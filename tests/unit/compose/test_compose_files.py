@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from pdserve.config_sources import OTHER_VARIABLES
-from pdserve.options import all_options
+from pdserve.configuration.config_sources import OTHER_VARIABLES
+from pdserve.configuration.options import all_options
 
 ROOT = Path(__file__).resolve().parents[3]
 COMPOSE = ROOT / "compose"

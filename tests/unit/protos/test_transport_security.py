@@ -12,8 +12,8 @@ import grpc.aio
 import pytest
 
 from common.keys_folder import ROUTER_NAME, Keys
-from pdserve.certificates import CALLS, SERVES, Holder
-from pdserve.keys_init import HOLDERS
+from pdserve.keys.certificates import CALLS, SERVES, Holder
+from pdserve.keys.keys_init import HOLDERS
 from protos import pdserve_node_pb2 as pb
 from protos import pdserve_node_pb2_grpc as pb_grpc
 from protos.transport_security import add_port, make_server, open_channel

@@ -1,0 +1,147 @@
+"""A cluster as tables for the terminal. Pure: text in, text out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pdserve.commands.cluster_view import ClusterView, LinkView, NodeView
+
+_HEADINGS = (
+    "NODE",
+    "ROLE",
+    "EPOCH",
+    "STATE",
+    "RUNNING",
+    "WAITING",
+    "FREE BLOCKS",
+    "QUARANTINED",
+    "ADDRESS",
+)
+_SCHEDULING = (
+    "NODE",
+    "KEPT BACK",
+    "PREEMPTED",
+    "RECOMPUTED TOKENS",
+    "DRAFTER",
+    "ACCEPTED DRAFTS",
+    "METRICS",
+)
+_PAIRS = ("PREFILL", "DECODE", "TRANSPORT", "STATE")
+_LEFT_ALIGNED = frozenset(
+    {"NODE", "ROLE", "STATE", "ADDRESS", "DRAFTER", "METRICS", "PREFILL", "DECODE", "TRANSPORT"}
+)
+
+
+def status_table(cluster: ClusterView) -> str:
+    """A line for the cluster, two for each node (what it holds, how its scheduling goes), and one
+    for each pair of nodes that hands prompts off.
+    """
+    models = sorted({node.model for node in cluster.nodes if node.model})
+    count = len(cluster.nodes)
+    title = f"{cluster.url}: {count} node{'' if count == 1 else 's'}"
+    if models:
+        title += f" serving {', '.join(models)}"
+    if cluster.router_id:
+        title += f", as {cluster.router_id} sees them"
+    if cluster.is_store_away:
+        title += "\nThe placement store is away: nodes that join or leave are not noticed."
+    for warning in cluster.warnings:
+        title += f"\nWarning: {warning}."
+    if not cluster.nodes:
+        return f"{title}\nRequests have nowhere to run.\n"
+    nodes = _aligned([_HEADINGS, *(_row(node) for node in cluster.nodes)])
+    scheduling = _aligned([_SCHEDULING, *(_scheduling_row(node) for node in cluster.nodes)])
+    shown = f"{title}\n\n{nodes}\nScheduling, since each node's start:\n{scheduling}"
+    pairs = _pairs(cluster.nodes)
+    return f"{shown}\nKV transfer:\n{_aligned([_PAIRS, *pairs])}" if pairs else shown
+
+
+def _pairs(nodes: Sequence[NodeView]) -> list[tuple[str, ...]]:
+    """Each prefill node with the decode nodes that can take its KV, and with those it has used.
+
+    A decode node that is gone is shown as away for as long as its prefill node remembers it.
+    """
+    decoders = {node.node_id: node for node in nodes if node.role == "decode"}
+    pairs: list[tuple[str, ...]] = []
+    for node in nodes:
+        if node.role != "prefill":
+            continue
+        links = {link.decode: link for link in node.kv_links}
+        fitting = {
+            name for name, other in decoders.items() if other.fingerprint == node.fingerprint
+        }
+        for name in sorted(fitting | links.keys()):
+            link = links.get(name)
+            transport = link.transport if link else "-"
+            pairs.append((node.node_id, name, transport, _link_state(link, name in decoders)))
+    return pairs
+
+
+def _link_state(link: LinkView | None, is_alive: bool) -> str:
+    if not is_alive:
+        return "away"
+    if link is None:
+        return "not used yet"
+    return "connected" if link.is_connected else "idle"
+
+
+def _row(node: NodeView) -> tuple[str, ...]:
+    return (
+        node.node_id,
+        node.role,
+        _shown(node.epoch),
+        "draining" if node.is_draining else "ready",
+        _of(node.num_running, node.max_num_seqs),
+        _shown(node.num_waiting),
+        _of(node.free_blocks, node.num_blocks),
+        _shown(node.num_quarantined_blocks),
+        node.address,
+    )
+
+
+def _scheduling_row(node: NodeView) -> tuple[str, ...]:
+    """`KEPT BACK` is the share of the remaining outputs that has blocks set aside now.
+
+    A ratio is never 0: that is what a node says whose reservation policy has none. On a prefill
+    node no output grows, whatever its ratio.
+    """
+    ratio = None if node.role == "prefill" else node.new_token_ratio
+    return (
+        node.node_id,
+        f"{ratio:.0%}" if ratio else "-",
+        _shown(node.num_preemptions),
+        _shown(node.num_recomputed_tokens),
+        node.speculative_method or "-",
+        _accepted(node),
+        node.metrics_address or "-",
+    )
+
+
+def _accepted(node: NodeView) -> str:
+    share = (
+        f" ({node.num_accepted / node.num_drafted:.0%})"
+        if (node.num_drafted and node.num_accepted is not None)
+        else ""
+    )
+    return _of(node.num_accepted, node.num_drafted) + share
+
+
+def _shown(count: int | None) -> str:
+    return "-" if count is None else str(count)
+
+
+def _of(count: int | None, total: int | None) -> str:
+    return _shown(count) if total is None else f"{_shown(count)} of {total}"
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> str:
+    headings = rows[0]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(headings))]
+    lines = []
+    for row in rows:
+        cells = [
+            cell.ljust(width) if heading in _LEFT_ALIGNED else cell.rjust(width)
+            for cell, width, heading in zip(row, widths, headings, strict=True)
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines) + "\n"

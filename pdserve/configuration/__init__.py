@@ -1,0 +1,10 @@
+"""From flags, environment variables and a TOML file to one frozen `Config`.
+
+options         the table of settings, made from the dataclasses of `common.config`
+option_values   text and TOML values to settings and back
+flags           the command line's grammar
+help_text       what `--help` prints
+config_file     the TOML file
+config_sources  the three sources joined, every error at once with its origin
+shown_config    the effective configuration as TOML
+"""

@@ -1,0 +1,265 @@
+"""Flags, `PDSERVE_…` variables and a TOML file become one frozen `Config`.
+
+A flag wins over a variable, a variable over the file, the file over the default. Every problem of
+every source is found before anything is reported, and each says where its value came from.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from common.config import Config
+from common.errors import ConfigError
+from common.nodes import Role
+from common.security_config import serve_exposure_problems, up_exposure_problems
+from pdserve.configuration.config_file import read_config_file, suggestion
+from pdserve.configuration.flags import NO_VALUE, SET_BY_UP, UP_DEFAULTS
+from pdserve.configuration.option_values import (
+    WANTED,
+    value_from_text,
+    value_from_toml,
+    without_passwords,
+)
+from pdserve.configuration.options import ROLE, SECTIONS, Option, Value, all_options, options_of
+
+# Variables with a meaning outside the configuration.
+OTHER_VARIABLES = ("PDSERVE_CACHE", "PDSERVE_CONFIG")
+
+
+class SettingsError(ConfigError):
+    """One or more settings are wrong; `problems` has a line for each."""
+
+    def __init__(self, problems: Iterable[str]) -> None:
+        self.problems = tuple(without_passwords(problem) for problem in problems)
+        super().__init__("; ".join(self.problems))
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedConfig:
+    """A configuration that can start, with the origin of each value by key."""
+
+    config: Config
+    origins: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """What a command brings to the settings: its own defaults, and keys that it sets by itself."""
+
+    name: str
+    defaults: Mapping[str, Value]
+    own_keys: frozenset[str] = frozenset()
+    rules: Callable[[Config], list[str]] = Config.problems
+    """Every rule that a configuration breaks under this command."""
+
+
+def _serve_problems(config: Config) -> list[str]:
+    return config.problems() + serve_exposure_problems(
+        config.security,
+        role=config.role,
+        host=config.server.host,
+        redis_url=config.placement.redis_url,
+        kv_key=config.handoff.kv_key,
+    )
+
+
+def _up_problems(config: Config) -> list[str]:
+    return config.problems() + up_exposure_problems(
+        config.security, host=config.server.host, api_key=config.api.api_key
+    )
+
+
+SERVE = Command(name="pdserve serve", defaults={}, rules=_serve_problems)
+UP = Command(name="pdserve up", defaults=UP_DEFAULTS, own_keys=SET_BY_UP, rules=_up_problems)
+
+
+class _Settings:
+    """Values, their origins and everything wrong with them, as the sources are read."""
+
+    def __init__(self, command: Command) -> None:
+        self.command = command
+        self.values: dict[str, Value] = {}
+        self.origins: dict[str, str] = {}
+        self.problems: list[str] = []
+        self.bad_keys: set[str] = set()
+        self.is_complete = True
+
+    def put(
+        self,
+        option: Option,
+        raw: object,
+        origin: str,
+        *,
+        read: Callable[[Option, Any], Value] = value_from_text,
+    ) -> None:
+        """Take one value; a source read earlier loses to one read later."""
+        if option.key in self.command.own_keys:
+            self.problems.append(
+                f"{option.key} cannot be set: `{self.command.name}` chooses it (from {origin})"
+            )
+            return
+        try:
+            if raw is NO_VALUE:
+                raise ValueError(f"wanted {WANTED[option.kind]}")
+            value = read(option, raw)
+        except ValueError as error:
+            self.bad_keys.add(option.key)
+            self.problems.append(f"{option.key} {_shown(option, raw)}: {error} (from {origin})")
+        else:
+            self.values[option.key] = value
+            self.origins[option.key] = origin
+
+
+def load_config(
+    flags: Mapping[str, Any],
+    unknown_arguments: list[str],
+    environ: Mapping[str, str],
+    *,
+    command: Command = SERVE,
+    role: Role | None = None,
+) -> LoadedConfig:
+    """Read every source. `role` is given by commands that have no `--role`.
+
+    `flags` maps keys (and `config`) to raw text, booleans or `NO_VALUE`; `unknown_arguments` is
+    what the grammar did not know. Raises `SettingsError` with every problem found.
+    """
+    settings = _Settings(command)
+    _read_file(settings, flags, environ)
+    _read_variables(settings, environ)
+    _read_flags(settings, flags, unknown_arguments)
+    config = _build(settings, role)
+    settings.problems += _rule_problems(settings, config)
+    if settings.problems:
+        raise SettingsError(settings.problems)
+    origins = {
+        key: settings.origins.get(key, _default_origin(command, key)) for key in all_options()
+    }
+    return LoadedConfig(config, origins)
+
+
+def _read_file(settings: _Settings, flags: Mapping[str, Any], environ: Mapping[str, str]) -> None:
+    path = flags.get("config", environ.get("PDSERVE_CONFIG", ""))
+    if path is NO_VALUE or (path == "" and "config" in flags):
+        settings.problems.append("--config has no value: wanted the path of a TOML file")
+        settings.is_complete = False
+    if path is NO_VALUE or path == "":
+        return
+    try:
+        entries, problems = read_config_file(Path(path))
+    except ConfigError as error:
+        settings.problems.append(str(error))
+        settings.is_complete = False
+        return
+    settings.problems += problems
+    for entry in entries:
+        settings.put(entry.option, entry.raw, entry.origin, read=value_from_toml)
+
+
+def _read_variables(settings: _Settings, environ: Mapping[str, str]) -> None:
+    known = {option.variable: option for option in all_options().values()}
+    for name in sorted(environ):
+        if not name.startswith("PDSERVE_") or name in OTHER_VARIABLES:
+            continue
+        if name in known:
+            settings.put(known[name], environ[name], f"variable {name}")
+        else:
+            hint = suggestion(name, [*known, *OTHER_VARIABLES])
+            settings.problems.append(f"unknown variable {name}{hint}")
+
+
+def _read_flags(
+    settings: _Settings, flags: Mapping[str, Any], unknown_arguments: list[str]
+) -> None:
+    for option in all_options().values():
+        if option.key in flags:
+            settings.put(option, flags[option.key], f"flag {option.flag}")
+    known = {option.flag: option.key for option in all_options().values()}
+    offered = [flag for flag, key in known.items() if key not in settings.command.own_keys]
+    follows_flag = False
+    for argument in unknown_arguments:
+        is_flag = argument.startswith("-") and len(argument) > 1
+        # The value behind an unknown flag is not shown: it may be a misspelt flag's secret.
+        flag, _, _ = argument.partition("=")
+        if is_flag and flag in known:
+            settings.put(all_options()[known[flag]], argument, f"flag {flag}")
+        elif is_flag:
+            settings.problems.append(f"unknown flag {flag}{suggestion(flag, offered)}")
+        elif not follows_flag:
+            settings.problems.append(f"unexpected argument {_quoted(argument)}: wanted flags only")
+        follows_flag = is_flag and "=" not in argument
+
+
+def _build(settings: _Settings, role: Role | None) -> Config:
+    named_role = str(settings.values.get(ROLE.key, ""))
+    roles = [known.value for known in Role]
+    if role is None and named_role in roles:
+        role = Role(named_role)
+    elif role is None and named_role:
+        hint = suggestion(named_role, roles)
+        settings.problems.append(
+            f"role is {_quoted(named_role)}: wanted router, prefill, decode or mixed{hint}"
+            f" (from {settings.origins[ROLE.key]})"
+        )
+    elif role is None and settings.is_complete and ROLE.key not in settings.bad_keys:
+        settings.problems.append(
+            f"role is missing: wanted router, prefill, decode or mixed ({_ways_to_set(ROLE)})"
+        )
+    chosen = {**settings.command.defaults, **settings.values}
+    sections: dict[str, Any] = {}
+    for section, config_class in SECTIONS.items():
+        keys = {option.key for option in options_of(section)}
+        sections[section] = config_class(**{k: v for k, v in chosen.items() if k in keys})
+    return Config(role=role or Role.ROUTER, **sections)
+
+
+def _rule_problems(settings: _Settings, config: Config) -> list[str]:
+    """The rules that values break, each with the origin of every value that enters it."""
+    described = []
+    for problem in settings.command.rules(config):
+        keys = _keys_named_in(problem)
+        if settings.bad_keys.intersection(keys):
+            continue  # the value was a default standing in for one already reported
+        given = [key for key in keys if key in settings.origins]
+        if not given and not settings.is_complete:
+            continue  # the unreadable source might have set it
+        if not given:
+            described.append(f"{problem} ({_ways_to_set(all_options()[keys[0]])})")
+        elif len(keys) == 1:
+            described.append(f"{problem} (from {settings.origins[keys[0]]})")
+        else:
+            origins = ", ".join(
+                f"{key} from {settings.origins.get(key, _default_origin(settings.command, key))}"
+                for key in keys
+            )
+            described.append(f"{problem} ({origins})")
+    return described
+
+
+def _keys_named_in(problem: str) -> list[str]:
+    """The settings whose values a rule names: its first word, and every `key = value` in it."""
+    words = re.findall(r"^\w+|\w+(?= = )", problem)
+    return [word for word in dict.fromkeys(words) if word in all_options()]
+
+
+def _default_origin(command: Command, key: str) -> str:
+    return f"default of `{command.name}`" if key in command.defaults else "default"
+
+
+def _ways_to_set(option: Option) -> str:
+    place = f"{option.key} under [{option.section}]" if option.section else option.key
+    return f"set it with {option.flag}, {option.variable}, or {place} in the file"
+
+
+def _shown(option: Option, raw: object) -> str:
+    if raw is NO_VALUE:
+        return "has no value"
+    return "has a wrong value (not shown)" if option.is_secret else f"is {_quoted(raw)}"
+
+
+def _quoted(raw: object) -> str:
+    text = repr(raw)
+    return text if len(text) <= 80 else text[:76] + "…" + text[-1]

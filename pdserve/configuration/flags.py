@@ -1,0 +1,234 @@
+"""The command line's grammar. Values stay raw text here; `config_sources` judges them.
+
+argparse stops at its first error, while a user wants all of them: so every value is optional to
+the grammar, and unknown flags are handed on instead of refused.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable
+from typing import Any, NoReturn
+
+from pdserve import __version__
+from pdserve.configuration.help_text import (
+    EXAMPLES,
+    INTRODUCTION,
+    SECTION_TITLES,
+    HelpFormatter,
+    option_help,
+)
+from pdserve.configuration.options import ROLE, SECTIONS, Option, options_of
+
+NO_VALUE = object()
+"""Stands for the value of a flag that was given none."""
+
+# A local cluster chooses these by itself.
+SET_BY_UP = frozenset(
+    {"role", "kv_port", "metrics_port", "node_id", "redis_url", "cluster", "keys"}
+)
+
+UP_DEFAULTS: dict[str, str | int] = {
+    "model": "demo",
+    "port": 8000,
+    "max_num_batched_tokens": 512,
+    "kv_cache_memory": 512 << 20,
+}
+"""A step must stay short and the memory small where the nodes share one laptop's CPU."""
+
+
+_METAVARS = {"str": "TEXT", "int": "N", "float": "NUMBER", "bytes": "BYTES", "seconds": "SECONDS"}
+
+
+class FlagError(Exception):
+    """The command line does not fit the grammar at all."""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise FlagError(message)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of every command; it raises `FlagError` instead of exiting on bad grammar."""
+    parser = _Parser(
+        prog="pdserve",
+        description=INTRODUCTION,
+        epilog=EXAMPLES["pdserve"],
+        formatter_class=HelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"pdserve {__version__}")
+    commands = parser.add_subparsers(
+        dest="command", metavar="COMMAND", title="commands", prog="pdserve"
+    )
+    _add_serve(commands, "serve", "run one role until SIGTERM or Ctrl-C")
+    _add_up(commands)
+    _add_status(commands)
+    _add_drain(commands)
+    _add_serve(commands, "check-config", "print the configuration `serve` would run with")
+    _add_kv_key(commands)
+    _add_api_keys(commands)
+    _add_keys(commands)
+    return parser
+
+
+def _add_serve(commands: Any, name: str, summary: str) -> None:
+    command = _add_command(commands, name, summary)
+    _add_config_file(command)
+    command.add_argument(ROLE.flag, **_grammar(ROLE, {}))
+    _add_sections(command, without=frozenset(), defaults={})
+
+
+def _add_up(commands: Any) -> None:
+    command = _add_command(commands, "up", "run a whole cluster on this machine")
+    cluster = command.add_argument_group("cluster")
+    for flag, role, default in (
+        ("--prefill", "prefill", "1"),
+        ("--decode", "decode", "1"),
+        ("--mixed", "mixed", "0; with --mixed alone there are no others"),
+    ):
+        cluster.add_argument(
+            flag,
+            metavar="N",
+            nargs="?",
+            const=NO_VALUE,
+            default=argparse.SUPPRESS,
+            help=f"number of {role} nodes (default: {default})",
+        )
+    cluster.add_argument(
+        "--exit-after-sample",
+        action="store_true",
+        help="stop everything after the sample answer",
+    )
+    _add_config_file(command)
+    _add_sections(command, without=SET_BY_UP, defaults=UP_DEFAULTS)
+
+
+def _add_status(commands: Any) -> None:
+    command = _add_command(commands, "status", "show a running cluster as a table")
+    command.add_argument(
+        "--watch", action="store_true", help="show it again every second, until Ctrl-C"
+    )
+    _add_router(command)
+
+
+def _add_drain(commands: Any) -> None:
+    command = _add_command(commands, "drain", "let a node finish what it has, and end")
+    command.add_argument("node_id", metavar="NODE_ID", help="its name, as `pdserve status` has it")
+    command.add_argument("--wait", action="store_true", help="return when the node is gone")
+    _add_router(command)
+
+
+def _add_router(command: argparse.ArgumentParser) -> None:
+    """Which router is asked, and with what key."""
+    command.add_argument(
+        "--url",
+        default="http://127.0.0.1:8000",
+        metavar="URL",
+        help="the router to ask (default: http://127.0.0.1:8000)",
+    )
+    command.add_argument(
+        "--api-key",
+        metavar="TEXT",
+        default=argparse.SUPPRESS,
+        help="the router's key, when it wants one (default: the variable PDSERVE_API_KEY)",
+    )
+
+
+def _add_kv_key(commands: Any) -> None:
+    command = _add_command(commands, "kv-key", "make the key that encrypts KV between nodes")
+    command.add_argument("file", metavar="FILE", help="where to write it; must not exist yet")
+
+
+def _add_api_keys(commands: Any) -> None:
+    summary = "who may use the router: keys to add, revoke and list"
+    actions = _add_command(commands, "api-keys", summary).add_subparsers(
+        dest="action",
+        metavar="COMMAND",
+        title="commands",
+        prog="pdserve api-keys",
+        required=True,
+    )
+    add = _add_command(actions, "add", "make a key and print it", "api-keys")
+    revoke = _add_command(actions, "revoke", "take a key out of the file", "api-keys")
+    listing = _add_command(actions, "list", "show the keys of a file, without the keys", "api-keys")
+    for command in (add, revoke, listing):
+        command.add_argument("file", metavar="FILE", help="the file of keys; `add` makes it")
+    for command in (add, revoke):
+        command.add_argument("name", metavar="NAME", help="whose key it is")
+    add.add_argument("--admin", action="store_true", help="it may drain nodes too")
+    for flag, what in (
+        ("--requests-per-minute", "most generation requests a minute"),
+        ("--max-concurrent", "most generation requests at once"),
+    ):
+        add.add_argument(
+            flag, metavar="N", type=int, default=0, help=f"{what} (default: 0, no limit)"
+        )
+
+
+def _add_keys(commands: Any) -> None:
+    summary = "keys for a cluster on several machines: make them, renew them"
+    actions = _add_command(commands, "keys", summary).add_subparsers(
+        dest="action", metavar="COMMAND", title="commands", prog="pdserve keys", required=True
+    )
+    init = _add_command(actions, "init", "make a CA, certificates, keys and passwords", "keys")
+    renew = _add_command(actions, "renew", "make one certificate anew, from the same CA", "keys")
+    for command in (init, renew):
+        command.add_argument("folder", metavar="DIR", help="the folder of all keys")
+        command.add_argument(
+            "--days",
+            metavar="N",
+            type=int,
+            default=365,
+            help="how long certificates are valid (default: 365)",
+        )
+    renew.add_argument("role", metavar="ROLE", help="whose: router, node or redis")
+
+
+def _add_command(
+    commands: Any, name: str, summary: str, parent: str = ""
+) -> argparse.ArgumentParser:
+    """A command; those of one `parent` share its examples."""
+    command: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=summary,
+        description=summary[0].upper() + summary[1:] + ".",
+        epilog=EXAMPLES[parent or name],
+        formatter_class=HelpFormatter,
+        allow_abbrev=False,
+    )
+    return command
+
+
+def _add_config_file(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--config",
+        metavar="FILE",
+        nargs="?",
+        const=NO_VALUE,
+        default=argparse.SUPPRESS,
+        help="a TOML file with settings (default: the variable PDSERVE_CONFIG)",
+    )
+
+
+def _add_sections(
+    command: argparse.ArgumentParser, *, without: frozenset[str], defaults: dict[str, Any]
+) -> None:
+    for section in SECTIONS:
+        options: Iterable[Option] = options_of(section)
+        group = command.add_argument_group(SECTION_TITLES[section])
+        for option in options:
+            if option.key not in without:
+                group.add_argument(option.flag, **_grammar(option, defaults))
+
+
+def _grammar(option: Option, defaults: dict[str, Any]) -> dict[str, Any]:
+    shared = {
+        "dest": option.key,
+        "default": argparse.SUPPRESS,
+        "help": option_help(option, defaults.get(option.key, option.default)),
+    }
+    if option.kind == "bool":
+        return {**shared, "action": argparse.BooleanOptionalAction}
+    return {**shared, "metavar": _METAVARS[option.kind], "nargs": "?", "const": NO_VALUE}

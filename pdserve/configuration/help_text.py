@@ -1,0 +1,141 @@
+"""What `--help` says, and how it is laid out."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+
+from pdserve.configuration.option_values import shown_value
+from pdserve.configuration.options import Option, Value
+
+INTRODUCTION = "Serve large language models with prefill and decode on different nodes."
+
+SECTION_TITLES = {
+    "server": "server: where this process listens",
+    "model": "model: what is served",
+    "engine": "engine: budgets and memory of a node",
+    "scheduling": "scheduling: who runs next, and who makes room",
+    "speculation": "speculation: draft tokens",
+    "handoff": "handoff: from prefill to decode",
+    "placement": "placement: who runs a request",
+    "api": "api: the router's HTTP edge",
+    "tracing": "tracing: OpenTelemetry spans of requests",
+    "security": "security: who else is on the network",
+}
+
+_SOURCES = """\
+Every setting is also a variable and a key of the TOML file: --max-num-seqs 8,
+PDSERVE_MAX_NUM_SEQS=8, or max_num_seqs = 8 under [engine]. A flag wins over
+the variable, the variable over the file, the file over the default.
+"""
+
+EXAMPLES = {
+    "pdserve": """\
+examples:
+  pdserve up                     a router, a prefill and a decode node, here
+  pdserve status                 what runs, and how busy it is
+  pdserve COMMAND --help         the settings of one command
+""",
+    "serve": f"""\
+{_SOURCES}
+examples:
+  pdserve serve --role router  --model ./SmolLM2 --redis-url redis://10.0.0.1/0
+  pdserve serve --role prefill --model ./SmolLM2 --redis-url redis://10.0.0.1/0
+  pdserve serve --role decode  --model ./SmolLM2 --redis-url redis://10.0.0.1/0
+  pdserve serve --role mixed --config pdserve.toml --kv-cache-memory 8GiB
+""",
+    "up": f"""\
+{_SOURCES}
+examples:
+  pdserve up                                  the demo model
+  pdserve up --model ./SmolLM2 --port 9000    a model of yours
+  pdserve up --prefill 2 --decode 1           more nodes
+  pdserve up --mixed 1                        one node that does both
+""",
+    "status": """\
+examples:
+  pdserve status
+  pdserve status --url http://10.0.0.1:8000
+  pdserve status --watch
+""",
+    "drain": """\
+The node takes nothing new at once. What runs there has the node's own
+drain_timeout_s; what is left then goes on at other nodes, and clients notice
+nothing. Then the node ends with exit code 0. Where the router has keys, an
+administrator's is wanted. A second `pdserve drain` changes nothing.
+
+It exits with 0 when the node was asked (with --wait: when it is gone), and with
+1 when there is no such node, or it is still there long after its time. Ctrl-C
+ends the waiting, not the draining.
+
+examples:
+  pdserve drain decode-2 --wait
+  pdserve drain prefill-1 --url http://10.0.0.1:8000
+""",
+    "check-config": f"""\
+{_SOURCES}
+It exits with 0 when the configuration can start, and with 2 when it cannot.
+
+examples:
+  pdserve check-config --role decode --config pdserve.toml
+""",
+    "api-keys": """\
+Routers follow the file: a change holds within a second, without a restart. It
+holds hashes, so a key is shown once, when it is made. What a revoked key has
+in progress goes on to its end.
+
+examples:
+  pdserve api-keys add router/api_keys.json alice --requests-per-minute 60
+  pdserve api-keys add router/api_keys.json operator --admin
+  pdserve api-keys revoke router/api_keys.json alice
+  pdserve api-keys list router/api_keys.json
+""",
+    "keys": """\
+A process is started with --keys and the one subfolder that is its own. With it
+gRPC, KV and Redis are encrypted and closed to others, and the router and the
+metrics want a key. SECURITY.md has the whole picture.
+
+examples:
+  pdserve keys init ./keys
+  pdserve serve --role router --keys ./keys/router --redis-url rediss://10.0.0.1
+  pdserve serve --role decode --keys ./keys/node --redis-url rediss://10.0.0.1
+  pdserve keys renew ./keys node
+""",
+    "kv-key": """\
+Every prefill and decode node needs the same file. It is secret: whoever can
+read it can read and write the cluster's KV.
+
+examples:
+  pdserve kv-key pdserve-kv.key
+  pdserve serve --role decode --kv-key pdserve-kv.key --redis-url redis://10.0.0.1/0
+""",
+}
+
+
+class HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Wide enough for flag and help on one line, never wider than the terminal or 100."""
+
+    def __init__(self, prog: str) -> None:
+        width = min(100, max(60, shutil.get_terminal_size().columns - 2))
+        super().__init__(prog, max_help_position=34, width=width)
+
+    def _format_usage(self, usage, actions, groups, prefix):  # type: ignore[no-untyped-def]
+        """One line: thirty flags in brackets tell nobody anything."""
+        if any(action.metavar == "COMMAND" for action in actions):
+            return f"usage: {self._prog} COMMAND [flags]\n\n"
+        values = "".join(f" {action.metavar}" for action in actions if not action.option_strings)
+        return f"usage: {self._prog}{values} [flags]\n\n"
+
+    def _format_args(self, action: argparse.Action, default_metavar: str) -> str:
+        """A flag's value is optional to the grammar alone, so it is shown without brackets."""
+        if action.nargs == "?":
+            return str(action.metavar or default_metavar)
+        return super()._format_args(action, default_metavar)
+
+
+def option_help(option: Option, default: Value) -> str:
+    """The help of one setting with its default, unless the text tells it already."""
+    text = option.help.replace("%", "%%")
+    if default == "" or "(default:" in text:
+        return text
+    return f"{text} (default: {shown_value(option, default)})"

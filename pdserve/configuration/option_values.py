@@ -1,0 +1,135 @@
+"""Text and TOML values to settings and back. A bad one raises `ValueError` with what was wanted."""
+
+from __future__ import annotations
+
+import math
+import re
+from decimal import Decimal
+
+from pdserve.configuration.options import Option, Value
+
+_LARGEST = 2**63 - 1
+_UNITS = {
+    "": 1,
+    "b": 1,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "tb": 10**12,
+    "kib": 1 << 10,
+    "mib": 1 << 20,
+    "gib": 1 << 30,
+    "tib": 1 << 40,
+}
+# Lengths are limited so that no text can ask for a number that takes long to build.
+_SIZE = re.compile(r"([0-9]{1,20}(?:\.[0-9]{1,12})?(?:e\+?[0-9]{1,2})?)\s*([a-z]*)")
+_TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
+
+WANTED = {
+    "str": "text",
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "bytes": "a number of bytes, such as 512MiB, 2GiB or 1e9",
+    "seconds": "a number of seconds",
+}
+
+
+def value_from_text(option: Option, text: str | bool) -> Value:
+    """What a flag or a variable says. Raises `ValueError` naming what was wanted."""
+    if isinstance(text, bool):  # --name and --no-name carry their value in the flag
+        return text
+    match option.kind:
+        case "str":
+            return _checked_text(text)
+        case "int":
+            return _in_range(_whole_number(text))
+        case "float" | "seconds":
+            return _finite(option, text)
+        case "bool":
+            return _truth(text)
+        case _:
+            return _in_range(_size_bytes(text))
+
+
+def value_from_toml(option: Option, raw: object) -> Value:
+    """What a TOML key holds. Types are strict, except that a size may be a number or text."""
+    is_number = isinstance(raw, int | float) and not isinstance(raw, bool)
+    match option.kind:
+        case "str" if isinstance(raw, str):
+            return _checked_text(raw)
+        case "int" if isinstance(raw, int) and is_number:
+            return _in_range(raw)
+        case "float" | "seconds" if is_number:
+            return _finite(option, str(raw))
+        case "bool" if isinstance(raw, bool):
+            return raw
+        case "bytes" if isinstance(raw, str):
+            return _in_range(_size_bytes(raw))
+        case "bytes" if isinstance(raw, int) and is_number:
+            return _in_range(raw)
+        case "bytes" if isinstance(raw, float) and raw.is_integer():
+            return _in_range(int(raw))
+    raise ValueError(f"wanted {WANTED[option.kind]}")
+
+
+def shown_value(option: Option, value: Value) -> str:
+    """A value as a person writes it: sizes with the largest unit that divides them."""
+    if option.kind == "bytes" and isinstance(value, int):
+        for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+            if value and value % size == 0:
+                return f"{value // size}{unit}"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def without_passwords(text: str) -> str:
+    """`text` with the user part of every URL in it hidden."""
+    return re.sub(r"://[^/\s]*@", "://***@", text)
+
+
+def _checked_text(text: str) -> str:
+    if any(ord(c) < 32 or ord(c) == 127 or 0xD800 <= ord(c) <= 0xDFFF for c in text):
+        raise ValueError("wanted UTF-8 text without control characters")
+    return text
+
+
+def _whole_number(text: str) -> int:
+    if not re.fullmatch(r"[+-]?[0-9]+(_[0-9]+)*", text) or len(text) > 30:
+        raise ValueError(f"wanted {WANTED['int']}")
+    return int(text)
+
+
+def _finite(option: Option, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise ValueError(f"wanted {WANTED[option.kind]}")
+    return value
+
+
+def _truth(text: str) -> bool:
+    if text.lower() in _TRUE:
+        return True
+    if text.lower() in _FALSE:
+        return False
+    raise ValueError(f"wanted {WANTED['bool']}")
+
+
+def _size_bytes(text: str) -> int:
+    match = _SIZE.fullmatch(text.strip().lower())
+    if match is None or match[2] not in _UNITS:
+        raise ValueError(f"wanted {WANTED['bytes']}")
+    size_bytes = Decimal(match[1]) * _UNITS[match[2]]
+    if size_bytes != int(size_bytes):
+        raise ValueError("wanted a whole number of bytes")
+    return int(size_bytes)
+
+
+def _in_range(value: int) -> int:
+    if abs(value) > _LARGEST:
+        raise ValueError(f"wanted at most {_LARGEST}")
+    return value

@@ -1,0 +1,48 @@
+"""The effective configuration as TOML text, for people (`check-config`) and for child processes."""
+
+from __future__ import annotations
+
+import json
+
+from common.config import Config
+from pdserve.configuration.config_sources import LoadedConfig
+from pdserve.configuration.option_values import shown_value, without_passwords
+from pdserve.configuration.options import ROLE, SECTIONS, Option, Value, options_of
+
+
+def shown_config(loaded: LoadedConfig) -> str:
+    """Every setting with its origin as a comment. Secrets and passwords are not shown."""
+    lines = [_shown_line(ROLE, loaded.config.role.value, loaded)]
+    for section in SECTIONS:
+        lines += ["", f"[{section}]"]
+        for option in options_of(section):
+            value = getattr(getattr(loaded.config, section), option.key)
+            lines.append(_shown_line(option, value, loaded))
+    return "\n".join(lines) + "\n"
+
+
+def config_file_text(config: Config) -> str:
+    """A TOML file that reads back as exactly this configuration, secrets included."""
+    lines = [f"{ROLE.key} = {_toml(config.role.value)}"]
+    for section in SECTIONS:
+        lines += ["", f"[{section}]"]
+        values = getattr(config, section)
+        lines += [f"{o.key} = {_toml(getattr(values, o.key))}" for o in options_of(section)]
+    return "\n".join(lines) + "\n"
+
+
+def _shown_line(option: Option, value: Value, loaded: LoadedConfig) -> str:
+    origin = loaded.origins[option.key]
+    if option.is_secret:
+        state = "set, not shown" if value else "not set"
+        return f"# {option.key} is {state}".ljust(44) + f"  # {origin}"
+    if option.kind == "bytes":
+        text = _toml(shown_value(option, value))
+    else:
+        text = _toml(without_passwords(value) if isinstance(value, str) else value)
+    return f"{option.key} = {text}".ljust(44) + f"  # {origin}"
+
+
+def _toml(value: Value) -> str:
+    # JSON's strings, numbers and booleans are TOML's too, once nothing is escaped as surrogates.
+    return json.dumps(value, ensure_ascii=False)

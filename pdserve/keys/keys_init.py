@@ -1,0 +1,130 @@
+"""The keys of a cluster as a folder: one subfolder for each kind of process, and no more in it
+than that kind needs.
+
+    ca/      stays with the operator: whoever has it can make certificates
+    router/  node/  redis/   each goes to the machines that run such processes
+    client/  what the operator and the first client show, in clear
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from datetime import datetime
+from pathlib import Path
+
+from common.errors import ConfigError
+from common.keys_folder import NODE_NAME, REDIS_NAME, ROUTER_NAME
+from kv_transfer.curve_keys import new_curve_keys, write_curve_keys
+from pdserve.keys.certificates import CALLS, SERVES, CertificateAuthority, Holder
+from pdserve.keys.redis_acl import users_acl
+from router.access.api_keys import add_api_key
+
+HOLDERS = {
+    "router": Holder(names=(ROUTER_NAME,), usages=(CALLS,)),
+    # A node serves routers, and calls Redis.
+    "node": Holder(names=(NODE_NAME,), usages=(SERVES, CALLS)),
+    "redis": Holder(names=(REDIS_NAME, "redis", "localhost", "127.0.0.1"), usages=(SERVES,)),
+}
+_FOLDERS = ("ca", *HOLDERS, "client")
+
+
+def init_keys(folder: Path, now: datetime, *, days: int) -> None:
+    """Make all keys of a new cluster; certificates are valid for `days`.
+
+    Raises `ConfigError` where there are keys already, and leaves nothing half-made.
+    """
+    for name in _FOLDERS:
+        if (folder / name).exists():
+            raise ConfigError(
+                f"{folder / name} exists already: processes that use its keys would lose touch; "
+                "wanted a new folder (`pdserve keys renew` makes single certificates anew)"
+            )
+    is_new = not folder.exists()
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for name in _FOLDERS:
+            (folder / name).mkdir(mode=0o700)
+        _write_all(folder, now, days)
+    except BaseException as error:
+        for name in _FOLDERS:
+            shutil.rmtree(folder / name, ignore_errors=True)
+        if is_new:
+            shutil.rmtree(folder, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise ConfigError(f"{folder} cannot be written: {error.strerror}") from None
+        raise
+
+
+def renew_certificate(folder: Path, kind: str, now: datetime, *, days: int) -> None:
+    """Replace one kind's key and certificate by new ones from the same CA.
+
+    Processes read them when they start. Raises `ConfigError` without the CA, or the subfolder.
+    """
+    ca = folder / "ca"
+    if not (ca / "ca.key").exists() or not (folder / kind).is_dir():
+        missing = folder / kind if (ca / "ca.key").exists() else ca / "ca.key"
+        raise ConfigError(f"{missing} is missing: wanted the folder that `pdserve keys init` made")
+    try:
+        authority = CertificateAuthority.load(
+            (ca / "ca.pem").read_bytes(), (ca / "ca.key").read_bytes()
+        )
+        _require_longer_life(authority, now, days)
+        issued = authority.issue(HOLDERS[kind], now, days=days)
+        new = {"key.pem": issued.private_key, "cert.pem": issued.certificate}
+        for name, content in new.items():
+            _write(folder / kind / f".{name}.new", content, is_secret=name == "key.pem")
+        for name in new:
+            (folder / kind / f".{name}.new").replace(folder / kind / name)
+    except OSError as error:
+        raise ConfigError(f"{error.filename or folder}: {error.strerror}") from None
+
+
+def _require_longer_life(authority: CertificateAuthority, now: datetime, days: int) -> None:
+    num_left = (authority.ends_at - now).days
+    if days > num_left:
+        raise ConfigError(
+            f"--days is {days}, but the CA itself ends in {num_left} days: wanted at most that, "
+            "or new keys for all from `pdserve keys init`"
+        )
+
+
+def _write_all(folder: Path, now: datetime, days: int) -> None:
+    authority = CertificateAuthority.new(now)
+    _write(folder / "ca/ca.pem", authority.pem.certificate)
+    _write(folder / "ca/ca.key", authority.pem.private_key, is_secret=True)
+    for kind, holder in HOLDERS.items():
+        issued = authority.issue(holder, now, days=days)
+        _write(folder / kind / "ca.pem", authority.pem.certificate)
+        _write(folder / kind / "cert.pem", issued.certificate)
+        _write(folder / kind / "key.pem", issued.private_key, is_secret=True)
+    _write(folder / "client/ca.pem", authority.pem.certificate)
+    _write_passwords(folder)
+    write_curve_keys(folder / "node/kv.key", new_curve_keys())
+    hashes = folder / "router/api_keys.json"
+    for name, file, is_admin in (("client", "api.key", False), ("admin", "admin.key", True)):
+        _write_word(folder / "client" / file, add_api_key(hashes, name, is_admin=is_admin))
+
+
+def _write_passwords(folder: Path) -> None:
+    passwords = {user: secrets.token_urlsafe(32) for user in ("router", "node", "admin")}
+    for user, place in (("router", "router"), ("node", "node"), ("admin", "client")):
+        _write_word(folder / place / "redis.password", passwords[user])
+    _write(folder / "redis/users.acl", users_acl(passwords).encode(), is_secret=True)
+    token = secrets.token_urlsafe(32)
+    for place in ("router", "node", "client"):
+        _write_word(folder / place / "metrics.token", token)
+
+
+def _write_word(path: Path, word: str) -> None:
+    # Without a line's end: what reads such a file as a whole, as Prometheus does, gets the word.
+    _write(path, word.encode(), is_secret=True)
+
+
+def _write(path: Path, content: bytes, *, is_secret: bool = False) -> None:
+    """A new file, from its first moment with no more rights than it shall have."""
+    mode = 0o600 if is_secret else 0o644
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)

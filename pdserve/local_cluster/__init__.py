@@ -1,0 +1,11 @@
+"""`pdserve up`: a whole cluster on one machine.
+
+local_cluster   starts, watches and ends every process
+cluster_plan    which processes there are, and the configuration of each
+child_process   a child process with a log, stopped by its pid
+embedded_redis  a Redis server of its own
+free_ports      free ports of this machine
+run_folder      the folder of one run: logs and private files
+sample_answer   one streamed chat request, to show that the cluster works
+signals         signals as something to wait for
+"""

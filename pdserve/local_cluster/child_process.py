@@ -1,0 +1,120 @@
+"""Child processes that leave a log, cannot outlive their parent, and are stopped by pid."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+from common.clock import Clock
+from pdserve.local_cluster.signals import Signals
+
+_PR_SET_PDEATHSIG = 1
+_TAIL_BYTES = 16 << 10
+
+
+class ChildProcess:
+    """One started process. Its output goes to `log_path`."""
+
+    def __init__(self, name: str, process: subprocess.Popen[bytes], log_path: Path) -> None:
+        self.name = name
+        self.log_path = log_path
+        self._process = process
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def exit_code(self) -> int | None:
+        """None while it runs; negative for the signal that killed it."""
+        return self._process.poll()
+
+    def log_tail(self, num_lines: int) -> list[str]:
+        """The last lines it wrote."""
+        with self.log_path.open("rb") as file:
+            size_bytes = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size_bytes - _TAIL_BYTES))
+            text = file.read().decode(errors="replace")
+        return text.splitlines()[-num_lines:]
+
+    def send(self, number: signal.Signals) -> None:
+        """Signal it, unless it has ended."""
+        self._process.send_signal(number)
+
+    def kill(self) -> None:
+        """End it now, and wait until it has ended."""
+        self._process.kill()
+        self._process.wait()
+
+
+def start_child(
+    name: str, command: Sequence[str], log_path: Path, environ: Mapping[str, str]
+) -> ChildProcess:
+    """Start `command` in a session of its own: a terminal's Ctrl-C reaches the parent alone."""
+    with log_path.open("ab") as log:
+        process = subprocess.Popen(  # noqa: S603 (the command is built by this package)
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=dict(environ),
+            start_new_session=True,
+            preexec_fn=_dying_with(os.getpid()),
+        )
+    return ChildProcess(name, process, log_path)
+
+
+def stop_children(
+    children: Iterable[ChildProcess],
+    signals: Signals,
+    clock: Clock,
+    *,
+    num_patient_stops: int,
+    timeout_s: float,
+    number: signal.Signals = signal.SIGTERM,
+) -> list[str]:
+    """Ask all to stop, by signal `number`, wait, then kill: the names of those that were killed.
+
+    More than `num_patient_stops` stop signals in all mean that the user waits no longer.
+    """
+    alive = [child for child in children if child.exit_code() is None]
+    for child in alive:
+        child.send(number)
+    deadline_s = clock.now_s() + timeout_s
+    while alive := [child for child in alive if child.exit_code() is None]:
+        left_s = deadline_s - clock.now_s()
+        if left_s <= 0 or signals.num_stops > num_patient_stops:
+            break
+        signals.wait(left_s)
+    for child in alive:
+        child.kill()
+    return [child.name for child in alive]
+
+
+def described_exit(code: int) -> str:
+    """`exit code 3`, or `killed by SIGKILL`."""
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"killed by signal {-code}"
+
+
+def _dying_with(parent_pid: int) -> Callable[[], None] | None:
+    """On Linux, what makes the kernel kill the child when its parent dies, however it dies."""
+    if sys.platform != "linux":
+        return None
+    # Resolved before the fork: nothing may be loaded between fork and exec.
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+
+    def in_child() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent_pid:
+            os._exit(1)
+
+    return in_child

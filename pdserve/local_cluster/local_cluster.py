@@ -1,0 +1,335 @@
+"""`pdserve up`: a whole cluster on one machine, each part a process of its own.
+
+1. Check the port, bring the model: what can fail fast fails before anything runs.
+2. Start Redis, then the router and all nodes at once; loading takes long, so in parallel.
+3. Wait until the router knows every node; a child that dies meanwhile ends the start.
+4. Stream one sample answer, print how to ask the next one.
+5. Serve until a stop signal. A node that dies is reported and the rest serve on; without its
+   router the cluster is over.
+6. Stop everything: the router first, so that no request meets half a cluster, Redis last.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TextIO
+
+import pdserve
+from common.clock import Clock, MonotonicClock
+from common.config import Config
+from common.errors import PdserveError
+from pdserve.commands.cluster_view import fetch_cluster
+from pdserve.commands.http_client import RouterRefused, RouterUnreachable, fetch_json
+from pdserve.configuration.config_sources import OTHER_VARIABLES
+from pdserve.configuration.shown_config import config_file_text
+from pdserve.local_cluster.child_process import (
+    ChildProcess,
+    described_exit,
+    start_child,
+    stop_children,
+)
+from pdserve.local_cluster.cluster_plan import ClusterSize, PlannedProcess, plan_cluster
+from pdserve.local_cluster.embedded_redis import start_embedded_redis
+from pdserve.local_cluster.free_ports import connectable_host, require_free_port
+from pdserve.local_cluster.run_folder import RunFolder
+from pdserve.local_cluster.sample_answer import curl_command, served_model, stream_sample_answer
+from pdserve.local_cluster.signals import Signals, StopRequested
+
+DEFAULT_PORT = 8000
+_START_TIMEOUT_S = 600.0
+_STOP_TIMEOUT_S = 10.0
+"""Longer than a router's own ending: its requests' grace, then its last words to the nodes."""
+_PROBE_INTERVAL_S = 0.1
+_SLOW_AFTER_S = 5.0
+_TAIL_LINES = 20
+_TIMESTAMP = re.compile(r"^[0-9-]+ [0-9:,]+ ")
+
+CommandFor = Callable[[Path], Sequence[str]]
+"""From a configuration file to the command that runs the role it describes."""
+
+
+class LocalClusterError(PdserveError):
+    """A part of the local cluster did not start, or the router died."""
+
+    code = "local_cluster_error"
+
+
+def serve_command(config_path: Path) -> Sequence[str]:
+    """`pdserve serve` under this interpreter; -P keeps the current folder off its import path."""
+    return [sys.executable, "-P", "-m", "pdserve", "serve", "--config", str(config_path)]
+
+
+def run_local_cluster(
+    config: Config,
+    size: ClusterSize,
+    *,
+    has_to_exit_after_sample: bool,
+    command_for: CommandFor = serve_command,
+    resolve_model: Callable[[str], Path] | None = None,
+) -> int:
+    """Run the cluster until a stop signal (or the sample's end); the process's exit code.
+
+    Raises `ConfigError` or `CheckpointError` before anything runs.
+    """
+    clock = MonotonicClock()
+    started_at_s = clock.now_s()
+    port = config.server.port or DEFAULT_PORT
+    require_free_port(config.server.host, port)
+    config = replace(config, server=replace(config.server, port=port))
+    logging.basicConfig(format="pdserve: %(message)s", level=config.server.log_level.upper())
+    model_path = (resolve_model or _resolve_model)(config.model.model)
+    config = replace(config, model=replace(config.model, model=str(model_path)))
+    _say(f"model {model_path}")
+    exit_code = 0
+    with Signals() as signals, RunFolder() as run:
+        cluster = LocalCluster(config, size, run, signals, clock, command_for)
+        try:
+            cluster.start()
+            cluster.wait_until_ready()
+            with signals.raising():
+                cluster.show_sample_answer(started_at_s)
+            if not has_to_exit_after_sample:
+                cluster.serve()
+        except StopRequested:
+            pass
+        except PdserveError as error:
+            run.keep_logs()
+            exit_code = 1
+            _say(f"error: {error}", file=sys.stderr)
+        finally:
+            cluster.stop()
+            if run.keeps_logs:
+                _say(f"the logs are kept in {run.path}", file=sys.stderr)
+    return exit_code
+
+
+class LocalCluster:
+    """The running processes, and what is said about them on the terminal."""
+
+    def __init__(
+        self,
+        config: Config,
+        size: ClusterSize,
+        run: RunFolder,
+        signals: Signals,
+        clock: Clock,
+        command_for: CommandFor,
+    ) -> None:
+        host = connectable_host(config.server.host)
+        self.url = f"http://{host}:{config.server.port}"
+        self._config = config
+        self._api_key = config.api.api_key
+        self._size = size
+        self._run = run
+        self._signals = signals
+        self._clock = clock
+        self._command_for = command_for
+        self._redis: ChildProcess | None = None
+        self._children: dict[str, ChildProcess] = {}
+
+    def start(self) -> None:
+        """Start Redis, then everything else at once."""
+        _say(f"logs in {self._run.path}")
+        began_at_s = self._clock.now_s()
+        log_path = self._run.log_path("redis")
+        redis = start_embedded_redis(self._run.private, log_path, self._signals, self._clock)
+        self._redis = redis.child
+        _say_of("redis", f"ready after {self._clock.now_s() - began_at_s:.1f} s")
+        for process in plan_cluster(self._config, self._size, redis.url):
+            self._children[process.name] = self._start(process)
+        _say_of("starting", ", ".join(self._children))
+
+    def wait_until_ready(self) -> None:
+        """Return when the router answers and lists every node.
+
+        Raises `LocalClusterError` when a child dies or time runs out, `StopRequested` on a signal.
+        """
+        began_at_s = self._clock.now_s()
+        ready: set[str] = set()
+        next_report_s = _SLOW_AFTER_S
+        while ready != set(self._children) or not self._is_router_ready():
+            self._require_all_alive()
+            if self._signals.num_stops:
+                raise StopRequested
+            took_s = self._clock.now_s() - began_at_s
+            for name in sorted(self._answering() - ready):
+                ready.add(name)
+                _say_of(name, f"ready after {took_s:.1f} s")
+            if took_s > _START_TIMEOUT_S:
+                missing = ", ".join(sorted(set(self._children) - ready)) or "the router"
+                raise LocalClusterError(f"{missing} not ready after {_START_TIMEOUT_S:.0f} s")
+            if took_s > next_report_s:
+                next_report_s *= 2
+                self._say_who_is_slow(ready, took_s)
+            self._signals.wait(_PROBE_INTERVAL_S)
+
+    def show_sample_answer(self, started_at_s: float) -> None:
+        """Ask one question, print the answer as it streams, and how to ask the next."""
+        model = served_model(self.url, api_key=self._api_key)
+        print(f"\n{model}: ", end="", flush=True)
+        try:
+            sample = stream_sample_answer(
+                self.url,
+                model=model,
+                api_key=self._api_key,
+                clock=self._clock,
+                write=lambda text: print(text, end="", flush=True),
+            )
+        finally:
+            print(flush=True)
+        since_start_s = self._clock.now_s() - started_at_s - sample.total_s + sample.first_text_s
+        print(
+            f"\nFirst token {1000 * sample.first_text_s:.0f} ms after the request, "
+            f"{since_start_s:.1f} s after the start; "
+            f"{sample.num_tokens} tokens in {sample.total_s:.2f} s.\n\n"
+            + curl_command(self.url, model=model, needs_key=bool(self._api_key)),
+            flush=True,
+        )
+
+    def serve(self) -> None:
+        """Watch the children until a stop signal. Raises `LocalClusterError` without a router."""
+        print(f"\nServing on {self.url} until Ctrl-C.", flush=True)
+        reported: set[str] = set()
+        while not self._signals.num_stops:
+            for child in self._all_children():
+                code = child.exit_code()
+                if code is None or child.name in reported:
+                    continue
+                reported.add(child.name)
+                self._say_who_ended(child, code)
+            self._signals.wait(60.0)
+
+    def stop(self) -> None:
+        """Stop what runs: the router, then the nodes, then Redis; kill what does not stop."""
+        num_stops = self._signals.num_stops
+        if any(child.exit_code() is None for child in self._all_children()):
+            _say("stopping")
+        router = self._children.pop("router", None)
+        nodes = list(self._children.values())
+        redis = [self._redis] if self._redis else []
+        # Roles end at once by SIGINT: nobody who pressed Ctrl-C waits for a long answer.
+        for number, group in (
+            (signal.SIGINT, [router] if router else []),
+            (signal.SIGINT, nodes),
+            (signal.SIGTERM, redis),
+        ):
+            for name in stop_children(
+                group,
+                self._signals,
+                self._clock,
+                num_patient_stops=num_stops,
+                timeout_s=_STOP_TIMEOUT_S,
+                number=number,
+            ):
+                _say_of(name, "did not stop and was killed")
+
+    def _start(self, process: PlannedProcess) -> ChildProcess:
+        config_path = self._run.private / f"{process.name}.toml"
+        config_path.write_text(config_file_text(process.config), encoding="utf-8")
+        return start_child(
+            process.name,
+            self._command_for(config_path),
+            self._run.log_path(process.name),
+            _child_environment(),
+        )
+
+    def _all_children(self) -> list[ChildProcess]:
+        redis = [self._redis] if self._redis else []
+        return [*redis, *self._children.values()]
+
+    def _require_all_alive(self) -> None:
+        for child in self._all_children():
+            code = child.exit_code()
+            if code is not None:
+                raise LocalClusterError(_obituary(child, code))
+
+    def _answering(self) -> set[str]:
+        """The router, when it answers, and the nodes it lists."""
+        try:
+            nodes = fetch_cluster(self.url, api_key=self._api_key).nodes
+        except (RouterUnreachable, RouterRefused):
+            return set()
+        return {"router", *(node.node_id for node in nodes)} & set(self._children)
+
+    def _is_router_ready(self) -> bool:
+        try:
+            fetch_json(self.url, "/ready", api_key=self._api_key)
+        except (RouterUnreachable, RouterRefused):
+            return False
+        return True
+
+    def _say_who_is_slow(self, ready: set[str], took_s: float) -> None:
+        for name, child in self._children.items():
+            if name not in ready:
+                last = child.log_tail(1)
+                doing = f": {_TIMESTAMP.sub('', last[0])[:100]}" if last else ""
+                _say_of(name, f"starting for {took_s:.0f} s{doing}")
+
+    def _say_who_ended(self, child: ChildProcess, code: int) -> None:
+        if code == 0 and child.name not in ("router", "redis"):
+            ended = f"{child.name} has left, as it was told (exit code 0)."  # it was drained
+        else:
+            self._run.keep_logs()
+            ended = _obituary(child, code)
+        if child.name == "router":
+            raise LocalClusterError(ended)
+        _say(f"{ended}\n{self._what_now(child)}", file=sys.stderr)
+
+    def _what_now(self, child: ChildProcess) -> str:
+        if child.name == "redis":
+            return (
+                "The nodes that run serve on, but none can join. "
+                "To get Redis back, press Ctrl-C and run `pdserve up` again."
+            )
+        again = f"To get {child.name} back, press Ctrl-C and run `pdserve up` again."
+        alive = [c.name for c in self._children.values() if c.exit_code() is None]
+        rest = [name for name in alive if name != "router"]
+        if not rest:
+            return f"No node is left: requests are not answered. {again}"
+        can_answer = any(name.startswith(("decode", "mixed")) for name in rest)
+        serves = "serves on" if len(rest) == 1 else "serve on"
+        return (
+            f"Left: {', '.join(rest)}, which {serves if can_answer else 'cannot answer'}. {again}"
+        )
+
+
+def _resolve_model(model: str) -> Path:
+    from pdserve.checkpoints.resolve import resolve_checkpoint
+
+    return resolve_checkpoint(model)
+
+
+def _child_environment() -> dict[str, str]:
+    """This environment without settings: a child's are all in its file, and variables would win."""
+    environ = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("PDSERVE_") or name in OTHER_VARIABLES
+    }
+    environ.pop("PDSERVE_CONFIG", None)
+    # -P also drops the folder this package was found in, if that was the current one.
+    root = str(Path(pdserve.__file__).resolve().parent.parent)
+    inherited = environ.get("PYTHONPATH")
+    environ["PYTHONPATH"] = os.pathsep.join([root, inherited] if inherited else [root])
+    environ["PYTHONUNBUFFERED"] = "1"
+    return environ
+
+
+def _obituary(child: ChildProcess, code: int) -> str:
+    tail = "".join(f"\n  | {line}" for line in child.log_tail(_TAIL_LINES))
+    return f"{child.name} died ({described_exit(code)}); the end of {child.log_path}:{tail}"
+
+
+def _say(text: str, *, file: TextIO | None = None) -> None:
+    print(f"pdserve: {text}", file=file or sys.stdout, flush=True)
+
+
+def _say_of(name: str, text: str) -> None:
+    print(f"  {name:<10} {text}", flush=True)

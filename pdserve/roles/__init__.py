@@ -1,0 +1,10 @@
+"""From a configuration to a running role: the composition roots.
+
+run_role      what all roles share, and the router
+engine_role   a prefill, decode or mixed node
+kv_plane      a node's KV connector: memory, lanes, keys
+make_tracing  traces, where they are on
+otel          traces by the OpenTelemetry SDK
+shutdown      how a role is told to end: in order, or at once
+file_limit    the limit of open files, raised for connections
+"""

@@ -1,0 +1,87 @@
+"""A prefill, decode or mixed node out of its concrete parts: Paddle, ZMQ, the placement store."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from pathlib import Path
+from typing import cast
+
+from common.clock import MonotonicClock
+from common.config import Config
+from common.keys_folder import Keys
+from common.nodes import Role
+from common.token_budget import get_max_chunk_tokens, tokens_per_seq
+from common.tracing import NO_TRACING, Tracing
+from node.engine_node import EngineNode, LoadedModel, MakeFlow, NodeParts
+from node.make_scheduler import speculation_of, swap_space_of
+from pdserve.roles.kv_plane import KVPlane
+from pdserve.roles.shutdown import Ending
+from placement.store import PlacementStore
+
+
+async def run_engine_role(
+    config: Config,
+    store: PlacementStore,
+    ending: Ending,
+    *,
+    keys: Keys | None = None,
+    tracing: Tracing = NO_TRACING,
+) -> int:
+    """Serve as `config.role` until told to end; the exit code.
+
+    The signals are watched again once Paddle is there: its import takes SIGTERM for itself, and the
+    process would die of it without a word to anybody.
+    """
+    loop = asyncio.get_running_loop()
+    kv = KVPlane(config, keys)
+
+    def load_model() -> LoadedModel:
+        # What it imports takes a while: not before the port is bound and the store has answered.
+        from engine.runner.load import load_model_runner
+        from pdserve.checkpoints.speculative_model import resolve_speculation
+
+        watch_again = partial(loop.call_soon_threadsafe, ending.watch_signals)
+        runner = load_model_runner(
+            config.model,
+            config.engine,
+            speculation=resolve_speculation(speculation_of(config), Path(config.model.model)),
+            swap_space=swap_space_of(config),
+            max_chunk_tokens=_max_chunk_tokens(config),
+            host_memory=kv.host_memory,
+            on_imported=watch_again,
+        )
+        return cast(LoadedModel, runner)
+
+    parts = NodeParts(
+        load_model=load_model,
+        make_connector=kv.connect,
+        make_flow=_flow_maker(config),
+        store=store,
+        clock=MonotonicClock(),
+        keys=keys,
+        tracing=tracing,
+    )
+    return await EngineNode(config, parts).run(ending.now, ending.drain)
+
+
+def _max_chunk_tokens(config: Config) -> int:
+    speculation = speculation_of(config)
+    return get_max_chunk_tokens(
+        config.role,
+        max_num_seqs=config.engine.max_num_seqs,
+        max_num_batched_tokens=config.engine.max_num_batched_tokens,
+        tokens_per_seq=tokens_per_seq(
+            speculation.speculative_method, speculation.num_speculative_tokens
+        ),
+    )
+
+
+def _flow_maker(config: Config) -> MakeFlow:
+    if config.role is Role.PREFILL:
+        from prefill_node.node import prefill_flow_maker
+
+        return prefill_flow_maker(config)
+    from decode_node.node import decode_flow_maker
+
+    return decode_flow_maker(config)

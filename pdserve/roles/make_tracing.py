@@ -1,0 +1,30 @@
+"""Traces as configured: the OpenTelemetry SDK where they are on, nothing of it where not."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+from common.clock import MonotonicClock
+from common.config import Config
+from common.errors import ConfigError
+from common.tracing import NO_TRACING, Tracing
+
+
+def make_tracing(config: Config) -> Tracing:
+    """`ConfigError` when traces are on and their packages are not installed."""
+    endpoint, role = config.tracing.otel_endpoint, config.role
+    if not endpoint:
+        return NO_TRACING
+    try:
+        # Imported here: it takes a while, and only this needs it.
+        from pdserve.roles.otel import OtelTracing
+    except ModuleNotFoundError as missing:
+        if not (missing.name or "").startswith(("opentelemetry", "google")):
+            raise
+        raise ConfigError(
+            f"otel_endpoint is {endpoint!r}, and {missing.name} is not installed: wanted "
+            "`pip install 'pdserve[otel]'`, or no otel_endpoint"
+        ) from missing
+    node_id = config.server.node_id or f"{role.value}-{socket.gethostname()}-{os.getpid()}"
+    return OtelTracing(config.tracing, role=role, node_id=node_id, clock=MonotonicClock())

@@ -1,0 +1,131 @@
+"""The API keys that hold now, with what each has in progress; follows the file as it changes."""
+
+from __future__ import annotations
+
+import hmac
+import logging
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from common.clock import Clock
+from common.errors import ConfigError
+from router.access.api_keys import ApiKey, hash_api_key, load_api_keys
+from router.access.key_limits import KeyLimits, Limit, Refusal
+
+logger = logging.getLogger("pdserve.router.keys")
+
+CHECK_EVERY_S = 1.0
+FLAG_KEY_NAME = "--api-key"
+"""No key in a file can have this name."""
+
+_Stamp = tuple[int, int, int] | None
+
+
+@dataclass(slots=True)
+class KeyInUse:
+    """A key, its limits, and what became of its requests."""
+
+    key: ApiKey
+    limits: KeyLimits
+    num_accepted: int = 0
+    num_refused: dict[Limit, int] = field(default_factory=lambda: dict.fromkeys(Limit, 0))
+
+    def take(self, now_s: float) -> Refusal | None:
+        """As `KeyLimits.take`, counted."""
+        refusal = self.limits.take(now_s)
+        if refusal is None:
+            self.num_accepted += 1
+        else:
+            self.num_refused[refusal.limit] += 1
+        return refusal
+
+
+class ApiKeyBook:
+    """Who may do what. On the event loop; its state is one entry per key.
+
+    The file is looked at again when a key is asked for, at most once a second, so a revoked key
+    stops working without a restart. What it has in progress goes on to its end. A new file that is
+    broken or gone is said once in the log, and the old keys hold on.
+    """
+
+    def __init__(
+        self, clock: Clock, *, path: Path | None = None, api_key: str = "", metrics_token: str = ""
+    ) -> None:
+        """`path`: the file of keys; `api_key`: one more key, in clear, an administrator's;
+        `metrics_token`: what Prometheus shows for `/metrics` alone. Raises `ConfigError`."""
+        self._clock = clock
+        self._path = path
+        self._api_key = api_key
+        self._metrics_token = metrics_token.encode()
+        self._keys: dict[str, KeyInUse] = {}
+        self._checked_at_s = clock.now_s()
+        self._stamp = self._read_stamp()
+        self._take_over(load_api_keys(path) if path else ())
+
+    @property
+    def is_open(self) -> bool:
+        """Nobody set up any keys: everybody may do everything."""
+        return self._path is None and not self._api_key
+
+    def find(self, given: bytes) -> KeyInUse | None:
+        """The key that a client showed. Its hash is looked up, so time tells nothing about it."""
+        self._follow_file()
+        return self._keys.get(hash_api_key(given))
+
+    def is_metrics_token(self, given: bytes) -> bool:
+        """Whether it is the token for `/metrics`; compares in constant time."""
+        return bool(self._metrics_token) and hmac.compare_digest(given, self._metrics_token)
+
+    def take(self, used: KeyInUse) -> Refusal | None:
+        """Let a request of this key in, or say why not. Whoever gets None calls `release`."""
+        return used.take(self._clock.now_s())
+
+    def in_use(self) -> tuple[KeyInUse, ...]:
+        """Every key that holds now."""
+        return tuple(self._keys.values())
+
+    def _follow_file(self) -> None:
+        now_s = self._clock.now_s()
+        if self._path is None or now_s - self._checked_at_s < CHECK_EVERY_S:
+            return
+        self._checked_at_s = now_s
+        stamp = self._read_stamp()
+        if stamp == self._stamp:
+            return
+        self._stamp = stamp
+        try:
+            keys = load_api_keys(self._path)
+        except ConfigError as error:
+            logger.error("the API keys stay as they were: %s", error)
+            return
+        self._take_over(keys)
+        logger.info("%s changed: %d API keys hold now", self._path, len(keys))
+
+    def _read_stamp(self) -> _Stamp:
+        try:
+            status = self._path.stat() if self._path else None
+        except OSError:
+            return None
+        return status and (status.st_ino, status.st_mtime_ns, status.st_size)
+
+    def _take_over(self, keys: tuple[ApiKey, ...]) -> None:
+        old, self._keys = self._keys, {}
+        for key in (*self._flag_key(), *keys):
+            self._keys[key.sha256] = self._renewed(key, old.get(key.sha256))
+
+    def _flag_key(self) -> tuple[ApiKey, ...]:
+        if not self._api_key:
+            return ()
+        digest = hash_api_key(self._api_key.encode())
+        return (ApiKey(name=FLAG_KEY_NAME, sha256=digest, is_admin=True),)
+
+    def _renewed(self, key: ApiKey, known: KeyInUse | None) -> KeyInUse:
+        wanted = {
+            "requests_per_minute": key.requests_per_minute,
+            "max_concurrent": key.max_concurrent,
+        }
+        if known is None:
+            return KeyInUse(key, KeyLimits(**wanted, now_s=self._clock.now_s()))
+        known.limits.change(**wanted, now_s=self._clock.now_s())
+        known.key = key
+        return known

@@ -1,0 +1,164 @@
+"""Around every request: an id that shows up on both sides, and the API key with its limits."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import MutableMapping
+from typing import Any
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from common.ids import new_request_id
+from router.access.api_key_book import ApiKeyBook, KeyInUse
+from router.access.key_limits import Limit, Refusal
+from router.http.errors import ApiError
+from router.http.exchange import Reply
+
+REQUEST_ID = b"x-request-id"
+_GOOD_ID = re.compile(rb"[\x21-\x7e]{1,128}")
+
+OPEN_PATHS = frozenset({"/health", "/ready"})
+"""What probes may see without a key: nothing of any request."""
+
+PAGE_PATH = "/"
+"""The live page asks for the key itself, so a stranger gets the page, and nothing that it shows."""
+
+METRICS_PATH = "/metrics"
+ADMIN_PATHS = frozenset({"/v1/cluster/drain"})
+LIMITED_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
+"""What a key's limits count: requests that make nodes work."""
+
+
+def _header(scope: Scope, name: bytes) -> bytes:
+    return next((value for key, value in scope["headers"] if key == name), b"")
+
+
+class RequestIdMiddleware:
+    """Answers carry the `x-request-id` of the request, or a new one when it has no usable one."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = _header(scope, REQUEST_ID)
+        if not _GOOD_ID.fullmatch(request_id):
+            request_id = new_request_id().encode()
+        scope.setdefault("state", {})["request_id"] = request_id.decode()
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], (REQUEST_ID, request_id)]
+            await send(message)
+
+        await self._app(scope, receive, send_with_id)
+
+
+class ApiKeyMiddleware:
+    """Lets in who shows a key as a bearer token, as often and as many at once as the key may.
+
+    What follows finds `api_key_name` and `is_admin` in the scope's state; without any keys set up
+    everybody is an administrator without a name.
+    """
+
+    def __init__(self, app: ASGIApp, book: ApiKeyBook) -> None:
+        self._app = app
+        self._book = book
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        state: MutableMapping[str, Any] = scope.setdefault("state", {})
+        state["api_key_name"], state["is_admin"] = "", self._book.is_open
+        if self._book.is_open:
+            await self._app(scope, receive, send)
+            return
+        given = _bearer(scope)
+        used = self._book.find(given) if given else None
+        if used is None:
+            await self._serve_stranger(given, scope, receive, send)
+            return
+        state["api_key_name"], state["is_admin"] = used.key.name, used.key.is_admin
+        if scope["path"] in ADMIN_PATHS and not used.key.is_admin:
+            await Reply(send).send_error(_not_admin(used.key.name))
+        elif scope["path"] in LIMITED_PATHS:
+            await self._serve_limited(used, scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+    async def _serve_stranger(
+        self, given: bytes, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        path: str = scope["path"]
+        if scope["method"] in ("GET", "HEAD"):
+            if path == PAGE_PATH:
+                await self._app(scope, receive, _with_status_401(send))
+                return
+            if path in OPEN_PATHS or (path == METRICS_PATH and self._book.is_metrics_token(given)):
+                await self._app(scope, receive, send)
+                return
+        await Reply(send).send_error(_unauthorized(bool(given)))
+
+    async def _serve_limited(
+        self, used: KeyInUse, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        """The application returns when the answer has ended, whatever ended it."""
+        refusal = self._book.take(used)
+        if refusal is not None:
+            await Reply(send).send_error(_too_many(used, refusal))
+            return
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            used.limits.release()
+
+
+def _bearer(scope: Scope) -> bytes:
+    scheme, _, given = _header(scope, b"authorization").partition(b" ")
+    return given.strip() if scheme.lower() == b"bearer" else b""
+
+
+def _with_status_401(send: Send) -> Send:
+    async def send_401(message: Message) -> None:
+        if message["type"] == "http.response.start" and message["status"] == 200:
+            headers = [*message["headers"], (b"www-authenticate", b"Bearer")]
+            message = {**message, "status": 401, "headers": headers}
+        await send(message)
+
+    return send_401
+
+
+def _unauthorized(has_key: bool) -> ApiError:
+    what = "the API key is not the right one" if has_key else "no API key was given"
+    return ApiError(
+        401,
+        f"{what}: send the header 'Authorization: Bearer KEY'",
+        code="invalid_api_key",
+        headers={"www-authenticate": "Bearer"},
+    )
+
+
+def _not_admin(name: str) -> ApiError:
+    return ApiError(
+        403,
+        f"the API key {name!r} is not an administrator's: add one with `pdserve api-keys add "
+        "FILE NAME --admin`",
+        code="not_admin",
+    )
+
+
+def _too_many(used: KeyInUse, refusal: Refusal) -> ApiError:
+    key = used.key
+    why = {
+        Limit.RATE: f"may send {key.requests_per_minute} requests per minute",
+        Limit.CONCURRENCY: f"may have {key.max_concurrent} requests in progress",
+    }
+    return ApiError(
+        429,
+        f"the API key {key.name!r} {why[refusal.limit]}: try again in {refusal.retry_after_s} s",
+        code="rate_limit_exceeded",
+        headers={"retry-after": str(refusal.retry_after_s)},
+    )

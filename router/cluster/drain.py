@@ -1,0 +1,131 @@
+"""`POST /v1/cluster/drain`: a node leaves in order. Who may ask is the middleware's part."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from fastapi import FastAPI
+from starlette.types import Receive, Scope, Send
+
+from common.errors import DeadlineExceeded, InvalidRequest, NodeLost, PdserveError, StaleEpoch
+from common.ids import Incarnation
+from router.dispatch.node_pool import NodePool
+from router.http.errors import ApiError, api_error
+from router.http.exchange import ClientClosed, Exchange, Reply, read_body
+from router.http.sse import to_json
+
+log = logging.getLogger("pdserve.router.nodes")
+
+MAX_BODY_BYTES = 4096
+_MAX_LISTED = 20
+
+
+class UnknownNode(Exception):
+    """No node of this name is known here; `known` are those that are, ordered."""
+
+    def __init__(self, node_id: str, known: list[str]) -> None:
+        super().__init__(node_id)
+        self.node_id = node_id
+        self.known = known
+
+
+@dataclass(frozen=True, slots=True)
+class DrainingNode:
+    """A node that was asked to leave; what runs there has `timeout_s` from the first asking on."""
+
+    node: Incarnation
+    timeout_s: float
+
+
+async def drain_node(pool: NodePool, node_id: str) -> DrainingNode:
+    """Ask the latest life of `node_id` that this router knows, and no other one.
+
+    Raises `UnknownNode`, `StaleEpoch` when the node has begun a new life, `NodeLost` when it does
+    not answer.
+    """
+    known = [record.incarnation for record in pool.membership.records()]
+    lives = [incarnation for incarnation in known if incarnation.node_id == node_id]
+    if not lives:
+        raise UnknownNode(node_id, sorted({incarnation.node_id for incarnation in known}))
+    node = max(lives)
+    client = pool.client(node)
+    if client is None:
+        raise NodeLost(f"{node} has left")
+    timeout_s = await client.drain()
+    log.info("%s was asked to leave", node)
+    return DrainingNode(node, timeout_s)
+
+
+DrainNode = Callable[[str], Awaitable[DrainingNode]]
+
+
+def add_drain_route(app: FastAPI, drain_node: DrainNode) -> None:
+    """Add the route to `app`."""
+
+    async def handle(scope: Scope, receive: Receive, send: Send) -> None:
+        reply = Reply(send)
+        try:
+            node_id = _node_id(await read_body(scope, receive, MAX_BODY_BYTES))
+            leaving = await drain_node(node_id)
+        except ClientClosed:
+            return
+        except UnknownNode as unknown:
+            await reply.send_error(_not_found(unknown))
+        except (ApiError, PdserveError) as error:
+            await reply.send_error(_shown(error))
+        else:
+            await reply.send_json(
+                to_json(
+                    {
+                        "node_id": leaving.node.node_id,
+                        "epoch": leaving.node.epoch,
+                        "is_draining": True,
+                        "drain_timeout_s": leaving.timeout_s,
+                    }
+                )
+            )
+
+    @app.post("/v1/cluster/drain", description=_DESCRIPTION)
+    async def drain() -> Exchange:
+        return Exchange(handle)
+
+
+_DESCRIPTION = (
+    "A node takes no new work, finishes what it has or hands it over, and ends. "
+    'The body is {"node_id": "…"}. Needs an administrator\'s key where keys are set up.'
+)
+
+
+def _node_id(body: bytes) -> str:
+    try:
+        fields = json.loads(body)
+    except (ValueError, RecursionError):
+        raise InvalidRequest("the body is not JSON") from None
+    if not isinstance(fields, dict):
+        raise InvalidRequest("the body is not a JSON object")
+    node_id = fields.get("node_id")
+    if not isinstance(node_id, str) or not node_id:
+        raise InvalidRequest("node_id is missing: wanted the name of a node", param="node_id")
+    return node_id
+
+
+def _not_found(unknown: UnknownNode) -> ApiError:
+    names = ", ".join(unknown.known[:_MAX_LISTED]) or "none"
+    return ApiError(
+        404,
+        f"there is no node {unknown.node_id[:128]!r}: the nodes are {names}",
+        code="node_not_found",
+        param="node_id",
+    )
+
+
+def _shown(error: ApiError | PdserveError) -> ApiError:
+    """A node that does not answer is the cluster's trouble; another life of it, a conflict."""
+    if isinstance(error, StaleEpoch):
+        return ApiError(409, f"the node has begun a new life: {error}", code=error.code)
+    if isinstance(error, DeadlineExceeded):
+        error = NodeLost(f"the node does not answer: {error}")
+    return api_error(error)

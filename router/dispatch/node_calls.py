@@ -1,0 +1,52 @@
+"""What was asked of nodes for a request, and what its flow hears of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from common.errors import PdserveError
+from common.ids import AttemptId, Incarnation
+from router.core.request_flow import Reservation
+from router.dispatch.active_request import ActiveRequest
+
+
+@dataclass(frozen=True, slots=True)
+class NodeCall:
+    """One call. It outlives its request: a late grant is aborted.
+
+    `feed` applies an event of the request's flow, with its arguments.
+    """
+
+    feed: Callable[..., None]
+    request: ActiveRequest
+    node: Incarnation
+    attempt: AttemptId
+
+    def on_failed(self, error: PdserveError) -> None:
+        """No reply came."""
+        event = self.request.flow.on_call_failed
+        self.feed(self.request, event, self.node, self.attempt, error)
+
+
+@dataclass(frozen=True, slots=True)
+class ReserveCall(NodeCall):
+    """A decode or mixed node was asked for a place."""
+
+    now_s: Callable[[], float]
+
+    def on_reply(self, reply: Reservation | PdserveError) -> None:
+        """It granted or refused."""
+        event = self.request.flow.on_reserve_reply
+        self.feed(self.request, event, self.node, self.attempt, reply, self.now_s())
+
+
+class PrefillCall(NodeCall):
+    """A prefill node was asked to take a prompt."""
+
+    __slots__ = ()
+
+    def on_reply(self, refusal: PdserveError | None) -> None:
+        """It accepted (None) or refused."""
+        event = self.request.flow.on_prefill_reply
+        self.feed(self.request, event, self.node, self.attempt, refusal)

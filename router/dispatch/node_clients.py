@@ -1,0 +1,388 @@
+"""The router's end of one node: a channel with one long-lived stream, and calls with deadlines.
+
+What the router asks and gives up goes one way, replies, all tokens of the node for this router and
+a heartbeat each second come the other: a broken or silent stream means that the node is lost, at
+once, for all that ran there and all that was asked. It is opened again for as long as the node is
+a member. The heartbeats make HTTP/2 keepalive pings superfluous.
+
+What is asked within one turn of the event loop, and while a message is on its way, travels in one
+message: a call of its own for each would cost more than the rest of a request. Order is kept, so
+an abort never overtakes what it is to end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from itertools import islice
+from typing import Any, Protocol, cast
+
+import grpc
+
+from common.errors import (
+    NodeLost,
+    Overloaded,
+    PdserveError,
+    PeerProtocolError,
+)
+from common.ids import AttemptId, Incarnation
+from common.keys_folder import Keys
+from common.logs import about
+from common.nodes import NodeRecord
+from common.request import GenerationRequest, RequestOutput
+from protos import pdserve_node_pb2 as pb
+from protos.codec import attempts_to_proto, make_envelope, request_to_proto
+from protos.output_batches import outputs_from_proto
+from protos.pdserve_node_pb2_grpc import NodeStub
+from protos.rpc_errors import error_of
+from protos.transport_security import open_channel
+from router.core.request_flow import Reservation
+from router.dispatch.fairness import FEW_OUTPUTS, TURNS_FOR_OTHERS, part_size
+from router.dispatch.silence import Silence
+from router.dispatch.waiting_calls import (
+    Caller,
+    ReadReply,
+    WaitingCalls,
+    read_acceptance,
+    read_reservation,
+)
+
+log = logging.getLogger("pdserve.router.nodes")
+
+DRAIN_CALL_TIMEOUT_S = 5.0
+SILENCE_S = 5.0
+CLOSE_TIMEOUT_S = 1.0
+FIRST_BACKOFF_S = 0.1
+LAST_BACKOFF_S = 2.0
+ENDED_BY_NODE = "the node ended the stream"
+"""Why a stream broke where nothing is wrong with it."""
+UNHEARD_BEFORE_WARNING = 3
+MAX_WAITING_CALLS = 8192
+"""Calls to one node without a reply; as many as a node takes of a router."""
+MAX_PENDING_ABORTS = 65_536
+CALLS_PER_MESSAGE = 512
+BYTES_PER_MESSAGE = 1 << 20
+"""Of all calls in a message but its first: far from the most that a node takes."""
+ABORTS_PER_MESSAGE = 512
+MAX_WAITING_OUTPUTS = 65_536
+"""While more wait to be passed on, nothing is read from their node."""
+_MAX_MESSAGE_BYTES = 16 << 20
+
+_EOF: object = cast(Any, grpc.aio).EOF
+_CHANNEL_OPTIONS = (
+    ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
+    # A later life at the same address must not inherit a connection or a back-off of this one.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+)
+
+
+class NodeListener(Protocol):
+    """Who is told; called on the event loop, never blocks."""
+
+    @property
+    def num_running(self) -> int:
+        """Requests in progress, on whatever node."""
+
+    def on_heard(self, node: Incarnation, outputs: list[RequestOutput]) -> None:
+        """A message came: outputs in the node's order, or none (a heartbeat)."""
+
+    def on_lost(self, node: Incarnation, reason: str) -> None:
+        """The stream broke after it had been heard; `ENDED_BY_NODE` or what is wrong."""
+
+
+def backoff_s(num_failures: int) -> float:
+    """The pause before the next try to open a stream: doubles, up to `LAST_BACKOFF_S`."""
+    return min(LAST_BACKOFF_S, FIRST_BACKOFF_S * 2.0 ** min(num_failures, 10))
+
+
+class NodeClient:
+    """One node in one life. `start` opens the stream, `close` ends everything."""
+
+    def __init__(
+        self,
+        record: NodeRecord,
+        router: Incarnation,
+        listener: NodeListener,
+        *,
+        keys: Keys | None = None,
+        silence_s: float = SILENCE_S,
+    ) -> None:
+        self._node = record.incarnation
+        self._listener = listener
+        self._silence_s = silence_s
+        self._silence = Silence(silence_s)
+        self._envelope = make_envelope(router, record.incarnation)
+        self._channel = open_channel(record.control_address, _CHANNEL_OPTIONS, keys)
+        self._stub: Any = cast(Any, NodeStub)(self._channel)
+        self._is_heard = False
+        self._is_closed = False
+        self._loop = asyncio.get_running_loop()
+        self._waiting = WaitingCalls(record.incarnation)
+        self._calls: list[pb.Call] = []
+        self._aborts: dict[AttemptId, None] = {}
+        self._has_news = asyncio.Event()
+        self._all_sent = asyncio.Event()
+        self._all_sent.set()
+        self._outputs: list[RequestOutput] = []
+        self._has_outputs = asyncio.Event()
+        self._has_room = asyncio.Event()
+        self._has_room.set()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Open the stream, now and again whenever it breaks."""
+        self._task = asyncio.create_task(self._keep_stream(), name=f"stream {self._node}")
+
+    async def close(self) -> None:
+        """Say what is to be said, end the stream, which ends everything on the node, and the
+        channel. A node that does not end its side is not waited for."""
+        self._is_closed = True
+        self._has_news.set()
+        if self._task is not None:
+            await asyncio.wait({self._task}, timeout=CLOSE_TIMEOUT_S if self._is_heard else 0.0)
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        self._forget_all(f"{self._node} has left")
+        await self._channel.close(None)
+
+    def reserve_nowait(
+        self,
+        request: GenerationRequest,
+        caller: Caller[Reservation | PdserveError],
+        *,
+        must_prefill_locally: bool,
+        may_wait: bool,
+    ) -> None:
+        """Ask a decode or mixed node for a place."""
+
+        def call() -> pb.Call:
+            return pb.Call(
+                reserve=pb.ReserveRequest(
+                    request=request_to_proto(request),
+                    must_prefill_locally=must_prefill_locally,
+                    may_wait=may_wait,
+                )
+            )
+
+        self._ask(call, request, caller, read_reservation)
+
+    def prefill_nowait(
+        self,
+        request: GenerationRequest,
+        caller: Caller[PdserveError | None],
+        ticket: pb.Ticket | None,
+    ) -> None:
+        """Ask a prefill node to take a prompt; the reply None says that it did."""
+
+        def call() -> pb.Call:
+            return pb.Call(
+                prefill=pb.PrefillRequest(request=request_to_proto(request), ticket=ticket)
+            )
+
+        self._ask(call, request, caller, read_acceptance)
+
+    def abort_nowait(self, attempt: AttemptId) -> None:
+        """Tell the node soon. Without a stream there is nothing to tell: a node aborts by itself
+        what was asked on one that ended."""
+        if not self._is_heard:
+            return
+        if len(self._aborts) >= MAX_PENDING_ABORTS:
+            log.warning(
+                "%s: abort dropped, %d wait", self._node, len(self._aborts), extra=about(attempt)
+            )
+            return
+        self._aborts[attempt] = None
+        self._on_news()
+
+    async def wait_sent(self) -> None:
+        """Return when the transport has all that was to be said, or the stream is lost."""
+        await self._all_sent.wait()
+
+    async def drain(self) -> float:
+        """Ask the node to leave; how many seconds it gives what runs. Raises a typed error."""
+        message = pb.DrainRequest(envelope=self._envelope)
+        try:
+            reply: pb.DrainReply = await self._stub.Drain(message, timeout=DRAIN_CALL_TIMEOUT_S)
+        except grpc.aio.AioRpcError as failed:
+            raise error_of(failed.code(), f"{self._node}: {failed.details()}") from failed
+        except grpc.aio.UsageError as closed:
+            raise NodeLost(f"{self._node} has left: {closed}") from closed
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            # The channel was closed under the call.
+            raise NodeLost(f"{self._node} has left") from None
+        return reply.timeout_ms / 1000
+
+    def _ask(
+        self,
+        make_call: Callable[[], pb.Call],
+        request: GenerationRequest,
+        caller: Caller[Any],
+        read: ReadReply,
+    ) -> None:
+        try:
+            if self._is_closed:
+                raise NodeLost(f"{self._node} has left")
+            if not self._is_heard:
+                raise NodeLost(f"{self._node} is not heard")
+            if len(self._waiting) >= MAX_WAITING_CALLS:
+                raise Overloaded(f"{len(self._waiting)} calls wait for replies of {self._node}")
+            call = make_call()
+        except PdserveError as failed:
+            self._loop.call_soon(caller.on_failed, failed)
+            return
+        call.id = self._waiting.add(caller, read, request.deadline_s)
+        self._calls.append(call)
+        self._on_news()
+
+    def _on_news(self) -> None:
+        self._all_sent.clear()
+        self._has_news.set()
+
+    def _forget_all(self, reason: str) -> None:
+        """Fail every call; nothing that was to be said is said."""
+        self._calls.clear()
+        self._aborts.clear()
+        self._all_sent.set()
+        self._waiting.fail_all(reason)
+
+    async def _keep_stream(self) -> None:
+        num_failures, has_ended = 0, False
+        while True:
+            try:
+                await self._run_stream()
+                reason = ENDED_BY_NODE
+            except TimeoutError:
+                reason = f"nothing was heard for {self._silence_s} s"
+            except PdserveError as wrong:
+                reason = str(wrong)
+            except Exception as bug:
+                log.exception("the stream to %s broke by a bug", self._node)
+                reason = f"a bug: {bug!r}"
+            if self._is_closed:
+                return
+            if self._is_heard:
+                self._is_heard = False
+                num_failures, has_ended = 0, reason == ENDED_BY_NODE
+                self._listener.on_lost(self._node, reason)
+                self._forget_all(f"{self._node} was lost: {reason}")
+            else:
+                # Nobody is woken for a node that has said farewell.
+                is_news = num_failures == UNHEARD_BEFORE_WARNING and not has_ended
+                level = logging.WARNING if is_news else logging.DEBUG
+                log.log(level, "no stream to %s: %s", self._node, reason)
+            await asyncio.sleep(backoff_s(num_failures))
+            num_failures += 1
+
+    async def _run_stream(self) -> None:
+        """One stream, from its opening until all that came on it was passed on."""
+        call = self._stub.Stream()
+        self._silence.broken()
+        reading = asyncio.create_task(self._read(call), name=f"replies of {self._node}")
+        sending = asyncio.create_task(self._send(call), name=f"calls to {self._node}")
+        silence = asyncio.create_task(self._silence.wait_too_long(), name=f"watch {self._node}")
+        tasks = (reading, sending, silence)
+        for task in tasks:
+            task.add_done_callback(lambda _: self._has_outputs.set())
+        try:
+            while self._outputs or not (reading.done() or silence.done()):
+                if sending.done() and not sending.cancelled():
+                    sending.result()  # raises a bug
+                self._has_outputs.clear()
+                if not self._outputs:
+                    await self._has_outputs.wait()
+                await self._pass_on()
+            if not reading.done():
+                raise TimeoutError
+            if reading.cancelled():
+                raise NodeLost("the call was cancelled under the stream")
+            reading.result()
+        finally:
+            self._outputs.clear()
+            self._has_room.set()
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            call.cancel()
+
+    async def _read(self, call: Any) -> None:
+        """Take what comes until the node ends the stream. Raises what else ends it."""
+        try:
+            while True:
+                message = await call.read()
+                self._silence.broken()
+                if message is _EOF:
+                    return
+                if message is None:
+                    raise PeerProtocolError("the stream carried bytes that are no message")
+                self._take(message)
+                await self._has_room.wait()
+        except grpc.aio.AioRpcError as failed:
+            raise error_of(failed.code(), failed.details() or failed.code().name) from failed
+
+    def _take(self, message: pb.NodeMessage) -> None:
+        """Replies are for new requests: they wait for no burst of other requests' tokens."""
+        for reply in message.replies:
+            self._waiting.on_reply(reply)
+        outputs = outputs_from_proto(message.outputs)
+        self._is_heard = True
+        if self._outputs or len(outputs) > FEW_OUTPUTS:
+            self._outputs += outputs
+            self._has_outputs.set()
+            if len(self._outputs) > MAX_WAITING_OUTPUTS:
+                self._has_room.clear()
+        else:
+            self._listener.on_heard(self._node, outputs)
+
+    async def _pass_on(self) -> None:
+        """Pass on what has come, in parts, so that other requests' first tokens, and all that has
+        to happen before these, wait for none of it. A node that is far ahead is caught up with."""
+        size = part_size(self._listener.num_running, len(self._outputs))
+        while self._outputs:
+            part = self._outputs[:size]
+            del self._outputs[:size]
+            self._silence.broken()  # Nothing may be read meanwhile.
+            self._listener.on_heard(self._node, part)
+            for _ in range(TURNS_FOR_OTHERS):
+                await asyncio.sleep(0)
+        self._has_room.set()
+
+    async def _send(self, call: Any) -> None:
+        """Say everything that is to be said, in order, for as long as the stream lasts."""
+        try:
+            await call.write(pb.RouterMessage(envelope=self._envelope))
+            while True:
+                await self._has_news.wait()
+                self._has_news.clear()
+                while self._calls or self._aborts:
+                    await call.write(self._next_message())
+                self._all_sent.set()
+                if self._is_closed:
+                    await call.done_writing()
+                    return
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            pass  # Whoever reads the stream is told what ended it.
+
+    def _next_message(self) -> pb.RouterMessage:
+        num_calls = num_bytes = 0
+        for call in self._calls[:CALLS_PER_MESSAGE]:
+            num_bytes += call.ByteSize()
+            if num_calls and num_bytes > BYTES_PER_MESSAGE:
+                break
+            num_calls += 1
+        message = pb.RouterMessage(calls=self._calls[:num_calls])
+        del self._calls[:num_calls]
+        if self._aborts and not self._calls:  # behind all calls: one may be what is given up
+            aborts = list(islice(self._aborts, ABORTS_PER_MESSAGE))
+            for attempt in aborts:
+                del self._aborts[attempt]
+            message.aborts.CopyFrom(attempts_to_proto(aborts))
+        return message

@@ -1,0 +1,209 @@
+"""The nodes of the cluster as this router knows them: membership, and one client per member."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+
+from common.clock import Clock
+from common.ids import Incarnation
+from common.keys_folder import Keys
+from common.nodes import NodeRecord, Role
+from common.request import RequestOutput
+from placement.store import LiveNode, PlacementStore, PlacementUnavailable
+from router.core.membership import MAX_NODES, Membership
+from router.core.policies.query import NodeView
+from router.dispatch.node_clients import ENDED_BY_NODE, NodeClient
+from router.watch.router_metrics import RouterMetrics
+
+log = logging.getLogger("pdserve.router.nodes")
+
+OnOutputs = Callable[[Incarnation, Sequence[RequestOutput]], None]
+OnLost = Callable[[Incarnation], None]
+
+
+class NodePool:
+    """Refreshed from the store every quarter of a lease, and soon after a node was lost.
+
+    Nodes that serve another model than `model` are none of it.
+    """
+
+    def __init__(
+        self,
+        store: PlacementStore,
+        *,
+        model: str,
+        lease_s: float,
+        clock: Clock,
+        metrics: RouterMetrics,
+        num_running: Callable[[], int],
+        on_outputs: OnOutputs,
+        on_lost: OnLost,
+        keys: Keys | None = None,
+    ) -> None:
+        self._store = store
+        self._keys = keys
+        self._model = model
+        self._refresh_s = lease_s / 4
+        self._clock = clock
+        self._metrics = metrics
+        self._num_running = num_running
+        self._on_outputs = on_outputs
+        self._on_lost = on_lost
+        self._gone: dict[Incarnation, str] = {}
+        self._lost: set[Incarnation] = set()
+        self._strangers: dict[Incarnation, str] = {}
+        self._unusable: set[Incarnation] = set()
+        self._clients: dict[Incarnation, NodeClient] = {}
+        self._should_refresh = asyncio.Event()
+        self._closing: set[asyncio.Task[None]] = set()
+        self._unmet: set[Incarnation] = set()
+        self._has_met_all = asyncio.Event()
+        self.membership = Membership(lease_s=lease_s)
+
+    @property
+    def other_models(self) -> list[str]:
+        """What the nodes serve that are left out for their model, ordered."""
+        return sorted(set(self._strangers.values()))
+
+    def nodes(self) -> list[NodeView]:
+        """The nodes that can be chosen now."""
+        return self.membership.nodes()
+
+    def client(self, node: Incarnation) -> NodeClient | None:
+        """None when the node is no member any more."""
+        return self._clients.get(node)
+
+    async def run(self, router: Incarnation) -> None:
+        """Refresh until cancelled."""
+        while True:
+            await self.refresh(router)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._refresh_s):
+                    await self._should_refresh.wait()
+                self._should_refresh.clear()
+
+    async def refresh(self, router: Incarnation) -> None:
+        """Ask the store once, then open and close clients to match."""
+        gone, self._gone = self._gone, {}
+        try:
+            listing = await self._store.live_nodes()
+        except PlacementUnavailable as away:
+            if not self.membership.is_store_away:
+                log.warning("the placement store is away, going on without: %s", away)
+            self._metrics.store_errors.labels("live_nodes").inc()
+            self.membership.on_store_away(self._clock.now_s())
+            self._judge(gone, None)
+        else:
+            if self.membership.is_store_away:
+                log.info("the placement store is back")
+            self.membership.on_listing(self._of_this_model(listing), self._clock.now_s())
+            self._judge(gone, {node.record.incarnation for node in listing})
+        self._match_clients(router)
+        self._count_nodes()
+        self._look_who_is_unmet()
+
+    async def wait_met(self) -> None:
+        """Return when the store was asked, and every node that it listed then was heard or left."""
+        await self._has_met_all.wait()
+
+    async def close(self) -> None:
+        """Close every client."""
+        clients, self._clients = list(self._clients.values()), {}
+        await asyncio.gather(*(client.close() for client in clients), *self._closing)
+
+    async def wait_sent(self) -> None:
+        """Return when every node was told what it is to be told."""
+        await asyncio.gather(*(client.wait_sent() for client in self._clients.values()))
+
+    # NodeListener
+
+    @property
+    def num_running(self) -> int:
+        """Requests in progress, on whatever node."""
+        return self._num_running()
+
+    def on_heard(self, node: Incarnation, outputs: list[RequestOutput]) -> None:
+        """A message on a stream."""
+        self.membership.on_heard(node)
+        if node in self._lost:
+            self._lost.discard(node)
+            log.info("%s is heard again", node)
+        if node in self._unmet:
+            self._unmet.discard(node)
+            self._look_who_is_unmet()
+        self._on_outputs(node, outputs)
+
+    def on_lost(self, node: Incarnation, reason: str) -> None:
+        """A stream broke; the store will say whether the node has left."""
+        self.membership.on_lost(node)
+        self._gone[node] = reason
+        self._lost.add(node)
+        self._on_lost(node)
+        self._should_refresh.set()
+
+    def _judge(
+        self, gone: Mapping[Incarnation, str], listed: Collection[Incarnation] | None
+    ) -> None:
+        """Who left in order was out of the store before its stream ended; None: it is away."""
+        for node, reason in gone.items():
+            if reason == ENDED_BY_NODE and listed is not None and node not in listed:
+                log.info("%s has left: it ended the stream", node)
+                self._metrics.nodes_left.inc()
+            else:
+                log.warning("lost %s: %s", node, reason)
+                self._metrics.nodes_lost.inc()
+
+    def _of_this_model(self, listing: Sequence[LiveNode]) -> list[LiveNode]:
+        strangers = {
+            node.record.incarnation: node.record.model
+            for node in listing[:MAX_NODES]
+            if node.record.role is not Role.ROUTER and node.record.model != self._model
+        }
+        for node, model in strangers.items():
+            if node not in self._strangers:
+                log.warning("%s is left out: it serves %s, not %s", node, model, self._model)
+        self._strangers = strangers
+        return [node for node in listing if node.record.model == self._model]
+
+    def _match_clients(self, router: Incarnation) -> None:
+        wanted = {record.incarnation: record for record in self.membership.records()}
+        self._unmet &= wanted.keys()
+        for node in self._clients.keys() - wanted.keys():
+            log.info("%s is forgotten", node)
+            task = asyncio.create_task(self._clients.pop(node).close())
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+        self._unusable &= wanted.keys()
+        self._lost &= wanted.keys()
+        for node, record in wanted.items():
+            if node not in self._clients:
+                self._connect(record, router)
+
+    def _connect(self, record: NodeRecord, router: Incarnation) -> None:
+        """One node's bad record is that node's trouble alone."""
+        node = record.incarnation
+        try:
+            client = NodeClient(record, router, self, keys=self._keys)
+        except Exception:
+            if node not in self._unusable:
+                log.exception("%s at %r cannot be called", node, record.control_address)
+                self._unusable.add(node)
+            return
+        self._unusable.discard(node)
+        log.info("%s joined: %s at %s", node, record.role.value, record.control_address)
+        self._clients[node] = client
+        self._unmet.add(node)
+        client.start()
+
+    def _look_who_is_unmet(self) -> None:
+        if not self._unmet:
+            self._has_met_all.set()
+
+    def _count_nodes(self) -> None:
+        nodes = self.nodes()
+        for role in (Role.PREFILL, Role.DECODE, Role.MIXED):
+            num_nodes = sum(node.record.role is role for node in nodes)
+            self._metrics.nodes.labels(role.value).set(num_nodes)

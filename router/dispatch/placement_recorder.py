@@ -1,0 +1,143 @@
+"""Writes placements to the store beside the data path: bounded, and nothing waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from contextlib import suppress
+
+from common.clock import Clock
+from common.errors import PdserveError
+from common.ids import AttemptId
+from common.logs import about
+from placement.store import Placement, PlacementStore
+from router.watch.router_metrics import RouterMetrics
+
+log = logging.getLogger("pdserve.router.placements")
+
+MAX_PENDING = 8192
+BATCH = 256
+GATHER_S = 0.25
+"""How long a change waits for others to travel with."""
+TTL_S = 30.0
+"""How long a record outlives a router that died; a living one renews it in time."""
+RENEWALS_PER_TTL = 3
+RETRY_S = 1.0
+"""How soon a removal that was not written is tried again."""
+
+
+class PlacementRecorder:
+    """A queue of what the store should know. Of an attempt only the latest change is written.
+
+    Records of running attempts are renewed, so that those of a router that died are soon gone.
+    What a store that is away did not take is counted. The next renewal writes placements again;
+    removals are tried until the record has expired by itself.
+    """
+
+    def __init__(
+        self, store: PlacementStore, router_id: str, clock: Clock, metrics: RouterMetrics
+    ) -> None:
+        self._store = store
+        self._router_id = router_id
+        self._clock = clock
+        self._metrics = metrics
+        self._pending: OrderedDict[AttemptId, Placement | None] = OrderedDict()
+        self._has_pending = asyncio.Event()
+        self._is_idle = asyncio.Event()
+        self._is_idle.set()
+        self._recorded: set[AttemptId] = set()
+        self._running: dict[AttemptId, Placement] = {}
+        self._unwritten: dict[AttemptId, float] = {}
+        """Removals, and when the record of each is gone without them."""
+        self._renewed_at_s = clock.now_s()
+
+    def place_nowait(self, placement: Placement) -> None:
+        """Record soon, and renew until `unplace_nowait`."""
+        self._running[placement.attempt] = placement
+        self._put(placement.attempt, placement)
+
+    def unplace_nowait(self, attempt: AttemptId) -> None:
+        """Forget soon; what was not written yet never will be."""
+        self._running.pop(attempt, None)
+        self._pending.pop(attempt, None)
+        if attempt in self._recorded:
+            self._put(attempt, None)
+
+    async def wait_idle(self) -> None:
+        """Return when everything that was asked for was tried."""
+        await self._is_idle.wait()
+
+    async def run(self) -> None:
+        """Write until cancelled."""
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._pause_s):
+                    await self._has_pending.wait()
+            # What comes in the next moment goes with it; what is over by then is never written.
+            await asyncio.sleep(GATHER_S)
+            self._has_pending.clear()
+            self._renew()
+            self._retry()
+            while self._pending:
+                await self._write(self._take_batch())
+            self._is_idle.set()
+
+    @property
+    def _pause_s(self) -> float:
+        return RETRY_S if self._unwritten else TTL_S / RENEWALS_PER_TTL
+
+    def _renew(self) -> None:
+        """Queue what was not written for a third of its life."""
+        now_s = self._clock.now_s()
+        if now_s - self._renewed_at_s >= TTL_S / RENEWALS_PER_TTL:
+            self._renewed_at_s = now_s
+            for attempt, placement in self._running.items():
+                self._put(attempt, placement)
+
+    def _retry(self) -> None:
+        """Queue the removals that the store has not heard of, and may still want to."""
+        now_s = self._clock.now_s()
+        self._unwritten = {a: until_s for a, until_s in self._unwritten.items() if now_s < until_s}
+        for attempt in self._unwritten:
+            self._pending.setdefault(attempt, None)
+
+    def _put(self, attempt: AttemptId, record: Placement | None) -> None:
+        if len(self._pending) >= MAX_PENDING:
+            dropped, change = self._pending.popitem(last=False)
+            if change is None:
+                self._recorded.discard(dropped)
+            self._metrics.store_errors.labels("record_dropped").inc()
+        self._pending[attempt] = record
+        self._is_idle.clear()
+        self._has_pending.set()
+
+    def _take_batch(self) -> list[tuple[AttemptId, Placement | None]]:
+        num_changes = min(BATCH, len(self._pending))
+        changes = [self._pending.popitem(last=False) for _ in range(num_changes)]
+        for attempt, record in changes:
+            # From here on the store may hold it, whatever becomes of the call.
+            if record is None:
+                self._recorded.discard(attempt)
+            else:
+                self._recorded.add(attempt)
+        return changes
+
+    async def _write(self, changes: list[tuple[AttemptId, Placement | None]]) -> None:
+        placed = [record for _, record in changes if record is not None]
+        gone = [attempt for attempt, record in changes if record is None]
+        try:
+            await self._store.record(placed, gone, router_id=self._router_id, ttl_s=TTL_S)
+        except PdserveError as away:
+            self._metrics.store_errors.labels("place").inc(len(placed))
+            self._metrics.store_errors.labels("unplace").inc(len(gone))
+            for attempt, _ in changes:
+                log.debug(
+                    "placement of %s was not written: %s", attempt, away, extra=about(attempt)
+                )
+            until_s = self._clock.now_s() + TTL_S
+            for attempt in gone[: max(0, MAX_PENDING - len(self._unwritten))]:
+                self._unwritten.setdefault(attempt, until_s)
+        else:
+            for attempt in gone:
+                self._unwritten.pop(attempt, None)

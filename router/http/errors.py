@@ -1,0 +1,127 @@
+"""Every error as OpenAI's clients expect it: a status and an `error` object.
+
+400 InvalidRequest     404 unknown model or path    413 body too large     504 DeadlineExceeded
+401 wrong or no key    405 wrong method             502 NodeLost, HandoffFailed, StaleEpoch
+403 not an admin's key 429 a limit of the router or of the key     503 Overloaded, PoolExhausted
+500 anything that is a bug of ours
+"""
+
+from __future__ import annotations
+
+import math
+
+from common.errors import (
+    DeadlineExceeded,
+    HandoffFailed,
+    InvalidRequest,
+    NodeLost,
+    Overloaded,
+    PdserveError,
+    PoolExhausted,
+    StaleEpoch,
+)
+from router.http.sse import to_json
+
+_MAX_MESSAGE_CHARS = 1000
+
+CLIENT_ERROR = "invalid_request_error"
+RATE_LIMIT_ERROR = "rate_limit_error"
+SERVER_ERROR = "server_error"
+
+_BUSY_RETRY_S = 1
+
+
+class ApiError(Exception):
+    """An error with its HTTP status and OpenAI's four fields."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str,
+        param: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message[:_MAX_MESSAGE_CHARS]
+        self.code = code
+        self.param = param
+        self.headers = headers or {}
+
+    def as_json(self) -> str:
+        """The body, which is also the payload of an event in a stream that breaks off."""
+        return to_json(
+            {
+                "error": {
+                    "message": self.message,
+                    "type": self._type(),
+                    "param": self.param,
+                    "code": self.code,
+                }
+            }
+        )
+
+    def _type(self) -> str:
+        if self.status == 429:
+            return RATE_LIMIT_ERROR
+        return CLIENT_ERROR if self.status < 500 else SERVER_ERROR
+
+
+class TooManyRequests(ApiError):
+    """This router has as many requests in progress as it takes, whatever room the nodes have."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(
+            429,
+            f"the router has {limit} requests in progress, the most it takes",
+            code="rate_limit_exceeded",
+            headers={"retry-after": str(_BUSY_RETRY_S)},
+        )
+
+
+class BodyTooLarge(ApiError):
+    """The body is larger than the server takes; it was not read to its end."""
+
+    def __init__(self, max_bytes: int) -> None:
+        super().__init__(
+            413,
+            f"the body is larger than {max_bytes} bytes, the most this server takes",
+            code="body_too_large",
+        )
+
+
+class ModelNotFound(ApiError):
+    """Another model than the one this cluster serves."""
+
+    def __init__(self, asked: str, served: str) -> None:
+        super().__init__(
+            404,
+            f"model {asked[:200]!r} is not served here: this cluster serves {served!r}",
+            code="model_not_found",
+            param="model",
+        )
+
+
+def api_error(error: Exception) -> ApiError:
+    """The error as a client sees it. What is not ours to explain becomes a 500 without details."""
+    match error:
+        case ApiError():
+            return error
+        case InvalidRequest():
+            return ApiError(400, str(error), code=error.code, param=error.param)
+        case Overloaded():
+            wait_s = max(1, math.ceil(error.retry_after_s))
+            return ApiError(503, str(error), code=error.code, headers={"retry-after": str(wait_s)})
+        case PoolExhausted():
+            headers = {"retry-after": str(_BUSY_RETRY_S)}
+            return ApiError(503, str(error), code=error.code, headers=headers)
+        case DeadlineExceeded():
+            return ApiError(504, str(error), code=error.code)
+        case NodeLost() | HandoffFailed() | StaleEpoch():
+            return ApiError(502, str(error), code=error.code)
+        case PdserveError():
+            return ApiError(500, str(error), code=error.code)
+        case _:
+            return ApiError(500, "the server failed on this request", code="internal_error")

@@ -1,0 +1,158 @@
+"""One HTTP exchange over ASGI: a bounded body in, one reply out, and an eye on the client."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from common.errors import InvalidRequest
+from http_serving.part_writing import WritePart, writes_nothing
+from router.http.errors import ApiError, BodyTooLarge
+from router.http.sse import MEDIA_TYPE
+
+RawHeaders = tuple[tuple[bytes, bytes], ...]
+
+
+def _raw(headers: dict[str, str]) -> RawHeaders:
+    return tuple(
+        (name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()
+    )
+
+
+_STREAM_HEADERS = _raw(
+    {"content-type": MEDIA_TYPE, "cache-control": "no-cache", "x-accel-buffering": "no"}
+)
+
+
+class ClientClosed(Exception):
+    """The client went away; there is nobody to answer."""
+
+
+class Exchange(Response):
+    """Hands a request over whole: its body is not read by the framework, which has no limit."""
+
+    def __init__(self, handle: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
+        super().__init__()
+        self._handle = handle
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._handle(scope, receive, send)
+
+
+async def read_body(scope: Scope, receive: Receive, max_bytes: int) -> bytes:
+    """The whole body, at most `max_bytes`.
+
+    A longer one is refused by its Content-Length before any of it is read, and a chunked one as
+    soon as it exceeds the limit. Raises `BodyTooLarge`, `InvalidRequest` and `ClientClosed`.
+    """
+    for name, value in scope["headers"]:
+        if name == b"content-length":
+            if not value.isdigit():
+                raise InvalidRequest("the Content-Length header is not a number")
+            if len(value) > 18 or int(value) > max_bytes:
+                raise BodyTooLarge(max_bytes)
+        if name == b"content-encoding" and value.lower() != b"identity":
+            encoding = value[:40].decode("latin-1")
+            raise InvalidRequest(f"the body's Content-Encoding is {encoding!r}: wanted plain JSON")
+    parts: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientClosed
+        part = message.get("body", b"")
+        size += len(part)
+        if size > max_bytes:
+            raise BodyTooLarge(max_bytes)
+        parts.append(part)
+        if not message.get("more_body", False):
+            return b"".join(parts)
+
+
+async def while_client_waits(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
+    """Run `work`, and cancel it as soon as the client is gone (`ClientClosed`).
+
+    Returns or raises only after `work` has ended, whatever cut it short.
+    """
+    job = asyncio.current_task()
+    assert job is not None
+    is_gone = has_ended = False
+
+    def on_gone(watcher: asyncio.Task[None]) -> None:
+        nonlocal is_gone
+        # It may be called when the work has just ended: that is nobody's to cancel any more.
+        if not has_ended and not watcher.cancelled():
+            watcher.exception()  # a connection that cannot be watched is one that is lost
+            is_gone = True
+            job.cancel()
+
+    watcher = asyncio.create_task(_client_gone(receive))
+    watcher.add_done_callback(on_gone)
+    try:
+        await work
+    except asyncio.CancelledError:
+        # Somebody else may have cancelled it as well: then it is theirs to explain.
+        if is_gone and job.uncancel() == 0:
+            raise ClientClosed from None
+        raise
+    finally:
+        has_ended = True
+        watcher.cancel()
+
+
+async def _client_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class Reply:
+    """The one answer of an exchange. `is_started`: a status was sent already, namely `status`."""
+
+    def __init__(self, send: Send, write_part: WritePart = writes_nothing) -> None:
+        """`write_part`: the short way for the parts of a stream, where there is one."""
+        self._send = send
+        self._write_part = write_part
+        self.is_started = False
+        self.status: int | None = None
+
+    async def start_stream(self) -> None:
+        """Status 200 and the headers of an event stream that no proxy should buffer."""
+        await self._start(200, _STREAM_HEADERS)
+
+    def can_write_part(self) -> bool:
+        """Whether `write_part` can be called now: a stream has begun, and its client keeps up."""
+        return self.is_started and self._write_part(b"")
+
+    def write_part(self, data: bytes) -> None:
+        """Without waiting, right after `can_write_part` has said that it can be done."""
+        self._write_part(data)
+
+    async def send_part(self, data: bytes) -> None:
+        """Waits while the client is too slow to take it."""
+        if data and not self._write_part(data):
+            await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def end_stream(self, data: bytes) -> None:
+        """The last part."""
+        await self._send({"type": "http.response.body", "body": data, "more_body": False})
+
+    async def send_json(
+        self, text: str, *, status: int = 200, headers: dict[str, str] | None = None
+    ) -> None:
+        """A whole answer."""
+        data = text.encode()
+        base = {"content-type": "application/json", "content-length": str(len(data))}
+        await self._start(status, _raw(base | (headers or {})))
+        await self.end_stream(data)
+
+    async def send_error(self, error: ApiError) -> None:
+        await self.send_json(error.as_json(), status=error.status, headers=error.headers)
+
+    async def _start(self, status: int, headers: RawHeaders) -> None:
+        self.is_started = True
+        self.status = status
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})

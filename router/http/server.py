@@ -1,0 +1,122 @@
+"""Serving the web application: listen first, serve until told to leave, then end gracefully."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import socket
+from collections.abc import Callable
+from dataclasses import replace
+
+from prometheus_client import CollectorRegistry, Counter
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from http_serving.bounded_connections import ConnectionLimits, Refused
+from http_serving.server import Server, bind, make_server
+
+BACKLOG = 2048
+GRACE_S = 3.0
+LINGER_S = 0.5
+"""While draining: how long a connection may go on without a request. One that was just made, or
+that a load balancer keeps, has a request on its way more often than not."""
+
+# A body of 10 MiB within a minute is 1.4 Mbit/s. Pools of clients and balancers keep a connection
+# for a minute at most as a rule, so it is they that end it, and no request meets a closing one.
+LIMITS = ConnectionLimits(max_connections=4096, request_timeout_s=60.0, idle_timeout_s=75.0)
+
+
+def router_limits(max_connections: int) -> ConnectionLimits:
+    """The port's bounds."""
+    return replace(LIMITS, max_connections=max_connections)
+
+
+def count_refused(registry: CollectorRegistry) -> Callable[[Refused], None]:
+    """Counts connections that were closed without an answer, in a metric of `registry`."""
+    counter = Counter(
+        "pdserve_refused_connections_total",
+        "HTTP connections closed unanswered: too_many, too_slow, head_too_large, malformed",
+        ["reason"],
+        registry=registry,
+    )
+    of_reason = {reason: counter.labels(reason.value) for reason in Refused}
+    return lambda reason: of_reason[reason].inc()
+
+
+def bind_http(host: str, port: int) -> socket.socket:
+    """See `http_serving.server.bind`."""
+    return bind(host, port, backlog=BACKLOG)
+
+
+async def serve_http(
+    app: ASGIApp,
+    listener: socket.socket,
+    *,
+    stop: asyncio.Event,
+    drain: asyncio.Event | None = None,
+    drain_timeout_s: float = 0.0,
+    grace_s: float = GRACE_S,
+    limits: ConnectionLimits = LIMITS,
+    on_refused: Callable[[Refused], None] = lambda _: None,
+) -> None:
+    """Serve on `listener` until `stop` or `drain` is set; then take no new connection and end.
+
+    Requests still running `grace_s` after `stop`, or `drain_timeout_s` after `drain`, are
+    cancelled, which closes their generators. While draining, every connection is closed behind the
+    answer under way, and `stop` ends the waiting. The socket is closed in any case. The caller
+    chooses the event loop: uvloop is the fast one.
+    """
+    drain = drain or asyncio.Event()
+    server = make_server(
+        _closing(app, drain),
+        limits=limits,
+        on_refused=on_refused,
+        timeout_graceful_shutdown=max(1, round(grace_s)),
+    )
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    stopping = asyncio.create_task(stop.wait())
+    draining = asyncio.create_task(drain.wait())
+    try:
+        await asyncio.wait({serving, stopping, draining}, return_when=asyncio.FIRST_COMPLETED)
+        if not serving.done() and not stop.is_set():
+            await _drain(server, listener, serving, stopping, drain_timeout_s)
+    finally:
+        server.should_exit = True
+        stopping.cancel()
+        draining.cancel()
+        try:
+            await serving
+        finally:
+            listener.close()
+
+
+async def _drain(
+    server: Server,
+    listener: socket.socket,
+    serving: asyncio.Task[None],
+    stopping: asyncio.Task[bool],
+    timeout_s: float,
+) -> None:
+    """Close the door, let who is inside finish, and return then, or when a stop cuts it short."""
+    await server.close_door(listener)
+    await asyncio.wait({stopping}, timeout=min(LINGER_S, timeout_s))
+    server.config.timeout_graceful_shutdown = math.ceil(timeout_s)
+    server.should_exit = True
+    await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    if not serving.done():
+        server.force_exit = True
+        for task in list(server.server_state.tasks):
+            task.cancel()
+
+
+def _closing(app: ASGIApp, drain: asyncio.Event) -> ASGIApp:
+    """`app`; what is asked of it while draining is answered with the connection's end."""
+
+    async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_and_close(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message["headers"], (b"connection", b"close")]}
+            await send(message)
+
+        await app(scope, receive, send_and_close if drain.is_set() else send)
+
+    return serve

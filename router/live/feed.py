@@ -1,0 +1,190 @@
+"""Feeds the live page: a sample every second, and the same bytes to everybody who watches.
+
+While nobody does, a second costs one sample and nothing is encoded. A viewer has a short queue;
+one whose queue is full when the next snapshot comes does not read, and its connection is cut.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from contextlib import suppress
+from typing import Protocol
+
+from starlette.types import Receive, Scope, Send
+
+from common.clock import Clock
+from http_serving.cutting import cut_connection
+from router.http.errors import ApiError
+from router.http.exchange import ClientClosed, Reply, while_client_waits
+from router.http.sse import event, to_json
+from router.live.history import LiveHistory
+from router.live.reading import Reading
+from router.live.snapshot import TimedPlacement, history_json, snapshot_json
+from router.watch.edge_counters import EdgeCounters
+
+logger = logging.getLogger("pdserve.router.live")
+
+INTERVAL_S = 1.0
+MAX_VIEWERS = 32
+MAX_BEHIND = 5
+"""Snapshots that wait for a viewer; its connection's buffers come on top."""
+NUM_PLACEMENTS = 32
+SNAPSHOTS_PER_STREAM = 300
+"""Then the page has to ask again, and to show its key: one that was revoked ends here."""
+
+
+class LiveSource(Protocol):
+    """Where the readings come from."""
+
+    def read_live(self) -> Reading:
+        """The cluster now, from memory."""
+
+
+class LiveFeed:
+    """`run` takes the samples, `serve` answers `GET /v1/live`."""
+
+    def __init__(self, source: LiveSource, clock: Clock) -> None:
+        self.edge = EdgeCounters()
+        self._source = source
+        self._clock = clock
+        self._began_at_s = clock.now_s()
+        self._history = LiveHistory(self.edge)
+        self._placements: deque[TimedPlacement] = deque(maxlen=NUM_PLACEMENTS)
+        self._num_placements = 0
+        self._viewers: set[_Viewer] = set()
+        self._is_over = False
+        self._greeting: bytes | None = None
+        self._reading = source.read_live()
+        self.num_encoded = 0
+
+    @property
+    def num_viewers(self) -> int:
+        """Pages that are open."""
+        return len(self._viewers)
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Sample until `stop` is set, or a bug ends it; then let every viewer go."""
+        try:
+            while not stop.is_set():
+                self.sample()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(INTERVAL_S):
+                        await stop.wait()
+        except Exception:
+            logger.exception("the live page stands still: a sample failed")
+        finally:
+            self._is_over = True
+            for viewer in self._viewers:
+                viewer.end()
+
+    def sample(self) -> None:
+        """Take one sample, and offer it to whoever watches."""
+        now_s = self._clock.now_s() - self._began_at_s
+        self._reading = self._source.read_live()
+        self._history.add(self._reading, now_s)
+        self._greeting = None
+        new = self._new_placements(now_s)
+        self._placements.extend(new)
+        if self._viewers:
+            snapshot = self._encode("snapshot", snapshot_json(self._reading, self._history, new))
+            for viewer in self._viewers:
+                viewer.offer(snapshot)
+
+    async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One viewer, from its first event to its end."""
+        reply = Reply(send)
+        if self._is_over or len(self._viewers) >= MAX_VIEWERS:
+            await reply.send_error(_stands_still() if self._is_over else _too_many())
+            return
+        viewer = _Viewer(self._greet())
+        self._viewers.add(viewer)
+        try:
+            async with viewer.until_dropped:
+                await while_client_waits(receive, self._show(viewer, reply))
+        except ClientClosed:
+            pass
+        except TimeoutError:
+            logger.info("a viewer of the live page that does not read was cut off")
+            cut_connection(scope)
+            await asyncio.sleep(0)  # the server is to hear of it before this returns
+        finally:
+            self._viewers.discard(viewer)
+
+    async def _show(self, viewer: _Viewer, reply: Reply) -> None:
+        await reply.start_stream()
+        for _ in range(SNAPSHOTS_PER_STREAM):
+            snapshot = await viewer.next()
+            if snapshot is None:
+                break
+            await reply.send_part(snapshot)
+        await reply.end_stream(b"")
+
+    def _greet(self) -> bytes:
+        """The history and the latest snapshot; made once between two samples."""
+        if not self._history.samples:
+            self.sample()
+        if self._greeting is None:
+            history = history_json(self._history, list(self._placements))
+            snapshot = snapshot_json(self._reading, self._history, [])
+            self._greeting = self._encode("history", history) + self._encode("snapshot", snapshot)
+        return self._greeting
+
+    def _encode(self, kind: str, content: dict[str, object]) -> bytes:
+        self.num_encoded += 1
+        return event(to_json({"kind": kind, **content}))
+
+    def _new_placements(self, now_s: float) -> list[TimedPlacement]:
+        count = self._reading.num_placements - self._num_placements
+        self._num_placements += count
+        latest = list(self._reading.placements)[-count:] if count else []
+        return [(now_s, placement) for placement in latest]
+
+
+class _Viewer:
+    """A page's queue. `until_dropped` ends by a time-out as soon as it runs over."""
+
+    def __init__(self, greeting: bytes) -> None:
+        self._snapshots = deque([greeting])
+        self._is_over = False
+        self._has_news = asyncio.Event()
+        self.until_dropped = asyncio.timeout(None)
+
+    def offer(self, snapshot: bytes) -> None:
+        """The next snapshot."""
+        if self._is_over:
+            return
+        if len(self._snapshots) >= MAX_BEHIND:
+            self._is_over = True
+            self.until_dropped.reschedule(0)
+            return
+        self._snapshots.append(snapshot)
+        self._has_news.set()
+
+    def end(self) -> None:
+        """Nothing comes after what was offered."""
+        self._is_over = True
+        self._has_news.set()
+
+    async def next(self) -> bytes | None:
+        """The next snapshot; None after the last one."""
+        while not self._snapshots:
+            if self._is_over:
+                return None
+            self._has_news.clear()
+            await self._has_news.wait()
+        return self._snapshots.popleft()
+
+
+def _stands_still() -> ApiError:
+    return ApiError(503, "this router is stopping, or its log says why not", code="live_page_over")
+
+
+def _too_many() -> ApiError:
+    return ApiError(
+        503,
+        f"{MAX_VIEWERS} live pages of this router are open, the most it serves",
+        code="too_many_viewers",
+        headers={"retry-after": "5"},
+    )

@@ -1,0 +1,124 @@
+"""The last minutes of this router and its cluster, one sample a second. Pure: the time comes in."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Hashable, Sequence
+from dataclasses import astuple, dataclass, fields
+
+from common.ids import Incarnation
+from router.core.policies.query import NodeView
+from router.live.counter_window import CounterWindow
+from router.live.reading import Phase, Reading
+from router.watch.edge_counters import EdgeCounters
+
+NUM_SAMPLES = 900
+"""A quarter of an hour."""
+
+NODE_INTERVALS = 5
+"""Nodes report about once a second and not in step with us: rates of theirs are smoothed."""
+
+Value = float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One moment. Spans are in seconds; a percentile or share of nothing is None.
+
+    Latencies are of the last 10 seconds, rates of nodes of the last 5, the router's own of the
+    last one. `acceptance` is the share of verified drafts that became output.
+    """
+
+    at_s: float
+    placing: int
+    prefill: int
+    transfer: int
+    decode: int
+    ttft_p50_s: Value
+    ttft_p99_s: Value
+    tpot_p50_s: Value
+    tpot_p99_s: Value
+    tokens_per_s: float
+    requests_per_s: float
+    failures_per_s: float
+    kv_bytes_per_s: float
+    preemptions_per_s: float
+    acceptance: Value
+
+    def row(self) -> list[Value]:
+        """The values in the order of `COLUMNS`, rounded to what a chart can show."""
+        at_s, *values = astuple(self)
+        return [round(at_s, 3), *(None if v is None else float(f"{v:.6g}") for v in values)]
+
+
+COLUMNS = tuple(field.name for field in fields(Sample))
+
+
+class LiveHistory:
+    """Samples, oldest first, and the rates of each node and pair that the latest ones give."""
+
+    def __init__(self, edge: EdgeCounters) -> None:
+        self._edge = edge
+        self._edge_rates = CounterWindow(1)
+        self._node_rates = CounterWindow(NODE_INTERVALS)
+        self.samples: deque[Sample] = deque(maxlen=NUM_SAMPLES)
+
+    def add(self, reading: Reading, now_s: float) -> Sample:
+        """Take the next sample. Ends the edge's interval."""
+        self._push(reading.nodes, now_s)
+        phases = Counter(request.phase for request in reading.requests)
+        ttft_s = self._edge.ttft.percentiles_s(0.5, 0.99)
+        tpot_s = self._edge.tpot.percentiles_s(0.5, 0.99)
+        self._edge.end_interval()
+        names = [node.incarnation for node in reading.nodes]
+        links = [(n.incarnation, k.decode_node_id) for n in reading.nodes for k in n.load.kv_links]
+        drafted = sum(self._node_rates.rise(("drafted", name)) for name in names)
+        accepted = sum(self._node_rates.rise(("accepted", name)) for name in names)
+        sample = Sample(
+            at_s=now_s,
+            placing=phases[Phase.PLACING],
+            prefill=phases[Phase.PREFILL],
+            transfer=phases[Phase.TRANSFER],
+            decode=phases[Phase.DECODE],
+            ttft_p50_s=ttft_s[0],
+            ttft_p99_s=ttft_s[1],
+            tpot_p50_s=tpot_s[0],
+            tpot_p99_s=tpot_s[1],
+            tokens_per_s=self._edge_rates.per_s("tokens"),
+            requests_per_s=self._edge_rates.per_s("requests"),
+            failures_per_s=self._edge_rates.per_s("failed"),
+            kv_bytes_per_s=sum(self.kv_bytes_per_s(*link) for link in links),
+            preemptions_per_s=sum(self.preemptions_per_s(name) for name in names),
+            acceptance=accepted / drafted if drafted else None,
+        )
+        self.samples.append(sample)
+        return sample
+
+    def preemptions_per_s(self, node: Incarnation) -> float:
+        """How often this node took a sequence's blocks, lately."""
+        return self._node_rates.per_s(("preemptions", node))
+
+    def acceptance(self, node: Incarnation) -> float | None:
+        """The share of this node's drafts that became output, lately; None: it verified none."""
+        drafted = self._node_rates.rise(("drafted", node))
+        return self._node_rates.rise(("accepted", node)) / drafted if drafted else None
+
+    def kv_bytes_per_s(self, prefill: Incarnation, decode_node_id: str) -> float:
+        """How much KV moved between the two, lately."""
+        return self._node_rates.per_s(("kv", prefill, decode_node_id))
+
+    def _push(self, nodes: Sequence[NodeView], now_s: float) -> None:
+        edge = self._edge
+        self._edge_rates.push(
+            {"tokens": edge.num_tokens, "requests": edge.num_requests, "failed": edge.num_failed},
+            now_s,
+        )
+        counters: dict[Hashable, int] = {}
+        for node in nodes:
+            name, load = node.incarnation, node.load
+            counters["preemptions", name] = load.num_preemptions
+            counters["drafted", name] = load.num_drafted
+            counters["accepted", name] = load.num_accepted
+            for link in load.kv_links:
+                counters["kv", name, link.decode_node_id] = link.num_bytes
+        self._node_rates.push(counters, now_s)

@@ -1,0 +1,266 @@
+"""`/v1/chat/completions` and `/v1/completions`: from a body to tokens to an answer.
+
+One request, in order: a seat (or 429), one deadline for everything that follows, the body, the
+plan, a generator per choice, then either a stream or one JSON answer. The status is sent with the
+first token, so whatever fails before it is a status; later failures are a last event. A client
+that leaves, an error and the deadline all close every generator before the seat is given back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import sys
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass
+
+from starlette.types import Receive, Scope, Send
+
+from common.clock import Clock
+from common.config import ApiConfig
+from common.errors import DeadlineExceeded, Overloaded
+from common.logs import about
+from http_serving.cutting import cut_connection
+from http_serving.part_writing import part_writer
+from router.core.cluster_view import ClusterView
+from router.core.generation import SHUTTING_DOWN, Generator
+from router.http.errors import ApiError, TooManyRequests, api_error
+from router.http.exchange import ClientClosed, Reply, read_body, while_client_waits
+from router.http.sse import event, to_json
+from router.openai.answer_stream import AnswerStream
+from router.openai.choice_streams import Group, choice_deltas, merged
+from router.openai.formats import (
+    AnswerFormat,
+    AnswerHead,
+    ChatFormat,
+    CompletionFormat,
+    WholeChoice,
+)
+from router.openai.request_plan import ChoicePlan, Planner, RequestPlan
+from router.text.choice_text import ChoiceText
+from router.text.text_model import TextModel
+from router.text.usage import Usage
+from router.watch.http_metrics import ChoiceTimer, HttpMetrics
+from router.watch.request_watch import RequestWatch, RequestWatcher
+
+logger = logging.getLogger("pdserve.router.http")
+
+INLINE_BODY_BYTES = 16 << 10
+"""Bodies up to this size are parsed and tokenised on the event loop; larger ones on a thread, so
+that one long prompt does not hold up everybody's tokens."""
+
+_NO_FAILURES = frozenset({"ok", "client_closed", "cancelled"})
+
+LAST_WORDS_S = 1.0
+"""How long the last event of a broken stream may wait for a client that does not read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """What tells the two APIs apart."""
+
+    name: str
+    id_prefix: str
+    plan: Callable[[Planner, bytes], RequestPlan]
+    answer_format: type[AnswerFormat]
+
+
+class OpenAiApi:
+    """Both generation endpoints, over one model and one generator."""
+
+    def __init__(
+        self,
+        *,
+        config: ApiConfig,
+        text_model: TextModel,
+        generator: Generator,
+        cluster: ClusterView,
+        metrics: HttpMetrics,
+        clock: Clock,
+        watcher: RequestWatcher,
+    ) -> None:
+        self.chat = Endpoint(
+            name="chat.completions",
+            id_prefix="chatcmpl",
+            plan=Planner.plan_chat,
+            answer_format=ChatFormat,
+        )
+        self.completions = Endpoint(
+            name="completions",
+            id_prefix="cmpl",
+            plan=Planner.plan_completion,
+            answer_format=CompletionFormat,
+        )
+        self._config = config
+        self._model = text_model
+        self._generator = generator
+        self._cluster = cluster
+        self._metrics = metrics
+        self._clock = clock
+        self._watcher = watcher
+        self._num_in_progress = 0
+
+    @property
+    def max_model_len(self) -> int:
+        """The longest prompt and output that this model, and a node that is alive, can hold."""
+        return min(self._model.max_model_len, self._cluster.max_model_len() or sys.maxsize)
+
+    async def handle(self, endpoint: Endpoint, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request, errors included. Raises only when the server itself is stopping."""
+        reply = Reply(send, part_writer(scope))
+        outcome, why = "cancelled", ""
+        watch = self._watcher.begin(endpoint.name, scope)
+        try:
+            with self._seat():
+                await self._serve(endpoint, scope, receive, reply, watch)
+            outcome = "ok"
+        except ClientClosed:
+            outcome = "client_closed"
+        except asyncio.CancelledError:
+            # The server waits no longer; whoever still does is told so, and may ask elsewhere.
+            await _report(scope, reply, api_error(Overloaded(SHUTTING_DOWN)), watch)
+            raise
+        except Exception as error:
+            wrong = api_error(error)
+            outcome, why = wrong.code, wrong.message if wrong.status >= 500 else ""
+            if wrong.status == 500:
+                logger.exception(
+                    "request failed: %s", error, extra=about(request_id=watch.request_id)
+                )
+            await _report(scope, reply, wrong, watch)
+        finally:
+            self._metrics.requests.labels(endpoint.name, outcome).inc()
+            self._metrics.edge.on_request_end(has_failed=outcome not in _NO_FAILURES)
+            watch.end(outcome, reply.status, self._clock.now_s(), why=why)
+
+    @contextmanager
+    def _seat(self) -> Iterator[None]:
+        limit = self._config.max_concurrent_requests
+        if self._num_in_progress >= limit:
+            raise TooManyRequests(limit)
+        self._num_in_progress += 1
+        self._metrics.in_progress.inc()
+        try:
+            yield
+        finally:
+            self._num_in_progress -= 1
+            self._metrics.in_progress.dec()
+
+    async def _serve(
+        self, endpoint: Endpoint, scope: Scope, receive: Receive, reply: Reply, watch: RequestWatch
+    ) -> None:
+        timeout_s = self._config.request_timeout_s
+        try:
+            async with asyncio.timeout(timeout_s) as limit:
+                body = await read_body(scope, receive, self._config.max_body)
+                work = self._answer(endpoint, body, watch, reply)
+                await while_client_waits(receive, work)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise DeadlineExceeded(
+                f"the request was not done within {timeout_s:g} s, the most this server allows"
+            ) from None
+
+    async def _answer(
+        self, endpoint: Endpoint, body: bytes, watch: RequestWatch, reply: Reply
+    ) -> None:
+        began_at_s = self._clock.now_s()
+        planner = Planner(self._model, self.max_model_len, draw_seed=lambda: secrets.randbits(64))
+        if len(body) <= INLINE_BODY_BYTES:
+            plan = endpoint.plan(planner, body)
+        else:
+            plan = await asyncio.to_thread(endpoint.plan, planner, body)
+        head = AnswerHead(
+            id=f"{endpoint.id_prefix}-{secrets.token_hex(12)}",
+            created_s=int(time.time()),
+            model=self._model.name,
+        )
+        form = endpoint.answer_format(
+            head,
+            self._model.describe_token,
+            has_logprobs=plan.has_logprobs,
+            has_usage_events=plan.has_usage_events,
+        )
+        usage = Usage(plan.prompt_lengths, plan.choices_per_prompt)
+        watch.on_planned(usage, began_at_s, self._clock.now_s())
+        self._metrics.prompt_tokens.inc(usage.prompt_tokens)
+        stream = AnswerStream(form, usage, reply, len(plan.choices))
+        choices = [
+            self._start(index, plan, choice, watch, stream)
+            for index, choice in enumerate(plan.choices)
+        ]
+        async with aclosing(merged(choices)) as groups:
+            if plan.is_stream:
+                await stream.send_all(groups)
+            else:
+                await _whole(groups, form, usage, reply, len(choices))
+        self._metrics.cached_tokens.inc(usage.cached_tokens)
+        self._metrics.accepted_tokens.inc(usage.accepted_tokens)
+        self._metrics.rejected_tokens.inc(usage.rejected_tokens)
+
+    def _start(
+        self,
+        index: int,
+        plan: RequestPlan,
+        choice: ChoicePlan,
+        watch: RequestWatch,
+        stream: AnswerStream,
+    ) -> AsyncGenerator[Group, None]:
+        text = ChoiceText(
+            self._model.new_detokenizer(choice.prompt_token_ids if plan.continues_prompt else ()),
+            plan.stop,
+            has_logprobs=plan.has_logprobs,
+            hidden_token_ids=plan.hidden_token_ids,
+            lead=choice.lead,
+        )
+        timer = ChoiceTimer(self._metrics, self._clock, watch)
+        has_short_way = plan.is_stream and len(plan.choices) == 1 and not plan.stop
+        left_s = watch.arrived_at_s + self._config.request_timeout_s - self._clock.now_s()
+        groups = self._generator.generate(
+            choice.prompt_token_ids,
+            choice.sampling,
+            deadline_s=max(left_s, 0.0),
+            priority=choice.priority,
+            listener=watch,
+            take_now=stream.taker(text, timer.on_deltas) if has_short_way else None,
+        )
+        return choice_deltas(index, groups, text, timer.on_deltas)
+
+
+async def _whole(
+    groups: AsyncGenerator[Group, None],
+    form: AnswerFormat,
+    usage: Usage,
+    reply: Reply,
+    num_choices: int,
+) -> None:
+    choices = [WholeChoice() for _ in range(num_choices)]
+    async for index, deltas in groups:
+        usage.count(index, deltas)
+        for delta in deltas:
+            choices[index].add(delta)
+    await reply.send_json(to_json(form.whole(choices, usage)))
+
+
+async def _report(scope: Scope, reply: Reply, error: ApiError, watch: RequestWatch) -> None:
+    """Tell the client: with a status, or in a stream's last event when the status is out.
+
+    One that does not read is let go, with what it has not read.
+    """
+    if not reply.is_started:
+        await reply.send_error(error)
+        return
+    try:
+        async with asyncio.timeout(LAST_WORDS_S):
+            await reply.end_stream(event(error.as_json()))
+    except TimeoutError:
+        logger.info(
+            "a client that does not read was not told: %s",
+            error.code,
+            extra=about(request_id=watch.request_id),
+        )
+        cut_connection(scope)

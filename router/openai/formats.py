@@ -1,0 +1,191 @@
+"""The two shapes of an answer: chat completions and (text) completions, streamed and whole.
+
+A format is made once per request. What is the same in all of a request's events is serialised
+then; per event only the text, its logprobs and the choice's index are.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from common.request import FinishReason
+from router.http.sse import event, event_text, text_json, to_json
+from router.text.choice_text import Delta, LogprobEntry
+from router.text.logprobs_json import DescribeToken, chat_logprobs, completion_logprobs
+from router.text.usage import Usage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerHead:
+    """What every event of one answer repeats. `created_s` is Unix time in whole seconds."""
+
+    id: str
+    created_s: int
+    model: str
+
+
+@dataclass(slots=True)
+class WholeChoice:
+    """One choice of an answer that is sent in one piece."""
+
+    text: list[str] = field(default_factory=list)
+    entries: list[LogprobEntry] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+
+    def add(self, delta: Delta) -> None:
+        self.text.append(delta.text)
+        self.entries.extend(delta.entries)
+        self.finish_reason = delta.finish_reason
+
+
+class AnswerFormat(ABC):
+    """Turns deltas into bytes of events, or whole choices into one JSON object."""
+
+    stream_object: str
+    whole_object: str
+
+    def __init__(
+        self,
+        head: AnswerHead,
+        describe: DescribeToken,
+        *,
+        has_logprobs: bool,
+        has_usage_events: bool,
+    ) -> None:
+        """`has_usage_events` is `stream_options.include_usage`."""
+        self._head = head
+        self._describe = describe
+        self._has_logprobs = has_logprobs
+        self._has_usage_events = has_usage_events
+        self._started: set[int] = set()
+        top = to_json(self._top(self.stream_object))[:-1]
+        self._open = f'{top},"choices":[{{"index":'
+        self._frames: dict[int, tuple[str, str]] = {}
+        self._close = "}]" + (',"usage":null}' if has_usage_events else "}")
+
+    def events(self, index: int, deltas: Sequence[Delta]) -> bytes:
+        """Every event that these of choice `index` give rise to; empty when they show nothing."""
+        events: list[str] = []
+        if index not in self._started:
+            self._started.add(index)
+            first = self._first_fields()
+            if first:
+                events.append(self._event(index, first, "null"))
+        before, after = self._around_text(index)
+        for delta in deltas:
+            if delta.text and not self._has_logprobs:
+                events.append(f"{before}{text_json(delta.text)}{after}")
+            elif delta.text or delta.entries:
+                events.append(self._event(index, self._delta_fields(delta), "null"))
+            if delta.finish_reason is not None:
+                reason = f'"{delta.finish_reason.value}"'
+                events.append(self._event(index, self._last_fields(), reason))
+        return "".join(events).encode()
+
+    def usage_event(self, usage: Usage) -> bytes:
+        """The event before the last, when the client asked for it."""
+        if not self._has_usage_events:
+            return b""
+        top = self._top(self.stream_object)
+        return event(to_json(top | {"choices": [], "usage": usage.as_json()}))
+
+    def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> dict[str, object]:
+        """The answer of a request that does not stream."""
+        return self._top(self.whole_object) | {
+            "choices": [self._whole_choice(i, choice) for i, choice in enumerate(choices)],
+            "usage": usage.as_json(),
+        }
+
+    def _top(self, kind: str) -> dict[str, object]:
+        head = self._head
+        return {"id": head.id, "object": kind, "created": head.created_s, "model": head.model}
+
+    def _around_text(self, index: int) -> tuple[str, str]:
+        """What stands before and behind the text in an event of a choice without logprobs."""
+        if index not in self._frames:
+            # JSON has no raw control characters: the place is where this one is.
+            framed = self._event(index, self._text_fields("\0", "null"), "null")
+            before, _, after = framed.partition("\0")
+            self._frames[index] = before, after
+        return self._frames[index]
+
+    def _event(self, index: int, fields: str, finish_reason: str) -> str:
+        choice = f'{index},{fields},"finish_reason":{finish_reason}'
+        return event_text(f"{self._open}{choice}{self._close}")
+
+    def _delta_fields(self, delta: Delta) -> str:
+        logprobs = to_json(self._logprobs(delta.entries)) if self._has_logprobs else "null"
+        return self._text_fields(text_json(delta.text), logprobs)
+
+    @abstractmethod
+    def _first_fields(self) -> str:
+        """JSON fields of a choice's first event, '' when it has no such event."""
+
+    @abstractmethod
+    def _text_fields(self, text_json: str, logprobs_json: str) -> str: ...
+
+    @abstractmethod
+    def _last_fields(self) -> str: ...
+
+    @abstractmethod
+    def _logprobs(self, entries: Sequence[LogprobEntry]) -> dict[str, object]: ...
+
+    @abstractmethod
+    def _whole_choice(self, index: int, choice: WholeChoice) -> dict[str, object]: ...
+
+
+class ChatFormat(AnswerFormat):
+    """`/v1/chat/completions`: the first event of a choice carries its role, the last is empty."""
+
+    stream_object = "chat.completion.chunk"
+    whole_object = "chat.completion"
+
+    def _first_fields(self) -> str:
+        return '"delta":{"role":"assistant","content":""},"logprobs":null'
+
+    def _text_fields(self, text_json: str, logprobs_json: str) -> str:
+        return f'"delta":{{"content":{text_json}}},"logprobs":{logprobs_json}'
+
+    def _last_fields(self) -> str:
+        return '"delta":{},"logprobs":null'
+
+    def _logprobs(self, entries: Sequence[LogprobEntry]) -> dict[str, object]:
+        return chat_logprobs(entries, self._describe)
+
+    def _whole_choice(self, index: int, choice: WholeChoice) -> dict[str, object]:
+        text = "".join(choice.text)
+        return {
+            "index": index,
+            "message": {"role": "assistant", "content": text, "refusal": None},
+            "logprobs": self._logprobs(choice.entries) if self._has_logprobs else None,
+            "finish_reason": choice.finish_reason and choice.finish_reason.value,
+        }
+
+
+class CompletionFormat(AnswerFormat):
+    """`/v1/completions`: bare text."""
+
+    stream_object = "text_completion"
+    whole_object = "text_completion"
+
+    def _first_fields(self) -> str:
+        return ""
+
+    def _text_fields(self, text_json: str, logprobs_json: str) -> str:
+        return f'"text":{text_json},"logprobs":{logprobs_json}'
+
+    def _last_fields(self) -> str:
+        return '"text":"","logprobs":null'
+
+    def _logprobs(self, entries: Sequence[LogprobEntry]) -> dict[str, object]:
+        return completion_logprobs(entries, self._describe)
+
+    def _whole_choice(self, index: int, choice: WholeChoice) -> dict[str, object]:
+        return {
+            "index": index,
+            "text": "".join(choice.text),
+            "logprobs": self._logprobs(choice.entries) if self._has_logprobs else None,
+            "finish_reason": choice.finish_reason and choice.finish_reason.value,
+        }

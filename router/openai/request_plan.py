@@ -1,0 +1,310 @@
+"""From a parsed body to what is to be generated: prompts as token ids, one set of params a choice.
+
+Defaults: a sampling field that the request leaves out takes the model's own value from
+generation_config.json, else OpenAI's (temperature 1, top_p 1). Without `max_tokens` a chat may use
+all the room in the context and a completion gets 16 tokens. Without `seed` each prompt draws one.
+Choice i of a prompt uses a seed made from (seed, i); choice 0 keeps the seed itself, so asking for
+more choices does not change the first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from common.errors import InvalidRequest
+from common.request import MAX_LOGPROBS, SamplingParams, check_priority
+from router.http.errors import ModelNotFound
+from router.openai.chat_messages import template_messages
+from router.openai.schemas import ChatBody, CompletionBody, SamplingFields, parse_body
+from router.text.context_limits import output_limit, prompt_too_long
+from router.text.stop_strings import MAX_STOP_CHARS, MAX_STOP_STRINGS
+from router.text.text_model import TextModel
+
+MAX_CHOICES = 128
+"""Most choices of one request, over all its prompts."""
+
+COMPLETION_MAX_TOKENS = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChoicePlan:
+    """One choice: what to run, and the text to show before it (the echo of its prompt)."""
+
+    prompt_token_ids: tuple[int, ...]
+    sampling: SamplingParams
+    priority: int = 0
+    lead: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestPlan:
+    """Everything one request asks for. Choice i answers prompt `i // choices_per_prompt`.
+
+    `continues_prompt`: the answer's text goes straight on from the prompt's.
+    """
+
+    choices: tuple[ChoicePlan, ...]
+    choices_per_prompt: int
+    stop: tuple[str, ...]
+    hidden_token_ids: frozenset[int]
+    has_logprobs: bool
+    is_stream: bool
+    has_usage_events: bool
+    continues_prompt: bool
+
+    @property
+    def prompt_lengths(self) -> tuple[int, ...]:
+        return tuple(
+            len(choice.prompt_token_ids) for choice in self.choices[:: self.choices_per_prompt]
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Prompt:
+    """A prompt that leaves room for an answer. `text` is None when the client gave token ids."""
+
+    token_ids: tuple[int, ...]
+    text: str | None = None
+
+
+class Planner:
+    """Plans requests for one model. Raises `InvalidRequest` and `ModelNotFound`, nothing else."""
+
+    def __init__(
+        self, text_model: TextModel, max_model_len: int, draw_seed: Callable[[], int]
+    ) -> None:
+        """`max_model_len` tokens fit in all; `draw_seed` gives a random unsigned 64-bit number."""
+        self._model = text_model
+        self._max_model_len = max_model_len
+        self._draw_seed = draw_seed
+
+    def plan_chat(self, raw: bytes) -> RequestPlan:
+        """The plan of a `/v1/chat/completions` body."""
+        body = parse_body(ChatBody, raw)
+        self._check_model(body)
+        text = self._model.render_chat(template_messages(body.messages))
+        prompt = self._prompt(text, add_special_tokens=False, param="messages")
+        has_logprobs = bool(body.logprobs)
+        if body.top_logprobs and not has_logprobs:
+            raise InvalidRequest("top_logprobs needs logprobs to be true", param="top_logprobs")
+        num_logprobs = _checked_logprobs(body.top_logprobs or 0, "top_logprobs")
+        has_newer_limit = body.max_completion_tokens is not None
+        return self._plan(
+            body,
+            [prompt],
+            max_tokens=body.max_completion_tokens if has_newer_limit else body.max_tokens,
+            max_tokens_param="max_completion_tokens" if has_newer_limit else "max_tokens",
+            default_max_tokens=None,
+            num_logprobs=num_logprobs if has_logprobs else None,
+        )
+
+    def plan_completion(self, raw: bytes) -> RequestPlan:
+        """The plan of a `/v1/completions` body."""
+        body = parse_body(CompletionBody, raw)
+        self._check_model(body)
+        if body.echo and body.logprobs is not None:
+            raise InvalidRequest("echo cannot be combined with logprobs", param="echo")
+        num_logprobs = body.logprobs
+        if num_logprobs is not None:
+            _checked_logprobs(num_logprobs, "logprobs")
+        return self._plan(
+            body,
+            self._prompts(body.prompt),
+            max_tokens=body.max_tokens,
+            max_tokens_param="max_tokens",
+            default_max_tokens=COMPLETION_MAX_TOKENS,
+            num_logprobs=num_logprobs,
+            is_echo=bool(body.echo),
+            continues_prompt=True,
+        )
+
+    def _check_model(self, body: SamplingFields) -> None:
+        if body.model != self._model.name:
+            raise ModelNotFound(body.model, self._model.name)
+
+    def _plan(
+        self,
+        body: SamplingFields,
+        prompts: Sequence[_Prompt],
+        *,
+        max_tokens: int | None,
+        max_tokens_param: str,
+        default_max_tokens: int | None,
+        num_logprobs: int | None,
+        is_echo: bool = False,
+        continues_prompt: bool = False,
+    ) -> RequestPlan:
+        n = 1 if body.n is None else body.n
+        if not 1 <= n * len(prompts) <= MAX_CHOICES or n < 1:
+            raise InvalidRequest(
+                f"n is {n} for {len(prompts)} prompt(s): wanted 1 to {MAX_CHOICES} choices in all",
+                param="n",
+            )
+        priority = body.priority or 0
+        check_priority(priority)
+        common = self._sampling_fields(body) | {"logprobs": num_logprobs}
+        choices = []
+        for prompt in prompts:
+            limit = output_limit(
+                len(prompt.token_ids),
+                max_tokens,
+                max_model_len=self._max_model_len,
+                default=default_max_tokens,
+                max_tokens_param=max_tokens_param,
+            )
+            seed = self._seed(body.seed)
+            lead = self._echo(prompt) if is_echo else ""
+            for place in range(n):
+                sampling = SamplingParams(
+                    **common, max_tokens=limit, seed=seed_of_choice(seed, place)
+                )
+                choices.append(
+                    ChoicePlan(
+                        prompt_token_ids=prompt.token_ids,
+                        sampling=sampling,
+                        priority=priority,
+                        lead=lead,
+                    )
+                )
+        return RequestPlan(
+            choices=tuple(choices),
+            choices_per_prompt=n,
+            stop=_stop_strings(body.stop),
+            hidden_token_ids=self._model.eos_token_ids | frozenset(common["stop_token_ids"]),
+            has_logprobs=num_logprobs is not None,
+            is_stream=bool(body.stream),
+            has_usage_events=_wants_usage_events(body),
+            continues_prompt=continues_prompt,
+        )
+
+    def _sampling_fields(self, body: SamplingFields) -> dict[str, Any]:
+        fields: dict[str, Any] = dict(self._model.default_sampling)
+        for name in (
+            "temperature",
+            "top_p",
+            "top_k",
+            "min_p",
+            "repetition_penalty",
+            "presence_penalty",
+            "frequency_penalty",
+        ):
+            value = getattr(body, name)
+            if value is not None:
+                fields[name] = value
+        if "top_k" in fields:  # -1 is the field's other word for "all"
+            fields["top_k"] = min(0 if fields["top_k"] == -1 else fields["top_k"], self._vocab)
+        stop_token_ids = body.stop_token_ids or []
+        self._check_token_ids(stop_token_ids, "stop_token_ids")
+        fields["stop_token_ids"] = tuple(stop_token_ids)
+        fields["ignore_eos"] = bool(body.ignore_eos)
+        return fields
+
+    @property
+    def _vocab(self) -> int:
+        return self._model.vocab_size
+
+    def _seed(self, asked: int | None) -> int:
+        if asked is None:
+            return self._draw_seed()
+        if not -(2**63) <= asked < 2**64:
+            raise InvalidRequest("seed is out of range: wanted 64 bits", param="seed")
+        return asked % 2**64
+
+    def _prompts(self, prompt: str | list[Any]) -> list[_Prompt]:
+        """Text, several texts, token ids, or several lists of token ids."""
+        if isinstance(prompt, str):
+            return [self._prompt(prompt, add_special_tokens=True, param="prompt")]
+        if not prompt:
+            raise InvalidRequest("prompt is empty: wanted text or token ids", param="prompt")
+        if len(prompt) > MAX_CHOICES and not _is_int(prompt[0]):
+            raise InvalidRequest(
+                f"prompt lists {len(prompt)} prompts: wanted at most {MAX_CHOICES}", param="prompt"
+            )
+        if all(isinstance(part, str) for part in prompt):
+            return [self._prompt(text, add_special_tokens=True, param="prompt") for text in prompt]
+        if all(isinstance(part, list) for part in prompt):
+            return [self._prompt_of_ids(ids) for ids in prompt]
+        return [self._prompt_of_ids(prompt)]
+
+    def _prompt(self, text: str, *, add_special_tokens: bool, param: str) -> _Prompt:
+        if not text:
+            raise InvalidRequest(f"{param} is empty: wanted some text", param=param)
+        token_ids = self._model.encode(
+            text,
+            add_special_tokens=add_special_tokens,
+            param=param,
+            max_model_len=self._max_model_len,
+        )
+        if not token_ids:
+            raise InvalidRequest(f"{param} has no tokens: wanted some text", param=param)
+        if len(token_ids) >= self._max_model_len:
+            raise prompt_too_long(len(token_ids), self._max_model_len, param=param)
+        return _Prompt(token_ids=token_ids, text=text)
+
+    def _prompt_of_ids(self, ids: list[Any]) -> _Prompt:
+        if not ids:
+            raise InvalidRequest("prompt is empty: wanted text or token ids", param="prompt")
+        if len(ids) >= self._max_model_len:
+            raise prompt_too_long(len(ids), self._max_model_len, param="prompt")
+        self._check_token_ids(ids, "prompt")
+        return _Prompt(token_ids=tuple(ids))
+
+    def _echo(self, prompt: _Prompt) -> str:
+        return self._model.decode(prompt.token_ids) if prompt.text is None else prompt.text
+
+    def _check_token_ids(self, ids: Sequence[Any], param: str) -> None:
+        for token_id in ids:
+            if not _is_int(token_id):
+                raise InvalidRequest(
+                    f"{param} holds a {type(token_id).__name__} among token ids: wanted text, "
+                    "texts, token ids or lists of token ids",
+                    param=param,
+                )
+            if not 0 <= token_id < self._vocab:
+                raise InvalidRequest(
+                    f"{param} holds token id {token_id}: this model has ids 0 to {self._vocab - 1}",
+                    param=param,
+                )
+
+
+def seed_of_choice(seed: int, place: int) -> int:
+    """The unsigned 64-bit seed of choice `place`; choice 0 keeps `seed`."""
+    if place == 0:
+        return seed
+    data = seed.to_bytes(8, "little") + place.to_bytes(4, "little")
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _checked_logprobs(value: int, param: str) -> int:
+    if not 0 <= value <= MAX_LOGPROBS:
+        raise InvalidRequest(f"{param} is {value}: wanted 0 to {MAX_LOGPROBS}", param=param)
+    return value
+
+
+def _stop_strings(stop: str | list[str] | None) -> tuple[str, ...]:
+    stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
+    if len(stops) > MAX_STOP_STRINGS:
+        raise InvalidRequest(
+            f"stop has {len(stops)} strings: wanted at most {MAX_STOP_STRINGS}", param="stop"
+        )
+    if any(not 1 <= len(text) <= MAX_STOP_CHARS for text in stops):
+        raise InvalidRequest(
+            f"stop holds an empty or too long string: wanted 1 to {MAX_STOP_CHARS} characters",
+            param="stop",
+        )
+    return stops
+
+
+def _wants_usage_events(body: SamplingFields) -> bool:
+    if body.stream_options is None:
+        return False
+    if not body.stream:
+        raise InvalidRequest("stream_options needs stream to be true", param="stream_options")
+    return bool(body.stream_options.include_usage)

@@ -1,0 +1,68 @@
+"""Log-probabilities in the two shapes that OpenAI's APIs give them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from router.text.choice_text import LogprobEntry
+
+LOWEST_LOGPROB = -9999.0
+"""Stands for minus infinity, which JSON cannot say; the field's servers use the same number."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenText:
+    """A token shown on its own: its bytes, and text that no other token shares its bytes with.
+
+    Bytes that are not whole characters are shown as `bytes:\\xe2\\x82`.
+    """
+
+    text: str
+    raw: bytes
+
+
+DescribeToken = Callable[[int], TokenText]
+
+
+def token_text(raw: bytes) -> TokenText:
+    """How a token with these bytes is shown."""
+    try:
+        return TokenText(raw.decode(), raw)
+    except UnicodeDecodeError:
+        return TokenText("bytes:" + "".join(f"\\x{byte:02x}" for byte in raw), raw)
+
+
+def chat_logprobs(entries: Sequence[LogprobEntry], describe: DescribeToken) -> dict[str, object]:
+    """`choices[].logprobs` of chat completions."""
+    content = []
+    for entry in entries:
+        top = [_chat_token(describe(token), logprob) for token, logprob in entry.logprobs.top]
+        drawn = _chat_token(describe(entry.token_id), entry.logprobs.logprob)
+        content.append(drawn | {"top_logprobs": top})
+    return {"content": content, "refusal": None}
+
+
+def _chat_token(token: TokenText, logprob: float) -> dict[str, object]:
+    return {"token": token.text, "logprob": _finite(logprob), "bytes": list(token.raw)}
+
+
+def completion_logprobs(
+    entries: Sequence[LogprobEntry], describe: DescribeToken
+) -> dict[str, object]:
+    """`choices[].logprobs` of completions; the drawn token is always among the top ones."""
+    tops = []
+    for entry in entries:
+        top = {describe(token).text: _finite(logprob) for token, logprob in entry.logprobs.top}
+        top.setdefault(describe(entry.token_id).text, _finite(entry.logprobs.logprob))
+        tops.append(top)
+    return {
+        "tokens": [describe(entry.token_id).text for entry in entries],
+        "token_logprobs": [_finite(entry.logprobs.logprob) for entry in entries],
+        "top_logprobs": tops,
+        "text_offset": [entry.text_offset for entry in entries],
+    }
+
+
+def _finite(logprob: float) -> float:
+    return max(logprob, LOWEST_LOGPROB)

@@ -1,0 +1,167 @@
+"""The text side of a model: tokenizer, chat template and limits. No weights, no tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from common.errors import CheckpointError, ConfigError, InvalidRequest
+from common.request import SamplingParams
+from router.text.chat_template import ChatTemplate
+from router.text.context_limits import ContextExceeded
+from router.text.detokenizer import Detokenizer
+from router.text.logprobs_json import TokenText, token_text
+from router.text.model_files import (
+    read_chat_template,
+    read_json,
+    read_json_if_there,
+    read_tokenizer,
+    special_token_texts,
+)
+from router.text.token_lookup import TokenBytes, TokenTextCache
+
+_SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+_PROBE_CHARS_PER_TOKEN = 32
+"""Text longer than this times the context is probed before the whole of it is tokenised."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextModel:
+    """What the router knows of the model that the cluster serves.
+
+    `eos_token_ids` are those of config.json and of generation_config.json: nodes stop at both.
+    `default_sampling` holds what generation_config.json says of `temperature`, `top_p`, `top_k`,
+    `min_p` and `repetition_penalty`: the model's own defaults, where a request names none.
+    """
+
+    name: str
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: frozenset[int]
+    default_sampling: Mapping[str, float]
+    _tokenizer: Tokenizer
+    _special_token_ids: frozenset[int]
+    _token_bytes: TokenBytes
+    _whole_texts: TokenTextCache
+    _chat_template: ChatTemplate | None
+
+    @classmethod
+    def load(cls, folder: Path, served_model_name: str, max_model_len: int) -> TextModel:
+        """Read a Hugging Face folder.
+
+        `served_model_name` '' is the folder's name; `max_model_len` 0 is what the model allows.
+        Raises `CheckpointError` naming the file at fault, and `ConfigError` when `max_model_len`
+        is more than the model's positions.
+        """
+        if not folder.is_dir():
+            raise CheckpointError(f"{folder} is not a folder: wanted a Hugging Face checkpoint")
+        config = read_json(folder / "config.json")
+        tokenizer = read_tokenizer(folder)
+        tokenizer_config = read_json_if_there(folder / "tokenizer_config.json")
+        generation = read_json_if_there(folder / "generation_config.json")
+        template = read_chat_template(folder, tokenizer_config)
+        added = tokenizer.get_added_tokens_decoder()
+        return cls(
+            name=served_model_name or folder.resolve().name,
+            max_model_len=_context_length(config, max_model_len, folder),
+            vocab_size=_positive_int(config, "vocab_size", folder),
+            eos_token_ids=_eos_token_ids(generation) | _eos_token_ids(config),
+            default_sampling=_default_sampling(generation, folder),
+            _tokenizer=tokenizer,
+            _special_token_ids=frozenset(i for i, token in added.items() if token.special),
+            _token_bytes=TokenBytes(tokenizer),
+            _whole_texts=TokenTextCache(tokenizer),
+            _chat_template=(
+                None
+                if template is None
+                else ChatTemplate(template, special_token_texts(tokenizer_config))
+            ),
+        )
+
+    def render_chat(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        """The prompt text of a conversation. Raises `InvalidRequest` where the template does."""
+        if self._chat_template is None:
+            raise InvalidRequest(
+                f"model {self.name!r} has no chat template: use /v1/completions", param="messages"
+            )
+        return self._chat_template.render(messages)
+
+    def encode(
+        self, text: str, *, add_special_tokens: bool, param: str, max_model_len: int | None = None
+    ) -> tuple[int, ...]:
+        """Token ids of `text`. A chat template writes its own special tokens, so chats add none.
+
+        Raises `ContextExceeded` for text that cannot fit into `max_model_len` (None: the model's),
+        without tokenising all of it when its beginning alone is too long.
+        """
+        max_model_len = max_model_len or self.max_model_len
+        probe = max_model_len * _PROBE_CHARS_PER_TOKEN
+        if len(text) > probe:
+            num_tokens = len(self._ids(text[:probe], add_special_tokens))
+            if num_tokens > max_model_len:
+                raise ContextExceeded(
+                    f"the prompt has {len(text)} characters, of which the first {probe} alone are "
+                    f"{num_tokens} tokens: at most {max_model_len} fit here",
+                    param=param,
+                )
+        return tuple(self._ids(text, add_special_tokens))
+
+    def _ids(self, text: str, add_special_tokens: bool) -> list[int]:
+        # The fast way leaves out where in the text each token was.
+        encodings = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return encodings[0].ids
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of `token_ids`, special tokens left out."""
+        return self._tokenizer.decode(token_ids, skip_special_tokens=True)
+
+    def new_detokenizer(self, continues: Sequence[int] = ()) -> Detokenizer:
+        """For one answer; `continues` are the prompt's tokens where its text goes on from them."""
+        return Detokenizer(
+            self.decode,
+            self._special_token_ids,
+            continues,
+            whole_text=self._whole_texts.__getitem__,
+        )
+
+    def describe_token(self, token_id: int) -> TokenText:
+        """How logprobs show a token."""
+        return token_text(self._token_bytes[token_id])
+
+
+def _positive_int(config: Mapping[str, Any], key: str, folder: Path) -> int:
+    value = config.get(key)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise CheckpointError(
+            f"{key} in {folder / 'config.json'} is {value!r}: wanted a positive integer"
+        )
+    return value
+
+
+def _context_length(config: Mapping[str, Any], max_model_len: int, folder: Path) -> int:
+    positions = _positive_int(config, "max_position_embeddings", folder)
+    if max_model_len > positions:
+        raise ConfigError(
+            f"max_model_len is {max_model_len}: wanted at most {positions}, "
+            "the model's max_position_embeddings"
+        )
+    return max_model_len or positions
+
+
+def _eos_token_ids(config: Mapping[str, Any]) -> frozenset[int]:
+    value = config.get("eos_token_id")
+    ids = value if isinstance(value, list) else [value]
+    return frozenset(i for i in ids if isinstance(i, int))
+
+
+def _default_sampling(generation: Mapping[str, Any], folder: Path) -> dict[str, float]:
+    chosen = {key: generation[key] for key in _SAMPLING_KEYS if generation.get(key) is not None}
+    try:
+        SamplingParams(max_tokens=1, **chosen)
+    except (InvalidRequest, TypeError) as error:
+        raise CheckpointError(f"{folder / 'generation_config.json'}: {error}") from error
+    return chosen

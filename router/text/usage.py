@@ -1,0 +1,59 @@
+"""Tokens of one request, counted once whatever the number of choices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from router.text.choice_text import Delta
+
+
+@dataclass(slots=True)
+class Usage:
+    """Prompt tokens count once per prompt, not once per choice, as OpenAI counts them.
+
+    Choice i answers prompt `i // choices_per_prompt`. The cached tokens of a prompt are those
+    that its first choice found: the others may find what the first has just left behind. Drafts
+    are those of all choices; a draft that is not in the answer is a rejected one.
+    """
+
+    prompt_lengths: tuple[int, ...]
+    choices_per_prompt: int
+    completion_tokens: int = 0
+    _last: dict[int, Delta] = field(default_factory=dict)
+
+    def count(self, choice: int, deltas: Sequence[Delta]) -> None:
+        """Add the next deltas of one choice."""
+        for delta in deltas:
+            self.completion_tokens += delta.num_tokens
+        self._last[choice] = deltas[-1]  # what it says of the choice so far is all there is
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(self.prompt_lengths)
+
+    @property
+    def cached_tokens(self) -> int:
+        firsts = [choice for choice in self._last if choice % self.choices_per_prompt == 0]
+        return sum(self._last[choice].num_cached_tokens for choice in firsts)
+
+    @property
+    def accepted_tokens(self) -> int:
+        return sum(delta.num_accepted for delta in self._last.values())
+
+    @property
+    def rejected_tokens(self) -> int:
+        return sum(delta.num_drafted - delta.num_accepted for delta in self._last.values())
+
+    def as_json(self) -> dict[str, object]:
+        """OpenAI's `usage` object."""
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+            "completion_tokens_details": {
+                "accepted_prediction_tokens": self.accepted_tokens,
+                "rejected_prediction_tokens": self.rejected_tokens,
+            },
+        }

@@ -1,0 +1,137 @@
+"""The cluster as a table, and what is not a cluster."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from pdserve.commands import cluster_view
+from pdserve.commands.cluster_view import fetch_cluster
+from pdserve.commands.http_client import RouterUnreachable
+from pdserve.commands.status_table import status_table
+
+NODE = {
+    "role": "decode",
+    "epoch": 7,
+    "address": "10.0.0.2:50051",
+    "model": "SmolLM2",
+    "num_blocks": 1000,
+    "free_blocks": 990,
+    "max_num_seqs": 32,
+    "num_running": 2,
+    "num_waiting": 0,
+    "is_draining": False,
+    "metrics_address": "10.0.0.2:9100",
+    "speculative_method": "ngram",
+    "new_token_ratio": 0.352,
+    "num_preemptions": 3,
+    "num_recomputed_tokens": 1200,
+    "num_drafted": 400,
+    "num_accepted": 300,
+    "num_quarantined_blocks": 4,
+}
+
+
+def fetched(reply: Any, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(cluster_view, "fetch_json", lambda *_, **__: json.loads(json.dumps(reply)))
+    return status_table(fetch_cluster("http://h:8000/"))
+
+
+def test_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = [
+        {**NODE, "node_id": "prefill-1", "role": "prefill", "is_draining": True},
+        {**NODE, "node_id": "decode-10", "num_running": 31, "num_waiting": 12},
+        {**NODE, "node_id": "decode-9", "num_drafted": 0, "num_accepted": 0},
+    ]
+    assert fetched({"nodes": nodes, "router": {"router_id": "router-a"}}, monkeypatch) == (
+        "http://h:8000: 3 nodes serving SmolLM2, as router-a sees them\n"
+        "\n"
+        "NODE       ROLE     EPOCH  STATE      RUNNING  WAITING  FREE BLOCKS  QUARANTINED"
+        "  ADDRESS\n"
+        "decode-10  decode       7  ready     31 of 32       12  990 of 1000            4"
+        "  10.0.0.2:50051\n"
+        "decode-9   decode       7  ready      2 of 32        0  990 of 1000            4"
+        "  10.0.0.2:50051\n"
+        "prefill-1  prefill      7  draining   2 of 32        0  990 of 1000            4"
+        "  10.0.0.2:50051\n"
+        "\n"
+        "Scheduling, since each node's start:\n"
+        "NODE       KEPT BACK  PREEMPTED  RECOMPUTED TOKENS  DRAFTER   ACCEPTED DRAFTS"
+        "  METRICS\n"
+        "decode-10        35%          3               1200  ngram    300 of 400 (75%)"
+        "  10.0.0.2:9100\n"
+        "decode-9         35%          3               1200  ngram              0 of 0"
+        "  10.0.0.2:9100\n"
+        "prefill-1          -          3               1200  ngram    300 of 400 (75%)"
+        "  10.0.0.2:9100\n"
+        "\n"
+        "KV transfer:\n"
+        "PREFILL    DECODE     TRANSPORT  STATE\n"
+        "prefill-1  decode-10  -          not used yet\n"
+        "prefill-1  decode-9   -          not used yet\n"
+    )
+
+
+def test_pairs_and_how_kv_travels_between_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    def link(decode: str, transport: str, is_connected: bool) -> dict[str, Any]:
+        return {"decode": decode, "transport": transport, "is_connected": is_connected}
+
+    links = [link("d1", "shm", True), link("d2", "zmq", False), link("d-gone", "rdma", False)]
+    nodes = [
+        {**NODE, "node_id": "p1", "role": "prefill", "fingerprint": "f", "kv_links": links},
+        {**NODE, "node_id": "p2", "role": "prefill", "fingerprint": "other"},
+        *({**NODE, "node_id": f"d{n}", "fingerprint": "f"} for n in (1, 2, 3)),
+        {**NODE, "node_id": "m1", "role": "mixed", "fingerprint": "f"},
+    ]
+    shown = fetched({"nodes": nodes}, monkeypatch)
+    assert shown.partition("KV transfer:\n")[2] == (
+        "PREFILL  DECODE  TRANSPORT  STATE\n"
+        "p1       d-gone  rdma       away\n"
+        "p1       d1      shm        connected\n"
+        "p1       d2      zmq        idle\n"
+        "p1       d3      -          not used yet\n"
+    )
+
+
+@pytest.mark.parametrize("links", [None, 5, [7], [{}]])
+def test_links_of_another_shape_are_no_news(links: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = {**NODE, "node_id": "p1", "role": "prefill", "kv_links": links}
+    assert "KV transfer" not in fetched({"nodes": [node]}, monkeypatch)
+
+
+def test_what_the_router_does_not_tell_is_a_dash(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = {"node_id": "n", "num_blocks": True, "new_token_ratio": True}
+    lines = fetched({"nodes": [node]}, monkeypatch).splitlines()
+    assert lines[3].split() == ["n", "-", "ready", "-", "-", "-", "-"]
+    assert lines[-1].split() == ["n", "-", "-", "-", "-", "-", "-"]
+
+
+def test_a_policy_without_a_ratio_shows_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = fetched({"nodes": [{**NODE, "node_id": "n", "new_token_ratio": 0.0}]}, monkeypatch)
+    assert lines.splitlines()[-1].split()[:3] == ["n", "-", "3"]
+
+
+def test_no_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert fetched({"nodes": []}, monkeypatch) == (
+        "http://h:8000: 0 nodes\nRequests have nowhere to run.\n"
+    )
+
+
+def test_a_store_that_is_away_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    for state, is_told in (("away", True), ("ok", False)):
+        reply = {"nodes": [{**NODE, "node_id": "n"}], "placement_store": state}
+        assert ("The placement store is away" in fetched(reply, monkeypatch)) is is_told
+
+
+def test_warnings_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    reply = {"nodes": [{**NODE, "node_id": "n"}], "warnings": ["p1 can hand nothing off"]}
+    assert "\nWarning: p1 can hand nothing off.\n" in fetched(reply, monkeypatch)
+    fetched({"nodes": [], "warnings": 5}, monkeypatch)
+
+
+@pytest.mark.parametrize("reply", [[], {}, {"nodes": {}}, {"nodes": [1]}, {"nodes": [{}]}])
+def test_an_answer_of_another_shape_is_refused(reply: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RouterUnreachable, match="no pdserve router"):
+        fetched(reply, monkeypatch)

@@ -1,0 +1,152 @@
+"""The command line as a user meets it: exit codes, help, and what is printed."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import pdserve
+from pdserve.cli import main
+from pdserve.configuration.config_sources import load_config
+from pdserve.configuration.flags import SET_BY_UP
+from pdserve.configuration.options import all_options
+from pdserve.configuration.shown_config import config_file_text
+
+
+@pytest.fixture(autouse=True)
+def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [option.variable for option in all_options().values()]:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("COLUMNS", "100")
+
+
+def help_of(*arguments: str, capsys: pytest.CaptureFixture[str]) -> str:
+    with pytest.raises(SystemExit) as caught:
+        main([*arguments, "--help"])
+    assert caught.value.code == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["serve", "check-config", "up"])
+def test_help_names_every_setting_with_its_default(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = help_of(command, capsys=capsys)
+    words = text.replace(",", " ").split()
+    own = SET_BY_UP if command == "up" else frozenset()
+    for option in all_options().values():
+        assert (option.flag in words) == (option.key not in own), option.flag
+    assert "(default: 32)" in text
+    assert "--kv-cache-memory BYTES" in text
+    assert "engine: budgets and memory of a node:" in text
+    assert "examples:\n  pdserve " in text
+    assert "[BYTES]" not in text
+    assert max(map(len, text.splitlines())) <= 100
+
+
+@pytest.mark.parametrize("columns", ["20", "60", "300"])
+def test_help_fits_its_terminal(
+    columns: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    widths = [len(line) for line in help_of("serve", capsys=capsys).splitlines()]
+    assert max(widths) <= max(80, min(100, int(columns)))
+
+
+def test_the_commands_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    text = help_of(capsys=capsys)
+    for command in ("serve", "up", "status", "check-config"):
+        assert f"    {command}" in text
+    assert main([]) == 0
+    assert capsys.readouterr().out == text
+
+
+def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["--version"])
+    assert caught.value.code == 0
+    assert capsys.readouterr().out == f"pdserve {pdserve.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (["surf"], "pdserve: argument COMMAND: invalid choice: 'surf'"),
+        (["serve", "--enable-prefix-caching=1"], "pdserve: argument --enable-prefix-caching"),
+        (["serve", "--role", "mixed", "--model", "m", "--prot", "1"], "did you mean --port?"),
+        (["serve"], "pdserve: 2 settings are wrong:\n  - role is missing"),
+        (["up", "--prefill", "x"], "--prefill is 'x': wanted a number of nodes, 0 to 64"),
+        (["up", "--decode"], "--decode has no value: wanted a number of nodes, 0 to 64"),
+        (["up", "--mixed", "65"], "--mixed is '65': wanted a number of nodes, 0 to 64"),
+        (["up", "--mixed", "-1"], "--mixed is '-1': wanted a number of nodes, 0 to 64"),
+        (["up", "--decode", "0"], "wanted a prefill and a decode node, or a mixed node"),
+        (["up", "--prefill", "x", "--port", "y"], "pdserve: 2 settings are wrong:\n  - --prefill"),
+        (["up", "--kv-port", "1"], "kv_port cannot be set"),
+        (["up", "--max-num-seqs", "64", "--speculative-method", "ngram"], "wanted at least 576"),
+        (["up", "--chunk-granularity", "128"], "wanted at most block_size = 64"),
+        (["status", "--port", "1"], "unexpected argument: --port"),
+    ],
+)
+def test_wrong_settings_exit_with_2_and_start_nothing(
+    arguments: list[str], error: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert error in captured.err
+    assert captured.out == ""
+
+
+def test_check_config_prints_a_file_that_gives_the_same_configuration(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--role", "mixed", "--model", 'odd "na\\me', "--kv-window", "3MiB"]
+    secrets = ["--api-key", "hush", "--redis-url", "redis://:hush@h/1"]
+    assert main(["check-config", *arguments, *secrets]) == 0
+    printed = capsys.readouterr().out
+    assert "hush" not in printed
+    assert "# api_key is set, not shown" in printed
+    assert 'redis_url = "redis://***@h/1"' in printed
+    assert main(["check-config", *arguments]) == 0
+    printed = capsys.readouterr().out
+    assert re.search(r"^\[scheduling\]\nreservation_policy = \"global_ratio\" ", printed, re.M)
+    assert re.search(r"^\[speculation\]\nspeculative_method = \"none\" ", printed, re.M)
+    for line in printed.splitlines():
+        assert not line or line.startswith("[") or "  # default" in line or "  # flag --" in line
+    path = tmp_path / "again.toml"
+    path.write_text(printed)
+    again = load_config({"config": str(path)}, [], {})
+    wanted = load_config({"role": "mixed", "model": 'odd "na\\me', "kv_window": "3MiB"}, [], {})
+    assert again.config == wanted.config
+
+
+def test_a_childs_file_reads_back_exactly(tmp_path: Path) -> None:
+    flags = {"role": "decode", "model": "é/☃/𝄞 \"'", "api_key": "hush", "lease_s": "1.25"}
+    config = load_config(flags, [], {}).config
+    path = tmp_path / "child.toml"
+    path.write_text(config_file_text(config), encoding="utf-8")
+    assert tomllib.loads(path.read_text(encoding="utf-8"))["api"]["api_key"] == "hush"
+    assert load_config({"config": str(path)}, [], {}).config == config
+
+
+def test_status_without_a_router_is_a_clear_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", "--url", "http://127.0.0.1:1"]) == 1
+    assert "http://127.0.0.1:1: nothing listens there" in capsys.readouterr().err
+    assert main(["status", "--url", "localhost"]) == 1
+    assert "the URL is 'localhost': wanted http://host:port" in capsys.readouterr().err
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys\nfrom pdserve.cli import main\n"
+        "try: main(['serve', '--help'])\nexcept SystemExit: pass\n"
+        "print(*sorted({name.split('.')[0] for name in sys.modules}), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(done.stderr.split())
+    assert not loaded & {"paddle", "numba", "numpy", "grpc", "fastapi", "redis", "tokenizers"}
+    assert "pdserve" in loaded

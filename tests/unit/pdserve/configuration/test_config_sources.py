@@ -1,0 +1,385 @@
+"""Flags, variables and the file: who wins, and what is said about every kind of mistake."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from common.nodes import Role
+from pdserve.configuration.config_sources import (
+    SERVE,
+    Command,
+    LoadedConfig,
+    SettingsError,
+    load_config,
+)
+from pdserve.configuration.flags import SET_BY_UP, UP_DEFAULTS, build_parser
+from pdserve.configuration.options import all_options
+
+UP = Command(name="pdserve up", defaults=UP_DEFAULTS, own_keys=SET_BY_UP)
+ENOUGH = ("--role", "decode", "--model", "m")
+
+
+def load(
+    *arguments: str, environ: Mapping[str, str] | None = None, command: Command = SERVE
+) -> LoadedConfig:
+    name = command.name.removeprefix("pdserve ")
+    parsed, unknown = build_parser().parse_known_args([name, *arguments])
+    role = Role.ROUTER if command is UP else None
+    return load_config(vars(parsed), unknown, environ or {}, command=command, role=role)
+
+
+def problems(
+    *arguments: str, environ: Mapping[str, str] | None = None, command: Command = SERVE
+) -> list[str]:
+    with pytest.raises(SettingsError) as caught:
+        load(*arguments, environ=environ, command=command)
+    return list(caught.value.problems)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "pdserve.toml"
+
+
+def test_a_flag_wins_over_a_variable_over_the_file_over_the_default(file: Path) -> None:
+    file.write_text("[engine]\nmax_num_seqs = 1\nblock_size = 1\nnum_threads = 1\n")
+    loaded = load(
+        *ENOUGH,
+        *("--config", str(file), "--max-num-seqs", "3"),
+        environ={"PDSERVE_MAX_NUM_SEQS": "2", "PDSERVE_BLOCK_SIZE": "2"},
+    )
+    engine = loaded.config.engine
+    assert (engine.max_num_seqs, engine.block_size, engine.num_threads) == (3, 2, 1)
+    assert engine.max_num_batched_tokens == 8192
+    assert loaded.origins["max_num_seqs"] == "flag --max-num-seqs"
+    assert loaded.origins["block_size"] == "variable PDSERVE_BLOCK_SIZE"
+    assert loaded.origins["num_threads"] == f"file {file} [engine] num_threads"
+    assert loaded.origins["max_num_batched_tokens"] == "default"
+
+
+def test_the_file_is_named_by_a_variable_or_a_flag_and_the_flag_wins(file: Path) -> None:
+    file.write_text('role = "mixed"\n[model]\nmodel = "from-the-file"\n')
+    for arguments, environ in (
+        (("--config", str(file)), {}),
+        ((), {"PDSERVE_CONFIG": str(file)}),
+        (("--config", str(file)), {"PDSERVE_CONFIG": "/nowhere"}),
+    ):
+        config = load(*arguments, environ=environ).config
+        assert (config.role, config.model.model) == (Role.MIXED, "from-the-file")
+
+
+LEGAL_VALUES = {
+    "model": "m",
+    "dtype": "auto",
+    "log_level": "info",
+    "host": "127.0.0.2",
+    "log_format": "json",
+    "otel_endpoint": "http://collector:4317",
+    "attention_backend": "numba",
+    "redis_url": "unix://s",
+    "placement_policy": "round_robin",
+    "reservation_policy": "global_ratio",
+    "preemption_policy": "shortest_output",
+    "preemption_mode": "swap",
+    "requeue": "tail",
+    "speculative_method": "ngram",
+    "kv_transport": "zmq",
+    "kv_verify": "commit",
+}
+
+
+def test_every_setting_can_come_from_each_source(file: Path) -> None:
+    for option in all_options().values():
+        if option.key == "role":
+            continue
+        by_kind = {"int": "64", "float": "0.5", "bool": "false", "bytes": "64MiB", "seconds": "5"}
+        value = LEGAL_VALUES.get(option.key) or by_kind.get(option.kind, "x")
+        quoted = f'"{value}"' if option.kind in ("str", "bytes") else value
+        file.write_text(f"[{option.section}]\n{option.key} = {quoted}\n")
+        flag = [f"--no-{option.key.replace('_', '-')}"] if option.kind == "bool" else []
+        base = ["--role", "decode"] if option.key == "model" else [*ENOUGH]
+        base += ["--speculative-method", "mtp"] if option.key == "speculative_model" else []
+        by_flag = load(*base, *(flag or [option.flag, value]))
+        by_variable = load(*base, environ={option.variable: value})
+        by_file = load(*base, "--config", str(file))
+        assert by_flag.config == by_variable.config == by_file.config, option.key
+        assert by_flag.origins[option.key] == f"flag {option.flag}"
+
+
+@pytest.mark.parametrize(
+    ("text", "size_bytes"),
+    [
+        ("1048576", 1 << 20),
+        ("512MiB", 512 << 20),
+        ("2GiB", 2 << 30),
+        ("1.5gib", 3 << 29),
+        ("2 GB", 2 * 10**9),
+        ("1e9", 10**9),
+        ("2097152B", 2 << 20),
+    ],
+)
+def test_sizes(text: str, size_bytes: int, file: Path) -> None:
+    assert load(*ENOUGH, "--kv-cache-memory", text).config.engine.kv_cache_memory == size_bytes
+    file.write_text(f'[engine]\nkv_cache_memory = "{text}"\n')
+    assert load(*ENOUGH, "--config", str(file)).config.engine.kv_cache_memory == size_bytes
+
+
+@pytest.mark.parametrize(("text", "size_bytes"), [("1e9", 10**9), ("67108864", 64 << 20)])
+def test_sizes_as_toml_numbers(text: str, size_bytes: int, file: Path) -> None:
+    file.write_text(f"[engine]\nkv_cache_memory = {text}\n")
+    assert load(*ENOUGH, "--config", str(file)).config.engine.kv_cache_memory == size_bytes
+
+
+@pytest.mark.parametrize("text", ["true", "YES", "on", "1"])
+def test_truths(text: str) -> None:
+    environ = {"PDSERVE_ENABLE_PREFIX_CACHING": text}
+    assert load(*ENOUGH, environ=environ).config.engine.enable_prefix_caching is True
+
+
+BAD_FLAGS = [
+    (("--port", "x"), "port is 'x': wanted a whole number (from flag --port)"),
+    (("--port", "1.0"), "port is '1.0': wanted a whole number (from flag --port)"),
+    (("--port", ""), "port is '': wanted a whole number (from flag --port)"),
+    (("--port",), "port has no value: wanted a whole number (from flag --port)"),
+    (("--port", "-1"), "port is -1: wanted 0 to 65535 (from flag --port)"),
+    (("--port", "65536"), "port is 65536: wanted 0 to 65535 (from flag --port)"),
+    (
+        ("--max-model-len", "9" * 20),
+        f"max_model_len is '{'9' * 20}': wanted at most {2**63 - 1} (from flag --max-model-len)",
+    ),
+    (("--lease-s", "soon"), "lease_s is 'soon': wanted a number of seconds (from flag --lease-s)"),
+    (("--lease-s", "nan"), "lease_s is 'nan': wanted a number of seconds (from flag --lease-s)"),
+    (
+        ("--lease-s", "0"),
+        "lease_s is 0.0: wanted 0.1 to 3600 seconds (from flag --lease-s)",
+    ),
+    (
+        ("--kv-window", "2G"),
+        "kv_window is '2G': wanted a number of bytes, such as 512MiB, 2GiB or 1e9"
+        " (from flag --kv-window)",
+    ),
+    (
+        ("--kv-window", "1e99"),
+        f"kv_window is '1e99': wanted at most {2**63 - 1} (from flag --kv-window)",
+    ),
+    (
+        ("--kv-window", "1.0001KiB"),
+        "kv_window is '1.0001KiB': wanted a whole number of bytes (from flag --kv-window)",
+    ),
+    (
+        ("--node-id", "a\nb"),
+        "node_id is 'a\\nb': wanted UTF-8 text without control characters (from flag --node-id)",
+    ),
+    (
+        ("--node-id", "\udcff"),
+        "node_id is '\\udcff': wanted UTF-8 text without control characters (from flag --node-id)",
+    ),
+    *(
+        (
+            ("--redis-url", url),
+            f"redis_url is {url!r}: wanted redis://host:port/db, rediss://… or unix://… "
+            "(from flag --redis-url)",
+        )
+        for url in ("", "h:6379", "memory://", "redis://h:port", "redis://h:99999", "rediss://h:0")
+    ),
+    (("--max-num-seq", "3"), "unknown flag --max-num-seq: did you mean --max-num-seqs?"),
+    (("--quantum",), "unknown flag --quantum"),
+    (("--bogus",), "unknown flag --bogus"),
+    (("stray",), "unexpected argument 'stray': wanted flags only"),
+    (("--config",), "--config has no value: wanted the path of a TOML file"),
+    (
+        ("--max-num-batched-tokens", "8"),
+        "max_num_batched_tokens is 8: wanted at least 32 for max_num_seqs = 32 sequences of 1 "
+        "token (speculative_method = none), or max_num_seqs at most 8 (max_num_batched_tokens "
+        "from flag --max-num-batched-tokens, max_num_seqs from default, speculative_method from "
+        "default)",
+    ),
+]
+
+
+@pytest.mark.parametrize(("arguments", "problem"), BAD_FLAGS)
+def test_a_bad_flag(arguments: tuple[str, ...], problem: str) -> None:
+    assert problems(*ENOUGH, *arguments) == [problem]
+
+
+BAD_KEYS = [
+    ("[engine]\nmax_num_seq = 1", "'max_num_seq' in [engine]", ": did you mean max_num_seqs?"),
+    ("[engine]\nmax-num-seqs = 1", "'max-num-seqs' in [engine]", ": did you mean max_num_seqs?"),
+    ("[engine]\nport = 1", "'port' in [engine]", ": port belongs in [server]"),
+    ("port = 1", "'port' at the top", ": port belongs in [server]"),
+    ("[server]\nrole = 'mixed'", "'role' in [server]", ": role belongs at the top"),
+    ("[server]\nzzz = 'mixed'", "'zzz' in [server]", ""),
+]
+
+
+@pytest.mark.parametrize(("text", "key", "hint"), BAD_KEYS)
+def test_an_unknown_key_in_the_file(file: Path, text: str, key: str, hint: str) -> None:
+    file.write_text(text)
+    assert problems(*ENOUGH, "--config", str(file)) == [f"unknown key {key} of {file}{hint}"]
+
+
+def test_an_unknown_section_in_the_file(file: Path) -> None:
+    file.write_text("engine = 1\n[serve]\nport = 1")
+    assert problems(*ENOUGH, "--config", str(file)) == [
+        f"'engine' in {file} is a value: wanted a section [engine]",
+        f"unknown section [serve] in {file}: did you mean server?",
+    ]
+
+
+SIZE = "a number of bytes, such as 512MiB, 2GiB or 1e9"
+BAD_VALUES = [
+    ("scheduling", "init_new_token_ratio", "'half'", "is 'half'", "a number"),
+    ("scheduling", "init_new_token_ratio", "nan", "is nan", "a number"),
+    ("scheduling", "clip_max_new_tokens", "1.5", "is 1.5", "a whole number"),
+    ("scheduling", "swap_space", "true", "is True", SIZE),
+    ("speculation", "num_speculative_tokens", "'4'", "is '4'", "a whole number"),
+    ("engine", "max_num_seqs", "'8'", "is '8'", "a whole number"),
+    ("engine", "max_num_seqs", "true", "is True", "a whole number"),
+    ("engine", "max_num_seqs", "8.0", "is 8.0", "a whole number"),
+    ("engine", "max_num_seqs", "{}", "is {}", "a whole number"),
+    ("engine", "enable_prefix_caching", "1", "is 1", "true or false"),
+    ("model", "served_model_name", "1", "is 1", "text"),
+    ("handoff", "lease_s", "inf", "is inf", "a number of seconds"),
+    ("handoff", "lease_s", "true", "is True", "a number of seconds"),
+    ("engine", "kv_cache_memory", "1.5", "is 1.5", SIZE),
+    ("engine", "kv_cache_memory", "1979-05-27", "is datetime.date(1979, 5, 27)", SIZE),
+]
+
+
+@pytest.mark.parametrize(("section", "key", "raw", "shown", "wanted"), BAD_VALUES)
+def test_a_value_of_a_wrong_type_in_the_file(
+    file: Path, section: str, key: str, raw: str, shown: str, wanted: str
+) -> None:
+    file.write_text(f"[{section}]\n{key} = {raw}")
+    assert problems(*ENOUGH, "--config", str(file)) == [
+        f"{key} {shown}: wanted {wanted} (from file {file} [{section}] {key})"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"[engine", "is not TOML: "),
+        (b"\xff", "is not UTF-8 text"),
+        (b"#" * ((1 << 20) + 1), "is larger than 1048576 bytes"),
+        (b"a = " + b"[" * 10_000, "is nested too deeply"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_the_only_problem(
+    file: Path, content: bytes, reason: str
+) -> None:
+    file.write_bytes(content)
+    (problem,) = problems("--config", str(file))
+    assert problem.startswith(f"the configuration file {file} {reason}")
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    missing = tmp_path / "missing.toml"
+    assert problems("--config", str(missing)) == [
+        f"cannot read the configuration file {missing}: No such file or directory"
+    ]
+    assert problems("--config", str(tmp_path)) == [
+        f"cannot read the configuration file {tmp_path}: Is a directory"
+    ]
+
+
+def test_variables() -> None:
+    environ = {
+        "PDSERVE_PROT": "1",
+        "PDSERVE_FOO": "1",
+        "PDSERVE_PORT": "many",
+        "PDSERVE_CACHE": "/anywhere",
+        "PATH": "/bin",
+    }
+    assert problems(*ENOUGH, environ=environ) == [
+        "unknown variable PDSERVE_FOO",
+        "port is 'many': wanted a whole number (from variable PDSERVE_PORT)",
+        "unknown variable PDSERVE_PROT: did you mean PDSERVE_PORT?",
+    ]
+
+
+def test_all_problems_of_all_sources_are_told_at_once(file: Path) -> None:
+    file.write_text("[api]\nmax_body = 1\nmax_boddy = 1\n")
+    assert problems(
+        *("--role", "decoder", "--config", str(file), "--dtype", "int3", "--lease", "3"),
+        environ={"PDSERVE_BLOCK_SIZE": "48"},
+    ) == [
+        f"unknown key 'max_boddy' in [api] of {file}: did you mean max_body?",
+        "unknown flag --lease: did you mean --lease-s?",
+        "role is 'decoder': wanted router, prefill, decode or mixed: did you mean decode?"
+        " (from flag --role)",
+        "dtype is 'int3': wanted auto, float32, float16 or bfloat16 (from flag --dtype)",
+        "block_size is 48: wanted a power of two (from variable PDSERVE_BLOCK_SIZE)",
+        f"max_body is 1 bytes: wanted at least 1KiB (from file {file} [api] max_body)",
+        "model is empty: wanted a Hugging Face folder or a .gguf file (set it with --model, "
+        "PDSERVE_MODEL, or model under [model] in the file)",
+    ]
+
+
+def test_a_missing_role_is_a_problem() -> None:
+    assert problems("--model", "m") == [
+        "role is missing: wanted router, prefill, decode or mixed "
+        "(set it with --role, PDSERVE_ROLE, or role in the file)"
+    ]
+
+
+def test_a_value_already_reported_breaks_no_second_rule() -> None:
+    (problem,) = problems(*ENOUGH, "--max-num-seqs", "x", "--max-num-batched-tokens", "8")
+    assert problem.startswith("max_num_seqs is 'x'")
+
+
+def test_secrets_are_not_repeated(file: Path) -> None:
+    file.write_text("[api]\napi_key = 42\n")
+    told = problems(
+        *(*ENOUGH, "--config", str(file), "--api-kye", "hush", "--api-kay=hush"),
+        *("--redis-url", "http://me:hush@host"),
+        environ={"PDSERVE_APIKEY": "hush"},
+    )
+    assert told == [
+        f"api_key has a wrong value (not shown): wanted text (from file {file} [api] api_key)",
+        "unknown variable PDSERVE_APIKEY: did you mean PDSERVE_API_KEY?",
+        "unknown flag --api-kye: did you mean --api-key?",
+        "unknown flag --api-kay: did you mean --api-key?",
+        "redis_url is 'http://***@host': wanted redis://host:port/db, rediss://… or unix://… "
+        "(from flag --redis-url)",
+    ]
+
+
+def test_a_switch_needs_no_value() -> None:
+    assert load(*ENOUGH).config.scheduling.enable_priority_scheduling is False
+    loaded = load(*ENOUGH, "--enable-priority-scheduling")
+    assert loaded.config.scheduling.enable_priority_scheduling is True
+
+
+def test_the_rules_between_sections_say_where_each_value_is_from(file: Path) -> None:
+    file.write_text("[engine]\nmax_num_batched_tokens = 2048\n")
+    told = problems(
+        *(*ENOUGH, "--config", str(file), "--max-num-seqs", "512", "--speculative-method", "mtp"),
+        environ={"PDSERVE_NUM_SPECULATIVE_TOKENS": "4"},
+    )
+    assert told == [
+        "max_num_batched_tokens is 2048: wanted at least 2560 for max_num_seqs = 512 sequences of "
+        "5 tokens (1 and num_speculative_tokens = 4 of speculative_method = mtp), or max_num_seqs "
+        f"at most 409 (max_num_batched_tokens from file {file} [engine] max_num_batched_tokens, "
+        "max_num_seqs from flag --max-num-seqs, num_speculative_tokens from variable "
+        "PDSERVE_NUM_SPECULATIVE_TOKENS, speculative_method from flag --speculative-method)"
+    ]
+
+
+def test_a_local_cluster_has_its_own_defaults_and_settings() -> None:
+    loaded = load(command=UP)
+    assert loaded.config.model.model == "demo"
+    assert loaded.config.server.port == 8000
+    assert loaded.config.engine.max_num_batched_tokens == 512
+    assert loaded.config.engine.kv_cache_memory == 512 << 20
+    assert loaded.origins["model"] == "default of `pdserve up`"
+    assert load("--kv-cache-memory", "1GiB", command=UP).config.engine.kv_cache_memory == 1 << 30
+    assert problems(
+        *("--redis-url", "redis://h"), environ={"PDSERVE_ROLE": "decode"}, command=UP
+    ) == [
+        "role cannot be set: `pdserve up` chooses it (from variable PDSERVE_ROLE)",
+        "redis_url cannot be set: `pdserve up` chooses it (from flag --redis-url)",
+    ]

@@ -1,0 +1,97 @@
+"""Nothing listens beyond this machine without keys unless somebody said so."""
+
+from __future__ import annotations
+
+import pytest
+
+from common.addresses import is_loopback
+from pdserve.configuration.config_sources import SERVE, UP, SettingsError, load_config
+from pdserve.configuration.flags import build_parser
+from pdserve.configuration.shown_config import config_file_text
+from pdserve.local_cluster.cluster_plan import ClusterSize, plan_cluster
+
+LOOPBACK = ["127.0.0.1", "127.1.2.3", "localhost", "LOCALHOST", "::1"]
+REACHED = ["0.0.0.0", "::", "", "10.0.0.1", "node-3", "fe80::1", "localhost.example", "128.0.0.1"]
+SAFE_REDIS = ["rediss://10.0.0.1/0", "redis://127.0.0.1:6379/0", "redis://localhost", "unix:///s"]
+
+
+def problems(command: str, *arguments: str) -> list[str]:
+    own = ("--role", "decode", "--model", "m") if command == "serve" else ()
+    parsed, unknown = build_parser().parse_known_args([command, *own, *arguments])
+    try:
+        load_config(vars(parsed), unknown, {}, command=SERVE if command == "serve" else UP)
+    except SettingsError as error:
+        return [one for one in error.problems if "role is missing" not in one]
+    return []
+
+
+@pytest.mark.parametrize("host", LOOPBACK)
+def test_loopback_needs_no_keys(host: str) -> None:
+    assert is_loopback(host)
+    assert problems("serve", "--host", host) == problems("up", "--host", host) == []
+
+
+@pytest.mark.parametrize("host", REACHED)
+def test_an_address_that_others_reach_needs_keys(host: str) -> None:
+    assert not is_loopback(host)
+    (said,) = problems("serve", "--host", host)
+    assert said.startswith(f"host is {host!r}, where other machines reach it: wanted --keys")
+    for hint in ("DIR/node", "pdserve keys init DIR", "--insecure", "(from flag --host)"):
+        assert hint in said
+    assert problems("serve", "--host", host, "--keys", "k", "--redis-url", SAFE_REDIS[0]) == []
+    assert problems("serve", "--host", host, "--insecure") == []
+    # One key in clear opens the API; it closes no port of a node.
+    assert len(problems("serve", "--host", host, "--api-key", "x")) == 1
+
+
+def test_a_router_is_told_of_its_own_folder() -> None:
+    parsed, unknown = build_parser().parse_known_args(
+        ["serve", "--role", "router", "--model", "m", "--host", "10.0.0.1"]
+    )
+    with pytest.raises(SettingsError, match="--keys DIR/router"):
+        load_config(vars(parsed), unknown, {})
+
+
+@pytest.mark.parametrize("host", REACHED)
+def test_up_wants_an_api_key_where_others_reach_its_router(host: str) -> None:
+    (said,) = problems("up", "--host", host)
+    assert "--api-key TEXT, or --insecure" in said
+    assert problems("up", "--host", host, "--api-key", "x") == []
+    assert problems("up", "--host", host, "--insecure") == []
+
+
+def test_up_has_no_keys() -> None:
+    assert problems("up", "--keys", "k") == [
+        "keys cannot be set: `pdserve up` chooses it (from flag --keys)"
+    ]
+
+
+def test_what_up_starts_passes_the_rules_of_serve() -> None:
+    parsed, unknown = build_parser().parse_known_args(["up", "--host", "0.0.0.0", "--api-key", "x"])
+    from common.nodes import Role
+
+    base = load_config(vars(parsed), unknown, {}, command=UP, role=Role.DECODE).config
+    for process in plan_cluster(base, ClusterSize(prefill=1, decode=1, mixed=0), "redis://h"):
+        assert SERVE.rules(process.config) == []
+        is_router = process.config.role is Role.ROUTER
+        assert (process.config.server.host == "0.0.0.0") == is_router
+        assert "insecure = " in config_file_text(process.config)
+
+
+@pytest.mark.parametrize("url", SAFE_REDIS)
+def test_a_password_travels_encrypted_or_not_at_all(url: str) -> None:
+    assert problems("serve", "--keys", "k", "--redis-url", url) == []
+
+
+@pytest.mark.parametrize("url", ["redis://10.0.0.1/0", "redis://redis:6379"])
+def test_a_password_in_clear_is_refused(url: str) -> None:
+    (said,) = problems("serve", "--keys", "k", "--redis-url", url)
+    assert said.startswith(f"redis_url is {url!r}: wanted rediss://")
+    assert problems("serve", "--keys", "k", "--insecure", "--redis-url", url) == []
+    # Without keys there is none to protect but the URL's own.
+    assert problems("serve", "--redis-url", url) == []
+
+
+def test_one_kv_key_is_enough() -> None:
+    (said,) = problems("serve", "--keys", "k", "--kv-key", "f")
+    assert said.startswith("kv_key is 'f': wanted none, because the keys folder has one")

@@ -1,0 +1,211 @@
+"""What a node's configuration makes of shared memory, RDMA and keys."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+from pathlib import Path
+from types import SimpleNamespace
+from typing import NoReturn, cast
+
+import numpy as np
+import pytest
+
+from common.config import Config, HandoffConfig
+from common.errors import ConfigError
+from common.ids import AttemptId, Incarnation
+from common.kv_layout import KVLayout
+from common.nodes import Role
+from kv_transfer.connector import Commit, ConnectorEvent, Landed, Ticket
+from kv_transfer.curve_keys import new_curve_keys, write_curve_keys
+from kv_transfer.rdma.mooncake_engine import RdmaUnavailable
+from kv_transfer.shm import shm_lane
+from kv_transfer.shm.shared_pool import NotShared
+from kv_transfer.zmq_connector import ZmqConnector
+from node.engine_node import LoadedModel
+from pdserve.roles import kv_plane
+from pdserve.roles.kv_plane import KVPlane
+from tests.fakes.fake_one_sided_lane import Fabric, FakeOneSidedLane
+
+WANTED = 1 << 20
+
+
+def config(role: Role, transport: str, *, key: str = "") -> Config:
+    return Config(role=role, handoff=HandoffConfig(kv_transport=transport, kv_key=key))
+
+
+@pytest.fixture(autouse=True)
+def engines(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The devices of every RDMA engine that was asked for; there is none."""
+    asked: list[str] = []
+
+    def refuse(host: str, devices: str) -> None:
+        asked.append(devices)
+        raise RdmaUnavailable("there is no device")
+
+    monkeypatch.setattr(kv_plane, "MooncakeEngine", refuse)
+    return asked
+
+
+@pytest.mark.parametrize(
+    ("role", "transport", "is_shared"),
+    [
+        (Role.PREFILL, "auto", True),
+        (Role.PREFILL, "shm", True),
+        (Role.PREFILL, "zmq", False),
+        (Role.DECODE, "auto", False),
+        (Role.DECODE, "shm", False),
+        (Role.MIXED, "auto", False),
+    ],
+)
+def test_a_pool_is_shared_where_others_may_read_it(
+    role: Role, transport: str, is_shared: bool
+) -> None:
+    memory = KVPlane(config(role, transport)).host_memory(WANTED, True)
+    assert (memory is not None) == is_shared
+    if memory is not None:
+        assert memory.size == WANTED
+        assert memory.flags.writeable
+
+
+def test_auto_does_without_shared_memory_where_there_is_none(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(num_bytes: int, *, is_touched: bool) -> None:
+        raise OSError("no such memory")
+
+    monkeypatch.setattr(kv_plane, "SharedPool", fail)
+    assert KVPlane(config(Role.PREFILL, "auto")).host_memory(WANTED, True) is None
+    assert "no such memory" in caplog.text
+    with pytest.raises(ConfigError, match=r"kv_transport is shm.*no such memory"):
+        KVPlane(config(Role.PREFILL, "shm")).host_memory(WANTED, True)
+
+
+@pytest.mark.parametrize(
+    ("role", "transport", "has_key", "is_asked"),
+    [
+        (Role.PREFILL, "auto", False, True),
+        (Role.DECODE, "auto", False, True),
+        (Role.PREFILL, "auto", True, False),
+        (Role.MIXED, "auto", False, False),
+        (Role.MIXED, "rdma", False, False),
+        (Role.PREFILL, "shm", False, False),
+        (Role.DECODE, "zmq", False, False),
+    ],
+)
+def test_who_looks_for_rdma(
+    role: Role,
+    transport: str,
+    has_key: bool,
+    is_asked: bool,
+    engines: list[str],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It is open to whoever reaches it, so a cluster with a key has to ask for it by name."""
+    key = tmp_path / "key"
+    write_curve_keys(key, new_curve_keys())
+    with caplog.at_level(logging.DEBUG):
+        KVPlane(config(role, transport, key=str(key) if has_key else ""))
+    assert engines == [""] * is_asked
+    assert ("there is no device" in caplog.text) == is_asked
+
+
+@pytest.mark.parametrize("has_key", [False, True])
+def test_rdma_that_was_asked_for_and_is_not_there(has_key: bool, tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    write_curve_keys(key, new_curve_keys())
+    with pytest.raises(ConfigError, match="kv_transport is rdma, but there is no device"):
+        KVPlane(config(Role.PREFILL, "rdma", key=str(key) if has_key else ""))
+
+
+def test_a_key_file_is_read_before_anything_is_loaded(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="kv_key"):
+        KVPlane(config(Role.DECODE, "zmq", key=str(tmp_path / "nowhere")))
+
+
+LAYOUT = KVLayout(
+    model_digest="m", num_layers=2, num_kv_heads=2, head_dim=8, block_size=4, dtype="float32"
+)
+
+
+class Node:
+    """A node's end of the KV plane at `--kv-transport auto`, with a pool and no model."""
+
+    def __init__(self, role: Role) -> None:
+        self.events: queue.Queue[ConnectorEvent] = queue.Queue()
+        self.incarnation = Incarnation(role.value, 1)
+        plane = KVPlane(config(role, "auto"))
+        memory = plane.host_memory(8 * LAYOUT.block_bytes, True)
+        if memory is None:
+            memory = np.zeros(8 * LAYOUT.block_bytes, np.uint8)
+        self.pool = memory.reshape(LAYOUT.num_layers, 2, 8, LAYOUT.piece_bytes)
+        model = cast(LoadedModel, SimpleNamespace(kv_bytes=self.pool, layout=LAYOUT))
+        self.connector = cast(ZmqConnector, plane.connect(model, self.incarnation, self.events.put))
+
+    def close(self) -> None:
+        self.connector.close()
+
+
+def lane_taken(prefill: Node, decode: Node) -> str:
+    """By a handoff of one block, which is where it belongs then."""
+    ticket = Ticket(
+        attempt=AttemptId("a", 0),
+        decode_node=decode.incarnation,
+        kv_endpoint=decode.connector.endpoint,
+        lease_token=1,
+        generation=1,
+        target_block_ids=(3,),
+        num_cached_tokens=0,
+        fingerprint=LAYOUT.fingerprint,
+        lease_s=30.0,
+    )
+    prefill.pool[:, :, 5] = 77
+    decode.connector.expect(ticket, sender_deadline_s=20.0)
+    prefill.connector.open(ticket, deadline_s=20.0)
+    for layer in range(LAYOUT.num_layers):
+        prefill.connector.push(1, layer=layer, ordinals=[0], source_blocks=[5])
+    prefill.connector.commit(1, Commit(num_tokens=4, first_token_id=0))
+    assert isinstance(decode.events.get(timeout=20), Landed)
+    assert np.all(decode.pool[:, :, 3] == 77)
+    return prefill.connector.statistics().lanes[decode.incarnation.node_id]
+
+
+@pytest.mark.parametrize(
+    ("shm", "rdma", "lane"),
+    [
+        ("both", "both", "shm"),
+        ("both", "neither", "shm"),
+        ("not the same host", "both", "rdma"),
+        ("no memory", "both", "rdma"),
+        ("not the same host", "decode", "zmq"),
+        ("not the same host", "prefill", "zmq"),
+        ("no memory", "neither", "zmq"),
+    ],
+)
+def test_auto_takes_the_fastest_lane_that_the_pair_has(
+    shm: str, rdma: str, lane: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fabric, role = Fabric(), Role.PREFILL
+
+    def start_engine(host: str, devices: str) -> object:
+        if rdma in ("both", role.value):
+            return object()
+        raise RdmaUnavailable("there is no device")
+
+    def refuse(*args: object, **options: object) -> NoReturn:
+        raise NotShared("process 1 is on another host") if shm != "no memory" else OSError("none")
+
+    monkeypatch.setattr(kv_plane, "MooncakeEngine", start_engine)
+    monkeypatch.setattr(
+        kv_plane, "RdmaLane", lambda pool, engine, window_bytes: FakeOneSidedLane(fabric, pool)
+    )
+    if shm == "not the same host":
+        monkeypatch.setattr(shm_lane, "map_pool", refuse)
+    elif shm == "no memory":
+        monkeypatch.setattr(kv_plane, "SharedPool", refuse)
+    with contextlib.closing(Node(role)) as prefill:
+        role = Role.DECODE
+        with contextlib.closing(Node(role)) as decode:
+            assert lane_taken(prefill, decode) == lane

@@ -1,0 +1,40 @@
+"""Signals of a role: the first SIGTERM drains, everything else ends at once."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+
+import pytest
+
+from pdserve.roles.shutdown import Ending
+
+
+@pytest.mark.parametrize(
+    ("signals", "drains", "ends"),
+    [
+        ([signal.SIGTERM], True, False),
+        ([signal.SIGTERM, signal.SIGTERM], True, True),
+        ([signal.SIGTERM, signal.SIGINT], True, True),
+        ([signal.SIGINT], False, True),
+    ],
+)
+async def test_signals(signals: list[signal.Signals], drains: bool, ends: bool) -> None:
+    ending = Ending()
+    ending.watch_signals()
+    loop = asyncio.get_running_loop()
+    try:
+        for number in signals:
+            os.kill(os.getpid(), number)
+            # The loop reads one signal after the other.
+            for _ in range(100):
+                await asyncio.sleep(0)
+        async with asyncio.timeout(60):
+            await ending.either.wait()
+            if ends:
+                await ending.now.wait()
+    finally:
+        loop.remove_signal_handler(signal.SIGTERM)
+        loop.remove_signal_handler(signal.SIGINT)
+    assert (ending.drain.is_set(), ending.now.is_set()) == (drains, ends)

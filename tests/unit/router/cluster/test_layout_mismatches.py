@@ -1,0 +1,54 @@
+"""A prefill node that nobody can take KV from is named, with both sides' values (S57)."""
+
+from __future__ import annotations
+
+from common.ids import Incarnation
+from common.nodes import NodeRecord, Role
+from router.cluster.layout_mismatches import MAX_WARNINGS, unpaired_prefill_nodes
+
+
+def record(
+    name: str, role: Role, fingerprint: str = "f", *, kv: str = "30 layers, without mtp"
+) -> NodeRecord:
+    return NodeRecord(
+        incarnation=Incarnation(name, 1),
+        role=role,
+        control_address="127.0.0.1:1",
+        model="m",
+        fingerprint=fingerprint,
+        block_size=4,
+        num_blocks=100,
+        max_num_seqs=10,
+        max_model_len=1000,
+        kv_description=kv,
+    )
+
+
+DECODE = record("d0", Role.DECODE)
+
+
+def test_a_pair_that_fits_is_nothing_to_say() -> None:
+    assert unpaired_prefill_nodes([DECODE, record("p0", Role.PREFILL)]) == []
+
+
+def test_nothing_is_compared_without_a_decode_node() -> None:
+    lonely = [record("p0", Role.PREFILL), record("m0", Role.MIXED, "other")]
+    assert unpaired_prefill_nodes(lonely) == []
+
+
+def test_both_sides_values_are_named() -> None:
+    prefill = record("p0", Role.PREFILL, "g", kv="31 layers, with mtp")
+    assert unpaired_prefill_nodes([DECODE, record("d1", Role.DECODE), prefill]) == [
+        "p0 can hand nothing off: its KV cache (31 layers, with mtp) is not that of "
+        "d0 (30 layers, without mtp)"
+    ]
+
+
+def test_a_node_that_describes_nothing_is_named_by_its_fingerprint() -> None:
+    (warning,) = unpaired_prefill_nodes([DECODE, record("p0", Role.PREFILL, "0123", kv="")])
+    assert "(fingerprint 0123)" in warning
+
+
+def test_warnings_are_bounded() -> None:
+    many = [record(f"p{i}", Role.PREFILL, "g") for i in range(50)]
+    assert len(unpaired_prefill_nodes([DECODE, *many])) == MAX_WARNINGS

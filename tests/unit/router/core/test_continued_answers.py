@@ -1,0 +1,83 @@
+"""Answers that go on at another node, behind what the client has."""
+
+from __future__ import annotations
+
+import pytest
+
+from common.errors import Draining, NodeLost, Overloaded
+from common.ids import AttemptId, Incarnation
+from router.core.effects import Choose, EmitTokens, LegClosed, SendReserve
+from router.core.request_flow import MAX_ATTEMPTS, Reservation
+from tests.unit.router.core.test_request_flow import (
+    D0,
+    D1,
+    FIRST,
+    LOCAL,
+    P0,
+    SECOND,
+    aborts,
+    failure,
+    output,
+    prefilling,
+    reserving,
+    running,
+)
+
+
+def test_an_answer_may_be_continued_twice() -> None:
+    flow = running()
+    flow.on_output(D0, output(FIRST, 1, 11, 12, num_drafted=4, num_accepted=1))
+    flow.on_node_lost(D0)
+    flow.on_choice(D1, P0, "again", 0.0)
+    flow.on_reserve_reply(D1, SECOND, Reservation(None, 96), 0.0)
+    (emit,) = flow.on_output(D1, output(SECOND, 3, 13, 14, num_drafted=3, num_accepted=1))
+    assert isinstance(emit, EmitTokens)
+    assert (emit.chunk.num_drafted, emit.chunk.num_accepted) == (7, 2), "counted over attempts"
+    assert emit.chunk.num_cached_tokens == 64, "as much as was cached where the answer began"
+    effects = flow.on_output(D1, output(SECOND, 0, error=Draining("late")))
+    assert effects[-1] == Choose(None, frozenset({D0, D1}))
+    (reserve,) = flow.on_choice(Incarnation("d2", 1), None, "again", 0.0)
+    assert isinstance(reserve, SendReserve)
+    assert reserve.request.output_token_ids == (10, 11, 12, 13, 14)
+
+
+@pytest.mark.parametrize("has_token", [False, True])
+def test_a_node_that_drains_is_the_one_to_avoid(has_token: bool) -> None:
+    flow = prefilling()
+    if has_token:
+        flow.on_output(P0, output(FIRST, 0, 10))
+    effects = flow.on_output(D0, output(FIRST, 0, error=Draining("its time is over")))
+    assert effects[-1] == Choose(None, frozenset({D0})), "the prefill node did its part"
+    assert (P0, FIRST) in aborts(effects)
+
+
+def test_any_number_of_nodes_may_drain_one_after_the_other() -> None:
+    flow = prefilling()
+    flow.on_output(P0, output(FIRST, 0, 10))
+    flow.on_output(D0, output(FIRST, 0, error=Draining("late")))
+    for number in range(2, 3 * MAX_ATTEMPTS):
+        node, attempt = Incarnation(f"d{number}", 1), AttemptId("req", number)
+        flow.on_choice(node, None, "again", 0.0)
+        flow.on_reserve_reply(node, attempt, LOCAL, 0.0)
+        effects = flow.on_output(node, output(attempt, 0, error=Draining("late")))
+        assert isinstance(effects[-1], Choose)
+    error = failure(flow.on_no_choice(Overloaded("nobody")))
+    assert type(error) is NodeLost, "as when the node had died"
+
+
+def test_a_refusal_for_draining_leads_to_the_next_node_and_to_no_queue() -> None:
+    flow = reserving()
+    effects = flow.on_reserve_reply(D0, FIRST, Draining("leaving"), 0.0)
+    assert effects == [LegClosed(D0), Choose(None, frozenset({D0}))]
+    flow.on_choice(D1, P0, "next", 0.0)
+    flow.on_reserve_reply(D1, FIRST, Overloaded("full"), 0.0)
+    effects = flow.on_no_choice(Overloaded("nobody"))
+    assert effects == [Choose(None, frozenset({D0}))], "only the full one is asked to queue it"
+
+
+def test_a_continued_answer_may_be_refused() -> None:
+    flow = running()
+    flow.on_node_lost(D0)
+    flow.on_choice(D1, None, "again", 0.0)
+    effects = flow.on_reserve_reply(D1, SECOND, Overloaded("full"), 0.0)
+    assert effects[-1] == Choose(None, frozenset({D0, D1}))

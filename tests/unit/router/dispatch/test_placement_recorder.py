@@ -1,0 +1,207 @@
+"""Placements are written beside the data path, in order, latest word only."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from common.clock import ManualClock
+from common.ids import AttemptId, Incarnation
+from placement.memory_store import MemoryStore
+from placement.store import Placement, PlacementUnavailable
+from router.dispatch import placement_recorder
+from router.dispatch.placement_recorder import (
+    MAX_PENDING,
+    RENEWALS_PER_TTL,
+    TTL_S,
+    PlacementRecorder,
+)
+from router.watch.router_metrics import RouterMetrics
+from tests.fakes.http_server import eventually
+
+
+class GatedStore(MemoryStore):
+    """Calls wait for `gate`, are listed in `calls`, and fail while `is_away`."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        super().__init__(clock)
+        self.gate = asyncio.Event()
+        self.calls: list[str] = []
+        self.is_away = False
+
+    async def record(
+        self,
+        placed: Sequence[Placement],
+        gone: Sequence[AttemptId],
+        *,
+        router_id: str,
+        ttl_s: float,
+    ) -> None:
+        self.calls += [f"place {placement.attempt}" for placement in placed]
+        self.calls += [f"unplace {attempt}" for attempt in gone]
+        await self._pass()
+        await super().record(placed, gone, router_id=router_id, ttl_s=ttl_s)
+
+    async def _pass(self) -> None:
+        await self.gate.wait()
+        if self.is_away:
+            raise PlacementUnavailable("away")
+
+
+class Setup:
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.store = GatedStore(self.clock)
+        self.registry = CollectorRegistry()
+        metrics = RouterMetrics(self.registry)
+        self.recorder = PlacementRecorder(self.store, "r0", self.clock, metrics)
+
+    def num_errors(self, operation: str) -> float:
+        name = "pdserve_router_store_errors_total"
+        return self.registry.get_sample_value(name, {"operation": operation}) or 0.0
+
+
+@asynccontextmanager
+async def running() -> AsyncIterator[Setup]:
+    setup = Setup()
+    task = asyncio.create_task(setup.recorder.run())
+    yield setup
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+def placement(index: int = 0, reason: str = "why") -> Placement:
+    node = Incarnation("d0", 1)
+    return Placement(
+        attempt=AttemptId(f"req-{index}", 1),
+        router_id="r0",
+        decode=node,
+        prefill=None,
+        reason=reason,
+    )
+
+
+async def test_a_placement_is_written_and_removed() -> None:
+    async with running() as setup:
+        setup.store.gate.set()
+        setup.recorder.place_nowait(placement())
+        await setup.recorder.wait_idle()
+        assert await setup.store.placements() == [placement()]
+        setup.recorder.unplace_nowait(placement().attempt)
+        await setup.recorder.wait_idle()
+        assert await setup.store.placements() == []
+
+
+async def test_a_running_attempt_is_renewed_and_a_dead_routers_record_ends() -> None:
+    async with running() as setup:
+        setup.store.gate.set()
+        setup.recorder.place_nowait(placement(0))
+        await setup.recorder.wait_idle()
+        setup.clock.advance(TTL_S / RENEWALS_PER_TTL)
+        setup.recorder.place_nowait(placement(1))
+        await setup.recorder.wait_idle()
+        setup.clock.advance(TTL_S * 0.9)
+        assert await setup.store.placements() == [placement(0), placement(1)]
+        setup.clock.advance(TTL_S * 0.2)
+        assert await setup.store.placements() == []
+
+
+async def test_an_ended_attempt_is_not_renewed() -> None:
+    async with running() as setup:
+        setup.store.gate.set()
+        setup.recorder.place_nowait(placement(0))
+        await setup.recorder.wait_idle()
+        setup.recorder.unplace_nowait(placement(0).attempt)
+        setup.clock.advance(TTL_S / RENEWALS_PER_TTL)
+        setup.recorder.place_nowait(placement(1))
+        await setup.recorder.wait_idle()
+        assert await setup.store.placements() == [placement(1)]
+
+
+async def test_a_removal_is_never_lost_whenever_it_comes() -> None:
+    for num_ticks in range(8):
+        async with running() as setup:
+            setup.recorder.place_nowait(placement())
+            for _ in range(num_ticks):
+                await asyncio.sleep(0)
+            setup.recorder.unplace_nowait(placement().attempt)
+            setup.store.gate.set()
+            await setup.recorder.wait_idle()
+            assert await setup.store.placements() == [], f"after {num_ticks} ticks"
+
+
+async def test_what_was_never_written_is_never_removed() -> None:
+    async with running() as setup:
+        setup.recorder.place_nowait(placement())
+        setup.recorder.unplace_nowait(placement().attempt)
+        setup.store.gate.set()
+        setup.recorder.place_nowait(placement(1))
+        await setup.recorder.wait_idle()
+        assert setup.store.calls == ["place req-1/1"]
+
+
+async def test_only_the_latest_word_of_an_attempt_is_written() -> None:
+    async with running() as setup:
+        setup.store.gate.set()
+        setup.recorder.place_nowait(placement(reason="first"))
+        setup.recorder.place_nowait(placement(reason="second"))
+        await setup.recorder.wait_idle()
+        assert setup.store.calls == ["place req-0/1"]
+        assert (await setup.store.placements())[0].reason == "second"
+
+
+async def test_a_store_that_is_away_is_counted_and_forgotten() -> None:
+    async with running() as setup:
+        setup.store.gate.set()
+        setup.store.is_away = True
+        setup.recorder.place_nowait(placement())
+        await setup.recorder.wait_idle()
+        setup.recorder.unplace_nowait(placement().attempt)
+        await setup.recorder.wait_idle()
+        assert (setup.num_errors("place"), setup.num_errors("unplace")) == (1, 1)
+        assert setup.recorder._recorded == set()
+
+
+async def test_a_removal_that_was_not_written_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else the store would tell of it until the record expires by itself."""
+    monkeypatch.setattr(placement_recorder, "RETRY_S", 0.0)
+    async with running() as setup:
+        setup.store.gate.set()
+        setup.recorder.place_nowait(placement())
+        await setup.recorder.wait_idle()
+        setup.store.is_away = True
+        setup.recorder.unplace_nowait(placement().attempt)
+        await eventually(lambda: setup.num_errors("unplace") >= 2)
+        assert await setup.store.placements() == [placement()]
+        setup.store.is_away = False
+        await eventually(lambda: not setup.recorder._unwritten)
+        assert await setup.store.placements() == []
+
+
+async def test_a_removal_is_not_tried_for_longer_than_its_record_can_live(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(placement_recorder, "RETRY_S", 0.0)
+    async with running() as setup:
+        setup.store.gate.set()
+        setup.recorder.place_nowait(placement())
+        await setup.recorder.wait_idle()
+        setup.store.is_away = True
+        setup.recorder.unplace_nowait(placement().attempt)
+        await eventually(lambda: setup.num_errors("unplace") >= 2)
+        setup.clock.advance(TTL_S)
+        await eventually(lambda: not setup.recorder._unwritten)
+
+
+async def test_a_store_that_hangs_does_not_fill_the_memory() -> None:
+    async with running() as setup:
+        for index in range(MAX_PENDING + 100):
+            setup.recorder.place_nowait(placement(index))
+        assert len(setup.recorder._pending) == MAX_PENDING
+        assert setup.num_errors("record_dropped") == 100

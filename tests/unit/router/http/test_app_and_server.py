@@ -1,0 +1,159 @@
+"""Probes, keys, request ids, and the server around it all."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import Any
+
+import httpx
+import pytest
+
+from common.errors import ConfigError
+from router.http.server import bind_http, serve_http
+from tests.fakes.http_edge import hangs_after, make_edge
+from tests.fakes.http_server import eventually, raw_request, served
+
+TEXT: dict[str, Any] = {"model": "tiny", "prompt": "Hi"}
+
+
+async def test_probes() -> None:
+    edge = make_edge()
+    async with edge.client() as client:
+        assert (await client.get("/health")).json() == {"status": "ok"}
+        assert (await client.get("/ready")).json() == {"status": "ready"}
+        edge.cluster.wrong = ("p1 can hand nothing off",)
+        answer = (await client.get("/ready")).json()
+        assert answer == {"status": "ready", "warnings": ["p1 can hand nothing off"]}
+        edge.cluster.reason = "no decode node"
+        response = await client.get("/ready")
+        assert (response.status_code, response.headers["retry-after"]) == (503, "1")
+        assert response.json()["reason"] == "no decode node"
+        assert (await client.get("/health")).status_code == 200
+        assert (await client.get("/v1/cluster")).json() == {"nodes": [], "router": "r0"}
+        (card,) = (await client.get("/v1/models")).json()["data"]
+        assert (card["id"], card["object"], card["max_model_len"]) == ("tiny", "model", 256)
+        assert (await client.get("/v1/models/tiny")).json() == card
+        metrics = await client.get("/metrics")
+        assert metrics.headers["content-type"].startswith("text/plain")
+        assert "pdserve_requests_in_progress 0.0" in metrics.text
+
+
+async def test_a_broken_cluster_view_is_a_500_in_shape() -> None:
+    edge = make_edge()
+
+    def describe() -> dict[str, Any]:
+        raise KeyError("secret")
+
+    edge.cluster.describe = describe  # type: ignore[method-assign]
+    async with edge.client() as client:
+        response = await client.get("/v1/cluster")
+    assert response.status_code == 500
+    assert response.json()["error"]["code"] == "internal_error"
+    assert "secret" not in response.text
+
+
+async def test_the_description_stands_alone() -> None:
+    async with make_edge().client() as client:
+        paths = (await client.get("/openapi.json")).json()["paths"]
+        assert (await client.get("/docs")).status_code == 200
+    schema = paths["/v1/chat/completions"]["post"]["requestBody"]["content"]["application/json"]
+    assert "messages" in schema["schema"]["properties"]
+    assert "$ref" not in str(paths["/v1/chat/completions"]["post"]["requestBody"])
+
+
+@pytest.mark.parametrize(
+    ("header", "status"),
+    [
+        (None, 401),
+        ("", 401),
+        ("Bearer", 401),
+        ("Bearer wrong", 401),
+        ("Basic k€y", 401),
+        ("k€y", 401),
+        ("Bearer k€y", 200),
+        ("bearer  k€y", 200),
+    ],
+)
+async def test_the_api_key(header: str | None, status: int) -> None:
+    edge = make_edge(api_key="k€y")
+    headers = {} if header is None else {"authorization": header.encode()}
+    async with edge.client() as client:
+        response = await client.post("/v1/completions", json=TEXT, headers=headers)  # type: ignore[arg-type]
+        assert response.status_code == status
+        for path in ("/v1/models", "/v1/cluster"):
+            assert (await client.get(path, headers=headers)).status_code == status  # type: ignore[arg-type]
+        assert (await client.get("/metrics", headers=headers)).status_code == status  # type: ignore[arg-type]
+        for path in ("/health", "/ready"):
+            assert (await client.get(path)).status_code == 200
+        assert (await client.get("/nothing")).status_code == 401
+    if status == 401:
+        assert response.json()["error"]["code"] == "invalid_api_key"
+        assert response.headers["www-authenticate"] == "Bearer"
+        assert "x-request-id" in response.headers
+        assert edge.generator.calls == []
+
+
+async def test_request_ids() -> None:
+    async with make_edge().client() as client:
+        mine = await client.get("/health", headers={"x-request-id": "abc-1"})
+        assert mine.headers["x-request-id"] == "abc-1"
+        made = [(await client.get("/health")).headers["x-request-id"] for _ in range(2)]
+        assert made[0] != made[1]
+        for bad in ("x" * 129, "a b", ""):
+            response = await client.get("/health", headers={"x-request-id": bad})
+            assert response.headers["x-request-id"].startswith("req-")
+        streamed = await client.post(
+            "/v1/completions", json=TEXT | {"stream": True}, headers={"x-request-id": "abc-2"}
+        )
+        assert streamed.headers["x-request-id"] == "abc-2"
+        missing = await client.get("/nothing", headers={"x-request-id": "abc-3"})
+        assert missing.headers["x-request-id"] == "abc-3"
+
+
+def test_a_port_in_use_is_named() -> None:
+    with bind_http("127.0.0.1", 0) as first:
+        port = first.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"127.0.0.1:{port}: .*in use"):
+            bind_http("127.0.0.1", port)
+
+
+@pytest.mark.parametrize("host", ["203.0.113.1", "not a host"])
+def test_an_address_that_is_not_ours_is_named(host: str) -> None:
+    with pytest.raises(ConfigError, match=f"cannot listen on {host}:0"):
+        bind_http(host, 0)
+
+
+async def test_stopping_frees_the_port_and_lets_requests_end() -> None:
+    edge = make_edge()
+    async with served(edge.app) as port, httpx.AsyncClient(timeout=60) as client:
+        response = await client.post(f"http://127.0.0.1:{port}/v1/completions", json=TEXT)
+        assert response.status_code == 200
+    with socket.socket() as probe:
+        assert probe.connect_ex(("127.0.0.1", port)) != 0
+
+
+async def test_stopping_cancels_what_does_not_end() -> None:
+    edge = make_edge(hangs_after())
+    body = b'{"model": "tiny", "prompt": "Hi"}'
+    listener, stop = bind_http("127.0.0.1", 0), asyncio.Event()
+    port = listener.getsockname()[1]
+    serving = asyncio.create_task(serve_http(edge.app, listener, stop=stop, grace_s=1.0))
+    async with raw_request(port, "/v1/completions", body):
+        await eventually(lambda: edge.generator.calls)
+        stop.set()
+        async with asyncio.timeout(60):
+            await serving
+    assert edge.generator.calls[0].closed.is_set()
+    outcome = {"endpoint": "completions", "outcome": "cancelled"}
+    assert edge.metric("pdserve_requests_total", **outcome) == 1
+
+
+async def test_a_20_mb_body_is_refused_over_a_socket_and_the_connection_lives() -> None:
+    edge = make_edge()
+    async with served(edge.app) as port, httpx.AsyncClient(timeout=60) as client:
+        url = f"http://127.0.0.1:{port}/v1/completions"
+        response = await client.post(url, content=b"x" * (20 << 20))
+        assert response.status_code == 413
+        assert "10485760 bytes" in response.json()["error"]["message"]
+        assert (await client.post(url, json=TEXT)).status_code == 200

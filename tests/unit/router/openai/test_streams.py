@@ -1,0 +1,275 @@
+"""Streams: the order of events, and errors before and after the first token (F90)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+
+from common.errors import (
+    DeadlineExceeded,
+    HandoffFailed,
+    InternalError,
+    InvalidRequest,
+    NodeLost,
+    Overloaded,
+    StaleEpoch,
+)
+from common.request import FinishReason
+from router.core.generation import TokenChunk
+from tests.fakes.http_edge import (
+    Call,
+    Edge,
+    chunks,
+    events,
+    fails,
+    make_edge,
+    runs_out_of_time,
+    says,
+    tiny_model,
+)
+from tests.fakes.stopped_time import StoppedTime
+
+CHAT: dict[str, Any] = {
+    "model": "tiny",
+    "messages": [{"role": "user", "content": "Hi"}],
+    "stream": True,
+}
+TEXT: dict[str, Any] = {"model": "tiny", "prompt": "Hi", "stream": True}
+CHAT_PATH, TEXT_PATH = "/v1/chat/completions", "/v1/completions"
+
+
+def first_chunk(text: str = "Hello") -> list[TokenChunk]:
+    ids = tiny_model().encode(text, add_special_tokens=False, param="text")
+    return [TokenChunk(first_index=0, token_ids=ids)]
+
+
+async def post(edge: Edge, path: str, body: dict[str, Any]) -> httpx.Response:
+    async with edge.client() as client:
+        return await client.post(path, json=body)
+
+
+async def streamed(edge: Edge, path: str, body: dict[str, Any]) -> list[Any]:
+    response = await post(edge, path, body)
+    assert response.status_code == 200
+    assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
+    return events(response.content)
+
+
+async def test_a_chat_stream_event_by_event() -> None:
+    *payloads, done = await streamed(make_edge(), CHAT_PATH, CHAT)
+    assert done == "[DONE]"
+    assert [p["choices"][0]["delta"] for p in payloads] == [
+        {"role": "assistant", "content": ""},
+        {"content": "Hello"},
+        {"content": " world"},
+        {},
+    ]
+    assert [p["choices"][0]["finish_reason"] for p in payloads] == [None, None, None, "stop"]
+    assert {p["object"] for p in payloads} == {"chat.completion.chunk"}
+    assert len({(p["id"], p["created"], p["model"]) for p in payloads}) == 1
+    assert all("usage" not in p for p in payloads)
+
+
+async def test_a_completion_stream_event_by_event() -> None:
+    edge = make_edge(says("Hello world", FinishReason.LENGTH))
+    *payloads, done = await streamed(edge, TEXT_PATH, TEXT | {"echo": True})
+    assert done == "[DONE]"
+    assert [p["choices"][0]["text"] for p in payloads] == ["HiHello", " world", ""]
+    assert payloads[-1]["choices"][0]["finish_reason"] == "length"
+    assert {p["object"] for p in payloads} == {"text_completion"}
+
+
+async def test_usage_comes_last_when_asked_for() -> None:
+    body = CHAT | {"stream_options": {"include_usage": True}}
+    edge = make_edge(says("Hello world", num_cached=4))
+    *payloads, last, done = await streamed(edge, CHAT_PATH, body)
+    assert done == "[DONE]"
+    assert all(p["usage"] is None for p in payloads)
+    assert last["choices"] == []
+    assert last["usage"]["completion_tokens"] == 3
+    assert last["usage"]["prompt_tokens_details"] == {"cached_tokens": 4}
+    assert set(last["usage"]["completion_tokens_details"].values()) == {0}
+
+
+async def test_text_that_json_must_escape_survives() -> None:
+    text = '"\\\n\n\r\u2028 data: 🙂 漢\x00'
+    payloads = await streamed(make_edge(says(text)), TEXT_PATH, TEXT)
+    assert "".join(p["choices"][0]["text"] for p in payloads[:-1]) == text
+
+
+async def test_a_held_back_piece_makes_no_event_but_starts_the_stream() -> None:
+    time = StoppedTime()
+    edge = make_edge(runs_out_of_time(time, first_chunk("Hello")), clock=time)
+    payloads = await streamed(edge, CHAT_PATH, CHAT | {"stop": "Hello world"})
+    assert payloads[0]["choices"][0]["delta"]["role"] == "assistant"
+    assert payloads[1]["error"]["code"] == "deadline_exceeded"
+
+
+async def test_logprobs_in_streams() -> None:
+    body = CHAT | {"logprobs": True, "top_logprobs": 1}
+    payloads = await streamed(make_edge(says("Hello world")), CHAT_PATH, body)
+    got = [p["choices"][0]["logprobs"] for p in payloads[:-1]]
+    assert got[0] is got[3] is None
+    assert [g["content"][0]["token"] for g in got[1:3]] == ["Hello", " world"]
+    payloads = await streamed(make_edge(says("Hello world")), TEXT_PATH, TEXT | {"logprobs": 1})
+    got = [p["choices"][0]["logprobs"] for p in payloads[:-1]]
+    assert [(g["tokens"], g["text_offset"]) for g in got[:2]] == [
+        (["Hello"], [0]),
+        ([" world"], [5]),
+    ]
+
+
+async def test_choices_are_interleaved_each_in_order() -> None:
+    turn = [asyncio.Event() for _ in range(5)]
+    turn[0].set()
+
+    async def play(call: Call) -> AsyncIterator[TokenChunk]:
+        first = 0 if call.sampling.seed == 5 else 1
+        parts = chunks(tiny_model().encode("Hello world", add_special_tokens=False, param="t"))
+        for place, part in enumerate(parts):
+            await turn[2 * place + first].wait()
+            turn[2 * place + first + 1].set()
+            yield part
+
+    payloads = await streamed(make_edge(play), TEXT_PATH, TEXT | {"n": 2, "seed": 5})
+    texts = [(p["choices"][0]["index"], p["choices"][0]["text"]) for p in payloads[:-1]]
+    shown = [(index, text) for index, text in texts if text]
+    assert shown == [(0, "Hello"), (1, "Hello"), (0, " world"), (1, " world")]
+    reasons = [p["choices"][0]["finish_reason"] for p in payloads[:-1]]
+    assert reasons.count("length") == 2
+
+
+STATUS = [
+    (InvalidRequest("no", param="seed"), 400, "invalid_request"),
+    (Overloaded("full", retry_after_s=2.5), 503, "overloaded"),
+    (DeadlineExceeded("late"), 504, "deadline_exceeded"),
+    (NodeLost("gone"), 502, "node_lost"),
+    (HandoffFailed("torn"), 502, "handoff_failed"),
+    (StaleEpoch("old"), 502, "stale_epoch"),
+    (InternalError("bug"), 500, "internal_error"),
+]
+
+
+@pytest.mark.parametrize(("error", "status", "code"), STATUS)
+@pytest.mark.parametrize("is_stream", [True, False])
+async def test_an_error_before_the_first_token_is_a_status(
+    error: Exception, status: int, code: str, is_stream: bool
+) -> None:
+    edge = make_edge(fails(error))
+    response = await post(edge, CHAT_PATH, CHAT | {"stream": is_stream})
+    assert response.status_code == status
+    wrong = response.json()["error"]
+    assert (wrong["code"], wrong["message"]) == (code, str(error))
+    assert wrong["type"] == ("invalid_request_error" if status < 500 else "server_error")
+    assert response.headers.get("retry-after") == ("3" if status == 503 else None)
+    outcome = {"endpoint": "chat.completions", "outcome": code}
+    assert edge.metric("pdserve_requests_total", **outcome) == 1
+
+
+@pytest.mark.parametrize(("error", "status", "code"), STATUS)
+async def test_an_error_after_the_first_token(error: Exception, status: int, code: str) -> None:
+    script = fails(error, after=first_chunk())
+    *payloads, last = await streamed(make_edge(script), TEXT_PATH, TEXT)
+    assert [p["choices"][0]["text"] for p in payloads] == ["Hello"]
+    assert last["error"]["code"] == code
+    response = await post(make_edge(script), TEXT_PATH, TEXT | {"stream": False})
+    assert response.status_code == status
+
+
+async def test_a_bug_is_a_500_that_tells_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    edge = make_edge(fails(RuntimeError("secret")))
+    response = await post(edge, CHAT_PATH, CHAT)
+    assert response.status_code == 500
+    assert "secret" not in response.text
+    assert "secret" in caplog.text
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+async def test_a_generator_that_just_ends_is_a_bug(is_stream: bool) -> None:
+    async def play(call: Call) -> AsyncIterator[TokenChunk]:
+        yield first_chunk()[0]
+
+    response = await post(make_edge(play), TEXT_PATH, TEXT | {"stream": is_stream})
+    if is_stream:
+        assert events(response.content)[-1]["error"]["code"] == "internal_error"
+    else:
+        assert response.status_code == 500
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+async def test_one_failing_choice_ends_the_others(is_stream: bool) -> None:
+    async def play(call: Call) -> AsyncIterator[TokenChunk]:
+        yield first_chunk()[0]
+        if call.sampling.seed == 5:
+            raise NodeLost("gone")
+        await asyncio.Event().wait()
+
+    edge = make_edge(play)
+    response = await post(edge, TEXT_PATH, TEXT | {"n": 3, "seed": 5, "stream": is_stream})
+    if is_stream:
+        assert events(response.content)[-1]["error"]["code"] == "node_lost"
+    else:
+        assert response.status_code == 502
+    assert len(edge.generator.calls) == 3
+    assert all(call.closed.is_set() for call in edge.generator.calls)
+
+
+@pytest.mark.parametrize("n", [1, 3])
+async def test_the_deadline_before_and_after_the_first_token(n: int) -> None:
+    time = StoppedTime()
+    edge = make_edge(runs_out_of_time(time), clock=time, request_timeout_s=7.5)
+    response = await post(edge, TEXT_PATH, TEXT | {"n": n})
+    assert response.status_code == 504
+    assert "7.5 s" in response.json()["error"]["message"]
+    assert [call.deadline_s for call in edge.generator.calls] == [7.5] * n
+    assert all(call.closed.is_set() for call in edge.generator.calls)
+
+    edge = make_edge(runs_out_of_time(time, first_chunk()), clock=time, request_timeout_s=7.5)
+    *payloads, last = await streamed(edge, TEXT_PATH, TEXT | {"n": n})
+    assert [payload["choices"][0]["text"] for payload in payloads] == ["Hello"] * n
+    assert last["error"]["code"] == "deadline_exceeded"
+    assert all(call.closed.is_set() for call in edge.generator.calls)
+
+
+async def test_what_a_body_took_to_arrive_is_gone_from_the_nodes_time() -> None:
+    """One deadline for the whole path."""
+    time = StoppedTime()
+    edge = make_edge(clock=time, request_timeout_s=7.5)
+
+    async def slow_body() -> AsyncIterator[bytes]:
+        body = json.dumps(TEXT).encode()
+        yield body[:5]
+        time.advance(2)
+        yield body[5:]
+
+    async with edge.client() as client:
+        assert (await client.post(TEXT_PATH, content=slow_body())).status_code == 200
+    assert [call.deadline_s for call in edge.generator.calls] == [5.5]
+
+
+async def test_too_many_at_once() -> None:
+    running, release = asyncio.Event(), asyncio.Event()
+
+    async def play(call: Call) -> AsyncIterator[TokenChunk]:
+        running.set()
+        await release.wait()
+        for part in chunks([5], FinishReason.LENGTH):
+            yield part
+
+    edge = make_edge(play, max_concurrent_requests=1)
+    async with edge.client() as client:
+        first = asyncio.create_task(client.post(TEXT_PATH, json=TEXT))
+        await running.wait()
+        refused = await client.post(TEXT_PATH, json=TEXT)
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+        error = refused.json()["error"]
+        assert (error["type"], error["code"]) == ("rate_limit_error", "rate_limit_exceeded")
+        assert (await client.get("/health")).status_code == 200
+        release.set()
+        assert (await first).status_code == 200
+        assert (await client.post(TEXT_PATH, json=TEXT)).status_code == 200

@@ -1,0 +1,168 @@
+"""Tokens to deltas: stop strings over token borders, logprobs with their text, counts."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from common.errors import InternalError
+from common.request import FinishReason
+from router.core.generation import TokenChunk
+from router.text.choice_text import ChoiceText, Delta, LogprobEntry
+from tests.fakes.http_edge import chunks, tiny_model
+
+MODEL = tiny_model()
+EOS_ID = next(iter(MODEL.eos_token_ids))
+
+
+def encode(text: str) -> list[int]:
+    return list(MODEL.encode(text, add_special_tokens=False, param="text"))
+
+
+def choice(*stop: str, **options: object) -> ChoiceText:
+    return ChoiceText(MODEL.new_detokenizer(), stop, **options)  # type: ignore[arg-type]
+
+
+def run(text: ChoiceText, parts: list[TokenChunk]) -> list[Delta]:
+    """Push until the choice is over, as the edge does."""
+    deltas = []
+    for part in parts:
+        deltas += text.push_all([part])
+        if deltas[-1].finish_reason is not None:
+            break
+    return deltas
+
+
+def shown(deltas: list[Delta]) -> str:
+    return "".join(delta.text for delta in deltas)
+
+
+@given(st.text(min_size=1, max_size=40), st.integers(1, 4), st.sampled_from(["", "echo "]))
+def test_text_that_is_shown_as_it_comes_takes_a_short_way_to_the_same(
+    plain: str, size: int, lead: str
+) -> None:
+    parts = chunks(encode(plain), FinishReason.LENGTH, size=size)
+    one_by_one = choice(lead=lead)
+    assert choice(lead=lead).push_all(parts) == [one_by_one.push(part) for part in parts]
+
+
+def test_plain() -> None:
+    deltas = run(choice(), chunks(encode("Hello world"), FinishReason.LENGTH))
+    assert [delta.text for delta in deltas] == ["Hello", " world"]
+    assert [delta.num_tokens for delta in deltas] == [1, 1]
+    assert [delta.finish_reason for delta in deltas] == [None, FinishReason.LENGTH]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 100])
+def test_a_stop_string_ends_the_choice_and_the_count(size: int) -> None:
+    token_ids = encode("Hello world. Over")
+    deltas = run(choice("ld."), chunks(token_ids, size=size))
+    assert shown(deltas) == "Hello wor"
+    assert deltas[-1].finish_reason is FinishReason.STOP
+    used = len(encode("Hello world."))
+    assert sum(delta.num_tokens for delta in deltas) == used < len(token_ids)
+
+
+def test_accepted_drafts_that_a_stop_string_cuts_off_are_not_in_the_answer() -> None:
+    token_ids = encode("Hello world. Over the")
+    used = len(encode("Hello world."))
+    chunk = TokenChunk(
+        first_index=0, token_ids=tuple(token_ids), num_drafted=9, num_accepted=len(token_ids) - 1
+    )
+    delta = choice("ld.").push(chunk)
+    assert delta.num_tokens == used < len(token_ids) - 1
+    assert delta.num_accepted == used, "of what was cut, the last token was the model's own"
+    whole = choice().push(chunk)
+    assert (whole.num_drafted, whole.num_accepted) == (9, len(token_ids) - 1)
+
+
+def test_what_was_held_comes_at_the_end() -> None:
+    deltas = run(choice("worlds"), chunks(encode("Hello world"), FinishReason.LENGTH))
+    assert shown(deltas) == "Hello world"
+    assert deltas[-1].finish_reason is FinishReason.LENGTH
+
+
+def test_a_stop_string_in_the_very_last_token_counts_as_stop() -> None:
+    deltas = run(choice(" world"), chunks(encode("Hello world"), FinishReason.LENGTH))
+    assert (shown(deltas), deltas[-1].finish_reason) == ("Hello", FinishReason.STOP)
+
+
+def test_the_token_that_stopped_it_is_counted_but_not_shown() -> None:
+    token_ids = encode("Hello!")
+    hidden = frozenset({token_ids[-1]})
+    text = choice(hidden_token_ids=hidden)
+    deltas = run(text, chunks(token_ids, FinishReason.STOP))
+    assert (shown(deltas), sum(d.num_tokens for d in deltas)) == ("Hello", len(token_ids))
+    # The same token inside the answer, or at a length limit, is text like any other.
+    text = choice(hidden_token_ids=hidden)
+    assert shown(run(text, chunks(token_ids, FinishReason.LENGTH))) == "Hello!"
+
+
+def test_a_last_chunk_without_tokens() -> None:
+    text = choice("o w")
+    parts = [TokenChunk(first_index=0, token_ids=tuple(encode("Hello")))]
+    parts.append(TokenChunk(first_index=1, token_ids=(), finish_reason=FinishReason.STOP))
+    deltas = run(text, parts)
+    assert [delta.text for delta in deltas] == ["Hell", "o"]
+
+
+def test_the_echo_comes_first_and_is_no_stop() -> None:
+    deltas = run(choice("Hello", lead="Hello: "), chunks(encode("lazy"), FinishReason.LENGTH))
+    assert deltas[0].text.startswith("Hello: ")
+    assert shown(deltas) == "Hello: lazy"
+
+
+def test_logprobs_come_with_their_text() -> None:
+    token_ids = encode("Hello world")
+    deltas = run(
+        choice("d!", has_logprobs=True),
+        chunks(token_ids, FinishReason.LENGTH, num_logprobs=0),
+    )
+    offsets = [(e.token_id, e.text_offset) for delta in deltas for e in delta.entries]
+    assert offsets == [(token_ids[0], 0), (token_ids[1], 5)]
+
+
+def test_logprobs_of_a_cut_token_are_cut_too() -> None:
+    token_ids = encode("Hello world")
+    deltas = run(
+        choice(" world", has_logprobs=True),
+        chunks(token_ids, FinishReason.LENGTH, num_logprobs=0),
+    )
+    assert [e.token_id for delta in deltas for e in delta.entries] == token_ids[:1]
+
+
+@settings(deadline=None, derandomize=True)
+@given(st.text(alphabet="ab🙂é lo", max_size=12), st.integers(1, 4), st.sampled_from(["lo", "🙂b"]))
+def test_entries_and_text_agree(text: str, size: int, stop: str) -> None:
+    """Every entry is out exactly when its token's first character is, in order, once."""
+    token_ids = encode(text)
+    if not token_ids:
+        return
+    deltas = run(
+        choice(stop, has_logprobs=True),
+        chunks(token_ids, FinishReason.LENGTH, num_logprobs=0, size=size),
+    )
+    sent = 0
+    entries: list[LogprobEntry] = []
+    for delta in deltas:
+        sent += len(delta.text)
+        entries += delta.entries
+        assert all(entry.text_offset <= sent for entry in delta.entries)
+    assert [e.token_id for e in entries] == token_ids[: len(entries)]
+    if deltas[-1].finish_reason is FinishReason.LENGTH:
+        assert len(entries) == len(token_ids)
+    else:
+        assert all(entry.text_offset < sent for entry in entries)
+
+
+def test_textless_tokens_do_not_pile_up_their_logprobs() -> None:
+    text = choice("x", has_logprobs=True)
+    for part in chunks([EOS_ID] * 50, num_logprobs=0)[:-1]:
+        assert len(text.push(part).entries) == 1
+
+
+def test_missing_logprobs_are_a_bug_not_an_empty_list() -> None:
+    text = choice(has_logprobs=True)
+    with pytest.raises(InternalError, match="0 logprobs"):
+        text.push(chunks(encode("Hello"))[0])

@@ -1,0 +1,166 @@
+"""Pieces of text from tokens: they add up to the whole, and come as soon as they are certain."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models
+
+from router.text.detokenizer import MAX_PENDING, Detokenizer
+from router.text.token_lookup import TokenTextCache
+from tests.fakes.http_edge import CONTEXT, tiny_model
+
+MODEL = tiny_model()
+ID_OF_BYTES = {MODEL.describe_token(i).raw: i for i in range(MODEL.vocab_size)}
+ALL_IDS = st.lists(st.integers(0, MODEL.vocab_size - 1), max_size=3 * MAX_PENDING)
+
+
+def pieces(token_ids: list[int]) -> list[str]:
+    detokenizer = MODEL.new_detokenizer()
+    return [*(detokenizer.push(token_id) for token_id in token_ids), detokenizer.flush()]
+
+
+def encode(text: str) -> list[int]:
+    return list(MODEL.encode(text, add_special_tokens=False, param="text"))
+
+
+def byte_ids(data: bytes) -> list[int]:
+    """The one-byte tokens of `data`, which need not be text."""
+    return [ID_OF_BYTES[bytes([byte])] for byte in data]
+
+
+@settings(max_examples=400, deadline=None, derandomize=True)
+@given(ALL_IDS)
+def test_pieces_add_up_to_the_whole(token_ids: list[int]) -> None:
+    assert "".join(pieces(token_ids)) == MODEL.decode(token_ids)
+
+
+@settings(max_examples=400, deadline=None, derandomize=True)
+@given(st.lists(st.sampled_from([0x61, 0x80, 0xBF, 0xC2, 0xE2, 0x82, 0xAC, 0xF0, 0x9F, 0xFF])))
+def test_bytes_that_are_not_text_add_up_too(data: list[int]) -> None:
+    token_ids = byte_ids(bytes(data))
+    assert "".join(pieces(token_ids)) == MODEL.decode(token_ids)
+
+
+@pytest.mark.parametrize("num_bad", range(2 * MAX_PENDING))
+def test_a_character_after_garbage_stays_whole(num_bad: int) -> None:
+    token_ids = byte_ids(b"\xff" * num_bad + "🙂!".encode())
+    assert "".join(pieces(token_ids)) == "\ufffd" * num_bad + "🙂!"
+
+
+@settings(deadline=None, derandomize=True)
+@given(st.text(max_size=40))
+def test_text_comes_back(text: str) -> None:
+    assert "".join(pieces(encode(text))) == text
+
+
+def test_an_emoji_comes_when_its_last_byte_does() -> None:
+    token_ids = encode("a🙂b")
+    assert len(token_ids) > 3
+    assert [piece for piece in pieces(token_ids) if piece] == ["a", "🙂", "b"]
+    assert "�" not in "".join(pieces(token_ids))
+
+
+def test_unfinished_bytes_are_shown_at_the_end() -> None:
+    assert pieces(byte_ids(b"a\xf0\x9f")) == ["a", "", "", "�"]
+
+
+def test_special_tokens_have_no_text_even_inside_a_character() -> None:
+    first, second = byte_ids("é".encode())
+    assert pieces([first, 0, second, 1]) == ["", "", "é", "", ""]
+
+
+def test_garbage_is_let_go_and_costs_the_same_for_ever() -> None:
+    longest = 0
+
+    def decode(token_ids: object) -> str:
+        nonlocal longest
+        assert isinstance(token_ids, list)
+        longest = max(longest, len(token_ids))
+        return MODEL.decode(token_ids)
+
+    detokenizer = Detokenizer(decode, frozenset())
+    token_ids = byte_ids(b"\xff") * 500
+    text = "".join(detokenizer.push(token_id) for token_id in token_ids)
+    assert len(text) > 500 - MAX_PENDING
+    assert longest <= 2 * MAX_PENDING
+
+
+def sentencepiece() -> Tokenizer:
+    """The decoder of Llama 2 and ERNIE: word marks, byte tokens, and a first space dropped."""
+    words = ["▁", "▁Hello", "▁world", "lo", "<0xF0>", "<0x9F>", "<0x99>", "<0x82>"]
+    vocab = {word: place for place, word in enumerate(words)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    return tokenizer
+
+
+@pytest.mark.parametrize(
+    ("token_ids", "text"),
+    [
+        ([1, 2, 3], "Hello worldlo"),
+        ([0, 3, 0, 2], "lo  world"),
+        ([1, 4, 5, 6, 7, 2], "Hello🙂 world"),
+    ],
+)
+def test_word_marks_and_byte_tokens(token_ids: list[int], text: str) -> None:
+    tokenizer = sentencepiece()
+    assert tokenizer.decode(token_ids) == text
+    detokenizer = Detokenizer(tokenizer.decode, frozenset())
+    assert "".join(map(detokenizer.push, token_ids)) + detokenizer.flush() == text
+
+
+def test_a_completion_keeps_the_space_after_its_prompt() -> None:
+    detokenizer = Detokenizer(sentencepiece().decode, frozenset(), continues=[1])
+    assert detokenizer.push(2) == " world"
+
+
+def test_a_prompt_that_ends_inside_a_character_is_no_context() -> None:
+    first, second = byte_ids("é".encode())
+    detokenizer = Detokenizer(MODEL.decode, frozenset(), continues=[first])
+    assert detokenizer.push(second) + detokenizer.flush() == "�"
+
+
+def test_a_long_answer_is_exact() -> None:
+    text = ("naïve 漢字 🙂‍↔️ x" * CONTEXT)[: 8 * CONTEXT]
+    assert "".join(pieces(encode(text))) == text
+
+
+def test_whole_tokens_are_looked_up_and_the_others_decoded() -> None:
+    num_decoded = 0
+
+    def decode(token_ids: Sequence[int]) -> str:
+        nonlocal num_decoded
+        num_decoded += bool(token_ids)
+        return MODEL.decode(token_ids)
+
+    texts = TokenTextCache(MODEL._tokenizer)
+    detokenizer = Detokenizer(decode, frozenset(), whole_text=texts.__getitem__)
+    words = encode("Hello world")
+    assert "".join(map(detokenizer.push, words)) == "Hello world"
+    assert num_decoded == 0
+    assert "".join(map(detokenizer.push, [*byte_ids("🙂".encode()), *words])) == "🙂Hello world"
+    assert num_decoded > 0
+
+
+def test_a_token_that_only_neighbours_complete_is_never_looked_up() -> None:
+    texts = TokenTextCache(MODEL._tokenizer)
+    assert texts[ID_OF_BYTES[b"a"]] == "a"
+    assert [texts[token_id] for token_id in byte_ids("é".encode())] == [None, None]
+    assert texts[10**9] is None
+    assert 10**9 not in texts, "what no vocabulary bounds is not kept"
+
+
+def test_where_a_decoder_drops_spaces_nothing_is_looked_up() -> None:
+    texts = TokenTextCache(sentencepiece())
+    assert [texts[token_id] for token_id in range(8)] == [None] * 8

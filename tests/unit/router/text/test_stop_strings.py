@@ -1,0 +1,77 @@
+"""Stop strings: found wherever they are cut, and never shown in part."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from router.text.stop_strings import StopStrings
+
+
+def shown_by(stops: list[str], pieces: list[str]) -> tuple[str, bool]:
+    matcher = StopStrings(stops)
+    shown = ""
+    for piece in pieces:
+        shown += matcher.push(piece)
+        if matcher.is_stopped:
+            return shown, True
+    return shown + matcher.flush(), False
+
+
+def reference(stops: list[str], text: str) -> tuple[str, bool]:
+    """The stop that ends first, the longest of those; by looking at every prefix."""
+    for end in range(1, len(text) + 1):
+        ended = [stop for stop in stops if text[:end].endswith(stop)]
+        if ended:
+            return text[: end - max(map(len, ended))], True
+    return text, False
+
+
+@pytest.mark.parametrize(
+    ("stops", "pieces", "shown", "is_stopped"),
+    [
+        ([], ["a", "b"], "ab", False),
+        (["END"], ["text E", "N", "D more"], "text ", True),
+        (["END"], ["EN", "EN", "D"], "EN", True),
+        (["END"], ["the EN"], "the EN", False),
+        (["aab"], ["a", "a", "a", "b"], "a", True),
+        (["b", "abc"], ["abc"], "a", True),
+        (["cd", "bcd"], ["abcd"], "a", True),
+        (["\n\n"], ["one\n", "\ntwo"], "one", True),
+        (["🙂"], ["ok 🙂"], "ok ", True),
+    ],
+)
+def test_examples(stops: list[str], pieces: list[str], shown: str, is_stopped: bool) -> None:
+    assert shown_by(stops, pieces) == (shown, is_stopped)
+
+
+@settings(deadline=None, derandomize=True)
+@given(
+    stops=st.lists(st.text("ab", min_size=1, max_size=5), max_size=3),
+    pieces=st.lists(st.text("abc", max_size=4), max_size=12),
+)
+def test_cuts_never_matter(stops: list[str], pieces: list[str]) -> None:
+    assert shown_by(stops, pieces) == reference(stops, "".join(pieces))
+
+
+@settings(deadline=None, derandomize=True)
+@given(st.lists(st.text("ab", min_size=1, max_size=5), min_size=1, max_size=3), st.text("abc"))
+def test_no_more_is_held_than_may_become_a_stop(stops: list[str], text: str) -> None:
+    matcher = StopStrings(stops)
+    shown = ""
+    for place, char in enumerate(text):
+        shown += matcher.push(char)
+        if matcher.is_stopped:
+            return
+        held = text[len(shown) : place + 1]
+        assert held == "" or any(stop.startswith(held) for stop in stops)
+
+
+def test_misuse_is_refused() -> None:
+    with pytest.raises(ValueError, match="empty"):
+        StopStrings(["a", ""])
+    matcher = StopStrings(["a"])
+    matcher.push("a")
+    with pytest.raises(ValueError, match="after"):
+        matcher.push("b")

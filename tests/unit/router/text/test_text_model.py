@@ -1,0 +1,175 @@
+"""Loading a model's text side: templates, defaults, and files that are broken."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer, decoders, models
+
+from common.errors import CheckpointError, ConfigError, InvalidRequest
+from router.text.chat_template import ChatTemplate
+from router.text.text_model import TextModel
+from router.text.token_lookup import TokenBytes
+from tests.fakes.http_edge import CONTEXT, write_model_folder
+
+USER = [{"role": "user", "content": 'a <b> & "c"'}]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_model_folder(tmp_path / "tiny-model")
+
+
+def rewrite(path: Path, **changes: object) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def test_names_and_limits(folder: Path) -> None:
+    model = TextModel.load(folder, "", 0)
+    assert (model.name, model.max_model_len) == ("tiny-model", CONTEXT)
+    assert model.eos_token_ids == {1}
+    model = TextModel.load(folder, "other", 100)
+    assert (model.name, model.max_model_len) == ("other", 100)
+    with pytest.raises(ConfigError, match=f"{CONTEXT + 1}.*at most {CONTEXT}"):
+        TextModel.load(folder, "", CONTEXT + 1)
+
+
+def test_an_answer_ends_at_the_end_tokens_of_both_files(folder: Path) -> None:
+    rewrite(folder / "generation_config.json", eos_token_id=[7])
+    assert TextModel.load(folder, "", 0).eos_token_ids == {1, 7}
+
+
+Break = Callable[[Path], object]
+BROKEN: list[tuple[str, Break]] = [
+    ("config.json is missing", lambda f: (f / "config.json").unlink()),
+    ("config.json cannot be read", lambda f: (f / "config.json").write_text("{")),
+    ("config.json holds a list", lambda f: (f / "config.json").write_text("[]")),
+    (
+        "max_position_embeddings in .*config.json is None",
+        lambda f: (f / "config.json").write_text('{"vocab_size": 5}'),
+    ),
+    ("vocab_size in .*config.json is 'x'", lambda f: rewrite(f / "config.json", vocab_size="x")),
+    ("tokenizer.json is missing", lambda f: (f / "tokenizer.json").unlink()),
+    ("tokenizer.json cannot be read", lambda f: (f / "tokenizer.json").write_text("{}")),
+    (
+        "chat template does not compile",
+        lambda f: (f / "chat_template.jinja").write_text("{% if %}"),
+    ),
+    ("chat_template.jinja cannot be read", lambda f: (f / "chat_template.jinja").mkdir()),
+    (
+        "chat_template in .*tokenizer_config.json is a int",
+        lambda f: rewrite(f / "tokenizer_config.json", chat_template=5),
+    ),
+    (
+        "generation_config.json: temperature is -1",
+        lambda f: rewrite(f / "generation_config.json", temperature=-1),
+    ),
+    (
+        "generation_config.json: .*not supported between",
+        lambda f: rewrite(f / "generation_config.json", top_p="high"),
+    ),
+]
+
+
+@pytest.mark.parametrize(("words", "break_it"), BROKEN, ids=[words for words, _ in BROKEN])
+def test_broken_files_are_named(folder: Path, words: str, break_it: Break) -> None:
+    break_it(folder)
+    with pytest.raises(CheckpointError, match=words):
+        TextModel.load(folder, "", 0)
+
+
+def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="none is not a folder"):
+        TextModel.load(tmp_path / "none", "", 0)
+
+
+def test_the_template_file_wins(folder: Path) -> None:
+    (folder / "chat_template.jinja").write_text("{{ messages[0]['content'] | tojson }}")
+    assert TextModel.load(folder, "", 0).render_chat(USER) == '"a <b> & \\"c\\""'
+
+
+def test_the_default_of_several_templates(folder: Path) -> None:
+    several = [{"name": "tool_use", "template": "x"}, {"name": "default", "template": "y"}]
+    rewrite(folder / "tokenizer_config.json", chat_template=several)
+    assert TextModel.load(folder, "", 0).render_chat(USER) == "y"
+
+
+def test_a_model_without_a_template_still_completes(folder: Path) -> None:
+    (folder / "tokenizer_config.json").unlink()
+    model = TextModel.load(folder, "", 0)
+    with pytest.raises(InvalidRequest, match="no chat template"):
+        model.render_chat(USER)
+    assert model.encode("Hello", add_special_tokens=False, param="prompt")
+
+
+def render(source: str) -> str:
+    return ChatTemplate(source, {"bos_token": "<s>", "eos_token": "</s>"}).render(USER)
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("{{ bos_token }}{{ eos_token }}", "<s></s>"),
+        ("{% if add_generation_prompt %}go{% endif %}", "go"),
+        ("{% if tools is none and documents is none %}bare{% endif %}", "bare"),
+        ("  {% if true %}\nx\n  {% endif %}\ny", "x\ny"),
+        ("{% for i in [1, 2, 3] %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}", "1"),
+        ("{% generation %}a{{ bos_token }}{% endgeneration %}b", "a<s>b"),
+        ("{{ strftime_now('%%') }}", "%"),
+        ("{{ {'é': 1, 'a': 2} | tojson(sort_keys=true) }}", '{"a": 2, "é": 1}'),
+    ],
+)
+def test_what_templates_may_use(source: str, text: str) -> None:
+    assert render(source) == text
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
+        ("{{ messages[0]['content'] + 5 }}", "cannot render"),
+        ("{{ messages[7]['role'] }}", "refuses"),
+        ("{{ ''.__class__.__mro__ }}", "refuses"),
+        ("{{ messages.append(1) }}", "refuses"),
+        ("{{ bos_token.__init__.__globals__ }}", "refuses"),
+    ],
+)
+def test_what_templates_may_not(source: str, words: str) -> None:
+    with pytest.raises(InvalidRequest, match=words) as caught:
+        render(source)
+    assert caught.value.param == "messages"
+
+
+def test_padding_and_truncation_left_in_the_file_do_not_matter(folder: Path) -> None:
+    before = TextModel.load(folder, "", 0).encode(
+        "Hello lazy dog", add_special_tokens=True, param="p"
+    )
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.enable_truncation(2)
+    tokenizer.enable_padding(length=50)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    after = TextModel.load(folder, "", 0).encode(
+        "Hello lazy dog", add_special_tokens=True, param="p"
+    )
+    assert after == before
+
+
+def test_the_bytes_of_a_byte_level_token(folder: Path) -> None:
+    model = TextModel.load(folder, "", 0)
+    seen = {model.describe_token(i).raw for i in range(model.vocab_size)}
+    assert {bytes([byte]) for byte in range(256)} <= seen
+    for text in (" world", "é🙂", "<|im_end|>"):
+        ids = model.encode(text, add_special_tokens=False, param="p")
+        assert b"".join(model.describe_token(i).raw for i in ids) == text.encode()
+    assert model.describe_token(10**6).raw == b""
+
+
+def test_the_bytes_of_sentencepiece_tokens() -> None:
+    vocab = {"▁Hello": 0, "<0xF0>": 1, "é": 2}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback()])
+    token_bytes = TokenBytes(tokenizer)
+    assert [token_bytes[i] for i in range(3)] == [b" Hello", b"\xf0", "é".encode()]

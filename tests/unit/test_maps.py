@@ -1,0 +1,57 @@
+"""Each package says in its `__init__` what its modules are, and the router stays in few rooms."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+MAPPED = ("router", "pdserve", "node", "kv_transfer", "engine")
+MOST_ROUTER_ROOMS = 12
+ENTRY = re.compile(r"^ {0,8}(\w+)(?:/|  )", re.MULTILINE)
+
+
+def packages() -> list[Path]:
+    return sorted(init.parent for top in MAPPED for init in (ROOT / top).rglob("__init__.py"))
+
+
+def children(package: Path) -> list[str]:
+    """Modules and packages directly in `package`."""
+    modules = [path.stem for path in package.glob("*.py") if not path.stem.startswith("__")]
+    return sorted(modules + [path.parent.name for path in package.glob("*/__init__.py")])
+
+
+def map_of(package: Path) -> str:
+    return ast.get_docstring(ast.parse((package / "__init__.py").read_text()), clean=False) or ""
+
+
+def maps_over(package: Path) -> str:
+    """The maps of `package` and of the packages that it lies in."""
+    above = [package, *package.relative_to(ROOT).parents]
+    return "\n".join(map_of(ROOT / one) for one in above if (ROOT / one / "__init__.py").exists())
+
+
+@pytest.mark.parametrize("package", packages(), ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_a_map_names_every_module_of_its_package(package: Path) -> None:
+    named = set(re.findall(r"\w+", maps_over(package)))
+    assert [name for name in children(package) if name not in named] == []
+
+
+@pytest.mark.parametrize("package", packages(), ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_a_map_names_no_module_that_is_gone(package: Path) -> None:
+    entries = ENTRY.findall(map_of(package))
+    there = {path.stem for path in package.rglob("*.py")}
+    there |= {path.name for path in package.rglob("*") if path.is_dir()}
+    assert [name for name in entries if name not in there] == []
+
+
+def test_every_top_package_has_a_map() -> None:
+    assert [top for top in MAPPED if len(ENTRY.findall(map_of(ROOT / top))) < 3] == []
+
+
+def test_the_router_has_few_rooms() -> None:
+    rooms = children(ROOT / "router")
+    assert len(rooms) <= MOST_ROUTER_ROOMS, f"wanted at most {MOST_ROUTER_ROOMS}: {rooms}"
