@@ -1,6 +1,6 @@
 """What a process says, a line per event: as text for people, or as JSON for machines.
 
-A line about a request carries `request_id` and `attempt` as fields of their own; `about` makes
+A line about a request carries `request_id` and `attempt` as fields of their own: `log_fields` makes
 them. Text from outside can neither begin a line nor move a cursor: whatever does not print is
 escaped, and every line of a traceback is indented. What one line can hold is bounded.
 """
@@ -28,7 +28,7 @@ _OWN = "pdserve"
 log = logging.getLogger(_OWN)
 
 
-def about(attempt: AttemptId | None = None, /, **fields: object) -> dict[str, Any]:
+def log_fields(attempt: AttemptId | None = None, /, **fields: object) -> dict[str, Any]:
     """What a logging call takes as `extra`: fields beside the message, without those that are None.
 
     Values are numbers, texts or short lists of texts.

@@ -10,7 +10,7 @@ import asyncio
 import logging
 
 from common.clock import Clock
-from common.logs import about
+from common.logs import log_fields
 from common.tracing import Tracing, trace_id_of
 from node.attempt_spans import record_attempt
 from node.request_book import Held, RequestBook
@@ -51,7 +51,7 @@ def _log_end(held: Held, now_s: float) -> None:
     log.debug(
         "an attempt ended: %s",
         held.outcome,
-        extra=about(
+        extra=log_fields(
             held.attempt,
             trace_id=trace_id_of(sequence.request.traceparent),
             prompt_tokens=sequence.num_prompt,

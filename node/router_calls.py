@@ -15,7 +15,7 @@ from itertools import count
 from common.clock import Clock
 from common.errors import DeadlineExceeded, Overloaded, PdserveError, PeerProtocolError
 from common.ids import Incarnation
-from common.logs import about
+from common.logs import log_fields
 from common.nodes import Role
 from node.inbox import Inbox
 from node.messages import Abort, Answer, Refused, Submit
@@ -199,5 +199,5 @@ def _log_begin(submit: Submit, answer: Answer) -> None:
     log.debug(
         "an attempt was %s",
         "refused" if refusal else "taken",
-        extra=about(submit.request.id, router=str(submit.router), code=refusal),
+        extra=log_fields(submit.request.id, router=str(submit.router), code=refusal),
     )

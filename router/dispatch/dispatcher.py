@@ -16,7 +16,7 @@ from common.clock import Clock, MonotonicClock
 from common.errors import InternalError, InvalidRequest, NodeLost, Overloaded, PdserveError
 from common.ids import Incarnation, new_request_id
 from common.keys_folder import Keys
-from common.logs import about
+from common.logs import log_fields
 from common.request import RequestOutput, SamplingParams
 from placement.store import Placement, PlacementStore, PlacementUnavailable
 from protos import pdserve_node_pb2 as pb
@@ -259,12 +259,12 @@ class Dispatcher:
 
     def _end_by_bug(self, request: ActiveRequest) -> None:
         attempt = request.flow.attempt
-        log.exception("%s ended by a bug", attempt, extra=about(attempt))
+        log.exception("%s ended by a bug", attempt, extra=log_fields(attempt))
         error = InternalError(f"an internal error ended {request.request_id}")
         try:
             self._perform(request, request.flow.on_failure(error))
         except Exception:
-            log.exception("%s could not be ended in order", attempt, extra=about(attempt))
+            log.exception("%s could not be ended in order", attempt, extra=log_fields(attempt))
         # The flow may be over by an effect that was never performed: the client must hear of it.
         if request.request_id in self._requests:
             request.fail(error)

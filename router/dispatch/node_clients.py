@@ -28,7 +28,7 @@ from common.errors import (
 )
 from common.ids import AttemptId, Incarnation
 from common.keys_folder import Keys
-from common.logs import about
+from common.logs import log_fields
 from common.nodes import NodeRecord
 from common.request import GenerationRequest, RequestOutput
 from protos import pdserve_node_pb2 as pb
@@ -194,7 +194,10 @@ class NodeClient:
             return
         if len(self._aborts) >= MAX_PENDING_ABORTS:
             log.warning(
-                "%s: abort dropped, %d wait", self._node, len(self._aborts), extra=about(attempt)
+                "%s: abort dropped, %d wait",
+                self._node,
+                len(self._aborts),
+                extra=log_fields(attempt),
             )
             return
         self._aborts[attempt] = None

@@ -10,7 +10,7 @@ from contextlib import suppress
 from common.clock import Clock
 from common.errors import PdserveError
 from common.ids import AttemptId
-from common.logs import about
+from common.logs import log_fields
 from placement.store import Placement, PlacementStore
 from router.watch.router_metrics import RouterMetrics
 
@@ -133,7 +133,7 @@ class PlacementRecorder:
             self._metrics.store_errors.labels("unplace").inc(len(gone))
             for attempt, _ in changes:
                 log.debug(
-                    "placement of %s was not written: %s", attempt, away, extra=about(attempt)
+                    "placement of %s was not written: %s", attempt, away, extra=log_fields(attempt)
                 )
             until_s = self._clock.now_s() + TTL_S
             for attempt in gone[: max(0, MAX_PENDING - len(self._unwritten))]:

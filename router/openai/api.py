@@ -22,7 +22,7 @@ from starlette.types import Receive, Scope, Send
 from common.clock import Clock
 from common.config import ApiConfig
 from common.errors import DeadlineExceeded, Overloaded
-from common.logs import about
+from common.logs import log_fields
 from http_serving.cutting import cut_connection
 from http_serving.part_writing import part_writer
 from router.core.cluster_view import ClusterView
@@ -128,7 +128,7 @@ class OpenAiApi:
             outcome, why = wrong.code, wrong.message if wrong.status >= 500 else ""
             if wrong.status == 500:
                 logger.exception(
-                    "request failed: %s", error, extra=about(request_id=watch.request_id)
+                    "request failed: %s", error, extra=log_fields(request_id=watch.request_id)
                 )
             await _report(scope, reply, wrong, watch)
         finally:
@@ -261,6 +261,6 @@ async def _report(scope: Scope, reply: Reply, error: ApiError, watch: RequestWat
         logger.info(
             "a client that does not read was not told: %s",
             error.code,
-            extra=about(request_id=watch.request_id),
+            extra=log_fields(request_id=watch.request_id),
         )
         cut_connection(scope)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from starlette.types import Scope
 
 from common.clock import Clock
-from common.logs import about
+from common.logs import log_fields
 from common.tracing import NO_SPAN, NO_TRACING, Span, SpanKind, Tracing, trace_id_of
 from router.text.usage import Usage
 
@@ -88,7 +88,7 @@ class RequestWatch:
         log.info(
             "request ended: %s",
             outcome,
-            extra=about(
+            extra=log_fields(
                 request_id=self.request_id,
                 trace_id=trace_id_of(self.span.traceparent),
                 api_key=self.api_key_name or None,

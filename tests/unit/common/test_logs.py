@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from common.ids import AttemptId
-from common.logs import FORMATS, MAX_MESSAGE_CHARS, about, name_node, set_up_logs
+from common.logs import FORMATS, MAX_MESSAGE_CHARS, log_fields, name_node, set_up_logs
 
 log = logging.getLogger("pdserve.test")
 
@@ -55,7 +55,7 @@ def json_lines(stream: io.StringIO) -> list[dict[str, Any]]:
 
 def test_a_human_line() -> None:
     stream = set_up("human")
-    log.info("it %s", "works", extra=about(AttemptId("req-1", 2), nodes=["p", "d"], n=None))
+    log.info("it %s", "works", extra=log_fields(AttemptId("req-1", 2), nodes=["p", "d"], n=None))
     date, time, *rest = stream.getvalue().split(" ")
     assert (len(date), len(time)) == (10, 12)
     assert " ".join(rest) == "INFO pdserve.test: it works request_id=req-1 attempt=2 nodes=p,d\n"
@@ -63,13 +63,15 @@ def test_a_human_line() -> None:
 
 def test_a_value_with_spaces_is_quoted() -> None:
     stream = set_up("human")
-    log.info("it", extra=about(reason='the "best" of a=b', empty=""))
+    log.info("it", extra=log_fields(reason='the "best" of a=b', empty=""))
     assert stream.getvalue().endswith('it reason="the \\"best\\" of a=b" empty=""\n')
 
 
 def test_a_json_line() -> None:
     stream = set_up("json")
-    log.warning("it %s", "works", extra=about(AttemptId("req-1", 2), ttft_ms=1.5, missing=None))
+    log.warning(
+        "it %s", "works", extra=log_fields(AttemptId("req-1", 2), ttft_ms=1.5, missing=None)
+    )
     (line,) = json_lines(stream)
     time = line.pop("time")
     assert (len(time), time[10], time[-5], time[-1]) == (24, "T", ".", "Z")
@@ -87,7 +89,7 @@ def test_a_json_line() -> None:
 
 def test_a_field_cannot_pose_as_the_line_s_own() -> None:
     stream = set_up("json")
-    log.info("true", extra=about(message="false", level="false", time="false"))
+    log.info("true", extra=log_fields(message="false", level="false", time="false"))
     (line,) = json_lines(stream)
     assert (line["message"], line["level"]) == ("true", "info")
     assert line["time"] != "false"
@@ -104,7 +106,7 @@ def test_a_node_learns_its_name_late() -> None:
 @pytest.mark.parametrize("text", FORGERIES)
 def test_foreign_text_stays_in_its_line(text: str, log_format: str) -> None:
     stream = set_up(log_format)
-    log.info("%s", text, extra=about(field=text, texts=[text]))
+    log.info("%s", text, extra=log_fields(field=text, texts=[text]))
     written = stream.getvalue()
     assert written.endswith("\n")
     assert written[:-1].isprintable()
@@ -142,7 +144,7 @@ def test_an_exception_is_one_field_and_its_end_is_kept() -> None:
 @pytest.mark.parametrize("log_format", FORMATS)
 def test_a_line_is_bounded(log_format: str) -> None:
     stream = set_up(log_format)
-    log.info("x" * 10**6, extra=about(field="y" * 10**6))
+    log.info("x" * 10**6, extra=log_fields(field="y" * 10**6))
     written = stream.getvalue()
     assert "x" * MAX_MESSAGE_CHARS in written
     assert len(written) < 2 * MAX_MESSAGE_CHARS
