@@ -24,7 +24,7 @@ LONG_FILES: dict[str, str] = {
 LONG_FUNCTIONS: dict[str, str] = {}
 
 GENERATED = ("_pb2.py", "_pb2_grpc.py", "_pb2.pyi")
-# Folders that are built, downloaded or somebody's own.
+# What is built, downloaded or somebody's own. In a git worktree `.git` is a file.
 IGNORED = re.compile(r"\.git|\.venv|\.\w+_cache|\.hypothesis|__pycache__|build|dist|.+\.egg-info")
 TEXT_SUFFIXES = frozenset(
     {
@@ -59,7 +59,7 @@ def all_files() -> tuple[Path, ...]:
     found = []
     for folder, folders, files in os.walk(ROOT):
         folders[:] = sorted(name for name in folders if not IGNORED.fullmatch(name))
-        found += [Path(folder) / name for name in sorted(files)]
+        found += [Path(folder) / name for name in sorted(files) if not IGNORED.fullmatch(name)]
     return tuple(found)
 
 
