@@ -53,13 +53,15 @@ def create_app(
     tracing: Tracing = NO_TRACING,
     clock: Clock | None = None,
 ) -> ASGIApp:
-    """The whole HTTP edge. `registry` gets the edge's metrics and is what `/metrics` shows.
+    """Return the whole HTTP edge as an ASGI application.
+
+    `registry`: receives the edge's metrics and is what `/metrics` shows.
 
     `api_keys`: who may do what; without it the configuration's one key, when it has one.
 
-    `drain_node` asks a node of the cluster to leave.
+    `drain_node`: asks a node of the cluster to drain.
 
-    Nothing is started: the generator, the cluster view and the live feed live and end outside.
+    Starts nothing: the caller starts and stops the generator, the cluster view and the live feed.
     """
     clock = clock or MonotonicClock()
     app = FastAPI(
@@ -119,7 +121,7 @@ def _add_generation(
 
 
 def _inlined(schema: Any, definitions: dict[str, Any]) -> Any:
-    """`schema` with its local references replaced, as it stands alone in the API's description."""
+    """Replace the local references of `schema`, so that the API's description can hold it alone."""
     if isinstance(schema, list):
         return [_inlined(part, definitions) for part in schema]
     if not isinstance(schema, dict):

@@ -1,0 +1,117 @@
+"""A public function's docstring names the errors that the function itself raises.
+
+The rule: a function or method without a leading underscore, in a class without one, whose own body
+has `raise SomeError` or `raise SomeError(...)`, has the word `SomeError` in its docstring.
+
+Not held to it: functions inside functions; `raise` alone and the raise of a bound value or of a
+function's result (lower case names), which pass on an error that was made elsewhere;
+`AssertionError` and `NotImplementedError`, which are bugs; and `StopIteration`'s kind, which is how
+an iterator ends. Where the imperative mood of the first line is concerned, see D401 of ruff.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from tests.unit.test_tidy import name_of, python_files
+
+# Folders that the rule does not hold for yet. The list may only become shorter.
+NOT_YET = (
+    "bench/",
+    "common/",
+    "engine/",
+    "http_serving/",
+    "kv_transfer/",
+    "node/",
+    "pdserve/",
+    "placement/",
+    "protos/",
+    "router/",
+)
+# Not part of what a caller can expect: bugs, and the end of an iterator.
+UNNAMED = frozenset(
+    {"AssertionError", "NotImplementedError", "StopAsyncIteration", "StopIteration"}
+)
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def public_functions(tree: ast.Module | ast.ClassDef) -> Iterator[Function]:
+    """Yield a module's or class's public functions, and those of its public classes."""
+    for node in tree.body:
+        if isinstance(node, Function | ast.ClassDef) and not node.name.startswith("_"):
+            if isinstance(node, ast.ClassDef):
+                yield from public_functions(node)
+            else:
+                yield node
+
+
+def own_nodes(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the nodes of a function's body, without those of functions and classes in it."""
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, Function | ast.ClassDef | ast.Lambda):
+            yield child
+            yield from own_nodes(child)
+
+
+def raised_errors(function: Function) -> set[str]:
+    """Return the names of the error classes that `function` itself raises."""
+    names = set()
+    for node in own_nodes(function):
+        if isinstance(node, ast.Raise) and node.exc is not None:
+            error = node.exc.func if isinstance(node.exc, ast.Call) else node.exc
+            name = ast.unparse(error).rpartition(".")[2]
+            if name[:1].isupper():
+                names.add(name)
+    return names - UNNAMED
+
+
+def unnamed_errors(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """Yield each public function of a module with an error that its docstring does not name."""
+    for function in public_functions(tree):
+        words = set(re.findall(r"\w+", ast.get_docstring(function) or ""))
+        for error in sorted(raised_errors(function) - words):
+            yield function.name, error
+
+
+def test_docstrings_name_the_errors_raised() -> None:
+    unnamed = [
+        f"{name_of(path)}: {function} raises {error}"
+        for path in python_files()
+        if not name_of(path).startswith(("tests/", *NOT_YET))
+        for function, error in unnamed_errors(ast.parse(path.read_text()))
+    ]
+    assert not unnamed, "\n".join(unnamed)
+
+
+def test_folders_that_are_done_leave_the_list() -> None:
+    behind = {
+        folder
+        for folder in NOT_YET
+        for path in python_files()
+        if name_of(path).startswith(folder) and any(unnamed_errors(ast.parse(path.read_text())))
+    }
+    assert behind == set(NOT_YET), f"done: {set(NOT_YET) - behind}"
+
+
+@pytest.mark.parametrize(
+    ("source", "unnamed"),
+    [
+        ('def f():\n "Raise WrongKind."\n raise WrongKind("x")', []),
+        ('def f():\n "Raise."\n raise kinds.WrongKind("x") from None', [("f", "WrongKind")]),
+        ("def f():\n raise WrongKind", [("f", "WrongKind")]),
+        ("class C:\n def f(self):\n  if x: raise WrongKind()", [("f", "WrongKind")]),
+        ("class _C:\n def f(self):\n  raise WrongKind()", []),
+        ("def _f():\n raise WrongKind()", []),
+        ("def f():\n def g():\n  raise WrongKind()", []),
+        ("def f():\n try: g()\n except WrongKind as error: raise\n else: raise error", []),
+        ("def f():\n raise not_found(3)", []),
+        ("def f():\n raise NotImplementedError", []),
+    ],
+)
+def test_what_counts_as_unnamed(source: str, unnamed: list[tuple[str, str]]) -> None:
+    assert list(unnamed_errors(ast.parse(source))) == unnamed
