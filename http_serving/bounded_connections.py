@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from http_serving.cutting import offer_cut
+from http_serving.abort_connection import offer_abort
 from http_serving.part_writing import offer_parts
 
 
@@ -109,7 +109,7 @@ class BoundedConnection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """A head begins; how long its connection was idle no longer counts."""
         super().on_message_begin()
-        offer_cut(cast(dict[str, Any], self.scope), self.transport.abort)
+        offer_abort(cast(dict[str, Any], self.scope), self.transport.abort)
         if self.is_idle:
             self._wait_for_request(self._limits.request_timeout_s)
 

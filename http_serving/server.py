@@ -17,8 +17,8 @@ from common.addresses import host_port
 from common.errors import ConfigError
 from http_serving.bounded_connections import BoundedConnection, ConnectionLimits, Refused
 
-MOST_LAST = 4096
-"""Connections that are accepted while a door closes: more than a kernel keeps waiting."""
+MAX_LAST_CONNECTIONS = 4096
+"""Connections accepted while the listener closes: more than a kernel queues."""
 
 
 def bind(host: str, port: int, *, backlog: int, purpose: str = "") -> socket.socket:
@@ -45,15 +45,15 @@ class Server(uvicorn.Server):
         """Captures none."""
         yield
 
-    async def close_door(self, listener: socket.socket) -> None:
-        """Listen no more on `listener`, and serve who connected before.
+    async def stop_accepting(self, listener: socket.socket) -> None:
+        """Close `listener`, and serve the clients that connected before.
 
-        The kernel connects clients by itself and keeps them until they are accepted. Closing would
-        reset those, whose requests may be here already: all are accepted first, in the same turn.
+        The kernel completes connections on its own and queues them. Closing the socket would reset
+        the queued ones, which may have sent requests: all are accepted first, in the same turn.
         """
         last = []
         with contextlib.suppress(OSError):
-            for _ in range(MOST_LAST):
+            for _ in range(MAX_LAST_CONNECTIONS):
                 last.append(listener.accept()[0])
         for listening in self.servers:
             listening.close()

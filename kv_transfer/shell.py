@@ -203,9 +203,9 @@ class TransportConnector:
         self._sending.close()
         self._perform_what_can_be()
         for lane in self._lanes.values():
-            with _going_on():
+            with _logging_errors():
                 lane.close()
-        with _going_on():
+        with _logging_errors():
             # Closing waited for them: an ABORT behind the last write tells that it was the last.
             self._sending.take_written()
         self._receiving.close()
@@ -243,7 +243,7 @@ class TransportConnector:
     def _perform_what_can_be(self) -> None:
         """As `_perform_all`, where one that fails must not keep the others from being done."""
         while self._effects:
-            with _going_on():
+            with _logging_errors():
                 self._perform(self._effects.popleft())
 
     def _perform(self, effect: Effect) -> None:
@@ -291,9 +291,9 @@ class TransportConnector:
 
 
 @contextlib.contextmanager
-def _going_on() -> Iterator[None]:
-    """A bug in here is logged, and what follows is done all the same."""
+def _logging_errors() -> Iterator[None]:
+    """Log an error raised inside, and go on behind the block."""
     try:
         yield
     except Exception:
-        logger.exception("a KV connector that closes met a bug, and goes on")
+        logger.exception("error while closing the KV connector; closing goes on")

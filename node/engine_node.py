@@ -44,8 +44,7 @@ from node.performer import Performer, StagedModel
 from node.router_calls import Replies
 from node.step_thread import StepThread
 from node.watchdog import wait_for_stall
-from placement.patience import patiently
-from placement.store import PlacementStore
+from placement.store import PlacementStore, retry_while_slow
 from protos import pdserve_node_pb2_grpc as pb_grpc
 from protos.transport_security import add_port, make_server
 
@@ -225,7 +224,7 @@ class EngineNode:
         server = self._config.server
         role = self._config.role.value
         node_id = server.node_id or f"{role}-{socket.gethostname()}-{port}"
-        epoch = await patiently(partial(self._parts.store.next_epoch, node_id))
+        epoch = await retry_while_slow(partial(self._parts.store.next_epoch, node_id))
         return Incarnation(node_id, epoch)
 
     def _load_model(self) -> LoadedModel:

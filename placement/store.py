@@ -7,13 +7,21 @@ Every method has a deadline of its own and raises `PlacementUnavailable` when th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from common.errors import PdserveError
 from common.ids import AttemptId, Incarnation
 from common.nodes import NodeLoad, NodeRecord
+
+log = logging.getLogger("pdserve.placement")
+
+NUM_TRIES = 12
+"""How often a starting process asks a slow store: six seconds, at half a second a call."""
+
+Answer = TypeVar("Answer")
 
 
 class PlacementUnavailable(PdserveError):
@@ -23,7 +31,7 @@ class PlacementUnavailable(PdserveError):
 
 
 class PlacementSlow(PlacementUnavailable):
-    """It may be there: nobody refused, and nobody answered within a call's time."""
+    """The store did not refuse, but did not answer within a call's time either: it may be busy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,3 +87,18 @@ class PlacementStore(Protocol):
 
     async def close(self) -> None:
         """Release connections."""
+
+
+async def retry_while_slow(call: Callable[[], Awaitable[Answer]]) -> Answer:
+    """Return the answer of a store that may be slow: a starting process cannot go on without it.
+
+    Raises `PlacementSlow` after `NUM_TRIES` calls without an answer, and `PlacementUnavailable` at
+    once for a store that is away.
+    """
+    for number in range(1, NUM_TRIES):
+        try:
+            return await call()
+        except PlacementSlow as slow:
+            if number == 1:
+                log.warning("the placement store is slow, asking again: %s", slow)
+    return await call()

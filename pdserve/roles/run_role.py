@@ -26,9 +26,8 @@ from pdserve.checkpoints.resolve import resolve_checkpoint
 from pdserve.roles.file_limit import allow_connections
 from pdserve.roles.make_tracing import make_tracing
 from pdserve.roles.shutdown import Ending
-from placement.patience import patiently
 from placement.redis_store import RedisStore
-from placement.store import PlacementStore, PlacementUnavailable
+from placement.store import PlacementStore, PlacementUnavailable, retry_while_slow
 from router.access.api_key_book import ApiKeyBook
 from router.app import create_app
 from router.cluster.drain import drain_node
@@ -114,7 +113,7 @@ async def _run_router(
             folder, config.model.served_model_name, config.model.max_model_len
         )
         # A router without a store would never find a node: say so now, not at the first request.
-        await patiently(store.live_nodes)
+        await retry_while_slow(store.live_nodes)
     except PdserveError:
         listener.close()
         raise
@@ -148,7 +147,7 @@ async def _run_router(
             tracing=tracing,
         )
         name_node(dispatcher.incarnation.node_id)
-        await dispatcher.meet_nodes(ending.either)
+        await dispatcher.wait_for_nodes(ending.either)
         log.info("listening on http://%s:%d", host, port)
         _spare_what_stays()
         await serve_http(

@@ -124,7 +124,7 @@ class Dispatcher:
         for task in self._tasks:
             task.add_done_callback(self._on_task_end)
 
-    async def meet_nodes(self, unless: asyncio.Event) -> None:
+    async def wait_for_nodes(self, unless: asyncio.Event) -> None:
         """Return when every node there is was heard, or `unless` is set. A silent one is waited for
         as long as it takes to lose one.
 

@@ -39,7 +39,7 @@ from protos.rpc_errors import error_of
 from protos.transport_security import open_channel
 from router.core.request_flow import Reservation
 from router.dispatch.fairness import FEW_OUTPUTS, TURNS_FOR_OTHERS, part_size
-from router.dispatch.silence import Silence
+from router.dispatch.silence import SilenceTimer
 from router.dispatch.waiting_calls import (
     Caller,
     ReadReply,
@@ -116,7 +116,7 @@ class NodeClient:
         self._node = record.incarnation
         self._listener = listener
         self._silence_s = silence_s
-        self._silence = Silence(silence_s)
+        self._silence = SilenceTimer(silence_s)
         self._envelope = make_envelope(router, record.incarnation)
         self._channel = open_channel(record.control_address, _CHANNEL_OPTIONS, keys)
         self._stub: Any = cast(Any, NodeStub)(self._channel)
@@ -288,7 +288,7 @@ class NodeClient:
     async def _run_stream(self) -> None:
         """One stream, from its opening until all that came on it was passed on."""
         call = self._stub.Stream()
-        self._silence.broken()
+        self._silence.heard()
         reading = asyncio.create_task(self._read(call), name=f"replies of {self._node}")
         sending = asyncio.create_task(self._send(call), name=f"calls to {self._node}")
         silence = asyncio.create_task(self._silence.wait_too_long(), name=f"watch {self._node}")
@@ -321,7 +321,7 @@ class NodeClient:
         try:
             while True:
                 message = await call.read()
-                self._silence.broken()
+                self._silence.heard()
                 if message is _EOF:
                     return
                 if message is None:
@@ -352,7 +352,7 @@ class NodeClient:
         while self._outputs:
             part = self._outputs[:size]
             del self._outputs[:size]
-            self._silence.broken()  # Nothing may be read meanwhile.
+            self._silence.heard()  # Nothing may be read meanwhile.
             self._listener.on_heard(self._node, part)
             for _ in range(TURNS_FOR_OTHERS):
                 await asyncio.sleep(0)

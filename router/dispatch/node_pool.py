@@ -54,7 +54,7 @@ class NodePool:
         self._on_lost = on_lost
         self._gone: dict[Incarnation, str] = {}
         self._lost: set[Incarnation] = set()
-        self._strangers: dict[Incarnation, str] = {}
+        self._foreign_nodes: dict[Incarnation, str] = {}
         self._unusable: set[Incarnation] = set()
         self._clients: dict[Incarnation, NodeClient] = {}
         self._should_refresh = asyncio.Event()
@@ -66,7 +66,7 @@ class NodePool:
     @property
     def other_models(self) -> list[str]:
         """What the nodes serve that are left out for their model, ordered."""
-        return sorted(set(self._strangers.values()))
+        return sorted(set(self._foreign_nodes.values()))
 
     def nodes(self) -> list[NodeView]:
         """The nodes that can be chosen now."""
@@ -157,15 +157,15 @@ class NodePool:
                 self._metrics.nodes_lost.inc()
 
     def _of_this_model(self, listing: Sequence[LiveNode]) -> list[LiveNode]:
-        strangers = {
+        foreign = {
             node.record.incarnation: node.record.model
             for node in listing[:MAX_NODES]
             if node.record.role is not Role.ROUTER and node.record.model != self._model
         }
-        for node, model in strangers.items():
-            if node not in self._strangers:
+        for node, model in foreign.items():
+            if node not in self._foreign_nodes:
                 log.warning("%s is left out: it serves %s, not %s", node, model, self._model)
-        self._strangers = strangers
+        self._foreign_nodes = foreign
         return [node for node in listing if node.record.model == self._model]
 
     def _match_clients(self, router: Incarnation) -> None:

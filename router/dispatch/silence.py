@@ -7,16 +7,19 @@ import asyncio
 _NUM_TICKS = 5
 
 
-class Silence:
-    """Grows while nothing is heard. Time in which this process did not run hardly counts: what a
-    peer said meanwhile lies in a socket, still to be read."""
+class SilenceTimer:
+    """Counts the ticks since something was heard.
+
+    Time in which this process did not run hardly counts: what the peer sent meanwhile lies in a
+    socket, still to be read.
+    """
 
     def __init__(self, limit_s: float) -> None:
         self._tick_s = limit_s / _NUM_TICKS
         self._num_ticks = 0
 
-    def broken(self) -> None:
-        """Something was heard."""
+    def heard(self) -> None:
+        """Start again from zero: the peer sent something."""
         self._num_ticks = 0
 
     async def wait_too_long(self) -> None:

@@ -97,7 +97,7 @@ async def _drain(
     timeout_s: float,
 ) -> None:
     """Close the door, let who is inside finish, and return then, or when a stop cuts it short."""
-    await server.close_door(listener)
+    await server.stop_accepting(listener)
     await asyncio.wait({stopping}, timeout=min(LINGER_S, timeout_s))
     server.config.timeout_graceful_shutdown = math.ceil(timeout_s)
     server.should_exit = True

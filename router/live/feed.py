@@ -15,7 +15,7 @@ from typing import Protocol
 from starlette.types import Receive, Scope, Send
 
 from common.clock import Clock
-from http_serving.cutting import cut_connection
+from http_serving.abort_connection import abort_connection
 from router.http.errors import ApiError
 from router.http.exchange import ClientClosed, Reply, while_client_waits
 from router.http.sse import event, to_json
@@ -107,7 +107,7 @@ class LiveFeed:
             pass
         except TimeoutError:
             logger.info("a viewer of the live page that does not read was cut off")
-            cut_connection(scope)
+            abort_connection(scope)
             await asyncio.sleep(0)  # the server is to hear of it before this returns
         finally:
             self._viewers.discard(viewer)

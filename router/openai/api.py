@@ -23,7 +23,7 @@ from common.clock import Clock
 from common.config import ApiConfig
 from common.errors import DeadlineExceeded, Overloaded
 from common.logs import log_fields
-from http_serving.cutting import cut_connection
+from http_serving.abort_connection import abort_connection
 from http_serving.part_writing import part_writer
 from router.core.cluster_view import ClusterView
 from router.core.generation import SHUTTING_DOWN, Generator
@@ -263,4 +263,4 @@ async def _report(scope: Scope, reply: Reply, error: ApiError, watch: RequestWat
             error.code,
             extra=log_fields(request_id=watch.request_id),
         )
-        cut_connection(scope)
+        abort_connection(scope)

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.api import Answer, Api, ApiFailure, Fields
+from tests.cluster.attacks import ATTACKS, MESSAGE_WITHOUT_END, Attack
 from tests.cluster.cluster import Cluster
-from tests.cluster.strangers import ATTACKS, MESSAGE_WITHOUT_END, Attack
 from tests.cluster.tiny_model import prompt_tokens
 from tests.cluster.topologies import flag
 from tests.cluster.waiting import wait_until

@@ -61,7 +61,7 @@ class World:
             await node.start(self.store)
             self.nodes.append(node)
         await self.router.start()
-        meeting = asyncio.create_task(self.router.meet_nodes(self.never))
+        meeting = asyncio.create_task(self.router.wait_for_nodes(self.never))
         for node in self.nodes:
             await node.is_asked.wait()
         return meeting
@@ -90,7 +90,7 @@ async def test_it_waits_for_the_first_word_of_every_node(world: World) -> None:
 
 async def test_it_does_not_wait_where_there_are_no_nodes(world: World) -> None:
     await world.router.start()
-    await world.router.meet_nodes(world.never)
+    await world.router.wait_for_nodes(world.never)
     assert world.router.pool.nodes() == []
 
 

@@ -31,7 +31,7 @@ from kv_transfer.core.limits import MAX_WAIT_S
 from kv_transfer.pieces import Pool
 from kv_transfer.shell import TransportConnector
 from tests.contract.kv_connector.kinds import KINDS, Kind, NodeOptions
-from tests.fakes.awake_clock import AwakeClock
+from tests.fakes.stall_free_clock import StallFreeClock
 
 LAYOUT = KVLayout(
     model_digest="m", num_layers=3, num_kv_heads=2, head_dim=8, block_size=4, dtype="float32"
@@ -123,7 +123,7 @@ class Cluster:
         self.kind = kind
         self.nodes: list[Node] = []
         # Both sides are in this process: where it stalls, neither is dead.
-        self._clock = AwakeClock(MAX_WAIT_S)
+        self._clock = StallFreeClock(MAX_WAIT_S)
         self._tokens = itertools.count(101)
 
     @property

@@ -6,9 +6,8 @@ import asyncio
 
 import pytest
 
-from placement.patience import NUM_TRIES, patiently
 from placement.redis_store import RedisStore
-from placement.store import PlacementSlow, PlacementUnavailable
+from placement.store import NUM_TRIES, PlacementSlow, PlacementUnavailable, retry_while_slow
 
 
 class Store:
@@ -29,7 +28,7 @@ async def test_a_slow_store_is_asked_again_and_told_of_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     store = Store(*[PlacementSlow("Redis did not answer within 0.5 s")] * (NUM_TRIES - 1))
-    assert await patiently(store.next_epoch) == 7
+    assert await retry_while_slow(store.next_epoch) == 7
     assert store.num_calls == NUM_TRIES
     assert len(caplog.messages) == 1
     assert "Redis did not answer within 0.5 s" in caplog.text
@@ -38,14 +37,14 @@ async def test_a_slow_store_is_asked_again_and_told_of_once(
 async def test_a_store_that_stays_slow_is_given_up() -> None:
     store = Store(*[PlacementSlow("slow")] * 100)
     with pytest.raises(PlacementSlow):
-        await patiently(store.next_epoch)
+        await retry_while_slow(store.next_epoch)
     assert store.num_calls == NUM_TRIES
 
 
 async def test_a_store_that_is_away_is_not_waited_for() -> None:
     store = Store(PlacementUnavailable("refused"))
     with pytest.raises(PlacementUnavailable, match="refused"):
-        await patiently(store.next_epoch)
+        await retry_while_slow(store.next_epoch)
     assert store.num_calls == 1
 
 

@@ -30,8 +30,8 @@ from tests.contract.kv_connector.cluster import (
     send,
 )
 from tests.contract.kv_connector.kinds import FakeRdmaKind
-from tests.fakes.awake_clock import AwakeClock
 from tests.fakes.fake_one_sided_lane import FakeOneSidedLane
+from tests.fakes.stall_free_clock import StallFreeClock
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_a_write_that_failed_falls_back_until_the_lane_is_mended(
     cluster: Cluster, kind: FakeRdmaKind
 ) -> None:
     # A connection that is gone is soon a silent one; a stall of this process is no silence.
-    clock = AwakeClock(0.1)
+    clock = StallFreeClock(0.1)
     prefill, decode = (cluster.node(name, peer_timeout_s=0.4, clock=clock) for name in "pd")
     kind.fabric.fail_next()
     ticket = cluster.ticket(decode, [1, 2, 3])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from router.dispatch.silence import Silence
+from router.dispatch.silence import SilenceTimer
 from tests.fakes.stopped_time import StoppedTime
 
 
@@ -15,7 +15,7 @@ async def turns() -> None:
 
 async def test_it_ends_after_the_limit_and_not_before() -> None:
     time = StoppedTime()
-    waiting = asyncio.create_task(Silence(5.0).wait_too_long())
+    waiting = asyncio.create_task(SilenceTimer(5.0).wait_too_long())
     for _ in range(5):
         await turns()
         assert not waiting.done()
@@ -28,13 +28,13 @@ async def test_it_ends_after_the_limit_and_not_before() -> None:
 
 async def test_every_word_begins_it_anew() -> None:
     time = StoppedTime()
-    silence = Silence(5.0)
+    silence = SilenceTimer(5.0)
     waiting = asyncio.create_task(silence.wait_too_long())
     for _ in range(30):
         for _ in range(5):
             await turns()
             time.advance(1.0)
-        silence.broken()
+        silence.heard()
     await turns()
     assert not waiting.done()
     waiting.cancel()
@@ -42,7 +42,7 @@ async def test_every_word_begins_it_anew() -> None:
 
 async def test_a_process_that_stood_still_listens_before_it_judges() -> None:
     time = StoppedTime()
-    silence = Silence(5.0)
+    silence = SilenceTimer(5.0)
     waiting = asyncio.create_task(silence.wait_too_long())
     await turns()
     time.advance(3600.0)

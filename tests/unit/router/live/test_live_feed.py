@@ -38,7 +38,7 @@ class Viewer:
         self.reads.set()
         self.gone = asyncio.Event()
         self.num_cuts = 0
-        cut = {"pdserve.connection": {"cut": self._cut}}
+        cut = {"pdserve.connection": {"abort": self._cut}}
         scope = {"type": "http", "extensions": cut}
         self.task = asyncio.create_task(feed.serve(scope, self._receive, self._send))
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from http_serving.cutting import offer_cut
+from http_serving.abort_connection import offer_abort
 from router.core.generation import TokenChunk
 from router.openai.api import LAST_WORDS_S
 from router.openai.choice_streams import QUEUED_GROUPS
@@ -148,7 +148,7 @@ class StuckClient:
             "query_string": b"",
             "headers": [],
         }
-        offer_cut(scope, self.cut)
+        offer_abort(scope, self.cut)
         call = edge.app(scope, self.receive, self.send)
         return asyncio.ensure_future(call)
 

@@ -1,4 +1,4 @@
-"""A clock for tests of silence: what the machine does not run for, it does not count."""
+"""A clock for tests of time-outs that does not count stalls of the machine."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import threading
 import time
 
 
-class AwakeClock:
-    """Real time, but between two readings it goes on by `most_s` at most.
+class StallFreeClock:
+    """Real time that advances by `most_s` at most between two readings.
 
-    Whoever waits reads it once in `most_s` or more often. Where this process stalls for longer,
-    nobody in it was silent meanwhile.
+    Code that waits reads it at least once in `most_s`. A longer gap is a stall of this process, and
+    a stall says nothing about its peers.
     """
 
     def __init__(self, most_s: float) -> None:

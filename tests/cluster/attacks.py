@@ -1,4 +1,4 @@
-"""What strangers may send to a port: each attack says its worst, hears what comes, and hangs up."""
+"""Attacks on a port: each one sends invalid input, reads the answer and disconnects."""
 
 from __future__ import annotations
 
