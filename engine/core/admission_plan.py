@@ -110,7 +110,7 @@ class _Admissions:
             stop = self._try_to_seat(sequence, is_head=not blocked)
             if stop is None:
                 for one in blocked:
-                    plan.passed[one.sequence_id] = plan.passed.get(one.sequence_id, 0) + 1
+                    plan.bypassed[one.sequence_id] = plan.bypassed.get(one.sequence_id, 0) + 1
             elif stop in (StopRule.NO_SEAT, StopRule.NO_BUDGET):
                 rule = rule if blocked else stop
                 break
@@ -139,8 +139,8 @@ class _Admissions:
         )
 
     def _is_barrier(self, sequence: SequenceView) -> bool:
-        passed = sequence.num_passed + self.budget.plan.passed.get(sequence.sequence_id, 0)
-        return passed >= self.budget.policy.skip_ahead_limit
+        bypassed = sequence.num_bypassed + self.budget.plan.bypassed.get(sequence.sequence_id, 0)
+        return bypassed >= self.budget.policy.skip_ahead_limit
 
     def _try_to_seat(self, sequence: SequenceView, *, is_head: bool) -> StopRule | None:
         """Plan an admission, or say why not."""

@@ -259,7 +259,7 @@ class Scheduler:
             admitted = self.waiting.take({a.sequence_id for a in plan.admissions})
             for admission in plan.admissions:
                 self._seat(step, admitted[admission.sequence_id], admission)
-        self._note_passed(plan)
+        self._count_bypasses(plan)
         self._set_proposals(step)
         return step
 
@@ -268,7 +268,7 @@ class Scheduler:
         sequence.block_table = list(admission.cached_block_ids)
         sequence.num_hashed_blocks = len(admission.cached_block_ids)
         sequence.num_computed = num_cached
-        sequence.num_passed = 0
+        sequence.num_bypassed = 0
         if sequence.status is SequenceStatus.WAITING:
             sequence.num_cached_tokens = num_cached
         if sequence.has_remote_kv:
@@ -326,13 +326,13 @@ class Scheduler:
         for i, count in zip(drawing, counts, strict=True):
             step.batch[i].num_proposals = count
 
-    def _note_passed(self, plan: StepPlan) -> None:
+    def _count_bypasses(self, plan: StepPlan) -> None:
         highest = 0
         for sequence in islice(
             self.waiting, self._config.skip_ahead_window + 1 + len(plan.preempted)
         ):
-            sequence.num_passed += plan.passed.get(sequence.sequence_id, 0)
-            highest = max(highest, sequence.num_passed)
+            sequence.num_bypassed += plan.bypassed.get(sequence.sequence_id, 0)
+            highest = max(highest, sequence.num_bypassed)
         self._counters.highest_num_passed = highest
 
     def _adapt_reservation(self, plan: StepPlan) -> None:

@@ -30,13 +30,13 @@ class Sequence:
         "is_exported",
         "max_new_tokens",
         "num_accepted_drafts",
+        "num_bypassed",
         "num_cached_tokens",
         "num_computed",
         "num_drafted",
         "num_hashed_blocks",
         "num_known",
         "num_output_at_preemption",
-        "num_passed",
         "num_prompt",
         "num_swapped",
         "output_token_ids",
@@ -86,7 +86,7 @@ class Sequence:
         self.num_accepted_drafts = 0
         self.acceptance: Acceptance | None = None
         """What was learnt about its drafts."""
-        self.num_passed = 0
+        self.num_bypassed = 0
         """How many were admitted while this one waited at the head and did not fit."""
         self.num_output_at_preemption: int | None = None
         self.host_block_ids: list[int] = []

@@ -40,7 +40,7 @@ class SequenceView(Protocol):
     @property
     def num_swapped(self) -> int: ...
     @property
-    def num_passed(self) -> int: ...
+    def num_bypassed(self) -> int: ...
     @property
     def num_output_since_resume(self) -> int | None: ...
     @property
@@ -149,7 +149,7 @@ class StepPlan:
     """The decision of one step. Preemptions are applied first, then chunks, then admissions.
 
     `chunks` are by sequence id: decodes first, then prefill chunks. `starved` can never get the
-    block it needs and must end. `passed` are blocked sequences and how many were admitted before
+    block it needs and must end. `bypassed` are blocked sequences and how many were admitted before
     them. `stopped_by` is the rule that ended the admissions.
     """
 
@@ -157,7 +157,7 @@ class StepPlan:
     chunks: dict[int, Chunk] = field(default_factory=dict)
     admissions: list[Admission] = field(default_factory=list)
     starved: list[int] = field(default_factory=list)
-    passed: dict[int, int] = field(default_factory=dict)
+    bypassed: dict[int, int] = field(default_factory=dict)
     stopped_by: StopRule = StopRule.NOTHING_WAITS
     num_decode_tokens: int = 0
     num_draft_tokens: int = 0

@@ -215,7 +215,7 @@ class OpenAiApi:
             plan.stop,
             has_logprobs=plan.has_logprobs,
             hidden_token_ids=plan.hidden_token_ids,
-            lead=choice.lead,
+            echo=choice.echo,
         )
         timer = ChoiceTimer(self._metrics, self._clock, watch)
         has_short_way = plan.is_stream and len(plan.choices) == 1 and not plan.stop

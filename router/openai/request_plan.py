@@ -31,12 +31,12 @@ COMPLETION_MAX_TOKENS = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChoicePlan:
-    """One choice: what to run, and the text to show before it (the echo of its prompt)."""
+    """One choice: what to run, and `echo`: the prompt as text, shown before the answer."""
 
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParams
     priority: int = 0
-    lead: str = ""
+    echo: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,17 +156,17 @@ class Planner:
                 max_tokens_param=max_tokens_param,
             )
             seed = self._seed(body.seed)
-            lead = self._echo(prompt) if is_echo else ""
-            for place in range(n):
+            echo = self._echo(prompt) if is_echo else ""
+            for index in range(n):
                 sampling = SamplingParams(
-                    **common, max_tokens=limit, seed=seed_of_choice(seed, place)
+                    **common, max_tokens=limit, seed=seed_of_choice(seed, index)
                 )
                 choices.append(
                     ChoicePlan(
                         prompt_token_ids=prompt.token_ids,
                         sampling=sampling,
                         priority=priority,
-                        lead=lead,
+                        echo=echo,
                     )
                 )
         return RequestPlan(
@@ -270,11 +270,11 @@ class Planner:
                 )
 
 
-def seed_of_choice(seed: int, place: int) -> int:
-    """The unsigned 64-bit seed of choice `place`; choice 0 keeps `seed`."""
-    if place == 0:
+def seed_of_choice(seed: int, index: int) -> int:
+    """Return the unsigned 64-bit seed of choice `index`; choice 0 keeps `seed`."""
+    if index == 0:
         return seed
-    data = seed.to_bytes(8, "little") + place.to_bytes(4, "little")
+    data = seed.to_bytes(8, "little") + index.to_bytes(4, "little")
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
 
 

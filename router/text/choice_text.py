@@ -71,28 +71,28 @@ class ChoiceText:
         *,
         has_logprobs: bool = False,
         hidden_token_ids: Container[int] = (),
-        lead: str = "",
+        echo: str = "",
     ) -> None:
         """`has_logprobs`: every token comes with its logprobs, which are passed on.
 
-        Tokens in `hidden_token_ids` are not shown where an answer stops at them. `lead` is shown
-        before the answer (the echo of a prompt); stop strings are not sought in it.
+        Tokens in `hidden_token_ids` are not shown where an answer stops at them. `echo` is shown
+        before the answer (a prompt); stop strings are not sought in it.
         """
         self._decoder = decoder
         self._stops = StopStrings(stop)
         self._is_plain = not stop and not has_logprobs
         self._has_logprobs = has_logprobs
         self._hidden = hidden_token_ids
-        self._lead = lead
+        self._echo = echo
         self._entries: deque[LogprobEntry] = deque()
-        self._decoded_chars = len(lead)
+        self._decoded_chars = len(echo)
         self._sent_chars = 0
 
     def push_all(self, chunks: Sequence[TokenChunk]) -> list[Delta]:
         """One delta for each chunk, up to the one that ends the choice."""
         deltas = []
         for chunk in chunks:
-            if self._is_plain and chunk.finish_reason is None and not self._lead:
+            if self._is_plain and chunk.finish_reason is None and not self._echo:
                 deltas.append(self._push_plain(chunk))
                 continue
             delta = self.push(chunk)
@@ -118,8 +118,8 @@ class ChoiceText:
             raise InternalError(
                 f"{len(chunk.logprobs)} logprobs came with {len(chunk.token_ids)} tokens"
             )
-        pieces = [self._lead]
-        self._lead = ""
+        pieces = [self._echo]
+        self._echo = ""
         num_tokens = 0
         hidden_at = self._hidden_at(chunk)
         for place, token_id in enumerate(chunk.token_ids):

@@ -31,7 +31,7 @@ class View:
     priority: int = 0
     has_remote_kv: bool = False
     num_swapped: int = 0
-    num_passed: int = 0
+    num_bypassed: int = 0
     num_output_since_resume: int | None = None
     draft_token_ids: tuple[int, ...] = ()
 
@@ -125,7 +125,7 @@ def waiting(
     remote: bool = False,
     most: int = MANY,
     priority: int = 0,
-    passed: int = 0,
+    bypassed: int = 0,
 ) -> View:
     """A new sequence in the queue."""
     return View(
@@ -135,7 +135,7 @@ def waiting(
         max_new_tokens=most,
         has_remote_kv=remote,
         priority=priority,
-        num_passed=passed,
+        num_bypassed=bypassed,
     )
 
 

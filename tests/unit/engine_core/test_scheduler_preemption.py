@@ -87,7 +87,7 @@ def test_s40_a_victim_of_this_step_is_in_no_batch() -> None:
     check_answers(engine, *low, high)
 
 
-def test_s43_whoever_is_passed_ages_though_victims_join_the_queue_before_it() -> None:
+def test_s43_who_is_bypassed_ages_though_victims_join_the_queue_before_it() -> None:
     engine = Engine(
         num_blocks=12,
         seats=8,
@@ -103,7 +103,7 @@ def test_s43_whoever_is_passed_ages_though_victims_join_the_queue_before_it() ->
     # Two victims make room for the important one; one block is left, enough for the small one.
     assert step.num_preempted == 2
     assert {important.sequence_id, small.sequence_id} <= {s.sequence_id for s in step.sequences}
-    assert blocked.num_passed == 1
+    assert blocked.num_bypassed == 1
     assert engine.scheduler.statistics().highest_num_passed == 1
 
 

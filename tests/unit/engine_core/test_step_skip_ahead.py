@@ -17,14 +17,14 @@ from tests.unit.engine_core.planner_views import (
 from tests.unit.engine_core.policies.views import policy
 
 
-def needs(*counts: int, passed: int = 0, first_id: int = 1) -> list[View]:
-    """A queue of prompts that need this many blocks; the head was passed `passed` times."""
+def needs(*counts: int, bypassed: int = 0, first_id: int = 1) -> list[View]:
+    """A queue of prompts that need this many blocks; the head was bypassed `bypassed` times."""
     queue = [waiting(first_id + i, count * BS - 8) for i, count in enumerate(counts)]
-    return [waiting(first_id, counts[0] * BS - 8, passed=passed), *queue[1:]]
+    return [waiting(first_id, counts[0] * BS - 8, bypassed=bypassed), *queue[1:]]
 
 
 def outcome(step: StepPlan) -> tuple[list[int], dict[int, int], StopRule]:
-    return admitted(step), step.passed, step.stopped_by
+    return admitted(step), step.bypassed, step.stopped_by
 
 
 def test_e66_c25_s43_two_may_pass_a_head_that_does_not_fit() -> None:
@@ -54,9 +54,9 @@ def test_e66_what_the_reservation_keeps_back_is_not_free() -> None:
 def test_e67_s43_a_head_that_was_passed_often_enough_is_a_barrier() -> None:
     step = plan(queue=needs(60, 20, 25, 5), pool=50, window=4, limit=2)
     assert outcome(step) == ([2, 3], {1: 2}, StopRule.BARRIER)
-    later = plan(queue=needs(60, 5, 5, passed=2), pool=50, window=4, limit=2)
+    later = plan(queue=needs(60, 5, 5, bypassed=2), pool=50, window=4, limit=2)
     assert outcome(later) == ([], {}, StopRule.BARRIER)
-    fits = plan(queue=needs(60, 5, 5, passed=2), pool=70, window=4, limit=2)
+    fits = plan(queue=needs(60, 5, 5, bypassed=2), pool=70, window=4, limit=2)
     assert outcome(fits) == ([1, 2, 3], {}, StopRule.NOTHING_WAITS)
 
 
@@ -66,7 +66,7 @@ def test_e67_s43_a_head_that_was_passed_often_enough_is_a_barrier() -> None:
 def test_s43_no_more_than_the_window_pass_in_one_step(window: int, seated: list[int]) -> None:
     step = plan(queue=needs(60, 5, 5, 5, 5), pool=50, window=window)
     assert admitted(step) == seated
-    assert step.passed == ({1: len(seated)} if seated else {})
+    assert step.bypassed == ({1: len(seated)} if seated else {})
 
 
 def test_s43_the_window_reaches_no_further_behind_several_that_are_blocked() -> None:
@@ -80,7 +80,7 @@ def test_s43_the_window_reaches_no_further_behind_several_that_are_blocked() -> 
 
 
 def test_s43_whoever_is_blocked_further_back_becomes_a_barrier_too() -> None:
-    queue = [waiting(1, 60 * BS), waiting(2, 70 * BS, passed=15), waiting(3, 5), waiting(4, 5)]
+    queue = [waiting(1, 60 * BS), waiting(2, 70 * BS, bypassed=15), waiting(3, 5), waiting(4, 5)]
     step = plan(queue=queue, pool=50, window=4, limit=16)
     assert outcome(step) == ([3], {1: 1, 2: 1}, StopRule.BARRIER)
 

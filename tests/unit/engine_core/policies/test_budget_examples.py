@@ -34,7 +34,7 @@ class Running:
     priority: int = 0
     has_remote_kv: bool = False
     num_swapped: int = 0
-    num_passed: int = 0
+    num_bypassed: int = 0
     num_output_since_resume: int | None = None
 
     @property

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from engine.core.plan import StepCosts
 from engine.core.speculation.draft_length import (
+    CHANCE_DISCOUNT,
     PROBE_SHARE,
-    TRUST,
     Acceptance,
     DraftLength,
     moving_average,
@@ -31,7 +31,7 @@ def powers(probability: float, num: int) -> list[float]:
 
 def rate(costs: StepCosts, chances: list[list[float]], lengths: list[int]) -> float:
     """Expected tokens per second of a step with the first `lengths` drafts."""
-    gained = sum(TRUST * sum(c[:n]) for c, n in zip(chances, lengths, strict=True))
+    gained = sum(CHANCE_DISCOUNT * sum(c[:n]) for c, n in zip(chances, lengths, strict=True))
     rows = len(chances) + sum(lengths)
     step_s = DraftLength(costs, 0).cost_s(rows) + sum(lengths) * costs.draft_s
     return (len(chances) + gained) / step_s

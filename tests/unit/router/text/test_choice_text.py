@@ -40,11 +40,11 @@ def shown(deltas: list[Delta]) -> str:
 
 @given(st.text(min_size=1, max_size=40), st.integers(1, 4), st.sampled_from(["", "echo "]))
 def test_text_that_is_shown_as_it_comes_takes_a_short_way_to_the_same(
-    plain: str, size: int, lead: str
+    plain: str, size: int, echo: str
 ) -> None:
     parts = chunks(encode(plain), FinishReason.LENGTH, size=size)
-    one_by_one = choice(lead=lead)
-    assert choice(lead=lead).push_all(parts) == [one_by_one.push(part) for part in parts]
+    one_by_one = choice(echo=echo)
+    assert choice(echo=echo).push_all(parts) == [one_by_one.push(part) for part in parts]
 
 
 def test_plain() -> None:
@@ -108,7 +108,7 @@ def test_a_last_chunk_without_tokens() -> None:
 
 
 def test_the_echo_comes_first_and_is_no_stop() -> None:
-    deltas = run(choice("Hello", lead="Hello: "), chunks(encode("lazy"), FinishReason.LENGTH))
+    deltas = run(choice("Hello", echo="Hello: "), chunks(encode("lazy"), FinishReason.LENGTH))
     assert deltas[0].text.startswith("Hello: ")
     assert shown(deltas) == "Hello: lazy"
 
