@@ -21,6 +21,7 @@ from engine.core.planned_step import PlannedStep, StepOutput
 from engine.core.scheduler import Scheduler
 from engine.core.sequence import Sequence
 from kv_transfer.connector import Commit, KVEvent, Landed, LandingFailed, Released, Ticket
+from node.attempt_table import Attempt
 from node.messages import (
     CloseLanding,
     Effect,
@@ -33,7 +34,6 @@ from node.messages import (
     TakeLanded,
 )
 from node.node_flow import RETRY_AFTER_S, FlowLimits, NodeFlow
-from node.request_book import Held
 
 NewLeaseToken = Callable[[], int]
 
@@ -73,7 +73,7 @@ class DecodeFlow(NodeFlow):
         request = message.request
         sequence = Sequence(next(self._sequence_ids), request)
         num_cached = self.scheduler.num_cached_tokens(sequence)
-        held = Held(
+        attempt = Attempt(
             request.id,
             message.router,
             sequence,
@@ -86,44 +86,44 @@ class DecodeFlow(NodeFlow):
             or self._ends_with_first_token(sequence)
             or self._profile.prefills_locally(sequence.num_prompt - num_cached)
         ):
-            held.answer = StartedLocally(num_cached)
-            self.book.add(held)
+            attempt.answer = StartedLocally(num_cached)
+            self.attempts.add(attempt)
             self.scheduler.add(sequence)
-            return [Reply(message.reply_to, held.answer)]
+            return [Reply(message.reply_to, attempt.answer)]
         sequence.has_remote_kv = True
         if not message.may_wait and not self.scheduler.can_seat(sequence):
             return [self._refuse(message, self._why_full())]
-        held.waiting_replies.append(message.reply_to)
-        self.book.add(held)
+        attempt.waiting_replies.append(message.reply_to)
+        self.attempts.add(attempt)
         self.scheduler.add(sequence)
         return []
 
     def _on_reserved(self, step: PlannedStep, now_s: float) -> list[Effect]:
         effects: list[Effect] = []
         for sequence in step.reserved:
-            held = self.book.of_sequence(sequence)
-            assert held is not None, "a reserved sequence belongs to an attempt"
-            ticket = self._ticket(held, now_s)
-            held.answer = Reserved(ticket)
-            self.book.set_lease(held, ticket.lease_token)
+            attempt = self.attempts.of_sequence(sequence)
+            assert attempt is not None, "a reserved sequence belongs to an attempt"
+            ticket = self._ticket(attempt, now_s)
+            attempt.answer = Reserved(ticket)
+            self.attempts.set_lease(attempt, ticket.lease_token)
             effects.append(OpenLanding(ticket))
-            effects += [Reply(reply_to, held.answer) for reply_to in held.waiting_replies]
-            held.waiting_replies = []
+            effects += [Reply(reply_to, attempt.answer) for reply_to in attempt.waiting_replies]
+            attempt.waiting_replies = []
         return effects
 
     def _on_kv_event(self, event: KVEvent, now_s: float) -> list[Effect]:
-        held = self.book.of_lease(event.lease_token)
+        attempt = self.attempts.of_lease(event.lease_token)
         match event:
-            case Landed() if held is not None:
-                held.landed_at_s = now_s
-                return self._on_landed(held, event)
-            case LandingFailed(_, error) if held is not None:
-                return self._fail(held, error)
+            case Landed() if attempt is not None:
+                attempt.landed_at_s = now_s
+                return self._on_landed(attempt, event)
+            case LandingFailed(_, error) if attempt is not None:
+                return self._fail(attempt, error)
             case Landed(lease_token) | Released(lease_token):
                 # `Landed` too: a landing was complete before it heard that nobody wants it.
                 effects: list[Effect] = []
-                if held is not None:
-                    effects = self._fail(held, HandoffFailed("the landing ended without KV"))
+                if attempt is not None:
+                    effects = self._fail(attempt, HandoffFailed("the landing ended without KV"))
                 self._end_quarantine(lease_token)
                 return effects
         return []
@@ -134,29 +134,29 @@ class DecodeFlow(NodeFlow):
         if sequence is not None:
             self.scheduler.end_quarantine(sequence)
 
-    def _on_landed(self, held: Held, event: Landed) -> list[Effect]:
-        sequence, commit = held.sequence, event.commit
+    def _on_landed(self, attempt: Attempt, event: Landed) -> list[Effect]:
+        sequence, commit = attempt.sequence, event.commit
         problem = self._problem_with_commit(sequence, commit)
         if problem:
-            effects = self._fail(held, HandoffFailed(problem))
+            effects = self._fail(attempt, HandoffFailed(problem))
             self._end_quarantine(event.lease_token)
             return effects
-        self.book.clear_lease(held)
+        self.attempts.clear_lease(attempt)
         landed = TakeLanded(self._target_blocks(sequence))
         # The prefill node may be set to draft further than this one verifies.
         drafts = commit.draft_token_ids[: self.scheduler.limits.num_speculative_tokens]
         first = self.scheduler.land(sequence, commit.first_token_id, draft_token_ids=drafts)
         if first.finish_reason is not None:
-            held.outcome = first.finish_reason.value
-            self.book.remove(held)
+            attempt.outcome = first.finish_reason.value
+            self.attempts.remove(attempt)
         started = RequestOutput(
-            id=held.attempt,
+            id=attempt.id,
             first_index=1,
             num_cached_tokens=sequence.num_cached_tokens,
             is_started=True,
             finish_reason=first.finish_reason,
         )
-        return [landed, Emit(held.router, started)]
+        return [landed, Emit(attempt.router, started)]
 
     def _problem_with_commit(self, sequence: Sequence, commit: Commit) -> str:
         if commit.num_tokens != sequence.num_prompt:
@@ -185,27 +185,27 @@ class DecodeFlow(NodeFlow):
     def _after_step(self, step: PlannedStep, outputs: list[StepOutput]) -> list[Effect]:
         effects: list[Effect] = []
         for output in outputs:
-            held = self.book.of_sequence(output.sequence)
-            assert held is not None, "a running sequence belongs to an attempt"
+            attempt = self.attempts.of_sequence(output.sequence)
+            assert attempt is not None, "a running sequence belongs to an attempt"
             if output.finish_reason is not None:
-                self.book.remove(held)
-            effects.append(self._emit_tokens(held, output))
+                self.attempts.remove(attempt)
+            effects.append(self._emit_tokens(attempt, output))
         return effects
 
-    def _let_go(self, held: Held) -> list[Effect]:
-        lease_token = held.lease_token
-        self.scheduler.finish(held.sequence)
-        self.book.remove(held)
+    def _release(self, attempt: Attempt) -> list[Effect]:
+        lease_token = attempt.lease_token
+        self.scheduler.finish(attempt.sequence)
+        self.attempts.remove(attempt)
         if lease_token is None:
             return []
-        self._quarantined[lease_token] = held.sequence
+        self._quarantined[lease_token] = attempt.sequence
         return [CloseLanding(lease_token)]
 
-    def _ticket(self, held: Held, now_s: float) -> Ticket:
-        sequence = held.sequence
+    def _ticket(self, attempt: Attempt, now_s: float) -> Ticket:
+        sequence = attempt.sequence
         self._generation += 1
         return Ticket(
-            attempt=held.attempt,
+            attempt=attempt.id,
             decode_node=self._place.node,
             kv_endpoint=self._place.kv_endpoint,
             lease_token=self._new_lease_token(),
@@ -214,7 +214,7 @@ class DecodeFlow(NodeFlow):
             num_cached_tokens=sequence.num_cached_tokens,
             fingerprint=self._place.fingerprint,
             kv_description=self._place.kv_description,
-            lease_s=min(self._place.lease_s, held.deadline_at_s - now_s),
+            lease_s=min(self._place.lease_s, attempt.deadline_at_s - now_s),
         )
 
     def _target_blocks(self, sequence: Sequence) -> tuple[int, ...]:

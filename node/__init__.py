@@ -3,10 +3,10 @@
 engine_node      a running node made of these parts
 node_flow        the node's decisions around its scheduler (pure): messages in, effects out
 messages         what reaches the step thread, and what it wants done (pure)
-request_book     who asked for what, until when (pure)
+attempt_table    the attempts on a node: who asked for them, until when (pure)
 tickets          the tickets that a decode node gives out
 step_thread      the step loop in its thread, until a stop or a crash
-performer        carries out what the step thread wants done
+perform_effects  performs the effects that the step thread wants
 inbox            the bounded door into the step thread
 control_port     where the control service listens
 control_service  gRPC to values and back

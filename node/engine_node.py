@@ -40,7 +40,7 @@ from node.metrics_server import MetricsServer, bind_metrics
 from node.model_loading import load_unless_stopped
 from node.node_flow import FlowLimits, NodeFlow
 from node.output_streams import OutputStreams
-from node.performer import Performer, StagedModel
+from node.perform_effects import NodeEffects, StagedModel
 from node.router_calls import Replies
 from node.step_thread import StepThread
 from node.watchdog import wait_for_stall
@@ -150,7 +150,9 @@ class EngineNode:
                 inbox=inbox,
                 flow=flow,
                 runner=model,
-                perform=Performer(connector, replies, streams, model, on_drained=drain.on_drained),
+                perform=NodeEffects(
+                    connector, replies, streams, model, on_drained=drain.on_drained
+                ).perform_effect,
                 flush=self._flush_of(streams, flow),
                 on_crash=lambda: loop.call_soon_threadsafe(self._crash, stop),
                 clock=self._parts.clock,
@@ -208,7 +210,7 @@ class EngineNode:
     def _flush_of(self, streams: OutputStreams, flow: NodeFlow) -> Callable[[], None]:
         """What the step thread does at the end of a turn: tokens first, then who ended."""
         loop = asyncio.get_running_loop()
-        watch = AttemptWatch(flow.book, self._parts.tracing, loop, self._parts.clock)
+        watch = AttemptWatch(flow.attempts, self._parts.tracing, loop, self._parts.clock)
 
         def flush() -> None:
             streams.flush()

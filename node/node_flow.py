@@ -1,7 +1,7 @@
 """What prefill and decode nodes decide alike: aborts, lost routers, deadlines, failures, status.
 
 Pure: events and the time come in, effects go out. A role adds what it does with a request
-(`_submit`), with KV events, with a step's outputs, and how it lets go of one (`_let_go`).
+(`_submit`), with KV events, with a step's outputs, and how it lets go of one (`_release`).
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from engine.core.scheduler import Scheduler
 from engine.core.sequence import Sequence
 from engine.core.status import SequenceStatus
 from kv_transfer.connector import ConnectorFailed, KVEvent
+from node.attempt_table import Attempt, AttemptTable
 from node.messages import (
     Abort,
     Drain,
@@ -45,7 +46,6 @@ from node.messages import (
     StatusQuery,
     Submit,
 )
-from node.request_book import Held, RequestBook
 
 RETRY_AFTER_S = 1.0
 
@@ -67,7 +67,7 @@ class NodeFlow(ABC):
 
     def __init__(self, scheduler: Scheduler, limits: FlowLimits) -> None:
         self.scheduler = scheduler
-        self.book = RequestBook()
+        self.attempts = AttemptTable()
         self._sequence_ids = count(1)
         self._limits = limits
         self.is_draining = False
@@ -86,7 +86,11 @@ class NodeFlow(ABC):
             case Abort():
                 return self._on_abort(message)
             case RouterGone():
-                return [e for held in self.book.of_router(message.router) for e in self._drop(held)]
+                return [
+                    e
+                    for attempt in self.attempts.of_router(message.router)
+                    for e in self._drop(attempt)
+                ]
             case Drain(timeout_s):
                 return self._on_drain(timeout_s, now_s)
             case StatusQuery():
@@ -100,10 +104,10 @@ class NodeFlow(ABC):
     def on_time(self, now_s: float) -> list[Effect]:
         """End what is past its deadline; while draining, see whether anything is left."""
         effects: list[Effect] = []
-        for held in self.book.expired(now_s):
-            if not held.is_over:
+        for attempt in self.attempts.expired(now_s):
+            if not attempt.is_over:
                 error = DeadlineExceeded("the request's deadline passed on the node")
-                effects += self._fail(held, error)
+                effects += self._fail(attempt, error)
         if self._hand_over_at_s is not None and now_s >= self._hand_over_at_s:
             self._hand_over_at_s = None
             effects += self._hand_over()
@@ -114,31 +118,31 @@ class NodeFlow(ABC):
 
     def next_deadline_s(self) -> float | None:
         """When `on_time` has something to do."""
-        times = (self.book.next_deadline_s(), self._hand_over_at_s)
+        times = (self.attempts.next_deadline_s(), self._hand_over_at_s)
         return min((time_s for time_s in times if time_s is not None), default=None)
 
     @property
     def is_empty(self) -> bool:
         """No attempt has anything here, and no block waits for somebody else's last write."""
-        return not len(self.book) and not self.scheduler.quarantined
+        return not len(self.attempts) and not self.scheduler.quarantined
 
     def begin_step(self, now_s: float) -> tuple[PlannedStep, list[Effect]]:
         """Plan a step; answer the reservations that got their blocks, end who can never go on."""
         step = self.scheduler.plan()
         effects = self._on_reserved(step, now_s)
         for sequence in step.sequences:
-            held = self.book.of_sequence(sequence)
-            if held is None:
+            attempt = self.attempts.of_sequence(sequence)
+            if attempt is None:
                 continue
-            if held.computing_since_s is None:
-                held.computing_since_s = now_s
-            if held.first_token_at_s is None and held.landed_at_s is None:
-                held.num_chunks += 1
+            if attempt.computing_since_s is None:
+                attempt.computing_since_s = now_s
+            if attempt.first_token_at_s is None and attempt.landed_at_s is None:
+                attempt.num_chunks += 1
         for sequence in step.starved:
-            held = self.book.of_sequence(sequence)
-            assert held is not None, "a running sequence belongs to an attempt"
-            effects += self._fail(held, self._why_starved(sequence))
-        self._look_around()
+            attempt = self.attempts.of_sequence(sequence)
+            assert attempt is not None, "a running sequence belongs to an attempt"
+            effects += self._fail(attempt, self._why_starved(sequence))
+        self._publish_snapshots()
         return step, effects
 
     def end_step(
@@ -147,11 +151,11 @@ class NodeFlow(ABC):
         """Record a step's results and report them."""
         outputs = self.scheduler.apply(step, results)
         for output in outputs:
-            held = self.book.of_sequence(output.sequence)
-            if held is not None and output.first_index == 0:
-                held.first_token_at_s = now_s
+            attempt = self.attempts.of_sequence(output.sequence)
+            if attempt is not None and output.first_index == 0:
+                attempt.first_token_at_s = now_s
         effects = self._after_step(step, outputs)
-        self._look_around()
+        self._publish_snapshots()
         return effects
 
     def fail_step(self, step: PlannedStep, error: Exception, now_s: float) -> list[Effect]:
@@ -159,17 +163,17 @@ class NodeFlow(ABC):
         failure = error if isinstance(error, PdserveError) else InternalError(f"a step: {error!r}")
         effects: list[Effect] = []
         for sequence in step.sequences:
-            held = self.book.of_sequence(sequence)
-            if held is not None and not held.is_over:
-                effects += self._fail(held, failure)
+            attempt = self.attempts.of_sequence(sequence)
+            if attempt is not None and not attempt.is_over:
+                effects += self._fail(attempt, failure)
         return effects
 
     def on_stop(self) -> list[Effect]:
         """The node stops: everybody is told."""
         effects: list[Effect] = []
-        for held in self.book.all():
-            if not held.is_over:
-                effects += self._fail(held, NodeLost("the node is stopping"))
+        for attempt in self.attempts.all():
+            if not attempt.is_over:
+                effects += self._fail(attempt, NodeLost("the node is stopping"))
         return effects
 
     def pushes(self, step: PlannedStep) -> Pushes[Effect] | None:
@@ -191,7 +195,7 @@ class NodeFlow(ABC):
         """Tokens were drawn and blocks were computed."""
 
     @abstractmethod
-    def _let_go(self, held: Held) -> list[Effect]:
+    def _release(self, attempt: Attempt) -> list[Effect]:
         """Give up an attempt that is not over: its sequence, blocks, landing or transfer."""
 
     def _on_reserved(self, step: PlannedStep, now_s: float) -> list[Effect]:
@@ -206,13 +210,13 @@ class NodeFlow(ABC):
             return []
         self.is_draining = True
         self._hand_over_at_s = now_s + timeout_s
-        self._look_around()
+        self._publish_snapshots()
         leaving = Draining("this node is draining")
         return [
             effect
-            for held in self.book.all()
-            if held.waiting_replies
-            for effect in self._fail(held, leaving)
+            for attempt in self.attempts.all()
+            if attempt.waiting_replies
+            for effect in self._fail(attempt, leaving)
         ]
 
     def _hand_over(self) -> list[Effect]:
@@ -223,21 +227,21 @@ class NodeFlow(ABC):
         late = Draining("this node is draining, and its time to finish is over")
         return [
             effect
-            for held in self.book.all()
-            if not held.is_over and held.sequence.status is not SequenceStatus.EXPORTING
-            for effect in self._fail(held, late)
+            for attempt in self.attempts.all()
+            if not attempt.is_over and attempt.sequence.status is not SequenceStatus.EXPORTING
+            for effect in self._fail(attempt, late)
         ]
 
     def _on_submit(self, message: Submit, now_s: float) -> list[Effect]:
-        attempt = message.request.id
-        held = self.book.get(attempt)
-        if held is not None and held.router == message.router and not held.is_over:
-            if held.answer is not None:
-                return [Reply(message.reply_to, held.answer)]
-            held.waiting_replies.append(message.reply_to)
+        attempt_id = message.request.id
+        attempt = self.attempts.get(attempt_id)
+        if attempt is not None and attempt.router == message.router and not attempt.is_over:
+            if attempt.answer is not None:
+                return [Reply(message.reply_to, attempt.answer)]
+            attempt.waiting_replies.append(message.reply_to)
             return []
-        if held is not None or self.book.is_closed(attempt):
-            return [self._refuse(message, InvalidRequest(f"attempt {attempt} is over"))]
+        if attempt is not None or self.attempts.is_closed(attempt_id):
+            return [self._refuse(message, InvalidRequest(f"attempt {attempt_id} is over"))]
         if self.is_draining:
             return [self._refuse(message, Draining("this node is draining"))]
         problem = self._problem_with(message.request)
@@ -281,54 +285,54 @@ class NodeFlow(ABC):
 
     def _on_abort(self, message: Abort) -> list[Effect]:
         effects: list[Effect] = []
-        for attempt in message.attempts:
-            held = self.book.get(attempt)
-            if held is None:
-                self.book.close(attempt)
-            elif held.router == message.router:
-                effects += self._drop(held)
+        for attempt_id in message.attempts:
+            attempt = self.attempts.get(attempt_id)
+            if attempt is None:
+                self.attempts.close(attempt_id)
+            elif attempt.router == message.router:
+                effects += self._drop(attempt)
         return effects
 
-    def _drop(self, held: Held) -> list[Effect]:
+    def _drop(self, attempt: Attempt) -> list[Effect]:
         """End an attempt without a word to its router, except to calls that still wait."""
-        if held.is_over:
+        if attempt.is_over:
             return []
-        held.outcome = FinishReason.ABORT.value
-        waiting = held.waiting_replies
-        held.waiting_replies = []
-        gone = Refused(InvalidRequest(f"attempt {held.attempt} was aborted"))
-        return [*(Reply(reply_to, gone) for reply_to in waiting), *self._let_go(held)]
+        attempt.outcome = FinishReason.ABORT.value
+        waiting = attempt.waiting_replies
+        attempt.waiting_replies = []
+        gone = Refused(InvalidRequest(f"attempt {attempt.id} was aborted"))
+        return [*(Reply(reply_to, gone) for reply_to in waiting), *self._release(attempt)]
 
-    def _fail(self, held: Held, error: PdserveError) -> list[Effect]:
+    def _fail(self, attempt: Attempt, error: PdserveError) -> list[Effect]:
         """End an attempt with a typed error: to the call that waits, else in the stream."""
-        held.outcome = error.code
-        waiting = held.waiting_replies
-        held.waiting_replies = []
+        attempt.outcome = error.code
+        waiting = attempt.waiting_replies
+        attempt.waiting_replies = []
         effects: list[Effect] = [Reply(reply_to, Refused(error)) for reply_to in waiting]
         if not waiting:
             effects.append(
                 Emit(
-                    held.router,
+                    attempt.router,
                     RequestOutput(
-                        id=held.attempt,
+                        id=attempt.id,
                         finish_reason=FinishReason.ERROR,
                         error_code=error.code,
                         error_message=str(error),
                     ),
                 )
             )
-        return effects + self._let_go(held)
+        return effects + self._release(attempt)
 
-    def _emit_tokens(self, held: Held, output: StepOutput) -> Emit:
-        sequence = held.sequence
+    def _emit_tokens(self, attempt: Attempt, output: StepOutput) -> Emit:
+        sequence = attempt.sequence
         logprobs = [token.logprobs for token in output.tokens if token.logprobs is not None]
-        queue_s, compute_s = (0.0, 0.0) if output.first_index else held.prompt_spans_s()
+        queue_s, compute_s = (0.0, 0.0) if output.first_index else attempt.prompt_spans_s()
         if output.finish_reason is not None:
-            held.outcome = output.finish_reason.value
+            attempt.outcome = output.finish_reason.value
         return Emit(
-            held.router,
+            attempt.router,
             RequestOutput(
-                id=held.attempt,
+                id=attempt.id,
                 first_index=output.first_index,
                 token_ids=tuple(token.token_id for token in output.tokens),
                 logprobs=tuple(logprobs),
@@ -352,14 +356,14 @@ class NodeFlow(ABC):
         refusal = Refused(error, pool.num_available, max(self.scheduler.num_free_seats, 0))
         return Reply(message.reply_to, refusal)
 
-    def _look_around(self) -> None:
-        """Leave what others read."""
+    def _publish_snapshots(self) -> None:
+        """Replace the load and statistics that other threads read."""
         self.statistics = self._current_statistics()
         self.load = self._current_load()
 
     def _current_statistics(self) -> NodeStatistics:
         return NodeStatistics(
-            scheduler=self.scheduler.statistics(), num_transfers=self.book.num_leases
+            scheduler=self.scheduler.statistics(), num_transfers=self.attempts.num_leases
         )
 
     def _current_load(self) -> NodeLoad:

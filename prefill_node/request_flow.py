@@ -20,6 +20,7 @@ from engine.core.scheduler import Scheduler
 from engine.core.sequence import Sequence
 from engine.core.status import SequenceStatus
 from kv_transfer.connector import Commit, KVEvent, Ticket, TransferEnded
+from node.attempt_table import HANDED_OFF, Attempt
 from node.messages import (
     AbortTransfer,
     Accepted,
@@ -31,7 +32,6 @@ from node.messages import (
     Submit,
 )
 from node.node_flow import FlowLimits, NodeFlow
-from node.request_book import HANDED_OFF, Held
 
 _Span = tuple[int, tuple[int, ...], tuple[int, ...]]
 """Lease token, ordinals, source blocks."""
@@ -54,7 +54,7 @@ class PrefillFlow(NodeFlow):
         if problem is not None:
             return [self._refuse(message, problem)]
         sequence = Sequence(next(self._sequence_ids), request, is_exported=ticket is not None)
-        held = Held(
+        attempt = Attempt(
             request.id,
             message.router,
             sequence,
@@ -62,11 +62,11 @@ class PrefillFlow(NodeFlow):
             message.received_at_s,
             answer=Accepted(),
         )
-        self.book.add(held)
+        self.attempts.add(attempt)
         self.scheduler.add(sequence)
         effects: list[Effect] = [Reply(message.reply_to, Accepted())]
         if ticket is not None:
-            self.book.set_lease(held, ticket.lease_token)
+            self.attempts.set_lease(attempt, ticket.lease_token)
             self._tickets[ticket.lease_token] = ticket
             # Opened at once: an open transfer keeps its lease alive while the prompt waits here.
             effects.append(OpenTransfer(ticket, request.deadline_s))
@@ -107,88 +107,88 @@ class PrefillFlow(NodeFlow):
         before: list[Effect] = []
         spans: list[_Span] = []
         for sequence, scheduled in zip(step.sequences, step.batch, strict=True):
-            held = self._held(sequence)
-            if held.lease_token is None:
+            attempt = self._attempt_of(sequence)
+            if attempt.lease_token is None:
                 continue
             size, end = self.scheduler.limits.block_size, scheduled.start + len(scheduled.token_ids)
             is_last = end == sequence.num_prompt
-            for span in self._take_spans(held, scheduled.start // size):
+            for span in self._take_spans(attempt, scheduled.start // size):
                 before.append(PushBlocks(span[0], None, *span[1:]))
-            spans += self._take_spans(held, blocks_for(end, size) if is_last else end // size)
+            spans += self._take_spans(attempt, blocks_for(end, size) if is_last else end // size)
         if not spans:
             return Pushes(before, None) if before else None
         return Pushes(before, lambda layer: [PushBlocks(s[0], layer, s[1], s[2]) for s in spans])
 
-    def _take_spans(self, held: Held, end: int) -> list[_Span]:
+    def _take_spans(self, attempt: Attempt, end: int) -> list[_Span]:
         """The blocks up to `end` that were not pushed: none or one span. They count as pushed now.
 
         A step that fails takes none of them back, since its transfers are given up.
         """
-        assert held.lease_token is not None
+        assert attempt.lease_token is not None
         size = self.scheduler.limits.block_size
-        skip = self._tickets[held.lease_token].num_cached_tokens // size
-        start = max(held.num_pushed_blocks, skip)
+        skip = self._tickets[attempt.lease_token].num_cached_tokens // size
+        start = max(attempt.num_pushed_blocks, skip)
         if end <= start:
             return []
-        held.num_pushed_blocks = end
-        source_blocks = tuple(held.sequence.block_table[start:end])
-        return [(held.lease_token, tuple(range(start - skip, end - skip)), source_blocks)]
+        attempt.num_pushed_blocks = end
+        source_blocks = tuple(attempt.sequence.block_table[start:end])
+        return [(attempt.lease_token, tuple(range(start - skip, end - skip)), source_blocks)]
 
     def _after_step(self, step: PlannedStep, outputs: list[StepOutput]) -> list[Effect]:
         return [e for output in outputs for e in self._on_first_token(output)]
 
     def _on_first_token(self, output: StepOutput) -> list[Effect]:
-        held = self._held(output.sequence)
-        effects: list[Effect] = [self._emit_tokens(held, output)]
-        if held.lease_token is None:
-            self.book.remove(held)
+        attempt = self._attempt_of(output.sequence)
+        effects: list[Effect] = [self._emit_tokens(attempt, output)]
+        if attempt.lease_token is None:
+            self.attempts.remove(attempt)
             return effects
         if output.finish_reason is not None:
-            held.is_over = True
-            return [*effects, AbortTransfer(held.lease_token)]
-        sequence = held.sequence
+            attempt.is_over = True
+            return [*effects, AbortTransfer(attempt.lease_token)]
+        sequence = attempt.sequence
         commit = Commit(
             num_tokens=sequence.num_prompt,
             first_token_id=output.tokens[0].token_id,
             draft_token_ids=tuple(sequence.proposed_token_ids),
         )
-        return [*effects, CommitTransfer(held.lease_token, commit)]
+        return [*effects, CommitTransfer(attempt.lease_token, commit)]
 
     def _on_kv_event(self, event: KVEvent, now_s: float) -> list[Effect]:
-        held = self.book.of_lease(event.lease_token)
-        if held is None or not isinstance(event, TransferEnded):
+        attempt = self.attempts.of_lease(event.lease_token)
+        if attempt is None or not isinstance(event, TransferEnded):
             return []
         del self._tickets[event.lease_token]
-        self.book.clear_lease(held)
-        held.transfer = event.timing
+        self.attempts.clear_lease(attempt)
+        attempt.transfer = event.timing
         error = event.error
-        if error is None and held.sequence.status is not SequenceStatus.EXPORTING:
+        if error is None and attempt.sequence.status is not SequenceStatus.EXPORTING:
             error = PeerProtocolError("the transfer was acknowledged before it was committed")
-        if error is not None and not held.is_over:
-            return self._fail(held, error)
-        if held.sequence.status is SequenceStatus.EXPORTING:
-            self.scheduler.release(held.sequence)
-        held.outcome = held.outcome or HANDED_OFF
-        self.book.remove(held)
+        if error is not None and not attempt.is_over:
+            return self._fail(attempt, error)
+        if attempt.sequence.status is SequenceStatus.EXPORTING:
+            self.scheduler.release(attempt.sequence)
+        attempt.outcome = attempt.outcome or HANDED_OFF
+        self.attempts.remove(attempt)
         return []
 
-    def _held(self, sequence: Sequence) -> Held:
-        held = self.book.of_sequence(sequence)
-        assert held is not None, "a scheduled sequence belongs to an attempt"
-        return held
+    def _attempt_of(self, sequence: Sequence) -> Attempt:
+        attempt = self.attempts.of_sequence(sequence)
+        assert attempt is not None, "a scheduled sequence belongs to an attempt"
+        return attempt
 
-    def _let_go(self, held: Held) -> list[Effect]:
-        if held.lease_token is None:
-            self._end_sequence(held)
-            self.book.remove(held)
+    def _release(self, attempt: Attempt) -> list[Effect]:
+        if attempt.lease_token is None:
+            self._end_sequence(attempt)
+            self.attempts.remove(attempt)
             return []
-        held.is_over = True
-        if held.sequence.status is not SequenceStatus.EXPORTING:
-            self.scheduler.finish(held.sequence, keep_blocks=True)
-        return [AbortTransfer(held.lease_token)]
+        attempt.is_over = True
+        if attempt.sequence.status is not SequenceStatus.EXPORTING:
+            self.scheduler.finish(attempt.sequence, keep_blocks=True)
+        return [AbortTransfer(attempt.lease_token)]
 
-    def _end_sequence(self, held: Held) -> None:
-        if held.sequence.status is SequenceStatus.EXPORTING:
-            self.scheduler.release(held.sequence)
+    def _end_sequence(self, attempt: Attempt) -> None:
+        if attempt.sequence.status is SequenceStatus.EXPORTING:
+            self.scheduler.release(attempt.sequence)
         else:
-            self.scheduler.finish(held.sequence)
+            self.scheduler.finish(attempt.sequence)

@@ -23,7 +23,7 @@ from node.inbox import Inbox
 from node.make_scheduler import make_scheduler
 from node.messages import Answer, Refused, Submit
 from node.output_streams import OutputStreams
-from node.performer import Performer
+from node.perform_effects import NodeEffects
 from node.router_calls import Replies
 from node.step_thread import StepThread
 from pdserve.checkpoints.resolve import resolve_checkpoint
@@ -126,13 +126,13 @@ class PrefillEnd:
             inbox=self._inbox,
             flow=flow,
             runner=self._runner,
-            perform=Performer(
+            perform=NodeEffects(
                 cast(NodeConnector, self._timed),
                 cast(Replies, self._answers),
                 cast(OutputStreams, self._answers),
                 self._runner,
                 on_drained=lambda: None,
-            ),
+            ).perform_effect,
             flush=lambda: None,
             on_crash=lambda: None,
             clock=MonotonicClock(),

@@ -70,7 +70,7 @@ class Cluster(World):
             if node.num_drained:
                 assert node.num_drained == 1
                 check_idle(node.scheduler)
-                assert len(node.flow.book) == 0
+                assert len(node.flow.attempts) == 0
                 assert not node.connector.transfers
                 assert not node.connector.landings
                 assert not node.connector.quarantined
@@ -192,7 +192,7 @@ def test_blocks_in_quarantine_are_waited_for() -> None:
     world.d.inbox.put(Drain(0.0))
     for _ in range(5):
         world.d.turn()
-    assert len(world.d.flow.book) == 0
+    assert len(world.d.flow.attempts) == 0
     assert world.d.connector.quarantined, "its sender may still write"
     assert world.d.num_drained == 0
     world.d.connector.fence(101)
@@ -220,10 +220,10 @@ def test_the_first_time_out_counts() -> None:
     world.d.inbox.put(Drain(5.0))
     world.d.inbox.put(Drain(0.0))
     world.d.turn()
-    assert len(world.d.flow.book) == 1
+    assert len(world.d.flow.attempts) == 1
     world.advance(5.0)
     world.d.turn()
-    assert len(world.d.flow.book) == 0
+    assert len(world.d.flow.attempts) == 0
 
 
 def test_reservations_that_wait_for_room_are_sent_elsewhere_at_once() -> None:

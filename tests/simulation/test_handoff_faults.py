@@ -204,7 +204,7 @@ def test_a_commit_whose_token_ends_the_output_ends_it_on_decode_too() -> None:
     (frame,) = [f for f in world.network.frames if f.kind == "commit"]
     assert frame.commit is not None
     first = right_answer(asked.request)[0]
-    asked_there = world.d.flow.book.get(asked.request.id)
+    asked_there = world.d.flow.attempts.get(asked.request.id)
     assert asked_there is not None
     sampling = replace(asked.request.sampling, stop_token_ids=(first,))
     asked_there.sequence.request = replace(asked.request, sampling=sampling)
@@ -212,7 +212,7 @@ def test_a_commit_whose_token_ends_the_output_ends_it_on_decode_too() -> None:
     assert asked.outcomes == ["finished"]
     assert asked.answer() == [first]
     for node in world.nodes.values():
-        assert len(node.flow.book) == 0
+        assert len(node.flow.attempts) == 0
 
 
 def test_f45_of_two_attempts_only_the_second_commits() -> None:
@@ -255,8 +255,8 @@ def test_f62_an_abort_is_legal_at_every_frame_of_a_transfer() -> None:
                 world.network.deliver(frame)
             world.to_the_node(node, Abort(ROUTER, (asked.request.id,)))
             world.turn()
-            held = world.p.flow.book.get(asked.request.id)
-            assert held is None or held.sequence.status is SequenceStatus.EXPORTING
+            attempt = world.p.flow.attempts.get(asked.request.id)
+            assert attempt is None or attempt.sequence.status is SequenceStatus.EXPORTING
             world.settle()
             world.router.abort(asked)
             world.settle()

@@ -58,9 +58,9 @@ def test_a_prefix_that_is_cached_here_and_not_there_leaves_before_the_step() -> 
     assert_finished(world, world.ask(prompt[:9], max_tokens=1))
     asked = world.ask(prompt, max_tokens=3)
     world.step_until(lambda: 0 in asked.tokens, frames=False)
-    held = world.p.flow.book.get(asked.request.id)
-    assert held is not None
-    assert held.sequence.num_cached_tokens == 8
+    attempt = world.p.flow.attempts.get(asked.request.id)
+    assert attempt is not None
+    assert attempt.sequence.num_cached_tokens == 8
     assert pieces_of(world) == [(0, 0), (0, 1), (1, 0), (1, 1), (0, 2), (0, 3), (1, 2), (1, 3)]
     assert_finished(world, asked)
 

@@ -90,7 +90,7 @@ def test_an_abort_frees_the_seat_at_once_and_the_blocks_with_the_senders_word(
     world.network.is_one_sided = is_one_sided
     asked, pieces = given_up(world)
     assert world.d.scheduler.num_free_seats == 4
-    assert len(world.d.flow.book) == 0
+    assert len(world.d.flow.attempts) == 0
     world.d.turn()
     assert blocks(world).quarantined == (3 if is_one_sided else 0)
     assert [frame.kind for frame in world.network.frames] == ["failed"]

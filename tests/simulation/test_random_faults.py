@@ -314,14 +314,14 @@ def test_one_changed_byte_of_kv_would_be_noticed(damage: str) -> None:
     asked = world.ask(9, max_tokens=6, ignore_eos=True)
     if damage == "source":
         world.step_until(lambda: 0 in asked.tokens, frames=False)
-        held = world.p.flow.book.get(AttemptId("r0", 1))
+        attempt = world.p.flow.attempts.get(AttemptId("r0", 1))
         pool = world.p.runner.kv_bytes
     else:
         world.step_until(lambda: asked.has_started)
-        held = world.d.flow.book.get(AttemptId("r0", 1))
+        attempt = world.d.flow.attempts.get(AttemptId("r0", 1))
         pool = world.d.runner.cache
-    assert held is not None
-    pool[1, 1, held.sequence.block_table[1], 3] ^= 1
+    assert attempt is not None
+    pool[1, 1, attempt.sequence.block_table[1], 3] ^= 1
     if damage == "source":
         with pytest.raises(AssertionError, match=r"lease 101: layer 1 of block \d+ changed"):
             world.turn()

@@ -31,8 +31,8 @@ def ask(world: World, length: int = 20, **given: object) -> Asked:
 
 def status(world: World, asked: Asked, node: str) -> SequenceStatus | None:
     flow = world.p.flow if node == "p" else world.d.flow
-    held = flow.book.get(asked.request.id)
-    return None if held is None else held.sequence.status
+    attempt = flow.attempts.get(asked.request.id)
+    return None if attempt is None else attempt.sequence.status
 
 
 # --- how far a request got ------------------------------------------------------------------------
@@ -116,9 +116,9 @@ def computing_locally(world: World) -> Asked:
 
 def preempted(world: World) -> Asked:
     asked = decoding(world)
-    held = world.d.flow.book.get(asked.request.id)
-    assert held is not None
-    world.d.scheduler._preempt(PlannedStep(), held.sequence)
+    attempt = world.d.flow.attempts.get(asked.request.id)
+    assert attempt is not None
+    world.d.scheduler._preempt(PlannedStep(), attempt.sequence)
     return asked
 
 
@@ -185,12 +185,14 @@ def test_an_abort_is_done_within_one_turn(reach: Reach) -> None:
     # F55: no seat and no target block is held for it any more once the node has read the abort.
     world = make_world()
     asked = reach(world)
-    held = {node: world.nodes[node].flow.book.get(asked.request.id) for node in (PREFILL, DECODE)}
+    attempts = {
+        node: world.nodes[node].flow.attempts.get(asked.request.id) for node in (PREFILL, DECODE)
+    }
     for node in (PREFILL, DECODE):
         world.to_the_node(node, Abort(ROUTER, (asked.request.id,)))
         world.nodes[node].turn()
-    p, d = held[PREFILL], held[DECODE]
-    assert world.d.flow.book.get(asked.request.id) is None
+    p, d = attempts[PREFILL], attempts[DECODE]
+    assert world.d.flow.attempts.get(asked.request.id) is None
     if d is not None:
         assert d.sequence.status is SequenceStatus.FINISHED
     if p is not None:
@@ -245,8 +247,8 @@ def test_a_passed_deadline_is_a_typed_end_on_both_nodes(reach: Reach) -> None:
     world.clock.advance(DEADLINE_S)
     world.step(frames=False)
     for node in world.nodes.values():
-        held = node.flow.book.get(asked.request.id)
-        assert held is None or held.is_over or held.deadline_at_s > world.clock.now_s()
+        attempt = node.flow.attempts.get(asked.request.id)
+        assert attempt is None or attempt.is_over or attempt.deadline_at_s > world.clock.now_s()
     world.settle()
     if reach is just_sent:
         # Its deadline begins where it arrives; nothing was late there.
@@ -330,10 +332,10 @@ def test_abort_and_the_last_step_in_both_orders(is_abort_first: bool) -> None:
     # F60: blocks are freed once.
     world = make_world()
     asked = ask(world)
-    held = None
-    while held is None or held.sequence.num_output < held.sequence.max_new_tokens - 1:
+    attempt = None
+    while attempt is None or attempt.sequence.num_output < attempt.sequence.max_new_tokens - 1:
         world.step()
-        held = world.d.flow.book.get(asked.request.id)
+        attempt = world.d.flow.attempts.get(asked.request.id)
     abort = Abort(ROUTER, (asked.request.id,))
     if is_abort_first:
         world.to_the_node(DECODE, abort)
@@ -343,7 +345,7 @@ def test_abort_and_the_last_step_in_both_orders(is_abort_first: bool) -> None:
         world.to_the_node(DECODE, abort)
     world.to_the_node(DECODE, abort)
     world.settle()
-    assert world.d.flow.book.get(asked.request.id) is None
+    assert world.d.flow.attempts.get(asked.request.id) is None
     if is_abort_first:
         world.router.abort(asked)
         world.settle()

@@ -37,8 +37,8 @@ def test_f02_asking_twice_is_the_same_reservation(moment: str) -> None:
         world.router.send_reserve(asked)
     world.messages_arrive()
     world.d.turn()
-    assert world.d.flow.book.num_leases == (0 if moment == "landed" else 1)
-    assert len(world.d.flow.book) == 1
+    assert world.d.flow.attempts.num_leases == (0 if moment == "landed" else 1)
+    assert len(world.d.flow.attempts) == 1
     assert_finished(world, asked)
     assert not world.router._calls, "every call is answered"
 
@@ -51,7 +51,7 @@ def test_f02_a_question_that_comes_again_after_the_end_is_refused() -> None:
     world.router.send_prefill(asked)
     world.settle()
     world.check_closed()
-    assert world.d.flow.book.num_leases == 0
+    assert world.d.flow.attempts.num_leases == 0
 
 
 def test_a_prompt_that_is_sent_twice_is_computed_once() -> None:
@@ -61,7 +61,7 @@ def test_a_prompt_that_is_sent_twice_is_computed_once() -> None:
     world.router.send_prefill(asked)
     world.messages_arrive()
     world.p.turn()
-    assert len(world.p.flow.book) == 1
+    assert len(world.p.flow.attempts) == 1
     assert_finished(world, asked)
     assert world.p.num_steps == 3
 

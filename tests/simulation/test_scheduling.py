@@ -26,8 +26,8 @@ def scheduling(**knobs: Any) -> SchedulingConfig:
 
 
 def status(world: World, asked: Asked) -> SequenceStatus | None:
-    held = world.d.flow.book.get(asked.request.id)
-    return None if held is None else held.sequence.status
+    attempt = world.d.flow.attempts.get(asked.request.id)
+    return None if attempt is None else attempt.sequence.status
 
 
 def ask(world: World, length: int = 9, **given: Any) -> Asked:

@@ -31,7 +31,7 @@ from engine.step_loop import StepLoop
 from node.inbox import Inbox
 from node.messages import Answer, Effect, Message, Refused, Submit
 from node.node_flow import FlowLimits, NodeFlow
-from node.performer import Performer
+from node.perform_effects import NodeEffects
 from prefill_node.request_flow import PrefillFlow
 from tests.fakes.fake_kv_network import FakeConnector, FakeKVNetwork
 from tests.fakes.hash_runner import EOS_TOKEN_ID, VOCAB_SIZE, HashRunner, expected_tokens
@@ -80,19 +80,19 @@ class Node:
         self.fail_after_layer: int | None = None
         answers: Any = self
         self.num_drained = 0
-        performer = Performer(
+        effects = NodeEffects(
             self.connector, answers, answers, self.runner, on_drained=self._on_drained
         )
         self.loop: StepLoop[Message, Effect] = StepLoop(
             inbox=self.inbox,
             flow=self.flow,
             runner=self,
-            perform=performer,
+            perform=effects.perform_effect,
             flush=lambda: None,
             clock=world.clock,
         )
 
-    # What the performer and the loop call.
+    # Called by the effects and the loop.
 
     def _on_drained(self) -> None:
         assert self.flow.is_empty
@@ -141,10 +141,10 @@ class Node:
     def _check_kv_in_use(self) -> None:
         """Blocks that a transfer may read or write are held for it, and for nobody else."""
         for token in self.connector.transfers:
-            held = self.flow.book.of_lease(token)
+            attempt = self.flow.attempts.of_lease(token)
             transfer = self.connector.transfers[token]
-            if held is not None:
-                assert set(transfer.pieces.values()) <= set(held.sequence.block_table)
+            if attempt is not None:
+                assert set(transfer.pieces.values()) <= set(attempt.sequence.block_table)
             else:
                 assert not transfer.pieces, "a transfer reads blocks that nobody holds"
         self.connector.check_pushed()
@@ -153,10 +153,10 @@ class Node:
                 use = self.scheduler.pool._use.get(block)
                 assert use in (BlockUse.RECEIVING, BlockUse.QUARANTINED), "reused under a writer"
         for token, landing in self.connector.landings.items():
-            held = self.flow.book.of_lease(token)
-            assert held is not None, "a landing is open and nobody waits for it"
-            assert held.sequence.status is SequenceStatus.WAITING_FOR_KV
-            assert set(landing.ticket.target_block_ids) <= set(held.sequence.block_table)
+            attempt = self.flow.attempts.of_lease(token)
+            assert attempt is not None, "a landing is open and nobody waits for it"
+            assert attempt.sequence.status is SequenceStatus.WAITING_FOR_KV
+            assert set(landing.ticket.target_block_ids) <= set(attempt.sequence.block_table)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -356,8 +356,8 @@ class World:
         """All blocks free or cached, all books empty, one outcome each, no token wrong."""
         for node in self.nodes.values():
             check_idle(node.scheduler)
-            assert len(node.flow.book) == 0, f"{node.me} still holds attempts"
-            assert node.flow.book.num_leases == 0
+            assert len(node.flow.attempts) == 0, f"{node.me} still holds attempts"
+            assert node.flow.attempts.num_leases == 0
             assert not getattr(node.flow, "_tickets", {}), "a ticket is left"
             assert not node.connector.transfers, f"{node.me} has open transfers"
             assert not node.connector.landings, f"{node.me} has open landings"

@@ -23,7 +23,7 @@ from engine.step_loop import StepLoop, start_step_thread
 from node.inbox import Inbox
 from node.messages import Answer, Effect, Message
 from node.node_flow import FlowLimits, NodeFlow
-from node.performer import Performer
+from node.perform_effects import NodeEffects
 from prefill_node.request_flow import PrefillFlow
 from tests.contract.kv_connector.cluster import WAIT_S, Cluster
 from tests.contract.kv_connector.cluster import Node as KVNode
@@ -73,12 +73,12 @@ class Node:
         )
         self.flow = make_flow(scheduler, self.kv)
         heard = said.by(self.kv.incarnation)
-        performer = Performer(self.kv.connector, heard, heard, runner, on_drained=lambda: None)
+        effects = NodeEffects(self.kv.connector, heard, heard, runner, on_drained=lambda: None)
         loop: StepLoop[Message, Effect] = StepLoop(
             inbox=self.inbox,
             flow=self.flow,
             runner=runner,
-            perform=performer,
+            perform=effects.perform_effect,
             flush=lambda: None,
             clock=MonotonicClock(),
         )
@@ -97,7 +97,7 @@ class Said:
         self._calls: queue.Queue[OnRouter] = queue.Queue()
 
     def by(self, node: Incarnation) -> Any:
-        """The ears of one node's performer."""
+        """Receives the answers and outputs of one node."""
         return _Ears(node, self._calls.put)
 
     def that_it_crashed(self) -> None:

@@ -11,7 +11,7 @@ from common.ids import Incarnation
 from engine.core.sequence import Sequence
 from kv_transfer.transfer_timing import TransferTiming
 from node.attempt_spans import record_attempt
-from node.request_book import HANDED_OFF, Held
+from node.attempt_table import HANDED_OFF, Attempt
 from tests.fakes.recorded_tracing import RecordedTracing
 from tests.unit.engine_core.build import make_request
 
@@ -29,25 +29,25 @@ TIMING = TransferTiming(
 )
 
 
-def held_with(
+def attempt_with(
     *,
     is_exported: bool = False,
     has_remote_kv: bool = False,
     output_token_ids: tuple[int, ...] = (),
     **fields: Any,
-) -> Held:
+) -> Attempt:
     request = make_request(20, max_tokens=9, output_token_ids=output_token_ids)
     request = replace(request, traceparent=PARENT)
     sequence = Sequence(1, request, is_exported=is_exported, has_remote_kv=has_remote_kv)
-    held = Held(request.id, Incarnation("router", 1), sequence, 99.0, received_at_s=10.0)
+    attempt = Attempt(request.id, Incarnation("router", 1), sequence, 99.0, received_at_s=10.0)
     for name, value in fields.items():
-        setattr(held, name, value)
-    return held
+        setattr(attempt, name, value)
+    return attempt
 
 
-def spans_of(held: Held, ended_at_s: float = 20.0) -> RecordedTracing:
+def spans_of(attempt: Attempt, ended_at_s: float = 20.0) -> RecordedTracing:
     tracing = RecordedTracing()
-    record_attempt(tracing, held, ended_at_s)
+    record_attempt(tracing, attempt, ended_at_s)
     assert tracing.open() == []
     return tracing
 
@@ -56,8 +56,8 @@ COMPUTED: dict[str, Any] = {"computing_since_s": 12.0, "first_token_at_s": 14.0,
 
 
 def test_a_handoff_on_the_prefill_node() -> None:
-    held = held_with(is_exported=True, outcome=HANDED_OFF, transfer=TIMING, **COMPUTED)
-    tracing = spans_of(held)
+    attempt = attempt_with(is_exported=True, outcome=HANDED_OFF, transfer=TIMING, **COMPUTED)
+    tracing = spans_of(attempt)
     assert tracing.shown() == [
         ("prefill", PARENT, 10.0, 14.0, ""),
         ("queue", "prefill", 10.0, 12.0, ""),
@@ -75,25 +75,27 @@ def test_a_handoff_on_the_prefill_node() -> None:
 
 
 def test_a_transfer_that_failed() -> None:
-    held = held_with(is_exported=True, outcome="handoff_failed", **COMPUTED)
-    assert spans_of(held).shown()[3:] == [("kv transfer", PARENT, 14.0, 20.0, "handoff_failed")]
+    attempt = attempt_with(is_exported=True, outcome="handoff_failed", **COMPUTED)
+    assert spans_of(attempt).shown()[3:] == [("kv transfer", PARENT, 14.0, 20.0, "handoff_failed")]
 
 
 def test_an_answer_after_a_landing() -> None:
-    held = held_with(has_remote_kv=True, landed_at_s=13.0, outcome="stop", computing_since_s=13.5)
-    tracing = spans_of(held)
+    attempt = attempt_with(
+        has_remote_kv=True, landed_at_s=13.0, outcome="stop", computing_since_s=13.5
+    )
+    tracing = spans_of(attempt)
     assert tracing.shown() == [("decode", PARENT, 13.0, 20.0, "")]
     assert tracing.spans[0].attributes["pdserve.attempt"] == 1
     assert tracing.spans[0].attributes["pdserve.outcome"] == "stop"
 
 
 def test_a_landing_that_never_came() -> None:
-    held = held_with(has_remote_kv=True, outcome="handoff_failed")
-    assert spans_of(held).shown() == [("landing", PARENT, 10.0, 20.0, "handoff_failed")]
+    attempt = attempt_with(has_remote_kv=True, outcome="handoff_failed")
+    assert spans_of(attempt).shown() == [("landing", PARENT, 10.0, 20.0, "handoff_failed")]
 
 
 def test_an_answer_that_a_node_computes_alone() -> None:
-    assert spans_of(held_with(outcome="length", **COMPUTED)).shown() == [
+    assert spans_of(attempt_with(outcome="length", **COMPUTED)).shown() == [
         ("prefill", PARENT, 10.0, 14.0, ""),
         ("queue", "prefill", 10.0, 12.0, ""),
         ("compute", "prefill", 12.0, 14.0, ""),
@@ -103,15 +105,15 @@ def test_an_answer_that_a_node_computes_alone() -> None:
 
 @pytest.mark.parametrize(("outcome", "error"), [("abort", ""), ("deadline_exceeded",) * 2])
 def test_a_prompt_that_was_never_computed(outcome: str, error: str) -> None:
-    assert spans_of(held_with(outcome=outcome)).shown() == [
+    assert spans_of(attempt_with(outcome=outcome)).shown() == [
         ("prefill", PARENT, 10.0, 20.0, error),
         ("queue", "prefill", 10.0, 20.0, ""),
     ]
 
 
 def test_a_step_that_failed() -> None:
-    held = held_with(outcome="internal_error", computing_since_s=12.0, num_chunks=1)
-    assert spans_of(held).shown() == [
+    attempt = attempt_with(outcome="internal_error", computing_since_s=12.0, num_chunks=1)
+    assert spans_of(attempt).shown() == [
         ("prefill", PARENT, 10.0, 20.0, "internal_error"),
         ("queue", "prefill", 10.0, 12.0, ""),
         ("compute", "prefill", 12.0, 20.0, ""),
@@ -119,5 +121,5 @@ def test_a_step_that_failed() -> None:
 
 
 def test_an_answer_that_goes_on_here() -> None:
-    held = held_with(output_token_ids=(1, 2), outcome="length", computing_since_s=12.0)
-    assert spans_of(held).shown() == [("decode", PARENT, 12.0, 20.0, "")]
+    attempt = attempt_with(output_token_ids=(1, 2), outcome="length", computing_since_s=12.0)
+    assert spans_of(attempt).shown() == [("decode", PARENT, 12.0, 20.0, "")]

@@ -23,7 +23,7 @@ from kv_transfer.connector import Commit, Ticket, TransferEnded
 from node.inbox import Inbox
 from node.messages import Effect, Message, Submit
 from node.node_flow import FlowLimits
-from node.performer import Performer
+from node.perform_effects import NodeEffects
 from prefill_node.request_flow import PrefillFlow
 
 ROUTER = Incarnation("r", 1)
@@ -104,7 +104,9 @@ class PrefillNode:
             inbox=self.inbox,
             flow=flow,
             runner=runner,
-            perform=Performer(keeping, nobody, nobody, runner, on_drained=lambda: None),
+            perform=NodeEffects(
+                keeping, nobody, nobody, runner, on_drained=lambda: None
+            ).perform_effect,
             flush=lambda: None,
             clock=ManualClock(),
         )

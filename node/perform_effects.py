@@ -1,4 +1,4 @@
-"""What a flow wants done, done: answers to the control service, KV to the connector."""
+"""Perform the effects of a flow: answers to the control service, KV to the connector."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from node.messages import (
 
 
 class Answers(Protocol):
-    """Where the answer to a waiting call goes."""
+    """Takes the answers to waiting calls."""
 
     def resolve(self, reply_to: int, answer: Answer) -> None: ...
 
 
 class Outputs(Protocol):
-    """Where tokens for a router go."""
+    """Takes the tokens for a router."""
 
     def add(self, router: Incarnation, output: RequestOutput) -> None: ...
 
 
 class StagedModel(Protocol):
-    """Blocks between the cache and the memory that transfers read and write."""
+    """Copies blocks between the cache and the memory that transfers read and write."""
 
     @property
     def layout(self) -> KVLayout: ...
@@ -46,8 +46,8 @@ class StagedModel(Protocol):
     def stage_in(self, block_ids: Sequence[int]) -> None: ...
 
 
-class Performer:
-    """Carries out effects; every method it calls returns without waiting for anybody else."""
+class NodeEffects:
+    """Performs effects on the step thread. No method that it calls waits for another party."""
 
     def __init__(
         self,
@@ -64,7 +64,8 @@ class Performer:
         self._model = model
         self._on_drained = on_drained
 
-    def __call__(self, effect: Effect) -> None:
+    def perform_effect(self, effect: Effect) -> None:
+        """Perform one effect."""
         match effect:
             case Emit(router, output):
                 self._streams.add(router, output)
@@ -88,7 +89,7 @@ class Performer:
                 self._on_drained()
 
     def _push(self, effect: PushBlocks) -> None:
-        """The runner staged what it has just computed; what was there before is staged here."""
+        """Push blocks: the runner staged those of this step, earlier ones are staged here."""
         layers: Sequence[int]
         if effect.layer is None:
             self._model.stage_out(effect.source_blocks)
