@@ -107,8 +107,8 @@ class DecodeFlow(NodeFlow):
             attempt.answer = Reserved(ticket)
             self.attempts.set_lease(attempt, ticket.lease_token)
             effects.append(OpenLanding(ticket))
-            effects += [Reply(reply_to, attempt.answer) for reply_to in attempt.waiting_replies]
-            attempt.waiting_replies = []
+            waiting = attempt.take_waiting_replies()
+            effects += [Reply(reply_to, attempt.answer) for reply_to in waiting]
         return effects
 
     def _on_kv_event(self, event: KVEvent, now_s: float) -> list[Effect]:

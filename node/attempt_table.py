@@ -44,6 +44,11 @@ class Attempt:
     is_over: bool = False
     """It ended for the router. It stays in the table until its transfer has released the blocks."""
 
+    def take_waiting_replies(self) -> list[int]:
+        """Return the calls that wait for an answer; afterwards none does."""
+        waiting, self.waiting_replies = self.waiting_replies, []
+        return waiting
+
     def prompt_spans_s(self) -> tuple[float, float]:
         """Return the seconds from the call to the first step, and from there to token 0.
 

@@ -87,9 +87,7 @@ class NodeFlow(ABC):
                 return self._on_abort(message)
             case RouterGone():
                 return [
-                    e
-                    for attempt in self.attempts.of_router(message.router)
-                    for e in self._drop(attempt)
+                    e for one in self.attempts.of_router(message.router) for e in self._drop(one)
                 ]
             case Drain(timeout_s):
                 return self._on_drain(timeout_s, now_s)
@@ -298,16 +296,14 @@ class NodeFlow(ABC):
         if attempt.is_over:
             return []
         attempt.outcome = FinishReason.ABORT.value
-        waiting = attempt.waiting_replies
-        attempt.waiting_replies = []
+        waiting = attempt.take_waiting_replies()
         gone = Refused(InvalidRequest(f"attempt {attempt.id} was aborted"))
         return [*(Reply(reply_to, gone) for reply_to in waiting), *self._release(attempt)]
 
     def _fail(self, attempt: Attempt, error: PdserveError) -> list[Effect]:
         """End an attempt with a typed error: to the call that waits, else in the stream."""
         attempt.outcome = error.code
-        waiting = attempt.waiting_replies
-        attempt.waiting_replies = []
+        waiting = attempt.take_waiting_replies()
         effects: list[Effect] = [Reply(reply_to, Refused(error)) for reply_to in waiting]
         if not waiting:
             effects.append(
