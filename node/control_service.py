@@ -28,11 +28,9 @@ from node.inbox import Inbox
 from node.messages import (
     Accepted,
     Answer,
-    NodeStatus,
     Refused,
     Reserved,
     StartedLocally,
-    StatusQuery,
 )
 from node.output_streams import OutputStreams, RouterStream
 from node.router_calls import Replies, RouterCalls
@@ -45,7 +43,6 @@ from protos.rpc_errors import status_of
 
 MAX_MESSAGE_BYTES = 16 << 20
 GREETING_TIMEOUT_S = 5.0
-STATUS_TIMEOUT_S = 60.0
 USUAL_REFUSALS = (DeadlineExceeded, Draining, InvalidRequest, LayoutMismatch, Overloaded)
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -133,34 +130,7 @@ class ControlService(pb_grpc.NodeServicer):
                 reply = pb.Reply(call_id=call_id, accepted=pb.Accepted())
             case Refused():
                 reply = pb.Reply(call_id=call_id, refusal=self._refusal(answer))
-            case NodeStatus():
-                raise AssertionError("no router's call is answered with the node's books")
         self._streams.reply(stream, reply)
-
-    async def Status(  # noqa: N802
-        self, request: pb.StatusRequest, context: Context
-    ) -> pb.StatusReply:
-        """The node's books."""
-        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-
-        def on_answer(answer: Answer) -> None:
-            if not future.done():  # It is when the caller has just left.
-                future.set_result(answer)
-
-        reply_to = self._replies.new(on_answer)
-        try:
-            check_envelope(request.envelope, self._incarnation)
-            self._inbox.put(StatusQuery(reply_to))
-            async with asyncio.timeout(STATUS_TIMEOUT_S):
-                answer = await future
-        except TimeoutError:
-            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the step loop does not answer")
-        except PdserveError as error:
-            await context.abort(status_of(error), str(error))
-        finally:
-            self._replies.forget(reply_to)
-        assert isinstance(answer, NodeStatus)
-        return self._status_reply(answer)
 
     async def Drain(  # noqa: N802
         self, request: pb.DrainRequest, context: Context
@@ -172,32 +142,6 @@ class ControlService(pb_grpc.NodeServicer):
             await context.abort(status_of(error), str(error))
         self._drain.requested.set()
         return pb.DrainReply(timeout_ms=to_ms(self._drain.timeout_s))
-
-    def _status_reply(self, status: NodeStatus) -> pb.StatusReply:
-        blocks, load = status.blocks, status.load
-        return pb.StatusReply(
-            node_id=self._incarnation.node_id,
-            epoch=self._incarnation.epoch,
-            role=self._role.value,
-            num_blocks=status.num_blocks,
-            blocks=pb.BlockCounts(
-                free=blocks.free,
-                cached=blocks.cached,
-                running=blocks.running,
-                reserved=blocks.reserved,
-                receiving=blocks.receiving,
-                quarantined=blocks.quarantined,
-            ),
-            num_running=load.num_running,
-            num_waiting=load.num_waiting,
-            num_transfers=status.num_transfers,
-            num_steps=status.num_steps,
-            num_preemptions=load.num_preemptions,
-            num_recomputed_tokens=load.num_recomputed_tokens,
-            num_drafted=load.num_drafted,
-            num_accepted=load.num_accepted,
-            new_token_ratio=load.new_token_ratio,
-        )
 
     def _refusal(self, refused: Refused) -> pb.Refusal:
         self.refusals[refused.error.code] += 1

@@ -6,7 +6,7 @@ import threading
 from collections import deque
 
 from common.errors import Draining, Overloaded
-from node.messages import Abort, Message, StatusQuery, Submit
+from node.messages import Abort, Message, Submit
 
 MAX_ABORTS = 4096
 
@@ -30,7 +30,7 @@ class Inbox:
     def put(self, message: Message) -> None:
         """Raises `Overloaded` when it is full, and `Draining` for a request when the node stops."""
         with self._condition:
-            if isinstance(message, Submit | StatusQuery):
+            if isinstance(message, Submit):
                 if self._is_closed:
                     raise Draining("the node is stopping")
                 if self._num_requests >= self._max_requests:

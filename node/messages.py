@@ -10,9 +10,7 @@ from dataclasses import dataclass
 
 from common.errors import PdserveError
 from common.ids import AttemptId, Incarnation
-from common.nodes import NodeLoad
 from common.request import GenerationRequest, RequestOutput
-from engine.core.block_pool import BlockCounts
 from engine.core.statistics import SchedulerStatistics
 from kv_transfer.connector import Commit, ConnectorEvent, Ticket
 
@@ -51,20 +49,13 @@ class RouterGone:
 
 
 @dataclass(frozen=True, slots=True)
-class StatusQuery:
-    """Somebody wants to see the node's books."""
-
-    reply_to: int
-
-
-@dataclass(frozen=True, slots=True)
 class Drain:
     """The node is to leave: what runs has `timeout_s` to finish. Only the first one counts."""
 
     timeout_s: float
 
 
-Message = Submit | Abort | RouterGone | StatusQuery | Drain | ConnectorEvent
+Message = Submit | Abort | RouterGone | Drain | ConnectorEvent
 
 # --- answers ----------------------------------------------------------------------------------
 
@@ -98,17 +89,6 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeStatus:
-    """The node's books at one moment."""
-
-    num_blocks: int
-    blocks: BlockCounts
-    load: NodeLoad
-    num_transfers: int
-    num_steps: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeStatistics:
     """What a node counts, all at one moment. `num_transfers` counts open landings as well."""
 
@@ -116,7 +96,7 @@ class NodeStatistics:
     num_transfers: int
 
 
-Answer = Reserved | StartedLocally | Accepted | Refused | NodeStatus
+Answer = Reserved | StartedLocally | Accepted | Refused
 
 # --- effects ----------------------------------------------------------------------------------
 

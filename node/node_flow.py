@@ -1,4 +1,4 @@
-"""What prefill and decode nodes decide alike: aborts, lost routers, deadlines, failures, status.
+"""What prefill and decode nodes decide alike: aborts, lost routers, deadlines and failures.
 
 Pure: events and the time come in, effects go out. A role adds what it does with a request
 (`_submit`), with KV events, with a step's outputs, and how it lets go of one (`_release`).
@@ -39,11 +39,9 @@ from node.messages import (
     Emit,
     Message,
     NodeStatistics,
-    NodeStatus,
     Refused,
     Reply,
     RouterGone,
-    StatusQuery,
     Submit,
 )
 
@@ -91,8 +89,6 @@ class NodeFlow(ABC):
                 ]
             case Drain(timeout_s):
                 return self._on_drain(timeout_s, now_s)
-            case StatusQuery():
-                return [Reply(message.reply_to, self._status())]
             case ConnectorFailed(error):
                 # At once: no block that is called released after this may be written again.
                 raise InternalError("the KV connector met a bug") from error
@@ -380,17 +376,6 @@ class NodeFlow(ABC):
             num_receiving_blocks=counted.blocks.receiving,
             num_quarantined_blocks=counted.blocks.quarantined,
             is_draining=self.is_draining,
-        )
-
-    def _status(self) -> NodeStatus:
-        self.statistics = self._current_statistics()
-        counted = self.statistics.scheduler
-        return NodeStatus(
-            num_blocks=self.scheduler.pool.num_blocks,
-            blocks=counted.blocks,
-            load=self._current_load(),
-            num_transfers=self.statistics.num_transfers,
-            num_steps=counted.num_steps,
         )
 
 

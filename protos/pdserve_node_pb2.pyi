@@ -236,60 +236,6 @@ class NodeMessage(_message.Message):
     outputs: OutputBatch
     def __init__(self, replies: _Optional[_Iterable[_Union[Reply, _Mapping]]] = ..., outputs: _Optional[_Union[OutputBatch, _Mapping]] = ...) -> None: ...
 
-class StatusRequest(_message.Message):
-    __slots__ = ("envelope",)
-    ENVELOPE_FIELD_NUMBER: _ClassVar[int]
-    envelope: Envelope
-    def __init__(self, envelope: _Optional[_Union[Envelope, _Mapping]] = ...) -> None: ...
-
-class BlockCounts(_message.Message):
-    __slots__ = ("free", "cached", "running", "reserved", "receiving", "quarantined")
-    FREE_FIELD_NUMBER: _ClassVar[int]
-    CACHED_FIELD_NUMBER: _ClassVar[int]
-    RUNNING_FIELD_NUMBER: _ClassVar[int]
-    RESERVED_FIELD_NUMBER: _ClassVar[int]
-    RECEIVING_FIELD_NUMBER: _ClassVar[int]
-    QUARANTINED_FIELD_NUMBER: _ClassVar[int]
-    free: int
-    cached: int
-    running: int
-    reserved: int
-    receiving: int
-    quarantined: int
-    def __init__(self, free: _Optional[int] = ..., cached: _Optional[int] = ..., running: _Optional[int] = ..., reserved: _Optional[int] = ..., receiving: _Optional[int] = ..., quarantined: _Optional[int] = ...) -> None: ...
-
-class StatusReply(_message.Message):
-    __slots__ = ("node_id", "epoch", "role", "num_blocks", "blocks", "num_running", "num_waiting", "num_transfers", "num_steps", "num_preemptions", "num_recomputed_tokens", "num_drafted", "num_accepted", "new_token_ratio")
-    NODE_ID_FIELD_NUMBER: _ClassVar[int]
-    EPOCH_FIELD_NUMBER: _ClassVar[int]
-    ROLE_FIELD_NUMBER: _ClassVar[int]
-    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
-    BLOCKS_FIELD_NUMBER: _ClassVar[int]
-    NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
-    NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
-    NUM_TRANSFERS_FIELD_NUMBER: _ClassVar[int]
-    NUM_STEPS_FIELD_NUMBER: _ClassVar[int]
-    NUM_PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
-    NUM_RECOMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    NUM_DRAFTED_FIELD_NUMBER: _ClassVar[int]
-    NUM_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
-    NEW_TOKEN_RATIO_FIELD_NUMBER: _ClassVar[int]
-    node_id: str
-    epoch: int
-    role: str
-    num_blocks: int
-    blocks: BlockCounts
-    num_running: int
-    num_waiting: int
-    num_transfers: int
-    num_steps: int
-    num_preemptions: int
-    num_recomputed_tokens: int
-    num_drafted: int
-    num_accepted: int
-    new_token_ratio: float
-    def __init__(self, node_id: _Optional[str] = ..., epoch: _Optional[int] = ..., role: _Optional[str] = ..., num_blocks: _Optional[int] = ..., blocks: _Optional[_Union[BlockCounts, _Mapping]] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_transfers: _Optional[int] = ..., num_steps: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_recomputed_tokens: _Optional[int] = ..., num_drafted: _Optional[int] = ..., num_accepted: _Optional[int] = ..., new_token_ratio: _Optional[float] = ...) -> None: ...
-
 class DrainRequest(_message.Message):
     __slots__ = ("envelope",)
     ENVELOPE_FIELD_NUMBER: _ClassVar[int]

@@ -39,11 +39,6 @@ class NodeStub:
                 request_serializer=protos_dot_pdserve__node__pb2.RouterMessage.SerializeToString,
                 response_deserializer=protos_dot_pdserve__node__pb2.NodeMessage.FromString,
                 _registered_method=True)
-        self.Status = channel.unary_unary(
-                '/pdserve.node.v1.Node/Status',
-                request_serializer=protos_dot_pdserve__node__pb2.StatusRequest.SerializeToString,
-                response_deserializer=protos_dot_pdserve__node__pb2.StatusReply.FromString,
-                _registered_method=True)
         self.Drain = channel.unary_unary(
                 '/pdserve.node.v1.Node/Drain',
                 request_serializer=protos_dot_pdserve__node__pb2.DrainRequest.SerializeToString,
@@ -62,14 +57,9 @@ class NodeServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Status(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
     def Drain(self, request, context):
-        """Take no new work, finish or hand over what there is, and end. Asking again changes nothing.
+        """Removed: rpc Status with StatusRequest, StatusReply and BlockCounts. Do not reuse these names.
+        Take no new work, finish or hand over what there is, and end. Asking again changes nothing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -82,11 +72,6 @@ def add_NodeServicer_to_server(servicer, server):
                     servicer.Stream,
                     request_deserializer=protos_dot_pdserve__node__pb2.RouterMessage.FromString,
                     response_serializer=protos_dot_pdserve__node__pb2.NodeMessage.SerializeToString,
-            ),
-            'Status': grpc.unary_unary_rpc_method_handler(
-                    servicer.Status,
-                    request_deserializer=protos_dot_pdserve__node__pb2.StatusRequest.FromString,
-                    response_serializer=protos_dot_pdserve__node__pb2.StatusReply.SerializeToString,
             ),
             'Drain': grpc.unary_unary_rpc_method_handler(
                     servicer.Drain,
@@ -121,33 +106,6 @@ class Node:
             '/pdserve.node.v1.Node/Stream',
             protos_dot_pdserve__node__pb2.RouterMessage.SerializeToString,
             protos_dot_pdserve__node__pb2.NodeMessage.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Status(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/pdserve.node.v1.Node/Status',
-            protos_dot_pdserve__node__pb2.StatusRequest.SerializeToString,
-            protos_dot_pdserve__node__pb2.StatusReply.FromString,
             options,
             channel_credentials,
             insecure,

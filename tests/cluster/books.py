@@ -1,82 +1,91 @@
 """What nodes and the store hold for requests: after every test, nothing.
 
-The facts come from where they are kept: a node's own books over gRPC, the keys out of Redis.
+The facts come from where they are kept: a node's own metrics, the keys out of Redis.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Self
 
-import grpc
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
 
-from common.ids import Incarnation
-from common.keys_folder import NODE_NAME, Keys
-from placement.store import LiveNode
-from protos import pdserve_node_pb2 as pb
-from protos import pdserve_node_pb2_grpc as pb_grpc
-from protos.codec import make_envelope
+from common.keys_folder import Keys
+from common.nodes import NodeRecord
+from engine.core.block_pool import BlockCounts
 
 _CALL_TIMEOUT_S = 5.0
-_READER = Incarnation("books", 1)
 
 
-@dataclass(frozen=True, slots=True)
-class NodeAddress:
-    """Where one life of a node is asked."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Books:
+    """What a node held and had counted at the end of its latest turn."""
 
-    incarnation: Incarnation
-    control_address: str
+    num_blocks: int
+    blocks: BlockCounts
+    num_running: int
+    num_waiting: int
+    num_transfers: int
+    num_steps: int
+    num_preemptions: int
+    num_drafted: int
+    num_accepted: int
 
+    @classmethod
+    def parse(cls, record: NodeRecord, metrics: str) -> Self:
+        """Read the text of the node's `/metrics`."""
+        by_label: dict[str, dict[str, int]] = {}
+        for family in text_string_to_metric_families(metrics):
+            for sample in family.samples:
+                label = next(iter(sample.labels.values()), "")
+                by_label.setdefault(sample.name, {})[label] = int(sample.value)
+        total = {name: sum(values.values()) for name, values in by_label.items()}
+        return cls(
+            num_blocks=record.num_blocks,
+            blocks=BlockCounts(**by_label["pdserve_kv_blocks"]),
+            num_running=total["pdserve_running_sequences"],
+            num_waiting=total["pdserve_waiting_sequences"],
+            num_transfers=total["pdserve_open_transfers"],
+            num_steps=total["pdserve_steps_total"],
+            num_preemptions=total["pdserve_preemptions_total"],
+            num_drafted=total["pdserve_draft_tokens_total"],
+            num_accepted=total["pdserve_accepted_tokens_total"],
+        )
 
-def address_of(node: LiveNode) -> NodeAddress:
-    """Of a node in the placement store."""
-    return NodeAddress(node.record.incarnation, node.record.control_address)
+    def held(self) -> list[str]:
+        """What the node holds for requests, in words; empty when every block is free or cached."""
+        blocks = self.blocks
+        counts = {
+            "running blocks": blocks.running,
+            "reserved blocks": blocks.reserved,
+            "receiving blocks": blocks.receiving,
+            "quarantined blocks": blocks.quarantined,
+            "running sequences": self.num_running,
+            "waiting sequences": self.num_waiting,
+            "transfers": self.num_transfers,
+        }
+        held = [f"{count} {what}" for what, count in counts.items() if count]
+        total = sum(getattr(blocks, state) for state in BlockCounts.__slots__)
+        if total != self.num_blocks:
+            held.append(f"{total} blocks in its counts, and {self.num_blocks} in its record")
+        return held
 
 
 class NodeBooks:
-    """Asks one node for its status; close it."""
+    """Reads the metrics of one life of a node; close it."""
 
-    def __init__(self, address: NodeAddress, keys: Keys | None = None) -> None:
+    def __init__(self, record: NodeRecord, keys: Keys | None = None) -> None:
         """`keys` are a router's."""
-        self.address = address
-        options: list[tuple[str, Any]] = [("grpc.use_local_subchannel_pool", 1)]
-        if keys is None:
-            self._channel = grpc.insecure_channel(address.control_address, options=options)
-        else:
-            options.append(("grpc.ssl_target_name_override", NODE_NAME))
-            credentials = grpc.ssl_channel_credentials(keys.ca, keys.private_key, keys.certificate)
-            self._channel = grpc.secure_channel(
-                address.control_address, credentials, options=options
-            )
-        self._stub = pb_grpc.NodeStub(self._channel)  # type: ignore[no-untyped-call]
+        self.record = record
+        headers = {"authorization": f"Bearer {keys.metrics_token}"} if keys else {}
+        self._http = httpx.Client(headers=headers, timeout=_CALL_TIMEOUT_S)
 
-    def read(self) -> pb.StatusReply:
-        """Raises `grpc.RpcError` when the node does not answer."""
-        envelope = make_envelope(_READER, self.address.incarnation)
-        reply: pb.StatusReply = self._stub.Status(
-            pb.StatusRequest(envelope=envelope), timeout=_CALL_TIMEOUT_S
-        )
-        return reply
+    def read(self) -> Books:
+        """Raises `httpx.TransportError` when the node does not answer."""
+        reply = self._http.get(f"http://{self.record.metrics_address}/metrics")
+        reply.raise_for_status()
+        return Books.parse(self.record, reply.text)
 
     def close(self) -> None:
-        self._channel.close()
-
-
-def held_by(status: pb.StatusReply) -> list[str]:
-    """What the node holds for requests, in words; empty when every block is free or cached."""
-    blocks = status.blocks
-    counts = {
-        "running blocks": blocks.running,
-        "reserved blocks": blocks.reserved,
-        "receiving blocks": blocks.receiving,
-        "quarantined blocks": blocks.quarantined,
-        "running sequences": status.num_running,
-        "waiting sequences": status.num_waiting,
-        "transfers": status.num_transfers,
-    }
-    held = [f"{status.node_id} has {count} {what}" for what, count in counts.items() if count]
-    total = sum(count for _, count in blocks.ListFields())
-    if total != status.num_blocks:
-        held.append(f"{status.node_id} counts {total} blocks of {status.num_blocks}")
-    return held
+        self._http.close()

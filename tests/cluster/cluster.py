@@ -8,17 +8,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import grpc
 import httpx
 import redis.exceptions
 
 from common.keys_folder import load_keys
-from common.nodes import Role
+from common.nodes import NodeRecord, Role
 from pdserve.local_cluster.free_ports import free_loopback_port
 from placement.records import decode_node
 from placement.store import LiveNode
-from protos import pdserve_node_pb2 as pb
-from tests.cluster.books import NodeAddress, NodeBooks, address_of, held_by
+from tests.cluster.books import Books, NodeBooks
 from tests.cluster.processes import ServeProcess
 from tests.cluster.waiting import wait_until
 from tests.redis_server import RedisServer
@@ -178,18 +176,18 @@ class Cluster:
             return {}
         return {node["node_id"]: node["epoch"] for node in reply.json()["nodes"]}
 
-    def status(self, node_id: str) -> pb.StatusReply:
+    def status(self, node_id: str) -> Books:
         """A node's own books."""
         return self._books[node_id].read()
 
-    def address(self, node_id: str) -> NodeAddress:
-        """Where a node is asked."""
-        return self._books[node_id].address
+    def record(self, node_id: str) -> NodeRecord:
+        """What a node says of its present life."""
+        return self._books[node_id].record
 
     def wait_status(
         self,
         node_id: str,
-        condition: Callable[[pb.StatusReply], bool],
+        condition: Callable[[Books], bool],
         what: str,
         *,
         timeout_s: float = 30.0,
@@ -215,8 +213,9 @@ class Cluster:
         for node in self.spec.nodes:
             self.processes[node.node_id].require_running()
             try:
-                held += held_by(self.status(node.node_id))
-            except grpc.RpcError as error:
+                books = self.status(node.node_id)
+                held += [f"{node.node_id} has {what}" for what in books.held()]
+            except httpx.TransportError as error:
                 held.append(f"{node.node_id} does not answer: {error}")
         for url in self.urls:
             reply = httpx.get(f"{url}/v1/cluster", headers=self.headers, timeout=5.0)
@@ -234,15 +233,14 @@ class Cluster:
 
     def _open_books(self) -> None:
         for node in self.live_nodes():
-            address = address_of(node)
-            node_id = address.incarnation.node_id
+            node_id = node.record.incarnation.node_id
             books = self._books.get(node_id)
-            if books is None or books.address != address:
+            if books is None or books.record != node.record:
                 if books is not None:
                     books.close()
                 keys = self.spec.keys
                 own = load_keys(keys / "router", Role.ROUTER) if keys else None
-                self._books[node_id] = NodeBooks(address, own)
+                self._books[node_id] = NodeBooks(node.record, own)
 
 
 @contextlib.contextmanager

@@ -15,10 +15,13 @@ import grpc
 import httpx
 import pytest
 
+from common.ids import Incarnation
 from protos import pdserve_node_pb2 as pb
+from protos import pdserve_node_pb2_grpc as pb_grpc
+from protos.codec import make_envelope
 from router.dispatch.placement_recorder import TTL_S
 from tests.cluster.api import Answer, Api, ApiFailure, Fields
-from tests.cluster.books import NodeBooks, held_by
+from tests.cluster.books import Books
 from tests.cluster.cluster import Cluster, running
 from tests.cluster.tiny_model import prompt_tokens
 from tests.cluster.topologies import handoff_spec
@@ -111,7 +114,7 @@ def test_a_prefill_node_that_dies_costs_time_and_no_answer(
 def test_a_decode_node_that_dies_ends_its_requests_with_a_typed_error(
     cluster: Cluster, api: Api, threads: ThreadPoolExecutor
 ) -> None:
-    old_life = cluster.address("decode-1")
+    old_life = cluster.record("decode-1")
     prompt = prompt_tokens(40, salt=34)
     with cluster.slow(), api.stream(prompt=prompt, max_tokens=ENDLESS, **GREEDY) as stream:
         stream.read_tokens(3)
@@ -126,13 +129,14 @@ def test_a_decode_node_that_dies_ends_its_requests_with_a_typed_error(
     cluster.mend()
     answer = api.complete(prompt_tokens(40, salt=34), max_tokens=5, **GREEDY)
     assert answer.usage["completion_tokens"] == 5
-    new_life = cluster.address("decode-1")
+    new_life = cluster.record("decode-1")
     assert new_life.control_address == old_life.control_address
     assert new_life.incarnation.epoch > old_life.incarnation.epoch
-    stale = NodeBooks(old_life)
-    with pytest.raises(grpc.RpcError) as refused:
-        stale.read()
-    stale.close()
+    envelope = make_envelope(Incarnation("router-1", 1), old_life.incarnation)
+    with grpc.insecure_channel(new_life.control_address) as channel:
+        stub = pb_grpc.NodeStub(channel)  # type: ignore[no-untyped-call]
+        with pytest.raises(grpc.RpcError) as refused:
+            stub.Drain(pb.DrainRequest(envelope=envelope), timeout=5.0)
     assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
 
 
@@ -275,8 +279,8 @@ def test_requests_that_run_together_fail_apart(cluster: Cluster, api: Api) -> No
             leaver.result(timeout=PROMPT_S)
 
 
-def holds_nothing(status: pb.StatusReply) -> bool:
-    return not held_by(status)
+def holds_nothing(books: Books) -> bool:
+    return not books.held()
 
 
 def own_keys(cluster: Cluster) -> list[str]:

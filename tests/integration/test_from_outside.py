@@ -186,7 +186,7 @@ def test_grpc_ends_in_the_handshake(
     node_id: str,
     version: ssl.TLSVersion,
 ) -> None:
-    address, ca = host_port(keyed_cluster.address(node_id).control_address), keys / "router/ca.pem"
+    address, ca = host_port(keyed_cluster.record(node_id).control_address), keys / "router/ca.pem"
     for name in ("expired", "redis"):
         (tmp_path / name).mkdir()
     put(expired(keys, "router"), tmp_path / "expired")
@@ -199,12 +199,12 @@ def test_grpc_ends_in_the_handshake(
 
 @pytest.mark.parametrize("node_id", NODES)
 def test_grpc_in_clear_gets_nothing(keyed_cluster: Cluster, node_id: str) -> None:
-    address = keyed_cluster.address(node_id)
-    with grpc.insecure_channel(address.control_address) as channel:
+    record = keyed_cluster.record(node_id)
+    with grpc.insecure_channel(record.control_address) as channel:
         stub = pb_grpc.NodeStub(channel)  # type: ignore[no-untyped-call]
-        envelope = make_envelope(address.incarnation, address.incarnation)
+        envelope = make_envelope(record.incarnation, record.incarnation)
         with pytest.raises(grpc.RpcError) as refused:
-            stub.Status(pb.StatusRequest(envelope=envelope), timeout=TIMEOUT_S)
+            stub.Drain(pb.DrainRequest(envelope=envelope), timeout=TIMEOUT_S)
     assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
@@ -213,21 +213,17 @@ def test_a_nodes_certificate_is_refused_as_a_routers(
     keyed_cluster: Cluster, keys: Path, node_id: str
 ) -> None:
     """What somebody who took a node over has in hand opens no other node."""
-    address = keyed_cluster.address(node_id)
+    record = keyed_cluster.record(node_id)
     credentials = grpc.ssl_channel_credentials(
         *((keys / "node" / name).read_bytes() for name in ("ca.pem", "key.pem", "cert.pem"))
     )
     options = [("grpc.ssl_target_name_override", "node.pdserve")]
-    with grpc.secure_channel(address.control_address, credentials, options) as channel:
+    with grpc.secure_channel(record.control_address, credentials, options) as channel:
         stub = pb_grpc.NodeStub(channel)  # type: ignore[no-untyped-call]
-        envelope = make_envelope(address.incarnation, address.incarnation)
-        for call, message in (
-            (stub.Status, pb.StatusRequest(envelope=envelope)),
-            (stub.Drain, pb.DrainRequest(envelope=envelope)),
-        ):
-            with pytest.raises(grpc.RpcError) as refused:
-                call(message, timeout=TIMEOUT_S)
-            assert refused.value.code() is grpc.StatusCode.PERMISSION_DENIED
+        envelope = make_envelope(record.incarnation, record.incarnation)
+        with pytest.raises(grpc.RpcError) as refused:
+            stub.Drain(pb.DrainRequest(envelope=envelope), timeout=TIMEOUT_S)
+        assert refused.value.code() is grpc.StatusCode.PERMISSION_DENIED
         with pytest.raises(grpc.RpcError) as refused:
             next(stub.Stream(iter([pb.RouterMessage(envelope=envelope)]), timeout=TIMEOUT_S))
         assert refused.value.code() is grpc.StatusCode.PERMISSION_DENIED

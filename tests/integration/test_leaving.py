@@ -15,8 +15,8 @@ import httpx
 import pytest
 
 from common.nodes import Role
-from protos import pdserve_node_pb2 as pb
 from tests.cluster.api import Answer, Api, ApiFailure, Fields
+from tests.cluster.books import Books
 from tests.cluster.cluster import Cluster, ClusterSpec, NodeSpec, running
 from tests.cluster.processes import role_environment
 from tests.cluster.tiny_model import prompt_tokens
@@ -154,7 +154,7 @@ def answers(api: Api) -> Answers:
     return Answers(api)
 
 
-def runs_some(status: pb.StatusReply) -> bool:
+def runs_some(status: Books) -> bool:
     return status.blocks.running > 0 and status.num_running > 0
 
 
@@ -182,7 +182,7 @@ def test_what_runs_on_a_decode_node_that_drains_is_finished_there(
         assert reply.status_code == 200, reply.text
         assert reply.json() == {
             "node_id": "decode-1",
-            "epoch": cluster.address("decode-1").incarnation.epoch,
+            "epoch": cluster.record("decode-1").incarnation.epoch,
             "is_draining": True,
             "drain_timeout_s": DRAIN_S,
         }

@@ -9,7 +9,7 @@ import pytest
 from common.errors import HandoffFailed
 from engine.core.block_pool import BlockCounts
 from kv_transfer.connector import Commit, Landed, LandingFailed, Released
-from node.messages import Abort, NodeStatus, StatusQuery
+from node.messages import Abort
 from tests.fakes.fake_kv_network import Frame
 from tests.simulation.scripted_router import Asked
 from tests.simulation.world import (
@@ -17,7 +17,6 @@ from tests.simulation.world import (
     PREFILL,
     ROUTER,
     NodeSize,
-    ReplyToRouter,
     World,
     ask_until_committed,
     ask_until_reserved,
@@ -226,17 +225,11 @@ def test_a_second_release_does_not_free_the_next_owners_blocks() -> None:
     assert_finished(world, follower)
 
 
-def test_the_status_counts_them_and_a_stop_does_not_wait_for_them() -> None:
+def test_statistics_and_load_count_them_and_a_stop_does_not_wait_for_them() -> None:
     world = one_sided()
     asked, _ = given_up(world)
-    world.to_router.clear()
-    world.d.inbox.put(StatusQuery(7))
-    world.d.turn()
-    (reply,) = [item for item in world.to_router if isinstance(item, ReplyToRouter)]
-    assert isinstance(reply.answer, NodeStatus)
-    assert reply.answer.blocks.quarantined == 3
     assert world.d.flow.statistics.scheduler.blocks.quarantined == 3
-    world.to_router.clear()
+    assert world.d.flow.load.num_quarantined_blocks == 3
     world.stop(world.d)
     world.router.abort(asked)
     world.settle()

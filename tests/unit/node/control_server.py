@@ -9,9 +9,8 @@ import grpc.aio
 
 from common.clock import ManualClock
 from common.ids import Incarnation
-from common.nodes import NodeLoad, Role
+from common.nodes import Role
 from common.request import GenerationRequest, RequestOutput
-from engine.core.block_pool import BlockCounts
 from kv_transfer.connector import Ticket
 from node.control_service import ControlService
 from node.drain import NodeDrain
@@ -19,9 +18,7 @@ from node.inbox import Inbox
 from node.messages import (
     Answer,
     Message,
-    NodeStatus,
     RouterGone,
-    StatusQuery,
     Submit,
 )
 from node.output_streams import OutputStreams
@@ -46,24 +43,6 @@ TICKET = Ticket(
     num_cached_tokens=0,
     fingerprint="f",
     lease_s=30.0,
-)
-STATUS = NodeStatus(
-    num_blocks=21,
-    blocks=BlockCounts(free=1, cached=2, running=3, reserved=4, receiving=5, quarantined=6),
-    load=NodeLoad(
-        free_blocks=3,
-        free_seats=1,
-        num_running=6,
-        num_waiting=7,
-        queued_tokens=8,
-        new_token_ratio=0.25,
-        num_preemptions=11,
-        num_recomputed_tokens=12,
-        num_drafted=14,
-        num_accepted=13,
-    ),
-    num_transfers=9,
-    num_steps=10,
 )
 
 
@@ -93,7 +72,7 @@ class AnsweringInbox(Inbox):
         super().put(message)
         self.seen.append(message)
         self.has_seen.set()
-        if isinstance(message, Submit | StatusQuery) and self.answer_with is not None:
+        if isinstance(message, Submit) and self.answer_with is not None:
             self._replies.resolve(message.reply_to, self.answer_with)
             self.take_all()
 

@@ -39,11 +39,6 @@ class RunningNode:
         self._stub = stub
         self._envelope = make_envelope(ROUTER, record.incarnation)
 
-    async def status(self) -> pb.StatusReply:
-        """The books, as of now."""
-        reply: pb.StatusReply = await self._stub.Status(pb.StatusRequest(envelope=self._envelope))
-        return reply
-
     async def answer(self, request: GenerationRequest) -> list[RequestOutput]:
         """Everything that the node says to one request, which it computes alone."""
         caller = NodeCaller(self._stub, self._envelope)

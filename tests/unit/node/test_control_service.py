@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -24,18 +23,15 @@ from node.messages import (
     Reserved,
     RouterGone,
     StartedLocally,
-    StatusQuery,
     Submit,
 )
 from node.tickets import ticket_from_proto
 from protos import pdserve_node_pb2 as pb
 from tests.fakes.node_caller import NodeCaller
 from tests.unit.node.control_server import (
-    GOOD,
     RECEIVED_AT_S,
     REQUEST,
     ROUTER,
-    STATUS,
     TICKET,
     Service,
     prefill,
@@ -79,14 +75,13 @@ async def start(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Start]:
         (pb.Envelope(), "protocol version is 0"),
     ],
 )
-@pytest.mark.parametrize("call", ["Stream", "Status", "Drain"])
+@pytest.mark.parametrize("call", ["Stream", "Drain"])
 async def test_every_call_refuses_an_envelope_that_is_not_for_this_life_and_protocol(
     start: Start, call: str, envelope: pb.Envelope, words: str
 ) -> None:
     service = await start(Role.DECODE)
     calls: dict[str, Callable[[], Any]] = {
         "Stream": lambda: NodeCaller(service.stub, envelope).greet(),
-        "Status": lambda: service.stub.Status(pb.StatusRequest(envelope=envelope)),
         "Drain": lambda: service.stub.Drain(pb.DrainRequest(envelope=envelope)),
     }
     with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -262,27 +257,10 @@ async def test_a_full_inbox_is_an_overloaded_refusal(start: Start) -> None:
     service = await start(Role.DECODE)
     caller = await service.subscribe()
     for reply_to in range(1000, 1003):
-        service.inbox.put(StatusQuery(reply_to))
+        service.inbox.put(
+            Submit(request=REQUEST, router=ROUTER, reply_to=reply_to, received_at_s=0.0)
+        )
     assert (await caller.ask(reserve())).refusal.code == "overloaded"
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await service.stub.Status(pb.StatusRequest(envelope=GOOD))
-    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-
-
-async def test_who_leaves_just_before_the_books_come_disturbs_nobody(start: Start) -> None:
-    service = await start(Role.DECODE)
-    in_trouble: list[dict[str, Any]] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, what: in_trouble.append(what))
-    request = pb.StatusRequest(envelope=GOOD)
-    asking = asyncio.create_task(service.service.Status(request, cast(Any, None)))
-    await service.inbox.has_seen.wait()
-    (query,) = service.inbox.seen
-    assert isinstance(query, StatusQuery)
-    service.replies.resolve(query.reply_to, STATUS)
-    asking.cancel()
-    await asyncio.wait([asking])
-    assert asking.cancelled()
-    assert in_trouble == []
 
 
 async def test_a_call_waits_no_longer_than_its_request_and_a_late_answer_finds_nobody(
@@ -389,36 +367,6 @@ async def test_no_abort_is_lost_where_the_inbox_is_full_of_them(
     service.inbox.has_seen.clear()
     await service.inbox.has_seen.wait()
     assert service.inbox.seen[1] == Abort(ROUTER, (AttemptId("b", 2),))
-
-
-# --- status ---------------------------------------------------------------------------------------
-
-
-async def test_the_status_is_the_nodes_books(start: Start) -> None:
-    service = await start(Role.MIXED)
-    service.inbox.answer_with = STATUS
-    reply = await service.stub.Status(pb.StatusRequest(envelope=GOOD))
-    assert (reply.node_id, reply.epoch, reply.role) == ("node", 3, "mixed")
-    blocks = reply.blocks
-    assert (blocks.free, blocks.cached, blocks.running) == (1, 2, 3)
-    assert (blocks.reserved, blocks.receiving, blocks.quarantined) == (4, 5, 6)
-    assert reply.num_blocks == 21
-    assert (reply.num_running, reply.num_waiting) == (6, 7)
-    assert (reply.num_transfers, reply.num_steps, reply.num_preemptions) == (9, 10, 11)
-    assert (reply.num_recomputed_tokens, reply.new_token_ratio) == (12, 0.25)
-    assert (reply.num_accepted, reply.num_drafted) == (13, 14)
-
-
-async def test_a_step_loop_that_does_not_answer_is_a_deadline(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(control_service, "STATUS_TIMEOUT_S", 0.0)
-    service = await start(Role.DECODE)
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await service.stub.Status(pb.StatusRequest(envelope=GOOD))
-    await service.replies.forgotten.wait()  # The client may hear of it before.
-    assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-    assert len(service.replies) == 0
 
 
 # --- streams --------------------------------------------------------------------------------------

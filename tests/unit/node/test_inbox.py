@@ -10,7 +10,7 @@ from common.errors import Draining, HandoffFailed, Overloaded
 from common.ids import AttemptId, Incarnation
 from kv_transfer.connector import LandingFailed
 from node.inbox import MAX_ABORTS, Inbox
-from node.messages import Abort, Message, RouterGone, StatusQuery, Submit
+from node.messages import Abort, Message, RouterGone, Submit
 from tests.unit.engine_core.build import make_request
 
 ROUTER = Incarnation("r", 1)
@@ -29,25 +29,22 @@ ALWAYS_LET_IN: list[Message] = [
 
 def test_messages_come_out_in_the_order_they_went_in() -> None:
     inbox = Inbox(max_requests=2)
-    messages = [submit(), *ALWAYS_LET_IN, StatusQuery(2)]
+    messages = [submit(), *ALWAYS_LET_IN, submit(2)]
     for message in messages:
         inbox.put(message)
     assert inbox.take_all() == messages
     assert inbox.take_all() == []
 
 
-@pytest.mark.parametrize("request_", [submit(9), StatusQuery(9)])
-def test_requests_are_refused_when_too_many_wait_and_let_in_again_later(
-    request_: Message,
-) -> None:
+def test_requests_are_refused_when_too_many_wait_and_let_in_again_later() -> None:
     inbox = Inbox(max_requests=2)
     inbox.put(submit(1))
-    inbox.put(StatusQuery(2))
+    inbox.put(submit(2))
     with pytest.raises(Overloaded, match="2 requests wait"):
-        inbox.put(request_)
+        inbox.put(submit(9))
     assert len(inbox.take_all()) == 2
-    inbox.put(request_)
-    assert inbox.take_all() == [request_]
+    inbox.put(submit(9))
+    assert inbox.take_all() == [submit(9)]
 
 
 def test_what_ends_things_always_gets_in() -> None:

@@ -46,9 +46,9 @@ class Service(pb_grpc.NodeServicer):
         self.num_calls = 0
         self.num_ended_streams = 0
 
-    async def Status(self, request: pb.StatusRequest, context: Any) -> pb.StatusReply:  # noqa: N802
+    async def Drain(self, request: pb.DrainRequest, context: Any) -> pb.DrainReply:  # noqa: N802
         self.num_calls += 1
-        return pb.StatusReply(node_id="n")
+        return pb.DrainReply(timeout_ms=7)
 
     async def Stream(  # noqa: N802
         self, messages: Any, context: Any
@@ -79,7 +79,7 @@ async def status_code(address: str, keys: Keys | None) -> grpc.StatusCode:
     async with open_channel(address, options, keys) as channel:
         stub: Any = pb_grpc.NodeStub(channel)  # type: ignore[no-untyped-call]
         try:
-            await stub.Status(pb.StatusRequest(), timeout=CALL_TIMEOUT_S)
+            await stub.Drain(pb.DrainRequest(), timeout=CALL_TIMEOUT_S)
         except grpc.aio.AioRpcError as failed:
             return failed.code()
     return grpc.StatusCode.OK
@@ -89,8 +89,8 @@ async def test_a_router_and_a_node_of_one_cluster_talk(keys: Path) -> None:
     async with serving(node_keys(keys)) as (address, service):
         channel = open_channel(address, [], router_keys(keys))
         stub: Any = pb_grpc.NodeStub(channel)  # type: ignore[no-untyped-call]
-        reply = await stub.Status(pb.StatusRequest(), timeout=CALL_TIMEOUT_S)
-        assert reply.node_id == "n"
+        reply = await stub.Drain(pb.DrainRequest(), timeout=CALL_TIMEOUT_S)
+        assert reply.timeout_ms == 7
         assert len([batch async for batch in stub.Stream()]) == 3
         await channel.close(None)
     assert (service.num_calls, service.num_ended_streams) == (2, 1)
