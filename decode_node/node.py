@@ -7,17 +7,12 @@ from common.ids import Incarnation, new_lease_token
 from decode_node.profile import profile_of
 from decode_node.request_flow import DecodeFlow, LandingPlace
 from engine.core.scheduler import Scheduler
-from node.engine_node import (
-    LoadedModel,
-    MakeFlow,
-    NodeConnector,
-    flow_limits,
-    kv_description,
-)
+from node.node_parts import LoadedModel, MakeFlow, NodeConnector
+from node.self_description import flow_limits, kv_description
 
 
 def decode_flow_maker(config: Config) -> MakeFlow:
-    """How a decode or mixed node with this configuration decides."""
+    """Return what makes the flow of a decode or mixed node with this configuration."""
 
     def make(
         scheduler: Scheduler,

@@ -1,4 +1,4 @@
-"""The step loop in its thread, and how a node lets go of it."""
+"""The step loop in its thread, and how a node stops it or notices that it hangs."""
 
 from __future__ import annotations
 
@@ -15,6 +15,10 @@ from node.messages import Effect, Message
 from node.node_flow import NodeFlow
 
 log = logging.getLogger("pdserve.node")
+
+# The largest step on a slow machine takes about half a minute.
+STEP_STALL_S = 120.0
+CHECK_INTERVAL_S = 5.0
 
 
 class StepThread:
@@ -35,6 +39,7 @@ class StepThread:
         self._perform_now = perform
         self._flush_now = flush
         self._on_crash = on_crash
+        self._clock = clock
         self._is_abandoned = False
         self._loop: StepLoop[Message, Effect] = StepLoop(
             inbox=inbox,
@@ -46,13 +51,21 @@ class StepThread:
         )
         self._thread: threading.Thread = start_step_thread(self._loop, self._crash)
 
-    def busy_since_s(self) -> float | None:
-        """When the turn under way began; None while the loop waits for messages."""
-        return self._loop.busy_since_s
+    async def wait_for_stall(self) -> None:
+        """Return when a turn of the step loop lasts longer than `STEP_STALL_S`.
+
+        Without this a step that hangs would go unnoticed: the event loop still renews the lease.
+        """
+        # Polled: a thread that hangs cannot set an event.
+        while not is_stalled(self._loop.busy_since_s, self._clock.now_s()):  # noqa: ASYNC110
+            await asyncio.sleep(CHECK_INTERVAL_S)
+        log.error("a step did not end within %g s: the node stops", STEP_STALL_S)
 
     async def stop(self, grace_s: float) -> None:
-        """Tell everybody and end. A step that outlasts `grace_s` is left alone and reaches nobody:
-        what it would use is closed next.
+        """Close the inbox, which ends every request, and wait `grace_s` for the thread.
+
+        A step that lasts longer is abandoned. Its effects are dropped, because the parts they would
+        use are closed next.
         """
         self._inbox.close()
         await asyncio.to_thread(self._thread.join, grace_s)
@@ -71,3 +84,8 @@ class StepThread:
     def _crash(self) -> None:
         if not self._is_abandoned:
             self._on_crash()
+
+
+def is_stalled(busy_since_s: float | None, now_s: float) -> bool:
+    """Return whether a turn of the step loop lasts too long; None: no turn is under way."""
+    return busy_since_s is not None and now_s - busy_since_s > STEP_STALL_S

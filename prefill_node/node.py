@@ -5,18 +5,13 @@ from __future__ import annotations
 from common.config import Config
 from common.ids import Incarnation
 from engine.core.scheduler import Scheduler
-from node.engine_node import (
-    LoadedModel,
-    MakeFlow,
-    NodeConnector,
-    flow_limits,
-    kv_description,
-)
+from node.node_parts import LoadedModel, MakeFlow, NodeConnector
+from node.self_description import flow_limits, kv_description
 from prefill_node.request_flow import PrefillFlow
 
 
 def prefill_flow_maker(config: Config) -> MakeFlow:
-    """How a prefill node with this configuration decides."""
+    """Return what makes the flow of a prefill node with this configuration."""
 
     def make(
         scheduler: Scheduler,

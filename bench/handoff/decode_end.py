@@ -15,7 +15,7 @@ from common.ids import Incarnation
 from common.kv_layout import KVLayout
 from common.nodes import Role
 from kv_transfer.connector import ConnectorEvent, Landed, Ticket
-from node.engine_node import LoadedModel
+from node.node_parts import LoadedModel
 from pdserve.roles.kv_plane import KVPlane
 
 

@@ -30,7 +30,7 @@ LAYOUT_8B = KVLayout(
 
 
 class PacedRunner:
-    """`node.engine_node.LoadedModel` with the KV layout of an 8B model.
+    """`node.node_parts.LoadedModel` with the KV layout of an 8B model.
 
     A step of `n` tokens lasts `n / tokens_per_s`; layer `l` is done after its share of it, as on a
     device that computes by itself: time that the caller spends in `on_layer` is not added to it.

@@ -18,10 +18,10 @@ from common.nodes import Role
 from common.request import GenerationRequest, RequestOutput, SamplingParams
 from kv_transfer.connector import Commit, ConnectorEvent, Ticket, TransferEnded
 from kv_transfer.transfer_timing import TransferTiming
-from node.engine_node import LoadedModel, NodeConnector
 from node.inbox import Inbox
 from node.make_scheduler import make_scheduler
 from node.messages import Answer, Refused, Submit
+from node.node_parts import LoadedModel, NodeConnector
 from node.output_streams import OutputStreams
 from node.perform_effects import NodeEffects
 from node.router_calls import Replies

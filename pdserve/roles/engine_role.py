@@ -13,17 +13,18 @@ from common.keys_folder import Keys
 from common.nodes import Role
 from common.token_budget import get_max_chunk_tokens, tokens_per_seq
 from common.tracing import NO_TRACING, Tracing
-from node.engine_node import EngineNode, LoadedModel, MakeFlow, NodeParts
+from node.engine_node import EngineNode
 from node.make_scheduler import speculation_of, swap_space_of
+from node.node_parts import LoadedModel, MakeFlow, NodeParts
 from pdserve.roles.kv_plane import KVPlane
-from pdserve.roles.shutdown import Ending
+from pdserve.roles.shutdown import Shutdown
 from placement.store import PlacementStore
 
 
 async def run_engine_role(
     config: Config,
     store: PlacementStore,
-    ending: Ending,
+    shutdown: Shutdown,
     *,
     keys: Keys | None = None,
     tracing: Tracing = NO_TRACING,
@@ -41,7 +42,7 @@ async def run_engine_role(
         from engine.runner.load import load_model_runner
         from pdserve.checkpoints.speculative_model import resolve_speculation
 
-        watch_again = partial(loop.call_soon_threadsafe, ending.watch_signals)
+        watch_again = partial(loop.call_soon_threadsafe, shutdown.watch_signals)
         runner = load_model_runner(
             config.model,
             config.engine,
@@ -62,7 +63,7 @@ async def run_engine_role(
         keys=keys,
         tracing=tracing,
     )
-    return await EngineNode(config, parts).run(ending.now, ending.drain)
+    return await EngineNode(config, parts).run(shutdown.now, shutdown.drain)
 
 
 def _max_chunk_tokens(config: Config) -> int:

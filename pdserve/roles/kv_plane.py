@@ -24,7 +24,8 @@ from kv_transfer.rdma.rdma_lane import RdmaLane
 from kv_transfer.shm.shared_pool import SharedPool
 from kv_transfer.shm.shm_lane import ShmLane
 from kv_transfer.zmq_connector import ZmqConnector
-from node.engine_node import LoadedModel, NodeConnector, advertised_host
+from node.node_parts import LoadedModel, NodeConnector
+from node.self_description import advertised_host
 
 log = logging.getLogger("pdserve.node")
 

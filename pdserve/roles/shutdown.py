@@ -6,8 +6,8 @@ import asyncio
 import signal
 
 
-class Ending:
-    """Events for whoever serves: `drain` and `now`, of which one or both come, and `either`."""
+class Shutdown:
+    """Requests to end. `drain`: in order; `now`: at once; `either` is set with each of them."""
 
     def __init__(self) -> None:
         self.drain = asyncio.Event()
@@ -15,13 +15,13 @@ class Ending:
         self.either = asyncio.Event()
 
     def watch_signals(self) -> None:
-        """SIGTERM drains; a second one, or Ctrl-C at any time, ends at once. On the event loop."""
+        """Drain at SIGTERM; end at once at a second one, or at Ctrl-C. On the event loop."""
         loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGTERM, self.ask)
+        loop.add_signal_handler(signal.SIGTERM, self.request)
         loop.add_signal_handler(signal.SIGINT, self.end_now)
 
-    def ask(self) -> None:
-        """End in order; asked again: at once."""
+    def request(self) -> None:
+        """End in order; requested a second time: at once."""
         if self.drain.is_set():
             self.end_now()
         self.drain.set()

@@ -18,7 +18,8 @@ from common.request import GenerationRequest, RequestOutput
 from decode_node.node import decode_flow_maker
 from kv_transfer.connector import OnEvent
 from kv_transfer.loopback import LoopbackConnector, LoopbackNetwork
-from node.engine_node import EngineNode, LoadedModel, NodeConnector, NodeParts
+from node.engine_node import EngineNode
+from node.node_parts import LoadedModel, NodeConnector, NodeParts
 from placement.memory_store import MemoryStore
 from protos import pdserve_node_pb2 as pb
 from protos import pdserve_node_pb2_grpc as pb_grpc

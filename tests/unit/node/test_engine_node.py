@@ -21,11 +21,12 @@ from engine.core.planned_step import PlannedStep
 from engine.core.scheduler import Scheduler
 from kv_transfer.connector import OnEvent
 from kv_transfer.loopback import LoopbackConnector, LoopbackNetwork
-from node import engine_node, watchdog
+from node import engine_node, step_thread
 from node.control_port import SERVER_OPTIONS
-from node.engine_node import EngineNode, LoadedModel, NodeConnector, NodeParts
+from node.engine_node import EngineNode
 from node.node_flow import NodeFlow
-from node.watchdog import STEP_STALL_S, is_stalled
+from node.node_parts import LoadedModel, NodeConnector, NodeParts
+from node.step_thread import STEP_STALL_S, is_stalled
 from placement.memory_store import MemoryStore
 from protos import pdserve_node_pb2 as pb
 from protos import pdserve_node_pb2_grpc as pb_grpc
@@ -136,7 +137,7 @@ async def test_a_model_that_cannot_be_loaded_is_reported() -> None:
 async def test_a_step_that_hangs_ends_the_node(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(watchdog, "CHECK_INTERVAL_S", 0.01)
+    monkeypatch.setattr(step_thread, "CHECK_INTERVAL_S", 0.01)
     monkeypatch.setattr(engine_node, "STEP_GRACE_S", 0.01)
     world = World(waits_in="step")
     running = world.start()

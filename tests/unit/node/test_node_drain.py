@@ -24,9 +24,10 @@ from kv_transfer.connector import OnEvent
 from kv_transfer.loopback import LoopbackConnector, LoopbackNetwork
 from node import drain as drain_module
 from node import engine_node
-from node.engine_node import EngineNode, LoadedModel, NodeConnector, NodeParts
+from node.engine_node import EngineNode
 from node.inbox import Inbox
 from node.messages import Drain, Message, Submit
+from node.node_parts import LoadedModel, NodeConnector, NodeParts
 from placement.memory_store import MemoryStore
 from protos import pdserve_node_pb2 as pb
 from protos import pdserve_node_pb2_grpc as pb_grpc

@@ -23,7 +23,7 @@ from kv_transfer.rdma.mooncake_engine import RdmaUnavailable
 from kv_transfer.shm import shm_lane
 from kv_transfer.shm.shared_pool import NotShared
 from kv_transfer.zmq_connector import ZmqConnector
-from node.engine_node import LoadedModel
+from node.node_parts import LoadedModel
 from pdserve.roles import kv_plane
 from pdserve.roles.kv_plane import KVPlane
 from tests.fakes.fake_one_sided_lane import Fabric, FakeOneSidedLane

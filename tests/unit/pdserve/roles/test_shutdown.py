@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from pdserve.roles.shutdown import Ending
+from pdserve.roles.shutdown import Shutdown
 
 
 @pytest.mark.parametrize(
@@ -21,8 +21,8 @@ from pdserve.roles.shutdown import Ending
     ],
 )
 async def test_signals(signals: list[signal.Signals], drains: bool, ends: bool) -> None:
-    ending = Ending()
-    ending.watch_signals()
+    shutdown = Shutdown()
+    shutdown.watch_signals()
     loop = asyncio.get_running_loop()
     try:
         for number in signals:
@@ -31,10 +31,10 @@ async def test_signals(signals: list[signal.Signals], drains: bool, ends: bool) 
             for _ in range(100):
                 await asyncio.sleep(0)
         async with asyncio.timeout(60):
-            await ending.either.wait()
+            await shutdown.either.wait()
             if ends:
-                await ending.now.wait()
+                await shutdown.now.wait()
     finally:
         loop.remove_signal_handler(signal.SIGTERM)
         loop.remove_signal_handler(signal.SIGINT)
-    assert (ending.drain.is_set(), ending.now.is_set()) == (drains, ends)
+    assert (shutdown.drain.is_set(), shutdown.now.is_set()) == (drains, ends)

@@ -1,0 +1,57 @@
+"""The concrete parts of a node, as `pdserve.roles.engine_role` chooses them, and their contracts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from common.clock import Clock
+from common.ids import Incarnation
+from common.keys_folder import Keys
+from common.tracing import NO_TRACING, Tracing
+from engine.core.plan import Runner
+from engine.core.scheduler import Scheduler
+from kv_transfer.connector import KVConnector, OnEvent
+from kv_transfer.statistics import ConnectorStatistics
+from node.make_scheduler import SchedulableModel
+from node.node_flow import NodeFlow
+from node.perform_effects import StagedModel
+from placement.store import PlacementStore
+
+
+class LoadedModel(Runner, SchedulableModel, StagedModel, Protocol):
+    """A runner, and the facts about its model and its cache that the node requires."""
+
+    @property
+    def vocab_size(self) -> int: ...
+    def warm_up(self) -> None: ...
+
+
+class NodeConnector(KVConnector, Protocol):
+    """A connector with the address of its landings and with statistics."""
+
+    @property
+    def endpoint(self) -> str: ...
+    def statistics(self) -> ConnectorStatistics: ...
+
+
+MakeConnector = Callable[[LoadedModel, Incarnation, OnEvent], NodeConnector]
+MakeFlow = Callable[[Scheduler, LoadedModel, Incarnation, NodeConnector], NodeFlow]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeParts:
+    """The concrete parts of a node.
+
+    A tensor-parallel node would attach here: `load_model` returns one `LoadedModel` whose `execute`
+    runs a step on all ranks, and `make_connector` one connector over the pools of all ranks.
+    """
+
+    load_model: Callable[[], LoadedModel]
+    make_connector: MakeConnector
+    make_flow: MakeFlow
+    store: PlacementStore
+    clock: Clock
+    keys: Keys | None = None
+    tracing: Tracing = NO_TRACING

@@ -1,0 +1,150 @@
+"""The router out of its concrete parts: HTTP server, application, dispatcher, placement store."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import socket
+from functools import partial
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry, ProcessCollector
+from starlette.types import ASGIApp
+
+from common.clock import MonotonicClock
+from common.config import Config
+from common.errors import PdserveError
+from common.keys_folder import Keys
+from common.logs import name_node
+from common.tracing import NO_TRACING, Tracing
+from pdserve.roles.file_limit import allow_connections
+from pdserve.roles.shutdown import Shutdown
+from placement.store import PlacementStore, retry_while_slow
+from router.access.api_key_book import ApiKeyBook
+from router.app import create_app
+from router.cluster.drain import drain_node
+from router.cluster.view import DispatcherView
+from router.dispatch.dispatcher import Dispatcher
+from router.http.server import bind_http, count_refused, router_limits, serve_http
+from router.live.feed import LiveFeed
+from router.text.text_model import TextModel
+
+log = logging.getLogger("pdserve")
+
+DEFAULT_HTTP_PORT = 8000
+_GC_THRESHOLD = 10_000
+"""Allocations minus deallocations before the collector looks for cycles among young objects."""
+
+
+async def run_router_role(
+    config: Config,
+    store: PlacementStore,
+    shutdown: Shutdown,
+    *,
+    keys: Keys | None = None,
+    tracing: Tracing = NO_TRACING,
+) -> int:
+    """Serve HTTP until told to end; return the exit code, which is 1 after a bug of the router.
+
+    Raises `PdserveError` when it cannot start: `ConfigError`, `CheckpointError` or
+    `PlacementUnavailable`.
+    """
+    # One text at a time: handing it to the tokenizer's threads would only take longer.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    model, port = config.model, config.server.port or DEFAULT_HTTP_PORT
+    api_keys = _api_keys(config, keys)
+    listener = bind_http(config.server.host, port)
+    try:
+        text_model = TextModel.load(Path(model.model), model.served_model_name, model.max_model_len)
+        # Without a store a router would never find a node: report it now, not at a request.
+        await retry_while_slow(store.live_nodes)
+    except PdserveError:
+        listener.close()
+        raise
+    registry = CollectorRegistry()
+    ProcessCollector(registry=registry)
+    router_id = config.server.node_id or f"router-{socket.gethostname()}-{port}"
+    dispatcher = _make_dispatcher(config, router_id, store, registry, shutdown, keys)
+    await dispatcher.start()
+    try:
+        name_node(dispatcher.incarnation.node_id)
+        cluster = DispatcherView(dispatcher, shutdown.drain)
+        live = LiveFeed(cluster, MonotonicClock())
+        app = create_app(
+            config=config,
+            text_model=text_model,
+            generator=dispatcher,
+            cluster=cluster,
+            registry=registry,
+            live=live,
+            drain_node=partial(drain_node, dispatcher.pool),
+            api_keys=api_keys,
+            tracing=tracing,
+        )
+        feeding = asyncio.create_task(live.run(shutdown.either), name="live page")
+        await dispatcher.wait_for_nodes(shutdown.either)
+        await _serve(app, listener, config, registry, shutdown)
+        await feeding
+    finally:
+        await dispatcher.close()
+    return int(dispatcher.has_failed)
+
+
+def _make_dispatcher(
+    config: Config,
+    router_id: str,
+    store: PlacementStore,
+    registry: CollectorRegistry,
+    shutdown: Shutdown,
+    keys: Keys | None,
+) -> Dispatcher:
+    return Dispatcher(
+        store,
+        router_id=router_id,
+        model=config.model.served_model_name,
+        policy=config.placement.placement_policy,
+        node_lease_s=config.placement.node_lease_s,
+        registry=registry,
+        on_failed=shutdown.end_now,
+        clock=MonotonicClock(),
+        keys=keys,
+    )
+
+
+async def _serve(
+    app: ASGIApp,
+    listener: socket.socket,
+    config: Config,
+    registry: CollectorRegistry,
+    shutdown: Shutdown,
+) -> None:
+    log.info("listening on http://%s:%d", config.server.host, listener.getsockname()[1])
+    _freeze_gc()
+    await serve_http(
+        app,
+        listener,
+        stop=shutdown.now,
+        drain=shutdown.drain,
+        drain_timeout_s=config.server.drain_timeout_s,
+        limits=router_limits(allow_connections(config.api.max_connections)),
+        on_refused=count_refused(registry),
+    )
+
+
+def _api_keys(config: Config, keys: Keys | None) -> ApiKeyBook:
+    return ApiKeyBook(
+        MonotonicClock(),
+        path=keys.api_keys_path if keys else None,
+        api_key=config.api.api_key,
+        metrics_token=keys.metrics_token if keys else "",
+    )
+
+
+def _freeze_gc() -> None:
+    """Exclude modules, routes and the tokenizer, which live as long as the process, from garbage
+    collection, which runs every few requests."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_GC_THRESHOLD)
