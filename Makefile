@@ -68,6 +68,7 @@ check-protos: env
 
 check-docs: env
 	$(BIN)/python tools/generate_metrics_table.py --check
+	$(BIN)/python tools/generate_example_file.py --check
 
 format: env  ## format the code and fix what can be fixed
 	$(BIN)/ruff format .
@@ -76,8 +77,9 @@ format: env  ## format the code and fix what can be fixed
 protos: env  ## generate the Python stubs of protos/*.proto
 	$(BIN)/python tools/generate_protos.py
 
-docs: env  ## write the generated tables of docs/
+docs: env  ## write the generated tables of docs/, and pdserve.example.toml
 	$(BIN)/python tools/generate_metrics_table.py
+	$(BIN)/python tools/generate_example_file.py
 
 clean:  ## remove the environment and every cache of this folder
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

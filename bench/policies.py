@@ -90,7 +90,7 @@ def _scheduling_config(settings: Sequence[str]) -> SchedulingConfig:
             raise ConfigError(f"--set {setting!r}: {error}") from error
     config = SchedulingConfig(**changed)
     if problems := config.problems():
-        raise ConfigError("; ".join(problems))
+        raise ConfigError("; ".join(problem.text for problem in problems))
     return config
 
 

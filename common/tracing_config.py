@@ -1,34 +1,11 @@
-"""Where the spans of requests go, and of how many requests."""
+"""Where the spans of requests are sent, and for how many requests."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from common.setting import must_be_a_share, setting
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TracingConfig:
-    """OpenTelemetry traces. What else the exporter needs it reads from `OTEL_…` variables."""
-
-    otel_endpoint: str = setting(
-        "", "send traces to this collector by OTLP/gRPC: http://host:4317 (default: no traces)"
-    )
-    otel_sample_ratio: float = setting(
-        1.0, "share of the requests that are traced; a caller's own decision comes first"
-    )
-
-    def problems(self) -> list[str]:
-        """Every violated rule, in words."""
-        wrong = must_be_a_share("otel_sample_ratio", self.otel_sample_ratio)
-        if self.otel_endpoint and not _is_grpc_url(self.otel_endpoint):
-            wrong.append(
-                f"otel_endpoint is {self.otel_endpoint!r}: wanted http://host:port or "
-                "https://host:port without a path, where a collector takes OTLP over gRPC "
-                "(its usual port is 4317)"
-            )
-        return wrong
+from common.setting import SHARE, Form, Section, setting
 
 
 def _is_grpc_url(url: str) -> bool:
@@ -40,3 +17,22 @@ def _is_grpc_url(url: str) -> bool:
         return False
     is_bare = parts.path in ("", "/") and not (parts.query or parts.fragment or parts.username)
     return parts.scheme in ("http", "https") and has_place and is_bare
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TracingConfig(Section):
+    """OpenTelemetry traces. The exporter reads its other settings from `OTEL_…` variables."""
+
+    otel_endpoint: str = setting(
+        "",
+        "collector that traces are sent to",
+        note="default: no traces",
+        form=Form(
+            "http://host:port or https://host:port without a path, for OTLP over gRPC, "
+            "usually port 4317",
+            lambda url: not url or _is_grpc_url(url),
+        ),
+    )
+    otel_sample_ratio: float = setting(
+        1.0, "share of the requests that are traced, unless the caller decides", between=SHARE
+    )

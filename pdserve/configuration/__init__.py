@@ -5,6 +5,7 @@ option_values   text and TOML values to settings and back
 flags           the command line's grammar
 help_text       what `--help` prints
 config_file     the TOML file
+exposure        what a process must have before other machines can reach it
 config_sources  the three sources joined, every error at once with its origin
 shown_config    the effective configuration as TOML
 """

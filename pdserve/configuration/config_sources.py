@@ -6,7 +6,6 @@ every source is found before anything is reported, and each says where its value
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +14,9 @@ from typing import Any
 from common.config import Config
 from common.errors import ConfigError
 from common.nodes import Role
-from common.security_config import serve_exposure_problems, up_exposure_problems
+from common.setting import Problem, quoted
 from pdserve.configuration.config_file import read_config_file, suggestion
+from pdserve.configuration.exposure import serve_problems, up_problems
 from pdserve.configuration.flags import NO_VALUE, SET_BY_UP, UP_DEFAULTS
 from pdserve.configuration.option_values import (
     WANTED,
@@ -24,7 +24,15 @@ from pdserve.configuration.option_values import (
     value_from_toml,
     without_passwords,
 )
-from pdserve.configuration.options import ROLE, SECTIONS, Option, Value, all_options, options_of
+from pdserve.configuration.options import (
+    ROLE,
+    ROLES,
+    SECTIONS,
+    Option,
+    Value,
+    all_options,
+    options_of,
+)
 
 # Variables with a meaning outside the configuration.
 OTHER_VARIABLES = ("PDSERVE_CACHE", "PDSERVE_CONFIG")
@@ -53,28 +61,12 @@ class Command:
     name: str
     defaults: Mapping[str, Value]
     own_keys: frozenset[str] = frozenset()
-    rules: Callable[[Config], list[str]] = Config.problems
+    rules: Callable[[Config], list[Problem]] = Config.problems
     """Every rule that a configuration breaks under this command."""
 
 
-def _serve_problems(config: Config) -> list[str]:
-    return config.problems() + serve_exposure_problems(
-        config.security,
-        role=config.role,
-        host=config.server.host,
-        redis_url=config.placement.redis_url,
-        kv_key=config.handoff.kv_key,
-    )
-
-
-def _up_problems(config: Config) -> list[str]:
-    return config.problems() + up_exposure_problems(
-        config.security, host=config.server.host, api_key=config.api.api_key
-    )
-
-
-SERVE = Command(name="pdserve serve", defaults={}, rules=_serve_problems)
-UP = Command(name="pdserve up", defaults=UP_DEFAULTS, own_keys=SET_BY_UP, rules=_up_problems)
+SERVE = Command(name="pdserve serve", defaults={}, rules=serve_problems)
+UP = Command(name="pdserve up", defaults=UP_DEFAULTS, own_keys=SET_BY_UP, rules=up_problems)
 
 
 class _Settings:
@@ -108,7 +100,8 @@ class _Settings:
             value = read(option, raw)
         except ValueError as error:
             self.bad_keys.add(option.key)
-            self.problems.append(f"{option.key} {_shown(option, raw)}: {error} (from {origin})")
+            state = "has no value" if raw is NO_VALUE else option.declared.state(raw)
+            self.problems.append(f"{option.key} {state}: {error} (from {origin})")
         else:
             self.values[option.key] = value
             self.origins[option.key] = origin
@@ -189,25 +182,22 @@ def _read_flags(
         elif is_flag:
             settings.problems.append(f"unknown flag {flag}{suggestion(flag, offered)}")
         elif not follows_flag:
-            settings.problems.append(f"unexpected argument {_quoted(argument)}: wanted flags only")
+            settings.problems.append(f"unexpected argument {quoted(argument)}: wanted flags only")
         follows_flag = is_flag and "=" not in argument
 
 
 def _build(settings: _Settings, role: Role | None) -> Config:
     named_role = str(settings.values.get(ROLE.key, ""))
-    roles = [known.value for known in Role]
-    if role is None and named_role in roles:
-        role = Role(named_role)
-    elif role is None and named_role:
-        hint = suggestion(named_role, roles)
-        settings.problems.append(
-            f"role is {_quoted(named_role)}: wanted router, prefill, decode or mixed{hint}"
-            f" (from {settings.origins[ROLE.key]})"
-        )
+    wanted = f"wanted {ROLE.declared.wanted}"
+    if role is None and named_role:
+        role = ROLES.get(named_role)
+        if role is None:
+            settings.problems.append(
+                f"role {ROLE.declared.state(named_role)}: {wanted}{suggestion(named_role, ROLES)}"
+                f" (from {settings.origins[ROLE.key]})"
+            )
     elif role is None and settings.is_complete and ROLE.key not in settings.bad_keys:
-        settings.problems.append(
-            f"role is missing: wanted router, prefill, decode or mixed ({_ways_to_set(ROLE)})"
-        )
+        settings.problems.append(f"role is missing: {wanted} ({_ways_to_set(ROLE)})")
     chosen = {**settings.command.defaults, **settings.values}
     sections: dict[str, Any] = {}
     for section, config_class in SECTIONS.items():
@@ -217,32 +207,26 @@ def _build(settings: _Settings, role: Role | None) -> Config:
 
 
 def _rule_problems(settings: _Settings, config: Config) -> list[str]:
-    """The rules that values break, each with the origin of every value that enters it."""
+    """Return the rules that values break, each with the origin of every value that enters it."""
     described = []
     for problem in settings.command.rules(config):
-        keys = _keys_named_in(problem)
+        keys = problem.keys
         if settings.bad_keys.intersection(keys):
             continue  # the value was a default standing in for one already reported
         given = [key for key in keys if key in settings.origins]
         if not given and not settings.is_complete:
             continue  # the unreadable source might have set it
         if not given:
-            described.append(f"{problem} ({_ways_to_set(all_options()[keys[0]])})")
+            origin = _ways_to_set(all_options()[keys[0]])
         elif len(keys) == 1:
-            described.append(f"{problem} (from {settings.origins[keys[0]]})")
+            origin = f"from {settings.origins[keys[0]]}"
         else:
-            origins = ", ".join(
+            origin = ", ".join(
                 f"{key} from {settings.origins.get(key, _default_origin(settings.command, key))}"
                 for key in keys
             )
-            described.append(f"{problem} ({origins})")
+        described.append(f"{problem.text} ({origin})")
     return described
-
-
-def _keys_named_in(problem: str) -> list[str]:
-    """The settings whose values a rule names: its first word, and every `key = value` in it."""
-    words = re.findall(r"^\w+|\w+(?= = )", problem)
-    return [word for word in dict.fromkeys(words) if word in all_options()]
 
 
 def _default_origin(command: Command, key: str) -> str:
@@ -252,14 +236,3 @@ def _default_origin(command: Command, key: str) -> str:
 def _ways_to_set(option: Option) -> str:
     place = f"{option.key} under [{option.section}]" if option.section else option.key
     return f"set it with {option.flag}, {option.variable}, or {place} in the file"
-
-
-def _shown(option: Option, raw: object) -> str:
-    if raw is NO_VALUE:
-        return "has no value"
-    return "has a wrong value (not shown)" if option.is_secret else f"is {_quoted(raw)}"
-
-
-def _quoted(raw: object) -> str:
-    text = repr(raw)
-    return text if len(text) <= 80 else text[:76] + "…" + text[-1]

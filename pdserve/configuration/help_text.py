@@ -5,22 +5,23 @@ from __future__ import annotations
 import argparse
 import shutil
 
+from common.setting import joined_by_or
 from pdserve.configuration.option_values import shown_value
 from pdserve.configuration.options import Option, Value
 
 INTRODUCTION = "Serve large language models with prefill and decode on different nodes."
 
 SECTION_TITLES = {
-    "server": "server: where this process listens",
+    "server": "server: where this process listens, and what it logs",
     "model": "model: what is served",
     "engine": "engine: budgets and memory of a node",
-    "scheduling": "scheduling: who runs next, and who makes room",
+    "scheduling": "scheduling: which request runs next, and which one is preempted",
     "speculation": "speculation: draft tokens",
     "handoff": "handoff: from prefill to decode",
-    "placement": "placement: who runs a request",
-    "api": "api: the router's HTTP edge",
+    "placement": "placement: which node runs a request",
+    "api": "api: the router's HTTP API",
     "tracing": "tracing: OpenTelemetry spans of requests",
-    "security": "security: who else is on the network",
+    "security": "security: what protects this process from others on the network",
 }
 
 _SOURCES = """\
@@ -134,8 +135,14 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
 
 
 def option_help(option: Option, default: Value) -> str:
-    """The help of one setting with its default, unless the text tells it already."""
-    text = option.help.replace("%", "%%")
-    if default == "" or "(default:" in text:
-        return text
-    return f"{text} (default: {shown_value(option, default)})"
+    """Return the help of one setting with its default, for argparse."""
+    default_text = f"default: {shown_value(option, default)}" if default != "" else ""
+    return described(option, default_text).replace("%", "%%")
+
+
+def described(option: Option, default_text: str = "") -> str:
+    """Return what a setting means, which values it may have, and what special values do."""
+    declared = option.declared
+    text = ": ".join(filter(None, (declared.help, joined_by_or(declared.one_of))))
+    notes = "; ".join(filter(None, (declared.bounds, declared.note, default_text)))
+    return f"{text} ({notes})" if notes else text

@@ -6,6 +6,7 @@ import math
 import re
 from decimal import Decimal
 
+from common.setting import size_text
 from pdserve.configuration.options import Option, Value
 
 _LARGEST = 2**63 - 1
@@ -36,7 +37,7 @@ WANTED = {
 
 
 def value_from_text(option: Option, text: str | bool) -> Value:
-    """What a flag or a variable says. Raises `ValueError` naming what was wanted."""
+    """Return what a flag or a variable says. Raises `ValueError` naming what was wanted."""
     if isinstance(text, bool):  # --name and --no-name carry their value in the flag
         return text
     match option.kind:
@@ -53,7 +54,10 @@ def value_from_text(option: Option, text: str | bool) -> Value:
 
 
 def value_from_toml(option: Option, raw: object) -> Value:
-    """What a TOML key holds. Types are strict, except that a size may be a number or text."""
+    """Return what a TOML key holds. Types are strict, but a size can be a number or text.
+
+    Raises `ValueError` naming what was wanted.
+    """
     is_number = isinstance(raw, int | float) and not isinstance(raw, bool)
     match option.kind:
         case "str" if isinstance(raw, str):
@@ -74,18 +78,16 @@ def value_from_toml(option: Option, raw: object) -> Value:
 
 
 def shown_value(option: Option, value: Value) -> str:
-    """A value as a person writes it: sizes with the largest unit that divides them."""
+    """Return a value as a person writes it: sizes with the largest unit that divides them."""
     if option.kind == "bytes" and isinstance(value, int):
-        for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-            if value and value % size == 0:
-                return f"{value // size}{unit}"
+        return size_text(value)
     if isinstance(value, bool):
         return "true" if value else "false"
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def without_passwords(text: str) -> str:
-    """`text` with the user part of every URL in it hidden."""
+    """Return `text` with the user and the password of every URL in it hidden."""
     return re.sub(r"://[^/\s]*@", "://***@", text)
 
 

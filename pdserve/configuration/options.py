@@ -1,7 +1,7 @@
 """The table of settings, made from the dataclasses of `common.config`.
 
-One row serves the flag, the `PDSERVE_…` variable, the TOML key, `--help` and the error messages,
-so that they cannot disagree.
+The flag, the `PDSERVE_…` variable, the TOML key, `--help`, the example file and the error messages
+are all made from this table.
 """
 
 from __future__ import annotations
@@ -9,48 +9,29 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from functools import cache
+from typing import get_type_hints
 
-from common.config import (
-    ApiConfig,
-    EngineConfig,
-    HandoffConfig,
-    ModelConfig,
-    PlacementConfig,
-    SchedulingConfig,
-    SecurityConfig,
-    ServerConfig,
-    SpeculationConfig,
-    TracingConfig,
-)
+from common.config import Config
+from common.nodes import Role
+from common.setting import Section, Setting
 
-SECTIONS = {
-    "server": ServerConfig,
-    "model": ModelConfig,
-    "engine": EngineConfig,
-    "scheduling": SchedulingConfig,
-    "speculation": SpeculationConfig,
-    "handoff": HandoffConfig,
-    "placement": PlacementConfig,
-    "api": ApiConfig,
-    "security": SecurityConfig,
-    "tracing": TracingConfig,
+ROLES = {role.value: role for role in Role}
+SECTIONS: dict[str, type[Section]] = {
+    name: kind for name, kind in get_type_hints(Config).items() if issubclass(kind, Section)
 }
-
-_KINDS_BY_UNIT = {"bytes": "bytes", "s": "seconds"}
 
 Value = str | int | float | bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """One setting. `kind` says how text becomes its value: a type's name, bytes or seconds."""
+    """One setting. `kind` says how text becomes its value: a type's name, "bytes" or "seconds"."""
 
     section: str
     key: str
     kind: str
     default: Value
-    help: str
-    is_secret: bool
+    declared: Setting
 
     @property
     def flag(self) -> str:
@@ -66,34 +47,35 @@ ROLE = Option(
     key="role",
     kind="str",
     default="",
-    help="what this process does: router, prefill, decode or mixed",
-    is_secret=False,
+    declared=Setting(help="what this process does", one_of=tuple(ROLES)),
 )
 
 
 @cache
 def all_options() -> dict[str, Option]:
-    """Every setting by key, the role first, then the sections in order."""
+    """Return every setting by key: the role first, then the sections in order.
+
+    Raises `ValueError` when a section of the configuration declares a setting wrongly.
+    """
     options = {ROLE.key: ROLE}
     for section, config_class in SECTIONS.items():
+        defaults = config_class()
         for field in dataclasses.fields(config_class):
             if field.name in options:
                 raise ValueError(f"the setting {field.name!r} exists in two sections")
-            if field.default is dataclasses.MISSING:
-                raise ValueError(f"the setting {field.name!r} has no default")
+            declared: Setting = field.metadata["setting"]
             options[field.name] = Option(
                 section=section,
                 key=field.name,
-                kind=_KINDS_BY_UNIT.get(field.metadata.get("unit", "")) or _type_name(field.type),
-                default=field.default,
-                help=field.metadata["help"],
-                is_secret=bool(field.metadata.get("secret", False)),
+                kind=declared.unit or _type_name(field.type),
+                default=getattr(defaults, field.name),
+                declared=declared,
             )
     return options
 
 
 def options_of(section: str) -> list[Option]:
-    """The settings of one section, in the order of its dataclass."""
+    """Return the settings of one section, in the order of its dataclass."""
     return [option for option in all_options().values() if option.section == section]
 
 

@@ -11,7 +11,7 @@ from pdserve.configuration.options import ROLE, SECTIONS, Option, Value, options
 
 
 def shown_config(loaded: LoadedConfig) -> str:
-    """Every setting with its origin as a comment. Secrets and passwords are not shown."""
+    """Return every setting with its origin as a comment. Secrets and passwords are not shown."""
     lines = [_shown_line(ROLE, loaded.config.role.value, loaded)]
     for section in SECTIONS:
         lines += ["", f"[{section}]"]
@@ -22,7 +22,7 @@ def shown_config(loaded: LoadedConfig) -> str:
 
 
 def config_file_text(config: Config) -> str:
-    """A TOML file that reads back as exactly this configuration, secrets included."""
+    """Return a TOML file that reads back as exactly this configuration, secrets included."""
     lines = [f"{ROLE.key} = {_toml(config.role.value)}"]
     for section in SECTIONS:
         lines += ["", f"[{section}]"]
@@ -31,16 +31,19 @@ def config_file_text(config: Config) -> str:
     return "\n".join(lines) + "\n"
 
 
+def toml_value(option: Option, value: Value) -> str:
+    """Return a value as TOML for people: sizes with a unit, URLs without their passwords."""
+    if option.kind == "bytes":
+        return _toml(shown_value(option, value))
+    return _toml(without_passwords(value) if isinstance(value, str) else value)
+
+
 def _shown_line(option: Option, value: Value, loaded: LoadedConfig) -> str:
     origin = loaded.origins[option.key]
-    if option.is_secret:
+    if option.declared.is_secret:
         state = "set, not shown" if value else "not set"
         return f"# {option.key} is {state}".ljust(44) + f"  # {origin}"
-    if option.kind == "bytes":
-        text = _toml(shown_value(option, value))
-    else:
-        text = _toml(without_passwords(value) if isinstance(value, str) else value)
-    return f"{option.key} = {text}".ljust(44) + f"  # {origin}"
+    return f"{option.key} = {toml_value(option, value)}".ljust(44) + f"  # {origin}"
 
 
 def _toml(value: Value) -> str:

@@ -52,7 +52,7 @@ def test_one_json_line_comes_last(
         (["--trace", TRACE, "--pool-blocks", "100,x"], "--pool-blocks is '100,x'"),
         (["--trace", TRACE, "--pool-blocks", "100,100"], "wanted different numbers"),
         (["--trace", TRACE, "--cost", "tokens=1"], "cost 'tokens=1': wanted one of"),
-        (["--trace", TRACE, "--set", "requeue"], "requeue is ''"),
+        (["--trace", TRACE, "--set", "requeue"], "requeue is empty"),
         (["--trace", TRACE, "--set", "skip_ahead=1"], "'skip_ahead=1': wanted NAME=VALUE with one"),
         (["--trace", TRACE, "--set", "skip_ahead_window=x"], "'skip_ahead_window=x': .*'x'"),
         (["--trace", TRACE, "--set", "init_new_token_ratio=2"], "init_new_token_ratio is 2"),

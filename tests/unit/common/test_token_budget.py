@@ -6,13 +6,15 @@ import pytest
 
 from common.errors import ConfigError
 from common.nodes import Role
-from common.scheduling_config import SPECULATIVE_METHODS
 from common.token_budget import (
+    DEFAULT_NUM_SPECULATIVE_TOKENS,
     fit_max_model_len,
     get_max_chunk_tokens,
     num_speculative_tokens,
     tokens_per_seq,
 )
+
+METHODS = tuple(DEFAULT_NUM_SPECULATIVE_TOKENS)
 
 
 @pytest.mark.parametrize("configured", [0, 1, 4, 64])
@@ -22,14 +24,14 @@ def test_b05_b06_without_a_method_speculation_is_off(configured: int) -> None:
     assert tokens_per_seq("none", configured) == 1
 
 
-@pytest.mark.parametrize("method", SPECULATIVE_METHODS[1:])
+@pytest.mark.parametrize("method", METHODS[1:])
 def test_s03_with_any_method_drafts_count(method: str) -> None:
     assert [tokens_per_seq(method, k) for k in (1, 4, 64)] == [2, 5, 65]
     assert tokens_per_seq(method, 0) > 1
 
 
 def test_the_defaults_of_the_methods() -> None:
-    assert [tokens_per_seq(method, 0) for method in SPECULATIVE_METHODS] == [1, 9, 9, 6]
+    assert [tokens_per_seq(method, 0) for method in METHODS] == [1, 9, 9, 6]
 
 
 def prefill_budget(cap: int, num_decodes: int, method: str, configured: int) -> int:
@@ -84,7 +86,7 @@ def test_the_largest_step_of_a_decode_node(
 
 
 @pytest.mark.parametrize("role", [Role.PREFILL, Role.MIXED], ids=["E22 prefill", "E22 mixed"])
-@pytest.mark.parametrize("method", SPECULATIVE_METHODS)
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("configured", [1, 4])
 def test_where_prompts_are_computed_the_budget_is_the_largest_step(
     role: Role, method: str, configured: int

@@ -82,8 +82,9 @@ def test_good_endpoints(endpoint: str) -> None:
 )
 def test_endpoints_that_would_lose_every_span(endpoint: str) -> None:
     (problem,) = TracingConfig(otel_endpoint=endpoint).problems()
-    assert "otel_endpoint" in problem
-    assert "http://host:port" in problem
+    assert problem.keys == ("otel_endpoint",)
+    assert "http://host:port" in problem.text
+    assert "4317" in problem.text
 
 
 @pytest.mark.parametrize("ratio", [-0.1, 1.1, float("nan")])

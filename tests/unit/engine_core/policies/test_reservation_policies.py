@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from common.config import SchedulingConfig
-from common.scheduling_config import RESERVATION_POLICIES as NAMES
 from engine.core.policies.reservation import (
     RESERVATION_POLICIES,
     FixedBlocks,
@@ -13,13 +12,14 @@ from engine.core.policies.reservation import (
     NoReservation,
     TokenRatio,
 )
+from pdserve.configuration.options import all_options
 from tests.unit.engine_core.policies.views import View, policy
 
 
 def test_every_name_of_the_configuration_is_a_policy() -> None:
     # S26
-    assert tuple(RESERVATION_POLICIES) == NAMES
-    assert [type(policy(name)) for name in NAMES] == [
+    names = all_options()["reservation_policy"].declared.one_of
+    assert [type(policy(name)) for name in names] == [
         NoReservation,
         FixedBlocks,
         TokenRatio,
@@ -102,7 +102,7 @@ def test_the_global_ratio_uses_free_slots_first() -> None:
     assert reservation.demand(View(num_known=50, num_held_blocks=1, max_new_tokens=10)) == 0
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", RESERVATION_POLICIES)
 def test_policies_are_values(name: str) -> None:
     def lived() -> object:
         used = policy(name, num_steps=7, lookahead=3)

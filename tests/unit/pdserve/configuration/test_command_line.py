@@ -41,7 +41,7 @@ def test_help_names_every_setting_with_its_default(
     own = SET_BY_UP if command == "up" else frozenset()
     for option in all_options().values():
         assert (option.flag in words) == (option.key not in own), option.flag
-    assert "(default: 32)" in text
+    assert "(1 to 4096; default: 32)" in " ".join(text.split())
     assert "--kv-cache-memory BYTES" in text
     assert "engine: budgets and memory of a node:" in text
     assert "examples:\n  pdserve " in text

@@ -142,7 +142,7 @@ def test_truths(text: str) -> None:
 BAD_FLAGS = [
     (("--port", "x"), "port is 'x': wanted a whole number (from flag --port)"),
     (("--port", "1.0"), "port is '1.0': wanted a whole number (from flag --port)"),
-    (("--port", ""), "port is '': wanted a whole number (from flag --port)"),
+    (("--port", ""), "port is empty: wanted a whole number (from flag --port)"),
     (("--port",), "port has no value: wanted a whole number (from flag --port)"),
     (("--port", "-1"), "port is -1: wanted 0 to 65535 (from flag --port)"),
     (("--port", "65536"), "port is 65536: wanted 0 to 65535 (from flag --port)"),
@@ -180,8 +180,8 @@ BAD_FLAGS = [
     *(
         (
             ("--redis-url", url),
-            f"redis_url is {url!r}: wanted redis://host:port/db, rediss://… or unix://… "
-            "(from flag --redis-url)",
+            f"redis_url is {repr(url) if url else 'empty'}: wanted redis://host:port/db, "
+            "rediss://… or unix://… (from flag --redis-url)",
         )
         for url in ("", "h:6379", "memory://", "redis://h:port", "redis://h:99999", "rediss://h:0")
     ),
@@ -311,11 +311,11 @@ def test_all_problems_of_all_sources_are_told_at_once(file: Path) -> None:
         "unknown flag --lease: did you mean --lease-s?",
         "role is 'decoder': wanted router, prefill, decode or mixed: did you mean decode?"
         " (from flag --role)",
-        "dtype is 'int3': wanted auto, float32, float16 or bfloat16 (from flag --dtype)",
-        "block_size is 48: wanted a power of two (from variable PDSERVE_BLOCK_SIZE)",
-        f"max_body is 1 bytes: wanted at least 1KiB (from file {file} [api] max_body)",
         "model is empty: wanted a Hugging Face folder or a .gguf file (set it with --model, "
         "PDSERVE_MODEL, or model under [model] in the file)",
+        "dtype is 'int3': wanted auto, float32, float16 or bfloat16 (from flag --dtype)",
+        "block_size is 48: wanted a power of two, at most 1024 (from variable PDSERVE_BLOCK_SIZE)",
+        f"max_body is 1 bytes: wanted 1KiB or more (from file {file} [api] max_body)",
     ]
 
 

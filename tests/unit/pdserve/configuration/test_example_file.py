@@ -7,8 +7,7 @@ from pathlib import Path
 
 from pdserve.configuration.config_sources import load_config
 from pdserve.configuration.options import all_options
-
-EXAMPLE = Path(__file__).resolve().parents[4] / "pdserve.example.toml"
+from tools.generate_example_file import EXAMPLE, example_text
 
 
 def test_uncommented_it_is_the_default_configuration(tmp_path: Path) -> None:
@@ -27,7 +26,11 @@ def test_as_it_is_it_sets_nothing() -> None:
     )
 
 
-def test_it_explains_every_setting() -> None:
+def test_it_is_what_the_declared_settings_give() -> None:
+    assert EXAMPLE.read_text() == example_text()
+
+
+def test_it_names_and_explains_every_setting() -> None:
     text = EXAMPLE.read_text()
     for option in all_options().values():
-        assert f"# {option.help}\n# {option.key} = " in text, option.key
+        assert re.search(rf"^# \w.*\n# {option.key} = ", text, flags=re.MULTILINE), option.key

@@ -1,0 +1,61 @@
+"""The rules of the commands that start processes: nothing is exposed to others without keys."""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+from common.addresses import is_loopback
+from common.config import Config
+from common.nodes import Role
+from common.setting import Problem
+
+
+def serve_problems(config: Config) -> list[Problem]:
+    """Return every rule that `config` breaks under `serve`.
+
+    A process that others can reach needs keys, and no password may be sent unencrypted.
+    """
+    wrong = config.problems()
+    keys, host, kv_key = config.security.keys, config.server.host, config.handoff.kv_key
+    redis_url = config.placement.redis_url
+    if keys and kv_key:
+        text = f"kv_key is {kv_key!r}: wanted none, because the keys folder has one"
+        wrong.append(Problem(("kv_key", "keys"), text))
+    if config.security.insecure:
+        return wrong
+    if not keys and not is_loopback(host):
+        folder = "router" if config.role is Role.ROUTER else "node"
+        text = (
+            f"host is {host!r}, where other machines reach it: wanted --keys DIR/{folder} "
+            "(`pdserve keys init DIR` makes it), or --insecure if everybody who reaches it may "
+            "use the cluster and read what it computes"
+        )
+        wrong.append(Problem(("host",), text))
+    if keys and _is_unencrypted(redis_url):
+        text = (
+            f"redis_url is {redis_url!r}: wanted rediss://… (TLS), because the password in the "
+            "keys folder must not be sent unencrypted, or --insecure"
+        )
+        wrong.append(Problem(("redis_url", "keys"), text))
+    return wrong
+
+
+def up_problems(config: Config) -> list[Problem]:
+    """Return every rule that `config` breaks under `up`, whose nodes listen on loopback alone."""
+    host = config.server.host
+    if is_loopback(host) or config.api.api_key or config.security.insecure:
+        return config.problems()
+    text = (
+        f"host is {host!r}, where other machines reach the router: wanted --api-key TEXT, "
+        "or --insecure if everybody who reaches it may use the cluster"
+    )
+    return [*config.problems(), Problem(("host",), text)]
+
+
+def _is_unencrypted(redis_url: str) -> bool:
+    try:
+        parts = urlsplit(redis_url)
+        # redis-py takes a URL without a host for localhost.
+        return parts.scheme == "redis" and not is_loopback(parts.hostname or "localhost")
+    except ValueError:
+        return False  # it is no URL, which the rule of redis_url reports

@@ -1,0 +1,36 @@
+"""The choices that a setting declares are exactly those that the code has."""
+
+from __future__ import annotations
+
+import pytest
+
+from common.kv_layout import DTYPE_BYTES
+from engine.core.policies.reservation import RESERVATION_POLICIES
+from engine.core.policies.victims import VICTIM_ORDERS
+from kv_transfer.core.lanes import LANES_BY_SPEED, VERIFY_AUTO, VERIFY_MODES
+from pdserve.configuration.options import all_options
+from router.core.policies import POLICIES
+
+# The loopback lane joins two nodes of one process, which no command starts.
+NETWORK_LANES = [lane for lane in LANES_BY_SPEED if lane != "loopback"]
+
+
+@pytest.mark.parametrize(
+    ("key", "known"),
+    [
+        ("placement_policy", POLICIES),
+        ("reservation_policy", RESERVATION_POLICIES),
+        ("preemption_policy", VICTIM_ORDERS),
+        ("kv_transport", ["auto", *NETWORK_LANES]),
+        ("kv_verify", [VERIFY_AUTO, *VERIFY_MODES]),
+        ("dtype", ["auto", *DTYPE_BYTES]),
+    ],
+)
+def test_the_choices_are_those_of_the_code(key: str, known: list[str]) -> None:
+    assert all_options()[key].declared.one_of == tuple(known)
+
+
+def test_every_default_obeys_its_rule() -> None:
+    for option in all_options().values():
+        has_default = option.key not in ("role", "model")
+        assert option.declared.accepts(option.default) == has_default, option.key
