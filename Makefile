@@ -91,6 +91,6 @@ $(STAMP):
 		": name another one with `make env PYTHON=python3.11`")'
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt \
-		--config-settings editable_mode=compat -e '.[node,local,keys,otel,dev]'
+		--config-settings editable_mode=compat -e '.[node,cpu,local,keys,otel,dev]'
 	@rm -f $(VENV)/.installed-*
 	@touch $@

@@ -1,8 +1,9 @@
-"""What an image installs before the project itself, one requirement a line.
+"""Print what an image installs before the project itself, one requirement a line.
 
-    python requirements.py [--extras NAME…] [--paddle REQUIREMENT]
+    python requirements.py [--extras NAME…]
 
-Made from pyproject.toml alone, so that the layer that holds it outlives every change of the code.
+It reads pyproject.toml alone, so the image layer with the dependencies is rebuilt only when they
+change, and not with every change of the code.
 """
 
 import argparse
@@ -13,15 +14,12 @@ from pathlib import Path
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--extras", nargs="*", default=[], help="of the project")
-    parser.add_argument("--paddle", default="", help="instead of paddlepaddle")
     options = parser.parse_args()
     project = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))["project"]
     wanted = list(project["dependencies"])
     for extra in options.extras:
         wanted += project["optional-dependencies"][extra]
-    for requirement in wanted:
-        is_paddle = requirement.startswith("paddlepaddle")
-        print(options.paddle if options.paddle and is_paddle else requirement)
+    print(*wanted, sep="\n")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 The CPU wheel's math library takes a slow path on processors other than Intel's unless an
 environment variable, read when it loads, says otherwise; hence this module and no other imports
-Paddle first.
+Paddle first. Importing it raises `ConfigError` where Paddle is not installed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,14 @@ if _is_amd():
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # it advises tools for compiling extensions
-    import paddle
+    try:
+        import paddle
+    except ModuleNotFoundError as error:
+        if error.name != "paddle":
+            raise
+        raise ConfigError(
+            "Paddle is not installed: wanted pip install 'pdserve[cpu]' or 'pdserve[gpu]'"
+        ) from None
 
 
 def has_gpu() -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,22 @@ def test_the_build_context_is_what_is_installed() -> None:
     wanted = {source for sources in copied for source in sources.split() if source != "."}
     assert wanted <= allowed
     assert {name for name in allowed if name.startswith("compose/")} <= wanted
+
+
+@pytest.mark.parametrize(
+    ("paddle", "wheel"), [("cpu", "paddlepaddle"), ("gpu", "paddlepaddle-gpu")]
+)
+def test_an_image_installs_the_paddle_that_it_names(paddle: str, wheel: str) -> None:
+    command = [sys.executable, "compose/requirements.py", "--extras", "node", paddle]
+    printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    names = [re.match(r"[A-Za-z0-9_-]+", line)[0] for line in printed.splitlines()]  # type: ignore[index]
+    assert [name for name in names if name.startswith("paddle")] == [wheel]
+    assert {"fastapi", "numba"} < set(names)
+
+
+def test_both_paddles_are_pinned_to_one_version() -> None:
+    pins = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().split())
+    assert pins["paddlepaddle"] == pins["paddlepaddle-gpu"]
 
 
 @pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=lambda path: path.name)

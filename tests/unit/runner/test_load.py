@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -39,6 +40,15 @@ def test_what_a_runner_says_of_itself(folder: Path) -> None:
         _ = runner.step_costs
     runner.warm_up()
     assert runner.step_costs.rows[:6] == (1, 2, 3, 4, 6, 7)
+
+
+def test_a_missing_paddle_is_told_with_the_command_that_installs_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "paddle", None)  # importing it is a ModuleNotFoundError
+    monkeypatch.delitem(sys.modules, "engine.runner.framework", raising=False)
+    with pytest.raises(ConfigError, match=r"wanted pip install 'pdserve\[cpu\]' or .*\[gpu\]'"):
+        load_model_runner(ModelConfig(model=str(folder)), EngineConfig())
 
 
 def test_kv_of_one_back_end_is_not_taken_for_that_of_another(folder: Path) -> None:
