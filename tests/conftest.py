@@ -7,6 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
 
 from tests.redis_server import RedisServer, redis_server
 
@@ -44,6 +46,26 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left_out = [item for item in items if item not in set(chosen)]
         config.hook.pytest_deselected(items=left_out)
         items[:] = chosen
+
+
+COMPILING = ("tests/equality/", "tests/unit/runner/", "tests/unit/sampler/")
+"""Folders whose tests compile kernels where none are cached yet."""
+
+
+class KernelsInOneProcess(LoadFileScheduling):  # type: ignore[misc]
+    """Give each process whole files, and one process all files that compile kernels.
+
+    Several processes that need the same kernel at once each compile it: a minute of CPU time each.
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "kernels" if nodeid.startswith(COMPILING) else super()._split_scope(nodeid)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> KernelsInOneProcess | None:
+    """Replace `--dist loadfile`; None leaves other ways of distribution to xdist."""
+    return KernelsInOneProcess(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ from typing import cast
 import numpy as np
 
 from bench.handoff.cpu_time import process_cpu_s
-from bench.handoff.prefill_end import DEADLINE_S, PROMPT_TOKENS, Case, ticket_for
+from bench.handoff.prefill_end import DEADLINE_S, Case, ticket_for
 from common.blocks import blocks_for
 from common.ids import Incarnation
 from common.kv_layout import KVLayout
@@ -24,8 +24,8 @@ class DecodeEnd:
 
     def __init__(self, case: Case, layout: KVLayout) -> None:
         self._layout = layout
-        num_blocks = blocks_for(PROMPT_TOKENS, layout.block_size)
-        shape = (layout.num_layers, 2, num_blocks, layout.piece_bytes)
+        self._num_blocks = blocks_for(case.prompt_tokens, layout.block_size)
+        shape = (layout.num_layers, 2, self._num_blocks, layout.piece_bytes)
         self._pool = np.zeros(shape, np.uint8)
         self._pool[:] = 1  # so that no page is fetched while it is measured
         self._me = Incarnation("decode", 1)
@@ -39,7 +39,9 @@ class DecodeEnd:
     def reserve(self, number: int) -> Ticket:
         """A ticket for prompt `number`; its landing is open."""
         self._cpu_before_s = process_cpu_s()
-        ticket = ticket_for(number, self._layout, self._me, self._connector.endpoint)
+        ticket = ticket_for(
+            number, self._layout, self._num_blocks, self._me, self._connector.endpoint
+        )
         self._connector.expect(ticket, sender_deadline_s=DEADLINE_S)
         return ticket
 

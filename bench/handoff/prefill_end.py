@@ -45,6 +45,7 @@ class Case:
     transport: str
     tokens_per_s: float
     kv_verify: str = "auto"
+    prompt_tokens: int = PROMPT_TOKENS
 
     def config(self, role: Role) -> Config:
         """A node's configuration, with one prompt at a time in chunks of `CHUNK_TOKENS`."""
@@ -109,6 +110,7 @@ class PrefillEnd:
 
     def __init__(self, case: Case) -> None:
         config = case.config(Role.PREFILL)
+        self._prompt_tokens = case.prompt_tokens
         self._is_paced = case.layout != "demo"
         kv = KVPlane(config)
         self._runner = _paced(case, kv) if self._is_paced else _demo_model(config, kv)
@@ -146,7 +148,7 @@ class PrefillEnd:
         """Compute prompt `number` and hand it off; returns when its commit was acknowledged."""
         request = GenerationRequest(
             id=ticket.attempt,
-            prompt_token_ids=_prompt(number),
+            prompt_token_ids=_prompt(number, self._prompt_tokens),
             sampling=SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True),
             deadline_s=DEADLINE_S,
         )
@@ -188,7 +190,9 @@ class PrefillEnd:
             self._ended.put(event)
 
 
-def ticket_for(number: int, layout: KVLayout, node: Incarnation, endpoint: str) -> Ticket:
+def ticket_for(
+    number: int, layout: KVLayout, num_blocks: int, node: Incarnation, endpoint: str
+) -> Ticket:
     """What a decode node reserves for prompt `number`, of which it has nothing cached."""
     return Ticket(
         attempt=AttemptId(f"bench-{number}", 1),
@@ -196,22 +200,20 @@ def ticket_for(number: int, layout: KVLayout, node: Incarnation, endpoint: str) 
         kv_endpoint=endpoint,
         lease_token=number + 1,
         generation=1,
-        target_block_ids=tuple(range(blocks_for(PROMPT_TOKENS, layout.block_size))),
+        target_block_ids=tuple(range(num_blocks)),
         num_cached_tokens=0,
         fingerprint=layout.fingerprint,
         lease_s=DEADLINE_S,
     )
 
 
-def _prompt(number: int) -> tuple[int, ...]:
+def _prompt(number: int, num_tokens: int) -> tuple[int, ...]:
     """Words that no other prompt has, so that nothing is found in the prefix cache."""
-    return tuple(
-        (7919 * (i + 1) + 104_729 * (number + 1)) % 30_000 + 3 for i in range(PROMPT_TOKENS)
-    )
+    return tuple((7919 * (i + 1) + 104_729 * (number + 1)) % 30_000 + 3 for i in range(num_tokens))
 
 
 def _paced(case: Case, kv: KVPlane) -> LoadedModel:
-    num_blocks = blocks_for(PROMPT_TOKENS, LAYOUT_8B.block_size) + _SPARE_BLOCKS
+    num_blocks = blocks_for(case.prompt_tokens, LAYOUT_8B.block_size) + _SPARE_BLOCKS
     return PacedRunner(
         tokens_per_s=case.tokens_per_s, num_blocks=num_blocks, host_memory=kv.host_memory
     )
