@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, fields
 from urllib.parse import urlsplit
 
 from common.kv_layout import DTYPE_BYTES
-from common.logs import FORMATS
 from common.nodes import Role
 from common.scheduling_config import SchedulingConfig, SpeculationConfig
 from common.setting import POWER_OF_TWO, Form, Problem, Section, setting
@@ -70,7 +69,7 @@ class ServerConfig(Section):
     log_level: str = setting(
         "info", "least severe level that is logged", one_of=("debug", "info", "warning", "error")
     )
-    log_format: str = setting("human", "how log lines are written", one_of=FORMATS)
+    log_format: str = setting("human", "how log lines are written", one_of=("human", "json"))
     drain_timeout_s: float = setting(
         30.0, "after SIGTERM, requests can go on for this time", unit="seconds", between=(0, 3600)
     )

@@ -19,7 +19,6 @@ from typing import Any, TextIO
 
 from common.ids import AttemptId
 
-FORMATS = ("human", "json")
 MAX_MESSAGE_CHARS = 4096
 MAX_FIELD_CHARS = 512
 MAX_TRACEBACK_CHARS = 16384

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from common.ids import AttemptId
-from common.logs import FORMATS, MAX_MESSAGE_CHARS, log_fields, name_node, set_up_logs
+from common.logs import MAX_MESSAGE_CHARS, log_fields, name_node, set_up_logs
+from pdserve.configuration.options import all_options
 
 log = logging.getLogger("pdserve.test")
 
@@ -29,6 +30,8 @@ FORGERIES = [
     "x\u202eforged",
     "x\ud800forged",
 ]
+
+FORMATS = all_options()["log_format"].declared.one_of
 
 
 @pytest.fixture(autouse=True)
