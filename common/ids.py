@@ -9,12 +9,14 @@ from __future__ import annotations
 import secrets
 from typing import NamedTuple
 
+from common.wire_types import Count, Name
+
 
 class Incarnation(NamedTuple):
     """One life of a process. `epoch` rises at each start, handed out by the placement store."""
 
-    node_id: str
-    epoch: int
+    node_id: Name
+    epoch: Count
 
     def __str__(self) -> str:
         return f"{self.node_id}#{self.epoch}"

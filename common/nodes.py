@@ -1,11 +1,19 @@
-"""What the cluster knows of a node: who it is, what it serves, how busy it is."""
+"""What the cluster knows of a node: who it is, what it serves, how busy it is.
+
+`NodeRecord` and `NodeLoad` are the one place that names these facts: `placement.records` encodes
+and decodes them by their fields, for the placement store, the router and the command line.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import Annotated, NamedTuple
 
 from common.ids import Incarnation
+from common.wire_types import Address, Count, Flag, Limits, Name, OptionalAddress, Share, Size, Text
+
+MAX_KV_LINKS = 32
 
 
 class Role(Enum):
@@ -24,34 +32,44 @@ class NodeRecord:
     `control_address` is the gRPC `host:port`, `metrics_address` that of Prometheus metrics over
     HTTP. `fingerprint` is the KV layout's: a prefill and a decode node pair up only when theirs are
     equal. `kv_description` says for people what enters it.
+
+    A field that is added needs a default: nodes of earlier versions do not send it.
     """
 
-    incarnation: Incarnation
+    node_id: Name
+    epoch: Count
     role: Role
-    control_address: str
-    model: str
-    fingerprint: str
-    block_size: int
-    num_blocks: int
-    max_num_seqs: int
-    max_model_len: int
-    metrics_address: str = ""
-    kv_description: str = ""
-    speculative_method: str = "none"
+    control_address: Address
+    model: Name
+    fingerprint: Name
+    block_size: Size
+    num_blocks: Count
+    max_num_seqs: Count
+    max_model_len: Count
+    metrics_address: OptionalAddress = ""
+    kv_description: Text = ""
+    speculative_method: Name = "none"
+
+    @property
+    def incarnation(self) -> Incarnation:
+        """The node in its present life."""
+        return Incarnation(self.node_id, self.epoch)
 
 
-@dataclass(frozen=True, slots=True)
-class KVLink:
+class KVLink(NamedTuple):
     """A decode node that this node hands prompts off to, and the transport that they agreed on.
 
     `num_bytes` of KV were acknowledged by it, counted since the two first met; a pair that was
     forgotten for others begins at 0 again.
+
+    The store holds a link as a list of these four: another field would keep earlier versions from
+    reading the node.
     """
 
-    decode_node_id: str
-    transport: str
-    is_connected: bool
-    num_bytes: int = 0
+    decode: Name
+    transport: Name
+    is_connected: Flag
+    num_bytes: Count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,21 +82,23 @@ class NodeLoad:
 
     `new_token_ratio` is the share of the remaining outputs for which the node keeps blocks back
     now; what follows it counts from the node's start.
+
+    A field that is added needs a default: nodes of earlier versions do not send it.
     """
 
-    free_blocks: int
-    free_seats: int
-    num_running: int
-    num_waiting: int
-    queued_tokens: int
-    is_draining: bool = False
-    new_token_ratio: float = 0.0
-    num_preemptions: int = 0
-    num_recomputed_tokens: int = 0
-    num_drafted: int = 0
-    num_accepted: int = 0
-    num_cached_blocks: int = 0
-    num_reserved_blocks: int = 0
-    num_receiving_blocks: int = 0
-    num_quarantined_blocks: int = 0
-    kv_links: tuple[KVLink, ...] = ()
+    free_blocks: Count
+    free_seats: Count
+    num_running: Count
+    num_waiting: Count
+    queued_tokens: Count
+    is_draining: Flag = False
+    new_token_ratio: Share = 0.0
+    num_preemptions: Count = 0
+    num_recomputed_tokens: Count = 0
+    num_drafted: Count = 0
+    num_accepted: Count = 0
+    num_cached_blocks: Count = 0
+    num_reserved_blocks: Count = 0
+    num_receiving_blocks: Count = 0
+    num_quarantined_blocks: Count = 0
+    kv_links: Annotated[tuple[KVLink, ...], Limits(max_length=MAX_KV_LINKS)] = ()

@@ -59,7 +59,7 @@ class LeaseKeeper:
                 log.warning("the placement store is away, the node goes on without it: %s", error)
             self._is_away = True
         except StaleEpoch:
-            log.error("another process took over as %s", self._record.incarnation.node_id)
+            log.error("another process took over as %s", self._record.node_id)
             raise
         else:
             if self._is_away:

@@ -24,7 +24,8 @@ def node_record(
     """Return the record with which the node registers; the ports are those it listens on."""
     host = advertised_host(config.server.host)
     return NodeRecord(
-        incarnation=incarnation,
+        node_id=incarnation.node_id,
+        epoch=incarnation.epoch,
         role=config.role,
         control_address=host_port(host, port),
         metrics_address=host_port(host, metrics_port),

@@ -27,9 +27,9 @@ class MemoryStore:
 
     async def heartbeat(self, record: NodeRecord, load: NodeLoad, *, lease_s: float) -> None:
         self._expire()
-        node_id, epoch = record.incarnation.node_id, record.incarnation.epoch
+        node_id, epoch = record.node_id, record.epoch
         held = self._nodes.get(node_id)
-        if held is not None and held[0].record.incarnation.epoch > epoch:
+        if held is not None and held[0].record.epoch > epoch:
             raise StaleEpoch(f"{held[0].record.incarnation} holds the lease of {node_id}")
         expires_at_s = self._clock.now_s() + lease_s
         self._nodes[node_id] = (LiveNode(record=record, load=load), expires_at_s)

@@ -1,209 +1,129 @@
 """What the store holds, as JSON, and the checks on the way back.
 
-The store is shared, so its content is a stranger's word: `ValueError` names what is wrong, and the
-caller skips that entry.
+Other processes write the store, of other versions too. A field that is not known here is ignored,
+one that is missing has its default. `ValueError` names what is wrong, and the caller skips that
+entry.
 """
 
 from __future__ import annotations
 
 import json
-import re
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
 
 from common.ids import AttemptId, Incarnation
-from common.nodes import KVLink, NodeLoad, NodeRecord, Role
+from common.nodes import MAX_KV_LINKS, NodeLoad, NodeRecord
+from common.wire_types import MAX_TEXT, Count, Name, Text
 from placement.store import LiveNode, Placement
 
-MAX_TEXT = 512
-MAX_NUMBER = 2**53
 MAX_VALUE_BYTES = 16_384
-MAX_KV_LINKS = 32
-_HOST_AND_PORT = re.compile(r"[!-~]+:([0-9]{1,5})")
+
+
+@dataclass(frozen=True, slots=True)
+class _StoredLoad:
+    """What a lease's value has beside the fields of the record."""
+
+    load: NodeLoad
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _StoredPlacement:
+    router_id: Name
+    request_id: Name
+    attempt: Count
+    decode: Incarnation | None = None
+    prefill: Incarnation | None = None
+    reason: Text
+
+
+_RECORD = TypeAdapter(NodeRecord)
+_LOAD = TypeAdapter(NodeLoad)
+_STORED_LOAD = TypeAdapter(_StoredLoad)
+_STORED_PLACEMENT = TypeAdapter(_StoredPlacement)
+_FIELDS: dict[str, TypeAdapter[Any]] = {
+    name: TypeAdapter(hint)
+    for facts in (NodeRecord, NodeLoad)
+    for name, hint in get_type_hints(facts, include_extras=True).items()
+}
+
+T = TypeVar("T")
+
+
+def facts_json(record: NodeRecord, load: NodeLoad) -> dict[str, Any]:
+    """Return every field of a node's record and load by its name, as JSON has them."""
+    return _json(_RECORD, record) | _json(_LOAD, load)
+
+
+def facts_told(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of `NodeRecord` and `NodeLoad` that a JSON object tells, decoded, by name.
+
+    Fields that are missing or of a wrong type are left out, as a router of another version may
+    tell less.
+    """
+    told = {}
+    for name, adapter in _FIELDS.items():
+        try:
+            told[name] = adapter.validate_python(entry[name])
+        except (KeyError, ValidationError):
+            continue
+    return told
 
 
 def encode_node(node: LiveNode) -> bytes:
-    """A lease's value: the record and its load. `epoch` stands at the top, for the scripts."""
-    record, load = node.record, node.load
-    return _dump(
-        {
-            "epoch": record.incarnation.epoch,
-            "node_id": record.incarnation.node_id,
-            "role": record.role.value,
-            "control_address": record.control_address,
-            "model": record.model,
-            "fingerprint": record.fingerprint,
-            "block_size": record.block_size,
-            "num_blocks": record.num_blocks,
-            "max_num_seqs": record.max_num_seqs,
-            "max_model_len": record.max_model_len,
-            "metrics_address": record.metrics_address,
-            "kv_description": record.kv_description,
-            "speculative_method": record.speculative_method,
-            "load": {
-                "free_blocks": load.free_blocks,
-                "free_seats": load.free_seats,
-                "num_running": load.num_running,
-                "num_waiting": load.num_waiting,
-                "queued_tokens": load.queued_tokens,
-                "is_draining": load.is_draining,
-                "new_token_ratio": load.new_token_ratio,
-                "num_preemptions": load.num_preemptions,
-                "num_recomputed_tokens": load.num_recomputed_tokens,
-                "num_drafted": load.num_drafted,
-                "num_accepted": load.num_accepted,
-                "num_cached_blocks": load.num_cached_blocks,
-                "num_reserved_blocks": load.num_reserved_blocks,
-                "num_receiving_blocks": load.num_receiving_blocks,
-                "num_quarantined_blocks": load.num_quarantined_blocks,
-                "kv_links": [
-                    [link.decode_node_id, link.transport, link.is_connected, link.num_bytes]
-                    for link in load.kv_links[:MAX_KV_LINKS]
-                ],
-            },
-        }
-    )
+    """Return a lease's value: the record and its load. The scripts read `epoch` at the top."""
+    load = replace(node.load, kv_links=node.load.kv_links[:MAX_KV_LINKS])
+    return _dump(_json(_RECORD, node.record) | {"load": _json(_LOAD, load)})
 
 
 def decode_node(value: bytes) -> LiveNode:
-    """Raises `ValueError` for anything that `encode_node` does not write."""
-    entry = _load(value)
-    load = entry.get("load")
-    if not isinstance(load, dict):
-        raise ValueError(f"load is {type(load).__name__}: wanted an object")
-    record = NodeRecord(
-        incarnation=Incarnation(_text(entry, "node_id"), _number(entry, "epoch")),
-        role=Role(_text(entry, "role")),
-        control_address=_address(entry, "control_address"),
-        model=_text(entry, "model"),
-        fingerprint=_text(entry, "fingerprint"),
-        block_size=_number(entry, "block_size", at_least=1),
-        num_blocks=_number(entry, "num_blocks"),
-        max_num_seqs=_number(entry, "max_num_seqs"),
-        max_model_len=_number(entry, "max_model_len"),
-        metrics_address=_address(entry, "metrics_address") if entry.get("metrics_address") else "",
-        kv_description=_text(entry, "kv_description", at_least=0),
-        speculative_method=_text(entry, "speculative_method"),
-    )
-    return LiveNode(
-        record=record,
-        load=NodeLoad(
-            free_blocks=_number(load, "free_blocks"),
-            free_seats=_number(load, "free_seats"),
-            num_running=_number(load, "num_running"),
-            num_waiting=_number(load, "num_waiting"),
-            queued_tokens=_number(load, "queued_tokens"),
-            is_draining=load.get("is_draining") is True,
-            new_token_ratio=_share(load, "new_token_ratio"),
-            num_preemptions=_number(load, "num_preemptions"),
-            num_recomputed_tokens=_number(load, "num_recomputed_tokens"),
-            num_drafted=_number(load, "num_drafted"),
-            num_accepted=_number(load, "num_accepted"),
-            num_cached_blocks=_number(load, "num_cached_blocks"),
-            num_reserved_blocks=_number(load, "num_reserved_blocks"),
-            num_receiving_blocks=_number(load, "num_receiving_blocks"),
-            num_quarantined_blocks=_number(load, "num_quarantined_blocks"),
-            kv_links=_kv_links(load),
-        ),
-    )
+    """Return what `encode_node` wrote. Raises `ValueError` for anything else."""
+    return LiveNode(record=_decoded(_RECORD, value), load=_decoded(_STORED_LOAD, value).load)
 
 
 def encode_placement(placement: Placement) -> bytes:
-    """A placement's value. `router_id` stands at the top, for the scripts."""
+    """Return a placement's value. The scripts read `router_id` at the top."""
+    decode, prefill = placement.decode, placement.prefill
     return _dump(
         {
             "router_id": placement.router_id,
-            "request_id": placement.attempt.request_id,
-            "attempt": placement.attempt.attempt,
-            "decode": _incarnation_value(placement.decode),
-            "prefill": _incarnation_value(placement.prefill),
+            **placement.attempt._asdict(),
+            "decode": None if decode is None else decode._asdict(),
+            "prefill": None if prefill is None else prefill._asdict(),
             "reason": placement.reason[:MAX_TEXT],
         }
     )
 
 
 def decode_placement(value: bytes) -> Placement:
-    """Raises `ValueError` for anything that `encode_placement` does not write."""
-    entry = _load(value)
+    """Return what `encode_placement` wrote. Raises `ValueError` for anything else."""
+    stored = _decoded(_STORED_PLACEMENT, value)
     return Placement(
-        attempt=AttemptId(_text(entry, "request_id"), _number(entry, "attempt")),
-        router_id=_text(entry, "router_id"),
-        decode=_incarnation(entry, "decode"),
-        prefill=_incarnation(entry, "prefill"),
-        reason=_text(entry, "reason", at_least=0),
+        attempt=AttemptId(stored.request_id, stored.attempt),
+        router_id=stored.router_id,
+        decode=stored.decode,
+        prefill=stored.prefill,
+        reason=stored.reason,
     )
 
 
-def _incarnation_value(incarnation: Incarnation | None) -> dict[str, Any] | None:
-    if incarnation is None:
-        return None
-    return {"node_id": incarnation.node_id, "epoch": incarnation.epoch}
-
-
-def _incarnation(entry: dict[str, Any], key: str) -> Incarnation | None:
-    value = entry.get(key)
-    if value is None:
-        return None
-    if not isinstance(value, dict):
-        raise ValueError(f"{key} is {type(value).__name__}: wanted an object or null")
-    return Incarnation(_text(value, "node_id"), _number(value, "epoch"))
-
-
-def _kv_links(load: dict[str, Any]) -> tuple[KVLink, ...]:
-    links = load.get("kv_links")
-    if not isinstance(links, list) or len(links) > MAX_KV_LINKS:
-        raise ValueError(f"kv_links is not a list of at most {MAX_KV_LINKS}")
-    found = []
-    for link in links:
-        if not isinstance(link, list) or len(link) != 4 or not isinstance(link[2], bool):
-            raise ValueError("a link of kv_links is not [decode, transport, is connected, bytes]")
-        parts = {"decode": link[0], "transport": link[1], "bytes": link[3]}
-        names = _text(parts, "decode"), _text(parts, "transport")
-        found.append(KVLink(*names, link[2], _number(parts, "bytes")))
-    return tuple(found)
-
-
-def _text(entry: dict[str, Any], key: str, *, at_least: int = 1) -> str:
-    value = entry.get(key)
-    if not isinstance(value, str) or not at_least <= len(value) <= MAX_TEXT:
-        raise ValueError(f"{key} is not a text of {at_least} to {MAX_TEXT} characters")
-    if not value.isprintable():
-        raise ValueError(f"{key} is {value!a}: wanted printable characters")
-    return value
-
-
-def _address(entry: dict[str, Any], key: str) -> str:
-    value = _text(entry, key)
-    match = _HOST_AND_PORT.fullmatch(value)
-    if match is None or not 1 <= int(match[1]) <= 65_535:
-        raise ValueError(f"{key} is {value!a}: wanted HOST:PORT")
-    return value
-
-
-def _number(entry: dict[str, Any], key: str, *, at_least: int = 0) -> int:
-    value = entry.get(key)
-    if type(value) is not int or not at_least <= value <= MAX_NUMBER:
-        raise ValueError(f"{key} is not a whole number from {at_least} to 2^53")
-    return value
-
-
-def _share(entry: dict[str, Any], key: str) -> float:
-    value = entry.get(key)
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 1:
-        raise ValueError(f"{key} is not a number from 0 to 1")
-    return float(value)
+def _json(adapter: TypeAdapter[T], value: T) -> dict[str, Any]:
+    fields: dict[str, Any] = adapter.dump_python(value, mode="json")
+    return fields
 
 
 def _dump(entry: dict[str, Any]) -> bytes:
     return json.dumps(entry, separators=(",", ":")).encode()
 
 
-def _load(value: bytes) -> dict[str, Any]:
+def _decoded(adapter: TypeAdapter[T], value: bytes) -> T:
     if len(value) > MAX_VALUE_BYTES:
         raise ValueError(f"{len(value)} bytes: wanted at most {MAX_VALUE_BYTES}")
     try:
-        entry = json.loads(value)
-    except (UnicodeDecodeError, RecursionError) as wrong:
-        raise ValueError(f"not JSON: {wrong}") from wrong
-    if not isinstance(entry, dict):
-        raise ValueError(f"a JSON {type(entry).__name__}: wanted an object")
-    return entry
+        return adapter.validate_json(value)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        raise ValueError(f"{where}: {first['msg']}" if where else first["msg"]) from None

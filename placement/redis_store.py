@@ -90,7 +90,7 @@ class RedisStore:
         return int(await self._call(self._next_epoch, keys, [_ms(EPOCH_MEMORY_S)]))
 
     async def heartbeat(self, record: NodeRecord, load: NodeLoad, *, lease_s: float) -> None:
-        node_id, epoch = record.incarnation.node_id, record.incarnation.epoch
+        node_id, epoch = record.node_id, record.epoch
         value = encode_node(LiveNode(record=record, load=load))
         args = [node_id, epoch, value, _ms(lease_s), _ms(max(EPOCH_MEMORY_S, lease_s))]
         holder = int(await self._call(self._heartbeat, self._lease_keys(node_id), args))
@@ -103,8 +103,8 @@ class RedisStore:
 
     async def live_nodes(self) -> list[LiveNode]:
         nodes = await self._read("nodes", "node", decode_node)
-        named = [entry for name, entry in nodes if entry.record.incarnation.node_id == name]
-        return sorted(named, key=lambda node: node.record.incarnation.node_id)
+        named = [entry for name, entry in nodes if entry.record.node_id == name]
+        return sorted(named, key=lambda node: node.record.node_id)
 
     async def record(
         self,

@@ -20,7 +20,7 @@ from typing import Any, cast
 import grpc.aio
 import uvloop
 
-from common.ids import AttemptId, Incarnation
+from common.ids import AttemptId
 from common.nodes import NodeLoad, NodeRecord, Role
 from common.request import FinishReason, RequestOutput
 from placement.redis_store import RedisStore
@@ -231,7 +231,8 @@ class NodeStandIn:
 
 def _record(role: Role, port: int, model: str) -> NodeRecord:
     return NodeRecord(
-        incarnation=Incarnation(role.value, 1),
+        node_id=role.value,
+        epoch=1,
         role=role,
         control_address=f"127.0.0.1:{port}",
         model=model,

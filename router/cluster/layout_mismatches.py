@@ -19,7 +19,7 @@ def unpaired_prefill_nodes(records: Sequence[NodeRecord]) -> list[str]:
     if not decoders:
         return []
     return [
-        f"{record.incarnation.node_id} can hand nothing off: its KV cache "
+        f"{record.node_id} can hand nothing off: its KV cache "
         f"({described(record)}) is not that of {_those_of(decoders)}"
         for record in records
         if record.role is Role.PREFILL and record.fingerprint not in layouts
@@ -35,6 +35,6 @@ def _those_of(decoders: Sequence[NodeRecord]) -> str:
     """One decode node for each layout there is."""
     by_layout = {record.fingerprint: record for record in reversed(decoders)}
     return ", ".join(
-        f"{record.incarnation.node_id} ({described(record)})"
+        f"{record.node_id} ({described(record)})"
         for record in list(by_layout.values())[::-1][:MAX_WARNINGS]
     )

@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 from common.nodes import Role
+from placement.records import facts_json
 from placement.store import Placement
 from router.cluster.layout_mismatches import unpaired_prefill_nodes
 from router.core.policies.query import NodeView
@@ -87,51 +88,19 @@ class DispatcherView:
             },
             "placement_store": "away" if is_store_away else "ok",
             "warnings": self.warnings(),
-            "nodes": [_node(node) for node in dispatcher.pool.nodes()],
+            "nodes": [node_json(node) for node in dispatcher.pool.nodes()],
             "recent_placements": [_placement(p) for p in reversed(dispatcher.recent_placements)],
         }
 
 
-def _node(node: NodeView) -> dict[str, Any]:
-    record, load = node.record, node.load
+def node_json(node: NodeView) -> dict[str, Any]:
+    """Return all facts of a node; `address` and `kv_cache` are earlier names of two of them."""
     return {
-        "node_id": record.incarnation.node_id,
-        "epoch": record.incarnation.epoch,
-        "role": record.role.value,
-        "address": record.control_address,
-        "metrics_address": record.metrics_address,
-        "model": record.model,
-        "fingerprint": record.fingerprint,
-        "kv_cache": record.kv_description,
-        "speculative_method": record.speculative_method,
-        "max_model_len": record.max_model_len,
-        "num_blocks": record.num_blocks,
-        "free_blocks": load.free_blocks,
-        "max_num_seqs": record.max_num_seqs,
-        "free_seats": load.free_seats,
-        "num_running": load.num_running,
-        "num_waiting": load.num_waiting,
-        "queued_tokens": load.queued_tokens,
-        "is_draining": load.is_draining,
+        **facts_json(node.record, node.load),
+        "address": node.record.control_address,
+        "kv_cache": node.record.kv_description,
         "num_requests": node.num_requests,
-        "new_token_ratio": load.new_token_ratio,
-        "num_preemptions": load.num_preemptions,
-        "num_recomputed_tokens": load.num_recomputed_tokens,
-        "num_drafted": load.num_drafted,
-        "num_accepted": load.num_accepted,
-        "num_cached_blocks": load.num_cached_blocks,
-        "num_reserved_blocks": load.num_reserved_blocks,
-        "num_receiving_blocks": load.num_receiving_blocks,
-        "num_quarantined_blocks": load.num_quarantined_blocks,
-        "kv_links": [
-            {
-                "decode": link.decode_node_id,
-                "transport": link.transport,
-                "is_connected": link.is_connected,
-                "num_bytes": link.num_bytes,
-            }
-            for link in load.kv_links
-        ],
+        "kv_links": [link._asdict() for link in node.load.kv_links],
     }
 
 

@@ -71,7 +71,7 @@ class LiveHistory:
         tpot_s = self._edge.tpot.percentiles_s(0.5, 0.99)
         self._edge.end_interval()
         names = [node.incarnation for node in reading.nodes]
-        links = [(n.incarnation, k.decode_node_id) for n in reading.nodes for k in n.load.kv_links]
+        links = [(n.incarnation, k.decode) for n in reading.nodes for k in n.load.kv_links]
         drafted = sum(self._node_rates.rise(("drafted", name)) for name in names)
         accepted = sum(self._node_rates.rise(("accepted", name)) for name in names)
         sample = Sample(
@@ -120,5 +120,5 @@ class LiveHistory:
             counters["drafted", name] = load.num_drafted
             counters["accepted", name] = load.num_accepted
             for link in load.kv_links:
-                counters["kv", name, link.decode_node_id] = link.num_bytes
+                counters["kv", name, link.decode] = link.num_bytes
         self._node_rates.push(counters, now_s)

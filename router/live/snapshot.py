@@ -57,8 +57,8 @@ def _node(node: NodeView, history: LiveHistory) -> dict[str, Any]:
     record, load = node.record, node.load
     waiting = load.num_reserved_blocks + load.num_receiving_blocks + load.num_quarantined_blocks
     return {
-        "node_id": record.incarnation.node_id,
-        "epoch": record.incarnation.epoch,
+        "node_id": record.node_id,
+        "epoch": record.epoch,
         "role": record.role.value,
         "address": record.control_address,
         "is_draining": load.is_draining,
@@ -87,12 +87,9 @@ def _node(node: NodeView, history: LiveHistory) -> dict[str, Any]:
 def _pairs(node: NodeView, history: LiveHistory) -> list[dict[str, Any]]:
     return [
         {
-            "prefill": node.record.incarnation.node_id,
-            "decode": link.decode_node_id,
-            "transport": link.transport,
-            "is_connected": link.is_connected,
-            "num_bytes": link.num_bytes,
-            "bytes_per_s": history.kv_bytes_per_s(node.incarnation, link.decode_node_id),
+            "prefill": node.record.node_id,
+            **link._asdict(),
+            "bytes_per_s": history.kv_bytes_per_s(node.incarnation, link.decode),
         }
         for link in node.load.kv_links
     ]

@@ -13,7 +13,8 @@ from router.live.reading import Reading
 def node(name: Incarnation, role: Role, **load: Any) -> NodeView:
     """A node of 100 blocks and 8 seats, idle but for `load`."""
     record = NodeRecord(
-        incarnation=name,
+        node_id=name.node_id,
+        epoch=name.epoch,
         role=role,
         control_address="127.0.0.1:7001",
         model="tiny",

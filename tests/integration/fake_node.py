@@ -25,7 +25,8 @@ Prefill = Callable[[GenerationRequest, pb.Ticket | None], Awaitable[pb.Reply]]
 
 def record_of(node: Incarnation, role: Role, address: str, max_model_len: int = 1024) -> NodeRecord:
     return NodeRecord(
-        incarnation=node,
+        node_id=node.node_id,
+        epoch=node.epoch,
         role=role,
         control_address=address,
         model="tiny",

@@ -109,7 +109,7 @@ def test_names_from_the_cluster_are_text(edge: ServedEdge, tab: Tab) -> None:
     )
     edge.show(
         reading(
-            node(evil, Role.PREFILL, kv_links=(KVLink(HOSTILE, HOSTILE, True),)),
+            node(evil, Role.PREFILL, kv_links=(KVLink(HOSTILE, HOSTILE, True, 0),)),
             node(evil, Role.DECODE),
             model=HOSTILE,
             router_id=HOSTILE,

@@ -13,6 +13,8 @@ from placement.memory_store import MemoryStore
 from placement.redis_store import RedisStore
 from placement.store import Placement, PlacementStore
 
+LINKS = (KVLink("d1", "shm", True, 1 << 40), KVLink("d2", "zmq", False, 7))
+
 
 class World(Protocol):
     """One cluster's store, as two of its users see it."""
@@ -74,7 +76,8 @@ class RedisWorld:
 
 def record(node_id: str = "decode-0", epoch: int = 1, role: Role = Role.DECODE) -> NodeRecord:
     return NodeRecord(
-        incarnation=Incarnation(node_id, epoch),
+        node_id=node_id,
+        epoch=epoch,
         role=role,
         control_address="127.0.0.1:7001",
         model="tiny",
@@ -89,7 +92,9 @@ def record(node_id: str = "decode-0", epoch: int = 1, role: Role = Role.DECODE) 
     )
 
 
-def load(num_running: int = 0, *, is_draining: bool = False) -> NodeLoad:
+def load(
+    num_running: int = 0, *, is_draining: bool = False, kv_links: tuple[KVLink, ...] = LINKS
+) -> NodeLoad:
     return NodeLoad(
         free_blocks=90,
         free_seats=8 - num_running,
@@ -106,7 +111,7 @@ def load(num_running: int = 0, *, is_draining: bool = False) -> NodeLoad:
         num_reserved_blocks=1,
         num_receiving_blocks=2,
         num_quarantined_blocks=3,
-        kv_links=(KVLink("d1", "shm", True, 1 << 40), KVLink("d2", "zmq", False, 7)),
+        kv_links=kv_links,
     )
 
 

@@ -64,7 +64,8 @@ class World:
 
 def record(epoch: int) -> NodeRecord:
     return NodeRecord(
-        incarnation=Incarnation("decode-0", epoch),
+        node_id="decode-0",
+        epoch=epoch,
         role=Role.DECODE,
         control_address="127.0.0.1:1",
         model="m",

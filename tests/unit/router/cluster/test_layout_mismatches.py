@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from common.ids import Incarnation
 from common.nodes import NodeRecord, Role
 from router.cluster.layout_mismatches import MAX_WARNINGS, unpaired_prefill_nodes
 
@@ -11,7 +10,8 @@ def record(
     name: str, role: Role, fingerprint: str = "f", *, kv: str = "30 layers, without mtp"
 ) -> NodeRecord:
     return NodeRecord(
-        incarnation=Incarnation(name, 1),
+        node_id=name,
+        epoch=1,
         role=role,
         control_address="127.0.0.1:1",
         model="m",

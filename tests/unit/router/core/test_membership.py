@@ -16,7 +16,8 @@ def live(
     node_id: str = "d0", epoch: int = 1, role: Role = Role.DECODE, num_running: int = 0
 ) -> LiveNode:
     record = NodeRecord(
-        incarnation=Incarnation(node_id, epoch),
+        node_id=node_id,
+        epoch=epoch,
         role=role,
         control_address="127.0.0.1:1",
         model="m",

@@ -27,7 +27,8 @@ def node(
     is_draining: bool = False,
 ) -> NodeView:
     record = NodeRecord(
-        incarnation=Incarnation(node_id, 1),
+        node_id=node_id,
+        epoch=1,
         role=role,
         control_address="127.0.0.1:1",
         model="m",
