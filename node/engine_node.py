@@ -65,9 +65,8 @@ class EngineNode:
                     self._config, self._parts, incarnation, model, connector, inbox, leaving
                 )
                 registry = node_registry(path.statistics, path.refusals, connector.statistics)
-                metrics = MetricsServer(
-                    registry, listener, token=keys.metrics_token if keys else ""
-                )
+                token = keys.metrics_token if keys else ""
+                metrics = MetricsServer(registry, listener, token=token)
                 ports = (control.port, listener.getsockname()[1])
                 record = node_record(self._config, model, incarnation, *ports)
                 lease_s = self._config.placement.node_lease_s

@@ -1,4 +1,4 @@
-"""The concrete parts of a node, chosen by `pdserve.roles.engine_role`, and their contracts."""
+"""The concrete parts of a node, chosen in `pdserve.roles.engine_role`, and their contracts."""
 
 from __future__ import annotations
 
