@@ -100,7 +100,7 @@ def _up(parsed: argparse.Namespace, unknown: list[str]) -> int:
 
 
 def _status(parsed: argparse.Namespace, unknown: list[str]) -> int:
-    from pdserve.commands.cluster_view import fetch_cluster
+    from pdserve.commands.cluster_status import fetch_cluster
     from pdserve.commands.status_table import status_table
 
     if unknown:

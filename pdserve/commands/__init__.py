@@ -1,8 +1,8 @@
 """Commands that talk to a running router.
 
-cluster_view   `/v1/cluster` of a router, read and checked
-status_table   `pdserve status`: the cluster as tables
-status_watch   `pdserve status --watch`
-drain_command  `pdserve drain`
-http_client    a small HTTP client, bounded in time and size
+cluster_status  `/v1/cluster` of a router, read and checked
+status_table    `pdserve status`: the cluster as tables
+status_watch    `pdserve status --watch`
+drain_command   `pdserve drain`
+http_client     a small HTTP client, bounded in time and size
 """

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from common.clock import Clock
 from common.errors import PdserveError
-from pdserve.commands.cluster_view import NodeView, fetch_cluster
+from pdserve.commands.cluster_status import Facts, fetch_cluster
 from pdserve.commands.http_client import RouterUnreachable, decoded, opened
 
 PATH = "/v1/cluster/drain"
@@ -80,14 +80,14 @@ def wait_until_gone(
                 f"{leaving.node_id} is still listed after {took_s:.0f} s, "
                 f"{leaving.timeout_s:g} s of which were its own to finish: see its log"
             )
-        said = f"{node.num_running or 0} running, {node.num_waiting or 0} waiting"
+        said = f"{node.get('num_running', 0)} running, {node.get('num_waiting', 0)} waiting"
         if said != last_said:
             print(f"{leaving.node_id}: {said}", file=sys.stderr, flush=True)
             last_said = said
         pause(POLL_S)
 
 
-def _listed(url: str, leaving: LeavingNode, api_key: str) -> NodeView | None:
+def _listed(url: str, leaving: LeavingNode, api_key: str) -> Facts | None:
     nodes = fetch_cluster(url, api_key=api_key).nodes
-    lives = [node for node in nodes if node.node_id == leaving.node_id]
-    return next((node for node in lives if node.epoch == leaving.epoch), None)
+    lives = [node for node in nodes if node["node_id"] == leaving.node_id]
+    return next((node for node in lives if node.get("epoch") == leaving.epoch), None)

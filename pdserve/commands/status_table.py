@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pdserve.commands.cluster_view import ClusterView, LinkView, NodeView
+from common.nodes import KVLink
+from pdserve.commands.cluster_status import ClusterStatus, Facts, role_of
 
 _HEADINGS = (
     "NODE",
@@ -32,11 +33,11 @@ _LEFT_ALIGNED = frozenset(
 )
 
 
-def status_table(cluster: ClusterView) -> str:
+def status_table(cluster: ClusterStatus) -> str:
     """A line for the cluster, two for each node (what it holds, how its scheduling goes), and one
     for each pair of nodes that hands prompts off.
     """
-    models = sorted({node.model for node in cluster.nodes if node.model})
+    models = sorted({node["model"] for node in cluster.nodes if "model" in node})
     count = len(cluster.nodes)
     title = f"{cluster.url}: {count} node{'' if count == 1 else 's'}"
     if models:
@@ -56,28 +57,27 @@ def status_table(cluster: ClusterView) -> str:
     return f"{shown}\nKV transfer:\n{_aligned([_PAIRS, *pairs])}" if pairs else shown
 
 
-def _pairs(nodes: Sequence[NodeView]) -> list[tuple[str, ...]]:
+def _pairs(nodes: Sequence[Facts]) -> list[tuple[str, ...]]:
     """Each prefill node with the decode nodes that can take its KV, and with those it has used.
 
     A decode node that is gone is shown as away for as long as its prefill node remembers it.
     """
-    decoders = {node.node_id: node for node in nodes if node.role == "decode"}
+    decoders = {node["node_id"]: node for node in nodes if role_of(node) == "decode"}
     pairs: list[tuple[str, ...]] = []
     for node in nodes:
-        if node.role != "prefill":
+        if role_of(node) != "prefill":
             continue
-        links = {link.decode: link for link in node.kv_links}
-        fitting = {
-            name for name, other in decoders.items() if other.fingerprint == node.fingerprint
-        }
+        links = {link.decode: link for link in node.get("kv_links", ())}
+        layout = node.get("fingerprint")
+        fitting = {name for name, other in decoders.items() if other.get("fingerprint") == layout}
         for name in sorted(fitting | links.keys()):
             link = links.get(name)
             transport = link.transport if link else "-"
-            pairs.append((node.node_id, name, transport, _link_state(link, name in decoders)))
+            pairs.append((node["node_id"], name, transport, _link_state(link, name in decoders)))
     return pairs
 
 
-def _link_state(link: LinkView | None, is_alive: bool) -> str:
+def _link_state(link: KVLink | None, is_alive: bool) -> str:
     if not is_alive:
         return "away"
     if link is None:
@@ -85,45 +85,42 @@ def _link_state(link: LinkView | None, is_alive: bool) -> str:
     return "connected" if link.is_connected else "idle"
 
 
-def _row(node: NodeView) -> tuple[str, ...]:
+def _row(node: Facts) -> tuple[str, ...]:
     return (
-        node.node_id,
-        node.role,
-        _shown(node.epoch),
-        "draining" if node.is_draining else "ready",
-        _of(node.num_running, node.max_num_seqs),
-        _shown(node.num_waiting),
-        _of(node.free_blocks, node.num_blocks),
-        _shown(node.num_quarantined_blocks),
-        node.address,
+        node["node_id"],
+        role_of(node),
+        _shown(node.get("epoch")),
+        "draining" if node.get("is_draining") else "ready",
+        _of(node.get("num_running"), node.get("max_num_seqs")),
+        _shown(node.get("num_waiting")),
+        _of(node.get("free_blocks"), node.get("num_blocks")),
+        _shown(node.get("num_quarantined_blocks")),
+        node.get("control_address", ""),
     )
 
 
-def _scheduling_row(node: NodeView) -> tuple[str, ...]:
+def _scheduling_row(node: Facts) -> tuple[str, ...]:
     """`KEPT BACK` is the share of the remaining outputs that has blocks set aside now.
 
     A ratio is never 0: that is what a node says whose reservation policy has none. On a prefill
     node no output grows, whatever its ratio.
     """
-    ratio = None if node.role == "prefill" else node.new_token_ratio
+    ratio = None if role_of(node) == "prefill" else node.get("new_token_ratio")
     return (
-        node.node_id,
+        node["node_id"],
         f"{ratio:.0%}" if ratio else "-",
-        _shown(node.num_preemptions),
-        _shown(node.num_recomputed_tokens),
-        node.speculative_method or "-",
+        _shown(node.get("num_preemptions")),
+        _shown(node.get("num_recomputed_tokens")),
+        node.get("speculative_method", "-"),
         _accepted(node),
-        node.metrics_address or "-",
+        node.get("metrics_address") or "-",
     )
 
 
-def _accepted(node: NodeView) -> str:
-    share = (
-        f" ({node.num_accepted / node.num_drafted:.0%})"
-        if (node.num_drafted and node.num_accepted is not None)
-        else ""
-    )
-    return _of(node.num_accepted, node.num_drafted) + share
+def _accepted(node: Facts) -> str:
+    drafted, accepted = node.get("num_drafted"), node.get("num_accepted")
+    share = f" ({accepted / drafted:.0%})" if drafted and accepted is not None else ""
+    return _of(accepted, drafted) + share
 
 
 def _shown(count: int | None) -> str:

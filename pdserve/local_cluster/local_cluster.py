@@ -25,7 +25,7 @@ import pdserve
 from common.clock import Clock, MonotonicClock
 from common.config import Config
 from common.errors import PdserveError
-from pdserve.commands.cluster_view import fetch_cluster
+from pdserve.commands.cluster_status import fetch_cluster
 from pdserve.commands.http_client import RouterRefused, RouterUnreachable, fetch_json
 from pdserve.configuration.config_sources import OTHER_VARIABLES
 from pdserve.configuration.shown_config import config_file_text
@@ -256,7 +256,7 @@ class LocalCluster:
             nodes = fetch_cluster(self.url, api_key=self._api_key).nodes
         except (RouterUnreachable, RouterRefused):
             return set()
-        return {"router", *(node.node_id for node in nodes)} & set(self._children)
+        return {"router", *(node["node_id"] for node in nodes)} & set(self._children)
 
     def _is_router_ready(self) -> bool:
         try:

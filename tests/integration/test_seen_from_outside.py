@@ -10,7 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from common.nodes import Role
-from pdserve.commands.cluster_view import fetch_cluster
+from pdserve.commands.cluster_status import fetch_cluster
 from pdserve.commands.status_table import status_table
 from router.core.ttft_stages import Stage
 from tests.cluster.api import Api, Fields

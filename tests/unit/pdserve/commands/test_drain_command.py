@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from common.clock import ManualClock
-from pdserve.commands import cluster_view
+from pdserve.commands import cluster_status
 from pdserve.commands.drain_command import SPARE_S, DrainFailed, LeavingNode, wait_until_gone
 
 LEAVING = LeavingNode("decode-1", 7, 30.0)
@@ -24,7 +24,7 @@ class Router:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *listings: dict[str, Any]) -> None:
         self.clock = ManualClock()
         self._listings = list(listings)
-        monkeypatch.setattr(cluster_view, "fetch_json", self._fetch)
+        monkeypatch.setattr(cluster_status, "fetch_json", self._fetch)
 
     def _fetch(self, *_: object, **__: object) -> dict[str, Any]:
         return self._listings.pop(0) if len(self._listings) > 1 else self._listings[0]

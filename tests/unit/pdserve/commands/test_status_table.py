@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from pdserve.commands import cluster_view
-from pdserve.commands.cluster_view import fetch_cluster
+from pdserve.commands import cluster_status
+from pdserve.commands.cluster_status import fetch_cluster
 from pdserve.commands.http_client import RouterUnreachable
 from pdserve.commands.status_table import status_table
 
@@ -35,7 +35,9 @@ NODE = {
 
 
 def fetched(reply: Any, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setattr(cluster_view, "fetch_json", lambda *_, **__: json.loads(json.dumps(reply)))
+    monkeypatch.setattr(
+        cluster_status, "fetch_json", lambda *_, **__: json.loads(json.dumps(reply))
+    )
     return status_table(fetch_cluster("http://h:8000/"))
 
 
@@ -76,7 +78,8 @@ def test_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_pairs_and_how_kv_travels_between_them(monkeypatch: pytest.MonkeyPatch) -> None:
     def link(decode: str, transport: str, is_connected: bool) -> dict[str, Any]:
-        return {"decode": decode, "transport": transport, "is_connected": is_connected}
+        told = {"decode": decode, "transport": transport, "is_connected": is_connected}
+        return told | {"num_bytes": 7}
 
     links = [link("d1", "shm", True), link("d2", "zmq", False), link("d-gone", "rdma", False)]
     nodes = [

@@ -1,0 +1,63 @@
+"""A running cluster as its router's `/v1/cluster` tells it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pdserve.commands.http_client import RouterUnreachable, fetch_json
+from placement.records import facts_told
+
+PATH = "/v1/cluster"
+
+Facts = Mapping[str, Any]
+"""What the router told of one node: fields of `NodeRecord` and `NodeLoad` by their names.
+
+`node_id` is always there. A router of another version may tell less: what it did not tell is not
+there, and is shown as a dash.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterStatus:
+    """The router that was asked and the nodes it knows, ordered by role and name."""
+
+    url: str
+    router_id: str
+    is_store_away: bool
+    warnings: tuple[str, ...]
+    nodes: tuple[Facts, ...]
+
+
+def fetch_cluster(url: str, *, api_key: str = "", timeout_s: float = 5.0) -> ClusterStatus:
+    """Ask the router at `url`. Raises `RouterUnreachable` or `RouterRefused`."""
+    url = url.rstrip("/")
+    reply = fetch_json(url, PATH, api_key=api_key, timeout_s=timeout_s)
+    if not isinstance(reply, dict) or not isinstance(reply.get("nodes"), list):
+        raise RouterUnreachable(f"{url}{PATH}: the answer lists no nodes: no pdserve router?")
+    router = reply.get("router")
+    router_id = router.get("router_id") if isinstance(router, dict) else None
+    nodes = [_facts(url, node) for node in reply["nodes"]]
+    warnings = reply.get("warnings")
+    return ClusterStatus(
+        url=url,
+        router_id=str(router_id or ""),
+        is_store_away=reply.get("placement_store") == "away",
+        warnings=tuple(map(str, warnings)) if isinstance(warnings, list) else (),
+        nodes=tuple(sorted(nodes, key=lambda node: (role_of(node), node["node_id"]))),
+    )
+
+
+def role_of(node: Facts) -> str:
+    """Return the role's name; '' where the router did not tell it."""
+    return node["role"].value if "role" in node else ""
+
+
+def _facts(url: str, node: Any) -> Facts:
+    # Earlier routers tell `control_address` only as `address`.
+    is_object = isinstance(node, dict)
+    told = facts_told({"control_address": node.get("address"), **node}) if is_object else {}
+    if "node_id" not in told:
+        raise RouterUnreachable(f"{url}{PATH}: a node has no node_id: no pdserve router?")
+    return told
