@@ -189,11 +189,13 @@ class BusyNode:
         statistics = self.scheduler.statistics()
         assert statistics.num_running == NUM_RUNNING, "somebody ended or was seated"
         assert statistics.num_waiting == self.case.num_waiting, "somebody waiting was seated"
-        assert statistics.num_preemptions == 0, "somebody was preempted"
+        assert statistics.counters.num_preemptions == 0, "somebody was preempted"
         is_full = self.case.max_num_seqs == NUM_RUNNING
-        stopped = statistics.stops["no_seat" if is_full else "reserved"]
+        stopped = statistics.counters.stops["no_seat" if is_full else "reserved"]
         assert stopped >= _WARM_UP_STEPS, "admissions ended for another reason"
-        assert (statistics.num_drafted > 0) == (self.case.method != "none"), "drafts were not tried"
+        assert (statistics.counters.num_drafted > 0) == (self.case.method != "none"), (
+            "drafts were not tried"
+        )
 
 
 def measure(cases: Items[Case], num_steps: int) -> dict[str, dict[str, float]]:

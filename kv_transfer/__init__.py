@@ -30,7 +30,6 @@ KV plane decides nothing; who may write where was decided on the control plane.
       lanes         which lanes and ways to verify there are
       handshake     the states of both sides, as one table
       effects       what the machines ask the shell to do
-      histogram     counts by size
       chunks        pieces gathered into frames; which pieces are done
       sender        the sending machine: link (one decode node), transfer (one handoff)
       receiver      the receiving machine: sessions (who is connected), landing (one handoff),

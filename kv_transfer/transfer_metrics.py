@@ -22,8 +22,8 @@ from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from common.histogram import Histogram, HistogramView
 from kv_transfer.core.effects import Peer
-from kv_transfer.core.histogram import Histogram, HistogramView
 from kv_transfer.core.lanes import ONE_SIDED_LANES
 from kv_transfer.transfer_timing import TransferTiming
 

@@ -1,23 +1,19 @@
-"""A node's KV transfers as Prometheus samples, by transport, made when somebody asks."""
+"""A node's KV transfers as Prometheus samples, by transport, made at each scrape."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    Metric,
-)
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
+from common.histogram import HistogramView
 from common.nodes import KVLink
-from kv_transfer.core.histogram import HistogramView
 from kv_transfer.core.lanes import ONE_SIDED_LANES
 from kv_transfer.statistics import ConnectorStatistics
 from kv_transfer.transfer_metrics import LaneView
+from node.metric_families import counter, counters, counters_by, gauge, gauges, histograms
 
 _HISTOGRAMS: tuple[tuple[str, str, Callable[[LaneView], HistogramView]], ...] = (
     ("kv_transfer_bytes", "KV sent in a committed transfer", lambda lane: lane.sent_bytes),
@@ -48,61 +44,61 @@ _HISTOGRAMS: tuple[tuple[str, str, Callable[[LaneView], HistogramView]], ...] = 
 
 
 class KvCollector(Collector):
-    """Reads what the connector counted, which any thread may do."""
+    """Reads the connector's statistics, on any thread."""
 
     def __init__(self, statistics: Callable[[], ConnectorStatistics]) -> None:
         self._statistics = statistics
 
     def collect(self) -> Iterable[Metric]:
-        """Every sample of the connector."""
+        """Yield every sample of the connector."""
         statistics = self._statistics()
         measured = statistics.measured
         for name, text, histogram in _HISTOGRAMS:
             views = {lane: histogram(view) for lane, view in measured.lanes.items()}
-            yield _histograms(name, text, views)
-        yield _labelled(
+            yield histograms(name, text, "transport", views)
+        yield counters_by(
             "kv_transfers",
             "Transfers that ended on their sender: committed or failed; transport none: before "
             "anything was sent",
             ("transport", "outcome"),
             measured.ended.items(),
         )
-        yield _labelled(
+        yield counters(
             "kv_chunks_sent_again",
             "Chunks sent again after a connection was lost",
-            ("transport",),
-            _by_lane(measured.chunks_sent_again),
+            "transport",
+            measured.chunks_sent_again,
         )
-        yield _labelled(
+        yield counters(
             "kv_reconnects",
             "Connections opened again with transfers under way, by what was lost; transport none: "
             "before one was agreed on",
-            ("transport",),
-            _by_lane(measured.reconnects),
+            "transport",
+            measured.reconnects,
         )
-        yield _labelled(
+        yield counters(
             "kv_checksum_failures",
             "Landings with a bad checksum",
-            ("transport",),
-            _by_lane(statistics.checksum_failures),
+            "transport",
+            statistics.checksum_failures,
         )
-        yield _labelled(
+        yield counters_by(
             "kv_fallbacks",
             "Connections that do without this transport: unusable, write_failed or not_agreed",
             ("transport", "reason"),
             measured.fallbacks.items(),
         )
-        yield _labelled(
+        yield counters(
             "kv_frames_dropped",
             "Messages dropped before they touched memory",
-            ("reason",),
-            [((reason,), count) for reason, count in statistics.frames_dropped.items()],
+            "reason",
+            statistics.frames_dropped,
         )
         yield from _plain(statistics)
 
 
 def kv_links(statistics: ConnectorStatistics) -> tuple[KVLink, ...]:
-    """The decode nodes that this node hands off to, or did lately, latest first."""
+    """Return the decode nodes that this node hands off to, or did lately, latest first."""
     measured, lanes = statistics.measured, statistics.lanes
     return tuple(
         KVLink(node, lane, lanes.get(node) == lane, measured.bytes_to.get(node, 0))
@@ -111,73 +107,29 @@ def kv_links(statistics: ConnectorStatistics) -> tuple[KVLink, ...]:
 
 
 def _plain(statistics: ConnectorStatistics) -> Iterator[Metric]:
-    yield _counter(
+    yield counter(
         "kv_sent_bytes", "KV that left this node, failed transfers included", statistics.bytes_sent
     )
-    yield _counter(
+    yield counter(
         "kv_received_bytes",
         "KV that came to this node, failed landings included",
         statistics.bytes_received,
     )
-    yield _gauge("kv_open_transfers", "Transfers under way", statistics.transfers_open)
-    yield _gauge("kv_open_landings", "Landings that may be written", statistics.landings_open)
-    yield _gauge("kv_senders", "Prefill nodes connected to this node", statistics.sessions_open)
+    yield gauge("kv_open_transfers", "Transfers under way", statistics.transfers_open)
+    yield gauge("kv_open_landings", "Landings that may be written", statistics.landings_open)
+    yield gauge("kv_senders", "Prefill nodes connected to this node", statistics.sessions_open)
     lanes = statistics.measured.lanes
     quarantined = dict.fromkeys(ONE_SIDED_LANES, statistics.blocks_quarantined)
-    yield _gauges(
+    yield gauges(
         "kv_quarantined_blocks",
         "Blocks kept because a sender that failed may still write them",
+        "transport",
         {lane: quarantined.get(lane, 0) for lane in lanes},
     )
     num_pairs = Counter(statistics.lanes.values())
-    yield _gauges(
+    yield gauges(
         "kv_pairs",
         "Decode nodes that this node is connected to, by transport",
+        "transport",
         {lane: num_pairs[lane] for lane in lanes},
     )
-
-
-def _histograms(name: str, text: str, views: Mapping[str, HistogramView]) -> Metric:
-    family = HistogramMetricFamily(f"pdserve_{name}", text, labels=["transport"])
-    for lane, view in sorted(views.items()):
-        buckets, below = [], 0
-        for bound, count in zip((*view.bounds, float("inf")), view.counts, strict=True):
-            below += count
-            buckets.append((_number(bound), below))
-        family.add_metric([lane], buckets, view.total)
-    return family
-
-
-def _number(bound: float) -> str:
-    return "+Inf" if bound == float("inf") else str(bound)
-
-
-def _labelled(
-    name: str,
-    text: str,
-    labels: tuple[str, ...],
-    values: Iterable[tuple[tuple[str, ...], int]],
-) -> Metric:
-    family = CounterMetricFamily(f"pdserve_{name}", text, labels=labels)
-    for key, value in sorted(values):
-        family.add_metric(key, value)
-    return family
-
-
-def _by_lane(counts: Mapping[str, int]) -> list[tuple[tuple[str, ...], int]]:
-    return [((lane,), count) for lane, count in counts.items()]
-
-
-def _gauges(name: str, text: str, values: Mapping[str, float]) -> Metric:
-    family = GaugeMetricFamily(f"pdserve_{name}", text, labels=["transport"])
-    for lane, value in values.items():
-        family.add_metric([lane], value)
-    return family
-
-
-def _counter(name: str, text: str, value: float) -> Metric:
-    return CounterMetricFamily(f"pdserve_{name}", text, value=value)
-
-
-def _gauge(name: str, text: str, value: float) -> Metric:
-    return GaugeMetricFamily(f"pdserve_{name}", text, value=value)

@@ -359,22 +359,23 @@ class NodeFlow(ABC):
         )
 
     def _current_load(self) -> NodeLoad:
-        scheduler, counted = self.scheduler, self.statistics.scheduler
+        scheduler, seen = self.scheduler, self.statistics.scheduler
+        counted = seen.counters
         return NodeLoad(
             free_blocks=scheduler.pool.num_available,
             free_seats=max(scheduler.num_free_seats, 0),
             num_running=len(scheduler.running) + len(scheduler.receiving),
             num_waiting=len(scheduler.waiting),
             queued_tokens=scheduler.num_queued_tokens,
-            new_token_ratio=counted.new_token_ratio,
+            new_token_ratio=seen.new_token_ratio,
             num_preemptions=counted.num_preemptions,
             num_recomputed_tokens=counted.num_recomputed_tokens,
             num_drafted=counted.num_drafted,
             num_accepted=counted.num_accepted,
-            num_cached_blocks=counted.blocks.cached,
-            num_reserved_blocks=counted.blocks.reserved,
-            num_receiving_blocks=counted.blocks.receiving,
-            num_quarantined_blocks=counted.blocks.quarantined,
+            num_cached_blocks=seen.blocks.cached,
+            num_reserved_blocks=seen.blocks.reserved,
+            num_receiving_blocks=seen.blocks.receiving,
+            num_quarantined_blocks=seen.blocks.quarantined,
             is_draining=self.is_draining,
         )
 

@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 
 from common.clock import MonotonicClock
 from engine.core.block_pool import BlockCounts
-from engine.core.statistics import StepCounters
+from engine.core.statistics import SchedulerStatistics, StepCounters
 from kv_transfer.statistics import ConnectorStatistics
 from kv_transfer.transfer_metrics import TransferMetrics
 from node.kv_metrics import KvCollector
@@ -106,13 +106,15 @@ def _table(metrics: list[DescribedMetric]) -> str:
 
 
 def _node_statistics() -> NodeStatistics:
-    scheduler = StepCounters().statistics(
+    scheduler = SchedulerStatistics(
+        counters=StepCounters(),
         method="none",
         blocks=BlockCounts(free=0, cached=0, running=0, reserved=0, receiving=0, quarantined=0),
         num_host_blocks_used=0,
         new_token_ratio=0.0,
         num_running=0,
         num_waiting=0,
+        highest_num_passed=0,
         max_num_batched_tokens=1,
     )
     return NodeStatistics(scheduler=scheduler, num_transfers=0)

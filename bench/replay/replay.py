@@ -140,8 +140,8 @@ class Replay:
         self._scheduler.check()
         statistics = self._scheduler.statistics()
         result = self._result
-        result.num_preemptions = statistics.num_preemptions
-        result.num_recomputed_tokens = statistics.num_recomputed_tokens
+        result.num_preemptions = statistics.counters.num_preemptions
+        result.num_recomputed_tokens = statistics.counters.num_recomputed_tokens
         result.completion_s = self._now_s
         return result
 
@@ -201,7 +201,7 @@ class Replay:
                 use,
                 statistics.num_running,
                 statistics.num_waiting,
-                statistics.num_preemptions,
+                statistics.counters.num_preemptions,
                 statistics.new_token_ratio,
             )
         )

@@ -68,6 +68,7 @@ class Scheduler:
         self._config = config
         self._speculation = speculation
         self._counters = StepCounters()
+        self._highest_num_passed = 0
         self._prefixes = PrefixIndex(
             self.pool,
             block_size=limits.block_size,
@@ -103,13 +104,15 @@ class Scheduler:
 
     def statistics(self) -> SchedulerStatistics:
         """Everything that can be seen from outside."""
-        return self._counters.statistics(
+        return SchedulerStatistics(
+            counters=self._counters.copy(),
             method="none" if self._speculation is None else self._speculation.method,
             blocks=self.pool.counts(),
             num_host_blocks_used=self.host_pool.num_used,
             new_token_ratio=self.reservation.ratio,
             num_running=len(self.running) + len(self.receiving),
             num_waiting=len(self.waiting),
+            highest_num_passed=self._highest_num_passed if self.waiting else 0,
             max_num_batched_tokens=self.limits.max_num_batched_tokens,
         )
 
@@ -333,7 +336,7 @@ class Scheduler:
         ):
             sequence.num_bypassed += plan.bypassed.get(sequence.sequence_id, 0)
             highest = max(highest, sequence.num_bypassed)
-        self._counters.highest_num_passed = highest
+        self._highest_num_passed = highest
 
     def _adapt_reservation(self, plan: StepPlan) -> None:
         if plan.preempted:

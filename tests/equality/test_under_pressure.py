@@ -104,7 +104,7 @@ def undisturbed(
             speculation=SpeculationConfig(),
         )
         answers += answer_together(node, [request])
-        assert node.scheduler.statistics().num_preemptions == 0
+        assert node.scheduler.statistics().counters.num_preemptions == 0
     return answers
 
 
@@ -129,9 +129,9 @@ def pressed(combination: Combination) -> tuple[SchedulingConfig, SpeculationConf
 def check_pressure(node: Node, combination: Combination) -> None:
     """The run was what it is meant to be: preempted, swapped, speculated."""
     statistics = node.scheduler.statistics()
-    assert statistics.num_preemptions > 0, "the pool was large enough: nothing was shown"
-    assert (statistics.num_swapped_out > 0) == (combination[2] == "swap")
-    assert (statistics.num_drafted > 0) == (combination[3] != "none")
+    assert statistics.counters.num_preemptions > 0, "the pool was large enough: nothing was shown"
+    assert (statistics.counters.num_swapped_out > 0) == (combination[2] == "swap")
+    assert (statistics.counters.num_drafted > 0) == (combination[3] != "none")
 
 
 def test_one_node(

@@ -272,10 +272,10 @@ def test_without_faults_every_random_order_ends_in_the_right_answer() -> None:
         outcomes += storm.world.outcomes()
         statistics = storm.world.d.scheduler.statistics()
         happened += Counter(
-            accepted=statistics.num_accepted,
-            recomputed=statistics.num_recomputed_tokens,
-            swapped=statistics.num_swapped_out,
-            **statistics.preemptions,
+            accepted=statistics.counters.num_accepted,
+            recomputed=statistics.counters.num_recomputed_tokens,
+            swapped=statistics.counters.num_swapped_out,
+            **statistics.counters.preemptions,
         )
     refused = outcomes.pop("refused: overloaded", 0)
     # Requests of 24 tokens and more do not fit the smallest nodes.

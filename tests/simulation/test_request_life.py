@@ -186,7 +186,7 @@ def test_a_decode_node_that_preempts_answers_right() -> None:
     world = World(decode=NodeSize(num_blocks=10, seats=4), prefill=NodeSize(num_blocks=40))
     asked = [world.ask(9, seed=i, max_tokens=16, ignore_eos=True, may_wait=True) for i in range(4)]
     finish(world, *asked)
-    assert world.d.scheduler.statistics().num_preemptions > 0
+    assert world.d.scheduler.statistics().counters.num_preemptions > 0
 
 
 @pytest.mark.parametrize("length", LENGTHS)

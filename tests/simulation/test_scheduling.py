@@ -51,11 +51,11 @@ def test_a_pool_too_small_changes_no_answer(
     asked = [ask(world, 5 + i, seed=i, priority=i % 3) for i in range(5)]
     assert_finished(world, *asked)
     statistics = world.d.scheduler.statistics()
-    assert statistics.preemptions["blocks"] > 0
-    assert (statistics.num_swapped_out > 0) is (mode == "swap")
+    assert statistics.counters.preemptions["blocks"] > 0
+    assert (statistics.counters.num_swapped_out > 0) is (mode == "swap")
     if mode == "recompute":
-        assert statistics.num_recomputed_tokens > 0
-    assert world.d.flow.load.num_preemptions == statistics.num_preemptions
+        assert statistics.counters.num_recomputed_tokens > 0
+    assert world.d.flow.load.num_preemptions == statistics.counters.num_preemptions
 
 
 def test_a_more_important_request_takes_the_seat_of_a_decoding_one() -> None:
@@ -67,7 +67,7 @@ def test_a_more_important_request_takes_the_seat_of_a_decoding_one() -> None:
     world.step_until(lambda: high.is_done)
     assert high.outcomes == ["finished"]
     assert not any(a.is_done for a in low)
-    assert world.d.scheduler.statistics().preemptions["priority"] == 1
+    assert world.d.scheduler.statistics().counters.preemptions["priority"] == 1
     assert_finished(world, high, *low)
 
 
@@ -78,7 +78,7 @@ def test_without_priority_scheduling_a_priority_changes_nothing() -> None:
     high = ask(world, seed=9, max_tokens=4, priority=5)
     world.step_until(lambda: any(a.is_done for a in low))
     assert not high.tokens
-    assert world.d.scheduler.statistics().num_preemptions == 0
+    assert world.d.scheduler.statistics().counters.num_preemptions == 0
     assert_finished(world, high, *low)
 
 
@@ -160,7 +160,7 @@ def test_a_node_that_comes_to_rest_leaves_the_last_numbers() -> None:
         shown = node.flow.statistics
         assert shown.scheduler == node.scheduler.statistics()
         assert (shown.scheduler.num_running, shown.num_transfers) == (0, 0)
-        assert shown.scheduler.num_steps == node.num_steps > 0
+        assert shown.scheduler.counters.num_steps == node.num_steps > 0
 
 
 def test_the_load_is_known_without_a_look_at_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -157,7 +157,7 @@ def test_looked_up_drafts_on_a_mixed_node(method: str) -> None:
     assert_finished(world, *asked)
     statistics = world.d.scheduler.statistics()
     assert statistics.method == method
-    assert statistics.num_steps > 0
+    assert statistics.counters.num_steps > 0
 
 
 @pytest.mark.parametrize("max_tokens", [1, 2, 3, 4, 5])

@@ -116,7 +116,7 @@ def test_such_pools_do_preempt() -> None:
     )
     run = Run(engine, [Arrival(0, family, 8, 12, 1) for family in range(4)])
     check_answers(run, run.to_the_end())
-    assert engine.scheduler.statistics().num_preemptions >= 2
+    assert engine.scheduler.statistics().counters.num_preemptions >= 2
 
 
 @pytest.mark.parametrize("caching", [True, False])

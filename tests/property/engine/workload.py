@@ -139,7 +139,7 @@ class Run:
         num_tokens = sum(len(scheduled.token_ids) for scheduled in step.batch)
         assert num_tokens <= limits.max_num_batched_tokens, "the budget is exceeded"
         assert len(step.batch) == len({s.sequence_id for s in step.batch})
-        assert num_tokens == scheduler.statistics().last_step_tokens
+        assert num_tokens == scheduler.statistics().counters.last_step_tokens
         for scheduled, sequence in zip(step.batch, step.sequences, strict=True):
             assert scheduled.num_drafts <= limits.num_speculative_tokens
             assert scheduled.num_drafts < max(sequence.max_new_tokens - sequence.num_output, 1)

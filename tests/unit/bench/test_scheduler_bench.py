@@ -22,7 +22,7 @@ def test_every_step_decodes_all_and_seats_nobody(case: Case) -> None:
         spans = node.step()
         assert min(spans.plan_s, spans.plan_cpu_s, spans.apply_s) > 0
     node.check()
-    assert node.scheduler.statistics().last_step_tokens >= NUM_RUNNING
+    assert node.scheduler.statistics().counters.last_step_tokens >= NUM_RUNNING
 
 
 def test_a_case_that_is_not_what_it_says_is_not_reported() -> None:

@@ -189,7 +189,7 @@ class Engine:
     @property
     def num_preemptions(self) -> int:
         """Preemptions so far."""
-        return self.scheduler.statistics().num_preemptions
+        return self.scheduler.statistics().counters.num_preemptions
 
     def land(self, sequence: Sequence) -> StepOutput:
         """Write the prompt's KV into a receiving sequence's blocks as another node would."""

@@ -69,7 +69,7 @@ def test_a_victim_of_priority_answers_as_if_nothing_had_happened() -> None:
     engine.run()
     check_answers(engine, *low, high)
     statistics = engine.scheduler.statistics()
-    assert statistics.preemptions == {"blocks": 0, "priority": 1}
+    assert statistics.counters.preemptions == {"blocks": 0, "priority": 1}
     check_idle(engine.scheduler)
 
 
@@ -145,7 +145,7 @@ def test_s37_a_victim_is_not_admitted_just_to_be_preempted_again(settings: dict[
     assert max(preempted.values(), default=0) <= 4, preempted
     # Nobody pays for the whole answer twice over: what is lost is a small part of the work.
     statistics = engine.scheduler.statistics()
-    assert statistics.num_recomputed_tokens <= 2 * 8 * 49
+    assert statistics.counters.num_recomputed_tokens <= 2 * 8 * 49
 
 
 def test_b29_without_headroom_victims_come_and_go_and_all_answers_are_right() -> None:
@@ -193,7 +193,7 @@ def test_s38_s13_a_lone_decode_waits_until_a_transfer_ends_and_admissions_with_i
         step = engine.plan()
         assert (step.batch, step.starved, step.num_preempted) == ([], [], 0)
         assert not step.made_progress
-    assert engine.scheduler.statistics().stops["no_victim"] == 3
+    assert engine.scheduler.statistics().counters.stops["no_victim"] == 3
     assert status_of(late) is SequenceStatus.WAITING
     engine.scheduler.release(exported)
     engine.run()

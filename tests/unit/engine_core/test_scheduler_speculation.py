@@ -148,7 +148,7 @@ def test_drafts_behind_a_stop_are_not_counted_as_accepted() -> None:
     engine.run()
     assert sequence.num_drafted == 6
     assert sequence.num_accepted_drafts == 3
-    assert engine.scheduler.statistics().num_accepted == 3
+    assert engine.scheduler.statistics().counters.num_accepted == 3
 
 
 def test_e15_s08_c30_landed_sequences_are_charged_their_drafts_at_once() -> None:
@@ -164,8 +164,8 @@ def test_e15_s08_c30_landed_sequences_are_charged_their_drafts_at_once() -> None
     step = engine.plan()
     statistics = engine.scheduler.statistics()
     assert len(step.batch) * 1 == 50, "the upstream charge"
-    assert statistics.last_step_tokens == 100
-    assert (statistics.num_decode_tokens, statistics.num_draft_tokens) == (50, 50)
+    assert statistics.counters.last_step_tokens == 100
+    assert (statistics.counters.num_decode_tokens, statistics.counters.num_draft_tokens) == (50, 50)
     assert list(engine.scheduler.waiting) == [late]
 
 

@@ -18,7 +18,11 @@ def seen(engine: Engine) -> SchedulerStatistics:
 
 def test_a_new_scheduler_has_done_nothing() -> None:
     statistics = seen(Engine(num_blocks=7, budget=33))
-    assert (statistics.num_steps, statistics.last_step_tokens, statistics.num_preemptions) == (
+    assert (
+        statistics.counters.num_steps,
+        statistics.counters.last_step_tokens,
+        statistics.counters.num_preemptions,
+    ) == (
         0,
         0,
         0,
@@ -26,9 +30,9 @@ def test_a_new_scheduler_has_done_nothing() -> None:
     assert (statistics.max_num_batched_tokens, statistics.method) == (33, "none")
     assert statistics.new_token_ratio == 0.7
     assert (statistics.blocks.free, statistics.blocks.available) == (7, 7)
-    assert set(statistics.stops) == {rule.value for rule in StopRule}
-    assert set(statistics.preemptions) == {"blocks", "priority"}
-    assert statistics.acceptance_length == 0.0
+    assert set(statistics.counters.stops) == {rule.value for rule in StopRule}
+    assert set(statistics.counters.preemptions) == {"blocks", "priority"}
+    assert statistics.counters.acceptance_length == 0.0
 
 
 @pytest.mark.parametrize("method", ["none", "mtp"])
@@ -48,23 +52,23 @@ def test_s58_planned_tokens_add_up_by_kind(method: str) -> None:
             rest = len(scheduled.token_ids) - scheduled.num_drafts
             kinds["decode" if is_decode else "chunk"] += rest
         statistics = seen(engine)
-        assert statistics.last_step_tokens == sum(len(s.token_ids) for s in step.batch)
-        assert statistics.num_steps == number
-        assert sum(statistics.stops.values()) == number
+        assert statistics.counters.last_step_tokens == sum(len(s.token_ids) for s in step.batch)
+        assert statistics.counters.num_steps == number
+        assert sum(statistics.counters.stops.values()) == number
         engine.apply(step)
     statistics = seen(engine)
-    assert statistics.num_decode_tokens == kinds["decode"]
-    assert statistics.num_draft_tokens == kinds["draft"]
-    assert statistics.num_chunk_tokens == kinds["chunk"]
+    assert statistics.counters.num_decode_tokens == kinds["decode"]
+    assert statistics.counters.num_draft_tokens == kinds["draft"]
+    assert statistics.counters.num_chunk_tokens == kinds["chunk"]
     assert (kinds["draft"] > 0) is (method == "mtp")
-    assert statistics.num_drafted == kinds["draft"]
+    assert statistics.counters.num_drafted == kinds["draft"]
     assert engine.num_preemptions > 0
 
 
 def test_an_empty_plan_is_no_step() -> None:
     engine = Engine()
     engine.plan()
-    assert (seen(engine).num_steps, seen(engine).stops["nothing_waits"]) == (0, 1)
+    assert (seen(engine).counters.num_steps, seen(engine).counters.stops["nothing_waits"]) == (0, 1)
 
 
 def test_s58_preemptions_are_counted_by_reason() -> None:
@@ -74,10 +78,10 @@ def test_s58_preemptions_are_counted_by_reason() -> None:
     engine.step()
     engine.add(make_request(2, seed=3, max_tokens=2, priority=1))
     engine.step()
-    assert seen(engine).preemptions == {"blocks": 0, "priority": 1}
+    assert seen(engine).counters.preemptions == {"blocks": 0, "priority": 1}
     engine.run()
-    assert seen(engine).preemptions["blocks"] >= 1
-    assert seen(engine).num_preemptions == sum(seen(engine).preemptions.values())
+    assert seen(engine).counters.preemptions["blocks"] >= 1
+    assert seen(engine).counters.num_preemptions == sum(seen(engine).counters.preemptions.values())
 
 
 def test_recomputed_tokens_are_those_that_had_been_computed() -> None:
@@ -89,7 +93,7 @@ def test_recomputed_tokens_are_those_that_had_been_computed() -> None:
     computed = sum(len(s.token_ids) for batch in engine.runner.batches for s in batch)
     needed = sum(s.num_prompt + 12 - 1 for s in sequences)
     assert computed > needed
-    assert seen(engine).num_recomputed_tokens == computed - needed
+    assert seen(engine).counters.num_recomputed_tokens == computed - needed
 
 
 def test_recomputed_tokens_do_not_count_what_the_cache_still_holds() -> None:
@@ -103,7 +107,7 @@ def test_recomputed_tokens_do_not_count_what_the_cache_still_holds() -> None:
     found = engine.scheduler.num_cached_tokens(sequences[1])
     assert 0 < found < lost or found == lost
     engine.step()
-    assert seen(engine).num_recomputed_tokens == lost - found
+    assert seen(engine).counters.num_recomputed_tokens == lost - found
 
 
 STOPPED: dict[str, dict[str, Any]] = {
@@ -122,7 +126,9 @@ def test_s58_the_rule_that_stopped_a_plan_is_counted(rule: str) -> None:
     engine.add(make_request(8, seed=1, max_tokens=4))
     engine.add(make_request(4, seed=2, max_tokens=4))
     engine.plan()
-    assert {name: count for name, count in seen(engine).stops.items() if count} == {rule: 1}
+    assert {name: count for name, count in seen(engine).counters.stops.items() if count} == {
+        rule: 1
+    }
 
 
 def test_s58_what_is_kept_back_and_how_often_the_head_was_passed() -> None:
@@ -134,7 +140,7 @@ def test_s58_what_is_kept_back_and_how_often_the_head_was_passed() -> None:
     engine.step()
     assert (head.num_bypassed, seen(engine).highest_num_passed) == (1, 1)
     # In the end 21 tokens are 6 blocks; the small one's 4 fit into its own.
-    assert seen(engine).num_growth_blocks == 6 - len(first.block_table) == 3
+    assert seen(engine).counters.num_growth_blocks == 6 - len(first.block_table) == 3
     engine.scheduler.finish(head)
     assert seen(engine).highest_num_passed == 0
 
@@ -166,11 +172,11 @@ def test_acceptance_length_is_one_and_the_accepted_drafts_of_a_verifying_step() 
     engine.run()
     statistics = seen(engine)
     assert statistics.method == "mtp"
-    assert statistics.num_speculative_steps > 0
-    assert statistics.acceptance_length == pytest.approx(
-        1 + statistics.num_accepted / statistics.num_speculative_steps
+    assert statistics.counters.num_speculative_steps > 0
+    assert statistics.counters.acceptance_length == pytest.approx(
+        1 + statistics.counters.num_accepted / statistics.counters.num_speculative_steps
     )
     outputs = [len(o) for o in engine.outputs.values()]
     assert outputs == [40]
     # Each token came as an accepted draft or as the model's own, one per step.
-    assert statistics.num_accepted == 40 - len(engine.runner.batches)
+    assert statistics.counters.num_accepted == 40 - len(engine.runner.batches)

@@ -60,7 +60,10 @@ def test_s39_kv_comes_back_from_host_memory_and_nothing_is_computed_twice() -> N
     check_answers(engine, old, young)
     check_idle(engine.scheduler)
     statistics = engine.scheduler.statistics()
-    assert (statistics.num_swapped_out, statistics.num_recomputed_tokens) == (3, 0)
+    assert (statistics.counters.num_swapped_out, statistics.counters.num_recomputed_tokens) == (
+        3,
+        0,
+    )
     assert computed_tokens(engine, young) == 8 + 12 - 1
 
 
@@ -87,7 +90,10 @@ def test_s39_without_room_in_host_memory_it_is_recomputed() -> None:
     check_answers(engine, old, young)
     check_idle(engine.scheduler)
     statistics = engine.scheduler.statistics()
-    assert (statistics.num_swapped_out, statistics.num_recomputed_tokens) == (0, 12)
+    assert (statistics.counters.num_swapped_out, statistics.counters.num_recomputed_tokens) == (
+        0,
+        12,
+    )
 
 
 def test_recompute_uses_no_host_memory_even_if_there_is_some() -> None:
@@ -96,7 +102,7 @@ def test_recompute_uses_no_host_memory_even_if_there_is_some() -> None:
     assert young.host_block_ids == []
     engine.run()
     check_answers(engine, old, young)
-    assert engine.scheduler.statistics().num_swapped_out == 0
+    assert engine.scheduler.statistics().counters.num_swapped_out == 0
 
 
 @pytest.mark.parametrize("num_host_blocks", [8, 2])
@@ -126,7 +132,7 @@ def test_s39_blocks_that_the_prefix_cache_still_holds_are_not_copied_back() -> N
     engine.apply(step)
     engine.run()
     check_answers(engine, young)
-    assert engine.scheduler.statistics().num_recomputed_tokens == 0
+    assert engine.scheduler.statistics().counters.num_recomputed_tokens == 0
 
 
 def test_what_was_copied_back_is_found_by_others() -> None:
@@ -164,4 +170,4 @@ def test_swapping_with_drafts_gives_the_same_answers() -> None:
     engine.run()
     check_answers(engine, *sequences)
     check_idle(engine.scheduler)
-    assert engine.scheduler.statistics().num_swapped_out > 0
+    assert engine.scheduler.statistics().counters.num_swapped_out > 0

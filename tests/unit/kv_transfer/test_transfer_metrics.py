@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from common.histogram import Histogram, HistogramView
 from common.ids import Incarnation
 from kv_transfer.core.effects import Peer
-from kv_transfer.core.histogram import Histogram, HistogramView
 from kv_transfer.transfer_metrics import MAX_REMEMBERED_PEERS, TransferMetrics
 
 D1, D2 = (Peer(f"tcp://h:{n}", Incarnation(f"d{n}", 1)) for n in (1, 2))

@@ -16,7 +16,7 @@ from common.errors import ConfigError
 from common.nodes import Role
 from engine.core.block_pool import BlockCounts
 from engine.core.plan import DrawnTokens, OnLayer, ScheduledSequence
-from engine.core.statistics import SchedulerStatistics
+from engine.core.statistics import SchedulerStatistics, StepCounters
 from node.messages import NodeStatistics
 from node.metrics import NodeCollector
 from tests.fakes.hash_runner import expected_tokens
@@ -26,27 +26,29 @@ from tests.unit.node.running_node import WAIT_S, node_config, running_node
 STATISTICS = NodeStatistics(
     num_transfers=40,
     scheduler=SchedulerStatistics(
+        counters=StepCounters(
+            num_growth_blocks=7,
+            last_step_tokens=50,
+            num_steps=13,
+            num_decode_tokens=14,
+            num_draft_tokens=15,
+            num_chunk_tokens=16,
+            num_recomputed_tokens=17,
+            num_swapped_out=18,
+            num_drafted=19,
+            num_accepted=12,
+            num_speculative_steps=8,
+            preemptions={"blocks": 20, "priority": 21},
+            stops={"barrier": 22, "nothing_waits": 23},
+        ),
         method="suffix",
         blocks=BlockCounts(free=1, cached=2, running=3, reserved=4, receiving=5, quarantined=24),
         num_host_blocks_used=6,
-        num_growth_blocks=7,
         new_token_ratio=0.75,
         num_running=8,
         num_waiting=9,
         highest_num_passed=10,
         max_num_batched_tokens=200,
-        last_step_tokens=50,
-        num_steps=13,
-        num_decode_tokens=14,
-        num_draft_tokens=15,
-        num_chunk_tokens=16,
-        num_recomputed_tokens=17,
-        num_swapped_out=18,
-        num_drafted=19,
-        num_accepted=12,
-        num_speculative_steps=8,
-        preemptions={"blocks": 20, "priority": 21},
-        stops={"barrier": 22, "nothing_waits": 23},
     ),
 )
 

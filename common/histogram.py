@@ -1,4 +1,4 @@
-"""Counts by size, cheap enough to keep for every transfer. One thread writes, any may read."""
+"""Counts of values by size, cheap enough for every token. One thread writes, any may read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from itertools import pairwise
 
 @dataclass(frozen=True, slots=True)
 class HistogramView:
-    """`counts[i]` values were at most `bounds[i]` and above the bound before; the last count has no
+    """A histogram at one moment.
+
+    `counts[i]` values were at most `bounds[i]` and above the bound before; the last count has no
     bound. `total` is the sum of all values.
     """
 
@@ -24,9 +26,12 @@ class HistogramView:
 
 
 class Histogram:
-    """`bounds` are upper bounds, inclusive and rising."""
+    """Counts values by upper bounds, which are inclusive and rise."""
+
+    __slots__ = ("_bounds", "_counts", "_total")
 
     def __init__(self, bounds: Sequence[float]) -> None:
+        """Raises `ValueError` unless there is at least one bound and the bounds rise."""
         self._bounds = tuple(bounds)
         if not self._bounds or any(b <= a for a, b in pairwise(self._bounds)):
             raise ValueError(f"bounds are {self._bounds}: wanted at least one, rising")
@@ -39,5 +44,5 @@ class Histogram:
         self._total += value
 
     def view(self) -> HistogramView:
-        """What was observed so far."""
+        """Return the counts so far."""
         return HistogramView(self._bounds, tuple(self._counts), self._total)
