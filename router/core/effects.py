@@ -63,13 +63,6 @@ class LegClosed:
 
 
 @dataclass(frozen=True, slots=True)
-class EmitTokens:
-    """The next tokens for the client."""
-
-    chunk: TokenChunk
-
-
-@dataclass(frozen=True, slots=True)
 class PlaceRecord:
     """The attempt runs here now, and why; a later record of the same attempt replaces it."""
 
@@ -101,12 +94,12 @@ class Fail:
 
 
 Effect = (
-    Choose
+    TokenChunk  # the next tokens for the client
+    | Choose
     | SendReserve
     | SendPrefill
     | SendAbort
     | LegClosed
-    | EmitTokens
     | PlaceRecord
     | Unplace
     | Finish

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol
 
@@ -41,10 +41,6 @@ new_chunk: Callable[[tuple[object, ...]], TokenChunk] = partial(tuple.__new__, T
 """A chunk from all of its fields in order, in a third of the time: there is one for each token."""
 
 
-TakeChunks = Callable[[Sequence[TokenChunk]], bool]
-"""Takes all of these chunks at once and says True, or takes none of them."""
-
-
 class RequestListener(Protocol):
     """Is told what becomes of a request, of which every choice runs by itself."""
 
@@ -62,25 +58,39 @@ class RequestListener(Protocol):
         """A choice begins another attempt."""
 
 
+class Sink(Protocol):
+    """Receives one answer: called on the event loop, returns at once, raises nothing."""
+
+    def on_chunks(self, chunks: Sequence[TokenChunk]) -> None:
+        """Take the next chunks, at least one; those that came together are pushed together.
+
+        A `finish_reason` on the last of them ends the answer.
+        """
+
+    def on_failed(self, error: Exception) -> None:
+        """Take the error that ends the answer; it may come before the first chunk."""
+
+
 class Generator(Protocol):
-    """Runs one choice somewhere in the cluster."""
+    """Runs choices somewhere in the cluster."""
 
     def generate(
         self,
         prompt_token_ids: tuple[int, ...],
         sampling: SamplingParams,
+        sink: Sink,
         *,
         deadline_s: float,
         priority: int = 0,
         listener: RequestListener | None = None,
-        take_now: TakeChunks | None = None,
-    ) -> AsyncGenerator[Sequence[TokenChunk], None]:
-        """Stream one answer: each time the chunks that have come meanwhile, at least one.
+    ) -> Callable[[], None]:
+        """Start one answer and return its abort.
 
-        While the generator's reader waits, chunks may be offered to `take_now` as they come, which
-        is spared to wake the reader: what it takes is not yielded, what it raises is raised to the
-        reader. Closing the generator early aborts the answer on every node.
+        Chunks are pushed into `sink` as they come, followed by exactly one end. A failure may be
+        pushed before this returns. The abort ends the answer on every node, and nothing is
+        pushed after it; behind the end it does nothing.
 
-        Raises `InvalidRequest`, `Overloaded`, `DeadlineExceeded`, `NodeLost`, `HandoffFailed`,
-        `PoolExhausted` or `InternalError`; before the first chunk or after any.
+        Raises `InvalidRequest` or `Overloaded` when nothing was started. Failures that are pushed
+        are `InvalidRequest`, `Overloaded`, `DeadlineExceeded`, `NodeLost`, `HandoffFailed`,
+        `PoolExhausted` or `InternalError`.
         """

@@ -14,12 +14,12 @@
                 all refused for want of room    CHOOSING    Choose, to wait in a node's queue
                 its output comes first          RUNNING     as in RUNNING
     PREFILLING  reply: refusal                  CHOOSING    Choose, this node excluded
-                token 0                         PREFILLING  EmitTokens
-                token 0 ends the answer         DONE        EmitTokens, abort decode, Finish
+                token 0                         PREFILLING  TokenChunk
+                token 0 ends the answer         DONE        TokenChunk, abort decode, Finish
                 decode started                  RUNNING     the prefill leg is over with token 0
-    LOCAL       output                          RUNNING     EmitTokens
-    RUNNING     output                          RUNNING     EmitTokens
-                last token                      DONE        EmitTokens, Finish
+    LOCAL       output                          RUNNING     TokenChunk
+    RUNNING     output                          RUNNING     TokenChunk
+                last token                      DONE        TokenChunk, Finish
     any         a leg fails or its node is      CHOOSING    abort; new attempt, node excluded
                 lost or drained                             (see `MAX_ATTEMPTS`)
                 a leg breaks the protocol or    DONE        abort, Fail
@@ -62,7 +62,6 @@ from common.request import FinishReason, GenerationRequest, RequestOutput, Sampl
 from router.core.effects import (
     Choose,
     Effect,
-    EmitTokens,
     Fail,
     Finish,
     LegClosed,
@@ -72,7 +71,6 @@ from router.core.effects import (
     SendReserve,
     Unplace,
 )
-from router.core.generation import TokenChunk
 from router.core.token_ledger import TokenLedger
 
 MAX_ATTEMPTS = 3
@@ -271,7 +269,8 @@ class RequestFlow:
 
     def on_output(self, node: Incarnation, output: RequestOutput) -> list[Effect]:
         """A node added tokens, started, ended or failed."""
-        if not self._is_current(output.id) or node not in (self._decode, self._prefill):
+        is_prefill = node == self._prefill
+        if not self._is_current(output.id) or not (is_prefill or node == self._decode):
             return []
         if output.finish_reason is FinishReason.ERROR:
             self._on_error_output(node, output)
@@ -280,23 +279,10 @@ class RequestFlow:
             self._attempt_failed(NodeLost(f"{node} aborted {output.id}"), node)
         else:
             try:
-                self._on_tokens(node, output)
+                self._on_tokens(node, output, is_prefill=is_prefill)
             except PeerProtocolError as wrong:
                 self._attempt_failed(wrong, node)
         return self._take_effects()
-
-    def next_tokens(self, node: Incarnation, output: RequestOutput) -> TokenChunk | None:
-        """What `on_output` would emit, where that is all that it would do: the node that runs the
-        answer sends its next tokens. None for every other output, which is not taken."""
-        if (
-            self.state is not State.RUNNING
-            or output.finish_reason is not None
-            or self._prefill is not None
-            or node != self._decode
-            or output.id != self._attempt
-        ):
-            return None
-        return self._ledger.take_next(output)
 
     def on_node_lost(self, node: Incarnation) -> list[Effect]:
         """The stream of this node broke, or it fell silent."""
@@ -326,31 +312,32 @@ class RequestFlow:
 
     # Tokens.
 
-    def _on_tokens(self, node: Incarnation, output: RequestOutput) -> None:
-        is_prefill = node == self._prefill
-        if is_prefill and output.first_index + len(output.token_ids) > 1:
-            raise PeerProtocolError(f"{node} sent more than token 0 of {output.id}")
-        if is_prefill and self._ticket is None and output.token_ids and not output.finish_reason:
-            raise PeerProtocolError(f"{node} did not end {output.id}, which is not handed off")
-        self._ledger.add(output)
+    def _on_tokens(self, node: Incarnation, output: RequestOutput, *, is_prefill: bool) -> None:
+        if is_prefill:
+            self._check_prefill_output(node, output)
+        # A decode node fed by a prefill node owes token 1 on; whoever prefilled owes all.
+        owes_all = is_prefill or self._ticket is None
+        chunk = self._ledger.push(output, complete_from=0 if owes_all else 1)
         if output.finish_reason is not None:
-            # A decode node fed by a prefill node owes token 1 on; whoever prefilled owes all.
-            owes_all = is_prefill or self._ticket is None
-            complete_from = 0 if owes_all else 1
-            self._ledger.end(output, output.finish_reason, complete_from=complete_from)
             self._close_leg(node)
         if not is_prefill:
             self._has_started = True
             self.state = State.RUNNING
-        if self._has_started and self._ledger.has(0) and self._prefill is not None:
+        if self._prefill is not None and self._has_started and self._ledger.has(0):
             self._close_leg(self._prefill)
-        chunk = self._ledger.take()
-        if chunk is not None:
-            self._out.append(EmitTokens(chunk))
-            if chunk.finish_reason is not None:
-                self._end_attempt()
-                self.state = State.DONE
-                self._out.append(Finish(chunk.finish_reason))
+        if chunk is None:
+            return
+        self._out.append(chunk)
+        if chunk.finish_reason is not None:
+            self._end_attempt()
+            self.state = State.DONE
+            self._out.append(Finish(chunk.finish_reason))
+
+    def _check_prefill_output(self, node: Incarnation, output: RequestOutput) -> None:
+        if output.first_index + len(output.token_ids) > 1:
+            raise PeerProtocolError(f"{node} sent more than token 0 of {output.id}")
+        if self._ticket is None and output.token_ids and not output.finish_reason:
+            raise PeerProtocolError(f"{node} did not end {output.id}, which is not handed off")
 
     def _on_error_output(self, node: Incarnation, output: RequestOutput) -> None:
         # In a handoff either side may be the one that reports; avoiding the prefill node gives

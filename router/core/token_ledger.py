@@ -40,63 +40,74 @@ class TokenLedger:
         """Whether this index was emitted or is held."""
         return index < self.num_emitted or index in self._held
 
-    def add(self, output: RequestOutput) -> None:
-        """Take an output's tokens. Raises `PeerProtocolError` for what no node may send."""
-        end = output.first_index + len(output.token_ids)
-        if end > self._max_tokens:
-            raise PeerProtocolError(
-                f"{output.id}: token index {end - 1}, max_tokens is {self._max_tokens}"
-            )
-        has_logprobs = self._has_logprobs
-        if has_logprobs and len(output.logprobs) != len(output.token_ids):
-            raise PeerProtocolError(
-                f"{output.id}: {len(output.logprobs)} logprobs for {len(output.token_ids)} tokens"
-            )
-        self.note_cached(output.num_cached_tokens)
-        # One node of an attempt verifies drafts, and it reports all of them each time.
-        self._drafted = max(self._drafted, output.num_drafted)
-        self._accepted = max(self._accepted, output.num_accepted)
-        if output.token_ids and output.first_index == 0:
-            self._queue_s, self._compute_s = output.queue_s, output.compute_s
-        for index, token_id in enumerate(output.token_ids, output.first_index):
-            if not self.has(index):
-                entry = output.logprobs[index - output.first_index] if has_logprobs else None
-                self._held[index] = (token_id, entry)
+    def push(self, output: RequestOutput, *, complete_from: int) -> TokenChunk | None:
+        """Add an output and return what can be emitted now, if anything.
 
-    def take_next(self, output: RequestOutput) -> TokenChunk | None:
-        """`add` and `take` at once for an output that brings the next tokens and no other news, as
-        almost all do. None, and nothing taken, for every other output."""
+        A chunk that completes the answer carries its finish reason. A node that ends the answer has
+        sent everything from index `complete_from` on.
+
+        Raises `PeerProtocolError` for what no node may send: tokens behind `max_tokens`, tokens
+        without their logprobs, an end with tokens missing, too many tokens behind a missing one.
+        """
+        self._check(output)
         first, token_ids = output.first_index, output.token_ids
-        end = first + len(token_ids)
-        if (
-            first != self.num_emitted
-            or not 0 < first < end <= self._max_tokens
-            or self._held
-            or self._end is not None
-            or self._has_logprobs
-            or output.num_drafted
-            or output.num_cached_tokens > self.num_cached_tokens
-        ):
-            return None
-        self.num_emitted = end
+        logprobs = output.logprobs if self._has_logprobs else ()
+        if output.num_cached_tokens:
+            self.note_cached(output.num_cached_tokens)
+        if output.num_drafted:  # one node of an attempt verifies drafts; it counts all each time
+            self._drafted = max(self._drafted, output.num_drafted)
+            self._accepted = max(self._accepted, output.num_accepted)
+        if first == 0 and token_ids:
+            self._queue_s, self._compute_s = output.queue_s, output.compute_s
+        if first != self.num_emitted or self._held or output.finish_reason is not None:
+            self._hold(first, token_ids, logprobs)
+            if output.finish_reason is not None:
+                self._note_end(output, output.finish_reason, complete_from)
+            first, token_ids, logprobs = self._release()
         self.emitted += token_ids
-        drafted = self._drafted_before + self._drafted
-        accepted = self._accepted_before + self._accepted
+        self.num_emitted += len(token_ids)
+        reason = self._reason if self.is_complete else None
+        if not token_ids and reason is None:
+            return None
         return new_chunk(
-            (first, token_ids, (), None, self.num_cached_tokens, drafted, accepted, 0.0, 0.0, None)
+            (
+                first,
+                token_ids,
+                logprobs,
+                reason,
+                self.num_cached_tokens,
+                self._drafted_before + self._drafted,
+                self._accepted_before + self._accepted,
+                0.0 if first else self._queue_s,
+                0.0 if first else self._compute_s,
+                None,
+            )
         )
 
     def note_cached(self, num_tokens: int) -> None:
-        """This much of the prompt was cached where the answer begins; later nodes do not count."""
+        """Note how much of the prompt was cached. Only nodes that begin the answer count."""
         if not self.num_before:
             self.num_cached_tokens = max(self.num_cached_tokens, num_tokens)
 
-    def end(self, output: RequestOutput, reason: FinishReason, *, complete_from: int) -> None:
-        """Its node says that the answer ends with this output.
+    def _check(self, output: RequestOutput) -> None:
+        num_tokens, num_logprobs = len(output.token_ids), len(output.logprobs)
+        if output.first_index + num_tokens > self._max_tokens:
+            last = output.first_index + num_tokens - 1
+            raise PeerProtocolError(
+                f"{output.id}: token index {last}, max_tokens is {self._max_tokens}"
+            )
+        if self._has_logprobs and num_logprobs != num_tokens:
+            raise PeerProtocolError(f"{output.id}: {num_logprobs} logprobs for {num_tokens} tokens")
 
-        The node has sent everything from index `complete_from` on. Raises `PeerProtocolError`
-        when something of that is missing, or nothing was answered at all.
-        """
+    def _hold(
+        self, first: int, token_ids: tuple[int, ...], logprobs: tuple[TokenLogprobs, ...]
+    ) -> None:
+        entries = logprobs if self._has_logprobs else (None,) * len(token_ids)
+        for index, token in enumerate(zip(token_ids, entries, strict=True), first):
+            if not self.has(index):
+                self._held[index] = token
+
+    def _note_end(self, output: RequestOutput, reason: FinishReason, complete_from: int) -> None:
         known = [self.num_emitted, *(index + 1 for index in self._held)]
         end = output.first_index + len(output.token_ids) if output.token_ids else max(known)
         missing = [index for index in range(complete_from, end) if not self.has(index)]
@@ -104,39 +115,17 @@ class TokenLedger:
             raise PeerProtocolError(f"{output.id}: ended at {end} tokens without {missing[:4]}")
         self._end, self._reason = end, reason
 
-    def take(self) -> TokenChunk | None:
-        """What can be emitted now, if anything; a chunk that completes the answer says why.
-
-        Raises `PeerProtocolError` when too much waits for one missing index.
-        """
+    def _release(self) -> tuple[int, tuple[int, ...], tuple[TokenLogprobs, ...]]:
+        """Return the index of the next token, and the tokens held from there on without a gap."""
         first = index = self.num_emitted
-        end = self._end if self._end is not None else self._max_tokens
-        token_ids: list[int] = []
-        logprobs: list[TokenLogprobs] = []
+        end = self._max_tokens if self._end is None else self._end
         while index < end and index in self._held:
-            token_id, entry = self._held.pop(index)
-            token_ids.append(token_id)
-            if entry is not None:
-                logprobs.append(entry)
             index += 1
-        self.num_emitted = index
+        tokens = [self._held.pop(held) for held in range(first, index)]
         if len(self._held) > MAX_HELD_TOKENS:
             raise PeerProtocolError(f"{len(self._held)} tokens arrived, but not index {index}")
-        is_complete = self.is_complete
-        if not token_ids and not is_complete:
-            return None
-        self.emitted += token_ids
-        return TokenChunk(  # once a token: by position, which takes a third of the time
-            first,
-            tuple(token_ids),
-            tuple(logprobs),
-            self._reason if is_complete else None,
-            self.num_cached_tokens,
-            self._drafted_before + self._drafted,
-            self._accepted_before + self._accepted,
-            0.0 if first else self._queue_s,
-            0.0 if first else self._compute_s,
-        )
+        logprobs = tuple(entry for _, entry in tokens if entry is not None)
+        return first, tuple(token_id for token_id, _ in tokens), logprobs
 
     def restart(self) -> None:
         """Another attempt begins behind what was emitted: forget what was held.

@@ -1,7 +1,6 @@
 """Request flows on real nodes: effects become calls, replies and tokens become events.
 
 dispatcher          starts, feeds and ends the flows
-active_request      one choice in progress, between its flow and its reader
 node_calls          calls to nodes on behalf of a request
 waiting_calls       calls that wait for a reply, each with its deadline
 node_clients        the router's end of one node: one stream, both ways

@@ -6,8 +6,10 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeVarTuple, cast
 
 from prometheus_client import CollectorRegistry
@@ -17,13 +19,12 @@ from common.errors import InternalError, InvalidRequest, NodeLost, Overloaded, P
 from common.ids import Incarnation, new_request_id
 from common.keys_folder import Keys
 from common.logs import log_fields
-from common.request import RequestOutput, SamplingParams
+from common.request import FinishReason, RequestOutput, SamplingParams
 from placement.store import Placement, PlacementStore, PlacementUnavailable
 from protos import pdserve_node_pb2 as pb
 from router.core.effects import (
     Choose,
     Effect,
-    EmitTokens,
     Fail,
     Finish,
     LegClosed,
@@ -33,17 +34,15 @@ from router.core.effects import (
     SendReserve,
     Unplace,
 )
-from router.core.generation import SHUTTING_DOWN, RequestListener, TakeChunks, TokenChunk
+from router.core.generation import SHUTTING_DOWN, RequestListener, Sink, TokenChunk
 from router.core.placement import Placer
 from router.core.policies.query import Query
 from router.core.request_flow import RequestFlow
-from router.core.ttft_stages import StageWatch
-from router.dispatch.active_request import ActiveRequest
 from router.dispatch.node_calls import PrefillCall, ReserveCall
 from router.dispatch.node_clients import SILENCE_S
 from router.dispatch.node_pool import NodePool
 from router.dispatch.placement_recorder import PlacementRecorder
-from router.watch.choice_watch import ChoiceWatch
+from router.watch.choice_trace import ChoiceTrace
 from router.watch.request_watch import RequestWatch
 from router.watch.router_metrics import RouterMetrics
 
@@ -54,6 +53,24 @@ NUM_RECENT_PLACEMENTS = 32
 _LATE_TIMER_S = 0.001
 
 Args = TypeVarTuple("Args")
+
+
+@dataclass(slots=True, eq=False)
+class RunningChoice:
+    """One choice in progress: the flow that decides, and the sink of what comes of it."""
+
+    flow: RequestFlow
+    sink: Sink
+    query: Query
+    deadline_at_s: float
+    trace: ChoiceTrace
+    chunks: list[TokenChunk] = field(default_factory=list)
+    """Those that came together, until they are delivered together."""
+    timer: asyncio.TimerHandle | None = None
+
+    @property
+    def request_id(self) -> str:
+        return self.flow.attempt.request_id
 
 
 class Dispatcher:
@@ -77,7 +94,7 @@ class Dispatcher:
         self._clock = clock or MonotonicClock()
         self._metrics = RouterMetrics(registry)
         self._placer = Placer(policy)
-        self._requests: dict[str, ActiveRequest] = {}
+        self._choices: dict[str, RunningChoice] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._is_closing = False
         self._on_failed = on_failed
@@ -102,11 +119,11 @@ class Dispatcher:
     @property
     def num_running(self) -> int:
         """Choices in progress."""
-        return len(self._requests)
+        return len(self._choices)
 
     def flows(self) -> list[RequestFlow]:
         """Their flows, oldest first; to be read, not fed."""
-        return [request.flow for request in self._requests.values()]
+        return [choice.flow for choice in self._choices.values()]
 
     async def start(self) -> None:
         """Take an epoch and begin to follow the cluster; does not wait for nodes."""
@@ -149,9 +166,9 @@ class Dispatcher:
         if self._is_closing:
             return
         self._is_closing = True
-        for request in list(self._requests.values()):
+        for choice in list(self._choices.values()):
             closing = Overloaded(SHUTTING_DOWN)
-            self._feed(request, request.flow.on_failure, closing)
+            self._feed(choice, choice.flow.on_failure, closing)
         with suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 await self.pool.wait_sent()
@@ -164,127 +181,103 @@ class Dispatcher:
         with suppress(PlacementUnavailable):
             await self._store.leave(self.incarnation)
 
-    async def generate(
+    def generate(
         self,
         prompt_token_ids: tuple[int, ...],
         sampling: SamplingParams,
+        sink: Sink,
         *,
         deadline_s: float,
         priority: int = 0,
         listener: RequestListener | None = None,
-        take_now: TakeChunks | None = None,
-    ) -> AsyncGenerator[Sequence[TokenChunk], None]:
-        """Stream one answer; see `router.core.generation.Generator`."""
+    ) -> Callable[[], None]:
+        """Start one answer; see `router.core.generation.Generator`."""
         if self._is_closing:
             raise Overloaded(SHUTTING_DOWN)
         if not prompt_token_ids:
             raise InvalidRequest("the prompt is empty: wanted at least 1 token", param="prompt")
-        request = self._admit(prompt_token_ids, sampling, deadline_s, priority, listener, take_now)
-        try:
-            self._feed(request, request.flow.start)
-            while True:
-                chunks = await request.next_chunks()
-                yield chunks
-                if chunks[-1].finish_reason is not None:
-                    return
-        finally:
-            self._feed(request, request.flow.on_client_gone)
-
-    def _admit(
-        self,
-        prompt_token_ids: tuple[int, ...],
-        sampling: SamplingParams,
-        deadline_s: float,
-        priority: int,
-        listener: RequestListener | None,
-        take_now: TakeChunks | None,
-    ) -> ActiveRequest:
-        now_s = self._clock.now_s()
+        request_id, now_s = new_request_id(), self._clock.now_s()
         deadline_at_s = now_s + deadline_s
         flow = RequestFlow(
-            new_request_id(),
+            request_id,
             prompt_token_ids,
             sampling,
             deadline_at_s=deadline_at_s,
             priority=priority,
         )
         query = Query(prompt_token_ids, sampling.max_tokens)
-        choice = ChoiceWatch(
-            listener or RequestWatch("", self.model, now_s), flow.attempt.request_id
-        )
-        request = ActiveRequest(flow, query, deadline_at_s, StageWatch(now_s), choice, take_now)
-        self._requests[request.request_id] = request
-        self._metrics.running.set(len(self._requests))
-        self._set_timer(request)
-        return request
+        listener = listener or RequestWatch("", self.model, now_s)
+        trace = ChoiceTrace(listener, request_id, now_s)
+        choice = RunningChoice(flow, sink, query, deadline_at_s, trace)
+        self._choices[request_id] = choice
+        self._metrics.running.set(len(self._choices))
+        self._set_timer(choice)
+        self._feed(choice, flow.start)
+        return partial(self._feed, choice, flow.on_client_gone)
 
-    def _set_timer(self, request: ActiveRequest) -> None:
-        delay_s = max(_LATE_TIMER_S, request.deadline_at_s - self._clock.now_s())
+    def _set_timer(self, choice: RunningChoice) -> None:
+        delay_s = max(_LATE_TIMER_S, choice.deadline_at_s - self._clock.now_s())
         loop = asyncio.get_running_loop()
-        request.timer = loop.call_later(delay_s, self._on_timer, request)
+        choice.timer = loop.call_later(delay_s, self._on_timer, choice)
 
     # What comes in.
 
-    def _on_timer(self, request: ActiveRequest) -> None:
-        self._feed(request, request.flow.on_time, self._clock.now_s())
-        if not request.flow.is_done:
-            self._set_timer(request)
+    def _on_timer(self, choice: RunningChoice) -> None:
+        self._feed(choice, choice.flow.on_time, self._clock.now_s())
+        if not choice.flow.is_done:
+            self._set_timer(choice)
 
     def _on_outputs(self, node: Incarnation, outputs: Sequence[RequestOutput]) -> None:
-        requests, with_news = self._requests, []
+        choices, with_chunks = self._choices, []
         for output in outputs:
-            request = requests.get(output.id.request_id)
-            if request is None:
+            choice = choices.get(output.id.request_id)
+            if choice is None:
                 continue
-            chunk = request.flow.next_tokens(node, output)
-            if chunk is None:
-                self._feed(request, request.flow.on_output, node, output)
-            elif request.put(chunk):
-                with_news.append(request)
-        for request in with_news:  # with all at once of what came for it
-            request.pass_on()
+            self._feed(choice, choice.flow.on_output, node, output)
+            if len(choice.chunks) == 1:
+                with_chunks.append(choice)
+        for choice in with_chunks:  # all chunks of a choice that came together
+            self._feed(choice, self._deliver, choice)
 
     def _on_lost(self, node: Incarnation) -> None:
-        for request in list(self._requests.values()):
-            self._feed(request, request.flow.on_node_lost, node)
+        for choice in list(self._choices.values()):
+            self._feed(choice, choice.flow.on_node_lost, node)
 
     def _feed(
-        self, request: ActiveRequest, event: Callable[[*Args], Sequence[Effect]], *args: *Args
+        self, choice: RunningChoice, event: Callable[[*Args], Sequence[Effect]], *args: *Args
     ) -> None:
-        """Apply one event. A bug ends this request, and nothing else."""
+        """Apply one event. A bug ends this choice, and nothing else."""
         try:
-            self._perform(request, event(*args))
+            self._perform(choice, event(*args))
         except Exception:
-            self._end_by_bug(request)
+            self._end_by_bug(choice)
 
-    def _end_by_bug(self, request: ActiveRequest) -> None:
-        attempt = request.flow.attempt
+    def _end_by_bug(self, choice: RunningChoice) -> None:
+        attempt = choice.flow.attempt
         log.exception("%s ended by a bug", attempt, extra=log_fields(attempt))
-        error = InternalError(f"an internal error ended {request.request_id}")
+        error = InternalError(f"an internal error ended {attempt.request_id}")
         try:
-            self._perform(request, request.flow.on_failure(error))
+            self._perform(choice, choice.flow.on_failure(error))
         except Exception:
             log.exception("%s could not be ended in order", attempt, extra=log_fields(attempt))
-        # The flow may be over by an effect that was never performed: the client must hear of it.
-        if request.request_id in self._requests:
-            request.fail(error)
-            self._end(request, error.code)
+        # The flow may be over by an effect that was never performed: the sink still needs an end.
+        if attempt.request_id in self._choices:
+            self._fail(choice, error)
 
     # What goes out.
 
-    def _perform(self, request: ActiveRequest, effects: Sequence[Effect]) -> None:
+    def _perform(self, choice: RunningChoice, effects: Sequence[Effect]) -> None:
         pending = list(effects)
         for effect in pending:
             match effect:
-                case EmitTokens():
-                    request.put(self._timed(request, effect.chunk))
-                    request.pass_on()
+                case TokenChunk():
+                    choice.chunks.append(self._timed(choice, effect))
                 case Choose():
-                    pending.extend(self._choose(request, effect))
+                    pending.extend(self._choose(choice, effect))
                 case SendReserve():
-                    self._reserve(request, effect)
+                    self._reserve(choice, effect)
                 case SendPrefill():
-                    self._prefill(request, effect)
+                    self._prefill(choice, effect)
                 case SendAbort():
                     client = self.pool.client(effect.node)
                     if client is not None:
@@ -292,75 +285,73 @@ class Dispatcher:
                 case LegClosed():
                     self.pool.membership.on_leg_closed(effect.node)
                 case PlaceRecord():
-                    self._place(request, effect)
+                    self._place(choice, effect)
                 case Unplace():
                     self._recorder.unplace_nowait(effect.attempt)
                 case Finish():
-                    self._end(request, effect.reason.value)
+                    self._finish(choice, effect.reason)
                 case Fail():
-                    request.fail(effect.error)
-                    self._end(request, effect.error.code)
+                    self._fail(choice, effect.error)
 
-    def _choose(self, request: ActiveRequest, effect: Choose) -> list[Effect]:
-        nodes, flow = self.pool.nodes(), request.flow
-        now_s = self._clock.now_s()
-        request.stages.on_choosing(flow.attempt.attempt, now_s)
-        request.watch.on_choosing(
-            flow.attempt, now_s, is_reserved=effect.decode is not None, failure=flow.failure
+    def _choose(self, choice: RunningChoice, effect: Choose) -> list[Effect]:
+        nodes, flow, query = self.pool.nodes(), choice.flow, choice.query
+        choice.trace.on_choosing(
+            flow.attempt,
+            self._clock.now_s(),
+            is_reserved=effect.decode is not None,
+            failure=flow.failure,
         )
         try:
             if effect.decode is None:
-                choice = self._placer.choose(nodes, request.query, effect.excluded)
+                chosen = self._placer.choose(nodes, query, effect.excluded)
             else:
-                choice = self._placer.choose_prefill(
-                    nodes, request.query, effect.decode, effect.excluded
-                )
+                chosen = self._placer.choose_prefill(nodes, query, effect.decode, effect.excluded)
         except PdserveError as none_left:
             return flow.on_no_choice(none_left)
-        now_s = self._clock.now_s()
-        return flow.on_choice(choice.decode, choice.prefill, choice.reason, now_s)
+        return flow.on_choice(chosen.decode, chosen.prefill, chosen.reason, self._clock.now_s())
 
-    def _reserve(self, request: ActiveRequest, effect: SendReserve) -> None:
-        node, attempt, now_s = effect.node, effect.request.id, self._clock.now_s()
+    def _reserve(self, choice: RunningChoice, effect: SendReserve) -> None:
+        node, attempt = effect.node, effect.request.id
         self.pool.membership.on_leg_opened(node)
-        request.stages.on_reserve_asked(attempt.attempt, now_s)
-        request.watch.on_reserve_asked(attempt, node, now_s)
-        call = ReserveCall(self._feed, request, node, attempt, self._clock.now_s)
+        choice.trace.on_reserve_asked(attempt, node, self._clock.now_s())
+        call = ReserveCall(
+            partial(self._feed, choice), choice.flow, node, attempt, self._clock.now_s
+        )
         client = self.pool.client(node)
         if client is None:
             asyncio.get_running_loop().call_soon(call.on_failed, NodeLost(f"{node} has left"))
             return
         client.reserve_nowait(
-            request.watch.asks(effect.request),
+            choice.trace.asks(effect.request),
             call,
             must_prefill_locally=effect.must_prefill_locally,
             may_wait=effect.may_wait,
         )
 
-    def _prefill(self, request: ActiveRequest, effect: SendPrefill) -> None:
+    def _prefill(self, choice: RunningChoice, effect: SendPrefill) -> None:
         node = effect.node
         self.pool.membership.on_leg_opened(node)
-        call = PrefillCall(self._feed, request, node, effect.request.id)
+        call = PrefillCall(partial(self._feed, choice), choice.flow, node, effect.request.id)
         client = self.pool.client(node)
         if client is None:
             asyncio.get_running_loop().call_soon(call.on_failed, NodeLost(f"{node} has left"))
             return
         ticket = cast("pb.Ticket | None", effect.ticket)
-        client.prefill_nowait(request.watch.asks(effect.request), call, ticket)
+        client.prefill_nowait(choice.trace.asks(effect.request), call, ticket)
 
-    def _timed(self, request: ActiveRequest, chunk: TokenChunk) -> TokenChunk:
-        """The chunk; with token 0 also where its time went."""
+    def _timed(self, choice: RunningChoice, chunk: TokenChunk) -> TokenChunk:
+        """Return the chunk; with token 0 also where its time went."""
         if chunk.first_index or not chunk.token_ids:
             return chunk
-        stages = request.stages.on_first_token(
+        stages = choice.trace.on_first_token(
             self._clock.now_s(), queue_s=chunk.queue_s, compute_s=chunk.compute_s
         )
         return chunk._replace(stages=stages)
 
-    def _place(self, request: ActiveRequest, effect: PlaceRecord) -> None:
-        now_s = self._clock.now_s()
-        request.stages.on_placed(effect.attempt.attempt, now_s)
-        request.watch.on_placed(effect.decode, effect.prefill, effect.reason, now_s)
+    def _place(self, choice: RunningChoice, effect: PlaceRecord) -> None:
+        choice.trace.on_placed(
+            effect.attempt, effect.decode, effect.prefill, effect.reason, self._clock.now_s()
+        )
         placement = Placement(
             attempt=effect.attempt,
             router_id=self.incarnation.node_id,
@@ -372,11 +363,29 @@ class Dispatcher:
         self.num_placements += 1
         self._recorder.place_nowait(placement)
 
-    def _end(self, request: ActiveRequest, outcome: str) -> None:
-        if request.timer is not None:
-            request.timer.cancel()
-        self._requests.pop(request.request_id, None)
-        self._metrics.running.set(len(self._requests))
+    def _deliver(self, choice: RunningChoice) -> Sequence[Effect]:
+        """Push the chunks that have come; nothing more is to be done."""
+        if choice.chunks:
+            chunks, choice.chunks = choice.chunks, []
+            choice.sink.on_chunks(chunks)
+        return ()
+
+    def _finish(self, choice: RunningChoice, reason: FinishReason) -> None:
+        if reason is FinishReason.ABORT:
+            choice.chunks.clear()
+        self._deliver(choice)
+        self._end(choice, reason.value)
+
+    def _fail(self, choice: RunningChoice, error: PdserveError) -> None:
+        self._deliver(choice)
+        self._end(choice, error.code)
+        choice.sink.on_failed(error)
+
+    def _end(self, choice: RunningChoice, outcome: str) -> None:
+        if choice.timer is not None:
+            choice.timer.cancel()
+        self._choices.pop(choice.request_id, None)
+        self._metrics.running.set(len(self._choices))
         self._metrics.requests.labels(outcome).inc()
-        self._metrics.retries.inc(request.flow.attempt.attempt - 1)
-        request.watch.on_end(outcome, self._clock.now_s())
+        self._metrics.retries.inc(choice.flow.attempt.attempt - 1)
+        choice.trace.on_end(outcome, self._clock.now_s())

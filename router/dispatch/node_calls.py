@@ -1,4 +1,4 @@
-"""What was asked of nodes for a request, and what its flow hears of it."""
+"""What was asked of nodes for a choice, and what its flow hears of it."""
 
 from __future__ import annotations
 
@@ -7,26 +7,24 @@ from dataclasses import dataclass
 
 from common.errors import PdserveError
 from common.ids import AttemptId, Incarnation
-from router.core.request_flow import Reservation
-from router.dispatch.active_request import ActiveRequest
+from router.core.request_flow import RequestFlow, Reservation
 
 
 @dataclass(frozen=True, slots=True)
 class NodeCall:
-    """One call. It outlives its request: a late grant is aborted.
+    """One call. It may outlive its choice: a late grant is aborted.
 
-    `feed` applies an event of the request's flow, with its arguments.
+    `feed` applies an event of the flow, with its arguments.
     """
 
     feed: Callable[..., None]
-    request: ActiveRequest
+    flow: RequestFlow
     node: Incarnation
     attempt: AttemptId
 
     def on_failed(self, error: PdserveError) -> None:
         """No reply came."""
-        event = self.request.flow.on_call_failed
-        self.feed(self.request, event, self.node, self.attempt, error)
+        self.feed(self.flow.on_call_failed, self.node, self.attempt, error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +35,7 @@ class ReserveCall(NodeCall):
 
     def on_reply(self, reply: Reservation | PdserveError) -> None:
         """It granted or refused."""
-        event = self.request.flow.on_reserve_reply
-        self.feed(self.request, event, self.node, self.attempt, reply, self.now_s())
+        self.feed(self.flow.on_reserve_reply, self.node, self.attempt, reply, self.now_s())
 
 
 class PrefillCall(NodeCall):
@@ -48,5 +45,4 @@ class PrefillCall(NodeCall):
 
     def on_reply(self, refusal: PdserveError | None) -> None:
         """It accepted (None) or refused."""
-        event = self.request.flow.on_prefill_reply
-        self.feed(self.request, event, self.node, self.attempt, refusal)
+        self.feed(self.flow.on_prefill_reply, self.node, self.attempt, refusal)

@@ -113,7 +113,7 @@ class Reply:
     """The one answer of an exchange. `is_started`: a status was sent already, namely `status`."""
 
     def __init__(self, send: Send, write_part: WritePart = writes_nothing) -> None:
-        """`write_part`: the short way for the parts of a stream, where there is one."""
+        """`write_part` writes to the connection directly, where the server offers that."""
         self._send = send
         self._write_part = write_part
         self.is_started = False
@@ -123,17 +123,16 @@ class Reply:
         """Status 200 and the headers of an event stream that no proxy should buffer."""
         await self._start(200, _STREAM_HEADERS)
 
-    def can_write_part(self) -> bool:
-        """Whether `write_part` can be called now: a stream has begun, and its client keeps up."""
-        return self.is_started and self._write_part(b"")
+    def try_write(self, data: bytes) -> bool:
+        """Write a part now and return True, or return False with nothing written.
 
-    def write_part(self, data: bytes) -> None:
-        """Without waiting, right after `can_write_part` has said that it can be done."""
-        self._write_part(data)
+        A part can be written once the stream has begun, while its client keeps up.
+        """
+        return self.is_started and self._write_part(data)
 
     async def send_part(self, data: bytes) -> None:
-        """Waits while the client is too slow to take it."""
-        if data and not self._write_part(data):
+        """Send a part; wait while the client is too slow to take it."""
+        if data and not self.try_write(data):
             await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def end_stream(self, data: bytes) -> None:

@@ -5,7 +5,6 @@ schemas         the request bodies, and what becomes of every field
 json_limits     bounds on a body's structure, checked before it is parsed
 request_plan    from a parsed body to prompts and sampling parameters
 chat_messages   chat messages as chat templates expect them
-choice_streams  the choices of one request read as one stream
-answer_stream   a streamed answer on its way to its client
+answer          the sink of all choices of a request, on its way to its client
 formats         the two shapes of an answer, streamed and whole
 """

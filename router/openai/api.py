@@ -1,9 +1,9 @@
 """`/v1/chat/completions` and `/v1/completions`: from a body to tokens to an answer.
 
 One request, in order: a seat (or 429), one deadline for everything that follows, the body, the
-plan, a generator per choice, then either a stream or one JSON answer. The status is sent with the
-first token, so whatever fails before it is a status; later failures are a last event. A client
-that leaves, an error and the deadline all close every generator before the seat is given back.
+plan, the choices, then either a stream or one JSON answer. The status is sent with the first token,
+so whatever fails before it is a status; later failures are a last event. A client that leaves, an
+error and the deadline all abort every choice before the seat is given back.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ import logging
 import secrets
 import sys
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import aclosing, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from starlette.types import Receive, Scope, Send
 
@@ -29,16 +30,9 @@ from router.core.cluster_view import ClusterView
 from router.core.generation import SHUTTING_DOWN, Generator
 from router.http.errors import ApiError, TooManyRequests, api_error
 from router.http.exchange import ClientClosed, Reply, read_body, while_client_waits
-from router.http.sse import event, to_json
-from router.openai.answer_stream import AnswerStream
-from router.openai.choice_streams import Group, choice_deltas, merged
-from router.openai.formats import (
-    AnswerFormat,
-    AnswerHead,
-    ChatFormat,
-    CompletionFormat,
-    WholeChoice,
-)
+from router.http.sse import event
+from router.openai.answer import Answer, StreamedAnswer, WholeAnswer
+from router.openai.formats import AnswerFormat, AnswerHead, ChatFormat, CompletionFormat
 from router.openai.request_plan import ChoicePlan, Planner, RequestPlan
 from router.text.choice_text import ChoiceText
 from router.text.text_model import TextModel
@@ -54,7 +48,7 @@ that one long prompt does not hold up everybody's tokens."""
 
 _NO_FAILURES = frozenset({"ok", "client_closed", "cancelled"})
 
-LAST_WORDS_S = 1.0
+FINAL_EVENT_TIMEOUT_S = 1.0
 """How long the last event of a broken stream may wait for a client that does not read."""
 
 
@@ -188,28 +182,21 @@ class OpenAiApi:
         usage = Usage(plan.prompt_lengths, plan.choices_per_prompt)
         watch.on_planned(usage, began_at_s, self._clock.now_s())
         self._metrics.prompt_tokens.inc(usage.prompt_tokens)
-        stream = AnswerStream(form, usage, reply, len(plan.choices))
-        choices = [
-            self._start(index, plan, choice, watch, stream)
-            for index, choice in enumerate(plan.choices)
-        ]
-        async with aclosing(merged(choices)) as groups:
-            if plan.is_stream:
-                await stream.send_all(groups)
-            else:
-                await _whole(groups, form, usage, reply, len(choices))
+        kind = StreamedAnswer if plan.is_stream else WholeAnswer
+        answer = kind(form, usage, reply, len(plan.choices))
+        try:
+            for choice in plan.choices:
+                self._start(answer, plan, choice, watch)
+            await answer.send()
+        finally:
+            answer.abort()
         self._metrics.cached_tokens.inc(usage.cached_tokens)
         self._metrics.accepted_tokens.inc(usage.accepted_tokens)
         self._metrics.rejected_tokens.inc(usage.rejected_tokens)
 
     def _start(
-        self,
-        index: int,
-        plan: RequestPlan,
-        choice: ChoicePlan,
-        watch: RequestWatch,
-        stream: AnswerStream,
-    ) -> AsyncGenerator[Group, None]:
+        self, answer: Answer, plan: RequestPlan, choice: ChoicePlan, watch: RequestWatch
+    ) -> None:
         text = ChoiceText(
             self._model.new_detokenizer(choice.prompt_token_ids if plan.continues_prompt else ()),
             plan.stop,
@@ -217,33 +204,16 @@ class OpenAiApi:
             hidden_token_ids=plan.hidden_token_ids,
             echo=choice.echo,
         )
-        timer = ChoiceTimer(self._metrics, self._clock, watch)
-        has_short_way = plan.is_stream and len(plan.choices) == 1 and not plan.stop
         left_s = watch.arrived_at_s + self._config.request_timeout_s - self._clock.now_s()
-        groups = self._generator.generate(
+        generate = partial(
+            self._generator.generate,
             choice.prompt_token_ids,
             choice.sampling,
             deadline_s=max(left_s, 0.0),
             priority=choice.priority,
             listener=watch,
-            take_now=stream.taker(text, timer.on_deltas) if has_short_way else None,
         )
-        return choice_deltas(index, groups, text, timer.on_deltas)
-
-
-async def _whole(
-    groups: AsyncGenerator[Group, None],
-    form: AnswerFormat,
-    usage: Usage,
-    reply: Reply,
-    num_choices: int,
-) -> None:
-    choices = [WholeChoice() for _ in range(num_choices)]
-    async for index, deltas in groups:
-        usage.count(index, deltas)
-        for delta in deltas:
-            choices[index].add(delta)
-    await reply.send_json(to_json(form.whole(choices, usage)))
+        answer.start(text, ChoiceTimer(self._metrics, self._clock, watch).on_deltas, generate)
 
 
 async def _report(scope: Scope, reply: Reply, error: ApiError, watch: RequestWatch) -> None:
@@ -255,7 +225,7 @@ async def _report(scope: Scope, reply: Reply, error: ApiError, watch: RequestWat
         await reply.send_error(error)
         return
     try:
-        async with asyncio.timeout(LAST_WORDS_S):
+        async with asyncio.timeout(FINAL_EVENT_TIMEOUT_S):
             await reply.end_stream(event(error.as_json()))
     except TimeoutError:
         logger.info(

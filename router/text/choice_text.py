@@ -85,77 +85,72 @@ class ChoiceText:
         self._hidden = hidden_token_ids
         self._echo = echo
         self._entries: deque[LogprobEntry] = deque()
-        self._decoded_chars = len(echo)
-        self._sent_chars = 0
+        self._decoded_chars = self._sent_chars = len(echo)
 
     def push_all(self, chunks: Sequence[TokenChunk]) -> list[Delta]:
-        """One delta for each chunk, up to the one that ends the choice."""
+        """Return one delta for each chunk, up to the one that ends the choice; see `push`."""
         deltas = []
         for chunk in chunks:
-            if self._is_plain and chunk.finish_reason is None and not self._echo:
-                deltas.append(self._push_plain(chunk))
-                continue
             delta = self.push(chunk)
             deltas.append(delta)
             if delta.finish_reason is not None:
                 break
         return deltas
 
-    def _push_plain(self, chunk: TokenChunk) -> Delta:
-        """What `push` comes to where all text is shown as it comes: once a token."""
-        token_ids, push = chunk.token_ids, self._decoder.push
-        num_tokens = len(token_ids)
-        text = push(token_ids[0]) if num_tokens == 1 else "".join(map(push, token_ids))
-        _, _, _, _, cached, drafted, accepted, _, _, stages = chunk
-        return _new_delta((text, (), num_tokens, cached, drafted, accepted, None, stages))
-
     def push(self, chunk: TokenChunk) -> Delta:
-        """The delta of one chunk. With a `finish_reason` set, the choice is over.
+        """Return the delta of one chunk. With a `finish_reason` set, the choice is over.
 
         Raises `InternalError` when tokens come without the logprobs that were asked for.
         """
+        _, token_ids, _, finish_reason, cached, drafted, accepted, _, _, stages = chunk
+        entries: tuple[LogprobEntry, ...] = ()
+        num_tokens = len(token_ids)
+        if self._is_plain:
+            text = "".join(map(self._decoder.push, self._shown(chunk)))
+            if finish_reason is not None:
+                text += self._decoder.flush()
+        else:
+            text, num_tokens = self._filter(chunk)
+            entries = tuple(self._take_entries())
+            if self._stops.is_stopped:
+                finish_reason = FinishReason.STOP
+                # A stop string ends with a token of the model's own; those it cut off were drafts.
+                accepted = max(accepted - max(len(token_ids) - num_tokens - 1, 0), 0)
+        if self._echo:
+            text, self._echo = self._echo + text, ""
+        return _new_delta(
+            (text, entries, num_tokens, cached, drafted, accepted, finish_reason, stages)
+        )
+
+    def _filter(self, chunk: TokenChunk) -> tuple[str, int]:
+        """Return the text that stop strings let through, and how many tokens were generated."""
         if self._has_logprobs and len(chunk.logprobs) != len(chunk.token_ids):
             raise InternalError(
                 f"{len(chunk.logprobs)} logprobs came with {len(chunk.token_ids)} tokens"
             )
-        pieces = [self._echo]
-        self._echo = ""
-        num_tokens = 0
-        hidden_at = self._hidden_at(chunk)
-        for place, token_id in enumerate(chunk.token_ids):
-            num_tokens += 1
-            if place == hidden_at:
-                break
+        pieces = []
+        num_tokens = len(chunk.token_ids)
+        for index, token_id in enumerate(self._shown(chunk)):
             if self._has_logprobs:
-                entry = LogprobEntry(token_id, chunk.logprobs[place], self._decoded_chars)
+                entry = LogprobEntry(token_id, chunk.logprobs[index], self._decoded_chars)
                 self._entries.append(entry)
             pieces.append(self._show(self._decoder.push(token_id)))
             if self._stops.is_stopped:
+                num_tokens = index + 1
                 break
         if chunk.finish_reason is not None and not self._stops.is_stopped:
             pieces.append(self._show(self._decoder.flush()))
             pieces.append(self._stops.flush())
         text = "".join(pieces)
         self._sent_chars += len(text)
-        finish_reason = FinishReason.STOP if self._stops.is_stopped else chunk.finish_reason
-        # What a stop string cut off ends with a token of the model's own; the others were drafts.
-        num_cut_drafts = max(len(chunk.token_ids) - num_tokens - 1, 0)
-        return Delta(  # once a token: by position, which takes a third of the time
-            text,
-            tuple(self._take_entries()) if self._entries else (),
-            num_tokens,
-            chunk.num_cached_tokens,
-            chunk.num_drafted,
-            max(chunk.num_accepted - num_cut_drafts, 0),
-            finish_reason,
-            chunk.stages,
-        )
+        return text, num_tokens
 
-    def _hidden_at(self, chunk: TokenChunk) -> int | None:
-        """Where the token is that the answer stopped at: counted, but not shown."""
-        if chunk.finish_reason is not FinishReason.STOP or not chunk.token_ids:
-            return None
-        return len(chunk.token_ids) - 1 if chunk.token_ids[-1] in self._hidden else None
+    def _shown(self, chunk: TokenChunk) -> Sequence[int]:
+        """Return the tokens without the one that the answer stopped at, where it is not shown."""
+        token_ids = chunk.token_ids
+        if chunk.finish_reason is FinishReason.STOP and token_ids and token_ids[-1] in self._hidden:
+            return token_ids[:-1]
+        return token_ids
 
     def _show(self, text: str) -> str:
         self._decoded_chars += len(text)

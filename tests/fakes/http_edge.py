@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import tempfile
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -24,7 +24,7 @@ from common.request import FinishReason, SamplingParams, TokenLogprobs
 from router.access.api_key_book import ApiKeyBook
 from router.app import create_app
 from router.cluster.drain import DrainingNode, UnknownNode
-from router.core.generation import RequestListener, TakeChunks, TokenChunk
+from router.core.generation import RequestListener, Sink, TokenChunk
 from router.live.feed import LiveFeed
 from router.live.reading import Reading
 from router.text.text_model import TextModel
@@ -76,13 +76,13 @@ def write_model_folder(folder: Path, **generation: Any) -> Path:
 
 @dataclass
 class Call:
-    """One `generate` call: what it was given, how far it was read, and whether it was closed."""
+    """One `generate` call: what it was given, how far it came, and whether it is over."""
 
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParams
     deadline_s: float
     priority: int = 0
-    num_pulled: int = 0
+    num_pushed: int = 0
     closed: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -96,23 +96,35 @@ class ScriptedGenerator:
         self.script = script
         self.calls: list[Call] = []
 
-    async def generate(
+    def generate(
         self,
         prompt_token_ids: tuple[int, ...],
         sampling: SamplingParams,
+        sink: Sink,
         *,
         deadline_s: float,
         priority: int = 0,
         listener: RequestListener | None = None,
-        take_now: TakeChunks | None = None,
-    ) -> AsyncGenerator[Sequence[TokenChunk], None]:
+    ) -> Callable[[], None]:
         call = Call(prompt_token_ids, sampling, deadline_s, priority)
         self.calls.append(call)
+        playing = asyncio.create_task(self._play(call, sink))
+
+        def abort() -> None:
+            call.closed.set()
+            playing.cancel()
+
+        return abort
+
+    async def _play(self, call: Call, sink: Sink) -> None:
         try:
             async for chunk in self.script(call):
-                call.num_pulled += 1
-                if take_now is None or not take_now([chunk]):
-                    yield [chunk]
+                if call.closed.is_set():
+                    return
+                call.num_pushed += 1
+                sink.on_chunks([chunk])
+        except Exception as error:
+            sink.on_failed(error)
         finally:
             call.closed.set()
 
@@ -182,15 +194,14 @@ def fails(error: Exception, after: Sequence[TokenChunk] = ()) -> Script:
 
 
 def never_ends(text: str = "x") -> Script:
-    """A script that gives `text` for ever, as fast as it is read."""
+    """A script that gives `text` again and again, as often as `max_tokens` allows, and no end."""
     ids = tiny_model().encode(text, add_special_tokens=False, param="text")
 
     async def play(call: Call) -> AsyncIterator[TokenChunk]:
-        place = 0
-        while True:
-            yield TokenChunk(first_index=place, token_ids=ids)
-            place += len(ids)
+        for first in range(0, call.sampling.max_tokens, len(ids)):
+            yield TokenChunk(first_index=first, token_ids=ids)
             await asyncio.sleep(0)
+        await asyncio.Event().wait()
 
     return play
 

@@ -21,6 +21,7 @@ from placement.redis_store import RedisStore
 from router.core.generation import TokenChunk
 from router.dispatch import dispatcher
 from router.dispatch.dispatcher import Dispatcher
+from tests.fakes.read_answer import read
 from tests.integration.fake_node import FakeNode
 
 PROMPT = tuple(range(40))
@@ -104,12 +105,12 @@ def tokens(attempt: AttemptId, first: int, *ids: int, **more: Any) -> RequestOut
 
 def start(router: Dispatcher, sampling: SamplingParams = GREEDY) -> asyncio.Task[list[TokenChunk]]:
     """Read one whole answer in the background."""
-    stream = router.generate(PROMPT, sampling, deadline_s=30)
+    stream = read(router, PROMPT, sampling, deadline_s=30)
 
-    async def read() -> list[TokenChunk]:
+    async def whole() -> list[TokenChunk]:
         return [chunk async for chunks in stream for chunk in chunks]
 
-    return asyncio.create_task(read())
+    return asyncio.create_task(whole())
 
 
 def ids(chunks: list[TokenChunk]) -> list[int]:

@@ -23,6 +23,7 @@ from protos.codec import refusal_to_proto
 from router.cluster.drain import DrainingNode, UnknownNode, drain_node
 from router.cluster.view import DispatcherView
 from router.core.generation import TokenChunk
+from tests.fakes.read_answer import QueueSink, read
 from tests.integration.fake_node import IDLE, record_of
 from tests.integration.scripted_cluster import (
     GREEDY,
@@ -170,7 +171,7 @@ async def test_a_lost_decode_node_s_answer_goes_on_at_the_next_one(
     d = await cluster.add("d0", Role.DECODE)
     other = await cluster.add("d1", Role.DECODE) if has_other else None
     router = await cluster.router()
-    stream = router.generate(PROMPT, GREEDY, deadline_s=30)
+    stream = read(router, PROMPT, GREEDY, deadline_s=30)
     reading = asyncio.create_task(anext(stream))
     request = await asked(p)
     p.push(tokens(request.id, 0, 10))
@@ -211,7 +212,7 @@ async def test_the_prefill_node_may_die_once_decode_has_started(cluster: Cluster
     p = await cluster.add("p0", Role.PREFILL)
     d = await cluster.add("d0", Role.DECODE)
     router = await cluster.router()
-    stream = router.generate(PROMPT, GREEDY, deadline_s=30)
+    stream = read(router, PROMPT, GREEDY, deadline_s=30)
     reading = asyncio.create_task(anext(stream))
     request = await asked(p)
     p.push(tokens(request.id, 0, 10))
@@ -230,7 +231,7 @@ async def test_a_client_that_goes_away_aborts_both_legs(cluster: Cluster) -> Non
     p = await cluster.add("p0", Role.PREFILL)
     d = await cluster.add("d0", Role.DECODE)
     router = await cluster.router()
-    stream = router.generate(PROMPT, GREEDY, deadline_s=30)
+    stream = read(router, PROMPT, GREEDY, deadline_s=30)
     reading = asyncio.create_task(anext(stream))
     request = await asked(p)
     p.push(tokens(request.id, 0, 10))
@@ -276,7 +277,7 @@ async def test_many_aborts_travel_together(cluster: Cluster) -> None:
 async def test_the_deadline_ends_a_request_that_nobody_answers(cluster: Cluster) -> None:
     d = await cluster.add("d0", Role.DECODE)
     router = await cluster.router()
-    stream = router.generate(PROMPT, GREEDY, deadline_s=0.2)
+    stream = read(router, PROMPT, GREEDY, deadline_s=0.2)
     with pytest.raises(DeadlineExceeded):
         await anext(stream)
     await wait_until(lambda: len(d.aborted) == 1, "aborted")
@@ -305,9 +306,9 @@ async def test_a_prompt_that_no_node_can_hold(cluster: Cluster) -> None:
     await cluster.add("d0", Role.DECODE)
     router = await cluster.router()
     with pytest.raises(InvalidRequest, match="max_model_len = 1024"):
-        await anext(router.generate(tuple(range(1100)), GREEDY, deadline_s=30))
+        await anext(read(router, tuple(range(1100)), GREEDY, deadline_s=30))
     with pytest.raises(InvalidRequest, match="empty"):
-        await anext(router.generate((), GREEDY, deadline_s=30))
+        await anext(read(router, (), GREEDY, deadline_s=30))
 
 
 async def test_a_node_in_a_new_life_is_never_called_by_its_old_name(cluster: Cluster) -> None:
@@ -429,64 +430,73 @@ async def test_the_cluster_described(cluster: Cluster) -> None:
     assert [n["num_requests"] for n in view.describe()["nodes"]] == [0, 0]
 
 
-async def test_tokens_are_offered_while_the_reader_waits_and_come_once(cluster: Cluster) -> None:
+async def test_chunks_that_came_together_are_pushed_together(cluster: Cluster) -> None:
     d = await cluster.add("d0", Role.DECODE)
     router = await cluster.router()
-    taken: list[TokenChunk] = []
-
-    def take(chunks: Sequence[TokenChunk]) -> bool:
-        is_wanted = chunks[0].first_index % 2 == 1 and chunks[-1].finish_reason is None
-        taken.extend(chunks if is_wanted else ())
-        return is_wanted
-
-    stream = router.generate(PROMPT, GREEDY, deadline_s=30, take_now=take)
+    stream = read(router, PROMPT, GREEDY, deadline_s=30)
     reading = asyncio.create_task(anext(stream))
     request = await asked(d)
-    d.push(tokens(request.id, 0, 10, is_started=True))
-    read = [*await reading]
-    # Nobody waits for these: they are kept, and not offered.
-    d.push(tokens(request.id, 1, 11))
-    d.push(tokens(request.id, 2, 12))
-    neighbour = start(router)
-    later = await asked(d, 2)
-    d.push(tokens(later.id, 0, 20, is_started=True, finish_reason=FinishReason.STOP))
-    assert ids(await neighbour) == [20]
-    assert taken == []
-    read += await anext(stream)
-    reading = asyncio.create_task(anext(stream))
-    await asyncio.sleep(0)
-    d.push(tokens(request.id, 3, 13), tokens(request.id, 4, 14))
-    await wait_until(lambda: len(taken) == 2, "both taken")
-    assert not reading.done()
-    d.push(tokens(request.id, 5, 15, finish_reason=FinishReason.STOP))
-    read += await reading
-    assert [chunk.first_index for chunk in taken] == [3, 4]
-    assert [chunk.first_index for chunk in read] == [0, 1, 2, 5]
+    d.push(tokens(request.id, 0, 10, is_started=True), tokens(request.id, 1, 11))
+    assert [chunk.first_index for chunk in await reading] == [0, 1]
+    end = tokens(request.id, 4, 14, finish_reason=FinishReason.STOP)
+    d.push(tokens(request.id, 2, 12), tokens(request.id, 3, 13), end)
+    assert [chunk.first_index for chunk in await anext(stream)] == [2, 3, 4]
     with pytest.raises(StopAsyncIteration):
         await anext(stream)
 
 
-async def test_what_the_short_way_raises_ends_the_answer_alone(cluster: Cluster) -> None:
+async def test_chunks_that_came_before_a_failure_are_pushed_before_it(cluster: Cluster) -> None:
     d = await cluster.add("d0", Role.DECODE)
     router = await cluster.router()
-
-    def take(chunks: Sequence[TokenChunk]) -> bool:
-        if chunks[0].first_index:
-            raise InternalError("no text for this")
-        return False
-
-    stream = router.generate(PROMPT, GREEDY, deadline_s=30, take_now=take)
+    stream = read(router, PROMPT, GREEDY, deadline_s=30)
     reading = asyncio.create_task(anext(stream))
+    request = await asked(d)
+    failed = tokens(request.id, 1, finish_reason=FinishReason.ERROR, error_code="internal_error")
+    d.push(tokens(request.id, 0, 10, is_started=True), failed)
+    assert [chunk.first_index for chunk in await reading] == [0]
+    with pytest.raises(InternalError):
+        await anext(stream)
+
+
+async def test_nothing_is_pushed_behind_an_abort(cluster: Cluster) -> None:
+    d = await cluster.add("d0", Role.DECODE)
+    router = await cluster.router()
+    sink = QueueSink()
+    abort = router.generate(PROMPT, GREEDY, sink, deadline_s=30)
+    request = await asked(d)
+    d.push(tokens(request.id, 0, 10, is_started=True))
+    await sink.next()
+    other = start(router)
+    neighbour = await asked(d, 2)
+    abort()
+    abort()
+    end = tokens(neighbour.id, 0, 20, is_started=True, finish_reason=FinishReason.STOP)
+    d.push(tokens(request.id, 1, 11), end)
+    assert ids(await other) == [20]
+    assert sink.is_empty
+    await wait_until(lambda: d.aborted == [request.id], "the node was told once")
+
+
+async def test_a_sink_that_raises_ends_its_own_answer_alone(cluster: Cluster) -> None:
+    class Broken(QueueSink):
+        def on_chunks(self, chunks: Sequence[TokenChunk]) -> None:
+            if chunks[0].first_index:
+                raise KeyError("bug")
+            super().on_chunks(chunks)
+
+    d = await cluster.add("d0", Role.DECODE)
+    router = await cluster.router()
+    sink = Broken()
+    router.generate(PROMPT, GREEDY, sink, deadline_s=30)
     request = await asked(d)
     other = start(router)
     neighbour = await asked(d, 2)
     d.push(tokens(request.id, 0, 10, is_started=True))
-    await reading
-    reading = asyncio.create_task(anext(stream))
-    await asyncio.sleep(0)
+    await sink.next()
     d.push(tokens(request.id, 1, 11), tokens(neighbour.id, 0, 20, is_started=True))
-    with pytest.raises(InternalError, match="no text"):
-        await reading
+    with pytest.raises(InternalError, match="an internal error ended"):
+        await sink.next()
     await wait_until(lambda: d.aborted == [request.id], "the node was told")
     d.push(tokens(neighbour.id, 1, 21, finish_reason=FinishReason.STOP))
     assert ids(await other) == [20, 21]
+    assert router.num_running == 0

@@ -25,6 +25,7 @@ from router.dispatch.dispatcher import CLOSE_TIMEOUT_S, Dispatcher
 from router.http.server import GRACE_S, bind_http, serve_http
 from tests.fakes.http_edge import make_edge, never_ends
 from tests.fakes.http_server import eventually, raw_request
+from tests.fakes.read_answer import read
 from tests.integration.fake_node import IDLE, FakeNode, record_of
 
 GREEDY = SamplingParams(max_tokens=8, temperature=0.0)
@@ -180,7 +181,7 @@ async def test_a_client_hears_of_a_bug_that_kept_its_end_from_it(
         perform(request, effects)
 
     monkeypatch.setattr(world.router, "_perform", broken)
-    stream: AsyncGenerator[Any, None] = world.router.generate((1, 2), GREEDY, deadline_s=60)
+    stream: AsyncGenerator[Any, None] = read(world.router, (1, 2), GREEDY, deadline_s=60)
     async with asyncio.timeout(30):
         with pytest.raises(InternalError, match="an internal error ended"):
             await anext(stream)

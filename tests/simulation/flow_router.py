@@ -24,13 +24,13 @@ from node.messages import (
 from router.core.effects import (
     Choose,
     Effect,
-    EmitTokens,
     Fail,
     Finish,
     SendAbort,
     SendPrefill,
     SendReserve,
 )
+from router.core.generation import TokenChunk
 from router.core.request_flow import RequestFlow, Reservation
 
 Send = Callable[[Incarnation, Message], None]
@@ -152,7 +152,7 @@ class FlowRouter:
                     self._send(effect.node, Submit(**submit, ticket=ticket))
                 case SendAbort(node, attempt):
                     self._send(node, Abort(self.me, (attempt,)))
-                case EmitTokens(chunk):
+                case TokenChunk() as chunk:
                     assert chunk.first_index == len(client.tokens), "a seam in the answer"
                     client.tokens += chunk.token_ids
                 case Finish():

@@ -11,7 +11,6 @@ from common.request import FinishReason, RequestOutput, SamplingParams
 from router.core.effects import (
     Choose,
     Effect,
-    EmitTokens,
     Fail,
     Finish,
     LegClosed,
@@ -21,6 +20,7 @@ from router.core.effects import (
     SendReserve,
     Unplace,
 )
+from router.core.generation import TokenChunk
 from router.core.request_flow import RequestFlow, Reservation
 
 PREFILL_NODES = tuple(Incarnation(f"p{i}", 1) for i in range(2))
@@ -101,8 +101,8 @@ class ModelCluster:
                     self.placed.add(effect.attempt)
                 case Unplace():
                     self.placed.remove(effect.attempt)
-                case EmitTokens():
-                    chunk = effect.chunk
+                case TokenChunk():
+                    chunk = effect
                     assert chunk.first_index == len(self.emitted)
                     self.emitted += chunk.token_ids
                     assert chunk.num_drafted >= self.num_drafted, "drafts are counted on"

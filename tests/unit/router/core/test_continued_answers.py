@@ -6,7 +6,8 @@ import pytest
 
 from common.errors import Draining, NodeLost, Overloaded
 from common.ids import AttemptId, Incarnation
-from router.core.effects import Choose, EmitTokens, LegClosed, SendReserve
+from router.core.effects import Choose, LegClosed, SendReserve
+from router.core.generation import TokenChunk
 from router.core.request_flow import MAX_ATTEMPTS, Reservation
 from tests.unit.router.core.test_request_flow import (
     D0,
@@ -31,9 +32,9 @@ def test_an_answer_may_be_continued_twice() -> None:
     flow.on_choice(D1, P0, "again", 0.0)
     flow.on_reserve_reply(D1, SECOND, Reservation(None, 96), 0.0)
     (emit,) = flow.on_output(D1, output(SECOND, 3, 13, 14, num_drafted=3, num_accepted=1))
-    assert isinstance(emit, EmitTokens)
-    assert (emit.chunk.num_drafted, emit.chunk.num_accepted) == (7, 2), "counted over attempts"
-    assert emit.chunk.num_cached_tokens == 64, "as much as was cached where the answer began"
+    assert isinstance(emit, TokenChunk)
+    assert (emit.num_drafted, emit.num_accepted) == (7, 2), "counted over attempts"
+    assert emit.num_cached_tokens == 64, "as much as was cached where the answer began"
     effects = flow.on_output(D1, output(SECOND, 0, error=Draining("late")))
     assert effects[-1] == Choose(None, frozenset({D0, D1}))
     (reserve,) = flow.on_choice(Incarnation("d2", 1), None, "again", 0.0)

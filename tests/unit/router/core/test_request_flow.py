@@ -23,7 +23,6 @@ from common.request import FinishReason, RequestOutput, SamplingParams, TokenLog
 from router.core.effects import (
     Choose,
     Effect,
-    EmitTokens,
     Fail,
     Finish,
     LegClosed,
@@ -33,6 +32,7 @@ from router.core.effects import (
     SendReserve,
     Unplace,
 )
+from router.core.generation import TokenChunk
 from router.core.request_flow import RequestFlow, Reservation, State
 
 P0, P1 = Incarnation("p0", 1), Incarnation("p1", 1)
@@ -95,7 +95,7 @@ def output(
 
 
 def emitted(effects: list[Effect]) -> list[int]:
-    chunks = [effect.chunk for effect in effects if isinstance(effect, EmitTokens)]
+    chunks = [effect for effect in effects if isinstance(effect, TokenChunk)]
     return [token_id for chunk in chunks for token_id in chunk.token_ids]
 
 
@@ -144,8 +144,8 @@ def test_drafts_of_a_lost_attempt_count_as_rejected() -> None:
         num_accepted=1,
         finish_reason=FinishReason.STOP,
     )
-    (emit,) = [e for e in flow.on_output(D1, last) if isinstance(e, EmitTokens)]
-    assert (emit.chunk.num_drafted, emit.chunk.num_accepted) == (8, 1)
+    (emit,) = [e for e in flow.on_output(D1, last) if isinstance(e, TokenChunk)]
+    assert (emit.num_drafted, emit.num_accepted) == (8, 1)
 
 
 def test_token_0_and_several_tokens_behind_it_leave_as_one_chunk() -> None:
@@ -185,8 +185,8 @@ def test_duplicates_are_dropped_and_the_first_arrival_counts() -> None:
 
 def test_a_cached_prefix_is_reported_from_the_first_chunk_on() -> None:
     (emit,) = prefilling().on_output(P0, output(FIRST, 0, 10))
-    assert isinstance(emit, EmitTokens)
-    assert emit.chunk.num_cached_tokens == 64
+    assert isinstance(emit, TokenChunk)
+    assert emit.num_cached_tokens == 64
 
 
 def test_a_finish_that_arrives_before_token_0_waits_for_it() -> None:
@@ -204,9 +204,9 @@ def test_a_finish_without_tokens_ends_what_came_before() -> None:
     flow = running()
     flow.on_output(D0, output(FIRST, 1, 11))
     effects = flow.on_output(D0, output(FIRST, 0, finish=FinishReason.LENGTH))
-    (emit,) = [effect for effect in effects if isinstance(effect, EmitTokens)]
-    assert (emit.chunk.token_ids, emit.chunk.first_index) == ((), 2)
-    assert emit.chunk.finish_reason is FinishReason.LENGTH
+    (emit,) = [effect for effect in effects if isinstance(effect, TokenChunk)]
+    assert (emit.token_ids, emit.first_index) == ((), 2)
+    assert emit.finish_reason is FinishReason.LENGTH
     assert effects[-1] == Finish(FinishReason.LENGTH)
 
 
@@ -511,8 +511,8 @@ def test_missing_logprobs_are_a_broken_peer_and_surplus_ones_are_dropped() -> No
     flow = reserving(prefill=None)
     with_logprobs = RequestOutput(id=FIRST, token_ids=(10,), logprobs=(TokenLogprobs(-0.5),))
     (emit,) = flow.on_output(D0, with_logprobs)
-    assert isinstance(emit, EmitTokens)
-    assert emit.chunk.logprobs == ()
+    assert isinstance(emit, TokenChunk)
+    assert emit.logprobs == ()
 
 
 def test_logprobs_stay_with_their_tokens() -> None:
@@ -523,8 +523,8 @@ def test_logprobs_stay_with_their_tokens() -> None:
     flow.on_output(D0, RequestOutput(id=FIRST, first_index=1, token_ids=(11, 12), logprobs=later))
     first = (TokenLogprobs(-0.5, ((10, -0.5),)),)
     effects = flow.on_output(P0, RequestOutput(id=FIRST, token_ids=(10,), logprobs=first))
-    (emit,) = [effect for effect in effects if isinstance(effect, EmitTokens)]
-    assert emit.chunk.logprobs == (*first, *later)
+    (emit,) = [effect for effect in effects if isinstance(effect, TokenChunk)]
+    assert emit.logprobs == (*first, *later)
 
 
 def test_outputs_of_other_nodes_and_attempts_are_ignored() -> None:

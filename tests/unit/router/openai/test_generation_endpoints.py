@@ -254,7 +254,7 @@ async def test_a_stop_string_cuts_and_closes(size: int) -> None:
     (call,) = edge.generator.calls
     assert call.closed.is_set()
     assert answer["usage"]["completion_tokens"] == len(encode("Hello world over"))
-    assert call.num_pulled == (3 if size == 1 else 1)
+    assert call.num_pushed == (3 if size == 1 else 1)
 
 
 async def test_chat_logprobs() -> None:

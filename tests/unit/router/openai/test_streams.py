@@ -190,18 +190,6 @@ async def test_a_bug_is_a_500_that_tells_nothing(caplog: pytest.LogCaptureFixtur
 
 
 @pytest.mark.parametrize("is_stream", [True, False])
-async def test_a_generator_that_just_ends_is_a_bug(is_stream: bool) -> None:
-    async def play(call: Call) -> AsyncIterator[TokenChunk]:
-        yield first_chunk()[0]
-
-    response = await post(make_edge(play), TEXT_PATH, TEXT | {"stream": is_stream})
-    if is_stream:
-        assert events(response.content)[-1]["error"]["code"] == "internal_error"
-    else:
-        assert response.status_code == 500
-
-
-@pytest.mark.parametrize("is_stream", [True, False])
 async def test_one_failing_choice_ends_the_others(is_stream: bool) -> None:
     async def play(call: Call) -> AsyncIterator[TokenChunk]:
         yield first_chunk()[0]

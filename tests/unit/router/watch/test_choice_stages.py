@@ -6,10 +6,31 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.ttft_stages import Stage, StageWatch
+from common.ids import AttemptId, Incarnation
+from router.core.ttft_stages import Stage
+from router.watch.choice_trace import ChoiceTrace
+from router.watch.request_watch import RequestWatch
+
+D0 = Incarnation("d0", 1)
 
 
-def spans(watch: StageWatch, now_s: float, *, queue_s: float, compute_s: float) -> dict[str, float]:
+class Timed(ChoiceTrace):
+    """A choice's trace that is told of attempts by their number, and of no node."""
+
+    def __init__(self, now_s: float) -> None:
+        super().__init__(RequestWatch("completions", "m", now_s), "c", now_s)
+
+    def choosing(self, attempt: int, now_s: float) -> None:
+        self.on_choosing(AttemptId("c", attempt), now_s, is_reserved=False, failure=None)
+
+    def reserve_asked(self, attempt: int, now_s: float) -> None:
+        self.on_reserve_asked(AttemptId("c", attempt), D0, now_s)
+
+    def placed(self, attempt: int, now_s: float) -> None:
+        self.on_placed(AttemptId("c", attempt), None, None, "", now_s)
+
+
+def spans(watch: Timed, now_s: float, *, queue_s: float, compute_s: float) -> dict[str, float]:
     """The stages that took time: arrived 1 s before dispatch, with the client 2 s after it."""
     stages = watch.on_first_token(now_s, queue_s=queue_s, compute_s=compute_s)
     found = stages.to_client(stages.began_at_s - 1.0, now_s + 2.0)
@@ -19,10 +40,10 @@ def spans(watch: StageWatch, now_s: float, *, queue_s: float, compute_s: float) 
 
 
 def test_a_handoff() -> None:
-    watch = StageWatch(100.0)
-    watch.on_choosing(1, 101.0)
-    watch.on_reserve_asked(1, 101.0)
-    watch.on_placed(1, 104.0)
+    watch = Timed(100.0)
+    watch.choosing(1, 101.0)
+    watch.reserve_asked(1, 101.0)
+    watch.placed(1, 104.0)
     assert spans(watch, 120.0, queue_s=5.0, compute_s=7.0) == {
         "edge": 1.0,
         "placing": 1.0,
@@ -34,14 +55,14 @@ def test_a_handoff() -> None:
 
 
 def test_asking_who_refused_is_placing() -> None:
-    watch = StageWatch(0.0)
-    watch.on_choosing(1, 0.0)
-    watch.on_reserve_asked(1, 0.0)
-    watch.on_choosing(1, 10.0)  # the decode node refused
-    watch.on_reserve_asked(1, 10.0)
-    watch.on_placed(1, 11.0)
-    watch.on_choosing(1, 31.0)  # the prefill node refused
-    watch.on_placed(1, 31.0)
+    watch = Timed(0.0)
+    watch.choosing(1, 0.0)
+    watch.reserve_asked(1, 0.0)
+    watch.choosing(1, 10.0)  # the decode node refused
+    watch.reserve_asked(1, 10.0)
+    watch.placed(1, 11.0)
+    watch.choosing(1, 31.0)  # the prefill node refused
+    watch.placed(1, 31.0)
     assert spans(watch, 34.0, queue_s=0.0, compute_s=3.0) == {
         "edge": 1.0,
         "placing": 30.0,
@@ -52,23 +73,23 @@ def test_asking_who_refused_is_placing() -> None:
 
 
 def test_a_prompt_that_is_handed_to_nobody_reserves_nothing() -> None:
-    watch = StageWatch(0.0)
-    watch.on_choosing(1, 0.5)
-    watch.on_placed(1, 0.5)
+    watch = Timed(0.0)
+    watch.choosing(1, 0.5)
+    watch.placed(1, 0.5)
     found = spans(watch, 2.5, queue_s=0.0, compute_s=2.0)
     assert found == {"edge": 1.0, "placing": 0.5, "prefill_compute": 2.0, "delivery": 2.0}
 
 
 @pytest.mark.parametrize("is_asked_first", [True, False])
 def test_attempts_in_vain_are_retries(is_asked_first: bool) -> None:
-    watch = StageWatch(0.0)
-    watch.on_choosing(1, 1.0)
-    watch.on_reserve_asked(1, 1.0)
-    watch.on_placed(1, 2.0)
+    watch = Timed(0.0)
+    watch.choosing(1, 1.0)
+    watch.reserve_asked(1, 1.0)
+    watch.placed(1, 2.0)
     if not is_asked_first:
-        watch.on_choosing(2, 50.0)
-    watch.on_reserve_asked(2, 50.0)
-    watch.on_placed(2, 51.0)
+        watch.choosing(2, 50.0)
+    watch.reserve_asked(2, 50.0)
+    watch.placed(2, 51.0)
     assert spans(watch, 52.0, queue_s=0.0, compute_s=1.0) == {
         "edge": 1.0,
         "reserve": 1.0,
@@ -79,9 +100,9 @@ def test_attempts_in_vain_are_retries(is_asked_first: bool) -> None:
 
 
 def test_a_token_that_overtakes_the_grant_took_what_its_node_says() -> None:
-    watch = StageWatch(0.0)
-    watch.on_choosing(1, 0.0)
-    watch.on_reserve_asked(1, 0.0)
+    watch = Timed(0.0)
+    watch.choosing(1, 0.0)
+    watch.reserve_asked(1, 0.0)
     assert spans(watch, 9.0, queue_s=2.0, compute_s=4.0) == {
         "edge": 1.0,
         "prefill_queue": 2.0,
@@ -101,8 +122,8 @@ def test_a_token_that_overtakes_the_grant_took_what_its_node_says() -> None:
 def test_no_node_can_claim_more_than_the_wait(
     queue_s: float, compute_s: float, wanted: dict[str, float]
 ) -> None:
-    watch = StageWatch(0.0)
-    watch.on_placed(1, 0.0)
+    watch = Timed(0.0)
+    watch.placed(1, 0.0)
     found = spans(watch, 10.0, queue_s=queue_s, compute_s=compute_s)
     assert {k: v for k, v in found.items() if k.startswith("prefill")} == wanted
 
@@ -110,7 +131,7 @@ def test_no_node_can_claim_more_than_the_wait(
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from(["on_choosing", "on_reserve_asked", "on_placed"]),
+            st.sampled_from(["choosing", "reserve_asked", "placed"]),
             st.integers(0, 1),
             st.floats(0, 100),
         ),
@@ -123,7 +144,7 @@ def test_whatever_happens_the_stages_add_up(
     events: list[tuple[str, int, float]], queue_s: float, compute_s: float
 ) -> None:
     now_s, attempt = 5000.0, 1
-    watch = StageWatch(now_s)
+    watch = Timed(now_s)
     for name, more_attempts, after_s in events:
         now_s, attempt = now_s + after_s, attempt + more_attempts
         getattr(watch, name)(attempt, now_s)

@@ -1,0 +1,187 @@
+"""The answer to one request: the sink of all its choices, and its way to the client.
+
+Chunks are pushed in synchronously and become text at once, so a stop string frees the nodes however
+slowly the client reads. While the client keeps up, an event leaves with the push that made it:
+waking a task for each token would cost more than the rest of a token. Everything else (the first
+event, which the status precedes, the last one, and what waits for a slow client) is sent by the one
+task that waits in `send`. What it has not sent yet is bounded by `max_tokens` of each choice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+
+from router.core.generation import Sink, TokenChunk
+from router.http.exchange import Reply
+from router.http.sse import DONE, to_json
+from router.openai.formats import AnswerFormat, WholeChoice
+from router.text.choice_text import ChoiceText, Delta
+from router.text.usage import Usage
+
+
+def _nothing() -> None:
+    """Abort what has not started, or is over."""
+
+
+class Choice:
+    """The sink of one choice."""
+
+    def __init__(
+        self,
+        answer: Answer,
+        index: int,
+        text: ChoiceText,
+        on_deltas: Callable[[Sequence[Delta]], None],
+    ) -> None:
+        """`on_deltas` counts and times what the choice adds to its answer."""
+        self._answer = answer
+        self._index = index
+        self._text = text
+        self._on_deltas = on_deltas
+        self._is_over = False
+        self._abort: Callable[[], None] = _nothing
+
+    def start(self, generate: Callable[[Sink], Callable[[], None]]) -> None:
+        """Start the choice: `generate` takes its sink and returns its abort."""
+        self._abort = generate(self)
+
+    def abort(self) -> None:
+        """End the choice on every node. Idempotent."""
+        # Dropped, because it holds what holds this sink: a cycle would wait for the collector.
+        abort, self._abort = self._abort, _nothing
+        abort()
+
+    def on_chunks(self, chunks: Sequence[TokenChunk]) -> None:
+        """Add the next chunks; see `router.core.generation.Sink`."""
+        if self._is_over:
+            return
+        try:
+            deltas = self._text.push_all(chunks)
+            self._on_deltas(deltas)
+            if deltas[-1].finish_reason is not None:
+                self._is_over = True
+                self.abort()  # the nodes go on where a stop string ended the choice
+            self._answer.add(self._index, deltas)
+        except Exception as error:
+            self.on_failed(error)
+
+    def on_failed(self, error: Exception) -> None:
+        """End the whole answer with `error`."""
+        self._is_over = True
+        self._answer.fail(error)
+
+
+class Answer(ABC):
+    """One answer, streamed or whole: `start` its choices, `send` it, and `abort` in any case."""
+
+    def __init__(self, form: AnswerFormat, usage: Usage, reply: Reply, num_choices: int) -> None:
+        self._form = form
+        self._usage = usage
+        self._reply = reply
+        self._choices: list[Choice] = []
+        self._num_left = num_choices
+        self._error: Exception | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    def start(
+        self,
+        text: ChoiceText,
+        on_deltas: Callable[[Sequence[Delta]], None],
+        generate: Callable[[Sink], Callable[[], None]],
+    ) -> None:
+        """Start the next choice: `generate` takes its sink and returns its abort."""
+        choice = Choice(self, len(self._choices), text, on_deltas)
+        self._choices.append(choice)
+        choice.start(generate)
+
+    def add(self, index: int, deltas: Sequence[Delta]) -> None:
+        """Add the next deltas of choice `index`."""
+        self._usage.count(index, deltas)
+        self._num_left -= deltas[-1].finish_reason is not None
+        self._put(index, deltas)
+
+    def fail(self, error: Exception) -> None:
+        """End the answer with `error`, unless another error was first."""
+        self._error = self._error or error
+        self._wake()
+
+    def abort(self) -> None:
+        """End every choice that still runs, on all nodes."""
+        for choice in self._choices:
+            choice.abort()
+        self._choices.clear()
+
+    @abstractmethod
+    async def send(self) -> None:
+        """Return when the client has the whole answer. Raises the error that ended it."""
+
+    @abstractmethod
+    def _put(self, index: int, deltas: Sequence[Delta]) -> None: ...
+
+    @property
+    def _is_waiting(self) -> bool:
+        """Whether `send` waits for a push: everything before it was sent."""
+        return self._waiter is not None and not self._waiter.done()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def _wait_push(self) -> None:
+        self._waiter = asyncio.get_running_loop().create_future()
+        await self._waiter
+
+
+class StreamedAnswer(Answer):
+    """Server-sent events. The status is sent with the first, `[DONE]` with the last."""
+
+    def __init__(self, form: AnswerFormat, usage: Usage, reply: Reply, num_choices: int) -> None:
+        super().__init__(form, usage, reply, num_choices)
+        self._parts: list[bytes] = []
+
+    async def send(self) -> None:
+        """Send what could not be written at once; see `Answer.send`."""
+        reply = self._reply
+        while True:
+            while not self._parts:
+                if self._error is not None:
+                    raise self._error
+                await self._wait_push()
+            part, self._parts, is_last = b"".join(self._parts), [], not self._num_left
+            if not reply.is_started:
+                await reply.start_stream()
+            if is_last:
+                await reply.end_stream(part + self._form.usage_event(self._usage) + DONE)
+                return
+            await reply.send_part(part)
+
+    def _put(self, index: int, deltas: Sequence[Delta]) -> None:
+        part = self._form.events(index, deltas)
+        if self._is_waiting and self._num_left and self._reply.try_write(part):
+            return
+        self._parts.append(part)
+        self._wake()
+
+
+class WholeAnswer(Answer):
+    """One JSON object, when every choice is over."""
+
+    def __init__(self, form: AnswerFormat, usage: Usage, reply: Reply, num_choices: int) -> None:
+        super().__init__(form, usage, reply, num_choices)
+        self._wholes = [WholeChoice() for _ in range(num_choices)]
+
+    async def send(self) -> None:
+        """Send the whole answer; see `Answer.send`."""
+        while self._num_left:
+            if self._error is not None:
+                raise self._error
+            await self._wait_push()
+        await self._reply.send_json(to_json(self._form.whole(self._wholes, self._usage)))
+
+    def _put(self, index: int, deltas: Sequence[Delta]) -> None:
+        for delta in deltas:
+            self._wholes[index].add(delta)
+        if not self._num_left:
+            self._wake()

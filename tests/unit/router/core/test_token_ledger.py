@@ -1,0 +1,95 @@
+"""Tokens of several nodes in one order, compared with a model that is a dictionary."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.errors import PeerProtocolError
+from common.ids import AttemptId
+from common.request import FinishReason, RequestOutput, SamplingParams, TokenLogprobs
+from router.core.token_ledger import TokenLedger
+
+MAX_TOKENS = 8
+ID = AttemptId("req", 1)
+LENGTH = FinishReason.LENGTH
+
+outputs = st.builds(
+    RequestOutput,
+    id=st.just(ID),
+    first_index=st.integers(0, MAX_TOKENS),
+    token_ids=st.lists(st.integers(0, 9), max_size=3).map(tuple),
+    num_cached_tokens=st.integers(0, 2),
+    num_drafted=st.integers(0, 1),
+    finish_reason=st.sampled_from([None, None, None, None, LENGTH]),
+)
+
+
+@given(st.lists(outputs, max_size=20), st.booleans())
+def test_each_index_is_emitted_once_and_its_first_arrival_counts(
+    news: list[RequestOutput], has_logprobs: bool
+) -> None:
+    sampling = SamplingParams(max_tokens=MAX_TOKENS, logprobs=0 if has_logprobs else None)
+    ledger = TokenLedger(sampling)
+    known: dict[int, int] = {}
+    emitted: list[int] = []
+    cached = 0
+    for output in news:
+        marked = output._replace(
+            logprobs=tuple(TokenLogprobs(-float(token)) for token in output.token_ids)
+        )
+        try:
+            chunk = ledger.push(marked, complete_from=0)
+        except PeerProtocolError:
+            return
+        cached = max(cached, output.num_cached_tokens)
+        for index, token in enumerate(output.token_ids, output.first_index):
+            known.setdefault(index, token)
+        end = output.first_index + len(output.token_ids) if output.token_ids else None
+        before = len(emitted)
+        while len(emitted) in known and not (output.finish_reason and len(emitted) == end):
+            emitted.append(known[len(emitted)])
+        assert (chunk is not None) == (len(emitted) > before or output.finish_reason is LENGTH)
+        if chunk is not None:
+            assert chunk.first_index == before
+            assert list(chunk.token_ids) == emitted[before:]
+            assert chunk.num_cached_tokens == cached
+            assert chunk.finish_reason is output.finish_reason
+            wanted = [-float(token) for token in chunk.token_ids] if has_logprobs else []
+            assert [entry.logprob for entry in chunk.logprobs] == wanted
+        assert ledger.emitted == emitted
+        assert ledger.num_emitted == len(emitted)
+        if output.finish_reason is not None:
+            return
+
+
+@pytest.mark.parametrize(
+    ("output", "words"),
+    [
+        (RequestOutput(ID, 6, (1, 2, 3)), "token index 8"),
+        (RequestOutput(ID, 1, (2,), finish_reason=LENGTH), "without"),
+        (RequestOutput(ID, 0, (), finish_reason=LENGTH), "ended at 0 tokens"),
+    ],
+)
+def test_what_no_node_may_send_changes_nothing(output: RequestOutput, words: str) -> None:
+    ledger = TokenLedger(SamplingParams(max_tokens=MAX_TOKENS))
+    with pytest.raises(PeerProtocolError, match=words):
+        ledger.push(output, complete_from=0)
+    assert ledger.emitted == []
+    ledger.restart()
+    chunk = ledger.push(RequestOutput(ID, 0, (7, 8)), complete_from=0)
+    assert chunk is not None
+    assert chunk.token_ids == (7, 8)
+
+
+def test_a_new_attempt_goes_on_behind_what_was_emitted() -> None:
+    ledger = TokenLedger(SamplingParams(max_tokens=MAX_TOKENS))
+    ledger.push(RequestOutput(ID, 0, (1, 2), num_drafted=3, num_accepted=1), complete_from=0)
+    assert ledger.push(RequestOutput(ID, 4, (5,)), complete_from=0) is None
+    ledger.restart()
+    assert ledger.push(RequestOutput(ID, 3, (4,), num_drafted=2), complete_from=0) is None
+    chunk = ledger.push(RequestOutput(ID, 2, (3,), num_cached_tokens=9), complete_from=0)
+    assert chunk is not None
+    assert (chunk.first_index, chunk.token_ids) == (2, (3, 4))
+    assert (chunk.num_drafted, chunk.num_accepted, chunk.num_cached_tokens) == (5, 1, 0)
