@@ -1,1 +1,28 @@
-"""Values shared by every role: ids, requests, layouts, settings, errors. Standard library only."""
+"""Values shared by every role. Standard library only.
+
+Requests and nodes
+    ids             incarnations, attempts, request ids
+    request         what a client asks for, and what a node answers
+    nodes           what the cluster knows of a node: its record and its load
+    wire_types      types of received values, with the limits that decoders check
+    errors          the typed errors, each with a stable code
+
+KV
+    kv_layout       the shape of a KV cache, and its fingerprint
+    blocks          block arithmetic and block hashes
+    token_budget    how many tokens a step, a sequence and a pool can hold
+
+Configuration
+    setting             how a setting declares its choices, bounds and unit
+    config              all sections, and the rules between them
+    scheduling_config   the sections of scheduling and speculation
+    tracing_config      the section of tracing
+    keys_folder         the keys of one process, read and checked
+
+Time and observation
+    clock           monotonic and manual clocks
+    latency         TTFT, TPOT, goodput: what they mean
+    logs            log lines as text or JSON
+    tracing         the interface of traces, and the one that records nothing
+    addresses       host:port, and what is loopback
+"""

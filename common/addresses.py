@@ -6,13 +6,15 @@ import ipaddress
 
 
 def host_port(host: str, port: int) -> str:
-    """`host:port`, with an IPv6 address in the brackets that tell its colons from the last one."""
+    """Return `host:port`, with brackets around an IPv6 address, which contains colons itself."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches what listens on `host`. A name says so only as localhost:
-    what others resolve to can change."""
+    """Return whether only this machine can reach what listens on `host`.
+
+    Of all names only localhost counts: the address of any other name can change.
+    """
     if host.lower() == "localhost":
         return True
     try:

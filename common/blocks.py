@@ -1,8 +1,8 @@
 """Block arithmetic and block hashes.
 
 The hash of a block covers the cache's fingerprint (model and layout) and every token before the
-block's end, so equal hashes mean equal KV. SHA-256, because a collision would answer one user with
-another's text.
+block's end, so equal hashes mean equal KV. It is SHA-256, because after a collision one user would
+get the text of another.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ BlockHash = bytes
 
 
 def blocks_for(num_tokens: int, block_size: int) -> int:
-    """Blocks that hold `num_tokens` tokens: integer ceiling division."""
+    """Return how many blocks hold `num_tokens` tokens: integer ceiling division."""
     return -(-num_tokens // block_size)
 
 
 def hash_block(parent: BlockHash, token_ids: Sequence[int]) -> BlockHash:
-    """The hash of one full block after `parent` (the hash before it, or `root_hash`)."""
+    """Return the hash of one full block after `parent` (the hash before it, or the root)."""
     return hashlib.sha256(parent + array("I", token_ids).tobytes()).digest()[:16]
 
 
 def root_hash(fingerprint: str) -> BlockHash:
-    """The parent of every first block of one model and layout."""
+    """Return the parent of every first block of one model and layout."""
     return hashlib.sha256(b"pdserve/1 " + fingerprint.encode()).digest()[:16]
 
 
 def hash_full_blocks(
     token_ids: Sequence[int], block_size: int, fingerprint: str
 ) -> list[BlockHash]:
-    """Hashes of the full blocks of `token_ids`, first to last; a partial last block has none."""
+    """Return the hashes of the full blocks of `token_ids` in order, without a partial last one."""
     hashes: list[BlockHash] = []
     parent = root_hash(fingerprint)
     for end in range(block_size, len(token_ids) + 1, block_size):

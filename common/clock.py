@@ -1,4 +1,4 @@
-"""Time as an argument. Cores take `now_s`; shells read one of these clocks."""
+"""Clocks. Cores take the time as an argument `now_s`; the code around them reads a clock."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Seconds that only go forward; the zero point means nothing."""
+    """Seconds that never go back, from an arbitrary zero point."""
 
     def now_s(self) -> float: ...
 
 
 class MonotonicClock:
-    """The operating system's monotonic clock: no wall-clock jump moves it."""
+    """The operating system's monotonic clock, which changes of the date do not move."""
 
     def now_s(self) -> float:
         return time.monotonic()
@@ -29,7 +29,7 @@ class ManualClock:
         return self._now_s
 
     def advance(self, by_s: float) -> None:
-        """Move forward by `by_s` seconds, which must not be negative."""
+        """Move forward by `by_s` seconds. Raises `ValueError` when `by_s` is negative."""
         if by_s < 0:
             raise ValueError(f"a monotonic clock cannot go back by {by_s} s")
         self._now_s += by_s

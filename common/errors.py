@@ -3,16 +3,16 @@
 PdserveError
 ├── ConfigError            a setting is wrong; nothing was started
 ├── CheckpointError        a model folder is missing, broken or not supported
-├── InvalidRequest         the caller's fault: never retried, never charged to a node
-├── Overloaded             no room now; `retry_after_s` says when to come back
+├── InvalidRequest         the caller's fault: never retried, never counted against a node
+├── Overloaded             no room now; `retry_after_s` says when to try again
 ├── PoolExhausted          a running request needs more KV blocks than its node can ever give it
 ├── DeadlineExceeded       the request's own deadline passed
 ├── NodeLost               a node that held the request died or left
-│   └── Draining           it takes nothing new, and hands over what it cannot finish
+│   └── Draining           the node leaves: it takes no new requests and hands over the others
 ├── StaleEpoch             a message for, or from, an earlier life of a process
-├── HandoffFailed          KV did not arrive whole and true on the decode node
+├── HandoffFailed          KV did not arrive complete and correct on the decode node
 │   ├── LayoutMismatch     the two sides' caches have different shapes
-│   └── PeerProtocolError  the peer sent what this protocol does not allow
+│   └── PeerProtocolError  the peer sent something that the protocol does not allow
 └── InternalError          a bug: the request ends, the process goes on
 """
 
@@ -20,7 +20,7 @@ from __future__ import annotations
 
 
 class PdserveError(Exception):
-    """Base of every typed error. `code` is what travels on the wire and what metrics count."""
+    """Base of every typed error. `code` names it in messages between nodes and in metrics."""
 
     code = "internal_error"
 
@@ -38,7 +38,7 @@ class CheckpointError(PdserveError):
 
 
 class InvalidRequest(PdserveError):
-    """The request cannot be served as asked. `param` names the field at fault, where one is."""
+    """The request cannot be served as it is. `param` names the wrong field, if there is one."""
 
     code = "invalid_request"
 
@@ -60,14 +60,14 @@ class Overloaded(PdserveError):
 class PoolExhausted(PdserveError):
     """The only request that still decodes cannot grow: nothing is left to evict or to preempt.
 
-    What was answered before stays answered.
+    The tokens that it has sent so far stay valid.
     """
 
     code = "pool_exhausted"
 
 
 class DeadlineExceeded(PdserveError):
-    """The request's one deadline, set at the router, has passed."""
+    """The request's deadline, which the router sets, has passed."""
 
     code = "deadline_exceeded"
 
@@ -79,7 +79,7 @@ class NodeLost(PdserveError):
 
 
 class Draining(NodeLost):
-    """A node is leaving: it refuses what is new, or gives back what it could not finish in time."""
+    """A node is leaving: it refuses new requests, or gives back those that it could not finish."""
 
     code = "draining"
 
@@ -91,13 +91,13 @@ class StaleEpoch(PdserveError):
 
 
 class HandoffFailed(PdserveError):
-    """KV did not arrive whole and true: the attempt is over, and nothing false was said."""
+    """KV did not arrive complete and correct: the attempt ended before a wrong token was sent."""
 
     code = "handoff_failed"
 
 
 class LayoutMismatch(HandoffFailed):
-    """Two KV caches that cannot exchange blocks; the text names both sides' values."""
+    """Two KV caches cannot exchange blocks; the text names the values of both sides."""
 
     code = "layout_mismatch"
 
@@ -109,13 +109,13 @@ class PeerProtocolError(HandoffFailed):
 
 
 class InternalError(PdserveError):
-    """Something that should be impossible happened to this one request."""
+    """A bug ended this request; the process goes on."""
 
     code = "internal_error"
 
 
 def error_from_code(code: str, message: str) -> PdserveError:
-    """The typed error for a code read off the wire; an unknown code becomes `InternalError`."""
+    """Return the typed error for a received code; an unknown code gives `InternalError`."""
     return _BY_CODE.get(code, InternalError)(message)
 
 

@@ -1,7 +1,7 @@
 """Names of things that live on several machines.
 
-An address proves nothing: every message names the *incarnation* (node id and epoch) that it is
-for, and a process refuses what is meant for an earlier life of the same address.
+A process that restarts can get the address of its predecessor. So every message names the
+*incarnation* (node id and epoch) that it is for, and a process refuses messages for an earlier one.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from common.wire_types import Count, Name
 
 
 class Incarnation(NamedTuple):
-    """One life of a process. `epoch` rises at each start, handed out by the placement store."""
+    """One run of a process. The placement store gives each start a higher `epoch`."""
 
     node_id: Name
     epoch: Count
@@ -33,10 +33,10 @@ class AttemptId(NamedTuple):
 
 
 def new_request_id(prefix: str = "req") -> str:
-    """A request id that nobody can guess: `prefix-` and 96 random bits in hexadecimal."""
+    """Return a request id that cannot be guessed: `prefix-` and 96 random bits in hexadecimal."""
     return f"{prefix}-{secrets.token_hex(12)}"
 
 
 def new_lease_token() -> int:
-    """A random, non-zero 64-bit token; whoever names it was given it."""
+    """Return a random, non-zero 64-bit token, which only its receivers can know."""
     return secrets.randbits(64) or 1

@@ -3,8 +3,8 @@
     DIR/router/  ca.pem cert.pem key.pem redis.password metrics.token api_keys.json
     DIR/node/    ca.pem cert.pem key.pem redis.password metrics.token kv.key
 
-Everything is checked before anything listens, so that an expired certificate is a sentence at the
-start and no row of failed handshakes at night.
+All keys are checked before the process listens: an expired certificate is reported at the start,
+instead of by failed handshakes later.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from common.nodes import Role
 ROUTER_NAME = "router.pdserve"
 NODE_NAME = "node.pdserve"
 REDIS_NAME = "redis.pdserve"
-"""Whom a certificate speaks for, as its DNS name: a kind of process, wherever it runs."""
+"""The DNS name in a certificate. It names the kind of process, not the machine."""
 
 _MAX_FILE_BYTES = 64 << 10
 _SECRETS = ("key.pem", "redis.password", "metrics.token")
@@ -30,7 +30,7 @@ _OWN_SECRET = {"router": "api_keys.json", "node": "kv.key"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keys:
-    """Certificates as PEM. `redis_user` is also the name of the folder's kind."""
+    """The keys of one process; certificates are PEM. `redis_user` is `router` or `node`."""
 
     folder: Path
     ca: bytes
@@ -54,17 +54,17 @@ class Keys:
 
 
 def load_keys(folder: Path, role: Role) -> Keys:
-    """What a process of this role proves itself with, and knows others by.
+    """Return the keys with which a process of this role proves its identity and checks others.
 
-    Raises `ConfigError` that names the file at fault: missing, readable by others, empty, or a
-    certificate that is expired, of another CA, of another key, or another role's.
+    Raises `ConfigError`, which names the file: it is missing, readable by others or empty, or the
+    certificate is expired, of another CA, of another key, or of another role.
     """
     kind = "router" if role is Role.ROUTER else "node"
     if not folder.is_dir() or not (folder / "cert.pem").exists():
         inner = f", here {folder / kind}" if (folder / kind).is_dir() else ""
         raise ConfigError(
-            f"keys is {str(folder)!r}, which is no folder of keys: wanted the subfolder {kind} of "
-            f"what `pdserve keys init` made{inner}"
+            f"keys is {str(folder)!r}, which is not a folder of keys: wanted the subfolder {kind} "
+            f"that `pdserve keys init` made{inner}"
         )
     contents = {name: _read_secret(folder / name) for name in (*_SECRETS, _OWN_SECRET[kind])}
     ca, certificate = _read(folder / "ca.pem"), _read(folder / "cert.pem")
@@ -107,7 +107,7 @@ def _read(path: Path) -> bytes:
 
 
 def _word(path: Path, content: bytes) -> str:
-    """A password or token: one word that a header or a Redis command can carry."""
+    """Return a password or token: one word, because headers and Redis commands carry it."""
     try:
         text = content.decode("ascii").strip()
     except UnicodeDecodeError:
@@ -118,13 +118,13 @@ def _word(path: Path, content: bytes) -> str:
 
 
 def _checked_certificate(folder: Path, kind: str) -> float:
-    """When the certificate ends, after it has proven itself as it will have to: in a handshake."""
+    """Check the certificate by a real handshake, and return when it ends (seconds since 1970)."""
     path = folder / "cert.pem"
     end = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     end.verify_mode = ssl.CERT_REQUIRED
     own = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     own.check_hostname = False
-    # The other end is this process itself; what is checked is the certificate shown to it.
+    # The other end is this process itself, and only the certificate shown to it is checked.
     own.verify_mode = ssl.CERT_NONE
     try:
         end.load_verify_locations(folder / "ca.pem")
@@ -135,7 +135,7 @@ def _checked_certificate(folder: Path, kind: str) -> float:
             context.load_cert_chain(path, folder / "key.pem", password=_no_password)
     except (ssl.SSLError, ValueError) as error:
         raise ConfigError(
-            f"{path} and {folder / 'key.pem'} are no pair of certificate and key in PEM "
+            f"{path} and {folder / 'key.pem'} are not a certificate and its key in PEM "
             f"({_reason(error)}): {_how_to_renew(kind)}"
         ) from None
     try:
@@ -149,19 +149,20 @@ def _checked_certificate(folder: Path, kind: str) -> float:
     names = [name for _, name in shown.get("subjectAltName", ())]
     if wanted not in names:
         raise ConfigError(
-            f"{path} is the certificate of {', '.join(names) or 'nobody'}: wanted {wanted}'s"
+            f"{path} is the certificate of {', '.join(names) or 'no name'}: "
+            f"wanted the one of {wanted}"
         )
     return float(ssl.cert_time_to_seconds(shown["notAfter"]))
 
 
 def _handshake(end: ssl.SSLContext, own: ssl.SSLContext) -> dict[str, Any]:
-    """TLS in memory; what `end` saw of the certificate that `own` showed."""
+    """Run TLS in memory, and return the certificate of `own` as `end` received it."""
     to_end, to_own = ssl.MemoryBIO(), ssl.MemoryBIO()
     sides = [
         own.wrap_bio(to_own, to_end, server_side=False),
         end.wrap_bio(to_end, to_own, server_side=True),
     ]
-    # In TLS 1.3 the client is done before the server has judged its certificate.
+    # In TLS 1.3 the client is done before the server has checked its certificate.
     for _ in range(3):
         for side in sides:
             try:
@@ -172,8 +173,8 @@ def _handshake(end: ssl.SSLContext, own: ssl.SSLContext) -> dict[str, Any]:
 
 
 def _no_password() -> str:
-    # Without it OpenSSL would ask on the terminal, and a service would hang.
-    raise ValueError("the key has a password: wanted one without")
+    # Without this function OpenSSL would ask on the terminal, and a service would hang.
+    raise ValueError("the key has a password: wanted a key without one")
 
 
 def _reason(error: Exception) -> str:

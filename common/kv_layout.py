@@ -1,4 +1,4 @@
-"""The shape of a KV cache, and the fingerprint two nodes compare before they exchange blocks."""
+"""The shape of a KV cache, and the fingerprint that nodes compare before exchanging blocks."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 class KVLayout:
     """One allocation `[num_layers, 2, num_blocks, num_kv_heads, block_size, head_dim]`: 2 for K, V.
 
-    `model_digest` names the weights and their dtype, so that equal fingerprints mean that a block
-    computed on one node is what the other would have computed. `num_blocks` is not part of it:
-    pools differ in size.
+    `model_digest` names the weights and their dtype. So when two nodes have equal fingerprints,
+    each would compute the same block as the other. `num_blocks` is left out, because pools can
+    differ in size. Raises `ValueError` for an unknown `dtype`.
     """
 
     model_digest: str
@@ -42,7 +42,7 @@ class KVLayout:
 
     @property
     def description(self) -> str:
-        """What enters the fingerprint, for people."""
+        """The parts of the fingerprint in words."""
         return (
             f"{self.num_layers} layers, {self.num_kv_heads} KV heads of {self.head_dim}, "
             f"blocks of {self.block_size}, {self.dtype}, weights {self.model_digest[:8]}"

@@ -1,8 +1,8 @@
-"""What latency means here, in one place: the router measures it live, the benchmarks afterwards.
+"""The definitions of latency: the router measures it live, the benchmarks afterwards.
 
 For a request that arrives at `a` and whose output chunks are emitted at `t_1 … t_m`, with n tokens:
 
-    TTFT  = t_1 - a                     time to first token; queueing and prefill are inside
+    TTFT  = t_1 - a                     time to first token, with queueing and prefill
     ITL   = t_k - t_(k-1), k = 2 … m    one gap per emitted chunk after the first
     TPOT  = (t_m - t_1) / (n - 1)       time per output token after the first; undefined for n = 1
     E2E   = t_m - a                     arrival to the last token
@@ -21,7 +21,10 @@ from itertools import pairwise
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestTiming:
-    """When one request arrived, when each output chunk was emitted, and how many tokens came."""
+    """When one request arrived, when each output chunk was emitted, and the number of tokens.
+
+    Raises `ValueError` without a chunk or token, and for times that go back.
+    """
 
     arrived_at_s: float
     chunk_at_s: tuple[float, ...]
@@ -42,7 +45,7 @@ class RequestTiming:
 
     @property
     def itl_s(self) -> tuple[float, ...]:
-        """The gaps between chunks; empty when everything came in one."""
+        """The gaps between chunks; empty when there is only one chunk."""
         times = self.chunk_at_s
         return tuple(b - a for a, b in pairwise(times))
 
@@ -56,7 +59,7 @@ class RequestTiming:
 
 
 def tpot_s(first_at_s: float, last_at_s: float, num_tokens: int) -> float | None:
-    """Time per output token after the first, in seconds; None when there is no second token."""
+    """Return the seconds per output token after the first; None without a second token."""
     if num_tokens < 2:
         return None
     return (last_at_s - first_at_s) / (num_tokens - 1)
@@ -70,7 +73,7 @@ class LatencyTargets:
     tpot_s: float
 
     def are_met_by(self, timing: RequestTiming) -> bool:
-        """Both targets, inclusive; a single token has no TPOT to miss."""
+        """Return whether `timing` is within both targets. A single token has no TPOT."""
         tpot = timing.tpot_s
         return timing.ttft_s <= self.ttft_s and (tpot is None or tpot <= self.tpot_s)
 
@@ -78,14 +81,20 @@ class LatencyTargets:
 def goodput_rps(
     timings: Iterable[RequestTiming], targets: LatencyTargets, *, duration_s: float
 ) -> float:
-    """Requests per second of `duration_s` that met `targets`. Failed requests are not passed in."""
+    """Return the requests per second of `duration_s` that met `targets`.
+
+    Failed requests are not in `timings`. Raises `ValueError` unless `duration_s` is above 0.
+    """
     if duration_s <= 0:
         raise ValueError(f"duration_s is {duration_s}: wanted above 0")
     return sum(targets.are_met_by(timing) for timing in timings) / duration_s
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The value below which `percent` % lie, interpolating linearly between neighbours."""
+    """Return the value below which `percent` % lie, interpolated linearly between neighbours.
+
+    Raises `ValueError` without values, or for a percentage outside of 0 to 100.
+    """
     if not values:
         raise ValueError("percentile of nothing")
     if not 0 <= percent <= 100:
@@ -98,7 +107,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatencySummary:
-    """What is reported of a set of latencies, in seconds."""
+    """Mean and percentiles of a set of latencies, in seconds."""
 
     count: int
     mean_s: float
@@ -110,7 +119,7 @@ class LatencySummary:
 
 
 def summarize(values: Sequence[float]) -> LatencySummary | None:
-    """Mean and percentiles of `values` in seconds; None when there are none."""
+    """Return mean and percentiles of `values` in seconds; None without values."""
     if not values:
         return None
     return LatencySummary(

@@ -1,8 +1,8 @@
-"""What a process says, a line per event: as text for people, or as JSON for machines.
+"""Log lines, one per event: as text for people, or as JSON for machines.
 
-A line about a request carries `request_id` and `attempt` as fields of their own: `log_fields` makes
-them. Text from outside can neither begin a line nor move a cursor: whatever does not print is
-escaped, and every line of a traceback is indented. What one line can hold is bounded.
+A line about a request has the fields `request_id` and `attempt`, made by `log_fields`. Text from
+outside can neither begin a line nor move a cursor: characters that do not print are escaped, and
+every line of a traceback is indented. The length of a line is bounded.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ log = logging.getLogger(_OWN)
 
 
 def log_fields(attempt: AttemptId | None = None, /, **fields: object) -> dict[str, Any]:
-    """What a logging call takes as `extra`: fields beside the message, without those that are None.
+    """Return the `extra` of a logging call: fields beside the message, without those that are None.
 
     Values are numbers, texts or short lists of texts.
     """
@@ -40,10 +40,10 @@ def log_fields(attempt: AttemptId | None = None, /, **fields: object) -> dict[st
 def set_up_logs(
     level: str, log_format: str, *, role: str, node_id: str = "", stream: TextIO | None = None
 ) -> None:
-    """Send every logger's lines to `stream` (stderr). Done once, before anything is logged.
+    """Send the lines of every logger to `stream` (stderr). Call it once, before anything is logged.
 
-    `level` is for pdserve's own loggers. Those of libraries say nothing below INFO: what they would
-    show when they are debugged (headers, commands) is not theirs to show.
+    `level` is for pdserve's own loggers. Those of libraries log nothing below INFO, because their
+    debug lines contain headers and commands, and these contain secrets.
     """
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonLines(role, node_id) if log_format == "json" else HumanLines())
@@ -54,7 +54,7 @@ def set_up_logs(
     root.setLevel(max(logging.getLevelName(level.upper()), logging.INFO))
     logging.getLogger(_OWN).setLevel(level.upper())
     logging.captureWarnings(True)
-    # No line shows them, and to find them out takes longer than to write the line.
+    # No line shows these values, and finding them takes longer than writing the line.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     logging._srcfile = None
     sys.excepthook = _log_uncaught
@@ -62,13 +62,16 @@ def set_up_logs(
 
 
 def quiet_grpc(log_format: str) -> None:
-    """To be called before gRPC is first imported: its core writes past Python's loggers, in lines
-    of its own form, about what its callers are told as well."""
+    """Silence the core of gRPC. Call this before gRPC is first imported.
+
+    The core does not use Python's loggers, so its lines would have another form. What they report
+    is also reported to the caller.
+    """
     os.environ.setdefault("GRPC_VERBOSITY", "NONE" if log_format == "json" else "ERROR")
 
 
 def name_node(node_id: str) -> None:
-    """From now on JSON lines carry this `node_id`: a node knows its own only when it listens."""
+    """Put this `node_id` into all further JSON lines: a node gets its id only when it listens."""
     for handler in logging.getLogger().handlers:
         if isinstance(handler.formatter, JsonLines):
             handler.formatter.node_id = node_id
@@ -83,7 +86,7 @@ class HumanLines(logging.Formatter):
         self._second_s = -1
 
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802
-        """The date and the time of day, made once a second: there is a line for every request."""
+        """Return date and time. The text is made once per second, because there are many lines."""
         second_s = int(record.created)
         if second_s != self._second_s:
             self._second_s = second_s
@@ -123,12 +126,12 @@ class JsonLines(logging.Formatter):
         trouble = _traceback(self, record)
         if trouble:
             line["exception"] = trouble
-        # Printable ASCII alone, so that no character of the text can end or hide a line.
+        # Only printable ASCII, so that no character of the text can end or hide a line.
         return json.dumps(_in_order(line), default=str, ensure_ascii=True)
 
 
 def one_line(text: str) -> str:
-    """`text` with all that does not print escaped as in a Python literal."""
+    """Return `text` with all characters that do not print escaped as in a Python literal."""
     if text.isprintable():
         return text
     return "".join(
@@ -173,13 +176,13 @@ def _human_value(value: object) -> str:
     if isinstance(value, int | float):
         return str(value)
     text = ",".join(value) if isinstance(value, list) else str(value)
-    # Quoted where it could be taken for the next field.
+    # Quoted when the text could be taken for the next field.
     plain = text and text.isprintable() and _SEPARATORS.isdisjoint(text)
     return text if plain else json.dumps(one_line(text), ensure_ascii=False)
 
 
 def _traceback(formatter: logging.Formatter, record: logging.LogRecord) -> str:
-    """The end of it when it is long: there the error is."""
+    """Return the traceback, or the end of a long one, which has the error."""
     if record.exc_info and record.exc_info[0] is not None:
         text = formatter.formatException(record.exc_info)
     else:
@@ -197,14 +200,14 @@ def _log_uncaught(
     if issubclass(kind, KeyboardInterrupt):
         sys.__excepthook__(kind, error, trace)
         return
-    log.critical("an error that nobody caught", exc_info=(kind, error, trace))
+    log.critical("an uncaught error", exc_info=(kind, error, trace))
 
 
 def _log_uncaught_in_thread(args: threading.ExceptHookArgs) -> None:
     name = args.thread.name if args.thread is not None else "a thread that has ended"
     if args.exc_value is not None and not issubclass(args.exc_type, SystemExit):
         log.critical(
-            "an error that nobody caught ended %s",
+            "an uncaught error ended %s",
             name,
             exc_info=(args.exc_type, args.exc_value, args.exc_traceback),
         )

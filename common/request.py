@@ -1,4 +1,4 @@
-"""What a client asked for and what a node answers, as plain values."""
+"""A client's request and a node's answer, as plain values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_PRIORITY = 1000
 
 
 class FinishReason(Enum):
-    """Why a request ended. `STOP` and `LENGTH` are answers, the others are not."""
+    """Why a request ended. After `STOP` and `LENGTH` the answer is complete."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -29,8 +29,8 @@ class SamplingParams:
 
     `temperature` 0 is greedy. `top_k` 0 and `top_p` 1 keep everything. `logprobs` is the number
     of alternatives to report per token (0: the drawn token alone; None: nothing).
-    `max_tokens` counts output tokens and is always set by the time a node sees it. The penalty's
-    floor keeps logits finite.
+    `max_tokens` counts output tokens; the router always sets it. The lower bound of
+    `repetition_penalty` keeps logits finite. Raises `InvalidRequest` for a value out of range.
     """
 
     max_tokens: int
@@ -95,11 +95,12 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
-    """One choice of one client request, as a node sees it. `deadline_s` is what is left of it.
+    """One choice of one client request, as a node gets it. `deadline_s` is the time that is left.
 
-    A larger `priority` is more important, where nodes schedule by priority at all. Tokens in
-    `output_token_ids` were answered by another node: the answer goes on behind them.
-    `traceparent` names the span that the node's own belong to; empty: not traced.
+    A larger `priority` is more important, if nodes schedule by priority. Tokens in
+    `output_token_ids` were answered by another node: the answer continues after them.
+    `traceparent` names the parent of the node's spans; empty when the request is not traced. Raises
+    `InvalidRequest` for a priority out of range, or when no token is left to answer.
     """
 
     id: AttemptId
@@ -139,14 +140,14 @@ class TokenLogprobs:
 
 
 class RequestOutput(NamedTuple):
-    """What one step of one node adds to one request. A tuple, as there is one for every token.
+    """The output of one step for one request. A tuple, because there is one for every token.
 
     `first_index` is the output index of `token_ids[0]`; the router emits each index once.
-    `is_started` marks that this node now runs the sequence (on a decode node: the KV was verified).
+    `is_started` means that this node now runs the sequence (on a decode node: the KV was verified).
     `num_drafted` and `num_accepted` count the draft tokens that this node has verified for this
     request so far, and those of them that became output.
-    With token 0 come `queue_s`, how long the prompt waited on this node for its first step, and
-    `compute_s`, the time from there to the token.
+    With token 0, `queue_s` is how long the prompt waited on this node for its first step, and
+    `compute_s` the time from there to the token.
     With `finish_reason` ERROR, `error_code` and `error_message` say why.
     """
 

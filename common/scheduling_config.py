@@ -132,7 +132,7 @@ class SpeculationConfig(Section):
         0, "maximum number of drafts in a step", note="0: what suits the method", between=(0, 64)
     )
     speculative_model: str = setting(
-        "", "mtp: a safetensors file with the head", note="default: the checkpoint's own head"
+        "", "mtp: a safetensors file with the head", note="default: the one made for the checkpoint"
     )
 
     def joint_problems(self) -> list[Problem]:

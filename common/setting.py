@@ -7,6 +7,7 @@ error message say about a setting is made from its declaration.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
@@ -140,9 +141,14 @@ class Section:
 
 
 def quoted(raw: object) -> str:
-    """Return at most 80 characters of a value as it would be written in Python."""
-    text = repr(raw)
+    """Return at most 80 characters of a value as Python writes it, without passwords of URLs."""
+    text = without_passwords(repr(raw))
     return text if len(text) <= 80 else text[:76] + "…" + text[-1]
+
+
+def without_passwords(text: str) -> str:
+    """Return `text` with the user and the password of every URL in it hidden."""
+    return re.sub(r"://[^/\s]*@", "://***@", text)
 
 
 def joined_by_or(words: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""How many tokens a step can hold: one definition for scheduling, buffers, KV plan, validation."""
+"""How many tokens a step can hold. Scheduling, buffers, KV memory and validation all use this."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from common.errors import ConfigError
 from common.nodes import Role
 
 DEFAULT_NUM_SPECULATIVE_TOKENS = {"none": 0, "ngram": 8, "suffix": 8, "mtp": 5}
-"""Drafts per sequence and step by method, where the configuration leaves it open."""
+"""Drafts per sequence and step by method, unless the configuration sets a number."""
 
 
 def num_speculative_tokens(method: str, configured: int) -> int:
-    """Most drafts per sequence and step; 0 whenever no method is set, whatever is configured."""
+    """Return the maximum number of drafts per sequence and step: 0 without a method."""
     if method == "none":
         return 0
     return configured or DEFAULT_NUM_SPECULATIVE_TOKENS[method]
 
 
 def tokens_per_seq(method: str, configured: int) -> int:
-    """Most tokens a decoding sequence puts into one step: itself and its drafts."""
+    """Return the maximum number of tokens of a decoding sequence in a step: one and its drafts."""
     return 1 + num_speculative_tokens(method, configured)
 
 
@@ -30,10 +30,10 @@ def get_max_chunk_tokens(
     tokens_per_seq: int,
     recomputes_locally: bool = True,
 ) -> int:
-    """The largest number of tokens one forward pass can see.
+    """Return the maximum number of tokens of one forward pass.
 
-    A decode node that never computes prompts runs one token and its drafts per seat. One that does,
-    after a preemption or for a short prompt, may fill the whole budget.
+    A decode node that never computes prompts runs one token and its drafts per sequence. One that
+    computes prompts, after a preemption or short ones, can fill the whole budget.
     """
     if role is Role.DECODE:
         decodes = max_num_seqs * tokens_per_seq
@@ -44,10 +44,10 @@ def get_max_chunk_tokens(
 def fit_max_model_len(
     *, configured: int, model_limit: int, num_blocks: int, block_size: int, tokens_per_seq: int
 ) -> int:
-    """The longest prompt and output together, in tokens, that a pool of KV blocks can hold.
+    """Return the longest prompt and output together, in tokens, that a pool of KV blocks can hold.
 
-    Beside the longest sequence the pool holds the slots of one more step of it. `configured` 0
-    means the most that model and pool allow. Raises `ConfigError` when that does not fit.
+    The pool must hold the longest sequence and the slots of one more step of it. `configured` 0
+    means the maximum that model and pool allow. Raises `ConfigError` when the pool is too small.
     """
     step_blocks = blocks_for(tokens_per_seq, block_size)
     most = max(num_blocks - step_blocks, 0) * block_size

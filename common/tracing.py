@@ -1,9 +1,9 @@
-"""Traces as the rest of the code sees them: a few calls, and nothing behind them when they are off.
+"""The interface of tracing: a few calls, which do nothing when tracing is off.
 
-A span is made from times that were taken anyway: it is begun and ended with times of the process's
-monotonic clock, during the work or after it. `traceparent` (W3C Trace Context) names a span to
-another process; it is empty where nothing is recorded, so that whoever gets it has nothing to do.
-The real thing is `pdserve/roles/otel.py`.
+A span begins and ends with times of the process's monotonic clock, which are passed as arguments,
+during the work or after it. `traceparent` (W3C Trace Context) names a span to another process; it
+is empty when nothing is recorded, and then the other process records nothing either. The
+implementation is `pdserve/roles/otel.py`.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ class SpanKind(Enum):
 
 
 class Span(Protocol):
-    """Some work, from its beginning to its `end`, called once; without it the span is lost."""
+    """A piece of work. `end` must be called once; without it the span is lost."""
 
     @property
     def is_recording(self) -> bool: ...
 
     @property
     def traceparent(self) -> str:
-        """What a child in another process names as its parent; empty when nothing is recorded."""
+        """The name of this span for a child in another process; empty when nothing is recorded."""
 
     def child(
         self, name: str, began_at_s: float, *, kind: SpanKind = SpanKind.INTERNAL
@@ -46,11 +46,11 @@ class Span(Protocol):
     def event(self, name: str, at_s: float, attributes: Attributes) -> None: ...
 
     def end(self, at_s: float, *, error: str = "") -> None:
-        """`error`: the code of what went wrong."""
+        """End the span. `error` is the code of the error that ended the work."""
 
 
 class Tracing(Protocol):
-    """Where spans come from. Any thread may call it, and nothing here waits for a network."""
+    """Makes spans. Any thread may call it, and no call waits for the network."""
 
     @property
     def is_on(self) -> bool: ...
@@ -63,14 +63,14 @@ class Tracing(Protocol):
         parent: str,
         kind: SpanKind = SpanKind.INTERNAL,
     ) -> Span:
-        """A span whose parent is named by a `traceparent`, or the first one of a new trace."""
+        """Begin a span below the `traceparent` in `parent`, or a new trace if that is empty."""
 
     def close(self) -> None:
-        """Send what waits, for a second at most, and end."""
+        """Send the spans that wait, for at most a second, and end."""
 
 
 class NoSpan:
-    """Nothing is recorded."""
+    """A span that records nothing."""
 
     is_recording = False
     traceparent = ""
@@ -89,7 +89,7 @@ class NoSpan:
 
 
 class NoTracing:
-    """Traces are off."""
+    """Tracing that is off."""
 
     is_on = False
 
@@ -112,7 +112,7 @@ NO_TRACING = NoTracing()
 
 
 def is_traceparent(text: str) -> bool:
-    """Whether a text names a span: a version, a trace, a span (neither of them 0) and flags."""
+    """Return whether a text names a span: version, trace, span (neither of them 0) and flags."""
     if len(text) != TRACEPARENT_CHARS:
         return False
     found = _TRACEPARENT.fullmatch(text)
@@ -120,5 +120,5 @@ def is_traceparent(text: str) -> bool:
 
 
 def trace_id_of(traceparent: str) -> str | None:
-    """The trace that a span belongs to, for log lines; None for an empty one."""
+    """Return the trace that a span belongs to, for log lines; None for an empty one."""
     return traceparent[3:35] or None

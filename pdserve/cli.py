@@ -12,6 +12,7 @@ from pathlib import Path
 from common.errors import ConfigError, PdserveError
 from common.logs import quiet_grpc
 from common.nodes import Role
+from common.setting import without_passwords
 from pdserve.configuration.config_sources import (
     SERVE,
     UP,
@@ -21,7 +22,6 @@ from pdserve.configuration.config_sources import (
     load_config,
 )
 from pdserve.configuration.flags import NO_VALUE, FlagError, build_parser
-from pdserve.configuration.option_values import without_passwords
 
 EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
 

@@ -2,7 +2,7 @@
 
 options         the table of settings, made from the dataclasses of `common.config`
 option_values   text and TOML values to settings and back
-flags           the command line's grammar
+flags           the parser of the command line
 help_text       what `--help` prints
 config_file     the TOML file
 exposure        what a process must have before other machines can reach it

@@ -24,9 +24,9 @@ class FileEntry:
 
 
 def read_config_file(path: Path) -> tuple[list[FileEntry], list[str]]:
-    """The file's known keys, and a problem for each key that is not.
+    """Return the file's known keys, and a problem for each unknown key.
 
-    Raises `ConfigError` when the file cannot be read as TOML at all.
+    Raises `ConfigError` when the file cannot be read as TOML.
     """
     entries: list[FileEntry] = []
     problems: list[str] = []
@@ -41,8 +41,8 @@ def read_config_file(path: Path) -> tuple[list[FileEntry], list[str]]:
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """`: did you mean …?` when something known is close to `name`, else nothing."""
-    # What all flags and all variables begin with would make any two of them look close.
+    """Return ": did you mean …?" when a known name is close to `name`, else an empty text."""
+    # The common beginning of all flags, or of all variables, would make any two look close.
     bare = {_bare(one): one for one in known}
     close = difflib.get_close_matches(_bare(name), bare, n=1, cutoff=0.6)
     return f": did you mean {bare[close[0]]}?" if close else ""

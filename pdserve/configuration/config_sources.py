@@ -1,7 +1,7 @@
 """Flags, `PDSERVE_…` variables and a TOML file become one frozen `Config`.
 
-A flag wins over a variable, a variable over the file, the file over the default. Every problem of
-every source is found before anything is reported, and each says where its value came from.
+A flag wins over a variable, a variable over the file, the file over the default. All problems of
+all sources are reported at once, each with the origin of its value.
 """
 
 from __future__ import annotations
@@ -14,16 +14,11 @@ from typing import Any
 from common.config import Config
 from common.errors import ConfigError
 from common.nodes import Role
-from common.setting import Problem, quoted
+from common.setting import Problem, quoted, without_passwords
 from pdserve.configuration.config_file import read_config_file, suggestion
 from pdserve.configuration.exposure import serve_problems, up_problems
 from pdserve.configuration.flags import NO_VALUE, SET_BY_UP, UP_DEFAULTS
-from pdserve.configuration.option_values import (
-    WANTED,
-    value_from_text,
-    value_from_toml,
-    without_passwords,
-)
+from pdserve.configuration.option_values import WANTED, value_from_text, value_from_toml
 from pdserve.configuration.options import (
     ROLE,
     ROLES,
@@ -56,13 +51,13 @@ class LoadedConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """What a command brings to the settings: its own defaults, and keys that it sets by itself."""
+    """What one command changes: other defaults, settings that it chooses itself, and more rules."""
 
     name: str
     defaults: Mapping[str, Value]
     own_keys: frozenset[str] = frozenset()
     rules: Callable[[Config], list[Problem]] = Config.problems
-    """Every rule that a configuration breaks under this command."""
+    """Returns every rule that a configuration breaks under this command."""
 
 
 SERVE = Command(name="pdserve serve", defaults={}, rules=serve_problems)
@@ -70,7 +65,10 @@ UP = Command(name="pdserve up", defaults=UP_DEFAULTS, own_keys=SET_BY_UP, rules=
 
 
 class _Settings:
-    """Values, their origins and everything wrong with them, as the sources are read."""
+    """The values read so far, their origins, and the problems found.
+
+    `is_complete` is false when a source could not be read.
+    """
 
     def __init__(self, command: Command) -> None:
         self.command = command
@@ -88,7 +86,7 @@ class _Settings:
         *,
         read: Callable[[Option, Any], Value] = value_from_text,
     ) -> None:
-        """Take one value; a source read earlier loses to one read later."""
+        """Set the value of one option, in place of one from a source that was read earlier."""
         if option.key in self.command.own_keys:
             self.problems.append(
                 f"{option.key} cannot be set: `{self.command.name}` chooses it (from {origin})"
@@ -115,10 +113,10 @@ def load_config(
     command: Command = SERVE,
     role: Role | None = None,
 ) -> LoadedConfig:
-    """Read every source. `role` is given by commands that have no `--role`.
+    """Read every source. A command without a `--role` flag passes its `role`.
 
-    `flags` maps keys (and `config`) to raw text, booleans or `NO_VALUE`; `unknown_arguments` is
-    what the grammar did not know. Raises `SettingsError` with every problem found.
+    `flags` maps keys (and `config`) to raw text, booleans or `NO_VALUE`; `unknown_arguments`
+    are those that the parser did not recognize. Raises `SettingsError` with every problem found.
     """
     settings = _Settings(command)
     _read_file(settings, flags, environ)
@@ -212,7 +210,7 @@ def _rule_problems(settings: _Settings, config: Config) -> list[str]:
     for problem in settings.command.rules(config):
         keys = problem.keys
         if settings.bad_keys.intersection(keys):
-            continue  # the value was a default standing in for one already reported
+            continue  # its wrong value is reported already; here the default stood in for it
         given = [key for key in keys if key in settings.origins]
         if not given and not settings.is_complete:
             continue  # the unreadable source might have set it

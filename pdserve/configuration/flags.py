@@ -1,7 +1,7 @@
-"""The command line's grammar. Values stay raw text here; `config_sources` judges them.
+"""The parser of the command line. It keeps values as raw text; `config_sources` checks them.
 
-argparse stops at its first error, while a user wants all of them: so every value is optional to
-the grammar, and unknown flags are handed on instead of refused.
+argparse would stop at the first error, but all errors are reported at once. So the parser treats
+every flag's value as optional, and passes unknown flags on instead of refusing them.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from pdserve.configuration.help_text import (
 from pdserve.configuration.options import ROLE, SECTIONS, Option, options_of
 
 NO_VALUE = object()
-"""Stands for the value of a flag that was given none."""
+"""The value of a flag that was given without one."""
 
-# A local cluster chooses these by itself.
+# `pdserve up` chooses these settings itself.
 SET_BY_UP = frozenset(
     {"role", "kv_port", "metrics_port", "node_id", "redis_url", "cluster", "keys"}
 )
@@ -34,14 +34,14 @@ UP_DEFAULTS: dict[str, str | int] = {
     "max_num_batched_tokens": 512,
     "kv_cache_memory": 512 << 20,
 }
-"""A step must stay short and the memory small where the nodes share one laptop's CPU."""
+"""Several nodes share one CPU here: steps must stay short and KV caches small."""
 
 
 _METAVARS = {"str": "TEXT", "int": "N", "float": "NUMBER", "bytes": "BYTES", "seconds": "SECONDS"}
 
 
 class FlagError(Exception):
-    """The command line does not fit the grammar at all."""
+    """The parser cannot make sense of the command line."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -50,7 +50,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The parser of every command; it raises `FlagError` instead of exiting on bad grammar."""
+    """Return the parser of all commands. On errors it raises `FlagError` instead of exiting."""
     parser = _Parser(
         prog="pdserve",
         description=INTRODUCTION,
@@ -108,20 +108,20 @@ def _add_up(commands: Any) -> None:
 def _add_status(commands: Any) -> None:
     command = _add_command(commands, "status", "show a running cluster as a table")
     command.add_argument(
-        "--watch", action="store_true", help="show it again every second, until Ctrl-C"
+        "--watch", action="store_true", help="refresh the table every second until Ctrl-C"
     )
     _add_router(command)
 
 
 def _add_drain(commands: Any) -> None:
-    command = _add_command(commands, "drain", "let a node finish what it has, and end")
-    command.add_argument("node_id", metavar="NODE_ID", help="its name, as `pdserve status` has it")
-    command.add_argument("--wait", action="store_true", help="return when the node is gone")
+    command = _add_command(commands, "drain", "let a node finish its requests, then stop it")
+    command.add_argument("node_id", metavar="NODE_ID", help="name of the node in `pdserve status`")
+    command.add_argument("--wait", action="store_true", help="wait until the node has ended")
     _add_router(command)
 
 
 def _add_router(command: argparse.ArgumentParser) -> None:
-    """Which router is asked, and with what key."""
+    """Add the flags that name the router to ask, and the key for it."""
     command.add_argument(
         "--url",
         default="http://127.0.0.1:8000",
@@ -142,7 +142,7 @@ def _add_kv_key(commands: Any) -> None:
 
 
 def _add_api_keys(commands: Any) -> None:
-    summary = "who may use the router: keys to add, revoke and list"
+    summary = "add, revoke and list the API keys of a router"
     actions = _add_command(commands, "api-keys", summary).add_subparsers(
         dest="action",
         metavar="COMMAND",
@@ -151,16 +151,16 @@ def _add_api_keys(commands: Any) -> None:
         required=True,
     )
     add = _add_command(actions, "add", "make a key and print it", "api-keys")
-    revoke = _add_command(actions, "revoke", "take a key out of the file", "api-keys")
+    revoke = _add_command(actions, "revoke", "remove a key from the file", "api-keys")
     listing = _add_command(actions, "list", "show the keys of a file, without the keys", "api-keys")
     for command in (add, revoke, listing):
         command.add_argument("file", metavar="FILE", help="the file of keys; `add` makes it")
     for command in (add, revoke):
-        command.add_argument("name", metavar="NAME", help="whose key it is")
-    add.add_argument("--admin", action="store_true", help="it may drain nodes too")
+        command.add_argument("name", metavar="NAME", help="name of the client that uses the key")
+    add.add_argument("--admin", action="store_true", help="the key also allows draining nodes")
     for flag, what in (
-        ("--requests-per-minute", "most generation requests a minute"),
-        ("--max-concurrent", "most generation requests at once"),
+        ("--requests-per-minute", "maximum generation requests per minute"),
+        ("--max-concurrent", "maximum generation requests at once"),
     ):
         add.add_argument(
             flag, metavar="N", type=int, default=0, help=f"{what} (default: 0, no limit)"
@@ -168,12 +168,12 @@ def _add_api_keys(commands: Any) -> None:
 
 
 def _add_keys(commands: Any) -> None:
-    summary = "keys for a cluster on several machines: make them, renew them"
+    summary = "make and renew the keys of a cluster on several machines"
     actions = _add_command(commands, "keys", summary).add_subparsers(
         dest="action", metavar="COMMAND", title="commands", prog="pdserve keys", required=True
     )
     init = _add_command(actions, "init", "make a CA, certificates, keys and passwords", "keys")
-    renew = _add_command(actions, "renew", "make one certificate anew, from the same CA", "keys")
+    renew = _add_command(actions, "renew", "make one certificate again, with the same CA", "keys")
     for command in (init, renew):
         command.add_argument("folder", metavar="DIR", help="the folder of all keys")
         command.add_argument(
@@ -183,13 +183,13 @@ def _add_keys(commands: Any) -> None:
             default=365,
             help="how long certificates are valid (default: 365)",
         )
-    renew.add_argument("role", metavar="ROLE", help="whose: router, node or redis")
+    renew.add_argument("role", metavar="ROLE", help="whose certificate: router, node or redis")
 
 
 def _add_command(
     commands: Any, name: str, summary: str, parent: str = ""
 ) -> argparse.ArgumentParser:
-    """A command; those of one `parent` share its examples."""
+    """Add a command and return its parser. Commands of one `parent` share its examples."""
     command: argparse.ArgumentParser = commands.add_parser(
         name,
         help=summary,

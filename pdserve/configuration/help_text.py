@@ -1,4 +1,4 @@
-"""What `--help` says, and how it is laid out."""
+"""The text of `--help`, and its layout."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ the variable, the variable over the file, the file over the default.
 EXAMPLES = {
     "pdserve": """\
 examples:
-  pdserve up                     a router, a prefill and a decode node, here
+  pdserve up                     a router, a prefill and a decode node on this machine
   pdserve status                 what runs, and how busy it is
   pdserve COMMAND --help         the settings of one command
 """,
@@ -49,9 +49,9 @@ examples:
 {_SOURCES}
 examples:
   pdserve up                                  the demo model
-  pdserve up --model ./SmolLM2 --port 9000    a model of yours
+  pdserve up --model ./SmolLM2 --port 9000    your own model
   pdserve up --prefill 2 --decode 1           more nodes
-  pdserve up --mixed 1                        one node that does both
+  pdserve up --mixed 1                        one node that prefills and decodes
 """,
     "status": """\
 examples:
@@ -60,14 +60,14 @@ examples:
   pdserve status --watch
 """,
     "drain": """\
-The node takes nothing new at once. What runs there has the node's own
-drain_timeout_s; what is left then goes on at other nodes, and clients notice
-nothing. Then the node ends with exit code 0. Where the router has keys, an
-administrator's is wanted. A second `pdserve drain` changes nothing.
+The node takes no new requests from now on. Its running requests have the
+node's drain_timeout_s to end; then other nodes continue them, and clients
+notice nothing. Then the node ends with exit code 0. A router with API keys
+requires an administrator's key. A second `pdserve drain` changes nothing.
 
-It exits with 0 when the node was asked (with --wait: when it is gone), and with
-1 when there is no such node, or it is still there long after its time. Ctrl-C
-ends the waiting, not the draining.
+Exit code 0: the node was asked to drain (with --wait: the node has ended).
+Exit code 1: there is no such node, or it still runs long after its time.
+Ctrl-C ends the waiting, not the draining.
 
 examples:
   pdserve drain decode-2 --wait
@@ -75,15 +75,15 @@ examples:
 """,
     "check-config": f"""\
 {_SOURCES}
-It exits with 0 when the configuration can start, and with 2 when it cannot.
+Exit code 0: the configuration can start. Exit code 2: it cannot.
 
 examples:
   pdserve check-config --role decode --config pdserve.toml
 """,
     "api-keys": """\
-Routers follow the file: a change holds within a second, without a restart. It
-holds hashes, so a key is shown once, when it is made. What a revoked key has
-in progress goes on to its end.
+Routers read the file again when it changes: a change takes effect within a
+second, without a restart. The file holds hashes, so a key is shown only when
+it is made. Requests in progress continue when their key is revoked.
 
 examples:
   pdserve api-keys add router/api_keys.json alice --requests-per-minute 60
@@ -92,9 +92,9 @@ examples:
   pdserve api-keys list router/api_keys.json
 """,
     "keys": """\
-A process is started with --keys and the one subfolder that is its own. With it
-gRPC, KV and Redis are encrypted and closed to others, and the router and the
-metrics want a key. SECURITY.md has the whole picture.
+Start each process with --keys and its own subfolder. Then gRPC, KV and Redis
+are encrypted and closed to others, and the router and the metrics require a
+key. SECURITY.md explains everything.
 
 examples:
   pdserve keys init ./keys
@@ -103,8 +103,8 @@ examples:
   pdserve keys renew ./keys node
 """,
     "kv-key": """\
-Every prefill and decode node needs the same file. It is secret: whoever can
-read it can read and write the cluster's KV.
+Every prefill and decode node needs the same file. Keep it secret: everybody who
+reads it can read and write the KV of the cluster.
 
 examples:
   pdserve kv-key pdserve-kv.key
@@ -114,21 +114,21 @@ examples:
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """Wide enough for flag and help on one line, never wider than the terminal or 100."""
+    """Lays out a flag and its help on one line, at most as wide as the terminal and 100."""
 
     def __init__(self, prog: str) -> None:
         width = min(100, max(60, shutil.get_terminal_size().columns - 2))
         super().__init__(prog, max_help_position=34, width=width)
 
     def _format_usage(self, usage, actions, groups, prefix):  # type: ignore[no-untyped-def]
-        """One line: thirty flags in brackets tell nobody anything."""
+        """Return one line that does not list every flag."""
         if any(action.metavar == "COMMAND" for action in actions):
             return f"usage: {self._prog} COMMAND [flags]\n\n"
         values = "".join(f" {action.metavar}" for action in actions if not action.option_strings)
         return f"usage: {self._prog}{values} [flags]\n\n"
 
     def _format_args(self, action: argparse.Action, default_metavar: str) -> str:
-        """A flag's value is optional to the grammar alone, so it is shown without brackets."""
+        """Show a value without brackets: it is optional only to the parser."""
         if action.nargs == "?":
             return str(action.metavar or default_metavar)
         return super()._format_args(action, default_metavar)

@@ -1,4 +1,4 @@
-"""Text and TOML values to settings and back. A bad one raises `ValueError` with what was wanted."""
+"""Text and TOML values to settings and back."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _UNITS = {
     "gib": 1 << 30,
     "tib": 1 << 40,
 }
-# Lengths are limited so that no text can ask for a number that takes long to build.
+# The number of digits is limited, because a very long number takes long to compute.
 _SIZE = re.compile(r"([0-9]{1,20}(?:\.[0-9]{1,12})?(?:e\+?[0-9]{1,2})?)\s*([a-z]*)")
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
@@ -84,11 +84,6 @@ def shown_value(option: Option, value: Value) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def without_passwords(text: str) -> str:
-    """Return `text` with the user and the password of every URL in it hidden."""
-    return re.sub(r"://[^/\s]*@", "://***@", text)
 
 
 def _checked_text(text: str) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-MAPPED = ("router", "pdserve", "node", "kv_transfer", "engine")
+MAPPED = ("common", "router", "pdserve", "node", "kv_transfer", "engine")
 MOST_ROUTER_ROOMS = 12
 ENTRY = re.compile(r"^ {0,8}(\w+)(?:/|  )", re.MULTILINE)
 

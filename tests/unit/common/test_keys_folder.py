@@ -92,7 +92,7 @@ WRONG = {
     "key missing": (without("key.pem"), "node/key.pem cannot be read: No such file"),
     "kv.key missing": (without("kv.key"), "node/kv.key cannot be read: No such file"),
     "password missing": (without("redis.password"), "redis.password cannot be read"),
-    "no certificate": (without("cert.pem"), "no folder of keys: wanted the subfolder node"),
+    "no certificate": (without("cert.pem"), "not a folder of keys: wanted the subfolder node"),
     "key readable": (with_mode("key.pem", 0o640), r"key.pem may be used .* \(mode 640\).*chmod"),
     "token readable": (with_mode("metrics.token", 0o604), "metrics.token may be used by others"),
     "kv.key readable": (with_mode("kv.key", 0o644), "kv.key may be used by others"),
@@ -103,12 +103,18 @@ WRONG = {
     "token not ASCII": (holding("metrics.token", "ü".encode()), "holds no password"),
     "password huge": (holding("redis.password", b"x" * 70_000), "larger than 64 KiB"),
     "ca.pem garbage": (holding("ca.pem", b"\0garbage"), "ca.pem holds no certificate"),
-    "certificate garbage": (holding("cert.pem", b"garbage"), "no pair of certificate and key"),
-    "key of another": (with_another_key, "no pair of certificate and key"),
+    "certificate garbage": (holding("cert.pem", b"garbage"), "are not a certificate and its key"),
+    "key of another": (with_another_key, "are not a certificate and its key"),
     "of another CA": (from_another_cluster, "node/cert.pem is not accepted by .*ca.pem"),
     "expired": (expired_yesterday, "certificate has expired.*pdserve keys renew DIR node"),
-    "a router's": (of_a_router, "is the certificate of router.pdserve: wanted node.pdserve's"),
-    "nobody's": (of_nobody_known, "is the certificate of node.example: wanted node.pdserve's"),
+    "a router's": (
+        of_a_router,
+        "is the certificate of router.pdserve: wanted the one of node.pdserve",
+    ),
+    "nobody's": (
+        of_nobody_known,
+        "is the certificate of node.example: wanted the one of node.pdserve",
+    ),
 }
 
 
@@ -123,7 +129,7 @@ def test_what_is_wrong_is_named(name: str, keys: Path) -> None:
 def test_the_whole_folder_is_not_a_processs(keys: Path) -> None:
     with pytest.raises(ConfigError, match=f"wanted the subfolder node .*, here {keys}/node"):
         load_keys(keys, Role.DECODE)
-    with pytest.raises(ConfigError, match="is no folder of keys"):
+    with pytest.raises(ConfigError, match="is not a folder of keys"):
         load_keys(keys / "nowhere", Role.DECODE)
 
 

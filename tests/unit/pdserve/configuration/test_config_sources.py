@@ -348,6 +348,12 @@ def test_secrets_are_not_repeated(file: Path) -> None:
     ]
 
 
+def test_a_long_url_is_cut_without_showing_its_password() -> None:
+    (told,) = problems(*ENOUGH, "--redis-url", f"http://me:{'hush' * 30}@host")
+    assert "hush" not in told
+    assert "http://***@host" in told
+
+
 def test_a_switch_needs_no_value() -> None:
     assert load(*ENOUGH).config.scheduling.enable_priority_scheduling is False
     loaded = load(*ENOUGH, "--enable-priority-scheduling")
