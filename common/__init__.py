@@ -21,6 +21,7 @@ Configuration
 
 Time and observation
     clock           monotonic and manual clocks
+    histogram       counts of values by size
     latency         TTFT, TPOT, goodput: what they mean
     logs            log lines as text or JSON
     tracing         the interface of traces, and the one that records nothing

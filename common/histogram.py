@@ -31,7 +31,7 @@ class Histogram:
     __slots__ = ("_bounds", "_counts", "_total")
 
     def __init__(self, bounds: Sequence[float]) -> None:
-        """Raises `ValueError` unless there is at least one bound and the bounds rise."""
+        """Start with no values. Raises `ValueError` unless there is a bound and the bounds rise."""
         self._bounds = tuple(bounds)
         if not self._bounds or any(b <= a for a, b in pairwise(self._bounds)):
             raise ValueError(f"bounds are {self._bounds}: wanted at least one, rising")
