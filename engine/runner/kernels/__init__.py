@@ -1,20 +1,19 @@
-"""CPU kernels in numba, each row of whose output is computed the same way whatever the batch.
+"""CPU kernels in numba. A row's result does not depend on the rest of the batch, to the last bit.
 
-Everything heavy rests on one idea, in `panel_product` and `tile_product`: a few rows times sixteen
-columns, every element one chain of fused multiply-adds in the order of the inner index. How many
-rows share a tile, which thread computes it and how wide the machine's vectors are changes nothing
-in a chain, so results are equal to the last bit however prompts are chunked and requests are
-batched.
+The products in `panel_product` and `tile_product` share one idea: a few rows times sixteen columns,
+every element one chain of fused multiply-adds in the order of the inner index. The number of rows
+in a tile, the thread that computes it and the width of the machine's vectors change nothing in a
+chain. So results are equal to the last bit however prompts are chunked and requests are batched.
 
     matmul          products on packed weights: panel_product and tile_product under it
     attention       paged attention with an online softmax
     rotary          head norms, rotary positions, writing the KV cache
     layer           a whole decoder layer out of these, in few entries into the thread pool
     team            phases that a few threads share
-    vector_ir, vector_math   LLVM's own vectors, and what is computed with them
+    vector_ir, vector_math   LLVM's own vectors, and functions on them
 
-Compiled code is cached under a folder named after these sources: numba itself only looks at the
-file of the function it caches, not at the files that function calls into.
+Compiled code is cached in a folder named after these sources: numba itself only checks the file of
+the function that it caches, not the files of the functions that this one calls.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Paged attention with an online softmax, for prefill chunks and decoding tokens alike.
 
 Keys are taken in tiles of 64 positions that start at multiples of 64 of the sequence, so a query
-meets the same tiles in the same order whichever chunk it came in. Within a tile scores and the
-weighted sum of values are `tile_product`s; a masked key adds an exact zero. A work item is a run of
-queries of one sequence and one KV head, with all query heads that share it.
+meets the same tiles in the same order in whichever chunk it is computed. Within a tile scores and
+the weighted sum of values are `tile_product`s; a masked key adds an exact zero. A work item is a
+run of queries of one sequence and one KV head, with all query heads that share it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from engine.runner.kernels.vector_ir import LANES
 from engine.runner.kernels.vector_math import KEY_TILE, softmax_tile, transpose_8x8
 
 _QUERY_ROWS = 96
-"""Rows (queries × heads of a group) of a work item, about what a core's own cache holds."""
+"""Rows (queries × heads of a group) of a work item, about what a core's own cache can hold."""
 _FLOAT_BYTES = 4
 _MINUS_INFINITY = np.float32(-np.inf)
 _ZERO = np.float32(0.0)
@@ -27,7 +27,7 @@ _ONE = np.float32(1.0)
 def plan_items(
     row_starts: np.ndarray, positions: np.ndarray, num_kv_heads: int, group_size: int
 ) -> np.ndarray:
-    """Work items `[n, 4]`: sequence, first row, end row, KV head; the longest first.
+    """Return work items `[n, 4]`: sequence, first row, end row, KV head; the longest first.
 
     `row_starts` `[sequences + 1]` are the sequences' rows in the flat batch.
     """
@@ -45,7 +45,7 @@ def plan_items(
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _load_tile(keys, values, blocks, head, start, count, gathered, key_tile) -> int:  # type: ignore[no-untyped-def]
-    """Transpose `count` keys from position `start` into `key_tile`; the address of their values.
+    """Transpose `count` keys from position `start` into `key_tile`; return their values' address.
 
     Blocks of at least a tile are read in place; smaller ones are gathered first.
     """
@@ -73,7 +73,7 @@ def _load_tile(keys, values, blocks, head, start, count, gathered, key_tile) -> 
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _softmax_row(scores, num_valid, maximum, sums, weighted) -> None:  # type: ignore[no-untyped-def]
-    """One row's online softmax over a tile: `scores` become weights, earlier sums are rescaled.
+    """Apply one row's online softmax over a tile: turn `scores` to weights, rescale earlier sums.
 
     `maximum` `[1]` and `sums` `[16]` are the row's running state; each lane sums its own keys.
     """
@@ -87,7 +87,7 @@ def _softmax_row(scores, num_valid, maximum, sums, weighted) -> None:  # type: i
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _products(rows, a, a_stride, b, b_stride, depth, c, c_stride, width, is_added) -> None:  # type: ignore[no-untyped-def]
-    """`tile_product` over any number of rows and `width` columns (a multiple of 16)."""
+    """Apply `tile_product` to any number of rows and `width` columns (a multiple of 16)."""
     for row in range(0, rows, MAX_TILE_ROWS):
         tile_rows = min(MAX_TILE_ROWS, rows - row)
         for column in range(0, width, LANES):
@@ -100,7 +100,7 @@ def _products(rows, a, a_stride, b, b_stride, depth, c, c_stride, width, is_adde
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _attend_item(qkv, keys, values, blocks, first, end, head, position, scratch, out) -> None:  # type: ignore[no-untyped-def]
-    """Queries of rows `first` to `end`, the first at `position`, against everything before them."""
+    """Attend from rows `first` to `end`, the first at `position`, to all positions before them."""
     queries, scores, weighted, maxima, sums, key_tile, gathered = scratch
     head_dim, num_kv_heads = keys.shape[3], keys.shape[1]
     group = (qkv.shape[1] - 2 * num_kv_heads) // num_kv_heads
@@ -139,7 +139,7 @@ def _attend_item(qkv, keys, values, blocks, first, end, head, position, scratch,
 def attention_phase(  # type: ignore[no-untyped-def]
     progress, phase, qkv, keys, values, block_tables, positions, items, out
 ) -> None:  # fmt: skip
-    """A team's `out` `[rows, heads, head_dim]` from queries that `rotary_phase` made ready.
+    """Compute a team's `out` `[rows, heads, head_dim]` from queries prepared by `rotary_phase`.
 
     `keys` and `values` are one layer's `[num_blocks, kv_heads, block_size, head_dim]`,
     `block_tables` `[sequences, blocks]`, `items` from `plan_items`. Every position up to a query's

@@ -1,6 +1,6 @@
-"""A decoder layer, and a layer that drafts, out of the kernels: few entries into the thread pool.
+"""A decoder layer, and a drafting layer, made of the kernels: few entries into the thread pool.
 
-What is named `_members_…` is run by every member of a team at once; what it calls are phases.
+Functions named `_members_…` are run by all members of a team at once; they call phases.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def _project_and_store(  # type: ignore[no-untyped-def]
     progress, phase, hidden, norm, epsilon, qkv_panels, qkv_bias, head_norms, cosines, sines, scale,
     keys, values, positions, slots, normed, qkv, num_threads,
 ) -> None:  # fmt: skip
-    """`qkv = rotary(qkv(norm(hidden)))`, keys and values into the cache."""
+    """Compute `qkv = rotary(qkv(norm(hidden)))`, and write keys and values into the cache."""
     rows = hidden.shape[0]
     head_dim = keys.shape[3]
     norm_phase(progress, phase, hidden, norm, epsilon, normed)
@@ -39,7 +39,7 @@ def _attend_and_add(  # type: ignore[no-untyped-def]
     progress, phase, hidden, qkv, output_panels, output_bias, keys, values, positions, block_tables,
     items, attended, num_threads,
 ) -> None:  # fmt: skip
-    """`hidden += output(attention(qkv))`."""
+    """Compute `hidden += output(attention(qkv))`."""
     rows = hidden.shape[0]
     head_dim = keys.shape[3]
     heads = qkv.reshape((rows, qkv.shape[1] // head_dim, head_dim))
@@ -55,7 +55,7 @@ def _mlp_half(  # type: ignore[no-untyped-def]
     progress, phase, hidden, norm, epsilon, gate_up_panels, gate_up_bias, down_panels, down_bias,
     normed, gated, num_threads,
 ) -> None:  # fmt: skip
-    """`hidden += down(silu(gate(norm(hidden))) * up(norm(hidden)))`."""
+    """Compute `hidden += down(silu(gate(norm(hidden))) * up(norm(hidden)))`."""
     norm_phase(progress, phase, hidden, norm, epsilon, normed)
     gated_phase(progress, phase + 1, normed, gate_up_panels, gate_up_bias, gated, num_threads)
     linear_phase(
@@ -90,7 +90,7 @@ def whole_layer(  # type: ignore[no-untyped-def]
     gate_up_panels, gate_up_bias, down_panels, down_bias, keys, values, epsilon, cosines, sines,
     scale, positions, slots, block_tables, items, normed, qkv, attended, gated, num_threads,
 ) -> None:  # fmt: skip
-    """All of a layer in one call: crossing into compiled code costs as much as a small kernel."""
+    """Compute a layer in one call: entering compiled code costs as much as a small kernel."""
     _members_of_layer(
         new_progress(_PROJECT_PHASES + _ATTEND_PHASES + _MLP_PHASES), hidden, input_norm,
         qkv_panels, qkv_bias, head_norms, output_panels, output_bias, mlp_norm, gate_up_panels,
@@ -126,7 +126,7 @@ def enter_mtp(  # type: ignore[no-untyped-def]
     projection_bias, input_norm, qkv_panels, qkv_bias, head_norms, cosines, sines, scale, keys,
     values, positions, slots, inputs, normed, qkv, num_threads,
 ) -> None:  # fmt: skip
-    """`inputs` from tokens and `states`, their keys and values into the cache, and `qkv`."""
+    """Compute `inputs` from tokens and `states`, write their keys and values, and compute `qkv`."""
     gather_columns(embedding, token_ids, inputs)
     _members_entering(
         new_progress(4 + _PROJECT_PHASES), embedding_norm, states, hidden_norm, epsilon,
@@ -165,7 +165,7 @@ def leave_mtp(  # type: ignore[no-untyped-def]
     mlp_norm, gate_up_panels, gate_up_bias, down_panels, down_bias, output_norm, head, attended,
     gated, normed, logits, num_threads,
 ) -> None:  # fmt: skip
-    """The rest of the layer over `outputs` in place; `normed` is what the head saw."""
+    """Compute the rest of the layer over `outputs` in place; `normed` is the input of the head."""
     _members_leaving(
         new_progress(_ATTEND_PHASES + _MLP_PHASES + 2), outputs, qkv, output_panels, output_bias,
         keys, values, positions, block_tables, items, epsilon, mlp_norm, gate_up_panels,

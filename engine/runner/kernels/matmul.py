@@ -1,10 +1,10 @@
-"""Matrix products on packed weights, with what follows them in a decoder layer folded in.
+"""Matrix products on packed weights, fused with the operation that follows in a decoder layer.
 
 A weight `[num_outputs, num_inputs]` is packed once into panels `[num_panels, num_inputs, 16]`: the
-sixteen outputs of a panel lie side by side, so a tile reads it front to back, at any number of
-rows. A weight in bytes has panels `[num_panels, num_inputs + 4, 16]`, which end with their outputs'
-scales (`panel_product`); every product takes either kind. A team shares out panels. Weights stream
-from memory once per `_BLOCK_ROWS` rows, a block whose inputs stay in a core's own cache.
+sixteen outputs of a panel are adjacent, so a tile reads it sequentially, at any number of rows. A
+weight in bytes has panels `[num_panels, num_inputs + 4, 16]`, which end with their outputs' scales
+(`panel_product`); every product takes either kind. A team divides the panels. Weights are read from
+memory once per `_BLOCK_ROWS` rows, a block whose inputs fit into a core's own cache.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _BLOCK_ROWS = 96 // PANEL_ROWS * PANEL_ROWS
 _FLOAT_BYTES = 4
 _LARGEST_BYTE = 127
 ROWS_PER_SHARE = 16
-"""Of what is done row by row: a share of fewer would not be worth its claim."""
+"""Rows of a share of row-wise work; a smaller share would cost less than its claim."""
 
 
 @njit(nogil=True, cache=True, error_model="numpy", parallel=True)
 def pack_rows(weight: np.ndarray, panels: np.ndarray, first_panel: int, panel_step: int) -> None:
     """Copy `weight` `[outputs, inputs]` into every `panel_step`-th panel from `first_panel`.
 
-    Outputs missing in a last, partial panel are left as they are.
+    Missing outputs of a last, partial panel are not written.
     """
     num_outputs, num_inputs = weight.shape
     for panel in prange(-(-num_outputs // LANES)):
@@ -49,9 +49,9 @@ def pack_rows(weight: np.ndarray, panels: np.ndarray, first_panel: int, panel_st
 def pack_rows_as_bytes(
     weight: np.ndarray, panels: np.ndarray, first_panel: int, panel_step: int
 ) -> None:
-    """`pack_rows` into panels of bytes: each output is rounded to 127 steps of its largest weight.
+    """Pack rows like `pack_rows`, each rounded to bytes: 127 steps of its largest weight.
 
-    Outputs missing in a last, partial panel are left as they are.
+    Missing outputs of a last, partial panel are not written.
     """
     num_outputs, num_inputs = weight.shape
     for panel in prange(-(-num_outputs // LANES)):
@@ -70,7 +70,7 @@ def pack_rows_as_bytes(
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def gather_columns(panels: np.ndarray, ids: np.ndarray, out: np.ndarray) -> None:
-    """`out[i] = weight[ids[i]]` of a packed weight: embeddings out of a tied projection."""
+    """Set `out[i] = weight[ids[i]]` from a packed weight: embeddings from a tied projection."""
     for i in range(ids.shape[0]):
         panel, lane = ids[i] // LANES, ids[i] % LANES
         for k in range(out.shape[1]):
@@ -79,24 +79,25 @@ def gather_columns(panels: np.ndarray, ids: np.ndarray, out: np.ndarray) -> None
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _ahead_of(panel_at, panel_bytes, tile, num_tiles, is_first, is_last):  # type: ignore[no-untyped-def]
-    """What to fetch while a tile of rows meets a pair of panels, for each of the two.
+    """Return what to prefetch, for both panels, while a tile of rows is multiplied with them.
 
-    One tile fetches its own panels, a little ahead. Of several the first two fetch the next pair,
-    one panel each: else nothing would come from memory while all but the first compute.
+    A single tile prefetches its own panels, a little ahead. Of several tiles the first two prefetch
+    the next pair, one panel each; otherwise nothing would be read from memory while the others
+    compute.
     """
     ahead = panel_at + PREFETCH_BYTES
     second_ahead = ahead + panel_bytes
     if num_tiles == 1 or is_last or tile > 1:
         return ahead, second_ahead
     following = panel_at + 2 * panel_bytes
-    if is_first:  # nobody has fetched this pair itself
+    if is_first:  # no tile has prefetched this pair
         return (ahead, second_ahead) if tile == 0 else (following, following + panel_bytes)
     return (following, second_ahead) if tile == 0 else (ahead, following + panel_bytes)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _put(tile, rows, bias, residual, out, row, column) -> None:  # type: ignore[no-untyped-def]
-    """A finished tile, with what is added to it, into `out` from `row` and `column` on."""
+    """Write a finished tile, plus bias and residual, to `out` from `row` and `column` on."""
     lanes = min(LANES, out.shape[1] - column)
     for r in range(rows):
         if bias.size:
@@ -139,7 +140,7 @@ def _linear_part(x, panels, bias, residual, out, first, last, tiles) -> None:  #
 def linear_phase(  # type: ignore[no-untyped-def]
     progress, phase, x, panels, bias, residual, out, num_threads
 ) -> None:  # fmt: skip
-    """A team's `linear`."""
+    """Compute a team's `linear`."""
     num_panels = panels.shape[0]
     num_pairs = (num_panels + 1) // 2
     num_shares = min(num_pairs, SHARES_PER_THREAD * num_threads)
@@ -165,9 +166,10 @@ def linear(
     x: np.ndarray, panels: np.ndarray, bias: np.ndarray, residual: np.ndarray, out: np.ndarray,
     num_threads: int,
 ) -> None:  # fmt: skip
-    """`out = x · weightᵀ (+ bias) (+ residual)`: `x` `[rows, inputs]`, `out` `[rows, outputs]`.
+    """Compute `out = x · weightᵀ (+ bias) (+ residual)`.
 
-    An empty `bias` or `residual` is none. `residual` may be `out`.
+    `x` is `[rows, inputs]`, `out` `[rows, outputs]`. An empty `bias` or `residual` is none.
+    `residual` may be `out`.
     """
     _team_linear(new_progress(1), x, panels, bias, residual, out, num_threads)
 
@@ -207,7 +209,7 @@ def _gated_part(x, panels, bias, out, first, last, tiles) -> None:  # type: igno
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def gated_phase(progress, phase, x, panels, bias, out, num_threads) -> None:  # type: ignore[no-untyped-def]
-    """A team's `gated_linear`."""
+    """Compute a team's `gated_linear`."""
     num_pairs = panels.shape[0] // 2
     num_shares = min(num_pairs, SHARES_PER_THREAD * num_threads)
     tiles = np.empty((2, PANEL_ROWS, LANES), np.float32)
@@ -231,13 +233,14 @@ def _team_gated(progress, x, panels, bias, out, num_threads) -> None:  # type: i
 def gated_linear(
     x: np.ndarray, panels: np.ndarray, bias: np.ndarray, out: np.ndarray, num_threads: int
 ) -> None:
-    """`out = silu(x · gateᵀ) * (x · upᵀ)`; gate and up lie in alternate panels, biases likewise."""
+    """Compute `out = silu(x · gateᵀ) * (x · upᵀ)`; panels and biases of gate and up alternate."""
     _team_gated(new_progress(1), x, panels, bias, out, num_threads)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def rms_norm_row(x: np.ndarray, weight: np.ndarray, epsilon: np.float32, out: np.ndarray) -> None:
-    """`out = x / sqrt(mean(x²) + epsilon) * weight` for one contiguous row (16 · n floats)."""
+    """Compute `out = x / sqrt(mean(x²) + epsilon) * weight` for a contiguous row (16 · n
+    floats)."""
     size = x.shape[0]
     mean = sum_squares(x.ctypes.data, size // LANES) / np.float32(size)
     scale = np.float32(1.0) / np.sqrt(mean + epsilon)
@@ -247,7 +250,7 @@ def rms_norm_row(x: np.ndarray, weight: np.ndarray, epsilon: np.float32, out: np
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def norm_phase(progress, phase, x, weight, epsilon, out) -> None:  # type: ignore[no-untyped-def]
-    """A team's `rms_norm`."""
+    """Compute a team's `rms_norm`."""
     num_rows = x.shape[0]
     num_shares = -(-num_rows // ROWS_PER_SHARE)
     share = claim(progress, phase)
@@ -261,6 +264,6 @@ def norm_phase(progress, phase, x, weight, epsilon, out) -> None:  # type: ignor
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def rms_norm(x: np.ndarray, weight: np.ndarray, epsilon: np.float32, out: np.ndarray) -> None:
-    """`rms_norm_row` for each row of `x` `[rows, size]`, in this thread."""
+    """Apply `rms_norm_row` to each row of `x` `[rows, size]`, in this thread."""
     for row in range(x.shape[0]):
         rms_norm_row(x[row], weight, epsilon, out[row])

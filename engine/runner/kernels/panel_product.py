@@ -1,14 +1,15 @@
-"""The primitive under all products with weights: a few rows times one or two packed panels.
+"""The primitive of all products with weights: a few rows times one or two packed panels.
 
 A panel's sixteen columns are `depth` rows of sixteen floats; or, as bytes, `depth` rows of sixteen
 signed bytes and then their sixteen scales as floats. Widening a byte is exact.
 
 An element of a panel of floats is one chain of fused multiply-adds in the order of the inner index.
-Of a panel of bytes it is two, over the even and over the odd inner indices; their sum times the
-column's scale. How many rows and panels are computed together changes nothing in a chain, it only
-keeps the processor busy: two panels are two independent chains for each row, and what lies ahead in
-both is asked for long before it is needed, also past the ends of pages, where the processor stops
-asking by itself. So a few rows take hardly longer than one, whose time is that of reading weights.
+For a panel of bytes it is two chains, over the even and over the odd inner indices; their sum is
+multiplied with the column's scale. The number of rows and panels that are computed together changes
+nothing in a chain, it only keeps the processor busy: two panels are two independent chains for each
+row. Both panels are prefetched long before they are needed, also across page ends, where the
+processor's own prefetching stops. So a few rows take hardly longer than one, whose time is that of
+reading the weights.
 """
 
 from __future__ import annotations
@@ -35,25 +36,27 @@ from engine.runner.kernels.vector_ir import (
 
 _HAS_WIDE_REGISTERS = bool(get_host_cpu_features().get("avx512f"))
 PANEL_ROWS = 10 if _HAS_WIDE_REGISTERS else 6
-"""Most rows of a product: their accumulators, and an address for each, stay in registers. A vector
-is one of AVX-512's 32 registers, or two of AVX2's 16."""
+"""The most rows of a product: their accumulators and addresses stay in registers.
+
+A vector is one of AVX-512's 32 registers, or two of AVX2's 16.
+"""
 _PAIR_ROWS = 10 if _HAS_WIDE_REGISTERS else 3
 _BYTE_PAIR_ROWS = 4 if _HAS_WIDE_REGISTERS else 1
 _BYTE_ROWS = 8 if _HAS_WIDE_REGISTERS else 3
-"""The same for two panels, and for one of bytes, which has two accumulators for each element."""
+"""The most rows for two panels or a panel of bytes, with two accumulators per element."""
 SCALE_ROWS = 4
-"""Rows of a panel of bytes that its scales take the place of: 16 floats are 64 bytes."""
+"""Rows of a panel of bytes that hold its scales: 16 floats are 64 bytes."""
 _FLOAT_BYTES = 4
 _CACHE_LINE_BYTES = 64
 PREFETCH_BYTES = 3072
 _TURN_ROWS = {4: 1, 1: 4}
-"""Inner indices of one turn of the loop, by an item's bytes: an even number, whole cache lines."""
+"""Inner indices per loop turn, by an item's bytes: an even number, whole cache lines."""
 _CHAINS = {4: 1, 1: 2}
 _BYTES = ir.VectorType(ir.IntType(8), LANES)
 
 
 def _columns_at(builder: Any, address: Any, item_bytes: int) -> Any:
-    """One inner index's sixteen weights, as floats."""
+    """Load one inner index's sixteen weights, as floats."""
     if item_bytes == _FLOAT_BYTES:
         return builder.load(vector_at(builder, address), align=4)
     stored = builder.load(vector_at(builder, address, _BYTES), align=LANES)
@@ -68,7 +71,7 @@ def _emit_sums(
     depth: Any,
     item_bytes: int,
 ) -> dict[tuple[int, int], Any]:
-    """The loop over the inner index: each (row, panel)'s sums, yet without scales."""
+    """Emit the loop over the inner index; return each (row, panel)'s sum, not yet scaled."""
     fma = declare_fma(builder)
     chains, row_bytes = _CHAINS[item_bytes], LANES * item_bytes
     start = builder.block
@@ -109,9 +112,9 @@ def _emit_sums(
 def _emit_product(
     builder: Any, num_rows: int, num_panels: int, item_bytes: int, args: tuple[Any, ...]
 ) -> None:
-    """The product for exactly so many rows and panels."""
+    """Emit the product for exactly `num_rows` rows and `num_panels` panels."""
     a, b, depth, c, *ahead_ats = args
-    # From one pointer: the compiler then reaches the rows by few registers and their multiples.
+    # All rows are addressed from one pointer, so the compiler needs few registers for them.
     rows_at = builder.inttoptr(a, FLOAT.as_pointer())
     row_ats = [builder.gep(rows_at, [builder.mul(depth, INT64(r))]) for r in range(num_rows)]
     is_bytes = item_bytes == 1
@@ -129,7 +132,7 @@ def _emit_product(
 
 
 def _products(num_panels: int, item_bytes: int, most_rows: int) -> Any:
-    """The product for this many panels of this kind, and any number of rows up to `most_rows`."""
+    """Return the product for this many panels of this kind, for up to `most_rows` rows."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         done = builder.append_basic_block("done")
@@ -189,12 +192,13 @@ def panel_product(
     rows: int, panels: int, a: int, b: int, depth: int, item_bytes: int, c: int, ahead: int,
     second_ahead: int,
 ) -> None:  # fmt: skip
-    """`c[p, r, 0:16] = Σ_k a[r, k] · b[p, k, 0:16]` for `rows` ≤ `PANEL_ROWS` and `panels` ≤ 2.
+    """Compute `c[p, r, 0:16] = Σ_k a[r, k] · b[p, k, 0:16]`.
 
-    `a` is `[rows, depth]` with a `depth` divisible by four, `b` the first of neighbouring panels
-    with items of one byte or four, `c` `[2, PANEL_ROWS, 16]`. Panels of bytes are aligned to 16.
-    Meanwhile as much as a panel is fetched from `ahead`, and from `second_ahead` for the second
-    one; `PREFETCH_BYTES` behind a panel's beginning is what it needs itself.
+    `rows` ≤ `PANEL_ROWS`, `panels` ≤ 2. `a` is `[rows, depth]` with a `depth` divisible by four,
+    `b` the first of adjacent panels with items of one byte or four, `c` `[2, PANEL_ROWS, 16]`.
+    Panels of bytes are aligned to 16. Meanwhile as many bytes as a panel has are prefetched from
+    `ahead`, and from `second_ahead` for the second one. A panel prefetches itself from
+    `PREFETCH_BYTES` behind its beginning.
     """
     if item_bytes == 1:
         _byte_product(rows, panels, a, b, depth, c, ahead, second_ahead)

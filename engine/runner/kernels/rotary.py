@@ -1,4 +1,4 @@
-"""Between the projection and attention: head norms, rotary positions, and writing the KV cache."""
+"""The step between projection and attention: head norms, rotary positions, writing the KV cache."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _rotate(head, cosine, sine, scale, out) -> None:  # type: ignore[no-untyped-
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _store_row(qkv, head_norms, epsilon, cosine, sine, scale, slot, keys, values) -> None:  # type: ignore[no-untyped-def]
-    """One token: `qkv` `[heads + 2 · kv_heads, head_dim]` in place, and its slot in the cache."""
+    """Prepare one token: `qkv` `[heads + 2 · kv_heads, head_dim]` in place, and its cache slot."""
     num_kv_heads, block_size = keys.shape[1], keys.shape[2]
     num_heads = qkv.shape[0] - 2 * num_kv_heads
     block, offset = slot // block_size, slot % block_size
@@ -44,10 +44,10 @@ def _store_row(qkv, head_norms, epsilon, cosine, sine, scale, slot, keys, values
 def rotary_phase(  # type: ignore[no-untyped-def]
     progress, phase, qkv, head_norms, epsilon, cosines, sines, positions, scale, slots, keys, values
 ) -> None:  # fmt: skip
-    """A team makes queries ready for attention in place, and puts keys and values into their slots.
+    """Prepare a team's queries for attention in place, and write keys and values to their slots.
 
     `qkv` is `[rows, heads + 2 · kv_heads, head_dim]`; `head_norms` `[2, head_dim]` (query, key) or
-    empty; `cosines` and `sines` `[max_len, head_dim / 2]`. Queries come out multiplied by `scale`.
+    empty; `cosines` and `sines` `[max_len, head_dim / 2]`. Queries are multiplied by `scale`.
     """
     num_rows = qkv.shape[0]
     num_shares = -(-num_rows // ROWS_PER_SHARE)

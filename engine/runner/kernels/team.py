@@ -1,14 +1,14 @@
-"""Phases of a computation that a few threads share, with little between them.
+"""Phases of a computation that a few threads share, with little overhead between them.
 
-A layer at one row is eight phases of a few microseconds to tens each. Entering numba's thread pool
-for every one of them would take a tenth of a step, so a team enters once and then goes from phase
-to phase by itself. A phase is so many shares of equal work; each thread claims the next that nobody
-has, and nobody goes on before all are finished.
+A layer at one row is eight phases of a few to tens of microseconds each. Entering numba's thread
+pool for each of them would take a tenth of a step, so a team enters once and then goes from phase
+to phase by itself. A phase is a number of shares of equal work; each thread claims the next
+unclaimed share, and no thread starts the next phase before all shares are finished.
 
-Any number of threads of the pool may come, at any time: one alone does all shares of all phases,
-and one that comes late finds them done. So nothing depends on the pool's running them at once, and
-a thread that the system has stopped delays the others by no more than the share it holds. Who
-computes a share changes nothing in its results.
+Any number of threads of the pool may join, at any time: a single thread does all shares of all
+phases, and a late one finds them done. So correctness does not depend on the pool running them at
+once, and a thread that the system has paused delays the others by no more than its share. A share's
+result does not depend on the thread that computes it.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from numba.extending import intrinsic
 from engine.runner.kernels.vector_ir import INT64
 
 SHARES_PER_THREAD = 4
-"""Of large phases: enough for a late thread to find some left, few enough to read far in a row."""
+"""Shares of large phases: enough that a late thread finds some, few enough for long reads."""
 _FINISHED = 8
-"""The second counter of a phase has a cache line of its own."""
+"""The index of a phase's second counter, which has a cache line of its own."""
 _PHASE_COUNTERS = 16
 _SPINS = 256
-"""Looks at a counter before the processor is offered to others: some ten microseconds."""
+"""Reads of a counter before the thread yields the processor: some ten microseconds."""
 _IS_X86 = get_process_triple().startswith("x86_64")
 
 
 @intrinsic
 def _add(typing: Any, address: Any) -> Any:
-    """Count one up, atomically; what it was before."""
+    """Add one to a counter atomically; return its value before."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         place = builder.inttoptr(args[0], INT64.as_pointer())
@@ -47,7 +47,7 @@ def _add(typing: Any, address: Any) -> Any:
 
 @intrinsic
 def _load(typing: Any, address: Any) -> Any:
-    """What the counter shows, and after it what was written before it was counted up."""
+    """Read a counter, with acquire order: writes before its increments are visible after."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         place = builder.inttoptr(args[0], INT64.as_pointer())
@@ -58,7 +58,7 @@ def _load(typing: Any, address: Any) -> Any:
 
 @intrinsic
 def _pause(typing: Any) -> Any:
-    """Tell the processor that this is a loop that waits, where it can be told."""
+    """Tell the processor that this loop waits, on x86; elsewhere do nothing."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         if _IS_X86:
@@ -72,7 +72,7 @@ def _pause(typing: Any) -> Any:
 
 @intrinsic
 def _offer_processor(typing: Any) -> Any:
-    """Let another thread run here, if one wants to."""
+    """Yield the processor to another thread."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         kind = ir.FunctionType(ir.IntType(32), [])
@@ -84,25 +84,25 @@ def _offer_processor(typing: Any) -> Any:
 
 @njit(nogil=True, cache=True)
 def new_progress(num_phases: int) -> np.ndarray:
-    """What a team shares: each phase's claimed and finished shares, none yet."""
+    """Return a team's shared state: for each phase the claimed and finished shares, 0 each."""
     return np.zeros((num_phases, _PHASE_COUNTERS), np.int64)
 
 
 @njit(nogil=True, cache=True)
 def claim(progress: np.ndarray, phase: int) -> int:
-    """The next share that is this thread's; those from the phase's number of shares on are none."""
+    """Claim and return the next share; one past the phase's number of shares means none."""
     return _add(progress[phase].ctypes.data)
 
 
 @njit(nogil=True, cache=True)
 def finish(progress: np.ndarray, phase: int) -> None:
-    """A claimed share is done."""
+    """Count a claimed share as done."""
     _add(progress[phase, _FINISHED:].ctypes.data)
 
 
 @njit(nogil=True, cache=True)
 def wait_for_all(progress: np.ndarray, phase: int, num_shares: int) -> None:
-    """Until every share of the phase is finished."""
+    """Wait until every share of the phase is finished."""
     at = progress[phase, _FINISHED:].ctypes.data
     spins = 0
     while _load(at) < num_shares:

@@ -1,4 +1,4 @@
-"""The primitive under all products: a few rows times sixteen columns."""
+"""The primitive of products with two unpacked operands: a few rows times sixteen columns."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MAX_TILE_ROWS = 6
 
 
 def _tile_rows(num_rows: int) -> Any:
-    """The tile product for exactly `num_rows` rows."""
+    """Return the tile product for exactly `num_rows` rows."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         a, a_stride, b, b_stride, depth, c, c_stride, is_added = args
@@ -95,9 +95,9 @@ def tile_product(
     rows: int, a: int, a_stride: int, b: int, b_stride: int, depth: int, c: int, c_stride: int,
     is_added: int,
 ) -> None:  # fmt: skip
-    """`c[r, 0:16] (+)= Σ_k a[r, k] · b[k, 0:16]` for `rows` ≤ 6 rows and `depth` ≥ 1.
+    """Compute `c[r, 0:16] (+)= Σ_k a[r, k] · b[k, 0:16]` for `rows` ≤ 6 and `depth` ≥ 1.
 
-    With `is_added` the chains start from what `c` holds, else from zero. Each of the `rows × 16`
+    With `is_added` the chains start from the values in `c`, else from zero. Each of the `rows × 16`
     elements is one chain of fused multiply-adds in the order of k.
     """
     if rows == 6:

@@ -1,8 +1,8 @@
-"""Emitting LLVM's own vectors, where its optimiser is not left to find them.
+"""Emit LLVM's own vectors, where its optimiser is not relied on to find them.
 
 A `<16 x float>` is one AVX-512 register, two AVX2 or four NEON registers; the compiler splits it,
 and the arithmetic per element stays the same. Kernels built on this take addresses in bytes and
-strides in elements (int64): numba's arrays would bring bounds and counts into the inner loops.
+strides in elements (int64): numba's arrays would add bounds and counts to the inner loops.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ _READ, _INTO_ALL_CACHES, _DATA = 0, 3, 1
 
 
 def vector_at(builder: Any, address: Any, vector: Any = VECTOR) -> Any:
-    """A pointer to the vector at `address`."""
+    """Return a pointer to the vector at `address`."""
     return builder.inttoptr(address, vector.as_pointer())
 
 
 def constant(value: float) -> Any:
-    """`value` in every lane."""
+    """Return a vector with `value` in every lane."""
     return ir.Constant(VECTOR, [value] * LANES)
 
 
 def splat(builder: Any, scalar: Any) -> Any:
-    """A float that is known at run time in every lane."""
+    """Return a vector with a float known only at run time in every lane."""
     undefined = ir.Constant(VECTOR, ir.Undefined)
     single = builder.insert_element(undefined, scalar, INT32(0))
     return builder.shuffle_vector(single, undefined, ir.Constant(INT_VECTOR, [0] * LANES))
 
 
 def declare_fma(builder: Any) -> Any:
-    """The fused multiply-add of three vectors, rounded once."""
+    """Return the fused multiply-add of three vectors, rounded once."""
     signature = ir.FunctionType(VECTOR, [VECTOR, VECTOR, VECTOR])
     return cgutils.get_or_insert_function(builder.module, signature, f"llvm.fma.v{LANES}f32")
 
 
 def prefetch(builder: Any, address: Any) -> None:
-    """Ask for the cache line at `address`, which may be outside of all memory."""
+    """Prefetch the cache line at `address`, which may be outside of all memory."""
     pointer = ir.IntType(8).as_pointer()
     signature = ir.FunctionType(ir.VoidType(), [pointer, INT32, INT32, INT32])
     function = cgutils.get_or_insert_function(builder.module, signature, "llvm.prefetch.p0i8")
@@ -57,7 +57,7 @@ def prefetch(builder: Any, address: Any) -> None:
 
 
 def over_vectors(builder: Any, address: Any, num_vectors: Any, first: Any, combine: Any) -> Any:
-    """Emit `state = combine(builder, vector, state)` over consecutive vectors; the last state."""
+    """Emit `state = combine(builder, vector, state)` over adjacent vectors; return the state."""
     start = builder.block
     loop = builder.append_basic_block("loop")
     end = builder.append_basic_block("end")

@@ -1,4 +1,4 @@
-"""What a decoder needs besides products, sixteen floats at a time and in a fixed order."""
+"""Vector functions of a decoder besides products: sixteen floats at a time, in a fixed order."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ def _sum(builder: Any, x: Any, total: Any) -> Any:
 
 
 def _exp(builder: Any, x: Any) -> Any:
-    """e^x within 2 units in the last place: exactly 1 at 0, 0 below -87, capped at e^88.
+    """Emit e^x within 2 units in the last place: exactly 1 at 0, 0 below -87, capped at e^88.
 
-    NaN is handed on: were it to weigh nothing, a broken cache would pass for a sound one.
+    NaN stays NaN: with a weight of 0 a broken cache would look like a sound one.
     """
     fma = declare_fma(builder)
     is_lowest = builder.fcmp_ordered("<", x, _LOWEST)
@@ -66,7 +66,7 @@ def _exp(builder: Any, x: Any) -> Any:
     for coefficient in _POLYNOMIAL[1:]:
         p = builder.call(fma, [p, r, constant(coefficient)])
     value = builder.fadd(builder.call(fma, [p, builder.fmul(r, r), r]), constant(1.0))
-    # The low bits of `shifted` are n; moved up, they become the exponent of 2^n.
+    # The low bits of `shifted` are n; shifted left, they become the exponent of 2^n.
     bits = builder.shl(builder.bitcast(shifted, INT_VECTOR), ir.Constant(INT_VECTOR, [23] * LANES))
     bits = builder.add(bits, ir.Constant(INT_VECTOR, [0x3F800000] * LANES))
     value = builder.fmul(value, builder.bitcast(bits, VECTOR))
@@ -75,7 +75,7 @@ def _exp(builder: Any, x: Any) -> Any:
 
 @intrinsic
 def sum_squares(typing: Any, address: Any, num_vectors: Any) -> Any:
-    """Σ x² over `16 · num_vectors` floats: sixteen chains, then a tree of additions."""
+    """Compute Σ x² over `16 · num_vectors` floats: sixteen chains, then a tree of additions."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         fma = declare_fma(builder)
@@ -89,7 +89,7 @@ def sum_squares(typing: Any, address: Any, num_vectors: Any) -> Any:
 
 @intrinsic
 def silu_product(typing: Any, gate: Any, up: Any, out: Any) -> Any:
-    """`out = gate / (1 + e^-gate) * up` for the sixteen floats at each address."""
+    """Compute `out = gate / (1 + e^-gate) * up` for the sixteen floats at each address."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         gate, up = (builder.load(vector_at(builder, at), align=4) for at in args[:2])
@@ -103,10 +103,10 @@ def silu_product(typing: Any, gate: Any, up: Any, out: Any) -> Any:
 
 @intrinsic
 def softmax_tile(typing: Any, scores: Any, maximum: Any, sums: Any) -> Any:
-    """One row's online softmax over a tile; what earlier weights are to be multiplied with.
+    """Apply one row's online softmax over a tile; return the factor of the earlier weights.
 
     The 64 floats at `scores` become e^(score - the largest so far). `maximum` is the address of the
-    largest so far, `sums` of sixteen sums of weights, each lane of its own keys; both move on.
+    largest so far, `sums` of sixteen sums of weights, one per lane; both are updated.
     """
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -139,7 +139,7 @@ def softmax_tile(typing: Any, scores: Any, maximum: Any, sums: Any) -> Any:
 
 @intrinsic
 def transpose_8x8(typing: Any, source: Any, source_stride: Any, target: Any, stride: Any) -> Any:
-    """`target[j, i] = source[i, j]` for an 8 × 8 block of floats; strides in elements."""
+    """Set `target[j, i] = source[i, j]` for an 8 × 8 block of floats; strides in elements."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         source, source_stride, target, stride = args
