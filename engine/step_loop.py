@@ -1,8 +1,8 @@
-"""One thread: drain the inbox, plan, run (and send what was computed), apply, emit.
+"""The step thread: drain the inbox, plan, run (and send what was computed), apply, emit.
 
-Scheduler and runner belong to this thread alone, so scheduling needs no lock, and what happened can
-be replayed from the messages. Effects of a message are performed before the next message is read: a
-landing that was closed is closed before its blocks can be given away again.
+Scheduler and runner belong to this thread alone. So scheduling needs no lock, and a run can be
+replayed from its messages. The effects of a message are performed before the next message is read:
+a landing is closed before its blocks can be allocated again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ E = TypeVar("E")
 
 
 class Inbox(Protocol[M]):
-    """Where the step thread's messages wait."""
+    """The queue of messages to the step thread."""
 
     def take_all(self) -> list[M]: ...
     def wait(self, timeout_s: float | None) -> None: ...
@@ -51,8 +51,8 @@ class Flow(Protocol[M_contra, E_co]):
 class StepLoop(Generic[M, E]):
     """Runs `flow` and `runner` until the inbox is closed.
 
-    `perform` carries out one effect and must not block; `flush` is called once per turn, after all
-    effects of the turn, so that a step's tokens leave together.
+    `perform` carries out one effect and must not block. `flush` is called once per turn, after all
+    effects of the turn, so that a step's tokens are sent together.
     """
 
     def __init__(
@@ -71,11 +71,12 @@ class StepLoop(Generic[M, E]):
         self._perform = perform
         self._flush = flush
         self._clock = clock
-        # When the turn under way began; None while waiting for messages. Any thread may read it.
+        # Start of the current turn; None while the thread waits for messages. Any thread may read
+        # it.
         self.busy_since_s: float | None = None
 
     def run(self) -> None:
-        """The thread's whole life. An exception here is a bug and ends the process."""
+        """Run turns until the inbox is closed. An exception here is a bug and ends the process."""
         is_idle = False
         while not self._inbox.is_closed:
             if is_idle:
@@ -86,7 +87,7 @@ class StepLoop(Generic[M, E]):
         self._flush()
 
     def turn(self) -> bool:
-        """Messages, clock, one step. False when nothing can happen before the next message."""
+        """Run one turn; return False if only a message or a deadline can change anything."""
         self.busy_since_s = self._clock.now_s()
         for message in self._inbox.take_all():
             self._perform_all(self._flow.on_message(message, self._clock.now_s()))
@@ -104,10 +105,11 @@ class StepLoop(Generic[M, E]):
         return step.made_progress
 
     def _swap(self, step: PlannedStep) -> None:
-        """Before anything else: blocks that are swapped out have new owners already, who may
-        compute in them, or have KV from another node written to them.
+        """Copy swapped blocks, before any other effect of the step.
 
-        An error here is a bug and ends the loop, since a sequence would resume on other KV.
+        Blocks that are swapped out already belong to other sequences, which may compute into them
+        or receive KV from another node. An error here is a bug and ends the loop, because the
+        sequence would resume on wrong KV.
         """
         for copy in step.swap_outs:
             self._runner.swap_out(copy.block_ids, copy.host_block_ids)
@@ -119,7 +121,12 @@ class StepLoop(Generic[M, E]):
         try:
             results = self._runner.execute(step.batch, on_layer)
         except SequencesFailed as some:
-            log.error("%d of %d sequences failed: %s", len(some.entries), len(step.batch), some)
+            log.error(
+                "a step failed for %d of its %d sequences: %s",
+                len(some.entries),
+                len(step.batch),
+                some,
+            )
             now_s = self._clock.now_s()
             good = [i for i in range(len(step.batch)) if i not in some.entries]
             results = [some.results[i] for i in good]
@@ -151,13 +158,13 @@ class StepLoop(Generic[M, E]):
 
 
 def start_step_thread(loop: StepLoop[M, E], on_crash: Callable[[], object]) -> threading.Thread:
-    """Run `loop` in a thread of its own; `on_crash` is called there if it dies of an exception."""
+    """Run `loop` in a new daemon thread, which calls `on_crash` if an exception ends it."""
 
     def body() -> None:
         try:
             loop.run()
         except Exception:
-            log.exception("the step loop died")
+            log.exception("the step loop ended with an exception")
             on_crash()
 
     thread = threading.Thread(target=body, name="pdserve-step", daemon=True)

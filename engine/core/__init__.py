@@ -3,9 +3,9 @@
 scheduler       the one writer of sequences and blocks: events in, a planned step out
 planner         what one step runs: a pure function of these:
   step_plan       what it reads and the decision it returns
-  step_budget     tokens, blocks and seats of one step, while they are used up
-  decode_plan     the decoding sequences of a step, and who is preempted
-  admission_plan  who is seated next
+  step_budget     tokens, blocks and seats that are left in one step
+  decode_plan     the decoding sequences of a step, and which are preempted
+  admission_plan  which waiting sequences are admitted
 plan            a step as the runner sees it
 planned_step    a step on its way to the runner, and its outcome on the way back
 sequence        one stream of tokens on one node
@@ -14,9 +14,9 @@ stop_rules      when an output is complete, by tokens alone
 waiting_queue   sequences without a seat, in order
 block_pool      KV blocks: free, cached, running, reserved, receiving or quarantined
 prefix_cache    which block holds the KV of which prefix
-prefix_index    the sequences' side of the prefix cache
-host_pool       places in host memory for blocks of preempted sequences
-swapping        blocks of preempted sequences, out and back
+prefix_index    block hashes of sequences, looked up and published
+host_pool       ids of host memory blocks for preempted sequences
+swapping        copies of preempted sequences' blocks to host memory and back
 statistics      what a scheduler has done, as one immutable value
 policies/       reservation and victims, by name
 speculation/    drafting without a model, and how many drafts pay

@@ -1,9 +1,9 @@
-"""Who is seated next: order of the queue, blocks kept back for those who run, skip-ahead.
+"""Admissions of one step: order of the queue, blocks kept back for running sequences, skip-ahead.
 
-A sequence is admitted with the blocks of all its known tokens, so a prefill never waits for blocks
-half-way and two of them can never hold what the other needs. Beyond that the reservation policy
-says how many blocks the running ones are expected to need: they are left alone, unless nothing
-runs. One that does not fit lets a few behind it pass, a bounded number of times.
+A sequence is admitted with the blocks of all its known tokens. So a prefill never waits for blocks
+half-way, and two prefills cannot deadlock on each other's blocks. The reservation policy also keeps
+back blocks that running sequences are expected to need, unless nothing runs. When the head of the
+queue does not fit, a few sequences behind it may be admitted first, a bounded number of times.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ def plan_admissions(
     seated: Sequence[SequenceView],
     match_prefix: MatchPrefix,
 ) -> None:
-    """Seat from the head of the queue. `seated` are all who run or wait for KV."""
+    """Plan admissions from the head of the queue.
+
+    `seated`: all sequences that run or wait for KV.
+    """
     if not waiting:
         return
     if budget.num_seats <= 0 and not budget.policy.enable_priority_scheduling:
@@ -42,10 +45,10 @@ def plan_admissions(
 
 
 def admission_blocks(sequence: SequenceView, limits: Limits) -> int:
-    """Blocks a sequence needs to be seated: all its known tokens.
+    """Return how many blocks a sequence needs to be seated: those of its known tokens.
 
-    One whose prompt is computed elsewhere also takes the slots of its first step: it starts
-    decoding, drafts included, the moment its KV lands, without asking for anything again.
+    A sequence whose prompt is computed elsewhere also takes the slots of its first step, drafts
+    included: it decodes as soon as its KV has landed, without another allocation.
     """
     if sequence.has_remote_kv:
         return _first_step_blocks(sequence, limits)
@@ -53,8 +56,10 @@ def admission_blocks(sequence: SequenceView, limits: Limits) -> int:
 
 
 def _first_step_blocks(sequence: SequenceView, limits: Limits) -> int:
-    """Blocks of all known tokens and of one step of decoding, if there is one to come: nothing is
-    written past the longest output."""
+    """Return the number of blocks for all known tokens and one decode step.
+
+    No slots are counted beyond the longest possible output.
+    """
     most = min(sequence.num_known + limits.tokens_per_seq, limits.max_model_len)
     longest = sequence.num_prompt + sequence.max_new_tokens
     return blocks_for(max(min(most, longest), sequence.num_known), limits.block_size)
@@ -62,7 +67,7 @@ def _first_step_blocks(sequence: SequenceView, limits: Limits) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Seated:
-    """A candidate as it would be once seated (`policies.reservation.GrowthView`)."""
+    """A candidate as it will be after admission (`policies.reservation.GrowthView`)."""
 
     num_known: int
     num_output: int
@@ -72,14 +77,14 @@ class _Seated:
 
 @dataclass(frozen=True, slots=True)
 class _Need:
-    """What a candidate takes: `num_new` blocks beside the `claimed` cached ones."""
+    """Blocks of a candidate: `num_new` to allocate, and `claimed`, the evictable of `cached`."""
 
     cached: tuple[int, ...]
     claimed: list[int]
     num_new: int
     seated: _Seated
     num_now: int
-    """Blocks that must be available, the reservation left aside."""
+    """Blocks that must be available now, without the reservation."""
 
 
 class _Admissions:
@@ -92,9 +97,9 @@ class _Admissions:
         self.match_prefix = match_prefix
         self.seated = {s.sequence_id: s for s in seated}
         self.locked: set[int] = set()
-        """Cached blocks that those admitted in this walk use: a victim does not free them."""
+        """Cached blocks that this walk shares: preempting a victim does not free them."""
         self.freed: set[int] = set()
-        """What victims of this walk leave behind: counted as available, not evictable yet."""
+        """Blocks that this walk's victims give back: available, but not evictable yet."""
         self.demand = sum(map(self._demand, seated))
 
     def run(self, waiting: Iterable[SequenceView]) -> None:
@@ -124,7 +129,7 @@ class _Admissions:
         plan.num_growth_blocks = policy.reservation.blocks(self.demand)
 
     def _demand(self, sequence: SequenceView) -> int:
-        """A block that this step gives to `sequence` is not kept back for it as well."""
+        """Return the demand of `sequence` after this step's allocation."""
         reservation = self.budget.policy.reservation
         planned = self.budget.plan.chunks.get(sequence.sequence_id)
         if planned is None or planned.num_new_blocks == 0:
@@ -143,7 +148,7 @@ class _Admissions:
         return bypassed >= self.budget.policy.skip_ahead_limit
 
     def _try_to_seat(self, sequence: SequenceView, *, is_head: bool) -> StopRule | None:
-        """Plan an admission, or say why not."""
+        """Plan an admission; return the rule that prevents it, or None."""
         budget = self.budget
         need = self._need(sequence, self.freed)
         may_preempt = is_head and budget.policy.enable_priority_scheduling
@@ -170,10 +175,10 @@ class _Admissions:
         return None
 
     def _need(self, sequence: SequenceView, freed: Set[int]) -> _Need:
-        """`freed` are blocks that preemptions of this plan will have made evictable."""
+        """Return what `sequence` needs; this plan's preemptions make `freed` evictable."""
         limits, pool = self.budget.limits, self.budget.pool
         cached = tuple(self.match_prefix(sequence))
-        # A cached block that nobody references stops being evictable once it is shared.
+        # An evictable block that is shared stops being evictable, so it counts as taken.
         claimed = [
             b for b in cached if b not in self.locked and (pool.is_evictable(b) or b in freed)
         ]
@@ -189,7 +194,10 @@ class _Admissions:
         )
 
     def _why_no_room(self, need: _Need, sequence: SequenceView) -> StopRule | None:
-        """Whether blocks are missing; the reservation is waived on an otherwise empty node."""
+        """Return the rule by which blocks are missing, or None.
+
+        The reservation is waived when no sequence is seated.
+        """
         available = self.budget.available
         if need.num_now > available:
             return StopRule.NO_BLOCKS
@@ -204,7 +212,7 @@ class _Admissions:
         return None
 
     def _headroom(self, sequence: SequenceView, seated: Iterable[SequenceView]) -> int:
-        """What a victim leaves to the others when it comes back, or it would only go again."""
+        """Return the blocks to leave free when a victim is seated, or it is preempted again."""
         decoding = [s for s in seated if s.status is SequenceStatus.RUNNING_DECODE]
         return headroom_blocks(
             [*decoding, sequence],
@@ -220,9 +228,9 @@ class _Admissions:
         return self.budget.chunk_tokens(sequence.num_known - start)
 
     def _preempt_lower(self, sequence: SequenceView, need: _Need) -> _Need:
-        """Preempt decodes of a lower priority, if that makes room for `sequence`; else nobody.
+        """Preempt lower priorities if that makes `sequence` fit; else preempt none.
 
-        A victim counts with the blocks it alone holds, not with what it might still need.
+        A victim counts with the blocks that it alone holds, not with what it might still need.
         """
         budget = self.budget
         reservation = budget.policy.reservation

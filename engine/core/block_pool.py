@@ -1,9 +1,9 @@
 """The pool of KV blocks: each is free, cached, running, reserved, receiving or quarantined.
 
-A *cached* block is findable by its hash and referenced by nobody: it can be had by evicting it. A
-*running* block is referenced by one or more sequences. A *receiving* block is written by another
-node; a *reserved* one is held beside it for the first tokens to come. Both have one owner. A
-*quarantined* block has none: its landing is over, but its writer may not know that yet.
+A *cached* block can be found by its hash and has no references; it can be evicted. A *running*
+block is referenced by one or more sequences. A *receiving* block is written by another node; a
+*reserved* block is held with it for the first output tokens. Both have one owner. A *quarantined*
+block has no owner: its landing is closed, but its writer may not know that yet.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class BlockUse(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockCounts:
-    """How many blocks are what; the sum is the pool."""
+    """The number of blocks in each state; the sum is `num_blocks`."""
 
     free: int
     cached: int
@@ -38,12 +38,12 @@ class BlockCounts:
 
     @property
     def available(self) -> int:
-        """Blocks that can be had now: free, or cached and evictable."""
+        """Blocks that can be allocated now: free, or cached and evictable."""
         return self.free + self.cached
 
 
 class BlockPool:
-    """Ownership of `num_blocks` blocks. Misuse raises `ValueError`: nothing is freed twice."""
+    """Ownership of `num_blocks` blocks. Misuse raises `ValueError`: no block is freed twice."""
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
@@ -60,15 +60,18 @@ class BlockPool:
         return len(self._free) + len(self._evictable)
 
     def is_evictable(self, block_id: int) -> bool:
-        """Whether the block is cached and referenced by nobody."""
+        """Return whether the block is cached and has no references."""
         return block_id in self._evictable
 
     def is_unshared(self, block_id: int) -> bool:
-        """Whether the block would become available if its one holder let go of it."""
+        """Return whether the block has exactly one reference: releasing that makes it available."""
         return self._references[block_id] == 1
 
     def allocate(self, count: int, use: BlockUse) -> list[int]:
-        """Take `count` blocks, free ones first, then the least recently used cached ones."""
+        """Take `count` blocks, free ones first, then the least recently used cached ones.
+
+        Raises `ValueError` when fewer are available.
+        """
         if count > self.num_available:
             raise ValueError(f"asked for {count} blocks, {self.num_available} are available")
         taken = [self._take_one() for _ in range(count)]
@@ -78,7 +81,10 @@ class BlockPool:
         return taken
 
     def acquire_cached(self, block_ids: Iterable[int]) -> None:
-        """Reference blocks that the prefix cache found, shared with whoever else runs on them."""
+        """Add a reference to each of `block_ids`, which the prefix cache found.
+
+        Raises `ValueError` for a block that is neither cached nor running.
+        """
         for block_id in block_ids:
             if block_id in self._evictable:
                 del self._evictable[block_id]
@@ -88,15 +94,18 @@ class BlockPool:
             self._references[block_id] += 1
 
     def start_running(self, block_ids: Iterable[int]) -> None:
-        """Received or reserved blocks now belong to a running sequence."""
+        """Give received or reserved blocks to a running sequence.
+
+        Raises `ValueError` for a block without owner.
+        """
         for block_id in block_ids:
             if self._references[block_id] == 0:
-                raise ValueError(f"block {block_id} is held by nobody")
+                raise ValueError(f"block {block_id} has no owner")
             self._num_used[self._use[block_id]] -= 1
             self._set_use(block_id, BlockUse.RUNNING)
 
     def quarantine(self, block_ids: Iterable[int]) -> list[int]:
-        """Those of the blocks that were being received, held by nobody now until `release`."""
+        """Quarantine the receiving ones of `block_ids`, until `release`, and return them."""
         taken = [b for b in block_ids if self._use.get(b) is BlockUse.RECEIVING]
         for block_id in taken:
             self._num_used[BlockUse.RECEIVING] -= 1
@@ -104,20 +113,24 @@ class BlockPool:
         return taken
 
     def publish(self, block_id: int, block_hash: BlockHash) -> None:
-        """Make a block findable: its KV is complete and verified."""
+        """Make a running block findable by its hash; `ValueError` if it does not run.
+
+        Its KV must be complete and verified.
+        """
         if self._use.get(block_id) is not BlockUse.RUNNING:
             raise ValueError(f"block {block_id} is not running and cannot be published")
         self.prefix_cache.insert(block_hash, block_id)
 
     def release(self, block_ids: Iterable[int]) -> None:
-        """Drop one reference each; the last one leaves the block cached if findable, else free.
+        """Drop one reference each; without any, a block is cached if findable, else free.
 
-        Later blocks are released first, so that a prefix outlives what continues it. A receiving
-        block cannot be released: it is quarantined first, until its writer is known to be gone.
+        Later blocks are released first, so that a prefix is evicted after its continuations. Raises
+        `ValueError` for a block without references, and for a receiving block: that one is
+        quarantined until its writer is known to have stopped.
         """
         for block_id in reversed(list(block_ids)):
             if self._references[block_id] == 0:
-                raise ValueError(f"block {block_id} is released but held by nobody")
+                raise ValueError(f"block {block_id} is released but has no owner")
             if self._use[block_id] is BlockUse.RECEIVING:
                 raise ValueError(f"block {block_id} is released but another node may write it")
             self._references[block_id] -= 1
@@ -129,7 +142,7 @@ class BlockPool:
                     self._free.append(block_id)
 
     def counts(self) -> BlockCounts:
-        """Where every block is."""
+        """Return the number of blocks in each state."""
         return BlockCounts(
             free=len(self._free),
             cached=len(self._evictable),
@@ -140,9 +153,9 @@ class BlockPool:
         )
 
     def check(self) -> None:
-        """Raise `AssertionError` unless every block is in exactly one place."""
+        """Raise `AssertionError` unless every block is in exactly one state."""
         places = [*self._free, *self._evictable, *self._use]
-        assert sorted(places) == list(range(self.num_blocks)), "a block is lost or in two places"
+        assert sorted(places) == list(range(self.num_blocks)), "a block is lost or in two states"
         held = {b for b, count in enumerate(self._references) if count > 0}
         assert held == set(self._use), "references and uses disagree"
         uses = list(self._use.values())

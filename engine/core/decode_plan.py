@@ -1,8 +1,8 @@
-"""Decoding sequences in a step: their blocks, their drafts, and who pays when blocks run out.
+"""Decoding sequences in a step: their blocks, their drafts, and preemption when blocks run out.
 
-Every decoding sequence computes its last known token, whatever the prefills beside it. A block for
-that token is found by taking it from others, if need be. Drafts only use what is left then, so they
-are trimmed before anybody is preempted.
+Every decoding sequence computes its last known token, regardless of the prefills beside it. If the
+block for that token is missing, other sequences are preempted. Drafts use only what is left after
+that, so drafts are trimmed before a sequence is preempted.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from engine.core.step_plan import PreemptionReason, SequenceView, StopRule
 def plan_decodes(
     budget: StepBudget, decoding: list[SequenceView], *, is_anything_else_held: bool
 ) -> list[SequenceView]:
-    """Plan all of `decoding`, in order of arrival; those that keep their blocks are returned.
+    """Plan all of `decoding`, in order of arrival; return the sequences that keep their blocks.
 
-    `is_anything_else_held`: prefills, transfers or exports hold blocks that come back by
-    themselves. Without them a last sequence that cannot grow never will.
+    `is_anything_else_held`: prefills, transfers or exports hold blocks that they will release.
+    Otherwise a single remaining sequence that cannot grow never will.
     """
     size = budget.limits.block_size
     num_needed = sum([_blocks_needed(s, 0, size) for s in decoding])
     if num_needed > budget.available:
         decoding, num_needed = _retract(budget, decoding, num_needed)
     if num_needed > budget.available:
-        # The only one left. It waits for what is held around it to be freed or to become a victim.
+        # The last one left: it waits until held blocks are released, or until it is preempted.
         budget.plan.stopped_by = StopRule.NO_VICTIM
         if not is_anything_else_held:
             budget.plan.starved.append(decoding[0].sequence_id)
@@ -59,7 +59,7 @@ def _blocks_needed(sequence: SequenceView, num_drafts: int, block_size: int) -> 
 
 
 def _wanted_drafts(budget: StepBudget, sequence: SequenceView, spare_tokens: int) -> int:
-    """As many drafts as could still be output: the model's own next token comes on top."""
+    """Return how many drafts could still be output; the model adds one token of its own."""
     limits = budget.limits
     return max(
         min(
@@ -76,7 +76,10 @@ def _wanted_drafts(budget: StepBudget, sequence: SequenceView, spare_tokens: int
 def _retract(
     budget: StepBudget, decoding: list[SequenceView], num_needed: int
 ) -> tuple[list[SequenceView], int]:
-    """Preempt until everybody left can grow for a while; who is left, and the blocks they need."""
+    """Preempt until all remaining sequences can grow for some steps.
+
+    Returns the remaining sequences and the number of blocks that they need.
+    """
     policy, limits = budget.policy, budget.limits
     victims = policy.victim_order(decoding)
     if policy.enable_priority_scheduling:

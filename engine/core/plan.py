@@ -1,4 +1,4 @@
-"""One step, as the runner sees it: which tokens to compute, and after which to draw the next."""
+"""One step, as the runner sees it: which tokens to compute, and where to draw the next ones."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from common.request import SamplingParams, TokenLogprobs
 # Only the scheduler writes to them, while it makes a step.
 @dataclass(slots=True)
 class SampleInput:
-    """All that drawing one token depends on: nothing is remembered between steps.
+    """All inputs of drawing one token: no state is kept between steps.
 
-    The new token has output index `output_index`. The token lists are read, never kept.
+    `output_index` is the index of the new token in the output. The token lists are read, never
+    kept.
     """
 
     params: SamplingParams
@@ -50,7 +51,7 @@ class ScheduledSequence:
 
 @dataclass(frozen=True, slots=True)
 class SampledToken:
-    """The drawn token, with log probabilities when the request asked for them."""
+    """The drawn token, with log probabilities if the request asked for them."""
 
     token_id: int
     logprobs: TokenLogprobs | None = None
@@ -58,11 +59,11 @@ class SampledToken:
 
 @dataclass(frozen=True, slots=True)
 class DrawnTokens:
-    """What one step drew for one sequence: the accepted drafts, then the model's own next token.
+    """The tokens that one step drew for one sequence: accepted drafts, then the model's next token.
 
     `tokens` has 1 to `num_drafts + 1` entries, all drawn by the model itself: a draft is accepted
-    exactly when it equals the token drawn at its place. `draft_token_ids` are proposals for what
-    follows the last of them.
+    exactly when it equals the token drawn at its position. `draft_token_ids` are proposals for the
+    tokens after the last of them.
     """
 
     tokens: tuple[SampledToken, ...]
@@ -70,9 +71,9 @@ class DrawnTokens:
 
 
 class SequencesFailed(InternalError):
-    """Some sequences of a batch have no result; the others do, as if those had not been there.
+    """Some sequences of a batch have no result; the others' results are valid.
 
-    `entries` are places in the batch. `results` has one entry per scheduled sequence.
+    `entries` are indices in the batch. `results` has one entry per scheduled sequence.
     """
 
     def __init__(
@@ -85,10 +86,10 @@ class SequencesFailed(InternalError):
 
 @dataclass(frozen=True, slots=True)
 class StepCosts:
-    """What a step costs, measured: `step_s[i]` seconds for a step of `rows[i]` tokens.
+    """The measured cost of a step: `step_s[i]` seconds for a step of `rows[i]` tokens.
 
-    `rows` rise strictly. `draft_s` is what one draft of one sequence costs beside its row in the
-    step that verifies it (0 for drafters that look tokens up).
+    `rows` rise strictly. `draft_s` is the cost of making one draft of one sequence, without its row
+    in the step that verifies it (0 for drafters that look tokens up).
     """
 
     rows: tuple[int, ...]
@@ -101,25 +102,27 @@ OnLayer = Callable[[int], None]
 
 
 class Runner(Protocol):
-    """Executes a planned step. Its owner is one thread; it keeps no state but the KV cache and the
-    blocks that were swapped out of it."""
+    """Executes planned steps, on one thread.
+
+    Its only state is the KV cache and the blocks swapped out of it.
+    """
 
     def execute(
         self, batch: Sequence[ScheduledSequence], on_layer: OnLayer | None = None
     ) -> list[DrawnTokens | None]:
-        """One entry per scheduled sequence, in order; None where `sample` was None.
+        """Run one step; return one entry per sequence, in order, None where `sample` is None.
 
-        A sequence's tokens depend on its own tokens and cache alone, never on its neighbours nor
-        on its drafts. Raises `SequencesFailed` when only some have a result.
+        A sequence's tokens depend on its own tokens and cache alone, never on its neighbours nor on
+        its drafts. Raises `SequencesFailed` when only some sequences have a result.
 
-        `on_layer` is called once for each layer, 0 first, as soon as the keys and values of all of
-        the step's tokens in it can be sent: nothing writes them any more. A drafting layer inside
-        the runner (mtp) comes last, after the draw. It is also called for all layers when
-        `SequencesFailed` follows; after any other error some calls may be missing.
+        `on_layer` is called once for each layer, in order from 0, as soon as the keys and values of
+        all of the step's tokens in that layer can be sent: nothing writes them any more. A drafting
+        layer inside the runner (mtp) comes last, after the draw. `on_layer` is also called for all
+        layers before `SequencesFailed`; after any other error some calls may be missing.
         """
 
     def swap_out(self, block_ids: Sequence[int], host_block_ids: Sequence[int]) -> None:
-        """Copy whole blocks, every layer, into the host pool."""
+        """Copy whole blocks, all layers, into the host pool, pairwise."""
 
     def swap_in(self, host_block_ids: Sequence[int], block_ids: Sequence[int]) -> None:
-        """Copy whole blocks back from the host pool."""
+        """Copy whole blocks, all layers, back from the host pool, pairwise."""

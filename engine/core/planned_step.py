@@ -1,4 +1,4 @@
-"""A step between the scheduler and those who run it: what to compute, and what came out."""
+"""A step between the scheduler and its callers: what to compute, and the output."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ E_co = TypeVar("E_co", covariant=True)
 
 @dataclass(slots=True)
 class StepOutput:
-    """What one step added to `sequence`: output tokens from `first_index` on, in order, and whether
-    the output ends with the last of them."""
+    """Output tokens that one step added to `sequence`, from `first_index` on, in order.
+
+    With `finish_reason`, the output ends with the last of them.
+    """
 
     sequence: Sequence
     first_index: int
@@ -36,10 +38,10 @@ class BlockCopy:
 
 @dataclass(slots=True)
 class PlannedStep:
-    """What to hand to the runner, in this order: `swap_outs`, `swap_ins`, `batch`.
+    """The input of the runner, in this order: `swap_outs`, `swap_ins`, `batch`.
 
-    `sequences` are those of the batch. The transfers of `reserved` may begin. `starved` can never
-    get the block they need and must be finished.
+    `sequences` are those of the batch. The transfers of `reserved` may begin. `starved` sequences
+    can never get the block they need and must be finished.
     """
 
     batch: list[ScheduledSequence] = field(default_factory=list)
@@ -55,11 +57,11 @@ class PlannedStep:
 
     @property
     def made_progress(self) -> bool:
-        """Whether the next plan may find something that this one did not."""
+        """Whether the next plan may differ from this one without a new event."""
         return bool(self.batch or self.reserved or self.num_preempted or self.starved)
 
     def only(self, entries: Items[int]) -> PlannedStep:
-        """The part of the step that computed these places of the batch."""
+        """Return the part of the step that computed these indices of the batch."""
         return PlannedStep(
             [self.batch[entry] for entry in entries], [self.sequences[entry] for entry in entries]
         )
@@ -67,9 +69,9 @@ class PlannedStep:
 
 @dataclass(frozen=True, slots=True)
 class Pushes(Generic[E_co]):
-    """Effects that send what a step computes: `before` it, and `of_layer(l)` when layer l is done.
+    """Effects that send what a step computes: `before` the step, and `of_layer(l)` after layer l.
 
-    `of_layer` is called in the middle of the step, once for each layer; None: nothing follows.
+    `of_layer` is called during the step, once for each layer; None if no layer is pushed.
     """
 
     before: Items[E_co]

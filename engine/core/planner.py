@@ -1,4 +1,4 @@
-"""What one step runs: a pure function of what is running, what waits, limits and policies.
+"""What one step runs: a pure function of running and waiting sequences, limits and policies.
 
 There is no prefill phase and no decode phase: every sequence is given tokens so that its computed
 tokens catch up with its known ones, drafts included. The order of one step is
@@ -7,8 +7,9 @@ tokens catch up with its known ones, drafts included. The order of one step is
 2. running prefill chunks, by arrival;
 3. admissions from the queue, while seats, blocks and budget last.
 
-Each sequence is charged what it really puts into the step. Only decoding sequences are preempted,
-at least one of them is kept, and whoever was preempted gets nothing before the next step.
+Each sequence is charged the tokens that it really adds to the step. Only decoding sequences are
+preempted, at least one of them is kept, and a preempted sequence is not seated again in the same
+step.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ def plan_step(
 ) -> StepPlan:
     """Plan one step. `running` is by arrival, `waiting` in the order of the queue.
 
-    `receiving` hold seats and blocks while their KV is on its way; `num_exporting` are gone but for
-    blocks that a transfer still reads, or may still write.
+    `receiving` sequences hold seats and blocks while their KV arrives. `num_exporting` sequences
+    have no seat, but their blocks are still read by a transfer, or may still be written.
     """
     decoding = [s for s in running if s.status is SequenceStatus.RUNNING_DECODE]
     prefilling = [s for s in running if s.status is SequenceStatus.RUNNING_PREFILL]
@@ -70,7 +71,7 @@ def plan_step(
 
 
 def _plan_chunks(budget: StepBudget, prefilling: Sequence[SequenceView]) -> None:
-    """Known tokens not computed yet, as far as the budget goes; blocks are held already."""
+    """Plan chunks of uncomputed known tokens, within the budget; their blocks are held."""
     for sequence in prefilling:
         num_tokens = budget.chunk_tokens(sequence.num_known - sequence.num_computed)
         if num_tokens > 0:

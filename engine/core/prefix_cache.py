@@ -1,4 +1,4 @@
-"""Which block holds the KV of which prefix. Hashes and ids only: ownership is the pool's."""
+"""Map prefixes to the blocks that hold their KV. Hashes and ids only: the pool owns the blocks."""
 
 from __future__ import annotations
 
@@ -8,15 +8,18 @@ from common.blocks import BlockHash
 
 
 class PrefixCache:
-    """A map from block hash to block and back. A hash covers all tokens before it, so a match of
-    consecutive hashes from the first block on is a match of the whole prefix."""
+    """A map from block hash to block and back.
+
+    A hash covers all tokens before it, so a match of consecutive hashes from the first block on is
+    a match of the whole prefix.
+    """
 
     def __init__(self) -> None:
         self._block_of: dict[BlockHash, int] = {}
         self._hash_of: dict[int, BlockHash] = {}
 
     def match(self, block_hashes: Iterable[BlockHash]) -> list[int]:
-        """Blocks of the longest known prefix, in order."""
+        """Return the blocks of the longest cached prefix, in order."""
         found: list[int] = []
         for block_hash in block_hashes:
             block_id = self._block_of.get(block_hash)
@@ -26,15 +29,15 @@ class PrefixCache:
         return found
 
     def insert(self, block_hash: BlockHash, block_id: int) -> None:
-        """Remember a block. The first block with a hash stays; a twin is not findable."""
+        """Make a block findable. If its hash is known already, the first block stays in the map."""
         if block_hash not in self._block_of and block_id not in self._hash_of:
             self._block_of[block_hash] = block_id
             self._hash_of[block_id] = block_hash
 
     def holds(self, block_id: int) -> bool:
-        """Whether the block is findable."""
+        """Return whether the block is findable."""
         return block_id in self._hash_of
 
     def forget(self, block_id: int) -> None:
-        """The block is about to be overwritten."""
+        """Remove a block that is about to be overwritten."""
         del self._block_of[self._hash_of.pop(block_id)]

@@ -1,4 +1,4 @@
-"""Sequences and the prefix cache: what of one is found there, what of one goes there."""
+"""The prefix cache, used by sequences: find a sequence's cached blocks, publish its new ones."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ class PrefixIndex:
         self._is_enabled = is_enabled
 
     def match(self, sequence: Sequence) -> list[int]:
-        """Cached blocks with the start of its known tokens, in order.
+        """Return the cached blocks that hold the start of the sequence's known tokens, in order.
 
-        Never with its last token: one is computed, or there would be nothing to draw the next from.
+        The last known token is never included: it must be computed, because the next token is drawn
+        from its output.
         """
         if not self._is_enabled:
             return []

@@ -1,8 +1,8 @@
-"""The one writer of sequences and blocks: takes events, asks the planner, applies what it decided.
+"""The one writer of sequences and blocks: takes events, calls the planner, applies its decision.
 
 Reading order: `add` and `plan` (a step begins), `apply` (its results), `land` (KV from another
-node), `finish`, `release` and `end_quarantine` (the ends). Outputs and ends are returned as
-values; telling anybody is the caller's part.
+node), `finish`, `release` and `end_quarantine` (the ends). Outputs and ends are returned as values;
+the caller reports them.
 """
 
 from __future__ import annotations
@@ -81,20 +81,20 @@ class Scheduler:
 
     @property
     def num_free_seats(self) -> int:
-        """Seats that nobody holds."""
+        """Seats that no sequence holds."""
         return self.limits.max_num_seqs - len(self.running) - len(self.receiving)
 
     @property
     def num_queued_tokens(self) -> int:
-        """Known tokens that are still to be computed, of those who wait and of those who run."""
+        """Known tokens still to be computed, of waiting and running sequences."""
         return self.waiting.num_tokens + sum(s.num_known - s.num_computed for s in self.running)
 
     def num_cached_tokens(self, sequence: Sequence) -> int:
-        """Tokens of a waiting sequence whose KV is in the prefix cache now."""
+        """Return the number of a waiting sequence's tokens whose KV is in the prefix cache now."""
         return len(self._prefixes.match(sequence)) * self.limits.block_size
 
     def can_seat(self, sequence: Sequence) -> bool:
-        """Whether `sequence` would be seated by the next plan if it were added now."""
+        """Return whether the next plan would admit `sequence` if it were added now."""
         self._set_most_output(sequence)
         self._draft()
         self.waiting.join(sequence)
@@ -103,7 +103,7 @@ class Scheduler:
         return any(a.sequence_id == sequence.sequence_id for a in plan.admissions)
 
     def statistics(self) -> SchedulerStatistics:
-        """Everything that can be seen from outside."""
+        """Return counters and present state, as one value."""
         return SchedulerStatistics(
             counters=self._counters.copy(),
             method="none" if self._speculation is None else self._speculation.method,
@@ -133,9 +133,9 @@ class Scheduler:
         return step
 
     def apply(self, step: PlannedStep, results: Items[DrawnTokens | None]) -> list[StepOutput]:
-        """Record what the runner computed; finished sequences have let go of their blocks.
+        """Record what the runner computed; finished sequences have released their blocks.
 
-        One that finishes while it is exported keeps its blocks, see `finish`.
+        A sequence that finishes while it is exported keeps its blocks, see `finish`.
         """
         outputs = []
         for sequence, scheduled, drawn in zip(step.sequences, step.batch, results, strict=True):
@@ -146,7 +146,8 @@ class Scheduler:
                 was_decoding = sequence.is_decoding
                 output = self._append(sequence, drawn)
                 if self._speculation is not None and was_decoding:
-                    # With an end among the drafts, those behind it are no part of the answer.
+                    # With an end token among the drafts, accepted drafts behind it are not part of
+                    # the output.
                     num_accepted = min(len(output.tokens), len(drawn.tokens) - 1)
                     self._learn(sequence, scheduled.num_drafts, num_accepted)
                 outputs.append(output)
@@ -157,7 +158,7 @@ class Scheduler:
     def land(
         self, sequence: Sequence, first_token_id: int, draft_token_ids: Items[int] = ()
     ) -> StepOutput:
-        """The prompt's KV is here and verified: decode from the first token on, drawn elsewhere."""
+        """Start decoding from the first token, drawn elsewhere, when the prompt's KV landed."""
         del self.receiving[sequence.sequence_id]
         self.pool.start_running(sequence.block_table)
         sequence.has_remote_kv = False
@@ -170,10 +171,10 @@ class Scheduler:
     # --- the ends -----------------------------------------------------------------------------
 
     def finish(self, sequence: Sequence, *, keep_blocks: bool = False) -> None:
-        """Take a sequence out, whatever its status; with `keep_blocks` a transfer still reads them.
+        """End a sequence of any status; with `keep_blocks` a transfer still reads its blocks.
 
-        Kept blocks go with `release`, which must follow. Blocks that KV was to land in are kept in
-        quarantine and go with `end_quarantine`, which must follow too.
+        The caller must release kept blocks with `release`. Receiving blocks are quarantined, and
+        the caller must free them with `end_quarantine`.
         """
         self._unlist(sequence)
         if self._speculation is not None:
@@ -185,12 +186,12 @@ class Scheduler:
             self._free(sequence)
 
     def release(self, sequence: Sequence) -> None:
-        """No transfer reads the blocks of an exporting sequence any more."""
+        """Free an exporting sequence's blocks, when no transfer reads them any more."""
         del self.exporting[sequence.sequence_id]
         self._free(sequence)
 
     def end_quarantine(self, sequence: Sequence) -> None:
-        """Nobody can write to the blocks that a finished sequence left in quarantine any more."""
+        """Free a finished sequence's quarantined blocks: no other node can write to them."""
         self.pool.release(self.quarantined.pop(sequence.sequence_id))
 
     def check(self) -> None:
@@ -250,7 +251,8 @@ class Scheduler:
         step.starved = [by_id[sequence_id] for sequence_id in plan.starved]
         for preemption in plan.preempted:
             self._preempt(step, by_id[preemption.sequence_id])
-        # Cached blocks are claimed for all before anything is allocated: an allocation evicts.
+        # Cached blocks are claimed for all admissions before any allocation, because allocating
+        # evicts.
         for admission in plan.admissions:
             self.pool.acquire_cached(admission.cached_block_ids)
         for chunk in plan.chunks.values():
@@ -321,7 +323,7 @@ class Scheduler:
         )
 
     def _set_proposals(self, step: PlannedStep) -> None:
-        """How many drafts a drafter inside the runner may add to each drawn token."""
+        """Set how many drafts a drafter inside the runner may add to each drawn token."""
         if self._speculation is None or not self._speculation.has_proposals:
             return
         drawing = [i for i, scheduled in enumerate(step.batch) if scheduled.sample is not None]
@@ -358,7 +360,7 @@ class Scheduler:
             max_model_len=self.limits.max_model_len,
         )
         sequence.append([token.token_id for token in kept])
-        # Every drawn token but the last was computed as a draft; beyond that drafts were wrong.
+        # Every drawn token but the last was computed as a draft. KV of wrong drafts is discarded.
         sequence.num_computed = sequence.num_known - 1
         sequence.draft_token_ids = ()
         sequence.proposed_token_ids = drawn.draft_token_ids
@@ -394,7 +396,10 @@ class Scheduler:
     # --- inside: blocks -----------------------------------------------------------------------
 
     def _set_most_output(self, sequence: Sequence) -> None:
-        """Exported sequences leave after their first token: nothing grows here for them."""
+        """Set the most tokens that can be output here; 0 for exported sequences.
+
+        Those leave after their first token, so they need no blocks for growth.
+        """
         if not sequence.is_exported:
             sequence.max_new_tokens = min(
                 sequence.request.sampling.max_tokens,
@@ -408,9 +413,9 @@ class Scheduler:
         elif sequence.status is SequenceStatus.WAITING_FOR_KV:
             del self.receiving[sequence.sequence_id]
         elif sequence.status is SequenceStatus.EXPORTING:
-            raise ValueError("an exporting sequence ends with release, when its transfer has ended")
+            raise ValueError("an exporting sequence must be ended by release, after its transfer")
         elif sequence.status is SequenceStatus.FINISHED:
-            raise ValueError(f"sequence {sequence.sequence_id} is finished already")
+            raise ValueError(f"sequence {sequence.sequence_id} has finished already")
         else:
             self.running.remove(sequence)
 

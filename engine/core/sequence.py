@@ -14,9 +14,9 @@ from engine.core.status import SequenceStatus, check_transition
 class Sequence:
     """Known tokens, how far they are computed, and the blocks that hold their KV.
 
-    `has_remote_kv`: the prompt's KV is computed elsewhere and lands here. `is_exported`: the
-    prompt is computed here and its KV leaves for another node after the first token.
-    Only the scheduler writes to a sequence.
+    `has_remote_kv`: the prompt's KV is computed on another node and lands here. `is_exported`: the
+    prompt is computed here and its KV is sent to another node after the first token. Only the
+    scheduler writes to a sequence.
     """
 
     __slots__ = (
@@ -61,7 +61,7 @@ class Sequence:
         self.arrival = sequence_id
         self.priority = request.priority
         self.queue_key = (0, sequence_id, 0)
-        """Where it waits, smallest first; the queue's own."""
+        """Sort key in the waiting queue, smallest first; only the queue writes it."""
         self.request = request
         self.prompt_token_ids = request.prompt_token_ids
         self.num_prompt = len(request.prompt_token_ids)
@@ -79,19 +79,19 @@ class Sequence:
         self.is_exported = is_exported
         self.status = SequenceStatus.WAITING
         self.draft_token_ids: Tokens[int] = ()
-        """To be verified behind the last known token in the next step."""
+        """Drafts to be verified behind the last known token in the next step."""
         self.proposed_token_ids: Tokens[int] = ()
-        """What the model itself proposed there with the last token."""
+        """Drafts that the model itself (mtp) proposed with the last token."""
         self.num_drafted = 0
         self.num_accepted_drafts = 0
         self.acceptance: Acceptance | None = None
-        """What was learnt about its drafts."""
+        """The estimated acceptance of its drafts; None before the first estimate."""
         self.num_bypassed = 0
-        """How many were admitted while this one waited at the head and did not fit."""
+        """Sequences admitted while this one waited at the head of the queue and did not fit."""
         self.num_output_at_preemption: int | None = None
         self.host_block_ids: list[int] = []
         self.num_swapped = 0
-        """Tokens whose KV is in host memory, from the first on."""
+        """Leading tokens whose KV is in host memory."""
 
     @property
     def num_output(self) -> int:
@@ -110,7 +110,7 @@ class Sequence:
 
     @property
     def is_decoding(self) -> bool:
-        """The one predicate for who decodes; `Scheduler.check` ties it to the token counts."""
+        """The only predicate for decoding; `Scheduler.check` compares it with the counts."""
         return self.status is SequenceStatus.RUNNING_DECODE
 
     @property
@@ -120,12 +120,12 @@ class Sequence:
         return None if before is None else self.num_output - before
 
     def append(self, token_ids: Tokens[int]) -> None:
-        """Accepted output."""
+        """Append accepted output tokens."""
         self.output_token_ids.extend(token_ids)
         self.num_known += len(token_ids)
 
     def tokens(self, start: int, end: int) -> tuple[int, ...] | list[int]:
-        """Known tokens `start` to `end`, exclusive."""
+        """Return known tokens `start` to `end`, exclusive."""
         if start >= self.num_prompt:
             return self.output_token_ids[start - self.num_prompt : end - self.num_prompt]
         if end <= self.num_prompt:
@@ -133,7 +133,7 @@ class Sequence:
         return [*self.prompt_token_ids[start:], *self.output_token_ids[: end - self.num_prompt]]
 
     def sample_input(self) -> SampleInput:
-        """What drawing the next output token depends on."""
+        """Return the inputs of drawing the next output token."""
         return SampleInput(
             self.request.sampling,
             len(self.output_token_ids),
@@ -142,6 +142,6 @@ class Sequence:
         )
 
     def move_to(self, status: SequenceStatus) -> None:
-        """Change the status along the transition table."""
+        """Change the status; `ValueError` if the transition table does not allow it."""
         check_transition(self.status, status)
         self.status = status

@@ -15,22 +15,22 @@ from enum import Enum
 
 
 class SequenceStatus(Enum):
-    """Where a sequence stands. Stored, never guessed from token counts."""
+    """The status of a sequence. It is stored, never derived from token counts."""
 
     WAITING = "waiting"
     """No seat and no blocks yet."""
     WAITING_FOR_KV = "waiting_for_kv"
-    """Seat and blocks are held; another node is writing the prompt's KV."""
+    """Holds a seat and blocks; another node writes the prompt's KV."""
     RUNNING_PREFILL = "running_prefill"
-    """Known tokens are not all computed yet."""
+    """Some known tokens are not computed yet."""
     RUNNING_DECODE = "running_decode"
-    """Computed up to the last known token, which each step extends."""
+    """Computed up to the last known token; each step appends tokens."""
     PREEMPTED = "preempted"
-    """Lost its blocks; waits in the queue to be recomputed, or brought back from host memory."""
+    """Lost its blocks; waits in the queue to be recomputed, or copied back from host memory."""
     EXPORTING = "exporting"
-    """Holds blocks that a transfer may still read; takes no seat and is never scheduled."""
+    """Holds blocks that a transfer may still read; has no seat and is never scheduled."""
     FINISHED = "finished"
-    """Holds nothing; blocks in quarantine are nobody's."""
+    """Holds nothing; its quarantined blocks have no owner."""
 
 
 _S = SequenceStatus

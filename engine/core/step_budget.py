@@ -1,4 +1,4 @@
-"""The budgets of one step while they are used up: tokens, blocks, seats."""
+"""The remaining budgets of one step: tokens, blocks, seats."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from engine.core.step_plan import (
 
 
 class StepBudget:
-    """What is left of a step, and the plan so far. Only the planner's parts write to it."""
+    """The rest of a step's budgets, and the plan so far. Only the planner's modules write to it."""
 
     def __init__(self, limits: Limits, pool: PoolView, policy: PlanPolicy, num_seats: int) -> None:
         self.plan = StepPlan()
@@ -27,8 +27,7 @@ class StepBudget:
         self.available = pool.num_available
 
     def preempt(self, victim: SequenceView, reason: PreemptionReason, num_freed: int) -> None:
-        """Take a seat back with the `num_freed` blocks that nobody else uses, and what was planned
-        for the victim."""
+        """Preempt `victim`: take back its seat, its planned chunk and `num_freed` blocks."""
         self.plan.preempted.append(Preemption(victim.sequence_id, reason))
         self.available += num_freed
         self.num_seats += 1
@@ -40,7 +39,7 @@ class StepBudget:
             self.plan.num_draft_tokens -= planned.num_drafts
 
     def plan_decode(self, sequence: SequenceView, num_new_blocks: int, num_drafts: int) -> None:
-        """One known token and its drafts."""
+        """Plan one known token and its drafts."""
         self.plan.chunks[sequence.sequence_id] = Chunk(
             sequence.sequence_id, 1, num_new_blocks, num_drafts
         )
@@ -50,7 +49,7 @@ class StepBudget:
         self.available -= num_new_blocks
 
     def chunk_tokens(self, num_uncomputed: int) -> int:
-        """How many of a prompt's tokens this step takes; 0 when not even one granule is left."""
+        """Return how many tokens of a prompt this step computes; 0 if no granule fits."""
         if num_uncomputed <= self.tokens_left:
             return num_uncomputed
         return self.tokens_left - self.tokens_left % self.limits.chunk_granularity

@@ -1,4 +1,4 @@
-"""What a planner reads, and the decision it returns. Values only; nothing here decides."""
+"""The planner's inputs, and the decision it returns. Values only, no logic."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from engine.core.status import SequenceStatus
 
 
 class SequenceView(Protocol):
-    """What the planner reads of a sequence; it writes nothing."""
+    """The fields of a sequence that the planner reads; it never writes."""
 
     @property
     def sequence_id(self) -> int: ...
@@ -50,7 +50,7 @@ class SequenceView(Protocol):
 
 
 class PoolView(Protocol):
-    """What the planner reads of the block pool."""
+    """The part of the block pool that the planner reads."""
 
     @property
     def num_available(self) -> int: ...
@@ -59,7 +59,7 @@ class PoolView(Protocol):
 
 
 MatchPrefix = Callable[[SequenceView], Sequence[int]]
-"""Cached blocks with the start of a sequence's known tokens; never with its last token."""
+"""Returns cached blocks with the start of a sequence's known tokens, never with the last one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +81,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanPolicy:
-    """The choices that a planner is given. Bad ones cost speed; budgets are the planner's own."""
+    """The planner's choices. A bad one costs speed but breaks no budget."""
 
     reservation: Reservation
     victim_order: VictimOrder
@@ -93,7 +93,7 @@ class PlanPolicy:
 
 
 class StopRule(Enum):
-    """Why a plan admitted nobody further."""
+    """The rule that ended the admissions of a plan."""
 
     NOTHING_WAITS = "nothing_waits"
     NO_SEAT = "no_seat"
@@ -114,8 +114,7 @@ class PreemptionReason(Enum):
 
 @dataclass(slots=True)
 class Chunk:
-    """Compute the next `num_tokens` known tokens and `num_drafts` drafts of a sequence, after
-    giving it `num_new_blocks`."""
+    """Compute `num_tokens` known tokens and `num_drafts` drafts, after adding `num_new_blocks`."""
 
     sequence_id: int
     num_tokens: int
@@ -148,9 +147,9 @@ class Preemption:
 class StepPlan:
     """The decision of one step. Preemptions are applied first, then chunks, then admissions.
 
-    `chunks` are by sequence id: decodes first, then prefill chunks. `starved` can never get the
-    block it needs and must end. `bypassed` are blocked sequences and how many were admitted before
-    them. `stopped_by` is the rule that ended the admissions.
+    `chunks` are by sequence id: decodes first, then prefill chunks. `starved` sequences can never
+    get the block they need and must be finished. `bypassed` are blocked sequences and how many were
+    admitted before them. `stopped_by` is the rule that ended the admissions.
     """
 
     preempted: list[Preemption] = field(default_factory=list)
@@ -163,7 +162,7 @@ class StepPlan:
     num_draft_tokens: int = 0
     num_chunk_tokens: int = 0
     num_growth_blocks: int = 0
-    """What the reservation policy kept back while this plan was made (0: nobody asked)."""
+    """Blocks that the reservation policy kept back in this plan (0: no admission was tried)."""
 
     @property
     def num_tokens(self) -> int:

@@ -1,4 +1,4 @@
-"""When an output is complete, by tokens alone (stop strings are text and belong to the router)."""
+"""Decide by tokens when an output is complete (stop strings are text and belong to the router)."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def until_end(
     eos_token_ids: Set[int],
     max_model_len: int,
 ) -> tuple[tuple[SampledToken, ...], FinishReason | None]:
-    """`drawn` up to the token that ends the output, and why it ends; all of it when none does.
+    """Return `drawn` up to the token that ends the output, and the reason; else all and None.
 
     `num_known` tokens, `num_prompt` of them the prompt's, come before `drawn`. A stop token is part
-    of the output that nodes report; showing it or not is the router's choice.
+    of the output that nodes report; the router decides whether to show it.
     """
     for count, token in enumerate(drawn, 1):
         token_id = token.token_id

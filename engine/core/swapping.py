@@ -1,4 +1,4 @@
-"""KV of preempted sequences in host memory: out when they lose their blocks, back when seated."""
+"""KV of preempted sequences in host memory: copied out at preemption, copied back at admission."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from engine.core.sequence import Sequence
 
 
 class Swapping:
-    """Which blocks a step copies between the cache and `pool`."""
+    """The block copies of a step between the cache and the host `pool`."""
 
     def __init__(self, pool: HostPool, block_size: int) -> None:
         self.pool = pool
         self._block_size = block_size
 
     def swap_out(self, step: PlannedStep, sequence: Sequence) -> int:
-        """Keep what is computed, if there is room for it; the number of blocks copied.
+        """Plan copies of the computed blocks to host memory if they fit; return their number.
 
-        Called before the sequence lets go of its blocks. Without room it will be recomputed.
+        Must be called before the sequence releases its blocks. If they do not fit, the sequence is
+        recomputed.
         """
         count = blocks_for(sequence.num_computed, self._block_size)
         if not 0 < count <= self.pool.num_free:
@@ -29,10 +30,11 @@ class Swapping:
         return count
 
     def swap_in(self, step: PlannedStep, sequence: Sequence) -> None:
-        """Bring back what the prefix cache, which `num_computed` tells, does not hold any more.
+        """Plan copies back of the blocks that the prefix cache no longer holds.
 
-        Places that this frees are not used again before the next plan, so the copies of one step
-        may be made in any order of blocks, outs before ins.
+        `num_computed` is what the prefix cache holds. Host blocks that this frees are not reused
+        before the next plan, so one step may make its copies in any order of blocks, all swap-outs
+        before all swap-ins.
         """
         if not sequence.host_block_ids:
             return
@@ -45,7 +47,7 @@ class Swapping:
         self.forget(sequence)
 
     def forget(self, sequence: Sequence) -> None:
-        """Give its places in host memory back, if it has any."""
+        """Free the sequence's host blocks, if it has any."""
         self.pool.release(sequence.host_block_ids)
         sequence.host_block_ids = []
         sequence.num_swapped = 0

@@ -1,4 +1,4 @@
-"""Sequences without a seat, in the order in which they are to get one."""
+"""Sequences without a seat, in the order in which they will be admitted."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from engine.core.sequence import Sequence
 
 
 class WaitingQueue(Collection[Sequence]):
-    """By priority, if it counts, then by arrival.
+    """Waiting sequences, by priority if `has_priorities`, then by arrival.
 
-    A preempted sequence keeps its place by arrival, or goes behind all who have arrived so far if
-    `requeues_at_tail`.
+    A preempted sequence keeps its position by arrival, or with `requeues_at_tail` goes behind all
+    that have arrived so far.
     """
 
     def __init__(self, *, has_priorities: bool, requeues_at_tail: bool) -> None:
@@ -22,7 +22,7 @@ class WaitingQueue(Collection[Sequence]):
         self._latest_arrival = 0
         self._num_requeued = 0
         self.num_tokens = 0
-        """Known tokens of all who wait."""
+        """Known tokens of all waiting sequences."""
 
     def __len__(self) -> int:
         return len(self._sequences)
@@ -37,12 +37,12 @@ class WaitingQueue(Collection[Sequence]):
         return index < len(self._sequences) and self._sequences[index] is sequence
 
     def join(self, sequence: Sequence) -> None:
-        """A new sequence, in line by its arrival."""
+        """Insert a new sequence by its arrival."""
         self._latest_arrival = max(self._latest_arrival, sequence.arrival)
         self._insert(sequence, sequence.arrival, 0)
 
     def rejoin(self, sequence: Sequence) -> None:
-        """A preempted sequence."""
+        """Insert a preempted sequence."""
         if self._requeues_at_tail:
             self._num_requeued += 1
             self._insert(sequence, self._latest_arrival, self._num_requeued)
@@ -50,7 +50,7 @@ class WaitingQueue(Collection[Sequence]):
             self._insert(sequence, sequence.arrival, 0)
 
     def leave(self, sequence: Sequence) -> None:
-        """An end while waiting."""
+        """Remove a sequence that ended while it waited; `ValueError` if it does not wait."""
         index = bisect_left(self._sequences, sequence.queue_key, key=_queue_key)
         if self._sequences[index] is not sequence:
             raise ValueError(f"sequence {sequence.sequence_id} does not wait")
@@ -58,9 +58,12 @@ class WaitingQueue(Collection[Sequence]):
         self.num_tokens -= sequence.num_known
 
     def take(self, sequence_ids: Set[int]) -> dict[int, Sequence]:
-        """Remove those who get a seat, by id; they are at the front but for a few before them."""
+        """Remove the sequences that are admitted and return them by id.
+
+        They are at the front, apart from a few bypassed ones.
+        """
         taken: dict[int, Sequence] = {}
-        passed: list[Sequence] = []
+        bypassed: list[Sequence] = []
         num_seen = 0
         while len(taken) < len(sequence_ids):
             sequence = self._sequences[num_seen]
@@ -69,13 +72,13 @@ class WaitingQueue(Collection[Sequence]):
                 taken[sequence.sequence_id] = sequence
                 self.num_tokens -= sequence.num_known
             else:
-                passed.append(sequence)
-        self._sequences[:num_seen] = passed
+                bypassed.append(sequence)
+        self._sequences[:num_seen] = bypassed
         return taken
 
-    def _insert(self, sequence: Sequence, place: int, behind: int) -> None:
+    def _insert(self, sequence: Sequence, arrival: int, num_requeued: int) -> None:
         priority = sequence.priority if self._has_priorities else 0
-        sequence.queue_key = (-priority, place, behind)
+        sequence.queue_key = (-priority, arrival, num_requeued)
         insort(self._sequences, sequence, key=_queue_key)
         self.num_tokens += sequence.num_known
 

@@ -1,4 +1,4 @@
-"""Executing planned steps on a real model: the only package that imports Paddle and numba.
+"""Execution of planned steps on a real model: the only package that imports Paddle and numba.
 
 One decoder, described by `model_spec.DecoderSpec` and read from a Hugging Face folder by
 `checkpoint`, runs on one of two computations with the same three parts (`decoder.Decoder`):
@@ -8,23 +8,23 @@ One decoder, described by `model_spec.DecoderSpec` and read from a Hugging Face 
     paddle_decoder   any device. Plain Paddle operators, with attention either in plain operators
                      too (`paddle_attention`, the reference) or fused (`fused_attention`, GPU).
 
-Beside either, `mtp` drafts tokens with one more layer.
+With either, `mtp` drafts tokens with one more layer.
 
     load, assemble      from a configuration to a runner; from a checked checkpoint to its parts
     model_runner        executes planned steps: tokens in, drawn tokens out, KV in the cache
-    step_costs          what steps cost on this machine, measured at the start
+    step_costs          measures at the start what steps cost on this machine
     flat_batch          a planned step as flat arrays
     kv_cache            the KV cache in one allocation
-    layers_out          a step's layers handed out as they become readable
+    layers_out          reports a step's layers as they become readable
     host_pool           swapped-out blocks in host memory
-    verification        draws a step's tokens and accepts the drafts that come true
+    verification        draws a step's tokens and verifies drafts
     sampler             from logits to tokens; sample_kernels: one row; philox: the noise
     checkpoint          safetensors, checked before any weight is read
-    model_spec          what a decoder is made of; decoder: its three parts
+    model_spec          the parameters of a decoder; decoder: its three parts
     numba_layer, weight_memory   weights packed for the CPU kernels
     rope                angles of rotary positions
     kernels/            CPU kernels in numba
-    mtp/                the layer that drafts
+    mtp/                the drafting layer
     framework           Paddle, imported once and in the right environment
 
 `load.load_model_runner` chooses, loads and returns a `model_runner.ModelRunner`. This file imports

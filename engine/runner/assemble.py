@@ -43,7 +43,10 @@ def assemble_runner(
     max_chunk_tokens: int,
     host_memory: HostMemory | None,
 ) -> ModelRunner:
-    """Allocate the KV cache, read the weights; `ConfigError` when a setting does not fit here."""
+    """Allocate the KV cache and read the weights; return the runner.
+
+    Raises `ConfigError` when a setting does not fit the model or the machine.
+    """
     paddle.set_device("gpu" if has_gpu() else "cpu")
     dtype = _compute_dtype(model.dtype)
     backend = _choose_backend(engine, spec, dtype)
@@ -106,7 +109,10 @@ def _layout(
     backend: str,
     block_size: int,
 ) -> KVLayout:
-    """The back end counts, since each adds up in its own order: the last bits of KV differ."""
+    """Return the layout of the KV cache.
+
+    It contains the back end, because back ends add in different orders: the last bits of KV differ.
+    """
     described = json.dumps(asdict(spec), sort_keys=True)
     computed = f"{described}\n{checkpoint.identity()}\n{dtype}\n{backend}"
     if mtp_weights is not None:
@@ -123,7 +129,7 @@ def _layout(
 
 
 def _choose_backend(engine: EngineConfig, spec: DecoderSpec, dtype: str) -> str:
-    """The attention back end to use; `ConfigError` when the one asked for cannot run here."""
+    """Return the attention back end; `ConfigError` if the configured one cannot run here."""
     wanted = engine.attention_backend
     if wanted == "paddle":
         return wanted

@@ -1,9 +1,14 @@
-"""Reading safetensors: every header is checked before any weight is read.
+"""Read safetensors: every header is checked before any weight is read.
 
 A file is eight bytes of header length (little endian), a JSON header that gives each tensor's
-dtype, shape and byte range, then the data. Tensors are read one at a time into their final place's
-dtype, so loading never holds a second copy of the model; the files are not mapped, because mapped
-pages count as this process's memory.
+dtype, shape and byte range, then the data. Tensors are read one at a time and converted to their
+final dtype, so loading never holds a second copy of the model. The files are not mapped, because
+mapped pages count as this process's memory.
+
+A quantised weight format attaches here: `FLOAT_DTYPES` and `_STORED` list the stored types that
+`check` admits, and `TensorFiles.read` returns one tensor as float32. A format with scales in a
+second tensor adds both names in `layer_shapes`; `numba_layer.pack` and `paddle_decoder.Linear` then
+keep the quantised values.
 """
 
 from __future__ import annotations
@@ -31,7 +36,7 @@ _SAMPLE_BYTES = 256
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """Where one tensor lies: `offset` is from the start of its file."""
+    """The location of one tensor: `offset` is in bytes from the start of its file."""
 
     path: Path
     dtype: str
@@ -44,7 +49,10 @@ class TensorFiles:
     """The tensors of some safetensors files, and a digest of the files."""
 
     def __init__(self, shards: Mapping[Path, Sequence[str]]) -> None:
-        """Read the headers of `shards`: files, and the tensors to take from each (none: all)."""
+        """Read the headers of `shards`: files, and the tensors to take from each (empty: all).
+
+        Raises `CheckpointError` for a file that is missing, truncated or not safetensors.
+        """
         self._digest = hashlib.sha256()
         self._tensors: dict[str, StoredTensor] = {}
         self.metadata: dict[str, str] = {}
@@ -64,7 +72,7 @@ class TensorFiles:
         shape: tuple[int, ...],
         dtypes: Sequence[str] = FLOAT_DTYPES,
     ) -> None:
-        """`CheckpointError`, which names `source`, unless there is such a tensor."""
+        """Raise `CheckpointError`, naming `source`, unless this tensor exists with this shape."""
         tensor = self._tensors.get(name)
         if tensor is None:
             raise CheckpointError(f"{source}: tensor {name} is missing: wanted shape {list(shape)}")
@@ -109,19 +117,22 @@ class TensorFiles:
         return tensors
 
     def identity(self) -> str:
-        """Names these weights: a digest over headers, sizes and some bytes of every tensor."""
+        """Return a digest of these weights: headers, sizes and some bytes of every tensor."""
         return self._digest.hexdigest()
 
     def names(self) -> Iterable[str]:
-        """Of every tensor."""
+        """Return the names of all tensors."""
         return self._tensors.keys()
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """The stored shape of one tensor."""
+        """Return the stored shape of one tensor."""
         return self._tensors[name].shape
 
     def read(self, name: str) -> np.ndarray:
-        """One tensor as a new array: float32, or int32 where it holds integers."""
+        """Read one tensor as a new array: float32, or int32 if it holds integers.
+
+        Raises `CheckpointError` if the file is truncated.
+        """
         tensor = self._tensors[name]
         stored = _STORED[tensor.dtype]
         count = math.prod(tensor.shape)
@@ -140,7 +151,10 @@ class Checkpoint(TensorFiles):
     """The tensors of one folder, checked against what the decoder needs."""
 
     def __init__(self, folder: Path, spec: DecoderSpec) -> None:
-        """Read all headers; `CheckpointError` names file and tensor of the first thing wrong."""
+        """Read all headers.
+
+        Raises `CheckpointError`, naming the file and the first tensor that is missing or wrong.
+        """
         super().__init__(_shards(folder))
         for name, shape in expected_shapes(spec).items():
             self.check(folder, name, shape)
@@ -174,7 +188,7 @@ def _parse_header(
 
 
 def _shards(folder: Path) -> dict[Path, list[str]]:
-    """Files to read, with the tensors the index expects in each (empty: whatever is there)."""
+    """Return the files to read, with the tensors the index expects in each (empty: all)."""
     single, index_path = folder / "model.safetensors", folder / "model.safetensors.index.json"
     if single.exists():
         return {single: []}
@@ -192,12 +206,12 @@ def _shards(folder: Path) -> dict[Path, list[str]]:
         shards.setdefault(folder / file_name, []).append(name)
     for path in shards:
         if not path.exists():
-            raise CheckpointError(f"{path}: shard is missing, {index_path.name} names it")
+            raise CheckpointError(f"{path}: shard is missing: {index_path.name} lists it")
     return shards
 
 
 def expected_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
-    """Every tensor the decoder reads, with its shape, by its Hugging Face name."""
+    """Return all tensors that the decoder reads: shapes by Hugging Face names."""
     hidden = spec.hidden_size
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (spec.vocab_size, hidden)}
     for layer in range(spec.num_layers):
@@ -209,7 +223,7 @@ def expected_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
 
 
 def layer_shapes(spec: DecoderSpec, prefix: str) -> dict[str, tuple[int, ...]]:
-    """Every tensor of one layer, with its shape; names begin with `prefix`."""
+    """Return all tensors of one layer: shapes by name, which begins with `prefix`."""
     hidden, inner = spec.hidden_size, spec.intermediate_size
     query, kv = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
     linears = {

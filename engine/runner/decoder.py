@@ -1,4 +1,9 @@
-"""The decoder: the same three parts for every family and every computation."""
+"""The decoder: the same three parts for every family and every computation.
+
+A model family with another kind of layer (mixture of experts, sliding window) attaches here: both
+implementations run their layers in `run_layer`, one kind of layer for all indices. Such a family
+needs a choice by layer index there, and its fields in `model_spec.DecoderSpec`.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +17,16 @@ from engine.runner.flat_batch import FlatBatch
 class Decoder(Protocol):
     """A loaded model on its KV cache. `hidden` is a back end's own `[rows, hidden_size]` array.
 
-    An entry of `hidden` depends on its own sequence's tokens and cached KV alone.
+    A row of `hidden` depends on its own sequence's tokens and cached KV alone.
     """
 
     num_layers: int
 
     def begin(self, batch: FlatBatch) -> Any:
-        """Embed the batch's tokens; later calls with this `hidden` belong to this batch."""
+        """Embed the batch's tokens and return `hidden`; later calls with it are for this batch."""
 
     def run_layer(self, index: int, hidden: Any) -> None:
-        """Advance `hidden` by one layer in place, writing the batch's keys and values."""
+        """Advance `hidden` by one layer in place; write the batch's keys and values."""
 
     def logits(self, hidden: Any, rows: np.ndarray) -> np.ndarray:
-        """Float32 logits `[len(rows), vocab_size]` of some rows; the caller may change them."""
+        """Return float32 logits `[len(rows), vocab_size]` of these rows; the caller owns them."""

@@ -14,10 +14,12 @@ from engine.core.plan import ScheduledSequence
 
 @dataclass(frozen=True, slots=True)
 class FlatBatch:
-    """All int64: per token `token_ids`, `positions` and `slots`; per sequence `block_tables`
-    (padded with 0) and the rows `row_starts[s]` to `row_starts[s + 1]`; `sampled_rows` are the
-    rows after which tokens may be drawn, in order: of each sequence that samples, the last known
-    token's and its drafts'.
+    """A step as int64 arrays.
+
+    Per token: `token_ids`, `positions` and `slots`. Per sequence: `block_tables` (padded with 0)
+    and its rows, `row_starts[s]` to `row_starts[s + 1]`. `sampled_rows` are the rows after which
+    tokens may be drawn, in order: for each sequence that samples, those of its last known token and
+    of its drafts.
     """
 
     token_ids: np.ndarray
@@ -30,7 +32,7 @@ class FlatBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchLimits:
-    """What buffers, tables and cache were sized for."""
+    """The limits that buffers, tables and cache were allocated for."""
 
     max_tokens: int
     max_len: int
@@ -42,7 +44,7 @@ class BatchLimits:
 def flatten(batch: Sequence[ScheduledSequence], limits: BatchLimits) -> FlatBatch:
     """Lay out a non-empty `batch`; `InternalError` when a sequence is outside `limits`.
 
-    The kernels do not check bounds, so nothing gets past here that would touch other memory.
+    The kernels do not check bounds, so every index is checked here.
     """
     counts = [len(sequence.token_ids) for sequence in batch]
     row_starts = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)

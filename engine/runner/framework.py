@@ -1,8 +1,8 @@
 """Paddle, imported once and in the right environment: `from engine.runner.framework import paddle`.
 
-The CPU wheel's math library takes a slow path on processors other than Intel's unless an
-environment variable, read when it loads, says otherwise; hence this module and no other imports
-Paddle first. Importing it raises `ConfigError` where Paddle is not installed.
+On processors other than Intel's, the CPU wheel's math library takes a slow path unless an
+environment variable is set before it loads. So Paddle is imported only here, after that variable is
+set. Importing this module raises `ConfigError` where Paddle is not installed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if _is_amd():
     os.environ.setdefault("MKL_DEBUG_CPU_TYPE", "5")
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # it advises tools for compiling extensions
+    warnings.simplefilter("ignore")  # Paddle recommends compilers for extensions
     try:
         import paddle
     except ModuleNotFoundError as error:
@@ -41,15 +41,18 @@ with warnings.catch_warnings():
 
 
 def has_gpu() -> bool:
-    """Whether this Paddle can compute on a GPU of this machine."""
+    """Return whether this Paddle can compute on a GPU of this machine."""
     return bool(paddle.device.is_compiled_with_cuda() and paddle.device.cuda.device_count() > 0)
 
 
 def set_num_threads(num_threads: int) -> None:
-    """Use `num_threads` CPU threads (0: all cores) in Paddle's operators and in the kernels."""
+    """Use `num_threads` CPU threads (0: all cores) in Paddle's operators and in the kernels.
+
+    Raises `ConfigError` when the machine has fewer.
+    """
     available = numba.config.NUMBA_NUM_THREADS
     if num_threads > available:
-        raise ConfigError(f"num_threads is {num_threads}: wanted 0 to {available}, this machine's")
+        raise ConfigError(f"num_threads is {num_threads}: wanted 0 to {available} (all cores)")
     chosen = num_threads or available
     paddle.base.core.set_num_threads(chosen)
     numba.set_num_threads(chosen)
@@ -57,10 +60,10 @@ def set_num_threads(num_threads: int) -> None:
 
 
 def _keep_thread_pool() -> None:
-    """Leave the kernels' threads to the process's end.
+    """Prevent the interpreter from unloading numba's TBB thread pool.
 
-    numba's pool on TBB, unloaded with the interpreter, waits for its work to end. On one core that
-    is for ever where the kernels ran in a thread that has ended: so it is never unloaded.
+    Unloading waits for the pool's work to end. On one core that never happens if the kernels ran in
+    a thread that has ended. A further reference keeps the pool until the process ends.
     """
     pool = sys.modules.get("numba.np.ufunc.tbbpool")
     if pool is not None:

@@ -1,7 +1,7 @@
 """Attention on a GPU: Paddle's fused paged operator for decoding tokens, plain ones for chunks.
 
-The fused operator reads the cache for sequences that add one token; for longer runs it attends
-within the run only, so chunks that continue over a cached prefix stay with the plain operators.
+The fused operator reads the cache for sequences that add one token. For longer runs it attends only
+within the run, so chunks that follow a cached prefix use the plain operators.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class FusedAttention(PaddleAttention):
     def _attend_decoding(
         self, qkv: paddle.Tensor, keys: paddle.Tensor, values: paddle.Tensor
     ) -> paddle.Tensor:
-        """`qkv` `[sequences, heads + 2 · kv_heads, head_dim]`, one row each."""
+        """Attend for `qkv` `[sequences, heads + 2 · kv_heads, head_dim]`, one row per sequence."""
         count = self._num_decoding
         out = paddle.incubate.nn.functional.block_multihead_attention(
             qkv.reshape([count, -1]),
@@ -82,13 +82,13 @@ def _int32(values: np.ndarray) -> paddle.Tensor:
 
 
 def fused_attention_problem(spec: DecoderSpec, dtype: str, block_size: int) -> str:
-    """Why the fused operator cannot be used here, in words; empty when it can.
+    """Return the reason why the fused operator cannot be used here; empty if it can.
 
     Runs both back ends on one decoding step of two short sequences with this model's head sizes.
     """
     try:
         difference = _compare(spec, dtype, block_size)
-    except Exception as error:  # the operator's own failures are of many types
+    except Exception as error:  # the operator raises errors of many types
         return f"the fused operator fails: {error!r:.300}"
     if not difference < _TOLERANCE:
         return f"the fused operator is off by {difference:.3g}: wanted below {_TOLERANCE}"
@@ -96,7 +96,7 @@ def fused_attention_problem(spec: DecoderSpec, dtype: str, block_size: int) -> s
 
 
 def _compare(spec: DecoderSpec, dtype: str, block_size: int) -> float:
-    """The largest difference between fused and plain attention on random input."""
+    """Return the largest difference between fused and plain attention on random input."""
     layout = KVLayout(
         model_digest="", num_layers=1, num_kv_heads=spec.num_kv_heads, head_dim=spec.head_dim,
         block_size=block_size, dtype=dtype,

@@ -1,4 +1,4 @@
-"""Swapped-out KV blocks, in host memory of their own."""
+"""Swapped-out KV blocks in separate host memory."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from engine.runner.kv_cache import KVCache
 
 
 class HostPool:
-    """Room for `num_blocks` whole blocks of a cache, every layer. One thread owns both."""
+    """Memory for `num_blocks` whole blocks of a cache, all layers. One thread owns both."""
 
     def __init__(self, cache: KVCache, size_bytes: int) -> None:
         self.num_blocks = size_bytes // cache.layout.block_bytes
         self._cache = cache
         layers, kinds, _, piece_bytes = cache.host_bytes.shape
-        # Pages that no block was ever swapped into stay untouched and cost nothing.
+        # Pages of blocks that were never used are not touched, so they take no memory.
         self._bytes = np.zeros((layers, kinds, self.num_blocks, piece_bytes), np.uint8)
 
     def swap_out(self, block_ids: Sequence[int], host_block_ids: Sequence[int]) -> None:
-        """Copy cache blocks to places of the pool, one to one; `InternalError` for bad ids."""
+        """Copy cache blocks to host blocks, pairwise; `InternalError` for bad ids."""
         self._check(block_ids, host_block_ids)
         self._cache.stage_out(block_ids)
         _copy_blocks(self._cache.host_bytes, block_ids, self._bytes, host_block_ids)
 
     def swap_in(self, host_block_ids: Sequence[int], block_ids: Sequence[int]) -> None:
-        """Copy places of the pool to cache blocks, one to one; `InternalError` for bad ids."""
+        """Copy host blocks to cache blocks, pairwise; `InternalError` for bad ids."""
         self._check(block_ids, host_block_ids)
         _copy_blocks(self._bytes, host_block_ids, self._cache.host_bytes, block_ids)
         self._cache.stage_in(block_ids)
@@ -50,13 +50,13 @@ class HostPool:
 def _copy_blocks(
     source: np.ndarray, source_ids: Sequence[int], target: np.ndarray, target_ids: Sequence[int]
 ) -> None:
-    """Copy blocks of `[layers, 2, blocks, piece_bytes]`, neighbours in one piece per layer."""
+    """Copy blocks of `[layers, 2, blocks, piece_bytes]`; adjacent ones in one copy per layer."""
     for first, at, count in _runs(source_ids, target_ids):
         target[:, :, at : at + count] = source[:, :, first : first + count]
 
 
 def _runs(first_ids: Sequence[int], second_ids: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """(first id, second id, count) of the longest runs in which both ids rise by one."""
+    """Yield (first id, second id, count) of the longest runs in which both ids rise by one."""
     start = 0
     for i in range(1, len(first_ids) + 1):
         if i < len(first_ids):

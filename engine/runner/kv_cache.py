@@ -1,8 +1,8 @@
-"""The KV cache: one Paddle allocation, seen layer by layer, and by the transfer as bytes.
+"""The KV cache: one Paddle allocation, seen layer by layer, and as bytes by KV transfers.
 
 On a CPU the bytes are the cache's own memory. On another device they are a mirror in host memory:
-blocks are staged out before they are sent (layer by layer while a step computes them) and staged
-in after they have landed.
+blocks are staged out before they are sent (layer by layer while a step computes them) and staged in
+after they have landed.
 """
 
 from __future__ import annotations
@@ -18,8 +18,11 @@ from engine.runner.framework import paddle
 from engine.runner.layers_out import DeviceCopy, FinishedCopy, LayerCopy, LayersOut
 
 HostMemory = Callable[[int, bool], np.ndarray | None]
-"""Memory for the host's side of a cache that others can read too: of a size in bytes, uint8
-`[size]`, zeros, writable; True: taken from the system at once. None: there is none."""
+"""Allocates host memory that other processes can read: `(num_bytes, is_touched)`.
+
+Returns uint8 `[num_bytes]`, zeros, writable, or None if there is none. With `is_touched` its pages
+are taken from the system at once.
+"""
 
 
 class KVCache:
@@ -33,9 +36,9 @@ class KVCache:
         is_mirrored: bool | None = None,
         host_memory: HostMemory | None = None,
     ) -> None:
-        """Allocate as many blocks as fit; `ConfigError` when fewer than two do.
+        """Allocate as many blocks as fit; `ConfigError` when fewer than two fit.
 
-        `is_mirrored` None: as the device needs it.
+        `is_mirrored` None: mirrored if the device needs it.
         """
         self.layout = layout
         self.num_blocks = memory_bytes // layout.block_bytes
@@ -49,7 +52,7 @@ class KVCache:
             is_mirrored = paddle.get_device() != "cpu"
         memory = host_memory(self._num_bytes, not is_mirrored) if host_memory else None
         self.tensor = self._allocate(None if is_mirrored else memory)
-        # Pages of the mirror are touched when blocks are staged, so an unused one costs nothing.
+        # Pages of the mirror are touched when blocks are staged, so unused ones take no memory.
         if not is_mirrored:
             self.host_bytes = self._bytes()
         elif memory is None:
@@ -61,8 +64,11 @@ class KVCache:
         self._copy_stream: paddle.device.Stream | None = None
 
     def layers_out(self, slots: np.ndarray, on_layer: OnLayer | None) -> LayersOut:
-        """For a step that computes into these slots (block * block_size + place in the block):
-        `on_layer` is called for each computed layer when `host_bytes` holds their blocks in it."""
+        """Return the reporter of layers for a step that computes into `slots`.
+
+        A slot is block * block_size + offset in the block. `on_layer` is called for each computed
+        layer when `host_bytes` holds these blocks in that layer.
+        """
         if on_layer is None or not self._is_mirrored:
             return LayersOut(on_layer, None)
         block_ids = np.unique(slots // self.layout.block_size)
@@ -77,7 +83,7 @@ class KVCache:
         return DeviceCopy(self.layer(index), block_ids, self.host_bytes[index], self._copy_stream)
 
     def stage_out(self, block_ids: Sequence[int]) -> None:
-        """Bring what was computed in these blocks into `host_bytes`."""
+        """Copy these blocks from the device to `host_bytes`."""
         if not self._is_mirrored:
             return
         ids = np.asarray(block_ids)
@@ -90,7 +96,7 @@ class KVCache:
             host[ids] = source[places].view("uint8").cpu().numpy().reshape(len(ids), -1)
 
     def stage_in(self, block_ids: Sequence[int]) -> None:
-        """Bring what landed in `host_bytes` into these blocks."""
+        """Copy these blocks from `host_bytes` to the device."""
         if not self._is_mirrored:
             return
         ids = list(block_ids)
@@ -101,11 +107,11 @@ class KVCache:
                 target[places] = pieces.view(self.layout.dtype).reshape(shape)
 
     def layer(self, index: int) -> tuple[paddle.Tensor, paddle.Tensor]:
-        """Views of one layer's keys and values `[num_blocks, kv_heads, block_size, head_dim]`."""
+        """Return a layer's keys and values `[num_blocks, kv_heads, block_size, head_dim]`."""
         return self.tensor[index, 0], self.tensor[index, 1]
 
     def as_numpy(self) -> np.ndarray:
-        """The cache's own memory, writable (CPU only)."""
+        """Return the cache's own memory, writable; `ConfigError` if it is not on a CPU."""
         if not self.tensor.place.is_cpu_place():
             raise ConfigError(f"the KV cache lives on {self.tensor.place}: it has no host view")
         return np.from_dlpack(self.tensor)

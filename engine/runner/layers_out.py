@@ -1,7 +1,7 @@
-"""Telling of a step's layers as they become readable in host memory, while the next ones compute.
+"""Report a step's layers as they become readable in host memory, while the next ones compute.
 
-A device computes behind the thread that feeds it. So a computed layer's blocks are copied out on a
-stream of their own, while the next layers compute; a layer is told of when its copy is done.
+A device computes behind the thread that queues its work. A computed layer's blocks are copied out
+on a separate stream while the next layers compute; a layer is reported when its copy is done.
 """
 
 from __future__ import annotations
@@ -16,28 +16,30 @@ from engine.core.plan import OnLayer
 from engine.runner.framework import paddle
 
 MAX_UNDER_WAY = 4
-"""Copies at a time. The feeding thread would run ahead to the last layer, and layers that could
-leave would wait for it; besides, each copy holds pinned memory."""
+"""The most copies in flight; each holds pinned memory.
+
+Without a limit the queueing thread would run ahead to the last layer and report earlier ones late.
+"""
 
 
 class LayerCopy(Protocol):
-    """A copy under way, out of one layer of the cache."""
+    """A copy in flight, out of one layer of the cache."""
 
     def is_done(self) -> bool:
-        """Whether `finish` would not wait."""
+        """Return whether `finish` would return at once."""
 
     def finish(self) -> None:
         """Wait for the copy; the layer's blocks are in host memory when this returns."""
 
 
 StartCopy = Callable[[int], LayerCopy]
-"""Starts copying a layer out; what was fed to the device before is in the copy."""
+"""Starts copying a layer out, after all work queued on the device before."""
 
 
 class LayersOut:
     """Calls `on_layer`, if there is one, for the layers of one step, in order.
 
-    `start_copy` None: there is nothing to copy, a computed layer is readable.
+    `start_copy` None: nothing needs to be copied, a computed layer is readable.
     """
 
     def __init__(self, on_layer: OnLayer | None, start_copy: StartCopy | None) -> None:
@@ -46,7 +48,7 @@ class LayersOut:
         self._under_way: deque[tuple[int, LayerCopy]] = deque()
 
     def on_computed(self, layer: int) -> None:
-        """Everything that computes the step's part of `layer` was fed to the device."""
+        """Start the copy of `layer`, whose part of the step was queued; report finished copies."""
         if self._start_copy is None:
             self._tell(layer)
             return
@@ -57,7 +59,7 @@ class LayersOut:
             self._tell_of_next()
 
     def finish(self) -> None:
-        """Wait until every computed layer was told of."""
+        """Wait until every computed layer was reported."""
         while self._under_way:
             self._tell_of_next()
 
@@ -72,7 +74,7 @@ class LayersOut:
 
 
 class DeviceCopy:
-    """Blocks of one layer on their way from a GPU, by way of pinned memory, to a host mirror."""
+    """A copy of blocks of one layer from a GPU, through pinned memory, to a host mirror."""
 
     def __init__(
         self,
@@ -81,12 +83,15 @@ class DeviceCopy:
         target: np.ndarray,
         stream: paddle.device.Stream,
     ) -> None:
-        """`parts` are the layer's keys and values, `target` `[2, num_blocks, piece_bytes]` the
-        mirror of both; `stream` is one that nothing is computed on."""
+        """Start the copy.
+
+        `parts` are the layer's keys and values, `target` `[2, num_blocks, piece_bytes]` the mirror
+        of both. `stream` is one that nothing else is computed on.
+        """
         stream.wait_event(paddle.device.current_stream().record_event())
         with paddle.device.stream_guard(stream):
             places = paddle.to_tensor(block_ids)
-            # Both live until the copy is done: neither may be reused under it.
+            # Both must live until the copy is done, so that their memory is not reused before.
             self._gathered = [part[places].view("uint8") for part in parts]
             self._pinned = [one.pin_memory(blocking=False) for one in self._gathered]
             self._done = stream.record_event()
@@ -102,10 +107,10 @@ class DeviceCopy:
 
 
 class FinishedCopy:
-    """Nothing is under way."""
+    """A copy that is complete already."""
 
     def is_done(self) -> bool:
         return True
 
     def finish(self) -> None:
-        """There is nothing to wait for."""
+        """Return at once."""

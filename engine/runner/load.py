@@ -1,4 +1,4 @@
-"""From configuration to a runner that is ready to execute."""
+"""From a configuration to a runner that is ready to execute."""
 
 from __future__ import annotations
 
@@ -34,11 +34,12 @@ def load_model_runner(
 
     `swap_space` bytes of host memory hold blocks that were swapped out. No step has more than
     `max_chunk_tokens` tokens (None: `engine.max_num_batched_tokens`). With the speculative method
-    mtp the layer that drafts is read too, from its own file or from the checkpoint.
-    `host_memory` allocates what `kv_bytes` shows (None: memory that nobody else sees).
-    `on_imported` is called once Paddle, which takes the process's signals for itself, is there.
-    `CheckpointError` when the folder is missing, broken or unsupported, before any weight is read;
-    `ConfigError` when a setting does not fit the model or the machine.
+    mtp the drafting layer is read too, from its own file or from the checkpoint. `host_memory`
+    allocates the memory behind `kv_bytes` (None: private memory). `on_imported` is called after
+    Paddle is imported, because Paddle installs signal handlers.
+
+    Raises `CheckpointError`, before any weight is read, when the folder is missing, broken or
+    unsupported, and `ConfigError` when a setting does not fit the model or the machine.
     """
     folder = Path(model.model)
     if not folder.is_dir():
@@ -54,7 +55,7 @@ def load_model_runner(
     mtp = None
     if speculation.speculative_method == "mtp":
         mtp = read_mtp_weights(speculation.speculative_model, folder, checkpoint, spec)
-    # Paddle takes seconds to import; a wrong path or a broken file is told at once.
+    # Importing Paddle takes seconds; a wrong path or a broken file is reported before.
     from engine.runner.framework import set_num_threads
 
     on_imported()

@@ -30,8 +30,7 @@ from engine.runner.step_costs import measure_step_costs
 from engine.runner.verification import draw_tokens
 
 _SAMPLED_ROWS = 64
-"""Most rows of logits held at once, but for a single sequence's: with a vocabulary of 152,000,
-39 MB."""
+"""The most rows of logits in memory, except for a single sequence's: 39 MB at 152,000 tokens."""
 
 
 class ModelRunner:
@@ -72,18 +71,18 @@ class ModelRunner:
 
     @property
     def kv_bytes(self) -> np.ndarray:
-        """The cache as a transfer sees it, writable: `[num_layers, 2, num_blocks, piece_bytes]`.
+        """The cache as bytes, for transfers, writable: `[num_layers, 2, num_blocks, piece_bytes]`.
 
-        Its own memory on a CPU; elsewhere a mirror, see `stage_out` and `stage_in`.
+        On a CPU it is the cache's own memory; elsewhere a mirror, see `stage_out` and `stage_in`.
         """
         return self._cache.host_bytes
 
     def stage_out(self, block_ids: Sequence[int]) -> None:
-        """Make what was computed in these blocks readable in `kv_bytes`."""
+        """Make computed KV of these blocks readable in `kv_bytes`."""
         self._cache.stage_out(block_ids)
 
     def stage_in(self, block_ids: Sequence[int]) -> None:
-        """Make what was written to these blocks in `kv_bytes` part of the cache."""
+        """Copy KV that was written to these blocks in `kv_bytes` into the cache."""
         self._cache.stage_in(block_ids)
 
     @property
@@ -92,7 +91,7 @@ class ModelRunner:
         return self._host_pool.num_blocks
 
     def swap_out(self, block_ids: Sequence[int], host_block_ids: Sequence[int]) -> None:
-        """Copy whole blocks, every layer, into the host pool; `InternalError` for bad ids."""
+        """Copy whole blocks, all layers, into the host pool; `InternalError` for bad ids."""
         self._host_pool.swap_out(block_ids, host_block_ids)
 
     def swap_in(self, host_block_ids: Sequence[int], block_ids: Sequence[int]) -> None:
@@ -102,12 +101,12 @@ class ModelRunner:
     def execute(
         self, batch: Sequence[ScheduledSequence], on_layer: OnLayer | None = None
     ) -> list[DrawnTokens | None]:
-        """Compute the batch's tokens and draw where asked; one entry per sequence, in order.
+        """Compute the batch's tokens and draw where asked; return one entry per sequence.
 
         `on_layer(l)` is called for each layer of the cache as soon as `kv_bytes` holds the step's
         keys and values in it, layer 0 first, an MTP layer after the draw.
 
-        `InternalError` when the batch is outside what the runner was sized for; `SequencesFailed`
+        Raises `InternalError` when the batch exceeds the runner's limits, and `SequencesFailed`
         when logits that some entries needed are not finite.
         """
         if not batch:
@@ -124,13 +123,13 @@ class ModelRunner:
             layers.on_computed(self._decoder.num_layers)
         layers.finish()
         if bad:
-            raise SequencesFailed("not finite: logits", tuple(bad), tuple(results))
+            raise SequencesFailed("logits are not finite", tuple(bad), tuple(results))
         return results
 
     def _draw(
         self, batch: Sequence[ScheduledSequence], flat: FlatBatch, hidden: Any
     ) -> tuple[list[DrawnTokens | None], list[int]]:
-        """What each entry drew, and the entries whose logits are not finite."""
+        """Return what each entry drew, and the entries whose logits are not finite."""
         results: list[DrawnTokens | None] = [None] * len(batch)
         bad: list[int] = []
         for entries, rows in _sampled_groups(batch, flat):
@@ -157,7 +156,7 @@ class ModelRunner:
         hidden: Any,
         results: list[DrawnTokens | None],
     ) -> None:
-        """The MTP layer's keys and values of this step, and its drafts into `results`."""
+        """Compute the MTP layer's keys and values of this step; write its drafts into `results`."""
         step = plan_drafts(batch, flat, results, self._limits)
         if step is None:
             return
@@ -168,15 +167,15 @@ class ModelRunner:
 
     @property
     def step_costs(self) -> StepCosts:
-        """What steps cost here, as `warm_up` measured."""
+        """The cost of steps on this machine; `InternalError` before `warm_up` has measured it."""
         if self._step_costs is None:
-            raise InternalError("step_costs are not known: wanted warm_up first")
+            raise InternalError("step_costs were not measured: warm_up must run first")
         return self._step_costs
 
     def warm_up(self) -> None:
         """Compile or load every kernel, touch every weight, and measure what a step costs.
 
-        Computes a few tokens in the first blocks, so nothing may be cached there yet.
+        Computes a few tokens in the first blocks, so they must not hold cached KV yet.
         """
         length = min(32, self.max_model_len, self._limits.max_tokens)
         table = range(blocks_for(length, self.layout.block_size))
@@ -198,7 +197,7 @@ class ModelRunner:
 def _sampled_groups(
     batch: Sequence[ScheduledSequence], flat: FlatBatch
 ) -> Iterator[tuple[list[int], np.ndarray]]:
-    """Entries that sample, a few at a time, with all of their sampled rows."""
+    """Yield groups of a few entries that sample, with all of their sampled rows."""
     first = count = 0
     entries: list[int] = []
     for entry, sequence in enumerate(batch):

@@ -1,8 +1,20 @@
-"""What a decoder is made of, as config.json states it: one frozen value for every family.
+"""The parameters of a decoder, read from config.json: one frozen value for every family.
 
 Llama, Qwen2, MiMo, Qwen3 and dense ERNIE-4.5 are one decoder: pre-norm attention and a gated SiLU
 MLP. They differ in biases, in norms on query and key heads, in how head dimensions are paired for
-rotary positions, and in defaults. Whatever this decoder would compute wrongly is refused here.
+rotary positions, and in defaults. A configuration that this decoder would compute wrongly is
+refused.
+
+A family of the same decoder attaches here: one row of `_FAMILIES`.
+
+A mixture-of-experts family attaches here: the number of experts and of those per token become
+fields of `DecoderSpec`, `checkpoint.layer_shapes` lists the experts' tensors, and the MLP is
+replaced in `numba_layer.load_layer`, `kernels.layer` and `paddle_decoder.PaddleDecoder.advance`.
+
+A family with sliding windows attaches here: a window per layer becomes a field of `DecoderSpec`,
+`_refuse_other_arithmetic` admits it, and it bounds the first key in `kernels.attention`,
+`paddle_attention` and `fused_attention`. `engine.core.scheduler` then releases the blocks before
+the window.
 """
 
 from __future__ import annotations
@@ -17,7 +29,7 @@ from common.errors import CheckpointError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeSpec:
-    """Rotary positions. `kind` is default, linear or llama3; the last four are llama3's."""
+    """Rotary positions. `kind` is default, linear or llama3; the last four fields are llama3's."""
 
     kind: str
     theta: float
@@ -29,7 +41,10 @@ class RopeSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderSpec:
-    """One decoder. `is_rope_interleaved`: pairs are neighbours (2i, 2i + 1), not halves."""
+    """The parameters of one decoder.
+
+    `is_rope_interleaved`: rotary pairs are neighbours (2i, 2i + 1), not halves.
+    """
 
     architecture: str
     num_layers: int
@@ -57,7 +72,7 @@ class DecoderSpec:
 
 @dataclass(frozen=True, slots=True)
 class _Family:
-    """What an architecture fixes (booleans) or leaves to a key of config.json (names)."""
+    """Properties that an architecture fixes (booleans) or takes from config.json (key names)."""
 
     qkv_bias: bool | str
     output_bias: bool | str
@@ -86,7 +101,7 @@ _FAMILIES = {
 
 
 class _Config:
-    """A config file's keys, with errors that name the file, the key and what was wanted."""
+    """A config file's keys, with errors that name the file, the key and the expected value."""
 
     def __init__(self, path: Path, values: dict[str, Any], prefix: str = "") -> None:
         self._path, self._values, self._prefix = path, values, prefix
@@ -129,7 +144,7 @@ class _Config:
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; `CheckpointError` when it is missing or anything else."""
+    """Return the object in a JSON file; `CheckpointError` if the file is missing or holds none."""
     try:
         values = json.loads(path.read_bytes())
     except FileNotFoundError as error:
@@ -142,7 +157,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 
 def read_decoder_spec(folder: Path) -> DecoderSpec:
-    """The decoder that config.json describes; `CheckpointError` names what is unsupported."""
+    """Return the decoder of config.json; `CheckpointError` names what is unsupported."""
     path = folder / "config.json"
     values = read_json_object(path)
     config = _Config(path, values)
@@ -194,7 +209,7 @@ def read_decoder_spec(folder: Path) -> DecoderSpec:
 
 
 def _refuse_other_arithmetic(config: _Config) -> None:
-    """Raise for settings under which this decoder would answer, but wrongly."""
+    """Raise `CheckpointError` for settings that this decoder would compute wrongly."""
     if config.get("hidden_act") not in (None, "silu", "swish"):
         raise config.refuse("hidden_act", "silu")
     if config.get("quantization_config") is not None:
@@ -207,7 +222,10 @@ def _refuse_other_arithmetic(config: _Config) -> None:
 
 
 def _rope_spec(config: _Config, default_theta: float, max_position: int) -> RopeSpec:
-    """From `rope_parameters` (newer files) or `rope_theta` with `rope_scaling` (older ones)."""
+    """Return the rotary positions.
+
+    They are in `rope_parameters` (newer files) or in `rope_theta` and `rope_scaling` (older ones).
+    """
     newer = config.section("rope_parameters")
     scaling = newer or config.section("rope_scaling")
     theta = (newer or config).number("rope_theta", config.number("rope_theta", default_theta))
@@ -236,7 +254,10 @@ def _rope_spec(config: _Config, default_theta: float, max_position: int) -> Rope
 
 
 def read_eos_token_ids(folder: Path) -> frozenset[int]:
-    """End-of-sequence ids of config.json and, where there is one, generation_config.json."""
+    """Return the end-of-sequence ids of config.json and, if it exists, generation_config.json.
+
+    Raises `CheckpointError` for values that are not token ids.
+    """
     found: set[int] = set()
     for name in ("config.json", "generation_config.json"):
         path = folder / name

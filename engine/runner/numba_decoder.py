@@ -28,11 +28,11 @@ from engine.runner.weight_memory import WeightMemory
 
 
 def unsupported_size(spec: DecoderSpec) -> str:
-    """Which size the kernels' sixteen lanes do not divide, in words; empty when all are."""
+    """Return which size the kernels' sixteen lanes do not divide, in words; empty if none."""
     for name in ("hidden_size", "intermediate_size", "head_dim"):
         size = getattr(spec, name)
         if size % LANES:
-            return f"{name} is {size}: the CPU kernels want a multiple of {LANES}"
+            return f"{name} is {size}: the CPU kernels require a multiple of {LANES}"
     return ""
 
 
@@ -49,7 +49,7 @@ class _Workspace:
 
 
 class NumbaDecoder:
-    """See `decoder.Decoder`. One thread at a time may use all of a process's instances.
+    """A `decoder.Decoder`. One thread at a time may use all of a process's instances.
 
     An MTP layer shares the public parts: packed weights, tables and constants.
     """
@@ -86,7 +86,7 @@ class NumbaDecoder:
     def begin(self, batch: FlatBatch) -> np.ndarray:
         spec = self.spec
         rows = batch.token_ids.size
-        set_num_threads(self.num_threads)  # numba keeps it per thread, and this one may be new
+        set_num_threads(self.num_threads)  # numba stores it per thread, and this one may be new
 
         def buffer(width: int) -> np.ndarray:
             return np.empty((rows, width), np.float32)
@@ -121,7 +121,7 @@ class NumbaDecoder:
             )  # fmt: skip
 
     def final_states(self, hidden: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """Some rows after the final norm, as new `[len(rows), hidden_size]`."""
+        """Return these rows after the final norm, as a new array `[len(rows), hidden_size]`."""
         chosen = hidden[rows]
         normed = np.empty_like(chosen)
         with KERNEL_LOCK:

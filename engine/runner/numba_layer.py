@@ -1,4 +1,12 @@
-"""One decoder layer's weights, packed for the CPU kernels."""
+"""One decoder layer's weights, packed for the CPU kernels.
+
+A quantised weight format attaches here: `pack` returns panels of floats or of bytes with scales
+(`kernels.panel_product`), and every kernel takes either. A further format adds a packing function
+like `pack_as_bytes` and a kind of panel in `kernels.panel_product`.
+
+A mixture-of-experts layer attaches here: `load_layer` fills `gate_up` and `down` with one MLP's
+panels; with experts they become one pair per expert, and `kernels.layer` chooses by row.
+"""
 
 from __future__ import annotations
 
@@ -17,17 +25,19 @@ from engine.runner.weight_memory import WeightMemory
 
 NONE_1D = np.zeros(0, np.float32)
 NONE_2D = np.zeros((0, 0), np.float32)
-"""Stand for a bias, norms or a residual that there are none of."""
+"""Stands for an absent bias, norm or residual."""
 KERNEL_LOCK = threading.Lock()
-"""Held around everything parallel: numba's simplest thread pool ends the process when two threads
-enter it at once."""
+"""Held around all parallel kernels.
+
+numba's simplest thread pool ends the process when two threads enter it at once.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class NumbaLayer:
-    """One layer's packed weights; empty arrays stand for what the family does not have.
+    """One layer's packed weights; empty arrays for parts that the family does not have.
 
-    `keys` and `values` are its part of the KV cache.
+    `keys` and `values` are the layer's part of the KV cache.
     """
 
     input_norm: np.ndarray
@@ -54,7 +64,7 @@ def load_layer(
     *,
     as_bytes: bool = False,
 ) -> NumbaLayer:
-    """The layer whose tensors' names begin with `prefix`; call it with the lock held.
+    """Load the layer whose tensors' names begin with `prefix`, with `KERNEL_LOCK` held.
 
     `kv` is its part of the cache, `[2, num_blocks, num_kv_heads, block_size, head_dim]`. With
     `as_bytes` each weight of a product is rounded to a byte.
@@ -104,9 +114,10 @@ def pack(
     is_alternating: bool = False,
     as_bytes: bool = False,
 ) -> np.ndarray:
-    """One packed weight from several with equal inputs, one after the other or in turns.
+    """Pack several weights with equal inputs into one, consecutively or alternating.
 
-    With `rotated`, a head size, the first two (query and key) have their heads' halves put first.
+    With `rotated`, a head size, the heads of the first two (query and key) are reordered, halves
+    first.
     """
     sizes = [files.shape(name)[0] for name in names]
     panels = _empty_panels(memory, sum(sizes), files.shape(names[0])[1], as_bytes)
@@ -124,7 +135,7 @@ def pack(
 
 
 def pack_as_bytes(weight: np.ndarray, memory: WeightMemory) -> np.ndarray:
-    """A weight `[outputs, inputs]`, packed and each rounded to a byte."""
+    """Pack a weight `[outputs, inputs]` with each value rounded to a byte."""
     num_outputs, num_inputs = weight.shape
     panels = _empty_panels(memory, num_outputs, num_inputs, as_bytes=True)
     pack_rows_as_bytes(weight, panels, 0, 1)

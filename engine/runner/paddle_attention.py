@@ -1,4 +1,4 @@
-"""Attention out of plain Paddle operators: any device, the reference for other back ends."""
+"""Attention in plain Paddle operators: runs on any device, the reference for other back ends."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class PaddleAttention:
     def attend(
         self, layer: int, query: paddle.Tensor, key: paddle.Tensor, value: paddle.Tensor
     ) -> paddle.Tensor:
-        """Store keys and values, then attend over each row's own past: `[rows, heads, head_dim]`.
+        """Store keys and values, then attend over each row's own past.
 
-        `query` is `[rows, heads, head_dim]`, `key` and `value` `[rows, kv_heads, head_dim]`, all
-        rotated. Rows are the batch's.
+        `query` and the result are `[rows, heads, head_dim]`, `key` and `value` `[rows, kv_heads,
+        head_dim]`; query and key are rotated. Rows are the batch's.
         """
         keys, values = self._cache.layer(layer)
         keys[self._blocks, :, self._offsets] = key
@@ -43,7 +43,7 @@ class PaddleAttention:
     def _attend_one(
         self, index: int, query: paddle.Tensor, keys: paddle.Tensor, values: paddle.Tensor
     ) -> paddle.Tensor:
-        """One sequence's rows `[rows, heads, head_dim]`, all heads of a group in one product."""
+        """Attend for one sequence's rows `[rows, heads, head_dim]`; one product per head group."""
         batch = self._batch
         first, end = (int(row) for row in batch.row_starts[index : index + 2])
         num_rows, num_keys = end - first, int(batch.positions[end - 1]) + 1

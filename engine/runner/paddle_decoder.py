@@ -17,7 +17,7 @@ from engine.runner.rope import halves_first, rotary_tables
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """`weight` `[inputs, outputs]`."""
+    """A projection; `weight` is `[inputs, outputs]`."""
 
     weight: paddle.Tensor
     bias: paddle.Tensor | None
@@ -48,7 +48,7 @@ class _Hidden:
 
 
 class PaddleDecoder:
-    """See `decoder.Decoder`. An MTP layer shares the public parts."""
+    """A `decoder.Decoder`. An MTP layer shares the public parts."""
 
     def __init__(
         self,
@@ -73,15 +73,15 @@ class PaddleDecoder:
         ]
 
     def tensor(self, values: np.ndarray) -> paddle.Tensor:
-        """`values` on the device, in the dtype that is computed in."""
+        """Return `values` on the device, in the dtype of the computation."""
         return paddle.to_tensor(values).astype(self._dtype)
 
     def load_layer(self, files: TensorFiles, prefix: str) -> PaddleLayer:
-        """The layer whose tensors' names begin with `prefix`."""
+        """Load the layer whose tensors' names begin with `prefix`."""
         spec = self.spec
 
         def read(name: str) -> np.ndarray:
-            """A tensor, its heads' halves first where the family rotates neighbours."""
+            """Read a tensor, reordered to halves first if the family rotates neighbours."""
             values = files.read(prefix + name)
             is_rotated = any(part in name for part in ("q_proj", "k_proj", "q_norm", "k_norm"))
             if is_rotated and spec.is_rope_interleaved:
@@ -125,18 +125,18 @@ class PaddleDecoder:
         return np.asarray(out.numpy())
 
     def final_states(self, hidden: _Hidden, rows: np.ndarray) -> paddle.Tensor:
-        """Some rows after the final norm, `[len(rows), hidden_size]`."""
+        """Return these rows after the final norm, `[len(rows), hidden_size]`."""
         return self.norm(hidden.rows[paddle.to_tensor(rows)], self._final_norm)
 
     def begin_rows(self, batch: FlatBatch) -> None:
-        """Prepare what all layers share; calls of `advance` that follow are for these rows."""
+        """Prepare what all layers share; following calls of `advance` are for these rows."""
         positions = paddle.to_tensor(batch.positions)
         self._row_cosines = self._cosines[positions].unsqueeze(1)
         self._row_sines = self._sines[positions].unsqueeze(1)
         self._attention.begin(batch)
 
     def advance(self, layer: PaddleLayer, index: int, rows: paddle.Tensor) -> paddle.Tensor:
-        """`rows` `[rows, hidden_size]` after one layer, whose part of the cache is `index`."""
+        """Return `rows` `[rows, hidden_size]` after one layer, the cache's layer `index`."""
         spec, num_rows = self.spec, rows.shape[0]
         fused = layer.qkv(self.norm(rows, layer.input_norm))
         heads = fused.reshape([num_rows, -1, spec.head_dim])
@@ -151,7 +151,7 @@ class PaddleDecoder:
         return rows + layer.down(paddle.nn.functional.silu(gate) * up)
 
     def norm(self, x: paddle.Tensor, weight: paddle.Tensor) -> paddle.Tensor:
-        """RMS norm over the last axis."""
+        """Apply RMS norm over the last axis."""
         wide = x.astype("float32")
         scale = paddle.rsqrt(wide.square().mean(-1, keepdim=True) + self.spec.rms_epsilon)
         return (wide * scale).astype(x.dtype) * weight

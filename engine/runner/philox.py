@@ -1,8 +1,8 @@
-"""Philox4x32-10, the counter-based generator that gives every token draw its noise.
+"""Philox4x32-10, the counter-based generator of the noise of every token draw.
 
 From Salmon, Moraes, Dror and Shaw, "Parallel Random Numbers: As Easy as 1, 2, 3" (SC11): a block of
 four 32-bit words is a pure function of a 128-bit counter and a 64-bit key. There is no state to
-keep, copy or move, so a request that goes on at another node goes on with the same noise.
+store or move, so a request that continues on another node continues with the same noise.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _NUM_ROUNDS = 10
 def philox_blocks(words: np.ndarray, first: int, second: int, key: int) -> None:
     """Fill `words` ([4, n] uint32) with the blocks of n successive counters.
 
-    Column j is the block of key `key` (low word first) and counter (first + j, second, 0, 0).
-    One round of all blocks comes before the next round, which lets the compiler use vectors.
+    Column j is the block of key `key` (low word first) and counter (first + j, second, 0, 0). Each
+    round is computed for all blocks before the next one, so that the compiler can use vectors.
     """
     num_blocks = words.shape[1]
     for j in range(num_blocks):

@@ -1,9 +1,9 @@
-"""One row of logits: which tokens the filters keep, which of them is drawn, which are likeliest.
+"""Kernels over one row of logits: filters, the draw, the likeliest tokens.
 
 All kernels see a row as *depths*: depth[v] = (largest logit - logit[v]) / temperature, so 0 is the
-likeliest token and a token's weight is exp(-depth). Tokens are ranked by (depth, id): equal logits
-go to the lowest id. Each filter keeps a prefix of that ranking, so what all of them keep together
-is described by one pair, the depth and the id of the last token kept.
+likeliest token and a token's weight is exp(-depth). Tokens are ranked by (depth, id): among equal
+logits the lowest id comes first. Each filter keeps a prefix of that ranking, so the tokens that all
+of them keep are described by one pair, the depth and the id of the last token kept.
 
 A row is always scanned by one thread in one order, so its result is a function of the row alone.
 """
@@ -18,20 +18,20 @@ from numba import uint32
 
 from engine.runner.philox import philox_blocks
 
-# The filters sort tokens into buckets of 1/64 nat and then look into a single bucket. What lies
-# deeper than 64 nats (a weight below 1e-27) shares the last one.
+# The filters sort tokens into buckets of 1/64 nat and then scan a single bucket. Tokens deeper than
+# 64 nats (a weight below 1e-27) share the last one.
 _BUCKETS_PER_NAT = 64.0
 _NUM_BUCKETS = 4096
 
-# Tokens whose noise is computed together, or not at all.
+# Noise is computed for a stripe of this many tokens together, or not at all.
 _STRIPE = 256
 
-# No noise is above this: the largest word gives -log(-log(1 - 2**-33)) = 22.87.
+# The largest possible noise: the largest word gives -log(-log(1 - 2**-33)) = 22.87.
 _MAX_NOISE = 23.0
 _WORD = 2.0**-32
 _LOWEST = -1e300
-# _RACE_BOUND[n + 1] >= exp(-t) for every t >= n >= 0, rounding of the draw's own logarithms
-# included; the first entry, for t < 0, lets every word through, the last one none.
+# _RACE_BOUND[n + 1] >= exp(-t) for every t >= n >= 0, including rounding of the draw's logarithms.
+# The first entry, for t < 0, passes every word; the last one passes none.
 _RACE_BOUND = np.exp(-np.arange(-1.0, _MAX_NOISE + 1.0)) * (1.0 + 1e-9)
 
 
@@ -48,8 +48,8 @@ def _is_kept(depth: float, token_id: int, last_depth: float, last_id: int) -> bo
 
 @numba.njit("int64[::1](float32[::1], int64, float64, int64)", nogil=True, cache=True)
 def _ranked_bucket(depths: np.ndarray, bucket: int, last_depth: float, last_id: int) -> np.ndarray:
-    """The kept tokens of one bucket, by rank."""
-    # Scaling by a power of two is exact, so these bounds say what _bucket says, and say it faster.
+    """Return the kept tokens of one bucket, by rank."""
+    # Scaling by a power of two is exact, so these bounds equal those of _bucket and are faster.
     start = np.float32(bucket / _BUCKETS_PER_NAT)
     end = np.float32((bucket + 1) / _BUCKETS_PER_NAT if bucket < _NUM_BUCKETS - 1 else np.inf)
     most = 0
@@ -65,13 +65,13 @@ def _ranked_bucket(depths: np.ndarray, bucket: int, last_depth: float, last_id: 
             members[num] = token_id
             num += 1
     members = members[:num]
-    # Members come by id and the sort is stable, so equal depths stay in the order of their ids.
+    # Members are in order of id and the sort is stable, so equal depths stay in that order.
     return members[np.argsort(depths[members], kind="mergesort")]
 
 
 @numba.njit("Tuple((float64, int64))(float32[::1], int64)", nogil=True, cache=True)
 def _top_k(depths: np.ndarray, top_k: int) -> tuple[float, int]:
-    """Rank `top_k`, counted from 1; `top_k` is at most the number of tokens."""
+    """Return the end (depth, id) of the first `top_k` ranks; the row has at least so many."""
     counts = np.zeros(_NUM_BUCKETS, np.int64)
     for token_id in range(len(depths)):
         counts[_bucket(depths[token_id])] += 1
@@ -92,7 +92,7 @@ def _top_k(depths: np.ndarray, top_k: int) -> tuple[float, int]:
 def _top_p(
     depths: np.ndarray, weights: np.ndarray, top_p: float, last_depth: float, last_id: int
 ) -> tuple[float, int]:
-    """The end of the smallest prefix with at least `top_p` of the weight of the kept tokens."""
+    """Return the end of the smallest prefix with at least `top_p` of the kept tokens' weight."""
     masses = np.zeros(_NUM_BUCKETS, np.float64)
     for token_id in range(len(depths)):
         if _is_kept(depths[token_id], token_id, last_depth, last_id):
@@ -101,13 +101,13 @@ def _top_p(
     for mass in masses:
         total += mass
     wanted = top_p * total
-    # In the order of `total`, so the walk ends, and in a bucket that holds something.
+    # In the same order as `total`, so the walk ends, and in a bucket that is not empty.
     bucket, reached = 0, 0.0
     while reached + masses[bucket] < wanted:
         reached += masses[bucket]
         bucket += 1
     members = _ranked_bucket(depths, bucket, last_depth, last_id)
-    last = members[-1]  # also where rounding makes the members a hair less than their bucket
+    last = members[-1]  # if rounding makes the members' sum smaller than their bucket's
     for token_id in members:
         reached += weights[token_id]
         if reached >= wanted:
@@ -124,10 +124,10 @@ def _top_p(
 def kept_prefix(
     depths: np.ndarray, weights: np.ndarray, top_k: int, top_p: float, min_p: float
 ) -> tuple[float, int]:
-    """(depth, id) of the last place that top-k, then top-p, then min-p keep: at least one token.
+    """Return (depth, id) of the last rank that top-k, then top-p, then min-p keep.
 
-    `weights` is exp(-depths); it is read only where `top_p` is below 1. `top_k` 0, `top_p` 1 and
-    `min_p` 0 each keep everything.
+    At least one token is kept. `weights` is exp(-depths); it is read only if `top_p` is below 1.
+    `top_k` 0, `top_p` 1 and `min_p` 0 each keep everything.
     """
     last_depth, last_id = np.inf, len(depths)
     if 0 < top_k < len(depths):
@@ -144,23 +144,24 @@ def kept_prefix(
 
 @numba.njit("float64(uint32)", nogil=True, cache=True)
 def gumbel_noise(word: int) -> float:
-    """Standard Gumbel noise of one random word: -log(-log(u)), u = (word + 1/2) / 2**32."""
+    """Return standard Gumbel noise of one random word: -log(-log(u)), u = (word + 1/2) / 2**32."""
     return -math.log(-math.log((word + 0.5) * _WORD))
 
 
 @numba.njit("int64(float32[::1], float64, int64, uint64, uint32)", nogil=True, cache=True)
 def draw(depths: np.ndarray, last_depth: float, last_id: int, seed: int, output_index: int) -> int:
-    """The kept token with the largest `noise - depth`, the lowest id among equals (Gumbel-max).
+    """Return the kept token with the largest `noise - depth`, the lowest id among equals.
 
-    So token v is drawn with probability exp(-depth[v]) over the sum of the kept. The noise of
-    vocabulary entry v at output index i of a request with seed s is that of word `v % 4` of the
-    Philox block with key s and counter (v // 4, i, 0, 0). This is a promise to seeded clients:
-    changing it changes their answers.
+    This is the Gumbel-max draw: token v is drawn with probability exp(-depth[v]) over the sum of
+    the kept. The noise of vocabulary entry v at output index i of a request with seed s is that of
+    word `v % 4` of the Philox block with key s and counter (v // 4, i, 0, 0). Seeded clients rely
+    on this: changing it changes their answers.
 
-    Most tokens cannot win and are passed over without a logarithm, which changes nothing: noise
-    must exceed t = best + depth, that is -log(u) < exp(-t), and -log(u) is at least 1 - u.
+    Most tokens cannot win and are skipped without a logarithm, which changes no result: noise must
+    exceed t = best + depth, that is -log(u) < exp(-t), and -log(u) is at least 1 - u.
     """
-    # Finite, so that an infinite depth is out of reach and not a NaN that no bound would stop.
+    # Finite, so that an infinite depth never wins. The difference would be NaN, which passes every
+    # comparison with the bound.
     best, best_id = _LOWEST, len(depths)
     words = np.empty((4, _STRIPE // 4), np.uint32)
     for start in range(0, len(depths), _STRIPE):
@@ -187,7 +188,7 @@ def draw(depths: np.ndarray, last_depth: float, last_id: int, seed: int, output_
 
 @numba.njit("int64[::1](float32[::1], int64)", nogil=True, cache=True)
 def likeliest(logits: np.ndarray, count: int) -> np.ndarray:
-    """The ids of the `count` largest logits, best first, the lowest id first among equals."""
+    """Return the ids of the `count` largest logits, best first, then by lowest id."""
     best = np.empty(count, np.int64)
     if count == 0:
         return best

@@ -1,6 +1,6 @@
 """From logits to tokens: penalties, filters, the draw and log probabilities.
 
-In order, and after whose rule:
+In this order, with the source of each rule:
 
 1. Log probabilities: log-softmax of the model's own logits, before anything below.
 2. Repetition penalty r over prompt and output tokens, once per distinct token: logit / r where it
@@ -28,29 +28,29 @@ from common.request import TokenLogprobs
 from engine.core.plan import SampledToken, SampleInput
 from engine.runner.sample_kernels import draw, kept_prefix, likeliest
 
-# Below this the division would leave float32's range, and nothing but the largest logit would be
-# drawn anyway unless another one is within 1e-4 of it.
+# Below this the division would leave float32's range. The largest logit would be drawn anyway
+# unless another one is within 1e-4 of it.
 GREEDY_BELOW = 1e-5
 
 
 class BadLogits(InternalError):
-    """A row of logits holds NaN or infinities, so nothing true can be drawn from it."""
+    """A row of logits holds NaN or infinities, so no token can be drawn from it."""
 
 
 class Sampler:
-    """Draws tokens. It remembers nothing: a result is a function of a row and its input.
+    """Draws tokens. It keeps no state: a result is a function of a row and its input.
 
-    Safe to call from any thread.
+    Any thread may use it.
     """
 
     def __init__(self, vocab_size: int) -> None:
         self.vocab_size = vocab_size
 
     def sample(self, logits: np.ndarray, one: SampleInput) -> SampledToken:
-        """The token of one row.
+        """Draw the token of one row.
 
         `logits` is `[vocab_size]`, float32, contiguous and writable; its contents are destroyed.
-        Raises `BadLogits`, an InternalError, when it holds NaN or infinities, and InternalError
+        Raises `BadLogits`, an `InternalError`, when it holds NaN or infinities, and `InternalError`
         when shape, type or token ids do not fit.
         """
         wanted = (self.vocab_size,)
@@ -66,7 +66,7 @@ class Sampler:
 
 
 def _sample_row(row: np.ndarray, one: SampleInput) -> SampledToken | None:
-    """The token of one row, or None if the row holds NaN or infinities. Overwrites `row`."""
+    """Return the token of one row, or None if it holds NaN or infinities. Overwrites `row`."""
     params = one.params
     raw = row if params.logprobs is None else row.copy()
     if params.has_penalties:
@@ -107,9 +107,9 @@ def _token_ids(token_ids: Sequence[int], vocab_size: int) -> np.ndarray:
 
 
 def _drawn(row: np.ndarray, largest: np.float32, one: SampleInput) -> int:
-    """The drawn token. Turns `row` into depths (see sample_kernels)."""
+    """Return the drawn token. Turns `row` into depths (see sample_kernels)."""
     params = one.params
-    with np.errstate(over="ignore"):  # infinitely deep is deep enough
+    with np.errstate(over="ignore"):  # an infinite depth is valid
         np.subtract(largest, row, out=row)
         np.divide(row, np.float32(params.temperature), out=row)
     weights = np.exp(-row) if params.top_p < 1.0 else row
@@ -118,7 +118,7 @@ def _drawn(row: np.ndarray, largest: np.float32, one: SampleInput) -> int:
 
 
 def _logprobs(raw: np.ndarray, token_id: int, num_top: int) -> TokenLogprobs:
-    """Log-softmax of the model's own logits at the drawn token and at the likeliest ones."""
+    """Return the log-softmax of the model's logits at the drawn token and at the likeliest ones."""
     largest = raw.max()
     log_sum = float(largest) + math.log(np.exp(raw - largest).sum(dtype=np.float64))
     top = likeliest(raw, min(num_top, len(raw)))

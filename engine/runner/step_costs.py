@@ -1,4 +1,4 @@
-"""Measuring what steps cost on this machine, so that drafts are only made where they pay."""
+"""Measure what steps cost on this machine, so that drafts are only made where they pay."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from engine.core.plan import SampleInput, ScheduledSequence, StepCosts
 from engine.runner.flat_batch import BatchLimits
 
 _NARROW = (1, 2, 3, 4, 6, 8)
-"""Each of these is measured once, however long it takes."""
+"""Numbers of rows that are measured at least once, however slow they are."""
 _BEHIND_TILES = (7, 10, 11, 12)
-"""Around the ends of the CPU kernels' tiles, where the next row costs more than those before it."""
+"""Rows around the ends of the CPU kernels' tiles, where one more row costs more than usual."""
 _WIDE = (16, 32, 64)
-"""These come last and less often: they take long, and noise weighs less in them."""
+"""Numbers of rows that are measured last and less often: they are slow, and noise matters less."""
 _REPEATS = 6
 _WIDE_REPEATS = 2
 _NARROW_BUDGET_S = 1.2
@@ -33,11 +33,11 @@ def measure_step_costs(
     has_proposals: bool,
     clock: Callable[[], float] = time.perf_counter,
 ) -> StepCosts:
-    """The least of a few measurements each, made to rise with the number of rows.
+    """Return the least of a few measurements each, made to rise with the number of rows.
 
-    Every row is a sequence of one token; all write the same KV to the first slot, so nothing may be
-    cached in the first blocks. `has_proposals`: measure also what a proposed draft costs. Slow
-    models are measured less often: beyond two seconds only what must be known.
+    Every row is a sequence of one token; all write the same KV to the first slot, so the first
+    blocks must not hold cached KV. `has_proposals`: also measure the cost of a proposed draft. Slow
+    models are measured less often: beyond two seconds only what is necessary.
     """
     blocks = range(min(blocks_for(_DRAFTS, limits.block_size), limits.num_blocks))
     num_drafts = min(_DRAFTS, len(blocks) * limits.block_size, limits.max_len)
@@ -58,7 +58,8 @@ def measure_step_costs(
 
     for repeat in range(_REPEATS):
         ends_s = started_s + _NARROW_BUDGET_S if repeat else float("inf")
-        # Beside the single row that it is compared with: a busy moment is one for both.
+        # Measured next to the single row that it is compared with, so that a busy moment affects
+        # both.
         if has_proposals and clock() < ends_s:
             best_drafting_s = min(best_drafting_s, measure(1, num_drafts))
         measure_all(_NARROW, ends_s)

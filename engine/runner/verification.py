@@ -1,7 +1,7 @@
-"""Drawing a sequence's next tokens: one for sure, more as long as its drafts come true.
+"""Draw a sequence's next tokens: one always, and one more for each draft that is accepted.
 
-A draft is accepted exactly when it equals the token that the model itself draws at that place, with
-the noise of that place. So drafts change how many tokens a step yields and never which.
+A draft is accepted exactly when it equals the token that the model itself draws at that position,
+with that position's noise. So drafts change how many tokens a step yields and never which.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from engine.runner.sampler import Sampler
 def draw_tokens(
     sampler: Sampler, logits: np.ndarray, first: SampleInput, draft_token_ids: Sequence[int]
 ) -> tuple[SampledToken, ...]:
-    """The accepted drafts and the model's own token after them.
+    """Return the accepted drafts and the model's own token after them.
 
     Row j of `logits` `[drafts + 1, vocab_size]` follows the first j drafts; `first` describes the
-    draw of row 0. Rows behind the first difference are not looked at. Destroys `logits`; raises
+    draw of row 0. Rows behind the first difference are not read. Destroys `logits`; raises
     `BadLogits` when a row that is needed is not finite.
     """
     drawn: list[SampledToken] = []

@@ -1,10 +1,10 @@
 """Memory for packed weights, in pages of 2 MiB where the system has them.
 
-A step reads every weight once. With pages of 4 KiB a tenth of its time goes into finding out
-where each of them is, and the processor's own reading ahead stops at every end of a page. Weights
-lie one behind the other in large chunks, so that small ones have their part of a large page too.
+A step reads every weight once. With pages of 4 KiB address translation takes a tenth of its time,
+and the processor's prefetching stops at every page end. Weights are placed consecutively in large
+chunks, so that small ones share large pages.
 
-What cannot be had is done without: the memory is the same, only slower.
+Without large pages the memory is the same, only slower.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ import numpy as np
 
 _HUGE_PAGE_BYTES = 2 << 20
 _CHUNK_BYTES = 32 << 20
-"""What is not used of the last chunk is never touched, so it takes no memory."""
+"""The unused end of the last chunk is never touched, so it takes no memory."""
 _ALIGNMENT_BYTES = 64
 
 
 class WeightMemory:
-    """Arrays of zeros that live as long as they are used. One thread at a time may ask."""
+    """Allocates arrays of zeros, which live as long as they are used. Not thread-safe."""
 
     def __init__(self) -> None:
         self._chunk = np.zeros(0, np.uint8)
         self._used = 0
 
     def zeros(self, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> np.ndarray:
-        """They start on a cache line, so that no vector of a panel straddles two."""
+        """Return zeros that start on a cache line, so that no vector crosses two lines."""
         num_bytes = math.prod(shape) * dtype.itemsize
         if self._used + num_bytes > self._chunk.size:
             self._chunk, self._used = _chunk(max(num_bytes, _CHUNK_BYTES)), 0
@@ -41,7 +41,7 @@ class WeightMemory:
 def _chunk(num_bytes: int) -> np.ndarray:
     memory = mmap.mmap(-1, num_bytes + _HUGE_PAGE_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # a kernel without them
+        with contextlib.suppress(OSError):  # this system has no large pages
             memory.madvise(mmap.MADV_HUGEPAGE)
     whole = np.frombuffer(memory, np.uint8)
     start = -whole.ctypes.data % _HUGE_PAGE_BYTES

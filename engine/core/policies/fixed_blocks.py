@@ -1,4 +1,4 @@
-"""Keep back the same number of blocks for every sequence (FastDeploy's older policy)."""
+"""Keep back the same number of blocks for every sequence (an older policy of FastDeploy)."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from engine.core.policies.growth import MILLION, GrowthView, growth_blocks
 
 @dataclass(frozen=True, slots=True)
 class FixedBlocks:
-    """Blocks for each sequence, fewer after each decode step; never more than it can still use.
+    """A number of blocks per sequence that falls after each decode step.
 
-    Amounts are in millionths of a block, because a step takes off a fraction of one; what is kept
-    back is rounded down. It starts at `initial_ppm`, and is back there after a preemption.
+    A sequence counts at most with the blocks that it can still use. Amounts are in millionths of a
+    block, because a step takes off a fraction of one; the reserve is rounded down. It starts at
+    `initial_ppm`, and returns to it after a preemption.
     """
 
     initial_ppm: int
@@ -24,11 +25,11 @@ class FixedBlocks:
 
     @property
     def ratio(self) -> float:
-        """This policy has no share."""
+        """0: this policy keeps back no share."""
         return 0.0
 
     def demand(self, view: GrowthView) -> int:
-        """Blocks for one sequence."""
+        """Return the blocks to keep back for one sequence."""
         reserve = self.ppm // MILLION
         if reserve == 0:
             return 0
@@ -36,22 +37,22 @@ class FixedBlocks:
         return reserve if reserve < most else most
 
     def candidate_demand(self, view: GrowthView) -> int:
-        """Nothing: the reserve is for those who run."""
+        """Return 0: the reserve is for running sequences."""
         return 0
 
     def blocks(self, total_demand: int) -> int:
-        """Demands are blocks already."""
+        """Return the sum itself: demands are blocks already."""
         return total_demand
 
     def after_decode_step(self) -> FixedBlocks:
-        """A little less, down to the lowest amount."""
+        """Return the policy with `decay_ppm` less, but at least `lowest_ppm`."""
         ppm = max(self.ppm - self.decay_ppm, self.lowest_ppm)
         return self if ppm == self.ppm else replace(self, ppm=ppm)
 
     def after_preemption(self, left: Sequence[GrowthView]) -> FixedBlocks:
-        """Back to the first amount, whoever is left."""
+        """Return the policy with the first amount again."""
         return self.when_idle()
 
     def when_idle(self) -> FixedBlocks:
-        """Back to the first amount."""
+        """Return the policy with the first amount again."""
         return self if self.ppm == self.initial_ppm else replace(self, ppm=self.initial_ppm)

@@ -1,4 +1,4 @@
-"""How many blocks a sequence is expected to need beyond those it holds.
+"""The number of blocks a sequence is expected to need beyond those it holds.
 
 Shares are integers in millionths: in binary floating point 50 x 0.14 is a little more than 7, and
 rounded up it would be 8.
@@ -13,10 +13,10 @@ MILLION = 1_000_000
 
 
 class GrowthView(Protocol):
-    """What a reservation reads of a sequence.
+    """The fields of a sequence that a reservation reads.
 
-    `max_new_tokens` is the most output it can have: what its request and the model's length allow,
-    0 for one that leaves this node after its prompt.
+    `max_new_tokens` is the longest output it can have, by its request and by the model's length; 0
+    for a sequence that leaves this node after its prompt.
     """
 
     @property
@@ -30,15 +30,15 @@ class GrowthView(Protocol):
 
 
 def to_millionths(number: float) -> int:
-    """The nearest integer number of millionths; at least one of a number above 0."""
+    """Return the nearest integer number of millionths; at least 1 if `number` is above 0."""
     return max(round(number * MILLION), 1 if number > 0 else 0)
 
 
 def growth_tokens(view: GrowthView, ratio_ppm: int, clip: int, lookahead: int) -> int:
-    """Further tokens to expect: a share of the remaining output, and slots for the next drafts.
+    """Return the tokens to expect: a share of the remaining output, and slots for drafts.
 
-    The remaining output is clipped after what was produced is taken off it, never before. Drafts
-    never go past the last token that may be produced, so neither does the sum.
+    The remaining output is clipped after the tokens produced so far are subtracted, never before.
+    The sum never exceeds the remaining output, since drafts never pass the last possible token.
     """
     remaining = view.max_new_tokens - view.num_output
     if remaining <= 0:
@@ -51,7 +51,7 @@ def growth_tokens(view: GrowthView, ratio_ppm: int, clip: int, lookahead: int) -
 def growth_blocks(
     view: GrowthView, ratio_ppm: int, clip: int, lookahead: int, block_size: int
 ) -> int:
-    """Blocks for those tokens beyond the ones held, whose free slots are used first."""
+    """Return the blocks for these tokens, after the free slots of the blocks held are used."""
     num_tokens = view.num_known + growth_tokens(view, ratio_ppm, clip, lookahead)
     missing = -(-num_tokens // block_size) - view.num_held_blocks
     return missing if missing > 0 else 0

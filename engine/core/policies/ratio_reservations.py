@@ -1,4 +1,4 @@
-"""Keep back room for a share of the remaining outputs, per sequence or for all together."""
+"""Keep back blocks for a share of the remaining outputs, per sequence or for all together."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from engine.core.policies.new_token_ratio import NewTokenRatio, estimated_ratio_
 
 @dataclass(frozen=True, slots=True)
 class _LearntRatio:
-    """What both policies share: the ratio, and how it changes.
+    """The ratio that both policies share, and how it changes.
 
-    `clip` bounds the remaining output that counts. After a preemption each sequence that goes on is
+    `clip` bounds the remaining output that counts. After a preemption each remaining sequence is
     expected to produce `extra_tokens` more.
     """
 
@@ -30,16 +30,16 @@ class _LearntRatio:
         return self.new_token_ratio.ppm / MILLION
 
     def after_decode_step(self) -> Self:
-        """The share falls."""
+        """Return the policy with a lower share."""
         return self._with(self.new_token_ratio.after_decode_step())
 
     def after_preemption(self, left: Sequence[GrowthView]) -> Self:
-        """The share rises to what those who go on are expected to produce."""
+        """Return the policy with the share raised to what `left` are expected to produce."""
         estimate_ppm = estimated_ratio_ppm(left, self.clip, self.extra_tokens)
         return self._with(self.new_token_ratio.after_preemption(estimate_ppm))
 
     def when_idle(self) -> Self:
-        """The share is the first one again."""
+        """Return the policy with the first share again."""
         return self._with(self.new_token_ratio.when_idle())
 
     def _with(self, ratio: NewTokenRatio) -> Self:
@@ -51,14 +51,14 @@ class TokenRatio(_LearntRatio):
     """Blocks for a share of each sequence's own remaining output (FastDeploy)."""
 
     def demand(self, view: GrowthView) -> int:
-        """Blocks for one sequence."""
+        """Return the blocks to keep back for one sequence."""
         ppm = self.new_token_ratio.ppm
         return growth_blocks(view, ppm, self.clip, self.lookahead, self.block_size)
 
     candidate_demand = demand
 
     def blocks(self, total_demand: int) -> int:
-        """Demands are blocks already."""
+        """Return the sum itself: demands are blocks already."""
         return total_demand
 
 
@@ -67,7 +67,7 @@ class GlobalRatio(_LearntRatio):
     """Tokens for a share of all remaining outputs, rounded up to blocks once (SGLang)."""
 
     def demand(self, view: GrowthView) -> int:
-        """Tokens for one sequence, beyond the free slots of the blocks it holds."""
+        """Return the tokens of one sequence beyond the free slots of the blocks it holds."""
         expected = growth_tokens(view, self.new_token_ratio.ppm, self.clip, self.lookahead)
         missing = view.num_known + expected - view.num_held_blocks * self.block_size
         return missing if missing > 0 else 0
@@ -75,5 +75,5 @@ class GlobalRatio(_LearntRatio):
     candidate_demand = demand
 
     def blocks(self, total_demand: int) -> int:
-        """One ceiling over the sum."""
+        """Return the blocks of the sum, rounded up once."""
         return -(-total_demand // self.block_size)

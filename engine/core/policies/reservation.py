@@ -1,8 +1,8 @@
-"""Blocks kept back for the outputs of those who run, so that admissions do not cause preemptions.
+"""Blocks kept back for the outputs of running sequences, so that admissions cause no preemptions.
 
-A policy is a frozen value. The demands of all sequences that run, or whose KV is on its way, add up
-in the policy's own unit; `blocks` turns the sum into blocks. What happened in a step makes a new
-value.
+A policy is a frozen value. The demands of all sequences that run, or whose KV is arriving, are
+added up in the policy's own unit; `blocks` converts the sum to blocks. Each step returns a new
+value of the policy.
 """
 
 from __future__ import annotations
@@ -31,65 +31,65 @@ __all__ = [
 
 
 class Reservation(Protocol):
-    """One policy in its present state."""
+    """A reservation policy in its present state."""
 
     @property
     def ratio(self) -> float:
         """The share of remaining outputs that is kept back; 0 for policies without one."""
 
     def demand(self, view: GrowthView) -> int:
-        """What one sequence is expected to need beyond what it holds; never negative."""
+        """Return what one sequence is expected to need beyond what it holds; at least 0."""
 
     def candidate_demand(self, view: GrowthView) -> int:
-        """What counts for one that is to be admitted, beside those who hold a seat already."""
+        """Return what one candidate adds to the demands of the seated sequences."""
 
     def blocks(self, total_demand: int) -> int:
-        """Blocks for a sum of demands."""
+        """Return the blocks for a sum of demands."""
 
     def after_decode_step(self) -> Self:
-        """One step in which somebody decoded and nobody was preempted."""
+        """Return the policy after a step with decodes and no preemption."""
 
     def after_preemption(self, left: Sequence[GrowthView]) -> Self:
-        """One step with a preemption; `left` are the decoding sequences that go on."""
+        """Return the policy after a preemption; `left` are the remaining decoding sequences."""
 
     def when_idle(self) -> Self:
-        """Nothing runs, waits, was preempted or is on its way."""
+        """Return the policy when nothing runs, waits, was preempted or receives KV."""
 
 
 @dataclass(frozen=True, slots=True)
 class NoReservation:
-    """Nothing is kept back."""
+    """Keep back no blocks."""
 
     @property
     def ratio(self) -> float:
-        """This policy has no share."""
+        """0: this policy keeps back no share."""
         return 0.0
 
     def demand(self, view: GrowthView) -> int:
-        """Nothing."""
+        """Return 0."""
         return 0
 
     candidate_demand = demand
 
     def blocks(self, total_demand: int) -> int:
-        """Nothing, as the sum is."""
+        """Return the sum, which is 0."""
         return total_demand
 
     def after_decode_step(self) -> NoReservation:
-        """Nothing changes."""
+        """Return this policy."""
         return self
 
     def after_preemption(self, left: Sequence[GrowthView]) -> NoReservation:
-        """Nothing changes."""
+        """Return this policy."""
         return self
 
     def when_idle(self) -> NoReservation:
-        """Nothing changes."""
+        """Return this policy."""
         return self
 
 
 def make_reservation(config: SchedulingConfig, *, block_size: int, lookahead: int) -> Reservation:
-    """The policy that `config` names, in its first state.
+    """Return the policy that `config` names, in its first state.
 
     `lookahead` is the most drafts a sequence may have in one step.
     """
@@ -128,7 +128,7 @@ def _token_ratio(config: SchedulingConfig, block_size: int, lookahead: int) -> R
 
 
 def _global_ratio(config: SchedulingConfig, block_size: int, lookahead: int) -> Reservation:
-    """A preemption makes room for some decode steps, each of up to one token and its drafts."""
+    """Free some decode steps at a preemption, each of up to one token and its drafts."""
     initial = min(config.init_new_token_ratio * config.schedule_conservativeness, 1.0)
     return GlobalRatio(
         NewTokenRatio.at_start(

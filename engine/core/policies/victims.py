@@ -1,6 +1,6 @@
-"""Who loses its blocks first when blocks run out, and how much is freed at once.
+"""Which sequence is preempted first when blocks run out, and how many blocks are freed at once.
 
-Only decoding sequences are ever given to these functions. Ties end with the sequence id, so the
+Only decoding sequences are passed to these functions. Ties are broken by the sequence id, so the
 order never depends on the order of the arguments.
 """
 
@@ -14,7 +14,7 @@ from engine.core.policies.growth import GrowthView
 
 
 class VictimView(Protocol):
-    """What an order reads of a sequence. A larger `priority` is more important.
+    """The fields of a sequence that an order reads. A larger `priority` is more important.
 
     `num_output_since_resume` is None for a sequence that was never preempted.
     """
@@ -37,17 +37,17 @@ View = TypeVar("View", bound=VictimView)
 
 
 def last_in_first_out(views: Sequence[View]) -> list[View]:
-    """The latest arrival first (FastDeploy)."""
+    """Sort by arrival, the latest first (FastDeploy)."""
     return sorted(views, key=lambda view: (-view.arrival, -view.sequence_id))
 
 
 def shortest_output(views: Sequence[View]) -> list[View]:
-    """The shortest output first, among equals the longest prompt (SGLang): least work is lost."""
+    """Sort by output length, shortest first, then longest prompt (SGLang): least work is lost."""
     return sorted(views, key=_least_produced)
 
 
 def lowest_priority(views: Sequence[View]) -> list[View]:
-    """The least important first, among equals the shortest output."""
+    """Sort by priority, the least important first, then by output length, shortest first."""
     return sorted(views, key=lambda view: (view.priority, *_least_produced(view)))
 
 
@@ -69,12 +69,12 @@ VICTIM_ORDERS: dict[str, VictimOrder] = {
 
 
 def lowest_priority_first(ordered: Sequence[View]) -> list[View]:
-    """The less important before the more important; within one priority the order stays."""
+    """Sort by priority, the least important first; the order within one priority stays."""
     return sorted(ordered, key=lambda view: view.priority)
 
 
 def spare_recently_resumed(ordered: Sequence[View], min_progress_tokens: int) -> list[View]:
-    """Those who came back and have drawn fewer than `min_progress_tokens` since then go last."""
+    """Move sequences to the end that drew fewer than `min_progress_tokens` since their return."""
     return sorted(ordered, key=lambda view: _is_recently_resumed(view, min_progress_tokens))
 
 
@@ -86,10 +86,10 @@ def _is_recently_resumed(view: VictimView, min_progress_tokens: int) -> bool:
 def headroom_blocks(
     left: Sequence[GrowthView], *, retract_decode_steps: int, tokens_per_seq: int, block_size: int
 ) -> int:
-    """Blocks to have free after a preemption: what `left` write in the next decode steps.
+    """Return the blocks to have free after a preemption, for the next decode steps of `left`.
 
-    A step can write `tokens_per_seq` tokens of a sequence, drafts included; nobody writes more than
-    its remaining output. Rounded up, once, over the sum.
+    A step can write `tokens_per_seq` tokens of a sequence, drafts included, but never more than its
+    remaining output. The sum is rounded up once.
     """
     most = retract_decode_steps * tokens_per_seq
     num_tokens = sum(max(min(most, view.max_new_tokens - view.num_output), 0) for view in left)

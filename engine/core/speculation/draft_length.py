@@ -1,12 +1,12 @@
-"""How many drafts pay: the expected tokens they bring against the time their rows take.
+"""The number of drafts that pay: their expected tokens against the time of their rows.
 
-A step of `n` sequences costs `C(rows)` and brings `n` tokens and the accepted drafts. Sorted by
-their chance to be accepted, drafts are taken as long as that raises expected tokens per second,
-`(n + sum of chances) / C(n + drafts)`: on a narrow batch nearly all of them, on a wider one only
-near-certain ones, and none where each row costs its full share of time.
+A step of `n` sequences takes `C(rows)` seconds and yields `n` tokens and the accepted drafts.
+Drafts are taken in order of their chance to be accepted, as long as that raises expected tokens per
+second, `(n + sum of chances) / C(n + drafts)`. A narrow batch takes nearly all of them, a wider one
+only near-certain ones, and a batch whose step time grows in proportion to its rows takes none.
 
-Where no draft pays nothing is learnt either, so a drafter that runs inside the model probes: a
-sequence that has not drafted for long tries one, so rarely that all probes together cost at most
+Where no draft pays, nothing is learnt. So a drafter that runs inside the model probes: a sequence
+that has not drafted for long tries one draft, so rarely that all probes together take at most
 `PROBE_SHARE` of the time.
 """
 
@@ -21,22 +21,25 @@ from itertools import accumulate, pairwise
 from engine.core.plan import StepCosts
 
 PROBE_SHARE = 0.01
-"""Most time that probes may take, as a share of all steps."""
+"""The largest share of time that probes may take."""
 CHANCE_DISCOUNT = 0.7
-"""Discount on estimated chances of acceptance. A token that one sequence gains shortens the batch
-only if every sequence gains one; otherwise it saves that sequence's row in a later step, which is
-less. In replays of the demo model's answers, 8 and 32 at once, drafting with 0.7 was at most 0.2 %
-slower than no drafts, and with 0.95 up to 5 % slower. One answer at a time was equally fast."""
+"""Discount on estimated chances of acceptance.
+
+A token that one sequence gains shortens the batch only if every sequence gains one; otherwise it
+saves that sequence's row in a later step, which is less. In replays of the demo model's answers, 8
+and 32 at once, drafting with 0.7 was at most 0.2 % slower than no drafts, and with 0.95 up to 5 %
+slower. One answer at a time was equally fast.
+"""
 LATEST_WEIGHT = 0.1
-"""What the latest draft weighs in a sequence's estimate."""
+"""Weight of the latest draft in a sequence's estimate."""
 MEAN_WEIGHT = 0.02
-"""What the latest draft weighs in the mean over all sequences."""
+"""Weight of the latest draft in the mean over all sequences."""
 _LEAST_S = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """What was learnt about one sequence: how likely its next draft is right, given the last was.
+    """The estimated chance that a sequence's next draft is right, if the one before was.
 
     `num_idle_steps` counts decode steps since drafts were last verified.
     """
@@ -45,7 +48,7 @@ class Acceptance:
     num_idle_steps: int = 0
 
     def after(self, num_drafted: int, num_accepted: int) -> Acceptance:
-        """The estimate after a decode step that verified `num_drafted` drafts (0: none tried)."""
+        """Return the estimate after a step that verified `num_drafted` drafts (0: none tried)."""
         if num_drafted == 0:
             return Acceptance(self.probability, self.num_idle_steps + 1)
         return Acceptance(
@@ -54,9 +57,9 @@ class Acceptance:
 
 
 def moving_average(probability: float, num_drafted: int, num_accepted: int, weight: float) -> float:
-    """The average after `num_accepted` hits and, unless all were accepted, one miss.
+    """Return the average after `num_accepted` hits and, unless all were accepted, one miss.
 
-    Drafts behind the first wrong one say nothing: they follow a token that was not drawn.
+    Drafts behind the first wrong one do not count: they follow a token that was not drawn.
     """
     probability = 1 - (1 - probability) * (1 - weight) ** num_accepted
     return probability if num_accepted == num_drafted else probability * (1 - weight)
@@ -69,37 +72,40 @@ class DraftLength:
         self._draft_s = costs.draft_s
         self._max_drafts = max_drafts
         self._rows = costs.rows
-        # A step never gets cheaper by more rows: where it was measured so, that is noise.
+        # More rows never make a step cheaper; a measurement that shows it is noise.
         self._step_s = tuple(accumulate(costs.step_s, max, initial=_LEAST_S))[1:]
         self._slopes = _slopes(self._rows, self._step_s)
         self._tail_s = self._slopes[-1][1] if self._slopes else 0.0
         self._cost_s: list[float] = []
 
     def lengths(self, chances: Sequence[Sequence[float]], *, is_drafted: bool = False) -> list[int]:
-        """How many drafts each sequence of a step should have, at most `max_drafts`.
+        """Return how many drafts each sequence of a step should have, at most `max_drafts`.
 
-        `chances[i][j]` is how likely draft `j` of sequence `i` and all before it are accepted. What
-        is chosen gives the most expected tokens per second over all prefixes of the drafts, sorted
-        by chance, with chances lowered by `CHANCE_DISCOUNT`. Drafts that are there already
-        (`is_drafted`) cost their rows alone.
+        `chances[i][j]` is the chance that draft `j` of sequence `i` and all before it are accepted.
+        The chosen lengths give the most expected tokens per second over all prefixes of the drafts,
+        sorted by chance, with chances multiplied by `CHANCE_DISCOUNT`. Drafts that exist already
+        (`is_drafted`) cost only their rows.
         """
         draft_s = 0.0 if is_drafted else self._draft_s
         threshold = self._threshold(len(chances), self._candidates(chances, draft_s), draft_s)
         return [self._num_above(threshold, falling) for falling in chances]
 
     def lowest_chance(self, num_sequences: int, draft_s: float = 0.0) -> float:
-        """A draft with less never pays in a batch this wide: even the cheapest row costs more."""
+        """Return the chance below which no draft pays in a batch of `num_sequences`.
+
+        It is the chance that pays for the cheapest further row.
+        """
         slope_s = min((s for end, s in self._slopes if end > num_sequences), default=self._tail_s)
         return (slope_s + draft_s) * num_sequences / (CHANCE_DISCOUNT * self.cost_s(num_sequences))
 
     def probe_period(self, num_sequences: int) -> int:
-        """Steps between two probes of one sequence in a batch of this many."""
+        """Return the number of steps between two probes of one sequence in a batch."""
         now_s = self.cost_s(num_sequences)
         probe_s = self.cost_s(num_sequences + 1) + self._draft_s - now_s
         return max(1, math.ceil(num_sequences * probe_s / (PROBE_SHARE * now_s)))
 
     def cost_s(self, rows: int) -> float:
-        """Seconds of a step of `rows` tokens, between the measured ones and beyond them linear."""
+        """Return the seconds of a step of `rows` tokens, linear between measured ones."""
         while len(self._cost_s) <= rows:
             self._cost_s.append(self._interpolate(len(self._cost_s)))
         return self._cost_s[rows]
@@ -113,7 +119,7 @@ class DraftLength:
         return num
 
     def _candidates(self, chances: Sequence[Sequence[float]], draft_s: float) -> list[float]:
-        """The chances of every draft that might pay, the best first."""
+        """Return the chances of all drafts that might pay, the best first."""
         floor = self.lowest_chance(len(chances), draft_s)
         found = []
         for falling in chances:
@@ -125,7 +131,7 @@ class DraftLength:
         return found
 
     def _threshold(self, num_sequences: int, gains: Sequence[float], draft_s: float) -> float:
-        """The smallest chance that is worth a row; more than any chance when none is."""
+        """Return the smallest chance that is worth a row; above all chances when none is."""
         tokens = float(num_sequences)
         rows = num_sequences
         self.cost_s(rows + len(gains))
@@ -135,7 +141,7 @@ class DraftLength:
         for i, gain in enumerate(gains):
             tokens += CHANCE_DISCOUNT * gain
             if i < last and gains[i + 1] == gain:
-                continue  # equal ones are taken together or not at all
+                continue  # equal chances are taken together or not at all
             rate = tokens / (cost_s[rows + i + 1] + (i + 1) * draft_s)
             if rate > best:
                 best, threshold = rate, gain
@@ -153,6 +159,6 @@ class DraftLength:
 
 
 def _slopes(rows: Sequence[int], step_s: Sequence[float]) -> list[tuple[int, float]]:
-    """Each measured span's last row, and seconds per row in it."""
+    """Return each measured span's last row, and the seconds per row in it."""
     spans = zip(pairwise(rows), pairwise(step_s), strict=True)
     return [(end, (end_s - begin_s) / (end - begin)) for (begin, end), (begin_s, end_s) in spans]

@@ -1,7 +1,7 @@
-"""What a drafter sees of a sequence, and what it answers.
+"""The interface between a drafter and a sequence.
 
-A drafter guesses the tokens that follow. The model draws every token itself and a guess is kept
-only where it equals the drawn one, so a drafter that is wrong, stale or hostile costs time and
+A drafter proposes the tokens that follow. The model draws every token itself, and a draft is kept
+only where it equals the drawn token. So a drafter that is wrong, stale or hostile costs time and
 never changes an answer.
 """
 
@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 
 
 class DraftView(Protocol):
-    """One sequence: its known tokens. Outputs are only ever appended to."""
+    """The known tokens of one sequence. Outputs are only ever appended to."""
 
     @property
     def sequence_id(self) -> int: ...
@@ -23,7 +23,7 @@ class DraftView(Protocol):
 
 
 class Proposal(NamedTuple):
-    """Drafts in order; `chances[j]` is how likely draft `j` and all before it are accepted."""
+    """Drafts in order; `chances[j]` is the chance that draft `j` and all before it are accepted."""
 
     token_ids: tuple[int, ...]
     chances: tuple[float, ...]
@@ -33,14 +33,14 @@ NO_PROPOSAL = Proposal((), ())
 
 
 class Drafter(Protocol):
-    """Looks drafts up in tokens that are known already. One thread calls it."""
+    """Looks up drafts in tokens that are known already. Used by one thread."""
 
     def propose(self, view: DraftView, max_drafts: int, lowest_chance: float = 0.0) -> Proposal:
-        """At most `max_drafts` guesses for what follows the known tokens of `view`.
+        """Return at most `max_drafts` drafts for what follows the known tokens of `view`.
 
-        Guesses with a chance below `lowest_chance` are of no use to the caller. Takes amortised
-        constant time per new token; asked again without new tokens it answers the same.
+        The caller has no use for drafts with a chance below `lowest_chance`. Takes amortised
+        constant time per new token. Without new tokens the result is the same again.
         """
 
     def forget(self, view: DraftView) -> None:
-        """The sequence ended: keep nothing that belongs to it alone. Unknown ones are ignored."""
+        """Drop the state of a sequence that ended; unknown sequences are ignored."""

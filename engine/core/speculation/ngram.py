@@ -1,4 +1,4 @@
-"""Prompt lookup: what followed the last few tokens when they occurred before in this sequence.
+"""Prompt lookup: propose what followed the last few tokens earlier in the same sequence.
 
 The idea is "prompt lookup decoding" (Apoorv Saxena, 2023): answers that summarise, quote or edit
 their prompt repeat stretches of it.
@@ -13,33 +13,33 @@ from engine.core.speculation.suffix_index import longest_of
 
 
 class _State:
-    """One sequence: its text, and the best of the places where its end occurred before."""
+    """One sequence: its text, and the best of the positions where its end occurred before."""
 
-    __slots__ = ("length", "place", "text")
+    __slots__ = ("length", "position", "text")
 
     def __init__(self, view: DraftView) -> None:
         self.text = OwnText(view)
         self._choose()
 
     def take(self, token: int, confidence: MatchConfidence) -> None:
-        """The next token is known: learn how good the match was, and go on."""
+        """Add the next token, and record whether the match predicted it."""
         if self.length:
-            guess = self.text.index.tokens[self.place]
+            guess = self.text.index.tokens[self.position]
             confidence.learn(self.length, was_right=guess == token)
         self.text.take(token)
         self._choose()
 
     def _choose(self) -> None:
-        self.length, places = longest_of(self.text.matches)
-        self.place = places[0] if places else 0
+        self.length, positions = longest_of(self.text.matches)
+        self.position = positions[0] if positions else 0
 
 
 class NgramDrafter:
-    """Proposes what followed the longest match of the last tokens, the most recent one of them.
+    """Proposes what followed the longest, most recent earlier occurrence of the last tokens.
 
-    A single token counts as a match; that its successor comes again is unlikely, and such a draft
-    is used where rows cost next to nothing. State is kept for sequences that were asked about and
-    not forgotten: about a hundred bytes for each of their tokens.
+    A single token counts as a match; its successor is unlikely to be the same, and such a draft is
+    used only where rows cost next to nothing. State is kept for each sequence from `propose` to
+    `forget`: about a hundred bytes for each of its tokens.
     """
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class NgramDrafter:
         self._confidence = MatchConfidence()
 
     def propose(self, view: DraftView, max_drafts: int, lowest_chance: float = 0.0) -> Proposal:
-        """What follows the match: at most `max_drafts` tokens, none less likely."""
+        """Return up to `max_drafts` tokens after the match, none below `lowest_chance`."""
         state = self._states.get(view.sequence_id)
         if state is None:
             state = self._states[view.sequence_id] = _State(view)
@@ -57,8 +57,8 @@ class NgramDrafter:
         chances = self._confidence.chances(state.length, max_drafts, lowest_chance)
         if not chances:
             return NO_PROPOSAL
-        return Proposal(state.text.index.tokens_from(state.place, len(chances)), chances)
+        return Proposal(state.text.index.tokens_from(state.position, len(chances)), chances)
 
     def forget(self, view: DraftView) -> None:
-        """Drop what is known about the sequence."""
+        """Drop the state of the sequence."""
         self._states.pop(view.sequence_id, None)

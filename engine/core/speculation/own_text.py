@@ -1,4 +1,4 @@
-"""One sequence's known tokens, and where their end occurred before among them."""
+"""One sequence's known tokens, and the earlier occurrences of their end."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from engine.core.speculation.drafter import DraftView
 from engine.core.speculation.suffix_index import Match, SuffixIndex
 
 RUN = 2
-"""Matches of at least this many tokens are all followed."""
+"""The shortest matches of which all are followed, in tokens."""
 
 
 class OwnText:
-    """The text of one sequence. `matches` are the places where its end occurred, latest first.
+    """The tokens of one sequence. `matches`: where their end occurred before, latest first.
 
-    When not even the last two tokens occurred together before, the latest place of the last one
-    alone is the only match, of length 1.
+    When not even the last two tokens occurred together before, the only match is the latest
+    position of the last token alone, of length 1.
     """
 
     __slots__ = ("_singles", "index", "matches", "num_prompt")
@@ -25,15 +25,15 @@ class OwnText:
         self.num_prompt = len(view.prompt_token_ids)
         self.index = SuffixIndex(RUN)
         self.index.extend(known)
-        self._singles = {token: place for place, token in enumerate(known[:-1], 1)}
+        self._singles = {token: position for position, token in enumerate(known[:-1], 1)}
         self.matches = self._find()
 
     def unseen(self, view: DraftView) -> Sequence[int]:
-        """The output tokens of `view` that were not taken yet."""
+        """Return the output tokens of `view` that were not taken yet."""
         return view.output_token_ids[len(self.index.tokens) - self.num_prompt :]
 
     def take(self, token: int) -> None:
-        """One more token is known."""
+        """Append one known token."""
         index, matches = self.index, self.matches
         followed: list[Match] = []
         if matches and matches[0][0] >= RUN:

@@ -2,7 +2,7 @@
 
 `ngram` and `suffix` look drafts up when a step is planned. With `mtp` a layer of the model drafts:
 the runner returns proposals with the tokens that it draws, and they are verified a step later.
-Where the text repeats itself a look-up knows better, and its drafts are taken instead.
+Where text repeats, looked-up drafts are better, and are taken instead.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from engine.core.speculation.ngram import NgramDrafter
 from engine.core.speculation.suffix import SuffixDrafter
 
 _FIRST_PROBABILITY = 0.3
-"""Before anything is learnt: enough to try on a narrow batch, not on a wide one."""
+"""Estimate before any draft was verified: enough to draft in a narrow batch, not in a wide one."""
 
 
 class SpeculatingView(DraftView, Protocol):
     """A sequence that draws a token in this step.
 
-    `proposed_token_ids` are the drafts that the runner returned with its last token (mtp), and
-    `acceptance` what `learn` returned last; None at first.
+    `proposed_token_ids` are the drafts that the runner returned with its last token (mtp).
+    `acceptance` is the last result of `learn`; None at first.
     """
 
     @property
@@ -41,10 +41,10 @@ class SpeculatingView(DraftView, Protocol):
 
 
 class Speculation:
-    """Drafts that pay, for the sequences of one node. One thread calls it.
+    """The drafts that pay, for the sequences of one node. Used by one thread.
 
-    For each step: `drafts` for the decoding sequences, `num_proposals` for those that draw a token;
-    after it `learn`, once for each decoding sequence; `forget` when a sequence ended.
+    For each step: `drafts` for the decoding sequences and `num_proposals` for those that draw a
+    token; after it `learn`, once for each decoding sequence; `forget` when a sequence ended.
     """
 
     def __init__(
@@ -64,13 +64,13 @@ class Speculation:
         self._looked_up: set[int] = set()
 
     def drafts(self, decoding: Sequence[SpeculatingView]) -> list[tuple[int, ...]]:
-        """The drafts to verify behind each sequence's last known token, possibly none.
+        """Return the drafts to verify behind each sequence's last known token, possibly none.
 
-        It may be asked twice for one step and answers the same.
+        A second call for the same step returns the same.
         """
         lowest = self.length.lowest_chance(len(decoding))
         candidates = [self._candidate(view, lowest) for view in decoding]
-        # They are there already, and cost their rows alone.
+        # The drafts exist already, so they cost only their rows.
         lengths = self.length.lengths([c.chances for c in candidates], is_drafted=True)
         return [
             candidate.token_ids[: self._at_least(view, n)]
@@ -78,7 +78,7 @@ class Speculation:
         ]
 
     def num_proposals(self, drawing: Sequence[SpeculatingView]) -> list[int]:
-        """How many drafts the runner may propose behind the token each of these draws (mtp)."""
+        """Return how many drafts the runner may propose behind each drawn token (mtp)."""
         if not self.has_proposals or not drawing:
             return [0] * len(drawing)
         most = self.num_speculative_tokens
@@ -90,23 +90,23 @@ class Speculation:
         ]
 
     def learn(self, view: SpeculatingView, num_drafted: int, num_accepted: int) -> Acceptance:
-        """What is known about a decoding sequence after a step that verified these drafts."""
+        """Return the acceptance of a decoding sequence after a step that verified these drafts."""
         acceptance = view.acceptance or Acceptance(self._mean)
         if view.sequence_id in self._looked_up:
-            return acceptance  # they say nothing about the layer that proposes
+            return acceptance  # looked-up drafts do not measure the drafting layer
         if num_drafted:
             self._mean = moving_average(self._mean, num_drafted, num_accepted, MEAN_WEIGHT)
         return acceptance.after(num_drafted, num_accepted)
 
     def forget(self, view: DraftView) -> None:
-        """The sequence ended."""
+        """Drop the state of a sequence that ended."""
         self._looked_up.discard(view.sequence_id)
         self.drafter.forget(view)
 
     def _candidate(self, view: SpeculatingView, lowest_chance: float) -> Proposal:
-        """The drafts that promise most tokens: looked up, or proposed by the runner (mtp)."""
+        """Return the more promising drafts: looked up, or proposed by the runner (mtp)."""
         found = NO_PROPOSAL
-        if lowest_chance < 1.0:  # else not even a certain draft pays: no need to look
+        if lowest_chance < 1.0:  # otherwise not even a certain draft pays
             found = self.drafter.propose(view, self.num_speculative_tokens, lowest_chance)
         if not self.has_proposals:
             return found
@@ -118,7 +118,7 @@ class Speculation:
         return Proposal(tuple(view.proposed_token_ids), tuple(chances))
 
     def _at_least(self, view: SpeculatingView, length: int) -> int:
-        """A probe is verified whatever it costs, or it was for nothing."""
+        """Return `length`, but at least 1 for a probe: drafting it would be wasted otherwise."""
         is_probe = len(view.proposed_token_ids) == 1 and view.sequence_id not in self._looked_up
         return max(length, 1) if is_probe else length
 
@@ -137,7 +137,7 @@ class Speculation:
 
 
 def make_speculation(config: SpeculationConfig, costs: StepCosts) -> Speculation | None:
-    """The speculation that `config` asks for; None when it asks for none."""
+    """Return the speculation that `config` asks for; None for the method "none"."""
     method = config.speculative_method
     if method == "none":
         return None

@@ -1,13 +1,13 @@
 """Suffix decoding: the likeliest continuation of the last tokens, in this request and recent ones.
 
 After "SuffixDecoding: Extreme Speculative Decoding for Emerging AI Applications" (Oliaro et al.,
-2024): a suffix tree over the request's own tokens and one over the outputs of earlier requests;
-the longest suffix of the known tokens that occurs in one of them is looked up, and from its node
-the most frequent children are followed while the estimated probability stays high enough.
+2024): a suffix tree over the request's own tokens and one over the outputs of earlier requests. The
+longest suffix of the known tokens that occurs in one of them is looked up, and from its node the
+most frequent children are followed while the estimated probability stays high enough.
 
 Drafts from another request's output never change an answer, because the model draws each token
-itself. Still they are what another client was told: they stay in the memory of this node, leave it
-in no message, and the oldest outputs are dropped as whole.
+itself. But they are private to another client: they stay in the memory of this node, no message
+contains them, and the oldest outputs are dropped as a whole.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from engine.core.speculation.own_text import OwnText
 from engine.core.speculation.suffix_index import SEPARATOR, SuffixIndex, longest_of
 
 MOST_RECENT_TOKENS = 1 << 16
-"""Tokens of ended outputs that are remembered."""
+"""The number of tokens of ended outputs that are kept."""
 RECENT_RUN = 3
-"""Shortest match in recent outputs: what others said is followed on stronger evidence."""
+"""The shortest match in recent outputs; matches in the own text may be shorter."""
 
 
 class _State:
     """One sequence: its text, its matches in recent outputs, and the longest ones of both.
 
-    `length` tokens agree before each of `places`, which are places of `source`.
+    `length` tokens agree before each of `positions`, which are positions in `source`.
     """
 
-    __slots__ = ("length", "others", "places", "source", "text")
+    __slots__ = ("length", "others", "positions", "source", "text")
 
     def __init__(self, view: DraftView, recent: SuffixIndex) -> None:
         self.text = OwnText(view)
@@ -41,17 +41,17 @@ class _State:
         self.choose(recent)
 
     def choose(self, recent: SuffixIndex) -> None:
-        """Find the longest matches; of equally long ones those in the own text."""
+        """Find the longest matches; if both are equally long, those in the own text."""
         self.source = self.text.index
-        self.length, self.places = longest_of(self.text.matches)
-        length, places = longest_of(self.others)
+        self.length, self.positions = longest_of(self.text.matches)
+        length, positions = longest_of(self.others)
         if length > self.length:
-            self.source, self.length, self.places = recent, length, places
+            self.source, self.length, self.positions = recent, length, positions
 
     def take(self, token: int, recent: SuffixIndex, confidence: MatchConfidence) -> None:
-        """The next token is known: learn how good the latest match was, and go on."""
+        """Add the next token, and record whether the match predicted it."""
         if self.length:
-            guess = self.source.tokens[self.places[0] - self.source.num_dropped]
+            guess = self.source.tokens[self.positions[0] - self.source.num_dropped]
             confidence.learn(self.length, was_right=guess == token)
         others = recent.follow(self.others, token)
         self.text.take(token)
@@ -74,7 +74,10 @@ class SuffixDrafter:
         self._confidence = MatchConfidence()
 
     def propose(self, view: DraftView, max_drafts: int, lowest_chance: float = 0.0) -> Proposal:
-        """The path down from the longest match: at most `max_drafts` tokens, none less likely."""
+        """Return the path down from the longest match.
+
+        At most `max_drafts` tokens, none with a chance below `lowest_chance`.
+        """
         state = self._states.get(view.sequence_id)
         if state is None:
             state = self._states[view.sequence_id] = _State(view, self._recent)
@@ -85,7 +88,7 @@ class SuffixDrafter:
         return self._walk(state, max_drafts, lowest_chance)
 
     def forget(self, view: DraftView) -> None:
-        """Drop the sequence; its output joins the recent ones, and the oldest of them leave."""
+        """Drop the sequence; add its output to the recent ones, and drop the oldest of them."""
         if self._states.pop(view.sequence_id, None) is None:
             return
         size = len(view.output_token_ids) + 1
@@ -98,8 +101,8 @@ class SuffixDrafter:
             self._recent.drop_oldest(self._recent_sizes.popleft())
 
     def _keep_current(self, state: _State) -> None:
-        """Give up matches in outputs that were dropped since."""
-        if state.source is self._recent and state.places[-1] < self._recent.num_dropped:
+        """Drop matches in outputs that were dropped since."""
+        if state.source is self._recent and state.positions[-1] < self._recent.num_dropped:
             state.others = self._recent.still_there(state.others)
             state.choose(self._recent)
 
@@ -109,7 +112,7 @@ class SuffixDrafter:
             return NO_PROPOSAL
         most = len(chances)
         path, shares = most_frequent_path(
-            [state.source.tokens_from(place, most) for place in state.places]
+            [state.source.tokens_from(position, most) for position in state.positions]
         )
         if shares[-1:] != (1.0,):
             chances = tuple(map(mul, chances, shares))
@@ -120,11 +123,12 @@ class SuffixDrafter:
 def most_frequent_path(
     branches: list[tuple[int, ...]],
 ) -> tuple[tuple[int, ...], tuple[float, ...]]:
-    """Down the tree below one node: each time to the child with the most leaves.
+    """Return the path down the tree below one node, each time to the child with the most leaves.
 
     `branches` are the tokens that lead to each leaf, all equally many, the most recent leaf first:
-    it decides between children with equally many. Returns the tokens of the path, up to a
-    separator, and the share of all leaves that is left below each of them.
+    among children with equally many leaves the one with the most recent leaf is taken. Returns the
+    tokens of the path, up to a separator, and the share of all leaves that is left below each of
+    them.
     """
     if not branches:
         return (), ()

@@ -7,12 +7,12 @@ i + 1, and predicts token i + 2:
     m_i = layer(x_i), causal over x_0 … x_i, with the model's rotary positions
     draft = argmax(head · norm(m_i))
 
-For the next draft m_i (or its norm, as the checkpoint was made) takes the place of h, and the draft
-that of the token, one position on. DeepSeek-AI, "DeepSeek-V3 Technical Report" (2024), section 2.2.
+For the next draft, one position on, m_i (or its norm, depending on the checkpoint) replaces h, and
+the draft replaces the token. DeepSeek-AI, "DeepSeek-V3 Technical Report" (2024), section 2.2.
 
-The layer's keys and values are one more layer of the KV cache. A slot depends on the token behind
-it, and so the last slot of a block on the token behind the block: after a prefix hit it may hold
-what another continuation had there. Drafts may differ by that; answers never, since every draft is
+The layer's keys and values are one more layer of the KV cache. A slot depends on the token after
+it, and so the last slot of a block depends on the token after the block: after a prefix hit it may
+hold the KV of another continuation. That can change drafts but never answers, since every draft is
 verified.
 
     mtp_weights  finds the layer in a checkpoint or a file

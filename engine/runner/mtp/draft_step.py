@@ -1,4 +1,4 @@
-"""What the MTP layer computes after a step: its rows, and the drafts that go on from them."""
+"""The MTP layer's work after a step: its rows, and the drafts that continue them."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from engine.runner.flat_batch import BatchLimits, FlatBatch
 
 
 class MtpLayer(Protocol):
-    """A loaded MTP layer on its part of the KV cache, beside a decoder.
+    """A loaded MTP layer on its part of the KV cache, used with a decoder.
 
-    The `token_ids` of its batches are those behind the rows' positions.
+    The `token_ids` of its batches are the tokens after the rows' positions.
     """
 
     def first_drafts(self, hidden: Any, rows: np.ndarray, batch: FlatBatch) -> np.ndarray:
-        """Keys and values of `batch`, and drafts after its `sampled_rows`, one int64 id for each.
+        """Compute keys and values of `batch`; return one int64 draft after each `sampled_rows`.
 
-        `hidden` is what the decoder's last layer left; `rows` says which of its rows are the
-        batch's.
+        `hidden` is the output of the decoder's last layer; `rows` are the indices of the batch's
+        rows in it.
         """
 
     def next_drafts(self, kept: np.ndarray, batch: FlatBatch) -> np.ndarray:
-        """Drafts after the drafts before: `batch` has one row for each of them that goes on.
+        """Return the next drafts; `batch` has one row for each of the last drafts that continues.
 
-        `kept` are their places among those that the last call drafted.
+        `kept` are the indices of those among the drafts of the last call.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class DraftStep:
-    """Rows whose next token is known, and the sequences among them that want drafts.
+    """Rows whose next token is known, and the sequences among them that need drafts.
 
-    `rows` are the rows' places in the decoder's batch; `batch.sampled_rows` their last ones.
-    `entries` are places in the planned batch, with at most `num_drafts` drafts each.
+    `rows` are indices in the decoder's batch; `batch.sampled_rows` are each sequence's last ones.
+    `entries` are indices in the planned batch, with at most `num_drafts` drafts each.
     """
 
     rows: np.ndarray
@@ -52,9 +52,10 @@ def plan_drafts(
     results: Sequence[DrawnTokens | None],
     limits: BatchLimits,
 ) -> DraftStep | None:
-    """From a computed step and what it drew; None when no next token is known.
+    """Return the draft step after a computed step; None when no next token is known.
 
-    Rows behind a rejected draft are left out, and so are sequences that failed.
+    `results` is what the step drew. Rows behind a rejected draft are left out, and so are sequences
+    that failed.
     """
     rows: list[int] = []
     next_ids, sequences, row_starts = [], [], [0]
@@ -89,7 +90,7 @@ def plan_drafts(
 
 
 def _next_tokens(sequence: ScheduledSequence, result: DrawnTokens | None) -> list[int]:
-    """The tokens behind the sequence's rows, from the first row as far as they are known."""
+    """Return the tokens after the sequence's rows, from the first row, as far as they are known."""
     known = list(sequence.token_ids[1 : len(sequence.token_ids) - sequence.num_drafts])
     if result is not None:
         return known + [token.token_id for token in result.tokens]
@@ -101,7 +102,7 @@ def _next_tokens(sequence: ScheduledSequence, result: DrawnTokens | None) -> lis
 def run_drafts(
     layer: MtpLayer, hidden: Any, step: DraftStep, block_size: int
 ) -> list[tuple[int, tuple[int, ...]]]:
-    """(entry, drafts) for each of the step's entries."""
+    """Return (entry, drafts) for each of the step's entries."""
     drafted = layer.first_drafts(hidden, step.rows, step.batch)
     drafts = [[one] for one in drafted.tolist()]
     most = int(step.num_drafts.max(initial=1))
@@ -113,13 +114,13 @@ def run_drafts(
         going = going[kept]
         last = _following(last, kept, drafted[kept], block_size)
         drafted = layer.next_drafts(kept, last)
-        for place, one in zip(going, drafted, strict=True):
-            drafts[place].append(int(one))
+        for index, one in zip(going, drafted, strict=True):
+            drafts[index].append(int(one))
     return [(entry, tuple(ids)) for entry, ids in zip(step.entries, drafts, strict=True)]
 
 
 def _last_rows(batch: FlatBatch) -> FlatBatch:
-    """The sampled rows of a batch as a batch of one-token sequences."""
+    """Return the sampled rows of a batch as a batch of one-token sequences."""
     rows = batch.sampled_rows
     sequences = np.searchsorted(batch.row_starts, rows, side="right") - 1
     return FlatBatch(
@@ -133,7 +134,7 @@ def _last_rows(batch: FlatBatch) -> FlatBatch:
 
 
 def _following(last: FlatBatch, kept: np.ndarray, drafts: np.ndarray, size: int) -> FlatBatch:
-    """One position on, with the drafts behind it, for some of the sequences."""
+    """Return the batch one position on, with the drafts as tokens, for the `kept` sequences."""
     positions = last.positions[kept] + 1
     tables = last.block_tables[kept]
     blocks = tables[np.arange(len(kept)), positions // size]

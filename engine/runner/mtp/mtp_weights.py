@@ -1,9 +1,9 @@
-"""Finding an MTP layer in a checkpoint or a file, under the names of whoever published it.
+"""Find an MTP layer in a checkpoint or a file, under the names of its publisher.
 
 The layouts differ in names, in the order of the projection's inputs, in the norm before the head
-and in what the layer is fed with after its first draft. All embed with the target's embedding and
-predict with its head. Every position is computed as in training; some engines zero the embedding
-at position 0.
+and in the layer's input after its first draft. All embed with the target's embedding and predict
+with its head. Every position is computed as in training; some engines zero the embedding at
+position 0.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from engine.runner.model_spec import DecoderSpec
 _logger = logging.getLogger("pdserve.engine")
 
 TARGET_IDENTITY = "target_identity"
-"""The key of a file's metadata that names the weights its layer was made for."""
+"""The metadata key that holds the identity of the weights that the layer was trained for."""
 _DRAFT_IDS = "draft_token_ids"
 _FINAL_NORM = "model.norm.weight"
 _OTHER_BLOCKS = {
@@ -35,7 +35,7 @@ _OTHER_BLOCKS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Layout:
-    """Where a publisher puts the parts; `{n}` is the layer's number.
+    """A publisher's tensor names; `{n}` is the layer's number.
 
     `block` begins the names of the decoder layer. `output_norm` empty: the target's final norm.
     `copies` are tensors that repeat the target's, with the target's names.
@@ -52,7 +52,7 @@ class _Layout:
 
 
 _LAYOUTS = {
-    # DeepSeek-V3; the first layer's number is the target's number of layers.
+    # DeepSeek-V3: its first MTP layer's number is the target's number of layers.
     "DeepSeek": _Layout(
         projection="model.layers.{n}.eh_proj",
         embedding_norm="model.layers.{n}.enorm.weight",
@@ -86,16 +86,20 @@ _LAYOUTS = {
 
 
 class MtpWeights:
-    """One MTP layer's tensors, checked against the target, by what they are for.
+    """One MTP layer's tensors by purpose, checked against the target.
 
     `block` begins the names of its decoder layer, which `files` reads. With `recurses_on_normed`
-    what the head saw takes the hidden state's place for the next draft, else the layer's output.
+    the head's input replaces the hidden state for the next draft, otherwise the layer's output
+    does.
     """
 
     def __init__(
         self, source: Path, files: TensorFiles, checkpoint: Checkpoint, spec: DecoderSpec
     ) -> None:
-        """`CheckpointError` names what is missing, does not fit, or is for another target."""
+        """Find and check the layer.
+
+        Raises `CheckpointError`, naming what is missing, does not fit, or is for another target.
+        """
         layout, number = _find_layout(source, files, spec)
         self.files = files
         self.block = layout.block.format(n=number)
@@ -110,25 +114,25 @@ class MtpWeights:
         """The tokens that can be drafted, int64 and rising; None: all."""
 
     def identity(self) -> str:
-        """Names these weights."""
+        """Return the identity of these weights."""
         return f"{self._layout.projection}\n{self.files.identity()}"
 
     def embedding_norm(self) -> np.ndarray:
-        """`[hidden_size]`"""
+        """Read the norm of the token's embedding, `[hidden_size]`."""
         return self.files.read(self._layout.embedding_norm.format(n=self._number))
 
     def hidden_norm(self) -> np.ndarray:
-        """`[hidden_size]`"""
+        """Read the norm of the hidden state, `[hidden_size]`."""
         return self.files.read(self._layout.hidden_norm.format(n=self._number))
 
     def output_norm(self) -> np.ndarray:
-        """`[hidden_size]`: before the head."""
+        """Read the norm before the head, `[hidden_size]`."""
         if not self._layout.output_norm:
             return self._checkpoint.read(_FINAL_NORM)
         return self.files.read(self._layout.output_norm.format(n=self._number))
 
     def projections(self) -> tuple[np.ndarray, np.ndarray]:
-        """What the token's and what the hidden state is multiplied with, `[outputs, inputs]`."""
+        """Read the projections of the token and of the hidden state, `[outputs, inputs]` each."""
         size = self._spec.hidden_size
         weight = self.files.read(f"{self._projection}.weight")
         first, second = weight[:, :size], weight[:, size:]
@@ -136,12 +140,12 @@ class MtpWeights:
         return np.ascontiguousarray(pair[0]), np.ascontiguousarray(pair[1])
 
     def projection_bias(self) -> np.ndarray | None:
-        """`[hidden_size]`"""
+        """Read the projection's bias, `[hidden_size]`; None without one."""
         name = f"{self._projection}.bias"
         return self.files.read(name) if name in self.files.names() else None
 
     def check_copies(self) -> None:
-        """`CheckpointError` unless an embedding or a head of the layer's own is the target's.
+        """Raise `CheckpointError` if an embedding or head of the layer is not the target's.
 
         Reads both, so this is not part of opening the files.
         """
@@ -212,7 +216,10 @@ class MtpWeights:
 def read_mtp_weights(
     path: str, folder: Path, checkpoint: Checkpoint, spec: DecoderSpec
 ) -> MtpWeights:
-    """The MTP layer in the file `path`, or when that is empty in the checkpoint itself."""
+    """Open the MTP layer in the file `path`, or, if that is empty, in the checkpoint itself.
+
+    Raises `CheckpointError` like `MtpWeights`.
+    """
     if path:
         source = Path(path)
         return MtpWeights(source, TensorFiles({source: ()}), checkpoint, spec)
@@ -220,7 +227,7 @@ def read_mtp_weights(
 
 
 def _find_layout(source: Path, files: TensorFiles, spec: DecoderSpec) -> tuple[_Layout, int]:
-    """The layout in use and its first layer's number."""
+    """Return the layout in use and its first layer's number."""
     for publisher, layout in _LAYOUTS.items():
         before, after = re.escape(f"{layout.projection}.weight").split(re.escape("{n}"))
         pattern = re.compile(f"{before}(\\d+){after}")

@@ -21,17 +21,17 @@ from engine.runner.numba_layer import (
 
 
 class NumbaMtp:
-    """See `draft_step.MtpLayer`.
+    """A `draft_step.MtpLayer`.
 
-    Only keys and values of rows that are not drafted after can matter to anyone, so those rows go
-    no further than that: a prefill chunk costs a fifth of a layer.
+    Of rows without a draft after them only keys and values are needed, so nothing else is computed
+    for them: a prefill chunk costs a fifth of a layer.
 
-    The layer's weights, and the head's when it is of drafts of its own, are rounded to a byte each:
-    a step of few rows takes as long as its weights' way from memory, and drafts change no answer.
+    The layer's weights, and those of a draft head of its own, are rounded to one byte each: a step
+    of few rows takes as long as reading its weights from memory, and drafts change no answer.
     """
 
     def __init__(self, weights: MtpWeights, decoder: NumbaDecoder, kv: np.ndarray) -> None:
-        """`kv` is the layer's part of the cache."""
+        """Load the layer; `kv` is its part of the cache."""
         self._decoder, self._spec = decoder, decoder.spec
         self._embedding_norm, self._hidden_norm = weights.embedding_norm(), weights.hidden_norm()
         self._output_norm = weights.output_norm()
@@ -72,7 +72,7 @@ class NumbaMtp:
     def _enter(
         self, states: np.ndarray, batch: FlatBatch, *, has_queries: bool = True
     ) -> tuple[np.ndarray, np.ndarray]:
-        """The layer's inputs `[rows, hidden_size]`, and queries ready for attention."""
+        """Return the layer's inputs `[rows, hidden_size]`, and queries ready for attention."""
         layer, decoder, spec = self._layer, self._decoder, self._spec
         left_out = 0 if has_queries else spec.num_heads * spec.head_dim
         inputs, normed = np.empty_like(states), np.empty_like(states)
@@ -91,7 +91,7 @@ class NumbaMtp:
     def _leave(
         self, outputs: np.ndarray, qkv: np.ndarray, positions: np.ndarray, block_tables: np.ndarray
     ) -> np.ndarray:
-        """Drafts of rows that are each a sequence's last; `outputs` are the layer's inputs."""
+        """Return drafts after rows that are each a sequence's last; `outputs` are layer inputs."""
         layer, decoder, spec = self._layer, self._decoder, self._spec
         count = len(outputs)
         group = spec.num_heads // spec.num_kv_heads

@@ -13,10 +13,10 @@ from engine.runner.paddle_decoder import Linear, PaddleDecoder
 
 
 class PaddleMtp:
-    """See `draft_step.MtpLayer`."""
+    """A `draft_step.MtpLayer`."""
 
     def __init__(self, weights: MtpWeights, decoder: PaddleDecoder, layer_index: int) -> None:
-        """`layer_index` is the layer's place in the cache."""
+        """Load the layer; `layer_index` is its layer of the cache."""
         self._decoder, self._index = decoder, layer_index
         self._embedding_norm = decoder.tensor(weights.embedding_norm())
         self._hidden_norm = decoder.tensor(weights.hidden_norm())
@@ -45,7 +45,7 @@ class PaddleMtp:
         return self._draft(self._run(self._states[paddle.to_tensor(kept)], batch))
 
     def _run(self, states: paddle.Tensor, batch: FlatBatch) -> paddle.Tensor:
-        """The layer's outputs `[rows, hidden_size]`."""
+        """Return the layer's outputs `[rows, hidden_size]`."""
         decoder = self._decoder
         decoder.begin_rows(batch)
         embedded = decoder.embedding[paddle.to_tensor(batch.token_ids)]

@@ -69,7 +69,7 @@ def test_a_receiving_block_comes_back_by_way_of_quarantine_alone() -> None:
         pool.allocate(1, BlockUse.RUNNING)
     pool.release(targets)
     assert counts(pool) == (2, 0, 4, 0, 0, 0)
-    with pytest.raises(ValueError, match="held by nobody"):
+    with pytest.raises(ValueError, match="has no owner"):
         pool.release(targets[:1])
 
 
@@ -174,15 +174,15 @@ def run_on_a_free_block(pool: BlockPool) -> None:
     ("misuse", "words"),
     [
         (take_too_many, "asked for 4 blocks, 3 are available"),
-        (release_what_is_free, "held by nobody"),
-        (release_twice, "held by nobody"),
+        (release_what_is_free, "has no owner"),
+        (release_twice, "has no owner"),
         (share_a_free_block, "no finished KV"),
         (share_a_receiving_block, "no finished KV"),
         (share_a_reserved_block, "no finished KV"),
         (publish_a_free_block, "cannot be published"),
         (publish_a_receiving_block, "cannot be published"),
         (publish_a_reserved_block, "cannot be published"),
-        (run_on_a_free_block, "held by nobody"),
+        (run_on_a_free_block, "has no owner"),
     ],
 )
 def test_each_misuse_is_an_error_and_breaks_nothing(

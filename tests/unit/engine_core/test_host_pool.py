@@ -32,7 +32,7 @@ def test_a_pool_without_places_gives_none() -> None:
 def test_a_place_is_not_given_back_in_vain(released: list[int]) -> None:
     pool = HostPool(3)
     assert pool.allocate(2) == [0, 1]
-    with pytest.raises(ValueError, match="held by nobody"):
+    with pytest.raises(ValueError, match="has no owner"):
         pool.release(released)
     pool.check()
 
@@ -42,5 +42,5 @@ def test_the_checker_notices_a_lost_and_a_doubled_place() -> None:
     lost._free.pop()
     doubled._free += doubled.allocate(1)
     for pool in (lost, doubled):
-        with pytest.raises(AssertionError, match="a place is lost"):
+        with pytest.raises(AssertionError, match="a host block is lost"):
             pool.check()

@@ -241,7 +241,7 @@ def test_a_finished_sequence_cannot_be_finished_again(
     engine = Engine(num_blocks=12, budget=12, max_model_len=40, **STRICT)
     sequence = reach(engine)
     engine.scheduler.finish(sequence)
-    with pytest.raises(ValueError, match="is finished already"):
+    with pytest.raises(ValueError, match="has finished already"):
         engine.scheduler.finish(sequence)
     with pytest.raises(KeyError):
         engine.scheduler.release(sequence)
@@ -263,7 +263,7 @@ def test_what_a_transfer_still_reads_is_kept_until_release(
     assert status_of(sequence) is SequenceStatus.EXPORTING
     check_books(engine.scheduler)
     assert engine.scheduler.pool.counts().running == held
-    with pytest.raises(ValueError, match="ends with release"):
+    with pytest.raises(ValueError, match="must be ended by release"):
         engine.scheduler.finish(sequence)
     engine.scheduler.release(sequence)
     check_idle(engine.scheduler)

@@ -36,7 +36,7 @@ def test_what_a_runner_says_of_itself(folder: Path) -> None:
     assert runner.vocab_size == 97
     assert (runner.layout.num_layers, runner.layout.block_bytes) == (2, BLOCK_BYTES)
     assert runner.kv_bytes.shape == (2, 2, 10, runner.layout.piece_bytes)
-    with pytest.raises(InternalError, match="wanted warm_up first"):
+    with pytest.raises(InternalError, match="warm_up must run first"):
         _ = runner.step_costs
     runner.warm_up()
     assert runner.step_costs.rows[:6] == (1, 2, 3, 4, 6, 7)

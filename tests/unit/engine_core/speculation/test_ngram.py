@@ -41,8 +41,8 @@ def brute_force(known: list[int], most: int) -> tuple[int, ...]:
         for end in range(len(known) - 1, length - 1, -1):
             if known[end - length : end] == known[-length:]:
                 text = list(known)
-                for place in range(end, end + most):
-                    text.append(text[place])
+                for position in range(end, end + most):
+                    text.append(text[position])
                 return tuple(text[len(known) :])
     return ()
 

@@ -148,7 +148,7 @@ def test_a_match_in_an_output_that_was_dropped_meanwhile_is_given_up() -> None:
     assert text_of(drafter.propose(asked, 4).token_ids) == "ld"
     assert text_of(drafter.propose(unasked, 4).token_ids) == "o wo"
     remember(drafter, "0123456789")
-    assert text_of(drafter.propose(asked, 4).token_ids) == " wor"  # the last letter's own place
+    assert text_of(drafter.propose(asked, 4).token_ids) == " wor"  # the last letter's own position
     unasked.output_token_ids.append(ord("o"))
     assert drafter.propose(unasked, 4).token_ids == ()
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from engine.core.speculation.own_text import OwnText
 from engine.core.speculation.suffix_index import (
     LONGEST,
-    MOST_PLACES,
+    MOST_POSITIONS,
     SEPARATOR,
     Match,
     SuffixIndex,
@@ -23,23 +23,23 @@ ALL = 10**6
 
 
 def search(text: list[int], context: list[int], run_length: int) -> list[Match]:
-    """Every (length, place), latest first, found by comparing at every place."""
+    """Every (length, position), latest first, found by comparing at every position."""
     found = []
-    for place in range(len(text) - 1, 0, -1):
+    for position in range(len(text) - 1, 0, -1):
         length = 0
         while (
-            length < min(place, len(context))
-            and text[place - 1 - length] == context[-1 - length] != SEPARATOR
+            length < min(position, len(context))
+            and text[position - 1 - length] == context[-1 - length] != SEPARATOR
         ):
             length += 1
         if length >= run_length:
-            found.append((min(length, LONGEST), place))
+            found.append((min(length, LONGEST), position))
     return found
 
 
 @given(texts, st.integers(1, 4))
 def test_finding_is_a_search_through_the_whole_text(text: list[int], run_length: int) -> None:
-    index = SuffixIndex(run_length, most_places=ALL)
+    index = SuffixIndex(run_length, most_positions=ALL)
     for token in text:
         index.extend((token,))
     assert index.find(text) == search(text, text, run_length)
@@ -57,17 +57,17 @@ def test_appending_at_once_or_one_by_one_is_the_same(text: list[int], more: list
 
 @given(texts.filter(lambda text: len(text) > 2), st.integers(2, 8))
 def test_following_finds_the_longest_matches_as_a_search_does(text: list[int], at: int) -> None:
-    index = SuffixIndex(2, most_places=ALL)
+    index = SuffixIndex(2, most_positions=ALL)
     index.extend(text[:at])
     matches = index.find(text[:at])
     for end, token in enumerate(text[at:], at + 1):
         matches = index.follow(matches, token)
         index.extend((token,))
         matches = matches or index.find(text[:end])
-        expected, places = longest_of(search(text[:end], text[:end], 2))
+        expected, positions = longest_of(search(text[:end], text[:end], 2))
         length, found = longest_of(matches)
         if expected < LONGEST:
-            assert (length, found) == (expected, places)
+            assert (length, found) == (expected, positions)
         else:
             assert length >= expected
 
@@ -94,7 +94,7 @@ def test_only_the_latest_places_are_followed() -> None:
     index = SuffixIndex(2)
     index.extend(tokens_of("ab." * 100))
     found = index.find(tokens_of("ab"))
-    assert len(found) == MOST_PLACES
+    assert len(found) == MOST_POSITIONS
     assert all(later[1] == earlier[1] + 3 for later, earlier in pairwise(found))
     assert found[0][1] == 299
 
@@ -111,7 +111,7 @@ def test_no_match_reaches_across_a_separator() -> None:
 def test_dropped_texts_are_never_found_and_leave_nothing(
     pieces: list[list[int]], data: st.DataObject
 ) -> None:
-    index = SuffixIndex(2, most_places=ALL)
+    index = SuffixIndex(2, most_positions=ALL)
     kept: list[int] = []
     for piece in pieces:
         index.extend([*piece, SEPARATOR])
@@ -122,17 +122,17 @@ def test_dropped_texts_are_never_found_and_leave_nothing(
     kept = kept[dropped:]
     assert index.tokens == kept
     for context in ([0, 1], [1, 1], [2, 0, 0], [3, 2, 1, 0]):
-        expected = [(length, place + dropped) for length, place in search(kept, context, 2)]
+        expected = [(length, position + dropped) for length, position in search(kept, context, 2)]
         assert index.find(context) == expected
     assert len(index._latest) <= len(kept)
-    matches = [(2, place) for place in range(dropped + len(kept))]
-    assert [place for _, place in index.still_there(matches)] == [
+    matches = [(2, position) for position in range(dropped + len(kept))]
+    assert [position for _, position in index.still_there(matches)] == [
         *range(dropped, dropped + len(kept))
     ]
 
 
 @pytest.mark.parametrize(
-    ("text", "place", "most", "expected"),
+    ("text", "position", "most", "expected"),
     [
         ("abcdef", 2, 3, "cde"),
         ("abcdef", 4, 2, "ef"),
@@ -140,10 +140,10 @@ def test_dropped_texts_are_never_found_and_leave_nothing(
         ("aaa", 2, 4, "aaaa"),
     ],
 )
-def test_what_follows_a_place(text: str, place: int, most: int, expected: str) -> None:
+def test_what_follows_a_place(text: str, position: int, most: int, expected: str) -> None:
     index = SuffixIndex(2)
     index.extend(tokens_of(text))
-    assert index.tokens_from(place, most) == tokens_of(expected)
+    assert index.tokens_from(position, most) == tokens_of(expected)
 
 
 def test_places_go_on_counting_after_a_drop() -> None:
@@ -153,7 +153,7 @@ def test_places_go_on_counting_after_a_drop() -> None:
     index.extend([4, 5, 6, SEPARATOR])
     index.drop_oldest(4)
     assert index.follow(matches, 3) == []
-    assert index.follow(matches, 6) == []  # where a place from before would now point
+    assert index.follow(matches, 6) == []  # where a position from before would now point
     index.extend([4, 5, 7, SEPARATOR])
     assert index.find([4, 5]) == [(2, 10), (2, 6)]
     assert index.follow(index.find([4, 5]), 7) == [(3, 11)]
@@ -166,7 +166,7 @@ def test_the_text_of_a_sequence_follows_a_match_for_as_long_as_it_goes() -> None
         text.take(token)
     assert text.matches == [
         (60, 60)
-    ]  # the other place was one of 40 tokens, and it was followed too
+    ]  # the other position was one of 40 tokens, and it was followed too
 
 
 def test_a_single_token_gives_way_to_every_place_of_two() -> None:
