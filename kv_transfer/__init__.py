@@ -1,14 +1,14 @@
-"""Moves numbered KV blocks from one node's pool into another's, whole and verified or not at all.
+"""Move numbered KV blocks from one node's pool into another's, whole and verified or not at all.
 
-It knows nothing of models, requests or scheduling: a decode node reserves blocks and hands out a
-ticket, a prefill node writes exactly there, and each side hears once how it ended. A frame of the
-KV plane decides nothing; who may write where was decided on the control plane.
+The package knows nothing of models, requests or scheduling. A decode node reserves blocks and
+issues a ticket, a prefill node writes exactly these blocks, and each side is notified once of the
+outcome. Frames of the KV plane grant no rights: the control plane decides who may write where.
 
     connector       the contract: Ticket, Commit, events, KVConnector
     loopback        LoopbackConnector, LoopbackNetwork: nodes of one process; the reference
     zmq_connector   ZmqConnector: nodes on different machines
     zmq_transport   its sockets; curve_keys: the key pair that encrypts them
-    zmq_gate        who may connect where the cluster has a key
+    zmq_gate        authentication of connections when the cluster has a key
     zmq_parts       payload that ZMQ sends out of this process's memory
     shell           what all connectors share: one thread, one queue of effects, two halves:
       sending_end     the sending machine, the pool it reads, its end of every lane
@@ -19,19 +19,19 @@ KV plane decides nothing; who may write where was decided on the control plane.
       inline_lane   behind the header, on the same connection
       shm/          copied out of the sender's pool, which is shared memory
       rdma/         written into the receiver's registered pool
-    transfer_metrics  times and bytes of each transfer and landing, from its transfer_timing
-    statistics      all that is counted
+    transfer_metrics  times and bytes of each transfer and landing; transfer_timing: of one transfer
+    statistics      a snapshot of all counters
     pieces          the pool's bytes: checksums, and the one write
     piece_rows      the same in one pass, where fused_copy can: a kernel that copies and hashes
     gather          message parts out of a pool
     core/           pure: no I/O, no clock, no thread
       frames        headers on the wire; field_checks: every check on them
       limits        every bound
-      lanes         which lanes and ways to verify there are
+      lanes         names of the lanes and of the ways to verify
       handshake     the states of both sides, as one table
       effects       what the machines ask the shell to do
       chunks        pieces gathered into frames; which pieces are done
       sender        the sending machine: link (one decode node), transfer (one handoff)
-      receiver      the receiving machine: sessions (who is connected), landing (one handoff),
+      receiver      the receiving machine: sessions (connected senders), landing (one handoff),
                     quarantine (blocks that a sender may still write)
 """

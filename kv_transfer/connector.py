@@ -4,30 +4,31 @@ A connector knows nothing of models. It is given the pool as bytes, `[num_layers
 piece_bytes]`, and moves *pieces* (one block's keys or values in one layer).
 
 Receiving side (decode node)
-    `expect` opens a landing, and comes before its ticket is handed out. Pieces are written only
+    `expect` opens a landing; it must be called before the ticket is issued. Pieces are written only
     while the landing is open, and only when lease token, generation, bounds and checksums match;
     everything else is dropped before memory is touched. One `Landed` or `LandingFailed` follows,
-    never both, or none when `revoke` closed it first. The hold on the target blocks ends with
-    exactly one of `Landed` and `Released`: from then on nothing of that landing can be written, so
-    the blocks may be reused. `Released` follows a failure or a `revoke` at once where the receiver
-    is the only writer of its pool; where a sender writes by itself (RDMA), when it has said that
-    it writes no more, or has been fenced. Never on a timer. (A `Landed` that was decided before
-    `revoke` may still arrive; it then stands for the `Released`.)
+    never both, or none when `revoke` closed the landing first. The hold on the target blocks ends
+    with exactly one of `Landed` and `Released`: from then on nothing of that landing can be
+    written, so the blocks may be reused. After a failure or a `revoke`, `Released` follows at once
+    if the receiver is the only writer of its pool. If a sender writes the pool itself (RDMA), it
+    follows when that sender has reported that it stopped writing, or has been fenced; never on a
+    timer. (A `Landed` that was decided before `revoke` may still arrive; it then replaces the
+    `Released`.)
 
 Sending side (prefill node)
     `open`, then `push` for layers and blocks as they are computed, then `commit`. Exactly one
     `TransferEnded` follows every `open`; until then the source blocks must not change or be reused
-    (they are pinned by whoever pushed them). `abort` is legal in every state and hastens the end.
-    No transfer outlives its `deadline_s` by more than a moment. A transfer that ended in an error
-    may have landed all the same, when only the acknowledgement was lost. A broken connection is
-    opened again and takes up where it was; a peer that stays silent fails the transfer at once.
+    (the caller of `push` pins them). `abort` is legal in every state and hastens the end. No
+    transfer outlives its `deadline_s` by more than a moment. A transfer that ended in an error may
+    have landed all the same, when only the acknowledgement was lost. A broken connection is opened
+    again and the transfer continues; a peer that stays silent fails the transfer at once.
 
 Events come from the connector's own thread, through `on_event`, which must not block and may call
-the connector. After `ConnectorFailed` none of them is to be relied on: what could not be fenced is
-called released all the same, so its owner reuses no block and ends. Every method is thread-safe
-and returns without waiting for the peer. Misuse of the contract (a token opened twice, a push
-after commit, two landings for one block, anything begun after `close`) raises `ValueError`; a
-peer's misbehaviour never raises here.
+the connector. After `ConnectorFailed` no event is reliable: blocks that could not be fenced are
+reported as released too, so their owner must reuse no block and must end. Every method is
+thread-safe and returns without waiting for the peer. Misuse of the contract (a token opened twice,
+a push after commit, two landings for one block, any call that begins something after `close`)
+raises `ValueError`; a peer's misbehaviour never raises here.
 """
 
 from __future__ import annotations
@@ -43,11 +44,11 @@ from kv_transfer.transfer_timing import TransferTiming
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ticket:
-    """What a decode node reserved for one attempt, and what a prefill node may write there.
+    """A decode node's reservation for one attempt: what a prefill node may write there.
 
-    `target_block_ids` hold the prompt from token `num_cached_tokens` (a multiple of the block
-    size) on, in order. `lease_s` is what is left of the lease, a span and never a time.
-    `kv_description` says for people what the fingerprint stands for.
+    `target_block_ids` hold the prompt from token `num_cached_tokens` (a multiple of the block size)
+    on, in order. `lease_s` is the rest of the lease, a span in seconds, not a time.
+    `kv_description` is a readable form of the fingerprint.
     """
 
     attempt: AttemptId
@@ -85,9 +86,9 @@ class Landed:
 
 @dataclass(frozen=True, slots=True)
 class LandingFailed:
-    """The sender gave up, or what came was not what was promised; the landing is closed.
+    """The sender aborted, or the data did not match its commit; the landing is closed.
 
-    Its blocks may be reused only when `Released` comes.
+    Its blocks may be reused only after `Released`.
     """
 
     lease_token: int
@@ -96,7 +97,7 @@ class LandingFailed:
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """The blocks of a landing that failed or was revoked can be written by nobody any more."""
+    """No writer can reach the blocks of a landing that failed or was revoked any more."""
 
     lease_token: int
 
@@ -105,8 +106,8 @@ class Released:
 class TransferEnded:
     """The sender's side of a transfer is over and its source blocks may be reused.
 
-    `error` is None when the receiver acknowledged the commit; then `timing` says when what
-    happened, on the connector's clock, where somebody measured it.
+    `error` is None when the receiver acknowledged the commit; `timing` is then set if the connector
+    measures times, on its own clock.
     """
 
     lease_token: int
@@ -119,44 +120,53 @@ KVEvent = Landed | LandingFailed | Released | TransferEnded
 
 @dataclass(frozen=True, slots=True)
 class ConnectorFailed:
-    """The connector met a bug. It ends what it has and takes nothing more."""
+    """The connector's thread failed. It ends everything that is open and accepts nothing more."""
 
     error: Exception
 
 
 class KVConnector(Protocol):
-    """Seven methods; see the module's text for the contract."""
+    """The seven methods of a connector; see the module's docstring for the contract."""
 
     def expect(self, ticket: Ticket, *, sender_deadline_s: float) -> None:
-        """Open a landing. It fails by itself when its sender was not heard for `sender_deadline_s`.
+        """Open a landing; it fails when its sender is silent for `sender_deadline_s`.
 
-        A sender is heard from its `open` to its end: its connector renews what it has open. Once
-        begun, a sender whose connection falls silent fails the landing sooner.
+        A sender is heard from its `open` to its end, because its connector renews open leases.
+        After the transfer began, a silent connection fails the landing sooner.
+
+        Raises `ValueError` on misuse.
         """
 
     def revoke(self, lease_token: int) -> None:
-        """Close a landing; the sender is told, `Released` follows. Unknown tokens are ignored."""
+        """Close a landing and notify the sender; `Released` follows. Unknown tokens are ignored."""
 
     def open(self, ticket: Ticket, *, deadline_s: float) -> None:
-        """Begin a transfer; it ends in failure when not acknowledged within `deadline_s`."""
+        """Begin a transfer; it fails when not acknowledged within `deadline_s`.
+
+        Raises `ValueError` on misuse.
+        """
 
     def push(
         self, lease_token: int, *, layer: int, ordinals: Sequence[int], source_blocks: Sequence[int]
     ) -> None:
-        """Layer `layer` of `source_blocks` is written: send each to target block `ordinals[i]`.
+        """Send the written layer `layer` of `source_blocks`, each to target block `ordinals[i]`.
 
         Ordinals index the ticket's `target_block_ids`. A piece pushed again (recomputed after a
-        preemption) is not sent again. Pushes for an ended transfer are ignored.
+        preemption) is not sent again. Pushes for an ended transfer are ignored. Raises `ValueError`
+        on misuse.
         """
 
     def commit(self, lease_token: int, commit: Commit) -> None:
-        """Everything was pushed. Ignored for an ended transfer."""
+        """Declare that everything was pushed; ignored for an ended transfer.
+
+        Raises `ValueError` on misuse.
+        """
 
     def abort(self, lease_token: int) -> None:
-        """Give a transfer up and tell the receiver. Ignored for an ended transfer."""
+        """Abort a transfer and notify the receiver; ignored for an ended transfer."""
 
     def close(self) -> None:
-        """End everything, emit what is owed, release sockets and threads. Idempotent.
+        """End everything, emit the outstanding events, release sockets and threads. Idempotent.
 
         Returns when all of it is done, except when called from `on_event`.
         """

@@ -20,7 +20,10 @@ from kv_transfer.transport import Transport
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectorParts:
-    """`effects` is the connector's queue; `verify` is a mode of `core.lanes` or auto."""
+    """Queue, lanes and settings of a connector.
+
+    `effects` is the connector's queue; `verify` is a mode of `core.lanes` or auto.
+    """
 
     pool: Pool
     layout: KVLayout
@@ -35,7 +38,7 @@ class ConnectorParts:
 
     @property
     def one_sided(self) -> dict[str, OneSidedLane]:
-        """Of `lanes`, those on which a sender writes by itself."""
+        """The lanes on which a sender writes the receiver's pool itself."""
         return {
             name: cast(OneSidedLane, lane)
             for name, lane in self.lanes.items()
@@ -44,7 +47,7 @@ class ConnectorParts:
 
     @property
     def copying(self) -> dict[str, CopyingLane]:
-        """Of `lanes`, those on which the receiver copies."""
+        """The lanes on which the receiver copies."""
         return {
             name: cast(CopyingLane, lane)
             for name, lane in self.lanes.items()

@@ -1,4 +1,4 @@
-"""The cluster's one CURVE key pair: whoever has the file may send and receive KV, nobody else.
+"""The cluster's one CURVE key pair: only nodes that have the file can send and receive KV.
 
 The file is a ZMQ certificate with both keys, as `pdserve kv-key` or `zmq.auth` write it.
 """
@@ -35,18 +35,21 @@ class CurveKeys:
 
 
 def new_curve_keys() -> CurveKeys:
-    """A fresh pair."""
+    """Return a fresh key pair."""
     return CurveKeys(*zmq.curve_keypair())
 
 
 def write_curve_keys(path: Path, keys: CurveKeys) -> None:
-    """Write the file so that only its owner can read it. Raises `ConfigError`; never overwrites."""
+    """Write the file so that only its owner can read it; never overwrite one.
+
+    Raises `ConfigError` when the file exists or cannot be written.
+    """
     text = _TEXT.format(public=keys.public.decode(), secret=keys.secret.decode())
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
         raise ConfigError(
-            f"{path} exists already: nodes that use it would lose touch; wanted a new file"
+            f"{path} exists already: nodes that use it would be cut off; wanted a new file"
         ) from None
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror}") from None
@@ -55,7 +58,10 @@ def write_curve_keys(path: Path, keys: CurveKeys) -> None:
 
 
 def load_curve_keys(path: Path) -> CurveKeys:
-    """Read and check the file. Raises `ConfigError` that says what is wrong with it."""
+    """Read and check the file.
+
+    Raises `ConfigError`, with the reason, when the file is missing, readable by others or broken.
+    """
     try:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode) or status.st_size > _MAX_FILE_BYTES:

@@ -1,15 +1,15 @@
-"""Copying rows of bytes and computing their XXH3-64 in one pass over memory.
+"""Copy rows of bytes and compute their XXH3-64 in one pass over memory.
 
-Each 64 bytes are loaded once, enter the checksum, and are stored: the sum is of what was copied,
-whatever another process does to the source meanwhile. The stores go past the caches (non-temporal):
-nobody reads the target soon, and a cache line that is about to be overwritten need not be loaded
-first. The same pass without its stores sums what lies in a pool, which nobody has read of late
-either. Two rows are taken at a time, in turns stripe by stripe, so that more of memory is asked for
-at once: that makes the pass a third faster, and about as fast as `memcpy`.
+Each 64 bytes are loaded once, enter the checksum, and are stored: the sum is of the copied bytes,
+even if another process changes the source meanwhile. The stores bypass the caches (non-temporal):
+the target is not read soon, and a cache line that is about to be overwritten need not be loaded
+first. The same pass without its stores sums a pool's own rows, which are rarely in a cache either.
+Two rows are processed at a time, alternating by stripe, so that more memory reads are in flight:
+that makes the pass a third faster, and about as fast as `memcpy`.
 
-XXH3 is Yann Collet's (https://github.com/Cyan4973/xxHash, doc/xxhash_spec.md, "XXH3 algorithm
-(for inputs above 240 bytes)"): eight 64-bit lanes take stripes of 64 bytes, are scrambled after
-each 1024, and are folded at the end. A seed changes the secret that the stripes are mixed with.
+XXH3 is Yann Collet's (https://github.com/Cyan4973/xxHash, doc/xxhash_spec.md, "XXH3 algorithm (for
+inputs above 240 bytes)"): eight 64-bit lanes take stripes of 64 bytes, are scrambled after each
+1024, and are folded at the end. A seed changes the secret that the stripes are mixed with.
 """
 
 from __future__ import annotations
@@ -27,14 +27,17 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 ALIGNMENT = 16
-"""Of target addresses: what non-temporal stores want, and what every allocator gives. Targets at
-multiples of 64, which pools are, are written a sixth faster."""
+"""Alignment of target addresses in bytes: non-temporal stores require it.
+
+Every allocator provides it. Targets at multiples of 64, like those of pools, are written a sixth
+faster.
+"""
 PREFETCH_BYTES = 1024
-"""How far ahead the source is asked for: the processor by itself stops at the end of a page."""
+"""Prefetch distance in the source; the processor's own prefetching stops at page ends."""
 STRIPE_BYTES = 64
 BLOCK_BYTES = 1024
 SHORTEST_BYTES = 4096
-"""Below this the one pass gains nothing; XXH3 itself is another function up to 240 bytes."""
+"""The smallest row: below this the one pass gains nothing, and up to 240 bytes XXH3 differs."""
 
 _SECRET = np.frombuffer(
     bytes.fromhex(
@@ -47,9 +50,9 @@ _SECRET = np.frombuffer(
     np.uint64,
 )
 _SCRAMBLE_AT, _LAST_AT, _MERGE_AT = 128, 121, 11
-"""Where in the secret the key is of the scramble, of the last stripe, and of the end."""
+"""Offsets in the secret of the keys for the scramble, the last stripe and the final merge."""
 _LANES_AT = _SECRET.size
-"""A row's state while it is taken: its secret, then its lanes."""
+"""Index of the lanes in a row's state: the secret comes first."""
 
 _PRIME32_1, _PRIME32_2, _PRIME32_3 = 0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D
 _PRIME64_1, _PRIME64_2, _PRIME64_3 = 0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9
@@ -93,7 +96,7 @@ class _VolatileLoad(ir.LoadInstr):  # type: ignore[misc]
 
 
 def _load_once(builder: Any, address: Any) -> Any:
-    """Load a stripe. The same bytes loaded again for another use may have changed in between."""
+    """Load a stripe exactly once: a second load could return bytes changed in between."""
     pointer = builder.inttoptr(address, _VECTOR.as_pointer())
     load = _VolatileLoad(builder.block, pointer)
     load.align = 1
@@ -111,7 +114,7 @@ def _prefetch(builder: Any, address: Any) -> None:
     function = builder.module.globals.get(name) or ir.Function(
         builder.module, ir.FunctionType(ir.VoidType(), [pointer, *[_INT32] * 3]), name=name
     )
-    # To be read, to stay in every cache, data. An address that is not mapped does no harm.
+    # Arguments: read, keep in all caches, data. An unmapped address does no harm.
     options = (_INT32(0), _INT32(3), _INT32(1))
     builder.call(function, [builder.inttoptr(address, pointer), *options])
 
@@ -123,9 +126,9 @@ def _store_past_caches(builder: Any, value: Any, address: Any) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """Where the next stripes of a row are taken from, and its state; all are addresses.
+    """Addresses of a row's next stripes and of its state.
 
-    `target` None: it is only summed. `key` is the part of the secret for the first of the stripes.
+    `target` None: the row is only summed. `key` is the part of the secret for the first stripe.
     """
 
     target: Any | None
@@ -134,7 +137,7 @@ class _Row:
     lanes: Any
 
     def at(self, builder: Any, index: int) -> _Row:
-        """The row at its stripe `index`."""
+        """Return the row at its stripe `index`."""
         offset = STRIPE_BYTES * index
         target = None if self.target is None else _plus(builder, self.target, offset)
         source, key = _plus(builder, self.source, offset), _plus(builder, self.key, 8 * index)
@@ -142,13 +145,13 @@ class _Row:
 
 
 def _rows_of(builder: Any, rows: Any) -> list[_Row]:
-    """`rows`: a tuple of (target, source, key, lanes), or of the last three."""
+    """Unpack `rows`: a tuple of (target, source, key, lanes), or without targets."""
     fields = [cgutils.unpack_tuple(builder, row) for row in cgutils.unpack_tuple(builder, rows)]
     return [_Row(*row) if len(row) == 4 else _Row(None, *row) for row in fields]
 
 
 def _mixed_stripe(builder: Any, row: _Row) -> Any:
-    """What the row's next stripe adds to its lanes; it is copied on the way."""
+    """Return what the row's next stripe adds to its lanes; copy the stripe if there is a target."""
     data = _load_once(builder, row.source)
     _prefetch(builder, _plus(builder, row.source, PREFETCH_BYTES))
     if row.target is not None:
@@ -160,7 +163,7 @@ def _mixed_stripe(builder: Any, row: _Row) -> Any:
 
 
 def _take_stripes(builder: Any, rows: list[_Row], count: int) -> list[Any]:
-    """The lanes of each row after its next `count` stripes."""
+    """Return the lanes of each row after its next `count` stripes."""
     lanes = [_load(builder, row.lanes) for row in rows]
     for index in range(count):
         for number, row in enumerate(rows):
@@ -171,7 +174,7 @@ def _take_stripes(builder: Any, rows: list[_Row], count: int) -> list[Any]:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def _take_block(typing: Any, rows: Any) -> Any:
-    """The 16 stripes of a block of each row, then the scramble."""
+    """Process the 16 stripes of a block of each row, then the scramble."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         taken = _rows_of(builder, args[0])
@@ -188,7 +191,7 @@ def _take_block(typing: Any, rows: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def _take_stripe(typing: Any, rows: Any) -> Any:
-    """One stripe of each row."""
+    """Process one stripe of each row."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         taken = _rows_of(builder, args[0])
@@ -201,7 +204,7 @@ def _take_stripe(typing: Any, rows: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def _fold(typing: Any, left: Any, right: Any) -> Any:
-    """Low and high half of the 128-bit product, one xor the other."""
+    """Return the xor of the low and the high half of the 128-bit product."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         left, right = (builder.zext(arg, _INT128) for arg in args)
@@ -214,7 +217,7 @@ def _fold(typing: Any, left: Any, right: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def _wait_for_stores(typing: Any) -> Any:
-    """Non-temporal stores are ordered by nothing else."""
+    """Wait for non-temporal stores, which nothing else orders."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         builder.fence("seq_cst")
@@ -274,7 +277,7 @@ def _take_blocks_of_two(
 def _take_rest(
     is_copied: Any, target: Any, source: Any, num_bytes: Any, key: Any, lanes: Any
 ) -> None:
-    """The stripes behind the last whole block; the very last has a key of its own."""
+    """Process the stripes behind the last whole block; the very last one has its own key."""
     at, stripe_key = np.uint64(0), key
     while at < num_bytes:
         if at + np.uint64(STRIPE_BYTES) == num_bytes:
@@ -289,7 +292,7 @@ def _take_rest(
 
 @_kernel("uint64(uint64[::1], uint64)")  # type: ignore[untyped-decorator]
 def _end_row(state: Any, row_bytes: Any) -> Any:
-    """The row's sum."""
+    """Return the row's sum."""
     lanes = state[_LANES_AT:]
     merged = state.view(np.uint8)[_MERGE_AT : _MERGE_AT + 64].copy().view(np.uint64)
     total = row_bytes * _START
@@ -305,7 +308,7 @@ def _take_rows(
     is_copied: Any, targets: Any, sources: Any, row_bytes: Any, seeds: Any, sums: Any
 ) -> None:
     states = np.empty((2, _LANES_AT + 8), np.uint64)
-    # The last stripe is never part of a block: its key is another.
+    # The last stripe is never part of a block, because it has its own key.
     blocks_end = (row_bytes - np.uint64(1)) // np.uint64(BLOCK_BYTES) * np.uint64(BLOCK_BYTES)
     for first in range(0, sources.size, 2):
         count = min(2, sources.size - first)
@@ -335,19 +338,19 @@ Numbers = npt.NDArray[np.uint64]
 
 
 def can_sum(row_bytes: int) -> bool:
-    """Whether rows of this size can be summed."""
+    """Return whether rows of this size can be summed."""
     return _HAS_WIDE_REGISTERS and row_bytes >= SHORTEST_BYTES and row_bytes % STRIPE_BYTES == 0
 
 
 def can_copy(row_bytes: int, targets: Numbers) -> bool:
-    """Whether rows of this size can be copied to these addresses."""
+    """Return whether rows of this size can be copied to these addresses."""
     return can_sum(row_bytes) and int(np.bitwise_or.reduce(targets)) % ALIGNMENT == 0
 
 
 def sum_rows(sources: Numbers, row_bytes: int, seeds: Numbers) -> Numbers:
-    """The XXH3-64 of the rows at these addresses, each with its seed.
+    """Return the XXH3-64 of the rows at these addresses, each with its seed.
 
-    Nothing checks that the rows are there. Raises `ValueError` for what `can_sum` refuses, and for
+    The addresses are not checked. Raises `ValueError` for sizes that `can_sum` refuses, and for
     lists that differ in length.
     """
     if not can_sum(row_bytes):
@@ -360,17 +363,17 @@ def sum_rows(sources: Numbers, row_bytes: int, seeds: Numbers) -> Numbers:
 
 
 def copy_rows(targets: Numbers, sources: Numbers, row_bytes: int, seeds: Numbers) -> Numbers:
-    """Copy the row at address `sources[i]` to `targets[i]`, where no other row lies.
+    """Copy the row at `sources[i]` to `targets[i]`; return the XXH3-64 of each copy.
 
-    Returns the XXH3-64 of each copy, with its seed. Nothing checks that the rows are there. Raises
-    `ValueError` for what `can_copy` refuses, and for lists that differ in length.
+    Targets must not overlap. The addresses are not checked. Raises `ValueError` for sizes and
+    addresses that `can_copy` refuses, and for lists that differ in length.
     """
     if not can_sum(row_bytes):
         raise ValueError(f"rows of {row_bytes} bytes: {_WANTED_SIZE}")
     if not targets.size == sources.size == seeds.size:
         raise ValueError("targets, sources and seeds differ in number")
     if not can_copy(row_bytes, targets):
-        raise ValueError(f"rows are copied to multiples of {ALIGNMENT} and nowhere else")
+        raise ValueError(f"rows are copied to multiples of {ALIGNMENT} only")
     sums = np.empty(sources.size, np.uint64)
     _take_rows(True, targets, sources, row_bytes, seeds, sums)
     return sums

@@ -1,8 +1,8 @@
 """The payload of a DATA frame out of a pool: message parts that ZMQ sends without copying them.
 
-Blocks that lie side by side are one part, which is the pool's own memory. A part costs about as
-much as copying some tens of kilobytes, so that short ranges are copied together into one: but only
-while what was copied before and has not been sent yet stays within bounds.
+Adjacent blocks are one part, which is the pool's own memory. A part costs about as much as copying
+some tens of kilobytes, so short ranges are copied together into one part. Copies that were not sent
+yet are bounded.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from kv_transfer.piece_rows import PieceRows
 from kv_transfer.pieces import NO_SUMS, Pool, Sums, unpacked_sums
 
 GATHER_BELOW_BYTES = 256 << 10
-"""Ranges shorter than that are copied together."""
+"""Shorter ranges are copied together."""
 MOST_PART_BYTES = 1 << 20
-"""Longer parts cost more per byte: of 4 MiB, bare ZMQ took 15 to 25 % more of the processors."""
+"""The longest part: with 4 MiB, plain ZMQ used 15 to 25 % more processor time per byte."""
 
 
 class Gatherer:
     """Makes payloads out of one pool, with at most `most_bytes` in copies that still exist.
 
-    A window bounds what is not acknowledged, but not these: a copy lives until the transport lets
-    go of it, which a busy process may do late.
+    The window bounds unacknowledged bytes, but not these copies: a copy lives until the transport
+    releases it, which may be late in a busy process.
     """
 
     def __init__(self, pool: Pool, rows: PieceRows, most_bytes: int = DEFAULT_WINDOW_BYTES) -> None:
@@ -39,11 +39,11 @@ class Gatherer:
         self._copies: list[weakref.ref[Pool]] = []
 
     def payload(self, chunk: Chunk, *, is_summed: bool) -> Payload:
-        """The chunk's bytes: for each run its keys, then its values. Their sums if wanted."""
+        """Return the chunk's bytes: for each run its keys, then its values; with sums if asked."""
         runs = chunk.runs
         groups = _groups(runs, self._pool.shape[3])
         num_copied = sum(count for count, is_range in groups if not is_range)
-        if num_copied and not self._has_room(2 * num_copied * self._pool.shape[3]):
+        if num_copied and not self._fits(2 * num_copied * self._pool.shape[3]):
             groups = [(count, True) for _, count in runs]
         parts: list[memoryview] = []
         part_runs: list[int] = []
@@ -67,13 +67,13 @@ class Gatherer:
         )
 
     def _cuts(self, count: int) -> list[tuple[int, int]]:
-        """From which to which block of `count` each part goes: about as many in each."""
+        """Return the (first, end) blocks of each part of `count` blocks, about equal in size."""
         most = max(1, MOST_PART_BYTES // self._pool.shape[3])
         num_parts = -(-count // most)
         ends = [count * index // num_parts for index in range(num_parts + 1)]
         return list(pairwise(ends))
 
-    def _has_room(self, num_bytes: int) -> bool:
+    def _fits(self, num_bytes: int) -> bool:
         self._copies = [copy for copy in self._copies if copy() is not None]
         in_use = sum(copy.nbytes for one in self._copies if (copy := one()) is not None)
         return in_use + num_bytes <= self._most_bytes
@@ -93,14 +93,14 @@ class Gatherer:
 
 
 def _joined(sums: Sequence[Sums]) -> Sums:
-    """Of several groups of blocks in a row."""
+    """Return the sums of several groups of blocks as one."""
     if len(sums) == 1:
         return sums[0]
     return np.concatenate([unpacked_sums(one) for one in sums], axis=1).tobytes()
 
 
 def _groups(runs: Sequence[tuple[int, int]], piece_bytes: int) -> list[tuple[int, bool]]:
-    """(blocks, whether they are one range) of each message part; short runs in a row are joined."""
+    """Return (blocks, is one range) of each message part; consecutive short runs are joined."""
     groups: list[tuple[int, bool]] = []
     is_open = False
     for _, count in runs:

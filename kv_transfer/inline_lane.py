@@ -1,4 +1,4 @@
-"""The lane that every transport has: the bytes travel behind the header of their DATA frame."""
+"""The lane of every transport: the bytes follow the header of their DATA frame."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kv_transfer.transport import Parts
 
 
 class InlineLane:
-    """See `lane.CopyingLane`. `name` is the transport's."""
+    """A `lane.CopyingLane`. `name` is the transport's."""
 
     def __init__(self, name: str, pool: Pool) -> None:
         self.name = name

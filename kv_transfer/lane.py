@@ -1,9 +1,9 @@
 """Lanes: how the bytes of DATA frames get from a sender's pool into a receiver's.
 
-Every pair of nodes has one control connection (`transport`), in order, with all frames. What it
-agrees on with HELLO and WELCOME is the lane for the bytes: behind the header (`inline_lane`),
-through shared memory (`shm`) or by RDMA (`rdma`). A lane object serves one connector, in both
-directions, on the connector's thread unless a method says otherwise.
+Every pair of nodes has one control connection (`transport`), in order, with all frames. HELLO and
+WELCOME agree on the lane for the bytes: behind the header (`inline_lane`), through shared memory
+(`shm`) or by RDMA (`rdma`). A lane object serves one connector, in both directions, on the
+connector's thread unless a method says otherwise.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from kv_transfer.transport import Parts
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """What a DATA frame says of its bytes (see `frames.Data`), and the parts behind its header.
+    """The description of a DATA frame's bytes (see `frames.Data`), and the parts behind its header.
 
-    `sums` are the piece sums of the chunk, where they were wanted.
+    `sums` are the piece sums of the chunk, if they were asked for.
     """
 
     runs: tuple[int, ...] = ()
@@ -41,49 +41,50 @@ class Lane(Protocol):
     # The sender's end.
 
     def offer(self, peer: Peer) -> bytes | None:
-        """What HELLO to `peer` says of this end, at most `MAX_LANE_BYTES`; None: not now."""
+        """Return this end's data for HELLO to `peer`, at most `MAX_LANE_BYTES`; None: not now."""
 
     def accept(self, peer: Peer, reply: bytes) -> None:
-        """`peer` chose this lane; `reply` is what its end says. Raises `HandoffFailed`."""
+        """Use this lane to `peer`, which chose it; `reply` is from its end.
+
+        Raises `HandoffFailed` if that is not possible.
+        """
 
     def payload(self, pool: Pool, chunk: Chunk, *, is_summed: bool) -> Payload:
-        """How the chunk's bytes travel out of this end's `pool`; nothing long is copied."""
+        """Return the chunk's bytes out of this end's `pool`; nothing long is copied."""
 
     def forget(self, peer: Peer) -> None:
-        """The connection to `peer` is gone: drop what was queued for it."""
+        """Drop what was queued for `peer`, whose connection is gone."""
 
     # The receiver's end.
 
     def open(self, session: bytes, offer: bytes) -> bytes | None:
-        """A sender offers this lane: the reply, or None when it cannot be used between the two.
+        """Return the reply to a sender that offers this lane; None if the pair cannot use it.
 
-        `offer` is whatever a stranger sent.
+        `offer` may come from any sender and is not trusted.
         """
 
     def drop(self, session: bytes) -> None:
-        """The session is over."""
+        """Release what the session used; it is over."""
 
     def close(self) -> None:
-        """Release everything; bounded in time. Nobody can write the pool any more then."""
+        """Release everything, in bounded time. Afterwards no sender can write the pool."""
 
 
 class CopyingLane(Lane, Protocol):
-    """A lane on which the receiver copies the bytes into its pool: every one but those of
-    `ONE_SIDED_LANES`.
-    """
+    """A lane on which the receiver copies the bytes into its pool: all but `ONE_SIDED_LANES`."""
 
     def copy(self, write: Write, parts: Parts, pool: Pool) -> Sums:
-        """Copy what `write` is about into `pool`: the only writer of it, with the receiving lock.
+        """Copy the blocks of `write` into `pool`; called with the receiving lock held.
 
-        `parts` came behind the header. Returns the sums of what was copied, whatever its source
-        became meanwhile; unless `write.verify` is off. Raises `PeerProtocolError`, before `pool`
-        is touched.
+        This is the only writer of the pool. `parts` followed the header. Returns the sums of the
+        bytes that were copied, even if their source changed meanwhile, unless `write.verify` is
+        off. Raises `PeerProtocolError`, before `pool` is touched.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """What was written to `peer` before is done: `parts` may be sent now."""
+    """Earlier writes to `peer` are done: `parts` may be sent now."""
 
     peer: Peer
     parts: Parts
@@ -91,39 +92,40 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """A write to `peer` failed, and perhaps goes on: the lane forgot what was queued for it."""
+    """A write to `peer` failed, and may continue: the lane dropped what was queued for it."""
 
     peer: Peer
     error: HandoffFailed
 
 
 class OneSidedLane(Lane, Protocol):
-    """A lane on which the sender writes the receiver's pool by itself (`ONE_SIDED_LANES`).
+    """A lane on which the sender writes the receiver's pool itself (`ONE_SIDED_LANES`).
 
-    It writes on threads of its own. The receiver's pool is divided into slabs of
-    `blocks_per_slab` blocks, in every layer, which can be fenced.
+    It writes on threads of its own. The receiver's pool is divided into slabs of `blocks_per_slab`
+    blocks, in every layer, which can be fenced.
     """
 
     @property
     def blocks_per_slab(self) -> int: ...
 
     def attach(self, wake: Callable[[], None]) -> None:
-        """Called once by the connector; `wake` is to be called, from any thread, when
-        `take_ready` has something.
+        """Store `wake`, which is called, from any thread, when `take_ready` has something.
+
+        The connector calls this once.
         """
 
     def write(self, peer: Peer, chunk: Chunk, target_blocks: Sequence[int]) -> None:
         """Queue a write of the chunk's blocks to `target_blocks[i]`; returns at once."""
 
     def send_after(self, peer: Peer, parts: Parts) -> None:
-        """Give `parts` back in a `Ready` when every write queued to `peer` before is done."""
+        """Return `parts` in a `Ready` when all writes queued to `peer` before are done."""
 
     def take_ready(self) -> list[Ready | Broken]:
-        """What became ready, in order for each peer; nothing of a peer follows its `Broken`."""
+        """Return what became ready, in order for each peer; `Broken` is the last of a peer."""
 
     def fence(self, slabs: Sequence[int]) -> bytes:
-        """When it returns, nothing that anybody wrote before can reach these slabs any more.
+        """Wait until no earlier write of any sender can reach these slabs any more.
 
-        Writers that are at it fail. Returns what `open` replies from now on: those who may go on
-        writing have to know. May take some tens of milliseconds.
+        Writes in progress fail. Returns the new reply of `open`, which senders need to continue.
+        May take some tens of milliseconds.
         """

@@ -1,7 +1,7 @@
 """The reference connector: nodes of one process, joined by a network that loses nothing by itself.
 
-Messages are handed over as views of the sender's pool, as late as a zero-copy network might read
-them. The network can be told to hold messages back and to cut connections, for tests.
+Messages are passed as views of the sender's pool, as late as a zero-copy network might read them.
+For tests, the network can hold messages back and cut connections.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from kv_transfer.transport import Arrival, FromPeer, FromSession, LinkLost, Part
 
 
 class LoopbackNetwork:
-    """Connectors that were made with the same network can reach each other by endpoint."""
+    """A network: connectors made with the same one can reach each other by endpoint."""
 
     def __init__(self) -> None:
         self._lock = threading.Condition()
@@ -42,19 +42,19 @@ class LoopbackNetwork:
             self._held = deque() if self._held is None else self._held
 
     def release(self) -> None:
-        """Deliver what was held back, in order, and hold nothing more."""
+        """Deliver held messages in order, and hold nothing more."""
         with self._lock:
             held, self._held = self._held or deque(), None
             for deliver in held:
                 deliver()
 
     def wait_held(self, count: int, timeout_s: float) -> bool:
-        """Return when so many messages are held back, or the time is over; whether they are."""
+        """Wait for `count` held messages; return whether they came within `timeout_s`."""
         with self._lock:
             return self._lock.wait_for(lambda: len(self._held or ()) >= count, timeout_s)
 
     def cut(self, endpoint: str) -> None:
-        """Break every connection to `endpoint`; messages under way on them are lost."""
+        """Break every connection to `endpoint`; messages in flight on them are lost."""
         with self._lock:
             for connection, (origin, peer) in list(self._connections.items()):
                 if peer.endpoint == endpoint:
@@ -73,9 +73,10 @@ class LoopbackNetwork:
             self.cut(endpoint)
 
     def connect(self, origin: LoopbackTransport, peer: Peer) -> bytes:
+        """Return a new connection; `HandoffFailed` when no node has this endpoint."""
         with self._lock:
             if peer.endpoint not in self._nodes:
-                raise HandoffFailed(f"nobody is at {peer.endpoint}")
+                raise HandoffFailed(f"no node listens at {peer.endpoint}")
             connection = b"loopback-%d" % next(self._numbers)
             self._connections[connection] = (origin, peer)
             return connection
@@ -85,7 +86,7 @@ class LoopbackNetwork:
             self._connections.pop(connection, None)
 
     def send(self, connection: bytes, parts: Parts) -> bool:
-        """From the end that connected; False when the connection is gone."""
+        """Send from the end that connected; return False when the connection is gone."""
         with self._lock:
             if connection not in self._connections:
                 return False
@@ -93,7 +94,7 @@ class LoopbackNetwork:
             return True
 
     def reply(self, connection: bytes, parts: Parts) -> None:
-        """From the end that was connected to."""
+        """Send from the end that was connected to."""
         with self._lock:
             self._deliver(lambda: self._to_origin(connection, parts))
 
@@ -143,7 +144,7 @@ class LoopbackTransport:
         self._network.reply(session, parts)
 
     def arrive(self, connection: bytes, arrival: Arrival) -> None:
-        """Called by the network, on any thread."""
+        """Queue an arrival; called by the network, on any thread."""
         with self._changed:
             self._inbox.append((connection, arrival))
             self._changed.notify()
@@ -157,7 +158,7 @@ class LoopbackTransport:
         with self._changed:
             while self._inbox:
                 connection, arrival = self._inbox.popleft()
-                # What an earlier connection still had to say is not the new one's.
+                # Arrivals of an earlier connection do not belong to the new one.
                 if isinstance(arrival, FromSession) or (
                     self._opened.get(arrival.peer) == connection
                 ):
@@ -178,8 +179,8 @@ class LoopbackTransport:
 class LoopbackConnector(TransportConnector):
     """A `KVConnector` for nodes that live in one process.
 
-    `lanes` are other ways for the bytes, where a pair can take them; `verify` is a mode of
-    `core.lanes`. Raises `ConfigError` when the window is too small for one block.
+    `lanes` are further lanes, used where a pair supports them; `verify` is a mode of `core.lanes`.
+    Raises `ConfigError` when the window is too small for one block.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """A pool's pieces as rows of bytes at addresses, summed and copied in one pass by a kernel.
 
-Where the kernel cannot, numpy and xxhash do the same, more slowly: for pieces that are too short
-for it, and where the processor or the installation does not have what it wants.
+Otherwise numpy and xxhash do the same, more slowly: for pieces that are too short for the kernel,
+and where the processor or the installation does not support it.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from kv_transfer.pieces import NO_SUMS, Pool, Sums
 from kv_transfer.transport import Parts
 
 Addresses = npt.NDArray[np.uint64]
-"""Of rows: the keys of some blocks, then their values. Seeds are in the same order."""
+"""Addresses of rows: the keys of some blocks, then their values. Seeds are in the same order."""
 
 
 class PieceRows:
-    """The kernel is loaded when this is made: that takes a second, and more the first time."""
+    """Sums and copies pieces. Making one loads the kernel: a second, and more the first time."""
 
     def __init__(self) -> None:
         try:
             from kv_transfer import fused_copy
-        except ModuleNotFoundError:  # Nodes have numba; a small machine for tests may not.
+        except ModuleNotFoundError:  # Nodes have numba; a small test machine may not.
             self._kernel = None
         else:
             self._kernel = fused_copy
 
     def sums(self, pool: Pool, layer: int, blocks: Sequence[int], ordinals: Sequence[int]) -> Sums:
-        """As `pieces.pool_sums`."""
+        """Return the sums of blocks of a pool, like `pieces.pool_sums`."""
         piece_bytes = pool.shape[3]
         if self._kernel is None or not self._kernel.can_sum(piece_bytes):
             return pieces.pool_sums(pool, layer, blocks, ordinals)
@@ -48,7 +48,7 @@ class PieceRows:
         *,
         is_summed: bool,
     ) -> tuple[Pool, Sums]:
-        """A copy of some blocks of a layer, as a pool of one layer; its sums if they are wanted."""
+        """Copy some blocks of a layer to a pool of one layer; with their sums if asked."""
         piece_bytes = pool.shape[3]
         copy = np.empty((1, 2, len(blocks), piece_bytes), np.uint8)
         targets = _rows(copy, 0, range(len(blocks)))
@@ -56,12 +56,12 @@ class PieceRows:
             sources = _rows(pool, layer, blocks)
             return copy, self._copy(targets, sources, piece_bytes, _seeds(layer, ordinals))
         for kind in (0, 1):
-            # `clip` only spares numpy a buffer of its own: the blocks are inside the pool.
+            # `clip` only saves numpy a buffer: the blocks are inside the pool.
             np.take(pool[layer, kind], blocks, axis=0, out=copy[0, kind], mode="clip")
         return copy, self.sums(pool, layer, blocks, ordinals) if is_summed else NO_SUMS
 
     def copy_parts(self, write: Write, parts: Parts, pool: Pool) -> Sums:
-        """Copy the payload of a frame into the pool; the sums of it unless nobody verifies."""
+        """Copy a frame's payload into the pool; return its sums unless `write.verify` is off."""
         piece_bytes, targets = pool.shape[3], _target_rows(write, pool)
         if not self._can_copy(piece_bytes, targets):
             return _write_parts(write, parts, pool)
@@ -69,7 +69,7 @@ class PieceRows:
         return self._copy(targets, sources, piece_bytes, _write_seeds(write))
 
     def copy_blocks(self, write: Write, source: Pool, pool: Pool) -> Sums:
-        """Copy the blocks that a frame names out of another pool; the sums as above."""
+        """Copy the blocks that a frame names out of another pool; return sums like `copy_parts`."""
         layer, blocks = write.data.layer, write.data.source_blocks
         piece_bytes, targets = pool.shape[3], _target_rows(write, pool)
         if not self._can_copy(piece_bytes, targets):
@@ -106,7 +106,7 @@ def _target_rows(write: Write, pool: Pool) -> Addresses:
 
 
 def _part_rows(runs: Sequence[int], parts: Parts, piece_bytes: int) -> Addresses:
-    """The rows of message parts: of each run its keys, then its values."""
+    """Return the rows of message parts: of each run its keys, then its values."""
     starts = np.array([np.frombuffer(part, np.uint8).ctypes.data for part in parts], np.uint64)
     steps = np.arange(max(runs), dtype=np.uint64) * np.uint64(piece_bytes)
     offsets = np.concatenate([steps[:count] for count in runs])
@@ -115,7 +115,7 @@ def _part_rows(runs: Sequence[int], parts: Parts, piece_bytes: int) -> Addresses
 
 
 def _seeds(layer: int, ordinals: Sequence[int]) -> Addresses:
-    """See `pieces.piece_seed`: the same for a block's keys and its values."""
+    """Return `pieces.piece_seed` of each block, for its keys and again for its values."""
     seeds = np.array(ordinals, np.uint64) | np.uint64(pieces.piece_seed(layer, 0))
     return np.concatenate((seeds, seeds))
 

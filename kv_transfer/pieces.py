@@ -20,7 +20,7 @@ Pool = npt.NDArray[np.uint8]
 Sums = bytes
 """The piece sum of each block's keys, then of each block's values: 8 bytes each, little-endian.
 
-As they travel: hundreds of numbers in each frame would take longer as Python's.
+They stay in wire format: hundreds of Python integers per frame would be slower.
 """
 
 NO_SUMS: Sums = b""
@@ -28,7 +28,7 @@ _SUM = np.dtype("<u8")
 
 
 SCATTER_BELOW_BYTES = 32 << 10
-"""Ranges shorter than that, on average, are written by one call of numpy instead of one each."""
+"""Ranges shorter than this on average are written by one numpy call instead of one each."""
 
 
 def check_pool(pool: Pool, layout: KVLayout) -> None:
@@ -42,18 +42,18 @@ def check_pool(pool: Pool, layout: KVLayout) -> None:
 
 
 def piece_seed(layer: int, ordinal: int) -> int:
-    """A piece's place in the ticket, which its sum is seeded with."""
+    """Return a piece's position in the ticket, which seeds its sum."""
     return layer << 32 | ordinal
 
 
 def piece_sum(piece: Any, layer: int, ordinal: int) -> int:
-    """XXH3-64 of a block's keys or values, seeded with its place in the ticket."""
+    """Return XXH3-64 of a block's keys or values, seeded with its position in the ticket."""
     digest: int = xxh3_64_intdigest(piece, piece_seed(layer, ordinal))
     return digest
 
 
 def pool_sums(pool: Pool, layer: int, blocks: Sequence[int], ordinals: Sequence[int]) -> Sums:
-    """The sums of what the pool holds in `blocks`, which are `ordinals` of a ticket."""
+    """Return the sums of the pool's `blocks`, which are `ordinals` of a ticket."""
     size = pool.shape[3]
     starts = [block * size for block in blocks]
     return packed_sums(
@@ -68,14 +68,14 @@ def packed_sums(sums: Iterable[int]) -> Sums:
 
 
 def unpacked_sums(sums: Sums) -> npt.NDArray[np.uint64]:
-    """`[2, num_blocks]`: of keys, of values."""
+    """Return the sums as numbers `[2, num_blocks]`: of keys, of values."""
     return np.frombuffer(sums, _SUM).reshape(2, -1)
 
 
 def block_sums(sums: Sums) -> list[int]:
-    """Of each block, its keys' and its values' sum together, for the commit's digest.
+    """Return one number per block from its keys' and values' sums, for the commit's digest.
 
-    The values' counts three times: a block whose keys and values changed places has another.
+    The values' sum counts three times, so swapping keys and values changes the result.
     """
     keys, values = unpacked_sums(sums)
     both: list[int] = (keys + np.uint64(3) * values).tolist()
@@ -83,7 +83,7 @@ def block_sums(sums: Sums) -> list[int]:
 
 
 def find_corruption(data: Data, found: Sums) -> str | None:
-    """Where `found` differs from the sums that the sender says; None when nowhere."""
+    """Return where `found` differs from the sender's sums, in words; None if nowhere."""
     if found == data.sums:
         return None
     computed, said = unpacked_sums(found), unpacked_sums(data.sums)
@@ -98,7 +98,7 @@ def find_corruption(data: Data, found: Sums) -> str | None:
 def write(pool: Pool, data: Data, targets: Sequence[int], source: Parts) -> None:
     """Copy block `i` of the source to block `targets[i]`: the only writer of a pool.
 
-    `source` holds keys and values of each of `data.runs`, or of each block when there are none.
+    `source` holds keys and values of each of `data.runs`, or of each block when there are no runs.
     """
     done = 0
     for run, count in enumerate(data.runs or (1,) * len(targets)):

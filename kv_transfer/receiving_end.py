@@ -19,10 +19,12 @@ from kv_transfer.transport import Parts
 
 
 class ReceivingEnd:
-    """What any thread may call are `expect`, `revoke` and the properties; all else belongs to the
-    connector's thread. The machine is called under a lock, its effects go into the connector's
-    queue. The lock is also held from the last check of a landing to the end of its write: that is
-    what makes `revoke` a fence.
+    """The receiving half of a connector.
+
+    Any thread may call `expect`, `revoke` and the properties; everything else belongs to the
+    connector's thread. The machine is called under a lock, and its effects go into the connector's
+    queue. The lock is also held from the last check of a landing to the end of its write: that
+    makes `revoke` a fence.
     """
 
     def __init__(self, parts: ConnectorParts) -> None:
@@ -72,6 +74,7 @@ class ReceivingEnd:
     # -- the contract ----------------------------------------------------------------------------
 
     def expect(self, ticket: Ticket, sender_deadline_s: float) -> None:
+        """Open a landing; `ValueError` on misuse and after `close`."""
         with self._lock:
             if self._is_closed:
                 raise ValueError("the KV connector is closed")
@@ -81,7 +84,7 @@ class ReceivingEnd:
         with self._lock:
             self._effects.extend(self._machine.on_revoke(lease_token))
 
-    # -- what the network says -------------------------------------------------------------------
+    # -- events of the network --------------------------------------------------------------------
 
     def on_message(self, session: bytes, parts: Parts) -> None:
         now_s = self._clock.now_s()
@@ -94,7 +97,7 @@ class ReceivingEnd:
                 effects = self._machine.on_malformed(session, error)
         for effect in effects:
             if isinstance(effect, Write):
-                # Before the acknowledgement that stands behind it.
+                # Counted before the acknowledgement behind it is sent.
                 self._count(effect, now_s)
                 self._write(effect, parts[1:])
             else:
@@ -109,12 +112,12 @@ class ReceivingEnd:
             return self._machine.next_deadline_s()
 
     def refuse(self) -> None:
-        """Take no more landings; those that are open may still be written."""
+        """Accept no more landings; open ones may still be written."""
         with self._lock:
             self._is_closed = True
 
     def close(self) -> None:
-        """To be called when no lane can write the pool any more."""
+        """Close the machine, when no lane can write the pool any more."""
         with self._lock:
             self._effects.extend(self._machine.on_close())
 
@@ -139,9 +142,9 @@ class ReceivingEnd:
         self._metrics.on_piece(write.data.lease_token, write.lane, num_bytes, now_s)
 
     def _write(self, write: Write, parts: Parts) -> None:
-        """Bring the pieces into the pool, and verify what is there then.
+        """Copy the pieces into the pool if the lane copies, and verify what the pool then holds.
 
-        What turns out to be corrupt is never landed.
+        Corrupt pieces are never landed.
         """
         lane = self._copying.get(write.lane)
         found = self._copy(lane, write, parts) if lane else self._sums_of_written(write)
@@ -153,7 +156,7 @@ class ReceivingEnd:
                 self._effects.extend(self._machine.on_written(write, sums))
 
     def _copy(self, lane: CopyingLane, write: Write, parts: Parts) -> pieces.Sums | None:
-        """The sums of what was copied; None when the landing was over, or the frame bad."""
+        """Return the sums of the copy; None when the landing was closed, or the frame bad."""
         with self._lock:
             if not self._machine.may_write(write):
                 return None
@@ -164,14 +167,14 @@ class ReceivingEnd:
                 return None
 
     def _sums_of_written(self, write: Write) -> pieces.Sums:
-        """Of what the sender wrote by itself. Without the lock: nothing here takes longer."""
+        """Return the sums of what the sender wrote, computed without the lock: it takes long."""
         if write.verify == "off":
             return pieces.NO_SUMS
         data = write.data
         return pieces.pool_sums(self._pool, data.layer, write.target_blocks, data.ordinals)
 
     def _checked(self, write: Write, sums: pieces.Sums) -> list[int] | None:
-        """What of `sums` goes into the commit's digest; None: the bytes are corrupt."""
+        """Return the sums for the commit's digest; None if the bytes are corrupt."""
         if write.verify == "off":
             return []
         if write.verify == "commit":

@@ -31,9 +31,11 @@ logger = logging.getLogger("pdserve.kv_transfer")
 
 
 class SendingEnd:
-    """What any thread may call are `open`, `push`, `commit`, `abort` and the properties; all else
-    belongs to the connector's thread. The machine is called under a lock, its effects go into the
-    connector's queue.
+    """The sending half of a connector.
+
+    Any thread may call `open`, `push`, `commit`, `abort` and the properties; everything else
+    belongs to the connector's thread. The machine is called under a lock, and its effects go into
+    the connector's queue.
     """
 
     def __init__(self, parts: ConnectorParts) -> None:
@@ -50,7 +52,8 @@ class SendingEnd:
         self._lock = threading.Lock()
         self._is_closed = False
         self._lane_to: dict[Peer, Lane] = {}
-        # One-sided lanes that were not offered to a connected peer: they rest after a failure.
+        # One-sided lanes that were not offered to a connected peer, because they cool down after a
+        # failure.
         self._withheld: dict[Peer, list[OneSidedLane]] = {}
         self.bytes_sent = 0
 
@@ -68,6 +71,7 @@ class SendingEnd:
     # -- the contract ----------------------------------------------------------------------------
 
     def open(self, ticket: Ticket, deadline_s: float) -> None:
+        """Begin a transfer; `ValueError` on misuse and after `close`."""
         with self._lock:
             if self._is_closed:
                 raise ValueError("the KV connector is closed")
@@ -80,6 +84,7 @@ class SendingEnd:
     def push(
         self, lease_token: int, layer: int, ordinals: Sequence[int], source_blocks: Sequence[int]
     ) -> None:
+        """Queue a layer's blocks; `ValueError` on misuse, as for blocks outside the pool."""
         num_blocks = self._pool.shape[2]
         if not 0 <= min(source_blocks, default=0) <= max(source_blocks, default=0) < num_blocks:
             raise ValueError(f"source blocks {source_blocks}: the pool has {num_blocks}")
@@ -97,7 +102,7 @@ class SendingEnd:
         with self._lock:
             self._effects.extend(self._machine.on_abort(lease_token))
 
-    # -- what the network says -------------------------------------------------------------------
+    # -- events of the network --------------------------------------------------------------------
 
     def on_link_lost(self, peer: Peer) -> None:
         with self._lock:
@@ -116,7 +121,7 @@ class SendingEnd:
             self._effects.extend(self._machine.on_frame(peer, frame, now_s))
 
     def take_written(self) -> None:
-        """Headers whose bytes are where they belong leave; a lane that failed is told."""
+        """Send the headers whose bytes were written; report lanes that failed."""
         for lane in self._one_sided.values():
             for ready in lane.take_ready():
                 if isinstance(ready, Broken):
@@ -128,7 +133,7 @@ class SendingEnd:
     def tick(self) -> None:
         for peer, lanes in list(self._withheld.items()):
             if any(lane.offer(peer) is not None for lane in lanes):
-                logger.info("%s to %s is tried again", lanes[0].name, peer)
+                logger.info("%s to %s is offered again", lanes[0].name, peer)
                 self._lose_link(peer)
         with self._lock:
             self._effects.extend(self._machine.on_tick(self._clock.now_s()))
@@ -204,9 +209,9 @@ class SendingEnd:
             self._note_fallback(peer, name)
 
     def _note_fallback(self, peer: Peer, taken: str) -> None:
-        """Say, once per connection, that it does without a faster lane that this node has.
+        """Log once per connection that a faster lane of this node is not used.
 
-        A lane that rests was counted when it failed; it is offered again when it rested.
+        A lane that cools down was counted when it failed; it is offered again afterwards.
         """
         slower_than = LANES_BY_SPEED[: LANES_BY_SPEED.index(taken)]
         resting = []
@@ -226,7 +231,7 @@ class SendingEnd:
     def _send_chunk(self, effect: SendChunk) -> None:
         lane = self._lane_to.get(effect.peer)
         if lane is None:
-            return  # The link broke in this turn: the chunk leaves again on the next one.
+            return  # The link broke in this turn: the chunk is sent again on the next one.
         with self._lock:
             is_wanted = self._machine.is_sending(effect.lease_token)
         if not is_wanted:
@@ -244,8 +249,10 @@ class SendingEnd:
         self._send_in_order(effect.peer, parts, is_behind_writes=True)
 
     def _send_without_bytes(self, lane: Lane, effect: SendChunk) -> None:
-        """Its transfer was given up when it was queued already. DATA frames are counted, so its
-        header leaves; the ABORT before it lets the receiver drop it.
+        """Send the header of a queued chunk whose transfer was aborted, behind an ABORT.
+
+        DATA frames are numbered, so the header cannot be left out. The ABORT lets the receiver drop
+        it.
         """
         self._count(lane, effect, 0)
         abort = frames.Abort(effect.lease_token, effect.generation)
@@ -253,7 +260,7 @@ class SendingEnd:
             self._send_in_order(effect.peer, [header], is_behind_writes=True)
 
     def _sums_with_frame(self, effect: SendChunk, sums: pieces.Sums) -> pieces.Sums:
-        """Those of `sums` that travel with the chunk; others are for the commit's digest."""
+        """Return the sums to send with the chunk; with `commit` they go to the commit's digest."""
         if effect.verify != "commit":
             return sums if effect.verify == "block" else NO_SUMS
         with self._lock:
@@ -267,7 +274,7 @@ class SendingEnd:
         self._metrics.on_chunk(effect.lease_token, effect.peer, lane.name, num_bytes, now_s)
 
     def _send_in_order(self, peer: Peer, parts: Parts, is_behind_writes: bool) -> None:
-        """Send, on a one-sided lane perhaps when what was written before is done."""
+        """Send; on a one-sided lane, if so asked, after all earlier writes are done."""
         lane = self._lane_to.get(peer)
         one_sided = self._one_sided.get(lane.name) if lane else None
         if is_behind_writes and one_sided is not None:
@@ -280,7 +287,7 @@ class SendingEnd:
             self._lose_link(peer)
 
     def _lose_link(self, peer: Peer) -> None:
-        """Nothing may follow on a connection that lost a frame, or on a lane that failed."""
+        """Close a connection that lost a frame or whose lane failed: nothing may follow on it."""
         self._disconnect(peer)
         self.on_link_lost(peer)
 

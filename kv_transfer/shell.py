@@ -1,8 +1,8 @@
 """A KV connector over any transport and lanes: one thread, two halves, one pool.
 
-The connector's thread owns the transport and the lanes, reads the pool to send and is the only one
-here to write it. Other threads call the machines of the two halves under a lock each and leave the
-effects in one queue, in order; its length is bounded by the window and the open transfers. Events
+The connector's thread owns the transport and the lanes, reads the pool to send and is the only
+writer of it here. Other threads call the machines of the two halves under a lock each and add the
+effects to one queue, in order; its length is bounded by the window and the open transfers. Events
 are emitted with no lock held, so `on_event` may call the connector.
 """
 
@@ -66,7 +66,7 @@ LOG_INTERVAL_S = 10.0
 
 
 class TransportConnector:
-    """Implements `KVConnector`; transports and lanes differ, this does not."""
+    """A `KVConnector` for any transport and lanes."""
 
     def __init__(
         self,
@@ -81,7 +81,9 @@ class TransportConnector:
         clock: Clock,
         limits: Limits,
     ) -> None:
-        """`lanes` are offered to decode nodes and taken from prefill nodes; `verify` is a mode of
+        """Start the connector's thread.
+
+        `lanes` are offered to decode nodes and accepted from prefill nodes; `verify` is a mode of
         `core.lanes` or auto.
         """
         pieces.check_pool(pool, layout)
@@ -114,7 +116,7 @@ class TransportConnector:
 
     @property
     def endpoint(self) -> str:
-        """Where senders connect to; goes into tickets."""
+        """The address that senders connect to; it goes into tickets."""
         return self._transport.endpoint
 
     # -- the contract ----------------------------------------------------------------------------
@@ -153,10 +155,10 @@ class TransportConnector:
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
-    # -- besides the contract --------------------------------------------------------------------
+    # -- beyond the contract ---------------------------------------------------------------------
 
     def statistics(self) -> ConnectorStatistics:
-        """A snapshot, for metrics and tests."""
+        """Return a snapshot of all counters, for metrics and tests."""
         sending, receiving = self._sending, self._receiving
         return ConnectorStatistics(
             bytes_sent=sending.bytes_sent,
@@ -173,7 +175,7 @@ class TransportConnector:
 
     @property
     def last_committed(self) -> TransferTiming | None:
-        """The transfer that was committed last, as this sender saw it."""
+        """The last committed transfer, as this sender measured it."""
         return self._metrics.last_committed
 
     def _refuse_when_closing(self) -> None:
@@ -192,13 +194,13 @@ class TransportConnector:
                 self._receiving.tick()
                 self._sending.tick()
         except Exception as error:
-            logger.exception("the KV connector's thread met a bug; everything open fails")
+            logger.exception("the KV connector's thread failed, with all that is open")
             self._tell(ConnectorFailed(error))
         finally:
             self._finish()
 
     def _finish(self) -> None:
-        """Emit what is owed and let go of the network, whatever fails on the way."""
+        """Emit outstanding events and release the network, even if a part of it fails."""
         self._receiving.refuse()
         self._sending.close()
         self._perform_what_can_be()
@@ -206,7 +208,7 @@ class TransportConnector:
             with _logging_errors():
                 lane.close()
         with _logging_errors():
-            # Closing waited for them: an ABORT behind the last write tells that it was the last.
+            # `close` of the lanes waited for these: an ABORT behind the last write reports the end.
             self._sending.take_written()
         self._receiving.close()
         self._perform_what_can_be()
@@ -241,7 +243,7 @@ class TransportConnector:
             self._perform(self._effects.popleft())
 
     def _perform_what_can_be(self) -> None:
-        """As `_perform_all`, where one that fails must not keep the others from being done."""
+        """Perform all effects; an effect that fails does not prevent the others."""
         while self._effects:
             with _logging_errors():
                 self._perform(self._effects.popleft())
@@ -257,7 +259,7 @@ class TransportConnector:
             case Dropped(reason, detail):
                 self._count_dropped(reason, detail)
             case Write():
-                raise AssertionError("a write is done where its payload is")
+                raise AssertionError("a write must be performed with its payload")
             case _:
                 assert_never(effect)
 
@@ -279,7 +281,7 @@ class TransportConnector:
             logger.exception("on_event raised for %r", event)
 
     def _count_dropped(self, reason: DropReason, detail: str) -> None:
-        """A flood of bad frames costs one line per reason and interval."""
+        """Count a dropped frame; log one line per reason and interval."""
         self._dropped[reason] += 1
         now_s = self._clock.now_s()
         last_s = self._logged_at_s.get(reason)
@@ -292,7 +294,7 @@ class TransportConnector:
 
 @contextlib.contextmanager
 def _logging_errors() -> Iterator[None]:
-    """Log an error raised inside, and go on behind the block."""
+    """Log an error raised inside, and continue behind the block."""
     try:
         yield
     except Exception:

@@ -1,4 +1,4 @@
-"""What a connector says of itself, to metrics, status and tests."""
+"""A snapshot of a connector's counters, for metrics and tests."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kv_transfer.transfer_metrics import TransferMetricsView
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectorStatistics:
-    """Counted since the connector was made, except for what is open now.
+    """Counters since the connector was made, and what is open now.
 
     `lanes`: the lane to each connected decode node, by its id. Dropped frames are by reason,
     checksum failures by lane.

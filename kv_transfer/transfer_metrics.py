@@ -1,4 +1,4 @@
-"""What a connector measures of its transfers and landings: times, bytes, and what went wrong.
+"""Measurements of a connector's transfers and landings: times, bytes, and failures.
 
     open ──► first chunk sent ──► … last chunk acknowledged ──► COMMITTED        on the sender
       └────────────────────────── duration ──────────────────────────┘
@@ -7,13 +7,13 @@
     first piece came ──► … ──► landed                                            on the receiver
               └── landing ──────┘
 
-`commit` is called as soon as the prompt is computed, so the exposed time is what a decode node
-waits for KV after the prefill; the rest of the transfer hid behind it. The histograms are of
+`commit` is called as soon as the prompt is computed. So the exposed time is how long a decode node
+waits for KV after the prefill; the rest of the transfer overlapped with it. The histograms are of
 transfers that were committed.
 
-Written on the connector's thread, but for `on_open` and `on_commit`, which come under the lock of
-the sender and before anything of their transfer can follow. Read on any thread. No clock: the time
-comes in.
+Written on the connector's thread, except for `on_open` and `on_commit`: those are called under the
+sender's lock, before anything else of their transfer. Read on any thread. Has no clock: times are
+arguments.
 """
 
 from __future__ import annotations
@@ -38,13 +38,15 @@ NO_LANE = "none"
 OUTCOMES = ("committed", "failed")
 MAX_REMEMBERED_PEERS = 32
 FALLBACKS = ("unusable", "write_failed", "not_agreed")
-"""Why a pair does without a lane: it could not be set up, a write failed on it, or the decode node
-chose another one."""
+"""Why a pair does not use a lane.
+
+Its setup failed, a write on it failed, or the decode node chose another one.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class LaneView:
-    """What was measured on one lane."""
+    """Measurements of one lane."""
 
     sent_bytes: HistogramView
     duration_s: HistogramView
@@ -56,12 +58,13 @@ class LaneView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferMetricsView:
-    """All that was measured since the connector was made.
+    """All measurements since the connector was made.
 
-    `ended` counts transfers by lane and outcome (committed, failed), `fallbacks` connections by the
-    lane that could not be used and why. `last_lanes` is what was agreed on last with decode nodes,
-    by their id, latest last; `bytes_to` is what each of these has acknowledged. `num_open`
-    transfers and landings are being timed. Chunks and connections count on the lane that they had.
+    `ended` counts transfers by lane and outcome (committed, failed), `fallbacks` counts connections
+    by the lane that could not be used and the reason. `last_lanes` is the last lane agreed on with
+    each decode node, by its id, latest last; `bytes_to` is how many bytes each of these has
+    acknowledged. `num_open` transfers and landings are being timed. Chunks and connections count on
+    the lane that they had.
     """
 
     lanes: Mapping[str, LaneView]
@@ -123,10 +126,10 @@ class _InFlight:
 
 
 class TransferMetrics:
-    """Told by the connector of each event; keeps what is open and sums what is over.
+    """Receives every event of the connector; keeps what is open and sums what is over.
 
-    `lanes` are those that the connector has. What may be counted of them is there from the start,
-    so that the first time is seen as a rise.
+    `lanes` are those that the connector has. All their counters exist from the start with 0, so
+    that a first event shows as an increase.
     """
 
     def __init__(self, lanes: Iterable[str]) -> None:
@@ -146,7 +149,7 @@ class TransferMetrics:
         self.last_committed: TransferTiming | None = None
 
     def view(self) -> TransferMetricsView:
-        """A snapshot."""
+        """Return a snapshot."""
         return TransferMetricsView(
             lanes={name: lane.view() for name, lane in self._lanes.items()},
             ended=self._ended.copy(),
@@ -161,18 +164,18 @@ class TransferMetrics:
     # -- the sender's side -----------------------------------------------------------------------
 
     def on_open(self, token: int, peer: Peer, now_s: float) -> None:
-        """A transfer to `peer` begins."""
+        """Record that a transfer to `peer` begins."""
         self._sending[token] = _Sending(peer, now_s)
 
     def on_commit(self, token: int, now_s: float) -> None:
-        """Its prompt is computed and everything was pushed."""
+        """Record that a transfer's prompt is computed and everything was pushed."""
         sending = self._sending.get(token)
         if sending is not None:
             sending.committed_at_s = now_s
             sending.bytes_hidden = sending.acked_bytes
 
     def on_chunk(self, token: int, peer: Peer, lane: str, num_bytes: int, now_s: float) -> None:
-        """A chunk leaves for `peer` on `lane`."""
+        """Record that a chunk is sent to `peer` on `lane`."""
         self._in_flight.setdefault(peer, _InFlight()).chunks.append((token, num_bytes))
         sending = self._sending.get(token)
         if sending is None:
@@ -185,7 +188,7 @@ class TransferMetrics:
             self._sent_again[lane] += 1
 
     def on_acknowledged(self, peer: Peer, num_chunks: int, now_s: float) -> None:
-        """`peer` has taken the first `num_chunks` chunks of this connection."""
+        """Record that `peer` has taken the first `num_chunks` chunks of this connection."""
         flight = self._in_flight.get(peer)
         while flight is not None and flight.chunks and flight.num_acked < num_chunks:
             token, num_bytes = flight.chunks.popleft()
@@ -199,13 +202,13 @@ class TransferMetrics:
                 sending.last_acked_at_s = now_s
 
     def on_connect(self, peer: Peer) -> None:
-        """A connection to `peer` is opened."""
+        """Record that a connection to `peer` is opened."""
         lane = self._broken.pop(peer, None)
         if lane is not None:
             self._reconnects[lane] += 1
 
     def on_lane(self, peer: Peer, lane: str) -> None:
-        """A connection to `peer` is ready, on `lane`."""
+        """Record that a connection to `peer` is ready, on `lane`."""
         node_id = peer.incarnation.node_id
         self._last_lanes.pop(node_id, None)
         self._last_lanes[node_id] = lane
@@ -215,7 +218,7 @@ class TransferMetrics:
             del self._last_lanes[forgotten], self._bytes_to[forgotten]
 
     def on_disconnect(self, peer: Peer) -> None:
-        """It was closed, or lost: what was not acknowledged leaves again on the next one."""
+        """Record a closed or lost connection; its unacknowledged chunks are sent again."""
         flight = self._in_flight.pop(peer, _InFlight())
         for token, _ in flight.chunks:
             if token in self._sending:
@@ -225,11 +228,11 @@ class TransferMetrics:
             self._broken[peer] = self._last_lanes.get(peer.incarnation.node_id, NO_LANE)
 
     def on_fallback(self, lane: str, reason: str) -> None:
-        """A connection does without the faster `lane`."""
+        """Record that a connection does not use the faster `lane`."""
         self._fallbacks[lane, reason] += 1
 
     def on_ended(self, token: int, is_committed: bool, now_s: float) -> TransferTiming | None:
-        """A transfer is over; its times, when it was committed."""
+        """Record the end of a transfer; return its times if it was committed."""
         sending = self._sending.pop(token, None)
         if sending is None:
             return None
@@ -255,13 +258,13 @@ class TransferMetrics:
     # -- the receiver's side ---------------------------------------------------------------------
 
     def on_piece(self, token: int, lane: str, num_bytes: int, now_s: float) -> None:
-        """Pieces of a landing came."""
+        """Record that pieces of a landing arrived."""
         receiving = self._receiving.setdefault(token, _Receiving(lane, now_s))
         receiving.lane = lane
         receiving.num_bytes += num_bytes
 
     def on_landed(self, token: int, now_s: float) -> None:
-        """The landing is complete."""
+        """Record that a landing is complete."""
         receiving = self._receiving.pop(token, None)
         if receiving is not None:
             lane = self._lanes[receiving.lane]
@@ -269,7 +272,7 @@ class TransferMetrics:
             lane.landing_s.observe(now_s - receiving.began_at_s)
 
     def on_landing_over(self, token: int) -> None:
-        """The landing ended without KV."""
+        """Record that a landing ended without KV."""
         self._receiving.pop(token, None)
 
     # -- inside ----------------------------------------------------------------------------------

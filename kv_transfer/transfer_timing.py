@@ -1,4 +1,4 @@
-"""When what happened in one committed transfer; the drawing is in `transfer_metrics`."""
+"""The times of one committed transfer; the drawing is in `transfer_metrics`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferTiming:
-    """One committed transfer, as its sender saw it. Times are the connector's clock's.
+    """One committed transfer, as its sender measured it. Times are on the connector's clock.
 
     `bytes_hidden` had been acknowledged when `commit` was called.
     """

@@ -1,4 +1,4 @@
-"""What the connector's thread needs from a network. Only `wake` may be called by other threads."""
+"""What the connector's thread needs from a network. Other threads may call only `wake`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Parts = Sequence[memoryview]
 
 @dataclass(frozen=True, slots=True)
 class FromPeer:
-    """A decode node answered on the connection opened to it."""
+    """A message of a decode node on the connection opened to it."""
 
     peer: Peer
     parts: Parts
@@ -22,7 +22,7 @@ class FromPeer:
 
 @dataclass(frozen=True, slots=True)
 class FromSession:
-    """A sender wrote on a connection that it opened."""
+    """A message of a sender on a connection that it opened."""
 
     session: bytes
     parts: Parts
@@ -39,11 +39,11 @@ Arrival = FromPeer | FromSession | LinkLost
 
 
 class Transport(Protocol):
-    """Message boundaries and order are kept per connection; nothing else is promised."""
+    """A network that keeps message boundaries and order per connection, and nothing else."""
 
     @property
     def endpoint(self) -> str:
-        """Where others connect to."""
+        """The address that others connect to."""
 
     def connect(self, peer: Peer) -> None:
         """Open a fresh connection, dropping an earlier one. Raises `HandoffFailed`."""
@@ -52,7 +52,7 @@ class Transport(Protocol):
         """Close the connection, if any."""
 
     def send(self, peer: Peer, parts: Parts) -> bool:
-        """Send to `peer` without copying or blocking; False when the connection cannot take it."""
+        """Send to `peer` without copying or blocking; return False if the connection is full."""
 
     def reply(self, session: bytes, parts: Parts) -> None:
         """Send on a connection opened by the other side; dropped when it is gone or full."""
@@ -61,10 +61,10 @@ class Transport(Protocol):
         """Return when something arrived, `wake` was called, or the time is over."""
 
     def receive_nowait(self) -> Arrival | None:
-        """The next arrival, fair among connections; None when there is none."""
+        """Return the next arrival, fair among connections; None when there is none."""
 
     def wake(self) -> None:
         """End the current or the next `wait`. Callable from any thread."""
 
     def close(self) -> None:
-        """Close every connection, letting what was sent leave for a moment."""
+        """Close every connection, after a short time for queued messages to be sent."""

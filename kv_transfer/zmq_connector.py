@@ -21,14 +21,13 @@ from kv_transfer.zmq_transport import ZmqTransport
 class ZmqConnector(TransportConnector):
     """A `KVConnector` that senders reach at `endpoint`, e.g. `tcp://10.0.0.7:41234`.
 
-    `host` is bound; `advertised_host` (default: the same) goes into tickets, so it must be one
-    that the other nodes can reach.
-    `lanes` are faster ways for the bytes, where a pair can take them; without `has_inline` a pair
-    that can take none of them is refused. `verify` is a mode of `core.lanes`.
-    With `keys` only nodes that hold the same pair can connect, and all that travels here is
-    encrypted.
-    At most `window_bytes` of data per decode node are unacknowledged; a peer that is silent for
-    `peer_timeout_s` is given up. Raises `ConfigError` when the address cannot be bound or the
+    `host` is bound; `advertised_host` (default: the same) goes into tickets, so other nodes must be
+    able to reach it. `lanes` are faster lanes, used where a pair supports them; without
+    `has_inline` a pair that supports none of them is refused. `verify` is a mode of `core.lanes`.
+    With `keys` only nodes that hold the same pair can connect, and all frames here are encrypted.
+
+    At most `window_bytes` of data per decode node are unacknowledged; transfers to a peer that is
+    silent for `peer_timeout_s` fail. Raises `ConfigError` when the address cannot be bound or the
     window is too small for one block.
     """
 

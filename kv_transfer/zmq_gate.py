@@ -1,7 +1,7 @@
-"""Who may connect when the cluster has a key: ZMQ asks here before it lets a connection through.
+"""Authentication of connections when the cluster has a key.
 
-ZMQ's sockets ask over the protocol ZAP (RFC 27): one request with the client's public key, which
-the client has proven to own the secret of, and one answer. CURVE does the proving and encrypts what
+ZMQ's sockets use the protocol ZAP (RFC 27): one request with the client's public key, and one
+answer. CURVE has then verified that the client owns the secret key, and encrypts everything that
 follows, in both directions.
 """
 
@@ -20,7 +20,7 @@ _DOMAIN = "pdserve-kv"
 _VERSION = b"1.0"
 _MOST_ANSWERS = 64
 
-# What CURVE adds to a message part on the wire: command name, nonce, authenticator and flags.
+# Bytes that CURVE adds to a message part: command name, nonce, authenticator and flags.
 OVERHEAD_BYTES = 64
 
 
@@ -28,7 +28,7 @@ class ZmqGate:
     """Admits the holders of one key pair. Used on the thread of its context's sockets."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], keys: CurveKeys) -> None:
-        """Before any socket of `context` is bound."""
+        """Bind the ZAP socket; must happen before any other socket of `context` is bound."""
         self._keys = keys
         self._public = z85.decode(keys.public)
         self._num_refused = 0
@@ -37,21 +37,21 @@ class ZmqGate:
         self.socket.bind("inproc://zeromq.zap.01")
 
     def guard(self, router: zmq.Socket[bytes]) -> None:
-        """Only holders of the key reach this socket, which is yet to be bound."""
+        """Admit only holders of the key to this socket, which is not bound yet."""
         router.setsockopt(zmq.CURVE_SERVER, 1)
         router.setsockopt(zmq.CURVE_SECRETKEY, self._keys.secret)
         router.setsockopt_string(zmq.ZAP_DOMAIN, _DOMAIN)
-        # Without it a gate that is closed already would let everybody through.
+        # Without it a closed gate would admit everyone.
         router.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
 
     def introduce(self, dealer: zmq.Socket[bytes]) -> None:
-        """This socket, yet to be connected, speaks only to a holder of the key."""
+        """Restrict this socket, which is not connected yet, to holders of the key."""
         dealer.setsockopt(zmq.CURVE_PUBLICKEY, self._keys.public)
         dealer.setsockopt(zmq.CURVE_SECRETKEY, self._keys.secret)
         dealer.setsockopt(zmq.CURVE_SERVERKEY, self._keys.public)
 
     def answer(self) -> None:
-        """Answer what was asked; what is left over comes up at the next poll."""
+        """Answer pending requests; what is left over is signalled at the next poll."""
         for _ in range(_MOST_ANSWERS):
             try:
                 question = self.socket.recv_multipart(zmq.NOBLOCK)
@@ -65,11 +65,11 @@ class ZmqGate:
         self.socket.close(0)
 
     def _admits(self, question: list[bytes]) -> bool:
-        """`question`: version, request, domain, address, routing id, mechanism, credentials."""
+        """Check version, request, domain, address, routing id, mechanism and credentials."""
         is_ours = len(question) == 7 and question[5] == b"CURVE" and question[6] == self._public
         if not is_ours:
             self._num_refused += 1
-            if self._num_refused.bit_count() == 1:  # the 1st, 2nd, 4th, 8th …: they come in floods
+            if self._num_refused.bit_count() == 1:  # the 1st, 2nd, 4th, 8th …: there may be many
                 address = question[3][:64].decode("ascii", "replace") if len(question) > 3 else "?"
                 logger.warning(
                     "refused %d KV connections, the last from %s: it has another kv_key",

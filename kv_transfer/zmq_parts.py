@@ -1,8 +1,8 @@
-"""Message parts that ZMQ sends out of this process's memory, and lets go of without Python.
+"""Message parts that ZMQ sends out of this process's memory and releases without Python.
 
-pyzmq sends without a copy too. But it hears of each part that was sent through a socket and a
-thread of its own, which takes the interpreter from the thread that sends the next one, for some
-50 us of processor time. Here ZMQ's own thread sets a byte, and whoever sends next looks.
+pyzmq also sends without a copy. But it learns of each sent part through a socket and a thread of
+its own, which takes the interpreter lock from the sending thread, at a cost of some 50 us of
+processor time. Here ZMQ's own thread sets a byte, and the next send checks it.
 
 libzmq is the one that pyzmq has loaded, called on pyzmq's sockets.
 """
@@ -20,30 +20,30 @@ import zmq
 from numba import cfunc, types
 
 _MESSAGE_BYTES = 64
-"""Of `zmq_msg_t`: part of libzmq's interface."""
-# As plain numbers: those of zmq's enumeration are put together by a function of Python each time.
+"""Size of `zmq_msg_t`: part of libzmq's interface."""
+# Plain numbers, because zmq's enumerations combine by a Python function on every use.
 _LAST = int(zmq.NOBLOCK)
 _MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 
 
 @cfunc(types.void(types.voidptr, types.CPointer(types.uint8)), cache=True)  # type: ignore[untyped-decorator]
-def _let_go(_data: Any, is_sent: Any) -> None:
-    """A `zmq_free_fn`."""
+def _release(_data: Any, is_sent: Any) -> None:
+    """Mark a part as released: a `zmq_free_fn`."""
     is_sent[0] = 1
 
 
 class PartSender:
-    """Sends on one socket, and keeps what it sends alive until ZMQ has let go of it.
+    """Sends on one socket, and keeps the sent parts alive until ZMQ has released them.
 
-    It has to live until every part is let go of, so longer than the socket perhaps.
+    It must live until every part is released, so possibly longer than the socket.
     """
 
     def __init__(self, socket: zmq.Socket[bytes]) -> None:
-        """Raises `OSError` or `AttributeError` where libzmq cannot be called from here."""
+        """Load libzmq; `OSError` or `AttributeError` where it cannot be called from here."""
         self._socket = socket
         self._library = _library()
         self._message = ctypes.create_string_buffer(_MESSAGE_BYTES)
-        # A byte for each part of a message, which ZMQ sets; and the parts.
+        # For each message a byte per part, which ZMQ sets, and the parts.
         self._held: deque[tuple[bytearray, Sequence[memoryview]]] = deque()
 
     def send(self, header: memoryview, parts: Sequence[memoryview]) -> None:
@@ -58,13 +58,13 @@ class PartSender:
             try:
                 self._send_part(handle, part, flag + index, _LAST if index == last else _MORE)
             except zmq.ZMQError:
-                # ZMQ does not have these, and will never say that it let go of them.
+                # Free the remaining parts when ZMQ rejects one: it never calls their free function.
                 are_sent[index:] = b"\1" * (len(parts) - index)
                 raise
 
     def forget_sent(self) -> bool:
-        """Let go of what ZMQ let go of; whether that is everything."""
-        # The oldest is sent first: what is behind one that is not need not be looked at.
+        """Drop the parts that ZMQ released; return whether none is left."""
+        # Messages are released in order of sending, so the first kept one ends the search.
         while self._held and 0 not in self._held[0][0]:
             self._held.popleft()
         return not self._held
@@ -72,7 +72,7 @@ class PartSender:
     def _send_part(self, handle: int, part: memoryview, flag: int, flags: int) -> None:
         library, message = self._library, self._message
         address = _address(part) if part.nbytes else None
-        if library.zmq_msg_init_data(message, address, part.nbytes, _let_go.address, flag) < 0:
+        if library.zmq_msg_init_data(message, address, part.nbytes, _release.address, flag) < 0:
             raise zmq.ZMQError(library.zmq_errno())
         while library.zmq_msg_send(message, handle, flags) < 0:
             number = library.zmq_errno()
@@ -87,7 +87,7 @@ def _address(memory: bytearray | memoryview) -> int:
 
 
 def _library() -> ctypes.CDLL:
-    """libzmq, by way of the extension module that is linked to it."""
+    """Return libzmq, through the extension module that is linked to it."""
     from zmq.backend.cython import _zmq
 
     library = ctypes.CDLL(_zmq.__file__)

@@ -1,10 +1,10 @@
 """ZMQ sockets of one connector: a ROUTER that senders connect to, a DEALER per decode node.
 
-All sockets belong to the connector's thread; other threads only write a byte to the wake-up pair.
-A DEALER that lost its TCP connection opens another by itself, where it is a stranger: the first
-frame there is answered with "no session", and the machine above closes the DEALER and makes a new
-one, so that nothing meant for an earlier connection counts on a later one. (Socket monitors would
-notice a little sooner; they are left out because closing them has a history of hangs.)
+All sockets belong to the connector's thread; other threads only write a byte to the wake-up pair. A
+DEALER that lost its TCP connection reconnects by itself, without a session there: its first frame
+is answered with "no session", and the machine above closes the DEALER and makes a new one, so that
+no frame of an earlier connection counts on a later one. (Socket monitors would notice a little
+sooner; they are not used because closing them has a history of hangs.)
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("pdserve.kv_transfer")
 
-# Messages, not bytes: bytes are bounded by the windows. A sender's queue holds its frames in flight
-# and a few control frames for each of its transfers. A receiver's is short: what waits there is
-# memory, and is no longer in a cache when its turn comes.
+# Counts of messages; bytes are bounded by the windows. A sender's queue holds its frames in flight
+# and a few control frames for each of its transfers. A receiver's is short: waiting frames occupy
+# memory, and are no longer in a cache when they are read.
 SENDER_HIGH_WATER_MARK = 4096
 RECEIVER_HIGH_WATER_MARK = 8
-# What the kernel may hold of a sender to a node of the same machine; Linux makes it twice as much,
-# and would make it eight times as much by itself. With more, both ends took more processor time per
-# byte: it leaves the caches, presumably. Farther away it would bound what is on its way.
+# Kernel buffer of a sender to a node on the same machine; Linux doubles it, and would choose eight
+# times as much by itself. With more, both ends used more processor time per byte, probably because
+# the data leaves the caches. To other machines it would limit the bytes in flight.
 LOCAL_SEND_BUFFER_BYTES = 512 << 10
 KERNELS_CHOICE = -1
 LINGER_MS = 200
@@ -54,7 +54,7 @@ class ZmqTransport:
     """Binds `tcp://host:port` (port 0: any free one). Raises `ConfigError` when it cannot.
 
     Others connect to that port of `advertised_host`. With `keys` every connection, in both
-    directions, is encrypted and admits only who holds the same pair.
+    directions, is encrypted and requires the same key pair.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class ZmqTransport:
         self._wake_lock = threading.Lock()
         self._dealers: dict[Peer, zmq.Socket[bytes]] = {}
         self._part_senders: dict[Peer, PartSender] = {}
-        # Those of sockets that were closed, whose parts ZMQ has not let go of yet.
+        # Senders of closed sockets, whose parts ZMQ has not released yet.
         self._parting: list[PartSender] = []
         # The peer behind each DEALER; None for the ROUTER.
         self._peer_of: dict[zmq.Socket[bytes], Peer | None] = {}
@@ -96,7 +96,8 @@ class ZmqTransport:
         router.setsockopt(zmq.SNDHWM, SENDER_HIGH_WATER_MARK)
         router.setsockopt(zmq.ROUTER_MANDATORY, 1)
         router.setsockopt(zmq.HANDSHAKE_IVL, _ms(limits.peer_timeout_s))
-        # Silence is judged above; this lets the kernel reap connections of hosts that vanished.
+        # The machine detects silence; this lets the kernel close connections of hosts that
+        # vanished.
         router.setsockopt(zmq.TCP_KEEPALIVE, 1)
         router.setsockopt(zmq.TCP_KEEPALIVE_IDLE, KEEPALIVE_S)
         router.setsockopt(zmq.TCP_KEEPALIVE_INTVL, KEEPALIVE_S)
@@ -116,6 +117,7 @@ class ZmqTransport:
         return self._endpoint
 
     def connect(self, peer: Peer) -> None:
+        """Open a fresh DEALER to `peer`; `HandoffFailed` for an endpoint that ZMQ refuses."""
         self.disconnect(peer)
         if not peer.endpoint.startswith("tcp://"):
             raise HandoffFailed(f"{peer}: wanted an endpoint tcp://host:port")
@@ -170,7 +172,7 @@ class ZmqTransport:
 
     def wait(self, timeout_s: float) -> None:
         arrived = self._poller.poll(_ms(timeout_s))
-        # Now rather than before: what arrived may be answered out of the memory this makes free.
+        # Now rather than before: an answer may be sent from memory that this frees.
         self._forget_sent()
         for source, _ in arrived:
             if source == self._wake_read.fileno():
@@ -196,7 +198,7 @@ class ZmqTransport:
         return None
 
     def wake(self) -> None:
-        # An error means full, so enough bytes wait there already, or closed, so nobody waits.
+        # An error means that the pair is full, so enough bytes wait there, or closed.
         with self._wake_lock, contextlib.suppress(OSError):
             self._wake_write.send(b"\0")
 
@@ -207,7 +209,7 @@ class ZmqTransport:
         if self._gate:
             self._gate.close()
         self._terminate()
-        # With the lock, so that no thread is about to write to a number that is reused.
+        # Under the lock, so that no thread writes to a file descriptor that is reused.
         with self._wake_lock:
             self._wake_read.close()
             self._wake_write.close()
@@ -218,7 +220,7 @@ class ZmqTransport:
         self._parting = [one for one in self._parting if not one.forget_sent()]
 
     def _terminate(self) -> None:
-        """End ZMQ's threads. Its own wait has no bound, and was seen to outlast every socket."""
+        """End ZMQ's threads, in bounded time: its own wait is unbounded and was seen to hang."""
         thread = threading.Thread(target=self._end_threads, name="pdserve-kv-end", daemon=True)
         thread.start()
         thread.join(TERMINATE_WITHIN_S)
@@ -227,7 +229,7 @@ class ZmqTransport:
 
     def _end_threads(self) -> None:
         self._context.term()
-        self._parting.clear()  # Not before: until then ZMQ may read what they keep.
+        self._parting.clear()  # Not before: until then ZMQ may read their parts.
 
     def _close_dealer(self, peer: Peer, *, linger_ms: int) -> None:
         dealer = self._dealers.pop(peer, None)
@@ -251,7 +253,10 @@ class ZmqTransport:
 
 
 def _part_sender(dealer: zmq.Socket[bytes]) -> PartSender | None:
-    """None where pyzmq has to send parts itself: without numba, or with another build of pyzmq."""
+    """Return a part sender; None without numba or with an unknown build of pyzmq.
+
+    pyzmq then sends the parts itself.
+    """
     try:
         from kv_transfer.zmq_parts import PartSender
 
@@ -261,14 +266,14 @@ def _part_sender(dealer: zmq.Socket[bytes]) -> PartSender | None:
 
 
 def _keep_freed_memory() -> None:
-    """Let the C library keep the memory of one received frame for the next.
+    """Make the C library keep the memory of one received frame for the next.
 
-    glibc takes blocks as large as a frame from the system and gives them back when they are freed,
-    so that every page is cleared and mapped again for every frame: a tenth of the time that a
-    frame takes. It does so no longer, for blocks up to the largest that it was ever given back:
-    that is 32 MiB at most, and twice as much is kept.
+    By default glibc takes blocks as large as a frame from the system and returns them when they are
+    freed, so that every page is cleared and mapped again for every frame: a tenth of a frame's
+    time. Freeing one large block raises glibc's threshold for that, to 32 MiB at most; it then
+    keeps twice as much.
     """
-    np.empty((32 << 20) - (64 << 10), np.uint8)  # Not touched: nothing becomes resident.
+    np.empty((32 << 20) - (64 << 10), np.uint8)  # Not touched, so it takes no memory.
 
 
 def _tcp(host: str, port: int) -> str:
@@ -276,7 +281,7 @@ def _tcp(host: str, port: int) -> str:
 
 
 def send_buffer_bytes(endpoint: str) -> int:
-    """For ZMQ's SNDBUF, whatever `endpoint` is: a ticket brings it."""
+    """Return ZMQ's SNDBUF for `endpoint`, which comes from a ticket and may be anything."""
     try:
         host = urlsplit(endpoint).hostname or ""
     except ValueError:
@@ -285,8 +290,10 @@ def send_buffer_bytes(endpoint: str) -> int:
 
 
 def _is_ipv6(endpoint: str) -> bool:
-    """Whether it holds an IPv6 address: ZMQ takes those only when told to, and then prefers them
-    for names too, where a node that listens on every IPv4 address would not be found.
+    """Return whether the endpoint is an IPv6 address.
+
+    ZMQ accepts those only with an option, and then prefers IPv6 for names too, where a node that
+    listens on every IPv4 address would not be found.
     """
     return endpoint.startswith("tcp://[")
 

@@ -1,4 +1,4 @@
-"""Pieces gathered into chunks (one DATA frame each), and the book of which pieces are done.
+"""Pieces gathered into chunks (one DATA frame each), and the record of which pieces are done.
 
 A *piece* here is one block in one layer, keys and values together.
 """
@@ -13,7 +13,7 @@ from itertools import chain
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Some blocks of one layer, ordered so that neighbours in the source pool stand together."""
+    """Some blocks of one layer, ordered so that adjacent blocks of the source pool are adjacent."""
 
     layer: int
     ordinals: tuple[int, ...]
@@ -25,7 +25,7 @@ class Chunk:
         return runs_of(self.source_blocks)
 
     def joined(self, others: Sequence[Chunk]) -> Chunk:
-        """This one and others of its layer as one."""
+        """Return this chunk and others of its layer as one."""
         chunks = (self, *others)
         return Chunk(
             self.layer,
@@ -35,7 +35,7 @@ class Chunk:
 
 
 def runs_of(blocks: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    """(first block, count) of each maximal ascending range of neighbours in `blocks`, in order."""
+    """Return (first block, count) of each longest run of ascending adjacent `blocks`, in order."""
     runs: list[tuple[int, int]] = []
     for block in blocks:
         if runs and block == runs[-1][0] + runs[-1][1]:
@@ -48,7 +48,7 @@ def runs_of(blocks: Sequence[int]) -> tuple[tuple[int, int], ...]:
 def split_chunks(
     layer: int, ordinals: Sequence[int], source_blocks: Sequence[int], *, max_blocks: int
 ) -> list[Chunk]:
-    """Chunks of at most `max_blocks` that cover every (ordinal, source block) pair once."""
+    """Return chunks of at most `max_blocks` that cover every (ordinal, source block) pair once."""
     if not ordinals:
         return []
     pairs = sorted(zip(source_blocks, ordinals, strict=True))
@@ -60,7 +60,7 @@ def split_chunks(
 
 
 class PieceSet:
-    """Which of `num_layers * num_blocks` pieces are done; adding one again changes nothing."""
+    """The set of done pieces out of `num_layers * num_blocks`; adding one again changes nothing."""
 
     def __init__(self, num_layers: int, num_blocks: int) -> None:
         self._num_blocks = num_blocks
@@ -71,7 +71,7 @@ class PieceSet:
         return bool(self._is_done[layer * self._num_blocks + ordinal])
 
     def add(self, layer: int, ordinal: int) -> bool:
-        """Whether it was not done before."""
+        """Add a piece; return whether it is new."""
         index = layer * self._num_blocks + ordinal
         if self._is_done[index]:
             return False
@@ -85,17 +85,17 @@ class PieceSet:
 
 
 def add_to_digest(digest: int, piece_sum: int) -> int:
-    """The digest with one more piece in it: a sum, so that pieces may come in any order."""
+    """Return the digest with one more piece in it: a sum, so that pieces may come in any order."""
     return (digest + piece_sum) % (1 << 64)
 
 
 class ArrivedSums:
-    """The digest of what lies in a pool: a piece that came again counts as it came last."""
+    """The digest of the pieces in a pool; of a piece that came again the last sum counts."""
 
     def __init__(self, num_layers: int, num_blocks: int) -> None:
         self._num_layers = num_layers
         self._num_blocks = num_blocks
-        # Eight bytes each, and made when the first comes: most pairs verify otherwise.
+        # Eight bytes each, allocated with the first sum: most pairs verify otherwise.
         self._sums = array("Q")
         self.digest = 0
 

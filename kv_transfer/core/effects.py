@@ -1,4 +1,4 @@
-"""What the sending and the receiving machine ask their shell to do, in order."""
+"""Effects that the sending and the receiving machine ask their shell to perform, in order."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kv_transfer.core.frames import Data, Frame
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A decode node as a ticket names it: the address alone would prove nothing."""
+    """A decode node as a ticket names it; an address alone does not identify it."""
 
     endpoint: str
     incarnation: Incarnation
@@ -25,7 +25,7 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class Connect:
-    """Open a fresh connection to `peer`; what an earlier one still had to send is dropped."""
+    """Open a fresh connection to `peer`; unsent frames of an earlier one are dropped."""
 
     peer: Peer
 
@@ -39,14 +39,14 @@ class Disconnect:
 
 @dataclass(frozen=True, slots=True)
 class SayHello:
-    """Send a HELLO with what the lanes have to offer now."""
+    """Send a HELLO with the present offers of the lanes."""
 
     peer: Peer
 
 
 @dataclass(frozen=True, slots=True)
 class TakeLane:
-    """The peer chose this lane for all that is sent to it on this connection."""
+    """Use this lane, which the peer chose, for everything sent to it on this connection."""
 
     peer: Peer
     lane: str
@@ -55,7 +55,7 @@ class TakeLane:
 
 @dataclass(frozen=True, slots=True)
 class SendToPeer:
-    """Send a header to a decode node; `is_behind_writes`: when what was written before is done."""
+    """Send a header to a decode node; `is_behind_writes`: after all earlier writes are done."""
 
     peer: Peer
     frame: Frame
@@ -64,7 +64,7 @@ class SendToPeer:
 
 @dataclass(frozen=True, slots=True)
 class SendChunk:
-    """Send a DATA frame: checksums and payload are read from the pool when it leaves.
+    """Send a DATA frame: checksums and payload are read from the pool when it is sent.
 
     `verify` is a mode of `core.lanes`; with `commit` the sums go to `Sender.on_summed`.
     """
@@ -89,7 +89,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class OpenLane:
-    """Choose a lane among `offers` and say so to `Receiver.on_lane`."""
+    """Choose a lane among `offers` and report it to `Receiver.on_lane`."""
 
     session: bytes
     offers: Mapping[str, bytes]
@@ -97,7 +97,7 @@ class OpenLane:
 
 @dataclass(frozen=True, slots=True)
 class CloseLane:
-    """The session is over."""
+    """Close a session's lane."""
 
     session: bytes
     lane: str
@@ -105,9 +105,9 @@ class CloseLane:
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """Bring block `i` of `data` to `target_blocks[i]`, verified as `verify` says.
+    """Copy block `i` of `data` to `target_blocks[i]` if the lane copies; verify it by `verify`.
 
-    Before copying ask `Receiver.may_write` under the lock that `revoke` takes.
+    Before copying, call `Receiver.may_write` under the lock that `revoke` takes.
     """
 
     session: bytes
@@ -119,9 +119,7 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """Nothing written by anybody before may reach these slabs of the pool any more; when that is
-    so, tell `Receiver.on_fenced`.
-    """
+    """Wait until no earlier write can reach these slabs, then call `Receiver.on_fenced`."""
 
     lane: str
     slabs: tuple[int, ...]
@@ -129,7 +127,7 @@ class Fence:
 
 @dataclass(frozen=True, slots=True)
 class Emit:
-    """Tell the connector's owner."""
+    """Emit an event to the connector's owner."""
 
     event: KVEvent
 
@@ -137,7 +135,7 @@ class Emit:
 class DropReason(Enum):
     """Why a received message was dropped without touching memory.
 
-    LATE (its landing is closed) and DUPLICATE are expected of honest senders.
+    LATE (its landing is closed) and DUPLICATE are expected of correct senders.
     """
 
     MALFORMED = "malformed"
@@ -151,7 +149,7 @@ class DropReason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """Count it; log it now and then."""
+    """Count a dropped message; log it once per interval."""
 
     reason: DropReason
     detail: str

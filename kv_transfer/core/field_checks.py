@@ -1,4 +1,4 @@
-"""Checks of the fields of a header: each has a type and a bound, and an error that names it."""
+"""Checks of the fields of a header: a type and a bound for each, and errors that name the field."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ from common.kv_layout import KVLayout
 from kv_transfer.core.limits import MAX_LANE_BYTES, MAX_LANES, MAX_NODE_ID_CHARS
 
 Check = Callable[[str, object], Any]
-"""Of a field's name and value: the value to use. Raises `PeerProtocolError`."""
+"""Takes a field's name and value, returns the value to use. Raises `PeerProtocolError`."""
 
 
 def shown(value: object) -> str:
-    """`value` for an error text: lists and maps may be nested too deeply to be printed."""
+    """Return `value` for an error text, shortened: it may be nested too deeply to be printed."""
     is_nested = isinstance(value, list | dict | tuple)
     return f"a {type(value).__name__}" if is_nested else f"{value!r:.40}"
 
 
 def uint(bits: int) -> Check:
+    """Return a check for integers from 0 to 2**bits - 1."""
+
     def check(name: str, value: object) -> int:
         if type(value) is not int or not 0 <= value < 1 << bits:
             raise PeerProtocolError(f"{name} is {shown(value)}: wanted an integer of {bits} bits")
@@ -31,6 +33,8 @@ def uint(bits: int) -> Check:
 
 
 def text(max_chars: int) -> Check:
+    """Return a check for texts of at most `max_chars` characters."""
+
     def check(name: str, value: object) -> str:
         if type(value) is not str or len(value) > max_chars:
             raise PeerProtocolError(f"{name} is not a text of at most {max_chars} characters")
@@ -40,11 +44,13 @@ def text(max_chars: int) -> Check:
 
 
 def uints(bits: int, max_items: int) -> Check:
+    """Return a check for lists of at most `max_items` integers from 0 to 2**bits - 1."""
+
     def check(name: str, value: object) -> tuple[int, ...]:
         if (
             type(value) is not list
             or len(value) > max_items
-            # By functions that are compiled: every DATA frame has some hundreds of them.
+            # With compiled functions: every DATA frame has some hundreds of integers.
             or not set(map(type, value)) <= {int}
             or not 0 <= min(value, default=0) <= max(value, default=0) < 1 << bits
         ):
@@ -57,12 +63,15 @@ def uints(bits: int, max_items: int) -> Check:
 
 
 def boolean(name: str, value: object) -> bool:
+    """Return a boolean, or raise `PeerProtocolError`."""
     if type(value) is not bool:
         raise PeerProtocolError(f"{name} is {shown(value)}: wanted a boolean")
     return value
 
 
 def one_of(choices: tuple[str, ...]) -> Check:
+    """Return a check for one of `choices`."""
+
     def check(name: str, value: object) -> str:
         if type(value) is not str or value not in choices:
             raise PeerProtocolError(f"{name} is {shown(value)}: wanted {', '.join(choices)}")
@@ -72,6 +81,8 @@ def one_of(choices: tuple[str, ...]) -> Check:
 
 
 def blob(max_bytes: int) -> Check:
+    """Return a check for at most `max_bytes` bytes."""
+
     def check(name: str, value: object) -> bytes:
         if type(value) is not bytes or len(value) > max_bytes:
             raise PeerProtocolError(f"{name} is not bytes, at most {max_bytes}")
@@ -81,6 +92,7 @@ def blob(max_bytes: int) -> Check:
 
 
 def offers(name: str, value: object) -> dict[str, bytes]:
+    """Return the offers of 1 to `MAX_LANES` lanes by name, or raise `PeerProtocolError`."""
     if type(value) is not dict or not 0 < len(value) <= MAX_LANES:
         raise PeerProtocolError(f"{name} is not a map of 1 to {MAX_LANES} lanes")
     lane_name, of_lane = text(MAX_NODE_ID_CHARS), blob(MAX_LANE_BYTES)
@@ -88,6 +100,7 @@ def offers(name: str, value: object) -> dict[str, bytes]:
 
 
 def incarnation(name: str, value: object) -> Incarnation:
+    """Return an incarnation, or raise `PeerProtocolError`."""
     if type(value) is not dict:
         raise PeerProtocolError(f"{name} is not an incarnation")
     node_id = text(MAX_NODE_ID_CHARS)(f"{name}.node_id", value.get("node_id"))
@@ -95,6 +108,7 @@ def incarnation(name: str, value: object) -> Incarnation:
 
 
 def layout(name: str, value: object) -> KVLayout:
+    """Return a KV layout, or raise `PeerProtocolError`."""
     if type(value) is not dict:
         raise PeerProtocolError(f"{name} is not a KV layout")
     checked = {

@@ -1,7 +1,7 @@
-"""What travels on the KV plane: a msgpack header, and behind DATA headers the bytes themselves.
+"""The frames of the KV plane: a msgpack header, and behind DATA headers the bytes themselves.
 
     sender (prefill)                    receiver (decode)
-    HELLO   who, to whom, layout   ──►
+    HELLO   sender, receiver, layout ──►
                                    ◄──  WELCOME(lane, window) | REFUSED(code, message)
     BEGIN   lease, generation      ──►
                                    ◄──  BEGUN   on a one-sided lane: now it may be written
@@ -15,10 +15,10 @@
                                    ◄──  PONG
 
 Every header is a map with the protocol version `v`, the kind `k` and the fields of one dataclass
-below, and behind it the map's XXH3-64, 8 bytes: a COMMIT with one wrong bit in a token would be a
-wrong answer, whatever is verified of the blocks. Each field has a type and a bound; unknown fields
-are ignored, so that a later release may add some, and unknown versions and kinds are refused.
-Decoding what breaks a rule raises `PeerProtocolError` that names the field, and nothing else.
+below, followed by the map's XXH3-64, 8 bytes: a COMMIT with one wrong bit in a token would cause a
+wrong answer even if all blocks are verified. Each field has a type and a bound. Unknown fields are
+ignored, so that a later release may add some; unknown versions and kinds are refused. Decoding a
+header that breaks a rule raises `PeerProtocolError`, which names the field, and nothing else.
 """
 
 from __future__ import annotations
@@ -61,18 +61,18 @@ from kv_transfer.core.limits import (
 SEAL_BYTES = 8
 SUM_BYTES_PER_BLOCK = 16
 NO_SESSION = "no_session"
-"""The code of a REFUSED that means: say HELLO again."""
+"""The code of a REFUSED that asks for a new HELLO."""
 
 
 class UnknownVersion(PeerProtocolError):
-    """The header is of another protocol version; its sender deserves an answer that says so."""
+    """The header is of another protocol version; its sender gets an answer with the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hello:
     """The first frame of every connection; repeated until it is answered.
 
-    `offers`: what the sender's end of each lane has to say, by the lane's name.
+    `offers`: data of the sender's end of each lane, by the lane's name.
     """
 
     sender: Incarnation
@@ -84,10 +84,10 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """HELLO is accepted by this incarnation, which chose one of the lanes that were offered.
+    """HELLO is accepted by this incarnation, which chose one of the offered lanes.
 
-    `lane_reply` is what the lane's own two ends have to tell each other. `window_bytes` of data
-    may be unacknowledged on this connection. `verify` is what both sides keep to.
+    `lane_reply` is the data of the receiver's end of the lane. At most `window_bytes` of data may
+    be unacknowledged on this connection. `verify` is the mode that both sides use.
     """
 
     receiver: Incarnation
@@ -99,7 +99,7 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The receiver will not talk on this connection."""
+    """The receiver refuses this connection."""
 
     code: str
     message: str
@@ -115,7 +115,7 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """The sender on this connection is known to write there: it may begin, on a one-sided lane."""
+    """The sender of this connection is a registered writer: on a one-sided lane it may begin."""
 
     lease_token: int
     generation: int
@@ -125,11 +125,11 @@ class Begun:
 class Data:
     """Some blocks of one layer.
 
-    `seq` counts DATA frames of a connection from 0. `ordinals` index the ticket's target blocks.
-    On an inline lane the blocks are grouped in `runs` (their lengths): each run is two message
-    parts, its keys and its values. On the shared-memory lane `source_blocks` are where they lie in
-    the sender's pool. `sums` are `pieces.Sums` where the pair verifies blocks, else empty.
-    `wants_ack`: the sender goes on only with more credit.
+    `seq` counts DATA frames of a connection from 0. `ordinals` index the ticket's target blocks. On
+    an inline lane the blocks are grouped in `runs` (their lengths): each run is two message parts,
+    its keys and its values. On the shared-memory lane `source_blocks` are their ids in the sender's
+    pool. `sums` are `pieces.Sums` if the pair verifies blocks, else empty. `wants_ack`: the sender
+    waits for credit.
     """
 
     seq: int
@@ -145,16 +145,16 @@ class Data:
 
 @dataclass(frozen=True, slots=True)
 class Ack:
-    """`consumed` DATA frames of this connection were taken; their bytes are credit again."""
+    """`consumed` DATA frames of this connection were consumed; their bytes are credit again."""
 
     consumed: int
 
 
 @dataclass(frozen=True, slots=True)
 class CommitFrame:
-    """Everything was consumed: `num_pieces` blocks-in-a-layer, counted once each.
+    """Everything was consumed: `num_pieces` pieces (a block in a layer), counted once each.
 
-    `digest` is the sum of all their piece sums where the pair verifies at commit, else 0.
+    `digest` is the sum of all their piece sums if the pair verifies at commit, else 0.
     """
 
     lease_token: int
@@ -176,7 +176,7 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The landing is closed, or never was."""
+    """The landing is closed, or never existed."""
 
     lease_token: int
     generation: int
@@ -186,7 +186,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """The sender gives up, and writes no more of it by itself."""
+    """The sender aborts the transfer, and writes no more of it itself."""
 
     lease_token: int
     generation: int
@@ -194,7 +194,7 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class Aborted:
-    """Nothing of that generation will be landed any more."""
+    """No data of that generation will be landed any more."""
 
     lease_token: int
     generation: int
@@ -290,20 +290,20 @@ _SCHEMAS: dict[int, tuple[type[Frame], dict[str, Check]]] = {
     13: (Pong, {}),
     14: (Begun, _LEASE),
 }
-# Their headers had no checksum; they are read so far that their senders can be told why not.
+# Versions whose headers had no checksum; decoded only so far that their senders get a reason.
 _UNSEALED_VERSIONS = (1,)
 _KIND_OF: dict[type[Frame], int] = {cls: kind for kind, (cls, _) in _SCHEMAS.items()}
 
 
 def encode(frame: Frame) -> bytes:
-    """The header of `frame`. Texts longer than a peer would take are cut."""
+    """Return the header of `frame`. Texts longer than a peer accepts are cut."""
     kind = _KIND_OF[type(frame)]
     body = {name: _to_wire(getattr(frame, name)) for name in _SCHEMAS[kind][1]}
     return seal(msgpack.packb({"v": PROTOCOL_VERSION, "k": kind, **body}))
 
 
 def seal(packed: bytes) -> bytes:
-    """The header whose map was packed to `packed`."""
+    """Return the header whose map was packed to `packed`."""
     digest: bytes = xxh3_64_digest(packed)
     return packed + digest
 
@@ -317,7 +317,10 @@ def _to_wire(value: object) -> object:
 
 
 def decode(header: bytes | memoryview) -> Frame:
-    """The frame of a header. Raises `PeerProtocolError`, whatever the bytes are."""
+    """Return the frame of a header, which may be any bytes.
+
+    Raises `UnknownVersion` for another protocol version, and else `PeerProtocolError`.
+    """
     body = _unpack(header)
     version, kind = body.get("v"), body.get("k")
     if type(version) is not int or version != PROTOCOL_VERSION:
@@ -335,7 +338,7 @@ def decode(header: bytes | memoryview) -> Frame:
 
 
 def decode_message(parts: Sequence[memoryview]) -> Frame:
-    """The frame of a message, whose first part is its header. Raises `PeerProtocolError`."""
+    """Return the frame of a message, whose first part is its header. Raises `PeerProtocolError`."""
     if not parts:
         raise PeerProtocolError("an empty message")
     return decode(parts[0])
@@ -351,7 +354,7 @@ def _unpack(header: bytes | memoryview) -> dict[str, object]:
         body = _unpack_map(header)
         if body.get("v") in _UNSEALED_VERSIONS:
             return body
-    raise PeerProtocolError("header is not what its checksum says")
+    raise PeerProtocolError("header does not match its checksum")
 
 
 def _unpack_map(packed: bytes | memoryview) -> dict[str, object]:

@@ -7,17 +7,17 @@
         │                    │ └──quarantine──────────┴──► QUARANTINED ──────── release ──────▲
         └────────────────────┴── fail ► FAILED   expire ► EXPIRED   revoke ► ABORTED
 
-A sender's side begins at `open` and aborts by asking: only the receiver knows whether the commit
-came first. A receiver's side is RESERVED until a sender begins; on a one-sided lane an ending that
-its sender did not confirm quarantines the blocks until they are released.
+A sender's side begins at `open`, and aborts by a request: only the receiver knows whether the
+commit came first. A receiver's side is RESERVED until a sender begins. On a one-sided lane an
+ending that its sender did not confirm quarantines the blocks until they are released.
 
 The connection that carries the sender's frames:
 
     CONNECTING ──welcomed──► READY ──broken──► WAITING ──retry──► CONNECTING
          └────────broken────────────────────────►┘
 
-A pair that is in no table is not allowed: `advance` answers None, and the caller knows whose fault
-it is, its own caller's or the peer's.
+A pair that is in no table is not allowed: `advance` returns None, and the caller decides whether
+that is misuse by its own caller or by the peer.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ _S, _E = HandoffState, HandoffStep
 OPEN_STATES = (_S.RESERVED, _S.TRANSFERRING, _S.COMMITTING, _S.ABORTING)
 HANDOFF_TABLE: Mapping[tuple[HandoffState, HandoffStep], HandoffState] = {
     (_S.RESERVED, _E.BEGIN): _S.TRANSFERRING,
-    # A sender that reconnected begins again; what it had promised still holds.
+    # A sender that reconnected begins again; an earlier commit still holds.
     (_S.TRANSFERRING, _E.BEGIN): _S.TRANSFERRING,
     (_S.COMMITTING, _E.BEGIN): _S.COMMITTING,
     (_S.TRANSFERRING, _E.COMMIT): _S.COMMITTING,
@@ -99,5 +99,5 @@ Step = TypeVar("Step")
 
 
 def advance(table: Mapping[tuple[State, Step], State], state: State, step: Step) -> State | None:
-    """The state after `step`, or None where the table does not allow it."""
+    """Return the state after `step`, or None if the table does not allow it."""
     return table.get((state, step))

@@ -1,4 +1,4 @@
-"""The receiver's book of one landing: who writes it, what arrived, what was promised."""
+"""The receiver's record of one landing: its sender, the pieces that arrived, the commit."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ class Landing:
         return self.ticket.lease_token
 
     def advance(self, step: HandoffStep) -> bool:
-        """Take `step` if the table allows it; whether it did."""
+        """Apply `step` if the table allows it; return whether it did."""
         state = advance(HANDOFF_TABLE, self.state, step)
         self.state = state or self.state
         return state is not None
 
     @property
     def may_be_written(self) -> bool:
-        """Whether its sender may write its blocks without asking."""
+        """Whether its sender may write its blocks by itself."""
         return self.lane in ONE_SIDED_LANES
 
     def renew(self, now_s: float) -> None:
-        """Its sender was heard."""
+        """Restart the sender's deadline, because it was heard."""
         self.expires_at_s = now_s + self.sender_deadline_s
 
     def check_bounds(self, data: Data, part_sizes: list[int]) -> None:
@@ -66,7 +66,7 @@ class Landing:
             )
         is_inline = self.lane in INLINE_LANES
         if is_inline != bool(data.runs) or (self.lane == "shm") != bool(data.source_blocks):
-            raise PeerProtocolError(f"DATA does not say where its blocks are on lane {self.lane}")
+            raise PeerProtocolError(f"DATA has no source blocks, which lane {self.lane} requires")
         wanted = [count * self._layout.piece_bytes for count in data.runs for _ in "kv"]
         if part_sizes != wanted:
             raise PeerProtocolError(
@@ -75,18 +75,18 @@ class Landing:
             )
 
     def has_all(self, data: Data) -> bool:
-        """Whether every piece of `data` arrived before."""
+        """Return whether every piece of `data` arrived before."""
         return all(self._arrived.has(data.layer, ordinal) for ordinal in data.ordinals)
 
     def record(self, data: Data, sums: Sequence[int]) -> None:
-        """The pieces of `data` are in the pool; `sums` of each block, or none, go to the digest."""
+        """Record that the pieces of `data` are in the pool; add `sums`, if any, to the digest."""
         for ordinal in data.ordinals:
             self._arrived.add(data.layer, ordinal)
         for ordinal, piece_sum in zip(data.ordinals, sums, strict=False):
             self._sums.put(data.layer, ordinal, piece_sum)
 
     def promise(self, frame: CommitFrame, verify: str) -> None:
-        """Take what the sender commits to. Raises `HandoffFailed` unless ticket and bytes agree."""
+        """Store the commit. Raises `HandoffFailed` unless ticket and bytes agree with it."""
         num_blocks = len(self.ticket.target_block_ids)
         num_pieces = num_blocks * self._layout.num_layers
         if frame.num_pieces != num_pieces:
@@ -104,8 +104,8 @@ class Landing:
             )
         if verify == "commit" and frame.digest != self._sums.digest:
             raise HandoffFailed(
-                f"bad checksum: the digest of what came is {self._sums.digest:#x}, "
-                f"the sender says {frame.digest:#x}"
+                f"bad checksum: the digest of the data is {self._sums.digest:#x}, "
+                f"the sender's is {frame.digest:#x}"
             )
         self.commit = Commit(
             num_tokens=frame.num_tokens,
@@ -114,7 +114,7 @@ class Landing:
         )
 
     def complete(self) -> Commit | None:
-        """The commit, once, when it was promised and every piece is in."""
+        """Return the commit, once, when it was promised and every piece has arrived."""
         if self.commit is None or not self._arrived.is_full:
             return None
         return self.commit if self.advance(HandoffStep.COMPLETE) else None

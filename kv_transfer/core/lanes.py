@@ -1,19 +1,19 @@
-"""What the machines know of lanes: the ways in which the bytes of DATA frames get into a pool.
+"""The lanes: the ways in which the bytes of DATA frames get into a pool.
 
     loopback, zmq   the bytes travel behind the header; the receiver copies them into its pool
     shm             the receiver copies them out of the sender's pool, which is shared memory
     rdma            the sender writes them into the receiver's pool, then sends the header
 
 Only the last is one-sided: the receiver cannot refuse a write, so a landing that ends early keeps
-its blocks until its sender writes no more. Which lane a pair takes is agreed with HELLO and
-WELCOME, the checks on what it carries with it.
+its blocks until its sender stops writing. HELLO and WELCOME agree on the lane of a pair and on how
+its bytes are verified.
 """
 
 from __future__ import annotations
 
 INLINE_LANES = ("loopback", "zmq")
 LANES_BY_SPEED = ("shm", "rdma", *INLINE_LANES)
-"""In the order in which a receiver chooses among those that both sides can do."""
+"""The order in which a receiver chooses among the lanes that both sides support."""
 PULLING_LANES = frozenset({"shm"})
 ONE_SIDED_LANES = frozenset({"rdma"})
 
@@ -28,9 +28,9 @@ VERIFY_AUTO = "auto"
 
 
 def verification(lane: str, *wanted: str) -> str:
-    """The strongest of what both sides want on `lane`.
+    """Return the strongest of the wanted modes on `lane`.
 
-    `auto` means `block`, and `off` on RDMA, whose network checks what it carries.
+    `auto` means `block`, and `off` on RDMA, whose network verifies its data itself.
     """
     default = "off" if lane in ONE_SIDED_LANES else "block"
     modes = [default if mode == VERIFY_AUTO else mode for mode in wanted]

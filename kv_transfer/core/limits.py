@@ -12,7 +12,7 @@ DEFAULT_WINDOW_BYTES = 32 << 20
 DEFAULT_PEER_TIMEOUT_S = 2.0
 WINDOWS_PER_NODE = 4
 MAX_WAIT_S = 1.0
-"""A connector looks at the time at least as often."""
+"""The longest wait of a connector before it checks the time again."""
 MAX_HEADER_BYTES = 16 * 1024
 MAX_TEXT_CHARS = 1024
 MAX_NODE_ID_CHARS = 256
@@ -29,13 +29,13 @@ MAX_REMEMBERED_EPOCHS = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What one connector allows itself.
+    """The limits of one connector.
 
     `window_bytes` of data may be unacknowledged per decode node, and `WINDOWS_PER_NODE` times as
     much in all: beyond that a sender has one frame in flight to each, and a receiver grants new
-    senders two frames each. `peer_timeout_s` is how long a peer may be silent, though it is
-    pinged, before everything shared with it fails. Connections without a transfer are closed after
-    `idle_s`. `max_sessions` senders may be connected at once.
+    senders two frames each. A peer that is pinged and stays silent for `peer_timeout_s` fails
+    everything shared with it. Connections without a transfer are closed after `idle_s`. At most
+    `max_sessions` senders are connected at once.
     """
 
     window_bytes: int = DEFAULT_WINDOW_BYTES
@@ -48,17 +48,17 @@ class Limits:
 
     @property
     def node_window_bytes(self) -> int:
-        """Unacknowledged data of all peers together."""
+        """The most unacknowledged data of all peers together, in bytes."""
         return WINDOWS_PER_NODE * self.window_bytes
 
     def granted_bytes(self, num_granted: int) -> int:
-        """The window of a new sender where `num_granted` bytes are granted to others."""
+        """Return the window of a new sender while `num_granted` bytes are granted to others."""
         least = min(self.window_bytes, 2 * self.max_frame_bytes)
         return max(least, min(self.window_bytes, self.node_window_bytes - num_granted))
 
     @property
     def ping_interval_s(self) -> float:
-        """Four pings fit in the timeout, so that one that is late is not taken for a death."""
+        """A quarter of the timeout, so that one late ping is not taken for a dead peer."""
         return self.peer_timeout_s / 4
 
     @property
@@ -67,7 +67,7 @@ class Limits:
         return self.peer_timeout_s - self.ping_interval_s
 
     def blocks_per_frame(self, layout: KVLayout) -> int:
-        """Most blocks whose keys and values of one layer fit a frame and the window.
+        """Return the most blocks whose keys and values of one layer fit a frame and the window.
 
         Raises `ConfigError` when the window cannot hold even one block.
         """
@@ -77,11 +77,11 @@ class Limits:
                 f"the KV window is {self.window_bytes} bytes: wanted at least {pair_bytes}, "
                 "the keys and values of one block in one layer"
             )
-        # Half a window at most, so that one frame travels while the other is acknowledged.
+        # Half a window at most, so that one frame is sent while the other is acknowledged.
         fitting = min(self.max_frame_bytes, self.window_bytes // 2) // pair_bytes
         return max(1, min(MAX_BLOCKS_PER_FRAME, fitting))
 
     def max_part_bytes(self, layout: KVLayout) -> int:
-        """The largest message part that a sender with any window may send."""
-        joined = self.max_joined * self.max_frame_bytes // 2  # A part is keys, or it is values.
+        """Return the largest message part that a sender with any window may send, in bytes."""
+        joined = self.max_joined * self.max_frame_bytes // 2  # A part is keys or values.
         return max(joined, layout.piece_bytes, MAX_HEADER_BYTES)

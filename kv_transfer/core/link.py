@@ -1,4 +1,4 @@
-"""The sender's connection to one decode node: its window, its turns, its pulse."""
+"""The sender's connection to one decode node: its window, its turns, its liveness."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ from kv_transfer.core.transfer import Transfer
 
 RECONNECT_AFTER_S = 0.05
 PULLED_WINDOWS = 2
-"""How much more may be under way where it waits in nobody's memory: with one window a receiver that
-copies half of it waits for the sums of the other half."""
+"""Window factor of pull lanes (shm): bytes in flight stay in the sender's pool.
+
+With one window the receiver stalls on checksums while it copies.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +36,14 @@ class _InFlight:
 
 
 class Link:
-    """Transfers to one peer share a window and take turns, one chunk each.
+    """A connection. Its transfers share a window and take turns, one chunk each.
 
-    `offered` lanes and `wanted_verify` are what HELLO said on this connection; `lane` and `verify`
-    what the peer agreed to, "" before its WELCOME.
+    `offered` lanes and `wanted_verify` are from the HELLO of this connection; `lane` and `verify`
+    are from its WELCOME, "" before.
 
-    `asked_at_s` is when the oldest unanswered HELLO or PING left; None when the peer has spoken
-    since. Silence is counted from there, so a process that was itself asleep blames nobody.
+    `asked_at_s` is when the oldest unanswered HELLO or PING was sent; None when the peer has
+    answered since. Silence is measured from there, so that a suspended process does not fail its
+    peers when it resumes.
     """
 
     def __init__(self, peer: Peer, limits: Limits, piece_pair_bytes: int, now_s: float) -> None:
@@ -72,14 +75,15 @@ class Link:
         self._idle_since_s = now_s
 
     def has_work(self, token: int) -> None:
-        """Give the transfer a turn, unless it already waits for one."""
+        """Queue the transfer for a turn, unless it is queued already."""
         if token not in self._turns:
             self._turns.append(token)
 
-    def next_turn(self, node_room: int) -> Transfer | None:
-        """Whose turn it is, if the window has room for it. The turn then passes on.
+    def next_turn(self, node_bytes_left: int) -> Transfer | None:
+        """Return the transfer whose turn it is, if its next frame fits the window.
 
-        `node_room` bytes are left of what all peers share; one frame may always be in flight.
+        It is removed from the queue. `node_bytes_left` bytes are left of the window that all peers
+        share; one frame may always be in flight.
         """
         while self._turns:
             transfer = self.transfers[self._turns[0]]
@@ -88,27 +92,26 @@ class Link:
                 continue
             if transfer.pending:
                 num_blocks = sum(len(chunk.ordinals) for chunk in self._next_chunks(transfer))
-                if not self._has_room(num_blocks * self._pair_bytes, node_room):
+                if not self._fits(num_blocks * self._pair_bytes, node_bytes_left):
                     return None
             self._turns.popleft()
             return transfer
         return None
 
     def take_chunk(self, transfer: Transfer) -> Chunk:
-        """What leaves next of a transfer whose turn it is, with something pending."""
+        """Return the next frame's chunk of a transfer that has its turn and pending chunks."""
         first, *others = self._next_chunks(transfer)
         for _ in (first, *others):
             transfer.pending.popleft()
         return first.joined(others)
 
     def _next_chunks(self, transfer: Transfer) -> list[Chunk]:
-        """What of its pending chunks goes into its next frame.
+        """Coalesce pending chunks of one layer into the next DATA frame.
 
-        What a frame costs by itself is paid for less often when several chunks of a layer share
-        one, but its bytes are checked and copied only when all of it came. So a frame may be as
-        large as what is under way before it: the first ones are small, and those behind them grow.
-        It leaves when the window has room for all of it: frames that took what room there is would
-        become small again, as whatever was small came back as room.
+        Frame size ramps up with the bytes in flight, to half the window. Larger frames cost less,
+        but a frame is verified and copied only when all of it has arrived. A frame waits until the
+        window fits all of it: filling each freed slot would keep frames small (silly-window
+        syndrome).
         """
         first = transfer.pending[0]
         if self.lane in ONE_SIDED_LANES:
@@ -127,7 +130,7 @@ class Link:
         return chunks
 
     def launch(self, token: int, chunk: Chunk) -> int:
-        """Count `chunk` as in flight; its sequence number on this connection."""
+        """Count `chunk` as in flight; return its sequence number on this connection."""
         num_bytes = len(chunk.ordinals) * self._pair_bytes
         transfer = self.transfers[token]
         self._in_flight.append(_InFlight(transfer, chunk, num_bytes))
@@ -137,7 +140,10 @@ class Link:
         return self._next_seq - 1
 
     def acknowledge(self, consumed: int) -> None:
-        """The peer took the first `consumed` DATA frames of this connection."""
+        """Record that the peer consumed the first `consumed` DATA frames of this connection.
+
+        Raises `PeerProtocolError` when fewer were sent.
+        """
         num_new = consumed - (self._next_seq - len(self._in_flight))
         if not 0 <= num_new <= len(self._in_flight):
             raise PeerProtocolError(
@@ -152,12 +158,15 @@ class Link:
                 self.has_work(transfer.token)
 
     def greet(self, offers: Iterable[str], verify: str) -> None:
-        """A HELLO leaves; of those on one connection, whichever comes first is answered."""
+        """Record a HELLO; the peer may answer any HELLO of this connection."""
         self.offered |= frozenset(offers)
         self.wanted_verify = verify
 
     def welcome(self, welcome: Welcome) -> bool:
-        """WELCOME came; whether it was due. Raises `PeerProtocolError` unless it fits the HELLO."""
+        """Accept WELCOME; return whether it was awaited.
+
+        Raises `PeerProtocolError` unless it fits the HELLO.
+        """
         if self.state is not LinkState.CONNECTING:
             return False
         lane, verify = welcome.lane, welcome.verify
@@ -165,7 +174,7 @@ class Link:
             raise PeerProtocolError(f"{self.peer} chose lane {lane!r:.40}, which was not offered")
         if verification(lane, verify, self.wanted_verify) != verify:
             raise PeerProtocolError(
-                f"{self.peer} wants to verify {verify!r}: wanted {self.wanted_verify!r} or more"
+                f"{self.peer} chose to verify {verify!r}: wanted {self.wanted_verify!r} or more"
             )
         self._advance(LinkStep.WELCOMED)
         self.lane, self.verify = lane, verify
@@ -176,14 +185,14 @@ class Link:
         return True
 
     def takes_anew(self, welcome: Welcome) -> bool:
-        """Whether a further WELCOME tells something new of the lane that was agreed on."""
+        """Return whether a further WELCOME has a new reply of the agreed lane."""
         is_new = welcome.lane == self.lane and welcome.lane_reply != self._lane_reply
         if is_new:
             self._lane_reply = welcome.lane_reply
         return is_new and self.state is LinkState.READY
 
     def break_off(self, now_s: float) -> None:
-        """The connection is gone: every chunk it had not acknowledged is to be sent again."""
+        """Record a lost connection: all its unacknowledged chunks are sent again."""
         self._advance(LinkStep.BROKEN)
         lost: dict[int, list[Chunk]] = {}
         for flight in self._in_flight:
@@ -200,11 +209,11 @@ class Link:
             self.asked_at_s = now_s
 
     def retry(self, now_s: float) -> bool:
-        """Whether a broken connection is to be opened again now."""
+        """Return whether a broken connection is to be opened again now."""
         return now_s >= self._retry_at_s and self._advance(LinkStep.RETRY)
 
     def take_ping(self, now_s: float) -> bool:
-        """Whether the peer is to be asked again now, then the next time is set.
+        """Return whether the peer is to be pinged now; if so, set the next time.
 
         HELLO is repeated too: the transport may have lost it with a connection that broke early.
         """
@@ -232,9 +241,9 @@ class Link:
             deadlines.append(self._idle_since_s + self._limits.idle_s)
         return min(deadlines)
 
-    def _has_room(self, num_bytes: int, node_room: int) -> bool:
+    def _fits(self, num_bytes: int, node_bytes_left: int) -> bool:
         return not self._in_flight or (
-            num_bytes <= node_room
+            num_bytes <= node_bytes_left
             and self.in_flight_bytes + num_bytes <= self._window_bytes
             and len(self._in_flight) < MAX_FRAMES_IN_FLIGHT
         )

@@ -1,8 +1,8 @@
 """Blocks of landings that ended while a sender on a one-sided lane may still write them.
 
-They come back when that sender has said, on the connection where it wrote, that it writes no more;
-or when that connection is over and the slabs they lie in were fenced. A fence stops every writer of
-a slab, so it waits until no landing that may be written lies there. Never on a timer.
+They are released when that sender has reported, on the connection where it wrote, that it stopped;
+or when that connection is over and the slabs that hold them were fenced. A fence stops every writer
+of a slab, so it waits until no landing that may be written is in it. Never on a timer.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ class _Entry:
 
 
 class Quarantine:
-    """By lease token. A slab is `blocks_per_slab` blocks of the pool that are fenced together."""
+    """Quarantined blocks by lease token.
+
+    A slab is `blocks_per_slab` blocks of the pool that are fenced together.
+    """
 
     def __init__(self, blocks_per_slab: int) -> None:
         self._blocks_per_slab = blocks_per_slab
@@ -45,7 +48,10 @@ class Quarantine:
         return any(block in entry.blocks for entry in self._entries.values())
 
     def release(self, token: int, generation: int, session: bytes) -> bool:
-        """Its sender writes no more; False unless this is the connection on which it wrote."""
+        """Release a lease's blocks, because its sender writes no more.
+
+        Returns False unless this is the connection on which it wrote.
+        """
         entry = self._entries.get(token)
         if entry is None or entry.session != session:
             return False
@@ -55,8 +61,9 @@ class Quarantine:
         return True
 
     def due(self, live_sessions: Iterable[bytes], written: Iterable[int]) -> dict[str, list[int]]:
-        """The slabs to fence now, ordered, by lane. `written` are the blocks of open landings that
-        may be written.
+        """Return the slabs to fence now, ordered, by lane.
+
+        `written` are the blocks of open landings that may be written.
         """
         live = set(live_sessions)
         busy = set(self._slabs_of(written))
@@ -70,7 +77,7 @@ class Quarantine:
         return {lane: sorted(slabs) for lane, slabs in due.items()}
 
     def fenced(self, lane: str, slabs: Iterable[int]) -> list[int]:
-        """Nothing written before can reach `slabs`: the tokens whose blocks are free with that."""
+        """Record that no earlier write can reach `slabs`; return the tokens that are free now."""
         clean = set(slabs)
         tokens = [
             token
@@ -82,7 +89,7 @@ class Quarantine:
         return tokens
 
     def release_all(self) -> list[int]:
-        """Nobody can write the pool any more: the tokens whose blocks are free with that."""
+        """Record that no sender can write the pool; return the tokens that are free now."""
         tokens = list(self._entries)
         for token in tokens:
             self._remove(token)

@@ -2,10 +2,10 @@
 
 A DATA frame passes, in this order: session, landing, generation, sender, bounds and sizes (here),
 once more `may_write` (here, under the lock that `revoke` takes), and only then touches memory. The
-shell verifies checksums of what it copied: a landing that they fail never lands.
+shell verifies checksums of the copied bytes: a landing with a wrong checksum never lands.
 
-A landing's hold on its blocks ends when it lands or with `Released`; see `quarantine` for those
-whose sender writes by itself.
+A landing's hold on its blocks ends when it lands or with `Released`; see `quarantine` for lanes on
+which the sender writes by itself.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _Outcome = frames.Committed | frames.Failed
 
 
 class Receiver:
-    """Every `on_…` takes `now_s` where time matters and returns effects, to be done in order.
+    """A state machine. `on_…` methods take `now_s` if time matters and return effects, in order.
 
     Calls of the connector's owner raise `ValueError` on misuse; frames of a peer never raise.
     """
@@ -56,7 +56,10 @@ class Receiver:
         verify: str = VERIFY_AUTO,
         blocks_per_slab: int | None = None,
     ) -> None:
-        """`verify` is the least that is accepted; `blocks_per_slab`: see `Quarantine`."""
+        """Make a receiver.
+
+        `verify` is the least that is accepted; `blocks_per_slab`: see `Quarantine`.
+        """
         self._me = me
         self._layout = layout
         self._limits = limits
@@ -68,7 +71,7 @@ class Receiver:
         self._verify = verify
         self._ticked_at_s = float("inf")
         self._quarantine = Quarantine(blocks_per_slab or num_blocks)
-        # So that a commit repeated after a lost answer gets the same answer again.
+        # Kept so that a commit repeated after a lost answer gets the same answer again.
         self._outcomes: OrderedDict[int, _Outcome] = OrderedDict()
 
     @property
@@ -86,6 +89,7 @@ class Receiver:
     # -- calls of the owner ----------------------------------------------------------------------
 
     def on_expect(self, ticket: Ticket, sender_deadline_s: float, now_s: float) -> None:
+        """Open a landing; `ValueError` unless the ticket is this node's, with unused blocks."""
         token, blocks = ticket.lease_token, ticket.target_block_ids
         if token in self._landings or token in self._outcomes:
             raise ValueError(f"lease {token:#x} is or was open already")
@@ -111,9 +115,9 @@ class Receiver:
         return self._close(landing, HandoffStep.REVOKE, _failed(landing, error))
 
     def on_close(self) -> Effects:
-        """Fail every landing; senders that are connected are told not to wait for anything.
+        """Fail every landing and refuse all connected senders.
 
-        Called when nobody can write the pool any more: every block is released.
+        Called when no sender can write the pool any more: every block is released.
         """
         error = HandoffFailed("the receiving connector was closed")
         effects: Effects = []
@@ -123,12 +127,15 @@ class Receiver:
         refusal = frames.Refused(error.code, str(error))
         return effects + [Reply(session.id, refusal) for session in self._sessions.all()]
 
-    # -- what the network says -------------------------------------------------------------------
+    # -- events of the network --------------------------------------------------------------------
 
     def on_frame(
         self, session_id: bytes, frame: frames.Frame, part_sizes: list[int], now_s: float
     ) -> Effects:
-        """A well-formed header came, with payload parts of these sizes behind it."""
+        """Handle a well-formed header, with payload parts of these sizes behind it.
+
+        A `PeerProtocolError` ends the session that caused it and is not raised.
+        """
         if isinstance(frame, frames.Hello):
             return self._on_hello(session_id, frame, now_s)
         session = self._sessions.get(session_id)
@@ -145,7 +152,7 @@ class Receiver:
             return self.on_malformed(session_id, error)
 
     def on_malformed(self, session_id: bytes, error: PeerProtocolError) -> Effects:
-        """What came is no frame of this protocol: its connection is not listened to any more."""
+        """Drop the session of a message that is no frame of this protocol."""
         effects: Effects = [Dropped(DropReason.MALFORMED, str(error))]
         is_known = self._sessions.get(session_id) is not None
         if is_known or isinstance(error, frames.UnknownVersion):
@@ -155,27 +162,28 @@ class Receiver:
     def on_lane(
         self, session_id: bytes, lane: str, lane_reply: bytes, offered: Iterable[str] = ()
     ) -> Effects:
-        """The answer to `OpenLane`; "" when no lane that was `offered` can be used here."""
+        """Handle the answer to `OpenLane`; "" when no `offered` lane can be used here."""
         session = self._sessions.get(session_id)
         if session is None:
             return []
         if not lane:
             self._sessions.drop(session_id)
             needs = "".join(f"; {LANE_NEEDS[name]}" for name in offered if name in LANE_NEEDS)
-            error = HandoffFailed(f"{self._me} takes KV on no lane that was offered{needs}")
+            error = HandoffFailed(f"{self._me} supports none of the offered lanes{needs}")
             return [Reply(session_id, frames.Refused(error.code, str(error)))]
         session.lane, session.lane_reply = lane, lane_reply
         session.verify = verification(lane, self._verify, session.wanted_verify)
         return [self._welcome(session)]
 
     def may_write(self, write: Write) -> bool:
-        """Whether the landing that `write` was checked against is still open."""
+        """Return whether the landing that `write` was checked against is still open."""
         landing = self._landings.get(write.data.lease_token)
         return landing is not None and landing.ticket.generation == write.data.generation
 
     def on_written(self, write: Write, sums: Sequence[int]) -> Effects:
-        """The pieces of `write` are in the pool; `sums` of its blocks where the pair verifies at
-        commit. Of a landing that was closed meanwhile it means nothing.
+        """Record that the pieces of `write` are in the pool; ignored if its landing was closed.
+
+        `sums` are those of its blocks if the pair verifies at commit.
         """
         if not self.may_write(write):
             return []
@@ -184,7 +192,7 @@ class Receiver:
         return self._complete(landing)
 
     def on_corrupt(self, write: Write, detail: str) -> Effects:
-        """A checksum was wrong."""
+        """Fail the landing of a write with a wrong checksum."""
         landing = self._landings.get(write.data.lease_token)
         if landing is None or not self.may_write(write):
             return []
@@ -197,17 +205,17 @@ class Receiver:
         self._ticked_at_s = now_s
         for session in self._sessions.silent(now_s):
             error = HandoffFailed(
-                f"{session.sender} said nothing for {self._limits.peer_timeout_s:g} s"
+                f"{session.sender} was silent for {self._limits.peer_timeout_s:g} s"
             )
             effects += self._drop_session(session.id, HandoffStep.EXPIRE, error)
         for landing in list(self._landings.values()):
             if now_s >= landing.expires_at_s:
-                error = HandoffFailed(f"no sender was heard for {landing.sender_deadline_s:g} s")
+                error = HandoffFailed(f"the sender was silent for {landing.sender_deadline_s:g} s")
                 effects += self._fail(landing, HandoffStep.EXPIRE, error)
         return effects + self._fences()
 
     def on_fenced(self, lane: str, slabs: Sequence[int], lane_reply: bytes) -> Effects:
-        """What `Fence` asked for is done; senders on the lane are told its new reply."""
+        """Release the blocks of fenced slabs; send the lane's new reply to its senders."""
         effects: Effects = []
         for session in self._sessions.all():
             if session.lane == lane and session.lane_reply != lane_reply:
@@ -292,7 +300,7 @@ class Receiver:
     def _find(
         self, session: Session, frame: frames.Begin | frames.CommitFrame
     ) -> Landing | _Outcome:
-        """The open landing that `frame` may speak to, or the answer that there is none."""
+        """Return the open landing that `frame` belongs to, or the reply that there is none."""
         landing = self._landings.get(frame.lease_token)
         outcome = self._outcomes.get(frame.lease_token)
         if landing is None and outcome is not None and outcome.generation == frame.generation:
@@ -319,7 +327,7 @@ class Receiver:
             detail = f"BEGIN of lease {landing.token:#x} on a connection before the present one"
             return [Dropped(DropReason.WRONG_SENDER, detail)]
         if landing.may_be_written and landing.session != session.id:
-            # What was written over the other connection may still arrive.
+            # Writes of the other connection may still arrive.
             error = HandoffFailed(f"the connection of {session.sender} broke while it wrote")
             failed = self._fail(landing, HandoffStep.FAIL, error)
             return [*failed, Reply(session.id, _failed(landing, error))]
@@ -357,17 +365,17 @@ class Receiver:
             and landing.ticket.generation == frame.generation
             and landing.sender in (None, session.sender)
         ):
-            # ABORTED says it all: no FAILED besides.
+            # ABORTED is the answer, so no FAILED is sent.
             if landing.session == session.id:
                 landing.session = None
-            error = HandoffFailed(f"{session.sender} gave the transfer up")
+            error = HandoffFailed(f"{session.sender} aborted the transfer")
             effects += self._fail(landing, HandoffStep.FAIL, error)
         if self._quarantine.release(frame.lease_token, frame.generation, session.id):
             effects.append(Emit(Released(frame.lease_token)))
         return effects
 
     def _complete(self, landing: Landing) -> Effects:
-        """Land it if nothing is missing."""
+        """Land the landing if nothing is missing."""
         commit = landing.complete()
         if commit is None:
             return []
@@ -379,7 +387,7 @@ class Receiver:
         return [failed, *self._close(landing, step, _failed(landing, error))]
 
     def _close(self, landing: Landing, step: HandoffStep, outcome: frames.Failed) -> Effects:
-        """End it without KV; its blocks are released, or kept until its sender is known to stop."""
+        """End a landing without KV; release or quarantine its blocks."""
         session = landing.session
         if landing.may_be_written and session is not None:
             self._quarantine.add(landing, session, landing.lane)
@@ -388,7 +396,7 @@ class Receiver:
         return [*self._forget(landing, outcome), Emit(Released(landing.token))]
 
     def _forget(self, landing: Landing, outcome: _Outcome) -> Effects:
-        """Close the landing, remember its outcome, tell its sender."""
+        """Close the landing, keep its outcome, notify its sender."""
         del self._landings[landing.token]
         for block in landing.ticket.target_block_ids:
             del self._landing_of_block[block]
@@ -399,7 +407,7 @@ class Receiver:
 
     def _fences(self) -> Effects:
         if not self._quarantine.num_blocks:
-            return []  # Nearly always; what follows looks at every block that lands.
+            return []  # Nearly always; the rest visits every landing block.
         written = [
             block
             for landing in self._landings.values()

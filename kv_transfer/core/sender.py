@@ -1,4 +1,4 @@
-"""The sending side as a machine without I/O: transfers, grouped by the decode node they go to."""
+"""The sending side as a machine without I/O: transfers, grouped by their decode node."""
 
 from __future__ import annotations
 
@@ -46,10 +46,8 @@ class _LeaseFrame(Protocol):
 
 
 class Sender:
-    """Every `on_…` takes `now_s` where time matters and returns effects, to be done in order.
-
-    Calls of the connector's owner raise `ValueError` on misuse; frames of a peer never raise.
-    """
+    """A state machine: `on_…` methods return effects, to be performed in order. Misuse by the
+    connector's owner raises `ValueError`; frames of a peer never raise."""
 
     def __init__(self, me: Incarnation, layout: KVLayout, limits: Limits) -> None:
         self._me = me
@@ -71,6 +69,7 @@ class Sender:
     # -- calls of the owner ----------------------------------------------------------------------
 
     def on_open(self, ticket: Ticket, deadline_s: float, now_s: float) -> Effects:
+        """Begin a transfer; `ValueError` for an open token or a ticket without blocks."""
         if ticket.lease_token in self._link_of:
             raise ValueError(f"lease {ticket.lease_token:#x} is open already")
         if not ticket.target_block_ids:
@@ -127,7 +126,7 @@ class Sender:
         return []
 
     def on_close(self, now_s: float) -> Effects:
-        """End every transfer; peers that can still be told are told."""
+        """End every transfer; notify the peers that can be reached."""
         effects: Effects = []
         for link in list(self._links.values()):
             for transfer in list(link.transfers.values()):
@@ -137,27 +136,27 @@ class Sender:
         self._links.clear()
         return effects
 
-    # -- what the shell knows --------------------------------------------------------------------
+    # -- events of the shell ----------------------------------------------------------------------
 
     def hello(self, peer: Peer, offers: Mapping[str, bytes], verify: str) -> frames.Hello:
-        """The frame for a `SayHello`, which leaves now."""
+        """Return the frame for a `SayHello`, and record that it is sent now."""
         link = self._links.get(peer)
         if link is not None:
             link.greet(offers, verify)
         return frames.Hello(self._me, peer.incarnation, self._layout, offers, verify)
 
     def is_sending(self, token: int) -> bool:
-        """Whether what was pushed of a transfer is of use yet: it has neither ended nor aborted."""
+        """Return whether the pieces of a transfer are still needed: not ended nor aborted."""
         link = self._link_of.get(token)
         return link is not None and link.transfers[token].state is not HandoffState.ABORTING
 
     def on_summed(self, token: int, chunk: Chunk, sums: Sequence[int]) -> None:
-        """The piece sums of each block of a chunk that leaves, for the commit's digest."""
+        """Add the piece sums of a chunk's blocks to the commit's digest."""
         link = self._link_of.get(token)
         if link is not None:
             link.transfers[token].add_sums(chunk, sums)
 
-    # -- what the network says -------------------------------------------------------------------
+    # -- events of the network --------------------------------------------------------------------
 
     def on_frame(self, peer: Peer, frame: frames.Frame, now_s: float) -> Effects:
         link = self._links.get(peer)
@@ -170,7 +169,7 @@ class Sender:
             return self.on_peer_failed(peer, error, now_s)
 
     def on_link_lost(self, peer: Peer, now_s: float) -> Effects:
-        """The connection broke. With transfers on it, it is opened again until silence ends it."""
+        """Handle a broken connection; with transfers on it, it is opened again until a timeout."""
         link = self._links.get(peer)
         if link is None:
             return []
@@ -195,7 +194,7 @@ class Sender:
             effects += self._expire(link, now_s)
             if link.is_silent(now_s):
                 error = HandoffFailed(
-                    f"{link.peer} said nothing for {self._limits.peer_timeout_s:g} s"
+                    f"{link.peer} was silent for {self._limits.peer_timeout_s:g} s"
                     + ("" if link.lane else ": is it up, and has it the same kv_key as this node?")
                 )
                 effects += self.on_peer_failed(link.peer, error, now_s)
@@ -231,7 +230,7 @@ class Sender:
                 return self._on_committed(link, frame, now_s)
             case frames.Failed(_, _, code, message):
                 error = _as_handoff(code, message)
-                effects = self._say_quiet(link, frame)
+                effects = self._report_stop(link, frame)
                 return effects + self._on_end(link, frame, HandoffStep.FAIL, error, now_s)
             case frames.Aborted():
                 error = HandoffFailed("the transfer was aborted by its sender")
@@ -244,7 +243,7 @@ class Sender:
             raise PeerProtocolError(f"{link.peer} answered as {welcome.receiver}")
         take = TakeLane(link.peer, welcome.lane, welcome.lane_reply)
         if not link.welcome(welcome):
-            # HELLO was repeated, and both were answered; or the lane's other end changed.
+            # HELLO was repeated and both were answered, or the lane's other end changed.
             return [take] if link.takes_anew(welcome) else []
         effects: Effects = [take]
         for transfer in list(link.transfers.values()):
@@ -252,7 +251,7 @@ class Sender:
         return effects + self._pump(link)
 
     def _begin(self, link: Link, transfer: Transfer, now_s: float) -> Effects:
-        """Take up a transfer on a fresh connection, wherever it was."""
+        """Begin or resume a transfer on a fresh connection."""
         if transfer.state is HandoffState.ABORTING:
             return [self._abort_frame(link, transfer)]
         if transfer.ticket.fingerprint != self._layout.fingerprint:
@@ -276,16 +275,16 @@ class Sender:
         return self._pump(link)
 
     def _pump_all(self, *, first: Link) -> Effects:
-        """Send what has room now, on `first` first: others may have waited for the node's share."""
+        """Send on all links, `first` first; the others may wait for the window they share."""
         effects = self._pump(first)
         for link in self._links.values():
             effects += self._pump(link)
         return effects
 
     def _pump(self, link: Link) -> Effects:
-        """Send while the windows have room, one chunk per transfer and turn."""
+        """Send while the windows have space, one chunk per transfer and turn."""
         effects: Effects = []
-        while link.state is LinkState.READY and (transfer := link.next_turn(self._node_room())):
+        while link.state is LinkState.READY and (transfer := link.next_turn(self._bytes_left())):
             if transfer.pending:
                 effects.append(self._launch(link, transfer))
                 link.has_work(transfer.token)
@@ -305,12 +304,12 @@ class Sender:
             verify=link.verify,
         )
 
-    def _node_room(self) -> int:
+    def _bytes_left(self) -> int:
         in_flight = sum(link.in_flight_bytes for link in self._links.values())
         return self._limits.node_window_bytes - in_flight
 
-    def _say_quiet(self, link: Link, frame: frames.Failed) -> Effects:
-        """Where this side writes by itself the receiver must hear that it has stopped."""
+    def _report_stop(self, link: Link, frame: frames.Failed) -> Effects:
+        """Report that this side, which writes the peer's pool itself, has stopped writing."""
         if link.lane not in ONE_SIDED_LANES or link.state is not LinkState.READY:
             return []
         abort = frames.Abort(frame.lease_token, frame.generation)
@@ -330,7 +329,7 @@ class Sender:
         error: HandoffFailed | None,
         now_s: float,
     ) -> Effects:
-        # An answer for a transfer that ended meanwhile, or for another generation, is late news.
+        # A late answer, for a transfer that ended meanwhile or for another generation.
         transfer = _named_by(link, frame)
         return self._end(link, transfer, step, error, now_s) if transfer else []
 
@@ -365,7 +364,7 @@ class Sender:
         return SendToPeer(link.peer, abort, is_behind_writes=True)
 
     def _question(self, link: Link) -> SenderEffect:
-        """What a live peer answers, and what keeps the leases there."""
+        """Return the frame that a live peer answers and that renews the leases there."""
         if link.state is LinkState.READY:
             return SendToPeer(link.peer, frames.Ping(tuple(link.transfers)))
         return SayHello(link.peer)
@@ -379,7 +378,7 @@ class Sender:
 
 
 def _ask_for_credit(effects: Effects) -> Effects:
-    """Whatever stopped the sender: the last of its chunks is acknowledged at once."""
+    """Ask for an immediate acknowledgement of the last chunk, because the sender stops there."""
     for index in range(len(effects) - 1, -1, -1):
         effect = effects[index]
         if isinstance(effect, SendChunk):

@@ -1,4 +1,4 @@
-"""The receiver's book of who is connected: one session per connection, begun by a good HELLO."""
+"""The receiver's record of its connections: one session per connection, begun by a valid HELLO."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from kv_transfer.core.limits import MAX_REMEMBERED_EPOCHS, Limits
 
 @dataclass(slots=True)
 class Session:
-    """One connection: who is at its other end, what was agreed, how far its DATA was consumed.
+    """One connection: its sender, the agreed lane and verification, its consumed DATA frames.
 
-    `lane` is "" until one was chosen. Of two, the one with the higher `number` was begun later.
+    `lane` is "" until one was chosen. Of two sessions, the one with the higher `number` is newer.
     """
 
     id: bytes
@@ -35,12 +35,12 @@ class Session:
     def consume(self, seq: int, num_bytes: int) -> None:
         """Count one DATA frame. Raises `PeerProtocolError` when one is missing before it."""
         if seq != self.num_consumed:
-            raise PeerProtocolError(f"DATA frame {seq} came: wanted {self.num_consumed}")
+            raise PeerProtocolError(f"DATA frame {seq} arrived: wanted {self.num_consumed}")
         self.num_consumed += 1
         self.unacknowledged_bytes += num_bytes
 
     def take_ack(self) -> Ack | None:
-        """The credit that is owed, once."""
+        """Return the credit that is owed, once."""
         if self.num_acknowledged == self.num_consumed:
             return None
         self.num_acknowledged = self.num_consumed
@@ -48,12 +48,12 @@ class Session:
         return self.last_ack()
 
     def last_ack(self) -> Ack:
-        """What `take_ack` gave last. Acks count from the connection's start: again does no harm."""
+        """Return the last credit again: it counts from the start, so repeating is harmless."""
         return Ack(self.num_acknowledged)
 
 
 class Sessions:
-    """Bounded by `limits.max_sessions`; remembers the latest epoch of recent senders."""
+    """All sessions, at most `limits.max_sessions`, and the latest epoch of recent senders."""
 
     def __init__(self, me: Incarnation, layout: KVLayout, limits: Limits) -> None:
         self._me = me
@@ -76,7 +76,11 @@ class Sessions:
         self._by_id.pop(session_id, None)
 
     def admit(self, session_id: bytes, hello: Hello, now_s: float) -> None:
-        """Begin a session; again is the same. Raises the typed error to tell the other side."""
+        """Begin a session; a repeated HELLO changes nothing.
+
+        Raises, with a code for the other side, `StaleEpoch` for another incarnation of either node,
+        `PeerProtocolError` for a second sender on one connection, and `Overloaded` at the limit.
+        """
         if hello.receiver != self._me:
             raise StaleEpoch(f"HELLO is meant for {hello.receiver}, this is {self._me}")
         latest = self._epochs.get(hello.sender.node_id, 0)
@@ -103,12 +107,12 @@ class Sessions:
         self._next_number += 1
 
     def hear_all(self, now_s: float) -> None:
-        """This process was itself asleep: whoever could not be heard meanwhile starts afresh."""
+        """Restart all deadlines, because this process itself was suspended."""
         for session in self._by_id.values():
             session.heard_at_s = now_s
 
     def silent(self, now_s: float) -> list[Session]:
-        """Sessions not heard for longer than a live sender, who pings, can be."""
+        """Return the sessions that were silent for longer than a sender that pings."""
         limit_s = self._limits.peer_timeout_s
         return [s for s in self._by_id.values() if now_s >= s.heard_at_s + limit_s]
 

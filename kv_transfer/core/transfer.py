@@ -1,4 +1,4 @@
-"""The sender's book of one transfer: what was pushed, what has yet to leave, what was promised."""
+"""The sender's record of one transfer: pushed pieces, pending chunks, the commit."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Transfer:
     """State, pending chunks and deadline of one `open`.
 
     `num_in_flight` chunks were sent and are not acknowledged. `has_promised` is whether a COMMIT
-    ever left: only then can the peer have committed. `is_begun` is whether pieces may leave on this
-    connection: on a one-sided lane not before the receiver knows whose they are.
+    was ever sent: only then can the peer have committed. `is_begun` is whether pieces may be sent
+    on this connection: on a one-sided lane not before the receiver has registered the writer.
     """
 
     def __init__(
@@ -43,13 +43,13 @@ class Transfer:
         return self.ticket.lease_token
 
     def advance(self, step: HandoffStep) -> bool:
-        """Take `step` if the table allows it; whether it did."""
+        """Apply `step` if the table allows it; return whether it did."""
         state = advance(HANDOFF_TABLE, self.state, step)
         self.state = state or self.state
         return state is not None
 
     def push(self, layer: int, ordinals: Sequence[int], source_blocks: Sequence[int]) -> None:
-        """Plan to send the pieces that were not pushed before. Raises `ValueError` on misuse."""
+        """Queue the pieces that were not pushed before. Raises `ValueError` on misuse."""
         if self.state is HandoffState.COMMITTING:
             raise ValueError(f"lease {self.token:#x}: push after commit")
         num_targets = len(self.ticket.target_block_ids)
@@ -68,7 +68,7 @@ class Transfer:
         )
 
     def commit(self, commit: Commit) -> None:
-        """Promise that nothing more is pushed. Raises `ValueError` on misuse."""
+        """Store the commit: nothing more is pushed. Raises `ValueError` on misuse."""
         if self.state is HandoffState.COMMITTING:
             raise ValueError(f"lease {self.token:#x}: committed twice")
         if len(commit.draft_token_ids) > MAX_DRAFT_TOKENS:
@@ -79,11 +79,11 @@ class Transfer:
             self._commit = commit
 
     def rewind(self, unacknowledged: Sequence[Chunk]) -> None:
-        """The connection broke: what it may have lost leaves again, in its old order."""
+        """Queue unacknowledged chunks of a broken connection again, in their old order."""
         self._is_commit_sent = False
         self.num_in_flight = 0
         if self.state is not HandoffState.ABORTING:
-            # What was joined for the old lane may be too much for a frame of the new one.
+            # A chunk joined for the old lane may be too large for a frame of the new one.
             parts = [
                 part
                 for chunk in unacknowledged
@@ -94,16 +94,16 @@ class Transfer:
             self.pending.extendleft(reversed(parts))
 
     def add_sums(self, chunk: Chunk, sums: Sequence[int]) -> None:
-        """The piece sums of each of the chunk's blocks, keys' and value's together."""
+        """Add the piece sums of the chunk's blocks, keys and values together, to the digest."""
         for ordinal, piece_sum in zip(chunk.ordinals, sums, strict=True):
             if self._summed.add(chunk.layer, ordinal):
                 self._digest = add_to_digest(self._digest, piece_sum)
 
     def take_commit(self) -> CommitFrame | None:
-        """The COMMIT frame, once per connection, when every piece was consumed.
+        """Return the COMMIT frame, once per connection, when every piece was consumed.
 
-        Not before: a source block that is reused after a transfer ended in an error might still
-        be read by what had not left yet. Without a COMMIT none of that can ever be landed.
+        Not before: a source block that is reused after a transfer ended in an error might still be
+        read by a frame that was not sent yet. Without a COMMIT none of that can ever be landed.
         """
         is_due = self.state is HandoffState.COMMITTING and not self.pending
         if not is_due or self.num_in_flight or self._is_commit_sent or self._commit is None:

@@ -1,8 +1,8 @@
 """The lane by RDMA: the sender writes the receiver's pool, then sends the header.
 
-slabs            pure: the pool divided into slabs; where a chunk's bytes lie in both pools
+slabs            pure: the pool divided into slabs; the addresses of a chunk's bytes in both pools
 aliases          other addresses for the same memory, for slabs that were fenced
-rdma_lane        both ends of the lane: registered slabs, fences, who may be written to
+rdma_lane        both ends of the lane: registered slabs, fences, targets of writes
 peer_writer      the thread that writes to one peer, in batches
 mooncake_engine  Mooncake's Transfer Engine: the only importer of it
 """

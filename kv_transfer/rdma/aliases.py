@@ -1,11 +1,11 @@
 """Further addresses for memory that is mapped already, none of which is used twice.
 
-RDMA writers name what they write by its address in the receiver's process. Memory that is to be
-out of their reach for good is given to later writers under another address.
+RDMA writers name their target by its address in the receiver's process. Memory that must be out of
+their reach for good is given to later writers under another address.
 
 A mapping of shared memory (`MAP_SHARED`, an anonymous file) can be mapped once more; private memory
-cannot. The aliases stay mapped, though unused, until all are given up: only that keeps the system
-from giving their addresses to somebody else.
+cannot. The aliases stay mapped, though unused, until all are closed: otherwise the system could
+reuse their addresses.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MREMAP_MAYMOVE = 1
 
 
 class Aliases:
-    """Of `num_bytes` at `address`, `max_count` in all."""
+    """Aliases of `num_bytes` at `address`, at most `max_count` in all."""
 
     def __init__(self, address: int, num_bytes: int, *, max_count: int) -> None:
         self._offset = address % mmap.PAGESIZE
@@ -32,7 +32,7 @@ class Aliases:
         self._made: list[int] = []
 
     def make(self) -> int:
-        """The same memory at an address of its own. Raises `OSError`."""
+        """Return a new address of the same memory. Raises `OSError`."""
         if len(self._made) >= self._max_count:
             raise OSError(f"the memory has {self._max_count} further addresses already")
         start = _LIBC.mremap(
@@ -48,7 +48,7 @@ class Aliases:
         return int(start) + self._offset
 
     def close(self) -> None:
-        """Give all of them up. Idempotent."""
+        """Unmap all of them. Idempotent."""
         for start in self._made:
             _LIBC.munmap(start, self._num_bytes)
         self._made.clear()

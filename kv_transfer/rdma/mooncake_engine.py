@@ -1,18 +1,18 @@
-"""Mooncake's Transfer Engine, as far as the RDMA lane uses it, and what is known of its ways.
+"""Mooncake's Transfer Engine, as far as the RDMA lane uses it, and its known behaviour.
 
-- It takes RDMA where it finds a device and TCP where not, whatever protocol it is asked for, and
-  reports success. So devices are looked for before, and the verbs descriptor after it was made.
-- It listens on every address, for whoever knows its port, and asks nobody who they are: whoever
-  reaches it can read and write the registered pool. The network of its devices must be closed.
-- A write that failed or timed out is not cancelled: it may arrive later, with what its source then
-  holds. Taking the target's memory key away stops it for a moment: it looks up whatever key the
-  address has then, and tries again. In its TCP mode there are no keys: that mode is refused.
-- A batch may be asked for once: the answer frees it, and a second question would end the process.
-- It knows nothing of a peer's death before `MC_TRANSFER_TIMEOUT`.
+- It uses RDMA where it finds a device and TCP where not, regardless of the protocol asked for, and
+  reports success. So this module looks for devices before, and for the verbs descriptor after.
+- It listens on every address and authenticates nobody: any host that reaches its port can read and
+  write the registered pool. The network of its devices must be closed.
+- A write that failed or timed out is not cancelled: it may arrive later, with the bytes that its
+  source then holds. Removing the target's memory key stops it only for a moment: it looks up the
+  key that the address has then, and tries again. TCP mode has no keys, so it is refused.
+- A batch may be queried once: the answer frees it, and a second query would end the process.
+- It does not notice a peer's death before `MC_TRANSFER_TIMEOUT`.
 
 Calls release the interpreter lock; waiting for a batch keeps one processor busy. So does each of
-the engine's workers, two for each device by default, while anything is written. Where processors
-are few they take them from each other, and from who computes the KV: there it gets one.
+the engine's workers, two for each device by default, while anything is written. On machines with
+few processors they compete with the computation of the KV, so there the engine gets one worker.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from kv_transfer.rdma.slabs import Range
 logger = logging.getLogger("pdserve.kv_transfer")
 
 DEVICES_FOLDER = Path("/sys/class/infiniband")
-# Read when a process makes its first engine. What an operator has set is left alone.
+# Read when a process makes its first engine. Variables that an operator has set are kept.
 ENVIRONMENT = {
     "MC_HANDSHAKE_CONNECT_TIMEOUT": "2",
     "MC_LOG_LEVEL": "WARNING",
@@ -41,14 +41,14 @@ NOT_REGISTERED = -3
 
 
 class RdmaUnavailable(Exception):
-    """This node cannot speak RDMA; the text says why."""
+    """This node cannot use RDMA; the text gives the reason."""
 
 
 class MooncakeEngine:
     """One engine. A process needs one: memory of several pools may be registered with it.
 
-    Peers reach it at `name`, `host:port` with a port of its own choice. `devices` are names
-    separated by commas; "" means all. Raises `RdmaUnavailable`.
+    Peers reach it at `name`, `host:port` with a port that it chooses. `devices` are names separated
+    by commas; "" means all. Raises `RdmaUnavailable`.
     """
 
     def __init__(self, host: str, devices: str = "") -> None:
@@ -85,7 +85,7 @@ class MooncakeEngine:
             raise OSError(f"{num_bytes} bytes of the KV pool cannot be registered: {result}")
 
     def unregister(self, address: int) -> None:
-        """Take the key away; nothing written with it arrives any more. Raises `OSError`.
+        """Remove the key, so that no write with it arrives any more. Raises `OSError`.
 
         Memory that is not registered stays so.
         """
@@ -94,25 +94,25 @@ class MooncakeEngine:
             raise OSError(f"the KV pool at {address:#x} stays registered: {result}")
 
     def can_reach(self, peer_name: str) -> bool:
-        """Whether a peer's engine answers. Takes long only where it is stopped.
+        """Return whether a peer's engine answers. Slow only where that one is stopped.
 
-        Asked before the first write, which would hold up those to everybody else meanwhile.
+        Called before the first write, which would delay the writes to all other peers meanwhile.
         """
         return bool(self._engine.send_probe(peer_name) == 0)
 
     def submit(self, peer_name: str, ranges: Sequence[Range]) -> int:
-        """Begin to write `(address here, address there, bytes)`; the batch, 0 when it failed."""
+        """Begin to write `(address here, address there, bytes)`; return the batch, 0 on failure."""
         here, there, sizes = (list(column) for column in zip(*ranges, strict=True))
         return int(self._engine.batch_transfer_async_write(peer_name, here, there, sizes))
 
     def wait(self, batch: int) -> bool:
-        """Whether all of it was written, when that is known. Never ask for a batch again."""
+        """Wait for the end of a batch; return whether all was written. Never query it again."""
         return bool(self._engine.get_batch_transfer_status([batch]) == 0)
 
 
 def _check_devices(devices: str) -> None:
     if os.environ.get(FORCE_TCP):
-        raise RdmaUnavailable(f"{FORCE_TCP} is set: Mooncake would speak TCP, which has no fence")
+        raise RdmaUnavailable(f"{FORCE_TCP} is set: Mooncake would use TCP, which has no fence")
     found = sorted(path.name for path in DEVICES_FOLDER.glob("*"))
     missing = [name for name in devices.split(",") if name and name not in found]
     if missing or not found:
@@ -123,7 +123,7 @@ def _check_devices(devices: str) -> None:
 
 
 def _num_verbs_descriptors() -> int:
-    """How many RDMA devices this process holds open."""
+    """Return how many RDMA devices this process holds open."""
     count = 0
     for descriptor in Path("/proc/self/fd").iterdir():
         try:

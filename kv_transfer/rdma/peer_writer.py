@@ -1,14 +1,14 @@
-"""The thread that writes to one peer: what is queued goes out in batches, two of them under way.
+"""The thread that writes to one peer, in batches, of which two are in flight.
 
-While one batch is waited for the next is on the wire already, so the wire does not idle; what is
-queued meanwhile is gathered into the batch after that, which begins before anything else is done.
-A header leaves when every write queued before it is done. The queue is bounded by the window of the
-connection that fills it.
+While one batch is waited for the next is on the wire already, so the wire does not idle. Writes
+that are queued meanwhile are gathered into the batch after that, which begins before anything else
+is done. A header is sent when every write queued before it is done. The queue is bounded by the
+window of the connection that fills it.
 
-A peer that dies holds its thread until the engine's own timeout, and nobody else's.
+A peer that dies blocks its own thread until the engine's timeout, and no other.
 
-The engine waits by looking again and again, which keeps a processor busy. So the first half of the
-time that a batch will probably take is slept; what was queued by then begins before the wait.
+The engine waits by polling, which keeps a processor busy. So the thread sleeps for the first half
+of the time that a batch will probably take; writes queued by then begin before the wait.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SLEPT_SHARE = 0.5
 
 
 class Engine(Protocol):
-    """What the lane needs of a transfer engine; see `MooncakeEngine`."""
+    """The part of a transfer engine that the lane needs; see `MooncakeEngine`."""
 
     @property
     def name(self) -> str: ...
@@ -47,7 +47,7 @@ class Engine(Protocol):
 
 @dataclass(slots=True)
 class _Batch:
-    """Ranges that are written together, and the headers that may leave when they are."""
+    """Ranges that are written together, and the headers that may be sent afterwards."""
 
     ranges: list[Range] = field(default_factory=list)
     headers: list[Parts] = field(default_factory=list)
@@ -60,9 +60,10 @@ class _Batch:
 
 
 class PeerWriter:
-    """Writes to the engine `peer_name`. `on_ready` is called, on the writer's thread or out of
-    `send_after`, with each header whose turn it is; or once with why a write failed, and then
-    never again. Its methods are called on one thread.
+    """Writes to the engine `peer_name`. Its methods are called on one thread.
+
+    `on_ready` is called, on the writer's thread or out of `send_after`, with each header that may
+    be sent, in order; or once with the error of a failed write, and then never again.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class PeerWriter:
         self._queue: deque[list[Range] | Parts] = deque()
         self._changed = threading.Condition()
         self._is_busy = self._is_stopped = self._is_ending = False
-        # Of the last two batches: one that was held up says little of the next.
+        # Of the last two batches, because a single delayed one does not predict the next.
         self._s_per_byte: deque[float] = deque(maxlen=2)
         self._done_at_s: float | None = None
         self._thread = threading.Thread(target=self._run, name="pdserve-rdma", daemon=True)
@@ -98,20 +99,20 @@ class PeerWriter:
             self._put(tuple(parts))
 
     def stop(self) -> None:
-        """Drop what is queued; what is under way goes on. Returns at once."""
+        """Drop queued writes; batches in flight continue. Returns at once."""
         with self._changed:
             self._is_stopped = True
             self._queue.clear()
             self._changed.notify()
 
     def end(self) -> None:
-        """Take no more, and end when what is queued is done. Returns at once."""
+        """Accept no more writes, and end when the queued ones are done. Returns at once."""
         with self._changed:
             self._is_ending = True
             self._changed.notify()
 
     def join(self, timeout_s: float) -> bool:
-        """Whether its thread ended within that time."""
+        """Wait for the thread; return whether it ended within that time."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
@@ -130,10 +131,10 @@ class PeerWriter:
         except HandoffFailed as error:
             self._give_up(error)
         except Exception as bug:
-            logger.exception("the RDMA writer to %s met a bug", self._peer_name)
-            self._give_up(HandoffFailed(f"the RDMA writer to {self._peer_name} met a bug: {bug}"))
+            logger.exception("the RDMA writer to %s failed", self._peer_name)
+            self._give_up(HandoffFailed(f"the RDMA writer to {self._peer_name} failed: {bug}"))
         for batch in under_way:
-            self._is_written(batch)  # The answer frees it.
+            self._is_written(batch)  # This frees it.
 
     def _give_up(self, error: HandoffFailed) -> None:
         with self._changed:
@@ -143,9 +144,9 @@ class PeerWriter:
             self._on_ready(self, error)
 
     def _write_all(self, under_way: deque[_Batch]) -> None:
-        """Until it is stopped. Raises `HandoffFailed` when a write fails."""
+        """Write until it is stopped. Raises `HandoffFailed` when a write fails."""
         if not self._engine.can_reach(self._peer_name):
-            raise HandoffFailed(f"nobody answers at {self._peer_name}")
+            raise HandoffFailed(f"{self._peer_name} is unreachable")
         written: _Batch | None = None
         while True:
             self._fill(under_way, may_wait=not written)
@@ -163,7 +164,7 @@ class PeerWriter:
                     raise HandoffFailed(f"{what} failed")
 
     def _fill(self, under_way: deque[_Batch], *, may_wait: bool) -> None:
-        """Begin as many batches as may be under way; where there are none, perhaps wait for one."""
+        """Begin as many batches as may be in flight; if there are none, wait for one if allowed."""
         while len(under_way) < MAX_BATCHES_UNDER_WAY:
             batch = self._take_batch(may_wait=may_wait and not under_way)
             if batch is None:
@@ -172,7 +173,7 @@ class PeerWriter:
             under_way.append(batch)
 
     def _take_batch(self, *, may_wait: bool) -> _Batch | None:
-        """What is queued, as far as one batch goes; None when there is no more to do."""
+        """Return a batch of queued writes; None when there is nothing to do."""
         with self._changed:
             self._is_busy = not may_wait
             while may_wait and not (self._queue or self._is_stopped or self._is_ending):
@@ -199,7 +200,7 @@ class PeerWriter:
             batch.submitted_at_s = time.monotonic()
             batch.id = self._engine.submit(self._peer_name, batch.ranges)
             if not batch.id:
-                raise HandoffFailed(f"a write to {self._peer_name} could not begin")
+                raise HandoffFailed(f"a write to {self._peer_name} could not be started")
 
     def _release(self, batch: _Batch) -> None:
         for parts in batch.headers:
@@ -209,7 +210,10 @@ class PeerWriter:
             self._on_ready(self, parts)
 
     def _sleep_for(self, batch: _Batch) -> None:
-        """A part of what it will probably take, at the speed of the faster one of the last two."""
+        """Sleep a part of the time that the batch will probably take.
+
+        It is estimated with the higher speed of the last two batches.
+        """
         if batch.id:
             span_s = batch.num_bytes * min(self._s_per_byte, default=0.0)
             sleep_s = self._began_at_s(batch) + SLEPT_SHARE * span_s - time.monotonic()
@@ -226,5 +230,5 @@ class PeerWriter:
         return is_written
 
     def _began_at_s(self, batch: _Batch) -> float:
-        """It has the wire since the one before was done."""
+        """Return when the batch had the wire for itself: after the end of the one before."""
         return max(batch.submitted_at_s, self._done_at_s or 0.0)

@@ -1,16 +1,16 @@
 """The lane by RDMA: both ends.
 
-The receiver registers its pool by slab and tells where it lies. The sender, whose pool is
-registered too, writes a chunk to the target blocks and lets the DATA header go when the write is
-done. So a header that arrives says that its bytes are there, and every control frame that travels
-behind the writes says that those before it are over.
+The receiver registers its pool by slab and sends the addresses. The sender, whose pool is
+registered too, writes a chunk to the target blocks and sends the DATA header when the write is
+done. So a header that arrives means that its bytes are there, and a control frame that is sent
+behind the writes means that those before it are over.
 
-A write that fails may still go on: the engine tries again for a while, and looks up whatever key
-the memory has then. So a fence takes the keys of a slab away and registers the same memory at an
-address where it never was before. Who knows only the old address can reach it no more. Senders
-that are connected are told the new one; so are those that connect later.
+A write that fails may continue: the engine retries for a while, and looks up the key that the
+memory has then. So a fence removes the keys of a slab and registers the same memory at an address
+that was never used before. A writer that knows only the old address can no longer reach it.
+Connected senders are sent the new address, and later ones get it when they connect.
 
-A peer to which a write failed is given up on this lane for `COOL_DOWN_S`.
+After a failed write a peer is not written to on this lane for `COOL_DOWN_S`.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ logger = logging.getLogger("pdserve.kv_transfer")
 
 VERSION = 1
 COOL_DOWN_S = 30.0
-# A thread each, and a queue pair for each pair of devices.
+# Each has a thread, and a queue pair for each pair of devices.
 MAX_WRITERS = 64
-# Two under way, as much again on its way to be acknowledged.
+# Two in flight, and as much again waiting for acknowledgement.
 BATCHES_PER_WINDOW = 4
 CLOSE_WITHIN_S = 2.0
 MAX_NAME_BYTES = 256
-# Each takes as many addresses, though no memory, as the pool is large.
+# Each uses as many addresses, though no memory, as the pool has bytes.
 MAX_FENCES = 256
 
 
@@ -60,10 +60,10 @@ class _Target:
 
 
 class RdmaLane:
-    """See `lane.OneSidedLane`. Raises `RdmaUnavailable` when the pool cannot be registered.
+    """A `lane.OneSidedLane`. Raises `RdmaUnavailable` when the pool cannot be registered.
 
-    A pool in private memory can only be sent from. The engine stays its owner's: others may use
-    it too.
+    A pool in private memory can only be sent from. The engine is not closed with the lane: others
+    may use it too.
     """
 
     name = "rdma"
@@ -78,11 +78,11 @@ class RdmaLane:
         clock: Clock | None = None,
     ) -> None:
         self._engine = engine
-        self._memory = pool  # What is registered must not be freed.
+        self._memory = pool  # Registered memory must not be freed.
         num_layers, _, num_blocks, piece_bytes = pool.shape
         self._pool = slabbed(num_layers, num_blocks, piece_bytes, max_slabs=max_slabs)
         self._aliases = Aliases(pool.ctypes.data, pool.nbytes, max_count=MAX_FENCES)
-        # Where the pool begins for who writes or reads a slab of it.
+        # The start of the pool for readers and writers of each slab.
         self._starts = [pool.ctypes.data] * self._pool.num_slabs
         self._spare_start = self._make_spare()
         self._batch_bytes = window_bytes // BATCHES_PER_WINDOW
@@ -112,17 +112,18 @@ class RdmaLane:
         return packed
 
     def accept(self, peer: Peer, reply: bytes) -> None:
+        """Start a writer to `peer`; `HandoffFailed` at `MAX_WRITERS`, or for a bad reply."""
         target = self._read_reply(peer, reply)
         writer, earlier = self._writers.get(peer, (None, None))
         if writer and earlier and earlier.engine_name == target.engine_name:
-            self._writers[peer] = writer, target  # It says anew where to write.
+            self._writers[peer] = writer, target  # The reply has new addresses.
             return
         self.forget(peer)
         self._leaving = [writer for writer in self._leaving if not writer.join(0)]
         if len(self._writers) + len(self._leaving) >= MAX_WRITERS:
             self._rest(peer)
             raise HandoffFailed(f"{MAX_WRITERS} peers are written to already")
-        with self._lock:  # It may fail before it is known here.
+        with self._lock:  # It may fail before it is stored here.
             writer = PeerWriter(
                 self._engine,
                 target.engine_name,
@@ -165,13 +166,13 @@ class RdmaLane:
             self._leaving.append(writer)
 
     def _on_ready(self, peer: Peer, writer: PeerWriter, ready: Parts | HandoffFailed) -> None:
-        """On any thread: a header may leave, or a write failed."""
+        """Queue a header that may be sent, or a failed write; called on any thread."""
         with self._lock:
             if self._writers.get(peer, (None,))[0] is not writer:
                 return
             if isinstance(ready, HandoffFailed):
                 self._rest(peer)
-                logger.warning("RDMA to %s failed, it rests %g s: %s", peer, COOL_DOWN_S, ready)
+                logger.warning("RDMA to %s failed, not used for %g s: %s", peer, COOL_DOWN_S, ready)
                 self._ready.append(Broken(peer, ready))
             else:
                 self._ready.append(Ready(peer, ready))
@@ -183,7 +184,7 @@ class RdmaLane:
         self._resting_until_s = resting | {peer: now_s + COOL_DOWN_S}
 
     def _read_reply(self, peer: Peer, reply: bytes) -> _Target:
-        """Raises `PeerProtocolError`."""
+        """Return the target in a peer's reply. Raises `PeerProtocolError`."""
         match _unpacked(reply):
             case [int(version), str(name), int(num_blocks), int(blocks_per_slab), [*starts]] if (
                 version == VERSION
@@ -195,7 +196,7 @@ class RdmaLane:
                 good = [start for start in starts if type(start) is int and 0 < start < 1 << 64]
                 if len(good) == len(starts) == theirs.num_slabs:
                     return _Target(name, PlacedPool(theirs, tuple(good)))
-        raise PeerProtocolError(f"{peer} does not say where to write: {reply!r:.80}")
+        raise PeerProtocolError(f"{peer} sent no valid RDMA addresses: {reply!r:.80}")
 
     # The receiver's end.
 
@@ -230,7 +231,7 @@ class RdmaLane:
         return self._reply()
 
     def close(self) -> None:
-        """What is queued may still be written for a moment; `take_ready` has what became ready."""
+        """Stop writing; queued writes may still go on for a moment, see `take_ready`."""
         writers = [writer for writer, _ in self._writers.values()]
         for writer in writers:
             writer.end()
@@ -243,17 +244,17 @@ class RdmaLane:
             for slab in sorted(self._registered):
                 self._unregister(slab)
         except OSError:
-            logger.exception("memory keys of the KV pool outlive its connector")
+            logger.exception("memory keys of the KV pool could not be removed")
         self._aliases.close()
 
     # Registered memory.
 
     def _make_spare(self) -> int | None:
-        """An address for the pool where it never was; None: there is none."""
+        """Return an address for the pool that was never used before; None if there is none."""
         try:
             return self._aliases.make()
         except OSError as error:
-            logger.info("this KV pool takes no writes by RDMA from now on: %s", error)
+            logger.info("this KV pool cannot be written by RDMA from now on: %s", error)
             return None
 
     def _register_all(self) -> None:
@@ -265,7 +266,7 @@ class RdmaLane:
             raise RdmaUnavailable(f"{error} (is the limit of locked memory too low?)") from None
 
     def _register(self, slab: int) -> None:
-        """All of a slab's regions, or none. Raises `OSError`."""
+        """Register all of a slab's regions, or none. Raises `OSError`."""
         done: list[int] = []
         try:
             for offset, num_bytes in self._pool.regions(slab):
@@ -284,7 +285,7 @@ class RdmaLane:
 
 
 def _unpacked(message: bytes) -> object:
-    """None, which no end says, when it is not msgpack."""
+    """Return the unpacked message, or None, which no valid message is, if it is not msgpack."""
     try:
         return msgpack.unpackb(message, raw=False, strict_map_key=True)
     except (ValueError, TypeError, OverflowError, RecursionError, msgpack.UnpackException):

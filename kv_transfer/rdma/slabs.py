@@ -9,12 +9,12 @@ ids in every layer, so in memory it is `2 * num_layers` regions of equal length:
       layer 1   keys          │  region  │  …
 
 Each region has a memory key of its own, so a slab can be fenced while the others are written. It is
-then written at another address than before, as if the whole pool had moved there: hence each slab
-has a `start`. A range that is written lies in one region at each end.
+then written at another address than before, as if the whole pool had moved there: so each slab has
+a `start`. A written range lies in one region at each end.
 
-How many slabs: with more of them a fence waits for fewer landings, and fewer writers have to look a
-key up again. But every write looks its region up in a list, and a peer fetches that list as a whole
-(a mebibyte at most, 0.2 to 0.3 kB for each region): hence at most `MAX_REGIONS`.
+The number of slabs: with more of them a fence waits for fewer landings, and fewer writers have to
+look a key up again. But every write searches a list for its region, and a peer fetches that list as
+a whole (a mebibyte at most, 0.2 to 0.3 kB for each region). So there are at most `MAX_REGIONS`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MAX_REGIONS = 1024
 MAX_SLABS = 16
 
 Range = tuple[int, int, int]
-"""The address where bytes lie here, the one where they go there, and how many they are."""
+"""(address here, address there, number of bytes)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +45,11 @@ class SlabbedPool:
         return -(-self.num_blocks // self.blocks_per_slab)
 
     def offset(self, layer: int, kind: int, block: int) -> int:
-        """Where a block's keys (`kind` 0) or values (1) begin."""
+        """Return the offset of a block's keys (`kind` 0) or values (1)."""
         return ((2 * layer + kind) * self.num_blocks + block) * self.piece_bytes
 
     def regions(self, slab: int) -> Iterator[tuple[int, int]]:
-        """(offset, bytes) of each region of a slab; the last slab may be smaller."""
+        """Yield (offset, bytes) of each region of a slab; the last slab may be smaller."""
         first = slab * self.blocks_per_slab
         count = min(self.blocks_per_slab, self.num_blocks - first)
         for layer in range(self.num_layers):
@@ -65,7 +65,7 @@ class PlacedPool:
     starts: tuple[int, ...]
 
     def address(self, layer: int, kind: int, block: int) -> int:
-        """Where a block's keys (`kind` 0) or values (1) begin."""
+        """Return the address of a block's keys (`kind` 0) or values (1)."""
         start = self.starts[block // self.pool.blocks_per_slab]
         return start + self.pool.offset(layer, kind, block)
 
@@ -73,7 +73,7 @@ class PlacedPool:
 def slabbed(
     num_layers: int, num_blocks: int, piece_bytes: int, *, max_slabs: int = MAX_SLABS
 ) -> SlabbedPool:
-    """A pool in as many slabs as the bounds allow."""
+    """Return a pool in as many slabs as the bounds allow."""
     num_slabs = max(1, min(max_slabs, MAX_REGIONS // (2 * num_layers), num_blocks))
     return SlabbedPool(num_layers, num_blocks, piece_bytes, -(-num_blocks // num_slabs))
 
@@ -81,9 +81,9 @@ def slabbed(
 def ranges_of(
     chunk: Chunk, target_blocks: Sequence[int], source: PlacedPool, target: PlacedPool
 ) -> list[Range]:
-    """What to write so that block `i` of the chunk gets to `target_blocks[i]`.
+    """Return the ranges that write block `i` of the chunk to `target_blocks[i]`.
 
-    Blocks that are neighbours in both pools, and in one slab of each, are one range.
+    Blocks that are adjacent in both pools, and in one slab of each, are one range.
     """
     ranges: list[Range] = []
     for first, count in _runs(chunk.source_blocks, target_blocks, source.pool, target.pool):
@@ -97,7 +97,7 @@ def ranges_of(
 def _runs(
     sources: Sequence[int], targets: Sequence[int], source: SlabbedPool, target: SlabbedPool
 ) -> list[tuple[int, int]]:
-    """(first index, count) of each run of blocks that can be written as one range."""
+    """Return (first index, count) of each run of blocks that can be written as one range."""
     runs: list[tuple[int, int]] = []
     previous = (-2, -2)
     for index, pair in enumerate(zip(sources, targets, strict=True)):

@@ -1,10 +1,10 @@
-"""Mapping a file in memory so that the kernel may use pages of 2 MiB for it.
+"""Map a file in memory so that the kernel may use pages of 2 MiB for it.
 
-A transfer touches memory that was not touched for long. With pages of 4 KiB a third of its time
-goes into finding out where each of them is. The kernel joins them only where the address and the
-place in the file agree modulo the large page, which the standard library cannot ask for.
+A transfer touches memory that has not been used recently. With pages of 4 KiB address translation
+takes a third of its time. The kernel uses large pages only if the address and the offset in the
+file agree modulo the large page, which the standard library cannot ask for.
 
-What cannot be had is done without: the memory is the same, only slower.
+Without large pages the memory is the same, only slower.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LIBC.mmap.argtypes = (
     ctypes.c_long,
 )
 _FAILED = ctypes.c_void_p(-1).value
-# Linux; the standard library has no names for them.
+# Linux constants; the standard library has no names for them.
 _MAP_FIXED, _MAP_NORESERVE = 0x10, 0x4000
 _MADV_COLLAPSE = 25
 
@@ -43,7 +43,7 @@ class FileMapping:
 
     def __init__(self, fd: int, num_bytes: int, *, is_writable: bool) -> None:
         prot = mmap.PROT_READ | (mmap.PROT_WRITE if is_writable else 0)
-        # Addresses to choose from. They are unmapped with this object, whatever is mapped there.
+        # A range of addresses to choose from; unmapped with this object, with all mapped there.
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
         self._addresses = mmap.mmap(-1, num_bytes + HUGE_PAGE_BYTES, flags, prot)
         whole = np.frombuffer(self._addresses, np.uint8)
@@ -57,16 +57,16 @@ class FileMapping:
         self.memory: npt.NDArray[np.uint8] = whole[self._start : self._start + num_bytes]
 
     def advise(self, option: int) -> None:
-        """`madvise` for the whole of it. Raises `OSError`."""
+        """Apply `madvise` to all of it. Raises `OSError`."""
         self._addresses.madvise(option, self._start, self.memory.size)
 
     def want_huge_pages(self) -> None:
-        """Use them for what is touched from now on, where the system allows it."""
+        """Use huge pages for memory that is touched from now on, where the system allows it."""
         if hasattr(mmap, "MADV_HUGEPAGE"):
             with contextlib.suppress(OSError):
                 self.advise(mmap.MADV_HUGEPAGE)
 
     def join_pages(self) -> None:
-        """Make huge pages of what was touched before. About half a second per GiB."""
-        with contextlib.suppress(OSError):  # Linux before 6.1 does not know it.
+        """Convert memory that was touched before to huge pages. About half a second per GiB."""
+        with contextlib.suppress(OSError):  # Linux before 6.1 does not support it.
             self.advise(_MADV_COLLAPSE)

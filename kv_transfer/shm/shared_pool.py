@@ -1,18 +1,18 @@
 """A KV pool in shared memory: one process allocates it, others on the same host read it.
 
 It is an anonymous file (`memfd_create`) that has no name in any file system: the kernel frees it
-with the last process that has it open or mapped, however that process ended. A reader finds it as
-`/proc/PID/fd/FD`. Where process ids mean other processes (another container), or that file may
-not be opened (another user), there is nothing to be found, and the two use another lane.
+with the last process that has it open or mapped, however that process ended. A reader opens it as
+`/proc/PID/fd/FD`. If process ids mean other processes (another container), or the file may not be
+opened (another user), the reader finds no such pool, and the two use another lane.
 
     page 0      magic, version, nonce, size of the pool in bytes
     page 1 …    the pool
 
-Only integers travel, so a stranger can name nothing but a file that some process has open. It is
-looked at without being opened (`O_PATH`); then it must be an anonymous file that can never shrink
-(its seals say so), or else reading it could kill the reader; then its first page must hold the
-nonce that came with the offer, so that it is the pool that was offered, and not what has its
-numbers now.
+An offer consists of integers, so a hostile sender can at most name a file that some process has
+open. The reader inspects it without opening it (`O_PATH`). It must be an anonymous file that can
+never shrink (its seals guarantee that), since otherwise reading it could kill the reader. Then its
+first page must hold the nonce of the offer, which proves that the numbers still name the offered
+pool.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _LARGEST_INT = (1 << 63) - 1
 
 
 class NotShared(Exception):
-    """A pool that was offered cannot be read from here; the text says why."""
+    """A pool that was offered cannot be read from here; the text gives the reason."""
 
 
 class SharedPool:
@@ -57,15 +57,15 @@ class SharedPool:
     """
 
     def __init__(self, num_bytes: int, *, is_touched: bool) -> None:
-        """`is_touched`: take all of the memory now, not when it is first written.
+        """Allocate; with `is_touched` all of the memory now, not when it is first written.
 
         Raises `OSError` where the system has no such memory, or not enough.
         """
         if not hasattr(os, "memfd_create"):
             raise OSError("this system has no memfd_create")
         if is_touched:
-            # The size alone decides here, as for private memory: else a size that the machine
-            # does not have would be found out by the kernel's killing this process.
+            # This checks the size alone, as for private memory. Otherwise a size that the machine
+            # does not have would only show when the kernel kills this process.
             mmap.mmap(-1, num_bytes).close()
         self._num_bytes = num_bytes
         self._nonce = secrets.token_bytes(_NONCE_BYTES)
@@ -92,12 +92,12 @@ class SharedPool:
         return whole
 
     def __del__(self) -> None:
-        # The file lives on in its mappings.
+        # The file stays alive in its mappings.
         if hasattr(self, "_fd"):
             os.close(self._fd)
 
     def offer(self, num_blocks: int) -> bytes:
-        """What a process on this host needs to find the pool, which holds `num_blocks`."""
+        """Return what a process on this host needs to find the pool, which holds `num_blocks`."""
         packed: bytes = msgpack.packb(
             [_VERSION, os.getpid(), self._fd, self._nonce, self._num_bytes, num_blocks]
         )
@@ -105,11 +105,11 @@ class SharedPool:
 
 
 def _touch(whole: FileMapping, fd: int) -> None:
-    """Take all of the memory, and enter it into this process's page tables. Raises `OSError`."""
+    """Allocate all of the memory and map it in this process. Raises `OSError`."""
     try:
         whole.advise(_MADV_POPULATE_WRITE)
     except OSError as error:
-        if error.errno != errno.EINVAL:  # Linux before 5.14 does not know it.
+        if error.errno != errno.EINVAL:  # Linux before 5.14 does not support it.
             raise
         os.posix_fallocate(fd, 0, whole.memory.size)
 
@@ -124,7 +124,7 @@ class _Offer:
 
 
 def map_pool(offer: bytes, layout: KVLayout) -> Bytes:
-    """The pool that `offer` describes, read-only `[num_layers, 2, num_blocks, piece_bytes]`.
+    """Return the offered pool, read-only, as `[num_layers, 2, num_blocks, piece_bytes]`.
 
     Raises `NotShared`, whatever `offer` is. The memory stays readable until the array and all its
     views are gone, also when its owner dies.
@@ -146,7 +146,7 @@ def map_pool(offer: bytes, layout: KVLayout) -> Bytes:
         raise NotShared(f"process {offered.pid} shares no such memory: {error}") from None
     wanted = _HEADER.pack(_MAGIC, _VERSION, offered.nonce, offered.num_bytes)
     if whole[: _HEADER.size].tobytes() != wanted:
-        raise NotShared(f"what process {offered.pid} shares is another pool")
+        raise NotShared(f"process {offered.pid} shares another pool")
     return whole[mmap.PAGESIZE :].reshape(
         layout.num_layers, 2, offered.num_blocks, layout.piece_bytes
     )
@@ -162,17 +162,17 @@ def _unpack(offer: bytes) -> _Offer:
     _, pid, fd, nonce, num_bytes, num_blocks = fields
     numbers = (pid, fd, num_bytes, num_blocks)
     if not all(type(number) is int and 0 <= number <= _LARGEST_INT for number in numbers):
-        raise NotShared("the offer holds what is no number")
+        raise NotShared("the offer holds a value that is not a number")
     if type(nonce) is not bytes or len(nonce) != _NONCE_BYTES or num_blocks == 0:
         raise NotShared("the offer has no nonce, or no blocks")
     return _Offer(pid, fd, nonce, num_bytes, num_blocks)
 
 
 def _open_sealed(offered: _Offer) -> int:
-    """A descriptor to map; raises `NotShared` or `OSError` unless mapping is safe."""
+    """Return a descriptor to map; raise `NotShared` or `OSError` unless mapping is safe."""
     path_fd = os.open(f"/proc/{offered.pid}/fd/{offered.fd}", os.O_PATH | os.O_CLOEXEC)
     try:
-        # What `path_fd` is open on is not looked up again: nobody can exchange it any more.
+        # Opened through `path_fd`, not by name again: so the file cannot be exchanged meanwhile.
         if not stat.S_ISREG(os.fstat(path_fd).st_mode):
             raise NotShared(f"file {offered.fd} of process {offered.pid} is not memory")
         link = Path(f"/proc/self/fd/{path_fd}")

@@ -1,16 +1,16 @@
 """The lane between nodes of one host: DATA frames name blocks, the receiver copies them.
 
 The sender's pool is shared memory that receivers map read-only. The receiver stays the only writer
-of its own pool, so nothing that a sender does, late or never, changes a block there: a frame of an
-old generation is dropped before memory is touched, as on every lane.
+of its own pool, so a sender that is late or stops changes no block there: a frame of an old
+generation is dropped before memory is touched, as on every lane.
 
-The source may change while it is copied, when its transfer has ended without the receiver knowing
-yet. Such bytes are never landed: COMMIT leaves a sender only when every piece was acknowledged,
-that is copied, while the blocks were still held for the transfer. Checksums are computed by the
-sender in its pool and by the receiver of what it copied: they find what else may go wrong.
+The source may change while it is copied, if its transfer has ended and the receiver does not know
+it yet. Such bytes are never landed: a sender sends COMMIT only when every piece was acknowledged,
+that is copied, while the blocks were still held for the transfer. The sender computes checksums in
+its pool and the receiver of the copied bytes, to find any other error.
 
-A sender that dies leaves its memory readable to those who have it mapped. They let go of it when
-the session ends, which its silence brings about.
+When a sender dies, its memory stays readable for receivers that have it mapped. They unmap it when
+the session ends, which the sender's silence causes.
 """
 
 from __future__ import annotations
@@ -31,14 +31,15 @@ logger = logging.getLogger("pdserve.kv_transfer")
 
 
 class ShmLane:
-    """See `lane.CopyingLane`."""
+    """A `lane.CopyingLane`."""
 
     name = "shm"
 
     def __init__(self, layout: KVLayout, shared: SharedPool | None = None) -> None:
-        """`shared` holds the connector's own pool; None: this end only receives.
+        """Make the lane.
 
-        Raises `ValueError` when it holds something else.
+        `shared` holds the connector's own pool; None: this end only receives. Raises `ValueError`
+        when it holds another pool.
         """
         self._rows = PieceRows()
         self._layout = layout
@@ -84,14 +85,18 @@ class ShmLane:
         return self._rows.copy_blocks(write, self._source_of[write.session], pool)
 
     def _check_sources(self, write: Write) -> None:
-        """By itself, since an error keeps what its frames name, and this memory must go in time."""
+        """Raise `PeerProtocolError` for blocks outside the sender's pool.
+
+        A function of its own: a traceback keeps its frames' variables alive, and the mapped memory
+        must be released in time.
+        """
         num_blocks = self._source_of[write.session].shape[2]
         last = max(write.data.source_blocks)
         if last >= num_blocks:
             raise PeerProtocolError(f"source block {last}: the sender's pool has {num_blocks}")
 
     def drop(self, session: bytes) -> None:
-        # The memory goes with the last view of it.
+        # The memory is unmapped with the last view of it.
         self._source_of.pop(session, None)
 
     def close(self) -> None:

@@ -166,7 +166,7 @@ class FakeOneSidedLane:
                 raise HandoffFailed(f"{peer} left the fabric")
             stream = self._streams.get(peer)
             if stream is not None and stream.target is target:
-                stream.keys = tuple(keys)  # It says anew where to write.
+                stream.keys = tuple(keys)  # The reply has new addresses.
                 return
             self._streams[peer] = _Stream(self, peer, target, tuple(keys))
 

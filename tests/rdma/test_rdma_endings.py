@@ -86,7 +86,7 @@ def test_a_prefill_node_that_ends_in_the_middle_of_a_write(
         child.tell(ticket)
         wire.wait_loss()
         child.stop() if does_wake else child.kill()
-        assert "p#1 said nothing" in str(decode.wait_failed())
+        assert "p#1 was silent" in str(decode.wait_failed())
         decode.assert_books_are_empty()
         decode.pool[:] = NEW_OWNER
         wire.heal()

@@ -23,7 +23,6 @@ from tests.unit.test_tidy import name_of, python_files
 NOT_YET = (
     "bench/",
     "http_serving/",
-    "kv_transfer/",
     "node/",
     "pdserve/",
     "placement/",

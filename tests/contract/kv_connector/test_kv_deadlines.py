@@ -22,7 +22,7 @@ def test_abort_before_anybody_answers(cluster: Cluster) -> None:
     )
     prefill.connector.open(ticket, deadline_s=30)
     prefill.connector.abort(ticket.lease_token)
-    assert "said nothing" in str(error_of(prefill.wait_event()))
+    assert "was silent" in str(error_of(prefill.wait_event()))
     assert_ended_once(prefill)
 
 
@@ -59,7 +59,7 @@ def test_a_commit_nobody_can_fulfil_ends_at_the_deadline(cluster: Cluster) -> No
     clock.advance(1.0)
     prefill.look_at_the_time()
     assert "by the deadline" in str(error_of(prefill.wait_event()))
-    assert "gave the transfer up" in str(decode.wait_failed())
+    assert "aborted the transfer" in str(decode.wait_failed())
     assert_ended_once(prefill, decode)
 
 
@@ -68,7 +68,7 @@ def test_a_landing_without_a_sender_expires(cluster: Cluster) -> None:
     decode = cluster.node("d")
     ticket = cluster.ticket(decode, [1])
     decode.connector.expect(ticket, sender_deadline_s=0.1)
-    assert "no sender was heard for 0.1 s" in str(decode.wait_failed())
+    assert "the sender was silent for 0.1 s" in str(decode.wait_failed())
     assert_ended_once(decode)
 
 

@@ -47,7 +47,7 @@ def test_abort_by_the_sender(cluster: Cluster, pushed_layers: list[int]) -> None
     prefill.push_all(ticket, [4, 5, 6], layers=pushed_layers)
     prefill.connector.abort(ticket.lease_token)
     assert "aborted" in str(error_of(prefill.wait_event()))
-    assert "p#1 gave the transfer up" in str(decode.wait_failed())
+    assert "p#1 aborted the transfer" in str(decode.wait_failed())
     assert_ended_once(prefill, decode)
 
 
@@ -78,7 +78,7 @@ def test_a_transfer_that_was_given_up_stops_within_one_chunk(
         goes_on.set()
         closing.join(WAIT_S)
     error_of(prefill.wait_event())
-    assert "p#1 gave the transfer up" in str(decode.wait_failed())
+    assert "p#1 aborted the transfer" in str(decode.wait_failed())
     assert prefill.connector.statistics().bytes_sent == 2 * PAIR_BYTES
     if ending == "abort":
         # Nothing is missing on the connection: the next one goes over it.
@@ -104,7 +104,7 @@ def test_a_bug_on_the_connectors_thread_ends_everything_all_the_same(
     prefill.push_all(ticket, [4, 5, 6])
     assert "closed" in str(error_of(prefill.wait_event()))
     assert "closed" in str(prefill.wait_failed())
-    assert "gave the transfer up" in str(decode.wait_failed())
+    assert "aborted the transfer" in str(decode.wait_failed())
     # Its owner heard of it before anything that it cannot be sure of.
     assert [(str(error), num_events) for error, num_events in prefill.failures] == [("a bug", 0)]
     assert decode.failures == []
@@ -320,7 +320,7 @@ def test_closing_the_sender(cluster: Cluster) -> None:
     prefill.push_all(ticket, [4, 5, 6], layers=[0])
     prefill.connector.close()
     assert "closed" in str(error_of(prefill.wait_event()))
-    assert "gave the transfer up" in str(error_of(decode.wait_event()))
+    assert "aborted the transfer" in str(error_of(decode.wait_event()))
     with pytest.raises(ValueError, match="closed"):
         prefill.connector.open(ticket, deadline_s=1)
     assert_ended_once(prefill, decode)

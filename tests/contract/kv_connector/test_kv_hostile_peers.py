@@ -291,7 +291,7 @@ def test_data_out_of_sequence_ends_the_session(
     raw.send(data_frame(zmq_cluster.ticket(decode, [1]), seq=1), b"k" * P, b"v" * P)
     answer = raw.answer()
     assert isinstance(answer, frames.Refused)
-    assert "DATA frame 1 came: wanted 0" in answer.message
+    assert "DATA frame 1 arrived: wanted 0" in answer.message
 
 
 @pytest.mark.parametrize("frame", [frames.Pong(), frames.Ack(3), WELCOME])

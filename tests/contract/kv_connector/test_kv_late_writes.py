@@ -347,6 +347,6 @@ def test_a_sender_that_closes_says_so_when_its_last_write_is_done(
     monkeypatch.setattr(FakeOneSidedLane, "close", write_what_is_queued_then_close)
     prefill.connector.close()
     assert "closed" in str(error_of(prefill.wait_event()))
-    assert "p#1 gave the transfer up" in str(decode.wait_failed())
+    assert "p#1 aborted the transfer" in str(decode.wait_failed())
     assert kind.one_sided[1].fences == []
     assert_ended_once(prefill, decode)

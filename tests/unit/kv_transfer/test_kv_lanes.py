@@ -124,7 +124,7 @@ def test_a_pair_with_no_lane_in_common_fails_typed(
     ticket = cluster.ticket(decode, [1])
     prefill.connector.open(ticket, deadline_s=30)
     error = error_of(prefill.wait_event())
-    assert "d#1 takes KV on no lane that was offered" in str(error)
+    assert "d#1 supports none of the offered lanes" in str(error)
     assert decode.connector.statistics().sessions_open == 0
 
 
@@ -153,7 +153,7 @@ def test_less_verification_than_was_asked_for_is_not_taken(
     send(prefill, decode, cluster.ticket(decode, [1]), [4])
     error = error_of(prefill.wait_event())
     assert error.code == "peer_protocol_error"
-    assert "wants to verify 'off': wanted 'commit' or more" in str(error)
+    assert "chose to verify 'off': wanted 'commit' or more" in str(error)
 
 
 def lie_in_welcome(monkeypatch: pytest.MonkeyPatch, **changes: object) -> None:
@@ -237,7 +237,7 @@ def test_a_pair_that_falls_back_says_and_counts_it_once_and_tries_again(
             assert time.monotonic() < deadline_s
             handoff(cluster, prefill, decode)
     assert fallbacks() == {("rdma", "write_failed"): 2}
-    assert len([line for line in caplog.messages if "is tried again" in line]) == 2
+    assert len([line for line in caplog.messages if "is offered again" in line]) == 2
 
 
 def test_a_pair_that_never_agreed_on_a_lane_says_so_once(

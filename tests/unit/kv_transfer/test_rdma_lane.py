@@ -334,7 +334,7 @@ def test_a_target_outside_the_peers_pool(ends: Ends) -> None:
     ],
 )
 def test_a_reply_that_says_nothing_sensible(ends: Ends, reply: bytes) -> None:
-    with pytest.raises(PeerProtocolError, match="where to write"):
+    with pytest.raises(PeerProtocolError, match="no valid RDMA addresses"):
         ends.sender.accept(PEER, reply)
 
 
