@@ -1,9 +1,9 @@
 """The configuration of one process: frozen, validated as a whole, read once at the edge.
 
 Each field declares its help text and the values that it may have, so that flags, `PDSERVE_…`
-variables, the TOML file, `--help` and error messages come from one place. `problems()` returns
-every broken rule, not only the first; each names all values that enter it and what would satisfy
-it.
+variables, the TOML file, `--help` and error messages come from one place. The first line of a
+section's docstring is its title in `--help`. `problems()` returns every broken rule, not only the
+first; each names all values that enter it and what would satisfy it.
 """
 
 from __future__ import annotations
@@ -53,11 +53,14 @@ _IDENTIFIER = Form("letters, digits and underscores", str.isidentifier)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig(Section):
-    """Where a process listens, and what it logs."""
+    """Where this process listens, and what it logs."""
 
     host: str = setting("127.0.0.1", "address to listen on")
     port: int = setting(
-        0, "HTTP port of a router (0: 8000), gRPC port of a node (0: any free port)", between=_PORTS
+        0,
+        "HTTP port of a router, gRPC port of a node",
+        note="0: 8000 for a router, any free port for a node",
+        between=_PORTS,
     )
     kv_port: int = setting(0, "KV port of a decode node", note="0: any free port", between=_PORTS)
     metrics_port: int = setting(
@@ -71,13 +74,13 @@ class ServerConfig(Section):
     )
     log_format: str = setting("human", "how log lines are written", one_of=("human", "json"))
     drain_timeout_s: float = setting(
-        30.0, "after SIGTERM, requests can go on for this time", unit="seconds", between=(0, 3600)
+        30.0, "requests are handed over this long after SIGTERM", unit="seconds", between=(0, 3600)
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig(Section):
-    """Which model is served, and in which form it is held in memory."""
+    """Which model is served."""
 
     model: str = setting("", "checkpoint", form=_CHECKPOINT)
     served_model_name: str = setting("", "name in the API", note="default: the checkpoint's name")
@@ -91,7 +94,7 @@ class ModelConfig(Section):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig(Section):
-    """The engine's budgets and its memory."""
+    """Budgets and memory of a node."""
 
     max_num_seqs: int = setting(32, "maximum number of running sequences", between=(1, 4096))
     max_num_batched_tokens: int = setting(
@@ -144,7 +147,7 @@ class HandoffConfig(Section):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementConfig(Section):
-    """The placement store and the policy that chooses nodes."""
+    """Which node runs a request."""
 
     redis_url: str = setting(
         "redis://127.0.0.1:6379/0", "address of the placement store", form=_REDIS_URL
@@ -183,7 +186,7 @@ class ApiConfig(Section):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SecurityConfig(Section):
-    """What protects a process that other machines can reach."""
+    """What protects this process from others on the network."""
 
     keys: str = setting(
         "", "this process's folder made by `pdserve keys init`: DIR/router or DIR/node"

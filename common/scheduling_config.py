@@ -10,7 +10,7 @@ from common.token_budget import DEFAULT_NUM_SPECULATIVE_TOKENS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulingConfig(Section):
-    """Which sequence runs next, which blocks are kept back, and which sequence is preempted."""
+    """Which request runs next, and which one is preempted."""
 
     reservation_policy: str = setting(
         "global_ratio",
@@ -122,14 +122,14 @@ class SchedulingConfig(Section):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculationConfig(Section):
-    """Draft tokens: how they are proposed, and how many at most."""
+    """How draft tokens are proposed, and how many at most."""
 
     speculative_method: str = setting(
         "none", "how draft tokens are proposed", one_of=tuple(DEFAULT_NUM_SPECULATIVE_TOKENS)
     )
     # No drafter is right more often in a row: a larger number is a typing error.
     num_speculative_tokens: int = setting(
-        0, "maximum number of drafts in a step", note="0: what suits the method", between=(0, 64)
+        0, "maximum drafts per sequence and step", note="0: what suits the method", between=(0, 64)
     )
     speculative_model: str = setting(
         "", "mtp: a safetensors file with the head", note="default: the one made for the checkpoint"

@@ -21,7 +21,10 @@ def _is_grpc_url(url: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracingConfig(Section):
-    """OpenTelemetry traces. The exporter reads its other settings from `OTEL_…` variables."""
+    """Where traces of requests are sent, and for how many.
+
+    The exporter reads its other settings from `OTEL_…` variables.
+    """
 
     otel_endpoint: str = setting(
         "",

@@ -14,9 +14,9 @@ from pdserve import __version__
 from pdserve.configuration.help_text import (
     EXAMPLES,
     INTRODUCTION,
-    SECTION_TITLES,
     HelpFormatter,
     option_help,
+    section_title,
 )
 from pdserve.configuration.options import ROLE, SECTIONS, Option, options_of
 
@@ -132,7 +132,7 @@ def _add_router(command: argparse.ArgumentParser) -> None:
         "--api-key",
         metavar="TEXT",
         default=argparse.SUPPRESS,
-        help="the router's key, when it wants one (default: the variable PDSERVE_API_KEY)",
+        help="the router's API key, if it requires one (default: the variable PDSERVE_API_KEY)",
     )
 
 
@@ -217,7 +217,7 @@ def _add_sections(
 ) -> None:
     for section in SECTIONS:
         options: Iterable[Option] = options_of(section)
-        group = command.add_argument_group(SECTION_TITLES[section])
+        group = command.add_argument_group(section_title(section))
         for option in options:
             if option.key not in without:
                 group.add_argument(option.flag, **_grammar(option, defaults))

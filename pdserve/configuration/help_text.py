@@ -7,22 +7,9 @@ import shutil
 
 from common.setting import joined_by_or
 from pdserve.configuration.option_values import shown_value
-from pdserve.configuration.options import Option, Value
+from pdserve.configuration.options import SECTIONS, Option, Value
 
 INTRODUCTION = "Serve large language models with prefill and decode on different nodes."
-
-SECTION_TITLES = {
-    "server": "server: where this process listens, and what it logs",
-    "model": "model: what is served",
-    "engine": "engine: budgets and memory of a node",
-    "scheduling": "scheduling: which request runs next, and which one is preempted",
-    "speculation": "speculation: draft tokens",
-    "handoff": "handoff: from prefill to decode",
-    "placement": "placement: which node runs a request",
-    "api": "api: the router's HTTP API",
-    "tracing": "tracing: OpenTelemetry spans of requests",
-    "security": "security: what protects this process from others on the network",
-}
 
 _SOURCES = """\
 Every setting is also a variable and a key of the TOML file: --max-num-seqs 8,
@@ -132,6 +119,12 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
         if action.nargs == "?":
             return str(action.metavar or default_metavar)
         return super()._format_args(action, default_metavar)
+
+
+def section_title(section: str) -> str:
+    """Return the section's name and the first line of its docstring."""
+    line = (SECTIONS[section].__doc__ or "").partition("\n")[0].rstrip(".")
+    return f"{section}: {line[:1].lower()}{line[1:]}"
 
 
 def option_help(option: Option, default: Value) -> str:
