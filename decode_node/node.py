@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from common.config import Config
 from common.ids import Incarnation, new_lease_token
-from decode_node.profile import profile_of
+from common.nodes import Role
 from decode_node.request_flow import DecodeFlow, LandingPlace
 from engine.core.scheduler import Scheduler
 from node.node_parts import LoadedModel, MakeFlow, NodeConnector
@@ -13,6 +13,10 @@ from node.self_description import flow_limits, kv_description
 
 def decode_flow_maker(config: Config) -> MakeFlow:
     """Return what makes the flow of a decode or mixed node with this configuration."""
+
+    # A mixed node prefills every prompt itself.
+    is_mixed = config.role is Role.MIXED
+    threshold = None if is_mixed else config.handoff.local_prefill_threshold
 
     def make(
         scheduler: Scheduler,
@@ -23,7 +27,7 @@ def decode_flow_maker(config: Config) -> MakeFlow:
         return DecodeFlow(
             scheduler,
             flow_limits(config, model),
-            profile=profile_of(config),
+            local_prefill_threshold=threshold,
             place=LandingPlace(
                 node=incarnation,
                 kv_endpoint=connector.endpoint,

@@ -16,7 +16,6 @@ from common.blocks import blocks_for
 from common.errors import HandoffFailed, Overloaded
 from common.ids import Incarnation
 from common.request import RequestOutput
-from decode_node.profile import DecodeProfile
 from engine.core.planned_step import PlannedStep, StepOutput
 from engine.core.scheduler import Scheduler
 from engine.core.sequence import Sequence
@@ -50,19 +49,23 @@ class LandingPlace:
 
 
 class DecodeFlow(NodeFlow):
-    """Decisions of a decode or mixed node. `new_lease_token` draws for the flow."""
+    """Decisions of a decode or mixed node.
+
+    A prompt with at most `local_prefill_threshold` uncached tokens is computed here, without a
+    prefill node; None: every prompt is. `new_lease_token` draws random tokens for the flow.
+    """
 
     def __init__(
         self,
         scheduler: Scheduler,
         limits: FlowLimits,
         *,
-        profile: DecodeProfile,
+        local_prefill_threshold: int | None,
         place: LandingPlace,
         new_lease_token: NewLeaseToken,
     ) -> None:
         super().__init__(scheduler, limits)
-        self._profile = profile
+        self._local_prefill_threshold = local_prefill_threshold
         self._place = place
         self._new_lease_token = new_lease_token
         self._generation = 0
@@ -84,7 +87,7 @@ class DecodeFlow(NodeFlow):
             message.must_prefill_locally
             or request.output_token_ids
             or self._ends_with_first_token(sequence)
-            or self._profile.prefills_locally(sequence.num_prompt - num_cached)
+            or self._prefills_locally(sequence.num_prompt - num_cached)
         ):
             attempt.answer = StartedLocally(num_cached)
             self.attempts.add(attempt)
@@ -97,6 +100,10 @@ class DecodeFlow(NodeFlow):
         self.attempts.add(attempt)
         self.scheduler.add(sequence)
         return []
+
+    def _prefills_locally(self, num_uncached: int) -> bool:
+        limit = self._local_prefill_threshold
+        return limit is None or num_uncached <= limit
 
     def _on_reserved(self, step: PlannedStep, now_s: float) -> list[Effect]:
         effects: list[Effect] = []

@@ -7,7 +7,6 @@ that, so drafts are trimmed before a sequence is preempted.
 
 from __future__ import annotations
 
-from engine.core.policies.block_needs import new_blocks
 from engine.core.policies.victims import (
     headroom_blocks,
     lowest_priority_first,
@@ -52,6 +51,18 @@ def plan_decodes(
             num_new = num_with_drafts
         budget.plan_decode(sequence, num_new, num_drafts)
     return decoding
+
+
+def new_blocks(
+    num_computed: int, num_tokens: int, lookahead: int, num_held: int, block_size: int
+) -> int:
+    """Return the blocks to add so that `num_tokens` more tokens and `lookahead` slots fit.
+
+    `lookahead` counts tokens, not blocks, and is 0 unless the step samples: chunks in the middle of
+    a prompt draft nothing. Never negative: a table that is longer than needed stays as it is.
+    """
+    missing = -(-(num_computed + num_tokens + lookahead) // block_size) - num_held
+    return missing if missing > 0 else 0
 
 
 def _blocks_needed(sequence: SequenceView, num_drafts: int, block_size: int) -> int:

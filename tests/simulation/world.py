@@ -19,7 +19,6 @@ from common.errors import Draining, Overloaded
 from common.ids import Incarnation
 from common.request import GenerationRequest, RequestOutput
 from common.token_budget import num_speculative_tokens
-from decode_node.profile import DecodeProfile
 from decode_node.request_flow import DecodeFlow, LandingPlace
 from engine.core.block_pool import BlockUse
 from engine.core.plan import OnLayer, Runner
@@ -248,7 +247,7 @@ class World:
             return DecodeFlow(
                 scheduler,
                 _limits(size, runner),
-                profile=DecodeProfile(local_prefill_threshold=threshold),
+                local_prefill_threshold=threshold,
                 place=LandingPlace(
                     node=me,
                     kv_endpoint=FakeConnector.endpoint,

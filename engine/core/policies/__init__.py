@@ -5,6 +5,5 @@ fixed_blocks        the same number of blocks for every sequence
 ratio_reservations  a share of the remaining outputs, per sequence or for all together
 new_token_ratio     that share, adapted to what happens
 growth              blocks that a sequence is expected to need beyond those it holds
-block_needs         blocks that a step must add before it can run
 victims             which sequence is preempted first, and how many blocks are freed at once
 """

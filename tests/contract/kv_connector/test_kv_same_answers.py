@@ -15,7 +15,6 @@ from typing import Any
 from common.clock import MonotonicClock
 from common.ids import Incarnation
 from common.request import RequestOutput
-from decode_node.profile import DecodeProfile
 from decode_node.request_flow import DecodeFlow, LandingPlace
 from engine.core.scheduler import Scheduler
 from engine.core.step_plan import Limits
@@ -140,7 +139,7 @@ def decode_flow(scheduler: Scheduler, node: KVNode) -> NodeFlow:
     return DecodeFlow(
         scheduler,
         FLOW_LIMITS,
-        profile=DecodeProfile(local_prefill_threshold=0),
+        local_prefill_threshold=0,
         place=place,
         new_lease_token=partial(next, count(101)),
     )

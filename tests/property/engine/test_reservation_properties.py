@@ -16,7 +16,7 @@ from common.config import Config, EngineConfig, ModelConfig, SchedulingConfig, S
 from common.errors import ConfigError
 from common.nodes import Role
 from common.token_budget import fit_max_model_len, get_max_chunk_tokens, tokens_per_seq
-from engine.core.policies.block_needs import new_blocks
+from engine.core.decode_plan import new_blocks
 from engine.core.policies.growth import growth_blocks
 from engine.core.policies.reservation import Reservation, make_reservation
 from engine.core.policies.victims import (
