@@ -15,13 +15,13 @@ class ClusterView(Protocol):
         """Whether this router is leaving: it finishes what it has, and wants no more."""
 
     def why_not_ready(self) -> str:
-        """What is missing, for people; '' when ready."""
+        """Return what is missing, in words; '' when ready."""
 
     def warnings(self) -> list[str]:
-        """What is wrong without keeping the cluster from answering, in sentences for people."""
+        """Return what is wrong although the cluster answers, one sentence each."""
 
     def max_model_len(self) -> int | None:
-        """The longest prompt and output, in tokens, that a node can finish; None without nodes."""
+        """Return the most tokens, prompt and output, that a node can finish; None without any."""
 
     def describe(self) -> dict[str, Any]:
-        """The cluster as JSON for `/v1/cluster`: this router, the nodes, their roles and load."""
+        """Return `/v1/cluster` as JSON values: this router, the nodes, their roles and load."""

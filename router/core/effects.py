@@ -1,4 +1,4 @@
-"""What a request flow asks its shell to do. Frozen values, matched exhaustively."""
+"""The effects of a request flow, which its shell performs. Frozen values, matched exhaustively."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class SendReserve:
 class SendPrefill:
     """Ask a prefill node; answer with `on_prefill_reply` or `on_call_failed`.
 
-    `ticket` is what the decode node answered, unread; None when nothing is handed off.
+    `ticket` is the decode node's, passed on unread; None when nothing is handed off.
     """
 
     node: Incarnation
@@ -49,7 +49,7 @@ class SendPrefill:
 
 @dataclass(frozen=True, slots=True)
 class SendAbort:
-    """This node may hold something of this attempt, and nobody wants it any more."""
+    """Abort this attempt on the node, which may hold something of it."""
 
     node: Incarnation
     attempt: AttemptId
@@ -57,7 +57,7 @@ class SendAbort:
 
 @dataclass(frozen=True, slots=True)
 class LegClosed:
-    """What was sent to this node with `SendReserve` or `SendPrefill` is over: one per leg."""
+    """The leg on this node, opened with `SendReserve` or `SendPrefill`, is over: one per leg."""
 
     node: Incarnation
 
@@ -74,14 +74,14 @@ class PlaceRecord:
 
 @dataclass(frozen=True, slots=True)
 class Unplace:
-    """The attempt is over; its record, where there is one, is to go."""
+    """The attempt is over: remove its record, where there is one."""
 
     attempt: AttemptId
 
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The one outcome: an answer (STOP, LENGTH), or ABORT when the client went away."""
+    """The one outcome: an answer (STOP, LENGTH), or ABORT when the client left."""
 
     reason: FinishReason
 

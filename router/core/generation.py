@@ -42,20 +42,20 @@ new_chunk: Callable[[tuple[object, ...]], TokenChunk] = partial(tuple.__new__, T
 
 
 class RequestListener(Protocol):
-    """Is told what becomes of a request, of which every choice runs by itself."""
+    """Receives the events of a request. Each of its choices runs by itself."""
 
     @property
     def span(self) -> Span:
-        """What the spans of its choices belong to."""
+        """The parent of the spans of its choices."""
 
     def on_choice(self, choice_id: str) -> None:
-        """A choice goes to the nodes under this id."""
+        """Note the id under which nodes know a choice."""
 
     def on_node(self, node_id: str) -> None:
-        """This node holds some of it."""
+        """Note a node that holds some of the request."""
 
     def on_retry(self) -> None:
-        """A choice begins another attempt."""
+        """Count another attempt of a choice."""
 
 
 class Sink(Protocol):

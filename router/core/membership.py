@@ -2,12 +2,12 @@
 
 A node can be chosen when three things hold: the store listed it recently, this router hears it on
 its stream, and it is not draining (placement looks at that). A store that is away or was emptied
-takes nobody away at once: a node that is heard stays, for `store_grace_s` at most while the store
-is silent, and for one lease when the store answers without it. A node whose stream broke is out
-until it is heard again; a newer incarnation replaces an older one.
+removes no node at once: a node whose stream is alive stays, for `store_grace_s` at most while the
+store is unreachable, and for one lease when the store answers without it. A node whose stream broke
+is left out until it is heard again. A newer incarnation replaces an older one.
 
-Between two answers of the store at most half a lease counts. Where a whole machine stood still, all
-leases are over when it goes on: a router that asks first must give the nodes time to renew them.
+Between two answers of the store at most half a lease counts. After a whole machine was suspended,
+all leases have expired: a router that polls first must give the nodes time to renew them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class _Member:
 
 
 class Membership:
-    """Nodes by incarnation, with what this router has sent to each."""
+    """Nodes by incarnation, with the requests that this router has sent to each."""
 
     def __init__(self, *, lease_s: float, store_grace_s: float = STORE_GRACE_S) -> None:
         self._lease_s = lease_s
@@ -51,10 +51,10 @@ class Membership:
         return self._is_store_away
 
     def on_listing(self, nodes: Sequence[LiveNode], now_s: float) -> None:
-        """The store answered with these nodes."""
+        """Take over the nodes that the store lists."""
         self._tell_time(now_s)
         if self._is_store_away:
-            # It may have come back empty: whoever is heard has one lease to register again.
+            # The store may be empty now: nodes with a stream have one lease to register again.
             for member in self._members.values():
                 if member.is_heard and member.listed_at_s > -math.inf:
                     member.listed_at_s = self._waited_s
@@ -65,37 +65,37 @@ class Membership:
         self._forget()
 
     def on_store_away(self, now_s: float) -> None:
-        """The store did not answer."""
+        """Go on without the store, which did not answer."""
         self._tell_time(now_s)
         self._is_store_away = True
         self._forget()
 
     def on_heard(self, incarnation: Incarnation) -> None:
-        """Something came on this node's stream."""
+        """Mark the node as heard: a message came on its stream."""
         member = self._members.get(incarnation)
         if member is not None:
             member.is_heard = True
 
     def on_lost(self, incarnation: Incarnation) -> None:
-        """Its stream broke or fell silent."""
+        """Mark the node as lost: its stream broke or fell silent."""
         member = self._members.get(incarnation)
         if member is not None:
             member.is_heard = False
 
     def on_leg_opened(self, incarnation: Incarnation) -> None:
-        """This router asked the node to hold one more request."""
+        """Count one more request that the node was asked to hold."""
         member = self._members.get(incarnation)
         if member is not None:
             member.num_inflight += 1
 
     def on_leg_closed(self, incarnation: Incarnation) -> None:
-        """One of them is over."""
+        """Count one of these requests less."""
         member = self._members.get(incarnation)
         if member is not None:
             member.num_inflight = max(0, member.num_inflight - 1)
 
     def nodes(self) -> list[NodeView]:
-        """The nodes that can be chosen, ordered by id."""
+        """Return the nodes that can be chosen, ordered by id."""
         return [
             NodeView(record=member.record, load=member.load, num_requests=_estimate(member))
             for _, member in sorted(self._members.items())
@@ -103,7 +103,7 @@ class Membership:
         ]
 
     def records(self) -> list[NodeRecord]:
-        """Every node to keep a stream to, ordered by id."""
+        """Return every node to keep a stream to, ordered by id."""
         return [member.record for _, member in sorted(self._members.items())]
 
     def _tell_time(self, now_s: float) -> None:
@@ -123,8 +123,8 @@ class Membership:
         member.num_inflight_at_report = member.num_inflight
 
     def _is_listed(self, member: _Member) -> bool:
-        """As of the store's last answer: a router that stood still must not think of its nodes as
-        gone before it has asked again."""
+        """Evaluate the lease at the store's last reply: a router that was suspended must not expire
+        nodes before it has polled again."""
         grace_s = self._store_grace_s if self._is_store_away else self._lease_s
         return self._waited_s - member.listed_at_s <= grace_s
 
@@ -138,7 +138,7 @@ class Membership:
 
 
 def _estimate(member: _Member) -> int:
-    """Requests on the node: reported ones and those sent since, at least this router's own."""
+    """Return the requests on the node: reported and sent since, at least this router's own."""
     reported = member.load.num_running + member.load.num_waiting
     sent_since = member.num_inflight - member.num_inflight_at_report
     return max(member.num_inflight, reported + max(0, sent_since))

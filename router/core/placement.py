@@ -32,16 +32,16 @@ class Placer:
     """One policy and what it remembers from placement to placement."""
 
     def __init__(self, policy: str) -> None:
-        """Raises `KeyError` for a policy that does not exist."""
+        """Look the policy up. Raises `KeyError` for a policy that does not exist."""
         self._name = policy
         self._score = POLICIES[policy]
         self._state = PolicyState()
 
     def choose(self, nodes: Sequence[NodeView], query: Query, excluded: Set[Incarnation]) -> Choice:
-        """Nodes for a new attempt, none of them in `excluded`.
+        """Choose nodes for a new attempt, none of them in `excluded`.
 
         Raises `InvalidRequest` when no node is made for a request this long, and `Overloaded`
-        when a role is missing or everyone was tried.
+        when a role is missing or every node was tried.
         """
         open_prefillers = _without(_prefillers(nodes, query), excluded)
         if query.max_tokens == 1 and open_prefillers:
@@ -68,7 +68,7 @@ class Placer:
         decode: Incarnation,
         excluded: Set[Incarnation],
     ) -> Choice:
-        """Another prefill node for a reservation on `decode`; `prefill` None when there is none."""
+        """Choose another prefill node for a reservation on `decode`; `prefill` None: none left."""
         holder = next((node for node in nodes if node.incarnation == decode), None)
         prefillers = _without(_prefillers(nodes, query), excluded)
         partner = None if holder is None else self._partner(holder, prefillers, query)
@@ -116,7 +116,7 @@ def _all_tried(num_decoders: int) -> str:
 
 
 def _prefillers(nodes: Sequence[NodeView], query: Query) -> list[NodeView]:
-    """Prefill nodes that may take this request; there need not be any."""
+    """Return the prefill nodes that may take this request, possibly none."""
     return [
         node
         for node in nodes
@@ -125,7 +125,7 @@ def _prefillers(nodes: Sequence[NodeView], query: Query) -> list[NodeView]:
 
 
 def _decoders(nodes: Sequence[NodeView], query: Query) -> list[NodeView]:
-    """Nodes that may decode this request, at least one."""
+    """Return the nodes that may decode this request, at least one."""
     alive = [node for node in nodes if node.record.role in _DECODE_ROLES]
     staying = [node for node in alive if not node.load.is_draining]
     if not staying:

@@ -16,7 +16,10 @@ MAX_NODES_PER_HASH = 8
 
 
 class PrefixMap:
-    """A bounded map of block hash → nodes that computed or received it, least recently used out."""
+    """A bounded map from a block hash to the nodes that computed or received it.
+
+    The least recently used hash is dropped first.
+    """
 
     def __init__(self, max_hashes: int = MAX_HASHES) -> None:
         self._max_hashes = max_hashes
@@ -26,7 +29,7 @@ class PrefixMap:
         return len(self._nodes)
 
     def add(self, hashes: Sequence[BlockHash], node: Incarnation) -> None:
-        """`node` is about to hold these blocks."""
+        """Add `node` as a holder of these blocks, which it is about to compute or receive."""
         # Deepest first, so that a chain loses its end before its beginning.
         for block_hash in reversed(hashes):
             held = tuple(other for other in self._nodes.pop(block_hash, ()) if other != node)
@@ -35,7 +38,7 @@ class PrefixMap:
             self._nodes.popitem(last=False)
 
     def num_hits(self, hashes: Sequence[BlockHash], node: Incarnation) -> int:
-        """How many leading blocks `node` is believed to hold."""
+        """Return how many leading blocks `node` is believed to hold."""
         for index, block_hash in enumerate(hashes):
             if node not in self._nodes.get(block_hash, ()):
                 return index

@@ -30,11 +30,11 @@ A *leg* is one attempt on one node. It is open from the moment the node is asked
 known to hold nothing: it refused, it finished, or (a prefill node) its KV was taken over. Every
 attempt that ends sends `SendAbort` for each open leg, and a grant that arrives for a closed attempt
 is answered with one more. A ticket goes to a second prefill node only when the first refused it
-in words: after a failed call nobody knows whether the first one writes, so that attempt is over.
+explicitly: after a failed call it is unknown whether the first one writes, so that attempt is over.
 
 An attempt that begins after tokens were emitted continues behind them: the decode node gets them
-with the prompt, computes both and draws the next one. What the client reads has no seam, as every
-token depends on those before it, the seed and its index alone.
+with the prompt, computes both and draws the next one. The client reads the same tokens as without a
+failure, because each depends on those before it, the seed and its index alone.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ from router.core.effects import (
 from router.core.token_ledger import TokenLedger
 
 MAX_ATTEMPTS = 3
-"""An attempt that a draining node handed over does not count: each names one node less."""
+"""Attempts that ended because their node drains do not count: each excludes that node."""
 _MIN_DEADLINE_S = 0.001
 
 
@@ -91,14 +91,14 @@ class State(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """A decode node's yes. `ticket` None: it computes the prompt itself."""
+    """A decode node's grant. `ticket` None: the node computes the prompt itself."""
 
     ticket: object | None
     num_cached_tokens: int
 
 
 class RequestFlow:
-    """The machine. Each `on_…` returns the effects to perform, in order."""
+    """The state machine. Each `on_…` returns the effects to perform, in order."""
 
     def __init__(
         self,
@@ -168,7 +168,7 @@ class RequestFlow:
     # Events.
 
     def start(self) -> list[Effect]:
-        """The first attempt begins."""
+        """Begin the first attempt."""
         self._begin_attempt()
         return self._take_effects()
 
@@ -179,7 +179,7 @@ class RequestFlow:
         reason: str,
         now_s: float,
     ) -> list[Effect]:
-        """The answer to `Choose`."""
+        """Take the nodes that answer `Choose`."""
         if self.state is not State.CHOOSING:
             return []
         if self._ticket is None:
@@ -197,11 +197,11 @@ class RequestFlow:
         return self._take_effects()
 
     def on_no_choice(self, error: PdserveError) -> list[Effect]:
-        """No node is left for `Choose`."""
+        """Take the answer that no node is left for `Choose`."""
         if self.state is not State.CHOOSING:
             return []
         if isinstance(error, Overloaded) and self._full:
-            # Every node was asked once and is full: now one of them may keep the request waiting.
+            # Every node was asked once and is full: now one of them may queue the request.
             self._may_wait = True
             self._excluded -= self._full
             self._full.clear()
@@ -215,11 +215,11 @@ class RequestFlow:
     def on_reserve_reply(
         self, node: Incarnation, attempt: AttemptId, reply: Reservation | PdserveError, now_s: float
     ) -> list[Effect]:
-        """A decode node granted or refused."""
+        """Take a decode node's grant or refusal."""
         if not self._is_current(attempt) or node != self._decode:
             return self._answer_late_grant(node, attempt, isinstance(reply, Reservation))
         if self.state is not State.RESERVING:
-            # Its outputs overtook the reply: it runs already.
+            # The outputs of the node overtook its reply: the choice runs already.
             self._place()
         elif isinstance(reply, PdserveError):
             self._on_refusal(node, reply)
@@ -243,7 +243,7 @@ class RequestFlow:
     def on_prefill_reply(
         self, node: Incarnation, attempt: AttemptId, refusal: PdserveError | None
     ) -> list[Effect]:
-        """A prefill node accepted (None) or refused."""
+        """Take a prefill node's acceptance (None) or refusal."""
         if not self._is_current(attempt) or node != self._prefill:
             return self._answer_late_grant(node, attempt, refusal is None)
         if refusal is not None and self.state is State.PREFILLING:
@@ -253,7 +253,7 @@ class RequestFlow:
     def on_call_failed(
         self, node: Incarnation, attempt: AttemptId, error: PdserveError
     ) -> list[Effect]:
-        """A call brought no reply: what it did on the node is not known, unless the error says."""
+        """Take a call without a reply: its effect on the node is unknown but for the error."""
         is_asked = (self.state is State.RESERVING and node == self._decode) or (
             self.state is State.PREFILLING and node == self._prefill and not self._ledger.has(0)
         )
@@ -268,7 +268,7 @@ class RequestFlow:
         return self._take_effects()
 
     def on_output(self, node: Incarnation, output: RequestOutput) -> list[Effect]:
-        """A node added tokens, started, ended or failed."""
+        """Take what a node reports: tokens, its start, its end or its failure."""
         is_prefill = node == self._prefill
         if not self._is_current(output.id) or not (is_prefill or node == self._decode):
             return []
@@ -285,13 +285,13 @@ class RequestFlow:
         return self._take_effects()
 
     def on_node_lost(self, node: Incarnation) -> list[Effect]:
-        """The stream of this node broke, or it fell silent."""
+        """Take the loss of a node: its stream broke or fell silent."""
         if not self.is_done and node in (self._decode, self._prefill):
             self._attempt_failed(NodeLost(f"{node} was lost"), node)
         return self._take_effects()
 
     def on_client_gone(self) -> list[Effect]:
-        """Nobody reads the answer any more."""
+        """End the request: its client has left."""
         if not self.is_done:
             self._end_attempt()
             self.state = State.DONE
@@ -299,13 +299,13 @@ class RequestFlow:
         return self._take_effects()
 
     def on_failure(self, error: PdserveError) -> list[Effect]:
-        """The router itself ends the request: it stops, or it hit a bug."""
+        """End the request with `error`: the router stops, or met a bug."""
         if not self.is_done:
             self._fail(error)
         return self._take_effects()
 
     def on_time(self, now_s: float) -> list[Effect]:
-        """Time has passed."""
+        """Check the deadline."""
         if not self.is_done and now_s >= self._deadline_at_s:
             self._fail(DeadlineExceeded(f"the deadline of {self._request_id} passed"))
         return self._take_effects()
@@ -340,8 +340,8 @@ class RequestFlow:
             raise PeerProtocolError(f"{node} did not end {output.id}, which is not handed off")
 
     def _on_error_output(self, node: Incarnation, output: RequestOutput) -> None:
-        # In a handoff either side may be the one that reports; avoiding the prefill node gives
-        # the next attempt another pair, or the same decode node alone.
+        # In a handoff either side may report the failure. Without this prefill node the next
+        # attempt gets another pair, or the same decode node alone.
         suspect = node if self._prefill is None else self._prefill
         self._close_leg(node)
         error = error_from_code(output.error_code, output.error_message)
@@ -359,7 +359,7 @@ class RequestFlow:
     ) -> None:
         self.state = State.RESERVING
         if self._ledger.num_emitted:
-            planned_prefill = None  # Whoever continues an answer computes all before it.
+            planned_prefill = None  # The node that continues an answer computes all before it.
         self._decode, self._planned_prefill = decode, planned_prefill
         is_local = planned_prefill is None
         self._out.append(SendReserve(decode, self._request(now_s), is_local, self._may_wait))
@@ -442,7 +442,7 @@ class RequestFlow:
         return self._attempt.attempt - self._num_handed_over < MAX_ATTEMPTS
 
     def _why_given_up(self) -> PdserveError | None:
-        """What ended the last attempt, now that nobody is left for another one."""
+        """Return what ended the last attempt, now that no node is left for another one."""
         if isinstance(self._failure, Draining):
             return NodeLost(f"{self._failure}, and no other node can go on")
         return self._failure
@@ -492,6 +492,6 @@ class RequestFlow:
 
 
 def _can_continue(error: PdserveError) -> bool:
-    """Whether what was emitted before this error is to be trusted, and others may do better."""
+    """Return whether another node may continue behind what was emitted before this error."""
     is_lost = isinstance(error, (NodeLost, HandoffFailed, StaleEpoch))
     return is_lost and not isinstance(error, PeerProtocolError)

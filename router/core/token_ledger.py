@@ -1,4 +1,4 @@
-"""Puts the tokens of several nodes into one order: each index once, none skipped."""
+"""The tokens of several nodes in one order: each index once, none skipped."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ MAX_HELD_TOKENS = 4096
 
 
 class TokenLedger:
-    """Tokens that arrived, and how many of them were emitted.
+    """The tokens that arrived, and those of them that were emitted.
 
-    Decode may run ahead of the first token, which comes another way: what cannot be emitted yet is
-    held, up to `MAX_HELD_TOKENS`. The first arrival of an index counts, later ones are dropped.
-    `emitted` is what the client has; `num_before` of it came from earlier attempts.
+    The decode node may run ahead of token 0, which the prefill node sends. Tokens behind a missing
+    index are held, up to `MAX_HELD_TOKENS`. The first arrival of an index counts, later ones are
+    dropped. `emitted` is what the client has; `num_before` of it came from earlier attempts.
     """
 
     def __init__(self, sampling: SamplingParams) -> None:
@@ -37,7 +37,7 @@ class TokenLedger:
         return self._end is not None and self.num_emitted >= self._end
 
     def has(self, index: int) -> bool:
-        """Whether this index was emitted or is held."""
+        """Return whether this index was emitted or is held."""
         return index < self.num_emitted or index in self._held
 
     def push(self, output: RequestOutput, *, complete_from: int) -> TokenChunk | None:
@@ -128,10 +128,10 @@ class TokenLedger:
         return first, tuple(token_id for token_id, _ in tokens), logprobs
 
     def restart(self) -> None:
-        """Another attempt begins behind what was emitted: forget what was held.
+        """Begin another attempt behind what was emitted; drop what was held.
 
-        Drafts are counted on: those of a lost attempt were verified, and became output where
-        anything was emitted.
+        Draft counts go on: those of a lost attempt were verified, and became output where anything
+        was emitted.
         """
         self._held.clear()
         self._end, self._reason = None, None

@@ -1,4 +1,4 @@
-"""Runs request flows: performs their effects on real nodes, and feeds them what comes back."""
+"""Runs request flows: performs their effects on real nodes, and feeds back replies and tokens."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ Args = TypeVarTuple("Args")
 
 @dataclass(slots=True, eq=False)
 class RunningChoice:
-    """One choice in progress: the flow that decides, and the sink of what comes of it."""
+    """One choice in progress: the flow that decides, and the sink that takes its tokens."""
 
     flow: RequestFlow
     sink: Sink
@@ -65,7 +65,7 @@ class RunningChoice:
     deadline_at_s: float
     trace: ChoiceTrace
     chunks: list[TokenChunk] = field(default_factory=list)
-    """Those that came together, until they are delivered together."""
+    """Chunks that came together, until they are pushed together."""
     timer: asyncio.TimerHandle | None = None
 
     @property
@@ -74,7 +74,7 @@ class RunningChoice:
 
 
 class Dispatcher:
-    """A `Generator` over the nodes in one placement store. The store stays its owner's to close."""
+    """A `Generator` over the nodes in one placement store, which its owner closes."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class Dispatcher:
         clock: Clock | None = None,
         keys: Keys | None = None,
     ) -> None:
-        """Uses the nodes that serve `model`; `on_failed` is called when a bug keeps it from it."""
+        """Use the nodes that serve `model`. `on_failed` is called when a bug ended a task of it."""
         self._store = store
         self._clock = clock or MonotonicClock()
         self._metrics = RouterMetrics(registry)
@@ -122,7 +122,7 @@ class Dispatcher:
         return len(self._choices)
 
     def flows(self) -> list[RequestFlow]:
-        """Their flows, oldest first; to be read, not fed."""
+        """Return the flows of these choices, oldest first, to be read only."""
         return [choice.flow for choice in self._choices.values()]
 
     async def start(self) -> None:
@@ -155,7 +155,7 @@ class Dispatcher:
             task.cancel()
 
     def _on_task_end(self, task: asyncio.Task[None]) -> None:
-        # Without its members or its recorder a router would only get worse: better to end it.
+        # Without membership or records a router only degrades: end it, so that it is restarted.
         if not task.cancelled():
             log.error("%s ended by a bug", task.get_name(), exc_info=task.exception())
             self.has_failed = True
@@ -191,7 +191,10 @@ class Dispatcher:
         priority: int = 0,
         listener: RequestListener | None = None,
     ) -> Callable[[], None]:
-        """Start one answer; see `router.core.generation.Generator`."""
+        """Start one answer; see `router.core.generation.Generator`.
+
+        Raises `InvalidRequest` for an empty prompt, and `Overloaded` while the router closes.
+        """
         if self._is_closing:
             raise Overloaded(SHUTTING_DOWN)
         if not prompt_token_ids:
@@ -220,7 +223,7 @@ class Dispatcher:
         loop = asyncio.get_running_loop()
         choice.timer = loop.call_later(delay_s, self._on_timer, choice)
 
-    # What comes in.
+    # Events.
 
     def _on_timer(self, choice: RunningChoice) -> None:
         self._feed(choice, choice.flow.on_time, self._clock.now_s())
@@ -264,7 +267,7 @@ class Dispatcher:
         if attempt.request_id in self._choices:
             self._fail(choice, error)
 
-    # What goes out.
+    # Effects.
 
     def _perform(self, choice: RunningChoice, effects: Sequence[Effect]) -> None:
         pending = list(effects)

@@ -1,4 +1,4 @@
-"""What was asked of nodes for a choice, and what its flow hears of it."""
+"""Calls to nodes on behalf of a choice: replies and failures become events of its flow."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ class NodeCall:
     attempt: AttemptId
 
     def on_failed(self, error: PdserveError) -> None:
-        """No reply came."""
+        """Feed the failure: no reply came."""
         self.feed(self.flow.on_call_failed, self.node, self.attempt, error)
 
 
 @dataclass(frozen=True, slots=True)
 class ReserveCall(NodeCall):
-    """A decode or mixed node was asked for a place."""
+    """A decode or mixed node was asked for a reservation."""
 
     now_s: Callable[[], float]
 
     def on_reply(self, reply: Reservation | PdserveError) -> None:
-        """It granted or refused."""
+        """Feed the grant or the refusal."""
         self.feed(self.flow.on_reserve_reply, self.node, self.attempt, reply, self.now_s())
 
 
@@ -44,5 +44,5 @@ class PrefillCall(NodeCall):
     __slots__ = ()
 
     def on_reply(self, refusal: PdserveError | None) -> None:
-        """It accepted (None) or refused."""
+        """Feed the acceptance (None) or the refusal."""
         self.feed(self.flow.on_prefill_reply, self.node, self.attempt, refusal)

@@ -1,13 +1,13 @@
 """The router's end of one node: a channel with one long-lived stream, and calls with deadlines.
 
-What the router asks and gives up goes one way, replies, all tokens of the node for this router and
-a heartbeat each second come the other: a broken or silent stream means that the node is lost, at
-once, for all that ran there and all that was asked. It is opened again for as long as the node is
-a member. The heartbeats make HTTP/2 keepalive pings superfluous.
+Calls and aborts of the router go one way. Replies, all tokens of the node for this router and a
+heartbeat each second come the other way. A broken or silent stream means that the node is lost, at
+once, for all that ran there and every call without a reply. The stream is opened again for as long
+as the node is a member. The heartbeats make HTTP/2 keepalive pings superfluous.
 
-What is asked within one turn of the event loop, and while a message is on its way, travels in one
-message: a call of its own for each would cost more than the rest of a request. Order is kept, so
-an abort never overtakes what it is to end.
+Calls of one turn of the event loop, and those made while a message is on its way, travel in one
+message: a gRPC call for each would cost more than the rest of a request. Order is kept, so an abort
+never overtakes the call that it ends.
 """
 
 from __future__ import annotations
@@ -83,21 +83,21 @@ _CHANNEL_OPTIONS = (
 
 
 class NodeListener(Protocol):
-    """Who is told; called on the event loop, never blocks."""
+    """Receives what the stream brings: called on the event loop, returns at once."""
 
     @property
     def num_running(self) -> int:
         """Requests in progress, on whatever node."""
 
     def on_heard(self, node: Incarnation, outputs: list[RequestOutput]) -> None:
-        """A message came: outputs in the node's order, or none (a heartbeat)."""
+        """Take a message: outputs in the node's order, or none (a heartbeat)."""
 
     def on_lost(self, node: Incarnation, reason: str) -> None:
-        """The stream broke after it had been heard; `ENDED_BY_NODE` or what is wrong."""
+        """Take the end of a stream that was heard; `reason` is `ENDED_BY_NODE` or the fault."""
 
 
 def backoff_s(num_failures: int) -> float:
-    """The pause before the next try to open a stream: doubles, up to `LAST_BACKOFF_S`."""
+    """Return the pause before a stream is opened again: it doubles, up to `LAST_BACKOFF_S`."""
     return min(LAST_BACKOFF_S, FIRST_BACKOFF_S * 2.0 ** min(num_failures, 10))
 
 
@@ -140,7 +140,7 @@ class NodeClient:
         self._task = asyncio.create_task(self._keep_stream(), name=f"stream {self._node}")
 
     async def close(self) -> None:
-        """Say what is to be said, end the stream, which ends everything on the node, and the
+        """Send what is queued, then end the stream, which ends everything on the node, and the
         channel. A node that does not end its side is not waited for."""
         self._is_closed = True
         self._has_news.set()
@@ -159,7 +159,7 @@ class NodeClient:
         must_prefill_locally: bool,
         may_wait: bool,
     ) -> None:
-        """Ask a decode or mixed node for a place."""
+        """Ask a decode or mixed node for a reservation."""
 
         def call() -> pb.Call:
             return pb.Call(
@@ -178,7 +178,7 @@ class NodeClient:
         caller: Caller[PdserveError | None],
         ticket: pb.Ticket | None,
     ) -> None:
-        """Ask a prefill node to take a prompt; the reply None says that it did."""
+        """Ask a prefill node to take a prompt; the reply None means that it took it."""
 
         def call() -> pb.Call:
             return pb.Call(
@@ -188,8 +188,8 @@ class NodeClient:
         self._ask(call, request, caller, read_acceptance)
 
     def abort_nowait(self, attempt: AttemptId) -> None:
-        """Tell the node soon. Without a stream there is nothing to tell: a node aborts by itself
-        what was asked on one that ended."""
+        """Queue an abort. Without a stream none is needed: the node aborts by itself what was asked
+        on a stream that ended."""
         if not self._is_heard:
             return
         if len(self._aborts) >= MAX_PENDING_ABORTS:
@@ -204,11 +204,14 @@ class NodeClient:
         self._on_news()
 
     async def wait_sent(self) -> None:
-        """Return when the transport has all that was to be said, or the stream is lost."""
+        """Return when the transport has every queued call and abort, or the stream is lost."""
         await self._all_sent.wait()
 
     async def drain(self) -> float:
-        """Ask the node to leave; how many seconds it gives what runs. Raises a typed error."""
+        """Ask the node to leave; return the seconds that it gives to running requests.
+
+        Raises `NodeLost` when it has left, or the typed error of the failed call.
+        """
         message = pb.DrainRequest(envelope=self._envelope)
         try:
             reply: pb.DrainReply = await self._stub.Drain(message, timeout=DRAIN_CALL_TIMEOUT_S)
@@ -251,7 +254,7 @@ class NodeClient:
         self._has_news.set()
 
     def _forget_all(self, reason: str) -> None:
-        """Fail every call; nothing that was to be said is said."""
+        """Fail every call, and drop what is queued."""
         self._calls.clear()
         self._aborts.clear()
         self._all_sent.set()
@@ -278,7 +281,7 @@ class NodeClient:
                 self._listener.on_lost(self._node, reason)
                 self._forget_all(f"{self._node} was lost: {reason}")
             else:
-                # Nobody is woken for a node that has said farewell.
+                # A node that ended its stream in order causes no warning.
                 is_news = num_failures == UNHEARD_BEFORE_WARNING and not has_ended
                 level = logging.WARNING if is_news else logging.DEBUG
                 log.log(level, "no stream to %s: %s", self._node, reason)
@@ -286,7 +289,7 @@ class NodeClient:
             num_failures += 1
 
     async def _run_stream(self) -> None:
-        """One stream, from its opening until all that came on it was passed on."""
+        """Run one stream, from its opening until every output of it was passed on."""
         call = self._stub.Stream()
         self._silence.heard()
         reading = asyncio.create_task(self._read(call), name=f"replies of {self._node}")
@@ -317,7 +320,7 @@ class NodeClient:
             call.cancel()
 
     async def _read(self, call: Any) -> None:
-        """Take what comes until the node ends the stream. Raises what else ends it."""
+        """Read until the node ends the stream. Raises the error that ends it otherwise."""
         try:
             while True:
                 message = await call.read()
@@ -332,7 +335,7 @@ class NodeClient:
             raise error_of(failed.code(), failed.details() or failed.code().name) from failed
 
     def _take(self, message: pb.NodeMessage) -> None:
-        """Replies are for new requests: they wait for no burst of other requests' tokens."""
+        """Take replies at once: those of new requests do not wait for a burst of tokens."""
         for reply in message.replies:
             self._waiting.on_reply(reply)
         outputs = outputs_from_proto(message.outputs)
@@ -346,20 +349,20 @@ class NodeClient:
             self._listener.on_heard(self._node, outputs)
 
     async def _pass_on(self) -> None:
-        """Pass on what has come, in parts, so that other requests' first tokens, and all that has
-        to happen before these, wait for none of it. A node that is far ahead is caught up with."""
+        """Pass on the waiting outputs in parts: first tokens of other requests, and the calls
+        before them, do not wait for all of these."""
         size = part_size(self._listener.num_running, len(self._outputs))
         while self._outputs:
             part = self._outputs[:size]
             del self._outputs[:size]
-            self._silence.heard()  # Nothing may be read meanwhile.
+            self._silence.heard()  # Reading may be paused meanwhile.
             self._listener.on_heard(self._node, part)
             for _ in range(TURNS_FOR_OTHERS):
                 await asyncio.sleep(0)
         self._has_room.set()
 
     async def _send(self, call: Any) -> None:
-        """Say everything that is to be said, in order, for as long as the stream lasts."""
+        """Send queued calls and aborts, in order, for as long as the stream lasts."""
         try:
             await call.write(pb.RouterMessage(envelope=self._envelope))
             while True:
@@ -372,7 +375,7 @@ class NodeClient:
                     await call.done_writing()
                     return
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            pass  # Whoever reads the stream is told what ended it.
+            pass  # `_read` raises what ended the stream.
 
     def _next_message(self) -> pb.RouterMessage:
         num_calls = num_bytes = 0
@@ -383,7 +386,7 @@ class NodeClient:
             num_calls += 1
         message = pb.RouterMessage(calls=self._calls[:num_calls])
         del self._calls[:num_calls]
-        if self._aborts and not self._calls:  # behind all calls: one may be what is given up
+        if self._aborts and not self._calls:  # behind all calls: an abort may end one of them
             aborts = list(islice(self._aborts, ABORTS_PER_MESSAGE))
             for attempt in aborts:
                 del self._aborts[attempt]

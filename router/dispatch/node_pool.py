@@ -27,7 +27,7 @@ OnLost = Callable[[Incarnation], None]
 class NodePool:
     """Refreshed from the store every quarter of a lease, and soon after a node was lost.
 
-    Nodes that serve another model than `model` are none of it.
+    Nodes that serve another model than `model` are left out.
     """
 
     def __init__(
@@ -65,15 +65,15 @@ class NodePool:
 
     @property
     def other_models(self) -> list[str]:
-        """What the nodes serve that are left out for their model, ordered."""
+        """The models of the nodes that are left out, ordered."""
         return sorted(set(self._foreign_nodes.values()))
 
     def nodes(self) -> list[NodeView]:
-        """The nodes that can be chosen now."""
+        """Return the nodes that can be chosen now."""
         return self.membership.nodes()
 
     def client(self, node: Incarnation) -> NodeClient | None:
-        """None when the node is no member any more."""
+        """Return the client of a node; None when the node is no member any more."""
         return self._clients.get(node)
 
     async def run(self, router: Incarnation) -> None:
@@ -115,7 +115,7 @@ class NodePool:
         await asyncio.gather(*(client.close() for client in clients), *self._closing)
 
     async def wait_sent(self) -> None:
-        """Return when every node was told what it is to be told."""
+        """Return when every node has what is queued for it."""
         await asyncio.gather(*(client.wait_sent() for client in self._clients.values()))
 
     # NodeListener
@@ -126,7 +126,7 @@ class NodePool:
         return self._num_running()
 
     def on_heard(self, node: Incarnation, outputs: list[RequestOutput]) -> None:
-        """A message on a stream."""
+        """Take a message of a node's stream; see `NodeListener`."""
         self.membership.on_heard(node)
         if node in self._lost:
             self._lost.discard(node)
@@ -137,7 +137,7 @@ class NodePool:
         self._on_outputs(node, outputs)
 
     def on_lost(self, node: Incarnation, reason: str) -> None:
-        """A stream broke; the store will say whether the node has left."""
+        """Take the end of a stream: the store's next listing shows whether the node has left."""
         self.membership.on_lost(node)
         self._gone[node] = reason
         self._lost.add(node)
@@ -147,7 +147,8 @@ class NodePool:
     def _judge(
         self, gone: Mapping[Incarnation, str], listed: Collection[Incarnation] | None
     ) -> None:
-        """Who left in order was out of the store before its stream ended; None: it is away."""
+        """Count lost and left nodes. One that left in order was unlisted before its stream ended;
+        `listed` None: the store is away."""
         for node, reason in gone.items():
             if reason == ENDED_BY_NODE and listed is not None and node not in listed:
                 log.info("%s has left: it ended the stream", node)
@@ -183,7 +184,7 @@ class NodePool:
                 self._connect(record, router)
 
     def _connect(self, record: NodeRecord, router: Incarnation) -> None:
-        """One node's bad record is that node's trouble alone."""
+        """Open a client. A bad record of one node keeps no other node out."""
         node = record.incarnation
         try:
             client = NodeClient(record, router, self, keys=self._keys)

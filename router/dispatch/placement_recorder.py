@@ -28,11 +28,11 @@ RETRY_S = 1.0
 
 
 class PlacementRecorder:
-    """A queue of what the store should know. Of an attempt only the latest change is written.
+    """A queue of changes for the store. Of an attempt only the latest change is written.
 
     Records of running attempts are renewed, so that those of a router that died are soon gone.
-    What a store that is away did not take is counted. The next renewal writes placements again;
-    removals are tried until the record has expired by itself.
+    Changes that an unreachable store did not take are counted. The next renewal writes placements
+    again; removals are retried until the record has expired by itself.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class PlacementRecorder:
         self._recorded: set[AttemptId] = set()
         self._running: dict[AttemptId, Placement] = {}
         self._unwritten: dict[AttemptId, float] = {}
-        """Removals, and when the record of each is gone without them."""
+        """Removals that failed, and when the record of each expires by itself."""
         self._renewed_at_s = clock.now_s()
 
     def place_nowait(self, placement: Placement) -> None:
@@ -58,14 +58,14 @@ class PlacementRecorder:
         self._put(placement.attempt, placement)
 
     def unplace_nowait(self, attempt: AttemptId) -> None:
-        """Forget soon; what was not written yet never will be."""
+        """Remove the record soon; one that was not written yet is dropped."""
         self._running.pop(attempt, None)
         self._pending.pop(attempt, None)
         if attempt in self._recorded:
             self._put(attempt, None)
 
     async def wait_idle(self) -> None:
-        """Return when everything that was asked for was tried."""
+        """Return when every queued change was tried."""
         await self._is_idle.wait()
 
     async def run(self) -> None:
@@ -74,7 +74,7 @@ class PlacementRecorder:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._pause_s):
                     await self._has_pending.wait()
-            # What comes in the next moment goes with it; what is over by then is never written.
+            # Changes of the next moment travel together; attempts that end by then are not written.
             await asyncio.sleep(GATHER_S)
             self._has_pending.clear()
             self._renew()
@@ -88,7 +88,7 @@ class PlacementRecorder:
         return RETRY_S if self._unwritten else TTL_S / RENEWALS_PER_TTL
 
     def _renew(self) -> None:
-        """Queue what was not written for a third of its life."""
+        """Queue every running record again, once in a third of its lifetime."""
         now_s = self._clock.now_s()
         if now_s - self._renewed_at_s >= TTL_S / RENEWALS_PER_TTL:
             self._renewed_at_s = now_s
@@ -96,7 +96,7 @@ class PlacementRecorder:
                 self._put(attempt, placement)
 
     def _retry(self) -> None:
-        """Queue the removals that the store has not heard of, and may still want to."""
+        """Queue the removals that the store did not take and whose records may still exist."""
         now_s = self._clock.now_s()
         self._unwritten = {a: until_s for a, until_s in self._unwritten.items() if now_s < until_s}
         for attempt in self._unwritten:
@@ -116,7 +116,7 @@ class PlacementRecorder:
         num_changes = min(BATCH, len(self._pending))
         changes = [self._pending.popitem(last=False) for _ in range(num_changes)]
         for attempt, record in changes:
-            # From here on the store may hold it, whatever becomes of the call.
+            # From here on the store may hold the record, whether the call fails or not.
             if record is None:
                 self._recorded.discard(attempt)
             else:

@@ -18,14 +18,13 @@ Reply_contra = TypeVar("Reply_contra", contravariant=True)
 
 
 class Caller(Protocol[Reply_contra]):
-    """Who asked a node, and is told once what came of it: on the event loop, and never before the
-    asking has returned."""
+    """Receives the outcome of a call, once: on the event loop, never before the call returned."""
 
     def on_reply(self, reply: Reply_contra) -> None:
-        """The node's answer; an error is its refusal."""
+        """Take the node's reply; an error is its refusal."""
 
     def on_failed(self, error: PdserveError) -> None:
-        """There is none: the node is lost, broke the protocol, or let the deadline pass."""
+        """Take a failure: the node is lost, broke the protocol, or let the deadline pass."""
 
 
 ReadReply = Callable[[Incarnation, pb.Reply], Any]
@@ -39,7 +38,7 @@ class _Waiting:
 
 
 class WaitingCalls:
-    """By their number on the stream."""
+    """Calls by their number on the stream."""
 
     def __init__(self, node: Incarnation) -> None:
         self._node = node
@@ -51,16 +50,16 @@ class WaitingCalls:
         return len(self._calls)
 
     def add(self, caller: Caller[Any], read: ReadReply, deadline_s: float) -> int:
-        """The number of a call whose reply is understood by `read`."""
+        """Add a call whose reply `read` decodes; return its number."""
         call_id = next(self._ids)
-        # No shorter bound: a node answers between two steps, and a step may be long or the request
-        # may wait for room there. That a node died shows on the stream.
+        # No shorter bound: a node replies between two steps, a step may be long, and the request
+        # may be queued there. The stream shows when a node died.
         timer = self._loop.call_later(deadline_s, self._on_deadline, call_id)
         self._calls[call_id] = _Waiting(caller, read, timer)
         return call_id
 
     def on_reply(self, reply: pb.Reply) -> None:
-        """A node answered; nobody waits any more for what comes behind its deadline."""
+        """Pass on a reply; one that comes behind its deadline is dropped."""
         waiting = self._calls.pop(reply.call_id, None)
         if waiting is None:
             return
@@ -73,7 +72,7 @@ class WaitingCalls:
             waiting.caller.on_reply(outcome)
 
     def fail_all(self, reason: str) -> None:
-        """The node is lost."""
+        """Fail every call: the node is lost."""
         calls, self._calls = self._calls, {}
         for waiting in calls.values():
             waiting.timer.cancel()
@@ -85,7 +84,7 @@ class WaitingCalls:
 
 
 def read_reservation(node: Incarnation, reply: pb.Reply) -> Reservation | PdserveError:
-    """The reply to a reservation. Raises `PeerProtocolError` for what is none."""
+    """Decode the reply to a reservation. Raises `PeerProtocolError` for any other message."""
     match reply.WhichOneof("outcome"):
         case "ticket":
             return Reservation(reply.ticket, reply.ticket.num_cached_tokens)
@@ -98,7 +97,10 @@ def read_reservation(node: Incarnation, reply: pb.Reply) -> Reservation | Pdserv
 
 
 def read_acceptance(node: Incarnation, reply: pb.Reply) -> PdserveError | None:
-    """The reply to a prompt: None where it is taken. Raises `PeerProtocolError` for no reply."""
+    """Decode the reply to a prompt: None where it is taken.
+
+    Raises `PeerProtocolError` for any other message.
+    """
     match reply.WhichOneof("outcome"):
         case "accepted":
             return None

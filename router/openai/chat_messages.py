@@ -12,9 +12,9 @@ _NO_HISTORY = ("audio", "tool_calls", "function_call")
 
 
 def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
-    """Role, content as text, and the name where one is given.
+    """Return role, content as text, and the name where one is given.
 
-    `developer` is OpenAI's newer word for `system`, which is the one that templates know. Several
+    `developer` is OpenAI's newer name for `system`; templates know `system` alone. Several
     text parts become lines of one text. Raises `InvalidRequest` for anything that is not text.
     """
     if not messages:
@@ -22,14 +22,14 @@ def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
     return [_template_message(i, message) for i, message in enumerate(messages)]
 
 
-def _template_message(place: int, message: ChatMessage) -> dict[str, Any]:
+def _template_message(index: int, message: ChatMessage) -> dict[str, Any]:
     for name in _NO_HISTORY:
         if getattr(message, name):
-            field = f"messages.{place}.{name}"
+            field = f"messages.{index}.{name}"
             raise InvalidRequest(f"{field} is not supported by this server", param=field)
     plain: dict[str, Any] = {
         "role": "system" if message.role == "developer" else message.role,
-        "content": _text(f"messages.{place}.content", message),
+        "content": _text(f"messages.{index}.content", message),
     }
     if message.name is not None:
         plain["name"] = message.name
@@ -45,18 +45,18 @@ def _text(field: str, message: ChatMessage) -> str:
             return ""
         raise InvalidRequest(f"{field} is missing", param=field)
     texts = []
-    for place, part in enumerate(content):
+    for index, part in enumerate(content):
         if not isinstance(part, dict) or not isinstance(part.get("type"), str):
             raise InvalidRequest(
-                f'{field}.{place} is not a content part: wanted {{"type": "text", "text": …}}',
-                param=f"{field}.{place}",
+                f'{field}.{index} is not a content part: wanted {{"type": "text", "text": …}}',
+                param=f"{field}.{index}",
             )
         if part["type"] != "text":
             raise InvalidRequest(
-                f"{field}.{place}.type is {part['type'][:40]!r}: this server takes text alone",
-                param=f"{field}.{place}.type",
+                f"{field}.{index}.type is {part['type'][:40]!r}: this server takes text alone",
+                param=f"{field}.{index}.type",
             )
         if not isinstance(part.get("text"), str):
-            raise InvalidRequest(f"{field}.{place}.text is not text", param=f"{field}.{place}.text")
+            raise InvalidRequest(f"{field}.{index}.text is not text", param=f"{field}.{index}.text")
         texts.append(part["text"])
     return "\n".join(texts)

@@ -1,7 +1,7 @@
 """The two shapes of an answer: chat completions and (text) completions, streamed and whole.
 
-A format is made once per request. What is the same in all of a request's events is serialised
-then; per event only the text, its logprobs and the choice's index are.
+A format is made once per request. It serialises then what all events of the request share, and per
+event the text, its logprobs and the choice's index.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class AnswerFormat(ABC):
         self._close = "}]" + (',"usage":null}' if has_usage_events else "}")
 
     def events(self, index: int, deltas: Sequence[Delta]) -> bytes:
-        """Every event that these of choice `index` give rise to; empty when they show nothing."""
+        """Return the events for these deltas of choice `index`; empty when they show nothing."""
         events: list[str] = []
         if index not in self._started:
             self._started.add(index)
@@ -85,14 +85,14 @@ class AnswerFormat(ABC):
         return "".join(events).encode()
 
     def usage_event(self, usage: Usage) -> bytes:
-        """The event before the last, when the client asked for it."""
+        """Return the event with the usage, which the client may ask for; empty otherwise."""
         if not self._has_usage_events:
             return b""
         top = self._top(self.stream_object)
         return event(to_json(top | {"choices": [], "usage": usage.as_json()}))
 
     def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> dict[str, object]:
-        """The answer of a request that does not stream."""
+        """Return the answer of a request that does not stream."""
         return self._top(self.whole_object) | {
             "choices": [self._whole_choice(i, choice) for i, choice in enumerate(choices)],
             "usage": usage.as_json(),
@@ -103,9 +103,9 @@ class AnswerFormat(ABC):
         return {"id": head.id, "object": kind, "created": head.created_s, "model": head.model}
 
     def _around_text(self, index: int) -> tuple[str, str]:
-        """What stands before and behind the text in an event of a choice without logprobs."""
+        """Return the JSON before and behind the text in an event of a choice without logprobs."""
         if index not in self._frames:
-            # JSON has no raw control characters: the place is where this one is.
+            # JSON has no raw control characters, so this one marks where the text goes.
             framed = self._event(index, self._text_fields("\0", "null"), "null")
             before, _, after = framed.partition("\0")
             self._frames[index] = before, after

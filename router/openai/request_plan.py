@@ -1,8 +1,8 @@
-"""From a parsed body to what is to be generated: prompts as token ids, one set of params a choice.
+"""From a body to a plan: prompts as token ids, and the sampling parameters of each choice.
 
 Defaults: a sampling field that the request leaves out takes the model's own value from
 generation_config.json, else OpenAI's (temperature 1, top_p 1). Without `max_tokens` a chat may use
-all the room in the context and a completion gets 16 tokens. Without `seed` each prompt draws one.
+the rest of the context and a completion gets 16 tokens. Without `seed` each prompt draws one.
 Choice i of a prompt uses a seed made from (seed, i); choice 0 keeps the seed itself, so asking for
 more choices does not change the first.
 """
@@ -82,7 +82,7 @@ class Planner:
         self._draw_seed = draw_seed
 
     def plan_chat(self, raw: bytes) -> RequestPlan:
-        """The plan of a `/v1/chat/completions` body."""
+        """Plan a `/v1/chat/completions` body. Raises `InvalidRequest` and `ModelNotFound`."""
         body = parse_body(ChatBody, raw)
         self._check_model(body)
         text = self._model.render_chat(template_messages(body.messages))
@@ -102,7 +102,7 @@ class Planner:
         )
 
     def plan_completion(self, raw: bytes) -> RequestPlan:
-        """The plan of a `/v1/completions` body."""
+        """Plan a `/v1/completions` body. Raises `InvalidRequest` and `ModelNotFound`."""
         body = parse_body(CompletionBody, raw)
         self._check_model(body)
         if body.echo and body.logprobs is not None:
@@ -214,7 +214,7 @@ class Planner:
         return asked % 2**64
 
     def _prompts(self, prompt: str | list[Any]) -> list[_Prompt]:
-        """Text, several texts, token ids, or several lists of token ids."""
+        """Return the prompts of text, several texts, token ids, or several lists of token ids."""
         if isinstance(prompt, str):
             return [self._prompt(prompt, add_special_tokens=True, param="prompt")]
         if not prompt:

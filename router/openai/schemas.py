@@ -1,4 +1,4 @@
-"""The request bodies, and what becomes of every field.
+"""The request bodies, and how every field is treated.
 
 Types are strict: `"5"` is not a number and `true` is not an integer. Fields fall in four groups:
 
@@ -10,8 +10,7 @@ Types are strict: `"5"` is not a number and `true` is not an integer. Fields fal
 - unknown: refused with the field's name, as OpenAI does, because a misspelt field that is
   ignored is a wrong answer that looks right.
 
-Lists stop at their first fault: each one that is found is an object, and a body has room for
-millions.
+Lists stop at their first fault: each fault is an object, and a body can hold millions.
 """
 
 from __future__ import annotations
@@ -153,7 +152,7 @@ BodyT = TypeVar("BodyT", bound=SamplingFields)
 
 
 def parse_body(kind: type[BodyT], body: bytes) -> BodyT:
-    """The request in `body`. Raises `InvalidRequest` naming the first field at fault."""
+    """Parse `body`. Raises `InvalidRequest` naming the first field at fault."""
     check_structure(body)
     try:
         parsed = kind.model_validate_json(body)
@@ -166,7 +165,7 @@ def parse_body(kind: type[BodyT], body: bytes) -> BodyT:
 
 
 def _invalid(error: ValidationError) -> InvalidRequest:
-    """The first violation, in words that name the field the way a client wrote it."""
+    """Return the first violation, naming the field as the client wrote it."""
     first = error.errors(include_url=False, include_input=False)[0]
     kind, message = first["type"], first["msg"]
     if kind == "json_invalid":

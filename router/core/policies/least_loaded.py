@@ -10,8 +10,8 @@ _QUEUED_TOKENS_SCALE = 8192
 
 
 def least_loaded(nodes: Sequence[NodeView], _query: Query, _state: PolicyState) -> list[float]:
-    """`1 / (1 + pressure)`: 1 for an idle node, and never 0, so that the fuller of two full nodes
-    still scores less."""
+    """Return `1 / (1 + pressure)` per node: 1 for an idle node, and never 0, so that the fuller of
+    two full nodes still scores less."""
     return [1 / (1 + _pressure(node)) for node in nodes]
 
 

@@ -13,7 +13,7 @@ _HIT_WEIGHT = 1 / 3
 
 
 def prefix_affinity(nodes: Sequence[NodeView], query: Query, state: PolicyState) -> list[float]:
-    """A weighted mean of the cached share of the prompt and of `least_loaded`."""
+    """Return a weighted mean of the cached share of the prompt and of `least_loaded`."""
     loads = least_loaded(nodes, query, state)
     return [
         _HIT_WEIGHT * _cached_share(node, query, state) + (1 - _HIT_WEIGHT) * load

@@ -35,7 +35,7 @@ class Query:
     _hashes: dict[tuple[str, int], list[BlockHash]] = field(default_factory=dict)
 
     def block_hashes(self, record: NodeRecord) -> list[BlockHash]:
-        """Hashes of the prompt's full blocks as this node cuts them, at most the first 512."""
+        """Return the hashes of the prompt's full blocks as this node cuts them, at most 512."""
         key = (record.fingerprint, record.block_size)
         if key not in self._hashes:
             head = self.prompt_token_ids[: MAX_HASHED_BLOCKS * record.block_size]

@@ -8,6 +8,6 @@ from router.core.policies.query import NodeView, PolicyState, Query
 
 
 def round_robin(nodes: Sequence[NodeView], _query: Query, state: PolicyState) -> list[float]:
-    """1 for the node whose turn it is, less for those whose turn comes later."""
+    """Return 1 for the node whose turn it is, and less for those whose turn comes later."""
     num_nodes = len(nodes)
     return [1 - (index - state.turn) % num_nodes / num_nodes for index in range(num_nodes)]
