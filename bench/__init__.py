@@ -1,1 +1,1 @@
-"""Figures, one script each: `python -m bench.engine --json` prints one JSON line last."""
+"""Measurements, one script each: `python -m bench.engine --json` prints one JSON line last."""

@@ -36,7 +36,7 @@ MEASURES = (
     ("prefill", 1, 1024),
 )
 DECODE_STEPS = 8
-"""Steps of one round of decoding; their median counts."""
+"""Steps of one round of decoding, of which the median counts."""
 _PEER_START_S = 300
 _GREEDY = SamplingParams(max_tokens=DECODE_STEPS, temperature=0.0)
 
@@ -45,17 +45,17 @@ Measure = Callable[[str, int, int], float]
 
 
 def key_of(kind: str, num_sequences: int, context: int) -> str:
-    """The figure's name in the output."""
+    """Return the figure's name in the output."""
     return f"decode_tok_s_{num_sequences}" if kind == "decode" else f"prefill_tok_s_{context}"
 
 
 def synthetic_prompt(length: int, sequence: int) -> list[int]:
-    """Token ids that differ from sequence to sequence; what they mean does not change the work."""
+    """Return token ids that differ between sequences; their meaning does not change the work."""
     return [(7919 * (i + 1) + 104729 * sequence) % 30000 + 3 for i in range(length)]
 
 
 class EngineUnderTest:
-    """This engine, driven as its step loop drives it."""
+    """This engine, driven like by its step loop."""
 
     def __init__(self, folder: Path, num_threads: int) -> None:
         self._runner = load_model_runner(
@@ -102,7 +102,7 @@ class EngineUnderTest:
 
 
 class TransformersPeer:
-    """transformers in a process of its own; it sleeps while it is not asked."""
+    """transformers in a process of its own; it sleeps between requests."""
 
     def __init__(self, python: str, folder: Path, num_threads: int) -> None:
         script = Path(__file__).with_name("transformers_peer.py")
@@ -136,7 +136,7 @@ class TransformersPeer:
 
 
 def run(measures: dict[str, Measure], rounds: int) -> dict[str, dict[str, float]]:
-    """Medians per name in `measures` and figure; each round asks every name in turn."""
+    """Return medians per name in `measures` and figure; each round asks every name in turn."""
     figures: dict[str, dict[str, list[float]]] = {name: {} for name in measures}
     for round_index in range(rounds + 1):
         for kind, num_sequences, context in MEASURES:
@@ -157,7 +157,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="counted rounds of every measure")
     parser.add_argument("--num-threads", type=int, default=0, help="CPU threads (0: all cores)")
     parser.add_argument("--peer", choices=["transformers"], help="measure this too, in turns")
-    parser.add_argument("--peer-python", default=sys.executable, help="a Python that has it")
+    parser.add_argument("--peer-python", default=sys.executable, help="a Python with its packages")
     parser.add_argument("--json", action="store_true", help="print one JSON line last")
     arguments = parser.parse_args()
     folder = resolve_checkpoint(arguments.model)

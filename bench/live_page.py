@@ -1,11 +1,11 @@
-"""What the live page costs: its first paint in a browser, and the router's CPU while it is open.
+"""The cost of the live page: its first paint in a browser, and the router's CPU while it is open.
 
     python -m bench.live_page --json
 
 A router with one prefill and one decode node of a tiny model, on loopback. The page is opened in a
-headless Chromium `--loads` times for the first paint, which is the median. Then the CPU time of
-the router process is read over `--seconds` with no page open and with `--pages` open, `--rounds`
-times in turn; a share is of one core. `--streams` requests are in progress meanwhile, whose tokens
+headless Chromium `--loads` times for the first paint, which is the median. Then the CPU time of the
+router process is measured over `--seconds` with no page open and with `--pages` open, `--rounds`
+times in turn; a share is of one core. Meanwhile `--streams` requests are in progress, whose tokens
 cost the same with and without a page.
 """
 
@@ -123,7 +123,7 @@ def _open_pages(browser: Browser, url: str, count: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _streaming(url: str, count: int) -> Iterator[None]:
-    """`count` clients that stream one answer after the other."""
+    """Run `count` clients that stream one answer after the other."""
     is_over = threading.Event()
 
     def stream(number: int) -> None:
@@ -146,7 +146,7 @@ def _streaming(url: str, count: int) -> Iterator[None]:
 
 
 def _cpu_share(cluster: Cluster, seconds: float) -> float:
-    """The router's CPU time by wall time, over the next `seconds`."""
+    """Return the router's CPU time by wall time, over the next `seconds`."""
     process = cluster.processes["router-1"]
     before_s, began_at_s = _cpu_s(process.pid), time.monotonic()
     time.sleep(seconds)
@@ -155,7 +155,7 @@ def _cpu_share(cluster: Cluster, seconds: float) -> float:
 
 
 def _cpu_s(pid: int) -> float:
-    """User and system time of a process, from `/proc`."""
+    """Return user and system time of a process, from `/proc`."""
     after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(after_name[11]) + int(after_name[12])) / _TICKS_PER_S
 

@@ -1,6 +1,6 @@
 """When a decode node should prefill by itself: `python -m bench.local_prefill --json`.
 
-Short prompts cost less to compute than to send for; long ones stall everybody who decodes. For
+Short prompts cost less to compute than to transfer; long ones stall all decoding sequences. For
 each prompt length, two clusters of one prefill and one decode node answer the same requests while
 a few streams decode in the background: one whose decode node computes every prompt itself
 (`local`), one that sends for every prompt (`remote`).
@@ -31,7 +31,7 @@ MOST_EXTRA_STALL = 1.25
 async def measure_length(
     cluster: RunningCluster, length: int, repeats: int, num_background: int, seed: int
 ) -> dict[str, float]:
-    """One prompt length, one after the other, beside streams that decode."""
+    """Measure one prompt length, request after request, beside streams that decode."""
     background = [
         asyncio.create_task(cluster.timed(Load(num_prompt_tokens=8, num_output_tokens=n, seed=n)))
         for n in range(repeats * 24, repeats * 24 + num_background)
@@ -56,7 +56,7 @@ async def measure_length(
 
 
 async def measure(repeats: int, num_background: int) -> dict[str, object]:
-    """Both clusters, all lengths."""
+    """Measure both clusters at all lengths."""
     figures: dict[str, dict[str, dict[str, float]]] = {}
     for name, threshold in (("local", EVERYTHING), ("remote", 0)):
         flags = ["--local-prefill-threshold", str(threshold), "--no-enable-prefix-caching"]

@@ -2,14 +2,13 @@
 
 Every reservation policy with every preemption order serves the same requests on pools of several
 sizes: the real scheduler core on a virtual clock (`bench/replay/`), so that the figures are the
-same on every machine. With `--json` the last line holds all of them; `bench/replay/figures.py` says
-what they are. `--plot FOLDER` draws two pictures per trace (needs matplotlib).
+same on every machine. With `--json` the last line holds all of them; `bench/replay/figures.py`
+defines them. `--plot FOLDER` draws two pictures per trace (needs matplotlib).
 
 `--set preemption_mode=swap`, or any other scheduling option, holds for all replays; so do `--cost`
 and the node's limits. Without `--pool-blocks` the pools hold about 8, 24 and 72 mean requests of
-the trace, prompt and output, and at least the longest one. Without `--speed-up` arrivals are moved
-so close together, or so far apart, that the modelled GPU would compute for 90 % of the time if
-blocks were no matter.
+the trace, prompt and output, and at least the longest one. Without `--speed-up` arrivals are scaled
+so that the modelled GPU would compute for 90 % of the time if it never ran out of blocks.
 """
 
 from __future__ import annotations
@@ -37,9 +36,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--trace", type=Path, required=True, nargs="+", help="Azure or Mooncake traces"
     )
-    parser.add_argument("--requests", type=int, default=500, help="so many from each beginning")
+    parser.add_argument("--requests", type=int, default=500, help="of each trace, from its start")
     parser.add_argument("--pool-blocks", help="pool sizes, e.g. 512,1024,2048 (default: by trace)")
-    parser.add_argument("--speed-up", type=float, help="arrivals come so much faster")
+    parser.add_argument("--speed-up", type=float, help="factor by which arrivals are faster")
     parser.add_argument("--seats", type=int, default=256, help="max_num_seqs")
     parser.add_argument("--budget", type=int, default=2048, help="max_num_batched_tokens")
     parser.add_argument(
@@ -48,7 +47,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--cost", action="append", default=[], help="NAME=SECONDS of bench/replay/step_cost.py"
     )
-    parser.add_argument("--seed", type=int, default=0, help="of what clients ask for")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the clients' choices")
     parser.add_argument("--plot", type=Path, help="draw pictures into this folder")
     parser.add_argument("--json", action="store_true", help="print one JSON line last")
     return parser
@@ -76,7 +75,7 @@ def _pools(text: str) -> tuple[int, ...]:
 
 
 def _scheduling_config(settings: Sequence[str]) -> SchedulingConfig:
-    """What all replays share; each replay's own policies take the place of those named here."""
+    """Return what all replays share; each replay's own policies replace those named here."""
     known: dict[str, Any] = asdict(SchedulingConfig())
     changed: dict[str, Any] = {}
     for setting in settings:
@@ -122,7 +121,7 @@ def _draw(comparison: Comparison, loads: Sequence[TraceLoad], order: str, folder
 
 
 def _prepare_folder(folder: Path) -> None:
-    """Before minutes of work: can the pictures be drawn at all?"""
+    """Check before minutes of work that the pictures can be drawn."""
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
@@ -136,7 +135,7 @@ def _prepare_folder(folder: Path) -> None:
 
 
 def run(arguments: argparse.Namespace) -> dict[str, object]:
-    """Replay everything, print the tables, draw; what the JSON line holds."""
+    """Replay everything, print the tables, draw; return the content of the JSON line."""
     _check(arguments)
     cost = StepCost().with_settings(arguments.cost)
     base = _scheduling_config(arguments.set)

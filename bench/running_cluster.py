@@ -35,7 +35,7 @@ class Load:
     seed: int
 
     def body(self, model: str) -> dict[str, object]:
-        """A completion that runs to its full length."""
+        """Return a completion request that runs to its full length."""
         prompt = [
             (7919 * (i + 1) + 104729 * (self.seed + 1)) % 30000 + 3
             for i in range(self.num_prompt_tokens)
@@ -52,14 +52,17 @@ class Load:
 
 
 class RunningCluster:
-    """Talks to a router that is ready."""
+    """A client of a router that is ready."""
 
     def __init__(self, client: httpx.AsyncClient, model: str) -> None:
         self._client = client
         self._model = model
 
     async def timed(self, load: Load) -> RequestTiming:
-        """Send one request and note when each piece of its answer came."""
+        """Send one request and record when each piece of its answer arrived.
+
+        Raises `RuntimeError` when the router refuses it or the stream fails.
+        """
         arrived_at_s = time.monotonic()
         chunks: list[float] = []
         num_tokens = 0
@@ -84,7 +87,7 @@ class RunningCluster:
 
 @asynccontextmanager
 async def started_cluster(arguments: Sequence[str]) -> AsyncIterator[RunningCluster]:
-    """`pdserve up` with `arguments` on a free port, stopped at the end."""
+    """Run `pdserve up` with `arguments` on a free port, and stop it at the end."""
     port = free_loopback_port()
     url = f"http://127.0.0.1:{port}"
     with tempfile.TemporaryFile("w+") as log:
@@ -107,7 +110,10 @@ async def started_cluster(arguments: Sequence[str]) -> AsyncIterator[RunningClus
 async def running_cluster(
     url: str, process: subprocess.Popen[bytes] | None = None
 ) -> AsyncIterator[RunningCluster]:
-    """A router at `url`, once it is ready. With `process`, gives up as soon as that has ended."""
+    """Wait for a router at `url` and yield a client.
+
+    Raises `RuntimeError` when it is not ready in time, or as soon as `process` has ended.
+    """
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=url, timeout=None, limits=limits) as client:
         deadline_s = time.monotonic() + START_TIMEOUT_S

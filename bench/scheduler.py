@@ -52,13 +52,13 @@ _WAITING_PROMPTS = (256, 512, 1024, 2048, 4096)
 _WARM_UP_STEPS = 20
 _NUM_BLOCKS = 1 << 15
 _SPARE_BLOCKS = 2 * NUM_RUNNING
-# A GPU's: flat while it waits for memory, then proportional to the rows.
+# The shape of a GPU: flat while it waits for memory, then proportional to the rows.
 _COSTS = StepCosts((1, 128, 256, 512, 1024, 2048), (0.012, 0.012, 0.022, 0.044, 0.088, 0.176))
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One figure: how many wait, how many seats there are, and who drafts."""
+    """One figure: the numbers of waiting sequences and of seats, and the drafter."""
 
     name: str
     num_waiting: int
@@ -81,7 +81,7 @@ class PhraseBook:
         self._phrases = [[rng.randrange(30_000) for _ in range(12)] for _ in range(16)]
 
     def tokens(self, seed: int) -> Iterator[int]:
-        """An endless text; every seed has its own, which begins with a token of its own."""
+        """Yield an endless text, which begins with a token of its own for each seed."""
         rng = random.Random(seed)
         yield 30_000 + seed
         while True:
@@ -124,7 +124,7 @@ class BusyNode:
         self._start()
 
     def _start(self) -> None:
-        """Everybody runs and decodes, then the others arrive, and hardly a block is left."""
+        """Let the running sequences decode, add the waiting ones, and leave few blocks free."""
         for _ in range(NUM_RUNNING):
             self._add(_RUNNING_PROMPT)
         while self.scheduler.waiting or not all(s.is_decoding for s in self.scheduler.running):
@@ -162,7 +162,7 @@ class BusyNode:
         return StepSpans(planned_s, planned_cpu_s, applied_s)
 
     def _refill(self) -> None:
-        """Blocks for the next step: enough to preempt nobody, too few to seat anybody."""
+        """Leave blocks for the next step: enough to preempt none, too few to seat any."""
         pool = self.scheduler.pool
         missing = _SPARE_BLOCKS - pool.num_available
         if self._ballast and missing > 0:
@@ -170,7 +170,7 @@ class BusyNode:
             del self._ballast[-missing:]
 
     def _draw(self, scheduled: ScheduledSequence) -> DrawnTokens | None:
-        """Accept drafts as long as they are what the text says."""
+        """Accept drafts as long as they equal the text."""
         if scheduled.sample is None:
             return None
         text, ahead = self._texts[scheduled.sequence_id], self._ahead[scheduled.sequence_id]
@@ -185,7 +185,7 @@ class BusyNode:
         return DrawnTokens(tokens)
 
     def check(self) -> None:
-        """Raise `AssertionError` unless what was measured is what the case says."""
+        """Raise `AssertionError` unless the measured state is the case's."""
         statistics = self.scheduler.statistics()
         assert statistics.num_running == NUM_RUNNING, "somebody ended or was seated"
         assert statistics.num_waiting == self.case.num_waiting, "somebody waiting was seated"
@@ -199,7 +199,7 @@ class BusyNode:
 
 
 def measure(cases: Items[Case], num_steps: int) -> dict[str, dict[str, float]]:
-    """p50 and p99 per case, milliseconds; the cases take turns."""
+    """Return p50 and p99 per case, in milliseconds; the cases take turns."""
     nodes = []
     for case in cases:
         print(f"setting up {case.name}", file=sys.stderr)

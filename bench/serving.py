@@ -37,7 +37,7 @@ WARM_UP = Load(num_prompt_tokens=200, num_output_tokens=4, seed=1 << 20)
 def arrivals(
     *, rate_rps: float, duration_s: float, prompt_tokens: int, output_tokens: int, seed: int
 ) -> list[tuple[float, Load]]:
-    """When each request arrives and what it is: lengths uniform within ±50 % of their means."""
+    """Return when each request arrives and its lengths, uniform within ±50 % of their means."""
     rng = random.Random(seed)
     planned: list[tuple[float, Load]] = []
     at_s = rng.expovariate(rate_rps)
@@ -55,7 +55,7 @@ def arrivals(
 async def replay(
     cluster: RunningCluster, planned: Sequence[tuple[float, Load]]
 ) -> tuple[list[RequestTiming], int, float]:
-    """Timings of the answered requests, how many failed, and the seconds it all took."""
+    """Return timings of answered requests, the number of failed ones, and the seconds in all."""
     began_at_s = time.monotonic()
 
     async def one(at_s: float, load: Load) -> RequestTiming:
@@ -75,7 +75,7 @@ async def replay(
 def figures(
     timings: Sequence[RequestTiming], num_failed: int, duration_s: float, targets: LatencyTargets
 ) -> dict[str, object]:
-    """What is reported of one topology; latencies in milliseconds."""
+    """Return the figures of one topology; latencies in milliseconds."""
     return {
         "num_answered": len(timings),
         "num_failed": num_failed,
@@ -97,14 +97,14 @@ def _ms(summary: LatencySummary | None) -> dict[str, float] | None:
 
 
 def cluster_arguments(topology: str, num_nodes: int) -> list[str]:
-    """Flags of `pdserve up` for a topology of `num_nodes` nodes."""
+    """Return the flags of `pdserve up` for a topology of `num_nodes` nodes."""
     if topology == "mixed":
         return ["--mixed", str(num_nodes)]
     return ["--prefill", str(num_nodes // 2), "--decode", str(num_nodes - num_nodes // 2)]
 
 
 async def measure(options: argparse.Namespace) -> dict[str, object]:
-    """All rounds of all topologies."""
+    """Run all rounds of all topologies."""
     targets = LatencyTargets(ttft_s=options.slo_ttft_ms / 1000, tpot_s=options.slo_tpot_ms / 1000)
     names = ["running"] if options.url else (options.topology or list(TOPOLOGIES))
     timings: dict[str, list[RequestTiming]] = {name: [] for name in names}

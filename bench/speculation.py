@@ -1,4 +1,4 @@
-"""What speculation brings: `python -m bench.speculation --json`.
+"""The speed-up by speculation: `python -m bench.speculation --json`.
 
 The demo model answers three kinds of prompts (`bench.speculation_prompts`), greedily, to its own
 end or at most `--max-tokens`, with each speculative method and without any. One JSON line:
@@ -11,7 +11,7 @@ Batch N is N requests that arrive at once: each prompt once at most while there 
 no method knows an answer beforehand. The time is that of the steps that decode; the prompts' own
 step, the same for all, is left out. The real scheduler and the real runner are driven as a node's
 step loop drives them; each method has blocks of its own, and the methods take turns step by step,
-so that a noisy machine is noisy for all.
+so that noise of the machine affects all.
 
 Answers must be the same with every method: the run ends with an error when one token differs.
 `mtp` is measured when the model has a layer for it; it has a runner of its own.
@@ -62,7 +62,7 @@ class Measured:
     num_sequence_steps: int = 0
 
     def figures(self, base: Measured) -> dict[str, float]:
-        """What is printed; `base` is the same work without speculation."""
+        """Return the printed figures; `base` is the same work without speculation."""
         return {
             "tokens_per_s": round(self.tokens_per_s, 1),
             "ratio": round(self.tokens_per_s / base.tokens_per_s, 3),
@@ -87,7 +87,7 @@ class Serving:
         self.begin(max(BATCHES))
 
     def begin(self, max_num_seqs: int) -> None:
-        """Forget everything but the sums; serve at most `max_num_seqs` at once from here on."""
+        """Reset everything but the sums, and serve at most `max_num_seqs` at once."""
         runner, config = self._runner, SpeculationConfig(speculative_method=self.method)
         self._ids = count(1)
         self._scheduler = Scheduler(
@@ -110,7 +110,7 @@ class Serving:
         return bool(self._scheduler.running or self._scheduler.waiting)
 
     def arrive(self, prompts: list[Prompt], max_tokens: int) -> None:
-        """Prompts that arrive at once."""
+        """Add prompts that arrive at once."""
         sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0)
         self._sequences = []
         for prompt in prompts:
@@ -124,11 +124,11 @@ class Serving:
             self._scheduler.add(self._sequences[-1])
 
     def answers(self) -> list[tuple[int, ...]]:
-        """The outputs of those that arrived last, in order."""
+        """Return the outputs of the prompts that arrived last, in order."""
         return [tuple(sequence.output_token_ids) for sequence in self._sequences]
 
     def step(self) -> None:
-        """Plan, compute and apply one step; its time counts when nobody's prompt is in it."""
+        """Plan, compute and apply one step; its time counts if it contains no prompt."""
         started_s = time.perf_counter()
         step = self._scheduler.plan()
         assert step.num_preempted == 0, "the pool is large enough for everyone"
@@ -151,27 +151,27 @@ class SameAnswers:
         self._first: dict[Prompt, tuple[str, tuple[int, ...]]] = {}
 
     def check(self, prompt: Prompt, output: tuple[int, ...], where: str) -> None:
-        """Exit with what differs, if anything does."""
+        """Exit with an error that names the first difference, if there is one."""
         first_where, first = self._first.setdefault(prompt, (where, output))
         if output == first:
             return
         pairs = zip(output, first, strict=False)
-        place = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(output), len(first)))
+        index = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(output), len(first)))
         sys.exit(
-            f"{where} answered otherwise than {first_where}: output token {place} of "
+            f"{where} answered otherwise than {first_where}: output token {index} of "
             f"{len(output)} and {len(first)} differs, the prompt begins with {prompt[:8]}"
         )
 
 
 def load_serving(folder: Path, num_threads: int, methods: list[str]) -> list[Serving]:
-    """A runner for the look-up methods, and one with the layer that drafts."""
+    """Load a runner for the look-up methods, and one with the drafting layer."""
     look_up = [method for method in methods if method != "mtp"]
     serving = _load(folder, num_threads, look_up)
     if "mtp" in methods:
         try:
             serving += _load(folder, num_threads, ["mtp"])
         except (CheckpointError, ConfigError) as error:
-            print(f"mtp is left out: {error}", file=sys.stderr)
+            print(f"mtp is not measured: {error}", file=sys.stderr)
     return serving
 
 
@@ -188,7 +188,7 @@ def _load(folder: Path, num_threads: int, methods: list[str]) -> list[Serving]:
 
 
 def tokenised_prompts(folder: Path) -> dict[str, list[Prompt]]:
-    """Every prompt as the router would tokenise it, in the checkpoint's own chat template."""
+    """Return every prompt, tokenised like by the router, with the checkpoint's chat template."""
     text = TextModel.load(folder, "", 0)
 
     def tokens(prompt: str) -> Prompt:
@@ -199,7 +199,7 @@ def tokenised_prompts(folder: Path) -> dict[str, list[Prompt]]:
 
 
 def arrivals(prompts: list[Prompt], batch: int) -> list[list[Prompt]]:
-    """What arrives at once: each prompt alone, or `batch` of them, repeated where they are few."""
+    """Return groups that arrive at once: each prompt alone, or `batch` of them, repeated if few."""
     if batch == 1:
         return [[prompt] for prompt in prompts]
     repeated = (prompt for _ in count() for prompt in prompts)
@@ -234,7 +234,7 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--kinds", nargs="+", choices=list(PROMPTS), default=list(PROMPTS))
     parser.add_argument("--batches", nargs="+", type=int, choices=BATCHES, default=list(BATCHES))
-    parser.add_argument("--rounds", type=int, default=2, help="times that everything is asked")
+    parser.add_argument("--rounds", type=int, default=2, help="repetitions of every prompt")
     parser.add_argument("--max-tokens", type=int, default=128, help="longest answer")
     parser.add_argument("--num-threads", type=int, default=0, help="CPU threads (0: all cores)")
     parser.add_argument("--json", action="store_true", help="print one JSON line last")

@@ -1,4 +1,4 @@
-"""What `bench.speculation` asks the demo model: conversation, summaries, small edits of code."""
+"""The prompts of `bench.speculation`: conversation, summaries, small edits of code."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""transformers on PyTorch, asked line by line: `python transformers_peer.py FOLDER THREADS STEPS`.
+"""transformers on PyTorch, driven line by line: `python transformers_peer.py FOLDER THREADS STEPS`.
 
 Reads `ready`, `rss`, or `KIND SEQUENCES CONTEXT` from standard input and answers each with one
-number. Needs nothing but torch and transformers, so any interpreter that has them will do.
+number. Needs only torch and transformers, so any interpreter that has them will do.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM
 
 
 def prompts(num_sequences: int, context: int) -> torch.Tensor:
-    """Token ids `[num_sequences, context]`, those of `bench.engine.synthetic_prompt`."""
+    """Return token ids `[num_sequences, context]`, those of `bench.engine.synthetic_prompt`."""
     rows = [
         [(7919 * (i + 1) + 104729 * sequence) % 30000 + 3 for i in range(context)]
         for sequence in range(num_sequences)
@@ -30,7 +30,7 @@ def prompts(num_sequences: int, context: int) -> torch.Tensor:
 def measure(
     model: torch.nn.Module, kind: str, num_sequences: int, context: int, steps: int
 ) -> float:
-    """Tokens per second of a prompt, or of the median step of greedy decoding on a KV cache."""
+    """Return tokens per second of a prompt, or of the median step of greedy decoding."""
     token_ids = prompts(num_sequences, context)
     spans_s = []
     with torch.inference_mode():

@@ -1,1 +1,1 @@
-"""What developers run: generating stubs, training the demo model's draft layer."""
+"""Tools of developers: generating stubs and tables, training the demo model's draft layer."""

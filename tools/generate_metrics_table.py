@@ -44,7 +44,7 @@ class DescribedMetric:
 
 
 class _Registry(CollectorRegistry):
-    """Remembers who registered, as a metric with labels and no samples yet collects nothing."""
+    """Keeps all registered metrics, since a metric with labels but no samples collects nothing."""
 
     def __init__(self) -> None:
         super().__init__(auto_describe=False)
@@ -56,7 +56,7 @@ class _Registry(CollectorRegistry):
 
 
 def described_metrics() -> dict[str, list[DescribedMetric]]:
-    """What each table shows: every metric of a router, of a node, and of its KV transfers."""
+    """Return the metrics of each table: those of a router, of a node, and of its KV transfers."""
     router, node, kv = _Registry(), _Registry(), _Registry()
     HttpMetrics(router)
     RouterMetrics(router)
@@ -69,7 +69,7 @@ def described_metrics() -> dict[str, list[DescribedMetric]]:
 
 
 def page_with_tables(page: str) -> str:
-    """`page` with what is between its markers made anew. Raises `KeyError` for an unknown table."""
+    """Return `page` with new text between its markers. Raises `KeyError` for an unknown table."""
     metrics = described_metrics()
     return _TABLE.sub(lambda found: found[1] + _table(metrics[found[2]]) + found[3], page)
 
@@ -83,7 +83,7 @@ def main() -> int:
     if not sys.argv[1:]:
         PAGE.write_text(new)
     elif new != old:
-        print("docs/metrics.md is not what the code shows: run `make docs`", file=sys.stderr)
+        print("docs/metrics.md is out of date: run `make docs`", file=sys.stderr)
         return 1
     return 0
 
@@ -91,7 +91,7 @@ def main() -> int:
 def _described(registry: _Registry) -> Iterator[DescribedMetric]:
     for collector in registry.collectors:
         for family in collector.collect():
-            # The library keeps the names of labels where it made the metric, or in the family.
+            # The library stores label names where it made the metric, or in the family.
             known: Any = collector if hasattr(collector, "_labelnames") else family
             name = f"{family.name}_total" if family.type == "counter" else family.name
             yield DescribedMetric(name, family.type, known._labelnames, family.documentation)

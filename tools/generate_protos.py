@@ -26,7 +26,7 @@ def generate(target: Path) -> None:
 
 
 def drifted(fresh: Path) -> list[str]:
-    """The stubs under `fresh` and in the tree that differ, or exist on one side alone."""
+    """Return the stubs under `fresh` and in the tree that differ or are missing on one side."""
     names = {
         path.name
         for folder in (fresh / "protos", ROOT / "protos")
@@ -47,7 +47,7 @@ def main() -> int:
         generate(Path(folder))
         names = drifted(Path(folder))
     for name in names:
-        print(f"protos/{name} is not what its .proto generates: run `make protos`", file=sys.stderr)
+        print(f"protos/{name} is out of date with its .proto: run `make protos`", file=sys.stderr)
     return 1 if names else 0
 
 

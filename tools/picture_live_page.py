@@ -2,7 +2,7 @@
 
     python -m tools.picture_live_page --url http://127.0.0.1:8000 [docs/pictures]
 
-What is running and how busy it is comes from the cluster; nothing in the pictures is made up.
+The pictures show the cluster as it runs; nothing in them is made up.
 """
 
 from __future__ import annotations

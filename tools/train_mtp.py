@@ -8,8 +8,8 @@ The layer drafts tokens for speculative decoding (`--speculative-method mtp`). I
      own output for the drafts after the first.
 
 With the default sizes all of it takes under an hour on two idle CPU cores, and at most 4 GB of
-memory. Progress is kept in the work folder: when stopped, start it again and it goes on where it
-was, with other numbers of tokens or steps too. From the third phase on the weights are written to
+memory. Progress is kept in the work folder: when stopped, start it again and it continues, with
+other numbers of tokens or steps too. From the third phase on the weights are written to
 --output every hundred steps, with a line that says which part of first, second and third drafts
 would be accepted on conversations that were held out (the second counts where the first is right,
 and so on).
@@ -70,7 +70,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def main() -> int:
     arguments = _parser().parse_args()
-    # Paddle takes seconds to import; the help and a wrong flag are told at once.
+    # Importing Paddle takes seconds; help and wrong flags are reported before.
     from tools.mtp_training.distil import Sizes, distil
 
     try:
@@ -91,7 +91,7 @@ def main() -> int:
         print(f"train_mtp: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("train_mtp: stopped; start it again to go on", file=sys.stderr)
+        print("train_mtp: stopped; start it again to continue", file=sys.stderr)
         return 130
     return 0
 

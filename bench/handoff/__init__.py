@@ -1,1 +1,1 @@
-"""How much of a handoff hides behind the prefill: `python -m bench.handoff --json`."""
+"""How much of a handoff overlaps with the prefill: `python -m bench.handoff --json`."""

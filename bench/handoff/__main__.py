@@ -1,4 +1,4 @@
-"""How much of a handoff hides behind the prefill: `python -m bench.handoff --json`.
+"""How much of a handoff overlaps with the prefill: `python -m bench.handoff --json`.
 
 A prefill node's process (its step loop, scheduler, flow and connector, without gRPC) computes
 prompts of 2,048 tokens in chunks of 512 and hands them to a decode node's process (its connector
@@ -43,7 +43,7 @@ _NUM_WARM_UPS = 2
 
 
 def measure(case: Case, num_handoffs: int) -> list[Handoff]:
-    """Prompts one after another, of which the first few are not counted."""
+    """Measure prompts one after another, of which the first few are not counted."""
     handoffs = []
     with (
         closing(Remote(PrefillEnd, case)) as prefill,
@@ -69,7 +69,7 @@ def _handoff(case: Case, done: Prefilled, receiver_cpu_s: float) -> Handoff:
 
 
 def run(options: argparse.Namespace) -> dict[str, object]:
-    """Everything that was asked for."""
+    """Return the figures of everything that was asked for."""
     result: dict[str, object] = {}
     for transport in options.transport or TRANSPORTS:
         layouts = {}

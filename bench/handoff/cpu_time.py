@@ -14,13 +14,16 @@ _NETWORK_THREADS = "ZMQbg"
 
 
 def process_cpu_s() -> float:
-    """User and system time of all threads, ended ones included."""
+    """Return user and system time of all threads, ended ones included."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return usage.ru_utime + usage.ru_stime
 
 
 def transfer_threads_cpu_s() -> float:
-    """The connector's thread and the threads of its sockets, which all live as long as it."""
+    """Return the CPU time of the connector's thread and its sockets' threads.
+
+    They all live as long as the connector.
+    """
     ids = [
         thread.native_id
         for thread in threading.enumerate()

@@ -20,14 +20,14 @@ from pdserve.roles.kv_plane import KVPlane
 
 
 class DecodeEnd:
-    """Gives tickets out and waits for what they are for."""
+    """Issues tickets and waits for their landings."""
 
     def __init__(self, case: Case, layout: KVLayout) -> None:
         self._layout = layout
         self._num_blocks = blocks_for(case.prompt_tokens, layout.block_size)
         shape = (layout.num_layers, 2, self._num_blocks, layout.piece_bytes)
         self._pool = np.zeros(shape, np.uint8)
-        self._pool[:] = 1  # so that no page is fetched while it is measured
+        self._pool[:] = 1  # so that no page is allocated during the measurement
         self._me = Incarnation("decode", 1)
         self._events: queue.SimpleQueue[ConnectorEvent] = queue.SimpleQueue()
         model = cast(LoadedModel, SimpleNamespace(kv_bytes=self._pool, layout=layout))
@@ -37,7 +37,7 @@ class DecodeEnd:
         self._cpu_before_s = 0.0
 
     def reserve(self, number: int) -> Ticket:
-        """A ticket for prompt `number`; its landing is open."""
+        """Open the landing of prompt `number` and return its ticket."""
         self._cpu_before_s = process_cpu_s()
         ticket = ticket_for(
             number, self._layout, self._num_blocks, self._me, self._connector.endpoint
@@ -46,7 +46,10 @@ class DecodeEnd:
         return ticket
 
     def wait_landed(self) -> float:
-        """CPU seconds of this process since `reserve`; returns when the prompt has landed."""
+        """Wait until the prompt has landed; return CPU seconds of this process since `reserve`.
+
+        Raises `RuntimeError` when the landing failed.
+        """
         event = self._events.get(timeout=DEADLINE_S)
         if not isinstance(event, Landed):
             raise RuntimeError(f"the landing failed: {event}")

@@ -1,4 +1,4 @@
-"""From single handoffs to what is reported of them."""
+"""Figures of single handoffs, and their summary."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Handoff:
 
 
 def figures(handoffs: Sequence[Handoff]) -> dict[str, float]:
-    """What is reported of one layout over one transport."""
+    """Return the figures of one layout over one transport."""
     num_bytes = sum(one.num_bytes for one in handoffs)
     exposed_ms = [one.exposed_s * 1000 for one in handoffs]
     ttft_ms = [one.ttft_s * 1000 for one in handoffs]
@@ -50,7 +50,7 @@ def figures(handoffs: Sequence[Handoff]) -> dict[str, float]:
 
 
 def worst_of(layouts: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """Of each figure that is summed up the worse one of the layouts."""
+    """Return the worse one of the layouts for each summed-up figure."""
     return {
         key: (min if key in _LESS_IS_WORSE else max)(values[key] for values in layouts.values())
         for key in SUMMED_UP

@@ -30,11 +30,11 @@ LAYOUT_8B = KVLayout(
 
 
 class PacedRunner:
-    """`node.node_parts.LoadedModel` with the KV layout of an 8B model.
+    """A `node.engine_node.LoadedModel` with the KV layout of an 8B model, which computes nothing.
 
-    A step of `n` tokens lasts `n / tokens_per_s`; layer `l` is done after its share of it, as on a
-    device that computes by itself: time that the caller spends in `on_layer` is not added to it.
-    The pool's bytes are random and stay as they are.
+    A step of `n` tokens lasts `n / tokens_per_s`. Layer `l` is done after its share of that time,
+    as on a device that computes by itself: time spent in `on_layer` is not added. The pool's bytes
+    are random and never change.
     """
 
     layout = LAYOUT_8B
@@ -63,7 +63,7 @@ class PacedRunner:
     def execute(
         self, batch: Sequence[ScheduledSequence], on_layer: OnLayer | None = None
     ) -> list[DrawnTokens | None]:
-        """Wait for each layer, then say that it is done."""
+        """Wait for each layer, then report it."""
         num_tokens = sum(len(entry.token_ids) for entry in batch)
         layer_s = num_tokens / self._tokens_per_s / self.layout.num_layers
         began_at_s = time.monotonic()
@@ -74,13 +74,13 @@ class PacedRunner:
         return [None if e.sample is None else DrawnTokens((SampledToken(1),)) for e in batch]
 
     def warm_up(self) -> None:
-        """Nothing is compiled."""
+        """Do nothing: nothing is compiled."""
 
     def stage_out(self, block_ids: Sequence[int]) -> None:
-        """The pool is host memory."""
+        """Do nothing: the pool is host memory."""
 
     def stage_in(self, block_ids: Sequence[int]) -> None:
-        """The pool is host memory."""
+        """Do nothing: the pool is host memory."""
 
     def swap_out(self, block_ids: Sequence[int], host_block_ids: Sequence[int]) -> None:
         raise NotImplementedError("there is no host pool")

@@ -39,7 +39,7 @@ _SPARE_BLOCKS = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """What is measured: `layout` demo or synthetic_8b, `transport` as in `--kv-transport`."""
+    """The measured case: `layout` demo or synthetic_8b, `transport` as in `--kv-transport`."""
 
     layout: str
     transport: str
@@ -48,7 +48,7 @@ class Case:
     prompt_tokens: int = PROMPT_TOKENS
 
     def config(self, role: Role) -> Config:
-        """A node's configuration, with one prompt at a time in chunks of `CHUNK_TOKENS`."""
+        """Return a node's configuration, with one prompt at a time in chunks of `CHUNK_TOKENS`."""
         return Config(
             role=role,
             model=ModelConfig(model="demo"),
@@ -61,7 +61,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prefilled:
-    """One prompt that was computed and handed off. `cpu_s` is spent on the transfer."""
+    """One computed and transferred prompt. `cpu_s` is the time spent on the transfer."""
 
     timing: TransferTiming
     ttft_s: float
@@ -69,7 +69,7 @@ class Prefilled:
 
 
 class _TimedConnector:
-    """The connector as the step thread uses it, with the CPU time that it spends there."""
+    """The connector as the step thread uses it; measures the CPU time spent in it."""
 
     def __init__(self, connector: NodeConnector) -> None:
         self._connector = connector
@@ -92,7 +92,7 @@ class _TimedConnector:
 
 
 class _Answers:
-    """Takes what a node says to its router, with the time."""
+    """Receives the node's messages to its router, with their times."""
 
     def __init__(self) -> None:
         self.outputs: queue.SimpleQueue[tuple[RequestOutput | Answer, float]] = queue.SimpleQueue()
@@ -106,7 +106,7 @@ class _Answers:
 
 
 class PrefillEnd:
-    """A prefill node that is asked by method calls."""
+    """A prefill node that is driven by method calls."""
 
     def __init__(self, case: Case) -> None:
         config = case.config(Role.PREFILL)
@@ -145,7 +145,10 @@ class PrefillEnd:
         return self._runner.layout
 
     def prefill(self, ticket: Ticket, number: int) -> Prefilled:
-        """Compute prompt `number` and hand it off; returns when its commit was acknowledged."""
+        """Compute prompt `number` and hand it off; return when its commit was acknowledged.
+
+        Raises `RuntimeError` when computing or transferring failed.
+        """
         request = GenerationRequest(
             id=ticket.attempt,
             prompt_token_ids=_prompt(number, self._prompt_tokens),
@@ -193,7 +196,7 @@ class PrefillEnd:
 def ticket_for(
     number: int, layout: KVLayout, num_blocks: int, node: Incarnation, endpoint: str
 ) -> Ticket:
-    """What a decode node reserves for prompt `number`, of which it has nothing cached."""
+    """Return what a decode node reserves for prompt `number`, with nothing cached."""
     return Ticket(
         attempt=AttemptId(f"bench-{number}", 1),
         decode_node=node,
@@ -208,7 +211,7 @@ def ticket_for(
 
 
 def _prompt(number: int, num_tokens: int) -> tuple[int, ...]:
-    """Words that no other prompt has, so that nothing is found in the prefix cache."""
+    """Return tokens that no other prompt has, so that the prefix cache finds nothing."""
     return tuple((7919 * (i + 1) + 104_729 * (number + 1)) % 30_000 + 3 for i in range(num_tokens))
 
 

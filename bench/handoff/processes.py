@@ -22,7 +22,10 @@ class Remote:
         theirs.close()
 
     def call(self, name: str, *arguments: Any) -> Any:
-        """What the method returned; raises `RuntimeError` with what it raised."""
+        """Return the method's result.
+
+        Raises `RuntimeError` with the text of what it raised, and `TimeoutError` without an answer.
+        """
         self._pipe.send((name, arguments))
         if not self._pipe.poll(_ANSWER_WITHIN_S):
             raise TimeoutError(f"no answer to {name} within {_ANSWER_WITHIN_S:g} s")
@@ -32,7 +35,7 @@ class Remote:
         return value
 
     def close(self) -> None:
-        """Let it end; it is killed when it does not."""
+        """Wait for its end, and kill it if it does not end in time."""
         self._pipe.close()
         self._process.join(_END_WITHIN_S)
         if self._process.is_alive():

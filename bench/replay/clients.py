@@ -1,13 +1,13 @@
-"""What a trace's requests look like to a scheduler: prompts, limits, priorities.
+"""A trace's requests as a scheduler sees them: prompts, limits, priorities.
 
-A trace says how long an output became; the client that asked did not know. So a request carries a
-`max_tokens` above its true length and ends by a stop token, and a reservation can only guess. The
-model of clients: each picks one of `MAX_TOKENS_CHOICES` (or sets none, which allows all that the
-context does) with equal chance; one who picked less than the answer needed picks the next larger.
-One in five is more important than the rest, one in five less.
+A trace has the true length of an output; the client that asked did not know it. So a request
+carries a `max_tokens` above its true length and ends by a stop token, and a reservation can only
+guess. The model of clients: each picks one of `MAX_TOKENS_CHOICES` (or sets none, which allows
+everything that fits the context) with equal chance; if that is less than the answer needs, it picks
+the next larger. One in five requests is more important than the rest, one in five less.
 
-Prompts hold no text, so token ids are made up: equal exactly where the trace says that the content
-is (512-token blocks of one hash id), and a value of its own everywhere else.
+Prompts hold no text, so token ids are made up: equal exactly where the trace has equal content
+(512-token blocks of one hash id), and a value of its own everywhere else.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _FIRST_PROMPT_TOKEN_ID = 2
 
 @dataclass(frozen=True, slots=True)
 class ClientRequest:
-    """A request of the trace with what its client set. `max_tokens` fits the context."""
+    """A request of the trace with its client's settings. `max_tokens` fits the context."""
 
     trace: TraceRequest
     index: int
@@ -38,7 +38,7 @@ class ClientRequest:
     priority: int
 
     def generation_request(self) -> GenerationRequest:
-        """As a node sees it. The prompt's tuple is built here: only live requests hold theirs."""
+        """Return the request for a node; only live requests hold their prompt's tuple."""
         return GenerationRequest(
             id=AttemptId(f"trace-{self.index}", 1),
             prompt_token_ids=prompt_token_ids(self.trace, self.index),
@@ -53,7 +53,7 @@ class ClientRequest:
         )
 
     def drawn_token_id(self, output_index: int) -> int:
-        """The token that the absent model draws: the stop token at the true length."""
+        """Return the token that the absent model draws: the stop token at the true length."""
         is_last = output_index + 1 == self.trace.num_output
         return STOP_TOKEN_ID if is_last else FILLER_TOKEN_ID
 
@@ -61,9 +61,9 @@ class ClientRequest:
 def client_requests(
     requests: Sequence[TraceRequest], *, max_model_len: int, seed: int
 ) -> list[ClientRequest]:
-    """Every request whose prompt and true output fit into `max_model_len`, in order.
+    """Return all requests whose prompt and true output fit into `max_model_len`, in order.
 
-    What a client sets depends on `seed` and its place in the trace alone.
+    A client's settings depend on `seed` and its index in the trace alone.
     """
     clients = []
     for index, request in enumerate(requests):
@@ -85,7 +85,10 @@ def _at_least(num_output: int, picked: int | None, room: int) -> int:
 
 
 def prompt_token_ids(request: TraceRequest, index: int) -> tuple[int, ...]:
-    """`num_prompt` ids; hash ids and indexes count from 0, so both get their own half."""
+    """Return `num_prompt` token ids.
+
+    Hash ids and indices both count from 0, so even and odd ids keep them apart.
+    """
     if not request.hash_ids:
         return (_FIRST_PROMPT_TOKEN_ID + 2 * index + 1,) * request.num_prompt
     contents = (_FIRST_PROMPT_TOKEN_ID + 2 * hash_id for hash_id in request.hash_ids)

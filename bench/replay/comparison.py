@@ -1,4 +1,4 @@
-"""Every reservation policy with every preemption order, and which of them did best."""
+"""Every reservation policy with every preemption order, and their ranking."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class TraceLoad:
-    """A trace as it is replayed: its requests, the pools, how much faster they arrive."""
+    """A trace with the settings of its replays: requests, pools, speed-up of the arrivals."""
 
     name: str
     requests: Sequence[TraceRequest]
@@ -47,7 +47,7 @@ class Comparison:
     figures: dict[Cell, Figures]
 
     def rows(self, trace: str, num_blocks: int) -> dict[Pair, Figures]:
-        """The figures of one trace on one pool."""
+        """Return the figures of one trace on one pool."""
         return {pair: self.figures[Cell(trace, num_blocks, pair)] for pair in PAIRS}
 
 
@@ -58,10 +58,10 @@ def compare(
     base: SchedulingConfig,
     on_progress: Callable[[Cell, int, int], None],
 ) -> Comparison:
-    """Replay everything, one after the other; `on_progress` hears of each cell before it starts.
+    """Replay everything, one after the other; `on_progress` is called before each cell.
 
-    `setup` gives what all replays share; pool and speed-up are each load's own. An order only
-    matters where somebody is preempted, so a replay without preemptions stands for all orders.
+    `setup` is what all replays share; pool and speed-up are each load's own. An order only matters
+    when a sequence is preempted, so a replay without preemptions counts for all orders.
     """
     cells = [(load, Cell(load.name, n, p)) for load in loads for n in load.pools for p in PAIRS]
     comparison = Comparison({}, {})
@@ -89,11 +89,11 @@ _SUMMED = ("preemptions", "recomputed_tokens", "waited_10s")
 
 
 def ranking(figures: Mapping[Cell, Figures]) -> list[tuple[Pair, Figures]]:
-    """Policies over all cells, best first.
+    """Rank the policies over all cells, best first.
 
-    A time is compared with the best one of the same trace and pool; the geometric mean of these
-    ratios is what counts (1: nobody was ever better), and `worst` is the largest one. Mean E2E
-    decides: queueing, stalls and recomputation are all in it. Ties end with the names.
+    A time is divided by the best one of the same trace and pool. The geometric mean of these ratios
+    counts (1: no policy was ever better), and `worst` is the largest ratio. Mean E2E time decides:
+    it includes queueing, stalls and recomputation. Ties are broken by name.
     """
     best = {
         (key, cell.trace, cell.num_blocks): min(

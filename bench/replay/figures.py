@@ -10,7 +10,7 @@ mean_e2e_s                        arrival to last token: queueing, stalls and re
 waited_10s                        requests without a seat for over 10 s before their first step
 overruns                          broken limits of budget, seats or pool: must be 0
 refused, starved, idle_waits      too long for the pool; ended without an answer; empty steps
-                                  while somebody waited
+                                  while a request waited
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Figures = dict[str, float]
 
 
 def figures_of(result: ReplayResult) -> Figures:
-    """All figures of one replay. Starved requests count only as such."""
+    """Return all figures of one replay. Starved requests count only as such."""
     answered = [s for s in result.served if s.num_ends]
     tpots = [tpot_s(s.first_at_s, s.last_at_s, s.num_tokens) for s in answered]
     e2e_s = [s.last_at_s - s.arrived_at_s for s in answered]

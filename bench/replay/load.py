@@ -1,4 +1,4 @@
-"""How much load a trace is: pool sizes and arrival rates that put policies under pressure."""
+"""The load of a trace: pool sizes and arrival rates that put policies under pressure."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from bench.replay.trace_file import TraceRequest
 from common.blocks import blocks_for
 
 REQUESTS_PER_POOL = (8, 24, 72)
-"""How many mean requests, prompt and output, the default pools hold."""
+"""The number of mean requests, prompt and output, that the default pools hold."""
 TARGET_LOAD = 0.9
-"""Share of the time in which the modelled GPU computes, if blocks were no matter."""
+"""The share of time in which the modelled GPU computes, if blocks never run out."""
 _MEAN_BATCH = 32
-"""Decoding sequences that share one pass over the weights, for the estimate alone."""
+"""The number of decoding sequences that share one pass over the weights, in the estimate."""
 
 
 def default_pools(requests: Sequence[TraceRequest], block_size: int) -> tuple[int, ...]:
-    """Three pool sizes in blocks; the smallest one holds the longest request."""
+    """Return three pool sizes in blocks; the smallest one holds the longest request."""
     sizes = [blocks_for(r.num_prompt + r.num_output, block_size) for r in requests]
     mean = sum(sizes) / len(sizes)
     least = max(sizes) + 1
@@ -25,9 +25,9 @@ def default_pools(requests: Sequence[TraceRequest], block_size: int) -> tuple[in
 
 
 def default_speed_up(requests: Sequence[TraceRequest], cost: StepCost) -> float:
-    """How much faster the requests must arrive to keep the GPU busy for `TARGET_LOAD` of the time.
+    """Return the factor of arrival speed that keeps the GPU busy for `TARGET_LOAD` of the time.
 
-    Prompts are computed once and whole, outputs in batches of `_MEAN_BATCH`; two digits are kept.
+    Prompts are computed once and whole, outputs in batches of `_MEAN_BATCH`. Rounded to two digits.
     """
     per_token_s = (cost.overhead_s + cost.weights_s) / _MEAN_BATCH
     work_s = 0.0

@@ -1,4 +1,4 @@
-"""What the replays showed, as SVG pictures. Needs matplotlib; nothing else here does.
+"""The results of the replays as SVG pictures. Needs matplotlib; nothing else here does.
 
 The same figures draw the same file, byte for byte: no date, no random ids, text as text.
 """
@@ -46,7 +46,7 @@ _LINES: tuple[tuple[str, Callable[[Sample], float]], ...] = (
 
 
 def draw_comparison(comparison: Comparison, load: TraceLoad, path: Path) -> None:
-    """Bars: one column per pool, one row per figure, a group per reservation policy."""
+    """Draw bars: one column per pool, one row per figure, a group per reservation policy."""
     with rc_context(_STYLE):
         figure = Figure(figsize=(10, 9))
         grid = figure.subplots(len(_BARS), len(load.pools), squeeze=False, sharex=True)
@@ -55,10 +55,10 @@ def draw_comparison(comparison: Comparison, load: TraceLoad, path: Path) -> None
             grid[0][column].set_title(f"{num_blocks} blocks")
             for row, (key, label) in enumerate(_BARS):
                 axes = grid[row][column]
-                for place, order in enumerate(VICTIM_ORDERS):
+                for index, order in enumerate(VICTIM_ORDERS):
                     heights = [rows[policy, order][key] for policy in RESERVATION_POLICIES]
-                    lefts = [group + (place - 1) * 0.27 for group in range(len(heights))]
-                    axes.bar(lefts, heights, 0.25, label=order, color=_COLOURS[place])
+                    lefts = [group + (index - 1) * 0.27 for group in range(len(heights))]
+                    axes.bar(lefts, heights, 0.25, label=order, color=_COLOURS[index])
                 names = [policy.replace("_", "_\n") for policy in RESERVATION_POLICIES]
                 axes.set_xticks(range(len(names)), names)
                 axes.grid(visible=False, axis="x")
@@ -70,21 +70,21 @@ def draw_comparison(comparison: Comparison, load: TraceLoad, path: Path) -> None
 
 
 def draw_course(comparison: Comparison, load: TraceLoad, order: str, path: Path) -> None:
-    """Lines over time: one column per pool, one row per quantity, a line per reservation policy."""
+    """Draw lines over time: a column per pool, a row per quantity, a line per policy."""
     with rc_context(_STYLE):
         figure = Figure(figsize=(10, 7.5))
         grid = figure.subplots(len(_LINES), len(load.pools), squeeze=False, sharex="col")
         for column, num_blocks in enumerate(load.pools):
             grid[0][column].set_title(f"{num_blocks} blocks")
             grid[-1][column].set_xlabel("seconds")
-            for place, policy in enumerate(RESERVATION_POLICIES):
+            for index, policy in enumerate(RESERVATION_POLICIES):
                 samples = comparison.results[Cell(load.name, num_blocks, (policy, order))].samples
                 shown = samples[:: -(-len(samples) // _MOST_POINTS)]
                 times_s = [sample.at_s for sample in shown]
                 for row, (_, value_of) in enumerate(_LINES):
                     values = [value_of(sample) for sample in shown]
                     grid[row][column].plot(
-                        times_s, values, label=policy, color=_COLOURS[place], linewidth=0.9
+                        times_s, values, label=policy, color=_COLOURS[index], linewidth=0.9
                     )
         for row, (label, _) in enumerate(_LINES):
             grid[row][0].set_ylabel(label)

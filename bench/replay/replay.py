@@ -1,9 +1,9 @@
 """One replay: the real scheduler, a virtual clock, and no model.
 
-Requests arrive as the trace says. Each step is planned by `Scheduler.plan`, takes as long as the
-cost model says, and is answered by made-up tokens. The replay looks at every step with eyes of its
-own: tokens beyond the budget, sequences beyond the seats, a token written outside its sequence's
-blocks or into a block that another sequence writes, are counted as overruns.
+Requests arrive as in the trace. Each step is planned by `Scheduler.plan`, takes as long as in the
+cost model, and is answered by made-up tokens. The replay checks every step itself: tokens beyond
+the budget, sequences beyond the seats, a token written outside its sequence's blocks or into a
+block that another sequence writes, are counted as overruns.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from engine.core.step_plan import Limits
 
 DEFAULT_BLOCK_SIZE = 64
 _STEPS_PER_CHECK = 256
-"""The scheduler checks itself this often: a check walks through the whole pool."""
+"""Steps between two checks of the scheduler, which walk through the whole pool."""
 _MOST_SAMPLES = 512
 
 
@@ -43,13 +43,13 @@ class ReplaySetup:
 
     @property
     def max_model_len(self) -> int:
-        """What the model allows, as far as the pool holds one such sequence and its next token."""
+        """The model's longest context, limited to a sequence that fits the pool."""
         return min(self.longest_context, (self.num_blocks - 1) * self.block_size)
 
 
 @dataclass(slots=True)
 class Served:
-    """What one request saw; times in seconds of the virtual clock."""
+    """The times of one request, in seconds of the virtual clock."""
 
     client: ClientRequest
     arrived_at_s: float
@@ -128,7 +128,7 @@ class Replay:
         )
 
     def run(self) -> ReplayResult:
-        """Every request to its end. Raises `InternalError` when the scheduler stops for good."""
+        """Serve every request to its end. Raises `InternalError` if the scheduler stalls."""
         while self._arriving or self._live:
             self._admit_arrivals()
             step = self._scheduler.plan()
@@ -154,7 +154,7 @@ class Replay:
 
     def _skip_to_next_arrival(self) -> None:
         if self._live:
-            # An empty step while somebody waits: the pool is theirs, yet nobody gets it.
+            # An empty step while a request waits: the pool is free, and still none is seated.
             self._result.num_idle_waits += 1
             if not self._arriving:
                 raise InternalError(f"{len(self._live)} requests wait and no step ever runs")
@@ -193,7 +193,7 @@ class Replay:
             self._sample(use)
 
     def _sample(self, use: float) -> None:
-        """Samples are evenly many steps apart; of too many every other one goes."""
+        """Sample at equal distances in steps; when there are too many, drop every second one."""
         statistics, samples = self._scheduler.statistics(), self._result.samples
         samples.append(
             Sample(
@@ -228,7 +228,7 @@ class Replay:
 
 
 def num_overruns(batch: Items[ScheduledSequence], setup: ReplaySetup) -> int:
-    """How often a step breaks a limit: budget, seats, the sequences' blocks, the pool."""
+    """Return how often a step breaks a limit: budget, seats, the sequences' blocks, the pool."""
     size = setup.block_size
     num_tokens = count = 0
     written: set[int] = set()

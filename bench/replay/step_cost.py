@@ -1,4 +1,4 @@
-"""How long one step takes on a virtual clock: a roofline with six numbers.
+"""The time of one step on a virtual clock: a roofline model with six numbers.
 
     step_s = overhead_s
            + max(weights_s, token_s * tokens)              matrix products: memory- or compute-bound
@@ -34,7 +34,7 @@ class StepCost:
     block_copy_s: float = 340e-6
 
     def step_s(self, batch: Sequence[ScheduledSequence], num_copied_blocks: int = 0) -> float:
-        """Seconds of a step that runs `batch` and copies blocks from or to the host."""
+        """Return the seconds of a step that runs `batch` and copies blocks from or to the host."""
         num_tokens = context = pairs = 0
         for scheduled in batch:
             count = len(scheduled.token_ids)
@@ -52,7 +52,7 @@ class StepCost:
         )
 
     def with_settings(self, settings: Sequence[str]) -> StepCost:
-        """A cost with some numbers replaced: `settings` are `NAME=SECONDS`.
+        """Return a cost with some numbers replaced: `settings` are `NAME=SECONDS`.
 
         Raises `ConfigError` for an unknown name or a number that is no time.
         """

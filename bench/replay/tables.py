@@ -42,7 +42,7 @@ RANKING_COLUMNS: tuple[Column, ...] = (
 
 
 def table_of(rows: Sequence[tuple[Pair, Figures]], corner: str, columns: Sequence[Column]) -> str:
-    """One row per pair of policies; `corner` heads the first column."""
+    """Return a table with one row per pair of policies; `corner` heads the first column."""
     lines = [[corner, *(heading for heading, _, _ in columns)]]
     for pair, figures in rows:
         lines.append([", ".join(pair), *(form.format(figures[key]) for _, key, form in columns)])
@@ -57,7 +57,7 @@ def table_of(rows: Sequence[tuple[Pair, Figures]], corner: str, columns: Sequenc
 
 
 def tables_of(comparison: Comparison, load: TraceLoad) -> str:
-    """One trace: a heading, and a table per pool."""
+    """Return a heading and a table per pool for one trace."""
     parts = [
         f"### {load.name}: {len(load.requests)} requests, arrivals {load.speed_up:g} times as fast"
     ]

@@ -26,7 +26,7 @@ _MOST_TOKENS = 1 << 24
 class TraceRequest:
     """One request: seconds after the trace's first one, and its lengths in tokens.
 
-    `hash_ids` name the prompt's content, 512 tokens each; empty when it is like no other.
+    `hash_ids` name the prompt's content, 512 tokens each; empty when no other prompt shares any.
     """
 
     arrival_s: float
@@ -36,9 +36,9 @@ class TraceRequest:
 
 
 def read_trace(path: Path, most_requests: int | None = None) -> list[TraceRequest]:
-    """The first `most_requests` requests of a file (None: all), by arrival, the first one at 0.
+    """Return the first `most_requests` requests of a file (None: all), sorted by arrival from 0.
 
-    Raises `ConfigError` that names file, line and what was wanted there.
+    Raises `ConfigError`, which names file, line and the expected content.
     """
     try:
         with path.open(encoding="utf-8-sig") as file:

@@ -36,17 +36,17 @@ _GB = 1e9
 
 @dataclass(slots=True)
 class Figures:
-    """What was measured of one way: moves by pattern, and the memory its two processes took."""
+    """Measurements of one way: moves by pattern, and the memory of its two processes."""
 
     moves: dict[str, list[Move]] = field(default_factory=dict)
     memory_bytes: tuple[int, int] = (0, 0)
 
     def speed(self, pattern: str) -> float:
-        """Median GB/s."""
+        """Return median GB/s."""
         return MOVED_BYTES / _GB / statistics.median(move.seconds for move in self.moves[pattern])
 
     def cpu(self) -> list[float]:
-        """Median CPU seconds per GB of sender and receiver, over all patterns."""
+        """Return median CPU seconds per GB of sender and receiver, over all patterns."""
         moves = [move for moves in self.moves.values() for move in moves]
         per_gb = _GB / MOVED_BYTES
         return [
@@ -59,7 +59,7 @@ class Figures:
 
 
 def ways() -> tuple[list[Way], dict[str, str]]:
-    """The ways that can be measured here, and why others cannot, by name."""
+    """Return the ways that can be measured here, and the reasons why others cannot, by name."""
     keys = new_curve_keys()
     found = [
         Way("raw_socket", plain.SocketReceiver, plain.SocketSender, ("adjacent",)),
@@ -94,7 +94,7 @@ def ways() -> tuple[list[Way], dict[str, str]]:
 
 
 def measure(found: list[Way], num_rounds: int) -> tuple[dict[str, Figures], list[float]]:
-    """Figures by way, and the seconds of each memcpy. One round before them is not counted."""
+    """Return figures by way, and the seconds of each memcpy. One earlier round is not counted."""
     source, target = private_memory(0).pool, private_memory(1).pool
     copies_s = []
     figures = {way.name: Figures({pattern: [] for pattern in way.patterns}) for way in found}
@@ -122,7 +122,7 @@ def measure(found: list[Way], num_rounds: int) -> tuple[dict[str, Figures], list
 def summary(
     figures: dict[str, Figures], copies_s: list[float], missing: dict[str, str]
 ) -> dict[str, Any]:
-    """The JSON line: null for what was not measured."""
+    """Return the content of the JSON line: null for what was not measured."""
     memcpy = MOVED_BYTES / _GB / statistics.median(copies_s)
     result: dict[str, Any] = {
         "raw_socket": round(figures["raw_socket"].speed("adjacent"), 3),
@@ -167,7 +167,7 @@ def _ratios(result: dict[str, Any]) -> dict[str, float | None]:
 
 
 def table(result: dict[str, Any]) -> str:
-    """The same for people."""
+    """Return the same as a readable table."""
     lines = [f"{'GB/s':22}{'adjacent':>10}{'scattered':>10}"]
     for name in ("raw_socket", "memcpy", "mooncake_tcp", "zmq", "zmq_encrypted", "shm"):
         value = result[name]

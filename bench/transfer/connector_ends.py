@@ -16,7 +16,7 @@ from kv_transfer.shm.shm_lane import ShmLane
 from kv_transfer.zmq_connector import ZmqConnector
 
 _DEADLINE_S = 60.0
-_PEER_TIMEOUT_S = 10.0  # A machine that is measured is busy.
+_PEER_TIMEOUT_S = 10.0  # A machine is busy during measurements.
 
 
 class _End:
@@ -73,6 +73,7 @@ class ConnectorReceiver(_End):
         return ticket
 
     def receive(self) -> Span:
+        """Wait for the landing; `RuntimeError` when it failed."""
         event, at_s = self.wait_event()
         if not isinstance(event, Landed):
             raise RuntimeError(f"the landing failed: {event}")
@@ -88,6 +89,7 @@ class ConnectorSender(_End):
         super().__init__("prefill", memory, lanes, keys)
 
     def send(self, pattern: str, prepared: Ticket) -> Span:
+        """Push and commit all layers; `RuntimeError` when the transfer failed."""
         token = prepared.lease_token
         blocks = source_blocks(pattern)
         began_at_s = now_s()
@@ -103,10 +105,10 @@ class ConnectorSender(_End):
 
 
 def shm_receiver(memory: Memory) -> ConnectorReceiver:
-    """One that takes what senders of this host share."""
+    """Return a receiver that reads the shared pools of senders on this host."""
     return ConnectorReceiver(memory, [ShmLane(LAYOUT)])
 
 
 def shm_sender(memory: Memory) -> ConnectorSender:
-    """One whose pool is shared."""
+    """Return a sender whose pool is shared."""
     return ConnectorSender(memory, [ShmLane(LAYOUT, memory.shared)])

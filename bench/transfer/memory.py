@@ -1,4 +1,4 @@
-"""What Linux says about this process's memory."""
+"""This process's memory, as Linux reports it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """In bytes: what is resident now, the part of it that is shared memory, the most there was."""
+    """Bytes: resident now, the shared part of them, and the peak."""
 
     resident: int
     shared: int
@@ -16,12 +16,12 @@ class Memory:
 
 
 def reset_peak_memory() -> None:
-    """Count the peak from now on."""
+    """Restart the measurement of the peak."""
     Path("/proc/self/clear_refs").write_text("5")
 
 
 def memory_bytes() -> Memory:
-    """Of this process, now."""
+    """Return this process's memory now."""
     lines = Path("/proc/self/status").read_text().splitlines()
     fields = {key: text.split() for key, _, text in (line.partition(":") for line in lines)}
     resident, shared, peak = (int(fields[key][0]) << 10 for key in ("VmRSS", "RssShmem", "VmHWM"))

@@ -16,14 +16,14 @@ from bench.transfer.workload import Memory, ranges, source_blocks, target_blocks
 from kv_transfer.pieces import Pool
 
 _MOST_WRITES = 1024
-"""Of one batch; its queues refuse four times as many."""
+"""The most writes of one batch; the library's queues refuse four times as many."""
 
 Prepared = tuple[str, list[tuple[int, int]]]
 """The receiver's name, and address and length of each of its ranges."""
 
 
 def why_missing() -> str | None:
-    """None when it can be measured here."""
+    """Return why it cannot be measured here; None if it can."""
     if importlib.util.find_spec("mooncake") is None:
         return "not installed: pip install 'pdserve[rdma]'"
     try:
@@ -34,7 +34,7 @@ def why_missing() -> str | None:
 
 
 def _engine(pool: Pool) -> Any:
-    # Otherwise it takes RDMA wherever the machine has it, whatever the protocol argument says.
+    # Otherwise it uses RDMA wherever the machine has it, regardless of the protocol argument.
     os.environ["MC_FORCE_TCP"] = "1"
     os.environ.setdefault("MC_LOG_LEVEL", "ERROR")
     engine = importlib.import_module("mooncake.engine").TransferEngine()
@@ -45,7 +45,7 @@ def _engine(pool: Pool) -> Any:
     return engine
 
 
-def _places(pool: Pool, blocks: tuple[int, ...]) -> list[tuple[int, int]]:
+def _address_ranges(pool: Pool, blocks: tuple[int, ...]) -> list[tuple[int, int]]:
     return [(part.ctypes.data, part.nbytes) for part in ranges(pool, blocks)]
 
 
@@ -56,10 +56,10 @@ class MooncakeReceiver:
 
     def prepare(self, pattern: str) -> Prepared:
         name = f"127.0.0.1:{self._engine.get_rpc_port()}"
-        return name, _places(self._pool, target_blocks(pattern))
+        return name, _address_ranges(self._pool, target_blocks(pattern))
 
     def receive(self) -> Span:
-        return Span(None, None)  # Nobody tells this side.
+        return Span(None, None)  # This side is not notified.
 
     def close(self) -> None:
         self._engine.unregister_memory(self._pool.ctypes.data)
@@ -71,8 +71,9 @@ class MooncakeSender:
         self._engine = _engine(self._pool)
 
     def send(self, pattern: str, prepared: Prepared) -> Span:
+        """Write all ranges; `RuntimeError` when a write failed."""
         peer, targets = prepared
-        sources = _places(self._pool, source_blocks(pattern))
+        sources = _address_ranges(self._pool, source_blocks(pattern))
         addresses, lengths = zip(*sources, strict=True)
         target_addresses = [address for address, _ in targets]
         began_at_s = now_s()

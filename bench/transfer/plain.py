@@ -1,4 +1,4 @@
-"""What the connectors are measured against: a bare TCP socket, and a copy within one process."""
+"""The baselines of the connectors: a bare TCP socket, and a copy within one process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TIMEOUT_S = 60.0
 class SocketReceiver:
     """Receives straight into the pool: nothing is checked, framed or acknowledged.
 
-    Socket buffers are the system's own on both sides, as they are for the connectors.
+    Socket buffers have the system's default sizes on both sides, as for the connectors.
     """
 
     def __init__(self, memory: Memory) -> None:
@@ -33,6 +33,7 @@ class SocketReceiver:
         return port
 
     def receive(self) -> Span:
+        """Read all ranges; `ConnectionError` when the sender closed the connection."""
         if self._connection is None:
             self._connection = self._listener.accept()[0]
             self._connection.settimeout(_TIMEOUT_S)
@@ -71,7 +72,7 @@ class SocketSender:
 
 
 def memcpy_s(source: Pool, target: Pool) -> float:
-    """Seconds that one thread takes to copy as many bytes as a move has."""
+    """Return the seconds that one thread takes to copy as many bytes as a move has."""
     count = MOVED_BYTES
     began_at_s = now_s()
     np.copyto(target.reshape(-1)[:count], source.reshape(-1)[:count])

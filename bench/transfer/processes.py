@@ -20,7 +20,7 @@ _END_WITHIN_S = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One move of all blocks: how long, and CPU seconds of each process meanwhile."""
+    """One move of all blocks: its time, and CPU seconds of each process meanwhile."""
 
     seconds: float
     sender_cpu_s: float
@@ -28,7 +28,7 @@ class Move:
 
 
 class Process:
-    """Calls `_serve` in a new process; answers come in the order of the questions."""
+    """Calls `_serve` in a new process; answers are in the order of the calls."""
 
     def __init__(
         self, make_end: Callable[[Memory], Any], make_memory: Callable[[int], Memory]
@@ -45,6 +45,7 @@ class Process:
         self._pipe.send((question, arguments))
 
     def answer(self) -> Any:
+        """Return the next answer; raise `TimeoutError` without one, `RuntimeError` for an error."""
         if not self._pipe.poll(_ANSWER_WITHIN_S):
             raise TimeoutError(f"no answer within {_ANSWER_WITHIN_S:g} s")
         is_good, value = self._pipe.recv()
@@ -87,13 +88,13 @@ class Pair:
         return Move(_seconds(sent, received), sender_cpu_s, receiver_cpu_s)
 
     def check(self, pattern: str) -> None:
-        """Raise unless what the last move was to bring is there."""
+        """Raise `RuntimeError` unless the blocks of the last move have arrived."""
         sent = self._sender.call("digest", source_blocks(pattern))
         if self._receiver.call("digest", target_blocks(pattern)) != sent:
-            raise RuntimeError(f"{self.way.name}: {pattern} blocks did not arrive as they were")
+            raise RuntimeError(f"{self.way.name}: {pattern} blocks did not arrive unchanged")
 
     def memory_bytes(self) -> tuple[int, int]:
-        """Most that sender and receiver needed besides their pools, since their ends were made."""
+        """Return the peak memory of sender and receiver besides their pools, in bytes."""
         return self._sender.call("memory"), self._receiver.call("memory")
 
     def close(self) -> None:
@@ -127,7 +128,7 @@ def _serve(
 
 
 class _Worker:
-    """One method for each question."""
+    """One method for each kind of call."""
 
     def __init__(
         self, make_end: Callable[[Memory], Any], make_memory: Callable[[int], Memory]

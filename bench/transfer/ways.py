@@ -1,4 +1,4 @@
-"""The ways of moving blocks that are compared, each as two ends that live in their own process."""
+"""The compared ways of moving blocks, each as two ends that live in their own process."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from bench.transfer.workload import PATTERNS, Memory, private_memory
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """When an end began and ended, in seconds of the machine's monotonic clock.
+    """Start and end of an end's work, in seconds of the machine's monotonic clock.
 
-    None: this end cannot tell.
+    None: this end cannot know it.
     """
 
     began_at_s: float | None
@@ -25,7 +25,7 @@ class Receiver(Protocol):
     """The end that has the target pool."""
 
     def prepare(self, pattern: str) -> Any:
-        """Be ready for one move; what the sender needs to know, in values that can be pickled."""
+        """Prepare for one move; return what the sender needs to know, as picklable values."""
 
     def receive(self) -> Span:
         """Return when every byte of the move is in the pool."""
@@ -47,7 +47,7 @@ class Way:
     """`receiver` and `sender` are called in their processes, so they are importable functions.
 
     `source` makes the sender's pool from a seed; `target` the receiver's. `imports` are loaded
-    before memory is counted: code is no memory of a transfer.
+    before memory is measured: code does not belong to a transfer.
     """
 
     name: str
@@ -60,5 +60,5 @@ class Way:
 
 
 def now_s() -> float:
-    """The same in every process of the machine."""
+    """Return the time on a clock that all processes of the machine share."""
     return time.clock_gettime(time.CLOCK_MONOTONIC)

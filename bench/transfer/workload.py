@@ -1,4 +1,4 @@
-"""What every way of moving blocks has to move: the same bytes, in the same two patterns."""
+"""The workload of every way of moving blocks: the same bytes, in the same two patterns."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ Blocks = tuple[int, ...]
 
 
 def source_blocks(pattern: str) -> Blocks:
-    """The sender's blocks, block `i` for the receiver's block `i`.
+    """Return the sender's blocks, block `i` for the receiver's block `i`.
 
-    Scattered: in random order and with a gap beside each, so that no two of them touch.
+    Scattered: in random order and with a gap beside each, so that no two are adjacent.
     """
     return _blocks(pattern, seed=1)
 
 
 def target_blocks(pattern: str) -> Blocks:
-    """The receiver's blocks; scattered ones are in another order than the sender's."""
+    """Return the receiver's blocks; scattered ones are in another order than the sender's."""
     return _blocks(pattern, seed=2)
 
 
@@ -63,20 +63,20 @@ class Memory:
 
 
 def private_memory(seed: int) -> Memory:
-    """Only this process can see it. It begins at a page, as the pools of nodes do."""
+    """Return memory that only this process sees, page-aligned like the pools of nodes."""
     whole = np.empty(POOL_BYTES + mmap.PAGESIZE, np.uint8)
     start = -whole.ctypes.data % mmap.PAGESIZE
     return Memory(_filled(whole[start : start + POOL_BYTES], seed))
 
 
 def shared_memory(seed: int) -> Memory:
-    """As a prefill node has it, for decode nodes on its host."""
+    """Return memory that decode nodes on the same host can map, like a prefill node's."""
     shared = SharedPool(POOL_BYTES, is_touched=True)
     return Memory(_filled(shared.memory, seed), shared)
 
 
 def _filled(memory: npt.NDArray[np.uint8], seed: int) -> Pool:
-    """A pool of random bytes."""
+    """Fill the memory with random bytes and return it as a pool."""
     rng = np.random.default_rng(seed)
     for part in np.split(memory.view(np.int64), POOL_BYTES >> 20):  # so that no second pool is made
         part[:] = rng.integers(0, 1 << 63, part.size)
@@ -84,7 +84,7 @@ def _filled(memory: npt.NDArray[np.uint8], seed: int) -> Pool:
 
 
 def ranges(pool: Pool, blocks: Blocks) -> Iterator[npt.NDArray[np.uint8]]:
-    """The bytes of `blocks`, layer by layer, keys before values, as the ranges they lie in."""
+    """Yield the bytes of `blocks`, layer by layer, keys before values, as contiguous ranges."""
     for layer in range(LAYOUT.num_layers):
         for kind in (0, 1):
             for first, count in runs_of(blocks):
@@ -92,7 +92,7 @@ def ranges(pool: Pool, blocks: Blocks) -> Iterator[npt.NDArray[np.uint8]]:
 
 
 def digest(pool: Pool, blocks: Blocks) -> int:
-    """Of the bytes of `blocks` in their order: equal on both sides when all arrived."""
+    """Return a digest of the blocks' bytes in order: equal on both sides when all arrived."""
     state = xxh3_64()
     for part in ranges(pool, blocks):
         state.update(part.data)

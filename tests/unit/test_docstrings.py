@@ -21,7 +21,7 @@ from tests.unit.test_tidy import name_of, python_files
 
 # Folders that the rule does not hold for yet. The list may only become shorter.
 NOT_YET = (
-    "bench/",
+    "bench/router/",
     "http_serving/",
     "node/",
     "pdserve/",

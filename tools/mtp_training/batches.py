@@ -12,12 +12,12 @@ import numpy as np
 from tools.mtp_training.work_folder import Conversation
 
 DRAFTS = 3
-"""Drafts in a row that the layer learns to make."""
+"""The number of consecutive drafts that the layer learns to make."""
 _BATCH_ROWS = 1024
 _SORTED_TOGETHER = 96
-"""Conversations among which a batch's are of similar length."""
+"""Conversations that are sorted by length together, so that a batch's are of similar length."""
 _HELD_OUT_PART = 32
-"""One conversation of so many is kept for measuring."""
+"""One conversation of this many is kept for measuring."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,10 @@ class Batch:
 def split_held_out(
     conversations: Sequence[Conversation],
 ) -> tuple[list[Conversation], list[Conversation]]:
-    """(to train on, to measure on). A prompt made out of an answer goes where that answer goes."""
+    """Return the conversations to train on and to measure on.
+
+    A prompt made out of an answer goes to the same part as that answer.
+    """
     parts: tuple[list[Conversation], list[Conversation]] = ([], [])
     for conversation in conversations:
         root = conversation.key.split("+")[0]
@@ -52,7 +55,7 @@ def split_held_out(
 
 
 def plan_batches(lengths: Sequence[int], seed: int) -> Iterator[list[int]]:
-    """Indices of each batch's conversations, epoch after epoch without end."""
+    """Yield the indices of each batch's conversations, epoch after epoch without end."""
     for epoch in itertools.count():
         draw = np.random.default_rng((seed, epoch))
         order = draw.permutation(len(lengths))
@@ -97,7 +100,7 @@ def make_batch(
 
 
 def _padded(pieces: Sequence[np.ndarray], fill: np.ndarray) -> np.ndarray:
-    """`[len(pieces), longest (at least 1)]`; what is left of row i is `fill[i]`."""
+    """Return `[len(pieces), longest (at least 1)]`; row i is padded with `fill[i]`."""
     width = max(1, *map(len, pieces))
     padded = np.repeat(fill[:, None], width, axis=1)
     for row, piece in zip(padded, pieces, strict=True):

@@ -26,14 +26,14 @@ from tools.mtp_training.work_folder import Conversation, WorkFolder, write_whole
 _NUM_SLOTS = 48
 """Texts decoded at a time; their KV of the demo model takes 1.1 GB."""
 _COMMON = 2048
-"""Tokens that take part in every step's loss, the most used; of the others a sample does."""
+"""The number of most used tokens that take part in every step's loss; others are sampled."""
 _VOCABULARY_STEP = 16
-"""The engine's kernels take rows of the head by so many."""
+"""The engine's kernels process the head's rows in groups of this many."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """How much of everything; the defaults are those of the command line."""
+    """The sizes of a run; the defaults are those of the command line."""
 
     num_messages: int
     answer_tokens: int
@@ -41,7 +41,7 @@ class Sizes:
     draft_vocabulary: int
 
     def check(self, vocab_size: int) -> None:
-        """`ConfigError` naming what is wrong."""
+        """Raise `ConfigError`, naming the setting that is wrong."""
         for name in ("num_messages", "answer_tokens", "num_steps"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}: wanted at least 1")
@@ -56,7 +56,7 @@ class Sizes:
 def distil(
     folder: Path, work_folder: Path, output: Path, sizes: Sizes, *, seed: int, num_threads: int
 ) -> None:
-    """Do what is left to be done of a run in `work_folder` and write its weights to `output`.
+    """Continue a run in `work_folder` to its end and write its weights to `output`.
 
     Raises `CheckpointError` or `ConfigError` for a model without a layer of this kind, a work
     folder of another run, or sizes that do not fit.
@@ -65,7 +65,7 @@ def distil(
     sizes.check(spec.vocab_size)
     refuse_other_layers(spec)
     if not output.parent.is_dir():
-        raise ConfigError(f"--output {output}: {output.parent} is no folder")
+        raise ConfigError(f"--output {output}: {output.parent} is not a folder")
     checkpoint = Checkpoint(folder, spec)
     settings = {
         "model": checkpoint.identity(),
@@ -111,7 +111,7 @@ def distil(
 def _write_corpus(
     folder: Path, work: WorkFolder, sizes: Sizes, seed: int, num_threads: int
 ) -> TextModel:
-    """The first two phases; the model's weights and KV cache are gone afterwards."""
+    """Run the first two phases; the model's weights and KV cache are freed afterwards."""
     model = TargetModel(folder, _NUM_SLOTS, num_threads)
     messages = write_messages(model, work, sizes.num_messages, seed)
     write_answers(model, work, messages, sizes.answer_tokens, seed)
@@ -127,7 +127,7 @@ def _start(
     eos_token_ids: frozenset[int],
     seed: int,
 ) -> dict[str, np.ndarray]:
-    """First weights and `ranked_tokens`, computed once for a work folder."""
+    """Return first weights and `ranked_tokens`, computed once for a work folder."""
     kept = work.read_arrays("start.npz")
     if kept is None:
         draws = [np.random.default_rng((seed, part)) for part in (2, 3)]
@@ -144,7 +144,7 @@ def save_layer(
     draft_ids: np.ndarray,
     facts: Mapping[str, str],
 ) -> None:
-    """The layer as a safetensors file: float16 weights as layer `layer_index`, int32 draft ids."""
+    """Write the layer as safetensors: float16 weights as layer `layer_index`, int32 draft ids."""
     tensors = {
         f"model.layers.{layer_index}.{name}": weight.astype(np.float16)
         for name, weight in weights.items()

@@ -1,4 +1,4 @@
-"""Which tokens can be drafted: those that answers are most likely to use."""
+"""The tokens that can be drafted: those that answers are most likely to use."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ def rank_tokens(
     always: frozenset[int],
     draw: np.random.Generator,
 ) -> np.ndarray:
-    """All token ids, best first; `head` is `[vocab_size, hidden_size]`, `always` come before all.
+    """Return all token ids, best first; `always` come before all others.
 
-    A token's rank is by the share of it among those that conversations hold, each counted once in
-    a conversation, since small models repeat themselves, plus its mean probability in answers:
-    that knows of tokens which the corpus is too small to hold.
+    `head` is `[vocab_size, hidden_size]`. A token's score is its share among the tokens of
+    conversations, each counted once per conversation, since small models repeat themselves, plus
+    its mean probability in answers. The probability covers tokens that the corpus is too small to
+    contain.
     """
     vocab_size = len(head)
     counts = np.zeros(vocab_size)
@@ -40,13 +41,13 @@ def rank_tokens(
 
 
 def _sampled_states(conversations: Sequence[Conversation], draw: np.random.Generator) -> np.ndarray:
-    """States that chose answers' tokens, `[at most _SAMPLED_STATES, hidden_size]`."""
+    """Return states that chose answers' tokens, `[at most _SAMPLED_STATES, hidden_size]`."""
     states = np.concatenate([c.states[c.prompt_len - 1 :] for c in conversations])
     count = min(_SAMPLED_STATES, len(states))
     return np.asarray(states[draw.choice(len(states), count, replace=False)])
 
 
 def share_inside(conversations: Sequence[Conversation], ids: np.ndarray) -> float:
-    """The share of answers' tokens that are among `ids`."""
+    """Return the share of answers' tokens that are among `ids`."""
     tokens = np.concatenate([c.token_ids[c.prompt_len :] for c in conversations])
     return float(np.isin(tokens, ids).mean())

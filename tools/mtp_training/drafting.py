@@ -1,4 +1,4 @@
-"""Drafts in training and in measuring: the layer on true states, then on its own outputs."""
+"""Drafts for training and measuring: the layer on true states, then on its own outputs."""
 
 from __future__ import annotations
 
@@ -17,13 +17,12 @@ _DRAFT_WEIGHTS = (1.0, 0.6, 0.4)
 _STATE_WEIGHT = 1.0
 _OUTSIDE = -1
 _SAMPLED_RARE = 512
-"""Rare tokens that stand for all rare ones in one step's loss."""
+"""The number of rare tokens that are sampled for one step's loss, for all rare ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drafts:
-    """The n-th drafts of a batch, as far as they lie in answers: what they are made from and what
-    is right.
+    """The n-th drafts of a batch, if they lie in answers: their inputs and the right tokens.
 
     outputs: the layer's `[drafts, hidden_size]`; true_states: the target's, of the same shape
     targets: token ids `[drafts]`
@@ -39,15 +38,15 @@ class Drafts:
 
 @dataclass(frozen=True, slots=True)
 class _Shortlist:
-    """The tokens of one step's loss: their rows of the head and what is added to their logits.
+    """The tokens of one step's loss: their rows of the head, and the correction of their logits.
 
-    A sampled token stands for several, so its logit is raised by the logarithm of how many:
-    the sum in the softmax is then right on average. `place_of` are their places by token id.
+    A sampled token represents several, so its logit is raised by the logarithm of that number: the
+    sum in the softmax is then right on average. `index_of` are their indices by token id.
     """
 
     head: paddle.Tensor
     raised: paddle.Tensor
-    place_of: np.ndarray
+    index_of: np.ndarray
 
 
 class Drafter:
@@ -61,20 +60,22 @@ class Drafter:
         draft_ids: np.ndarray,
         common_ids: np.ndarray,
     ) -> None:
-        """`embedding` and `head` are `[vocab_size, hidden_size]`; `common_ids`, of `draft_ids`,
-        take part in every step's loss.
+        """Prepare the head.
+
+        `embedding` and `head` are `[vocab_size, hidden_size]`; `common_ids`, of `draft_ids`, take
+        part in every step's loss.
         """
         self._layer, self._embedding, self._all_heads = layer, embedding, head
         self._draft_ids, self._common_ids = draft_ids, common_ids
         self._head = paddle.to_tensor(head[draft_ids])
-        self._place_of = _places(draft_ids, len(head))
+        self._index_of = _indices(draft_ids, len(head))
 
     def loss(self, batch: Batch, draw: np.random.Generator) -> paddle.Tensor:
-        """Scalar: cross entropy with the target's own choice, and distance from its states."""
+        """Return a scalar: cross entropy with the target's choice, and distance from its states."""
         shortlist = self._draw_shortlist(batch, draw)
         total = paddle.zeros([])
         for weight, drafts in zip(_DRAFT_WEIGHTS, self.drafts(batch), strict=True):
-            inside = np.flatnonzero(shortlist.place_of[drafts.targets] != _OUTSIDE)
+            inside = np.flatnonzero(shortlist.index_of[drafts.targets] != _OUTSIDE)
             if inside.size:
                 rows = paddle.to_tensor(inside)
                 total = total + weight * self._loss_of(drafts, rows, shortlist)
@@ -91,17 +92,17 @@ class Drafter:
         return _Shortlist(
             paddle.to_tensor(self._all_heads[ids]),
             paddle.to_tensor(raised),
-            _places(ids, len(self._all_heads)),
+            _indices(ids, len(self._all_heads)),
         )
 
     def accepted(self, batch: Batch) -> np.ndarray:
-        """Int64 `[batch, width, DRAFTS]` for the batch's rows: 1 right, 0 wrong, -1 not made."""
+        """Return int64 `[batch, width, DRAFTS]` for the rows: 1 right, 0 wrong, -1 not made."""
         outcome = np.full((*batch.rows.shape, DRAFTS), -1, np.int64)
         with paddle.no_grad():
             for index, drafts in enumerate(self.drafts(batch)):
                 best = self._logits(drafts.outputs, self._head).argmax(-1).numpy()
                 columns = drafts.positions - batch.rows[drafts.conversations, 0]
-                is_right = best == self._place_of[drafts.targets]
+                is_right = best == self._index_of[drafts.targets]
                 outcome[drafts.conversations, columns, index] = is_right
         return outcome
 
@@ -124,7 +125,7 @@ class Drafter:
         return paddle.to_tensor(self._embedding[token_ids])
 
     def drafts(self, batch: Batch) -> Iterator[Drafts]:
-        """First drafts at the batch's rows, then later ones at its anchors."""
+        """Yield first drafts at the batch's rows, then later ones at its anchors."""
         layer, tokens = self._layer, batch.token_ids
         count, length = batch.states.shape[:2]
         every = paddle.to_tensor(np.tile(np.arange(length), (count, 1)))
@@ -152,7 +153,7 @@ class Drafter:
 
 
 def _inside(batch: Batch, outputs: paddle.Tensor, begun: np.ndarray, number: int) -> Drafts:
-    """Drafts `number` made from `outputs` `[batch, rows, size]`, begun at `[batch, rows]`."""
+    """Return drafts `number` from `outputs` `[batch, rows, size]`, begun at `[batch, rows]`."""
     conversations, columns = np.nonzero(begun + number + 1 < batch.num_tokens[:, None])
     positions = begun[conversations, columns]
     flat = paddle.to_tensor(conversations * begun.shape[1] + columns)
@@ -166,21 +167,21 @@ def _inside(batch: Batch, outputs: paddle.Tensor, begun: np.ndarray, number: int
 
 
 def _gather(x: paddle.Tensor, columns: np.ndarray) -> paddle.Tensor:
-    """Of each row of `[batch, rows, size]` the `columns` `[batch, count]`."""
+    """Select the `columns` `[batch, count]` of each row of `[batch, rows, size]`."""
     count, length, size = x.shape
     flat = (np.arange(count)[:, None] * length + columns).ravel()
     return paddle.gather(x.reshape([-1, size]), paddle.to_tensor(flat)).reshape([count, -1, size])
 
 
-def _places(ids: np.ndarray, vocab_size: int) -> np.ndarray:
-    """Where each token of the vocabulary stands in `ids`, `_OUTSIDE` when it does not."""
-    places = np.full(vocab_size, _OUTSIDE, np.int64)
-    places[ids] = np.arange(len(ids))
-    return places
+def _indices(ids: np.ndarray, vocab_size: int) -> np.ndarray:
+    """Return each token's index in `ids`, `_OUTSIDE` for tokens that are not in it."""
+    indices = np.full(vocab_size, _OUTSIDE, np.int64)
+    indices[ids] = np.arange(len(ids))
+    return indices
 
 
 def _mask(last_keys: np.ndarray, num_keys: int) -> paddle.Tensor:
-    """Float32 `[batch, 1, 1, rows, num_keys]`: 0 up to each row's last key, else very small."""
+    """Return float32 `[batch, 1, 1, rows, num_keys]`: 0 up to each row's last key, else tiny."""
     is_hidden = np.arange(num_keys) > last_keys[:, :, None]
     masked = np.where(is_hidden, np.float32(_MASKED), np.float32(0))
     return paddle.to_tensor(masked[:, None, None])

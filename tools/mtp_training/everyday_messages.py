@@ -1,4 +1,4 @@
-"""Messages as people write them, with gaps to fill in: `{dish}` stands for one of `GAPS["dish"]`.
+"""Messages as people write them, with gaps: `{dish}` stands for one of `GAPS["dish"]`.
 
 Two gaps of one kind in a message, `{dish}` and `{dish_2}`, are filled differently.
 """
@@ -111,7 +111,7 @@ GAPS: dict[str, tuple[str, ...]] = {
         "a high school student", "a busy manager", "a foreign visitor", "a room full of parents",
     ),
 }  # fmt: skip
-"""What each gap can hold."""
+"""The possible contents of each gap."""
 
 MESSAGES = (
     "What's the best way to make {dish}?",
@@ -260,4 +260,4 @@ MESSAGES = (
     "How does being a {job} change the way you see {idea}?",
     "Explain in simple words why {pair} are often confused.",
 )
-"""What is asked; every message occurs with several fillings."""
+"""The messages; each occurs with several fillings."""

@@ -1,9 +1,9 @@
-"""Where training starts: the best linear guess, and the target's last layer as features.
+"""The weights before the first step: a linear regression, and the target's last layer as features.
 
 The next hidden state is regressed on this one and the next token's embedding, which gives the
-projection; what that leaves over is regressed on what the last layer's MLP sees in the guess,
-which gives the output of this one's. Attention starts silent. All of it takes seconds, and
-spares the first hundreds of steps.
+projection. The residual is regressed on the inputs of the last layer's MLP at that estimate, which
+gives the output weights of this layer's MLP. Attention starts with output 0. All of it takes
+seconds, and saves the first hundreds of steps.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tools.mtp_training.mtp_layer import weight_shapes
 from tools.mtp_training.work_folder import Conversation
 
 _OWN = ("enorm.weight", "hnorm.weight", "eh_proj.weight", "shared_head.norm.weight")
-"""What an ordinary layer does not have."""
+"""Weights that an ordinary layer does not have."""
 _SAMPLED = 60_000
 _ROWS_AT_ONCE = 4096
 _RIDGE = 1e-3
@@ -31,11 +31,11 @@ def first_weights(
     conversations: Sequence[Conversation],
     draw: np.random.Generator,
 ) -> dict[str, np.ndarray]:
-    """Float32 weights by name within the layer.
+    """Return float32 weights by name within the layer.
 
     The layer works on states after the target's final norm, scaled to a mean square of 1, so that
-    its own outputs can take their place; the last layer's input norms are divided by the final
-    norm's weights to fit.
+    its own outputs can replace them; the last layer's input norms are divided by the final norm's
+    weights to fit.
     """
     last = f"model.layers.{spec.num_layers - 1}."
     shared = [name for name in weight_shapes(spec) if name not in _OWN]
@@ -67,8 +67,9 @@ def first_weights(
 def _sample(
     conversations: Sequence[Conversation], embedding: np.ndarray, draw: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray, float]:
-    """Inputs `[rows, 2 * hidden_size]`, next states `[rows, hidden_size]` and their size before
-    they were scaled.
+    """Return inputs, next states, and the states' size before scaling.
+
+    Inputs are `[rows, 2 * hidden_size]`, next states `[rows, hidden_size]`.
     """
     answers = [slice(c.prompt_len - 1, len(c.states) - 1) for c in conversations]
     states, following, tokens = [], [], []
@@ -86,7 +87,7 @@ def _sample(
 
 
 def _regress(inputs: np.ndarray, outputs: np.ndarray) -> np.ndarray:
-    """Ridge regression: weights `[outputs, inputs]` of least squared error."""
+    """Return weights `[outputs, inputs]` of least squared error, by ridge regression."""
     width = inputs.shape[1]
     gram, moments = np.zeros((width, width)), np.zeros((width, outputs.shape[1]))
     for first in range(0, len(inputs), _ROWS_AT_ONCE):

@@ -100,7 +100,7 @@ class _Queue:
         self._begun: set[str] = set()
 
     def finished(self, conversation: Conversation) -> None:
-        """Note an answer, and the prompt that may come out of it."""
+        """Record an answer, and the prompt that may be made from it."""
         self._begun.add(conversation.key)
         prompt = self._by_key.get(conversation.key)
         if prompt is None:
@@ -111,7 +111,7 @@ class _Queue:
             self._made[following.key] = following
 
     def pending(self) -> Iterator[Sequence]:
-        """What to answer next; looked up anew each time, since answers add prompts."""
+        """Yield the next prompts; looked up again each time, since answers add prompts."""
         while (prompt := self._next()) is not None:
             self._begun.add(prompt.key)
             tokens = _prompt_tokens(self._model, prompt.messages)
@@ -127,7 +127,7 @@ class _Queue:
 
 
 def _prompt_tokens(model: TargetModel, messages: tuple[Message, ...]) -> list[int] | None:
-    """The prompt as a request would have it, None when it is too long."""
+    """Return the prompt as a request would have it, None when it is too long."""
     tokens = _encode(model, model.text.render_chat(messages))
     return tokens if len(tokens) <= _MAX_PROMPT else None
 

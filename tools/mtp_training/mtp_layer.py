@@ -2,7 +2,7 @@
 
 At position i it joins the target's last hidden state h_i (after its final norm) with the embedding
 of token i + 1, runs one decoder layer over both, and its output, normed, times the target's own
-head gives the logits of token i + 2. For the next draft the layer's output takes h's place.
+head gives the logits of token i + 2. For the next draft the layer's output replaces h.
 
 DeepSeek-AI, "DeepSeek-V3 Technical Report" (2024), section 2.2.
 """
@@ -23,7 +23,7 @@ KeyValue = tuple[paddle.Tensor, paddle.Tensor]
 
 
 def weight_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
-    """Names (within the layer) and shapes of what is trained."""
+    """Return names (within the layer) and shapes of the trained weights."""
     hidden, inner = spec.hidden_size, spec.intermediate_size
     query, kv = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
     return {
@@ -55,22 +55,22 @@ class MtpLayer:
                 "float32",
                 default_initializer=paddle.nn.initializer.Assign(weights[name]),
             )
-            parameter.name = name  # optimizer state is kept under it
+            parameter.name = name  # the optimizer's state uses this name
             self.weights[name] = parameter
         cosines, sines = rotary_tables(spec, max_len)
         self._cosines, self._sines = paddle.to_tensor(cosines), paddle.to_tensor(sines)
 
     def parameters(self) -> list[paddle.Tensor]:
-        """What an optimizer changes."""
+        """Return the trained parameters."""
         return list(self.weights.values())
 
     def join(self, embedded: paddle.Tensor, states: paddle.Tensor) -> paddle.Tensor:
-        """The decoder layer's input, of the arguments' shape, `[batch, rows, hidden_size]`."""
+        """Return the decoder layer's input, like the arguments `[batch, rows, hidden_size]`."""
         normed = [self._norm(embedded, "enorm"), self._norm(states, "hnorm")]
         return self._linear(paddle.concat(normed, axis=-1), "eh_proj")
 
     def keys_values(self, joined: paddle.Tensor, positions: paddle.Tensor) -> KeyValue:
-        """What rows `[batch, rows, hidden_size]` at int64 `[batch, rows]` leave in the cache."""
+        """Return keys and values of rows `[batch, rows, hidden_size]` at int64 `[batch, rows]`."""
         normed = self._norm(joined, "input_layernorm")
         key = self._heads(normed, "self_attn.k_proj")
         return self._rotate(key, positions), self._heads(normed, "self_attn.v_proj")
@@ -83,7 +83,7 @@ class MtpLayer:
         mask: paddle.Tensor,
         drafts: Sequence[KeyValue] = (),
     ) -> paddle.Tensor:
-        """The layer's output `[batch, rows, hidden_size]`.
+        """Return the layer's output `[batch, rows, hidden_size]`.
 
         mask: `[batch, 1, 1, rows, keys]`, 0 or a large negative number, added to the scores of
         the prefix's keys
@@ -98,7 +98,7 @@ class MtpLayer:
         return x + self._linear(gate * self._linear(normed, "mlp.up_proj"), "mlp.down_proj")
 
     def head_input(self, output: paddle.Tensor) -> paddle.Tensor:
-        """What the target's head is multiplied with."""
+        """Return the input of the target's head."""
         return self._norm(output, "shared_head.norm")
 
     def _attend(
@@ -108,7 +108,7 @@ class MtpLayer:
         mask: paddle.Tensor,
         drafts: Sequence[KeyValue],
     ) -> paddle.Tensor:
-        """Every query on the whole prefix under `mask`, and on its own drafts."""
+        """Attend from every query to the whole prefix under `mask`, and to its own drafts."""
         spec = self._spec
         batch, rows = query.shape[:2]
         shared = spec.num_heads // spec.num_kv_heads  # query heads of each key head
@@ -148,12 +148,12 @@ class MtpLayer:
 
 
 def unit_rms(x: paddle.Tensor, epsilon: float) -> paddle.Tensor:
-    """`x` scaled so that the mean square of its last axis is 1."""
+    """Return `x` scaled so that the mean square of its last axis is 1."""
     return x * paddle.rsqrt(x.square().mean(-1, keepdim=True) + epsilon)
 
 
 def refuse_other_layers(spec: DecoderSpec) -> None:
-    """`ConfigError` when the model's layers have parts that this layer does not."""
+    """Raise `ConfigError` when the model's layers have parts that this layer does not have."""
     for name in (
         "has_qkv_bias",
         "has_output_bias",

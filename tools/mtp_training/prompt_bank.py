@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from tools.mtp_training.everyday_messages import GAPS, MESSAGES
 
 _FILLINGS = 12
-"""Most different fillings of one message's gaps."""
+"""The most different fillings of one message's gaps."""
 _FORMS_PER_SUBJECT = 10
 
 Message = dict[str, str]
@@ -90,7 +90,7 @@ OPENINGS = (
     "Explain", "Create a", "Tell me", "Which", "Is it", "I want to", "List", "Describe",
     "Help me", "Please", "Design", "Suggest", "Imagine", "In Python,", "My", "Hey", "Compare",
 )  # fmt: skip
-"""How a message that the model writes itself may begin; an empty one leaves it free."""
+"""First words of a message that the model writes itself; an empty one leaves it free."""
 
 _FOLLOW_UPS = (
     "Summarize this text: {}",
@@ -133,7 +133,7 @@ class Prompt:
 
 
 def bank(seed: int) -> list[Prompt]:
-    """Single messages, then in turns filled everyday messages and subjects in some of the forms."""
+    """Return single messages, then everyday messages and subjects in some forms, in turns."""
     draw = random.Random(seed)  # noqa: S311 (which prompts come first is no secret)
     everyday = list(dict.fromkeys(_filled(m, draw) for _ in range(_FILLINGS) for m in MESSAGES))
     pairings = [f.format(s) for s in _SUBJECTS for f in draw.sample(_FORMS, _FORMS_PER_SUBJECT)]
@@ -149,7 +149,7 @@ def _single(text: str) -> Prompt:
 
 
 def _filled(message: str, draw: random.Random) -> str:
-    """The message with all gaps filled, those of one kind differently."""
+    """Fill all gaps of a message, those of one kind differently."""
     gaps = sorted(set(re.findall(r"{(\w+)}", message)))
     kinds = [gap.split("_")[0] for gap in gaps]
     left = {kind: draw.sample(GAPS[kind], kinds.count(kind)) for kind in kinds}
@@ -158,12 +158,12 @@ def _filled(message: str, draw: random.Random) -> str:
 
 
 def self_written(texts: Sequence[str]) -> list[Prompt]:
-    """Prompts out of messages that the model wrote itself."""
+    """Return prompts from messages that the model wrote itself."""
     return [Prompt(f"own-{i}", (_user(text),)) for i, text in enumerate(texts)]
 
 
 def follow_up(prompt: Prompt, answer: str, seed: int) -> Prompt | None:
-    """For two of five answers, a prompt made out of it: about its text, or the next turn."""
+    """Return a prompt made from an answer, about its text or as the next turn; for 2 of 5."""
     draw = random.Random(f"{seed} {prompt.key}")  # noqa: S311 (a choice, not a secret)
     chance, text = draw.random(), answer.strip()
     if chance >= 0.4 or len(text) < 80:
@@ -177,7 +177,7 @@ def follow_up(prompt: Prompt, answer: str, seed: int) -> Prompt | None:
 
 
 def interleave(first: Sequence[Prompt], second: Sequence[Prompt]) -> list[Prompt]:
-    """Take from both in turns, so that wherever it is cut, it is a mixture."""
+    """Take from both in turns, so that every beginning is a mixture."""
     shared = min(len(first), len(second))
     mixed = [p for pair in zip(first[:shared], second[:shared], strict=True) for p in pair]
     return [*mixed, *first[shared:], *second[shared:]]

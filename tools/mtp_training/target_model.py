@@ -18,7 +18,7 @@ from engine.runner.numba_decoder import NumbaDecoder
 from router.text.text_model import TextModel
 
 MAX_SEQUENCE = 512
-"""Longest prompt with its answer, in tokens."""
+"""The longest prompt with its answer, in tokens."""
 _BLOCK_SIZE = 64
 _BLOCKS_PER_SLOT = MAX_SEQUENCE // _BLOCK_SIZE
 
@@ -38,7 +38,7 @@ class Sequence:
     states: list[np.ndarray] = field(default_factory=list)
 
     def all_states(self) -> np.ndarray:
-        """Last hidden states after the final norm, float16 `[computed tokens, hidden_size]`."""
+        """Return hidden states after the final norm, float16 `[computed tokens, hidden_size]`."""
         return np.concatenate(self.states)
 
 
@@ -46,7 +46,7 @@ class TargetModel:
     """A Hugging Face folder whose architecture the engine's CPU kernels serve."""
 
     def __init__(self, folder: Path, num_slots: int, num_threads: int = 0) -> None:
-        """Load it with room for `num_slots` sequences of `MAX_SEQUENCE` tokens.
+        """Load it with slots for `num_slots` sequences of `MAX_SEQUENCE` tokens.
 
         Raises `CheckpointError` or `ConfigError` when the engine cannot serve the folder.
         """
@@ -69,9 +69,9 @@ class TargetModel:
         self._num_slots = num_slots
 
     def decode(self, pending: Iterator[Sequence], choose: Choose) -> Iterator[Sequence]:
-        """Continue each of `pending` to its `max_len` or an end-of-sequence token; yield it then.
+        """Continue each of `pending` to `max_len` or an end-of-sequence token, then yield it.
 
-        As many run at a time as there are slots; the next is taken when one ends.
+        As many run at a time as there are slots; the next one starts when one ends.
         """
         running: dict[int, Sequence] = {}
         while True:
@@ -106,7 +106,7 @@ class TargetModel:
 
 
 def _flatten(running: dict[int, Sequence]) -> FlatBatch:
-    """The step's rows; slot s owns the blocks from `s * _BLOCKS_PER_SLOT` on."""
+    """Return the step's rows; slot s owns the blocks from `s * _BLOCKS_PER_SLOT` on."""
     token_ids, positions, slots, row_starts, tables = [], [], [], [0], []
     for slot, sequence in running.items():
         new = np.arange(sequence.num_computed, len(sequence.token_ids))
@@ -127,12 +127,12 @@ def _flatten(running: dict[int, Sequence]) -> FlatBatch:
 
 
 def greedy(logits: np.ndarray) -> np.ndarray:
-    """The likeliest token of each row."""
+    """Return the likeliest token of each row."""
     return np.asarray(np.argmax(logits, axis=1))
 
 
 def sampled(seed: int, temperature: float, top_k: int) -> Choose:
-    """Draw from the `top_k` likeliest tokens of each row at `temperature`."""
+    """Return a function that draws from each row's `top_k` likeliest tokens at `temperature`."""
     draw = np.random.default_rng(seed)
 
     def choose(logits: np.ndarray) -> np.ndarray:

@@ -27,7 +27,7 @@ _CHECKPOINT = "training.pdparams"
 
 @dataclass(frozen=True, slots=True)
 class TrainingPlan:
-    """How long, how it is drawn, and how often it is measured and saved."""
+    """The length of a run, its random draws, and how often it is measured and saved."""
 
     num_steps: int
     seed: int
@@ -35,7 +35,7 @@ class TrainingPlan:
 
 
 def learning_rate(step: int, num_steps: int) -> float:
-    """A linear start, then half a cosine down to a small rest."""
+    """Return the rate: a linear start, then half a cosine down to a small rest."""
     if step < _WARM_UP_STEPS:
         return _PEAK_RATE * (step + 1) / _WARM_UP_STEPS
     progress = (step - _WARM_UP_STEPS) / max(1, num_steps - _WARM_UP_STEPS)
@@ -49,7 +49,7 @@ class Training:
     def __init__(
         self, work: WorkFolder, layer: MtpLayer, drafter: Drafter, plan: TrainingPlan
     ) -> None:
-        """A run may be taken up with another number of steps: the rate follows the new plan."""
+        """Load or begin a run; it may continue with another number of steps, at the new rate."""
         self._work, self._layer, self._drafter, self._plan = work, layer, drafter, plan
         self._optimizer = paddle.optimizer.AdamW(
             _PEAK_RATE,
@@ -123,10 +123,10 @@ class Training:
 
 
 def acceptance(drafter: Drafter, held_out: Sequence[Conversation]) -> list[float]:
-    """How often draft n is right where those before it are, for n = 1 … DRAFTS."""
+    """Return how often draft n is right if those before it are, for n = 1 … DRAFTS."""
     right, tried = np.zeros(DRAFTS), np.zeros(DRAFTS)
     by_length = sorted(held_out, key=lambda c: len(c.token_ids))
-    draw = np.random.default_rng(0)  # every position is taken, whatever it draws
+    draw = np.random.default_rng(0)  # unused: every position is taken
     for first in range(0, len(by_length), _HELD_OUT_AT_ONCE):
         batch = make_batch(by_length[first : first + _HELD_OUT_AT_ONCE], 1.0, draw)
         outcome = drafter.accepted(batch)

@@ -1,4 +1,4 @@
-"""The work folder: what a run has finished, so that a second start goes on where it was.
+"""The work folder: the finished parts of a run, so that a second start continues it.
 
     settings.json        what the run was started with; another start must agree
     messages.json        user messages that the model wrote itself
@@ -39,7 +39,7 @@ class Conversation:
 
 
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:
-    """`path`, written by `write(a temporary path beside it)` and then renamed into place."""
+    """Write `path` by calling `write` with a temporary path beside it, then rename that."""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=path.suffix)
     os.close(handle)
     temporary = Path(name)
@@ -70,7 +70,7 @@ class WorkFolder:
                 )
 
     def read_json(self, name: str) -> Any:
-        """A JSON file's value, None when it does not exist; `CheckpointError` when it is broken."""
+        """Return a JSON file's value, None without a file; `CheckpointError` if it is broken."""
         path = self.path / name
         try:
             return json.loads(path.read_bytes())
@@ -80,12 +80,12 @@ class WorkFolder:
             raise CheckpointError(f"{path}: not readable as JSON: {error}") from error
 
     def write_json(self, name: str, value: Any) -> None:
-        """A JSON file."""
+        """Write a JSON file."""
         text = json.dumps(value, indent=1) + "\n"
         write_whole(self.path / name, lambda path: path.write_text(text, encoding="utf-8"))
 
     def read_arrays(self, name: str) -> dict[str, np.ndarray] | None:
-        """A file of named arrays, None when it does not exist."""
+        """Return the arrays of a file by name, None when it does not exist."""
         path = self.path / name
         if not path.exists():
             return None
@@ -93,11 +93,11 @@ class WorkFolder:
             return dict(arrays)
 
     def write_arrays(self, name: str, arrays: dict[str, np.ndarray]) -> None:
-        """A file of named arrays."""
+        """Write a file of named arrays."""
         write_whole(self.path / name, lambda path: np.savez(path, allow_pickle=False, **arrays))
 
     def add_conversations(self, conversations: list[Conversation]) -> None:
-        """One more file of conversations."""
+        """Write one more file of conversations."""
         arrays = {
             "keys": np.array([c.key for c in conversations]),
             "lengths": np.array([len(c.token_ids) for c in conversations]),
@@ -108,7 +108,7 @@ class WorkFolder:
         self.write_arrays(f"answers-{len(self._answer_paths()):05}.npz", arrays)
 
     def conversations(self) -> list[Conversation]:
-        """All that are finished, in the order in which they were."""
+        """Return all finished conversations, in the order in which they finished."""
         return [c for path in self._answer_paths() for c in _read_conversations(path)]
 
     def _answer_paths(self) -> list[Path]:

@@ -255,7 +255,7 @@ def test_anything_of_another_run_is_refused(tiny: Tiny, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="begun with draft_vocabulary 96, not 128"):
         distil(tiny.folder, tiny.work_folder, output, wider, seed=0, num_threads=1)
     nowhere = tmp_path / "missing" / "out.safetensors"
-    with pytest.raises(ConfigError, match=r"--output .*: .*missing is no folder"):
+    with pytest.raises(ConfigError, match=r"--output .*: .*missing is not a folder"):
         distil(tiny.folder, tiny.work_folder, nowhere, SIZES, seed=0, num_threads=1)
     assert not output.exists()
 
