@@ -1,1 +1,4 @@
-"""The decode node: reserves before prefill starts, lets KV land, decodes. Also the mixed node."""
+"""The decode node: reserves blocks before prefill starts, receives KV, decodes.
+
+The mixed node has the same flow: it prefills every prompt itself.
+"""

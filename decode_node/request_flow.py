@@ -39,7 +39,10 @@ NewLeaseToken = Callable[[], int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LandingPlace:
-    """What a decode node writes into its tickets."""
+    """Where a decode node lets KV land, as its tickets say.
+
+    A tensor-parallel node would have one `kv_endpoint` for each rank here and in `Ticket`.
+    """
 
     node: Incarnation
     kv_endpoint: str
@@ -70,7 +73,7 @@ class DecodeFlow(NodeFlow):
         self._new_lease_token = new_lease_token
         self._generation = 0
         self._quarantined: dict[int, Sequence] = {}
-        """By lease token: whose landing is over, but not yet known to have ended for its writer."""
+        """By lease token: sequences whose landing is revoked, but may still be written."""
 
     def _submit(self, message: Submit, now_s: float) -> list[Effect]:
         request = message.request
@@ -127,7 +130,7 @@ class DecodeFlow(NodeFlow):
             case LandingFailed(_, error) if attempt is not None:
                 return self._fail(attempt, error)
             case Landed(lease_token) | Released(lease_token):
-                # `Landed` too: a landing was complete before it heard that nobody wants it.
+                # `Landed` too: the landing was complete before it was revoked.
                 effects: list[Effect] = []
                 if attempt is not None:
                     effects = self._fail(attempt, HandoffFailed("the landing ended without KV"))
@@ -136,7 +139,7 @@ class DecodeFlow(NodeFlow):
         return []
 
     def _end_quarantine(self, lease_token: int) -> None:
-        """Nobody can write to the blocks of this landing any more; unless they are free already."""
+        """Free the blocks of this landing, which nobody can write any more."""
         sequence = self._quarantined.pop(lease_token, None)
         if sequence is not None:
             self.scheduler.end_quarantine(sequence)
@@ -150,7 +153,7 @@ class DecodeFlow(NodeFlow):
             return effects
         self.attempts.clear_lease(attempt)
         landed = TakeLanded(self._target_blocks(sequence))
-        # The prefill node may be set to draft further than this one verifies.
+        # The prefill node may be configured to draft more tokens than this one verifies.
         drafts = commit.draft_token_ids[: self.scheduler.limits.num_speculative_tokens]
         first = self.scheduler.land(sequence, commit.first_token_id, draft_token_ids=drafts)
         if first.finish_reason is not None:
@@ -185,7 +188,7 @@ class DecodeFlow(NodeFlow):
         return ""
 
     def _ends_with_first_token(self, sequence: Sequence) -> bool:
-        """Whether nothing would be left to decode once the KV had landed."""
+        """Return whether nothing would be left to decode after the KV has landed."""
         max_tokens = sequence.request.sampling.max_tokens
         return max_tokens == 1 or sequence.num_prompt + 1 >= self._limits.max_model_len
 
@@ -225,7 +228,7 @@ class DecodeFlow(NodeFlow):
         )
 
     def _target_blocks(self, sequence: Sequence) -> tuple[int, ...]:
-        """The blocks of the prompt that were not cached here."""
+        """Return the blocks of the prompt that were not cached here."""
         size = self.scheduler.limits.block_size
         first = sequence.num_cached_tokens // size
         return tuple(sequence.block_table[first : blocks_for(sequence.num_prompt, size)])

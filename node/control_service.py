@@ -1,4 +1,4 @@
-"""The node's gRPC service: messages in, values to the step thread, answers and outputs back."""
+"""The node's gRPC service: messages to values for the step thread, its answers back to messages."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class ControlService(pb_grpc.NodeServicer):
-    """Checks every envelope and translates; what routers ask is `RouterCalls`' to take.
+    """Checks the envelopes, passes calls to `RouterCalls`, and sends answers and outputs back.
 
-    `refusals` counts reservations and prompts that were refused, by the error's code. It belongs to
-    the event loop.
+    `refusals` counts refused reservations and prompts by the error's code; it belongs to the event
+    loop.
     """
 
     def __init__(
@@ -72,13 +72,13 @@ class ControlService(pb_grpc.NodeServicer):
         self._streams = streams
         self._clock = clock
         self._drain = drain
-        # The usual ones are there from the start, so that the first of them is seen as a rise.
+        # Zero from the start, so that Prometheus sees the first refusal as a rise.
         self.refusals = Counter({error.code: 0 for error in USUAL_REFUSALS})
 
     async def Stream(  # noqa: N802
         self, messages: AsyncIterator[pb.RouterMessage], context: Context
     ) -> AsyncIterator[pb.NodeMessage]:
-        """One router's calls and what becomes of them, and a heartbeat a second."""
+        """Take one router's calls; yield replies, outputs, and a heartbeat every second."""
         try:
             router = check_envelope(await _first_envelope(messages), self._incarnation)
         except PdserveError as error:
@@ -109,7 +109,7 @@ class ControlService(pb_grpc.NodeServicer):
     async def _listen(
         self, messages: AsyncIterator[pb.RouterMessage], calls: RouterCalls, stream: RouterStream
     ) -> PdserveError | None:
-        """Take what comes until the router has said all, or says what no router says."""
+        """Take messages until the router ends the stream; return the error of an invalid one."""
         try:
             async for message in messages:
                 await calls.take(message)
@@ -135,7 +135,7 @@ class ControlService(pb_grpc.NodeServicer):
     async def Drain(  # noqa: N802
         self, request: pb.DrainRequest, context: Context
     ) -> pb.DrainReply:
-        """Leave: the node ends by itself when nothing is left of what it holds."""
+        """Begin to drain: the node ends when it holds nothing any more."""
         try:
             check_envelope(request.envelope, self._incarnation)
         except PdserveError as error:
@@ -155,8 +155,8 @@ async def _first_envelope(messages: AsyncIterator[pb.RouterMessage]) -> pb.Envel
         async with asyncio.timeout(GREETING_TIMEOUT_S):
             return (await anext(messages)).envelope
     except StopAsyncIteration:
-        raise PeerProtocolError("the stream ended before it named its ends") from None
+        raise PeerProtocolError("the stream ended before its first envelope") from None
     except TimeoutError:
         raise PeerProtocolError(
-            f"the stream did not name its ends within {GREETING_TIMEOUT_S:g} s"
+            f"the stream sent no envelope within {GREETING_TIMEOUT_S:g} s"
         ) from None

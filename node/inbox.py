@@ -1,4 +1,4 @@
-"""The bounded door into the step thread."""
+"""The bounded queue of messages to the step thread."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ MAX_ABORTS = 4096
 
 
 class Inbox:
-    """Many threads put, one takes. Requests are refused when `max_requests` wait here.
+    """Many threads put, one takes. Requests are refused while `max_requests` wait here.
 
-    Lost routers and KV events always get in: there is at most a handful of these for each request
-    that was let in. Messages of aborts, each for many attempts, are refused when `MAX_ABORTS` wait:
-    their routers are not read from until there is room again.
+    Lost routers and KV events are never refused: there are only a few for each accepted request.
+    Aborts, each message for many attempts, are refused while `MAX_ABORTS` messages wait. The caller
+    then stops reading from the router until there is room.
     """
 
     def __init__(self, *, max_requests: int) -> None:
@@ -28,7 +28,11 @@ class Inbox:
         self._is_closed = False
 
     def put(self, message: Message) -> None:
-        """Raises `Overloaded` when it is full, and `Draining` for a request when the node stops."""
+        """Queue a message.
+
+        Raises `Overloaded` when there is no room for it, and `Draining` for a request to a node
+        that stops.
+        """
         with self._condition:
             if isinstance(message, Submit):
                 if self._is_closed:
@@ -49,7 +53,7 @@ class Inbox:
             self._condition.wait_for(lambda: self._messages or self._is_closed, timeout_s)
 
     def take_all(self) -> list[Message]:
-        """Everything that waits, oldest first, without blocking."""
+        """Return all waiting messages, oldest first, without blocking."""
         with self._condition:
             taken = list(self._messages)
             self._messages.clear()
@@ -57,7 +61,7 @@ class Inbox:
             return taken
 
     def close(self) -> None:
-        """Wake the taker for the last time; requests are refused from now on."""
+        """Wake the taker for the last time; from now on requests are refused."""
         with self._condition:
             self._is_closed = True
             self._condition.notify()

@@ -1,4 +1,4 @@
-"""Keeps the node's lease in the placement store, with its load, for as long as the node lives."""
+"""Renews the node's lease in the placement store, with its record and load."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ RENEWALS_PER_LEASE = 4
 
 
 class LeaseKeeper:
-    """Each heartbeat carries the whole record, so an emptied store fills again by itself.
+    """Sends heartbeats. Each carries the whole record, so an emptied store fills again by itself.
 
-    A store that is away costs nothing but new joins: the node goes on and keeps trying.
+    While the store is unavailable the node serves on and retries; only new nodes cannot join.
     """
 
     def __init__(
@@ -38,11 +38,11 @@ class LeaseKeeper:
         self._has_news = asyncio.Event()
 
     def renew_soon(self) -> None:
-        """What the heartbeat carries has changed so much that it must not wait for its turn."""
+        """Send the next heartbeat at once, because the load has changed significantly."""
         self._has_news.set()
 
     async def run(self) -> None:
-        """Renew until cancelled. Raises `StaleEpoch` when a later life of this node took over."""
+        """Renew until cancelled. Raises `StaleEpoch` when a later incarnation holds the lease."""
         while True:
             self._has_news.clear()
             await self.renew()
@@ -51,19 +51,19 @@ class LeaseKeeper:
                     await self._has_news.wait()
 
     async def renew(self) -> None:
-        """One heartbeat."""
+        """Send one heartbeat. Raises `StaleEpoch` when a later incarnation holds the lease."""
         try:
             await self._store.heartbeat(self._record, self._current_load(), lease_s=self._lease_s)
         except PlacementUnavailable as error:
             if not self._is_away:
-                log.warning("the placement store is away, the node goes on without it: %s", error)
+                log.warning("the placement store is unavailable, serving without it: %s", error)
             self._is_away = True
         except StaleEpoch:
             log.error("another process took over as %s", self._record.node_id)
             raise
         else:
             if self._is_away:
-                log.info("the placement store is back")
+                log.info("the placement store is available again")
             self._is_away = False
 
     async def leave(self) -> None:

@@ -1,4 +1,4 @@
-"""A node's scheduler, from its configuration and what its model and cache turned out to be."""
+"""A node's scheduler, from its configuration and the facts of its model and cache."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from engine.core.step_plan import Limits
 
 
 class SchedulableModel(Protocol):
-    """What a scheduler needs to know of a model and its cache."""
+    """The facts of a model and its cache that a scheduler requires."""
 
     @property
     def layout(self) -> KVLayout: ...
@@ -34,7 +34,10 @@ class SchedulableModel(Protocol):
 
 
 def speculation_of(config: Config) -> SpeculationConfig:
-    """What this node drafts: a prefill node only what a decode node cannot look up by itself."""
+    """Return how this node drafts.
+
+    A prefill node drafts only by mtp: other drafts a decode node looks up in the tokens itself.
+    """
     speculation = config.speculation
     if config.role is Role.PREFILL and speculation.speculative_method != "mtp":
         return replace(speculation, speculative_method="none")
@@ -42,13 +45,13 @@ def speculation_of(config: Config) -> SpeculationConfig:
 
 
 def swap_space_of(config: Config) -> int:
-    """Host memory for swapped blocks, in bytes; a prefill node preempts nobody."""
+    """Return the host memory for swapped blocks, in bytes; a prefill node never preempts."""
     is_used = config.role is not Role.PREFILL and config.scheduling.preemption_mode == "swap"
     return config.scheduling.swap_space if is_used else 0
 
 
 def make_scheduler(config: Config, model: SchedulableModel) -> Scheduler:
-    """The scheduler of a node with this configuration and model."""
+    """Return the scheduler of a node with this configuration and model."""
     engine, speculation = config.engine, speculation_of(config)
     return Scheduler(
         limits=Limits(

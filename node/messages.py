@@ -1,7 +1,7 @@
-"""What reaches the step thread, and what it wants done, as plain values.
+"""Messages to the step thread, the answers to calls, and the effects that it wants, as values.
 
-A recorded inbox is a bug report: the flows that read these messages do nothing but return effects.
-`reply_to` names a waiting call and means nothing else.
+The flows that read these messages only return effects, so a recorded inbox reproduces a bug.
+`reply_to` identifies a waiting call and has no other meaning.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from kv_transfer.connector import Commit, ConnectorEvent, Ticket
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submit:
-    """A router asks for a reservation (decode node) or for a prompt (prefill node).
+    """A router requests a reservation (decode node) or the prefill of a prompt (prefill node).
 
-    `received_at_s` is when the call came: a busy step thread reads it a step later.
+    The call came at `received_at_s`; a busy step thread reads it a step later.
     """
 
     request: GenerationRequest
@@ -35,7 +35,7 @@ class Submit:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """A router gives attempts up. Unknown ones are remembered: their request may still arrive."""
+    """A router aborts attempts. Unknown ids are remembered: their request may still arrive."""
 
     router: Incarnation
     attempts: tuple[AttemptId, ...]
@@ -43,14 +43,14 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class RouterGone:
-    """The token stream of a router ended: nobody reads what it asked for."""
+    """The token stream of a router ended: nobody reads the outputs of its attempts."""
 
     router: Incarnation
 
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """The node is to leave: what runs has `timeout_s` to finish. Only the first one counts."""
+    """The node is to leave: running attempts have `timeout_s` to finish. The first one counts."""
 
     timeout_s: float
 
@@ -76,12 +76,12 @@ class StartedLocally:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """A prefill node took the prompt."""
+    """A prefill node accepted the prompt."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """No, why, and what room there is."""
+    """The call was refused: why, and how much room the node has."""
 
     error: PdserveError
     free_blocks: int = 0
@@ -90,7 +90,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeStatistics:
-    """What a node counts, all at one moment. `num_transfers` counts open landings as well."""
+    """A node's statistics at one moment. `num_transfers` includes open landings."""
 
     scheduler: SchedulerStatistics
     num_transfers: int
@@ -119,21 +119,21 @@ class Emit:
 
 @dataclass(frozen=True, slots=True)
 class OpenLanding:
-    """Let the ticket's blocks be written."""
+    """Allow the ticket's sender to write its blocks."""
 
     ticket: Ticket
 
 
 @dataclass(frozen=True, slots=True)
 class TakeLanded:
-    """KV landed in these blocks: it must be where the next step reads it."""
+    """KV landed in these blocks: copy it to where the next step reads it."""
 
     block_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class CloseLanding:
-    """Nobody waits for this landing: its sender is told, and `Released` says when it has ended."""
+    """Revoke a landing: its sender is told, and the event `Released` says when it has ended."""
 
     lease_token: int
 
@@ -148,7 +148,7 @@ class OpenTransfer:
 
 @dataclass(frozen=True, slots=True)
 class PushBlocks:
-    """A layer of these blocks is computed; None: every layer was, before this step."""
+    """Send a layer of these blocks, which is computed; None: all layers, from before this step."""
 
     lease_token: int
     layer: int | None
@@ -158,7 +158,7 @@ class PushBlocks:
 
 @dataclass(frozen=True, slots=True)
 class CommitTransfer:
-    """Everything was pushed."""
+    """End a transfer whose blocks were all pushed."""
 
     lease_token: int
     commit: Commit
@@ -166,14 +166,14 @@ class CommitTransfer:
 
 @dataclass(frozen=True, slots=True)
 class AbortTransfer:
-    """Give a transfer up."""
+    """Abort a transfer."""
 
     lease_token: int
 
 
 @dataclass(frozen=True, slots=True)
 class Drained:
-    """Nothing is left: no sequence, no transfer, no landing, no block in quarantine."""
+    """The node is empty: no sequence, no transfer, no landing, no block in quarantine."""
 
 
 Effect = (

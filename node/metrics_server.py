@@ -2,8 +2,8 @@
 
     GET /metrics
 
-Reading them waits for nobody: they are made from the statistics that the step thread left last.
-Where the cluster has keys, only a bearer of the metrics token reads them.
+A scrape does not wait for the step thread: it reads the statistics that were published last. Where
+the cluster has keys, a scrape requires the metrics token.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from http_serving.server import bind, make_server
 BACKLOG = 16
 GRACE_S = 1
 
-# Few read metrics, at a minute's pace at most: a place is for those who do.
+# Few clients read metrics, once a minute or more often.
 LIMITS = ConnectionLimits(
     max_connections=16, max_head_bytes=16 << 10, request_timeout_s=10.0, idle_timeout_s=90.0
 )
 
 
 def bind_metrics(host: str, port: int) -> socket.socket:
-    """See `http_serving.server.bind`."""
+    """Return a socket for the metrics, see `http_serving.server.bind`."""
     return bind(host, port, backlog=BACKLOG, purpose="for metrics")
 
 
 class MetricsServer:
     """Serves `registry` on `listener` from `start` to `stop`, which closes the socket.
 
-    An empty `token` lets everybody read.
+    With an empty `token` everybody may read.
     """
 
     def __init__(
@@ -69,11 +69,11 @@ class MetricsServer:
         self._serving: asyncio.Task[Any] | None = None
 
     def start(self) -> None:
-        """Begin to answer."""
+        """Begin to answer requests."""
         self._serving = asyncio.create_task(self._server.serve(sockets=[self._listener]))
 
     async def stop(self) -> None:
-        """Let what is being answered end, and close."""
+        """Finish the requests being answered, and close the socket."""
         self._server.should_exit = True
         try:
             if self._serving is not None:

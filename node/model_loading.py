@@ -1,4 +1,4 @@
-"""Loading a model without letting it hold up the end of the process."""
+"""Loading a model in a thread that does not delay the end of the process."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ T = TypeVar("T")
 
 
 async def load_unless_stopped(load: Callable[[], T], *stops: asyncio.Event) -> T | None:
-    """What `load` returns or raises; None when one of `stops` is set before it has ended.
+    """Return or raise what `load` does; return None when one of `stops` is set before it ends.
 
-    Loading cannot be interrupted, and the event loop's own threads are joined when it closes: so
-    it gets a daemon thread, which a stop leaves behind.
+    Loading cannot be interrupted, and an event loop joins its own threads when it closes. So a
+    daemon thread loads, and a stop abandons it.
     """
     loaded: Future[T] = Future()
     loaded.set_running_or_notify_cancel()

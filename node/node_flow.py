@@ -1,7 +1,7 @@
 """What prefill and decode nodes decide alike: aborts, lost routers, deadlines and failures.
 
 Pure: events and the time come in, effects go out. A role adds what it does with a request
-(`_submit`), with KV events, with a step's outputs, and how it lets go of one (`_release`).
+(`_submit`), with KV events, with a step's outputs, and how it releases an attempt (`_release`).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ RETRY_AFTER_S = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowLimits:
-    """What a node takes: token ids of the vocabulary, sequences of this length, so many waiting."""
+    """What a node accepts: token ids below `vocab_size`, so many tokens and waiting requests."""
 
     vocab_size: int
     max_model_len: int
@@ -77,7 +77,7 @@ class NodeFlow(ABC):
     # --- events -------------------------------------------------------------------------------
 
     def on_message(self, message: Message, now_s: float) -> list[Effect]:
-        """One event from the inbox. Raises `InternalError` when the node cannot go on."""
+        """Handle one message. Raises `InternalError` after a bug in the KV connector."""
         match message:
             case Submit():
                 return self._on_submit(message, now_s)
@@ -90,13 +90,13 @@ class NodeFlow(ABC):
             case Drain(timeout_s):
                 return self._on_drain(timeout_s, now_s)
             case ConnectorFailed(error):
-                # At once: no block that is called released after this may be written again.
+                # Stop at once: blocks that are released after this could still be written.
                 raise InternalError("the KV connector met a bug") from error
             case _:
                 return self._on_kv_event(message, now_s)
 
     def on_time(self, now_s: float) -> list[Effect]:
-        """End what is past its deadline; while draining, see whether anything is left."""
+        """Fail attempts past their deadline; while draining, report when nothing is left."""
         effects: list[Effect] = []
         for attempt in self.attempts.expired(now_s):
             if not attempt.is_over:
@@ -111,17 +111,17 @@ class NodeFlow(ABC):
         return effects
 
     def next_deadline_s(self) -> float | None:
-        """When `on_time` has something to do."""
+        """Return when `on_time` must be called next; None: nothing is due."""
         times = (self.attempts.next_deadline_s(), self._hand_over_at_s)
         return min((time_s for time_s in times if time_s is not None), default=None)
 
     @property
     def is_empty(self) -> bool:
-        """No attempt has anything here, and no block waits for somebody else's last write."""
+        """Whether there is no attempt, and no block in quarantine."""
         return not len(self.attempts) and not self.scheduler.quarantined
 
     def begin_step(self, now_s: float) -> tuple[PlannedStep, list[Effect]]:
-        """Plan a step; answer the reservations that got their blocks, end who can never go on."""
+        """Plan a step; answer reservations that got blocks, fail sequences that can never run."""
         step = self.scheduler.plan()
         effects = self._on_reserved(step, now_s)
         for sequence in step.sequences:
@@ -153,7 +153,7 @@ class NodeFlow(ABC):
         return effects
 
     def fail_step(self, step: PlannedStep, error: Exception, now_s: float) -> list[Effect]:
-        """The runner failed: its sequences end with a typed error, everything else goes on."""
+        """End the sequences of a step that failed with a typed error; all others go on."""
         failure = error if isinstance(error, PdserveError) else InternalError(f"a step: {error!r}")
         effects: list[Effect] = []
         for sequence in step.sequences:
@@ -163,7 +163,7 @@ class NodeFlow(ABC):
         return effects
 
     def on_stop(self) -> list[Effect]:
-        """The node stops: everybody is told."""
+        """Fail every attempt, because the node stops."""
         effects: list[Effect] = []
         for attempt in self.attempts.all():
             if not attempt.is_over:
@@ -171,35 +171,35 @@ class NodeFlow(ABC):
         return effects
 
     def pushes(self, step: PlannedStep) -> Pushes[Effect] | None:
-        """What of the step leaves the node while it runs; only a prefill node sends anything."""
+        """Return the pushes of blocks for a step; None unless this is a prefill node."""
         return None
 
     # --- what a role adds ---------------------------------------------------------------------
 
     @abstractmethod
     def _submit(self, message: Submit, now_s: float) -> list[Effect]:
-        """A new, valid request."""
+        """Take a new, valid request."""
 
     @abstractmethod
     def _on_kv_event(self, event: KVEvent, now_s: float) -> list[Effect]:
-        """A landing or a transfer ended, or its blocks came free."""
+        """Handle the end of a landing or a transfer, or the release of its blocks."""
 
     @abstractmethod
     def _after_step(self, step: PlannedStep, outputs: list[StepOutput]) -> list[Effect]:
-        """Tokens were drawn and blocks were computed."""
+        """Report the tokens that a step drew."""
 
     @abstractmethod
     def _release(self, attempt: Attempt) -> list[Effect]:
-        """Give up an attempt that is not over: its sequence, blocks, landing or transfer."""
+        """Release an attempt that is not over: its sequence, blocks, landing or transfer."""
 
     def _on_reserved(self, step: PlannedStep, now_s: float) -> list[Effect]:
-        """Sequences that now hold blocks for KV from elsewhere; only a decode node has any."""
+        """Answer reservations that now hold their blocks; only a decode node has any."""
         return []
 
     # --- inside -------------------------------------------------------------------------------
 
     def _on_drain(self, timeout_s: float, now_s: float) -> list[Effect]:
-        """Reservations that still wait for room may as well wait elsewhere: nothing is lost."""
+        """Begin to drain: refuse reservations that wait for room; other nodes can take them."""
         if self.is_draining:
             return []
         self.is_draining = True
@@ -214,9 +214,9 @@ class NodeFlow(ABC):
         ]
 
     def _hand_over(self) -> list[Effect]:
-        """End what still runs, so that its router continues it elsewhere.
+        """Fail running attempts, which their routers continue on other nodes.
 
-        A prompt whose KV is on the wire stays: it needs no step any more, only an acknowledgement.
+        A prompt whose KV is being sent stays: it requires no further step, only acknowledgements.
         """
         late = Draining("this node is draining, and its time to finish is over")
         return [
@@ -258,7 +258,8 @@ class NodeFlow(ABC):
                 param="prompt",
             )
         limits, num_blocks = self.scheduler.limits, self.scheduler.pool.num_blocks
-        # Nothing is written past the longest sequence; who is never seated must not be queued.
+        # A prompt that could never be seated must not be queued. KV is never written past the
+        # longest sequence.
         num_needed = blocks_for(
             min(length + limits.tokens_per_seq, limits.max_model_len), limits.block_size
         )
@@ -288,7 +289,7 @@ class NodeFlow(ABC):
         return effects
 
     def _drop(self, attempt: Attempt) -> list[Effect]:
-        """End an attempt without a word to its router, except to calls that still wait."""
+        """End an attempt without an output; calls that still wait are refused."""
         if attempt.is_over:
             return []
         attempt.outcome = FinishReason.ABORT.value
@@ -297,7 +298,7 @@ class NodeFlow(ABC):
         return [*(Reply(reply_to, gone) for reply_to in waiting), *self._release(attempt)]
 
     def _fail(self, attempt: Attempt, error: PdserveError) -> list[Effect]:
-        """End an attempt with a typed error: to the call that waits, else in the stream."""
+        """End an attempt with a typed error, in the reply to a waiting call or in the stream."""
         attempt.outcome = error.code
         waiting = attempt.take_waiting_replies()
         effects: list[Effect] = [Reply(reply_to, Refused(error)) for reply_to in waiting]

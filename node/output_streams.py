@@ -1,8 +1,8 @@
-"""One stream per router: what a step has for a router leaves in one message, replies first.
+"""One stream per router: the outputs of a step for a router leave in one message, replies first.
 
-The step thread adds outputs and flushes; the event loop's side hands each router a batch as fast as
-it reads. What a router has not read yet waits for its next batch, up to a bound; a router that
-lets more than that pile up is cut off, which aborts what it asked for.
+The step thread adds outputs and flushes. On the event loop each router gets a batch as fast as it
+reads; unread outputs wait for its next batch, up to a bound. The stream of a router that exceeds
+the bound is ended, which aborts its attempts.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from protos import pdserve_node_pb2 as pb
 log = logging.getLogger("pdserve.node")
 
 MAX_PENDING = 65536
-"""Replies and outputs."""
+"""Unread replies and outputs of one router."""
 HEARTBEAT_S = 1.0
 
 OnGone = Callable[[Incarnation], None]
 
 
 class Batch(NamedTuple):
-    """What a router reads next; empty: a heartbeat."""
+    """The next message to a router; an empty one is a heartbeat."""
 
     replies: list[pb.Reply]
     outputs: list[RequestOutput]
 
 
 class RouterStream:
-    """What waits for one router. On the event loop alone."""
+    """Replies and outputs that wait for one router. Belongs to the event loop."""
 
     def __init__(self, router: Incarnation) -> None:
         self.router = router
@@ -45,11 +45,11 @@ class RouterStream:
 
     @property
     def num_pending(self) -> int:
-        """Replies and outputs that were not read yet."""
+        """The number of replies and outputs that were not sent yet."""
         return len(self.replies) + len(self.outputs)
 
     def take(self) -> Batch:
-        """Everything that waits."""
+        """Return all waiting replies and outputs, and keep none."""
         batch = Batch(self.replies, self.outputs)
         self.replies, self.outputs = [], []
         return batch
@@ -74,7 +74,7 @@ class OutputStreams:
         self._unflushed.append((router, output))
 
     def flush(self) -> None:
-        """Hand over everything added since the last flush."""
+        """Pass the outputs added since the last flush to the event loop."""
         if not self._unflushed:
             return
         with self._lock:
@@ -87,34 +87,34 @@ class OutputStreams:
     # --- the event loop's side ----------------------------------------------------------------
 
     def open(self, router: Incarnation) -> RouterStream:
-        """A stream for this router; it ends the one that it has, if any."""
+        """Return a new stream for this router; its earlier stream, if any, ends."""
         self._end(self._streams.get(router))
         stream = self._streams[router] = RouterStream(router)
         return stream
 
     def reply(self, stream: RouterStream, reply: pb.Reply) -> None:
-        """Answer a call that came on this stream."""
+        """Queue the reply to a call that came on this stream."""
         if not stream.is_cut:
             stream.replies.append(reply)
             self._on_added(stream)
 
     def close(self, stream: RouterStream) -> None:
-        """Its router is gone, or to be let go: `read` ends, and nothing more is sent."""
+        """End a stream whose router has left or broke the protocol: nothing more is sent."""
         self._end(stream)
 
     def stop(self) -> None:
-        """Let every stream send what it has and end."""
+        """Let every stream send what waits, and end."""
         self._is_stopping = True
         for stream in self._streams.values():
             stream.wake.set()
 
     async def read(self, stream: RouterStream) -> AsyncIterator[Batch]:
-        """What a router gets, until its stream ends; it has ended when this has."""
+        """Yield the batches for a router until its stream ends; the stream ends with this."""
         try:
-            yield stream.take()  # at once: a router chooses only nodes that it has heard
+            yield stream.take()  # at once: a router chooses only nodes that have sent something
             while not stream.is_cut:
                 if not stream.num_pending:
-                    # Even then the loop gets its turn: the last outputs may be on their way.
+                    # Even while stopping the loop must run once: outputs may be in transit.
                     await _wait(stream.wake, 0.0 if self._is_stopping else HEARTBEAT_S)
                 stream.wake.clear()
                 yield stream.take()
@@ -135,11 +135,11 @@ class OutputStreams:
     def _on_added(self, stream: RouterStream) -> None:
         stream.wake.set()
         if stream.num_pending > MAX_PENDING:
-            log.warning("router %s does not read its tokens and is cut off", stream.router)
+            log.warning("router %s does not read its tokens: its stream is ended", stream.router)
             self._end(stream)
 
     def _end(self, stream: RouterStream | None) -> None:
-        """Cut a stream off, once: a later stream of the same router is another one."""
+        """End a stream, once; a later stream of the same router is not affected."""
         if stream is None or stream.is_cut:
             return
         stream.is_cut = True

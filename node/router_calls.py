@@ -1,6 +1,6 @@
 """The calls on one router's stream: each becomes a message to the step thread and gets one answer.
 
-What is wrong with a call is its answer. What no router says ends the stream.
+An invalid call is answered with its error. A violation of the protocol ends the stream.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from protos.codec import attempts_from_proto, request_from_proto
 log = logging.getLogger("pdserve.node.attempts")
 
 MAX_WAITING_CALLS = 8192
-"""Of one router; more are refused."""
+"""Unanswered calls of one router; more are refused."""
 MAX_CALLS_PER_MESSAGE = 4096
 MAX_ABORTS_PER_MESSAGE = 4096
 FULL_INBOX_PAUSE_S = 0.05
 
 
 class Replies:
-    """Calls that wait for the step thread. On the event loop; `resolve` is thread-safe."""
+    """Calls that wait for the step thread. Belongs to the event loop; `resolve` is thread-safe."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -41,17 +41,17 @@ class Replies:
         self._ids = count(1)
 
     def __len__(self) -> int:
-        """Calls without an answer."""
+        """Return the number of calls without an answer."""
         return len(self._waiting)
 
     def new(self, on_answer: Callable[[Answer], None]) -> int:
-        """A place for one answer, which `on_answer` gets on the event loop."""
+        """Return a new `reply_to`; `on_answer` is called on the event loop with its answer."""
         reply_to = next(self._ids)
         self._waiting[reply_to] = on_answer
         return reply_to
 
     def forget(self, reply_to: int) -> None:
-        """Nobody waits any more; a late answer finds nobody."""
+        """Stop waiting: a late answer is dropped."""
         self._waiting.pop(reply_to, None)
 
     def resolve(self, reply_to: int, answer: Answer) -> None:
@@ -73,7 +73,7 @@ class _Waiting:
 
 
 class RouterCalls:
-    """`answer` is called once for every call: with its id and the answer."""
+    """Takes the calls of one router; calls `answer` once for each, with its id and its answer."""
 
     def __init__(
         self,
@@ -95,7 +95,10 @@ class RouterCalls:
         self._waiting: dict[int, _Waiting] = {}
 
     async def take(self, message: pb.RouterMessage) -> None:
-        """Everything in one message, in its order. Raises what the stream has to end with."""
+        """Take the calls and aborts of one message, in its order.
+
+        Raises `PeerProtocolError` for a message that must end the stream.
+        """
         num_calls, num_aborts = len(message.calls), len(message.aborts.request_ids)
         if num_calls > MAX_CALLS_PER_MESSAGE or num_aborts > MAX_ABORTS_PER_MESSAGE:
             raise PeerProtocolError(
@@ -108,15 +111,17 @@ class RouterCalls:
             await self._abort(Abort(self._router, attempts_from_proto(message.aborts)))
 
     def close(self) -> None:
-        """The stream ended: nobody waits for an answer any more."""
+        """Forget all calls: the stream has ended, so nobody waits for an answer."""
         for waiting in self._waiting.values():
             waiting.timer.cancel()
             self._replies.forget(waiting.submit.reply_to)
         self._waiting.clear()
 
     async def _abort(self, abort: Abort) -> None:
-        """Done when the step thread next reads its inbox. No abort is lost: while the inbox is full
-        of them nothing more is read from this router."""
+        """Queue an abort for the step thread.
+
+        No abort is lost: while the inbox has no room for it, nothing more is read from this router.
+        """
         while True:
             try:
                 self._inbox.put(abort)
@@ -128,7 +133,7 @@ class RouterCalls:
     def _take_call(self, call: pb.Call) -> None:
         call_id = call.id
         if call_id in self._waiting:
-            raise PeerProtocolError(f"call {call_id} has no reply yet, and came again")
+            raise PeerProtocolError(f"call {call_id} came again before its reply")
         reply_to = self._replies.new(partial(self._on_answer, call_id))
         try:
             if len(self._waiting) >= MAX_WAITING_CALLS:
@@ -139,7 +144,7 @@ class RouterCalls:
             self._replies.forget(reply_to)
             self._answer(call_id, Refused(error))
             return
-        # Waits no longer than the request has left.
+        # The call waits no longer than the request's deadline allows.
         timer = self._loop.call_later(submit.request.deadline_s, self._on_deadline, call_id)
         self._waiting[call_id] = _Waiting(submit, timer)
 
@@ -149,10 +154,10 @@ class RouterCalls:
                 return self._reservation(call.reserve, reply_to)
             case "prefill":
                 return self._prompt(call.prefill, reply_to)
-        raise PeerProtocolError(f"call {call.id} asks for nothing that this node knows")
+        raise PeerProtocolError(f"call {call.id} requests nothing that this node knows")
 
     def _reservation(self, message: pb.ReserveRequest, reply_to: int) -> Submit:
-        """To hold blocks and a seat, or to start a short prompt at once."""
+        """Make a message that reserves blocks and a seat, or starts a short prompt at once."""
         if self._role is Role.PREFILL:
             raise PeerProtocolError("a prefill node takes no reservations")
         return Submit(
@@ -165,7 +170,7 @@ class RouterCalls:
         )
 
     def _prompt(self, message: pb.PrefillRequest, reply_to: int) -> Submit:
-        """To take a prompt."""
+        """Make a message that prefills a prompt."""
         if self._role is not Role.PREFILL:
             raise PeerProtocolError(f"a {self._role.value} node takes no prompts")
         request, ticket = request_from_proto(message.request), None

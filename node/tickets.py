@@ -1,4 +1,4 @@
-"""Tickets between the wire and the values that the KV connectors take."""
+"""Tickets between protobuf messages and the values that KV connectors take."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_DESCRIPTION_LENGTH = 256
 
 
 def ticket_to_proto(ticket: Ticket) -> pb.Ticket:
-    """The attempt is not part of the message: a ticket travels beside its request."""
+    """Return the message. It has no attempt id: a ticket travels with its request."""
     return pb.Ticket(
         decode_node_id=ticket.decode_node.node_id,
         decode_epoch=ticket.decode_node.epoch,
@@ -29,7 +29,7 @@ def ticket_to_proto(ticket: Ticket) -> pb.Ticket:
 
 
 def ticket_from_proto(message: pb.Ticket, attempt: AttemptId) -> Ticket:
-    """Raises `InvalidRequest` for a ticket that no decode node wrote."""
+    """Return the ticket of `attempt`. Raises `InvalidRequest` for one that no decode node wrote."""
     if not 0 < len(message.decode_node_id) <= MAX_ID_LENGTH:
         raise InvalidRequest("the ticket names no decode node")
     if not 0 < len(message.kv_endpoint) <= MAX_ENDPOINT_LENGTH:

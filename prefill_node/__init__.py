@@ -1,1 +1,1 @@
-"""The prefill node: computes prompts in chunks, draws the first token, ships KV blocks."""
+"""The prefill node: computes prompts in chunks, draws the first token, sends KV blocks."""

@@ -6,9 +6,9 @@
                    └► aborted, expired, failed: the transfer is          transfer is aborted
                       aborted, and its end frees the blocks
 
-Which blocks a step completes is known before it runs, so they leave layer by layer while it does.
-Blocks that were pushed stay as they are until the connector says that the transfer has ended: a
-prompt is never preempted, and a step that failed ends its transfers.
+The blocks that a step completes are known before it runs, so they are sent layer by layer while it
+runs. Blocks that were pushed are not changed or freed until the connector reports the end of the
+transfer: a prompt is never preempted, and a step that fails ends its transfers.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class PrefillFlow(NodeFlow):
         if ticket is not None:
             self.attempts.set_lease(attempt, ticket.lease_token)
             self._tickets[ticket.lease_token] = ticket
-            # Opened at once: an open transfer keeps its lease alive while the prompt waits here.
+            # Opened at once: an open transfer renews its lease while the prompt waits here.
             effects.append(OpenTransfer(ticket, request.deadline_s))
         return effects
 
@@ -102,8 +102,11 @@ class PrefillFlow(NodeFlow):
         return None
 
     def pushes(self, step: PlannedStep) -> Pushes[Effect] | None:
-        """Blocks that are complete by now leave at once; those that the step completes follow it,
-        layer by layer."""
+        """Return the pushes for a step.
+
+        Blocks that are complete already are sent at once, those that the step completes after each
+        of its layers.
+        """
         before: list[Effect] = []
         spans: list[_Span] = []
         for sequence, scheduled in zip(step.sequences, step.batch, strict=True):
@@ -120,9 +123,9 @@ class PrefillFlow(NodeFlow):
         return Pushes(before, lambda layer: [PushBlocks(s[0], layer, s[1], s[2]) for s in spans])
 
     def _take_spans(self, attempt: Attempt, end: int) -> list[_Span]:
-        """The blocks up to `end` that were not pushed: none or one span. They count as pushed now.
+        """Return the blocks up to `end` that were not pushed, as no span or one, and mark them.
 
-        A step that fails takes none of them back, since its transfers are given up.
+        The mark stays when the step fails, because its transfers are aborted.
         """
         assert attempt.lease_token is not None
         size = self.scheduler.limits.block_size

@@ -23,7 +23,6 @@ from tests.unit.test_tidy import name_of, python_files
 NOT_YET = (
     "bench/router/",
     "http_serving/",
-    "node/",
     "pdserve/",
     "placement/",
     "protos/",

@@ -100,7 +100,7 @@ async def test_a_stream_that_does_not_say_whose_it_is_ends(
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await service.stub.Stream().read()
     assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
-    assert "did not name its ends within 0 s" in str(caught.value.details())
+    assert "sent no envelope within 0 s" in str(caught.value.details())
 
 
 async def test_a_stream_that_ends_before_it_said_whose_it_is_ends(start: Start) -> None:
@@ -109,7 +109,7 @@ async def test_a_stream_that_ends_before_it_said_whose_it_is_ends(start: Start) 
     await call.done_writing()
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call.read()
-    assert "ended before it named its ends" in str(caught.value.details())
+    assert "ended before its first envelope" in str(caught.value.details())
 
 
 # --- requests -------------------------------------------------------------------------------------
