@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # Whoever read the output has gone, as in `pdserve --help | head`.
+        # The reader of the output has closed it, as in `pdserve --help | head`.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
 
@@ -86,7 +86,7 @@ def _up(parsed: argparse.Namespace, unknown: list[str]) -> int:
     problems: list[str] = []
     counts = {role: _count(parsed, role, problems) for role in ("prefill", "decode", "mixed")}
     try:
-        # Some node decodes in every cluster, and for that one the rules are strictest.
+        # Every cluster has a node that decodes, and for that role the rules are strictest.
         loaded = _load(parsed, unknown, UP, Role.DECODE)
     except SettingsError as error:
         raise SettingsError([*problems, *error.problems]) from None
@@ -118,7 +118,7 @@ def _status(parsed: argparse.Namespace, unknown: list[str]) -> int:
 def _watch(table: Callable[[], str]) -> int:
     from pdserve.commands.status_watch import watch
 
-    first = table()  # A wrong address is an error at once; a router that restarts later is not.
+    first = table()  # A wrong address is an error at once; a later restart of the router is not.
 
     def latest() -> str:
         nonlocal first

@@ -18,7 +18,7 @@ _LOCK_POLL_S = 0.1
 
 
 def cache_root() -> Path:
-    """`$PDSERVE_CACHE`, else `$XDG_CACHE_HOME/pdserve`, else `~/.cache/pdserve`."""
+    """Return `$PDSERVE_CACHE`, else `$XDG_CACHE_HOME/pdserve`, else `~/.cache/pdserve`."""
     if own := os.environ.get("PDSERVE_CACHE"):
         return Path(own).expanduser().absolute()
     if shared := os.environ.get("XDG_CACHE_HOME"):
@@ -27,11 +27,11 @@ def cache_root() -> Path:
 
 
 def build_once(folder: Path, build: Callable[[Path], None]) -> Path:
-    """`folder`, made by `build(empty temporary folder)` if it does not exist yet.
+    """Return `folder`, made by `build(empty temporary folder)` if it does not exist yet.
 
-    The temporary folder is renamed when `build` returns, so whatever is at `folder` is whole. Of
-    several processes one builds and the others wait for it; what a killed builder left behind is
-    removed by the next. Raises CheckpointError when the file system refuses or the wait is long.
+    The temporary folder is renamed when `build` returns, so `folder` is always complete. Of several
+    processes one builds and the others wait; the next builder removes what a killed one left.
+    Raises `CheckpointError` when the file system refuses or another process builds for too long.
     """
     if folder.is_dir():
         return folder

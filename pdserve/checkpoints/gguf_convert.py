@@ -35,7 +35,7 @@ _HEAD_BYTES = 1 << 20
 
 
 def convert_gguf_cached(gguf_path: Path, *, progress: bool) -> Path:
-    """The Hugging Face folder for `gguf_path`, converted into the cache on first use.
+    """Return the Hugging Face folder for `gguf_path`, converted into the cache on first use.
 
     A file counts as the same while its size, modification time and first MiB stay.
     Raises CheckpointError when the file cannot be read, is not whole or is not supported.
@@ -47,7 +47,10 @@ def convert_gguf_cached(gguf_path: Path, *, progress: bool) -> Path:
 
 
 def convert_gguf(gguf_path: Path, folder: Path, *, progress: bool) -> None:
-    """Write config, weights, tokenizer and generation config of `gguf_path` into `folder`."""
+    """Write config, weights, tokenizer and generation config of `gguf_path` into `folder`.
+
+    Raises `CheckpointError` when the file is not supported.
+    """
     gguf = GgufFile(gguf_path)
     architecture = gguf.text("general.architecture")
     if architecture != "llama":
@@ -65,7 +68,7 @@ def convert_gguf(gguf_path: Path, folder: Path, *, progress: bool) -> None:
 
 
 def _stops(gguf: GgufFile, special_ids: dict[str, int]) -> dict[str, list[int]]:
-    """The ids that end an answer, where the file names an end of turn beside the end of text."""
+    """Return the ids that end an answer; empty unless the file names an end of turn of its own."""
     end_of_turn = end_of_turn_id(gguf)
     end_of_text = special_ids.get("eos_token_id")
     if end_of_turn is None or end_of_turn == end_of_text:
@@ -91,7 +94,7 @@ def _write_json(path: Path, content: dict[str, Any]) -> None:
 def _write_weights(
     path: Path, tensors: dict[str, GgufTensor], shape: LlamaShape, *, progress: bool
 ) -> None:
-    """A safetensors file: header length (u64), JSON header, then the tensors one after another."""
+    """Write a safetensors file: header length (u64), JSON header, then one tensor after another."""
     from tqdm import tqdm
 
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
@@ -124,7 +127,7 @@ def _converted(tensors: dict[str, GgufTensor], shape: LlamaShape) -> Iterator[ND
 
 
 def half_split_rows(weight: NDArray[np.float32], num_heads: int) -> NDArray[np.float32]:
-    """Rows of a q or k projection from interleaved RoPE order to half-split order.
+    """Reorder the rows of a q or k projection from interleaved RoPE order to half-split order.
 
     GGUF's llama pairs rows (2i, 2i + 1) of a head for rotation; Hugging Face pairs (i, i + d/2).
     `weight` is [num_heads * head_dim, hidden_size].

@@ -45,7 +45,10 @@ class GgufTensor:
     raw: NDArray[np.uint8]
 
     def dequantised(self) -> NDArray[np.float32]:
-        """The values as float32, of shape `shape`; CheckpointError if the type has no values."""
+        """Return the values as float32, of shape `shape`.
+
+        Raises `CheckpointError` when the type cannot be dequantised.
+        """
         import numpy as np
         from gguf import GGMLQuantizationType, quants
 
@@ -77,14 +80,14 @@ class GgufFile:
         self.tensors = _read_tensors(cursor, num_tensors, self._alignment())
 
     def integer(self, key: str, default: int | None = None) -> int:
-        """The integer under `key`; `default` where the key is missing and a default was given."""
+        """Return the integer under `key`, or `default` where the key is missing."""
         value = self.metadata.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int):
             raise self._wrong(key, "an integer")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
-        """The number under `key` as a float."""
+        """Return the number under `key` as a float."""
         value = self.metadata.get(key, default)
         if (
             isinstance(value, bool)
@@ -95,21 +98,21 @@ class GgufFile:
         return float(value)
 
     def text(self, key: str, default: str | None = None) -> str:
-        """The string under `key`."""
+        """Return the string under `key`."""
         value = self.metadata.get(key, default)
         if not isinstance(value, str):
             raise self._wrong(key, "a string")
         return value
 
     def flag(self, key: str, default: bool) -> bool:
-        """The boolean under `key`."""
+        """Return the boolean under `key`."""
         value = self.metadata.get(key, default)
         if not isinstance(value, bool):
             raise self._wrong(key, "a boolean")
         return value
 
     def texts(self, key: str) -> list[str]:
-        """The list of strings under `key`."""
+        """Return the list of strings under `key`."""
         value = self.metadata.get(key)
         texts = [item for item in value if isinstance(item, str)] if isinstance(value, list) else []
         if not isinstance(value, list) or len(texts) != len(value):
@@ -117,7 +120,7 @@ class GgufFile:
         return texts
 
     def integers(self, key: str) -> list[int]:
-        """The list of integers under `key`."""
+        """Return the list of integers under `key`."""
         value = self.metadata.get(key)
         numbers = (
             [item for item in value if isinstance(item, int)] if isinstance(value, list) else []
@@ -127,7 +130,7 @@ class GgufFile:
         return numbers
 
     def numbers(self, key: str) -> list[float]:
-        """The list of finite numbers under `key` as floats."""
+        """Return the list of finite numbers under `key` as floats."""
         value = self.metadata.get(key)
         numbers = (
             [float(item) for item in value if isinstance(item, int | float) and math.isfinite(item)]
@@ -221,7 +224,7 @@ def _mapped(path: Path) -> mmap.mmap:
 
 
 def _read_header(cursor: _Cursor) -> tuple[int, int]:
-    """(number of tensors, number of metadata keys)."""
+    """Read the header; return the numbers of tensors and of metadata keys."""
     if cursor.data[:4] != _MAGIC:
         found = bytes(cursor.data[:4])
         raise CheckpointError(f"{cursor.path}: starts with {found!r}: wanted a GGUF file")

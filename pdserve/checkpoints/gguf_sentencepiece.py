@@ -21,7 +21,7 @@ _SPACE = "▁"
 def sentencepiece_tokenizer(
     gguf: GgufFile, vocabulary: dict[str, int], token_types: list[int]
 ) -> Tokenizer:
-    """The tokenizer less its special tokens; `token_types` is by token id.
+    """Return the tokenizer without its special tokens; `token_types` is by token id.
 
     Raises CheckpointError when scores or byte pieces are missing, or the text is to be normalised.
     """

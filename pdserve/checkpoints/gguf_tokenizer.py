@@ -63,7 +63,7 @@ _PRE_TOKENIZERS: dict[str, Callable[[], pre_tokenizers.PreTokenizer]] = {
 
 
 def build_tokenizer(gguf: GgufFile) -> Tokenizer:
-    """The tokenizer that `gguf` describes. Raises CheckpointError for unsupported kinds."""
+    """Return the tokenizer that `gguf` describes. Raises CheckpointError for unsupported kinds."""
     model = _require(gguf, "tokenizer.ggml.model", ("gpt2", "llama"))
     tokens = gguf.texts("tokenizer.ggml.tokens")
     vocabulary = {token: token_id for token_id, token in enumerate(tokens)}
@@ -107,7 +107,10 @@ def tokenizer_config(gguf: GgufFile) -> dict[str, Any]:
 
 
 def special_token_ids(gguf: GgufFile) -> dict[str, int]:
-    """Token ids by role (`bos_token`, `eos_token`, `unk_token`, `pad_token`), as far as given."""
+    """Return token ids by role (`bos_token`, `eos_token`, `unk_token`, `pad_token`) where given.
+
+    Raises `CheckpointError` when texts start with a BOS token that the file does not name.
+    """
     found = {name: _token_id(gguf, key) for name, key in _SPECIAL_TOKEN_KEYS.items()}
     ids = {name: token_id for name, token_id in found.items() if token_id is not None}
     if "bos_token" not in ids and _adds_bos(gguf):
@@ -118,7 +121,7 @@ def special_token_ids(gguf: GgufFile) -> dict[str, int]:
 
 
 def end_of_turn_id(gguf: GgufFile) -> int | None:
-    """The token with which a chat model ends its turn, where the file names one."""
+    """Return the token with which a chat model ends its turn, where the file names one."""
     return _token_id(gguf, "tokenizer.ggml.eot_token_id")
 
 

@@ -49,7 +49,7 @@ class LlamaShape:
 
     @classmethod
     def of(cls, gguf: GgufFile) -> Self:
-        """The sizes `gguf` states. Raises CheckpointError where they cannot be supported."""
+        """Return the sizes `gguf` states. Raises CheckpointError where they cannot be supported."""
         num_heads = gguf.integer("llama.attention.head_count")
         hidden_size = gguf.integer("llama.embedding_length")
         shape = cls(
@@ -96,7 +96,7 @@ class LlamaShape:
                 raise CheckpointError(f"{gguf.path}: {self}: wanted {wanted}")
 
     def config(self) -> dict[str, Any]:
-        """config.json, less the special token ids."""
+        """Return config.json without the special token ids."""
         scaling = {} if self.rope_factor is None else rope_scaling(self.rope_factor)
         return {
             "architectures": ["LlamaForCausalLM"],
@@ -134,7 +134,7 @@ class LlamaShape:
         }
 
     def names_and_shapes(self) -> dict[str, tuple[str, tuple[int, ...]]]:
-        """GGUF tensor name → (Hugging Face name, shape), in the order they are written."""
+        """Return GGUF tensor name → (Hugging Face name, shape), in the order they are written."""
         table: dict[str, tuple[str, tuple[int, ...]]] = {
             "token_embd.weight": ("model.embed_tokens.weight", (self.vocab_size, self.hidden_size))
         }
@@ -149,10 +149,10 @@ class LlamaShape:
 
 
 def expected_tensors(gguf: GgufFile, shape: LlamaShape) -> dict[str, GgufTensor]:
-    """Tensors under their Hugging Face names: exactly those of a Llama decoder of this shape.
+    """Return the tensors under their Hugging Face names: exactly those of a Llama decoder.
 
-    Raises CheckpointError when one is missing, has another shape, or is not known: leaving out a
-    bias, say, would compute something else than the model.
+    Raises `CheckpointError` when one is missing, has another shape, or is not known: without a bias
+    the decoder would compute another model.
     """
     table = shape.names_and_shapes()
     if unknown := sorted(gguf.tensors.keys() - table.keys() - {ROPE_FACTORS_TENSOR}):

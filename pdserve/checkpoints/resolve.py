@@ -10,7 +10,7 @@ DEMO_MODEL = "demo"
 
 
 def resolve_checkpoint(model: str, *, progress: bool = True) -> Path:
-    """The Hugging Face folder that `model` stands for, as an absolute path.
+    """Return the Hugging Face folder that `model` stands for, as an absolute path.
 
     `model` is such a folder (returned as it is), a `.gguf` file (converted into the cache on first
     use), or "demo". A folder called `demo` is written `./demo`. Raises CheckpointError naming the

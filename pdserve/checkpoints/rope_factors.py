@@ -24,7 +24,7 @@ _RELATIVE_TOLERANCE = 1e-4
 
 
 def llama3_scaling_factor(gguf: GgufFile, head_dim: int, rope_theta: float) -> float | None:
-    """The `factor` of Llama 3's scaling, None where the file has no such tensor.
+    """Return the `factor` of Llama 3's scaling, None where the file has no such tensor.
 
     Raises CheckpointError when the tensor is anything but that scaling.
     """
@@ -51,7 +51,7 @@ def llama3_scaling_factor(gguf: GgufFile, head_dim: int, rope_theta: float) -> f
 
 
 def rope_scaling(factor: float) -> dict[str, Any]:
-    """`rope_scaling` of config.json."""
+    """Return `rope_scaling` of config.json."""
     return {
         "rope_type": "llama3",
         "factor": factor,
@@ -62,7 +62,7 @@ def rope_scaling(factor: float) -> dict[str, Any]:
 
 
 def _llama3_factors(factor: float, head_dim: int, rope_theta: float) -> list[float]:
-    """What the frequency of each of the `head_dim / 2` pairs is divided by.
+    """Return what the frequency of each of the `head_dim / 2` pairs is divided by.
 
     Short wavelengths stay, long ones are stretched by `factor`, those between are blended.
     """

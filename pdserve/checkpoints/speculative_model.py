@@ -16,10 +16,10 @@ _SHIPPED = Path(__file__).with_name("demo_mtp.safetensors")
 
 
 def resolve_speculation(speculation: SpeculationConfig, folder: Path) -> SpeculationConfig:
-    """With the method mtp, `speculation` with an absolute path to the layer's file.
+    """Return `speculation`; with the method mtp, with an absolute path to the layer's file.
 
-    The path stays empty when the checkpoint in `folder` has to carry the layer itself: when none is
-    named, and the one that comes with pdserve was not made for exactly these weights. Raises
+    The path stays empty when no file is named and the shipped one was made for other weights: then
+    the checkpoint in `folder` has to contain the layer. Raises
     `CheckpointError` when a named file is not there or `folder` cannot be read.
     """
     if speculation.speculative_method != "mtp":

@@ -1,4 +1,4 @@
-"""A running cluster as its router's `/v1/cluster` tells it."""
+"""A running cluster as its router describes it in `/v1/cluster`."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from placement.records import facts_told
 PATH = "/v1/cluster"
 
 Facts = Mapping[str, Any]
-"""What the router told of one node: fields of `NodeRecord` and `NodeLoad` by their names.
+"""Facts about one node: fields of `NodeRecord` and `NodeLoad` by their names.
 
-`node_id` is always there. A router of another version may tell less: what it did not tell is not
-there, and is shown as a dash.
+`node_id` is always present. A router of another version may send fewer: a field that it did not
+send is absent, and is shown as a dash.
 """
 
 
@@ -50,12 +50,12 @@ def fetch_cluster(url: str, *, api_key: str = "", timeout_s: float = 5.0) -> Clu
 
 
 def role_of(node: Facts) -> str:
-    """Return the role's name; '' where the router did not tell it."""
+    """Return the role's name; '' where the router did not send it."""
     return node["role"].value if "role" in node else ""
 
 
 def _facts(url: str, node: Any) -> Facts:
-    # Earlier routers tell `control_address` only as `address`.
+    # Earlier routers send `control_address` only as `address`.
     is_object = isinstance(node, dict)
     told = facts_told({"control_address": node.get("address"), **node}) if is_object else {}
     if "node_id" not in told:

@@ -14,21 +14,21 @@ from pdserve.commands.http_client import RouterUnreachable, decoded, opened
 PATH = "/v1/cluster/drain"
 POLL_S = 0.5
 SPARE_S = 20.0
-"""Behind the node's own time-out: its last acknowledgements, and the router's next look."""
+"""Added to the node's own timeout: for its last acknowledgements and the router's next poll."""
 
 _CALL_TIMEOUT_S = 10.0
 _LARGEST_REPLY_BYTES = 64 << 10
 
 
 class DrainFailed(PdserveError):
-    """The node is still there, long after its time."""
+    """The node is still listed, long after its timeout."""
 
     code = "drain_failed"
 
 
 @dataclass(frozen=True, slots=True)
 class LeavingNode:
-    """A node that was asked to leave, in the life it has, and how long it gives what runs."""
+    """A node that was asked to leave: its epoch, and the time that it gives to running requests."""
 
     node_id: str
     epoch: int
@@ -63,13 +63,13 @@ def wait_until_gone(
     api_key: str = "",
     pause: Callable[[float], object],
 ) -> float:
-    """Return how many seconds it took until the router lists this life of the node no more.
+    """Return the seconds until the router does not list this epoch of the node any more.
 
-    What it still holds is said on stderr whenever that changes. Raises `DrainFailed` when it stays,
-    `RouterUnreachable` or `RouterRefused` when nobody can say.
+    The number of its requests is printed on stderr whenever it changes. Raises `DrainFailed` when
+    the node stays, `RouterUnreachable` or `RouterRefused` when the router does not answer.
     """
     began_at_s = clock.now_s()
-    last_said = ""
+    last_shown = ""
     while True:
         node = _listed(url, leaving, api_key)
         took_s = clock.now_s() - began_at_s
@@ -80,10 +80,10 @@ def wait_until_gone(
                 f"{leaving.node_id} is still listed after {took_s:.0f} s, "
                 f"{leaving.timeout_s:g} s of which were its own to finish: see its log"
             )
-        said = f"{node.get('num_running', 0)} running, {node.get('num_waiting', 0)} waiting"
-        if said != last_said:
-            print(f"{leaving.node_id}: {said}", file=sys.stderr, flush=True)
-            last_said = said
+        shown = f"{node.get('num_running', 0)} running, {node.get('num_waiting', 0)} waiting"
+        if shown != last_shown:
+            print(f"{leaving.node_id}: {shown}", file=sys.stderr, flush=True)
+            last_shown = shown
         pause(POLL_S)
 
 

@@ -1,4 +1,4 @@
-"""A small HTTP client for one's own router: the standard library, bounded in time and size."""
+"""A small HTTP client for commands: the standard library, bounded in time and size."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LARGEST_REPLY_BYTES = 16 << 20
 
 
 class RouterUnreachable(PdserveError):
-    """Nothing answers at the router's address, or what answers is no router."""
+    """Nothing answers at the router's address, or the answer is not a router's."""
 
     code = "router_unreachable"
 
@@ -42,7 +42,10 @@ def opened(
     api_key: str = "",
     timeout_s: float,
 ) -> Iterator[http.client.HTTPResponse]:
-    """Send a request and yield its 200 response; `timeout_s` bounds every single read."""
+    """Send a request and yield its 200 response; `timeout_s` bounds every single read.
+
+    Raises `RouterUnreachable`, or `RouterRefused` for another status.
+    """
     connection = _connection(url, timeout_s)
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     payload = None if body is None else json.dumps(body)
@@ -70,7 +73,7 @@ def opened(
 
 
 def decoded(url: str, path: str, text: bytes | str) -> Any:
-    """JSON text of the router as a value. Raises `RouterUnreachable` when it is none."""
+    """Decode JSON text of the router. Raises `RouterUnreachable` when it is not JSON."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -92,7 +95,7 @@ def _connection(url: str, timeout_s: float) -> http.client.HTTPConnection:
 
 
 def _reason(status: int, text: bytes) -> str:
-    """The message of an OpenAI-shaped error, else the status in words."""
+    """Return the message of an OpenAI-shaped error, else the status in words."""
     try:
         reason = str(json.loads(text)["error"]["message"])
     except (ValueError, KeyError, TypeError, RecursionError):

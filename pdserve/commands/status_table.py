@@ -34,8 +34,8 @@ _LEFT_ALIGNED = frozenset(
 
 
 def status_table(cluster: ClusterStatus) -> str:
-    """A line for the cluster, two for each node (what it holds, how its scheduling goes), and one
-    for each pair of nodes that hands prompts off.
+    """Return the table: a line for the cluster, two for each node (its load and its scheduling),
+    and one for each pair of nodes that hands prompts off.
     """
     models = sorted({node["model"] for node in cluster.nodes if "model" in node})
     count = len(cluster.nodes)
@@ -58,9 +58,9 @@ def status_table(cluster: ClusterStatus) -> str:
 
 
 def _pairs(nodes: Sequence[Facts]) -> list[tuple[str, ...]]:
-    """Each prefill node with the decode nodes that can take its KV, and with those it has used.
+    """Return each prefill node with the decode nodes that can take its KV or have taken it.
 
-    A decode node that is gone is shown as away for as long as its prefill node remembers it.
+    A decode node that left is shown as away for as long as its prefill node reports the link.
     """
     decoders = {node["node_id"]: node for node in nodes if role_of(node) == "decode"}
     pairs: list[tuple[str, ...]] = []
@@ -100,10 +100,10 @@ def _row(node: Facts) -> tuple[str, ...]:
 
 
 def _scheduling_row(node: Facts) -> tuple[str, ...]:
-    """`KEPT BACK` is the share of the remaining outputs that has blocks set aside now.
+    """Return a row. `KEPT BACK`: the share of the remaining outputs that has blocks set aside now.
 
-    A ratio is never 0: that is what a node says whose reservation policy has none. On a prefill
-    node no output grows, whatever its ratio.
+    A node whose reservation policy has no ratio reports 0. On a prefill node no output grows, so
+    its ratio is not shown.
     """
     ratio = None if role_of(node) == "prefill" else node.get("new_token_ratio")
     return (

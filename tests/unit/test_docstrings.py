@@ -26,12 +26,7 @@ NOT_YET = (
     "pdserve/",
     "placement/",
     "protos/",
-    "router/access/",
-    "router/cluster/",
-    "router/http/",
-    "router/live/",
     "router/text/",
-    "router/watch/",
 )
 # Not part of what a caller can expect: bugs, and the end of an iterator.
 UNNAMED = frozenset(
