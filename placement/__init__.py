@@ -1,1 +1,1 @@
-"""Who is alive, how busy they are, and where each request is placed: the shared store."""
+"""The shared store of live nodes, their load, and the placement of each request."""

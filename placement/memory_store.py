@@ -1,4 +1,4 @@
-"""A placement store inside one process: the reference for what the Redis store must do."""
+"""A placement store inside one process: the reference for the behaviour of the Redis store."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ class MemoryStore:
         self._placements: dict[AttemptId, tuple[Placement, float]] = {}
 
     async def next_epoch(self, node_id: str) -> int:
-        """One counter for all nodes: it rises for each of them, and `clear` leaves it alone."""
+        """Return the next epoch; one counter serves all nodes, and `clear` does not reset it."""
         self._last_epoch += 1
         return self._last_epoch
 
     async def heartbeat(self, record: NodeRecord, load: NodeLoad, *, lease_s: float) -> None:
+        """Register or renew; `StaleEpoch` when a later incarnation holds the lease."""
         self._expire()
         node_id, epoch = record.node_id, record.epoch
         held = self._nodes.get(node_id)
@@ -65,10 +66,10 @@ class MemoryStore:
         return [self._placements[attempt][0] for attempt in sorted(self._placements)]
 
     async def close(self) -> None:
-        """Nothing to release."""
+        """Do nothing: there is nothing to release."""
 
     def clear(self) -> None:
-        """Forget everything, as a flushed server does."""
+        """Remove everything, like a flushed server."""
         self._nodes.clear()
         self._placements.clear()
 

@@ -1,8 +1,7 @@
-"""What the store holds, as JSON, and the checks on the way back.
+"""The store's values as JSON, and their checks when they are read.
 
-Other processes write the store, of other versions too. A field that is not known here is ignored,
-one that is missing has its default. `ValueError` names what is wrong, and the caller skips that
-entry.
+Other processes write to the store too, also in other versions. An unknown field is ignored, a
+missing one has its default. `ValueError` names the problem, and the caller skips that entry.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ MAX_VALUE_BYTES = 16_384
 
 @dataclass(frozen=True, slots=True)
 class _StoredLoad:
-    """What a lease's value has beside the fields of the record."""
+    """The part of a lease's value that is not the record."""
 
     load: NodeLoad
 

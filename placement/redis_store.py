@@ -7,7 +7,7 @@ Keys, all under `pdserve:{cluster}:` and all with an expiry of their own:
     nodes, placements               indices of the two families
     placement:{request}/{attempt}   where an attempt runs
 
-`leave` and `record` remove what they name; the rest goes when its owner falls silent.
+`leave` and `record` remove what they name; the rest expires when its owner stops renewing it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _Entry = TypeVar("_Entry", LiveNode, Placement)
 
 
 class RedisStore:
-    """Every call is one script, so one round trip and one atomic change."""
+    """The store; every call is one script, so one round trip and one atomic change."""
 
     def __init__(
         self,
@@ -61,19 +61,20 @@ class RedisStore:
         keys: Keys | None = None,
         call_timeout_s: float = CALL_TIMEOUT_S,
     ) -> None:
-        """Connects at the first call. Raises `ValueError` for an address that is no Redis URL.
+        """Make a client, which connects at its first call.
 
-        `keys` bring user and password, and for `rediss://` the certificates of both sides.
+        `keys` have user and password, and for `rediss://` the certificates of both sides. Raises
+        `ValueError` for an address that is no Redis URL.
         """
         self._prefix = f"pdserve:{cluster}:"
         self._call_timeout_s = call_timeout_s
         pool = BlockingConnectionPool(
-            # More calls than connections wait for one, as part of the time that a call has.
+            # Calls beyond the connections wait for one; the wait counts in the call's time.
             timeout=call_timeout_s,
             socket_connect_timeout=call_timeout_s,
             socket_timeout=call_timeout_s,
             max_connections=_MAX_CONNECTIONS,
-            # A pooled connection may have died with the server it led to: try once more.
+            # A pooled connection may have ended with its server: try once more.
             retry=Retry(NoBackoff(), 1),
             protocol=2,
             **_address_and_proofs(url, keys),
@@ -90,6 +91,7 @@ class RedisStore:
         return int(await self._call(self._next_epoch, keys, [_ms(EPOCH_MEMORY_S)]))
 
     async def heartbeat(self, record: NodeRecord, load: NodeLoad, *, lease_s: float) -> None:
+        """Register or renew; `StaleEpoch` when a later incarnation holds the lease."""
         node_id, epoch = record.node_id, record.epoch
         value = encode_node(LiveNode(record=record, load=load))
         args = [node_id, epoch, value, _ms(lease_s), _ms(max(EPOCH_MEMORY_S, lease_s))]
@@ -141,7 +143,7 @@ class RedisStore:
     async def _read(
         self, index: str, family: str, decode: Callable[[bytes], _Entry]
     ) -> list[tuple[str, _Entry]]:
-        # One byte more than a record may have, so that what is too long is seen to be.
+        # One byte more than a record may have, so that too long ones are recognised.
         args = [self._key(family, ""), MAX_ENTRIES, MAX_VALUE_BYTES]
         flat: list[bytes] = await self._call(self._read_index, [self._prefix + index], args)
         entries = []
@@ -164,17 +166,18 @@ class RedisStore:
         except (AuthenticationError, NoPermissionError) as refused:
             raise PlacementUnavailable(f"Redis refused this process: {refused}") from refused
         except (RedisError, OSError) as away:
-            raise PlacementUnavailable(f"Redis is away: {away}") from away
+            raise PlacementUnavailable(f"Redis is unreachable: {away}") from away
         finally:
-            # redis-py loses a cancellation that meets it at work; a task must still end by it.
+            # redis-py may swallow a cancellation during its own work; the task must still end by
+            # it.
             if _num_cancels() > num_cancels:
                 raise asyncio.CancelledError
 
 
 def _address_and_proofs(url: str, keys: Keys | None) -> dict[str, Any]:
-    """Where the server is, how a connection proves who it is, and how the server has to.
+    """Return the server's address and the credentials of both sides.
 
-    A user and a password in the URL win over those of the keys.
+    A user and a password in the URL take precedence over those of the keys.
     """
     address: dict[str, Any] = dict(parse_url(url))
     if keys is None:

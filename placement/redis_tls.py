@@ -12,7 +12,7 @@ from common.keys_folder import REDIS_NAME, Keys
 
 
 def redis_tls(keys: Keys) -> ssl.SSLContext:
-    """Trusts no other authority, such as those that the system knows."""
+    """Return a context that trusts only the cluster's CA, not those of the system."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.load_verify_locations(cadata=keys.ca.decode("ascii"))
     context.load_cert_chain(keys.folder / "cert.pem", keys.folder / "key.pem")
@@ -20,10 +20,10 @@ def redis_tls(keys: Keys) -> ssl.SSLContext:
 
 
 class RedisTlsConnection(Connection):
-    """Expects the certificate of this cluster's Redis, under whatever address it is reached.
+    """Requires the certificate of this cluster's Redis, at any address.
 
-    redis-py's own TLS connection trusts the system's authorities too, and wants the address in the
-    certificate.
+    redis-py's own TLS connection also trusts the system's authorities, and requires the address in
+    the certificate.
     """
 
     def __init__(self, *, tls: ssl.SSLContext, **kwargs: Any) -> None:

@@ -1,8 +1,8 @@
 """The Lua scripts of the Redis store: each change is atomic, each read is one round trip.
 
 An index is a sorted set of names, scored by the time at which each expires. It expires itself with
-its last entry, so a cluster that is gone leaves nothing behind. Values of the wrong type read as
-absent (`pcall`): a stranger's key is overwritten, never a crash.
+its last entry, so a stopped cluster leaves nothing behind. Values of the wrong type read as absent
+(`pcall`): a foreign key is overwritten and causes no error.
 """
 
 from __future__ import annotations

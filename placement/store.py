@@ -1,8 +1,9 @@
 """The contract of a placement store.
 
-Losing the store costs cache hits and new joins, never an answer: nothing on a request's data path
-waits for it, and `heartbeat` carries the whole record, so an emptied store fills again by itself.
-Every method has a deadline of its own and raises `PlacementUnavailable` when the store is away.
+Losing the store costs cache hits and new nodes, never an answer: no request waits for it on its
+data path, and `heartbeat` contains the whole record, so an emptied store fills again by itself.
+Every method has a deadline of its own and raises `PlacementUnavailable` when the store is
+unreachable.
 """
 
 from __future__ import annotations
@@ -19,19 +20,19 @@ from common.nodes import NodeLoad, NodeRecord
 log = logging.getLogger("pdserve.placement")
 
 NUM_TRIES = 12
-"""How often a starting process asks a slow store: six seconds, at half a second a call."""
+"""Calls of a starting process to a slow store: six seconds, at half a second a call."""
 
 Answer = TypeVar("Answer")
 
 
 class PlacementUnavailable(PdserveError):
-    """The store did not answer in time; the caller goes on with what it knows."""
+    """The store did not answer in time; the caller continues with its present state."""
 
     code = "placement_unavailable"
 
 
 class PlacementSlow(PlacementUnavailable):
-    """The store did not refuse, but did not answer within a call's time either: it may be busy."""
+    """The store accepted a call but did not answer within its time: it may be busy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,16 +58,19 @@ class PlacementStore(Protocol):
     """Seven methods; the in-memory and the Redis store pass one contract suite."""
 
     async def next_epoch(self, node_id: str) -> int:
-        """An epoch higher than any given to `node_id` before, also after the store was emptied."""
+        """Return an epoch higher than any before for `node_id`, also after the store was emptied.
+
+        Raises `PlacementUnavailable`, like every method.
+        """
 
     async def heartbeat(self, record: NodeRecord, load: NodeLoad, *, lease_s: float) -> None:
-        """Register or renew. Raises `StaleEpoch` when a later incarnation holds the lease."""
+        """Register or renew a lease. Raises `StaleEpoch` when a later incarnation holds it."""
 
     async def leave(self, incarnation: Incarnation) -> None:
         """Drop the lease, only if this incarnation holds it."""
 
     async def live_nodes(self) -> list[LiveNode]:
-        """Every node with a valid lease, ordered by node id."""
+        """Return all nodes with a valid lease, ordered by node id."""
 
     async def record(
         self,
@@ -76,14 +80,14 @@ class PlacementStore(Protocol):
         router_id: str,
         ttl_s: float,
     ) -> None:
-        """What one router has to say of its attempts, in one call, all of it or nothing.
+        """Write one router's changes in one call, all of them or none.
 
-        The `placed` ones run where they say, until `ttl_s` has passed without another word; those
-        that are `gone` are forgotten if this router placed them.
+        The `placed` attempts run on the given nodes; they expire `ttl_s` after the last call that
+        names them. Those that are `gone` are removed if this router placed them.
         """
 
     async def placements(self) -> list[Placement]:
-        """Every recorded placement, ordered by attempt."""
+        """Return all recorded placements, ordered by attempt."""
 
     async def close(self) -> None:
         """Release connections."""

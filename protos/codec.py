@@ -1,8 +1,8 @@
 """Messages to values and back.
 
-What a router sends is checked as a client's request is: a malformed value is `InvalidRequest`. What
-a node answers is checked as a peer's word: a malformed answer is `PeerProtocolError`. Tickets are
-not translated here: a router passes them on unread, and the nodes know what they mean.
+A malformed value of a router is an `InvalidRequest`, because clients' requests are passed on. A
+malformed answer of a node is a `PeerProtocolError`. Tickets are not translated here: a router
+passes them on unread, and the nodes decode them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MAX_UINT32 = 2**32 - 1
 
 
 def make_envelope(sender: Incarnation, receiver: Incarnation) -> pb.Envelope:
-    """The two ends of a message."""
+    """Return the envelope of a message with its two ends."""
     return pb.Envelope(
         protocol_version=PROTOCOL_VERSION,
         sender_id=sender.node_id,
@@ -35,10 +35,10 @@ def make_envelope(sender: Incarnation, receiver: Incarnation) -> pb.Envelope:
 
 
 def check_envelope(envelope: pb.Envelope, receiver: Incarnation) -> Incarnation:
-    """The sender of a message that is for `receiver`.
+    """Return the sender of a message that is for `receiver`.
 
     Raises `PeerProtocolError` for another protocol version or a sender without a name, and
-    `StaleEpoch` when the message is for another node or another life of this one.
+    `StaleEpoch` when the message is for another node or another incarnation of this one.
     """
     if envelope.protocol_version != PROTOCOL_VERSION:
         raise PeerProtocolError(
@@ -55,7 +55,7 @@ def check_envelope(envelope: pb.Envelope, receiver: Incarnation) -> Incarnation:
 
 
 def sampling_to_proto(params: SamplingParams) -> pb.SamplingParams:
-    """Raises `InvalidRequest` for a number that the wire's integers cannot hold."""
+    """Return the message; `InvalidRequest` for a number that the wire's integers cannot hold."""
     try:
         message = pb.SamplingParams(
             max_tokens=params.max_tokens,
@@ -78,7 +78,7 @@ def sampling_to_proto(params: SamplingParams) -> pb.SamplingParams:
 
 
 def sampling_from_proto(message: pb.SamplingParams) -> SamplingParams:
-    """Raises `InvalidRequest` naming the field that is out of range."""
+    """Return the parameters; `InvalidRequest` names the field that is out of range."""
     return SamplingParams(
         max_tokens=message.max_tokens,
         temperature=message.temperature,
@@ -96,7 +96,7 @@ def sampling_from_proto(message: pb.SamplingParams) -> SamplingParams:
 
 
 def request_to_proto(request: GenerationRequest) -> pb.GenerationRequest:
-    """Raises `InvalidRequest` for a number that the wire's integers cannot hold."""
+    """Return the message; `InvalidRequest` for a number that the wire's integers cannot hold."""
     sampling = sampling_to_proto(request.sampling)
     try:
         return pb.GenerationRequest(
@@ -114,8 +114,11 @@ def request_to_proto(request: GenerationRequest) -> pb.GenerationRequest:
 
 
 def request_from_proto(message: pb.GenerationRequest) -> GenerationRequest:
-    """Raises `InvalidRequest` for a missing id, an empty prompt, no deadline, bad sampling, a
-    priority out of range, an answer that is complete already, or a malformed `traceparent`."""
+    """Return the request.
+
+    Raises `InvalidRequest` for a missing id, an empty prompt, no deadline, bad sampling, a priority
+    out of range, an answer that is complete already, or a malformed `traceparent`.
+    """
     if message.traceparent and not is_traceparent(message.traceparent):
         raise InvalidRequest(
             f"traceparent has {len(message.traceparent)} characters and is none: wanted W3C Trace "
@@ -137,7 +140,7 @@ def request_from_proto(message: pb.GenerationRequest) -> GenerationRequest:
 
 
 def attempt_from_proto(request_id: str, attempt: int) -> AttemptId:
-    """Raises `InvalidRequest` for an id of the wrong length or an attempt below 1."""
+    """Return the attempt; `InvalidRequest` for an id of the wrong length or an attempt below 1."""
     if not 0 < len(request_id) <= MAX_ID_LENGTH:
         raise InvalidRequest(
             f"request_id has {len(request_id)} characters: wanted 1 to {MAX_ID_LENGTH}"
@@ -148,7 +151,7 @@ def attempt_from_proto(request_id: str, attempt: int) -> AttemptId:
 
 
 def attempts_to_proto(attempts: Sequence[AttemptId]) -> pb.Attempts:
-    """Attempts as two columns."""
+    """Return attempts as two columns."""
     return pb.Attempts(
         request_ids=[attempt.request_id for attempt in attempts],
         attempts=[attempt.attempt for attempt in attempts],
@@ -156,7 +159,7 @@ def attempts_to_proto(attempts: Sequence[AttemptId]) -> pb.Attempts:
 
 
 def attempts_from_proto(message: pb.Attempts) -> tuple[AttemptId, ...]:
-    """Raises `InvalidRequest` for columns of different lengths, or what is no attempt."""
+    """Return attempts; `InvalidRequest` for unequal columns or a malformed attempt."""
     num_ids, num_attempts = len(message.request_ids), len(message.attempts)
     if num_ids != num_attempts:
         raise InvalidRequest(f"{num_ids} request ids with {num_attempts} attempts: wanted as many")
@@ -166,7 +169,7 @@ def attempts_from_proto(message: pb.Attempts) -> tuple[AttemptId, ...]:
 def refusal_to_proto(
     error: PdserveError, *, free_blocks: int = 0, free_seats: int = 0
 ) -> pb.Refusal:
-    """A node's no, and the room it has, for whoever reads the exchange."""
+    """Return a node's refusal, with its free blocks and seats for diagnosis."""
     retry_after_s = error.retry_after_s if isinstance(error, Overloaded) else 0.0
     return pb.Refusal(
         code=error.code,
@@ -178,7 +181,7 @@ def refusal_to_proto(
 
 
 def refusal_to_error(refusal: pb.Refusal) -> PdserveError:
-    """The typed error behind a refusal; an unknown code is an `InternalError`."""
+    """Return the typed error of a refusal; an unknown code is an `InternalError`."""
     message = refusal.message[:MAX_ERROR_LENGTH]
     if refusal.code == Overloaded.code:
         return Overloaded(message, retry_after_s=refusal.retry_after_ms / 1000)
@@ -186,7 +189,7 @@ def refusal_to_error(refusal: pb.Refusal) -> PdserveError:
 
 
 def to_ms(span_s: float) -> int:
-    """A span as whole milliseconds, rounded up, 1 at least: 0 on the wire means not set."""
+    """Return a span in whole milliseconds, rounded up, at least 1: 0 on the wire means not set."""
     if not span_s < _MAX_UINT32 / 1000:
         return _MAX_UINT32
     return max(1, math.ceil(span_s * 1000))

@@ -1,7 +1,7 @@
 """Outputs of many requests as columns of one message, and back.
 
 A router reads one of these for every step of every node, with an output for each token that it
-serves: columns are read by the list, where messages would be read field by field.
+serves. Columns are read as whole lists; single messages would be read field by field.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _new_output: Callable[[Iterable[object]], RequestOutput] = partial(tuple.__new__
 
 
 def outputs_to_proto(outputs: Sequence[RequestOutput]) -> pb.OutputBatch:
-    """A node's outputs; log probabilities travel as 32-bit floats."""
+    """Return a node's outputs as one message; log probabilities are 32-bit floats."""
     return pb.OutputBatch(
         request_ids=[output.id.request_id for output in outputs],
         attempts=[output.id.attempt for output in outputs],
@@ -46,7 +46,7 @@ def outputs_to_proto(outputs: Sequence[RequestOutput]) -> pb.OutputBatch:
 
 
 def outputs_from_proto(batch: pb.OutputBatch) -> list[RequestOutput]:
-    """Raises `PeerProtocolError` for what no node of this protocol sends."""
+    """Return the outputs; `PeerProtocolError` for a batch that no node of this protocol sends."""
     request_ids, attempts = list(batch.request_ids), list(batch.attempts)
     firsts, counts = list(batch.first_indexes), list(batch.num_tokens)
     num_outputs = len(request_ids)
@@ -62,7 +62,7 @@ def outputs_from_proto(batch: pb.OutputBatch) -> list[RequestOutput]:
     if batch.num_accepted and any(map(gt, accepted, drafted)):
         raise PeerProtocolError("malformed outputs: more drafts were accepted than there were")
     outputs = list(
-        # All at once, as there is one for each token; what few have is put in below.
+        # All at once, because there is one for each token; rare fields are added below.
         map(
             _new_output,
             zip(
@@ -102,7 +102,7 @@ def _column(values: Sequence[_Number], num_outputs: int, unsaid: _Number) -> lis
 
 
 def _cut(token_ids: tuple[int, ...], counts: list[int]) -> Iterable[tuple[int, ...]]:
-    if counts.count(1) == len(counts) == len(token_ids):  # almost always: a token for each
+    if counts.count(1) == len(counts) == len(token_ids):  # almost always: one token each
         return zip(token_ids, strict=True)
     ends = list(accumulate(counts))
     if (ends[-1] if ends else 0) != len(token_ids):

@@ -1,4 +1,4 @@
-"""Typed errors as gRPC statuses, for the calls whose reply has no place for a refusal."""
+"""Typed errors as gRPC statuses, for the calls whose reply has no field for a refusal."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ _STATUS: tuple[tuple[type[PdserveError], grpc.StatusCode], ...] = (
 
 
 def status_of(error: PdserveError) -> grpc.StatusCode:
-    """The status with which a servicer aborts a call."""
+    """Return the status with which a servicer aborts a call."""
     return next(
         (status for kind, status in _STATUS if isinstance(error, kind)), grpc.StatusCode.INTERNAL
     )
 
 
 def error_of(status: grpc.StatusCode, details: str) -> PdserveError:
-    """What a failed call means to the caller.
+    """Return the typed error of a failed call.
 
     A call that did not reach its peer is `NodeLost`. One without an answer in time is
     `DeadlineExceeded`, as a call may take all the time that its request has left.

@@ -1,8 +1,8 @@
 """gRPC between processes: mutual TLS with the keys of the cluster, or in clear without keys.
 
-Certificates name kinds of processes and no machines, so a node may move. Being of the cluster's CA
-is not enough: a node listens to routers only, and a router speaks to nodes only, so that one node's
-certificate is no key to the others.
+Certificates name kinds of processes and no machines, so a node may move. A certificate of the
+cluster's CA is not enough: a node accepts routers only, and a router connects to nodes only, so
+that one node's certificate gives no access to the others.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ Options = Sequence[tuple[str, Any]]
 
 
 def open_channel(address: str, options: Options, keys: Keys | None) -> grpc.aio.Channel:
-    """A router's channel to a node; with keys, only a holder of a node's certificate is spoken to.
+    """Return a router's channel to a node; with keys, the peer must have a node's certificate.
 
-    It connects by itself, when there is something to say.
+    It connects by itself with the first call.
     """
     if keys is None:
         return grpc.aio.insecure_channel(address, options=list(options))
@@ -36,13 +36,13 @@ def open_channel(address: str, options: Options, keys: Keys | None) -> grpc.aio.
 
 
 def make_server(options: Options, keys: Keys | None) -> grpc.aio.Server:
-    """A node's server; with keys it answers routers only."""
+    """Return a node's server; with keys it answers routers only."""
     interceptors = [] if keys is None else [OnlyRouters()]
     return grpc.aio.server(interceptors=interceptors, options=list(options))
 
 
 def add_port(server: grpc.aio.Server, address: str, keys: Keys | None) -> int:
-    """Listen; the port. Raises `RuntimeError` when nothing can listen there."""
+    """Listen; return the port. Raises `RuntimeError` when the address cannot be bound."""
     if keys is None:
         return server.add_insecure_port(address)
     credentials = grpc.ssl_server_credentials(
@@ -61,7 +61,10 @@ class OnlyRouters(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
-        """The method's handler behind the check; None for a method that there is not."""
+        """Return the method's handler with a check before it; None for an unknown method.
+
+        Raises `TypeError` for a kind of call without a check.
+        """
         handler = await continuation(handler_call_details)
         if handler is None:
             return None
@@ -74,7 +77,7 @@ class OnlyRouters(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         if handler.stream_stream is not None:
             guarded = _guarded_stream(handler.stream_stream)
             return grpc.stream_stream_rpc_method_handler(guarded, **codecs)
-        raise TypeError(f"{handler_call_details} is a kind of call that nobody has guarded")
+        raise TypeError(f"{handler_call_details} is a kind of call without a check")
 
 
 def _guarded(call: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:

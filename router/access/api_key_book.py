@@ -1,4 +1,4 @@
-"""The API keys that hold now, with what each has in progress; follows the file as it changes."""
+"""The valid API keys, with the requests that each has in progress; follows the file's changes."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ logger = logging.getLogger("pdserve.router.keys")
 
 CHECK_EVERY_S = 1.0
 FLAG_KEY_NAME = "--api-key"
-"""No key in a file can have this name."""
+"""The name of the configuration's key; no key in a file can have it."""
 
 _Stamp = tuple[int, int, int] | None
 
 
 @dataclass(slots=True)
 class KeyInUse:
-    """A key, its limits, and what became of its requests."""
+    """A key, its limits, and the counts of its requests."""
 
     key: ApiKey
     limits: KeyLimits
@@ -31,7 +31,7 @@ class KeyInUse:
     num_refused: dict[Limit, int] = field(default_factory=lambda: dict.fromkeys(Limit, 0))
 
     def take(self, now_s: float) -> Refusal | None:
-        """As `KeyLimits.take`, counted."""
+        """Admit or refuse a request like `KeyLimits.take`, and count it."""
         refusal = self.limits.take(now_s)
         if refusal is None:
             self.num_accepted += 1
@@ -41,18 +41,22 @@ class KeyInUse:
 
 
 class ApiKeyBook:
-    """Who may do what. On the event loop; its state is one entry per key.
+    """All valid keys. Used on the event loop; its state is one entry per key.
 
-    The file is looked at again when a key is asked for, at most once a second, so a revoked key
-    stops working without a restart. What it has in progress goes on to its end. A new file that is
-    broken or gone is said once in the log, and the old keys hold on.
+    The file is checked for changes when a key is looked up, at most once a second, so a revoked key
+    stops working without a restart. Its requests in progress continue to their end. If a new file
+    is broken or missing, that is logged once, and the old keys stay valid.
     """
 
     def __init__(
         self, clock: Clock, *, path: Path | None = None, api_key: str = "", metrics_token: str = ""
     ) -> None:
-        """`path`: the file of keys; `api_key`: one more key, in clear, an administrator's;
-        `metrics_token`: what Prometheus shows for `/metrics` alone. Raises `ConfigError`."""
+        """Read the keys.
+
+        `path`: the file of keys; `api_key`: one more key, in clear, an administrator's;
+        `metrics_token`: the token that Prometheus sends, for `/metrics` alone. Raises
+        `ConfigError`.
+        """
         self._clock = clock
         self._path = path
         self._api_key = api_key
@@ -64,24 +68,27 @@ class ApiKeyBook:
 
     @property
     def is_open(self) -> bool:
-        """Nobody set up any keys: everybody may do everything."""
+        """Whether no keys are configured, so that everyone may do everything."""
         return self._path is None and not self._api_key
 
     def find(self, given: bytes) -> KeyInUse | None:
-        """The key that a client showed. Its hash is looked up, so time tells nothing about it."""
+        """Return the key that a client sent.
+
+        It is looked up by its hash, so the time that takes reveals nothing about it.
+        """
         self._follow_file()
         return self._keys.get(hash_api_key(given))
 
     def is_metrics_token(self, given: bytes) -> bool:
-        """Whether it is the token for `/metrics`; compares in constant time."""
+        """Return whether this is the token for `/metrics`; compares in constant time."""
         return bool(self._metrics_token) and hmac.compare_digest(given, self._metrics_token)
 
     def take(self, used: KeyInUse) -> Refusal | None:
-        """Let a request of this key in, or say why not. Whoever gets None calls `release`."""
+        """Admit a request of this key, or return why not; after None, `release` must be called."""
         return used.take(self._clock.now_s())
 
     def in_use(self) -> tuple[KeyInUse, ...]:
-        """Every key that holds now."""
+        """Return all valid keys."""
         return tuple(self._keys.values())
 
     def _follow_file(self) -> None:
@@ -96,10 +103,10 @@ class ApiKeyBook:
         try:
             keys = load_api_keys(self._path)
         except ConfigError as error:
-            logger.error("the API keys stay as they were: %s", error)
+            logger.error("the API keys stay unchanged: %s", error)
             return
         self._take_over(keys)
-        logger.info("%s changed: %d API keys hold now", self._path, len(keys))
+        logger.info("%s changed: %d API keys are valid now", self._path, len(keys))
 
     def _read_stamp(self) -> _Stamp:
         try:

@@ -1,4 +1,4 @@
-"""What each API key does, by its name: as many series as the file has keys, which is bounded."""
+"""Metrics of each API key, by its name: as many series as the file has keys, which is bounded."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _OUTCOMES = {Limit.RATE: "rate_limited", Limit.CONCURRENCY: "concurrency_limited
 
 
 class ApiKeyCollector(Collector):
-    """Reads the book at each scrape, so a revoked key's series end with it."""
+    """Reads the keys at each scrape, so a revoked key's series end with it."""
 
     def __init__(self, book: ApiKeyBook) -> None:
         self._book = book

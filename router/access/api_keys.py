@@ -1,11 +1,11 @@
-"""The file of API keys: who may use the router, and how much.
+"""The file of API keys, with the limits of each.
 
     {"keys": [{"name": "alice", "sha256": "9f86…", "is_admin": false,
                "requests_per_minute": 60, "max_concurrent": 4}]}
 
-It holds hashes only: a key is 256 random bits, so its SHA-256 gives nothing away. Writing replaces
-the file in one step, so that a router that reads it meanwhile sees the old one or the new one; and
-writers wait for one another.
+It holds hashes only: a key is 256 random bits, so its SHA-256 reveals nothing. Writing replaces the
+file in one step, so that a router that reads it meanwhile sees the old one or the new one. Writers
+wait for one another.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiKey:
-    """One key, without the key: `sha256` is the hex digest of it. A limit of 0 means none."""
+    """One key without its secret: `sha256` is its hex digest. A limit of 0 means none."""
 
     name: str
     sha256: str
@@ -46,7 +46,7 @@ class ApiKey:
 
 
 def hash_api_key(key: bytes) -> str:
-    """What the file holds of a key in clear."""
+    """Return the hash under which the file stores a key."""
     return hashlib.sha256(key).hexdigest()
 
 
@@ -58,9 +58,9 @@ def add_api_key(
     requests_per_minute: int = 0,
     max_concurrent: int = 0,
 ) -> str:
-    """Make a key, enter it in the file (made when missing, mode 600), and return it in clear.
+    """Make a key, add it to the file (made when missing, mode 600), and return it in clear.
 
-    Nobody can tell it again later. Raises `ConfigError` for a name that is taken or malformed, a
+    It cannot be shown again later. Raises `ConfigError` for a name that is taken or malformed, a
     limit out of range, and a file that cannot be read or written.
     """
     key = KEY_PREFIX + secrets.token_urlsafe(32)
@@ -86,7 +86,7 @@ def add_api_key(
 
 
 def revoke_api_key(path: Path, name: str) -> None:
-    """Take a key out of the file. Raises `ConfigError` when there is none of that name."""
+    """Remove a key from the file. Raises `ConfigError` when there is none of that name."""
     with _only_writer(path):
         keys = load_api_keys(path)
         left = [key for key in keys if key.name != name]
@@ -96,7 +96,7 @@ def revoke_api_key(path: Path, name: str) -> None:
 
 
 def load_api_keys(path: Path) -> tuple[ApiKey, ...]:
-    """The keys in the file, in its order. Raises `ConfigError` naming the file and the entry."""
+    """Return the keys in the file, in order. Raises `ConfigError` naming file and entry."""
     try:
         _check_file(path, path.stat())
         with path.open("rb") as file:
@@ -110,7 +110,7 @@ def load_api_keys(path: Path) -> tuple[ApiKey, ...]:
     entries = document.get("keys") if isinstance(document, dict) else None
     if not isinstance(entries, list) or len(entries) > MAX_KEYS:
         raise ConfigError(f"{path}: wanted an object with a list `keys` of at most {MAX_KEYS}")
-    keys = tuple(_entry(path, place, entry) for place, entry in enumerate(entries, start=1))
+    keys = tuple(_entry(path, index, entry) for index, entry in enumerate(entries, start=1))
     _check_unique(path, keys)
     return keys
 
@@ -125,10 +125,10 @@ def _check_file(path: Path, status: os.stat_result) -> None:
         )
 
 
-def _entry(path: Path, place: int, entry: Any) -> ApiKey:
+def _entry(path: Path, index: int, entry: Any) -> ApiKey:
     if not isinstance(entry, dict):
-        raise ConfigError(f"{path}: key {place} is not an object")
-    where = f"{path}: key {place} ({_shown(entry.get('name'))})"
+        raise ConfigError(f"{path}: key {index} is not an object")
+    where = f"{path}: key {index} ({_shown(entry.get('name'))})"
     known = {field.name for field in fields(ApiKey)}
     for name in entry:
         if name not in known:
@@ -142,7 +142,7 @@ def _entry(path: Path, place: int, entry: Any) -> ApiKey:
 
 
 def _problem(entry: dict[str, Any]) -> str | None:
-    """The first thing that is wrong with the values of a key's fields, in words."""
+    """Return the first problem with the values of a key's fields, in words."""
     name, sha256 = entry["name"], entry["sha256"]
     if type(name) is not str or not _NAME.fullmatch(name):
         return (
@@ -163,16 +163,16 @@ def _problem(entry: dict[str, Any]) -> str | None:
 def _check_unique(path: Path, keys: Sequence[ApiKey]) -> None:
     for name in ("name", "sha256"):
         seen: set[str] = set()
-        for place, key in enumerate(keys, start=1):
+        for index, key in enumerate(keys, start=1):
             value = getattr(key, name)
             if value in seen:
-                raise ConfigError(f"{path}: key {place} ({key.name!r}) repeats another's {name}")
+                raise ConfigError(f"{path}: key {index} ({key.name!r}) repeats another's {name}")
             seen.add(value)
 
 
 @contextlib.contextmanager
 def _only_writer(path: Path) -> Iterator[None]:
-    """Two commands at once would lose one's change: they lock the folder, which needs no file."""
+    """Lock the folder, so that two commands at once do not lose one's change."""
     try:
         folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
@@ -203,7 +203,7 @@ def _replace(path: Path, keys: Sequence[ApiKey]) -> None:
 
 
 def _keep_owner(path: Path, descriptor: int) -> None:
-    """An administrator's change must not take the file from the user that the router runs as."""
+    """Keep owner and mode of the file, so that the router's user can still read it."""
     if path.exists():
         status = path.stat()
         os.fchmod(descriptor, stat.S_IMODE(status.st_mode))

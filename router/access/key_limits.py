@@ -1,7 +1,7 @@
-"""How much one API key may ask for: requests a minute, and requests at once.
+"""Limits of one API key: requests a minute, and requests at once.
 
-The rate is a token bucket that holds one minute's requests: a key that was quiet may send them all
-at once, and then as fast as they come back, one every 60 / `requests_per_minute` seconds.
+The rate is a token bucket that holds one minute's requests: a key that was idle may send them all
+at once, and then one every 60 / `requests_per_minute` seconds.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from enum import Enum
 
 BUSY_RETRY_S = 1
-"""When a request may end is not known; one second is long enough for most to make a step."""
+"""Retry time at the limit of concurrent requests, whose end is unknown, in seconds."""
 
 
 _ROUNDING = 1e-9
-"""Who waited exactly as long as told must get in."""
+"""A client that waited exactly as long as told must be admitted."""
 
 
 class Limit(Enum):
-    """What a key ran into."""
+    """The limit that a key reached."""
 
     RATE = "rate"
     CONCURRENCY = "concurrency"
@@ -27,14 +27,14 @@ class Limit(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Not now. `retry_after_s` is whole seconds, at least 1."""
+    """A refused request. `retry_after_s` is whole seconds, at least 1."""
 
     limit: Limit
     retry_after_s: int
 
 
 class KeyLimits:
-    """The state of one key; the times it is given never go back.
+    """The state of one key; the times passed to it never decrease.
 
     `requests_per_minute` and `max_concurrent`: 0 means no limit.
     """
@@ -48,11 +48,11 @@ class KeyLimits:
 
     @property
     def num_running(self) -> int:
-        """Requests that were taken and have not ended."""
+        """Requests that were admitted and have not ended."""
         return self._num_running
 
     def change(self, *, requests_per_minute: int, max_concurrent: int, now_s: float) -> None:
-        """Other limits from now on. What was used stays used; what runs goes on."""
+        """Change the limits; used requests stay counted, running ones continue."""
         self._fill(now_s)
         used = self._requests_per_minute - self._tokens
         self._tokens = max(0.0, requests_per_minute - used)
@@ -60,9 +60,9 @@ class KeyLimits:
         self._max_concurrent = max_concurrent
 
     def take(self, now_s: float) -> Refusal | None:
-        """Let a request in, which must be given back by `release`; or say why not.
+        """Admit a request, which must be ended by `release`; or return the refusal.
 
-        A refusal uses nothing up.
+        A refusal uses up nothing.
         """
         if self._max_concurrent and self._num_running >= self._max_concurrent:
             return Refusal(Limit.CONCURRENCY, BUSY_RETRY_S)
@@ -76,7 +76,7 @@ class KeyLimits:
         return None
 
     def release(self) -> None:
-        """A request that was taken has ended, however it did."""
+        """Record that an admitted request has ended, in whatever way."""
         assert self._num_running > 0
         self._num_running -= 1
 

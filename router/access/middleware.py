@@ -1,4 +1,4 @@
-"""Around every request: an id that shows up on both sides, and the API key with its limits."""
+"""Middleware around every request: its id, and the API key with its limits."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ REQUEST_ID = b"x-request-id"
 _GOOD_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 
 OPEN_PATHS = frozenset({"/health", "/ready"})
-"""What probes may see without a key: nothing of any request."""
+"""Paths for probes, open without a key: they show nothing of any request."""
 
 PAGE_PATH = "/"
-"""The live page asks for the key itself, so a stranger gets the page, and nothing that it shows."""
+"""The live page, open without a key: it asks for the key itself, and shows no data before."""
 
 METRICS_PATH = "/metrics"
 ADMIN_PATHS = frozenset({"/v1/cluster/drain"})
 LIMITED_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
-"""What a key's limits count: requests that make nodes work."""
+"""Paths that a key's limits count: requests that nodes compute."""
 
 
 def _header(scope: Scope, name: bytes) -> bytes:
@@ -34,7 +34,7 @@ def _header(scope: Scope, name: bytes) -> bytes:
 
 
 class RequestIdMiddleware:
-    """Answers carry the `x-request-id` of the request, or a new one when it has no usable one."""
+    """Answers with the `x-request-id` of the request, or a new one when it has no usable one."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -57,10 +57,10 @@ class RequestIdMiddleware:
 
 
 class ApiKeyMiddleware:
-    """Lets in who shows a key as a bearer token, as often and as many at once as the key may.
+    """Admits requests with a valid key as bearer token, within the limits of that key.
 
-    What follows finds `api_key_name` and `is_admin` in the scope's state; without any keys set up
-    everybody is an administrator without a name.
+    The application finds `api_key_name` and `is_admin` in the scope's state. If no keys are
+    configured everyone is an administrator without a name.
     """
 
     def __init__(self, app: ASGIApp, book: ApiKeyBook) -> None:
@@ -105,7 +105,7 @@ class ApiKeyMiddleware:
     async def _serve_limited(
         self, used: KeyInUse, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        """The application returns when the answer has ended, whatever ended it."""
+        """Run the application under the key's limits; it returns when the answer has ended."""
         refusal = self._book.take(used)
         if refusal is not None:
             await Reply(send).send_error(_too_many(used, refusal))

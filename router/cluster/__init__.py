@@ -1,6 +1,6 @@
-"""The cluster as people see and operate it.
+"""The cluster for its users and operators.
 
 view               readiness, /v1/cluster, and what the live page reads
-layout_mismatches  prefill nodes whose KV no decode node can take
-drain              `POST /v1/cluster/drain`: a node leaves in order
+layout_mismatches  prefill nodes whose KV layout no decode node has
+drain              `POST /v1/cluster/drain`: a node drains
 """

@@ -1,4 +1,4 @@
-"""`POST /v1/cluster/drain`: a node leaves in order. Who may ask is the middleware's part."""
+"""`POST /v1/cluster/drain`: a node drains. The middleware checks permissions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MAX_LISTED = 20
 
 
 class UnknownNode(Exception):
-    """No node of this name is known here; `known` are those that are, ordered."""
+    """No node of this name is known here; `known` are the known ones, ordered."""
 
     def __init__(self, node_id: str, known: list[str]) -> None:
         super().__init__(node_id)
@@ -34,17 +34,17 @@ class UnknownNode(Exception):
 
 @dataclass(frozen=True, slots=True)
 class DrainingNode:
-    """A node that was asked to leave; what runs there has `timeout_s` from the first asking on."""
+    """A node that was asked to drain; its requests have `timeout_s` from the first request on."""
 
     node: Incarnation
     timeout_s: float
 
 
 async def drain_node(pool: NodePool, node_id: str) -> DrainingNode:
-    """Ask the latest life of `node_id` that this router knows, and no other one.
+    """Ask the latest incarnation of `node_id` that this router knows, and no other, to drain.
 
-    Raises `UnknownNode`, `StaleEpoch` when the node has begun a new life, `NodeLost` when it does
-    not answer.
+    Raises `UnknownNode`, `StaleEpoch` when the node has restarted, and `NodeLost` when it has left
+    or does not answer.
     """
     known = [record.incarnation for record in pool.membership.records()]
     lives = [incarnation for incarnation in known if incarnation.node_id == node_id]
@@ -55,7 +55,7 @@ async def drain_node(pool: NodePool, node_id: str) -> DrainingNode:
     if client is None:
         raise NodeLost(f"{node} has left")
     timeout_s = await client.drain()
-    log.info("%s was asked to leave", node)
+    log.info("%s was asked to drain", node)
     return DrainingNode(node, timeout_s)
 
 
@@ -123,7 +123,7 @@ def _not_found(unknown: UnknownNode) -> ApiError:
 
 
 def _shown(error: ApiError | PdserveError) -> ApiError:
-    """A node that does not answer is the cluster's trouble; another life of it, a conflict."""
+    """Return the API's error: 409 for another incarnation, 502 for a node that does not answer."""
     if isinstance(error, StaleEpoch):
         return ApiError(409, f"the node has begun a new life: {error}", code=error.code)
     if isinstance(error, DeadlineExceeded):

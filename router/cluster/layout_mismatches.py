@@ -1,4 +1,4 @@
-"""Which prefill nodes can hand nothing off, and why, in words."""
+"""Prefill nodes that cannot hand off any request, with the reason in words."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ MAX_WARNINGS = 8
 
 
 def unpaired_prefill_nodes(records: Sequence[NodeRecord]) -> list[str]:
-    """A sentence for each prefill node whose KV layout no decode node has; at most `MAX_WARNINGS`.
+    """Return a sentence for each prefill node whose KV layout no decode node has.
 
-    Both sides' values are named. Without a decode node there is nothing to compare.
+    At most `MAX_WARNINGS`, with both sides' values. Without a decode node there is nothing to
+    compare.
     """
     decoders = [record for record in records if record.role is Role.DECODE]
     layouts = {record.fingerprint for record in decoders}
@@ -27,12 +28,12 @@ def unpaired_prefill_nodes(records: Sequence[NodeRecord]) -> list[str]:
 
 
 def described(record: NodeRecord) -> str:
-    """A node's KV cache for people."""
+    """Return a readable description of a node's KV cache."""
     return record.kv_description or f"fingerprint {record.fingerprint}"
 
 
 def _those_of(decoders: Sequence[NodeRecord]) -> str:
-    """One decode node for each layout there is."""
+    """Describe one decode node for each layout."""
     by_layout = {record.fingerprint: record for record in reversed(decoders)}
     return ", ".join(
         f"{record.node_id} ({described(record)})"

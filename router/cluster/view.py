@@ -1,4 +1,4 @@
-"""The cluster as people see it: ready or why not, and `/v1/cluster`."""
+"""The cluster for its users: whether it is ready, or why not, and `/v1/cluster`."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from router.live.reading import Reading, live_requests
 
 
 class DispatcherView:
-    """A `ClusterView` over a running dispatcher."""
+    """A `ClusterView` of a running dispatcher."""
 
     def __init__(self, dispatcher: Dispatcher, drain: asyncio.Event | None = None) -> None:
-        """`drain` is set when this router is to leave."""
+        """Make a view; `drain` is set when this router has to drain."""
         self._dispatcher = dispatcher
         self._drain = drain or asyncio.Event()
 
     def is_ready(self) -> bool:
-        """Whether a request that comes now finds a node that can finish it."""
+        """Return whether a request that arrives now finds a node that can finish it."""
         return not self.why_not_ready()
 
     def is_draining(self) -> bool:
-        """Whether this router is leaving."""
+        """Return whether this router drains."""
         return self._drain.is_set()
 
     def why_not_ready(self) -> str:
-        """What is missing; empty when ready."""
+        """Return what is missing; empty when ready."""
         if self.is_draining():
             return "draining"
         if self._finishers():
@@ -45,15 +45,15 @@ class DispatcherView:
         return missing
 
     def warnings(self) -> list[str]:
-        """Prefill nodes whose KV no decode node can take."""
+        """Return a sentence for each prefill node whose KV layout no decode node has."""
         return unpaired_prefill_nodes([node.record for node in self._dispatcher.pool.nodes()])
 
     def max_model_len(self) -> int | None:
-        """The longest prompt and output, in tokens, that a node can finish; None without nodes."""
+        """Return the most tokens of prompt and output that a node can finish; None without."""
         return max((node.record.max_model_len for node in self._finishers()), default=None)
 
     def _finishers(self) -> list[NodeView]:
-        """The nodes that can give an answer's last token."""
+        """Return the nodes that can produce an answer's last token."""
         return [
             node
             for node in self._dispatcher.pool.nodes()
@@ -61,7 +61,7 @@ class DispatcherView:
         ]
 
     def read_live(self) -> Reading:
-        """What the live page is made of."""
+        """Return the state that the live page shows."""
         dispatcher = self._dispatcher
         return Reading(
             router_id=dispatcher.incarnation.node_id,
@@ -76,7 +76,7 @@ class DispatcherView:
         )
 
     def describe(self) -> dict[str, Any]:
-        """This router, every node it can choose, and its latest placements."""
+        """Return this router, every node it can choose, and its latest placements, as JSON."""
         dispatcher = self._dispatcher
         is_store_away = dispatcher.pool.membership.is_store_away
         return {

@@ -1,7 +1,7 @@
-"""One HTTP exchange over ASGI, whatever it is about.
+"""One HTTP exchange over ASGI.
 
-server    the port: its limits, serving until told to leave
-exchange  a bounded body in, one reply out, and notice when the client leaves
+server    the port: its limits, serving until a stop or drain
+exchange  a bounded body in, one reply out, and detection of clients that leave
 sse       server-sent events and the JSON inside them
 errors    every error in OpenAI's shape
 """

@@ -3,7 +3,7 @@
 400 InvalidRequest     404 unknown model or path    413 body too large     504 DeadlineExceeded
 401 wrong or no key    405 wrong method             502 NodeLost, HandoffFailed, StaleEpoch
 403 not an admin's key 429 a limit of the router or of the key     503 Overloaded, PoolExhausted
-500 anything that is a bug of ours
+500 any bug of this server
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class ApiError(Exception):
         self.headers = headers or {}
 
     def as_json(self) -> str:
-        """The body, which is also the payload of an event in a stream that breaks off."""
+        """Return the body, which is also the payload of the last event of a failed stream."""
         return to_json(
             {
                 "error": {
@@ -70,7 +70,7 @@ class ApiError(Exception):
 
 
 class TooManyRequests(ApiError):
-    """This router has as many requests in progress as it takes, whatever room the nodes have."""
+    """This router has its maximum of requests in progress, regardless of the nodes' free seats."""
 
     def __init__(self, limit: int) -> None:
         super().__init__(
@@ -82,7 +82,7 @@ class TooManyRequests(ApiError):
 
 
 class BodyTooLarge(ApiError):
-    """The body is larger than the server takes; it was not read to its end."""
+    """The body is larger than the server accepts; it was not read to its end."""
 
     def __init__(self, max_bytes: int) -> None:
         super().__init__(
@@ -93,7 +93,7 @@ class BodyTooLarge(ApiError):
 
 
 class ModelNotFound(ApiError):
-    """Another model than the one this cluster serves."""
+    """The request names another model than the one this cluster serves."""
 
     def __init__(self, asked: str, served: str) -> None:
         super().__init__(
@@ -105,7 +105,7 @@ class ModelNotFound(ApiError):
 
 
 def api_error(error: Exception) -> ApiError:
-    """The error as a client sees it. What is not ours to explain becomes a 500 without details."""
+    """Return the error for a client. An unexpected error becomes a 500 without details."""
     match error:
         case ApiError():
             return error

@@ -1,4 +1,4 @@
-"""One HTTP exchange over ASGI: a bounded body in, one reply out, and an eye on the client."""
+"""One HTTP exchange over ASGI: a bounded body in, one reply out, detection of lost clients."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _STREAM_HEADERS = _raw(
 
 
 class ClientClosed(Exception):
-    """The client went away; there is nobody to answer."""
+    """The client closed the connection, so no answer is needed."""
 
 
 class Exchange(Response):
-    """Hands a request over whole: its body is not read by the framework, which has no limit."""
+    """A request handled whole: the framework, which has no limit, does not read its body."""
 
     def __init__(self, handle: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Exchange(Response):
 
 
 async def read_body(scope: Scope, receive: Receive, max_bytes: int) -> bytes:
-    """The whole body, at most `max_bytes`.
+    """Return the whole body, at most `max_bytes`.
 
     A longer one is refused by its Content-Length before any of it is read, and a chunked one as
     soon as it exceeds the limit. Raises `BodyTooLarge`, `InvalidRequest` and `ClientClosed`.
@@ -76,7 +76,7 @@ async def read_body(scope: Scope, receive: Receive, max_bytes: int) -> bytes:
 async def while_client_waits(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
     """Run `work`, and cancel it as soon as the client is gone (`ClientClosed`).
 
-    Returns or raises only after `work` has ended, whatever cut it short.
+    Returns or raises only after `work` has ended, for whatever reason.
     """
     job = asyncio.current_task()
     assert job is not None
@@ -84,9 +84,9 @@ async def while_client_waits(receive: Receive, work: Coroutine[Any, Any, None]) 
 
     def on_gone(watcher: asyncio.Task[None]) -> None:
         nonlocal is_gone
-        # It may be called when the work has just ended: that is nobody's to cancel any more.
+        # The work may just have ended when this is called; then there is nothing to cancel.
         if not has_ended and not watcher.cancelled():
-            watcher.exception()  # a connection that cannot be watched is one that is lost
+            watcher.exception()  # a connection that cannot be watched counts as lost
             is_gone = True
             job.cancel()
 
@@ -95,7 +95,7 @@ async def while_client_waits(receive: Receive, work: Coroutine[Any, Any, None]) 
     try:
         await work
     except asyncio.CancelledError:
-        # Somebody else may have cancelled it as well: then it is theirs to explain.
+        # Another task may have cancelled it as well; then the cancellation is passed on.
         if is_gone and job.uncancel() == 0:
             raise ClientClosed from None
         raise
@@ -110,17 +110,17 @@ async def _client_gone(receive: Receive) -> None:
 
 
 class Reply:
-    """The one answer of an exchange. `is_started`: a status was sent already, namely `status`."""
+    """The one answer of an exchange. `is_started`: `status` was sent already."""
 
     def __init__(self, send: Send, write_part: WritePart = writes_nothing) -> None:
-        """`write_part` writes to the connection directly, where the server offers that."""
+        """Make a reply; `write_part` writes to the connection directly, if possible."""
         self._send = send
         self._write_part = write_part
         self.is_started = False
         self.status: int | None = None
 
     async def start_stream(self) -> None:
-        """Status 200 and the headers of an event stream that no proxy should buffer."""
+        """Send status 200 and the headers of an event stream that no proxy should buffer."""
         await self._start(200, _STREAM_HEADERS)
 
     def try_write(self, data: bytes) -> bool:
@@ -131,18 +131,18 @@ class Reply:
         return self.is_started and self._write_part(data)
 
     async def send_part(self, data: bytes) -> None:
-        """Send a part; wait while the client is too slow to take it."""
+        """Send a part; wait while the client reads too slowly."""
         if data and not self.try_write(data):
             await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def end_stream(self, data: bytes) -> None:
-        """The last part."""
+        """Send the last part."""
         await self._send({"type": "http.response.body", "body": data, "more_body": False})
 
     async def send_json(
         self, text: str, *, status: int = 200, headers: dict[str, str] | None = None
     ) -> None:
-        """A whole answer."""
+        """Send a whole answer."""
         data = text.encode()
         base = {"content-type": "application/json", "content-length": str(len(data))}
         await self._start(status, _raw(base | (headers or {})))

@@ -1,4 +1,4 @@
-"""Serving the web application: listen first, serve until told to leave, then end gracefully."""
+"""Serve the web application: listen first, serve until a stop or drain, then end gracefully."""
 
 from __future__ import annotations
 
@@ -17,21 +17,24 @@ from http_serving.server import Server, bind, make_server
 BACKLOG = 2048
 GRACE_S = 3.0
 LINGER_S = 0.5
-"""While draining: how long a connection may go on without a request. One that was just made, or
-that a load balancer keeps, has a request on its way more often than not."""
+"""While draining: how long a connection may stay without a request, in seconds.
 
-# A body of 10 MiB within a minute is 1.4 Mbit/s. Pools of clients and balancers keep a connection
-# for a minute at most as a rule, so it is they that end it, and no request meets a closing one.
+A connection that was just made, or that a load balancer keeps, often has a request on its way.
+"""
+
+# A body of 10 MiB within a minute is 1.4 Mbit/s. Client pools and balancers usually keep a
+# connection for a minute at most, so they close it first, and no request meets a connection that
+# this server closes.
 LIMITS = ConnectionLimits(max_connections=4096, request_timeout_s=60.0, idle_timeout_s=75.0)
 
 
 def router_limits(max_connections: int) -> ConnectionLimits:
-    """The port's bounds."""
+    """Return the port's limits."""
     return replace(LIMITS, max_connections=max_connections)
 
 
 def count_refused(registry: CollectorRegistry) -> Callable[[Refused], None]:
-    """Counts connections that were closed without an answer, in a metric of `registry`."""
+    """Count connections that were closed without an answer, in a metric of `registry`."""
     counter = Counter(
         "pdserve_refused_connections_total",
         "HTTP connections closed unanswered: too_many, too_slow, head_too_large, malformed",
@@ -43,7 +46,7 @@ def count_refused(registry: CollectorRegistry) -> Callable[[Refused], None]:
 
 
 def bind_http(host: str, port: int) -> socket.socket:
-    """See `http_serving.server.bind`."""
+    """Bind the router's port, see `http_serving.server.bind`."""
     return bind(host, port, backlog=BACKLOG)
 
 
@@ -58,12 +61,12 @@ async def serve_http(
     limits: ConnectionLimits = LIMITS,
     on_refused: Callable[[Refused], None] = lambda _: None,
 ) -> None:
-    """Serve on `listener` until `stop` or `drain` is set; then take no new connection and end.
+    """Serve on `listener` until `stop` or `drain` is set; then accept no connection and end.
 
     Requests still running `grace_s` after `stop`, or `drain_timeout_s` after `drain`, are
-    cancelled, which closes their generators. While draining, every connection is closed behind the
-    answer under way, and `stop` ends the waiting. The socket is closed in any case. The caller
-    chooses the event loop: uvloop is the fast one.
+    cancelled, which closes their generators. While draining, every connection is closed after the
+    present answer, and `stop` ends the waiting. The socket is closed in any case. The caller
+    chooses the event loop; uvloop is the fastest.
     """
     drain = drain or asyncio.Event()
     server = make_server(
@@ -96,7 +99,7 @@ async def _drain(
     stopping: asyncio.Task[bool],
     timeout_s: float,
 ) -> None:
-    """Close the door, let who is inside finish, and return then, or when a stop cuts it short."""
+    """Stop accepting; return when the running requests have ended, or at a stop."""
     await server.stop_accepting(listener)
     await asyncio.wait({stopping}, timeout=min(LINGER_S, timeout_s))
     server.config.timeout_graceful_shutdown = math.ceil(timeout_s)
@@ -109,7 +112,7 @@ async def _drain(
 
 
 def _closing(app: ASGIApp, drain: asyncio.Event) -> ASGIApp:
-    """`app`; what is asked of it while draining is answered with the connection's end."""
+    """Return `app`, whose answers while draining also close their connection."""
 
     async def serve(scope: Scope, receive: Receive, send: Send) -> None:
         async def send_and_close(message: Message) -> None:

@@ -1,4 +1,4 @@
-"""Server-sent events, as OpenAI's API frames them, and the JSON inside them.
+"""Server-sent events in the framing of OpenAI's API, and the JSON inside them.
 
 JSON text has no raw line breaks, so one `data:` line always holds one event.
 """
@@ -15,20 +15,20 @@ _encoder = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan
 
 
 def to_json(value: object) -> str:
-    """Compact JSON; raises `ValueError` on NaN and infinity, which JSON does not have."""
+    """Return compact JSON; `ValueError` for NaN and infinity, which JSON does not have."""
     return _encoder.encode(value)
 
 
 def text_json(text: str) -> str:
-    """`to_json` of a text: once a token, so without what the encoder does around it."""
+    """Return the JSON of a text; called for every token, so without the encoder's overhead."""
     return encode_basestring(text)
 
 
 def event(payload: str) -> bytes:
-    """One event with `payload`, which is one line of JSON."""
+    """Return one event with `payload`, which is one line of JSON."""
     return event_text(payload).encode()
 
 
 def event_text(payload: str) -> str:
-    """The same before it is encoded, to be joined with others."""
+    """Return the event before it is encoded, to be joined with others."""
     return f"data: {payload}\n\n"

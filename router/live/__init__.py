@@ -1,9 +1,9 @@
-"""The live page at `/` and what feeds it.
+"""The live page at `/` and its data.
 
-feed            one sample a second, the same bytes to everyone who watches
+feed            one sample a second, the same bytes for every viewer
 reading         the cluster at one moment
 history         the last minutes, one sample a second
-counter_window  how fast counters rose lately
+counter_window  recent rates of counters
 snapshot        reading and history as JSON
 page/           the page itself: HTML, CSS and JavaScript
 """

@@ -1,4 +1,4 @@
-"""How fast counters rose lately. No clock: the time comes in."""
+"""Recent rates of counters. Has no clock: times are arguments."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Hashable, Mapping
 
 
 class CounterWindow:
-    """The rises of the last `num_intervals` intervals, by the counters' keys.
+    """The increases in the last `num_intervals` intervals, by the counters' keys.
 
-    A counter that is new counts from what it shows first; one that fell began again at 0. A key
-    that is left out is forgotten, so the keys given bound what is kept.
+    A new counter counts from its first value; one that fell has restarted at 0. A key that is not
+    given is dropped, so the given keys bound the memory.
     """
 
     def __init__(self, num_intervals: int) -> None:
@@ -19,7 +19,7 @@ class CounterWindow:
         self._at_s: float | None = None
 
     def push(self, values: Mapping[Hashable, int], now_s: float) -> None:
-        """The counters as they stand now. Keeps `values`."""
+        """Add the present values of the counters. Keeps `values`."""
         if self._at_s is not None:
             rises: dict[Hashable, int] = {}
             for key, value in values.items():
@@ -31,10 +31,10 @@ class CounterWindow:
         self._values, self._at_s = values, now_s
 
     def rise(self, key: Hashable) -> int:
-        """By how much the counter rose within the window."""
+        """Return the increase of the counter within the window."""
         return sum(rises.get(key, 0) for _, rises in self._intervals)
 
     def per_s(self, key: Hashable) -> float:
-        """The same, per second; 0 before anything could be compared."""
+        """Return the increase per second; 0 without two values."""
         span_s = sum(span for span, _ in self._intervals)
         return self.rise(key) / span_s if span_s > 0 else 0.0

@@ -1,7 +1,7 @@
-"""Feeds the live page: a sample every second, and the same bytes to everybody who watches.
+"""Feeds the live page: a sample every second, and the same bytes for every viewer.
 
-While nobody does, a second costs one sample and nothing is encoded. A viewer has a short queue;
-one whose queue is full when the next snapshot comes does not read, and its connection is cut.
+Without viewers a second costs one sample and nothing is encoded. A viewer has a short queue. If it
+is full when the next snapshot comes, the viewer does not read, and its connection is closed.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ logger = logging.getLogger("pdserve.router.live")
 INTERVAL_S = 1.0
 MAX_VIEWERS = 32
 MAX_BEHIND = 5
-"""Snapshots that wait for a viewer; its connection's buffers come on top."""
+"""The most snapshots that wait for a viewer, besides those in its connection's buffers."""
 NUM_PLACEMENTS = 32
 SNAPSHOTS_PER_STREAM = 300
-"""Then the page has to ask again, and to show its key: one that was revoked ends here."""
+"""Snapshots of one stream; then the page must connect again, with a key that is still valid."""
 
 
 class LiveSource(Protocol):
-    """Where the readings come from."""
+    """The source of the readings."""
 
     def read_live(self) -> Reading:
-        """The cluster now, from memory."""
+        """Return the cluster's present state, from memory."""
 
 
 class LiveFeed:
@@ -65,7 +65,7 @@ class LiveFeed:
         return len(self._viewers)
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Sample until `stop` is set, or a bug ends it; then let every viewer go."""
+        """Sample until `stop` is set, or a bug ends it; then end all viewers' streams."""
         try:
             while not stop.is_set():
                 self.sample()
@@ -73,14 +73,14 @@ class LiveFeed:
                     async with asyncio.timeout(INTERVAL_S):
                         await stop.wait()
         except Exception:
-            logger.exception("the live page stands still: a sample failed")
+            logger.exception("the live page is not updated any more: a sample failed")
         finally:
             self._is_over = True
             for viewer in self._viewers:
                 viewer.end()
 
     def sample(self) -> None:
-        """Take one sample, and offer it to whoever watches."""
+        """Take one sample, and send it to all viewers."""
         now_s = self._clock.now_s() - self._began_at_s
         self._reading = self._source.read_live()
         self._history.add(self._reading, now_s)
@@ -93,7 +93,7 @@ class LiveFeed:
                 viewer.offer(snapshot)
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One viewer, from its first event to its end."""
+        """Serve one viewer, from its first event to its end."""
         reply = Reply(send)
         if self._is_over or len(self._viewers) >= MAX_VIEWERS:
             await reply.send_error(_stands_still() if self._is_over else _too_many())
@@ -106,9 +106,9 @@ class LiveFeed:
         except ClientClosed:
             pass
         except TimeoutError:
-            logger.info("a viewer of the live page that does not read was cut off")
+            logger.info("closed the connection of a live page that does not read")
             abort_connection(scope)
-            await asyncio.sleep(0)  # the server is to hear of it before this returns
+            await asyncio.sleep(0)  # lets the server handle this before it returns
         finally:
             self._viewers.discard(viewer)
 
@@ -122,7 +122,7 @@ class LiveFeed:
         await reply.end_stream(b"")
 
     def _greet(self) -> bytes:
-        """The history and the latest snapshot; made once between two samples."""
+        """Return the history and the latest snapshot; made once between two samples."""
         if not self._history.samples:
             self.sample()
         if self._greeting is None:
@@ -143,7 +143,7 @@ class LiveFeed:
 
 
 class _Viewer:
-    """A page's queue. `until_dropped` ends by a time-out as soon as it runs over."""
+    """A page's queue. `until_dropped` ends by a timeout as soon as the queue overflows."""
 
     def __init__(self, greeting: bytes) -> None:
         self._snapshots = deque([greeting])
@@ -152,7 +152,7 @@ class _Viewer:
         self.until_dropped = asyncio.timeout(None)
 
     def offer(self, snapshot: bytes) -> None:
-        """The next snapshot."""
+        """Queue the next snapshot."""
         if self._is_over:
             return
         if len(self._snapshots) >= MAX_BEHIND:
@@ -163,12 +163,12 @@ class _Viewer:
         self._has_news.set()
 
     def end(self) -> None:
-        """Nothing comes after what was offered."""
+        """End the stream after the queued snapshots."""
         self._is_over = True
         self._has_news.set()
 
     async def next(self) -> bytes | None:
-        """The next snapshot; None after the last one."""
+        """Return the next snapshot; None after the last one."""
         while not self._snapshots:
             if self._is_over:
                 return None

@@ -1,4 +1,7 @@
-"""The last minutes of this router and its cluster, one sample a second. Pure: the time comes in."""
+"""The last minutes of this router and its cluster, one sample a second.
+
+Pure: times are arguments.
+"""
 
 from __future__ import annotations
 
@@ -13,20 +16,20 @@ from router.live.reading import Phase, Reading
 from router.watch.edge_counters import EdgeCounters
 
 NUM_SAMPLES = 900
-"""A quarter of an hour."""
+"""The number of samples: a quarter of an hour."""
 
 NODE_INTERVALS = 5
-"""Nodes report about once a second and not in step with us: rates of theirs are smoothed."""
+"""Intervals over which nodes' rates are smoothed: nodes report once a second, not in step."""
 
 Value = float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One moment. Spans are in seconds; a percentile or share of nothing is None.
+    """The values of one moment. Spans are in seconds; a percentile or share without data is None.
 
-    Latencies are of the last 10 seconds, rates of nodes of the last 5, the router's own of the
-    last one. `acceptance` is the share of verified drafts that became output.
+    Latencies are of the last 10 seconds, rates of nodes of the last 5, the router's own of the last
+    one. `acceptance` is the share of verified drafts that became output.
     """
 
     at_s: float
@@ -46,7 +49,7 @@ class Sample:
     acceptance: Value
 
     def row(self) -> list[Value]:
-        """The values in the order of `COLUMNS`, rounded to what a chart can show."""
+        """Return the values in the order of `COLUMNS`, rounded to what a chart can show."""
         at_s, *values = astuple(self)
         return [round(at_s, 3), *(None if v is None else float(f"{v:.6g}") for v in values)]
 
@@ -55,7 +58,7 @@ COLUMNS = tuple(field.name for field in fields(Sample))
 
 
 class LiveHistory:
-    """Samples, oldest first, and the rates of each node and pair that the latest ones give."""
+    """Samples, oldest first, and the recent rates of each node and pair of nodes."""
 
     def __init__(self, edge: EdgeCounters) -> None:
         self._edge = edge
@@ -64,7 +67,7 @@ class LiveHistory:
         self.samples: deque[Sample] = deque(maxlen=NUM_SAMPLES)
 
     def add(self, reading: Reading, now_s: float) -> Sample:
-        """Take the next sample. Ends the edge's interval."""
+        """Add the next sample and return it. Ends the edge's interval."""
         self._push(reading.nodes, now_s)
         phases = Counter(request.phase for request in reading.requests)
         ttft_s = self._edge.ttft.percentiles_s(0.5, 0.99)
@@ -95,16 +98,16 @@ class LiveHistory:
         return sample
 
     def preemptions_per_s(self, node: Incarnation) -> float:
-        """How often this node took a sequence's blocks, lately."""
+        """Return how often this node preempted a sequence, recently, per second."""
         return self._node_rates.per_s(("preemptions", node))
 
     def acceptance(self, node: Incarnation) -> float | None:
-        """The share of this node's drafts that became output, lately; None: it verified none."""
+        """Return the recent share of this node's drafts that became output; None without drafts."""
         drafted = self._node_rates.rise(("drafted", node))
         return self._node_rates.rise(("accepted", node)) / drafted if drafted else None
 
     def kv_bytes_per_s(self, prefill: Incarnation, decode_node_id: str) -> float:
-        """How much KV moved between the two, lately."""
+        """Return how many bytes of KV moved between the two, recently, per second."""
         return self._node_rates.per_s(("kv", prefill, decode_node_id))
 
     def _push(self, nodes: Sequence[NodeView], now_s: float) -> None:

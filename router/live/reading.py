@@ -1,4 +1,4 @@
-"""What the live page is made of, read at one moment."""
+"""The data of the live page, read at one moment."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from router.core.request_flow import RequestFlow, State
 
 
 class Phase(Enum):
-    """Where a request of this router is, as a person would say it.
+    """The phase of a request of this router, in plain terms.
 
-    placing: no node has its prompt yet. transfer: its first token is out, and its KV is on the way.
+    placing: no node has its prompt yet. transfer: its first token was sent, and its KV is in
+    transfer.
     """
 
     PLACING = "placing"
@@ -26,7 +27,7 @@ class Phase(Enum):
 
 @dataclass(frozen=True, slots=True)
 class LiveRequest:
-    """One choice in progress, and the nodes that hold something of it."""
+    """One choice in progress, and the nodes that hold a part of it."""
 
     request_id: str
     phase: Phase
@@ -36,9 +37,10 @@ class LiveRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """`placements` are the latest, oldest first, and `num_placements` all since the start.
+    """The state of the cluster. `placements` are the latest, oldest first.
 
-    `trouble` is why no request can run now, or ''; `warnings` what is wrong beside that.
+    `num_placements` counts all since the start. `trouble` is why no request can run now, or '';
+    `warnings` are other problems.
     """
 
     router_id: str
@@ -53,7 +55,7 @@ class Reading:
 
 
 def live_requests(flows: Iterable[RequestFlow]) -> list[LiveRequest]:
-    """The requests of these flows, in their order."""
+    """Return the requests of these flows, in order."""
     return [
         LiveRequest(flow.attempt.request_id, _phase(flow), flow.decode, flow.prefill)
         for flow in flows
@@ -63,7 +65,7 @@ def live_requests(flows: Iterable[RequestFlow]) -> list[LiveRequest]:
 def _phase(flow: RequestFlow) -> Phase:
     if flow.state in (State.CHOOSING, State.RESERVING):
         return Phase.PLACING
-    # A decode node that takes over an answer under way computes what there is of it first.
+    # A decode node that continues another's answer first computes the tokens so far.
     if flow.state is State.LOCAL or not flow.has_first_token:
         return Phase.PREFILL
     return Phase.TRANSFER if flow.state is State.PREFILLING else Phase.DECODE

@@ -1,4 +1,4 @@
-"""The live page's JSON: the cluster at one moment, and the history behind it. Bounded lists."""
+"""The live page's JSON: the cluster at one moment, and its history. Lists are bounded."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ MAX_PAIRS_SHOWN = 256
 MAX_REQUESTS_SHOWN = 64
 
 TimedPlacement = tuple[float, Placement]
-"""When the router was first seen with it, on the clock of the samples."""
+"""A placement with the time at which the router first had it, on the clock of the samples."""
 
 
 def history_json(history: LiveHistory, placements: list[TimedPlacement]) -> dict[str, Any]:
-    """What a page needs once: everything so far."""
+    """Return what a page needs once: everything so far."""
     return {
         "columns": COLUMNS,
         "samples": [sample.row() for sample in history.samples],
@@ -29,7 +29,7 @@ def history_json(history: LiveHistory, placements: list[TimedPlacement]) -> dict
 def snapshot_json(
     reading: Reading, history: LiveHistory, new_placements: list[TimedPlacement]
 ) -> dict[str, Any]:
-    """What a page needs every second; `history` holds this reading's sample."""
+    """Return what a page needs every second; `history` holds this reading's sample."""
     nodes = reading.nodes[:MAX_NODES_SHOWN]
     pairs = [pair for node in nodes for pair in _pairs(node, history)]
     return {
@@ -48,7 +48,7 @@ def snapshot_json(
 
 
 def _shown(reading: Reading) -> list[LiveRequest]:
-    """The latest requests that a node has: those are the ones that will be seen to move."""
+    """Return the latest requests that have a node, because those will be seen to move."""
     placed = [request for request in reading.requests if request.phase is not Phase.PLACING]
     return placed[-MAX_REQUESTS_SHOWN:]
 

@@ -3,8 +3,8 @@
 text_model      tokenizer, chat template and limits of the model that the cluster serves
 model_files     the small files of a checkpoint folder
 chat_template   a chat template, rendered in a sandbox
-context_limits  how much fits into the context, and the words for what does not
-token_lookup    what one token stands for by itself: bytes and text
+context_limits  the longest prompt and output, and the errors for longer ones
+token_lookup    the bytes and the text of a single token
 detokenizer     token ids to text, a few at a time
 stop_strings    stop strings in text that arrives in pieces
 choice_text     one choice: tokens in, text to send out

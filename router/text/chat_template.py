@@ -1,7 +1,7 @@
-"""Rendering a model's chat template the way `transformers` does.
+"""Render a model's chat template like `transformers`.
 
-Templates come with checkpoints, so they are untrusted code: they run in jinja2's immutable
-sandbox and see nothing but the messages.
+Templates come with checkpoints, so they are untrusted code: they run in jinja2's immutable sandbox
+and can read nothing but the messages.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from common.errors import CheckpointError, InvalidRequest
 
 
 class _GenerationBlocks(Extension):
-    """`{% generation %}…{% endgeneration %}` marks training text; for serving it is its body."""
+    """Render `{% generation %}…{% endgeneration %}`, which marks training text, as its content."""
 
     tags = {"generation"}  # noqa: RUF012  (jinja2 declares it as a plain set)
 
@@ -41,7 +41,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """jinja2's own filter escapes HTML, which would change the prompt."""
+    """Encode JSON. jinja2's own filter escapes HTML, which would change the prompt."""
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,
@@ -59,9 +59,10 @@ class ChatTemplate:
     """One compiled template."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        """`special_tokens` are the variables a template may use, such as `bos_token`.
+        """Compile a template.
 
-        Raises `CheckpointError` when the source is not a valid template.
+        `special_tokens` are the variables a template may use, such as `bos_token`. Raises
+        `CheckpointError` when the source is not a valid template.
         """
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlocks, loopcontrols]
@@ -76,7 +77,7 @@ class ChatTemplate:
             raise CheckpointError(f"the chat template does not compile: {error}") from error
 
     def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        """The prompt, up to where the assistant's answer begins.
+        """Return the prompt, up to where the assistant's answer begins.
 
         Raises `InvalidRequest` when the template refuses the messages.
         """

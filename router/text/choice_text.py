@@ -1,8 +1,8 @@
 """One choice of an answer: tokens in, text to send out.
 
-Puts the detokenizer and the stop strings behind each other and keeps each token's logprobs with
-the text they belong to: an entry leaves when its token's first character does, and never when a
-stop string cut that character off.
+Runs tokens through the detokenizer and the stop strings, and keeps each token's logprobs with its
+text: an entry is sent with its token's first character, and never if a stop string cut that
+character off.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from router.text.stop_strings import StopStrings
 
 
 class TextDecoder(Protocol):
-    """What turns tokens into text; `router.text.detokenizer.Detokenizer`."""
+    """The interface that turns tokens into text; see `router.text.detokenizer.Detokenizer`."""
 
     @property
     def has_pending(self) -> bool: ...
@@ -58,11 +58,11 @@ class Delta(NamedTuple):
 
 
 _new_delta: Callable[[tuple[object, ...]], Delta] = partial(tuple.__new__, Delta)
-"""From all of its fields in order, in a third of the time."""
+"""Makes a `Delta` from all of its fields in order, in a third of the time."""
 
 
 class ChoiceText:
-    """Keeps nothing but what is held back, so an answer of any length costs the same memory."""
+    """The text of one choice. It keeps only held-back text, so its memory is bounded."""
 
     def __init__(
         self,
@@ -73,10 +73,11 @@ class ChoiceText:
         hidden_token_ids: Container[int] = (),
         echo: str = "",
     ) -> None:
-        """`has_logprobs`: every token comes with its logprobs, which are passed on.
+        """Start a choice.
 
-        Tokens in `hidden_token_ids` are not shown where an answer stops at them. `echo` is shown
-        before the answer (a prompt); stop strings are not sought in it.
+        `has_logprobs`: every token comes with its logprobs, which are passed on. A token in
+        `hidden_token_ids` is not shown if the answer stops at it. `echo` (a prompt) is shown before
+        the answer; stop strings are not searched in it.
         """
         self._decoder = decoder
         self._stops = StopStrings(stop)
@@ -114,7 +115,8 @@ class ChoiceText:
             entries = tuple(self._take_entries())
             if self._stops.is_stopped:
                 finish_reason = FinishReason.STOP
-                # A stop string ends with a token of the model's own; those it cut off were drafts.
+                # The token that ends a stop string is the model's own; the tokens it cut off were
+                # drafts.
                 accepted = max(accepted - max(len(token_ids) - num_tokens - 1, 0), 0)
         if self._echo:
             text, self._echo = self._echo + text, ""
@@ -157,7 +159,7 @@ class ChoiceText:
         return self._stops.push(text)
 
     def _take_entries(self) -> Iterator[LogprobEntry]:
-        """The entries whose text is out now; all of them when no text is held back."""
+        """Yield the entries whose text is sent now; all of them when no text is held back."""
         is_all_out = self._sent_chars == self._decoded_chars and not self._decoder.has_pending
         while self._entries and (is_all_out or self._entries[0].text_offset < self._sent_chars):
             yield self._entries.popleft()

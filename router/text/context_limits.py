@@ -1,4 +1,4 @@
-"""How much fits into the context that the cluster has, and the words for what does not."""
+"""The longest prompt and output that the cluster's context allows, and errors for longer ones."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class ContextExceeded(InvalidRequest):
 
 
 def prompt_too_long(num_prompt_tokens: int, max_model_len: int, *, param: str) -> ContextExceeded:
-    """The prompt leaves no room for a single output token."""
+    """Return the error for a prompt that leaves no space for a single output token."""
     return ContextExceeded(
         f"the prompt has {num_prompt_tokens} tokens: at most {max_model_len} fit here, "
         "prompt and output together, and at least 1 token of output must fit",
@@ -28,11 +28,11 @@ def output_limit(
     default: int | None,
     max_tokens_param: str,
 ) -> int:
-    """Most tokens the answer may have, after a prompt that leaves room for at least one.
+    """Return the most tokens the answer may have, after a prompt that leaves space for one.
 
-    Without `max_tokens`: `default`, or all the room there is when that is less or None. An
-    explicit `max_tokens` that does not fit is refused rather than cut, with both numbers.
-    Raises `InvalidRequest` and `ContextExceeded`.
+    Without `max_tokens`: `default`, or all that is left when that is less or None. An explicit
+    `max_tokens` that does not fit is refused rather than cut, with both numbers. Raises
+    `InvalidRequest` and `ContextExceeded`.
     """
     room = max_model_len - num_prompt_tokens
     if max_tokens is None:

@@ -2,12 +2,12 @@
 
 A token is not a piece of text: an emoji may take four tokens, and a decoder may treat the first
 token of a text differently from the rest. So a short window is decoded again each time: tokens
-whose text is out already (the context), then the new ones. What goes beyond the context's text is
-new, unless it ends in U+FFFD: then the last character may still be waiting for its bytes.
-The window never exceeds `2 * MAX_PENDING` tokens, so the cost per token is constant.
+whose text was returned already (the context), then the new ones. The text beyond the context's text
+is new, unless it ends in U+FFFD: then the last character may be incomplete. The window never
+exceeds `2 * MAX_PENDING` tokens, so the cost per token is constant.
 
-Where a token stands for the same bytes whatever is around it, and they are whole characters, as
-most tokens of a byte-level tokenizer are, its text is looked up instead.
+The text of some tokens does not depend on their neighbours and is whole characters, as for most
+tokens of a byte-level tokenizer. Such text is looked up instead.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Sequence
 
 MAX_PENDING = 12
-"""Tokens that may wait for a character to become whole. UTF-8 has at most 4 bytes per character,
-so only output that is not text at all ever waits so long."""
+"""The most tokens that may wait for a character to become complete.
+
+UTF-8 has at most 4 bytes per character, so only output that is not text waits so long.
+"""
 
 _REPLACEMENT = "\ufffd"
 
@@ -32,11 +34,11 @@ class Detokenizer:
         *,
         whole_text: Callable[[int], str | None] = lambda _: None,
     ) -> None:
-        """`decode` turns ids into text; tokens in `special_token_ids` have no text.
+        """Start an answer.
 
-        `whole_text` is the text of a token that is whole and the same everywhere, None for others.
-
-        `continues` are tokens that the answer directly goes on from, as a completion does from its
+        `decode` turns ids into text; tokens in `special_token_ids` have no text. `whole_text`
+        returns the text of a token if that is whole and the same everywhere, and None for others.
+        `continues` are tokens that the answer directly continues, as a completion continues its
         prompt: some decoders drop the space before the first token of a text.
         """
         self._decode = decode
@@ -45,7 +47,7 @@ class Detokenizer:
             token for token in continues[-MAX_PENDING:] if token not in special_token_ids
         ]
         self._context_text = decode(self._context)
-        if self._context_text.endswith(_REPLACEMENT):  # ends inside a character: no base to add to
+        if self._context_text.endswith(_REPLACEMENT):  # ends inside a character: no context
             self._context, self._context_text = [], ""
         self._pending: list[int] = []
         self._whole_text = whole_text
@@ -60,7 +62,7 @@ class Detokenizer:
         if token_id in self._special:
             return ""
         if not self._pending and (whole := self._whole_text(token_id)) is not None:
-            # Whatever comes next needs no context either: it goes on behind a whole character.
+            # The following tokens need no context either, because this is a whole character.
             self._context, self._context_text = [], ""
             return whole
         self._pending.append(token_id)
@@ -73,22 +75,25 @@ class Detokenizer:
         return self._advance(settled, self._decode(self._context + self._pending[:settled]))
 
     def flush(self) -> str:
-        """The answer ended: unfinished bytes are shown as U+FFFD."""
+        """End the answer; return unfinished bytes as U+FFFD."""
         if not self._pending:
             return ""
         return self._advance(len(self._pending), self._decode(self._context + self._pending))
 
     def _advance(self, num_tokens: int, text: str) -> str:
-        """The first pending tokens become the context; `text` is old context and they, decoded."""
+        """Make the first pending tokens the context; return their text.
+
+        `text` is the decoded text of the old context and these tokens.
+        """
         new_text = text[len(self._context_text) :]
         self._context, self._pending = self._pending[:num_tokens], self._pending[num_tokens:]
         self._context_text = self._decode(self._context)
         return new_text
 
     def _settled_tokens(self) -> int:
-        """How many pending tokens stand before the last, maybe unfinished, character.
+        """Return how many pending tokens come before the last, maybe unfinished, character.
 
-        A cut is safe where both sides decode to the same text apart as together.
+        A cut is safe if both sides decode to the same text separately as together.
         """
         whole = self._decode(self._pending)
         for keep in range(1, 4):

@@ -1,4 +1,4 @@
-"""Log-probabilities in the two shapes that OpenAI's APIs give them."""
+"""Log-probabilities in the two shapes of OpenAI's APIs."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from router.text.choice_text import LogprobEntry
 
 LOWEST_LOGPROB = -9999.0
-"""Stands for minus infinity, which JSON cannot say; the field's servers use the same number."""
+"""Represents minus infinity, which JSON does not have; other LLM servers use the same number."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenText:
-    """A token shown on its own: its bytes, and text that no other token shares its bytes with.
+    """A token shown on its own: its bytes, and a text that is unique to these bytes.
 
     Bytes that are not whole characters are shown as `bytes:\\xe2\\x82`.
     """
@@ -26,7 +26,7 @@ DescribeToken = Callable[[int], TokenText]
 
 
 def token_text(raw: bytes) -> TokenText:
-    """How a token with these bytes is shown."""
+    """Return how a token with these bytes is shown."""
     try:
         return TokenText(raw.decode(), raw)
     except UnicodeDecodeError:
@@ -34,7 +34,7 @@ def token_text(raw: bytes) -> TokenText:
 
 
 def chat_logprobs(entries: Sequence[LogprobEntry], describe: DescribeToken) -> dict[str, object]:
-    """`choices[].logprobs` of chat completions."""
+    """Return `choices[].logprobs` of chat completions."""
     content = []
     for entry in entries:
         top = [_chat_token(describe(token), logprob) for token, logprob in entry.logprobs.top]
@@ -50,7 +50,7 @@ def _chat_token(token: TokenText, logprob: float) -> dict[str, object]:
 def completion_logprobs(
     entries: Sequence[LogprobEntry], describe: DescribeToken
 ) -> dict[str, object]:
-    """`choices[].logprobs` of completions; the drawn token is always among the top ones."""
+    """Return `choices[].logprobs` of completions; the drawn token is always among the top ones."""
     tops = []
     for entry in entries:
         top = {describe(token).text: _finite(logprob) for token, logprob in entry.logprobs.top}

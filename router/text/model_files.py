@@ -1,4 +1,4 @@
-"""Reading the small files of a checkpoint folder that the router needs: no weights."""
+"""Read the small files of a checkpoint folder that the router needs: no weights."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from common.errors import CheckpointError
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in `path`; `CheckpointError` names the file and what is wrong with it."""
+    """Return the JSON object in `path`; `CheckpointError` names the file and the problem."""
     try:
         value = json.loads(path.read_bytes())
     except FileNotFoundError:
@@ -25,12 +25,15 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_json_if_there(path: Path) -> dict[str, Any]:
-    """Like `read_json`, but a file that is not there is an empty object."""
+    """Return the JSON object in `path`, or an empty one without a file."""
     return read_json(path) if path.exists() else {}
 
 
 def read_tokenizer(folder: Path) -> Tokenizer:
-    """`tokenizer.json`, without the padding and truncation that training may have left in it."""
+    """Read `tokenizer.json`, without padding and truncation that training may have left in it.
+
+    Raises `CheckpointError` when it is missing or broken.
+    """
     path = folder / "tokenizer.json"
     if not path.exists():
         raise CheckpointError(f"{path} is missing")
@@ -44,7 +47,10 @@ def read_tokenizer(folder: Path) -> Tokenizer:
 
 
 def read_chat_template(folder: Path, tokenizer_config: dict[str, Any]) -> str | None:
-    """`chat_template.jinja`, else the one in tokenizer_config.json ("default" of several)."""
+    """Read `chat_template.jinja`, else the one in tokenizer_config.json ("default" of several).
+
+    Raises `CheckpointError` when it cannot be read or is not text.
+    """
     path = folder / "chat_template.jinja"
     if path.exists():
         try:
@@ -64,7 +70,7 @@ def read_chat_template(folder: Path, tokenizer_config: dict[str, Any]) -> str | 
 
 
 def special_token_texts(tokenizer_config: dict[str, Any]) -> dict[str, str]:
-    """`bos_token`, `eos_token` and the like, as text; each may be stored as text or an object."""
+    """Return `bos_token`, `eos_token` etc. as text; each may be stored as text or as an object."""
     texts = {}
     for name, value in tokenizer_config.items():
         if not name.endswith("_token"):

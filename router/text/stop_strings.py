@@ -1,9 +1,9 @@
-"""Finding stop strings in text that arrives in pieces.
+"""Find stop strings in text that arrives in pieces.
 
-One Knuth-Morris-Pratt automaton per stop string walks the text character by character, so the
-result depends on the text alone, never on where it was cut into pieces, and the work per
-character is constant on average. The stop string that *ends* first wins; of those that end
-together the longest, so that as little as possible of a stop string is ever shown.
+One Knuth-Morris-Pratt automaton per stop string reads the text character by character, so the
+result depends on the text alone, never on where it was cut into pieces, and the work per character
+is constant on average. The stop string that *ends* first wins; of several that end together the
+longest, so that as little as possible of a stop string is ever shown.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ MAX_STOP_CHARS = 1024
 
 
 class _Automaton:
-    """How many characters of `pattern` the text now ends with."""
+    """Counts how many characters of `pattern` the text ends with now."""
 
     __slots__ = ("_fallback", "matched", "pattern")
 
@@ -25,7 +25,7 @@ class _Automaton:
         self._fallback = _fallbacks(pattern)
 
     def advance(self, char: str) -> bool:
-        """Take one character; whether the pattern is now complete."""
+        """Add one character; return whether the pattern is complete now."""
         matched = self.matched
         while matched and self.pattern[matched] != char:
             matched = self._fallback[matched - 1]
@@ -36,7 +36,7 @@ class _Automaton:
 
 
 def _fallbacks(pattern: str) -> list[int]:
-    """For each prefix of `pattern`, the length of its longest proper prefix that is a suffix."""
+    """Return each prefix's length of the longest proper prefix that is also its suffix."""
     table = [0] * len(pattern)
     matched = 0
     for i in range(1, len(pattern)):
@@ -49,14 +49,17 @@ def _fallbacks(pattern: str) -> list[int]:
 
 
 class StopStrings:
-    """The text of one answer on its way out; holds back what may be the start of a stop string.
+    """The text of one answer; holds back text that may be the start of a stop string.
 
-    At most `max(len(stop)) - 1` characters are held. After a stop string was found nothing more
-    may be pushed.
+    At most `max(len(stop)) - 1` characters are held. After a stop string was found nothing more may
+    be pushed.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
-        """`stops` holds non-empty strings; without any, text passes straight through."""
+        """Start an answer; without `stops`, text is returned at once.
+
+        Raises `ValueError` for an empty stop string.
+        """
         if any(not stop for stop in stops):
             raise ValueError("a stop string is empty")
         self._automata = [_Automaton(stop) for stop in stops]
@@ -64,7 +67,10 @@ class StopStrings:
         self.is_stopped = False
 
     def push(self, text: str) -> str:
-        """Add `text`; return what can be shown now. Sets `is_stopped` when a stop string ended."""
+        """Add `text`; return what can be shown now. Sets `is_stopped` at a stop string.
+
+        Raises `ValueError` after a stop string.
+        """
         if self.is_stopped:
             raise ValueError("text after a stop string")
         if not self._automata:
@@ -82,6 +88,6 @@ class StopStrings:
         return buffer[:safe]
 
     def flush(self) -> str:
-        """The answer ended: what was held is text after all."""
+        """End the answer; return the text that was held."""
         held, self._held = self._held, ""
         return held

@@ -26,16 +26,16 @@ from router.text.token_lookup import TokenBytes, TokenTextCache
 
 _SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _PROBE_CHARS_PER_TOKEN = 32
-"""Text longer than this times the context is probed before the whole of it is tokenised."""
+"""Text longer than this times the context is probed before all of it is tokenised."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextModel:
-    """What the router knows of the model that the cluster serves.
+    """The text side of the model that the cluster serves.
 
     `eos_token_ids` are those of config.json and of generation_config.json: nodes stop at both.
-    `default_sampling` holds what generation_config.json says of `temperature`, `top_p`, `top_k`,
-    `min_p` and `repetition_penalty`: the model's own defaults, where a request names none.
+    `default_sampling` are `temperature`, `top_p`, `top_k`, `min_p` and `repetition_penalty` of
+    generation_config.json: the model's defaults for parameters that a request does not set.
     """
 
     name: str
@@ -53,8 +53,8 @@ class TextModel:
     def load(cls, folder: Path, served_model_name: str, max_model_len: int) -> TextModel:
         """Read a Hugging Face folder.
 
-        `served_model_name` '' is the folder's name; `max_model_len` 0 is what the model allows.
-        Raises `CheckpointError` naming the file at fault, and `ConfigError` when `max_model_len`
+        `served_model_name` '' means the folder's name; `max_model_len` 0 means the model's length.
+        Raises `CheckpointError`, naming the file at fault, and `ConfigError` when `max_model_len`
         is more than the model's positions.
         """
         if not folder.is_dir():
@@ -83,7 +83,10 @@ class TextModel:
         )
 
     def render_chat(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        """The prompt text of a conversation. Raises `InvalidRequest` where the template does."""
+        """Return the prompt text of a conversation.
+
+        Raises `InvalidRequest` when the template refuses it or there is no template.
+        """
         if self._chat_template is None:
             raise InvalidRequest(
                 f"model {self.name!r} has no chat template: use /v1/completions", param="messages"
@@ -93,7 +96,7 @@ class TextModel:
     def encode(
         self, text: str, *, add_special_tokens: bool, param: str, max_model_len: int | None = None
     ) -> tuple[int, ...]:
-        """Token ids of `text`. A chat template writes its own special tokens, so chats add none.
+        """Return the token ids of `text`. A chat template writes its own special tokens.
 
         Raises `ContextExceeded` for text that cannot fit into `max_model_len` (None: the model's),
         without tokenising all of it when its beginning alone is too long.
@@ -111,16 +114,16 @@ class TextModel:
         return tuple(self._ids(text, add_special_tokens))
 
     def _ids(self, text: str, add_special_tokens: bool) -> list[int]:
-        # The fast way leaves out where in the text each token was.
+        # The fast variant leaves out the position of each token in the text.
         encodings = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return encodings[0].ids
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of `token_ids`, special tokens left out."""
+        """Return the text of `token_ids`, without special tokens."""
         return self._tokenizer.decode(token_ids, skip_special_tokens=True)
 
     def new_detokenizer(self, continues: Sequence[int] = ()) -> Detokenizer:
-        """For one answer; `continues` are the prompt's tokens where its text goes on from them."""
+        """Return a detokenizer for one answer; `continues` are the prompt's tokens it continues."""
         return Detokenizer(
             self.decode,
             self._special_token_ids,
@@ -129,7 +132,7 @@ class TextModel:
         )
 
     def describe_token(self, token_id: int) -> TokenText:
-        """How logprobs show a token."""
+        """Return how logprobs show a token."""
         return token_text(self._token_bytes[token_id])
 
 

@@ -1,4 +1,4 @@
-"""What one token stands for by itself: its bytes, and its text where no neighbour can change it."""
+"""The bytes of a single token, and its text if that does not depend on its neighbours."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class TokenBytes:
-    """Looks tokens up one by one; what a decoder does to the start of a text is left out."""
+    """Looks up tokens one by one; what a decoder does to the start of a text is left out."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         layout = json.loads(tokenizer.to_str())
@@ -24,7 +24,7 @@ class TokenBytes:
         self._has_word_marks = "▁" in decoder
 
     def __getitem__(self, token_id: int) -> bytes:
-        """The token's bytes; empty for an id without a token."""
+        """Return the token's bytes; empty for an id without a token."""
         token = self._tokenizer.id_to_token(token_id)
         if token is None:
             return b""
@@ -40,7 +40,7 @@ class TokenBytes:
 
 
 class TokenTextCache(dict[int, str | None]):
-    """Token id to text, filled on first use; None where the text depends on neighbouring tokens.
+    """Token id to text, filled on first use; None if the text depends on neighbouring tokens.
 
     A byte-level decoder joins the bytes of all tokens, so a token of whole characters has the same
     text everywhere. Others drop or add spaces at the beginning of a text: there all are None.
@@ -54,7 +54,7 @@ class TokenTextCache(dict[int, str | None]):
     def __missing__(self, token_id: int) -> str | None:
         text: str | None = None
         if self._tokenizer.id_to_token(token_id) is None:
-            return None  # not kept: only the vocabulary bounds what is
+            return None  # not stored: ids outside the vocabulary are unbounded
         if self._is_byte_level:
             text = self._tokenizer.decode([token_id], skip_special_tokens=False)
             if not text or _REPLACEMENT in text:
@@ -65,12 +65,12 @@ class TokenTextCache(dict[int, str | None]):
 
 @cache
 def _byte_of_char() -> dict[str, int]:
-    """Byte-level tokenizers write each byte as one printable character; this reads them back.
+    """Return the byte of each printable character by which byte-level tokenizers write bytes.
 
-    Bytes that print stand for themselves, the rest are numbered from U+0100 on.
+    Printable bytes represent themselves, the rest are numbered from U+0100 on.
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in set(printable)]
     table = {chr(byte): byte for byte in printable}
-    table.update({chr(0x100 + place): byte for place, byte in enumerate(others)})
+    table.update({chr(0x100 + index): byte for index, byte in enumerate(others)})
     return table

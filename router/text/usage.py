@@ -1,4 +1,4 @@
-"""Tokens of one request, counted once whatever the number of choices."""
+"""The tokens of one request, counted once for any number of choices."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from router.text.choice_text import Delta
 
 @dataclass(slots=True)
 class Usage:
-    """Prompt tokens count once per prompt, not once per choice, as OpenAI counts them.
+    """Token counts of a request. A prompt counts once, not once per choice, as at OpenAI.
 
-    Choice i answers prompt `i // choices_per_prompt`. The cached tokens of a prompt are those
-    that its first choice found: the others may find what the first has just left behind. Drafts
-    are those of all choices; a draft that is not in the answer is a rejected one.
+    Choice i answers prompt `i // choices_per_prompt`. The cached tokens of a prompt are those that
+    its first choice found, because the others may find what the first has just cached. Drafts are
+    those of all choices; a draft that is not in the answer was rejected.
     """
 
     prompt_lengths: tuple[int, ...]
@@ -26,7 +26,7 @@ class Usage:
         """Add the next deltas of one choice."""
         for delta in deltas:
             self.completion_tokens += delta.num_tokens
-        self._last[choice] = deltas[-1]  # what it says of the choice so far is all there is
+        self._last[choice] = deltas[-1]  # its counts are totals of the choice
 
     @property
     def prompt_tokens(self) -> int:
@@ -46,7 +46,7 @@ class Usage:
         return sum(delta.num_drafted - delta.num_accepted for delta in self._last.values())
 
     def as_json(self) -> dict[str, object]:
-        """OpenAI's `usage` object."""
+        """Return OpenAI's `usage` object."""
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,

@@ -1,4 +1,4 @@
-"""What is measured and recorded of requests.
+"""Measurements and records of requests.
 
 http_metrics    counts and times at the HTTP edge
 router_metrics  counts of requests, nodes and the placement store
@@ -6,5 +6,5 @@ loop_metrics    counters and histograms cheap enough for every token
 edge_counters   counts for the live page
 latency_window  percentiles of the last intervals
 request_watch   one HTTP request: its log line and its span
-choice_trace    one choice: its stages, its attempts and where they ran
+choice_trace    one choice: its stages, its attempts and their nodes
 """

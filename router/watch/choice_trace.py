@@ -1,7 +1,7 @@
-"""One choice of a request on its way through the cluster: its stages, its attempts, its spans.
+"""One choice of a request in the cluster: its stages, its attempts, its spans.
 
 The stages of the first token are timed for every choice. A traced request gets a span per attempt;
-below it one for each reservation that was asked for, and those that the nodes make themselves.
+below it one for each reservation that was requested, and those that the nodes make.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _FINISHES = frozenset(reason.value for reason in FinishReason) - {FinishReason.E
 
 
 class ChoiceTrace:
-    """Cheap where the request is not traced: a few clock readings per attempt."""
+    """The trace of a choice. Without tracing it costs a few clock readings per attempt."""
 
     def __init__(self, request: RequestListener, choice_id: str, now_s: float) -> None:
-        """`choice_id` is the id that nodes know; the choice begins at `now_s`."""
+        """Begin at `now_s`; `choice_id` is the id that nodes use."""
         self._request = request
         self._is_traced = request.span.is_recording
         self._attempt = 0
@@ -36,17 +36,17 @@ class ChoiceTrace:
     def on_choosing(
         self, attempt: AttemptId, now_s: float, *, is_reserved: bool, failure: PdserveError | None
     ) -> None:
-        """Nodes are chosen: at the start, after a refusal, or for another attempt.
+        """Record that nodes are chosen: at the start, after a refusal, or for another attempt.
 
         `failure` ended the attempt before, if there was one. With `is_reserved` the decode node
-        granted its reservation, and only a prefill node is wanted.
+        granted its reservation, and only a prefill node is missing.
         """
         self._enter(attempt, failure, now_s)
         self._placing_s += self._lap(now_s)
         self._end_reserve("" if is_reserved else "refused", now_s)
 
     def on_reserve_asked(self, attempt: AttemptId, node: Incarnation, now_s: float) -> None:
-        """A decode node was asked for a reservation."""
+        """Record that a decode node was asked for a reservation."""
         self._enter(attempt, None, now_s)
         self._placing_s += self._lap(now_s)
         self._end_reserve("refused", now_s)
@@ -56,7 +56,7 @@ class ChoiceTrace:
             self._reserve_span.set({"pdserve.node": node.node_id})
 
     def asks(self, request: GenerationRequest) -> GenerationRequest:
-        """Return the request as it goes to a node: it names the attempt's span."""
+        """Return the request for a node, which contains the attempt's span."""
         if not self._is_traced:
             return request
         return replace(request, traceparent=self._attempt_span.traceparent)
@@ -69,7 +69,7 @@ class ChoiceTrace:
         reason: str,
         now_s: float,
     ) -> None:
-        """The prompt is at the node that computes it, or on its way there."""
+        """Record that the prompt was sent to the node that computes it."""
         self._enter(attempt, None, now_s)
         for role, node in (("prefill", prefill), ("decode", decode)):
             if node is not None:
@@ -84,7 +84,7 @@ class ChoiceTrace:
             self._attempt_span.set({"pdserve.placement_reason": reason})
 
     def on_first_token(self, now_s: float, *, queue_s: float, compute_s: float) -> DispatchStages:
-        """Return the stages up to token 0, whose node states both spans of its prompt."""
+        """Return the stages up to token 0, whose node reports both spans of its prompt."""
         prompt_s = self._lap(now_s)
         computed_s = min(max(compute_s, 0.0), prompt_s)
         queued_s = min(max(queue_s, 0.0), prompt_s - computed_s)
@@ -102,7 +102,7 @@ class ChoiceTrace:
         )
 
     def on_end(self, outcome: str, now_s: float) -> None:
-        """The choice is over: a finish reason, or an error's code."""
+        """Record the end of the choice: a finish reason, or an error's code."""
         if self._is_traced:
             error = "" if outcome in _FINISHES else outcome
             self._end_reserve(error, now_s)
@@ -110,7 +110,7 @@ class ChoiceTrace:
             self._attempt_span.end(now_s, error=error)
 
     def _enter(self, attempt: AttemptId, failure: PdserveError | None, now_s: float) -> None:
-        """Begin another attempt: the time of those before it counts as retries."""
+        """Begin another attempt; the time of earlier ones counts as retries."""
         if attempt.attempt == self._attempt:
             return
         is_retry, self._attempt = self._attempt > 0, attempt.attempt

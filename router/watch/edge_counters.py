@@ -1,7 +1,7 @@
-"""What the HTTP edge counts for the live page, beside its Prometheus metrics.
+"""The HTTP edge's counts for the live page, besides its Prometheus metrics.
 
-Kept apart from them because a page wants percentiles of the last seconds, and a Prometheus
-histogram holds neither the seconds nor the percentiles.
+They are separate because a page shows percentiles of the last seconds, and a Prometheus histogram
+contains neither the seconds nor the percentiles.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 from router.watch.latency_window import LatencyWindow
 
 LATENCY_INTERVALS = 10
-"""One a second: percentiles of a single second would be those of a handful of requests."""
+"""One interval a second: a single second has only a few requests, too few for percentiles."""
 
 
 class EdgeCounters:
-    """Written by the edge as it goes, read once a second. Counts only rise."""
+    """Written by the edge with each request, read once a second. Counts only rise."""
 
     def __init__(self) -> None:
         self.num_tokens = 0
@@ -23,11 +23,11 @@ class EdgeCounters:
         self.tpot = LatencyWindow(LATENCY_INTERVALS)
 
     def on_request_end(self, *, has_failed: bool) -> None:
-        """A request was answered, given up by its client, or failed."""
+        """Count a request that was answered, aborted by its client, or failed."""
         self.num_requests += 1
         self.num_failed += has_failed
 
     def end_interval(self) -> None:
-        """A second is over."""
+        """End the present interval of one second."""
         self.ttft.end_interval()
         self.tpot.end_interval()

@@ -1,4 +1,4 @@
-"""What the router counts and times at its HTTP edge. Definitions: `common/latency.py`."""
+"""Counts and times at the router's HTTP edge. Definitions: `common/latency.py`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class HttpMetrics:
     """One set per app, in the registry that `/metrics` shows."""
 
     def __init__(self, registry: CollectorRegistry, edge: EdgeCounters | None = None) -> None:
-        """`edge`: what the live page counts, where there is one."""
+        """Register the metrics; `edge` are the counts for the live page, if there is one."""
         self.edge = edge or EdgeCounters()
         self.requests = Counter(
             "pdserve_requests_total",
@@ -104,7 +104,7 @@ class ChoiceTimer:
         self._num_tokens = 0
 
     def on_deltas(self, deltas: Sequence[Delta]) -> None:
-        """Count what came together as one chunk; without any tokens it has no time of its own."""
+        """Count deltas that came together as one chunk; without tokens they have no time."""
         now_s = self._clock.now_s()
         num_tokens = 0
         for delta in deltas:

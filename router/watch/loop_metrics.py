@@ -1,4 +1,4 @@
-"""Metrics with a value for every token: the event loop writes them, and a scrape reads them there.
+"""Metrics with a value for every token, written and read on the event loop.
 
 The metrics of the client library take a lock for each value and compare it with every bucket in
 turn, at many times the cost of counting here.

@@ -1,6 +1,6 @@
-"""What is said about one HTTP request when it has ended: a line in the log, and its span.
+"""The record of one HTTP request that has ended: a line in the log, and its span.
 
-Never what was asked or answered, and never a key: counts, times, names and ids alone.
+It never contains the prompt, the answer or a key: only counts, times, names and ids.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _OPERATIONS = {"chat.completions": "chat", "completions": "text_completion"}
 
 @dataclass(slots=True)
 class RequestWatch:
-    """One request on its way. `nodes` held some of it; `choices` are the ids that nodes know."""
+    """One request in progress. `nodes` held a part of it; `choices` are the ids that nodes use."""
 
     endpoint: str
     model: str
@@ -41,7 +41,7 @@ class RequestWatch:
     _first_token_at_s: float | None = None
 
     def on_planned(self, usage: Usage, began_at_s: float, now_s: float) -> None:
-        """The body was read at `began_at_s`, and is tokens now."""
+        """Record that the body, which was read at `began_at_s`, is tokenised."""
         self.usage = usage
         if self.span.is_recording:
             tokenize = self.span.child("tokenize", began_at_s)
@@ -49,29 +49,30 @@ class RequestWatch:
             tokenize.end(now_s)
 
     def on_choice(self, choice_id: str) -> None:
-        """A choice goes to the nodes under this id."""
+        """Record the id under which a choice is sent to nodes."""
         self.num_choices += 1
         if len(self.choices) < MAX_SHOWN_CHOICES:
             self.choices.append(choice_id)
 
     def on_node(self, node_id: str) -> None:
-        """This node holds some of it."""
+        """Record a node that holds a part of the request."""
         if len(self.nodes) < MAX_SHOWN_NODES:
             self.nodes[node_id] = None
 
     def on_retry(self) -> None:
-        """A choice begins another attempt."""
+        """Count another attempt of a choice."""
         self.num_retries += 1
 
     def on_first_token(self, now_s: float) -> None:
-        """A choice has its first token."""
+        """Record the first token of a choice."""
         if self._first_token_at_s is None:
             self._first_token_at_s = now_s
 
     def end(self, outcome: str, status: int | None, now_s: float, *, why: str = "") -> None:
-        """It is over: `ok`, `client_closed`, `cancelled` or an error's code; `status` was sent.
+        """Record the end: `ok`, `client_closed`, `cancelled` or an error's code.
 
-        `why`: the words of an error of ours. Those of a client's may quote what it sent.
+        `status` is the HTTP status that was sent. `why` is the text of this server's own errors;
+        the text of a client's error may quote its request.
         """
         if log.isEnabledFor(logging.INFO):
             self._log(outcome, status, now_s, why)
@@ -123,7 +124,7 @@ class RequestWatch:
             )
         if ttft_s is not None:
             span.set({"pdserve.ttft_s": ttft_s})
-        # A request that was wrong is not this server's error.
+        # A client's error is not this server's error.
         is_refused = status is not None and 400 <= status < 500
         span.end(now_s, error="" if outcome in _CALM_ENDS or is_refused else outcome)
 
@@ -137,7 +138,7 @@ class RequestWatcher:
         self._tracing = tracing
 
     def begin(self, endpoint: str, scope: Scope) -> RequestWatch:
-        """A request has come; the middleware left its id and its key's name in the scope."""
+        """Begin to watch a request, whose id and key name the middleware stored in the scope."""
         state = scope.get("state", {})
         watch = RequestWatch(
             endpoint,

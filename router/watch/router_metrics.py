@@ -1,4 +1,4 @@
-"""What the router counts about its requests and its nodes."""
+"""The router's counts of its requests and nodes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 
 
 class RouterMetrics:
-    """A few numbers, in the registry that is given."""
+    """A few counters and gauges in the given registry."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.requests = Counter(

@@ -24,9 +24,6 @@ NOT_YET = (
     "bench/router/",
     "http_serving/",
     "pdserve/",
-    "placement/",
-    "protos/",
-    "router/text/",
 )
 # Not part of what a caller can expect: bugs, and the end of an iterator.
 UNNAMED = frozenset(

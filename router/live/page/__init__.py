@@ -1,8 +1,8 @@
-"""The live page as one document: `index.html` with its style sheet and scripts put inside.
+"""The live page as one document: `index.html` with its style sheet and scripts inside.
 
-One document needs one round trip, and no path beside `/` that a stranger could ask for. The policy
-that is sent along names the hash of each script and style that was put in, so nothing else runs in
-the page, wherever it came from.
+One document needs one round trip, and no path besides `/` that is open without a key. The policy
+sent with it contains the hash of each script and style in the document, so the page runs nothing
+else.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _SCRIPT = re.compile(r'<script src="([\w.-]+)"></script>')
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What `GET /` answers."""
+    """The response to `GET /`."""
 
     body: bytes
     headers: Mapping[str, str]
@@ -29,7 +29,7 @@ class Page:
 
 @cache
 def live_page() -> Page:
-    """The page; its parts are package data, read once."""
+    """Return the page; its parts are package data, read once."""
     styles: list[str] = []
     scripts: list[str] = []
 

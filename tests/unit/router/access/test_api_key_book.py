@@ -96,7 +96,7 @@ def test_a_broken_file_keeps_the_old_keys_and_is_said_once(
         clock.advance(CHECK_EVERY_S)
         assert book.find(key) is not None
     (said,) = caplog.messages
-    assert "the API keys stay as they were" in said
+    assert "the API keys stay unchanged" in said
     assert "No such file" in said if is_gone else "key 1 ('mallory') has no sha256" in said
 
     path.unlink(missing_ok=True)

@@ -204,7 +204,7 @@ async def test_a_bug_in_a_sample_stops_the_page_and_nothing_else(
         monkeypatch.setattr(feed, "sample", fail)
         await feed.run(asyncio.Event())
         await viewer.task
-    assert "the live page stands still" in caplog.text
+    assert "the live page is not updated any more" in caplog.text
 
 
 async def test_a_connection_that_is_not_read_is_closed_for_good(
