@@ -12,7 +12,7 @@ from kv_transfer.connector import Commit, Ticket
 from kv_transfer.core.chunks import ArrivedSums, PieceSet
 from kv_transfer.core.frames import CommitFrame, Data
 from kv_transfer.core.handshake import HANDOFF_TABLE, HandoffState, HandoffStep, advance
-from kv_transfer.core.lanes import INLINE_LANES, ONE_SIDED_LANES
+from kv_transfer.core.lanes import INLINE_LANES, ONE_SIDED_LANES, PULLING_LANES
 
 
 class Landing:
@@ -65,8 +65,9 @@ class Landing:
                 f"block {max(data.ordinals)} of the ticket: it has {num_targets} blocks"
             )
         is_inline = self.lane in INLINE_LANES
-        if is_inline != bool(data.runs) or (self.lane == "shm") != bool(data.source_blocks):
-            raise PeerProtocolError(f"DATA has no source blocks, which lane {self.lane} requires")
+        is_pulled = self.lane in PULLING_LANES
+        if is_inline != bool(data.runs) or is_pulled != bool(data.source_blocks):
+            raise PeerProtocolError(f"DATA does not name its blocks as lane {self.lane} requires")
         wanted = [count * self._layout.piece_bytes for count in data.runs for _ in "kv"]
         if part_sizes != wanted:
             raise PeerProtocolError(

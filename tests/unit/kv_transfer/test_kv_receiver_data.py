@@ -93,7 +93,7 @@ def test_data_says_where_its_blocks_are_as_its_lane_does(
     assert not any(isinstance(effect, Write) for effect in effects)
     (failed, *_) = events(effects)
     assert isinstance(failed, LandingFailed)
-    assert "has no source blocks" in str(failed.error)
+    assert "DATA does not name its blocks" in str(failed.error)
 
 
 def test_data_counts_for_its_landing_generation_and_connection_alone() -> None:
