@@ -5,7 +5,6 @@ issues a ticket, a prefill node writes exactly these blocks, and each side is no
 outcome. Frames of the KV plane grant no rights: the control plane decides who may write where.
 
     connector       the contract: Ticket, Commit, events, KVConnector
-    loopback        LoopbackConnector, LoopbackNetwork: nodes of one process; the reference
     zmq_connector   ZmqConnector: nodes on different machines
     zmq_transport   its sockets; curve_keys: the key pair that encrypts them
     zmq_gate        authentication of connections when the cluster has a key

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from common.clock import ManualClock, MonotonicClock
+from common.clock import MonotonicClock
 from pdserve.local_cluster.child_process import (
     ChildProcess,
     described_exit,
@@ -18,6 +18,7 @@ from pdserve.local_cluster.child_process import (
     stop_children,
 )
 from pdserve.local_cluster.signals import Signals, StopRequested
+from tests.fakes.manual_clock import ManualClock
 
 STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)"
 FOREVER = "print('runs', flush=True); signal.pause()"

@@ -12,12 +12,10 @@ from typing import Any
 
 import pytest
 
-from common.clock import ManualClock
 from common.errors import DeadlineExceeded, NodeLost, Overloaded, PdserveError
 from common.ids import AttemptId, Incarnation
 from common.nodes import Role
 from common.request import GenerationRequest, RequestOutput, SamplingParams
-from placement.memory_store import MemoryStore
 from protos import pdserve_node_pb2 as pb
 from router.core.request_flow import Reservation
 from router.dispatch import node_clients
@@ -35,6 +33,8 @@ from router.dispatch.node_clients import (
     backoff_s,
 )
 from tests.fakes.http_server import eventually
+from tests.fakes.manual_clock import ManualClock
+from tests.fakes.memory_store import MemoryStore
 from tests.fakes.stopped_time import StoppedTime
 from tests.integration.fake_node import FakeNode, record_of
 

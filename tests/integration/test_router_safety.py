@@ -12,19 +12,19 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from common.clock import ManualClock
 from common.errors import InternalError
 from common.ids import Incarnation
 from common.nodes import Role
 from common.request import SamplingParams
 from pdserve.local_cluster.local_cluster import _STOP_TIMEOUT_S
-from placement.memory_store import MemoryStore
 from placement.store import LiveNode
 from router.cluster.view import DispatcherView
 from router.dispatch.dispatcher import CLOSE_TIMEOUT_S, Dispatcher
 from router.http.server import GRACE_S, bind_http, serve_http
 from tests.fakes.http_edge import make_edge, never_ends
 from tests.fakes.http_server import eventually, raw_request
+from tests.fakes.manual_clock import ManualClock
+from tests.fakes.memory_store import MemoryStore
 from tests.fakes.read_answer import read
 from tests.integration.fake_node import IDLE, FakeNode, record_of
 

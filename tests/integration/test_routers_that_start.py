@@ -8,13 +8,13 @@ from collections.abc import AsyncIterator
 import pytest
 from prometheus_client import CollectorRegistry
 
-from common.clock import ManualClock
 from common.nodes import Role
-from placement.memory_store import MemoryStore
 from protos import pdserve_node_pb2 as pb
 from router.dispatch import dispatcher
 from router.dispatch.dispatcher import Dispatcher
 from tests.fakes.http_server import eventually
+from tests.fakes.manual_clock import ManualClock
+from tests.fakes.memory_store import MemoryStore
 from tests.integration.fake_node import FakeNode
 
 LEASE_S = 5.0

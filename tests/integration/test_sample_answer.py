@@ -9,7 +9,6 @@ from contextlib import contextmanager
 
 import pytest
 
-from common.clock import ManualClock
 from pdserve.commands.http_client import RouterRefused, RouterUnreachable, fetch_json
 from pdserve.local_cluster.sample_answer import (
     SampleAnswer,
@@ -17,6 +16,7 @@ from pdserve.local_cluster.sample_answer import (
     served_model,
     stream_sample_answer,
 )
+from tests.fakes.manual_clock import ManualClock
 
 OK = b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n"
 

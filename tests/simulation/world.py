@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-from common.clock import ManualClock
 from common.config import SchedulingConfig, SpeculationConfig
 from common.errors import Draining, Overloaded
 from common.ids import Incarnation
@@ -34,6 +33,7 @@ from node.perform_effects import NodeEffects
 from prefill_node.request_flow import PrefillFlow
 from tests.fakes.fake_kv_network import FakeConnector, FakeKVNetwork
 from tests.fakes.hash_runner import EOS_TOKEN_ID, VOCAB_SIZE, HashRunner, expected_tokens
+from tests.fakes.manual_clock import ManualClock
 from tests.simulation.scripted_router import Asked, ScriptedRouter
 from tests.unit.engine_core.build import check_books, check_idle, make_request
 

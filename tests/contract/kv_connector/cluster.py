@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from common.clock import Clock, ManualClock
+from common.clock import Clock
 from common.errors import HandoffFailed
 from common.ids import AttemptId, Incarnation
 from common.kv_layout import KVLayout
@@ -31,6 +31,7 @@ from kv_transfer.core.limits import MAX_WAIT_S
 from kv_transfer.pieces import Pool
 from kv_transfer.shell import TransportConnector
 from tests.contract.kv_connector.kinds import KINDS, Kind, NodeOptions
+from tests.fakes.manual_clock import ManualClock
 from tests.fakes.stall_free_clock import StallFreeClock
 
 LAYOUT = KVLayout(

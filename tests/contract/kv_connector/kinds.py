@@ -21,11 +21,11 @@ from kv_transfer.connector import OnEvent
 from kv_transfer.core.effects import Peer
 from kv_transfer.core.lanes import VERIFY_AUTO
 from kv_transfer.lane import Lane
-from kv_transfer.loopback import LoopbackConnector, LoopbackNetwork, LoopbackTransport
 from kv_transfer.pieces import Pool
 from kv_transfer.shell import TransportConnector
 from kv_transfer.zmq_connector import ZmqConnector
 from tests.fakes.fake_one_sided_lane import Fabric, FakeOneSidedLane
+from tests.fakes.loopback_connector import LoopbackConnector, LoopbackNetwork, LoopbackTransport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

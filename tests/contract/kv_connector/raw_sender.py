@@ -12,11 +12,11 @@ from common.ids import Incarnation
 from kv_transfer.connector import Ticket
 from kv_transfer.core import frames
 from kv_transfer.core.effects import Peer
-from kv_transfer.loopback import LoopbackTransport
 from kv_transfer.pieces import Pool, packed_sums, piece_sum
 from kv_transfer.transport import FromPeer, Parts
 from tests.contract.kv_connector.cluster import LAYOUT, WAIT_S, Cluster, Node
 from tests.contract.kv_connector.kinds import LoopbackKind
+from tests.fakes.loopback_connector import LoopbackTransport
 
 ROGUE = Incarnation("rogue", 1)
 

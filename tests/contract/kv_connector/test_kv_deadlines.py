@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 
-from common.clock import ManualClock
 from kv_transfer.connector import Landed
 from tests.contract.kv_connector.cluster import (
     Cluster,
@@ -13,6 +12,7 @@ from tests.contract.kv_connector.cluster import (
     error_of,
     wait_until,
 )
+from tests.fakes.manual_clock import ManualClock
 
 
 def test_abort_before_anybody_answers(cluster: Cluster) -> None:

@@ -15,7 +15,6 @@ import random
 import numpy as np
 import pytest
 
-from common.clock import ManualClock
 from common.errors import HandoffFailed
 from kv_transfer.connector import Commit, Landed, LandingFailed, Released, Ticket, TransferEnded
 from tests.contract.kv_connector.cluster import (
@@ -28,6 +27,7 @@ from tests.contract.kv_connector.cluster import (
     wait_until,
 )
 from tests.contract.kv_connector.fault_proxy import KINDS, Fault, FaultProxy
+from tests.fakes.manual_clock import ManualClock
 
 SOURCES = ([0, 1, 2, 3], [7, 5, 6], [11, 9, 2, 1])
 TARGETS = ([2, 3, 0, 9], [8, 5, 6], [1, 4, 7, 11])

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from common.clock import ManualClock
 from kv_transfer.connector import (
     ConnectorEvent,
     Landed,
@@ -39,6 +38,7 @@ from tests.contract.kv_connector.cluster import (
 from tests.contract.kv_connector.kinds import FakeRdmaKind
 from tests.contract.kv_connector.raw_sender import RawSender
 from tests.fakes.fake_one_sided_lane import FakeOneSidedLane
+from tests.fakes.manual_clock import ManualClock
 
 BLOCKS = (1, 2, 3)
 

@@ -6,12 +6,12 @@ from typing import Protocol
 
 import redis
 
-from common.clock import ManualClock
 from common.ids import AttemptId, Incarnation
 from common.nodes import KVLink, NodeLoad, NodeRecord, Role
-from placement.memory_store import MemoryStore
 from placement.redis_store import RedisStore
 from placement.store import Placement, PlacementStore
+from tests.fakes.manual_clock import ManualClock
+from tests.fakes.memory_store import MemoryStore
 
 LINKS = (KVLink("d1", "shm", True, 1 << 40), KVLink("d2", "zmq", False, 7))
 

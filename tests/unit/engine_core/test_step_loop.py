@@ -8,12 +8,12 @@ from collections.abc import Iterable, Sequence
 
 import pytest
 
-from common.clock import ManualClock
 from engine.core.plan import DrawnTokens, OnLayer, ScheduledSequence, SequencesFailed
 from engine.core.planned_step import BlockCopy, PlannedStep, Pushes
 from engine.core.sequence import Sequence as EngineSequence
 from engine.core.step_plan import StopRule
 from engine.step_loop import StepLoop, start_step_thread
+from tests.fakes.manual_clock import ManualClock
 from tests.unit.engine_core.build import make_request
 
 

@@ -19,7 +19,6 @@ from kv_transfer.core.effects import Peer, Reply
 from kv_transfer.core.lanes import LANES_BY_SPEED, VERIFY_MODES, verification
 from kv_transfer.core.receiver import Receiver
 from kv_transfer.core.sender import Sender
-from kv_transfer.loopback import LoopbackTransport
 from kv_transfer.transport import FromSession, Parts
 from tests.contract.kv_connector.cluster import (
     LAYOUT,
@@ -31,6 +30,7 @@ from tests.contract.kv_connector.cluster import (
 )
 from tests.contract.kv_connector.kinds import FakeRdmaKind
 from tests.fakes.fake_one_sided_lane import FakeOneSidedLane
+from tests.fakes.loopback_connector import LoopbackTransport
 from tests.fakes.stall_free_clock import StallFreeClock
 
 

@@ -11,7 +11,6 @@ import msgpack  # type: ignore[import-untyped]
 import numpy as np
 import pytest
 
-from common.clock import ManualClock
 from common.errors import HandoffFailed, PeerProtocolError
 from common.ids import Incarnation
 from kv_transfer.core.chunks import Chunk
@@ -24,6 +23,7 @@ from kv_transfer.rdma.peer_writer import Engine, PeerWriter
 from kv_transfer.rdma.rdma_lane import COOL_DOWN_S, MAX_WRITERS, RdmaLane
 from kv_transfer.transport import Parts
 from tests.fakes.fake_engine import FakeEngine
+from tests.fakes.manual_clock import ManualClock
 
 NUM_LAYERS, NUM_BLOCKS, PIECE = 2, 8, 64
 PEER, OTHER = (Peer(f"tcp://127.0.0.1:{n}", Incarnation(f"d{n}", 1)) for n in (1, 2))

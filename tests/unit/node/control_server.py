@@ -7,7 +7,6 @@ from typing import Any
 
 import grpc.aio
 
-from common.clock import ManualClock
 from common.ids import Incarnation
 from common.nodes import Role
 from common.request import GenerationRequest, RequestOutput
@@ -27,6 +26,7 @@ from node.tickets import ticket_to_proto
 from protos import pdserve_node_pb2 as pb
 from protos import pdserve_node_pb2_grpc as pb_grpc
 from protos.codec import make_envelope, request_to_proto
+from tests.fakes.manual_clock import ManualClock
 from tests.fakes.node_caller import NodeCaller
 from tests.unit.engine_core.build import make_request
 

@@ -17,14 +17,14 @@ from common.nodes import NodeRecord, Role
 from common.request import GenerationRequest, RequestOutput
 from decode_node.node import decode_flow_maker
 from kv_transfer.connector import OnEvent
-from kv_transfer.loopback import LoopbackConnector, LoopbackNetwork
 from node.engine_node import EngineNode
 from node.node_parts import LoadedModel, NodeConnector, NodeParts
-from placement.memory_store import MemoryStore
 from protos import pdserve_node_pb2 as pb
 from protos import pdserve_node_pb2_grpc as pb_grpc
 from protos.codec import make_envelope, request_to_proto
 from tests.fakes.hash_runner import HashRunner
+from tests.fakes.loopback_connector import LoopbackConnector, LoopbackNetwork
+from tests.fakes.memory_store import MemoryStore
 from tests.fakes.node_caller import NodeCaller
 
 WAIT_S = 20.0

@@ -12,7 +12,6 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from common.clock import ManualClock
 from common.config import Config
 from common.ids import Incarnation
 from common.nodes import Role
@@ -20,17 +19,18 @@ from decode_node.node import decode_flow_maker
 from engine.core.planned_step import PlannedStep
 from engine.core.scheduler import Scheduler
 from kv_transfer.connector import OnEvent
-from kv_transfer.loopback import LoopbackConnector, LoopbackNetwork
 from node import engine_node, step_thread
 from node.control_port import SERVER_OPTIONS
 from node.engine_node import EngineNode
 from node.node_flow import NodeFlow
 from node.node_parts import LoadedModel, NodeConnector, NodeParts
 from node.step_thread import STEP_STALL_S, is_stalled
-from placement.memory_store import MemoryStore
 from protos import pdserve_node_pb2 as pb
 from protos import pdserve_node_pb2_grpc as pb_grpc
 from tests.fakes.hash_runner import HashRunner
+from tests.fakes.loopback_connector import LoopbackConnector, LoopbackNetwork
+from tests.fakes.manual_clock import ManualClock
+from tests.fakes.memory_store import MemoryStore
 
 WAIT_S = 20.0
 ROUTER = Incarnation("router", 1)

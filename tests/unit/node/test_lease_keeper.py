@@ -7,13 +7,13 @@ import logging
 
 import pytest
 
-from common.clock import ManualClock
 from common.errors import StaleEpoch
 from common.ids import Incarnation
 from common.nodes import NodeLoad, NodeRecord, Role
 from node.lease_keeper import RENEWALS_PER_LEASE, LeaseKeeper
-from placement.memory_store import MemoryStore
 from placement.store import PlacementUnavailable
+from tests.fakes.manual_clock import ManualClock
+from tests.fakes.memory_store import MemoryStore
 
 LEASE_S = 4.0
 

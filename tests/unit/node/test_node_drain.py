@@ -21,18 +21,18 @@ from common.request import FinishReason, RequestOutput
 from decode_node.node import decode_flow_maker
 from engine.core.plan import OnLayer
 from kv_transfer.connector import OnEvent
-from kv_transfer.loopback import LoopbackConnector, LoopbackNetwork
 from node import drain as drain_module
 from node import engine_node
 from node.engine_node import EngineNode
 from node.inbox import Inbox
 from node.messages import Drain, Message, Submit
 from node.node_parts import LoadedModel, NodeConnector, NodeParts
-from placement.memory_store import MemoryStore
 from protos import pdserve_node_pb2 as pb
 from protos import pdserve_node_pb2_grpc as pb_grpc
 from protos.codec import make_envelope, request_to_proto
 from tests.fakes.hash_runner import HashRunner, expected_tokens
+from tests.fakes.loopback_connector import LoopbackConnector, LoopbackNetwork
+from tests.fakes.memory_store import MemoryStore
 from tests.fakes.node_caller import NodeCaller
 from tests.unit.engine_core.build import make_request
 

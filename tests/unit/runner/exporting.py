@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from common.blocks import blocks_for
-from common.clock import ManualClock
 from common.config import SpeculationConfig
 from common.ids import AttemptId, Incarnation
 from common.request import GenerationRequest, SamplingParams
@@ -25,6 +24,7 @@ from node.messages import Effect, Message, Submit
 from node.node_flow import FlowLimits
 from node.perform_effects import NodeEffects
 from prefill_node.request_flow import PrefillFlow
+from tests.fakes.manual_clock import ManualClock
 
 ROUTER = Incarnation("r", 1)
 Piece = tuple[int, int]

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from common.clock import ManualClock, MonotonicClock
+from common.clock import MonotonicClock
 from common.config import Config
 from common.errors import ConfigError
 from common.nodes import Role
@@ -19,6 +19,7 @@ from pdserve.local_cluster.free_ports import free_loopback_port
 from pdserve.roles import otel
 from pdserve.roles.make_tracing import make_tracing
 from pdserve.roles.otel import OtelTracing
+from tests.fakes.manual_clock import ManualClock
 
 PARENT = f"00-{'ab' * 16}-{'cd' * 8}-"
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from common.clock import ManualClock
 from common.errors import ConfigError
 from router.access.api_key_book import CHECK_EVERY_S, ApiKeyBook
 from router.access.api_keys import add_api_key, revoke_api_key
 from router.access.key_limits import Limit, Refusal
+from tests.fakes.manual_clock import ManualClock
 
 
 @pytest.fixture

@@ -11,12 +11,12 @@ import httpx
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from common.clock import ManualClock
 from router.access.api_key_book import ApiKeyBook
 from router.access.api_keys import add_api_key, revoke_api_key
 from router.access.middleware import ApiKeyMiddleware
 from tests.fakes.http_edge import Edge, fails, hangs_after, make_edge, runs_out_of_time
 from tests.fakes.http_server import eventually, raw_request, served
+from tests.fakes.manual_clock import ManualClock
 from tests.fakes.stopped_time import StoppedTime
 
 PATH = "/v1/completions"

@@ -9,9 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 from prometheus_client import CollectorRegistry
 
-from common.clock import ManualClock
 from common.ids import AttemptId, Incarnation
-from placement.memory_store import MemoryStore
 from placement.store import Placement, PlacementUnavailable
 from router.dispatch import placement_recorder
 from router.dispatch.placement_recorder import (
@@ -22,6 +20,8 @@ from router.dispatch.placement_recorder import (
 )
 from router.watch.router_metrics import RouterMetrics
 from tests.fakes.http_server import eventually
+from tests.fakes.manual_clock import ManualClock
+from tests.fakes.memory_store import MemoryStore
 
 
 class GatedStore(MemoryStore):

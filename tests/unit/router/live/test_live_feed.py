@@ -17,13 +17,13 @@ from typing import Any
 
 import pytest
 
-from common.clock import ManualClock
 from router.live import feed as live_feed
 from router.live import page as page_module
 from router.live.feed import MAX_BEHIND, MAX_VIEWERS, LiveFeed
 from router.live.page import live_page
 from tests.fakes.http_edge import FakeCluster, events, make_edge
 from tests.fakes.http_server import eventually, served
+from tests.fakes.manual_clock import ManualClock
 
 FOLDER = Path(page_module.__file__).parent
 
