@@ -64,7 +64,7 @@ def _sequences(statistics: NodeStatistics) -> Iterator[Metric]:
     yield gauge(
         "head_passed_sequences",
         "Sequences admitted before the one that waits longest for blocks",
-        scheduler.highest_num_passed,
+        scheduler.highest_num_bypassed,
     )
     yield counters(
         "admission_stops",

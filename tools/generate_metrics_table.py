@@ -114,7 +114,7 @@ def _node_statistics() -> NodeStatistics:
         new_token_ratio=0.0,
         num_running=0,
         num_waiting=0,
-        highest_num_passed=0,
+        highest_num_bypassed=0,
         max_num_batched_tokens=1,
     )
     return NodeStatistics(scheduler=scheduler, num_transfers=0)

@@ -68,7 +68,7 @@ class Scheduler:
         self._config = config
         self._speculation = speculation
         self._counters = StepCounters()
-        self._highest_num_passed = 0
+        self._highest_num_bypassed = 0
         self._prefixes = PrefixIndex(
             self.pool,
             block_size=limits.block_size,
@@ -112,7 +112,7 @@ class Scheduler:
             new_token_ratio=self.reservation.ratio,
             num_running=len(self.running) + len(self.receiving),
             num_waiting=len(self.waiting),
-            highest_num_passed=self._highest_num_passed if self.waiting else 0,
+            highest_num_bypassed=self._highest_num_bypassed if self.waiting else 0,
             max_num_batched_tokens=self.limits.max_num_batched_tokens,
         )
 
@@ -338,7 +338,7 @@ class Scheduler:
         ):
             sequence.num_bypassed += plan.bypassed.get(sequence.sequence_id, 0)
             highest = max(highest, sequence.num_bypassed)
-        self._highest_num_passed = highest
+        self._highest_num_bypassed = highest
 
     def _adapt_reservation(self, plan: StepPlan) -> None:
         if plan.preempted:

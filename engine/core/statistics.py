@@ -81,5 +81,5 @@ class SchedulerStatistics:
     new_token_ratio: float
     num_running: int
     num_waiting: int
-    highest_num_passed: int
+    highest_num_bypassed: int
     max_num_batched_tokens: int

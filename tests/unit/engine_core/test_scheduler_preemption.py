@@ -104,7 +104,7 @@ def test_s43_who_is_bypassed_ages_though_victims_join_the_queue_before_it() -> N
     assert step.num_preempted == 2
     assert {important.sequence_id, small.sequence_id} <= {s.sequence_id for s in step.sequences}
     assert blocked.num_bypassed == 1
-    assert engine.scheduler.statistics().highest_num_passed == 1
+    assert engine.scheduler.statistics().highest_num_bypassed == 1
 
 
 # --- coming back ----------------------------------------------------------------------------------

@@ -138,11 +138,11 @@ def test_s58_what_is_kept_back_and_how_often_the_head_was_passed() -> None:
     head = engine.add(make_request(40, seed=2, max_tokens=4))
     engine.add(make_request(1, seed=3, max_tokens=3))
     engine.step()
-    assert (head.num_bypassed, seen(engine).highest_num_passed) == (1, 1)
+    assert (head.num_bypassed, seen(engine).highest_num_bypassed) == (1, 1)
     # In the end 21 tokens are 6 blocks; the small one's 4 fit into its own.
     assert seen(engine).counters.num_growth_blocks == 6 - len(first.block_table) == 3
     engine.scheduler.finish(head)
-    assert seen(engine).highest_num_passed == 0
+    assert seen(engine).highest_num_bypassed == 0
 
 
 def test_seats_queue_and_blocks_are_told_as_they_are_now() -> None:

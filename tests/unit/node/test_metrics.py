@@ -47,7 +47,7 @@ STATISTICS = NodeStatistics(
         new_token_ratio=0.75,
         num_running=8,
         num_waiting=9,
-        highest_num_passed=10,
+        highest_num_bypassed=10,
         max_num_batched_tokens=200,
     ),
 )
