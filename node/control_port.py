@@ -52,7 +52,7 @@ class ControlPort:
     """
 
     def __init__(self, host: str, port: int, keys: Keys | None) -> None:
-        """Raises `ConfigError` when nothing can listen on `host` and `port`."""
+        """Bind `host` and `port`. Raises `ConfigError` when that is not possible."""
         self._server = make_server(SERVER_OPTIONS, keys)
         address = host_port(host, port)
         try:

@@ -1,1 +1,1 @@
-"""What a router costs: its own CPU time, its latency and its memory."""
+"""The cost of a router: its own CPU time, its latency and its memory."""

@@ -1,4 +1,4 @@
-"""What a router costs: `python -m bench.router --json`.
+"""The cost of a router: `python -m bench.router --json`.
 
 A router as `pdserve serve --role router` runs it, with a real Redis server, between streaming
 clients and a prefill and a decode node that answer at once (`node_stand_in.py`): each request is a
@@ -45,7 +45,7 @@ _NUM_PROGRESS_REPORTS = 10
 
 
 def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """All that was asked for, with the tokenizer of the model in `folder`."""
+    """Measure what was asked for, with the tokenizer of the model in `folder`."""
     model = TextModel.load(folder, "", 0)
     text = _TEXT.read_text(encoding="utf-8")
     pieces = answers(model.encode(text, add_special_tokens=False, param="text"), NUM_TOKENS)
@@ -68,7 +68,7 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
 def _check(system: RunningSystem, texts: set[str]) -> None:
     text = system.load.call("text", NUM_TOKENS)
     if text not in texts:
-        raise RuntimeError(f"the answer is not what the nodes sent: {text!r}")
+        raise RuntimeError(f"the answer differs from the nodes' tokens: {text!r}")
 
 
 def _timed(system: RunningSystem, num_streams: int, seconds: float) -> dict[str, Any]:
@@ -105,9 +105,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.router", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--json", action="store_true", help="one JSON line and no indentation")
-    parser.add_argument("--seconds", type=float, default=10.0, help="of each load that is timed")
+    parser.add_argument("--seconds", type=float, default=10.0, help="seconds of each timed load")
     parser.add_argument(
-        "--rss-requests", type=int, default=100_000, help="of the memory's growth; 0: not measured"
+        "--rss-requests", type=int, default=100_000, help="for the memory's growth; 0: not measured"
     )
     options = parser.parse_args(arguments)
     if options.seconds <= 0 or options.rss_requests < 0:

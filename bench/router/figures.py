@@ -1,4 +1,4 @@
-"""From what was counted to what is reported."""
+"""From counts to figures."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from bench.router.load import LoadResult
 
 
 def figures(load: LoadResult, used_cpu_s: Mapping[str, float]) -> dict[str, object]:
-    """One load's figures. `used_cpu_s` is what each process, the "router" among them, used."""
+    """Return one load's figures. `used_cpu_s` is by process, the "router" among them."""
     return {
         "tokens_per_s": round(load.num_tokens / load.seconds),
         "requests_per_s": round(load.num_requests / load.seconds, 1),
@@ -21,6 +21,6 @@ def figures(load: LoadResult, used_cpu_s: Mapping[str, float]) -> dict[str, obje
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """The smallest value that at least `share` of all values do not exceed."""
+    """Return the smallest value that at least `share` of all values do not exceed."""
     ordered = sorted(values)
     return ordered[max(0, -(-len(ordered) * round(share * 1000) // 1000) - 1)]

@@ -1,4 +1,4 @@
-"""Streaming clients that cost little: raw sockets, and only as much parsing as counting takes."""
+"""Cheap streaming clients: raw sockets, and only as much parsing as counting needs."""
 
 from __future__ import annotations
 
@@ -13,15 +13,18 @@ from typing import cast
 import uvloop
 
 NUM_PROMPTS = 4096
-"""Different prompts, in turn. The router remembers where prefixes went, up to a bound: with a new
-prompt each time its memory would grow until that is reached, which says nothing about leaks."""
+"""The number of different prompts, used in turn.
+
+The router stores where prefixes were placed, up to a bound. With a new prompt each time its memory
+would grow up to that bound, which would hide leaks.
+"""
 
 _GOOD = b"HTTP/1.1 200 "
 _END = b"0\r\n\r\n"
 _EVENT = b"data: "
 _DONE = b"data: [DONE]"
 _EVENTS_WITHOUT_TOKENS = 4
-"""The role's, the finish reason's, the usage and [DONE]."""
+"""Events without text: role, finish reason, usage and [DONE]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +42,7 @@ class LoadSpec:
 
 @dataclass(frozen=True, slots=True)
 class LoadResult:
-    """`seconds` from the first request to the last answer; one time to first token a request."""
+    """A load's result: `seconds` from the first request to the last answer; TTFT by request."""
 
     num_requests: int
     num_tokens: int
@@ -49,7 +52,7 @@ class LoadResult:
 
 
 class LoadClient:
-    """All clients, on one core. Lives in a process of its own."""
+    """All clients, on one core, in a process of their own."""
 
     def __init__(self, core: int, port: int, model: str) -> None:
         os.sched_setaffinity(0, {core})
@@ -61,18 +64,18 @@ class LoadClient:
         return os.getpid()
 
     def run(self, spec: LoadSpec) -> LoadResult:
-        """Raises `RuntimeError` for any answer that is not whole."""
+        """Run a load; `RuntimeError` for any answer that is incomplete."""
         return uvloop.run(self._run(spec))
 
     def text(self, num_tokens: int) -> str:
-        """The text of one answer, from its events."""
+        """Return the text of one answer, from its events."""
         answer = uvloop.run(self._one(num_tokens))
         lines = [line for line in answer.decode().splitlines() if line.startswith("data: {")]
         choices = [choice for line in lines for choice in json.loads(line[6:])["choices"]]
         return "".join(choice["delta"].get("content", "") for choice in choices)
 
     def close(self) -> None:
-        """Nothing outlives a run."""
+        """Do nothing: a run leaves nothing open."""
 
     async def _run(self, spec: LoadSpec) -> LoadResult:
         ends_at_s = time.perf_counter() + (spec.duration_s or float("inf"))
@@ -147,7 +150,7 @@ class _Client(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
 
     async def ask(self, request: bytes) -> bytes:
-        """The raw answer."""
+        """Send a request; return the raw answer."""
         self._parts, self.ttft_s = [], 0.0
         self._answer = asyncio.get_running_loop().create_future()
         self._asked_at_s = time.perf_counter()
@@ -182,7 +185,7 @@ class _Client(asyncio.Protocol):
 
 
 def num_token_events(answer: bytes, num_tokens: int) -> int:
-    """Events with text. Raises `RuntimeError` unless the answer ended as it must."""
+    """Return the number of events with text; `RuntimeError` unless the answer is complete."""
     if b'"completion_tokens":%d,' % num_tokens not in answer or _DONE not in answer:
         raise RuntimeError(f"not a whole answer of {num_tokens} tokens: {answer[-500:]!r}")
     return answer.count(_EVENT) - _EVENTS_WITHOUT_TOKENS

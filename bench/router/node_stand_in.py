@@ -1,9 +1,9 @@
 """A prefill and a decode node that answer at once, so that only the router takes time.
 
-They speak the real protocol over real gRPC and hand a prompt off as nodes do: a ticket, token 0
-from the prefill node, then the rest from the decode node with one output for each token, everything
-that waits for the router in one message. What they answer are pieces of an English text as the
-model's tokenizer cuts it, so that turning tokens into text costs what it costs.
+They use the real protocol over real gRPC and hand off prompts like nodes: a ticket, token 0 from
+the prefill node, then the rest from the decode node with one output for each token, all outputs
+that wait for the router in one message. Their answers are pieces of an English text in the model's
+tokens, so that turning tokens into text has its real cost.
 """
 
 from __future__ import annotations
@@ -39,7 +39,10 @@ _IDLE = NodeLoad(
 
 
 def answers(token_ids: Sequence[int], num_tokens: int) -> list[list[int]]:
-    """Overlapping pieces of a text, `num_tokens` each; the requests take turns with them."""
+    """Return overlapping pieces of a text, `num_tokens` each, which requests use in turn.
+
+    Raises `ValueError` for a text that is too short.
+    """
     pieces = [list(token_ids[7 * i : 7 * i + num_tokens]) for i in range(NUM_ANSWERS)]
     if len(pieces[-1]) < num_tokens:
         raise ValueError(f"a text of {len(token_ids)} tokens is too short for {num_tokens}")
@@ -47,7 +50,7 @@ def answers(token_ids: Sequence[int], num_tokens: int) -> list[list[int]]:
 
 
 class _Stream:
-    """What one node has for its router, in the order of its steps."""
+    """One node's outputs for its router, in the order of its steps."""
 
     def __init__(self) -> None:
         self._replies: list[pb.Reply] = []
@@ -64,7 +67,7 @@ class _Stream:
         self._has_news.set()
 
     def call_when_sent(self, call: Callable[[], None]) -> None:
-        """Call back when everything added so far has left."""
+        """Call `call` when everything added so far was sent."""
         self._when_sent.append(call)
 
     async def messages(self) -> AsyncIterator[pb.NodeMessage]:
@@ -92,7 +95,7 @@ class _Running:
 
 
 class _Pair(cast(Any, NodeServicer)):  # type: ignore[misc]
-    """Both nodes' service; each has a port and a stream of its own."""
+    """The service of both nodes; each has a port and a stream of its own."""
 
     def __init__(self, pieces: list[list[int]], step_s: float) -> None:
         self._pieces = pieces
@@ -141,7 +144,7 @@ class _Pair(cast(Any, NodeServicer)):  # type: ignore[misc]
                 self._step(running)
 
     async def run_steps(self) -> None:
-        """With a pace: each step gives every running sequence its next token."""
+        """Run paced steps, each of which gives every running sequence its next token."""
         loop = asyncio.get_running_loop()
         next_at_s = loop.time()
         while True:
@@ -182,12 +185,12 @@ def _ticket(call_id: int) -> pb.Reply:
 
 
 class NodeStandIn:
-    """Runs the pair in this process, on one core. Lives in a process of its own."""
+    """Runs both nodes on one core, in a process of its own."""
 
     def __init__(
         self, core: int, redis_url: str, model: str, pieces: list[list[int]], step_s: float
     ) -> None:
-        """`step_s` is the time between two tokens of an answer; 0: all of it at once."""
+        """Start the nodes; `step_s` is the time between two tokens; 0: all of them at once."""
         os.sched_setaffinity(0, {core})
         self._loop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)

@@ -1,4 +1,4 @@
-"""The processes of a measurement, each pinned to a core, and what the kernel says they used."""
+"""The processes of a measurement, each pinned to a core, and their resource use by the kernel."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Cores:
 
     @classmethod
     def chosen(cls) -> Cores:
-        """Raises `RuntimeError` on a machine with one core: nothing could be told apart."""
+        """Choose the cores; `RuntimeError` with fewer than two, which could not be told apart."""
         usable = sorted(os.sched_getaffinity(0))
         if len(usable) < 2:
             raise RuntimeError("the router needs a core of its own: wanted at least 2 cores")
@@ -48,13 +48,13 @@ class Cores:
 
 @dataclass(frozen=True, slots=True)
 class RunningSystem:
-    """A router with its nodes and its clients. `pids` names every process."""
+    """A router with its nodes and clients. `pids` are all processes by name."""
 
     load: Remote
     pids: dict[str, int]
 
     def cpu_s(self) -> dict[str, float]:
-        """CPU seconds of each process since its start."""
+        """Return CPU seconds of each process since its start."""
         return {name: cpu_s(pid) for name, pid in self.pids.items()}
 
     def router_rss_bytes(self) -> int:
@@ -65,7 +65,7 @@ class RunningSystem:
 def running_system(
     model_folder: Path, pieces: list[list[int]], step_s: float
 ) -> Iterator[RunningSystem]:
-    """Redis, the node stand-in, a router as `pdserve serve` starts it, and the clients' process."""
+    """Run Redis, the node stand-in, a router by `pdserve serve`, and the clients' process."""
     cores = Cores.chosen()
     name = model_folder.name
     with ExitStack() as stack:
@@ -104,7 +104,7 @@ def _router(flags: Sequence[str], port: int, log_path: Path, core: int) -> Itera
             env={**os.environ, "PYTHONPATH": root},
         )
     try:
-        # Not in the child before it runs: a process in which gRPC lives must not be forked.
+        # Not set in the child before exec: a process that uses gRPC must not run code after a fork.
         os.sched_setaffinity(process.pid, {core})
         _wait_ready(process, port)
         yield process.pid
@@ -140,12 +140,12 @@ def _hears_both_nodes(port: int) -> bool:
 
 
 def cpu_s(pid: int) -> float:
-    """User and system time of a process, threads included."""
+    """Return user and system time of a process, threads included."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
     user_ticks, system_ticks = int(fields[11]), int(fields[12])
     return (user_ticks + system_ticks) / _TICKS_PER_S
 
 
 def rss_bytes(pid: int) -> int:
-    """Memory of a process that is in RAM now."""
+    """Return the bytes of a process that are in RAM now."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE_BYTES

@@ -6,13 +6,13 @@ from typing import Any, Protocol
 
 
 class ClusterView(Protocol):
-    """Answered from memory, at once: nothing here waits for a node or for the placement store."""
+    """The cluster's state, read from memory: no call waits for a node or the placement store."""
 
     def is_ready(self) -> bool:
-        """Whether a request that arrives now has somewhere to run."""
+        """Return whether a request that arrives now finds a node."""
 
     def is_draining(self) -> bool:
-        """Whether this router is leaving: it finishes what it has, and wants no more."""
+        """Return whether this router drains: it finishes its requests and accepts no more."""
 
     def why_not_ready(self) -> str:
         """Return what is missing, in words; '' when ready."""

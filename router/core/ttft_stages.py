@@ -43,7 +43,7 @@ class DispatchStages:
     spans_s: Mapping[Stage, float]
 
     def to_client(self, arrived_at_s: float, emitted_at_s: float) -> dict[Stage, float]:
-        """All stages of a request that arrived and whose first token left at these times."""
+        """Return all stages of a request that arrived and sent its first token at these times."""
         spans_s = dict.fromkeys(Stage, 0.0)
         spans_s.update(self.spans_s)
         spans_s[Stage.EDGE] = self.began_at_s - arrived_at_s

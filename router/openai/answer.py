@@ -35,7 +35,7 @@ class Choice:
         text: ChoiceText,
         on_deltas: Callable[[Sequence[Delta]], None],
     ) -> None:
-        """`on_deltas` counts and times what the choice adds to its answer."""
+        """Begin a choice; `on_deltas` counts and times its part of the answer."""
         self._answer = answer
         self._index = index
         self._text = text

@@ -54,7 +54,7 @@ class AnswerFormat(ABC):
         has_logprobs: bool,
         has_usage_events: bool,
     ) -> None:
-        """`has_usage_events` is `stream_options.include_usage`."""
+        """Set the format up; `has_usage_events` is `stream_options.include_usage`."""
         self._head = head
         self._describe = describe
         self._has_logprobs = has_logprobs
@@ -121,7 +121,7 @@ class AnswerFormat(ABC):
 
     @abstractmethod
     def _first_fields(self) -> str:
-        """JSON fields of a choice's first event, '' when it has no such event."""
+        """Return the JSON fields of a choice's first event, '' without such an event."""
 
     @abstractmethod
     def _text_fields(self, text_json: str, logprobs_json: str) -> str: ...

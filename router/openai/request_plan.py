@@ -76,7 +76,7 @@ class Planner:
     def __init__(
         self, text_model: TextModel, max_model_len: int, draw_seed: Callable[[], int]
     ) -> None:
-        """`max_model_len` tokens fit in all; `draw_seed` gives a random unsigned 64-bit number."""
+        """Allow `max_model_len` tokens in all; `draw_seed` returns a random 64-bit number."""
         self._model = text_model
         self._max_model_len = max_model_len
         self._draw_seed = draw_seed

@@ -1,12 +1,15 @@
-"""A public function's docstring names the errors that the function itself raises.
+"""Docstrings of functions begin with a verb, and public ones name the errors they raise.
 
-The rule: a function or method without a leading underscore, in a class without one, whose own body
-has `raise SomeError` or `raise SomeError(...)`, has the word `SomeError` in its docstring.
+Ruff's D401 requires the imperative mood of the verbs that it knows, and refuses articles. It passes
+other words, so the first word must also be capitalised and none of `NO_VERBS`. Properties are
+things: theirs may be noun phrases.
 
-Not held to it: functions inside functions; `raise` alone and the raise of a bound value or of a
-function's result (lower case names), which pass on an error that was made elsewhere;
-`AssertionError` and `NotImplementedError`, which are bugs; and `StopIteration`'s kind, which is how
-an iterator ends. Where the imperative mood of the first line is concerned, see D401 of ruff.
+The rule for errors: a function or method without a leading underscore, in a class without one,
+whose own body has `raise SomeError` or `raise SomeError(...)`, has the word `SomeError` in its
+docstring. It does not apply to functions inside functions; to `raise` alone and to the raise of a
+bound value or of a function's result (lower case names), which pass on an error that was made
+elsewhere; to `AssertionError` and `NotImplementedError`, which are bugs; nor to `StopIteration`'s
+kind, by which an iterator ends.
 """
 
 from __future__ import annotations
@@ -21,13 +24,17 @@ from tests.unit.test_tidy import name_of, python_files
 
 # Folders that the rule does not hold for yet. The list may only become shorter.
 NOT_YET = (
-    "bench/router/",
     "http_serving/",
     "pdserve/",
 )
 # Not part of what a caller can expect: bugs, and the end of an iterator.
 UNNAMED = frozenset(
     {"AssertionError", "NotImplementedError", "StopAsyncIteration", "StopIteration"}
+)
+# First words of docstrings that describe instead of command.
+NO_VERBS = re.compile(
+    "All|And|As|Both|Each|Every|From|How|If|In|Inside|Its|No|None|Nothing|On|One|Only|Raises|"
+    "Something|What|When|Where|Whether|Which|Who|Why|With|Without"
 )
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -63,12 +70,38 @@ def raised_errors(function: Function) -> set[str]:
     return names - UNNAMED
 
 
+def is_property(function: Function) -> bool:
+    """Return whether a decorator turns `function` into an attribute."""
+    names = (ast.unparse(decorator).rpartition(".")[2] for decorator in function.decorator_list)
+    return not {"property", "cached_property"}.isdisjoint(names)
+
+
+def descriptions(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """Yield each function whose docstring does not begin with a verb, and how it begins."""
+    for node in ast.walk(tree):
+        if isinstance(node, Function) and not is_property(node):
+            words = (ast.get_docstring(node) or "Return").split()
+            word = words[0].rstrip(",;:.")
+            if not re.fullmatch("[A-Z][a-z]+", word) or NO_VERBS.fullmatch(word):
+                yield node.name, " ".join(words[:6])
+
+
 def unnamed_errors(tree: ast.Module) -> Iterator[tuple[str, str]]:
     """Yield each public function of a module with an error that its docstring does not name."""
     for function in public_functions(tree):
         words = set(re.findall(r"\w+", ast.get_docstring(function) or ""))
         for error in sorted(raised_errors(function) - words):
             yield function.name, error
+
+
+def test_docstrings_begin_with_a_verb() -> None:
+    described = [
+        f"{name_of(path)}: {function}: {text}"
+        for path in python_files()
+        if not name_of(path).startswith(("tests/", *NOT_YET))
+        for function, text in descriptions(ast.parse(path.read_text()))
+    ]
+    assert not described, "\n".join(described)
 
 
 def test_docstrings_name_the_errors_raised() -> None:
@@ -86,7 +119,9 @@ def test_folders_that_are_done_leave_the_list() -> None:
         folder
         for folder in NOT_YET
         for path in python_files()
-        if name_of(path).startswith(folder) and any(unnamed_errors(ast.parse(path.read_text())))
+        if name_of(path).startswith(folder)
+        for tree in [ast.parse(path.read_text())]
+        if any(unnamed_errors(tree)) or any(descriptions(tree))
     }
     assert behind == set(NOT_YET), f"done: {set(NOT_YET) - behind}"
 
@@ -108,3 +143,21 @@ def test_folders_that_are_done_leave_the_list() -> None:
 )
 def test_what_counts_as_unnamed(source: str, unnamed: list[tuple[str, str]]) -> None:
     assert list(unnamed_errors(ast.parse(source))) == unnamed
+
+
+@pytest.mark.parametrize(
+    ("source", "is_description"),
+    [
+        ('def f():\n "Return three."', False),
+        ('def f():\n "Compile, then run."', False),
+        ("def f(): ...", False),
+        ('class C:\n @property\n def f(self):\n  "How many there are."', False),
+        ('class C:\n @cached_property\n def f(self):\n  "How many there are."', False),
+        ('class C:\n def f(self):\n  "Whether it is."', True),
+        ('def f():\n "`x` is three."', True),
+        ('def f():\n "Raises WrongKind."', True),
+        ('def f():\n def g():\n  "What is left."', True),
+    ],
+)
+def test_what_counts_as_a_description(source: str, is_description: bool) -> None:
+    assert any(descriptions(ast.parse(source))) is is_description
