@@ -1,7 +1,7 @@
-"""Connections that hold nothing for ever: as many as a port affords, none that stays silent.
+"""Connections with bounds: their number, the time without a request, the size of a head.
 
-Bounding requests alone is not enough: a client that connects and says nothing has no request, and
-neither has one whose headers never end, or who sends them a byte a second.
+Bounds on requests are not enough: a client that connects and sends nothing has no request, nor has
+one that sends headers without end or a byte a second.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class Refused(Enum):
 class ConnectionLimits:
     """The bounds of a port.
 
-    A head is the request line and all headers: `max_head_bytes` and `max_headers` of them. From
-    connecting, and from a request's first byte, until all of it is here `request_timeout_s` may
-    pass; `idle_timeout_s` from an answer to the next request, and until a client has read the
-    answer that its connection ends with.
+    A head is the request line and all headers: at most `max_head_bytes` and `max_headers`. A
+    request must be complete `request_timeout_s` after the connection was made or after its first
+    byte. `idle_timeout_s` may pass between an answer and the next request, and until a client has
+    read the last answer of its connection.
     """
 
     max_connections: int
@@ -47,8 +47,8 @@ class ConnectionLimits:
 class BoundedConnection(HttpToolsProtocol):
     """One connection of a port.
 
-    When there are too many, one that never asked anything is closed, else the one that has been
-    idle longest; when all are being answered, the new one is.
+    When there are too many, one that never sent a request is closed, else the one that has been
+    idle longest. When all have requests in progress, the new one is closed.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class BoundedConnection(HttpToolsProtocol):
         on_refused: Callable[[Refused], None] = lambda _: None,
         **kwargs: Any,
     ) -> None:
-        """As uvicorn makes them; `on_refused` is told of every connection that got no answer."""
+        """Takes uvicorn's arguments; calls `on_refused` for a connection closed unanswered."""
         super().__init__(*args, **kwargs)
         self._limits = limits
         self._on_refused = on_refused
@@ -69,24 +69,24 @@ class BoundedConnection(HttpToolsProtocol):
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Room is made before the new connection is read from."""
+        """Close another connection, where there are too many, before this one is read."""
         super().connection_made(transport)
         self._wait_for_request(self._limits.request_timeout_s)
         if len(self.connections) > self._limits.max_connections:
             self._make_room()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Nothing is left to wait for."""
+        """Stop the timer of a closed connection."""
         self._stop_timer()
         super().connection_lost(exc)
 
     @property
     def is_idle(self) -> bool:
-        """Whether no request is being answered here."""
+        """Whether no request of this connection is in progress."""
         return self._timer is not None
 
     def data_received(self, data: bytes) -> None:
-        """Bytes that are neither a body nor end a request are a head, or a trailer of one."""
+        """Count bytes as head until `on_body` or the end of a request resets the count."""
         self._num_bare_bytes += len(data)
         super().data_received(data)
         if self._num_bare_bytes > self._limits.max_head_bytes and not self.transport.is_closing():
@@ -94,7 +94,7 @@ class BoundedConnection(HttpToolsProtocol):
             self.send_400_response("")
 
     def send_400_response(self, msg: str) -> None:
-        """With status 431 for a head that is too large."""
+        """Answer 431 for a head that is too large, else 400, and close the connection."""
         if not self._is_head_too_large:
             self._on_refused(Refused.MALFORMED)
             super().send_400_response(msg)
@@ -107,14 +107,17 @@ class BoundedConnection(HttpToolsProtocol):
         self.transport.close()
 
     def on_message_begin(self) -> None:
-        """A head begins; how long its connection was idle no longer counts."""
+        """Start the time for a request, in place of the idle time."""
         super().on_message_begin()
         offer_abort(cast(dict[str, Any], self.scope), self.transport.abort)
         if self.is_idle:
             self._wait_for_request(self._limits.request_timeout_s)
 
     def on_headers_complete(self) -> None:
-        """And is whole. An error ends the parser, which answers with `send_400_response`."""
+        """Check the bounds of a complete head.
+
+        Raises `ValueError` when it is too large, which the parser answers by `send_400_response`.
+        """
         limits = self._limits
         num_bytes = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
         if num_bytes > limits.max_head_bytes or len(self.headers) > limits.max_headers:
@@ -124,12 +127,12 @@ class BoundedConnection(HttpToolsProtocol):
         offer_parts(cast(dict[str, Any], self.scope), self.cycle)
 
     def on_body(self, body: bytes) -> None:
-        """Bodies have a limit of their own, where they are read."""
+        """Reset the count of head bytes; the application limits the size of bodies."""
         self._num_bare_bytes = 0
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """The request is here: from now on it is this side that takes its time."""
+        """Stop the timer: the request is complete and in progress."""
         self._has_asked = True
         self._num_bare_bytes = 0
         if not self.cycle.response_complete:  # or it was answered before it was read to its end
@@ -137,7 +140,7 @@ class BoundedConnection(HttpToolsProtocol):
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        """Idle again, unless the next request came meanwhile."""
+        """Start the idle time, unless the next request has arrived already."""
         has_next = bool(self.pipeline)
         super().on_response_complete()
         if not has_next or self.transport.is_closing():

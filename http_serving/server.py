@@ -22,9 +22,11 @@ MAX_LAST_CONNECTIONS = 4096
 
 
 def bind(host: str, port: int, *, backlog: int, purpose: str = "") -> socket.socket:
-    """A listening socket; port 0 takes any free one. `ConfigError` names the address at fault.
+    """Return a listening socket; port 0 takes any free one.
 
-    Done before anything slow, so that a port in use is reported at once.
+    Call it before anything slow, so that a port in use is reported at once.
+
+    Raises `ConfigError`, with the address, when nothing can listen there.
     """
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
@@ -38,11 +40,11 @@ def bind(host: str, port: int, *, backlog: int, purpose: str = "") -> socket.soc
 
 
 class Server(uvicorn.Server):
-    """Ends when told by `should_exit`; signals belong to whoever runs the process."""
+    """Ends when `should_exit` is set; it leaves signals to the process."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Captures none."""
+        """Capture no signals."""
         yield
 
     async def stop_accepting(self, listener: socket.socket) -> None:
@@ -76,10 +78,10 @@ def make_server(
     on_refused: Callable[[Refused], None] = lambda _: None,
     **own: Any,
 ) -> Server:
-    """A server of `app`, not yet serving. `own` are further settings of `uvicorn.Config`.
+    """Return a server of `app`, not yet serving. `own` are further settings of `uvicorn.Config`.
 
-    It does not say what it is. Of requests it logs bugs alone: what strangers send comes in floods,
-    and is counted by `on_refused`.
+    It sends no `server` header. It logs errors of the application only: invalid requests of
+    unauthenticated clients would flood the log, and `on_refused` counts them.
     """
     shared: dict[str, Any] = {
         "http": partial(BoundedConnection, limits=limits, on_refused=on_refused),
@@ -90,7 +92,7 @@ def make_server(
         "access_log": False,
         "proxy_headers": False,
         "server_header": False,
-        # Longer than a connection may be idle, so that one clock decides.
+        # Longer than `idle_timeout_s`, so that only `BoundedConnection` closes idle connections.
         "timeout_keep_alive": math.ceil(2 * limits.idle_timeout_s),
     }
     return Server(uvicorn.Config(app, **{**shared, **own}))

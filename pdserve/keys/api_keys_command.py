@@ -1,4 +1,4 @@
-"""`pdserve api-keys`: who may use a router, as a file that it follows while it runs."""
+"""`pdserve api-keys`: edits the file of API keys, which routers reload while they run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _HEADINGS = ("NAME", "ADMIN", "REQUESTS/MINUTE", "AT ONCE", "SHA-256")
 
 
 def run_api_keys(parsed: argparse.Namespace) -> None:
-    """Do what the command line says. Raises `ConfigError`; nothing is changed then."""
+    """Run the command. Raises `ConfigError`, and then the file is unchanged."""
     path = Path(parsed.file)
     match parsed.action:
         case "add":
@@ -25,7 +25,7 @@ def run_api_keys(parsed: argparse.Namespace) -> None:
 
 
 def _add(path: Path, parsed: argparse.Namespace) -> None:
-    """The key goes to the output and the words beside it, so that a script can take the key."""
+    """Add a key. Only the key goes to stdout, so that a script can read it."""
     key = add_api_key(
         path,
         parsed.name,

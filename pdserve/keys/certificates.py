@@ -1,7 +1,7 @@
 """The cluster's own certificate authority, and the certificates that it issues.
 
-A certificate names a kind of process by one made-up DNS name. What it may do on the wire is said
-too: a router's never serves, Redis's never calls.
+A certificate names a kind of process by a DNS name that exists nowhere else. Its key usage limits
+it to one side of a connection: a router's never serves, Redis's never calls.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from common.errors import ConfigError
 
 CA_DAYS = 3650
-# A machine whose clock is behind would find a new certificate not valid yet.
+# A machine whose clock is behind would reject a new certificate as not valid yet.
 _BACKDATED = timedelta(hours=1)
 
 CALLS, SERVES = ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH
@@ -41,14 +41,14 @@ class IssuedCertificate:
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Whom a certificate is for: DNS names or IP addresses, the first is what peers look for."""
+    """The subject of a certificate: DNS names or IP addresses; peers check the first."""
 
     names: tuple[str, ...]
     usages: tuple[x509.ObjectIdentifier, ...]
 
 
 class CertificateAuthority:
-    """Issues certificates that all of one cluster accept, and nobody else."""
+    """Issues certificates that the processes of one cluster accept."""
 
     def __init__(self, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> None:
         self._certificate = certificate
@@ -56,7 +56,7 @@ class CertificateAuthority:
 
     @classmethod
     def new(cls, now: datetime, *, days: int = CA_DAYS) -> CertificateAuthority:
-        """A fresh one."""
+        """Return a new authority, valid for `days`."""
         key = ec.generate_private_key(ec.SECP256R1())
         name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "pdserve cluster CA")])
         identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
@@ -71,7 +71,7 @@ class CertificateAuthority:
 
     @classmethod
     def load(cls, certificate: bytes, private_key: bytes) -> CertificateAuthority:
-        """From the two PEM files. Raises `ConfigError` when they are none, or do not belong."""
+        """Return the authority of two PEM files. Raises `ConfigError` unless they are a pair."""
         try:
             key = load_pem_private_key(private_key, password=None)
             loaded = x509.load_pem_x509_certificate(certificate)
@@ -85,18 +85,18 @@ class CertificateAuthority:
 
     @property
     def pem(self) -> IssuedCertificate:
-        """Its own certificate and key."""
+        """The authority's own certificate and key."""
         return IssuedCertificate(self._certificate.public_bytes(Encoding.PEM), _key_pem(self._key))
 
     @property
     def ends_at(self) -> datetime:
-        """After this nothing it issued is accepted."""
+        """The time after which no certificate of this authority is accepted."""
         return self._certificate.not_valid_after_utc
 
     def issue(self, holder: Holder, now: datetime, *, days: float) -> IssuedCertificate:
-        """A new key and a certificate of it, valid for `days` from now on.
+        """Return a new key and its certificate, valid for `days` from now on.
 
-        A negative number makes one that has ended already.
+        A negative number makes a certificate that has expired.
         """
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, holder.names[0])])

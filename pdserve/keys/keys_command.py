@@ -1,4 +1,4 @@
-"""`pdserve keys`: what it does, and what it says afterwards."""
+"""`pdserve keys`: makes keys, and prints what to do with them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NEEDED = ("cryptography", "zmq")
 
 
 def run_keys(parsed: argparse.Namespace) -> None:
-    """Make a cluster's keys, or one certificate anew. Raises `ConfigError`."""
+    """Make a cluster's keys, or renew one certificate. Raises `ConfigError`."""
     if not 1 <= parsed.days <= _MOST_DAYS:
         raise ConfigError(f"--days is {parsed.days}: wanted 1 to {_MOST_DAYS}")
     _require_libraries()

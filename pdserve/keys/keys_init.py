@@ -1,9 +1,8 @@
-"""The keys of a cluster as a folder: one subfolder for each kind of process, and no more in it
-than that kind needs.
+"""The keys of a cluster as a folder: one subfolder for each kind of process, with only its keys.
 
-    ca/      stays with the operator: whoever has it can make certificates
-    router/  node/  redis/   each goes to the machines that run such processes
-    client/  what the operator and the first client show, in clear
+ca/      stays with the operator: its holder can make certificates
+router/  node/  redis/   each is copied to the machines that run such processes
+client/  the API keys and tokens of the operator and the first client, in clear text
 """
 
 from __future__ import annotations
@@ -33,7 +32,8 @@ _FOLDERS = ("ca", *HOLDERS, "client")
 def init_keys(folder: Path, now: datetime, *, days: int) -> None:
     """Make all keys of a new cluster; certificates are valid for `days`.
 
-    Raises `ConfigError` where there are keys already, and leaves nothing half-made.
+    Raises `ConfigError` where there are keys already, or the folder cannot be written; nothing is
+    left behind then.
     """
     for name in _FOLDERS:
         if (folder / name).exists():
@@ -118,12 +118,12 @@ def _write_passwords(folder: Path) -> None:
 
 
 def _write_word(path: Path, word: str) -> None:
-    # Without a line's end: what reads such a file as a whole, as Prometheus does, gets the word.
+    # Without a newline: Prometheus, for one, takes the whole file as the token.
     _write(path, word.encode(), is_secret=True)
 
 
 def _write(path: Path, content: bytes, *, is_secret: bool = False) -> None:
-    """A new file, from its first moment with no more rights than it shall have."""
+    """Write a new file, whose mode is restricted from its creation on."""
     mode = 0o600 if is_secret else 0o644
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     with os.fdopen(descriptor, "wb") as file:

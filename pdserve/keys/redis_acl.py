@@ -1,6 +1,6 @@
-"""Redis users of a cluster: each may touch the keys, and run the commands, that it needs.
+"""Redis users of a cluster, with the keys and commands that each requires.
 
-Named by what `placement/` does: nodes keep leases, routers read them and record placements.
+They follow from `placement/`: nodes keep leases, routers read them and record placements.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 
-# Scripts run with their caller's rights, so what they call is listed as well as what calls them.
+# Scripts run with the rights of their caller, so the commands inside them are listed too.
 COMMANDS = (
     "evalsha",
     "script|load",
@@ -33,9 +33,9 @@ _PATTERNS = {"router": (*_LEASES, *_PLACEMENTS), "node": _LEASES}
 
 
 def users_acl(passwords: Mapping[str, str]) -> str:
-    """The text of Redis's `aclfile` for the users router, node and admin.
+    """Return Redis's `aclfile` for the users router, node and admin.
 
-    It holds hashes of the passwords. Nobody is anybody without one: the default user is off.
+    It holds hashes of the passwords. The default user is off, so every client needs a password.
     """
     lines = ["user default reset off"]
     lines += [

@@ -3,7 +3,7 @@
 local_cluster   starts, watches and ends every process
 cluster_plan    which processes there are, and the configuration of each
 child_process   a child process with a log, stopped by its pid
-embedded_redis  a Redis server of its own
+embedded_redis  a Redis server for this cluster
 free_ports      free ports of this machine
 run_folder      the folder of one run: logs and private files
 sample_answer   one streamed chat request, to show that the cluster works

@@ -1,4 +1,4 @@
-"""Child processes that leave a log, cannot outlive their parent, and are stopped by pid."""
+"""Child processes that write a log, end with their parent, and are stopped by pid."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class ChildProcess:
         return self._process.pid
 
     def exit_code(self) -> int | None:
-        """None while it runs; negative for the signal that killed it."""
+        """Return the exit code: None while it runs, negative for the signal that killed it."""
         return self._process.poll()
 
     def log_tail(self, num_lines: int) -> list[str]:
-        """The last lines it wrote."""
+        """Return the last lines of its log."""
         with self.log_path.open("rb") as file:
             size_bytes = file.seek(0, os.SEEK_END)
             file.seek(max(0, size_bytes - _TAIL_BYTES))
@@ -42,11 +42,11 @@ class ChildProcess:
         return text.splitlines()[-num_lines:]
 
     def send(self, number: signal.Signals) -> None:
-        """Signal it, unless it has ended."""
+        """Send a signal, unless the process has ended."""
         self._process.send_signal(number)
 
     def kill(self) -> None:
-        """End it now, and wait until it has ended."""
+        """Kill the process, and wait until it has ended."""
         self._process.kill()
         self._process.wait()
 
@@ -54,7 +54,7 @@ class ChildProcess:
 def start_child(
     name: str, command: Sequence[str], log_path: Path, environ: Mapping[str, str]
 ) -> ChildProcess:
-    """Start `command` in a session of its own: a terminal's Ctrl-C reaches the parent alone."""
+    """Start `command` in a new session, so that a terminal's Ctrl-C reaches only the parent."""
     with log_path.open("ab") as log:
         process = subprocess.Popen(  # noqa: S603 (the command is built by this package)
             command,
@@ -77,9 +77,9 @@ def stop_children(
     timeout_s: float,
     number: signal.Signals = signal.SIGTERM,
 ) -> list[str]:
-    """Ask all to stop, by signal `number`, wait, then kill: the names of those that were killed.
+    """Send all the signal `number`, wait, then kill; return the names of those killed.
 
-    More than `num_patient_stops` stop signals in all mean that the user waits no longer.
+    It stops waiting when `signals` counts more than `num_patient_stops` stop signals in all.
     """
     alive = [child for child in children if child.exit_code() is None]
     for child in alive:
@@ -96,7 +96,7 @@ def stop_children(
 
 
 def described_exit(code: int) -> str:
-    """`exit code 3`, or `killed by SIGKILL`."""
+    """Describe an exit code: `exit code 3`, or `killed by SIGKILL`."""
     if code >= 0:
         return f"exit code {code}"
     try:
@@ -106,7 +106,7 @@ def described_exit(code: int) -> str:
 
 
 def _dying_with(parent_pid: int) -> Callable[[], None] | None:
-    """On Linux, what makes the kernel kill the child when its parent dies, however it dies."""
+    """Return what makes the kernel kill the child when its parent dies; None: not on Linux."""
     if sys.platform != "linux":
         return None
     # Resolved before the fork: nothing may be loaded between fork and exec.

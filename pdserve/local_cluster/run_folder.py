@@ -1,4 +1,4 @@
-"""The folder of one run: logs that survive a failure, and private files that never do."""
+"""The folder of one run: logs, kept after a failure, and private files, always removed."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class RunFolder:
         shutil.rmtree(self.private if self.keeps_logs else self.path, ignore_errors=True)
 
     def log_path(self, name: str) -> Path:
-        """Where the output of the process called `name` goes."""
+        """Return the path of the log of the process called `name`."""
         return self.path / f"{name}.log"
 
     def keep_logs(self) -> None:
-        """Something failed: whoever looks into it needs them."""
+        """Keep the logs behind the run, for the diagnosis of a failure."""
         self.keeps_logs = True

@@ -1,4 +1,4 @@
-"""One chat request through the router, streamed to the terminal: the proof that a cluster works."""
+"""One chat request through the router, streamed to the terminal, to show that a cluster works."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from common.clock import Clock
 from pdserve.commands.http_client import RouterRefused, decoded, fetch_json, opened
 
-# Long enough for the decode node to send for it: the sample shows the whole way of a request.
+# Long enough to be handed off: the sample exercises a prefill node and a KV transfer.
 PROMPT = (
     "We are writing a small quiz about the countries of Europe, their rivers, their food and "
     "their capital cities. The first question is an easy one: what is the capital of France? "
@@ -24,7 +24,7 @@ _MOST_EVENTS = 10_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleAnswer:
-    """What the answer took. `first_text_s` runs from sending the request to its first text."""
+    """The answer and its times; `first_text_s` is from the request to the first text."""
 
     text: str
     first_text_s: float
@@ -33,7 +33,7 @@ class SampleAnswer:
 
 
 def served_model(url: str, *, api_key: str) -> str:
-    """The name of the first model the router serves."""
+    """Return the first model of the router. Raises `RouterRefused` when it names none."""
     reply = fetch_json(url, "/v1/models", api_key=api_key)
     try:
         return str(reply["data"][0]["id"])
@@ -44,7 +44,7 @@ def served_model(url: str, *, api_key: str) -> str:
 def stream_sample_answer(
     url: str, *, model: str, api_key: str, clock: Clock, write: Callable[[str], object]
 ) -> SampleAnswer:
-    """Ask for an answer and `write` each piece of text as it arrives.
+    """Request an answer and `write` each piece of text as it arrives.
 
     Raises `RouterUnreachable`, or `RouterRefused` when the stream carries an error or no text.
     """
@@ -81,7 +81,7 @@ def stream_sample_answer(
 
 
 def curl_command(url: str, *, model: str, needs_key: bool) -> str:
-    """The same request, ready to paste into a shell."""
+    """Return the same request as a shell command."""
     key_lines = "  -H 'Authorization: Bearer YOUR-KEY' \\\n" if needs_key else ""
     return (
         f"curl -N {url}{PATH} \\\n"

@@ -1,4 +1,4 @@
-"""Signals as something to wait for, so that nothing polls and no handler does work."""
+"""Signals that a program waits for, without polling and without work in handlers."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ STOP_SIGNALS = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
 
 
 class StopRequested(BaseException):
-    """A stop signal ended what was going on."""
+    """A stop signal interrupted the code inside `Signals.raising`."""
 
 
 class Signals:
-    """While entered, SIGINT, SIGTERM, SIGHUP and SIGCHLD are remembered instead of acted upon.
+    """While entered, SIGINT, SIGTERM, SIGHUP and SIGCHLD end a `wait`; stop signals are counted.
 
-    Only the main thread may enter it. `wait` returns what arrived; a stop signal that came earlier
-    is never lost.
+    Only the main thread may enter it. A signal that arrives between two waits ends the next one.
     """
 
     def __init__(self) -> None:
@@ -54,18 +53,18 @@ class Signals:
 
     @property
     def num_stops(self) -> int:
-        """How many stop signals have arrived."""
+        """The number of stop signals so far."""
         return self._stops_seen
 
     def wait(self, timeout_s: float) -> None:
-        """Return when any of the signals arrives, or after `timeout_s`; at once for one missed."""
+        """Return when a signal arrives or has arrived since the last wait, or after `timeout_s`."""
         readable, _, _ = select.select([self._read_fd], [], [], max(0.0, timeout_s))
         if readable:
             os.read(self._read_fd, 4096)
 
     @contextmanager
     def raising(self) -> Iterator[None]:
-        """Inside, a stop signal raises `StopRequested`, which also ends a blocking read."""
+        """Raise `StopRequested` on a stop signal inside the block, also in a blocking read."""
         self._is_raising = True
         try:
             if self._stops_seen:

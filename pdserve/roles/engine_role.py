@@ -29,16 +29,18 @@ async def run_engine_role(
     keys: Keys | None = None,
     tracing: Tracing = NO_TRACING,
 ) -> int:
-    """Serve as `config.role` until told to end; the exit code.
+    """Serve as `config.role` until told to end; return the exit code.
 
-    The signals are watched again once Paddle is there: its import takes SIGTERM for itself, and the
-    process would die of it without a word to anybody.
+    The signals are watched again once Paddle is imported: its import installs a SIGTERM handler of
+    its own, with which the process would end without draining.
+
+    Raises what `EngineNode.run` raises, and `ConfigError` for a KV transport that cannot be used.
     """
     loop = asyncio.get_running_loop()
     kv = KVPlane(config, keys)
 
     def load_model() -> LoadedModel:
-        # What it imports takes a while: not before the port is bound and the store has answered.
+        # Imported late: it takes seconds, and a port in use or a missing store is reported first.
         from engine.runner.load import load_model_runner
         from pdserve.checkpoints.speculative_model import resolve_speculation
 

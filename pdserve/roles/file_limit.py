@@ -1,4 +1,4 @@
-"""Room for connections: each is an open file, and systems start processes with few of them."""
+"""The limit of open files: each connection is one, and the usual limit is low."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import resource
 log = logging.getLogger("pdserve")
 
 OTHER_FILES = 512
-"""Nodes, the placement store, libraries, and connections that are just ending."""
+"""Open files for nodes, the placement store, libraries, and connections that are closing."""
 
 
 def allow_connections(wanted: int) -> int:
-    """Raise the process's limit of open files for `wanted` connections; how many there are."""
+    """Raise the limit of open files for `wanted` connections; return how many it allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = wanted + OTHER_FILES
     if soft != resource.RLIM_INFINITY and soft < needed:
@@ -22,7 +22,7 @@ def allow_connections(wanted: int) -> int:
         return wanted
     possible = max(1, soft - min(OTHER_FILES, soft // 2))
     log.warning(
-        "%d connections are taken at once, not max_connections = %d: the system allows this "
+        "at most %d connections at once, not max_connections = %d: the system allows this "
         "process %d open files (ulimit -n)",
         possible,
         wanted,

@@ -1,4 +1,4 @@
-"""A node's end of the KV plane, as its configuration wants it: memory, lanes, connector."""
+"""A node's end of the KV plane as configured: memory, lanes, connector."""
 
 from __future__ import annotations
 
@@ -33,15 +33,16 @@ KV_PEER_TIMEOUT_S = 5.0
 
 
 class KVPlane:
-    """Made before the model is loaded: what is wrong is told at once, and the pool's memory is
-    part of it.
+    """Makes the pool's memory, the lanes and the connector of one node.
 
-    `auto` takes what there is. It leaves RDMA out where the cluster has a key: whoever reaches an
-    RDMA engine may read and write the pool, and a key says that not everybody shall.
+    It is made before the model is loaded, so that an unusable transport is reported at once and the
+    pool can be allocated in its memory. The transport `auto` uses every lane that is available,
+    except RDMA in a cluster with a KV key: an RDMA engine lets every machine that reaches it read
+    and write the pool, which the key is meant to prevent.
     """
 
     def __init__(self, config: Config, keys: Keys | None = None) -> None:
-        """Raises `ConfigError` when `config` wants what this machine does not have."""
+        """Raises `ConfigError` when the configured transport is not available on this machine."""
         self._config = config
         self._host = advertised_host(config.server.host)
         transport = config.handoff.kv_transport
@@ -56,10 +57,12 @@ class KVPlane:
         self._engine = self._start_engine() if self._is_rdma_wanted or takes_rdma else None
 
     def host_memory(self, num_bytes: int, is_touched: bool) -> npt.NDArray[np.uint8] | None:
-        """Shared memory for a pool that decode nodes of this host may read, or that prefill nodes
-        write by RDMA: it is fenced by moving it to other addresses. None: not wanted.
+        """Return shared memory for the KV pool; None: private memory will do.
 
-        Raises `ConfigError` where nothing else is wanted and it cannot be had.
+        Decode nodes on this host read the pool through it. A pool that prefill nodes write by RDMA
+        requires it too, because it is fenced by moving it to other addresses.
+
+        Raises `ConfigError` when it cannot be allocated and the transport is not `auto`.
         """
         is_read = self._config.role is Role.PREFILL and self._takes_shm
         is_written = self._config.role is Role.DECODE and self._engine is not None
@@ -71,7 +74,7 @@ class KVPlane:
             if self._is_shm_only or self._is_rdma_wanted:
                 raise ConfigError(
                     f"kv_transport is {self._config.handoff.kv_transport}, but {num_bytes} bytes "
-                    f"of shared memory cannot be had: {error}"
+                    f"of shared memory cannot be allocated: {error}"
                 ) from None
             log.warning("the KV pool is private memory: %s", error)
             return None
@@ -80,7 +83,11 @@ class KVPlane:
     def connect(
         self, model: LoadedModel, incarnation: Incarnation, on_event: OnEvent
     ) -> NodeConnector:
-        """The node's one connector. Raises `ConfigError`."""
+        """Return the node's connector. Raises `ConfigError` when a required lane is unusable.
+
+        A tensor-parallel node would attach here: each rank has a pool and a KV layout of its own
+        (its slice of the KV heads), so each needs lanes and an endpoint, in one ticket.
+        """
         from engine.runner.model_runner import ModelRunner
 
         config, pool = self._config, cast(ModelRunner, model).kv_bytes

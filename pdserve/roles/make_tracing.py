@@ -1,4 +1,4 @@
-"""Traces as configured: the OpenTelemetry SDK where they are on, nothing of it where not."""
+"""Traces as configured; the OpenTelemetry SDK is imported only where they are on."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ from common.tracing import NO_TRACING, Tracing
 
 
 def make_tracing(config: Config) -> Tracing:
-    """`ConfigError` when traces are on and their packages are not installed."""
+    """Return the configured tracing.
+
+    Raises `ConfigError` when traces are on and their packages are not installed.
+    """
     endpoint, role = config.tracing.otel_endpoint, config.role
     if not endpoint:
         return NO_TRACING
     try:
-        # Imported here: it takes a while, and only this needs it.
+        # Imported here: it is slow to import, and an optional dependency.
         from pdserve.roles.otel import OtelTracing
     except ModuleNotFoundError as missing:
         if not (missing.name or "").startswith(("opentelemetry", "google")):

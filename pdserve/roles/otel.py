@@ -1,8 +1,8 @@
 """Traces by the OpenTelemetry SDK, exported by OTLP over gRPC. Imported only where they are on.
 
-The SDK keeps ended spans in a bounded queue and exports them in batches on a thread of its own: a
-queue that is full, or a collector that is away, costs spans and nothing else. No global provider
-is set: a library in this process that would make spans of its own finds none to give them to.
+The SDK keeps ended spans in a bounded queue and exports them in batches on its own thread. When
+the queue is full or the collector is unreachable, spans are lost and nothing else is affected. No
+global provider is set, so libraries in this process export no spans.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class OtelTracing:
     is_on = True
 
     def __init__(self, config: TracingConfig, *, role: Role, node_id: str, clock: Clock) -> None:
-        # The exporter says at each batch that a collector is away; once a while is enough, and
-        # its own filter sees to that only for lines of one level.
+        # The exporter warns at each batch that a collector is unreachable. Its own rate limit is
+        # for errors only.
         logging.getLogger("opentelemetry").setLevel(logging.ERROR)
         self._clock = clock
         self._exporter = OTLPSpanExporter(endpoint=config.otel_endpoint, timeout=EXPORT_TIMEOUT_S)
@@ -79,7 +79,7 @@ class OtelTracing:
         parent: str,
         kind: SpanKind = SpanKind.INTERNAL,
     ) -> Span:
-        """See `common.tracing.Tracing`. A parent that is no `traceparent` begins a new trace."""
+        """Start a span, see `common.tracing.Tracing`; an invalid `parent` starts a new trace."""
         # One offset for all spans of a request here, so that they fit each other exactly.
         offset_ns = _wall_offset_ns(self._clock)
         context = (
@@ -96,7 +96,7 @@ class OtelTracing:
         return OtelSpan(self._tracer, span, offset_ns) if span.is_recording() else NO_SPAN
 
     def close(self) -> None:
-        """Send what waits. A collector that is away is not waited for."""
+        """Export the queued spans; give up after `CLOSE_WITHIN_S`."""
         give_up = threading.Timer(CLOSE_WITHIN_S, self._exporter.shutdown)
         give_up.daemon = True
         give_up.start()
@@ -146,10 +146,10 @@ class OtelSpan:
 
 
 def _wall_offset_ns(clock: Clock) -> int:
-    """What to add to the clock's nanoseconds for those of the wall.
+    """Return the wall clock minus `clock`, in nanoseconds.
 
-    A thread may lose the processor between two readings: the closest of a few pairs counts, or
-    what one process says happened would come before its cause in another.
+    The thread may be descheduled between two readings, so the closest of a few pairs counts.
+    Otherwise an event in one process could appear before its cause in another.
     """
     pairs = []
     for _ in range(_NUM_READINGS):
