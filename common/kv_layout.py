@@ -17,6 +17,9 @@ class KVLayout:
     `model_digest` names the weights and their dtype. So when two nodes have equal fingerprints,
     each would compute the same block as the other. `num_blocks` is left out, because pools can
     differ in size. Raises `ValueError` for an unknown `dtype`.
+
+    A tensor-parallel node would attach here: a field for the slice, as a range of the model's KV
+    heads, beside `num_kv_heads` of this rank. It would become part of the fingerprint.
     """
 
     model_digest: str

@@ -39,9 +39,10 @@ NewLeaseToken = Callable[[], int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LandingPlace:
-    """Where a decode node lets KV land, as its tickets say.
+    """What a decode node writes into its tickets: where KV lands, and in which layout.
 
-    A tensor-parallel node would have one `kv_endpoint` for each rank here and in `Ticket`.
+    A tensor-parallel node would attach here: one endpoint and one fingerprint for each rank, in the
+    place and in `Ticket`, with the same target blocks on every rank.
     """
 
     node: Incarnation

@@ -40,14 +40,14 @@ def offer_parts(scope: MutableMapping[str, Any], cycle: RequestResponseCycle) ->
 
 
 def part_writer(scope: MutableMapping[str, Any]) -> WritePart:
-    """How to write parts of this request's answer, once its head was sent.
+    """Return what writes parts of this request's answer, to be used once its head was sent.
 
-    Under a server that does not offer it nothing is ever written.
+    Under a server without this extension it is `writes_nothing`.
     """
     offered = (scope.get("extensions") or {}).get(_EXTENSION)
     return writes_nothing if offered is None else cast(WritePart, offered["write"])
 
 
 def writes_nothing(_data: bytes) -> bool:
-    """Where there is no short way."""
+    """Refuse to write: the server does not offer the extension."""
     return False

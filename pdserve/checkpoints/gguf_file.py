@@ -269,7 +269,7 @@ def _read_tensors(cursor: _Cursor, num_tensors: int, alignment: int) -> dict[str
 
 
 def _read_tensor_description(cursor: _Cursor) -> tuple[str, int, tuple[int, ...], int]:
-    """(name, type number, row-major shape, offset from the start of the tensor data)."""
+    """Return (name, type number, row-major shape, offset from the start of the tensor data)."""
     name = cursor.text("a tensor's name")
     num_dimensions = cursor.integer("I", f"dimensions of {name}")
     if not 1 <= num_dimensions <= _MAX_DIMENSIONS:
@@ -281,7 +281,7 @@ def _read_tensor_description(cursor: _Cursor) -> tuple[str, int, tuple[int, ...]
 def _stored_size(
     cursor: _Cursor, name: str, tensor_type: int, shape: tuple[int, ...]
 ) -> tuple[str, int]:
-    """(type name, bytes in the file)."""
+    """Return (type name, bytes in the file)."""
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
     try:

@@ -50,7 +50,7 @@ def sentencepiece_tokenizer(
 
 
 def merges_of_scores(pieces: dict[str, int], scores: list[float]) -> list[tuple[str, str]]:
-    """Every way to make one of `pieces` (text → id) of two others, the best score first.
+    """Return all ways to make one of `pieces` (text → id) of two others, the best score first.
 
     Equal scores are ordered by the longer left part, then the longer right part, then by the ids of
     the piece and of its parts. `scores` is by id.

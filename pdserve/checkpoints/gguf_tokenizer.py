@@ -91,7 +91,7 @@ def build_tokenizer(gguf: GgufFile) -> Tokenizer:
 
 
 def tokenizer_config(gguf: GgufFile) -> dict[str, Any]:
-    """tokenizer_config.json: special tokens by role, and the chat template where there is one."""
+    """Return tokenizer_config.json: special tokens by role, and the chat template if there is one."""
     tokens = gguf.texts("tokenizer.ggml.tokens")
     config: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -136,7 +136,7 @@ def _token_id(gguf: GgufFile, key: str) -> int | None:
 
 
 def _adds_bos(gguf: GgufFile) -> bool:
-    """Whether texts start with the BOS token; a file that does not say follows its model."""
+    """Return whether texts start with the BOS token; unless the file says so, its model decides."""
     is_llama = (
         gguf.text("tokenizer.ggml.model") == "llama"
         or gguf.text("tokenizer.ggml.pre", "") in _LLAMA_3_NAMES
@@ -176,7 +176,7 @@ def _merges(gguf: GgufFile, vocabulary: dict[str, int]) -> list[tuple[str, str]]
 def _add_marked_tokens(
     tokenizer: Tokenizer, tokens: list[str], token_types: list[int], special_types: tuple[int, ...]
 ) -> None:
-    """`special_types` become special tokens, user-defined ones plain added tokens; ids stay."""
+    """Add `special_types` as special tokens, user-defined ones as plain ones; ids stay."""
     marked = list(zip(tokens, token_types, strict=True))
     tokenizer.add_special_tokens(
         [

@@ -27,7 +27,7 @@ class RouterRefused(PdserveError):
 
 
 def fetch_json(url: str, path: str, *, api_key: str = "", timeout_s: float = 5.0) -> Any:
-    """GET `path` and decode its JSON. Raises `RouterUnreachable` or `RouterRefused`."""
+    """Get `path` and decode its JSON. Raises `RouterUnreachable` or `RouterRefused`."""
     with opened(url, "GET", path, api_key=api_key, timeout_s=timeout_s) as response:
         return decoded(url, path, response.read(_LARGEST_REPLY_BYTES))
 

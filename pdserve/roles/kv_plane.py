@@ -42,7 +42,7 @@ class KVPlane:
     """
 
     def __init__(self, config: Config, keys: Keys | None = None) -> None:
-        """Raises `ConfigError` when the configured transport is not available on this machine."""
+        """Prepare the transport. Raises `ConfigError` when it is not available on this machine."""
         self._config = config
         self._host = advertised_host(config.server.host)
         transport = config.handoff.kv_transport

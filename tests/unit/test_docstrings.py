@@ -22,8 +22,6 @@ import pytest
 
 from tests.unit.test_tidy import name_of, python_files
 
-# Folders that the rule does not hold for yet. The list may only become shorter.
-NOT_YET: tuple[str, ...] = ()
 # Not part of what a caller can expect: bugs, and the end of an iterator.
 UNNAMED = frozenset(
     {"AssertionError", "NotImplementedError", "StopAsyncIteration", "StopIteration"}
@@ -95,7 +93,7 @@ def test_docstrings_begin_with_a_verb() -> None:
     described = [
         f"{name_of(path)}: {function}: {text}"
         for path in python_files()
-        if not name_of(path).startswith(("tests/", *NOT_YET))
+        if not name_of(path).startswith("tests/")
         for function, text in descriptions(ast.parse(path.read_text()))
     ]
     assert not described, "\n".join(described)
@@ -105,22 +103,10 @@ def test_docstrings_name_the_errors_raised() -> None:
     unnamed = [
         f"{name_of(path)}: {function} raises {error}"
         for path in python_files()
-        if not name_of(path).startswith(("tests/", *NOT_YET))
+        if not name_of(path).startswith("tests/")
         for function, error in unnamed_errors(ast.parse(path.read_text()))
     ]
     assert not unnamed, "\n".join(unnamed)
-
-
-def test_folders_that_are_done_leave_the_list() -> None:
-    behind = {
-        folder
-        for folder in NOT_YET
-        for path in python_files()
-        if name_of(path).startswith(folder)
-        for tree in [ast.parse(path.read_text())]
-        if any(unnamed_errors(tree)) or any(descriptions(tree))
-    }
-    assert behind == set(NOT_YET), f"done: {set(NOT_YET) - behind}"
 
 
 @pytest.mark.parametrize(
