@@ -91,7 +91,7 @@ def build_tokenizer(gguf: GgufFile) -> Tokenizer:
 
 
 def tokenizer_config(gguf: GgufFile) -> dict[str, Any]:
-    """Return tokenizer_config.json: special tokens by role, and the chat template if there is one."""
+    """Return tokenizer_config.json: special tokens by role, and the chat template if any."""
     tokens = gguf.texts("tokenizer.ggml.tokens")
     config: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
