@@ -1,7 +1,11 @@
 """The images and compose files of `compose/`, built and run on a real Docker engine.
 
-engine        an engine that answers: the machine's own, or one started for the tests
-base_images   the images that ours are made from: pulled, or stand-ins where no registry answers
-compose       one compose project on that engine
-load          requests that never stop, and none of which may fail
+engine        a running Docker engine: the machine's own, or one started for the tests
+base_images   the base images of the builds: pulled, or stand-ins where no registry is reachable
+commands      runs programs, with time limits
+compose_cli   the commands of both generations of Compose
+project       one compose project on that engine
+cluster       that project as a cluster of routers, nodes and Redis
+load          continuous requests, none of which may fail
+stranger      connection attempts without keys; runs inside a container
 """

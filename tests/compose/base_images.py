@@ -1,8 +1,8 @@
-"""The images of others that are used: the official ones, or stand-ins where no registry answers.
+"""The base images: the official ones, or stand-ins where no registry is reachable.
 
-A stand-in is Debian 12 with what the official image has at the places where it has it. It carries
-another name, so that nobody takes it for the official one; compose files and Dockerfiles get the
-names as build arguments and variables, as they do from whoever has a mirror of their own.
+A stand-in is Debian 12 with the official image's programs at the official image's paths. It has a
+name of its own, so it is not mistaken for the official image. Compose files and Dockerfiles take
+the names as variables and build arguments, as they do for users of a registry mirror.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import hashlib
 import shutil
 import tempfile
 from pathlib import Path
+
+from docker.errors import DockerException
 
 from tests.compose.commands import CannotRun, CommandFailed, require_tools, run, say
 from tests.compose.engine import Engine
@@ -21,18 +23,17 @@ OFFICIAL = {
     "REDIS_IMAGE": "redis:7.2-bookworm",
     "PROMETHEUS_IMAGE": "prom/prometheus:v2.53.2",
 }
-"""Of each variable of `.env` that names an image of others: its default."""
+"""Each variable of `.env` that names a base image, with its default."""
 
 HERE = Path(__file__).parent
 CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
-PULL_LIMIT_S = 120.0
 BUILD_LIMIT_S = 300.0
 SUITE = "bookworm"
 _SLIM = ("doc", "man", "info", "locale")
 
 
 def base_images(engine: Engine) -> dict[str, str]:
-    """Variable to image, for `.env`. Raises `CannotRun` where an image cannot be had."""
+    """Return the image of each variable of `.env`. Raises `CannotRun` when one cannot be made."""
     if all(engine.has_image(name) for name in OFFICIAL.values()) or _can_pull(engine):
         return dict(OFFICIAL)
     standins = {
@@ -41,16 +42,16 @@ def base_images(engine: Engine) -> dict[str, str]:
     }
     try:
         _make(engine, standins)
-    except CommandFailed as error:
-        raise CannotRun(f"no registry answers, and a stand-in cannot be made: {error}") from None
+    except (CommandFailed, DockerException) as error:
+        raise CannotRun(f"no registry is reachable, and no stand-in can be made: {error}") from None
     return standins
 
 
 def _can_pull(engine: Engine) -> bool:
     try:
         for name in OFFICIAL.values():
-            engine.docker("pull", "--quiet", name, limit_s=PULL_LIMIT_S)
-    except CommandFailed:
+            engine.client.images.pull(name)
+    except DockerException:
         return False
     return True
 
@@ -58,19 +59,20 @@ def _can_pull(engine: Engine) -> bool:
 def _make(engine: Engine, standins: dict[str, str]) -> None:
     debian = standins["DEBIAN_IMAGE"]
     if not engine.has_image(debian):
-        say("no registry answers: making a stand-in of Debian (once, about a minute)")
+        say("no registry is reachable: making a stand-in for Debian (once, about a minute)")
         _import_debian(engine, debian)
     for variable, name in standins.items():
         if engine.has_image(name):
             continue
         folder = HERE / "standins" / _kind(variable)
-        say(f"making a stand-in of {OFFICIAL[variable]}")
-        arguments = ["--quiet", "--build-arg", f"DEBIAN_IMAGE={debian}", "--tag", name]
-        engine.docker("build", *arguments, str(folder), limit_s=BUILD_LIMIT_S)
+        say(f"making a stand-in for {OFFICIAL[variable]}")
+        engine.client.images.build(
+            path=str(folder), buildargs={"DEBIAN_IMAGE": debian}, tag=name, rm=True
+        )
 
 
 def _import_debian(engine: Engine, name: str) -> None:
-    """A minimal Debian that trusts whom this machine trusts."""
+    """Make a minimal Debian with the CA certificates of this machine."""
     require_tools({"mmdebstrap": "mmdebstrap"})
     with tempfile.TemporaryDirectory(prefix="pdserve-debian-") as work:
         archive = Path(work) / "root.tar"
@@ -80,13 +82,15 @@ def _import_debian(engine: Engine, name: str) -> None:
             copy = f"cp {CERTIFICATES} $1{CERTIFICATES}"
             command.append(f"--customize-hook={copy}")
         run([*command, SUITE, str(archive), *_mirrors()], limit_s=BUILD_LIMIT_S)
-        engine.docker(
-            "import", "--change", 'CMD ["bash"]', str(archive), name, limit_s=BUILD_LIMIT_S
+        repository, _, tag = name.partition(":")
+        engine.client.api.import_image_from_file(
+            str(archive), repository, tag, changes=['CMD ["bash"]']
         )
+        engine.client.images.get(name)  # the engine reports a failed import with status 200
 
 
 def _mirrors() -> list[str]:
-    """Where apt gets this suite from, if it does; else mmdebstrap's own choice."""
+    """Return the mirror of this suite that apt uses, or none: then mmdebstrap chooses."""
     if shutil.which("apt-get") is None:
         return []
     shown = ["$(REPO_URI)", "Identifier: Packages", f"Codename: {SUITE}", "Component: main"]
@@ -99,7 +103,7 @@ def _kind(variable: str) -> str:
 
 
 def _recipe(kind: str) -> str:
-    """Changes with everything that decides what the stand-in holds."""
+    """Return a checksum of everything that determines the content of the stand-in."""
     parts = [Path(__file__), CERTIFICATES, HERE / "standins" / kind / "Dockerfile"]
     digest = hashlib.sha256()
     for path in parts:

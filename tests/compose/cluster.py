@@ -1,4 +1,4 @@
-"""The launched project as a cluster: who is in it, what its nodes hold, how it is asked."""
+"""A running project as a cluster: its members, the blocks of its nodes, its HTTP interface."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
+from docker.models.containers import Container
 from openai import OpenAI
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.compose.load import REQUEST_LIMIT_S
-from tests.compose.project import Container, Project
+from tests.compose.project import Project
 
 NODES = ("prefill", "decode")
 ROUTERS = ("router-1", "router-2")
 MODEL = "tiny"
 BOOKS_LIMIT_S = 60.0
 
-# Run inside a container: the metrics' port is nowhere else to be reached, and wants the token.
+# Run inside a container: the metrics port is not reachable from outside, and requires the token.
 _READ_METRICS = """
 import os, urllib.request
 address = os.environ["PDSERVE_HOST"] + ":" + os.environ["PDSERVE_METRICS_PORT"]
@@ -29,7 +30,7 @@ request = urllib.request.Request(f"http://{address}/metrics", headers=header)
 print(urllib.request.urlopen(request, timeout=5).read().decode())
 """
 
-# Run inside a router: the balancer asks whichever of them it likes.
+# Run inside a router: through the balancer, either router could answer.
 _READ_NODES = """
 import os, sys, urllib.request
 address = os.environ["PDSERVE_HOST"] + ":" + os.environ["PDSERVE_PORT"]
@@ -38,7 +39,7 @@ request = urllib.request.Request(f"http://{address}/v1/cluster", headers=header)
 print(urllib.request.urlopen(request, timeout=30).read().decode())
 """
 
-# All of the container but its process 1, which only waits for the one that does the work.
+# Kill every process of the container except process 1, the init process.
 _KILL = "kill -9 -1 || true"
 
 
@@ -53,12 +54,12 @@ class Cluster:
         self.url = f"http://{project.settings['LISTEN']}"
 
     def key(self, name: str) -> str:
-        """`api` or `admin`, in clear."""
+        """Return the API key `name`, which is `api` or `admin`."""
         return (self._keys / "client" / f"{name}.key").read_text()
 
     @contextmanager
     def client(self) -> Iterator[OpenAI]:
-        """OpenAI's client as people use it, but for its habit to hide failures by retrying."""
+        """Provide OpenAI's client, without retries: they would hide failures."""
         with OpenAI(
             base_url=f"{self.url}/v1",
             api_key=self.key("api"),
@@ -68,13 +69,13 @@ class Cluster:
             yield client
 
     def launch(self) -> None:
-        """Bring up what is not up. One node first where kernels must be compiled: they share it."""
+        """Start everything, one node first: it compiles the kernels that all nodes share."""
         self.project.run("up", "--detach", "--no-build", "decode")
         self.project.wait_until_healthy("decode", 1)
         self.bring_up()
 
     def bring_up(self) -> None:
-        """As many nodes as `counts` says, and all else; returns when all are in the cluster."""
+        """Start what does not run, `counts` nodes of each kind, and wait for all of it."""
         scale = [f"--scale={service}={count}" for service, count in self.counts.items()]
         self.project.run("up", "--detach", "--no-build", "--no-recreate", *scale)
         for service, count in self.counts.items():
@@ -85,17 +86,17 @@ class Cluster:
         self.wait_until_routers_know(self.counts)
 
     def scale(self, service: str, count: int) -> None:
-        """Change how many nodes of a kind there are, as `docker compose up --scale` does."""
+        """Change the number of nodes of a kind, with `docker compose up --scale`."""
         self.counts[service] = count
         self.bring_up()
 
     def status(self, path: str) -> int:
-        """What a GET through the balancer is answered with; 0: not at all."""
+        """Return the status of a GET through the balancer, or 0 without an answer."""
         reply = self._get(path)
         return 0 if reply is None else reply.status_code
 
     def nodes(self) -> list[dict[str, object]]:
-        """The nodes that a router lists; empty while none answers."""
+        """Return the nodes that a router lists; none while no router answers."""
         reply = self._get("/v1/cluster")
         return list(reply.json()["nodes"]) if reply is not None and reply.is_success else []
 
@@ -107,33 +108,32 @@ class Cluster:
             return None
 
     def node_id(self, container: Container) -> str:
-        """The id that a node gave itself: it has the container's host name."""
+        """Return the id of a node, which contains the container's host name."""
+        hostname = container.attrs["Config"]["Hostname"]
         (found,) = (
-            str(node["node_id"])
-            for node in self.nodes()
-            if container.hostname in str(node["node_id"])
+            str(node["node_id"]) for node in self.nodes() if hostname in str(node["node_id"])
         )
         return found
 
     def epochs(self) -> dict[str, int]:
-        """Which life each node is in."""
+        """Return the epoch of each node."""
         return {str(node["node_id"]): int(str(node["epoch"])) for node in self.nodes()}
 
     def kill(self, container: Container) -> None:
-        """End the process inside with SIGKILL, as the kernel does when memory is out.
+        """Kill the process inside with SIGKILL, as the kernel does when memory is exhausted.
 
-        `docker kill` would not do: the engine takes that for the operator's wish.
+        The engine restarts such a container, but not one that the engine itself was told to kill.
         """
         self.project.execute(container, "sh", "-c", _KILL)
 
     def num_nodes(self) -> dict[str, int]:
-        """Of each kind, as a router sees it."""
+        """Return the number of nodes of each kind that a router lists."""
         return _count(self.nodes())
 
     def wait_until_routers_know(self, counts: dict[str, int]) -> None:
-        """Return when each router by itself lists so many nodes of each kind.
+        """Wait until each router lists `counts` nodes of each kind.
 
-        One hears of a node a second before or after the other, and any of them may be asked next.
+        Routers learn of a node at different times, and the balancer may choose either of them.
         """
         routers = [container for router in ROUTERS for container in self.project.running(router)]
         assert len(routers) == len(ROUTERS)
@@ -148,7 +148,7 @@ class Cluster:
         self.project.wait_until(f"every router knows {counts}", know)
 
     def blocks(self, node: Container) -> dict[str, int]:
-        """The node's KV blocks by their state."""
+        """Return the number of the node's KV blocks in each state."""
         text = self.project.execute(node, "python", "-IS", "-c", _READ_METRICS)
         return {
             sample.labels["state"]: int(sample.value)
@@ -158,7 +158,7 @@ class Cluster:
         }
 
     def wait_until_nothing_is_held(self) -> None:
-        """Return when every block of every node that runs is free or cached."""
+        """Wait until every block of every running node is free or cached."""
         nodes = [node for service in NODES for node in self.project.running(service)]
         assert nodes
 

@@ -1,4 +1,4 @@
-"""Programs that the tests of `compose/` run, each with a limit and its errors in words."""
+"""Runs the programs that the tests of `compose/` require, each with a time limit."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ APT_LIMIT_S = 300.0
 
 
 class CannotRun(Exception):
-    """This machine cannot run the tests; the text says why."""
+    """This machine cannot run the tests; the text names the reason."""
 
 
 class CommandFailed(Exception):
-    """A program ended with an error; the text ends with what it said last."""
+    """A program failed; the text ends with the end of its output."""
 
 
 def say(text: str) -> None:
-    """Tell whoever watches what takes so long, past pytest's capture."""
+    """Print a progress message, past pytest's capture of the output."""
     print(f"compose: {text}", file=sys.__stderr__, flush=True)
 
 
@@ -33,7 +33,7 @@ def run(
     folder: Path | None = None,
     stdin: str | None = None,
 ) -> str:
-    """The standard output of `command`. Raises `CommandFailed`.
+    """Run `command` and return its standard output. Raises `CommandFailed`.
 
     `env` is added to this process's own environment.
     """
@@ -59,7 +59,10 @@ def run(
 
 
 def require_tools(packages: Mapping[str, str]) -> None:
-    """Have every program of `packages` (program: its Debian package). Raises `CannotRun`."""
+    """Install the missing programs of `packages`, a map from program to Debian package.
+
+    Raises `CannotRun` when that is not possible.
+    """
     missing = sorted({deb for program, deb in packages.items() if shutil.which(program) is None})
     if not missing:
         return

@@ -1,4 +1,4 @@
-"""Both generations of compose, and Compose v2 where a machine has only the old one."""
+"""The commands of both generations of Compose, of which v2 is fetched where it is missing."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from tests.compose.engine import cache_folder
 
 V1 = ("docker-compose",)
 DEBIAN = "trixie"
-"""Debian's release whose package is Compose v2; the program in it also runs on the one before."""
+"""The Debian release that has Compose v2. The program also runs on the release before it."""
 _PLUGIN = "usr/libexec/docker/cli-plugins/docker-compose"
 _LIMIT_S = 120.0
 
 
 def compose_v2() -> Sequence[str]:
-    """The command of Compose v2. Raises `CannotRun` where there is none to be had."""
+    """Return the command of Compose v2. Raises `CannotRun` where it cannot be fetched."""
     try:
         run(["docker", "compose", "version"], limit_s=20.0)
     except CommandFailed:
@@ -27,12 +27,12 @@ def compose_v2() -> Sequence[str]:
 
 
 def _unpacked() -> Path:
-    """The program out of Debian's package, which is not installed."""
+    """Return the path of the program, extracted from Debian's package without installing that."""
     program = cache_folder() / "docker-compose-v2"
     if program.exists():
         return program
     if shutil.which("apt-get") is None:
-        raise CannotRun("Compose v2 is not here, nor apt-get to get it with")
+        raise CannotRun("Compose v2 is not installed, and there is no apt-get to fetch it with")
     say("fetching Compose v2 (once)")
     try:
         with tempfile.TemporaryDirectory(prefix="pdserve-compose-v2-") as work:
@@ -46,14 +46,14 @@ def _unpacked() -> Path:
 
 
 def _downloaded(work: Path) -> Path:
-    """The unpacked package. The machine's own package sources and lists are left alone."""
+    """Download and unpack the package. The machine's own sources and lists stay unchanged."""
     lists, cache = work / "lists", work / "cache"
     for folder in (lists / "partial", cache / "archives/partial"):
         folder.mkdir(parents=True)
     shown = ["$(REPO_URI)", "Identifier: Packages", "Codename: bookworm", "Component: main"]
     mirrors = run(["apt-get", "indextargets", "--format", *shown], limit_s=_LIMIT_S).split()
     if not mirrors:
-        raise CannotRun("Compose v2 is not here, and apt-get has no lists to find it with")
+        raise CannotRun("Compose v2 is not installed, and apt-get has no package lists")
     signed = "[signed-by=/usr/share/keyrings/debian-archive-keyring.gpg]"
     (work / "sources.list").write_text(f"deb {signed} {mirrors[0]} {DEBIAN} main\n")
     options = {

@@ -1,12 +1,13 @@
-"""A cluster in containers, built and launched once for all tests of this folder.
+"""A cluster in containers, built and started once for all tests of this folder.
 
-They take minutes and an engine of Docker, so they run only when asked for, by `make test-compose`.
+They take minutes and require a Docker engine, so only `make test-compose` runs them.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,7 +25,7 @@ from tests.compose.project import BUILD_LIMIT_S, COMPOSE, Project
 
 CONTAINER_UID = 10001
 KERNELS = "pdserve-test-kernels"
-"""A volume that outlives the tests: kernels are compiled for a minute, once."""
+"""A volume that is kept after the tests: compiling the kernels takes a minute."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -32,7 +33,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Without the option there is nothing here to run; None leaves the choice to pytest."""
+    """Ignore this folder without the option. None leaves the choice to pytest."""
     is_wanted = config.getoption("--compose", default=False)
     return None if is_wanted or collection_path.suffix != ".py" else True
 
@@ -44,7 +45,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def engine() -> Iterator[Engine]:
-    """A Docker engine; without one every test is skipped, with the reason."""
+    """Provide a Docker engine. Without one every test is skipped, with the reason."""
     try:
         with running_engine() as engine:
             yield engine
@@ -54,7 +55,7 @@ def engine() -> Iterator[Engine]:
 
 @pytest.fixture(scope="session")
 def images(engine: Engine) -> dict[str, str]:
-    """Variables of `.env` that name the base images that builds start from."""
+    """Return the variables of `.env` that name the base images of the builds."""
     try:
         return base_images(engine)
     except CannotRun as reason:
@@ -63,16 +64,17 @@ def images(engine: Engine) -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def work() -> Iterator[Path]:
-    """What containers mount: not among pytest's folders, of which it removes old ones."""
+    """Provide a folder for mounts, apart from pytest's own, of which it removes old ones."""
     with tempfile.TemporaryDirectory(prefix="pdserve-compose-") as folder:
         yield Path(folder)
 
 
 @pytest.fixture(scope="session")
 def keys(work: Path) -> Path:
-    """What `pdserve keys init` makes, owned by the user of the containers as the docs say."""
+    """Return a keys folder of `pdserve keys init`, owned by the user of the containers."""
     folder = work / "keys"
-    run([".venv/bin/pdserve", "keys", "init", str(folder)], limit_s=60.0, folder=COMPOSE.parent)
+    command = [sys.executable, "-m", "pdserve", "keys", "init", str(folder)]
+    run(command, limit_s=60.0, folder=COMPOSE.parent)
     for kind in ("router", "node", "redis"):
         for path in (folder / kind, *(folder / kind).iterdir()):
             os.chown(path, CONTAINER_UID, CONTAINER_UID)
@@ -81,7 +83,7 @@ def keys(work: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def models(work: Path) -> Path:
-    """A folder with one model, `tiny`, that everybody may read."""
+    """Return a folder with one model, `tiny`, that every user may read."""
     folder = work / "models"
     make_tiny_model(folder / "tiny")
     for path in (folder, *folder.rglob("*")):
@@ -91,7 +93,7 @@ def models(work: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def project(engine: Engine, images: dict[str, str], keys: Path, models: Path) -> Iterator[Project]:
-    """compose.yaml with built images; nothing runs yet. Whatever runs at the end is removed."""
+    """Provide compose.yaml with built images. What runs at the end is removed."""
     settings = {
         **images,
         "KEYS_FOLDER": str(keys),
@@ -105,7 +107,7 @@ def project(engine: Engine, images: dict[str, str], keys: Path, models: Path) ->
         settings[f"{name}_IMAGE"] = f"pdserve-test-{name.lower()}"
     files = [COMPOSE / "compose.yaml", Path(__file__).parent / "compose.test.yaml"]
     project = Project(engine, "pdserve-test", files, settings)
-    engine.docker("volume", "create", KERNELS)
+    engine.client.volumes.create(KERNELS)
     project.remove()
     say("building images (about two minutes the first time)")
     project.run("build", limit_s=BUILD_LIMIT_S)
@@ -113,30 +115,30 @@ def project(engine: Engine, images: dict[str, str], keys: Path, models: Path) ->
         yield project
     finally:
         project.remove()
-        # Layers of earlier sources; what the next run can use stays.
+        # Remove layers of earlier sources, and keep what the next run can use.
         if engine.host:
-            engine.docker("image", "prune", "--force", "--filter", "until=48h", limit_s=120.0)
+            engine.client.images.prune(filters={"until": "48h"})
 
 
 @pytest.fixture(scope="session")
 def cluster(project: Project, keys: Path) -> Cluster:
-    """Redis, two routers, two prefill and two decode nodes, all of them healthy."""
+    """Start Redis, two routers, two prefill and two decode nodes, all of them healthy."""
     cluster = Cluster(project, keys)
-    say("launching Redis, 2 routers, 2 prefill and 2 decode nodes")
+    say("starting Redis, 2 routers, 2 prefill and 2 decode nodes")
     cluster.launch()
     return cluster
 
 
 @pytest.fixture
 def client(cluster: Cluster) -> Iterator[OpenAI]:
-    """OpenAI's own client, with the first client's key, at the balancer; it never tries twice."""
+    """Provide OpenAI's client at the balancer, with an API key and without retries."""
     with cluster.client() as client:
         yield client
 
 
 @pytest.fixture(autouse=True)
 def _books(request: pytest.FixtureRequest) -> Iterator[None]:
-    """After each test of the cluster, every block of every node is free or cached."""
+    """Check after each test of the cluster that every block of every node is free or cached."""
     yield
     if "cluster" in request.fixturenames:
         request.getfixturevalue("cluster").wait_until_nothing_is_held()
@@ -144,7 +146,7 @@ def _books(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _has_room() -> None:
-    """Images of Paddle are large, and a full disk breaks in odd places."""
+    """Skip the tests on a small disk: the images are large, and a full disk causes odd errors."""
     free = shutil.disk_usage(Path.home()).free
     if free < 12 << 30:
         pytest.skip(f"{free >> 30} GiB of disk are free: wanted 12")

@@ -1,4 +1,4 @@
-"""Requests that never stop, of which none may fail and each must be answered as before."""
+"""Continuous requests: none may fail, and each must be answered as in the first round."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ REQUEST_LIMIT_S = 90.0
 
 
 def prompts() -> list[str]:
-    """Long enough to be handed off, no two with a common start."""
+    """Return prompts that are long enough to be handed off, without common prefixes."""
     return [
         "".join(LETTERS[(number * 7 + place * (number + 3)) % 26] for place in range(NUM_LETTERS))
         for number in range(NUM_PROMPTS)
@@ -27,7 +27,7 @@ def prompts() -> list[str]:
 
 
 def ask(client: OpenAI, model: str, prompt: str) -> str:
-    """One streamed answer. Raises `OpenAIError`, or `AssertionError` when its end is missing."""
+    """Return one streamed answer. Raises `OpenAIError`, or `AssertionError` without an end."""
     stream = client.completions.create(
         model=model, prompt=prompt, max_tokens=MAX_TOKENS, temperature=0, stream=True
     )
@@ -42,7 +42,7 @@ def ask(client: OpenAI, model: str, prompt: str) -> str:
 
 @dataclass
 class Load:
-    """What became of the requests so far; several threads write it."""
+    """The results of the requests so far, written by several threads."""
 
     expected: dict[str, str]
     num_answered: int = 0
@@ -63,7 +63,7 @@ class Load:
             self._changed.notify_all()
 
     def goes_on(self, num_more: int = 12) -> None:
-        """Return when so many more requests were answered; fails when one was not."""
+        """Wait for `num_more` answers. Raises `AssertionError` when a request failed."""
         with self._changed:
             goal = self.num_answered + num_more
             self._changed.wait_for(
@@ -75,9 +75,9 @@ class Load:
 
 @contextlib.contextmanager
 def steady_load(client: OpenAI, model: str, *, num_streams: int = 4) -> Iterator[Load]:
-    """`num_streams` requests at all times; fails at the end if any of them failed.
+    """Keep `num_streams` requests running. Raises `AssertionError` at the end if any failed.
 
-    The answers that count as right are those of the first, quiet, round.
+    The expected answers are those of a first round without other load.
     """
     asked = prompts()
     load = Load({prompt: ask(client, model, prompt) for prompt in asked})

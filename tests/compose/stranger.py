@@ -1,6 +1,6 @@
-"""What somebody on the cluster's network gets who has no keys. Runs inside a container of its own.
+"""Tries every port of the cluster from its network, without keys. Runs inside a container.
 
-Prints one line for each door: its name and what came of trying it.
+Prints one line for each attempt: its name and the result.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 ANSWER_LIMIT_S = 50.0
 SILENCE_S = 5.0
-"""Who has said nothing for so long will not."""
+"""A peer that is silent for so long has no answer."""
 
 
 def http_status(host: str, port: int, path: str) -> str:
@@ -44,7 +44,7 @@ def grpc_without_certificate(host: str) -> str:
         socket.create_connection((host, 9000), timeout=ANSWER_LIMIT_S) as plain,
         context.wrap_socket(plain, server_hostname="node.pdserve") as wrapped,
     ):
-        # In TLS 1.3 a client learns only when it reads that its certificate was wanted.
+        # In TLS 1.3 a client learns at its first read that a certificate is required.
         return f"{len(wrapped.recv(1))} bytes"
 
 
@@ -61,7 +61,7 @@ def redis_in_clear() -> str:
 
 
 def kv_without_curve() -> str:
-    """The first thing that a plain ZMQ peer is told after it connected."""
+    """Return the first event of an unencrypted ZMQ peer after it connected."""
     with zmq.Context() as context, context.socket(zmq.DEALER) as peer:
         monitor = peer.get_monitor_socket()
         peer.connect("tcp://decode:9001")
@@ -72,14 +72,14 @@ def kv_without_curve() -> str:
         return "silence"
 
 
-def tried(door: Callable[[], str]) -> str:
+def result_of(attempt: Callable[[], str]) -> str:
     try:
-        return door()
+        return attempt()
     except (OSError, redis.RedisError, http.client.HTTPException) as refusal:
         return " ".join(f"{type(refusal).__name__}: {refusal}".split())
 
 
-DOORS: dict[str, Callable[[], str]] = {
+ATTEMPTS: dict[str, Callable[[], str]] = {
     "router": lambda: http_status("router-1", 8000, "/v1/models"),
     "router metrics": lambda: http_status("router-2", 8000, "/metrics"),
     "prefill metrics": lambda: http_status("prefill", 9100, "/metrics"),
@@ -94,5 +94,5 @@ DOORS: dict[str, Callable[[], str]] = {
 }
 
 if __name__ == "__main__":
-    for name, door in DOORS.items():
-        print(f"{name}: {tried(door)}", flush=True)
+    for name, attempt in ATTEMPTS.items():
+        print(f"{name}: {result_of(attempt)}", flush=True)

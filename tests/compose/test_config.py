@@ -1,4 +1,4 @@
-"""Every compose file, alone or with what it is meant to go with, passes both generations."""
+"""Both generations of Compose accept every compose file, in each combination that is documented."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from tests.compose.commands import CannotRun, CommandFailed, require_tools, run
 from tests.compose.compose_cli import V1, compose_v2
-from tests.compose.engine import CLIENTS
+from tests.compose.engine import COMPOSE_V1
 from tests.compose.project import COMPOSE
 
 COMBINATIONS = [
@@ -29,7 +29,7 @@ COMBINATIONS = [
 @pytest.fixture(scope="module", params=["docker-compose 1.29", "Compose v2"])
 def compose(request: pytest.FixtureRequest) -> Sequence[str]:
     try:
-        require_tools(CLIENTS)
+        require_tools(COMPOSE_V1)
         return V1 if request.param.startswith("docker-compose") else compose_v2()
     except CannotRun as reason:
         pytest.skip(str(reason))
@@ -45,7 +45,7 @@ def test_every_file_of_the_folder_is_in_a_combination() -> None:
 def test_a_combination_passes_with_the_example_of_settings_and_without(
     compose: Sequence[str], files: Sequence[str], tmp_path: Path
 ) -> None:
-    """They say the same: the example has the defaults."""
+    """Both give the same result: the example holds the defaults."""
     empty = tmp_path / "empty"
     empty.write_text("")
     assert config(compose, files, COMPOSE / ".env.example") == config(compose, files, empty)
@@ -67,7 +67,7 @@ def test_a_wrong_file_does_not_pass(compose: Sequence[str], tmp_path: Path) -> N
 
 
 def config(compose: Sequence[str], files: Sequence[str], env_file: Path) -> object:
-    """What the files come to; as text where this compose cannot say it in JSON."""
+    """Return the merged configuration; as text from Compose v1, which has no JSON."""
     password = {"GRAFANA_PASSWORD": "chosen"}
     command = [*compose, "--project-directory", str(COMPOSE), "--env-file", str(env_file)]
     for name in files:

@@ -1,4 +1,4 @@
-"""One compose file per role, spread over four machines: here four addresses of one."""
+"""One compose file per role, on four machines: here on four addresses of one machine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KERNELS = Path(__file__).parent / "compose.test.yaml"
 
 @pytest.fixture
 def machines(project: Project, keys: Path) -> Iterator[list[Project]]:
-    """One project for each machine, with its own address; what they run is removed."""
+    """Provide one project for each machine, with its own address. They are removed at the end."""
     found = []
     for number, (address, roles) in enumerate(zip(ADDRESSES, ROLES, strict=True), start=1):
         settings = {
@@ -46,7 +46,7 @@ def machines(project: Project, keys: Path) -> Iterator[list[Project]]:
 def test_a_cluster_is_spread_over_four_machines(machines: list[Project], keys: Path) -> None:
     cluster = Cluster(machines[0], keys)
     machines[0].run("up", "--detach", "--no-build")
-    # Without a node the router is not ready, and says so itself.
+    # A router without nodes is not ready, and answers so itself.
     machines[0].wait_until("the router is reached", lambda: cluster.status("/v1/models") == 200)
     assert cluster.status("/ready") == 503
     for machine, (role,) in zip(machines[1:], ROLES[1:], strict=True):

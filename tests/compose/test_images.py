@@ -1,8 +1,7 @@
-"""What the images hold, and what they must not."""
+"""What the images contain, and what they must not contain."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +29,15 @@ def image(request: pytest.FixtureRequest, project: Project) -> str:
 
 
 def inspect(engine: Engine, image: str) -> dict[str, Any]:
-    (found,) = json.loads(engine.docker("image", "inspect", image))
-    return dict(found)
+    return dict(engine.client.images.get(image).attrs)
 
 
 def inside(engine: Engine, image: str, script: str) -> list[str]:
-    """The words that a shell in a container of the image prints, as root so that it sees all."""
-    run = ["run", "--rm", "--network", "none", "--user", "0", "--entrypoint", "sh", image]
-    return engine.docker(*run, "-c", script).split()
+    """Run a shell script as root in a container of the image; return the words that it prints."""
+    said = engine.client.containers.run(
+        image, ["-c", script], entrypoint="sh", network_mode="none", user="0", remove=True
+    )
+    return str(said.decode()).split()
 
 
 def test_the_router_adds_less_than_400_mb_to_its_base(engine: Engine, project: Project) -> None:
@@ -66,9 +66,10 @@ def test_no_secrets(engine: Engine, image: str) -> None:
 
 
 def test_build_arguments_leave_no_trace(engine: Engine, project: Project, image: str) -> None:
-    """An index's address may carry a password: it stays in the stage that is thrown away."""
-    history = engine.docker("history", "--no-trunc", "--format", "{{.CreatedBy}}", image)
-    assert "PIP_INDEX_URL" not in history
+    """The address of an index may contain a password: it stays in a stage that is discarded."""
+    commands = [layer["CreatedBy"] for layer in engine.client.images.get(image).history()]
+    assert commands
+    assert not any("PIP_INDEX_URL" in command for command in commands)
 
 
 def test_only_what_runs_is_installed(engine: Engine, project: Project) -> None:
@@ -101,7 +102,7 @@ def test_versions_are_those_of_the_constraints(engine: Engine, project: Project)
 
 
 def test_health_is_told_by_the_answer(engine: Engine, project: Project) -> None:
-    """The check itself: nobody listens, somebody answers, somebody answers something else."""
+    """The health check without a listener, with an answer of 200, and with another status."""
     script = """
     export PDSERVE_PORT=8000
     check="python -IS /usr/local/bin/answers.py PDSERVE_PORT"

@@ -1,4 +1,4 @@
-"""A real Prometheus beside the cluster finds everybody, and has what the dashboard asks for."""
+"""A Prometheus beside the cluster finds every router and node, and has data for the dashboard."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from tests.compose.load import ask
 from tests.compose.project import COMPOSE, Project
 
 DASHBOARD = COMPOSE / "observability/grafana/dashboards/pdserve.json"
-# Nothing is refused here, and nobody drafts.
+# No request is refused here, and speculation is off.
 EMPTY_PANELS = {"Refusals", "Drafts accepted"}
 
 
 class Prometheus:
-    """Its HTTP interface."""
+    """The HTTP interface of a Prometheus."""
 
     def __init__(self, url: str) -> None:
         self._url = url
 
     def targets(self) -> list[dict[str, Any]]:
-        """Whom it scrapes; none before it answers."""
+        """Return what it scrapes; nothing before it answers."""
         try:
             reply = httpx.get(f"{self._url}/api/v1/targets", timeout=10.0)
         except httpx.TransportError:
@@ -41,7 +41,7 @@ class Prometheus:
         return list(reply.json()["data"]["activeTargets"]) if reply.is_success else []
 
     def query(self, expression: str) -> list[dict[str, Any]]:
-        """What an expression comes to now, series by series."""
+        """Return the present value of an expression, one entry for each series."""
         reply = httpx.get(f"{self._url}/api/v1/query", params={"query": expression}, timeout=10.0)
         assert reply.is_success, f"{expression}: {reply.text}"
         return list(reply.json()["data"]["result"])
@@ -83,7 +83,7 @@ def test_every_panel_of_the_dashboard_shows_something(
     numbers = count()
 
     def asked_and_shown(expression: str) -> bool:
-        # New ones each time: what a decode node has in its cache is not handed off again.
+        # A new prompt each time: cached blocks are not handed off again.
         ask(client, MODEL, f"{next(numbers)} of many, and long enough: " + "counted " * 20)
         return shows(prometheus, expression)
 
@@ -96,13 +96,13 @@ def test_every_panel_of_the_dashboard_shows_something(
 
 
 def shows(prometheus: Prometheus, expression: str) -> bool:
-    """Whether there is a number; a ratio of two zeros is none."""
+    """Return whether the expression has a value. 0 / 0 is none."""
     values = [series["value"][1] for series in prometheus.query(expression)]
     return bool(values) and "NaN" not in values
 
 
 def panels() -> Iterator[tuple[str, str]]:
-    """Titles with expressions."""
+    """Return the panels' titles with their expressions."""
     for panel in json.loads(DASHBOARD.read_text())["panels"]:
         for target in panel["targets"]:
             yield panel["title"], target["expr"]
