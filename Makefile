@@ -1,11 +1,11 @@
-# Everything a person or a machine runs on this repository; `make` alone lists it.
+# Every command for this repository. `make` without a target lists them.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# What is installed is named after what was asked for, so a change of either file installs again.
+# The name of the stamp has a checksum of both files, so a change of either one installs again.
 STAMP := $(VENV)/.installed-$(shell cat pyproject.toml constraints.txt | cksum | cut -d' ' -f1)
-# More flags for `make up` and `make demo`, and for pytest in `make test`.
+# Additional flags for `make up` and `make demo`, and for pytest in the `make test…` targets.
 ARGS ?=
 
 .DEFAULT_GOAL := help
@@ -16,39 +16,39 @@ help:  ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*##  *\(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | \
 		awk -F'|' '{printf "%-22s %s\n", $$1, $$2}'
 
-env: $(STAMP)  ## create .venv and install everything, pinned by constraints.txt
+env: $(STAMP)  ## create .venv and install everything, at the versions of constraints.txt
 
-up: env  ## run a whole cluster here until Ctrl-C: router, prefill and decode node, Redis
+up: env  ## run a whole cluster on this machine until Ctrl-C: router, prefill node, decode node, Redis
 	$(BIN)/python -m pdserve up $(ARGS)
 
-demo: env  ## the same, but stop after one streamed answer
+demo: env  ## run the same cluster, print one streamed answer, and stop
 	$(BIN)/python -m pdserve up --exit-after-sample $(ARGS)
 
-demo-model: env  ## fetch and convert the demo model, once
+demo-model: env  ## download and convert the demo model, unless it is cached
 	@$(BIN)/python -c "from pdserve.checkpoints.demo_model import demo_model_folder as folder; print(folder())"
 
 test: env demo-model  ## run the everyday tests
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(ARGS)
 
-test-equality: env demo-model  ## the demo model under every policy, order, mode and method
+test-equality: env demo-model  ## compare the demo model's answers under every scheduling policy, order, mode and draft method
 	$(BIN)/python -m pytest tests/equality --every-combination $(ARGS)
 
-test-rdma: env  ## KV over real RDMA verbs, in a small virtual machine with two software devices
+test-rdma: env  ## test KV transfer over RDMA verbs, in a small virtual machine with two software devices
 	$(BIN)/python -m tests.rdma.vm --timeout 1080
 
-test-endurance: env  ## real clusters under attack, and clusters that shrink under load
+test-endurance: env  ## test real clusters under faults, and clusters that shrink under load
 	$(BIN)/python -m pytest tests/integration --endurance $(ARGS)
 
-test-page: env  ## the live page in a headless Chromium, which is installed where that is possible
+test-page: env  ## test the live page in a headless Chromium, which is installed if possible
 	$(BIN)/python -m tests.page $(ARGS)
 
-test-compose: env  ## images and compose files on a real Docker engine, which is installed where that is possible
+test-compose: env  ## build the images and run the compose files on a Docker engine, which is installed if possible
 	$(BIN)/python -m pytest tests/compose --compose $(ARGS)
 
-fuzz-kv: env  ## a million frames against the KV protocol's decoder and state machines
+fuzz-kv: env  ## send a million frames to the KV protocol's decoder and state machines
 	$(BIN)/python -m tests.property.kv_transfer.kv_fuzz --frames 1000000
 
-check: check-format check-lint check-types check-imports check-protos check-docs  ## all that is checked without running
+check: check-format check-lint check-types check-imports check-protos check-docs  ## run every static check: format, lint, types, import rules, generated files
 
 check-format: env
 	$(BIN)/ruff format --check .
@@ -59,7 +59,7 @@ check-lint: env
 check-types: env
 	$(BIN)/mypy .
 
-# Its cache has reported imports that were already removed.
+# Without its cache, which has reported imports that were already removed.
 check-imports: env
 	$(BIN)/lint-imports --no-cache
 
@@ -70,7 +70,7 @@ check-docs: env
 	$(BIN)/python tools/generate_metrics_table.py --check
 	$(BIN)/python tools/generate_example_file.py --check
 
-format: env  ## format the code and fix what can be fixed
+format: env  ## format the code, and fix what the linter can fix
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
@@ -81,7 +81,7 @@ docs: env  ## write the generated tables of docs/, and pdserve.example.toml
 	$(BIN)/python tools/generate_metrics_table.py
 	$(BIN)/python tools/generate_example_file.py
 
-clean:  ## remove the environment and every cache of this folder
+clean:  ## delete the environment and all caches in this folder
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -1,9 +1,9 @@
-"""A container's health: exit 0 when the process in it answers a GET, with 200 if that is asked for.
+"""Check a container's health: exit 0 when its process answers a GET, with --with-200 only for 200.
 
     python answers.py VARIABLE PATH [--with-200]
 
-VARIABLE has the port, as PDSERVE_PORT has a router's; PDSERVE_HOST is where it listens. Standard
-library only, and as little of it as does: this starts every few seconds.
+VARIABLE names the environment variable with the port, such as PDSERVE_PORT. PDSERVE_HOST is the
+address. This starts every few seconds, so it imports little, and only the standard library.
 """
 
 import http.client
