@@ -29,7 +29,7 @@ _MOST_STEPS = 2000
 
 
 def load_runner(folder: Path, num_drafts: int) -> ModelRunner:
-    """A runner with the demo model's mtp layer; it serves the other methods as well."""
+    """Load a runner with the demo model's mtp layer; it serves the other methods as well."""
     speculation = resolve_speculation(
         SpeculationConfig(speculative_method="mtp", num_speculative_tokens=num_drafts), folder
     )
@@ -84,7 +84,7 @@ class Node:
 
     @property
     def is_busy(self) -> bool:
-        """Whether somebody runs, waits or holds blocks."""
+        """Whether a sequence runs, waits or holds blocks."""
         scheduler = self.scheduler
         return bool(
             scheduler.running or scheduler.waiting or scheduler.receiving or scheduler.exporting
@@ -98,7 +98,7 @@ class Node:
         return sequence
 
     def step(self) -> None:
-        """One step, its books checked before and after."""
+        """Run one step, with all invariants checked before and after."""
         step = self.scheduler.plan()
         check_books(self.scheduler)
         assert not step.starved
@@ -113,7 +113,7 @@ class Node:
 
 
 def answer_together(node: Node, requests: Items[GenerationRequest]) -> list[list[int]]:
-    """All at once on one node, to the end."""
+    """Answer all requests at once on one node."""
     sequences = [node.add(request) for request in requests]
     for _ in range(_MOST_STEPS):
         if not node.is_busy:
@@ -126,7 +126,7 @@ def answer_together(node: Node, requests: Items[GenerationRequest]) -> list[list
 def answer_with_handoff(
     prefill: Node, decode: Node, requests: Items[GenerationRequest]
 ) -> list[list[int]]:
-    """Prompts on one node, everything behind the first token on the other."""
+    """Compute prompts on one node, and everything after the first token on the other."""
     pairs = []
     for request in requests:
         first = replace(request, sampling=replace(request.sampling, max_tokens=1))

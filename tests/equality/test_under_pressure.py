@@ -93,7 +93,7 @@ def requests() -> list[GenerationRequest]:
 def undisturbed(
     runners: tuple[ModelRunner, ModelRunner], requests: list[GenerationRequest]
 ) -> list[list[int]]:
-    """One request at a time, in a pool with room, without speculation."""
+    """Answer one request at a time, in a pool that is large enough, without speculation."""
     answers = []
     for request in requests:
         node = Node(
@@ -109,7 +109,7 @@ def undisturbed(
 
 
 def pressed(combination: Combination) -> tuple[SchedulingConfig, SpeculationConfig]:
-    """Little is kept back, so that the pool runs out whatever the policy is."""
+    """Return a configuration that keeps few blocks back, so that the pool runs out."""
     reservation, order, mode, method = combination
     config = SchedulingConfig(
         reservation_policy=reservation,
@@ -127,7 +127,7 @@ def pressed(combination: Combination) -> tuple[SchedulingConfig, SpeculationConf
 
 
 def check_pressure(node: Node, combination: Combination) -> None:
-    """The run was what it is meant to be: preempted, swapped, speculated."""
+    """Check that the run preempted, swapped and speculated."""
     statistics = node.scheduler.statistics()
     assert statistics.counters.num_preemptions > 0, "the pool was large enough: nothing was shown"
     assert (statistics.counters.num_swapped_out > 0) == (combination[2] == "swap")

@@ -15,8 +15,10 @@ from kv_transfer.rdma.slabs import Range
 
 
 class FakeEngine:
-    """`fails_after` more registrations succeed; None: all. `is_reachable`: what a probe finds.
-    What is submitted while `is_held` is waited for until `let_go` is released.
+    """A fake of `MooncakeEngine`.
+
+    `fails_after` more registrations succeed; None: all. `is_reachable` is the result of a probe.
+    While `is_held`, a submitted batch completes only when `let_go` is released.
     """
 
     def __init__(self, name: str = "here:1") -> None:

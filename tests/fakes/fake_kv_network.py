@@ -115,7 +115,7 @@ class FakeConnector:
             self._close_landing(landing, "the lease was revoked", is_sender_done=False)
 
     def receive(self, frame: Frame) -> None:
-        """A frame arrived here."""
+        """Handle a frame that arrived."""
         if frame.kind in ("landed", "failed"):
             self._on_answer(frame)
             return
@@ -158,7 +158,7 @@ class FakeConnector:
         self.on_event(Landed(token, landing.commit))
 
     def fence(self, lease_token: int) -> None:
-        """Nobody can write to the blocks of this landing any more: what still travels is lost."""
+        """Fence a landing's blocks: frames still in flight to them are lost."""
         del self.quarantined[lease_token]
         self.network.frames = [
             frame
@@ -261,7 +261,7 @@ class FakeConnector:
     # --- time and loss ------------------------------------------------------------------------
 
     def send_again(self) -> None:
-        """Everything that was not answered yet, once more."""
+        """Send again everything that was not answered yet."""
         for transfer in self.transfers.values():
             if transfer.is_aborting:
                 self._send_of(transfer, "abort")
@@ -273,7 +273,7 @@ class FakeConnector:
                 self._send_of(transfer, "commit", commit=transfer.commit)
 
     def on_time(self) -> None:
-        """End what is past its deadline."""
+        """End everything past its deadline."""
         now_s = self.network.clock.now_s()
         for token, transfer in list(self.transfers.items()):
             if now_s >= transfer.deadline_at_s:
@@ -284,7 +284,7 @@ class FakeConnector:
                 self._fail_landing(landing, "nothing came in time")
 
     def on_peer_lost(self, peer: Incarnation) -> None:
-        """The connection to `peer` broke for good."""
+        """Handle the permanent loss of the connection to `peer`."""
         for token, transfer in list(self.transfers.items()):
             if transfer.ticket.decode_node == peer:
                 self._end_transfer(token, f"{peer} is gone")
@@ -323,7 +323,7 @@ class FakeConnector:
 
 
 class FakeKVNetwork:
-    """All connectors of a simulation, and what travels between them."""
+    """All connectors of a simulation, and the frames between them."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
@@ -333,13 +333,13 @@ class FakeKVNetwork:
         self.num_delivered = 0
 
     def join(self, node: Incarnation, pool: np.ndarray, on_event: OnEvent) -> FakeConnector:
-        """A connector over `pool`, `[num_layers, 2, num_blocks, piece_bytes]`."""
+        """Make a connector over `pool`, `[num_layers, 2, num_blocks, piece_bytes]`."""
         connector = FakeConnector(self, node, pool, on_event)
         self.connectors[node] = connector
         return connector
 
     def deliver(self, frame: Frame) -> None:
-        """Take a frame off the wire and hand it over; to or from the dead it vanishes."""
+        """Deliver a frame; frames to or from dead nodes are lost."""
         self.frames.remove(frame)
         receiver = self.connectors.get(frame.receiver)
         if receiver is None or frame.sender not in self.connectors:
@@ -349,18 +349,18 @@ class FakeKVNetwork:
         receiver.receive(frame)
 
     def deliver_all(self) -> None:
-        """Everything, in order, until the wire is silent."""
+        """Deliver all frames, in order, until none is left."""
         while self.frames:
             self.deliver(self.frames[0])
 
     def drop(self, kind: str) -> int:
-        """Lose all frames of a kind that travel now; says how many."""
+        """Lose all frames of a kind that are in flight; return how many."""
         lost = [frame for frame in self.frames if frame.kind == kind]
         self.frames = [frame for frame in self.frames if frame.kind != kind]
         return len(lost)
 
     def duplicate(self, frame: Frame) -> None:
-        """The frame will arrive once more, after everything that travels now."""
+        """Deliver the frame once more, after everything that is in flight now."""
         self._read(frame)
         copy = Frame(
             frame.kind,
@@ -378,22 +378,22 @@ class FakeKVNetwork:
         self.frames.append(copy)
 
     def kill(self, node: Incarnation) -> None:
-        """A process dies: no events, and its frames are lost."""
+        """Kill a process: it emits no events, and its frames are lost."""
         del self.connectors[node]
 
     def keep_bytes_of(self, connector: FakeConnector, token: int) -> None:
-        """A transfer ends: its frames on the wire no longer read its pool."""
+        """Copy the bytes of a transfer's frames, since its source blocks may be reused."""
         for frame in self.frames:
             if frame.lease_token == token and frame.sender == connector.node:
                 self._read(frame)
 
     def send_again(self) -> None:
-        """Every sender repeats what was not answered."""
+        """Make every sender repeat what was not answered."""
         for connector in self.connectors.values():
             connector.send_again()
 
     def on_time(self) -> None:
-        """Every connector looks at the clock."""
+        """Make every connector check the clock."""
         for connector in self.connectors.values():
             connector.on_time()
 

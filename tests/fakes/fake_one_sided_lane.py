@@ -30,7 +30,7 @@ WAIT_S = 20.0
 
 @dataclass(eq=False, slots=True)
 class _Write:
-    """One block of one layer, keys and values, on its way."""
+    """One block of one layer, keys and values, in flight."""
 
     stream: _Stream
     layer: int
@@ -42,7 +42,7 @@ class _Write:
 
 @dataclass(eq=False, slots=True)
 class _Stream:
-    """What one lane has for one peer, on one connection."""
+    """The writes and headers of one lane to one peer, on one connection."""
 
     lane: FakeOneSidedLane
     peer: Peer
@@ -67,39 +67,39 @@ class Fabric:
 
     @property
     def num_under_way(self) -> int:
-        """Blocks of a layer that were posted and neither written nor refused yet."""
+        """Return the blocks of a layer that were posted and neither written nor refused yet."""
         with self.lock:
             return len(self._under_way)
 
     def wait_under_way(self, count: int) -> None:
-        """Return when so many blocks are held."""
+        """Wait until so many blocks are held."""
         with self.lock:
             assert self.lock.wait_for(lambda: len(self._under_way) >= count, WAIT_S)
 
     def hold(self) -> None:
-        """Nothing that is posted from now on is written before `release`."""
+        """Hold all writes that are posted from now on, until `release`."""
         with self.lock:
             self._is_held = True
 
     def let_pass(self) -> None:
-        """What is posted from now on is written at once; what was held stays."""
+        """Write at once what is posted from now on; held writes stay."""
         with self.lock:
             self._is_held = False
 
     def release(self) -> None:
-        """Write what was held, and hold nothing more."""
+        """Write everything that was held, and hold nothing more."""
         with self.lock:
             self._is_held = False
             self.step(len(self._under_way))
 
     def step(self, count: int = 1) -> None:
-        """Write the oldest `count` of what is held."""
+        """Write the oldest `count` held writes."""
         with self.lock:
             for _ in range(min(count, len(self._under_way))):
                 self._perform(self._under_way.popleft())
 
     def fail_next(self, count: int = 1) -> None:
-        """The next writes fail as if the wire were gone; what they did to memory: nothing."""
+        """Let the next writes fail, without any effect on memory."""
         with self.lock:
             self._num_to_fail = count
 
@@ -155,7 +155,7 @@ class FakeOneSidedLane:
         return None if self._is_broken else b"fabric"
 
     def mend(self) -> None:
-        """The cool-down is over."""
+        """End the cool-down."""
         self._is_broken = False
 
     def accept(self, peer: Peer, reply: bytes) -> None:
@@ -210,7 +210,7 @@ class FakeOneSidedLane:
                 self._ready = [one for one in self._ready if one.peer != peer]
 
     def advance(self, stream: _Stream) -> None:
-        """Give back the headers whose writes are all done. Called with the fabric's lock."""
+        """Return the headers whose writes are all done. Called with the fabric's lock."""
         queue = stream.queue
         while queue and not (isinstance(queue[0], _Write) and not queue[0].is_done):
             head = queue.popleft()
@@ -219,7 +219,7 @@ class FakeOneSidedLane:
                 self._wake()
 
     def fail(self, stream: _Stream, why: str) -> None:
-        """A write was refused. Called with the fabric's lock."""
+        """Record a refused write. Called with the fabric's lock."""
         if not stream.is_over:
             stream.is_over = True
             stream.queue.clear()

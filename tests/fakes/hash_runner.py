@@ -31,7 +31,7 @@ TOKEN_BYTES = 8
 
 
 def layout(block_size: int, model_digest: str = "hash-runner") -> KVLayout:
-    """8 bytes per token, layer and key or value: one head of two float32."""
+    """Return a layout of 8 bytes per token, layer and key or value: one head of two float32."""
     return KVLayout(
         model_digest=model_digest,
         num_layers=NUM_LAYERS,
@@ -73,22 +73,22 @@ class HashRunner:
         self.batches: list[list[ScheduledSequence]] = []
 
     def warm_up(self) -> None:
-        """Nothing to compile."""
+        """Do nothing: there is nothing to compile."""
 
     def stage_out(self, block_ids: Sequence[int]) -> None:
-        """From the cache into what the transfer reads, as on a device with memory of its own."""
+        """Copy from the cache to the bytes for transfers, as on a device with memory of its own."""
         self.kv_bytes[:, :, list(block_ids)] = self.cache[:, :, list(block_ids)]
 
     def stage_in(self, block_ids: Sequence[int]) -> None:
-        """From what the transfer wrote into the cache."""
+        """Copy from the bytes of transfers to the cache."""
         self.cache[:, :, list(block_ids)] = self.kv_bytes[:, :, list(block_ids)]
 
     def swap_out(self, block_ids: Sequence[int], host_block_ids: Sequence[int]) -> None:
-        """Into host memory."""
+        """Copy blocks into host memory."""
         self.host_cache[:, :, list(host_block_ids)] = self.cache[:, :, list(block_ids)]
 
     def swap_in(self, host_block_ids: Sequence[int], block_ids: Sequence[int]) -> None:
-        """Back from host memory."""
+        """Copy blocks back from host memory."""
         self.cache[:, :, list(block_ids)] = self.host_cache[:, :, list(host_block_ids)]
 
     def execute(
@@ -108,7 +108,7 @@ class HashRunner:
         ]
 
     def _compute(self, scheduled: ScheduledSequence) -> list[bytes]:
-        """All KV up to each of the new tokens, from the one before the first on."""
+        """Return the KV of all tokens up to each new one, from the token before the first on."""
         assert scheduled.token_ids, "there are no logits without a token to compute"
         states = [self._read(scheduled.block_table, scheduled.start)]
         for position, token_id in enumerate(scheduled.token_ids, scheduled.start):
@@ -135,7 +135,7 @@ class HashRunner:
     def _propose(
         self, state: bytes, drawn: list[int], sample: SampleInput, count: int
     ) -> tuple[int, ...]:
-        """What really follows, but for about one in four, which is wrong."""
+        """Return the right next tokens, of which about one in four is replaced by a wrong one."""
         position = len(state) // (TOKEN_BYTES * 2 * NUM_LAYERS)
         token_id, index = drawn[-1], sample.output_index + len(drawn)
         proposals = []
@@ -161,7 +161,7 @@ class HashRunner:
             self._slots(scheduled.block_table, position)[layer] = values[position, layer]
 
     def _stage_layer_out(self, layer: int, batch: Sequence[ScheduledSequence]) -> None:
-        """The blocks that the batch writes to, in one layer, as on a device of its own."""
+        """Copy the blocks that the batch writes in one layer, as on a device of its own."""
         for scheduled in batch:
             end = scheduled.start + len(scheduled.token_ids)
             first, last = scheduled.start // self.block_size, (end - 1) // self.block_size
@@ -170,7 +170,7 @@ class HashRunner:
 
 
 def expected_tokens(prompt: Sequence[int], sampling: SamplingParams) -> list[int]:
-    """The right answer, stops included, from tokens alone."""
+    """Return the right answer, stops included, computed from tokens alone."""
     state = b""
     for position, token_id in enumerate(prompt):
         state += _token_kv(state, token_id, position)

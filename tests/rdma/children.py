@@ -27,14 +27,14 @@ def big_node(cluster: Cluster, name: str, fill: int) -> Node:
 
 
 def send_all(node: Node, ticket: Ticket) -> None:
-    """Its whole pool."""
+    """Send the whole pool."""
     node.connector.open(ticket, deadline_s=WAIT_S)
     node.push_all(ticket, ALL_BLOCKS)
     node.connector.commit(ticket.lease_token, commit_for(ticket, LAYOUT))
 
 
 def decode_child(pipe: Connection, engine: int, fill: int) -> None:
-    """Answers each request with a ticket for all blocks."""
+    """Answer each request with a ticket for all blocks."""
     cluster = Cluster(RdmaKind(engine))
     node = big_node(cluster, "d", fill)
     while pipe.recv():
@@ -44,7 +44,7 @@ def decode_child(pipe: Connection, engine: int, fill: int) -> None:
 
 
 def prefill_child(pipe: Connection, engine: int, fill: int) -> None:
-    """Sends all blocks for each ticket, and tells how it ended."""
+    """Send all blocks for each ticket, and report the outcome."""
     node = big_node(Cluster(RdmaKind(engine)), "p", fill)
     while ticket := pipe.recv():
         send_all(node, ticket)
@@ -72,7 +72,7 @@ class Child:
         return self._pipe.recv()
 
     def stop(self) -> None:
-        """As it stands, in the middle of whatever it does."""
+        """Stop the process in the middle of its work."""
         self._signal(signal.SIGSTOP)
 
     def go_on(self) -> None:

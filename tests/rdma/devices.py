@@ -44,7 +44,7 @@ def shared_pool(layout: KVLayout, num_blocks: int) -> Pool:
 
 
 def wait_until(is_so: Callable[[], bool], what: str, within_s: float = WAIT_S) -> None:
-    """For what the kernel or a library does, and nobody tells."""
+    """Wait for something that the kernel or a library does without a notification."""
     deadline_at_s = time.monotonic() + within_s
     while not is_so():
         assert time.monotonic() < deadline_at_s, f"not within {within_s:g} s: {what}"
@@ -67,7 +67,7 @@ class Wire:
             self.is_cut = False
 
     def wait_loss(self) -> None:
-        """Until so much was lost that it must be a write: one is under way, and stuck."""
+        """Wait until so many packets were lost that a write must be in flight, and stuck."""
         wait_until(lambda: self.num_lost >= LOST_BY_A_WRITE, "packets were lost")
 
     @property

@@ -1,4 +1,4 @@
-"""Handoffs that end in the middle of a write: whose blocks are they, and what do they hold?"""
+"""Handoffs that end in the middle of a write: the owner of the blocks, and their content."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def from_device_1() -> Iterator[Cluster]:
 
 
 def assert_serves(decode: Node, cluster: Cluster, prefill: Node, value: int) -> None:
-    """A handoff to all blocks works, by RDMA, and brings `value`."""
+    """Check that a handoff to all blocks works, by RDMA, and transfers `value`."""
     ticket = cluster.ticket(decode, ALL_BLOCKS)
     decode.connector.expect(ticket, sender_deadline_s=WAIT_S)
     send_all(prefill, ticket)
@@ -47,7 +47,7 @@ def assert_serves(decode: Node, cluster: Cluster, prefill: Node, value: int) -> 
 
 
 def test_a_decode_node_killed_in_the_middle_of_a_write(cluster: Cluster, wire: Wire) -> None:
-    """F64: noticed by its silence, long before the write gives up; others go on meanwhile."""
+    """F64: its silence is noticed long before the write times out; others continue meanwhile."""
     prefill = big_node(cluster, "p", OLD)
     with Child(decode_child, engine=1) as child:
         child.tell("a ticket")

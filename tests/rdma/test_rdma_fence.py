@@ -1,4 +1,4 @@
-"""What a fence is worth against writes that are under way, on a wire that loses packets."""
+"""The effect of a fence on writes in flight, on a wire that loses packets."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_who_is_connected_and_told_writes_where_a_fence_was(ends: tuple[End, End
 
 
 def test_memory_that_is_not_registered(ends: tuple[End, End]) -> None:
-    """The write fails soon, and the pair rests."""
+    """The write fails soon, and the pair does not use the lane for a while."""
     sender, receiver = ends
     receiver.lane.close()
     began_at_s = time.monotonic()

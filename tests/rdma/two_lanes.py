@@ -43,12 +43,12 @@ class End:
         self.lane.accept(target.peer, reply)
 
     def write(self, target: End, blocks: tuple[int, ...] = ALL_BLOCKS, layer: int = 0) -> None:
-        """The same blocks there as here, and a header behind them."""
+        """Write the same blocks there as here, and send a header behind them."""
         self.lane.write(target.peer, Chunk(layer, blocks, blocks), blocks)
         self.lane.send_after(target.peer, [memoryview(b"header")])
 
     def wait_ready(self) -> Ready | Broken:
-        """The one thing that becomes ready next."""
+        """Wait for the next item that becomes ready; there must be only one."""
         deadline_at_s = time.monotonic() + WAIT_S
         while not (ready := self.lane.take_ready()):
             assert self._changed.wait(deadline_at_s - time.monotonic()), "nothing became ready"
@@ -57,5 +57,5 @@ class End:
         return one
 
     def holds(self, value: int, blocks: tuple[int, ...] = ALL_BLOCKS, layer: int = 0) -> bool:
-        """Whether all bytes of these blocks are `value`."""
+        """Return whether all bytes of these blocks are `value`."""
         return bool(np.all(self.pool[layer, :, list(blocks)] == value))

@@ -72,7 +72,7 @@ class Node:
         return self.inbox.get(timeout=WAIT_S)
 
     def next_deadline_s(self) -> float | None:
-        """When a landing or a connection of it ends unless somebody is heard."""
+        """Return when a landing or a connection ends unless its peer is heard."""
         return self.connector._receiving.next_deadline_s()
 
     def look_at_the_time(self) -> None:
@@ -80,7 +80,7 @@ class Node:
         self.connector.revoke(NO_LEASE)
 
     def pass_time_until(self, is_so: Callable[[], object], clock: ManualClock) -> None:
-        """Let time pass in small steps, as for a process that is awake."""
+        """Advance the clock in small steps, as for a process that is not suspended."""
 
         def step() -> None:
             clock.advance(TIME_STEP_S)
@@ -89,13 +89,13 @@ class Node:
         wait_until(is_so, step)
 
     def wait_failed(self) -> HandoffFailed:
-        """Why a landing failed, once its blocks are released too."""
+        """Return why a landing failed, once its blocks are released too."""
         error = error_of(failed := self.wait_event())
         assert self.wait_event() == Released(failed.lease_token)
         return error
 
     def assert_books_are_empty(self) -> None:
-        """Nothing is open, nothing is held back: every block is its owner's again."""
+        """Check that nothing is open and nothing is held: every block is its owner's again."""
         statistics = self.connector.statistics()
         assert statistics.transfers_open == 0
         assert statistics.landings_open == 0
@@ -129,7 +129,7 @@ class Cluster:
 
     @property
     def lane(self) -> str:
-        """What its pairs agree on."""
+        """Return the lane that its pairs agree on."""
         return self.kind.lane
 
     def node(
@@ -189,7 +189,7 @@ class Cluster:
         )
 
     def silent_endpoint(self) -> str:
-        """Somebody accepts connections there and never says a word."""
+        """Return an endpoint that accepts connections and never sends."""
         return self.kind.silent_endpoint()
 
     def close(self) -> None:
@@ -203,7 +203,7 @@ def cluster_of(kind: str) -> Cluster:
 
 
 def commit_for(ticket: Ticket, layout: KVLayout = LAYOUT, *, missing: int = 0) -> Commit:
-    """The commit of a prompt whose last block lacks `missing` tokens."""
+    """Return the commit of a prompt whose last block lacks `missing` tokens."""
     num_new = len(ticket.target_block_ids) * layout.block_size - missing
     return Commit(
         num_tokens=ticket.num_cached_tokens + num_new, first_token_id=42, draft_token_ids=(5, 6)
@@ -211,7 +211,7 @@ def commit_for(ticket: Ticket, layout: KVLayout = LAYOUT, *, missing: int = 0) -
 
 
 def begin(cluster: Cluster, *, targets: tuple[int, ...] = (1, 2, 3)) -> tuple[Node, Node, Ticket]:
-    """A handoff that is expected and open."""
+    """Expect and open a handoff."""
     prefill, decode = cluster.node("p"), cluster.node("d")
     ticket = cluster.ticket(decode, targets)
     decode.connector.expect(ticket, sender_deadline_s=30)
@@ -226,7 +226,7 @@ def error_of(event: object) -> HandoffFailed:
 
 
 def send(prefill: Node, decode: Node, ticket: Ticket, source_blocks: Sequence[int]) -> None:
-    """A whole handoff, on its way."""
+    """Start a whole handoff."""
     decode.connector.expect(ticket, sender_deadline_s=30)
     prefill.connector.open(ticket, deadline_s=30)
     prefill.push_all(ticket, source_blocks)
@@ -237,7 +237,7 @@ _ENDINGS = ([Landed], [LandingFailed, Released], [Released])
 
 
 def endings(node: Node) -> dict[int, list[type[KVEvent]]]:
-    """The kinds of events of each lease, in order."""
+    """Return the kinds of events of each lease, in order."""
     kinds: dict[int, list[type[KVEvent]]] = {}
     for event in list(node.events):
         kinds.setdefault(event.lease_token, []).append(type(event))
@@ -245,7 +245,7 @@ def endings(node: Node) -> dict[int, list[type[KVEvent]]]:
 
 
 def assert_ended_once(*nodes: Node) -> None:
-    """What began here ended once; late calls change nothing, and closing adds no event."""
+    """Check that each handoff ended once, and late calls and `close` add no event."""
     before = [list(node.events) for node in nodes]
     for node in nodes:
         node.assert_books_are_empty()

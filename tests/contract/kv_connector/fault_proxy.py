@@ -19,18 +19,18 @@ DELAYED_BYTES = 30_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """What happens to the connection on which byte `at` comes by, towards the target or back.
+    """What happens to the connection that carries byte `at`, towards the target or back.
 
     Bytes are counted from when the fault was armed, over all connections.
 
-    delay     the next `DELAYED_BYTES` come in small pieces and late, at random
+    delay     the next `DELAYED_BYTES` arrive in small pieces and late, at random
     corrupt   the byte is changed by `mask`
     truncate  `length` bytes are missing
     cut       both ends see the connection closed
     reset     both ends see it reset
     stall     nothing follows, and nothing is closed
-    late      the sender sees it closed; the target gets the rest, when another connection has been
-              used: what was said first arrives last
+    late      the sender sees it closed; the target gets the rest when another connection has been
+              used, so the oldest bytes arrive last
     """
 
     kind: str
@@ -57,7 +57,7 @@ class FaultProxy(TcpProxy):
         self.open()
 
     def arm(self, fault: Fault) -> None:
-        """Let it happen `fault.at` bytes from now."""
+        """Arm a fault `fault.at` bytes from now."""
         with self._lock:
             self._fault = fault
             self._passed = [0, 0]
@@ -89,7 +89,7 @@ class FaultProxy(TcpProxy):
         close_socket(sink)
 
     def _take_fault(self, is_back: bool, num_bytes: int) -> tuple[Fault | None, int]:
-        """The fault, if it falls into what just came, and how many bytes come before it."""
+        """Return the fault, if it is in the latest bytes, and the number of bytes before it."""
         with self._lock:
             passed = self._passed[is_back]
             self._passed[is_back] += num_bytes
@@ -109,7 +109,7 @@ class FaultProxy(TcpProxy):
             self._lock.notify_all()
 
     def _do(self, fault: Fault, source: socket.socket, sink: socket.socket, tail: bytes) -> bool:
-        """Let it happen, `tail` being what just came from that byte on; whether to go on."""
+        """Apply the fault to `tail`, the latest bytes from there on; return whether to go on."""
         match fault.kind:
             case "corrupt":
                 self._forward(sink, bytes([tail[0] ^ fault.mask]) + tail[1:], fault.is_back)

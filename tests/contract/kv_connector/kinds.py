@@ -30,7 +30,7 @@ from tests.fakes.loopback_connector import LoopbackConnector, LoopbackNetwork, L
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeOptions:
-    """What a test asks of one node's connector."""
+    """A test's options for one node's connector."""
 
     layout: KVLayout
     incarnation: Incarnation
@@ -43,8 +43,8 @@ class NodeOptions:
 class Kind:
     """Makes the pools and connectors of one cluster.
 
-    `lane` is what its pairs agree on. `is_one_sided`: blocks of a landing that ended early may
-    come back later.
+    `lane` is the one that its pairs agree on. `is_one_sided`: blocks of a landing that ended early
+    may be released later.
     """
 
     lane = ""
@@ -57,11 +57,11 @@ class Kind:
         raise NotImplementedError
 
     def offer(self, pool: Pool, layout: KVLayout) -> bytes:
-        """What a HELLO says of `lane`, for bytes out of `pool`."""
+        """Return the HELLO's offer of `lane`, for bytes out of `pool`."""
         return b""
 
     def silent_endpoint(self) -> str:
-        """Somebody accepts connections there and never says a word."""
+        """Return an endpoint that accepts connections and never sends."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -69,7 +69,7 @@ class Kind:
 
 
 class LoopbackKind(Kind):
-    """In one process, and with its network in the test's hand."""
+    """Connectors in one process, with a network that the test controls."""
 
     lane = "loopback"
 
@@ -77,7 +77,7 @@ class LoopbackKind(Kind):
         self.network = LoopbackNetwork()
 
     def lanes(self, pool: Pool) -> Sequence[Lane]:
-        """What is offered besides the bytes behind the header."""
+        """Return the lanes that are offered besides the inline one."""
         return []
 
     def connector(self, pool: Pool, options: NodeOptions, on_event: OnEvent) -> TransportConnector:
@@ -99,7 +99,7 @@ class LoopbackKind(Kind):
 
 
 class FakeRdmaKind(LoopbackKind):
-    """One-sided writes in memory; what they wait for is in the test's hand too."""
+    """One-sided writes in memory, which the test controls too."""
 
     lane = "rdma"
     is_one_sided = True
@@ -115,7 +115,7 @@ class FakeRdmaKind(LoopbackKind):
 
 
 class ZmqKind(Kind):
-    """Over TCP."""
+    """Connectors over TCP."""
 
     lane = "zmq"
 
@@ -125,7 +125,7 @@ class ZmqKind(Kind):
         self._exit = contextlib.ExitStack()
 
     def lanes(self, pool: Pool, layout: KVLayout) -> Sequence[Lane]:
-        """What is offered besides the bytes behind the header."""
+        """Return the lanes that are offered besides the inline one."""
         return []
 
     def connector(self, pool: Pool, options: NodeOptions, on_event: OnEvent) -> TransportConnector:

@@ -1,4 +1,4 @@
-"""A sender that says what a test likes, on the connection that the kind of connector uses."""
+"""A sender that sends what a test asks for, on the connection that the kind of connector uses."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ class RawSender:
         self._line.send([memoryview(frames.encode(frame)), *payload])
 
     def answer(self) -> frames.Frame:
-        """The next that is not mere credit."""
+        """Return the next answer that is not only credit."""
         while isinstance(frame := frames.decode(self._line.receive()), frames.Ack):
             pass
         return frame
 
     def settle(self) -> list[frames.Frame]:
-        """What came before the answer to a PING: everything sent so far was handled."""
+        """Return the frames before the answer to a PING: all frames sent so far were handled."""
         self.send(frames.Ping(()))
         answers: list[frames.Frame] = []
         while not isinstance(answer := self.answer(), frames.Pong):
@@ -55,7 +55,7 @@ class RawSender:
         return answers
 
     def data(self, ticket: Ticket, *, generation: int, layer: int, ordinal: int) -> None:
-        """One whole, well-formed piece of block 0 of the pool."""
+        """Return one whole, well-formed piece of block 0 of the pool."""
         keys, values = (self.pool[layer, kind, 0].data for kind in (0, 1))
         is_inline = self.lane != "shm"
         frame = frames.Data(

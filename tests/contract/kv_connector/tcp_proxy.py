@@ -1,4 +1,4 @@
-"""What proxies between a sender and a receiver have in common: sockets, threads and their end."""
+"""The common part of the proxies between a sender and a receiver: sockets and threads."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class TcpProxy(ABC):
         """Carry one direction of connection `number`, in a thread of its own, to its end."""
 
     def open(self) -> None:
-        """Take connections from now on."""
+        """Accept connections from now on."""
         self._start(self._accept)
 
     def close(self) -> None:
@@ -62,7 +62,7 @@ class TcpProxy(ABC):
 
 
 def close_socket(one: socket.socket) -> None:
-    """Also for whoever waits on it in another thread."""
+    """Close a socket, also for a thread that waits on it."""
     with contextlib.suppress(OSError):
         one.shutdown(socket.SHUT_RDWR)
     one.close()

@@ -1,4 +1,4 @@
-"""What a node binds, what it tells others, and that they find it there."""
+"""The addresses that a node binds and announces, and that other nodes find it there."""
 
 from __future__ import annotations
 

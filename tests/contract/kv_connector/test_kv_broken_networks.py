@@ -49,7 +49,7 @@ def handoff_through(
 def test_a_connection_cut_in_the_middle_is_taken_up_again(
     zmq_cluster: Cluster, share: float
 ) -> None:
-    """F28, F23: what the first two connections lost leaves again on the next."""
+    """F28, F23: chunks that the first two connections lost are sent again on the next."""
 
     def meddle(number: int, forwarded: int, data: bytes) -> bytes | None:
         is_cut = number < 2 and forwarded + len(data) > share * STREAM_BYTES
@@ -126,7 +126,7 @@ def test_a_dead_receiver_is_noticed_before_the_deadline(zmq_cluster: Cluster) ->
 
 
 def test_a_dead_sender_is_noticed_before_the_lease_ends(cluster: Cluster) -> None:
-    """Its last words were half a handoff."""
+    """It dies after half a handoff."""
     prefill, decode = cluster.node("p"), cluster.node("d", peer_timeout_s=0.4)
     ticket = cluster.ticket(decode, range(12))
     decode.connector.expect(ticket, sender_deadline_s=10_000)

@@ -1,4 +1,4 @@
-"""Silence and time: every wait ends, and says for whom it waited."""
+"""Silence and time: every wait ends, and its error names the peer."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_silent_peer_is_noticed_long_before_the_deadline(cluster: Cluster) -> 
 
 
 def test_a_commit_nobody_can_fulfil_ends_at_the_deadline(cluster: Cluster) -> None:
-    """The receiver lives and answers pings, yet the transfer goes nowhere: no commit was made."""
+    """The receiver answers pings, but the transfer makes no progress: there is no commit."""
     clock = ManualClock()
     prefill, decode = cluster.node("p", clock=clock), cluster.node("d", clock=clock)
     ticket = cluster.ticket(decode, [1, 2, 3])

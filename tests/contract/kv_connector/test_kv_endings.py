@@ -55,7 +55,7 @@ def test_abort_by_the_sender(cluster: Cluster, pushed_layers: list[int]) -> None
 def test_a_transfer_that_was_given_up_stops_within_one_chunk(
     cluster: Cluster, ending: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Though the window had room for more, which was queued already."""
+    """The window has space for more chunks, which are queued already."""
     has_left, goes_on = threading.Event(), threading.Event()
     send_chunk = SendingEnd._send_chunk
 
@@ -92,7 +92,7 @@ def test_a_transfer_that_was_given_up_stops_within_one_chunk(
 def test_a_bug_on_the_connectors_thread_ends_everything_all_the_same(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What fails once fails again for the next chunk, while everything is being ended."""
+    """The error occurs again for the next chunk, while everything is being ended."""
 
     def fail(self: SendingEnd, effect: SendChunk) -> None:
         raise RuntimeError("a bug")
@@ -117,7 +117,7 @@ def test_a_bug_on_the_connectors_thread_ends_everything_all_the_same(
 
 
 def test_abort_behind_a_commit_tells_the_truth(cluster: Cluster) -> None:
-    """F60: whichever was first, both sides agree."""
+    """F60: whichever arrived first, both sides agree."""
     prefill, decode, ticket = begin(cluster)
     prefill.push_all(ticket, [4, 5, 6])
     prefill.connector.commit(ticket.lease_token, commit_for(ticket))
@@ -211,7 +211,7 @@ def test_revoke_waits_for_a_write_under_way(kind: str, monkeypatch: pytest.Monke
 def test_a_ticket_that_is_not_the_landings(
     cluster: Cluster, change: dict[str, int], named: list[str]
 ) -> None:
-    """Wrong generation or token: the pool and the true landing are not touched."""
+    """Wrong generation or token: neither the pool nor the right landing is touched."""
     prefill, decode = cluster.node("p"), cluster.node("d")
     ticket = cluster.ticket(decode, [1, 2, 3])
     decode.connector.expect(ticket, sender_deadline_s=30)
@@ -282,7 +282,7 @@ def test_a_ticket_of_another_fingerprint(cluster: Cluster) -> None:
 
 
 def test_a_decode_node_that_restarted_refuses_the_old_ticket(cluster: Cluster) -> None:
-    """F01, F63: same address, another life."""
+    """F01, F63: the same address, another incarnation."""
     prefill, decode = cluster.node("p"), cluster.node("d", epoch=5)
     ticket = cluster.ticket(decode, [1])
     old = dataclasses.replace(ticket, decode_node=Incarnation(decode.incarnation.node_id, 4))
@@ -294,7 +294,7 @@ def test_a_decode_node_that_restarted_refuses_the_old_ticket(cluster: Cluster) -
 
 
 def test_an_earlier_life_of_a_sender_is_refused(cluster: Cluster) -> None:
-    """F69: a process that slept through its own replacement."""
+    """F69: a process that was suspended while it was replaced."""
     decode = cluster.node("d")
     for epoch, is_welcome in [(2, True), (1, False), (3, True)]:
         prefill = cluster.node("p", epoch=epoch)

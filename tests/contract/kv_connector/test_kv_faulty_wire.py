@@ -1,8 +1,8 @@
 """One fault on the wire, anywhere: what landed is right, or the error is typed; nothing leaks.
 
-Three handoffs share a connection through a proxy that does one thing wrong, a fourth sender has its
-own. The faults are drawn from fixed seeds; a run without a fault says how many bytes there are to
-choose from, and that the same checks pass then with everything landed.
+Three handoffs share a connection through a proxy that makes one fault; a fourth sender has its own
+connection. The faults are drawn from fixed seeds. A run without a fault counts the bytes to choose
+from, and shows that the same checks pass with everything landed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ TYPED = {"handoff_failed", "peer_protocol_error", "stale_epoch", "layout_mismatc
 
 
 class Scene:
-    """A sender behind the proxy and one that is not, and what each of them wants to be landed."""
+    """A sender behind the proxy and one that is not, with the handoffs of each."""
 
     def __init__(self, cluster: Cluster, fault: Fault | None) -> None:
         is_harmless = fault is None or fault.kind in HARMLESS
@@ -75,7 +75,7 @@ class Scene:
         node.connector.open(ticket, deadline_s=self._deadline_s)
 
     def wait(self) -> None:
-        """Every handoff ended on both sides."""
+        """Wait until every handoff has ended on both sides."""
         wait_until(lambda: self.bystander.events)
         wait_until(self._is_over, self._pass_time)
 
@@ -91,7 +91,7 @@ class Scene:
         return sum(over) == num_sent == len(self.handoffs)
 
     def check(self) -> int:
-        """What landed is right, what failed is typed, nothing is left; how many landed."""
+        """Check that what landed is right and what failed is typed; return how many landed."""
         ended = {
             event.lease_token: event.error
             for node in (self.prefill, self.bystander)
@@ -134,7 +134,7 @@ def _scene(kind: str, fault: Fault | None):  # type: ignore[no-untyped-def]
 
 @functools.cache
 def stream_bytes(kind: str) -> tuple[int, int]:
-    """Of the three handoffs without a fault: towards the decode node, and back."""
+    """Return the bytes of the three handoffs without a fault: to the decode node, and back."""
     with _scene(kind, None) as scene:
         assert scene.check() == 4
         return scene.proxy.forwarded[0], scene.proxy.forwarded[1]

@@ -1,4 +1,4 @@
-"""What every KV connector does when nothing goes wrong, and when its owner misuses it."""
+"""What every KV connector does when nothing goes wrong, and on misuse by its owner."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_one_connector_sends_to_itself(cluster: Cluster) -> None:
 
 
 def test_on_event_may_call_the_connector_and_raise(cluster: Cluster) -> None:
-    """The next handoff is expected from inside `on_event`, and a raising callback harms nobody."""
+    """The next handoff is expected inside `on_event`, and a callback that raises has no effect."""
     landed: queue.Queue[ConnectorEvent] = queue.Queue()
     expected = threading.Event()
 

@@ -33,7 +33,7 @@ WELCOME = frames.Welcome(Incarnation("d", 1), "zmq", b"", WINDOW_BYTES, "block")
 
 
 def sealed(value: object) -> bytes:
-    """A header that says so, with its checksum."""
+    """Return a header with these fields and its checksum."""
     return frames.seal(msgpack.packb(value))
 
 
@@ -47,7 +47,7 @@ def decode(zmq_cluster: Cluster) -> Node:
 
 
 class Raw:
-    """A DEALER that sends what it likes."""
+    """A DEALER that sends any frames."""
 
     def __init__(self, context: zmq.Context[Any], decode: Node) -> None:
         self._decode = decode
@@ -69,7 +69,7 @@ class Raw:
         assert self.answer() == WELCOME
 
     def settle(self) -> None:
-        """Everything sent before was handled once this is answered."""
+        """Wait for an answer after which everything sent before was handled."""
         self.send(frames.Ping(()))
         while not isinstance(answer := self.answer(), frames.Pong):
             if answer == frames.Refused(frames.NO_SESSION, "say HELLO first"):
@@ -99,7 +99,7 @@ def data_frame(ticket: Ticket, **changes: Any) -> frames.Data:
 
 
 def sums_of(keys: bytes, values: bytes, layer: int = 0) -> bytes:
-    """Of block 0 of the ticket."""
+    """Return the sums of block 0 of the ticket."""
     return packed_sums(piece_sum(kind, layer, 0) for kind in (keys, values))
 
 

@@ -1,4 +1,4 @@
-"""With a cluster key: the same handoffs, unreadable on the way, and nothing for anybody else."""
+"""With a cluster key: the same handoffs, encrypted, and no access without the key."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_nodes_with_the_same_key_hand_off(keyed: KeyedCluster) -> None:
 
 
 def test_the_largest_frames_pass_encrypted(keyed: KeyedCluster) -> None:
-    """A piece as large as a part of a frame may be: the encryption's own bytes come on top."""
+    """A piece as large as a frame's part may be; the encryption adds its own bytes."""
     most = Limits().max_joined * Limits().max_frame_bytes // 2
     layout = KVLayout(
         model_digest="m",
@@ -138,7 +138,7 @@ def test_other_keys_get_nothing_and_a_typed_error(
 
 
 def knock(endpoint: str) -> Mapping[str, object]:
-    """How the handshake of a stranger ends who knows the public key, and has another."""
+    """Return how the handshake ends of a client with the public key but another secret."""
     with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
         stranger.setsockopt(zmq.LINGER, 0)
         stranger.setsockopt(zmq.CURVE_PUBLICKEY, OTHER_KEYS.public)
@@ -160,7 +160,7 @@ def knock(endpoint: str) -> Mapping[str, object]:
 def test_who_knows_the_public_key_alone_is_refused_at_the_door(
     keyed: KeyedCluster, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Encryption would work: the handshake ends with the question whose key that is."""
+    """The encryption would work, but the gate refuses the client's key."""
     decode = keyed.keyed_node("d", KEYS)
     ending = knock(decode.connector.endpoint)
     assert ending["event"] == zmq.EVENT_HANDSHAKE_FAILED_AUTH
@@ -170,7 +170,7 @@ def test_who_knows_the_public_key_alone_is_refused_at_the_door(
 
 
 def test_a_gate_that_is_closed_lets_nobody_through() -> None:
-    """Nobody is there to ask whose key that is: as for a moment while a connector closes."""
+    """No gate answers, as for a moment while a connector closes."""
     with zmq.Context() as context:
         gate = ZmqGate(context, KEYS)
         with context.socket(zmq.ROUTER) as router:
@@ -195,7 +195,7 @@ def test_closing_with_strangers_at_the_door_is_prompt(keyed: KeyedCluster) -> No
 
 @pytest.mark.parametrize("keys", [KEYS, None])
 def test_what_travels_cannot_be_read(keyed: KeyedCluster, keys: CurveKeys | None) -> None:
-    """Neither the bytes of a block nor a header; without a key both can (the control)."""
+    """Neither a block's bytes nor a header are readable; without a key both are (control)."""
     seen = bytearray()
 
     def watch(connection: int, num_before: int, data: bytes) -> bytes:

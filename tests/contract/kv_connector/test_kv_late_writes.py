@@ -45,14 +45,14 @@ BLOCKS = (1, 2, 3)
 
 @pytest.fixture(params=["loopback", "zmq", "shm"])
 def two_sided(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    """Where the receiver is the only writer of its pool."""
+    """Kinds in which the receiver is the only writer of its pool."""
     with contextlib.closing(cluster_of(request.param)) as cluster:
         yield cluster
 
 
 @pytest.mark.parametrize("ending", ["revoked", "aborted by another frame", "bad data"])
 def test_frames_of_a_landing_that_ended_change_nothing(two_sided: Cluster, ending: str) -> None:
-    """F14: pieces go on coming while the blocks are expected, filled and used by somebody else."""
+    """F14: pieces continue to arrive while another landing expects and fills the blocks."""
     cluster = two_sided
     prefill, decode = cluster.node("p"), cluster.node("d")
     with contextlib.closing(RawSender(cluster, decode)) as rogue:
@@ -98,7 +98,7 @@ def send_opened(prefill: Node, ticket: Ticket) -> None:
 
 
 def _write_everywhere(rogue: RawSender, old: Ticket, new: Ticket) -> None:
-    """Every piece, as of the old lease, of the new one at the old generation, and of the new."""
+    """Write every piece for the old lease, the new one at the old generation, and the new one."""
     for layer in range(LAYOUT.num_layers):
         for ordinal in range(len(BLOCKS)):
             rogue.data(old, generation=old.generation, layer=layer, ordinal=ordinal)
@@ -110,7 +110,7 @@ def _write_everywhere(rogue: RawSender, old: Ticket, new: Ticket) -> None:
 def test_the_last_look_at_a_landing_is_right_before_the_write(
     two_sided: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """F14: it was open when its frame was checked, and is revoked before the bytes are copied."""
+    """F14: the landing is open when its frame is checked, and revoked before the copy."""
     may_write = Receiver.may_write
     looked = threading.Event()
 
@@ -130,7 +130,7 @@ def test_the_last_look_at_a_landing_is_right_before_the_write(
 
 
 def test_the_same_sender_on_another_connection_is_not_the_writer(two_sided: Cluster) -> None:
-    """DATA counts on the connection that began the landing, and there alone."""
+    """DATA counts only on the connection that began the landing."""
     cluster = two_sided
     decode = cluster.node("d")
     ticket = cluster.ticket(decode, BLOCKS)
@@ -170,7 +170,7 @@ def one_sided(kind: FakeRdmaKind) -> Iterator[Cluster]:
 
 
 def held_in_the_network(cluster: Cluster, kind: FakeRdmaKind) -> tuple[Node, Node, Ticket]:
-    """A handoff, a third of which is under way in the network and stays there."""
+    """A handoff of which a third stays in the network."""
     prefill, decode, ticket = begin(cluster)
     kind.fabric.hold()
     prefill.push_all(ticket, [4, 5, 6], layers=[0])
@@ -181,7 +181,7 @@ def held_in_the_network(cluster: Cluster, kind: FakeRdmaKind) -> tuple[Node, Nod
 def test_blocks_of_a_revoked_landing_wait_for_the_writes_under_way(
     one_sided: Cluster, kind: FakeRdmaKind
 ) -> None:
-    """The abort travels behind them: late writes land while nobody else has the blocks."""
+    """The abort travels behind them: late writes land while no other landing has the blocks."""
     prefill, decode, ticket = held_in_the_network(one_sided, kind)
     decode.connector.revoke(ticket.lease_token)
     assert error_of(prefill.wait_event()).code == "handoff_failed"
@@ -206,7 +206,7 @@ def test_blocks_of_a_revoked_landing_wait_for_the_writes_under_way(
 def test_a_writer_that_is_never_done_is_fenced(
     one_sided: Cluster, kind: FakeRdmaKind, ending: str
 ) -> None:
-    """F14, F15: its writes come when its blocks belong to another handoff, and are refused."""
+    """F14, F15: its writes arrive when its blocks belong to another handoff, and are refused."""
     clock = ManualClock()
     prefill, decode = (one_sided.node(name, peer_timeout_s=0.4, clock=clock) for name in "pd")
     ticket = one_sided.ticket(decode, BLOCKS)
@@ -251,8 +251,9 @@ def test_a_writer_that_is_never_done_is_fenced(
 def test_a_sender_writes_nothing_before_its_begin_was_answered(
     one_sided: Cluster, kind: FakeRdmaKind
 ) -> None:
-    """F14: the control connection may be slower than the writes. A landing that nobody is known to
-    write is released at once, so until then nobody may.
+    """F14: the control connection may be slower than the writes.
+
+    A landing without a registered writer is released at once, so before BEGUN no sender may write.
     """
     prefill, decode = one_sided.node("p"), one_sided.node("d")
     first = one_sided.ticket(decode, [8])
@@ -275,7 +276,7 @@ def test_a_sender_writes_nothing_before_its_begin_was_answered(
 
 
 def test_nothing_counts_as_written_before_it_is(one_sided: Cluster, kind: FakeRdmaKind) -> None:
-    """Completion before commit: the header that tells of a chunk travels behind its bytes."""
+    """Completion before commit: the header of a chunk travels behind its bytes."""
     prefill, decode, other = (one_sided.node(name) for name in ("p", "d", "other"))
     kind.fabric.hold()
     ticket = one_sided.ticket(decode, BLOCKS)
@@ -296,7 +297,7 @@ def test_nothing_counts_as_written_before_it_is(one_sided: Cluster, kind: FakeRd
 def test_closing_waits_for_nobody_and_releases_everything(
     one_sided: Cluster, kind: FakeRdmaKind
 ) -> None:
-    """Once its lanes are closed, nobody can write the pool."""
+    """After its lanes are closed, no sender can write the pool."""
     prefill, decode, ticket = held_in_the_network(one_sided, kind)
     decode.connector.revoke(ticket.lease_token)
     decode.connector.close()
@@ -312,7 +313,7 @@ def test_closing_waits_for_nobody_and_releases_everything(
 def test_closing_takes_the_keys_away_before_it_releases_a_block(
     one_sided: Cluster, kind: FakeRdmaKind
 ) -> None:
-    """F14: whoever hears `Released` may give the blocks away at once."""
+    """F14: after `Released` the owner may allocate the blocks at once."""
     keys_then: list[list[int]] = []
 
     def take(event: ConnectorEvent) -> None:
@@ -336,7 +337,7 @@ def test_closing_takes_the_keys_away_before_it_releases_a_block(
 def test_a_sender_that_closes_says_so_when_its_last_write_is_done(
     one_sided: Cluster, kind: FakeRdmaKind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its peer need not find out by its silence, nor fence it."""
+    """So its peer need not wait for a timeout, nor fence it."""
     close = FakeOneSidedLane.close
 
     def write_what_is_queued_then_close(self: FakeOneSidedLane) -> None:

@@ -1,7 +1,7 @@
-"""A prefill and a decode node answer as one node alone does, whatever joins them.
+"""A prefill and a decode node answer like a single node, over any connector.
 
-Flows, step threads and connectors are the nodes' own; their model is one whose next token depends
-on every byte of a sequence's KV as the decode node holds it.
+Flows, step threads and connectors are those of real nodes. The next token of their model depends on
+every byte of a sequence's KV as the decode node holds it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ OnRouter = Callable[[ScriptedRouter], None]
 
 
 class Node:
-    """A flow in its step thread over a connector; what it says waits for the router's turn."""
+    """A flow in its step thread over a connector; its messages wait for the router's turn."""
 
     def __init__(self, cluster: Cluster, name: str, make_flow: MakeFlow, said: Said) -> None:
         runner = HashRunner(num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
@@ -90,7 +90,7 @@ class Node:
 
 
 class Said:
-    """What nodes said, in order, as calls to make on the router. Any thread may add."""
+    """The nodes' messages, in order, as calls on the router. Any thread may add."""
 
     def __init__(self) -> None:
         self._calls: queue.Queue[OnRouter] = queue.Queue()
@@ -106,7 +106,7 @@ class Said:
         self._calls.put(fail)
 
     def tell(self, router: ScriptedRouter) -> None:
-        """The next thing, waited for."""
+        """Wait for the next message and deliver it."""
         self._calls.get(timeout=3 * WAIT_S)(router)
 
 
@@ -146,7 +146,7 @@ def decode_flow(scheduler: Scheduler, node: KVNode) -> NodeFlow:
 
 
 def questions(router: ScriptedRouter) -> list[Asked]:
-    """Prompts of every length that means something to blocks and chunks, greedy and sampled."""
+    """Return prompts of every length that matters to blocks and chunks, greedy and sampled."""
     lengths = (2, BLOCK_SIZE - 1, BLOCK_SIZE, BLOCK_SIZE + 1, 16, 17, 41)
     return [
         router.ask(

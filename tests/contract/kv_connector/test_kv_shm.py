@@ -1,4 +1,4 @@
-"""What only the shared-memory lane has: a source that may change, die, or lie about itself."""
+"""Cases of the shared-memory lane alone: a source that may change, die, or be described wrongly."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_what_was_copied_is_what_is_verified(
 
 @pytest.fixture
 def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Event, threading.Event]]:
-    """(a copy is about to begin, let it): every copy waits in between."""
+    """(a copy is about to begin, let it continue): every copy waits in between."""
     begins, goes_on = threading.Event(), threading.Event()
     copy = ShmLane.copy
 
@@ -125,8 +125,9 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Event, thr
 def test_a_source_that_is_reused_after_its_transfer_ended_is_never_landed(
     cluster: Cluster, held: tuple[threading.Event, threading.Event], verify: str
 ) -> None:
-    """The sender gave up by itself, its blocks went to another prompt, and only then the receiver
-    copies them: with and without checksums nothing of it becomes an answer.
+    """The receiver copies only after the sender gave the blocks to another prompt.
+
+    With and without checksums nothing of it lands.
     """
     begins, goes_on = held
     prefill, decode = big_pair(cluster, verify=verify)
@@ -147,7 +148,7 @@ def test_a_source_that_is_reused_after_its_transfer_ended_is_never_landed(
 def test_a_landing_that_is_revoked_just_before_the_copy_is_not_written(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """F14: its frame was found good, and then the blocks went to somebody else."""
+    """F14: its frame was accepted, and then the blocks went to another landing."""
     copy = ReceivingEnd._copy
 
     def revoke_first(self: ReceivingEnd, *args: Any) -> pieces.Sums | None:
@@ -247,7 +248,7 @@ def test_a_pair_that_may_only_share_memory_and_cannot_is_told_what_is_wanted(
 
 
 class NowhereToBeSeen(ShmLane):
-    """As from another host: the process that it names is not there."""
+    """An offer as from another host: its process does not exist here."""
 
     def offer(self, peer: Peer) -> bytes:
         packed: bytes = msgpack.packb([1, 2**22 + 1, 3, b"n" * 16, 4 * LAYOUT.block_bytes, 4])
@@ -274,7 +275,7 @@ signal.pause()
 def test_a_sender_that_is_killed_while_its_pool_is_read(
     cluster: Cluster, held: tuple[threading.Event, threading.Event]
 ) -> None:
-    """What is mapped stays readable; the landing fails typed; the memory is given back."""
+    """The mapped memory stays readable; the landing fails typed; the memory is released."""
     begins, goes_on = held
     decode = cluster.node("d", layout=BIG, window_bytes=BIG_WINDOW_BYTES, peer_timeout_s=2.0)
     ticket = cluster.ticket(decode, [1, 2, 3])
@@ -306,13 +307,13 @@ def test_a_sender_that_is_killed_while_its_pool_is_read(
 
 
 def num_pools_read() -> int:
-    """Pools of senders that this process has mapped."""
+    """Return the number of senders' pools that this process has mapped."""
     mappings = Path("/proc/self/maps").read_text().splitlines()
     return sum(" r--s " in line and "memfd:pdserve-kv" in line for line in mappings)
 
 
 def test_sessions_that_end_let_go_of_the_memory(cluster: Cluster) -> None:
-    """F65: a sender that comes again and again is mapped once."""
+    """F65: a sender that reconnects many times is mapped once."""
     decode = cluster.node("d")
     for _ in range(3):
         with contextlib.closing(RawSender(cluster, decode)) as rogue:

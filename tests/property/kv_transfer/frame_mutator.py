@@ -63,7 +63,7 @@ _VALUES: tuple[object, ...] = (
 
 
 def mutated(rng: random.Random) -> bytes:
-    """A header; most are sealed, so that what is wrong is found by the checks behind the seal."""
+    """Return a header; most have a right checksum, so that the checks behind it find the error."""
     packed = _PACKED[rng.randrange(len(_PACKED))]
     kind = rng.randrange(10)
     if kind < 4:
@@ -111,7 +111,7 @@ def _with_wrong_field(rng: random.Random, packed: bytes) -> bytes:
 
 
 def decode(header: bytes) -> frames.Frame | None:
-    """The frame, or None when it is refused as it should be: typed, and in a few words."""
+    """Return the frame, or None when it is refused with a short, typed error."""
     try:
         frame = frames.decode(header)
     except PeerProtocolError as error:

@@ -25,7 +25,7 @@ CHECK_EVERY = 500
 
 
 def run(num_frames: int, seed: int) -> dict[str, object]:
-    """Raises `AssertionError` where an oracle is contradicted or memory grew."""
+    """Run the frames; `AssertionError` when an oracle is contradicted or memory grew."""
     rng = random.Random(seed)
     receiver, sender = ReceiverFuzz(rng), SenderFuzz(rng)
     num_decoded = 0
@@ -59,7 +59,7 @@ def run(num_frames: int, seed: int) -> dict[str, object]:
 
 
 def resident_bytes() -> int:
-    """Of this process, now."""
+    """Return the resident memory of this process."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * resource.getpagesize()
 

@@ -67,7 +67,7 @@ SOURCES = (2, 3, 4, 9, 8)
 
 
 def packed(sums: Sequence[int]) -> bytes:
-    """As `Data.sums`, where a block's keys and its values are one number here."""
+    """Return the numbers as `Data.sums`; a block's keys and values are one number here."""
     return b"".join(one.to_bytes(frames.SUM_BYTES_PER_BLOCK, "little") for one in sums)
 
 
@@ -203,7 +203,7 @@ class World:
             self.to_receiver.append((self.connection, message))
 
     def _pass_on(self) -> None:
-        """What waits behind no write any more travels."""
+        """Send the headers that wait behind no write any more."""
         while self.behind_writes and self.connection is not None:
             head = self.behind_writes[0]
             if isinstance(head, Post) and not head.is_done:
@@ -213,7 +213,7 @@ class World:
                 self.to_receiver.append((self.connection, head))
 
     def nic(self) -> None:
-        """The oldest write under way happens, or is refused because its key is gone."""
+        """Perform the oldest write in flight, or refuse it because its key was removed."""
         if not self.posted:
             return
         post = self.posted.popleft()
@@ -286,7 +286,7 @@ class World:
         return not is_busy and not receiver.num_quarantined_blocks
 
     def settle(self, *, is_nic_stuck: bool = False) -> None:
-        """Let everything come to its end; `is_nic_stuck`: nothing posted is ever written."""
+        """Run until everything has ended; `is_nic_stuck`: posted writes are never performed."""
         for _ in range(2000):
             while self.to_receiver or self.to_sender or (self.posted and not is_nic_stuck):
                 self.deliver_to_receiver()

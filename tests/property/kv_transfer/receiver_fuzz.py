@@ -171,7 +171,7 @@ class ReceiverFuzz:
         return frames.Ping((token,))
 
     def _choose_lease(self, session: bytes) -> _Lease | None:
-        """Mostly one that this session has begun, or that nobody has."""
+        """Return mostly a lease that this session has begun, or that no session has."""
         rng = self._rng
         leases = list(self._leases.values())
         if rng.random() < 0.9:
@@ -199,7 +199,7 @@ class ReceiverFuzz:
         )
 
     def _machine_verifies_blocks(self, session: bytes) -> bool:
-        """As WELCOME told the sender."""
+        """Return whether WELCOME told the sender to verify blocks."""
         return self._verify[session] == "block"
 
     def _sizes(self, frame: frames.Frame) -> list[int]:
@@ -220,7 +220,7 @@ class ReceiverFuzz:
         self._do(effects)
 
     def _note_begin(self, session: bytes, frame: frames.Frame, sizes: list[int]) -> None:
-        """Who may write from now on, as the protocol says."""
+        """Record which session may write from now on, by the protocol."""
         if not isinstance(frame, frames.Begin) or session not in self._sessions or sizes:
             return
         lease = self._leases.get(frame.lease_token)
@@ -333,7 +333,7 @@ class ReceiverFuzz:
                 self.counts["released"] += 1
 
     def _is_quiet(self, lease: _Lease) -> bool:
-        """Whether the sender said so, where it writes, or was fenced after that was over."""
+        """Return whether the sender reported its end where it writes, or was fenced afterwards."""
         if lease.session not in self._sessions and lease.slabs <= self._clean:
             return True
         abort = frames.Abort(lease.ticket.lease_token, lease.ticket.generation)

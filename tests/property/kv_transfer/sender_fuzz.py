@@ -53,7 +53,7 @@ class _Transfer:
 
 @dataclass(slots=True)
 class _Connection:
-    """Since the last `Connect`."""
+    """The frames of a connection since the last `Connect`."""
 
     lane: str = ""
     begun: set[int] = field(default_factory=set)

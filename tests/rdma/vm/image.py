@@ -123,7 +123,7 @@ def _cache_folder() -> Path:
 
 
 def _key() -> str:
-    """Changes with everything that decides what the image holds."""
+    """Return a hash of everything that determines the image's content."""
     recipe = [Path(__file__).read_text(), (HERE / "guest_init.sh").read_text(), *_pins()]
     return hashlib.sha256("\n".join(recipe).encode()).hexdigest()[:16]
 
@@ -201,7 +201,7 @@ def _with_dependencies(modules_dep: str) -> set[str]:
 
 
 def _configure(root: Path) -> None:
-    """What the packages' own scripts would have done, as far as it is needed."""
+    """Do the necessary part of what the packages' own scripts would have done."""
     shutil.copy(HERE / "guest_init.sh", root / "init")
     (root / "init").chmod(0o755)
     (root / "etc/hosts").write_text("127.0.0.1 localhost rdma\n")

@@ -54,12 +54,12 @@ def make_request(
 
 
 def status_of(sequence: Sequence) -> SequenceStatus:
-    """The status now; a plain attribute would be remembered by the type checker."""
+    """Return the status now; the type checker would keep a plain attribute's narrowed value."""
     return sequence.status
 
 
 def check_books(scheduler: Scheduler) -> None:
-    """Every invariant of a scheduler between two calls, ownership counted by sequence."""
+    """Check every invariant of a scheduler between two calls; count owners by sequence."""
     scheduler.check()
     pool, size = scheduler.pool, scheduler.limits.block_size
     holders = [*scheduler.running, *scheduler.receiving.values(), *scheduler.exporting.values()]
@@ -82,7 +82,7 @@ def check_books(scheduler: Scheduler) -> None:
 
 
 def check_idle(scheduler: Scheduler) -> None:
-    """Nothing is held: every block is free or cached."""
+    """Check that nothing is held: every block is free or cached."""
     check_books(scheduler)
     assert not scheduler.running
     assert not scheduler.waiting
@@ -148,13 +148,13 @@ class Engine:
         return sequence
 
     def plan(self) -> PlannedStep:
-        """Begin a step, checked."""
+        """Begin a step, with its invariants checked."""
         step = self.scheduler.plan()
         check_books(self.scheduler)
         return step
 
     def step(self) -> list[StepOutput]:
-        """A whole step, checked."""
+        """Run a whole step, with its invariants checked."""
         step = self.plan()
         return self.apply(step)
 
@@ -179,7 +179,7 @@ class Engine:
         )
 
     def run_until(self, is_reached: Callable[[], bool], most_steps: int = 200) -> None:
-        """Step until then."""
+        """Step until the condition holds."""
         for _ in range(most_steps):
             if is_reached():
                 return

@@ -1,4 +1,4 @@
-"""Hand-made sequences and pools for the planner, and `plan`, which asks it with few words."""
+"""Hand-made sequences and pools for the planner, and `plan`, which calls it with few arguments."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MANY = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """A sequence as the planner sees it. It has come when its id was given out, unless said."""
+    """A sequence as the planner sees it. By default its arrival is its id."""
 
     sequence_id: int
     status: SequenceStatus
@@ -187,7 +187,7 @@ def plan(
     limit: int = 16,
     priorities: bool = False,
 ) -> StepPlan:
-    """Plan one step. Without more words: no reservation, no headroom, no skip-ahead."""
+    """Plan one step. By default without reservation, headroom and skip-ahead."""
     found = cached or {}
     return plan_step(
         running=running,
@@ -217,12 +217,12 @@ def plan(
 
 
 def admitted(step: StepPlan) -> list[int]:
-    """Whom a plan seats."""
+    """Return the admitted sequences."""
     return [admission.sequence_id for admission in step.admissions]
 
 
 def victims(step: StepPlan) -> list[int]:
-    """Whom a plan preempts, in order."""
+    """Return the preempted sequences, in order."""
     return [preemption.sequence_id for preemption in step.preempted]
 
 

@@ -1,4 +1,4 @@
-"""Whether a reservation would be seated by the next plan: the answer must be what then happens."""
+"""`can_seat`: its answer must equal what the next plan then does."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.unit.engine_core.build import STRICT, Engine, make_prompt, make_reque
 
 
 def ask(engine: Engine, length: int, seed: int = 50) -> tuple[bool, bool]:
-    """What is said of a new remote sequence, and whether the next plan seats it."""
+    """Return the answer for a new remote sequence, and whether the next plan seats it."""
     sequence = Sequence(1000 + seed, make_request(length, seed=seed), has_remote_kv=True)
     said = engine.scheduler.can_seat(sequence)
     engine.scheduler.add(sequence)
@@ -96,7 +96,7 @@ def test_what_drafts_will_take_is_not_promised() -> None:
 
 
 class AlwaysFour:
-    """Speculation that drafts four tokens, whatever they are worth."""
+    """Speculation that always drafts four tokens."""
 
     has_proposals = False
 

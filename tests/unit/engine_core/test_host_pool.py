@@ -1,4 +1,4 @@
-"""Places in host memory: taken, given back, never twice."""
+"""Host blocks: allocated, released, never twice."""
 
 from __future__ import annotations
 

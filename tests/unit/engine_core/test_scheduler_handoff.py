@@ -1,4 +1,4 @@
-"""Sequences whose KV comes from or leaves for elsewhere, and the ends of all sequences."""
+"""Sequences whose KV arrives from another node or is sent there, and the ends of all sequences."""
 
 from __future__ import annotations
 

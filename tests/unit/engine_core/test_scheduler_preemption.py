@@ -1,4 +1,4 @@
-"""Victims in a living scheduler: where they wait, when they come back, and who never can."""
+"""Victims in a running scheduler: where they wait, when they resume, and which never can."""
 
 from __future__ import annotations
 

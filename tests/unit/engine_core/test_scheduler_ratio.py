@@ -1,4 +1,4 @@
-"""The share kept back for outputs, as a scheduler lives: decode steps, preemptions, idle times."""
+"""The share kept back for outputs in a running scheduler: decode steps, preemptions, idle times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drafts in a living scheduler: charged, verified, counted, and never part of an answer."""
+"""Drafts in a running scheduler: charged, verified, counted, and never part of an answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a scheduler tells about itself: every counter against a count of one's own."""
+"""A scheduler's statistics: every counter against an independent count."""
 
 from __future__ import annotations
 

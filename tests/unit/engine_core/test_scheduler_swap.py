@@ -1,4 +1,4 @@
-"""Preempted sequences whose KV waits in host memory: out, back, and when there is no room."""
+"""Preempted sequences with KV in host memory: copied out, copied back, and out of host blocks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is seated: seats, blocks, and what the reservation keeps back for those who run."""
+"""Admissions: seats, blocks, and the blocks kept back for running sequences."""
 
 from __future__ import annotations
 

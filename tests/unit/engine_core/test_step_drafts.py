@@ -1,4 +1,4 @@
-"""How many drafts a decode may verify: five bounds, and never at somebody else's expense."""
+"""How many drafts a decode may verify: five bounds, and never at another sequence's expense."""
 
 from __future__ import annotations
 

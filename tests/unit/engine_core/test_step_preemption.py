@@ -1,4 +1,4 @@
-"""When blocks run out: who pays, how much is freed, who is kept."""
+"""When blocks run out: which sequence is preempted, how much is freed, which is kept."""
 
 from __future__ import annotations
 

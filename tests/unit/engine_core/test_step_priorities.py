@@ -1,4 +1,4 @@
-"""Preemption for somebody more important: only if it helps, and nothing is lost by it."""
+"""Preemption for a more important sequence: only if it helps, and nothing is lost by it."""
 
 from __future__ import annotations
 

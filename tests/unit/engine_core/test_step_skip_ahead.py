@@ -1,4 +1,4 @@
-"""Passing a blocked head: how many may, how often, and who keeps its place."""
+"""Bypassing a blocked head: how many may, how often, and which sequences keep their position."""
 
 from __future__ import annotations
 

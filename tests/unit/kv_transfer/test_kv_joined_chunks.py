@@ -85,10 +85,7 @@ def test_a_frame_that_is_written_by_the_sender_is_one_chunk() -> None:
 
 @pytest.mark.parametrize(("lane", "window_blocks"), [("shm", 4), ("zmq", 8)])
 def test_a_frame_waits_until_all_of_it_has_room(lane: str, window_blocks: int) -> None:
-    """So those behind the first frames do not become small again: one block's room is not used.
-
-    Where bytes under way are in nobody's memory there may be twice as many.
-    """
+    """So later frames do not become small again: space for one block is not used."""
     sender = new_sender(window_blocks=window_blocks)
     assert sizes(connect(sender, lane)) == [(0, 1), (0, 1), (0, 2), (0, 4)]
     assert sender.in_flight_bytes == {PEER: 8 * PAIR_BYTES}
@@ -105,7 +102,7 @@ def test_half_a_window_bounds_a_frame() -> None:
 
 
 def test_what_is_alone_under_way_is_one_chunk() -> None:
-    """Nothing may have to wait for bytes behind it where nothing is before it."""
+    """No byte has to wait for later bytes when nothing is in flight before it."""
     sender = new_sender(window_blocks=100)
     connect(sender, "zmq")
     sender.on_frame(PEER, frames.Ack(8), 0.0)

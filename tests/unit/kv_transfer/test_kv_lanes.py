@@ -1,4 +1,4 @@
-"""Which lane a pair takes, what it verifies, and what becomes of a pair that has none."""
+"""The lane that a pair agrees on, what it verifies, and a pair that has no common lane."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def cluster(kind: FakeRdmaKind) -> Iterator[Cluster]:
 
 
 def handoff(cluster: Cluster, prefill: Node, decode: Node) -> None:
-    """One that lands, and may follow another."""
+    """Run a handoff that lands."""
     ticket = cluster.ticket(decode, [1, 2, 3])
     send(prefill, decode, ticket, [4, 5, 6])
     assert isinstance(decode.wait_event(), Landed)
@@ -113,7 +113,7 @@ def test_the_next_lane_where_one_cannot(
 def test_a_pair_with_no_lane_in_common_fails_typed(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a sender offers is unknown here, as of a later release."""
+    """The receiver does not know the sender's lane, as if that were of a later release."""
     hello = Sender.hello
 
     def of_a_later_release(self: Sender, *args: Any) -> frames.Hello:
@@ -255,7 +255,7 @@ VERIFY = [("loopback", mode) for mode in VERIFY_MODES] + [("rdma", mode) for mod
 
 
 def corrupt_one_byte(monkeypatch: pytest.MonkeyPatch, decode: Node, at: int) -> None:
-    """Of the second DATA frame that carries bytes, or of the block that it tells of."""
+    """Corrupt the second DATA frame that carries bytes, or the block that it names."""
     count = 0
     arrive = LoopbackTransport.arrive
 

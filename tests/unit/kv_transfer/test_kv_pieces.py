@@ -126,7 +126,7 @@ def test_no_part_is_longer_than_what_is_fast(
 
 
 def test_copies_that_are_not_let_go_of_are_bounded() -> None:
-    """Then ranges are sent as they lie, until the transport has let go of some copies."""
+    """Then ranges are sent from the pool, until the transport has released some copies."""
     pool = pool_of(1 << 10, 8)
     chunk = Chunk(LAYER, (0, 1, 2), (4, 6, 8))  # 6 KiB
     gatherer = Gatherer(pool, ROWS, most_bytes=13 << 10)

@@ -43,7 +43,7 @@ def ticket(token: int, *blocks: int) -> Ticket:
 
 
 class Machine:
-    """A receiver, and what its effects said."""
+    """A receiver, and its effects."""
 
     def __init__(self) -> None:
         self.receiver = Receiver(
@@ -55,7 +55,7 @@ class Machine:
         self.writes: list[Write] = []
 
     def take(self, effects: list[ReceiverEffect]) -> list[KVEvent]:
-        """Note them; the events among them."""
+        """Record effects; return the events among them."""
         events = []
         for effect in effects:
             match effect:
@@ -140,7 +140,7 @@ def test_a_revoked_landing_keeps_its_blocks_until_its_sender_is_quiet(machine: M
 
 
 def test_never_on_a_timer(machine: Machine) -> None:
-    """F15: the sender lives, says nothing of it, and pings for an hour."""
+    """F15: the sender lives, does not report its end, and pings for an hour."""
     machine.begun(b"a", 1, 0)
     machine.revoke(1)
     for second in range(3600):
@@ -169,7 +169,7 @@ def test_an_abort_of_an_open_landing_releases_with_it(machine: Machine) -> None:
 
 
 def test_an_abort_on_another_session_releases_nothing(machine: Machine) -> None:
-    """It overtakes writes: only behind them, where they were made, does it prove anything."""
+    """It overtakes writes: it proves their end only behind them, on their connection."""
     machine.begun(b"a", 1, 0)
     machine.begun(b"a", 2, 1)
     machine.hello(b"b")
@@ -191,7 +191,7 @@ def test_an_abort_of_another_generation_or_token_releases_nothing(machine: Machi
 
 
 def test_a_resumed_landing_fails_and_waits_for_its_first_session(machine: Machine) -> None:
-    """What was written over the connection before may still arrive."""
+    """Writes of the earlier connection may still arrive."""
     machine.begun(b"a", 1, 0)
     machine.hello(b"b")
     (failed,) = machine.say(b"b", frames.Begin(1, GENERATION))
@@ -229,7 +229,7 @@ def test_a_silent_session_is_over(machine: Machine) -> None:
 
 
 def test_no_fence_where_another_landing_may_be_written(machine: Machine) -> None:
-    """A fence stops every writer of a slab: those who are in the right come first."""
+    """A fence stops every writer of a slab: open landings come first."""
     machine.hello(b"b")
     machine.begun(b"b", 1, 0)
     machine.begun(b"a", 2, 1)
@@ -277,7 +277,7 @@ def test_a_landing_over_two_slabs_waits_for_both(machine: Machine) -> None:
 
 
 def test_a_fence_of_another_lane_releases_nothing(machine: Machine) -> None:
-    """Only who wrote on that lane was stopped."""
+    """Only writers on that lane were stopped."""
     machine.begun(b"a", 1, 0)
     machine.end_session(b"a")
     assert machine.fenced(0, 1, 2, lane="another") == []

@@ -1,4 +1,4 @@
-"""The receiving machine: who may speak, how long it waits, what it remembers."""
+"""The receiving machine: which frames it accepts, how long it waits, what it keeps."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def ticket(token: int = 1, blocks: tuple[int, ...] = (0, 1)) -> Ticket:
 
 
 def receiver(*tickets: Ticket, sender_deadline_s: float = 10.0) -> Receiver:
-    """A machine that expects these at time 0."""
+    """Return a machine that expects these tickets at time 0."""
     machine = Receiver(ME, LAYOUT, LIMITS, num_blocks=4)
     for one in tickets:
         machine.on_expect(one, sender_deadline_s, 0.0)
@@ -61,7 +61,7 @@ def hello(
     now_s: float = 0.0,
     lane: str = "zmq",
 ) -> frames.Frame:
-    """The answer to a HELLO that offers this lane."""
+    """Return the answer to a HELLO that offers this lane."""
     greeting = frames.Hello(sender, ME, LAYOUT, {lane: b""}, "auto")
     (effect,) = machine.on_frame(session, greeting, [], now_s)
     if isinstance(effect, OpenLane):
@@ -176,7 +176,7 @@ def test_credit_comes_back_at_an_eighth_of_a_window_and_when_asked_for() -> None
 
 
 def test_bytes_that_travel_beside_their_frame_are_credit_too() -> None:
-    """Else a sender hears nothing until its window is used up, and both take turns in waiting."""
+    """Otherwise a sender gets no credit until its window is full, and both wait in turns."""
     machine = receiver(ticket())
     hello(machine, b"a", lane="shm")
     machine.on_frame(b"a", BEGIN, [], 0.0)
@@ -210,7 +210,7 @@ def test_a_revoked_landing_takes_no_write_that_was_checked_before() -> None:
 
 @pytest.mark.parametrize("generation", [2, 4])
 def test_a_write_of_another_generation_is_not_made(generation: int) -> None:
-    """The lease was given out again, perhaps after so many others that nobody remembers it."""
+    """The lease was issued again, perhaps after so many others that its outcome was dropped."""
     machine = receiver(ticket())
     hello(machine, b"a")
     machine.on_frame(b"a", BEGIN, [], 0.0)
@@ -276,7 +276,7 @@ def test_a_silent_session_fails_what_it_was_writing() -> None:
 
 
 def test_a_process_that_slept_takes_nobody_for_dead() -> None:
-    """Whoever spoke meanwhile is read later than the time is looked at, perhaps."""
+    """Frames that arrived meanwhile may be read after the time is checked."""
     machine = receiver(ticket(), sender_deadline_s=100.0)
     hello(machine, b"a")
     machine.on_frame(b"a", BEGIN, [], 0.0)
@@ -308,7 +308,7 @@ def test_closed_blocks_may_land_again_at_once() -> None:
 
 
 def test_a_begin_that_comes_late_does_not_take_the_landing_back() -> None:
-    """F23: what an earlier connection still had to say arrives after the next one began again."""
+    """F23: frames of an earlier connection arrive after the next one began again."""
     machine = receiver(ticket(), sender_deadline_s=100.0)
     hello(machine, b"a")
     hello(machine, b"b")
@@ -359,7 +359,7 @@ def test_an_abort_by_a_stranger_is_confirmed_and_changes_nothing() -> None:
 
 @pytest.mark.parametrize("lane", ["zmq", "rdma"])
 def test_an_abort_has_one_answer(lane: str) -> None:
-    """ABORTED says it all: no FAILED besides."""
+    """ABORTED is the answer, so no FAILED is sent."""
     machine = receiver(ticket(), sender_deadline_s=100.0)
     hello(machine, b"a", lane=lane)
     machine.on_frame(b"a", BEGIN, [], 0.0)

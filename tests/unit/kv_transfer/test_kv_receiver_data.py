@@ -1,4 +1,4 @@
-"""The receiving machine and DATA: whose it is, where its bytes are, and their sums."""
+"""The receiving machine and DATA: its landing, the location of its bytes, and their sums."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_a_piece_counts_in_the_digest_as_it_came_last(
 def test_data_says_where_its_blocks_are_as_its_lane_does(
     lane: str, runs: tuple[int, ...], source_blocks: tuple[int, ...]
 ) -> None:
-    """Whatever its parts are: the sizes of none would be right for no runs."""
+    """Whatever its parts are: no parts would be right for no runs."""
     machine = receiver(ticket(), sender_deadline_s=100.0)
     hello(machine, b"a", lane=lane)
     machine.on_frame(b"a", BEGIN, [], 0.0)

@@ -1,4 +1,4 @@
-"""The sending machine: window, turns, pulse and reconnects, with time in the test's hand."""
+"""The sending machine: window, turns, liveness and reconnects, with time controlled by the test."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def ticket(token: int = 1, num_blocks: int = 2) -> Ticket:
 
 
 def ready(*tickets: Ticket, limits: Limits = LIMITS) -> Sender:
-    """A machine with these transfers open on a welcomed link, at time 0."""
+    """Return a machine with these transfers open on a welcomed link, at time 0."""
     sender = Sender(ME, LAYOUT, limits)
     for one in tickets:
         sender.on_open(one, 100.0, 0.0)
@@ -61,7 +61,7 @@ def ready(*tickets: Ticket, limits: Limits = LIMITS) -> Sender:
 
 
 def welcome(sender: Sender, now_s: float = 0.0) -> list[SenderEffect]:
-    """HELLO leaves and is answered."""
+    """Send HELLO and answer it."""
     sender.hello(PEER, {"zmq": b""}, "auto")
     return sender.on_frame(PEER, WELCOME, now_s)
 
@@ -71,7 +71,7 @@ def push(sender: Sender, token: int, layer: int) -> list[SenderEffect]:
 
 
 def chunks(effects: list[SenderEffect]) -> list[tuple[int, int, int]]:
-    """(seq, token, layer) of the DATA frames among `effects`."""
+    """Return (seq, token, layer) of the DATA frames among `effects`."""
     return [
         (effect.seq, effect.lease_token, effect.chunk.layer)
         for effect in effects
@@ -136,7 +136,7 @@ def test_bytes_of_an_ended_transfer_stay_in_the_window_until_acknowledged() -> N
 
 @pytest.mark.parametrize("consumed", [0, 3])
 def test_an_acknowledgement_that_cannot_be_fails_the_peer(consumed: int) -> None:
-    """Of what was not sent, or of less than before."""
+    """It acknowledges more than was sent, or less than before."""
     sender = ready(ticket())
     push(sender, 1, 0)
     assert ends(sender.on_frame(PEER, frames.Ack(1), 0.1)) == []
@@ -286,7 +286,7 @@ RDMA = frames.Welcome(DECODE, "rdma", b"keys", LIMITS.window_bytes, "off")
 
 
 def one_sided(*tickets: Ticket) -> Sender:
-    """A machine with these transfers open, whose peer chose RDMA."""
+    """Return a machine with these transfers open, whose peer chose RDMA."""
     sender = Sender(ME, LAYOUT, LIMITS)
     for one in tickets:
         sender.on_open(one, 100.0, 0.0)
@@ -323,7 +323,7 @@ def test_where_the_receiver_writes_nobody_waits_for_begun() -> None:
 
 
 def test_a_failure_is_answered_behind_the_writes() -> None:
-    """Only then does the receiver know that its blocks are quiet, whatever this side knew."""
+    """Only then does the receiver know that its blocks are not written any more."""
     sender = one_sided(ticket(1))
     behind = SendToPeer(PEER, frames.Abort(1, 3), is_behind_writes=True)
     failed = frames.Failed(1, 3, "handoff_failed", "revoked")
@@ -336,7 +336,7 @@ def test_a_failure_is_answered_behind_the_writes() -> None:
 
 
 def test_a_failure_is_not_answered_on_a_connection_that_is_not_welcomed() -> None:
-    """Nobody is known there; what was written on the one before, its own end takes care of."""
+    """The receiver has no session there; writes of the connection before end with that one."""
     failed = frames.Failed(1, 3, "handoff_failed", "revoked")
     sender = one_sided(ticket(1), ticket(2))
     sender.on_link_lost(PEER, 1.0)

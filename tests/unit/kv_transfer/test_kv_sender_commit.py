@@ -49,7 +49,7 @@ def test_a_commit_that_was_not_sent_cannot_be_acknowledged() -> None:
 
 
 def test_a_commit_that_a_broken_link_may_have_lost_leaves_again() -> None:
-    """F37: nothing else would ever end the transfer well."""
+    """F37: otherwise the transfer could not end well."""
     sender = ready(ticket())
     for layer in range(4):
         push(sender, 1, layer)

@@ -1,4 +1,4 @@
-"""What a node refuses to call RDMA. Mooncake itself is tested where it has devices."""
+"""Devices that a node refuses to use as RDMA. Mooncake itself is tested where it has devices."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_a_library_that_is_not_installed(
 
 
 def test_answers_of_the_library(library: type[Library]) -> None:
-    """Its numbers mean what the lane is told; a batch that did not begin is 0."""
+    """The lane interprets the library's numbers; a batch that could not begin is 0."""
     engine = MooncakeEngine("10.0.0.7")
     engine._engine.close()
     calls: list[object] = []

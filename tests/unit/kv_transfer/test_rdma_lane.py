@@ -220,7 +220,7 @@ def test_a_peer_that_was_forgotten_says_nothing_more(ends: Ends) -> None:
 def test_a_writer_that_is_about_to_speak_when_it_is_forgotten_is_not_heard(
     ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It had looked already whether it was stopped: what it says is not of the next connection."""
+    """It had checked already that it runs: its result is not the next connection's."""
     speak: list[Callable[[Parts | HandoffFailed], None]] = []
 
     class Slow(PeerWriter):
@@ -372,7 +372,7 @@ def test_a_slab_that_cannot_be_registered_again_ends_the_lane(ends: Ends) -> Non
 
 
 def test_fences_are_bounded(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An address is never used twice: when there is no other, the slab is written no more."""
+    """An address is never used twice: when none is left, the slab is not written any more."""
     monkeypatch.setattr(rdma_lane, "MAX_FENCES", 2)
     lane = RdmaLane(shared_pool(0), FakeEngine("d:1"), max_slabs=2)
     offer = ends.sender.offer(PEER)

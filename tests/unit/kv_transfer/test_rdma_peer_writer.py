@@ -1,4 +1,4 @@
-"""What the RDMA writer has under way, and how it waits, on an engine and a clock of the test."""
+"""The RDMA writer's batches in flight, and how it waits, on the test's engine and clock."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Writing:
         return self.left.get(timeout=WAIT_S)
 
     def write_alone(self, num_bytes: int) -> float:
-        """What was slept for a write that had the wire for itself."""
+        """Return the time that was slept for a write that had the wire for itself."""
         self.wire.sleeps.clear()
         self.put(num_bytes)
         self.wait_left()
@@ -170,7 +170,7 @@ class SlowToReach(FakeEngine):
 
 
 def test_a_writer_that_failed_ends_when_nothing_is_under_way() -> None:
-    """Whoever joins it knows that no write of it goes on; and only the answer frees a batch."""
+    """After `join` no write of it continues; only the answer frees a batch."""
     engine, said = SlowToReach(), queue.Queue[Parts | HandoffFailed]()
     writer = PeerWriter(engine, "there", lambda _, ready: said.put(ready), batch_bytes=BATCH_BYTES)
     for _ in range(2):

@@ -46,7 +46,7 @@ def changed(pool: SharedPool, **fields: object) -> bytes:
 
 
 def open_files() -> set[tuple[str, str]]:
-    """Each open descriptor with what it leads to."""
+    """Return each open descriptor with its target."""
     found = set()
     for path in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):  # The one that lists them, and others' too.
@@ -247,7 +247,7 @@ def test_files_that_are_no_pool_are_not_read(name: str, tmp_path: Path) -> None:
 
 
 def test_a_pool_that_says_it_is_longer_than_it_is() -> None:
-    """Whoever made it wrote the header too; what is behind its end must never be read."""
+    """Its maker wrote the header too; bytes behind its end must never be read."""
     pool = new_pool()
     fd = _memory("pdserve-kv", 0)
     try:

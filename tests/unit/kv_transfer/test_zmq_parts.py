@@ -18,7 +18,7 @@ HEADER = memoryview(b"header")
 
 
 class Sockets:
-    """Of one context, all closed together."""
+    """Sockets of one context, closed together."""
 
     def __init__(self) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -31,7 +31,7 @@ class Sockets:
         return self._made[-1]
 
     def pair(self, endpoint: str) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
-        """One that sends and one that receives."""
+        """Return a socket that sends and one that receives."""
         sender, receiver = self.new(), self.new()
         receiver.setsockopt(zmq.RCVTIMEO, 10_000)
         receiver.bind(endpoint)
@@ -71,7 +71,7 @@ def test_parts_of_all_sizes_arrive_in_order_as_they_are(sockets: Sockets, endpoi
 
 
 def test_nothing_is_copied(sockets: Sockets) -> None:
-    """Within a process what arrives is the very memory that was sent."""
+    """Within a process the received memory is the sent memory."""
     sender, receiver = sockets.pair("inproc://parts")
     part = random_bytes(1 << 20, 1)
     sockets.part_sender(sender).send(HEADER, [part.data])

@@ -62,7 +62,7 @@ def test_what_zmq_holds_of_a_closed_connection_is_kept(transport: ZmqTransport) 
 def test_what_was_sent_during_a_wait_is_let_go_of_when_it_ends(
     transport: ZmqTransport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever is woken by an acknowledgement sends again: into the memory that it made free."""
+    """A sender that an acknowledgement wakes sends again, in memory that it made free."""
     itself = Peer(transport.endpoint, Incarnation("itself", 1))
     part = np.ones(1 << 20, np.uint8)
     kept = weakref.ref(part)

@@ -112,13 +112,13 @@ class PrefillNode:
         )
 
     def resolve(self, reply_to: int, answer: object) -> None:
-        """Answers are of no interest here."""
+        """Do nothing: the tests do not read answers."""
 
     def add(self, router: Incarnation, output: object) -> None:
-        """Nor are outputs."""
+        """Do nothing: the tests do not read outputs."""
 
     def ask(self, lease_token: int, prompt: Sequence[int], num_cached_tokens: int = 0) -> None:
-        """A prompt whose first `num_cached_tokens` the decode node has."""
+        """Submit a prompt whose first `num_cached_tokens` the decode node has."""
         attempt = AttemptId(f"r{lease_token}", 1)
         size = self.runner.layout.block_size
         num_blocks = blocks_for(len(prompt), size) - num_cached_tokens // size
@@ -144,6 +144,6 @@ class PrefillNode:
         )
 
     def end(self, lease_token: int) -> None:
-        """The transfer was acknowledged, or given up."""
+        """End the transfer: it was acknowledged, or aborted."""
         self.inbox.put(TransferEnded(lease_token, None))
         self.loop.turn()

@@ -51,13 +51,13 @@ def load_with_mtp(
 
 
 def write_inside(folder: Path, layout: str, family: str | None = None) -> Path:
-    """A checkpoint that carries its MTP layer."""
+    """Write a checkpoint that contains its MTP layer."""
     config = CONFIGS[family or TARGETS[layout]]
     return write_checkpoint(folder, config, extra=mtp_weights_of(config, layout))
 
 
 def write_beside(folder: Path, family: str, num_draft_ids: int = 0) -> tuple[Path, Path]:
-    """A checkpoint, and a file with a DeepSeek style layer for it."""
+    """Write a checkpoint, and a file with a DeepSeek style layer for it."""
     config = CONFIGS[family]
     tensors = mtp_weights_of(config, "deepseek")
     if num_draft_ids:
@@ -93,7 +93,7 @@ def chunk(known: Sequence[int], start: int, end: int, table: Sequence[int]) -> S
 
 
 def only(results: Sequence[DrawnTokens | None]) -> DrawnTokens:
-    """The one result of a step with one sequence."""
+    """Return the result of a step with one sequence."""
     [result] = results
     assert result is not None
     return result

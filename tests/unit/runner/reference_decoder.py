@@ -1,4 +1,4 @@
-"""The decoder in float64 numpy, written from the papers and without a cache: the slow truth."""
+"""The decoder in float64 numpy, written from the papers and without a cache: the slow reference."""
 
 from __future__ import annotations
 

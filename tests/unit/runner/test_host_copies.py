@@ -1,4 +1,4 @@
-"""Blocks that were swapped out come back as they were, wherever they come back to."""
+"""Blocks that were swapped out return unchanged, to any block ids."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_runner_without_swap_space_has_no_host_blocks(tmp_path: Path) -> None:
 
 
 def test_a_sequence_goes_on_after_it_was_away(tmp_path: Path) -> None:
-    """Elsewhere in the cache, and with the drafting layer's keys and values too."""
+    """At other blocks of the cache, and with the drafting layer's keys and values too."""
     prompt = prompt_of(40)
     runner = load_with_mtp(write_inside(tmp_path, "deepseek"), swap_space=1 << 20)
     runner.execute([chunk(prompt, 0, 39, [4, 5, 2])])

@@ -1,4 +1,4 @@
-"""Layers are told of in order, as soon as their copies are done, and none is forgotten."""
+"""Layers are reported in order, as soon as their copies are done, and none is left out."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from engine.runner.layers_out import MAX_UNDER_WAY, DeviceCopy, LayersOut
 
 
 class Device:
-    """Copies that are done when the test says so, or when somebody waits for them."""
+    """Copies that are done when the test says so, or when a thread waits for them."""
 
     def __init__(self) -> None:
         self.log: list[str] = []
@@ -25,7 +25,7 @@ class Device:
         return _Copy(self, layer)
 
     def told(self) -> list[str]:
-        """What happened since this was asked last."""
+        """Return the events since the last call."""
         log, self.log = self.log, []
         return log
 

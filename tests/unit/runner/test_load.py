@@ -1,4 +1,4 @@
-"""What a loaded runner says of itself, and settings that do not fit."""
+"""A loaded runner's properties, and settings that do not fit."""
 
 from __future__ import annotations
 

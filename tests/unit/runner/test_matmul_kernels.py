@@ -1,4 +1,4 @@
-"""Products on packed weights: right, and the same bits for a row in any company."""
+"""Products on packed weights: right, and with the same bits for a row in any batch."""
 
 from __future__ import annotations
 

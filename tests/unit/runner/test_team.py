@@ -1,4 +1,4 @@
-"""A team's phases: every share is done once, in any company and however late somebody comes."""
+"""A team's phases: every share is done once, with any number of threads, late ones included."""
 
 from __future__ import annotations
 

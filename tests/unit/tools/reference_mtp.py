@@ -10,7 +10,7 @@ from engine.runner.model_spec import DecoderSpec
 
 
 class ReferenceMtp:
-    """As an engine runs it: true states leave keys and values behind, drafts add theirs."""
+    """The layer as an engine runs it: true states store keys and values, drafts add theirs."""
 
     def __init__(self, spec: DecoderSpec, weights: Mapping[str, np.ndarray]) -> None:
         self._spec = spec

@@ -1,4 +1,4 @@
-"""When a scheduler forgets what its reservation has learnt: exactly when nothing is left at all."""
+"""A scheduler resets what its reservation has learnt exactly when nothing is left to do."""
 
 from __future__ import annotations
 

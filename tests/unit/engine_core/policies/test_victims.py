@@ -1,4 +1,4 @@
-"""Who pays when blocks run out: the orders on one literal table, and how much is freed."""
+"""Preemption when blocks run out: the orders on one literal table, and how much is freed."""
 
 from __future__ import annotations
 
