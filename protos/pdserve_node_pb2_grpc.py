@@ -50,8 +50,8 @@ class NodeServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Stream(self, request_iterator, context):
-        """One per router: what it asks and gives up one way, replies, the tokens of all its requests and
-        a heartbeat each second the other. When it ends, the node aborts what that router had.
+        """One per router: calls and aborts to the node; replies, the tokens of all its requests and a
+        heartbeat each second back. When it ends, the node aborts all attempts of the router.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -59,7 +59,7 @@ class NodeServicer:
 
     def Drain(self, request, context):
         """Removed: rpc Status with StatusRequest, StatusReply and BlockCounts. Do not reuse these names.
-        Take no new work, finish or hand over what there is, and end. Asking again changes nothing.
+        Refuse new requests, finish or hand over the running ones, and end. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
