@@ -10,7 +10,7 @@ on one core; the model's time is not in it. In these cases 512 seats make half o
 in every step the blocks kept back for 256 outputs are summed up and the head of the queue is tried,
 and those behind it that may skip ahead; none fits, because its blocks are reserved. Further keys:
 
-    seats_full_w1000    256 seats: nobody waiting is looked at
+    seats_full_w1000    256 seats: no waiting sequence is tried
     ngram_w1000         as `w1000`, and drafts from the n-gram drafter are proposed and verified
     w10000_over_w100    the ratio of the two medians (`…_cpu`: of processor time)
 
@@ -187,9 +187,9 @@ class BusyNode:
     def check(self) -> None:
         """Raise `AssertionError` unless the measured state is the case's."""
         statistics = self.scheduler.statistics()
-        assert statistics.num_running == NUM_RUNNING, "somebody ended or was seated"
-        assert statistics.num_waiting == self.case.num_waiting, "somebody waiting was seated"
-        assert statistics.counters.num_preemptions == 0, "somebody was preempted"
+        assert statistics.num_running == NUM_RUNNING, "a sequence ended or was seated"
+        assert statistics.num_waiting == self.case.num_waiting, "a waiting sequence was seated"
+        assert statistics.counters.num_preemptions == 0, "a sequence was preempted"
         is_full = self.case.max_num_seqs == NUM_RUNNING
         stopped = statistics.counters.stops["no_seat" if is_full else "reserved"]
         assert stopped >= _WARM_UP_STEPS, "admissions ended for another reason"

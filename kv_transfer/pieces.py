@@ -91,7 +91,7 @@ def find_corruption(data: Data, found: Sums) -> str | None:
     return (
         f"{('keys', 'values')[kind]} of layer {data.layer}, "
         f"block {data.ordinals[at]} of the ticket: "
-        f"computed {computed[kind, at]:#x}, the sender says {said[kind, at]:#x}"
+        f"computed {computed[kind, at]:#x}, the sender sent {said[kind, at]:#x}"
     )
 
 

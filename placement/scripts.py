@@ -89,7 +89,7 @@ return 0
 )
 
 # KEYS: index. ARGV: prefix of the entries' keys, most entries to return, the index of the last byte
-# of each to return: a value of a stranger's size does not travel. Returns name, value, ….
+# of each to return: oversized foreign values are not transferred. Returns name, value, ….
 READ_INDEX = (
     _SHARED
     + """

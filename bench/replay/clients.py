@@ -70,18 +70,18 @@ def client_requests(
         rng = random.Random(seed << 32 | index)
         picked = rng.choice(MAX_TOKENS_CHOICES)
         priority = rng.choice(PRIORITY_CHOICES)
-        room = max_model_len - request.num_prompt
-        if request.num_output <= room:
-            max_tokens = min(_at_least(request.num_output, picked, room), room)
+        num_left = max_model_len - request.num_prompt
+        if request.num_output <= num_left:
+            max_tokens = min(_at_least(request.num_output, picked, num_left), num_left)
             clients.append(ClientRequest(request, index, max_tokens, priority))
     return clients
 
 
-def _at_least(num_output: int, picked: int | None, room: int) -> int:
+def _at_least(num_output: int, picked: int | None, num_left: int) -> int:
     if picked is None:
-        return room
+        return num_left
     larger = [c for c in MAX_TOKENS_CHOICES if c is not None and c >= max(picked, num_output)]
-    return min(larger, default=room)
+    return min(larger, default=num_left)
 
 
 def prompt_token_ids(request: TraceRequest, index: int) -> tuple[int, ...]:

@@ -152,14 +152,14 @@ class _Admissions:
         budget = self.budget
         need = self._need(sequence, self.freed)
         may_preempt = is_head and budget.policy.enable_priority_scheduling
-        if may_preempt and (budget.num_seats <= 0 or self._why_no_room(need, sequence)):
+        if may_preempt and (budget.num_seats <= 0 or self._why_blocked(need, sequence)):
             need = self._preempt_lower(sequence, need)
         num_tokens = self._first_chunk(sequence, need)
         if num_tokens == 0 and not sequence.has_remote_kv:
             return StopRule.NO_BUDGET
         if budget.num_seats <= 0:
             return StopRule.NO_SEAT
-        stop = self._why_no_room(need, sequence)
+        stop = self._why_blocked(need, sequence)
         if stop is not None:
             return stop
         self.locked.update(need.cached)
@@ -193,7 +193,7 @@ class _Admissions:
             _first_step_blocks(sequence, limits) - len(cached) + len(claimed),
         )
 
-    def _why_no_room(self, need: _Need, sequence: SequenceView) -> StopRule | None:
+    def _why_blocked(self, need: _Need, sequence: SequenceView) -> StopRule | None:
         """Return the rule by which blocks are missing, or None.
 
         The reservation is waived when no sequence is seated.

@@ -201,8 +201,8 @@ class Scheduler:
         seated = len(self.running) + len(self.receiving)
         assert seated <= self.limits.max_num_seqs, "more sequences than seats"
         for sequence in self.running:
-            room = len(sequence.block_table) * self.limits.block_size
-            assert sequence.num_computed <= room, "computed tokens without a block"
+            num_slots = len(sequence.block_table) * self.limits.block_size
+            assert sequence.num_computed <= num_slots, "computed tokens without a block"
             if sequence.is_decoding:
                 assert sequence.num_uncomputed == 1, "decoding, yet not caught up"
         waiting_tokens = sum(sequence.num_known for sequence in self.waiting)

@@ -34,17 +34,17 @@ def output_limit(
     `max_tokens` that does not fit is refused rather than cut, with both numbers. Raises
     `InvalidRequest` and `ContextExceeded`.
     """
-    room = max_model_len - num_prompt_tokens
+    num_left = max_model_len - num_prompt_tokens
     if max_tokens is None:
-        return room if default is None else min(default, room)
+        return num_left if default is None else min(default, num_left)
     if max_tokens < 1:
         raise InvalidRequest(
             f"{max_tokens_param} is {max_tokens}: wanted at least 1", param=max_tokens_param
         )
-    if max_tokens > room:
+    if max_tokens > num_left:
         raise ContextExceeded(
             f"{max_tokens_param} is {max_tokens} and the prompt has {num_prompt_tokens} tokens: "
-            f"{max_model_len} fit here, prompt and output together, so at most {room} are left",
+            f"{max_model_len} fit here, prompt and output together, so at most {num_left} are left",
             param=max_tokens_param,
         )
     return max_tokens
