@@ -58,7 +58,7 @@ class BoundedConnection(HttpToolsProtocol):
         on_refused: Callable[[Refused], None] = lambda _: None,
         **kwargs: Any,
     ) -> None:
-        """Takes uvicorn's arguments; calls `on_refused` for a connection closed unanswered."""
+        """Make one from uvicorn's arguments; call `on_refused` when it is closed unanswered."""
         super().__init__(*args, **kwargs)
         self._limits = limits
         self._on_refused = on_refused
