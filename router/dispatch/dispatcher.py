@@ -147,9 +147,10 @@ class Dispatcher:
 
         A request before that would find fewer nodes than there are, or none.
         """
-        met = asyncio.create_task(self.pool.wait_met())
-        never_mind = asyncio.create_task(unless.wait())
-        tasks = {met, never_mind}
+        tasks = {
+            asyncio.create_task(self.pool.wait_met()),
+            asyncio.create_task(unless.wait()),
+        }
         await asyncio.wait(tasks, timeout=SILENCE_S, return_when=asyncio.FIRST_COMPLETED)
         for task in tasks:
             task.cancel()

@@ -77,12 +77,12 @@ class StopStrings:
             return text
         buffer = self._held + text
         start = len(self._held)
-        for place, char in enumerate(text, start + 1):
+        for end, char in enumerate(text, start + 1):
             complete = [a for a in self._automata if a.advance(char)]
             if complete:
                 self.is_stopped = True
                 self._held = ""
-                return buffer[: place - max(len(a.pattern) for a in complete)]
+                return buffer[: end - max(len(a.pattern) for a in complete)]
         safe = len(buffer) - max(a.matched for a in self._automata)
         self._held = buffer[safe:]
         return buffer[:safe]
