@@ -59,6 +59,7 @@ class NodeServicer:
 
     def Drain(self, request, context):
         """Removed: rpc Status with StatusRequest, StatusReply and BlockCounts. Do not reuse these names.
+
         Refuse new requests, finish or hand over the running ones, and end. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
