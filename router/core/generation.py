@@ -88,7 +88,8 @@ class Generator(Protocol):
 
         Chunks are pushed into `sink` as they come, followed by exactly one end. A failure may be
         pushed before this returns. The abort ends the answer on every node, and nothing is
-        pushed after it; behind the end it does nothing.
+        pushed after it, except for the failure behind the chunks whose push it was called in.
+        Behind the end it does nothing.
 
         Raises `InvalidRequest` or `Overloaded` when nothing was started. Failures that are pushed
         are `InvalidRequest`, `Overloaded`, `DeadlineExceeded`, `NodeLost`, `HandoffFailed`,

@@ -65,12 +65,14 @@ class Choice:
                 self.abort()  # the nodes go on where a stop string ended the choice
             self._answer.add(self._index, deltas)
         except Exception as error:
-            self.on_failed(error)
+            self._is_over = True
+            self._answer.fail(error)
 
     def on_failed(self, error: Exception) -> None:
-        """End the whole answer with `error`."""
-        self._is_over = True
-        self._answer.fail(error)
+        """End the whole answer with `error`, unless this choice is over."""
+        if not self._is_over:
+            self._is_over = True
+            self._answer.fail(error)
 
 
 class Answer(ABC):
@@ -112,6 +114,7 @@ class Answer(ABC):
         for choice in self._choices:
             choice.abort()
         self._choices.clear()
+        self._error = None  # once raised, its traceback holds this answer: a cycle as well
 
     @abstractmethod
     async def send(self) -> None:
@@ -149,7 +152,8 @@ class StreamedAnswer(Answer):
                 if self._error is not None:
                     raise self._error
                 await self._wait_push()
-            part, self._parts, is_last = b"".join(self._parts), [], not self._num_left
+            part, self._parts = b"".join(self._parts), []
+            is_last = not self._num_left and self._error is None
             if not reply.is_started:
                 await reply.start_stream()
             if is_last:
@@ -174,10 +178,10 @@ class WholeAnswer(Answer):
 
     async def send(self) -> None:
         """Send the whole answer; see `Answer.send`."""
-        while self._num_left:
-            if self._error is not None:
-                raise self._error
+        while self._num_left and self._error is None:
             await self._wait_push()
+        if self._error is not None:
+            raise self._error
         await self._reply.send_json(to_json(self._form.whole(self._wholes, self._usage)))
 
     def _put(self, index: int, deltas: Sequence[Delta]) -> None:

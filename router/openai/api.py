@@ -125,6 +125,7 @@ class OpenAiApi:
                     "request failed: %s", error, extra=log_fields(request_id=watch.request_id)
                 )
             await _report(scope, reply, wrong, watch)
+            del wrong  # where it is `error` itself, its traceback holds this frame: a cycle
         finally:
             self._metrics.requests.labels(endpoint.name, outcome).inc()
             self._metrics.edge.on_request_end(has_failed=outcome not in _NO_FAILURES)

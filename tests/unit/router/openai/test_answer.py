@@ -18,7 +18,7 @@ from common.request import FinishReason
 from router.core.generation import Sink, TokenChunk
 from router.http.exchange import Reply
 from router.openai.answer import Answer, StreamedAnswer, WholeAnswer
-from router.openai.formats import AnswerHead, ChatFormat
+from router.openai.formats import AnswerHead, ChatFormat, WholeChoice
 from router.text.choice_text import ChoiceText, Delta
 from router.text.usage import Usage
 from tests.fakes.http_edge import chunks, tiny_model
@@ -191,6 +191,38 @@ async def test_a_failure_before_send_waits_is_raised(kind: type[Answer]) -> None
     with pytest.raises(NodeLost):
         await client.answer.send()
     assert client.messages == []
+
+
+@pytest.mark.parametrize("kind", [StreamedAnswer, WholeAnswer])
+async def test_a_failure_behind_the_end_of_a_choice_is_dropped(kind: type[Answer]) -> None:
+    """A stop string ends a choice whose node fails in the same batch of outputs."""
+    client = Client(2, kind=kind, stop=("world",))
+    sending = asyncio.create_task(client.answer.send())
+    await client.turn()
+    client.sinks[0].on_chunks(answer("Hello world, good night"))
+    client.sinks[0].on_failed(NodeLost("gone"))
+    await client.turn()
+    client.sinks[1].on_chunks(answer("quick fox"))
+    await sending
+    assert client.body.count(b'"finish_reason":"') == 2
+
+
+@pytest.mark.parametrize("kind", [StreamedAnswer, WholeAnswer])
+async def test_an_answer_whose_last_part_cannot_be_made_is_not_complete(
+    kind: type[Answer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> bytes:
+        raise KeyError("bug")
+
+    client = Client(kind=kind)
+    first, *rest = answer()
+    client.sinks[0].on_chunks([first])
+    monkeypatch.setattr(ChatFormat, "events", broken)
+    monkeypatch.setattr(WholeChoice, "add", broken)
+    client.sinks[0].on_chunks(rest)
+    with pytest.raises(KeyError):
+        await client.answer.send()
+    assert b"[DONE]" not in client.body
 
 
 @pytest.mark.parametrize("kind", [StreamedAnswer, WholeAnswer])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -21,6 +22,7 @@ from common.errors import (
 )
 from common.request import FinishReason
 from router.core.generation import TokenChunk
+from router.http.exchange import Reply
 from tests.fakes.http_edge import (
     Call,
     Edge,
@@ -187,6 +189,30 @@ async def test_a_bug_is_a_500_that_tells_nothing(caplog: pytest.LogCaptureFixtur
     assert response.status_code == 500
     assert "secret" not in response.text
     assert "secret" in caplog.text
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+@pytest.mark.parametrize(("status", "model"), [(502, "tiny"), (404, "unknown"), (429, "tiny")])
+async def test_a_request_that_failed_is_freed_without_the_garbage_collector(
+    status: int, model: str, is_stream: bool
+) -> None:
+    """Else a flood of refused requests would stay in memory until the collector runs."""
+
+    async def play(call: Call) -> AsyncIterator[TokenChunk]:
+        await asyncio.sleep(0)
+        raise NodeLost("gone")
+        yield
+
+    edge = make_edge(play, max_concurrent_requests=0 if status == 429 else 1)
+    body = TEXT | {"model": model, "stream": is_stream}
+    gc.disable()
+    try:
+        before = {id(one) for one in gc.get_objects() if type(one) is Reply}
+        assert (await post(edge, TEXT_PATH, body)).status_code == status
+        left = {id(one) for one in gc.get_objects() if type(one) is Reply}
+        assert left <= before
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("is_stream", [True, False])
