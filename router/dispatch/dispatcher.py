@@ -382,8 +382,10 @@ class Dispatcher:
 
     def _fail(self, choice: RunningChoice, error: PdserveError) -> None:
         self._deliver(choice)
-        self._end(choice, error.code)
-        choice.sink.on_failed(error)
+        try:
+            choice.sink.on_failed(error)
+        finally:
+            self._end(choice, error.code)
 
     def _end(self, choice: RunningChoice, outcome: str) -> None:
         if choice.timer is not None:

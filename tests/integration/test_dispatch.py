@@ -23,6 +23,7 @@ from protos.codec import refusal_to_proto
 from router.cluster.drain import DrainingNode, UnknownNode, drain_node
 from router.cluster.view import DispatcherView
 from router.core.generation import TokenChunk
+from router.watch.choice_trace import ChoiceTrace
 from tests.fakes.read_answer import QueueSink, read
 from tests.integration.fake_node import IDLE, record_of
 from tests.integration.scripted_cluster import (
@@ -475,6 +476,23 @@ async def test_nothing_is_pushed_behind_an_abort(cluster: Cluster) -> None:
     assert ids(await other) == [20]
     assert sink.is_empty
     await wait_until(lambda: d.aborted == [request.id], "the node was told once")
+
+
+async def test_a_failure_is_pushed_also_when_its_trace_cannot_end(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise KeyError("bug")
+
+    monkeypatch.setattr(ChoiceTrace, "on_end", broken)
+    router = await cluster.router()
+    sink = QueueSink()
+    router.generate(PROMPT, GREEDY, sink, deadline_s=30)
+    assert not sink.is_empty
+    with pytest.raises(Overloaded):
+        await sink.next()
+    assert sink.is_empty
+    assert router.num_running == 0
 
 
 async def test_a_sink_that_raises_ends_its_own_answer_alone(cluster: Cluster) -> None:
