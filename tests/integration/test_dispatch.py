@@ -491,7 +491,6 @@ async def test_a_failure_is_pushed_also_when_its_trace_cannot_end(
     assert not sink.is_empty
     with pytest.raises(Overloaded):
         await sink.next()
-    assert sink.is_empty
     assert router.num_running == 0
 
 

@@ -199,9 +199,9 @@ async def test_a_request_that_failed_is_freed_without_the_garbage_collector(
     """Else a flood of refused requests would stay in memory until the collector runs."""
 
     async def play(call: Call) -> AsyncIterator[TokenChunk]:
-        await asyncio.sleep(0)
-        raise NodeLost("gone")
-        yield
+        for part in chunks([]):
+            yield part
+        raise NodeLost("gone")  # an error that nothing else holds
 
     edge = make_edge(play, max_concurrent_requests=0 if status == 429 else 1)
     body = TEXT | {"model": model, "stream": is_stream}
