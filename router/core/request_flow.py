@@ -71,6 +71,7 @@ from router.core.effects import (
     SendReserve,
     Unplace,
 )
+from router.core.generation import TokenChunk
 from router.core.token_ledger import TokenLedger
 
 MAX_ATTEMPTS = 3
@@ -272,16 +273,21 @@ class RequestFlow:
         is_prefill = node == self._prefill
         if not self._is_current(output.id) or not (is_prefill or node == self._decode):
             return []
-        if output.finish_reason is FinishReason.ERROR:
+        reason = output.finish_reason
+        if reason is FinishReason.ERROR:
             self._on_error_output(node, output)
-        elif output.finish_reason is FinishReason.ABORT:
+        elif reason is FinishReason.ABORT:
             self._close_leg(node)
             self._attempt_failed(NodeLost(f"{node} aborted {output.id}"), node)
         else:
             try:
-                self._on_tokens(node, output, is_prefill=is_prefill)
+                chunk = self._push(node, output, is_prefill)
             except PeerProtocolError as wrong:
                 self._attempt_failed(wrong, node)
+                return self._take_effects()
+            if reason is None and self.state is State.RUNNING and self._prefill is None:
+                return [] if chunk is None else [chunk]  # tokens alone: no leg changes
+            self._on_tokens(node, chunk, is_prefill=is_prefill, is_last=reason is not None)
         return self._take_effects()
 
     def on_node_lost(self, node: Incarnation) -> list[Effect]:
@@ -312,13 +318,24 @@ class RequestFlow:
 
     # Tokens.
 
-    def _on_tokens(self, node: Incarnation, output: RequestOutput, *, is_prefill: bool) -> None:
-        if is_prefill:
-            self._check_prefill_output(node, output)
-        # A decode node fed by a prefill node owes token 1 on; whoever prefilled owes all.
-        owes_all = is_prefill or self._ticket is None
-        chunk = self._ledger.push(output, complete_from=0 if owes_all else 1)
-        if output.finish_reason is not None:
+    def _push(
+        self, node: Incarnation, output: RequestOutput, is_prefill: bool
+    ) -> TokenChunk | None:
+        """Put the output into the ledger. Raises `PeerProtocolError` for what no node may send."""
+        if is_prefill and output.first_index + len(output.token_ids) > 1:
+            raise PeerProtocolError(f"{node} sent more than token 0 of {output.id}")
+        if self._ticket is not None:
+            # A decode node fed by a prefill node owes token 1 on.
+            return self._ledger.push(output, 0 if is_prefill else 1)
+        if is_prefill and output.token_ids and not output.finish_reason:
+            raise PeerProtocolError(f"{node} did not end {output.id}, which is not handed off")
+        return self._ledger.push(output, 0)
+
+    def _on_tokens(
+        self, node: Incarnation, chunk: TokenChunk | None, *, is_prefill: bool, is_last: bool
+    ) -> None:
+        """Close the legs that are over with an output, and emit what it completed."""
+        if is_last:
             self._close_leg(node)
         if not is_prefill:
             self._has_started = True
@@ -332,12 +349,6 @@ class RequestFlow:
             self._end_attempt()
             self.state = State.DONE
             self._out.append(Finish(chunk.finish_reason))
-
-    def _check_prefill_output(self, node: Incarnation, output: RequestOutput) -> None:
-        if output.first_index + len(output.token_ids) > 1:
-            raise PeerProtocolError(f"{node} sent more than token 0 of {output.id}")
-        if self._ticket is None and output.token_ids and not output.finish_reason:
-            raise PeerProtocolError(f"{node} did not end {output.id}, which is not handed off")
 
     def _on_error_output(self, node: Incarnation, output: RequestOutput) -> None:
         # In a handoff either side may report the failure. Without this prefill node the next

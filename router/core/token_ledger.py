@@ -40,7 +40,7 @@ class TokenLedger:
         """Return whether this index was emitted or is held."""
         return index < self.num_emitted or index in self._held
 
-    def push(self, output: RequestOutput, *, complete_from: int) -> TokenChunk | None:
+    def push(self, output: RequestOutput, complete_from: int) -> TokenChunk | None:
         """Add an output and return what can be emitted now, if anything.
 
         A chunk that completes the answer carries its finish reason. A node that ends the answer has
@@ -49,8 +49,9 @@ class TokenLedger:
         Raises `PeerProtocolError` for what no node may send: tokens behind `max_tokens`, tokens
         without their logprobs, an end with tokens missing, too many tokens behind a missing one.
         """
-        self._check(output)
         first, token_ids = output.first_index, output.token_ids
+        if first + len(token_ids) > self._max_tokens or self._has_logprobs:
+            self._check(output)
         logprobs = output.logprobs if self._has_logprobs else ()
         if output.num_cached_tokens:
             self.note_cached(output.num_cached_tokens)
@@ -66,7 +67,7 @@ class TokenLedger:
             first, token_ids, logprobs = self._release()
         self.emitted += token_ids
         self.num_emitted += len(token_ids)
-        reason = self._reason if self.is_complete else None
+        reason = None if self._end is None or self.num_emitted < self._end else self._reason
         if not token_ids and reason is None:
             return None
         return new_chunk(

@@ -68,10 +68,6 @@ class RunningChoice:
     """Chunks that came together, until they are pushed together."""
     timer: asyncio.TimerHandle | None = None
 
-    @property
-    def request_id(self) -> str:
-        return self.flow.attempt.request_id
-
 
 class Dispatcher:
     """A `Generator` over the nodes in one placement store, which its owner closes."""
@@ -147,10 +143,7 @@ class Dispatcher:
 
         A request before that would find fewer nodes than there are, or none.
         """
-        tasks = {
-            asyncio.create_task(self.pool.wait_met()),
-            asyncio.create_task(unless.wait()),
-        }
+        tasks = {asyncio.create_task(one) for one in (self.pool.wait_met(), unless.wait())}
         await asyncio.wait(tasks, timeout=SILENCE_S, return_when=asyncio.FIRST_COMPLETED)
         for task in tasks:
             task.cancel()
@@ -237,11 +230,14 @@ class Dispatcher:
             choice = choices.get(output.id.request_id)
             if choice is None:
                 continue
-            self._feed(choice, choice.flow.on_output, node, output)
+            try:  # `_feed`, without a call for every token
+                self._perform(choice, choice.flow.on_output(node, output))
+            except Exception:
+                self._end_by_bug(choice)
             if len(choice.chunks) == 1:
                 with_chunks.append(choice)
-        for choice in with_chunks:  # all chunks of a choice that came together
-            self._feed(choice, self._deliver, choice)
+        for choice in with_chunks:
+            self._deliver(choice)
 
     def _on_lost(self, node: Incarnation) -> None:
         for choice in list(self._choices.values()):
@@ -265,19 +261,19 @@ class Dispatcher:
         except Exception:
             log.exception("%s could not be ended in order", attempt, extra=log_fields(attempt))
         # The flow may be over by an effect that was never performed: the sink still needs an end.
-        if attempt.request_id in self._choices:
-            self._fail(choice, error)
+        self._fail(choice, error)
 
     # Effects.
 
     def _perform(self, choice: RunningChoice, effects: Sequence[Effect]) -> None:
-        pending = list(effects)
-        for effect in pending:
+        for effect in effects:
             match effect:
                 case TokenChunk():
-                    choice.chunks.append(self._timed(choice, effect))
-                case Choose():
-                    pending.extend(self._choose(choice, effect))
+                    choice.chunks.append(
+                        effect if effect.first_index else self._timed(choice, effect)
+                    )
+                case Choose():  # the last effect of its event
+                    self._perform(choice, self._choose(choice, effect))
                 case SendReserve():
                     self._reserve(choice, effect)
                 case SendPrefill():
@@ -345,7 +341,7 @@ class Dispatcher:
 
     def _timed(self, choice: RunningChoice, chunk: TokenChunk) -> TokenChunk:
         """Return the chunk; with token 0 also where its time went."""
-        if chunk.first_index or not chunk.token_ids:
+        if not chunk.token_ids:
             return chunk
         stages = choice.trace.on_first_token(
             self._clock.now_s(), queue_s=chunk.queue_s, compute_s=chunk.compute_s
@@ -367,12 +363,14 @@ class Dispatcher:
         self.num_placements += 1
         self._recorder.place_nowait(placement)
 
-    def _deliver(self, choice: RunningChoice) -> Sequence[Effect]:
-        """Push the chunks that have come; nothing more is to be done."""
-        if choice.chunks:
-            chunks, choice.chunks = choice.chunks, []
-            choice.sink.on_chunks(chunks)
-        return ()
+    def _deliver(self, choice: RunningChoice) -> None:
+        """Push the chunks that came together."""
+        chunks, choice.chunks = choice.chunks, []
+        if chunks:
+            try:
+                choice.sink.on_chunks(chunks)
+            except Exception:
+                self._end_by_bug(choice)
 
     def _finish(self, choice: RunningChoice, reason: FinishReason) -> None:
         if reason is FinishReason.ABORT:
@@ -382,15 +380,18 @@ class Dispatcher:
 
     def _fail(self, choice: RunningChoice, error: PdserveError) -> None:
         self._deliver(choice)
-        try:
-            choice.sink.on_failed(error)
-        finally:
-            self._end(choice, error.code)
+        if choice.flow.attempt.request_id in self._choices:  # a bug in `_deliver` ends it
+            try:
+                choice.sink.on_failed(error)
+            finally:
+                self._end(choice, error.code)
 
     def _end(self, choice: RunningChoice, outcome: str) -> None:
+        """Forget the choice, once."""
+        if self._choices.pop(choice.flow.attempt.request_id, None) is None:
+            return
         if choice.timer is not None:
             choice.timer.cancel()
-        self._choices.pop(choice.request_id, None)
         self._metrics.running.set(len(self._choices))
         self._metrics.requests.labels(outcome).inc()
         self._metrics.retries.inc(choice.flow.attempt.attempt - 1)

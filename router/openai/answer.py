@@ -123,14 +123,10 @@ class Answer(ABC):
     @abstractmethod
     def _put(self, index: int, deltas: Sequence[Delta]) -> None: ...
 
-    @property
-    def _is_waiting(self) -> bool:
-        """Whether `send` waits for a push: everything before it was sent."""
-        return self._waiter is not None and not self._waiter.done()
-
     def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
 
     async def _wait_push(self) -> None:
         self._waiter = asyncio.get_running_loop().create_future()
@@ -163,7 +159,8 @@ class StreamedAnswer(Answer):
 
     def _put(self, index: int, deltas: Sequence[Delta]) -> None:
         part = self._form.events(index, deltas)
-        if self._is_waiting and self._num_left and self._reply.try_write(part):
+        # While `send` waits, everything before this part was sent.
+        if self._waiter is not None and self._num_left and self._reply.try_write(part):
             return
         self._parts.append(part)
         self._wake()

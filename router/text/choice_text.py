@@ -107,9 +107,12 @@ class ChoiceText:
         entries: tuple[LogprobEntry, ...] = ()
         num_tokens = len(token_ids)
         if self._is_plain:
-            text = "".join(map(self._decoder.push, self._shown(chunk)))
-            if finish_reason is not None:
-                text += self._decoder.flush()
+            if finish_reason is None and num_tokens == 1:  # as in almost all chunks
+                text = self._decoder.push(token_ids[0])
+            else:
+                text = "".join(map(self._decoder.push, self._shown(chunk)))
+                if finish_reason is not None:
+                    text += self._decoder.flush()
         else:
             text, num_tokens = self._filter(chunk)
             entries = tuple(self._take_entries())

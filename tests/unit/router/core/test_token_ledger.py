@@ -40,7 +40,7 @@ def test_each_index_is_emitted_once_and_its_first_arrival_counts(
             logprobs=tuple(TokenLogprobs(-float(token)) for token in output.token_ids)
         )
         try:
-            chunk = ledger.push(marked, complete_from=0)
+            chunk = ledger.push(marked, 0)
         except PeerProtocolError:
             return
         cached = max(cached, output.num_cached_tokens)
@@ -75,21 +75,21 @@ def test_each_index_is_emitted_once_and_its_first_arrival_counts(
 def test_what_no_node_may_send_changes_nothing(output: RequestOutput, words: str) -> None:
     ledger = TokenLedger(SamplingParams(max_tokens=MAX_TOKENS))
     with pytest.raises(PeerProtocolError, match=words):
-        ledger.push(output, complete_from=0)
+        ledger.push(output, 0)
     assert ledger.emitted == []
     ledger.restart()
-    chunk = ledger.push(RequestOutput(ID, 0, (7, 8)), complete_from=0)
+    chunk = ledger.push(RequestOutput(ID, 0, (7, 8)), 0)
     assert chunk is not None
     assert chunk.token_ids == (7, 8)
 
 
 def test_a_new_attempt_goes_on_behind_what_was_emitted() -> None:
     ledger = TokenLedger(SamplingParams(max_tokens=MAX_TOKENS))
-    ledger.push(RequestOutput(ID, 0, (1, 2), num_drafted=3, num_accepted=1), complete_from=0)
-    assert ledger.push(RequestOutput(ID, 4, (5,)), complete_from=0) is None
+    ledger.push(RequestOutput(ID, 0, (1, 2), num_drafted=3, num_accepted=1), 0)
+    assert ledger.push(RequestOutput(ID, 4, (5,)), 0) is None
     ledger.restart()
-    assert ledger.push(RequestOutput(ID, 3, (4,), num_drafted=2), complete_from=0) is None
-    chunk = ledger.push(RequestOutput(ID, 2, (3,), num_cached_tokens=9), complete_from=0)
+    assert ledger.push(RequestOutput(ID, 3, (4,), num_drafted=2), 0) is None
+    chunk = ledger.push(RequestOutput(ID, 2, (3,), num_cached_tokens=9), 0)
     assert chunk is not None
     assert (chunk.first_index, chunk.token_ids) == (2, (3, 4))
     assert (chunk.num_drafted, chunk.num_accepted, chunk.num_cached_tokens) == (5, 1, 0)
