@@ -494,7 +494,10 @@ async def test_a_failure_is_pushed_also_when_its_trace_cannot_end(
     assert router.num_running == 0
 
 
-async def test_a_sink_that_raises_ends_its_own_answer_alone(cluster: Cluster) -> None:
+@pytest.mark.parametrize("finish", [None, FinishReason.STOP])
+async def test_a_sink_that_raises_ends_its_own_answer_alone(
+    cluster: Cluster, finish: FinishReason | None
+) -> None:
     class Broken(QueueSink):
         def on_chunks(self, chunks: Sequence[TokenChunk]) -> None:
             if chunks[0].first_index:
@@ -510,10 +513,13 @@ async def test_a_sink_that_raises_ends_its_own_answer_alone(cluster: Cluster) ->
     neighbour = await asked(d, 2)
     d.push(tokens(request.id, 0, 10, is_started=True))
     await sink.next()
-    d.push(tokens(request.id, 1, 11), tokens(neighbour.id, 0, 20, is_started=True))
-    with pytest.raises(InternalError, match="an internal error ended"):
-        await sink.next()
-    await wait_until(lambda: d.aborted == [request.id], "the node was told")
+    last = tokens(request.id, 1, 11, finish_reason=finish)
+    d.push(last, tokens(neighbour.id, 0, 20, is_started=True))
+    async with asyncio.timeout(30):
+        with pytest.raises(InternalError, match="an internal error ended"):
+            await sink.next()
+    if finish is None:
+        await wait_until(lambda: d.aborted == [request.id], "the node was told")
     d.push(tokens(neighbour.id, 1, 21, finish_reason=FinishReason.STOP))
     assert ids(await other) == [20, 21]
     assert router.num_running == 0

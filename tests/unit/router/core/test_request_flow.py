@@ -119,6 +119,14 @@ def test_the_requests_carry_what_is_left_of_the_deadline() -> None:
     assert place == PlaceRecord(FIRST, D0, P0, "why")
 
 
+def test_a_prefill_node_that_ends_without_token_0_fails_its_attempt() -> None:
+    flow = running(first_token=False)
+    assert emitted(flow.on_output(D0, output(FIRST, 1, 11, 12))) == []
+    effects = flow.on_output(P0, output(FIRST, 0, finish=FinishReason.STOP))
+    assert emitted(effects) == []
+    assert effects[-1] == Choose(None, frozenset({P0}))
+
+
 def test_the_requests_carry_their_priority() -> None:
     flow = RequestFlow("r", (1,), SamplingParams(max_tokens=2), deadline_at_s=9.0, priority=-7)
     flow.start()

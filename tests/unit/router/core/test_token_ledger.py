@@ -18,7 +18,7 @@ LENGTH = FinishReason.LENGTH
 outputs = st.builds(
     RequestOutput,
     id=st.just(ID),
-    first_index=st.integers(0, MAX_TOKENS),
+    first_index=st.integers(0, MAX_TOKENS - 3),
     token_ids=st.lists(st.integers(0, 9), max_size=3).map(tuple),
     num_cached_tokens=st.integers(0, 2),
     num_drafted=st.integers(0, 1),
@@ -81,6 +81,20 @@ def test_what_no_node_may_send_changes_nothing(output: RequestOutput, words: str
     chunk = ledger.push(RequestOutput(ID, 0, (7, 8)), 0)
     assert chunk is not None
     assert chunk.token_ids == (7, 8)
+
+
+def test_the_first_arrival_of_an_index_counts() -> None:
+    ledger = TokenLedger(SamplingParams(max_tokens=MAX_TOKENS))
+    assert ledger.push(RequestOutput(ID, 2, (5,)), 0) is None
+    assert ledger.push(RequestOutput(ID, 2, (6,)), 0) is None
+    chunk = ledger.push(RequestOutput(ID, 0, (1, 1), queue_s=2.0, compute_s=3.0), 0)
+    assert chunk is not None
+    assert (chunk.token_ids, chunk.queue_s, chunk.compute_s) == ((1, 1, 5), 2.0, 3.0)
+    assert ledger.push(RequestOutput(ID, 1, (9, 9)), 0) is None
+    chunk = ledger.push(RequestOutput(ID, 3, (7,)), 0)
+    assert chunk is not None
+    assert (chunk.first_index, chunk.token_ids) == (3, (7,))
+    assert (chunk.queue_s, chunk.compute_s) == (0.0, 0.0), "they are token 0's"
 
 
 def test_a_new_attempt_goes_on_behind_what_was_emitted() -> None:

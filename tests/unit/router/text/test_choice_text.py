@@ -54,6 +54,17 @@ def test_plain() -> None:
     assert [delta.finish_reason for delta in deltas] == [None, FinishReason.LENGTH]
 
 
+@pytest.mark.parametrize("size", [1, 100])
+@pytest.mark.parametrize("stop", [(), ("zzz",)])
+def test_an_answer_that_ends_inside_a_character_shows_that_it_does(
+    size: int, stop: tuple[str, ...]
+) -> None:
+    token_ids = encode("a\U0001f600")[:-1]
+    assert len(token_ids) > 1
+    deltas = run(choice(*stop), chunks(token_ids, FinishReason.LENGTH, size=size))
+    assert shown(deltas) == "a\ufffd"
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 100])
 def test_a_stop_string_ends_the_choice_and_the_count(size: int) -> None:
     token_ids = encode("Hello world. Over")
