@@ -31,11 +31,6 @@ class TokenLedger:
         self._accepted, self._accepted_before = 0, 0
         self._queue_s, self._compute_s = 0.0, 0.0
 
-    @property
-    def is_complete(self) -> bool:
-        """Whether the last token, known as such, was emitted."""
-        return self._end is not None and self.num_emitted >= self._end
-
     def has(self, index: int) -> bool:
         """Return whether this index was emitted or is held."""
         return index < self.num_emitted or index in self._held

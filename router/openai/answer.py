@@ -99,7 +99,9 @@ class Answer(ABC):
         choice.start(generate)
 
     def add(self, index: int, deltas: Sequence[Delta]) -> None:
-        """Add the next deltas of choice `index`."""
+        """Add the next deltas of choice `index`; behind a failure they are dropped."""
+        if self._error is not None:
+            return
         self._usage.count(index, deltas)
         self._num_left -= deltas[-1].finish_reason is not None
         self._put(index, deltas)

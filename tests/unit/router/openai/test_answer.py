@@ -181,13 +181,15 @@ async def test_what_was_pushed_before_a_failure_is_sent_before_it_is_raised() ->
     client.may_read.clear()
     sending = asyncio.create_task(client.answer.send())
     await client.turn()
-    client.sinks[0].on_chunks(answer("Hello")[:1])
+    client.sinks[0].on_chunks(answer("Hello world")[:1])
     client.sinks[1].on_failed(NodeLost("gone"))
+    client.sinks[0].on_chunks(answer("Hello world")[1:2])
     client.sinks[0].on_failed(InternalError("later"))
     client.may_read.set()
     with pytest.raises(NodeLost):
         await sending
     assert b"Hello" in client.body
+    assert b"world" not in client.body, "it came behind the failure"
 
 
 @pytest.mark.parametrize("kind", [StreamedAnswer, WholeAnswer])
