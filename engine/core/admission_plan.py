@@ -3,7 +3,8 @@
 A sequence is admitted with the blocks of all its known tokens. So a prefill never waits for blocks
 half-way, and two prefills cannot deadlock on each other's blocks. The reservation policy also keeps
 back blocks that running sequences are expected to need, unless nothing runs. When the head of the
-queue does not fit, a few sequences behind it may be admitted first, a bounded number of times.
+queue does not fit, a few sequences behind it may be admitted first, a bounded number of times, but
+none before a preempted one.
 """
 
 from __future__ import annotations
@@ -144,6 +145,13 @@ class _Admissions:
         )
 
     def _is_barrier(self, sequence: SequenceView) -> bool:
+        """Return whether no one may pass: it was preempted, or passed often enough.
+
+        A preempted sequence has a reader already, and work to lose: newcomers that take its blocks
+        would make it wait longer and be preempted in turn.
+        """
+        if sequence.status is SequenceStatus.PREEMPTED:
+            return True
         bypassed = sequence.num_bypassed + self.budget.plan.bypassed.get(sequence.sequence_id, 0)
         return bypassed >= self.budget.policy.skip_ahead_limit
 

@@ -107,6 +107,46 @@ def test_s43_who_is_bypassed_ages_though_victims_join_the_queue_before_it() -> N
     assert engine.scheduler.statistics().highest_num_bypassed == 1
 
 
+def test_s43_age_grows_from_step_to_step_until_nobody_passes_and_ends_with_the_seat() -> None:
+    engine = Engine(
+        num_blocks=12,
+        seats=8,
+        caching=False,
+        **{**STRICT, "skip_ahead_window": 1},
+        skip_ahead_limit=3,
+    )
+    first = add(engine, 16, 12, 1)
+    engine.step()
+    blocked = add(engine, 36, 2, 2)
+    small = []
+    for age in (1, 2, 3):
+        small.append(add(engine, 1, 2, 2 + age))
+        engine.step()
+        assert blocked.num_bypassed == age
+        assert engine.scheduler.statistics().highest_num_bypassed == age
+    late = add(engine, 1, 2, 6)
+    engine.run_until(lambda: status_of(first) is SequenceStatus.FINISHED)
+    assert status_of(late) is SequenceStatus.WAITING, "the limit is reached"
+    engine.step()
+    assert status_of(blocked) is not SequenceStatus.WAITING
+    assert blocked.num_bypassed == 0
+    engine.run()
+    check_answers(engine, first, blocked, *small, late)
+
+
+def test_s37_progress_counts_from_the_last_preemption() -> None:
+    engine = tight(min_progress_tokens=16)
+    victim = [add(engine, 8, 12, seed) for seed in (1, 2)][1]
+    progress = victim.num_output_since_resume
+    assert progress is None
+    engine.run_until(lambda: status_of(victim) is SequenceStatus.PREEMPTED)
+    produced, progress = victim.num_output, victim.num_output_since_resume
+    assert produced > 0
+    assert progress == 0
+    engine.run_until(lambda: victim.num_output == produced + 2)
+    assert victim.num_output_since_resume == 2
+
+
 # --- coming back ----------------------------------------------------------------------------------
 
 
@@ -165,13 +205,15 @@ def test_e83_c11_s44_transfers_land_while_a_victim_waits_and_it_resumes_in_the_e
     assert status_of(landing) is SequenceStatus.WAITING_FOR_KV
     engine.land(landing)
     assert status_of(landing) is SequenceStatus.RUNNING_DECODE
-    # A new reservation is seated past the victim, too.
+    # A new reservation does not pass the victim.
     small = engine.add(make_request(1, seed=4, max_tokens=2, ignore_eos=True), has_remote_kv=True)
     step = engine.plan()
     assert {s.sequence_id for s in step.sequences} == {old.sequence_id, landing.sequence_id}
-    assert step.reserved == [small]
-    assert list(engine.scheduler.waiting) == [victim]
+    assert step.reserved == []
+    assert list(engine.scheduler.waiting) == [victim, small]
     engine.apply(step)
+    engine.run_until(lambda: status_of(small) is SequenceStatus.WAITING_FOR_KV)
+    assert status_of(victim) is not SequenceStatus.PREEMPTED
     engine.land(small)
     engine.run()
     check_answers(engine, old, victim, landing, small)

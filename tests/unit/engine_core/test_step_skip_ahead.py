@@ -11,6 +11,7 @@ from tests.unit.engine_core.planner_views import (
     admitted,
     decoding,
     plan,
+    preempted,
     prefilling,
     waiting,
 )
@@ -91,6 +92,15 @@ def test_s43_a_limit_of_0_is_strict_order() -> None:
         {},
         StopRule.BARRIER,
     )
+
+
+def test_s43_nobody_passes_a_victim_that_does_not_fit() -> None:
+    queue = [preempted(1, 60 * BS), waiting(2, 5), waiting(3, 5)]
+    assert outcome(plan(queue=queue, pool=50, window=4)) == ([], {}, StopRule.BARRIER)
+    assert outcome(plan(queue=queue, pool=70, window=4))[0] == [1, 2, 3]
+    # One that waits behind a blocked newcomer stops those behind itself.
+    queue = [waiting(1, 60 * BS), waiting(2, 5), preempted(3, 60 * BS), waiting(4, 5)]
+    assert outcome(plan(queue=queue, pool=50, window=4)) == ([2], {1: 1}, StopRule.BARRIER)
 
 
 def test_a_head_that_fits_is_passed_by_nobody() -> None:
