@@ -29,7 +29,8 @@ class SamplingParams:
 
     `temperature` 0 is greedy. `top_k` 0 and `top_p` 1 keep everything. `logprobs` is the number
     of alternatives to report per token (0: the drawn token alone; None: nothing).
-    `max_tokens` counts output tokens; the router always sets it. The lower bound of
+    `max_tokens` counts output tokens; the router always sets it. Before `min_tokens` of them no
+    end-of-sequence token (with `ignore_eos` neither) and no stop token is drawn. The lower bound of
     `repetition_penalty` keeps logits finite. Raises `InvalidRequest` for a value out of range.
     """
 
@@ -45,10 +46,17 @@ class SamplingParams:
     logprobs: int | None = None
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    min_tokens: int = 0
 
     def __post_init__(self) -> None:
         for name, value, is_good, wanted in (
             ("max_tokens", self.max_tokens, self.max_tokens >= 1, "at least 1"),
+            (
+                "min_tokens",
+                self.min_tokens,
+                0 <= self.min_tokens <= self.max_tokens,
+                f"0 to {self.max_tokens}, max_tokens",
+            ),
             ("temperature", self.temperature, 0.0 <= self.temperature <= 100.0, "0 to 100"),
             ("top_k", self.top_k, self.top_k >= 0, "0 (all) or more"),
             ("top_p", self.top_p, 0.0 < self.top_p <= 1.0, "above 0, at most 1"),

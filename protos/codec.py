@@ -69,6 +69,7 @@ def sampling_to_proto(params: SamplingParams) -> pb.SamplingParams:
             seed=params.seed,
             stop_token_ids=params.stop_token_ids,
             ignore_eos=params.ignore_eos,
+            min_tokens=params.min_tokens,
         )
     except (ValueError, TypeError, OverflowError) as wrong:
         raise InvalidRequest(f"sampling parameters do not fit the wire: {wrong}") from wrong
@@ -92,6 +93,7 @@ def sampling_from_proto(message: pb.SamplingParams) -> SamplingParams:
         logprobs=message.logprobs if message.HasField("logprobs") else None,
         stop_token_ids=tuple(message.stop_token_ids),
         ignore_eos=message.ignore_eos,
+        min_tokens=message.min_tokens,
     )
 
 

@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Sequence, Set
 
 from common.request import FinishReason, SamplingParams
 from engine.core.plan import SampledToken
+
+
+def withheld_token_ids(
+    sampling: SamplingParams, output_index: int, eos_token_ids: Set[int]
+) -> Sequence[int]:
+    """Return the token ids that must not be drawn as token `output_index` of the output.
+
+    Before `min_tokens` these are all stop and end-of-sequence tokens, the latter even with
+    `ignore_eos` (as in vLLM).
+    """
+    if output_index >= sampling.min_tokens:
+        return ()
+    return (*sampling.stop_token_ids, *eos_token_ids)
 
 
 def until_end(

@@ -54,7 +54,7 @@ class ModelRunner:
         self._decoder = decoder
         self._cache = cache
         self._limits = limits
-        self._sampler = Sampler(limits.vocab_size)
+        self._sampler = Sampler(limits.vocab_size, eos_token_ids)
         self._mtp = mtp
         self._host_pool = HostPool(cache, swap_space)
         self._step_costs: StepCosts | None = None

@@ -7,11 +7,12 @@ In this order, with the source of each rule:
    is positive, logit * r elsewhere (CTRL, Keskar et al. 2019; transformers, vLLM).
 3. Frequency and presence penalty over output tokens: logit - frequency * count - presence * (count
    > 0) (the OpenAI API's definition).
-4. Temperature. 0, and anything below `GREEDY_BELOW`, is greedy: the largest logit.
-5. top-k: the k likeliest, exactly; top-p (Holtzman et al. 2019): of those the smallest set that
+4. `min_tokens`: before so many output tokens, stop and end-of-sequence tokens have no logit (vLLM).
+5. Temperature. 0, and anything below `GREEDY_BELOW`, is greedy: the largest logit.
+6. top-k: the k likeliest, exactly; top-p (Holtzman et al. 2019): of those the smallest set that
    holds at least p of their probability, at least one; min-p (Nguyen et al. 2024): of those the
    ones at least min_p as likely as the likeliest.
-6. The draw, by Gumbel-max with counter-based noise of (seed, output index, token) alone.
+7. The draw, by Gumbel-max with counter-based noise of (seed, output index, token) alone.
 
 Ties go to the lowest token id everywhere.
 """
@@ -19,13 +20,14 @@ Ties go to the lowest token id everywhere.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 import numpy as np
 
 from common.errors import InternalError
 from common.request import TokenLogprobs
 from engine.core.plan import SampledToken, SampleInput
+from engine.core.stop_rules import withheld_token_ids
 from engine.runner.sample_kernels import draw, kept_prefix, likeliest
 
 # Below this the division would leave float32's range. The largest logit would be drawn anyway
@@ -34,7 +36,7 @@ GREEDY_BELOW = 1e-5
 
 
 class BadLogits(InternalError):
-    """A row of logits holds NaN or infinities, so no token can be drawn from it."""
+    """No token can be drawn from a row of logits: NaN, infinities, or every token withheld."""
 
 
 class Sampler:
@@ -43,15 +45,17 @@ class Sampler:
     Any thread may use it.
     """
 
-    def __init__(self, vocab_size: int) -> None:
+    def __init__(self, vocab_size: int, eos_token_ids: Set[int] = frozenset()) -> None:
+        """Draw from `vocab_size` tokens; `eos_token_ids` end an output, see `min_tokens`."""
         self.vocab_size = vocab_size
+        self._eos_token_ids = eos_token_ids
 
     def sample(self, logits: np.ndarray, one: SampleInput) -> SampledToken:
         """Draw the token of one row.
 
         `logits` is `[vocab_size]`, float32, contiguous and writable; its contents are destroyed.
-        Raises `BadLogits`, an `InternalError`, when it holds NaN or infinities, and `InternalError`
-        when shape, type or token ids do not fit.
+        Raises `BadLogits`, an `InternalError`, when it holds NaN or infinities or no token may be
+        drawn, and `InternalError` when shape, type or token ids do not fit.
         """
         wanted = (self.vocab_size,)
         if logits.shape != wanted or logits.dtype != np.float32 or not logits.flags.carray:
@@ -59,21 +63,32 @@ class Sampler:
                 f"logits are {logits.dtype} {logits.shape}: wanted writable, C-contiguous float32 "
                 f"{wanted}"
             )
-        token = _sample_row(logits, one)
+        withheld = withheld_token_ids(one.params, one.output_index, self._eos_token_ids)
+        token = _sample_row(logits, one, withheld)
         if token is None:
-            raise BadLogits("the logits hold NaN or infinite values: wanted finite numbers")
+            raise BadLogits(
+                "the logits hold NaN or infinite values, or every token is withheld: wanted finite "
+                "numbers"
+            )
         return token
 
 
-def _sample_row(row: np.ndarray, one: SampleInput) -> SampledToken | None:
-    """Return the token of one row, or None if it holds NaN or infinities. Overwrites `row`."""
+def _sample_row(
+    row: np.ndarray, one: SampleInput, withheld_token_ids: Sequence[int]
+) -> SampledToken | None:
+    """Return the token of one row, or None if none can be drawn. Overwrites `row`."""
     params = one.params
     raw = row if params.logprobs is None else row.copy()
     if params.has_penalties:
         _penalise(row, one)
     if not np.isfinite(row).all():
         return None
+    if withheld_token_ids:
+        # An id outside the vocabulary, of a client or a checkpoint, is never drawn anyway.
+        row[[one_id for one_id in withheld_token_ids if 0 <= one_id < len(row)]] = -np.inf
     token_id = int(row.argmax())
+    if row[token_id] == -np.inf:
+        return None
     if params.temperature >= GREEDY_BELOW:
         token_id = _drawn(row, row[token_id], one)
     if params.logprobs is None:

@@ -201,6 +201,7 @@ class OpenAiApi:
         text = ChoiceText(
             self._model.new_detokenizer(choice.prompt_token_ids if plan.continues_prompt else ()),
             plan.stop,
+            min_tokens=choice.sampling.min_tokens,
             has_logprobs=plan.has_logprobs,
             hidden_token_ids=plan.hidden_token_ids,
             echo=choice.echo,

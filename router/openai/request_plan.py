@@ -190,6 +190,7 @@ class Planner:
             "repetition_penalty",
             "presence_penalty",
             "frequency_penalty",
+            "min_tokens",
         ):
             value = getattr(body, name)
             if value is not None:

@@ -2,8 +2,9 @@
 
 Types are strict: `"5"` is not a number and `true` is not an integer. Fields fall in four groups:
 
-- served: they do what OpenAI's (or, for `top_k`, `min_p`, `repetition_penalty`, `stop_token_ids`
-  and `ignore_eos`, vLLM's) documentation says; `priority` is -1000 to 1000, larger goes first;
+- served: they do what OpenAI's (or, for `top_k`, `min_p`, `repetition_penalty`, `stop_token_ids`,
+  `ignore_eos` and `min_tokens`, vLLM's) documentation says; `priority` is -1000 to 1000, larger
+  goes first;
 - harmless: they ask for nothing that changes the answer, and are accepted and ignored;
 - not supported: they would change the answer. A value that asks for nothing (null, an empty
   list, the default) is accepted; any other is refused with the field's name;
@@ -62,6 +63,7 @@ class SamplingFields(_Body):
     stop: str | Annotated[list[str], Field(fail_fast=True)] | None = None
     stop_token_ids: Annotated[list[int], Field(fail_fast=True)] | None = None
     ignore_eos: bool | None = None
+    min_tokens: int | None = None
     max_tokens: int | None = None
     priority: int | None = None
 

@@ -69,18 +69,22 @@ class ChoiceText:
         decoder: TextDecoder,
         stop: Sequence[str],
         *,
+        min_tokens: int = 0,
         has_logprobs: bool = False,
         hidden_token_ids: Container[int] = (),
         echo: str = "",
     ) -> None:
         """Start a choice.
 
+        A stop string that ends in the text of the first `min_tokens` tokens is text like any other.
         `has_logprobs`: every token comes with its logprobs, which are passed on. A token in
         `hidden_token_ids` is not shown if the answer stops at it. `echo` (a prompt) is shown before
         the answer; stop strings are not searched in it.
         """
         self._decoder = decoder
         self._stops = StopStrings(stop)
+        self._min_tokens = min_tokens
+        self._num_tokens = 0
         self._is_plain = not stop and not has_logprobs
         self._has_logprobs = has_logprobs
         self._hidden = hidden_token_ids
@@ -139,6 +143,7 @@ class ChoiceText:
             if self._has_logprobs:
                 entry = LogprobEntry(token_id, chunk.logprobs[index], self._decoded_chars)
                 self._entries.append(entry)
+            self._num_tokens += 1
             pieces.append(self._show(self._decoder.push(token_id)))
             if self._stops.is_stopped:
                 num_tokens = index + 1
@@ -159,7 +164,7 @@ class ChoiceText:
 
     def _show(self, text: str) -> str:
         self._decoded_chars += len(text)
-        return self._stops.push(text)
+        return self._stops.push(text, can_stop=self._num_tokens > self._min_tokens)
 
     def _take_entries(self) -> Iterator[LogprobEntry]:
         """Yield the entries whose text is sent now; all of them when no text is held back."""

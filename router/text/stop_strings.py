@@ -25,14 +25,18 @@ class _Automaton:
         self._fallback = _fallbacks(pattern)
 
     def advance(self, char: str) -> bool:
-        """Add one character; return whether the pattern is complete now."""
+        """Add one character; return whether the pattern is complete now.
+
+        The next match may begin inside a complete one.
+        """
         matched = self.matched
         while matched and self.pattern[matched] != char:
             matched = self._fallback[matched - 1]
         if self.pattern[matched] == char:
             matched += 1
-        self.matched = matched
-        return matched == len(self.pattern)
+        is_complete = matched == len(self.pattern)
+        self.matched = self._fallback[-1] if is_complete else matched
+        return is_complete
 
 
 def _fallbacks(pattern: str) -> list[int]:
@@ -66,10 +70,11 @@ class StopStrings:
         self._held = ""
         self.is_stopped = False
 
-    def push(self, text: str) -> str:
+    def push(self, text: str, *, can_stop: bool = True) -> str:
         """Add `text`; return what can be shown now. Sets `is_stopped` at a stop string.
 
-        Raises `ValueError` after a stop string.
+        Without `can_stop`, a stop string that ends in `text` is not one. Raises `ValueError` after
+        a stop string.
         """
         if self.is_stopped:
             raise ValueError("text after a stop string")
@@ -79,7 +84,7 @@ class StopStrings:
         start = len(self._held)
         for end, char in enumerate(text, start + 1):
             complete = [a for a in self._automata if a.advance(char)]
-            if complete:
+            if complete and can_stop:
                 self.is_stopped = True
                 self._held = ""
                 return buffer[: end - max(len(a.pattern) for a in complete)]

@@ -7,7 +7,6 @@ handoff copies the blocks from pool to pool.
 from __future__ import annotations
 
 from collections.abc import Sequence as Items
-from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
@@ -129,9 +128,8 @@ def answer_with_handoff(
     """Compute prompts on one node, and everything after the first token on the other."""
     pairs = []
     for request in requests:
-        first = replace(request, sampling=replace(request.sampling, max_tokens=1))
         pairs.append(
-            (prefill.add(first, is_exported=True), decode.add(request, has_remote_kv=True))
+            (prefill.add(request, is_exported=True), decode.add(request, has_remote_kv=True))
         )
     for _ in range(_MOST_STEPS):
         if not (prefill.is_busy or decode.is_busy):

@@ -20,6 +20,7 @@ from tests.equality.pressure import Node, answer_together, answer_with_handoff, 
 
 NUM_DRAFTS = 3
 NUM_OUTPUT = 20
+LEAST_OUTPUT = 16
 RESERVATIONS = ("none", "fixed_blocks", "token_ratio", "global_ratio")
 ORDERS = ("last_in_first_out", "shortest_output", "priority")
 MODES = ("recompute", "swap")
@@ -66,11 +67,18 @@ def runners() -> tuple[ModelRunner, ModelRunner]:
 
 @pytest.fixture(scope="module")
 def requests() -> list[GenerationRequest]:
-    """Greedy and sampled, with and without penalties; priorities differ."""
+    """Greedy and sampled, with and without penalties; priorities differ.
+
+    One has a least length, and many stop tokens: those of its prompt.
+    """
     tokenizer = Tokenizer.from_file(str(demo_model_folder() / "tokenizer.json"))
+    stop_token_ids = tuple(sorted(set(tokenizer.encode(PROMPTS[1]).ids)))
     ways = (
         SamplingParams(max_tokens=NUM_OUTPUT, temperature=0.0, ignore_eos=True),
-        SamplingParams(max_tokens=NUM_OUTPUT, temperature=0.7, seed=3, ignore_eos=True),
+        SamplingParams(
+            max_tokens=NUM_OUTPUT, temperature=0.7, seed=3,
+            min_tokens=LEAST_OUTPUT, stop_token_ids=stop_token_ids,
+        ),
         SamplingParams(max_tokens=NUM_OUTPUT, temperature=0.0, ignore_eos=True, logprobs=2),
         SamplingParams(
             max_tokens=NUM_OUTPUT, temperature=0.5, seed=9, ignore_eos=True,
@@ -105,6 +113,7 @@ def undisturbed(
         )
         answers += answer_together(node, [request])
         assert node.scheduler.statistics().counters.num_preemptions == 0
+    assert LEAST_OUTPUT < len(answers[1]) <= NUM_OUTPUT
     return answers
 
 

@@ -23,6 +23,7 @@ from engine.core.plan import (
     ScheduledSequence,
     StepCosts,
 )
+from engine.core.stop_rules import withheld_token_ids
 
 VOCAB_SIZE = 997
 NUM_LAYERS = 2
@@ -196,4 +197,8 @@ def _draw(state: bytes, sampling: SamplingParams, output_index: int) -> int:
     noise = sampling.seed if sampling.temperature > 0 else 0
     key = noise.to_bytes(8, "little") + output_index.to_bytes(4, "little")
     digest = hashlib.blake2b(state, digest_size=8, key=key).digest()
-    return int.from_bytes(digest, "little") % VOCAB_SIZE
+    token_id = int.from_bytes(digest, "little") % VOCAB_SIZE
+    withheld = withheld_token_ids(sampling, output_index, {EOS_TOKEN_ID})
+    while token_id in withheld:
+        token_id = (token_id + 1) % VOCAB_SIZE
+    return token_id

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -75,6 +76,8 @@ def workloads(draw: st.DrawFn, engine: Engine, kinds: tuple[str, ...]) -> list[A
         priority=st.integers(-1, 1),
     )
     found = draw(st.lists(arrival, min_size=1, max_size=9))
+    least = draw(st.sampled_from([0, 2, 7]))
+    found = [replace(one, min_tokens=min(least, one.max_tokens)) for one in found]
     room = engine.runner.max_model_len
     fitting = [a for a in found if a.length + a.max_tokens <= room]
     return sorted(fitting, key=lambda a: a.at_step)

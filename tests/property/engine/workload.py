@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from common.blocks import blocks_for
+from common.request import MAX_STOP_TOKEN_IDS
 from engine.core.planned_step import PlannedStep, StepOutput
 from engine.core.sequence import Sequence
 from engine.core.status import SequenceStatus
 from tests.fakes.hash_runner import expected_tokens
 from tests.unit.engine_core.build import Engine, check_books, check_idle, make_prompt, make_request
+
+STOP_TOKEN_IDS = tuple(range(0, 16 * MAX_STOP_TOKEN_IDS, 16))
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +20,7 @@ class Arrival:
     """One request: when it comes, of what kind it is, and when it is aborted, if it is.
 
     A `remote` one's KV lands `delay` steps after its reservation; an `exported` one's transfer
-    ends `delay` steps after its token.
+    ends `delay` steps after its token. With `min_tokens`, many tokens are stop tokens.
     """
 
     at_step: int
@@ -29,6 +32,7 @@ class Arrival:
     delay: int = 0
     abort_after: int | None = None
     priority: int = 0
+    min_tokens: int = 0
 
 
 @dataclass(slots=True)
@@ -91,6 +95,8 @@ class Run:
             name=f"r{len(self.live)}",
             seed=arrival.seed,
             max_tokens=arrival.max_tokens,
+            min_tokens=arrival.min_tokens,
+            stop_token_ids=STOP_TOKEN_IDS if arrival.min_tokens else (),
             temperature=1.0,
             priority=arrival.priority,
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -198,8 +197,7 @@ class Engine:
         elsewhere = Engine(
             num_blocks=length + 1, budget=max(length, 4), block_size=size, caching=False
         )
-        only = replace(sequence.request, sampling=replace(sequence.request.sampling, max_tokens=1))
-        source = elsewhere.add(only, is_exported=True)
+        source = elsewhere.add(sequence.request, is_exported=True)
         elsewhere.run()
         assert source.status is SequenceStatus.EXPORTING
         elsewhere.runner.stage_out(source.block_table)

@@ -8,7 +8,7 @@ import pytest
 
 from common.request import FinishReason, SamplingParams
 from engine.core.plan import SampledToken
-from engine.core.stop_rules import until_end
+from engine.core.stop_rules import until_end, withheld_token_ids
 
 EOS = 2
 
@@ -67,6 +67,27 @@ def test_what_was_drawn_behind_the_end_is_dropped(
 ) -> None:
     drawn = tuple(map(SampledToken, tokens))
     assert end_of(drawn, num_output, num_known, sampling) == (drawn[: len(kept)], expected)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "output_index", "withheld"),
+    [
+        ({}, 0, set()),
+        ({"stop_token_ids": (9,)}, 0, set()),
+        ({"min_tokens": 3}, 0, {EOS, 3}),
+        ({"min_tokens": 3}, 2, {EOS, 3}),
+        ({"min_tokens": 3}, 3, set()),
+        ({"min_tokens": 3, "stop_token_ids": (9, 8)}, 2, {EOS, 3, 8, 9}),
+        ({"min_tokens": 3, "stop_token_ids": (9, 8)}, 3, set()),
+        ({"min_tokens": 1, "ignore_eos": True}, 0, {EOS, 3}),
+        ({"min_tokens": 1, "ignore_eos": True}, 1, set()),
+    ],
+)
+def test_what_would_end_an_output_is_withheld_before_its_least_length(
+    sampling: dict[str, Any], output_index: int, withheld: set[int]
+) -> None:
+    params = SamplingParams(**{"max_tokens": 8, **sampling})
+    assert set(withheld_token_ids(params, output_index, frozenset({EOS, 3}))) == withheld
 
 
 def end_of(

@@ -51,7 +51,10 @@ def wire(message: pb.GenerationRequest) -> pb.GenerationRequest:
 
 
 sampling_params = st.builds(
-    SamplingParams,
+    lambda min_tokens, max_tokens, **rest: SamplingParams(
+        min_tokens=min(min_tokens, max_tokens), max_tokens=max_tokens, **rest
+    ),
+    min_tokens=st.integers(0, 2**32 - 1),
     max_tokens=st.integers(1, 2**32 - 1),
     temperature=st.floats(0, 100),
     top_k=st.integers(0, 2**32 - 1),

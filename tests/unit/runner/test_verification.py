@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -120,6 +122,28 @@ def test_each_place_is_drawn_with_its_own_noise_and_history() -> None:
         part = logits[: count + 1].copy()
         assert draw_tokens(sampler, part, first, drafts[:count]) == tuple(wanted[: count + 1])
     assert first.output_token_ids == [3, 3, 5, 5]
+
+
+def test_each_place_is_drawn_with_its_own_output_index() -> None:
+    """Token 7 ends the output, is the likeliest everywhere, and may be drawn from index 3 on."""
+    params = SamplingParams(max_tokens=9, min_tokens=3, temperature=0.0)
+    logits = np.zeros((3, 97), np.float32)
+    logits[:, 7], logits[:, 5] = 2, 1
+    first = SampleInput(params, 1, [1], [5])
+    for drafts, wanted in (([5, 5], [5, 5, 7]), ([7, 5], [5]), ([5, 7], [5, 5])):
+        drawn = draw_tokens(Sampler(97, frozenset({7})), logits.copy(), first, drafts)
+        assert [token.token_id for token in drawn] == wanted
+
+
+def test_a_checkpoints_end_is_drawn_from_the_least_length_on(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path, CONFIGS["qwen3"])
+    (likeliest,) = ids(only(load(folder).execute([step(PROMPT, 0, TABLE)])))
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [likeliest]}))
+    runner = load(folder)
+    for min_tokens in (0, 1):
+        params = SamplingParams(max_tokens=9, min_tokens=min_tokens, temperature=0.0)
+        one = step(PROMPT, 0, TABLE, num_prompt=len(PROMPT), params=params)
+        assert (ids(only(runner.execute([one]))) == [likeliest]) == (min_tokens == 0)
 
 
 def test_only_rows_that_are_needed_must_be_finite() -> None:

@@ -144,6 +144,60 @@ def test_a_draw_depends_on_seed_and_index() -> None:
     assert draws(1, range(20))[5:] == draws(1, range(5, 20))
 
 
+WAYS: list[dict[str, Any]] = [
+    {"temperature": 0.0},
+    {"temperature": 1.0},
+    {"temperature": 5.0, "top_k": 3},
+    {"temperature": 1.0, "top_p": 0.7},
+    {"temperature": 100.0, "min_p": 0.9},
+    {"temperature": 1.0, "top_k": VOCAB - 1, "top_p": 0.99, "repetition_penalty": 0.5},
+]
+
+
+def drawn_with_ends(
+    index: int, seed: int, min_tokens: int, params: dict[str, Any], ends: float
+) -> int:
+    """Draw with logits of `ends` at the stop token 1 and the end-of-sequence tokens 4 and 6."""
+    logits = np.array([1.0, ends, 0.5, 0.0, ends, -1.0, ends, 0.2], np.float32)
+    stops = {"stop_token_ids": (1, VOCAB)}
+    one = one_input((), (1, 4), index, seed=seed, min_tokens=min_tokens, **stops, **params)
+    return Sampler(VOCAB, frozenset({4, 6, -1})).sample(logits, one).token_id
+
+
+@pytest.mark.parametrize("params", WAYS)
+def test_nothing_that_ends_an_output_is_drawn_before_its_least_length(
+    params: dict[str, Any],
+) -> None:
+    for seed in range(20):
+        assert drawn_with_ends(2, seed, 3, params, ends=60.0) not in {1, 4, 6}
+        assert drawn_with_ends(3, seed, 3, params, ends=60.0) in {1, 4, 6}
+
+
+@pytest.mark.parametrize("params", WAYS)
+def test_a_least_length_changes_no_other_draw(params: dict[str, Any]) -> None:
+    """Where an end would not be drawn, it makes no difference that it cannot be."""
+    for seed in range(20):
+        free = drawn_with_ends(3, seed, 0, params, ends=-1e4)
+        assert drawn_with_ends(3, seed, 3, params, ends=-1e4) == free
+        assert drawn_with_ends(3, seed, 4, params, ends=-1e4) == free
+
+
+def test_logprobs_are_the_models_own_where_ends_are_withheld() -> None:
+    one = one_input(temperature=0, logprobs=1, min_tokens=1)
+    token = Sampler(2, frozenset({1})).sample(np.array([0.0, 1.0], np.float32), one)
+    assert token.token_id == 0
+    assert token.logprobs is not None
+    assert token.logprobs.logprob == pytest.approx(-math.log(1 + math.e))
+    assert [v for v, _ in token.logprobs.top] == [1]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_row_without_a_token_that_may_be_drawn_is_refused(temperature: float) -> None:
+    one = one_input(temperature=temperature, min_tokens=1, stop_token_ids=(0,))
+    with pytest.raises(BadLogits, match="withheld"):
+        Sampler(2, frozenset({1})).sample(np.zeros(2, np.float32), one)
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_nothing_is_drawn_from_a_bad_row(value: float, temperature: float) -> None:

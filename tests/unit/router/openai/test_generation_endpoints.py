@@ -112,11 +112,26 @@ async def test_every_sampling_field_arrives() -> None:
         "stop_token_ids": [5, 6],
         "ignore_eos": True,
         "max_tokens": 9,
+        "min_tokens": 4,
     }
     for path, body in ((CHAT_PATH, CHAT), (TEXT_PATH, TEXT)):
         call = await call_of(path, body | fields)
         wanted = SamplingParams(**fields | {"stop_token_ids": (5, 6)})  # type: ignore[arg-type]
         assert call.sampling == wanted
+
+
+@pytest.mark.parametrize("num_choices", [1, 3])
+async def test_no_choice_stops_before_its_least_length(num_choices: int) -> None:
+    least = len(encode("Hello world."))
+    for min_tokens, text in ((0, "Hello wor"), (least, "Hello world. O")):
+        edge = make_edge(says("Hello world. Old"))
+        fields = {"n": num_choices, "min_tokens": min_tokens, "stop": ["ld"]}
+        answer = await post(edge, TEXT_PATH, TEXT | fields)
+        texts = [choice["text"] for choice in answer["choices"]]
+        assert texts == [text] * num_choices
+        assert [call.sampling.min_tokens for call in edge.generator.calls] == [
+            min_tokens
+        ] * num_choices
 
 
 async def test_defaults() -> None:

@@ -75,6 +75,36 @@ def test_a_stop_string_ends_the_choice_and_the_count(size: int) -> None:
     assert sum(delta.num_tokens for delta in deltas) == used < len(token_ids)
 
 
+@pytest.mark.parametrize("size", [1, 2, 3, 100])
+@pytest.mark.parametrize("has_logprobs", [False, True])
+def test_a_stop_string_counts_only_behind_the_least_length(size: int, has_logprobs: bool) -> None:
+    """One that ends in the first tokens is shown; one that ends in a later token is cut whole."""
+    token_ids = encode("Hello world. Hello world. Over")
+    first, second = len(encode("Hello world.")), len(encode("Hello world. Hello world."))
+    for min_tokens in range(second + 1):
+        parts = chunks(token_ids, FinishReason.LENGTH, size=size, num_logprobs=0)
+        deltas = run(choice("ld.", min_tokens=min_tokens, has_logprobs=has_logprobs), parts)
+        wanted, used = (
+            ("Hello wor", first) if min_tokens < first else ("Hello world. Hello wor", second)
+        )
+        if min_tokens == second:
+            wanted, used = "Hello world. Hello world. Over", len(token_ids)
+        assert (shown(deltas), sum(delta.num_tokens for delta in deltas)) == (wanted, used)
+        is_cut = min_tokens < second
+        assert deltas[-1].finish_reason is (FinishReason.STOP if is_cut else FinishReason.LENGTH)
+
+
+def test_text_that_comes_with_the_end_stops_only_behind_the_least_length() -> None:
+    """The half character at the end is shown by the last chunk, with no token of its own."""
+    token_ids = encode("a\U0001f600")[:-1]
+    for min_tokens in (len(token_ids) - 1, len(token_ids)):
+        deltas = run(
+            choice("\ufffd", min_tokens=min_tokens), chunks(token_ids, FinishReason.LENGTH)
+        )
+        is_late = min_tokens == len(token_ids)
+        assert shown(deltas) == ("a\ufffd" if is_late else "a")
+
+
 def test_accepted_drafts_that_a_stop_string_cuts_off_are_not_in_the_answer() -> None:
     token_ids = encode("Hello world. Over the")
     used = len(encode("Hello world."))

@@ -19,9 +19,9 @@ def shown_by(stops: list[str], pieces: list[str]) -> tuple[str, bool]:
     return shown + matcher.flush(), False
 
 
-def reference(stops: list[str], text: str) -> tuple[str, bool]:
+def reference(stops: list[str], text: str, first_end: int = 1) -> tuple[str, bool]:
     """The stop that ends first, the longest of those; by looking at every prefix."""
-    for end in range(1, len(text) + 1):
+    for end in range(first_end, len(text) + 1):
         ended = [stop for stop in stops if text[:end].endswith(stop)]
         if ended:
             return text[: end - max(map(len, ended))], True
@@ -66,6 +66,35 @@ def test_no_more_is_held_than_may_become_a_stop(stops: list[str], text: str) -> 
             return
         held = text[len(shown) : place + 1]
         assert held == "" or any(stop.startswith(held) for stop in stops)
+
+
+def test_a_stop_may_begin_inside_one_that_did_not_count() -> None:
+    matcher = StopStrings(["aba"])
+    assert matcher.push("xaba", can_stop=False) == "xab"
+    assert matcher.push("ba") == ""
+    assert matcher.is_stopped
+
+
+@settings(deadline=None, derandomize=True)
+@given(
+    stops=st.lists(st.text("ab", min_size=1, max_size=5), max_size=3),
+    early=st.text("ab", max_size=12),
+    pieces=st.lists(st.text("abc", max_size=4), max_size=12),
+)
+def test_a_stop_that_ends_where_none_may_is_text(
+    stops: list[str], early: str, pieces: list[str]
+) -> None:
+    matcher = StopStrings(stops)
+    shown = matcher.push(early, can_stop=False)
+    assert early.startswith(shown)
+    for piece in pieces:
+        shown += matcher.push(piece)
+        if matcher.is_stopped:
+            break
+    else:
+        shown += matcher.flush()
+    wanted = reference(stops, early + "".join(pieces), len(early) + 1)
+    assert (shown, matcher.is_stopped) == wanted
 
 
 def test_misuse_is_refused() -> None:
