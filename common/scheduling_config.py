@@ -81,11 +81,22 @@ class SchedulingConfig(Section):
     enable_priority_scheduling: bool = setting(
         False, "requests with a higher priority go first and may preempt lower ones"
     )
+    priority_pass_limit: int = setting(
+        16,
+        "admissions that may pass the longest waiting request before it goes first",
+        at_least=1,
+    )
     skip_ahead_window: int = setting(
         4, "requests that may pass a blocked one in the queue", note="0: strict order", at_least=0
     )
     skip_ahead_limit: int = setting(
         16, "a blocked request that was passed this often lets no other pass", at_least=0
+    )
+    long_prefill_token_threshold: int = setting(
+        0,
+        "maximum tokens of one prompt in a step while other prompts wait or are computed",
+        note="0: no maximum",
+        at_least=0,
     )
     chunk_granularity: int = setting(
         1,
@@ -114,6 +125,9 @@ class SchedulingConfig(Section):
         if policy == "fixed_blocks" and getattr(self, least) > getattr(self, most):
             wanted = "at most the initial number"
             wrong.append(self.conflict(least, wanted, most, "reservation_policy"))
+        if 0 < self.long_prefill_token_threshold < self.chunk_granularity:
+            wanted = "0, or at least one whole chunk"
+            wrong.append(self.conflict("long_prefill_token_threshold", wanted, "chunk_granularity"))
         if self.preemption_mode == "swap" and self.swap_space == 0:
             wanted = "room for some KV blocks, such as 256MiB"
             wrong.append(self.conflict("swap_space", wanted, "preemption_mode"))

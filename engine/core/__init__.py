@@ -5,6 +5,7 @@ planner         what one step runs: a pure function of these:
   step_plan       what it reads and the decision it returns
   step_budget     tokens, blocks and seats that are left in one step
   decode_plan     the decoding sequences of a step, and which are preempted
+  chunk_plan      the prefill chunks of a step: which prompt gets how many tokens
   admission_plan  which waiting sequences are admitted
 plan            a step as the runner sees it
 planned_step    a step on its way to the runner, and its outcome on the way back

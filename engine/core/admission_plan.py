@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Sequence, Set
 from dataclasses import dataclass
 
 from common.blocks import blocks_for
-from engine.core.policies.victims import headroom_blocks, spare_recently_resumed
+from engine.core.policies.victims import headroom_blocks, is_recently_resumed
 from engine.core.status import SequenceStatus
 from engine.core.step_budget import StepBudget
 from engine.core.step_plan import (
@@ -86,6 +86,16 @@ class _Need:
     seated: _Seated
     num_now: int
     """Blocks that must be available now, without the reservation."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """What a candidate finds when `victims` are preempted: the demand of the others, `freed`."""
+
+    victims: Sequence[SequenceView]
+    need: _Need
+    demand: int
+    freed: set[int]
 
 
 class _Admissions:
@@ -236,23 +246,63 @@ class _Admissions:
         return self.budget.chunk_tokens(sequence.num_known - start)
 
     def _preempt_lower(self, sequence: SequenceView, need: _Need) -> _Need:
-        """Preempt lower priorities if that makes `sequence` fit; else preempt none.
+        """Preempt lower priorities if that makes `sequence` fit; else preempt none."""
+        room = self._room_by_fewest_victims(sequence)
+        if room is None:
+            return need
+        for victim in room.victims:
+            num_freed = len(self._blocks_of_its_own(victim))
+            del self.seated[victim.sequence_id]
+            self.budget.preempt(victim, PreemptionReason.PRIORITY, num_freed)
+        self.demand, self.freed = room.demand, room.freed
+        return room.need
+
+    def _room_by_fewest_victims(self, sequence: SequenceView) -> _Room | None:
+        """Return the room that `sequence` needs, at the least loss; None if there is none.
+
+        Any decode of a lower priority may go, the lowest priority first, among equals the one with
+        the fewest computed tokens. A victim that turns out not to be needed stays. A sequence that
+        resumed and has not made progress yet stays too, so that each resumption is worth its cost.
+        """
+        least = self.budget.policy.min_progress_tokens
+        lower = [
+            s
+            for s in self.seated.values()
+            if s.status is SequenceStatus.RUNNING_DECODE
+            and s.priority < sequence.priority
+            and not is_recently_resumed(s, least)
+        ]
+        lower.sort(key=lambda s: (s.priority, s.num_computed, -s.arrival, s.sequence_id))
+        best = self._room_without(sequence, lower) if lower else None
+        if best is None:
+            return None
+        # More victims never make less room: the fewest in this order are found by halving.
+        too_few, enough = 0, len(lower)
+        while enough - too_few > 1:
+            middle = (too_few + enough) // 2
+            room = self._room_without(sequence, lower[:middle])
+            if room is None:
+                too_few = middle
+            else:
+                enough, best = middle, room
+        for victim in reversed(best.victims):
+            others = [one for one in best.victims if one is not victim]
+            room = self._room_without(sequence, others) if others else None
+            best = room or best
+        return best
+
+    def _room_without(
+        self, sequence: SequenceView, victims: Sequence[SequenceView]
+    ) -> _Room | None:
+        """Return the room for `sequence` when `victims` are preempted; None if it is too small.
 
         A victim counts with the blocks that it alone holds, not with what it might still need.
         """
-        budget = self.budget
-        reservation = budget.policy.reservation
-        decoding = [s for s in self.seated.values() if s.status is SequenceStatus.RUNNING_DECODE]
-        lower = [s for s in decoding if s.priority < sequence.priority]
-        lower.sort(key=lambda s: (s.priority, -s.arrival, s.sequence_id))
-        lower = spare_recently_resumed(lower, budget.policy.min_progress_tokens)
-        left = list(self.seated.values())
-        victims: list[tuple[SequenceView, int]] = []
-        freed = set(self.freed)
+        budget, reservation = self.budget, self.budget.policy.reservation
         demand, available, tokens_left = self.demand, budget.available, budget.tokens_left
-        for victim in lower[: len(decoding) - 1]:
+        freed = set(self.freed)
+        for victim in victims:
             unshared = self._blocks_of_its_own(victim)
-            victims.append((victim, len(unshared)))
             planned = budget.plan.chunks.get(victim.sequence_id)
             available += len(unshared)
             if planned is not None:
@@ -260,22 +310,19 @@ class _Admissions:
                 tokens_left += planned.num_tokens + planned.num_drafts
             freed |= unshared
             demand -= self._demand(victim)
-            left.remove(victim)
-            wider = self._need(sequence, freed)
-            reserved = reservation.blocks(demand + reservation.candidate_demand(wider.seated))
+        if not sequence.has_remote_kv and tokens_left < budget.limits.chunk_granularity:
+            return None
+        need = self._need(sequence, freed)
+        reserved = 0
+        if len(victims) < len(self.seated):
+            reserved = reservation.blocks(demand + reservation.candidate_demand(need.seated))
             if sequence.status is SequenceStatus.PREEMPTED:
+                gone = {victim.sequence_id for victim in victims}
+                left = [s for s in self.seated.values() if s.sequence_id not in gone]
                 reserved = max(reserved, self._headroom(sequence, left))
-            num_taken = wider.num_new + len(wider.claimed)
-            has_tokens = sequence.has_remote_kv or tokens_left >= budget.limits.chunk_granularity
-            if has_tokens and num_taken + reserved <= available and wider.num_now <= available:
-                break
-        else:
-            return need
-        for victim, num_freed in victims:
-            del self.seated[victim.sequence_id]
-            budget.preempt(victim, PreemptionReason.PRIORITY, num_freed)
-        self.demand, self.freed = demand, freed
-        return wider
+        if max(need.num_new + len(need.claimed) + reserved, need.num_now) > available:
+            return None
+        return _Room(victims, need, demand, freed)
 
     def _blocks_of_its_own(self, victim: SequenceView) -> set[int]:
         pool = self.budget.pool

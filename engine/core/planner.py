@@ -4,12 +4,12 @@ There is no prefill phase and no decode phase: every sequence is given tokens so
 tokens catch up with its known ones, drafts included. The order of one step is
 
 1. decoding sequences, one token and its drafts each, with the blocks these may need;
-2. running prefill chunks, by arrival;
+2. running prefill chunks, by arrival, or by priority where priorities count;
 3. admissions from the queue, while seats, blocks and budget last.
 
 Each sequence is charged the tokens that it really adds to the step. Only decoding sequences are
-preempted, at least one of them is kept, and a preempted sequence is not seated again in the same
-step.
+preempted. At least one of them is kept, unless a more urgent sequence takes its place. A preempted
+sequence is not seated again in the same step.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from engine.core.admission_plan import plan_admissions
+from engine.core.chunk_plan import ChunkPlan
 from engine.core.decode_plan import plan_decodes
 from engine.core.status import SequenceStatus
 from engine.core.step_budget import StepBudget
 from engine.core.step_plan import (
-    Chunk,
     Limits,
     MatchPrefix,
     PlanPolicy,
@@ -57,24 +57,16 @@ def plan_step(
             decoding,
             is_anything_else_held=bool(prefilling or receiving or num_exporting),
         )
-    _plan_chunks(budget, prefilling)
+    chunks = ChunkPlan(budget, prefilling, waiting)
+    chunks.before_admissions()
     plan = budget.plan
     if plan.preempted:
         plan.stopped_by = StopRule.PREEMPTED
     elif plan.stopped_by is not StopRule.NO_VICTIM:
         seated = [*decoding, *prefilling, *receiving]
         plan_admissions(budget, waiting, seated=seated, match_prefix=match_prefix)
+    chunks.after_admissions()
     assert plan.num_tokens <= limits.max_num_batched_tokens, "a step exceeds its token budget"
     assert plan.num_tokens + budget.tokens_left == limits.max_num_batched_tokens, "miscounted"
     assert budget.available >= 0, "a step hands out blocks that it does not have"
     return plan
-
-
-def _plan_chunks(budget: StepBudget, prefilling: Sequence[SequenceView]) -> None:
-    """Plan chunks of uncomputed known tokens, within the budget; their blocks are held."""
-    for sequence in prefilling:
-        num_tokens = budget.chunk_tokens(sequence.num_known - sequence.num_computed)
-        if num_tokens > 0:
-            budget.plan.chunks[sequence.sequence_id] = Chunk(sequence.sequence_id, num_tokens)
-            budget.plan.num_chunk_tokens += num_tokens
-            budget.tokens_left -= num_tokens

@@ -56,6 +56,7 @@ class Scheduler:
         self.waiting = WaitingQueue(
             has_priorities=config.enable_priority_scheduling,
             requeues_at_tail=config.requeue == "tail",
+            pass_limit=config.priority_pass_limit,
         )
         self.running: list[Sequence] = []
         self.receiving: dict[int, Sequence] = {}
@@ -238,6 +239,7 @@ class Scheduler:
                 skip_ahead_window=config.skip_ahead_window,
                 skip_ahead_limit=config.skip_ahead_limit,
                 enable_priority_scheduling=config.enable_priority_scheduling,
+                long_prefill_token_threshold=config.long_prefill_token_threshold,
             ),
         )
 

@@ -25,6 +25,8 @@ class StepBudget:
         self.num_seats = num_seats
         self.tokens_left = limits.max_num_batched_tokens
         self.available = pool.num_available
+        self.longest_chunk = 0
+        """The most tokens of one prompt in this step; 0: no limit of its own."""
 
     def preempt(self, victim: SequenceView, reason: PreemptionReason, num_freed: int) -> None:
         """Preempt `victim`: take back its seat, its planned chunk and `num_freed` blocks."""
@@ -48,8 +50,24 @@ class StepBudget:
         self.tokens_left -= 1 + num_drafts
         self.available -= num_new_blocks
 
-    def chunk_tokens(self, num_uncomputed: int) -> int:
-        """Return how many tokens of a prompt this step computes; 0 if no granule fits."""
-        if num_uncomputed <= self.tokens_left:
+    def plan_chunk(self, sequence: SequenceView, num_tokens: int) -> None:
+        """Plan `num_tokens` of a prompt, beyond those planned for it already."""
+        chunk = self.plan.chunks.setdefault(sequence.sequence_id, Chunk(sequence.sequence_id, 0))
+        chunk.num_tokens += num_tokens
+        self.plan.num_chunk_tokens += num_tokens
+        self.tokens_left -= num_tokens
+
+    def capped(self, num_tokens: int) -> int:
+        """Return the tokens of a chunk of `num_tokens` that one prompt may have in a step."""
+        return min(num_tokens, self.longest_chunk) if self.longest_chunk else num_tokens
+
+    def chunk_tokens(self, num_uncomputed: int, num_kept: int = 0) -> int:
+        """Return how many tokens of a prompt this step computes; 0 if no granule fits.
+
+        `num_kept` tokens are left over. A negative number is what the prompt has been given
+        already.
+        """
+        most = self.capped(max(self.tokens_left - num_kept, 0))
+        if num_uncomputed <= most:
             return num_uncomputed
-        return self.tokens_left - self.tokens_left % self.limits.chunk_granularity
+        return most - most % self.limits.chunk_granularity

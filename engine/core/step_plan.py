@@ -90,6 +90,8 @@ class PlanPolicy:
     skip_ahead_window: int
     skip_ahead_limit: int
     enable_priority_scheduling: bool
+    long_prefill_token_threshold: int = 0
+    """The most tokens of one prompt in a step while others compete; 0: no limit."""
 
 
 class StopRule(Enum):

@@ -75,10 +75,11 @@ def lowest_priority_first(ordered: Sequence[View]) -> list[View]:
 
 def spare_recently_resumed(ordered: Sequence[View], min_progress_tokens: int) -> list[View]:
     """Move sequences to the end that drew fewer than `min_progress_tokens` since their return."""
-    return sorted(ordered, key=lambda view: _is_recently_resumed(view, min_progress_tokens))
+    return sorted(ordered, key=lambda view: is_recently_resumed(view, min_progress_tokens))
 
 
-def _is_recently_resumed(view: VictimView, min_progress_tokens: int) -> bool:
+def is_recently_resumed(view: VictimView, min_progress_tokens: int) -> bool:
+    """Return whether a sequence has drawn fewer than `min_progress_tokens` since its return."""
     progress = view.num_output_since_resume
     return progress is not None and progress < min_progress_tokens
 

@@ -53,6 +53,8 @@ def policies(draw: st.DrawFn) -> dict[str, Any]:
         "enable_priority_scheduling": draw(st.booleans()),
         "skip_ahead_window": draw(st.integers(0, 3)),
         "skip_ahead_limit": draw(st.integers(1, 4)),
+        "priority_pass_limit": draw(st.integers(1, 4)),
+        "long_prefill_token_threshold": draw(st.sampled_from([0, 1, 5])),
         "retract_decode_steps": draw(st.sampled_from([0, 1, 20])),
         "min_progress_tokens": draw(st.sampled_from([0, 2, 16])),
         "retract_extra_tokens": draw(st.sampled_from([0, 8])),

@@ -69,6 +69,11 @@ BAD_SCHEDULING: list[tuple[dict[str, Any], str]] = [
     ({"retract_decode_steps": -1}, "retract_decode_steps is -1: wanted 0 or more"),
     ({"min_progress_tokens": -1}, "min_progress_tokens is -1: wanted 0 or more"),
     ({"skip_ahead_window": -1}, "skip_ahead_window is -1: wanted 0 or more"),
+    ({"priority_pass_limit": 0}, "priority_pass_limit is 0: wanted 1 or more"),
+    (
+        {"long_prefill_token_threshold": -1},
+        "long_prefill_token_threshold is -1: wanted 0 or more",
+    ),
     ({"skip_ahead_limit": -1}, "skip_ahead_limit is -1: wanted 0 or more"),
     ({"chunk_granularity": 0}, "chunk_granularity is 0: wanted a power of two"),
     ({"chunk_granularity": 48}, "chunk_granularity is 48: wanted a power of two"),
@@ -96,6 +101,11 @@ BAD_SCHEDULING: list[tuple[dict[str, Any], str]] = [
         "reservation_policy = fixed_blocks",
     ),
     (
+        {"long_prefill_token_threshold": 63, "chunk_granularity": 64},
+        "long_prefill_token_threshold is 63: wanted 0, or at least one whole chunk, "
+        "with chunk_granularity = 64",
+    ),
+    (
         {"preemption_mode": "swap", "swap_space": 0},
         "swap_space is 0 bytes: wanted room for some KV blocks, such as 256MiB, "
         "with preemption_mode = swap",
@@ -121,6 +131,8 @@ def test_s55_a_bad_setting_of_scheduling(settings: dict[str, Any], problem: str)
         {"skip_ahead_window": 0, "skip_ahead_limit": 0, "min_progress_tokens": 0},
         {"preemption_mode": "recompute", "swap_space": 0},
         {"chunk_granularity": 64},
+        {"chunk_granularity": 64, "long_prefill_token_threshold": 64},
+        {"priority_pass_limit": 1},
     ],
 )
 def test_the_edges_are_legal(settings: dict[str, Any]) -> None:

@@ -94,7 +94,9 @@ def decoding(
     )
 
 
-def prefilling(sequence_id: int, known: int, computed: int, *, most: int = MANY) -> View:
+def prefilling(
+    sequence_id: int, known: int, computed: int, *, most: int = MANY, priority: int = 0
+) -> View:
     """A prompt of which `computed` tokens are done; it holds the blocks of all of it."""
     return View(
         sequence_id=sequence_id,
@@ -103,6 +105,7 @@ def prefilling(sequence_id: int, known: int, computed: int, *, most: int = MANY)
         num_computed=computed,
         block_table=block_ids(sequence_id, blocks_for(known, BS)),
         max_new_tokens=most,
+        priority=priority,
     )
 
 
@@ -186,6 +189,7 @@ def plan(
     window: int = 0,
     limit: int = 16,
     priorities: bool = False,
+    threshold: int = 0,
 ) -> StepPlan:
     """Plan one step. By default without reservation, headroom and skip-ahead."""
     found = cached or {}
@@ -212,6 +216,7 @@ def plan(
             skip_ahead_window=window,
             skip_ahead_limit=limit,
             enable_priority_scheduling=priorities,
+            long_prefill_token_threshold=threshold,
         ),
     )
 

@@ -52,29 +52,96 @@ def test_nobody_goes_for_an_equal_or_a_lesser_one(priority: int) -> None:
 
 
 def test_prefills_and_transfers_do_not_go() -> None:
-    running = [decoding(1, 70), prefilling(2, 100, 10), prefilling(3, 100, 0)]
+    running = [prefilling(2, 100, 10), prefilling(3, 100, 0)]
     queue = [waiting(9, 10, priority=5)]
     landing = [receiving(4, 10, 1)]
-    step = plan(running=running, landing=landing, queue=queue, seats=4, priorities=True)
-    assert outcome(step) == ([], []), "the one decode is kept"
-    step = plan(running=running[1:], landing=landing, queue=queue, seats=3, priorities=True)
+    step = plan(running=running, landing=landing, queue=queue, seats=3, priorities=True)
     assert outcome(step) == ([], [])
 
 
-def test_s34_one_decode_is_kept_however_unimportant() -> None:
-    running = [decoding(i, 640, 11, priority=-i) for i in (1, 2, 3)]
-    queue = [waiting(9, 33 * 64 - 10, priority=1)]
-    step = plan(running=running, queue=queue, pool=0, priorities=True)
-    assert outcome(step) == ([], [])
+def test_s34_the_only_decode_goes_too_because_another_takes_its_place() -> None:
+    queue = [waiting(9, 10, priority=5)]
+    running = [decoding(1, 70), prefilling(2, 100, 10)]
     step = plan(
-        running=running, queue=[waiting(9, 22 * 64 - 10, priority=1)], pool=0, priorities=True
+        running=running, landing=[receiving(4, 10, 1)], queue=queue, seats=3, priorities=True
     )
-    assert outcome(step) == ([3, 2], [9])
+    assert outcome(step) == ([1], [9])
+    step = plan(running=running[:1], queue=queue, seats=1, priorities=True)
+    assert outcome(step) == ([1], [9])
+    # Every decode, if it must be.
+    running = [decoding(i, 640, 11, priority=-i) for i in (1, 2, 3)]
+    step = plan(
+        running=running, queue=[waiting(9, 33 * 64 - 10, priority=1)], pool=0, priorities=True
+    )
+    assert outcome(step) == ([3, 2, 1], [9])
+
+
+def test_the_fewest_tokens_of_work_are_lost() -> None:
+    # Five lower ones; one old and big one alone makes the room that four small ones do not make.
+    big = decoding(1, 640, 11)
+    running = [big, *(decoding(i, 70) for i in (2, 3, 4, 5))]
+    queue = [waiting(9, 11 * 64 - 10, priority=1)]
+    step = plan(running=running, queue=queue, pool=0, priorities=True)
+    assert outcome(step) == ([1], [9])
+    # Where small ones are enough, the big one stays, and no more of them go than must.
+    queue = [waiting(9, 4 * 64 - 10, priority=1)]
+    step = plan(running=running, queue=queue, pool=0, priorities=True)
+    assert outcome(step) == ([5, 4], [9])
+    # A lower priority goes before a smaller one.
+    running = [decoding(1, 640, 11, priority=-1), decoding(2, 70)]
+    step = plan(running=running, queue=queue, pool=0, priorities=True)
+    assert outcome(step) == ([1], [9])
+
+
+def test_s37_one_that_just_came_back_keeps_its_blocks_until_it_has_made_progress() -> None:
+    queue = [waiting(9, 10, priority=1)]
+    for since, goes in ((15, []), (16, [1])):
+        running = [decoding(1, 70, output=50, since_resume=since)]
+        step = plan(running=running, queue=queue, seats=1, progress=16, priorities=True)
+        assert victims(step) == goes
+
+
+# --- the token budget -----------------------------------------------------------------------------
+
+
+def test_an_urgent_prompt_is_computed_beside_a_long_one() -> None:
+    running = [prefilling(1, 32_000, 0)]
+    queue = [waiting(9, 50, priority=1), waiting(10, 50)]
+    step = plan(running=running, queue=queue, cap=2048, priorities=True)
+    assert tokens(step) == {1: 1998, 9: 50}
+    # As without priorities, others wait.
+    assert tokens(plan(running=running, queue=queue, cap=2048)) == {1: 2048}
+
+
+def test_a_running_urgent_prompt_goes_before_an_older_one_which_keeps_a_share() -> None:
+    running = [prefilling(1, 32_000, 0), prefilling(2, 32_000, 0, priority=1)]
+    step = plan(running=running, cap=2048, priorities=True)
+    assert tokens(step) == {1: 256, 2: 1792}
+    step = plan(running=running, queue=[waiting(9, 5000, priority=2)], cap=2048, priorities=True)
+    assert tokens(step) == {1: 256, 9: 1792}
+    step = plan(running=running, cap=2048, granularity=512, priorities=True)
+    assert tokens(step) == {1: 512, 2: 1536}
+    assert tokens(plan(running=running, cap=2048)) == {1: 2048}
+
+
+def test_tokens_that_an_urgent_prompt_cannot_use_go_to_the_running_ones() -> None:
+    running = [prefilling(1, 32_000, 0)]
+    queue = [waiting(9, 640, priority=1)]
+    step = plan(running=running, queue=queue, pool=3, cap=2048, priorities=True)
+    assert tokens(step) == {1: 2048}
+    # Most of the urgent one's tokens are cached.
+    cached = {9: tuple(range(9))}
+    step = plan(running=running, queue=queue, cached=cached, cap=2048, priorities=True)
+    assert tokens(step) == {1: 1984, 9: 64}
+    # A prompt that is computed elsewhere takes no tokens here.
+    queue = [waiting(9, 640, priority=1, remote=True)]
+    step = plan(running=running, queue=queue, cap=2048, priorities=True)
+    assert (tokens(step), admitted(step)) == ({1: 2048}, [9])
 
 
 def test_nobody_goes_when_it_would_not_be_enough() -> None:
     running = [decoding(1, 640, 11), decoding(2, 640, 11)]
-    step = plan(running=running, queue=[waiting(9, 800, priority=1)], pool=1, priorities=True)
+    step = plan(running=running, queue=[waiting(9, 1472, priority=1)], pool=1, priorities=True)
     assert (*outcome(step), step.stopped_by) == ([], [], StopRule.NO_BLOCKS)
     step = plan(running=running, queue=[waiting(9, 760, priority=1)], pool=1, priorities=True)
     assert outcome(step) == ([2], [9])
@@ -82,7 +149,7 @@ def test_nobody_goes_when_it_would_not_be_enough() -> None:
 
 def test_nobody_goes_for_one_that_came_back_and_would_not_be_seated_all_the_same() -> None:
     # An important victim also needs room for some steps of everybody (S37): three blocks, not two.
-    running = [decoding(1, 70), decoding(2, 70)]
+    running = [decoding(1, 70, priority=1), decoding(2, 70)]
     queue = [preempted(9, 100, priority=1)]
     step = plan(running=running, queue=queue, pool=0, retract=20, priorities=True)
     assert outcome(step) == ([], [])
@@ -157,7 +224,7 @@ def test_s37_one_that_just_came_back_is_spared_here_too() -> None:
 
 def test_a_victims_own_prefix_is_claimed_by_who_takes_its_place() -> None:
     # The blocks of sequence 2 hold the newcomer's first 128 tokens.
-    running = [decoding(1, 70), decoding(2, 130, (5, 6, 7))]
+    running = [decoding(1, 70, priority=1), decoding(2, 130, (5, 6, 7))]
     queue = [waiting(9, 140, priority=1)]
     cached = {9: (5, 6)}
     step = plan(running=running, queue=queue, pool=0, cached=cached, seats=2, priorities=True)

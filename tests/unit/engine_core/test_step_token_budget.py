@@ -147,6 +147,41 @@ def test_b02_s05_a_budget_that_decodes_alone_exceed_is_not_exceeded() -> None:
     assert step.num_tokens == 4
 
 
+# --- the share of one prompt -------------------------------------------------------------------
+
+
+def test_while_others_wait_one_prompt_gets_no_more_than_the_threshold() -> None:
+    running = [prefilling(1, 9000, 0)]
+    step = plan(running=running, queue=[waiting(2, 300), waiting(3, 9000)], cap=2048, threshold=512)
+    assert tokens(step) == {1: 512, 2: 300, 3: 512}
+    # What one prompt may not have goes to the next in line, or stays unused.
+    step = plan(running=[*running, prefilling(2, 9000, 0)], cap=700, threshold=512)
+    assert tokens(step) == {1: 512, 2: 188}
+    step = plan(running=running, queue=[waiting(2, 300)], seats=1, cap=2048, threshold=512)
+    assert tokens(step) == {1: 512}
+
+
+def test_a_prompt_alone_gets_the_whole_budget() -> None:
+    decodes_beside = [decoding(1, 70), decoding(2, 70)]
+    step = plan(running=[*decodes_beside, prefilling(3, 9000, 0)], cap=2048, threshold=512)
+    assert tokens(step) == {1: 1, 2: 1, 3: 2046}
+    assert tokens(plan(queue=[waiting(1, 9000)], cap=2048, threshold=512)) == {1: 2048}
+
+
+def test_the_end_of_a_prompt_and_whole_granules_fit_under_the_threshold() -> None:
+    running = [prefilling(1, 500, 0), prefilling(2, 9000, 0)]
+    assert tokens(plan(running=running, cap=2048, threshold=512)) == {1: 500, 2: 512}
+    step = plan(running=running, cap=2048, threshold=500, granularity=64)
+    assert tokens(step) == {1: 500, 2: 448}
+
+
+def test_an_urgent_prompt_that_waits_keeps_no_more_than_the_threshold() -> None:
+    running = [prefilling(1, 9000, 0)]
+    queue = [waiting(2, 9000, priority=1)]
+    step = plan(running=running, queue=queue, cap=700, threshold=512, priorities=True)
+    assert tokens(step) == {1: 188, 2: 512}
+
+
 # --- chunk granularity ----------------------------------------------------------------------------
 
 

@@ -91,3 +91,60 @@ def test_two_with_one_place_are_two() -> None:
     assert twin not in queue
     with pytest.raises(ValueError, match="does not wait"):
         queue.leave(twin)
+
+
+# --- passes ---------------------------------------------------------------------------------------
+
+
+def aging(*sequences: Sequence, limit: int) -> WaitingQueue:
+    queue = WaitingQueue(has_priorities=True, requeues_at_tail=False, pass_limit=limit)
+    for sequence in sequences:
+        queue.join(sequence)
+    return queue
+
+
+def test_the_oldest_goes_first_when_enough_were_admitted_before_it() -> None:
+    queue = aging(new(1), new(2, priority=-1), new(3), limit=2)
+    for sequence_id in (4, 5):
+        queue.join(new(sequence_id, priority=1))
+        assert ids(queue)[0] == sequence_id
+        queue.take({sequence_id})
+    queue.join(new(6, priority=1000))
+    assert ids(queue) == [1, 6, 3, 2]
+    # The next one ages from 0.
+    queue.take({1})
+    assert ids(queue) == [6, 3, 2]
+    queue.take({6})
+    assert ids(queue) == [3, 2]
+    queue.take({3})
+    queue.join(new(7))
+    assert ids(queue) == [2, 7]
+    queue.take({2, 7})
+    assert ids(queue) == []
+
+
+def test_only_later_ones_pass_and_one_that_returns_ages_anew() -> None:
+    first, second = new(1), new(2, priority=1)
+    queue = aging(second, new(3), limit=2)
+    queue.take({2})
+    queue.rejoin(first)
+    queue.join(new(4, priority=1))
+    # What left before the first one joined did not pass it.
+    assert ids(queue) == [4, 1, 3]
+    queue.take({4})
+    queue.take({3})
+    queue.join(new(5, priority=1))
+    assert ids(queue) == [1, 5]
+    queue.take({1})
+    queue.rejoin(first)
+    assert ids(queue) == [5, 1]
+
+
+def test_one_that_leaves_takes_its_age_with_it() -> None:
+    old, other = new(1), new(2)
+    queue = aging(old, other, new(3, priority=1), limit=1)
+    queue.take({3})
+    assert ids(queue) == [1, 2]
+    queue.leave(old)
+    queue.join(new(4, priority=1))
+    assert ids(queue) == [4, 2]
