@@ -7,6 +7,8 @@ One decoder, described by `model_spec.DecoderSpec` and read from a Hugging Face 
                      depends on its own tokens alone, to the last bit.
     paddle_decoder   any device. Plain Paddle operators, with attention either in plain operators
                      too (`paddle_attention`, the reference) or fused (`fused_attention`, GPU).
+                     `tiled_attention` is the plain one, planned by `attention_tiles`; `fused_check`
+                     refuses fused operators that differ from it.
 
 With either, `mtp` drafts tokens with one more layer.
 
@@ -15,6 +17,7 @@ With either, `mtp` drafts tokens with one more layer.
     step_costs          measures at the start what steps cost on this machine
     flat_batch          a planned step as flat arrays
     kv_cache            the KV cache in one allocation
+    device_arrays       a step's index arrays, sent to the device in one copy
     layers_out          reports a step's layers as they become readable
     host_pool           swapped-out blocks in host memory
     verification        draws a step's tokens and verifies drafts

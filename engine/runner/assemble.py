@@ -15,7 +15,8 @@ from engine.runner.checkpoint import Checkpoint
 from engine.runner.decoder import Decoder
 from engine.runner.flat_batch import BatchLimits
 from engine.runner.framework import has_gpu, paddle
-from engine.runner.fused_attention import FusedAttention, fused_attention_problem
+from engine.runner.fused_attention import FusedAttention
+from engine.runner.fused_check import flash_problem, paged_problem
 from engine.runner.kv_cache import HostMemory, KVCache
 from engine.runner.model_runner import ModelRunner
 from engine.runner.model_spec import DecoderSpec
@@ -50,7 +51,9 @@ def assemble_runner(
     paddle.set_device("gpu" if has_gpu() else "cpu")
     dtype = _compute_dtype(model.dtype)
     backend = _choose_backend(engine, spec, dtype)
-    layout = _layout(spec, checkpoint, mtp_weights, dtype, backend, engine.block_size)
+    has_flash = backend == "fused" and _has_flash(spec, dtype, engine.block_size)
+    arithmetic = f"{backend} flash" if has_flash else backend
+    layout = _layout(spec, checkpoint, mtp_weights, dtype, arithmetic, engine.block_size)
     if 0 < swap_space < layout.block_bytes:
         raise ConfigError(
             f"swap_space is {swap_space} bytes: wanted at least {layout.block_bytes}, one KV block "
@@ -77,8 +80,10 @@ def assemble_runner(
         if mtp_weights is not None:
             mtp = NumbaMtp(mtp_weights, decoder, cache.as_numpy()[spec.num_layers])
     else:
-        attention = FusedAttention if backend == "fused" else PaddleAttention
-        decoder = PaddleDecoder(spec, checkpoint, cache, max_len, attention(spec, cache))
+        attention = PaddleAttention(spec, cache)
+        if backend == "fused":
+            attention = FusedAttention(spec, cache, has_flash=has_flash)
+        decoder = PaddleDecoder(spec, checkpoint, cache, max_len, attention)
         if mtp_weights is not None:
             mtp = PaddleMtp(mtp_weights, decoder, spec.num_layers)
     limits = BatchLimits(
@@ -106,15 +111,15 @@ def _layout(
     checkpoint: Checkpoint,
     mtp_weights: MtpWeights | None,
     dtype: str,
-    backend: str,
+    arithmetic: str,
     block_size: int,
 ) -> KVLayout:
     """Return the layout of the KV cache.
 
-    It contains the back end, because back ends add in different orders: the last bits of KV differ.
+    It contains the operators' names, because they add in different orders: last bits of KV differ.
     """
     described = json.dumps(asdict(spec), sort_keys=True)
-    computed = f"{described}\n{checkpoint.identity()}\n{dtype}\n{backend}"
+    computed = f"{described}\n{checkpoint.identity()}\n{dtype}\n{arithmetic}"
     if mtp_weights is not None:
         computed += f"\n{mtp_weights.identity()}"
     digest = hashlib.sha256(computed.encode()).hexdigest()
@@ -143,10 +148,17 @@ def _choose_backend(engine: EngineConfig, spec: DecoderSpec, dtype: str) -> str:
         return "numba"
     if wanted == "numba":
         raise ConfigError("attention_backend is numba: wanted fused or paddle on a GPU")
-    problem = fused_attention_problem(spec, dtype, engine.block_size)
+    problem = paged_problem(spec, dtype, engine.block_size)
     if problem and wanted == "fused":
         raise ConfigError(f"attention_backend is fused, but here {problem}; wanted paddle")
     if problem:
         _logger.warning("attention: plain Paddle operators, because %s", problem)
         return "paddle"
     return "fused"
+
+
+def _has_flash(spec: DecoderSpec, dtype: str, block_size: int) -> bool:
+    problem = flash_problem(spec, dtype, block_size)
+    if problem:
+        _logger.warning("attention of chunks: plain Paddle operators, because %s", problem)
+    return not problem

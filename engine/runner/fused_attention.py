@@ -1,125 +1,180 @@
-"""Attention on a GPU: Paddle's fused paged operator for decoding tokens, plain ones for chunks.
+"""Attention on a GPU with Paddle's fused operators, where `fused_check` finds them right.
 
-The fused operator reads the cache for sequences that add one token. For longer runs it attends only
-within the run, so chunks that follow a cached prefix use the plain operators.
+Decoding rows and the rows that verify drafts go through the paged operator, which reads the cache
+in place. It takes one row per sequence, so every row is a sequence to it, with the table of its own
+sequence: rows of one sequence then share nothing but the cache, and drafts change no bit of the
+rows before them. Chunks go through variable-length flash attention, which reads keys that were
+gathered from the cache, or through tiles where that operator is not right.
 """
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 
-from common.kv_layout import KVLayout
+from engine.runner.attention_tiles import is_short_run, rows_of
+from engine.runner.device_arrays import to_device
 from engine.runner.flat_batch import FlatBatch
 from engine.runner.framework import paddle
 from engine.runner.kv_cache import KVCache
 from engine.runner.model_spec import DecoderSpec
-from engine.runner.paddle_attention import PaddleAttention
+from engine.runner.paddle_attention import AttentionPart, PaddleAttention
 
-_TOLERANCE = 2e-2
-"""Largest difference from the plain operators that half precision explains."""
+_MAX_GATHERED = 1 << 26
+"""The most elements of keys that are gathered together, unless one sequence has more."""
 
 
 class FusedAttention(PaddleAttention):
-    """Plain operators for chunks, the fused operator for sequences that add one token."""
+    """The paged operator for short runs behind cached tokens, another part for chunks."""
 
-    def begin(self, batch: FlatBatch) -> None:
-        super().begin(batch)
-        counts = np.diff(batch.row_starts)
-        first_rows = batch.row_starts[:-1]
-        is_decoding = (counts == 1) & (batch.positions[first_rows] > 0)
-        self._chunks = np.flatnonzero(~is_decoding).tolist()
-        decoding = np.flatnonzero(is_decoding)
-        self._num_decoding = len(decoding)
-        rows = [np.arange(first_rows[i], batch.row_starts[i + 1]) for i in self._chunks]
-        order = np.concatenate([*rows, first_rows[decoding]])
-        self._back = paddle.to_tensor(np.argsort(order))
-        if not self._num_decoding:
-            return
-        count = self._num_decoding
-        self._decoding_rows = paddle.to_tensor(first_rows[decoding])
-        self._past = _int32(batch.positions[first_rows[decoding]])
-        self._tables = _int32(batch.block_tables[decoding])
-        self._ones, self._zeros = _int32(np.ones(count)), _int32(np.zeros(count))
-        self._row_ends = _int32(np.arange(count + 1))
+    def __init__(self, spec: DecoderSpec, cache: KVCache, *, has_flash: bool) -> None:
+        super().__init__(spec, cache)
+        self._paged = PagedRows(spec, cache)
+        self._chunks: AttentionPart = FlashChunks(spec, cache) if has_flash else self._tiles
+
+    def _share(self, batch: FlatBatch) -> list[tuple[AttentionPart, np.ndarray]]:
+        # To the paged operator a row without past is one that does not decode.
+        is_paged = is_short_run(batch) & (batch.positions[batch.row_starts[:-1]] > 0)
+        return [
+            (self._chunks, np.flatnonzero(~is_paged)),
+            (self._paged, np.flatnonzero(is_paged)),
+        ]
+
+
+class PagedRows:
+    """An `AttentionPart` for rows with a past, one by one, on the paged operator."""
+
+    def __init__(self, spec: DecoderSpec, cache: KVCache) -> None:
+        self._num_heads, self._head_dim = spec.num_heads, spec.head_dim
+        self._block_size = cache.layout.block_size
+
+    def begin(self, batch: FlatBatch, sequences: np.ndarray) -> np.ndarray:
+        rows, owners = rows_of(batch, sequences)
+        count, past = len(rows), batch.positions[rows]
+        self._rows, *parts = to_device(
+            rows,
+            past,
+            np.ones(count, np.int64),
+            np.zeros(count, np.int64),
+            np.arange(count + 1),
+            batch.block_tables[owners],
+        )
+        past_on_device, ones, zeros, ends, tables = (part.astype("int32") for part in parts)
+        column, ends = [count, 1], ends.reshape([count + 1, 1])
+        self._arguments = (
+            zeros.reshape(column),  # no sequence starts here
+            past_on_device.reshape(column),
+            ones.reshape(column),
+            zeros,  # rows are not padded
+            zeros,
+            ends,
+            ends,
+            tables,
+        )
+        # Given on the CPU: the operator would find them itself, and wait for the device twice.
+        self._most = {
+            "max_enc_len_this_time": _on_cpu(0),
+            "max_dec_len_this_time": _on_cpu(int(past.max())),
+        }
+        return rows
 
     def attend(
-        self, layer: int, query: paddle.Tensor, key: paddle.Tensor, value: paddle.Tensor
+        self, qkv: tuple[paddle.Tensor, ...], keys: paddle.Tensor, values: paddle.Tensor
     ) -> paddle.Tensor:
-        keys, values = self._cache.layer(layer)
-        keys[self._blocks, :, self._offsets] = key
-        values[self._blocks, :, self._offsets] = value
-        parts = [self._attend_one(i, query, keys, values) for i in self._chunks]
-        if self._num_decoding:
-            qkv = paddle.concat([query, key, value], axis=1)[self._decoding_rows]
-            parts.append(self._attend_decoding(qkv, keys, values))
-        return paddle.concat(parts)[self._back]
-
-    def _attend_decoding(
-        self, qkv: paddle.Tensor, keys: paddle.Tensor, values: paddle.Tensor
-    ) -> paddle.Tensor:
-        """Attend for `qkv` `[sequences, heads + 2 · kv_heads, head_dim]`, one row per sequence."""
-        count = self._num_decoding
+        rows = paddle.gather(paddle.concat(qkv, axis=1), self._rows)
         out = paddle.incubate.nn.functional.block_multihead_attention(
-            qkv.reshape([count, -1]),
+            rows.reshape([len(rows), -1]),
             keys,
             values,
-            self._zeros.reshape([count, 1]),  # no sequence starts here
-            self._past.reshape([count, 1]),
-            self._ones.reshape([count, 1]),
-            self._zeros,  # rows are not padded
-            self._zeros,
-            self._row_ends.reshape([count + 1, 1]),
-            self._row_ends.reshape([count + 1, 1]),
-            self._tables,
+            *self._arguments,
             max_seq_len=1,
             block_size=self._block_size,
+            **self._most,
         )[0]
-        return out.reshape([count, self._num_heads, self._head_dim])
+        return out.reshape([-1, self._num_heads, self._head_dim])
 
 
-def _int32(values: np.ndarray) -> paddle.Tensor:
-    return paddle.to_tensor(values.astype(np.int32))
+class FlashChunks:
+    """An `AttentionPart` for runs of any length, with or without a past, on flash attention."""
+
+    def __init__(self, spec: DecoderSpec, cache: KVCache) -> None:
+        self._head_dim, self._num_kv_heads = spec.head_dim, spec.num_kv_heads
+        self._block_size = cache.layout.block_size
+
+    def begin(self, batch: FlatBatch, sequences: np.ndarray) -> np.ndarray:
+        lengths = batch.positions[batch.row_starts[sequences + 1] - 1] + 1
+        size, heads = self._block_size, self._num_kv_heads
+        groups = list(self._groups(lengths))
+        arrays, self._most, all_rows = [], [], []
+        for chosen in groups:
+            rows, _ = rows_of(batch, sequences[chosen])
+            counts = np.diff(batch.row_starts)[sequences[chosen]]
+            owners = np.repeat(sequences[chosen], lengths[chosen])
+            places = np.concatenate([np.arange(length) for length in lengths[chosen]])
+            blocks = batch.block_tables[owners, places // size]
+            # Of the first head's vector in a cache seen as `[vectors, head_dim]`.
+            first = blocks * heads * size + places % size
+            arrays += [rows, first, _ends(counts), _ends(lengths[chosen])]
+            self._most.append((int(counts.max()), int(lengths[chosen].max())))
+            all_rows.append(rows)
+        per_head, *sent = to_device(np.arange(heads) * size, *arrays)
+        self._groups_sent = [
+            (
+                sent[at],
+                (sent[at + 1].unsqueeze(1) + per_head).reshape([-1]),
+                sent[at + 2].astype("int32"),
+                sent[at + 3].astype("int32"),
+            )
+            for at in range(0, len(sent), 4)
+        ]
+        return np.concatenate(all_rows)
+
+    def _groups(self, lengths: np.ndarray) -> list[np.ndarray]:
+        """Divide sequences so that the keys of few are gathered together."""
+        per_key = self._num_kv_heads * self._head_dim
+        groups: list[list[int]] = [[]]
+        total = 0
+        for index, length in enumerate(lengths.tolist()):
+            if groups[-1] and (total + length) * per_key > _MAX_GATHERED:
+                groups.append([])
+                total = 0
+            groups[-1].append(index)
+            total += length
+        return [np.array(group) for group in groups]
+
+    def attend(
+        self, qkv: tuple[paddle.Tensor, ...], keys: paddle.Tensor, values: paddle.Tensor
+    ) -> paddle.Tensor:
+        shape = [-1, self._num_kv_heads, self._head_dim]
+        parts = []
+        for (rows, vectors, row_ends, key_ends), (most_rows, most_keys) in zip(
+            self._groups_sent, self._most, strict=True
+        ):
+            past = [
+                paddle.gather(part.reshape([-1, self._head_dim]), vectors).reshape(shape)
+                for part in (keys, values)
+            ]
+            # Causal from the end: a group's last row sees all of its keys.
+            parts.append(
+                paddle.nn.functional.flash_attention.flash_attn_unpadded(
+                    paddle.gather(qkv[0], rows),
+                    *past,
+                    row_ends,
+                    key_ends,
+                    most_rows,
+                    most_keys,
+                    self._head_dim**-0.5,
+                    causal=True,
+                    training=False,
+                )[0]
+            )
+        return paddle.concat(parts)
 
 
-def fused_attention_problem(spec: DecoderSpec, dtype: str, block_size: int) -> str:
-    """Return the reason why the fused operator cannot be used here; empty if it can.
-
-    Runs both back ends on one decoding step of two short sequences with this model's head sizes.
-    """
-    try:
-        difference = _compare(spec, dtype, block_size)
-    except Exception as error:  # the operator raises errors of many types
-        return f"the fused operator fails: {error!r:.300}"
-    if not difference < _TOLERANCE:
-        return f"the fused operator is off by {difference:.3g}: wanted below {_TOLERANCE}"
-    return ""
+def _ends(counts: np.ndarray) -> np.ndarray:
+    return np.array(list(itertools.accumulate(counts.tolist(), initial=0)))
 
 
-def _compare(spec: DecoderSpec, dtype: str, block_size: int) -> float:
-    """Return the largest difference between fused and plain attention on random input."""
-    layout = KVLayout(
-        model_digest="", num_layers=1, num_kv_heads=spec.num_kv_heads, head_dim=spec.head_dim,
-        block_size=block_size, dtype=dtype,
-    )  # fmt: skip
-    random = np.random.default_rng(0)
-    positions = np.array([block_size - 1, block_size // 2 + 1], dtype=np.int64)
-    tables = np.array([[2, 0], [1, 3]], dtype=np.int64)
-    slots = tables[[0, 1], positions // block_size] * block_size + positions % block_size
-    batch = FlatBatch(
-        token_ids=np.zeros(2, np.int64), positions=positions, slots=slots,
-        row_starts=np.arange(3), block_tables=tables, sampled_rows=np.zeros(0, np.int64),
-    )  # fmt: skip
-    num_kv = spec.num_kv_heads
-    qkv = random.standard_normal((2, spec.num_heads + 2 * num_kv, spec.head_dim))
-    past = random.standard_normal((1, 2, 4, num_kv, block_size, spec.head_dim))
-    outputs = []
-    for kind in (PaddleAttention, FusedAttention):
-        cache = KVCache(layout, 4 * layout.block_bytes)
-        cache.tensor[:] = paddle.to_tensor(past).astype(dtype)
-        query, key, value = paddle.split(
-            paddle.to_tensor(qkv).astype(dtype), [spec.num_heads, num_kv, num_kv], axis=1
-        )
-        attention = kind(spec, cache)
-        attention.begin(batch)
-        outputs.append(attention.attend(0, query, key, value).astype("float32").numpy())
-    return float(np.abs(outputs[0] - outputs[1]).max())
+def _on_cpu(value: int) -> paddle.Tensor:
+    return paddle.to_tensor([value], dtype="int32", place=paddle.CPUPlace())

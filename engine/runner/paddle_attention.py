@@ -1,30 +1,65 @@
-"""Attention in plain Paddle operators: runs on any device, the reference for other back ends."""
+"""Attention on Paddle's tensors: what all its implementations share, and the reference.
+
+A step's sequences are divided among *parts*, which attend for all of theirs together. The reference
+has one part, `tiled_attention`, which runs on any device.
+"""
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import numpy as np
 
-from common.blocks import blocks_for
+from engine.runner.device_arrays import to_device
 from engine.runner.flat_batch import FlatBatch
 from engine.runner.framework import paddle
 from engine.runner.kv_cache import KVCache
 from engine.runner.model_spec import DecoderSpec
+from engine.runner.tiled_attention import TiledAttention
+
+
+class AttentionPart(Protocol):
+    """Paged attention for some of a step's sequences, over a cache that holds their new KV.
+
+    A row's result is a function of its own sequence alone.
+    """
+
+    def begin(self, batch: FlatBatch, sequences: np.ndarray) -> np.ndarray:
+        """Send the device what all layers share, for `sequences`, one or more indices of the batch.
+
+        Returns the batch's row of each row that `attend` returns. Rows may be repeated.
+        """
+
+    def attend(
+        self, qkv: tuple[paddle.Tensor, ...], keys: paddle.Tensor, values: paddle.Tensor
+    ) -> paddle.Tensor:
+        """Return `[rows, heads, head_dim]` for query, key and value of the whole batch.
+
+        `keys` and `values` are the layer's cache, `[num_blocks, kv_heads, block_size, head_dim]`.
+        """
 
 
 class PaddleAttention:
-    """Paged attention, one sequence at a time. A back end has `begin` and `attend`."""
+    """Paged attention in plain operators. A back end has `begin` and `attend`."""
 
     def __init__(self, spec: DecoderSpec, cache: KVCache) -> None:
         self._cache = cache
-        self._block_size = cache.layout.block_size
-        self._num_heads, self._num_kv_heads = spec.num_heads, spec.num_kv_heads
-        self._head_dim = spec.head_dim
+        self._tiles = TiledAttention(spec, cache)
 
     def begin(self, batch: FlatBatch) -> None:
-        """Prepare what all layers of one step share."""
-        self._batch = batch
-        self._blocks = paddle.to_tensor(batch.slots // self._block_size)
-        self._offsets = paddle.to_tensor(batch.slots % self._block_size)
+        """Send the device what all layers of one step share."""
+        shares = [(part, sequences) for part, sequences in self._share(batch) if len(sequences)]
+        self._parts = [part for part, _ in shares]
+        rows = np.concatenate([part.begin(batch, sequences) for part, sequences in shares])
+        places = np.unique(rows, return_index=True)[1]
+        size = self._cache.layout.block_size
+        self._blocks, self._offsets, self._places = to_device(
+            batch.slots // size, batch.slots % size, places
+        )
+
+    def _share(self, batch: FlatBatch) -> list[tuple[AttentionPart, np.ndarray]]:
+        """Return which part attends for which sequences."""
+        return [(self._tiles, np.arange(len(batch.row_starts) - 1))]
 
     def attend(
         self, layer: int, query: paddle.Tensor, key: paddle.Tensor, value: paddle.Tensor
@@ -37,26 +72,5 @@ class PaddleAttention:
         keys, values = self._cache.layer(layer)
         keys[self._blocks, :, self._offsets] = key
         values[self._blocks, :, self._offsets] = value
-        sequences = range(len(self._batch.row_starts) - 1)
-        return paddle.concat([self._attend_one(i, query, keys, values) for i in sequences])
-
-    def _attend_one(
-        self, index: int, query: paddle.Tensor, keys: paddle.Tensor, values: paddle.Tensor
-    ) -> paddle.Tensor:
-        """Attend for one sequence's rows `[rows, heads, head_dim]`; one product per head group."""
-        batch = self._batch
-        first, end = (int(row) for row in batch.row_starts[index : index + 2])
-        num_rows, num_keys = end - first, int(batch.positions[end - 1]) + 1
-        num_blocks = blocks_for(num_keys, self._block_size)
-        table = paddle.to_tensor(batch.block_tables[index, :num_blocks])
-        grouped = [self._num_kv_heads, -1, self._head_dim]
-        past_keys = keys[table].transpose([1, 0, 2, 3]).reshape(grouped)[:, :num_keys]
-        past_values = values[table].transpose([1, 0, 2, 3]).reshape(grouped)[:, :num_keys]
-        rows = query[first:end].transpose([1, 0, 2]).reshape(grouped)
-        scores = paddle.matmul(rows * self._head_dim**-0.5, past_keys, transpose_y=True)
-        positions = np.tile(batch.positions[first:end], self._num_heads // self._num_kv_heads)
-        is_future = np.arange(num_keys)[None, :] > positions[:, None]
-        mask = paddle.to_tensor(np.where(is_future, np.float32(-np.inf), np.float32(0.0)))
-        weights = paddle.nn.functional.softmax(scores.astype("float32") + mask, axis=-1)
-        out = paddle.matmul(weights.astype(values.dtype), past_values)
-        return out.reshape([self._num_heads, num_rows, self._head_dim]).transpose([1, 0, 2])
+        parts = [part.attend((query, key, value), keys, values) for part in self._parts]
+        return paddle.concat(parts)[self._places]
