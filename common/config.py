@@ -116,7 +116,10 @@ class HandoffConfig(Section):
     """How prompts move from a prefill node to a decode node."""
 
     local_prefill_threshold: int = setting(
-        64, "a decode node computes prompts itself up to this many uncached tokens", at_least=0
+        64,
+        "a decode node computes prompts itself up to this many uncached tokens",
+        note="0: none; its steps and its memory are then planned for decoding alone",
+        at_least=0,
     )
     lease_s: float = setting(
         30.0, "time until an idle reservation expires", unit="seconds", between=(0.1, 3600)

@@ -28,17 +28,21 @@ def get_max_chunk_tokens(
     max_num_seqs: int,
     max_num_batched_tokens: int,
     tokens_per_seq: int,
-    recomputes_locally: bool = True,
+    chunk_granularity: int = 1,
+    has_local_prefill: bool = True,
 ) -> int:
     """Return the maximum number of tokens of one forward pass.
 
-    A decode node that never computes prompts runs one token and its drafts per sequence. One that
-    computes prompts, after a preemption or short ones, can fill the whole budget.
+    A decode node without local prefill runs one token and its drafts per sequence. What it must
+    compute nevertheless, after a preemption or for a request that another node began, is divided
+    into chunks that fit: beside all decodes but one there is room for `chunk_granularity` tokens.
+    All other nodes can fill the whole budget.
     """
-    if role is Role.DECODE:
-        decodes = max_num_seqs * tokens_per_seq
-        return max(decodes, max_num_batched_tokens) if recomputes_locally else decodes
-    return max_num_batched_tokens
+    if role is not Role.DECODE:
+        return max_num_batched_tokens
+    others = (max_num_seqs - 1) * tokens_per_seq
+    decodes = others + max(tokens_per_seq, chunk_granularity)
+    return max(decodes, max_num_batched_tokens) if has_local_prefill else decodes
 
 
 def fit_max_model_len(

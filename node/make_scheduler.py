@@ -9,7 +9,7 @@ from typing import Protocol
 from common.config import Config, SpeculationConfig
 from common.kv_layout import KVLayout
 from common.nodes import Role
-from common.token_budget import num_speculative_tokens
+from common.token_budget import get_max_chunk_tokens, num_speculative_tokens, tokens_per_seq
 from engine.core.plan import StepCosts
 from engine.core.scheduler import Scheduler
 from engine.core.speculation.speculation import make_speculation
@@ -50,13 +50,31 @@ def swap_space_of(config: Config) -> int:
     return config.scheduling.swap_space if is_used else 0
 
 
+def max_chunk_tokens_of(config: Config) -> int:
+    """Return the maximum number of tokens of a step of this node.
+
+    Its scheduler plans no more, and its memory is planned for as many.
+    """
+    speculation = speculation_of(config)
+    return get_max_chunk_tokens(
+        config.role,
+        max_num_seqs=config.engine.max_num_seqs,
+        max_num_batched_tokens=config.engine.max_num_batched_tokens,
+        tokens_per_seq=tokens_per_seq(
+            speculation.speculative_method, speculation.num_speculative_tokens
+        ),
+        chunk_granularity=config.scheduling.chunk_granularity,
+        has_local_prefill=config.handoff.local_prefill_threshold > 0,
+    )
+
+
 def make_scheduler(config: Config, model: SchedulableModel) -> Scheduler:
     """Return the scheduler of a node with this configuration and model."""
     engine, speculation = config.engine, speculation_of(config)
     return Scheduler(
         limits=Limits(
             max_num_seqs=engine.max_num_seqs,
-            max_num_batched_tokens=engine.max_num_batched_tokens,
+            max_num_batched_tokens=max_chunk_tokens_of(config),
             block_size=engine.block_size,
             max_model_len=model.max_model_len,
             num_speculative_tokens=num_speculative_tokens(

@@ -11,10 +11,9 @@ from common.clock import MonotonicClock
 from common.config import Config
 from common.keys_folder import Keys
 from common.nodes import Role
-from common.token_budget import get_max_chunk_tokens, tokens_per_seq
 from common.tracing import NO_TRACING, Tracing
 from node.engine_node import EngineNode
-from node.make_scheduler import speculation_of, swap_space_of
+from node.make_scheduler import max_chunk_tokens_of, speculation_of, swap_space_of
 from node.node_parts import LoadedModel, MakeFlow, NodeParts
 from pdserve.roles.kv_plane import KVPlane
 from pdserve.roles.shutdown import Shutdown
@@ -50,7 +49,7 @@ async def run_engine_role(
             config.engine,
             speculation=resolve_speculation(speculation_of(config), Path(config.model.model)),
             swap_space=swap_space_of(config),
-            max_chunk_tokens=_max_chunk_tokens(config),
+            max_chunk_tokens=max_chunk_tokens_of(config),
             host_memory=kv.host_memory,
             on_imported=watch_again,
         )
@@ -66,18 +65,6 @@ async def run_engine_role(
         tracing=tracing,
     )
     return await EngineNode(config, parts).run(shutdown.now, shutdown.drain)
-
-
-def _max_chunk_tokens(config: Config) -> int:
-    speculation = speculation_of(config)
-    return get_max_chunk_tokens(
-        config.role,
-        max_num_seqs=config.engine.max_num_seqs,
-        max_num_batched_tokens=config.engine.max_num_batched_tokens,
-        tokens_per_seq=tokens_per_seq(
-            speculation.speculative_method, speculation.num_speculative_tokens
-        ),
-    )
 
 
 def _flow_maker(config: Config) -> MakeFlow:

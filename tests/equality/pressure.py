@@ -27,8 +27,11 @@ BLOCK_SIZE = 16
 _MOST_STEPS = 2000
 
 
-def load_runner(folder: Path, num_drafts: int) -> ModelRunner:
-    """Load a runner with the demo model's mtp layer; it serves the other methods as well."""
+def load_runner(folder: Path, num_drafts: int, max_chunk_tokens: int = 512) -> ModelRunner:
+    """Load a runner with the demo model's mtp layer; it serves the other methods as well.
+
+    No step of it has more than `max_chunk_tokens` tokens.
+    """
     speculation = resolve_speculation(
         SpeculationConfig(speculative_method="mtp", num_speculative_tokens=num_drafts), folder
     )
@@ -37,7 +40,7 @@ def load_runner(folder: Path, num_drafts: int) -> ModelRunner:
         EngineConfig(block_size=BLOCK_SIZE, kv_cache_memory=64 << 20),
         speculation=speculation,
         swap_space=32 << 20,
-        max_chunk_tokens=512,
+        max_chunk_tokens=max_chunk_tokens,
     )
     runner.warm_up()
     return runner
@@ -79,6 +82,8 @@ class Node:
             num_host_blocks=min(num_blocks, runner.num_host_blocks),
         )
         self.outputs: dict[int, list[int]] = {}
+        self.largest_step = 0
+        """Tokens of the largest step so far."""
         self._ids = count(1)
 
     @property
@@ -92,7 +97,7 @@ class Node:
     def add(self, request: GenerationRequest, **kind: bool) -> Sequence:
         """Queue a request."""
         sequence = Sequence(next(self._ids), request, **kind)
-        self.outputs[sequence.sequence_id] = []
+        self.outputs[sequence.sequence_id] = list(request.output_token_ids)
         self.scheduler.add(sequence)
         return sequence
 
@@ -101,6 +106,8 @@ class Node:
         step = self.scheduler.plan()
         check_books(self.scheduler)
         assert not step.starved
+        num_tokens = sum(len(one.token_ids) for one in step.batch)
+        self.largest_step = max(self.largest_step, num_tokens)
         for copy in step.swap_outs:
             self.runner.swap_out(copy.block_ids, copy.host_block_ids)
         for copy in step.swap_ins:

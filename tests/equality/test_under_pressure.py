@@ -1,11 +1,13 @@
 """The demo model answers alike however it is scheduled: every policy × order × mode × method.
 
 Pools hold about half of what is asked for, so sequences are preempted all the time. Everyday runs
-take a part in which every pair of choices occurs; `--every-combination` takes all.
+take a part in which every pair of choices occurs; `--every-combination` takes all. A decode node
+without local prefill recomputes in steps of its own size, for each method.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -13,7 +15,9 @@ from tokenizers import Tokenizer
 
 from common.config import SchedulingConfig, SpeculationConfig
 from common.ids import AttemptId
+from common.nodes import Role
 from common.request import GenerationRequest, SamplingParams
+from common.token_budget import get_max_chunk_tokens
 from engine.runner.model_runner import ModelRunner
 from pdserve.checkpoints.demo_model import demo_model_folder
 from tests.equality.pressure import Node, answer_together, answer_with_handoff, load_runner
@@ -21,6 +25,7 @@ from tests.equality.pressure import Node, answer_together, answer_with_handoff, 
 NUM_DRAFTS = 3
 NUM_OUTPUT = 20
 LEAST_OUTPUT = 16
+NUM_SEATS = 4
 RESERVATIONS = ("none", "fixed_blocks", "token_ratio", "global_ratio")
 ORDERS = ("last_in_first_out", "shortest_output", "priority")
 MODES = ("recompute", "swap")
@@ -169,3 +174,67 @@ def test_prefill_to_decode(
     decode = Node(runners[1], num_blocks=7, config=config, speculation=speculation)
     assert answer_with_handoff(prefill, decode, requests) == undisturbed
     check_pressure(decode, combination)
+
+
+def largest_step(method: str) -> int:
+    """Tokens of the largest step of a decode node without local prefill."""
+    return get_max_chunk_tokens(
+        Role.DECODE,
+        max_num_seqs=NUM_SEATS,
+        max_num_batched_tokens=512,
+        tokens_per_seq=1 if method == "none" else 1 + NUM_DRAFTS,
+        has_local_prefill=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def small_runner() -> ModelRunner:
+    """A runner for no larger steps than those of a decode node without local prefill."""
+    return load_runner(demo_model_folder(), NUM_DRAFTS, max_chunk_tokens=largest_step("mtp"))
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("mode", MODES)
+def test_recomputing_in_the_steps_of_a_node_without_local_prefill(
+    mode: str,
+    method: str,
+    runners: tuple[ModelRunner, ModelRunner],
+    small_runner: ModelRunner,
+    requests: list[GenerationRequest],
+    undisturbed: list[list[int]],
+) -> None:
+    combination = ("none", "last_in_first_out", mode, method)
+    config, speculation = pressed(combination)
+    prefill = Node(
+        runners[0], num_blocks=12, config=SchedulingConfig(reservation_policy="none"),
+        speculation=speculation,
+    )  # fmt: skip
+    most = largest_step(method)
+    decode = Node(small_runner, num_blocks=7, config=config, speculation=speculation, budget=most)
+    assert answer_with_handoff(prefill, decode, requests) == undisturbed
+    check_pressure(decode, combination)
+    assert decode.largest_step <= most
+    if mode == "recompute":
+        counted = decode.scheduler.statistics().counters
+        assert counted.num_recomputed_tokens > most * counted.num_preemptions, "never in chunks"
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_continuing_on_a_node_without_local_prefill(
+    method: str,
+    small_runner: ModelRunner,
+    requests: list[GenerationRequest],
+    undisturbed: list[list[int]],
+) -> None:
+    """Another node began these requests: their prompts and answers so far are computed here."""
+    combination = ("none", "last_in_first_out", "recompute", method)
+    config, speculation = pressed(combination)
+    most = largest_step(method)
+    node = Node(small_runner, num_blocks=7, config=config, speculation=speculation, budget=most)
+    begun = [
+        replace(request, output_token_ids=tuple(answer[: 3 + 4 * i]))
+        for i, (request, answer) in enumerate(zip(requests, undisturbed, strict=True))
+    ]
+    assert answer_together(node, begun) == undisturbed
+    check_pressure(node, combination)
+    assert node.largest_step <= most

@@ -12,10 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.blocks import blocks_for
-from common.config import Config, EngineConfig, ModelConfig, SchedulingConfig, SpeculationConfig
+from common.config import (
+    Config,
+    EngineConfig,
+    HandoffConfig,
+    ModelConfig,
+    SchedulingConfig,
+    SpeculationConfig,
+)
 from common.errors import ConfigError
 from common.nodes import Role
-from common.token_budget import fit_max_model_len, get_max_chunk_tokens, tokens_per_seq
+from common.token_budget import fit_max_model_len, tokens_per_seq
 from engine.core.decode_plan import new_blocks
 from engine.core.policies.growth import growth_blocks
 from engine.core.policies.reservation import Reservation, make_reservation
@@ -24,6 +31,7 @@ from engine.core.policies.victims import (
     headroom_blocks,
     spare_recently_resumed,
 )
+from node.make_scheduler import max_chunk_tokens_of, speculation_of
 from tests.unit.engine_core.policies.test_victims import Decode
 from tests.unit.engine_core.policies.views import View
 
@@ -269,6 +277,7 @@ def nodes(draw: st.DrawFn) -> Config:
             max_num_seqs=draw(st.integers(1, 64)),
             max_num_batched_tokens=draw(st.integers(1, 600)),
         ),
+        handoff=HandoffConfig(local_prefill_threshold=draw(st.sampled_from([0, 64]))),
         scheduling=SchedulingConfig(chunk_granularity=draw(st.sampled_from([1, 16, 64]))),
         speculation=SpeculationConfig(
             speculative_method=draw(st.sampled_from(["none", "ngram", "suffix", "mtp"])),
@@ -280,27 +289,22 @@ def nodes(draw: st.DrawFn) -> Config:
 @fixed
 @given(nodes(), st.data())
 def test_s11_s52_s53_a_legal_node_always_gets_on(config: Config, data: st.DataObject) -> None:
-    engine, speculation = config.engine, config.speculation
+    engine, speculation = config.engine, speculation_of(config)
     per_seq = tokens_per_seq(speculation.speculative_method, speculation.num_speculative_tokens)
-    budget, granularity = engine.max_num_batched_tokens, config.scheduling.chunk_granularity
-    most = get_max_chunk_tokens(
-        config.role,
-        max_num_seqs=engine.max_num_seqs,
-        max_num_batched_tokens=budget,
-        tokens_per_seq=per_seq,
-    )
+    most, granularity = max_chunk_tokens_of(config), config.scheduling.chunk_granularity
     decodes = config.role is not Role.PREFILL
     num_decoding = data.draw(st.integers(0, engine.max_num_seqs)) if decodes else 0
     decode_tokens = num_decoding * per_seq
     if config.problems():
         full = engine.max_num_seqs * per_seq if decodes else 0
         beside = (engine.max_num_seqs - 1) * per_seq if decodes else 0
-        assert full > budget or beside + granularity > budget
+        cap = engine.max_num_batched_tokens
+        assert full > cap or beside + granularity > cap
         return
     # All decodes with all their drafts fit, and beside them a chunk where there is a seat for it.
-    assert decode_tokens <= budget <= most
+    assert decode_tokens <= most <= engine.max_num_batched_tokens
     if num_decoding < engine.max_num_seqs:
-        assert budget - decode_tokens >= granularity
+        assert most - decode_tokens >= granularity
 
 
 @fixed

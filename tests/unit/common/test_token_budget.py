@@ -64,7 +64,7 @@ def largest_step(role: Role, seats: int, method: str, configured: int, cap: int 
         max_num_seqs=seats,
         max_num_batched_tokens=cap,
         tokens_per_seq=tokens_per_seq(method, configured),
-        recomputes_locally=False,
+        has_local_prefill=False,
     )
 
 
@@ -83,6 +83,23 @@ def test_the_largest_step_of_a_decode_node(
     seats: int, method: str, configured: int, expected: int
 ) -> None:
     assert largest_step(Role.DECODE, seats, method, configured) == expected
+
+
+@pytest.mark.parametrize(
+    ("granularity", "expected"), [(1, 400), (4, 400), (8, 404), (64, 460), (512, 908)]
+)
+def test_s09_s53_a_decode_node_without_local_prefill_has_room_for_a_chunk(
+    granularity: int, expected: int
+) -> None:
+    found = get_max_chunk_tokens(
+        Role.DECODE,
+        max_num_seqs=100,
+        max_num_batched_tokens=8192,
+        tokens_per_seq=4,
+        chunk_granularity=granularity,
+        has_local_prefill=False,
+    )
+    assert found == expected
 
 
 @pytest.mark.parametrize("role", [Role.PREFILL, Role.MIXED], ids=["E22 prefill", "E22 mixed"])

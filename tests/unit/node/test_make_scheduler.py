@@ -6,18 +6,26 @@ from dataclasses import replace
 
 import pytest
 
-from common.config import Config, EngineConfig, SchedulingConfig, SpeculationConfig
+from common.config import Config, EngineConfig, HandoffConfig, SchedulingConfig, SpeculationConfig
 from common.nodes import Role
-from node.make_scheduler import make_scheduler, speculation_of, swap_space_of
+from node.make_scheduler import (
+    make_scheduler,
+    max_chunk_tokens_of,
+    speculation_of,
+    swap_space_of,
+)
 from tests.fakes.hash_runner import HashRunner
 
 
-def config(role: Role, method: str = "none", **scheduling: object) -> Config:
+def config(
+    role: Role, method: str = "none", *, threshold: int = 64, **scheduling: object
+) -> Config:
     return Config(
         role=role,
         engine=EngineConfig(max_num_seqs=3, max_num_batched_tokens=100, block_size=8),
         speculation=SpeculationConfig(speculative_method=method, num_speculative_tokens=2),
         scheduling=SchedulingConfig(**scheduling),  # type: ignore[arg-type]
+        handoff=HandoffConfig(local_prefill_threshold=threshold),
     )
 
 
@@ -46,6 +54,29 @@ def test_a_prefill_node_drafts_only_what_nobody_else_can(
     assert (limits.num_speculative_tokens, limits.tokens_per_seq) == (num_drafts, 1 + num_drafts)
     assert scheduler.statistics().method == wanted
     assert scheduler.pool.num_blocks == 10
+
+
+@pytest.mark.parametrize(
+    ("role", "method", "threshold", "granularity", "wanted"),
+    [
+        (Role.PREFILL, "mtp", 0, 1, 100),
+        (Role.MIXED, "mtp", 0, 1, 100),
+        (Role.DECODE, "mtp", 64, 1, 100),
+        (Role.DECODE, "mtp", 1, 1, 100),
+        (Role.DECODE, "none", 0, 1, 3),
+        (Role.DECODE, "none", 0, 4, 6),
+        (Role.DECODE, "ngram", 0, 1, 9),
+        (Role.DECODE, "suffix", 0, 2, 9),
+        (Role.DECODE, "mtp", 0, 8, 14),
+    ],
+)
+def test_s11_the_scheduler_plans_no_more_than_the_largest_step(
+    role: Role, method: str, threshold: int, granularity: int, wanted: int
+) -> None:
+    given = config(role, method, threshold=threshold, chunk_granularity=granularity)
+    assert max_chunk_tokens_of(given) == wanted
+    scheduler = make_scheduler(given, HashRunner(num_blocks=10, block_size=8))
+    assert scheduler.limits.max_num_batched_tokens == wanted
 
 
 @pytest.mark.parametrize(
