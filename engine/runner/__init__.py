@@ -16,6 +16,7 @@ With either, `mtp` drafts tokens with one more layer.
     model_runner        executes planned steps: tokens in, drawn tokens out, KV in the cache
     step_costs          measures at the start what steps cost on this machine
     flat_batch          a planned step as flat arrays
+    step_buffers        the arrays of a step, allocated once for the largest one
     kv_cache            the KV cache in one allocation
     device_arrays       a step's index arrays, sent to the device in one copy
     layers_out          reports a step's layers as they become readable

@@ -18,7 +18,7 @@ from engine.runner.framework import has_gpu, paddle
 from engine.runner.fused_attention import FusedAttention
 from engine.runner.fused_check import flash_problem, paged_problem
 from engine.runner.kv_cache import HostMemory, KVCache
-from engine.runner.model_runner import ModelRunner
+from engine.runner.model_runner import MAX_SAMPLED_ROWS, ModelRunner
 from engine.runner.model_spec import DecoderSpec
 from engine.runner.mtp.draft_step import MtpLayer
 from engine.runner.mtp.mtp_weights import MtpWeights
@@ -27,6 +27,7 @@ from engine.runner.mtp.paddle_mtp import PaddleMtp
 from engine.runner.numba_decoder import NumbaDecoder, unsupported_size
 from engine.runner.paddle_attention import PaddleAttention
 from engine.runner.paddle_decoder import PaddleDecoder
+from engine.runner.step_buffers import StepShape
 
 _logger = logging.getLogger("pdserve.engine")
 
@@ -76,7 +77,12 @@ def assemble_runner(
     decoder: Decoder
     mtp: MtpLayer | None = None
     if backend == "numba":
-        decoder = NumbaDecoder(spec, checkpoint, cache, max_len)
+        shape = StepShape(
+            num_tokens=max_chunk_tokens,
+            num_seqs=min(engine.max_num_seqs, max_chunk_tokens),
+            num_logits_rows=min(max(MAX_SAMPLED_ROWS, 1 + num_drafts), max_chunk_tokens),
+        )
+        decoder = NumbaDecoder(spec, checkpoint, cache, max_len, shape)
         if mtp_weights is not None:
             mtp = NumbaMtp(mtp_weights, decoder, cache.as_numpy()[spec.num_layers])
     else:

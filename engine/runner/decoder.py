@@ -29,4 +29,7 @@ class Decoder(Protocol):
         """Advance `hidden` by one layer in place; write the batch's keys and values."""
 
     def logits(self, hidden: Any, rows: np.ndarray) -> np.ndarray:
-        """Return float32 logits `[len(rows), vocab_size]` of these rows; the caller owns them."""
+        """Return float32 logits `[len(rows), vocab_size]` of these rows.
+
+        The caller may change them; the next call may overwrite them.
+        """

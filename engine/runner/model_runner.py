@@ -29,7 +29,7 @@ from engine.runner.sampler import BadLogits, Sampler
 from engine.runner.step_costs import measure_step_costs
 from engine.runner.verification import draw_tokens
 
-_SAMPLED_ROWS = 64
+MAX_SAMPLED_ROWS = 64
 """The most rows of logits in memory, except for a single sequence's: 39 MB at 152,000 tokens."""
 
 
@@ -203,7 +203,7 @@ def _sampled_groups(
     for entry, sequence in enumerate(batch):
         if sequence.sample is None:
             continue
-        if entries and count + sequence.num_drafts + 1 > _SAMPLED_ROWS:
+        if entries and count + sequence.num_drafts + 1 > MAX_SAMPLED_ROWS:
             yield entries, flat.sampled_rows[first : first + count]
             first, count, entries = first + count, 0, []
         entries.append(entry)

@@ -24,6 +24,7 @@ from engine.runner.numba_layer import (
     pack,
 )
 from engine.runner.rope import rotary_tables
+from engine.runner.step_buffers import StepBuffers, StepShape
 from engine.runner.weight_memory import WeightMemory
 
 
@@ -36,9 +37,24 @@ def unsupported_size(spec: DecoderSpec) -> str:
     return ""
 
 
+class _Buffers:
+    """Buffers of all steps. What a layer leaves in them is free for an MTP layer."""
+
+    def __init__(self, spec: DecoderSpec, shape: StepShape, made: StepBuffers) -> None:
+        rows, width = shape.num_tokens, spec.hidden_size
+        self.hidden = made.rows(rows, width)
+        self.normed = made.rows(rows, width)
+        self.qkv = made.rows(rows, spec.qkv_size)
+        self.attended = made.rows(rows, spec.num_heads * spec.head_dim)
+        self.gated = made.rows(rows, spec.intermediate_size)
+        self.chosen = made.rows(shape.num_logits_rows, width)
+        self.final = made.rows(shape.num_logits_rows, width)
+        self.logits = made.rows(shape.num_logits_rows, spec.vocab_size)
+
+
 @dataclass(slots=True)
 class _Workspace:
-    """Buffers of one step, `[rows, …]` each."""
+    """One step's part of the buffers, `[rows, …]` each."""
 
     batch: FlatBatch
     items: np.ndarray
@@ -51,7 +67,7 @@ class _Workspace:
 class NumbaDecoder:
     """A `decoder.Decoder`. One thread at a time may use all of a process's instances.
 
-    An MTP layer shares the public parts: packed weights, tables and constants.
+    An MTP layer shares the public parts: packed weights, tables, constants and buffers.
     """
 
     def __init__(
@@ -60,6 +76,7 @@ class NumbaDecoder:
         checkpoint: Checkpoint,
         cache: KVCache,
         max_len: int,
+        shape: StepShape,
     ) -> None:
         problem = unsupported_size(spec)
         if problem:
@@ -71,6 +88,8 @@ class NumbaDecoder:
         self.scale = np.float32(spec.head_dim**-0.5)
         self.cosines, self.sines = rotary_tables(spec, max_len)
         self.memory = WeightMemory()
+        self.shape, self.step_buffers = shape, StepBuffers()
+        self.buffers = _Buffers(spec, shape, self.step_buffers)
         kv = cache.as_numpy()
         with KERNEL_LOCK:
             self.embedding = pack(checkpoint, ["model.embed_tokens.weight"], self.memory)
@@ -87,10 +106,7 @@ class NumbaDecoder:
         spec = self.spec
         rows = batch.token_ids.size
         set_num_threads(self.num_threads)  # numba stores it per thread, and this one may be new
-
-        def buffer(width: int) -> np.ndarray:
-            return np.empty((rows, width), np.float32)
-
+        buffers = self.buffers
         self._work = _Workspace(
             batch=batch,
             items=plan_items(
@@ -99,12 +115,12 @@ class NumbaDecoder:
                 spec.num_kv_heads,
                 spec.num_heads // spec.num_kv_heads,
             ),
-            normed=buffer(spec.hidden_size),
-            qkv=buffer(spec.qkv_size),
-            attended=buffer(spec.num_heads * spec.head_dim),
-            gated=buffer(spec.intermediate_size),
+            normed=buffers.normed.first(rows),
+            qkv=buffers.qkv.first(rows),
+            attended=buffers.attended.first(rows),
+            gated=buffers.gated.first(rows),
         )
-        hidden = buffer(spec.hidden_size)
+        hidden = buffers.hidden.first(rows)
         gather_columns(self.embedding, batch.token_ids, hidden)
         return hidden
 
@@ -120,17 +136,16 @@ class NumbaDecoder:
                 work.items, work.normed, work.qkv, work.attended, work.gated, self.num_threads,
             )  # fmt: skip
 
-    def final_states(self, hidden: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """Return these rows after the final norm, as a new array `[len(rows), hidden_size]`."""
-        chosen = hidden[rows]
-        normed = np.empty_like(chosen)
+    def apply_final_norm(self, states: np.ndarray, out: np.ndarray) -> None:
+        """Write `states` `[rows, hidden_size]` after the final norm into `out`."""
         with KERNEL_LOCK:
-            rms_norm(chosen, self._final_norm, self.epsilon, normed)
-        return normed
+            rms_norm(states, self._final_norm, self.epsilon, out)
 
     def logits(self, hidden: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        normed = self.final_states(hidden, rows)
-        out = np.empty((len(rows), self.spec.vocab_size), np.float32)
+        buffers = self.buffers
+        normed = buffers.final.first(len(rows))
+        self.apply_final_norm(buffers.chosen.copy_rows(hidden, rows), normed)
+        out = buffers.logits.first(len(rows))
         with KERNEL_LOCK:
             linear(normed, self.head, NONE_1D, NONE_2D, out, self.num_threads)
         return out

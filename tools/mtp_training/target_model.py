@@ -15,6 +15,7 @@ from engine.runner.framework import paddle, set_num_threads
 from engine.runner.kv_cache import KVCache
 from engine.runner.model_spec import read_decoder_spec
 from engine.runner.numba_decoder import NumbaDecoder
+from engine.runner.step_buffers import StepShape
 from router.text.text_model import TextModel
 
 MAX_SEQUENCE = 512
@@ -64,7 +65,10 @@ class TargetModel:
             dtype="float32",
         )
         cache = KVCache(layout, layout.block_bytes * _BLOCKS_PER_SLOT * num_slots)
-        self._decoder = NumbaDecoder(self.spec, self.checkpoint, cache, MAX_SEQUENCE)
+        shape = StepShape(
+            num_tokens=num_slots * MAX_SEQUENCE, num_seqs=num_slots, num_logits_rows=num_slots
+        )
+        self._decoder = NumbaDecoder(self.spec, self.checkpoint, cache, MAX_SEQUENCE, shape)
         self._final_norm = self.checkpoint.read("model.norm.weight")
         self._num_slots = num_slots
 

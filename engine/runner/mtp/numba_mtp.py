@@ -52,21 +52,33 @@ class NumbaMtp:
                 rows = np.empty((self._num_drafted, self._spec.hidden_size), np.float32)
                 gather_columns(decoder.head, self._draft_ids, rows)
                 self._head = pack_as_bytes(rows, decoder.memory)
+        buffers, shape = decoder.step_buffers, decoder.shape
+        width = self._spec.hidden_size
+        self._entered = buffers.rows(shape.num_tokens, width)
+        self._inputs = buffers.rows(shape.num_tokens, width)
+        self._outputs = buffers.rows(shape.num_seqs, width)
+        self._queries = buffers.rows(shape.num_seqs, self._spec.qkv_size)
+        self._logits = buffers.rows(shape.num_seqs, self._num_drafted)
         self._states = NONE_2D
 
     def first_drafts(self, hidden: np.ndarray, rows: np.ndarray, batch: FlatBatch) -> np.ndarray:
-        states, last = self._decoder.final_states(hidden, rows), batch.sampled_rows
+        last, states = batch.sampled_rows, self._entered.first(len(rows))
+        # The inputs are made of the states later: until then their memory is free.
+        self._decoder.apply_final_norm(self._inputs.copy_rows(hidden, rows), states)
         if not len(last):
             self._enter(states, batch, has_queries=False)
             return np.zeros(0, np.int64)
         inputs, qkv = self._enter(states, batch)
         sequences = np.searchsorted(batch.row_starts, last, side="right") - 1
         return self._leave(
-            inputs[last], qkv[last], batch.positions[last], batch.block_tables[sequences]
+            self._outputs.copy_rows(inputs, last),
+            self._queries.copy_rows(qkv, last),
+            batch.positions[last],
+            batch.block_tables[sequences],
         )
 
     def next_drafts(self, kept: np.ndarray, batch: FlatBatch) -> np.ndarray:
-        inputs, qkv = self._enter(self._states[kept], batch)
+        inputs, qkv = self._enter(self._entered.copy_rows(self._states, kept), batch)
         return self._leave(inputs, qkv, batch.positions, batch.block_tables)
 
     def _enter(
@@ -75,8 +87,9 @@ class NumbaMtp:
         """Return the layer's inputs `[rows, hidden_size]`, and queries ready for attention."""
         layer, decoder, spec = self._layer, self._decoder, self._spec
         left_out = 0 if has_queries else spec.num_heads * spec.head_dim
-        inputs, normed = np.empty_like(states), np.empty_like(states)
-        qkv = np.empty((len(states), spec.qkv_size - left_out), np.float32)
+        rows, shared = len(states), decoder.buffers
+        inputs, normed = self._inputs.first(rows), shared.normed.first(rows)
+        qkv = shared.qkv.first(rows, spec.qkv_size - left_out)
         with KERNEL_LOCK:
             enter_mtp(
                 batch.token_ids, decoder.embedding, self._embedding_norm, states, self._hidden_norm,
@@ -96,10 +109,9 @@ class NumbaMtp:
         count = len(outputs)
         group = spec.num_heads // spec.num_kv_heads
         items = plan_items(np.arange(count + 1), positions, spec.num_kv_heads, group)
-        attended = np.empty((count, spec.num_heads * spec.head_dim), np.float32)
-        gated = np.empty((count, spec.intermediate_size), np.float32)
-        normed = np.empty_like(outputs)
-        logits = np.empty((count, self._num_drafted), np.float32)
+        shared, logits = decoder.buffers, self._logits.first(count)
+        attended, gated = shared.attended.first(count), shared.gated.first(count)
+        normed = shared.normed.first(count)
         with KERNEL_LOCK:
             leave_mtp(
                 outputs, qkv, layer.output, layer.output_bias, layer.keys, layer.values, positions,

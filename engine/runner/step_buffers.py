@@ -1,0 +1,69 @@
+"""The arrays of a step, allocated once for the largest one; each step uses their first rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from common.errors import InternalError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepShape:
+    """How large a step can be.
+
+    `num_tokens` rows in all, of at most `num_seqs` sequences; logits of at most `num_logits_rows`
+    rows at a time.
+    """
+
+    num_tokens: int
+    num_seqs: int
+    num_logits_rows: int
+
+
+class StepBuffers:
+    """Allocates the buffers of one back end, and keeps count of them."""
+
+    def __init__(self) -> None:
+        self.buffers: list[RowBuffer] = []
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all buffers."""
+        return sum(buffer.num_bytes for buffer in self.buffers)
+
+    def rows(self, num_rows: int, width: int) -> RowBuffer:
+        """Return a new float32 buffer of `num_rows` rows."""
+        self.buffers.append(RowBuffer(num_rows, width))
+        return self.buffers[-1]
+
+
+class RowBuffer:
+    """Memory for at most `num_rows` rows of `width` float32 values. It never grows."""
+
+    def __init__(self, num_rows: int, width: int) -> None:
+        self._num_rows, self._width = num_rows, width
+        self._values = np.empty(num_rows * width, np.float32)
+        self.num_bytes = self._values.nbytes
+
+    def first(self, num_rows: int, width: int | None = None) -> np.ndarray:
+        """Return the first rows, `[num_rows, width]`, contiguous; their values are left over.
+
+        A smaller `width` than the buffer's can be chosen. Raises `InternalError` for more rows, or
+        wider ones, than the buffer has: a step is larger than the memory was planned for.
+        """
+        width = self._width if width is None else width
+        if num_rows > self._num_rows or width > self._width:
+            raise InternalError(
+                f"a step buffer of {num_rows} rows of {width}: wanted at most {self._num_rows} "
+                f"rows of {self._width}"
+            )
+        return self._values[: num_rows * width].reshape(num_rows, width)
+
+    def copy_rows(self, source: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        """Return these rows of `source` in the buffer; they must exist. Raises as `first` does."""
+        out = self.first(len(rows), source.shape[1])
+        # The default mode would check the indices again, and copy into an array of its own first.
+        source.take(rows, axis=0, out=out, mode="clip")
+        return out
