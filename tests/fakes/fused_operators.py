@@ -66,7 +66,7 @@ def paged_operator(
         out[row] = attend(
             query[row : row + 1], keys[blocks, :, offsets], values[blocks, :, offsets]
         )
-    return paddle.to_tensor(out.reshape(count, -1)), qkv, key_cache, value_cache
+    return paddle.from_dlpack(out.reshape(count, -1)), qkv, key_cache, value_cache
 
 
 def flash_operator(
@@ -96,7 +96,7 @@ def flash_operator(
         past = slice(key_ends[index], key_ends[index + 1])
         out[rows] = attend(raw(query)[rows], raw(key)[past], raw(value)[past])
     assert (row_ends[-1], key_ends[-1]) == (query.shape[0], key.shape[0])
-    return paddle.to_tensor(out), None
+    return paddle.from_dlpack(out), None
 
 
 def attend(query: np.ndarray, keys: np.ndarray, values: np.ndarray) -> np.ndarray:
