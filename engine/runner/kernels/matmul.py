@@ -23,7 +23,7 @@ from engine.runner.kernels.team import (
 from engine.runner.kernels.vector_ir import LANES
 from engine.runner.kernels.vector_math import silu_product, sum_squares
 
-_BLOCK_ROWS = 96 // PANEL_ROWS * PANEL_ROWS
+_BLOCK_ROWS = 96
 _FLOAT_BYTES = 4
 _LARGEST_BYTE = 127
 ROWS_PER_SHARE = 16
@@ -78,6 +78,16 @@ def gather_columns(panels: np.ndarray, ids: np.ndarray, out: np.ndarray) -> None
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
+def _even_part(total, most) -> int:  # type: ignore[no-untyped-def]
+    """Return the size of equal parts of `total`, as few as possible of at most `most` each.
+
+    32 rows are four tiles of 8 rows, not three of 10 and one of 2: a tile of few rows takes as long
+    as one of several.
+    """
+    return -(-total // max(1, -(-total // most)))
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
 def _ahead_of(panel_at, panel_bytes, tile, num_tiles, is_first, is_last):  # type: ignore[no-untyped-def]
     """Return what to prefetch, for both panels, while a tile of rows is multiplied with them.
 
@@ -115,17 +125,19 @@ def _linear_part(x, panels, bias, residual, out, first, last, tiles) -> None:  #
     num_rows, depth = x.shape
     x_at, panels_at, tiles_at = x.ctypes.data, panels.ctypes.data, tiles.ctypes.data
     panel_bytes = panels.shape[1] * LANES * panels.itemsize
-    for block in range(0, num_rows, _BLOCK_ROWS):
-        block_end = min(num_rows, block + _BLOCK_ROWS)
-        num_tiles = -(-(block_end - block) // PANEL_ROWS)
+    block_rows = _even_part(num_rows, _BLOCK_ROWS)
+    for block in range(0, num_rows, block_rows):
+        block_end = min(num_rows, block + block_rows)
+        tile_rows = _even_part(block_end - block, PANEL_ROWS)
+        num_tiles = -(-(block_end - block) // tile_rows)
         for panel in range(first, last, 2):
             count = min(2, last - panel)
             panel_at = panels_at + panel * panel_bytes
-            for row in range(block, block_end, PANEL_ROWS):
-                rows = min(PANEL_ROWS, block_end - row)
+            for row in range(block, block_end, tile_rows):
+                rows = min(tile_rows, block_end - row)
                 row_at = x_at + row * depth * _FLOAT_BYTES
                 ahead, second_ahead = _ahead_of(
-                    panel_at, panel_bytes, (row - block) // PANEL_ROWS, num_tiles,
+                    panel_at, panel_bytes, (row - block) // tile_rows, num_tiles,
                     panel == first, panel + 2 >= last,
                 )  # fmt: skip
                 panel_product(
@@ -181,17 +193,19 @@ def _gated_part(x, panels, bias, out, first, last, tiles) -> None:  # type: igno
     out_at = out.ctypes.data
     up_at = gate_at + PANEL_ROWS * LANES * _FLOAT_BYTES
     panel_bytes = panels.shape[1] * LANES * panels.itemsize
-    for block in range(0, num_rows, _BLOCK_ROWS):
-        block_end = min(num_rows, block + _BLOCK_ROWS)
-        num_tiles = -(-(block_end - block) // PANEL_ROWS)
+    block_rows = _even_part(num_rows, _BLOCK_ROWS)
+    for block in range(0, num_rows, block_rows):
+        block_end = min(num_rows, block + block_rows)
+        tile_rows = _even_part(block_end - block, PANEL_ROWS)
+        num_tiles = -(-(block_end - block) // tile_rows)
         for pair in range(first, last):
             panel_at = panels_at + 2 * pair * panel_bytes
             column = pair * LANES
-            for row in range(block, block_end, PANEL_ROWS):
-                rows = min(PANEL_ROWS, block_end - row)
+            for row in range(block, block_end, tile_rows):
+                rows = min(tile_rows, block_end - row)
                 row_at = x_at + row * depth * _FLOAT_BYTES
                 ahead, second_ahead = _ahead_of(
-                    panel_at, panel_bytes, (row - block) // PANEL_ROWS, num_tiles,
+                    panel_at, panel_bytes, (row - block) // tile_rows, num_tiles,
                     pair == first, pair + 1 >= last,
                 )  # fmt: skip
                 panel_product(

@@ -14,6 +14,7 @@ reading the weights.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from llvmlite import ir
@@ -29,6 +30,8 @@ from engine.runner.kernels.vector_ir import (
     VECTOR,
     constant,
     declare_fma,
+    keep_loads_behind,
+    keep_rolled,
     prefetch,
     splat,
     vector_at,
@@ -93,6 +96,7 @@ def _emit_sums(
                 prefetch(builder, builder.add(ahead_at, offset))
             columns.append(_columns_at(builder, builder.add(panel_at, offset), item_bytes))
         for row, row_at in enumerate(row_ats):  # one register for all of a row's panels
+            keep_loads_behind(builder)
             scalar = splat(builder, builder.load(builder.gep(row_at, [k]), align=4))
             for panel in range(len(panel_ats)):
                 chain = (row, panel), step % chains
@@ -102,7 +106,8 @@ def _emit_sums(
         phi.add_incoming(sums[chain], loop)
     next_index = builder.add(index, INT64(_TURN_ROWS[item_bytes]))
     index.add_incoming(next_index, loop)
-    builder.cbranch(builder.icmp_signed("<", next_index, depth), loop, end)
+    branch = builder.cbranch(builder.icmp_signed("<", next_index, depth), loop, end)
+    keep_rolled(builder, branch)
     builder.position_at_end(end)
     if chains == 1:
         return {pair: sums[pair, 0] for pair in pairs}
@@ -110,7 +115,7 @@ def _emit_sums(
 
 
 def _emit_product(
-    builder: Any, num_rows: int, num_panels: int, item_bytes: int, args: tuple[Any, ...]
+    builder: Any, num_rows: int, num_panels: int, item_bytes: int, args: Sequence[Any]
 ) -> None:
     """Emit the product for exactly `num_rows` rows and `num_panels` panels."""
     a, b, depth, c, *ahead_ats = args
@@ -131,6 +136,23 @@ def _emit_product(
         builder.store(total, vector_at(builder, builder.add(c, place)), align=4)
 
 
+def _own_function(module: Any, num_rows: int, num_panels: int, item_bytes: int) -> Any:
+    """Return the product for exactly these numbers as a function that is never inlined.
+
+    Its loop then has all registers, whatever the code around the call needs.
+    """
+    kind = ir.FunctionType(ir.VoidType(), [INT64] * 6)
+    name = f"product_of_{num_rows}_rows_{num_panels}_panels_{item_bytes}_bytes"
+    function = ir.Function(module, kind, name)
+    function.linkage = "internal"
+    function.attributes.add("noinline")
+    function.attributes.add("nounwind")
+    builder = ir.IRBuilder(function.append_basic_block("entry"))
+    _emit_product(builder, num_rows, num_panels, item_bytes, function.args)
+    builder.ret_void()
+    return function
+
+
 def _products(num_panels: int, item_bytes: int, most_rows: int) -> Any:
     """Return the product for this many panels of this kind, for up to `most_rows` rows."""
 
@@ -142,7 +164,8 @@ def _products(num_panels: int, item_bytes: int, most_rows: int) -> Any:
             if num_rows > 1:
                 switch.add_case(INT64(num_rows), case)
             builder.position_at_end(case)
-            _emit_product(builder, num_rows, num_panels, item_bytes, args[1:])
+            function = _own_function(builder.module, num_rows, num_panels, item_bytes)
+            builder.call(function, args[1:])
             builder.branch(done)
         builder.position_at_end(done)
         return context.get_dummy_value()

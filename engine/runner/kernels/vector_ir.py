@@ -56,6 +56,22 @@ def prefetch(builder: Any, address: Any) -> None:
     builder.call(function, [at, INT32(_READ), INT32(_INTO_ALL_CACHES), INT32(_DATA)])
 
 
+def keep_loads_behind(builder: Any) -> None:
+    """Emit no instruction, but keep the compiler from moving later loads to before this point.
+
+    Its scheduler likes to load a loop's operands all at once. With an accumulator in nearly every
+    register there is no room for them, and each turn would store accumulators and load them again.
+    """
+    builder.asm(ir.FunctionType(ir.VoidType(), []), "", "~{memory}", [], True)
+
+
+def keep_rolled(builder: Any, branch: Any) -> None:
+    """Keep the compiler from unrolling the loop that ends with `branch`."""
+    module = builder.module
+    option = module.add_metadata([ir.MetaDataString(module, "llvm.loop.unroll.disable")])
+    branch.set_metadata("llvm.loop", module.add_metadata([option]))
+
+
 def over_vectors(builder: Any, address: Any, num_vectors: Any, first: Any, combine: Any) -> Any:
     """Emit `state = combine(builder, vector, state)` over adjacent vectors; return the state."""
     start = builder.block

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
-from numba import njit
+from numba import int64, njit
 
 from engine.runner.kernels.matmul import (
     gated_linear,
@@ -14,14 +16,14 @@ from engine.runner.kernels.matmul import (
     pack_rows_as_bytes,
     rms_norm,
 )
-from engine.runner.kernels.panel_product import SCALE_ROWS
+from engine.runner.kernels.panel_product import PANEL_ROWS, SCALE_ROWS, panel_product
 from engine.runner.kernels.vector_ir import LANES
 from engine.runner.kernels.vector_math import KEY_TILE, silu_product, softmax_tile
 from tests.unit.runner.tiny_checkpoints import in_bytes
 
 NONE = np.zeros(0, np.float32)
 NONE_2D = np.zeros((0, 0), np.float32)
-ROWS = [1, 2, 3, 4, 5, 6, 7, 8, 12, 13, 16, 17, 32, 33, 95, 96, 97, 130]
+ROWS = [*range(1, 15), 16, 17, 32, 33, 95, 96, 97, 130]
 # SmolLM2-135M: fused qkv, attention output, MLP down, and a slice of the vocabulary.
 SHAPES = [(960, 576), (576, 576), (576, 1536), (1000, 576)]
 
@@ -76,6 +78,21 @@ def test_a_row_on_bytes_is_the_same_alone_and_in_any_batch(
             out = np.full((num_rows, num_outputs), np.nan, np.float32)
             linear(x[:num_rows], panels, NONE, NONE_2D, out, num_threads)
             np.testing.assert_array_equal(out, alone[:num_rows])
+
+
+LOOP = re.compile(r"^(\.L\w+):\n((?:(?!\.L\w+:).*\n)*?\s+j\w+\s+\1)$", re.MULTILINE)
+
+
+@pytest.mark.skipif(PANEL_ROWS != 10, reason="the processor has no AVX-512")
+def test_accumulators_stay_in_their_registers() -> None:
+    product = njit(nogil=True, error_model="numpy")(panel_product.py_func)
+    product.compile((int64,) * 9)
+    (assembly,) = product.inspect_asm().values()
+    loops = [body for _, body in LOOP.findall(assembly) if "vfmadd" in body]
+    assert max(body.count("vfmadd") for body in loops) == 4 * 8  # bytes, two chains per element
+    assert [body.count("vfmadd") for body in loops].count(2 * PANEL_ROWS) >= 1
+    for body in loops:
+        assert not re.search(r"vmov\w+\s+%zmm\d+, .*%rsp", body), body
 
 
 def test_a_byte_is_within_half_a_step_of_the_weight() -> None:
