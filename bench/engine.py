@@ -85,7 +85,7 @@ class EngineUnderTest:
             spans_s.append(time.perf_counter() - started_s)
             for output, entry in zip(outputs, drawn, strict=True):
                 assert entry is not None
-                output.append(entry.tokens[0].token_id)
+                output.append(entry.token_ids[0])
         return num_sequences / statistics.median(spans_s)
 
     def _scheduled(
@@ -98,7 +98,7 @@ class EngineUnderTest:
         self, tokens: list[int], start: int, table: range, prompt: list[int], output: list[int]
     ) -> list[int]:
         drawn = self._runner.execute([self._scheduled(tokens, start, table, prompt, output)])
-        return [entry.tokens[0].token_id for entry in drawn if entry is not None]
+        return [entry.token_ids[0] for entry in drawn if entry is not None]
 
 
 class TransformersPeer:

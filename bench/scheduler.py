@@ -37,7 +37,7 @@ from common.latency import percentile
 from common.request import GenerationRequest, SamplingParams
 from common.token_budget import num_speculative_tokens
 from engine.core.block_pool import BlockUse
-from engine.core.plan import DrawnTokens, SampledToken, ScheduledSequence, StepCosts
+from engine.core.plan import DrawnTokens, ScheduledSequence, StepCosts
 from engine.core.scheduler import Scheduler
 from engine.core.sequence import Sequence
 from engine.core.speculation.speculation import make_speculation
@@ -180,7 +180,7 @@ class BusyNode:
         num_right = 0
         while num_right < len(drafts) and drafts[num_right] == ahead[num_right]:
             num_right += 1
-        tokens = tuple(SampledToken(token) for token in ahead[: num_right + 1])
+        tokens = tuple(ahead[: num_right + 1])
         del ahead[: num_right + 1]
         return DrawnTokens(tokens)
 

@@ -141,7 +141,7 @@ class Serving:
         if not has_prompts:
             self.measured.decode_s += time.perf_counter() - started_s
             self.measured.num_sequence_steps += len(outputs)
-            self.measured.num_tokens += sum(len(output.tokens) for output in outputs)
+            self.measured.num_tokens += sum(len(output.token_ids) for output in outputs)
 
 
 class SameAnswers:

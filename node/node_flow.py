@@ -318,7 +318,6 @@ class NodeFlow(ABC):
 
     def _emit_tokens(self, attempt: Attempt, output: StepOutput) -> Emit:
         sequence = attempt.sequence
-        logprobs = [token.logprobs for token in output.tokens if token.logprobs is not None]
         queue_s, compute_s = (0.0, 0.0) if output.first_index else attempt.prompt_spans_s()
         if output.finish_reason is not None:
             attempt.outcome = output.finish_reason.value
@@ -327,8 +326,8 @@ class NodeFlow(ABC):
             RequestOutput(
                 id=attempt.id,
                 first_index=output.first_index,
-                token_ids=tuple(token.token_id for token in output.tokens),
-                logprobs=tuple(logprobs),
+                token_ids=output.token_ids,
+                logprobs=output.logprobs,
                 num_cached_tokens=sequence.num_cached_tokens,
                 num_drafted=sequence.num_drafted,
                 num_accepted=sequence.num_accepted_drafts,

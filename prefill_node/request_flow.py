@@ -109,13 +109,15 @@ class PrefillFlow(NodeFlow):
         """
         before: list[Effect] = []
         spans: list[_Span] = []
-        for sequence, scheduled in zip(step.sequences, step.batch, strict=True):
+        starts = step.batch.starts.tolist()
+        ends = (step.batch.starts + step.batch.num_tokens).tolist()
+        for sequence, start, end in zip(step.sequences, starts, ends, strict=True):
             attempt = self._attempt_of(sequence)
             if attempt.lease_token is None:
                 continue
-            size, end = self.scheduler.limits.block_size, scheduled.start + len(scheduled.token_ids)
+            size = self.scheduler.limits.block_size
             is_last = end == sequence.num_prompt
-            for span in self._take_spans(attempt, scheduled.start // size):
+            for span in self._take_spans(attempt, start // size):
                 before.append(PushBlocks(span[0], None, *span[1:]))
             spans += self._take_spans(attempt, blocks_for(end, size) if is_last else end // size)
         if not spans:
@@ -152,7 +154,7 @@ class PrefillFlow(NodeFlow):
         sequence = attempt.sequence
         commit = Commit(
             num_tokens=sequence.num_prompt,
-            first_token_id=output.tokens[0].token_id,
+            first_token_id=output.token_ids[0],
             draft_token_ids=tuple(sequence.proposed_token_ids),
         )
         return [*effects, CommitTransfer(attempt.lease_token, commit)]

@@ -12,7 +12,6 @@ from common.kv_layout import KVLayout
 from engine.core.plan import (
     DrawnTokens,
     OnLayer,
-    SampledToken,
     ScheduledSequence,
     StepCosts,
 )
@@ -71,7 +70,7 @@ class PacedRunner:
             time.sleep(max(began_at_s + (layer + 1) * layer_s - time.monotonic(), 0.0))
             if on_layer is not None:
                 on_layer(layer)
-        return [None if e.sample is None else DrawnTokens((SampledToken(1),)) for e in batch]
+        return [None if e.sample is None else DrawnTokens((1,)) for e in batch]
 
     def warm_up(self) -> None:
         """Do nothing: nothing is compiled."""

@@ -17,7 +17,7 @@ from bench.replay.step_cost import StepCost
 from bench.replay.trace_file import TraceRequest
 from common.config import SchedulingConfig
 from common.errors import InternalError
-from engine.core.plan import DrawnTokens, SampledToken, ScheduledSequence
+from engine.core.plan import DrawnTokens, ScheduledSequence
 from engine.core.planned_step import PlannedStep
 from engine.core.scheduler import Scheduler
 from engine.core.sequence import Sequence
@@ -183,7 +183,7 @@ class Replay:
         results = [self._draw(scheduled, began_s) for scheduled in step.batch]
         for output in self._scheduler.apply(step, results):
             served = self._live[output.sequence.sequence_id]
-            self._record(served, len(output.tokens))
+            self._record(served, len(output.token_ids))
             if output.finish_reason is not None:
                 served.num_ends += 1
                 del self._live[output.sequence.sequence_id]
@@ -216,7 +216,7 @@ class Replay:
         if scheduled.sample is None:
             return None
         token_id = served.client.drawn_token_id(scheduled.sample.output_index)
-        return DrawnTokens((SampledToken(token_id),))
+        return DrawnTokens((token_id,))
 
     def _record(self, served: Served, num_tokens: int) -> None:
         if served.num_tokens:

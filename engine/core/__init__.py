@@ -8,7 +8,9 @@ planner         what one step runs: a pure function of these:
   chunk_plan      the prefill chunks of a step: which prompt gets how many tokens
   admission_plan  which waiting sequences are admitted
 plan            a step as the runner sees it
+step_batch      the sequences of one step, as arrays and one by one
 planned_step    a step on its way to the runner, and its outcome on the way back
+seats           the seated sequences as arrays, changed in place
 sequence        one stream of tokens on one node
 status          the life of a sequence, as one table
 stop_rules      when an output is complete, by tokens alone

@@ -9,10 +9,11 @@ none before a preempted one.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Sequence, Set
 from dataclasses import dataclass
 
 from common.blocks import blocks_for
+from engine.core.policies.growth import GrowthColumns
 from engine.core.policies.victims import headroom_blocks, is_recently_resumed
 from engine.core.status import SequenceStatus
 from engine.core.step_budget import StepBudget
@@ -31,18 +32,20 @@ def plan_admissions(
     waiting: Collection[SequenceView],
     *,
     seated: Sequence[SequenceView],
+    growth: Callable[[], GrowthColumns],
     match_prefix: MatchPrefix,
 ) -> None:
     """Plan admissions from the head of the queue.
 
-    `seated`: all sequences that run or wait for KV.
+    `seated`: all sequences that run or wait for KV. `growth` returns what a reservation reads of
+    them, as it was before this step.
     """
     if not waiting:
         return
     if budget.num_seats <= 0 and not budget.policy.enable_priority_scheduling:
         budget.plan.stopped_by = StopRule.NO_SEAT
         return
-    _Admissions(budget, seated, match_prefix).run(waiting)
+    _Admissions(budget, seated, growth, match_prefix).run(waiting)
 
 
 def admission_blocks(sequence: SequenceView, limits: Limits) -> int:
@@ -102,7 +105,11 @@ class _Admissions:
     """One walk along the queue."""
 
     def __init__(
-        self, budget: StepBudget, seated: Sequence[SequenceView], match_prefix: MatchPrefix
+        self,
+        budget: StepBudget,
+        seated: Sequence[SequenceView],
+        growth: Callable[[], GrowthColumns],
+        match_prefix: MatchPrefix,
     ) -> None:
         self.budget = budget
         self.match_prefix = match_prefix
@@ -111,7 +118,9 @@ class _Admissions:
         """Cached blocks that this walk shares: preempting a victim does not free them."""
         self.freed: set[int] = set()
         """Blocks that this walk's victims give back: available, but not evictable yet."""
-        self.demand = sum(map(self._demand, seated))
+        self.demand = (
+            budget.policy.reservation.total_demand(growth()) + self._demand_of_new_blocks()
+        )
 
     def run(self, waiting: Iterable[SequenceView]) -> None:
         plan, policy = self.budget.plan, self.budget.policy
@@ -138,6 +147,16 @@ class _Admissions:
                 break
         plan.stopped_by = rule
         plan.num_growth_blocks = policy.reservation.blocks(self.demand)
+
+    def _demand_of_new_blocks(self) -> int:
+        """Return the change of the demand by the blocks that this step allocates; 0 or less."""
+        reservation = self.budget.policy.reservation
+        growing = [
+            self.seated[chunk.sequence_id]
+            for chunk in self.budget.plan.chunks.values()
+            if chunk.num_new_blocks
+        ]
+        return sum(self._demand(one) - reservation.demand(one) for one in growing)
 
     def _demand(self, sequence: SequenceView) -> int:
         """Return the demand of `sequence` after this step's allocation."""

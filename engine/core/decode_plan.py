@@ -25,9 +25,15 @@ def plan_decodes(
     Otherwise a single remaining sequence that cannot grow never will.
     """
     size = budget.limits.block_size
-    num_needed = sum([_blocks_needed(s, 0, size) for s in decoding])
+    # Hundreds of sequences are looked at in each step, so the usual case is tested without a call.
+    new = [
+        0 if len(s.block_table) * size > s.num_computed else _blocks_needed(s, 0, size)
+        for s in decoding
+    ]
+    num_needed = sum(new)
     if num_needed > budget.available:
         decoding, num_needed = _retract(budget, decoding, num_needed)
+        new = [_blocks_needed(s, 0, size) for s in decoding]
     if num_needed > budget.available:
         # The last one left: it waits until held blocks are released, or until it is preempted.
         budget.plan.stopped_by = StopRule.NO_VICTIM
@@ -36,11 +42,9 @@ def plan_decodes(
         return decoding
     spare_blocks = budget.available - num_needed
     spare_tokens = budget.tokens_left - len(decoding)
-    for sequence in decoding:
+    for sequence, num_new in zip(decoding, new, strict=True):
         if budget.tokens_left == 0:
             break
-        num_drafts = 0
-        num_new = _blocks_needed(sequence, 0, size)
         if sequence.draft_token_ids and spare_tokens > 0:
             most_held = len(sequence.block_table) + num_new + spare_blocks
             num_slots = most_held * size - sequence.num_computed - 1
@@ -48,8 +52,9 @@ def plan_decodes(
             num_with_drafts = _blocks_needed(sequence, num_drafts, size)
             spare_blocks -= num_with_drafts - num_new
             spare_tokens -= num_drafts
-            num_new = num_with_drafts
-        budget.plan_decode(sequence, num_new, num_drafts)
+            budget.plan_decode(sequence, num_with_drafts, num_drafts)
+        else:
+            budget.plan_decode(sequence, num_new, 0)
     return decoding
 
 

@@ -10,8 +10,7 @@ from common.errors import InternalError
 from common.request import SamplingParams, TokenLogprobs
 
 
-# Hundreds of the next two are made in each step, and a frozen dataclass costs three times as much.
-# Only the scheduler writes to them, while it makes a step.
+# Hundreds of the next three are made in a step, and a frozen dataclass costs three times as much.
 @dataclass(slots=True)
 class SampleInput:
     """All inputs of drawing one token: no state is kept between steps.
@@ -49,24 +48,18 @@ class ScheduledSequence:
     next_token_id: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class SampledToken:
-    """The drawn token, with log probabilities if the request asked for them."""
-
-    token_id: int
-    logprobs: TokenLogprobs | None = None
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class DrawnTokens:
     """The tokens that one step drew for one sequence: accepted drafts, then the model's next token.
 
-    `tokens` has 1 to `num_drafts + 1` entries, all drawn by the model itself: a draft is accepted
-    exactly when it equals the token drawn at its position. `draft_token_ids` are proposals for the
-    tokens after the last of them.
+    `token_ids` has 1 to `num_drafts + 1` entries, all drawn by the model itself: a draft is
+    accepted exactly when it equals the token drawn at its position. `logprobs` has one entry for
+    each of them if the request asked for log probabilities, else none. `draft_token_ids` are
+    proposals for the tokens after the last of them.
     """
 
-    tokens: tuple[SampledToken, ...]
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()
     draft_token_ids: tuple[int, ...] = ()
 
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from common.request import FinishReason
-from engine.core.plan import SampledToken, ScheduledSequence
+from common.request import FinishReason, TokenLogprobs
 from engine.core.sequence import Sequence
+from engine.core.step_batch import StepBatch, batch_of
 from engine.core.step_plan import StopRule
 
 E_co = TypeVar("E_co", covariant=True)
@@ -19,12 +19,14 @@ E_co = TypeVar("E_co", covariant=True)
 class StepOutput:
     """Output tokens that one step added to `sequence`, from `first_index` on, in order.
 
-    With `finish_reason`, the output ends with the last of them.
+    With `finish_reason`, the output ends with the last of them. `logprobs` has one entry per token
+    if the request asked for them, else none.
     """
 
     sequence: Sequence
     first_index: int
-    tokens: tuple[SampledToken, ...]
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...]
     finish_reason: FinishReason | None
 
 
@@ -44,7 +46,7 @@ class PlannedStep:
     can never get the block they need and must be finished.
     """
 
-    batch: list[ScheduledSequence] = field(default_factory=list)
+    batch: StepBatch = field(default_factory=lambda: batch_of(()))
     sequences: list[Sequence] = field(default_factory=list)
     reserved: list[Sequence] = field(default_factory=list)
     starved: list[Sequence] = field(default_factory=list)
@@ -58,13 +60,11 @@ class PlannedStep:
     @property
     def made_progress(self) -> bool:
         """Whether the next plan may differ from this one without a new event."""
-        return bool(self.batch or self.reserved or self.num_preempted or self.starved)
+        return bool(self.sequences or self.reserved or self.num_preempted or self.starved)
 
     def only(self, entries: Items[int]) -> PlannedStep:
         """Return the part of the step that computed these indices of the batch."""
-        return PlannedStep(
-            [self.batch[entry] for entry in entries], [self.sequences[entry] for entry in entries]
-        )
+        return PlannedStep(self.batch.only(entries), [self.sequences[entry] for entry in entries])
 
 
 @dataclass(frozen=True, slots=True)

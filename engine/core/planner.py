@@ -14,11 +14,12 @@ sequence is not seated again in the same step.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from engine.core.admission_plan import plan_admissions
 from engine.core.chunk_plan import ChunkPlan
 from engine.core.decode_plan import plan_decodes
+from engine.core.policies.growth import GrowthColumns
 from engine.core.status import SequenceStatus
 from engine.core.step_budget import StepBudget
 from engine.core.step_plan import (
@@ -38,6 +39,7 @@ def plan_step(
     receiving: Sequence[SequenceView],
     waiting: Collection[SequenceView],
     num_exporting: int,
+    growth: Callable[[], GrowthColumns],
     pool: PoolView,
     match_prefix: MatchPrefix,
     limits: Limits,
@@ -46,7 +48,8 @@ def plan_step(
     """Plan one step. `running` is by arrival, `waiting` in the order of the queue.
 
     `receiving` sequences hold seats and blocks while their KV arrives. `num_exporting` sequences
-    have no seat, but their blocks are still read by a transfer, or may still be written.
+    have no seat, but their blocks are still read by a transfer, or may still be written. `growth`
+    returns the columns of all seated sequences; it is called only if admissions are tried.
     """
     decoding = [s for s in running if s.status is SequenceStatus.RUNNING_DECODE]
     prefilling = [s for s in running if s.status is SequenceStatus.RUNNING_PREFILL]
@@ -64,7 +67,7 @@ def plan_step(
         plan.stopped_by = StopRule.PREEMPTED
     elif plan.stopped_by is not StopRule.NO_VICTIM:
         seated = [*decoding, *prefilling, *receiving]
-        plan_admissions(budget, waiting, seated=seated, match_prefix=match_prefix)
+        plan_admissions(budget, waiting, seated=seated, growth=growth, match_prefix=match_prefix)
     chunks.after_admissions()
     assert plan.num_tokens <= limits.max_num_batched_tokens, "a step exceeds its token budget"
     assert plan.num_tokens + budget.tokens_left == limits.max_num_batched_tokens, "miscounted"

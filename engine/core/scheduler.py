@@ -17,18 +17,20 @@ from common.blocks import blocks_for
 from common.config import SchedulingConfig
 from engine.core.block_pool import BlockPool, BlockUse
 from engine.core.host_pool import HostPool
-from engine.core.plan import DrawnTokens, SampledToken, ScheduledSequence
+from engine.core.plan import DrawnTokens, ScheduledSequence
 from engine.core.planned_step import PlannedStep, StepOutput
 from engine.core.planner import plan_step
 from engine.core.policies.reservation import make_reservation
 from engine.core.policies.victims import VICTIM_ORDERS
 from engine.core.prefix_index import PrefixIndex
-from engine.core.sequence import Sequence
+from engine.core.seats import Seats
+from engine.core.sequence import NO_SEAT, Sequence
 from engine.core.speculation.speculation import Speculation
 from engine.core.statistics import SchedulerStatistics, StepCounters
 from engine.core.status import SequenceStatus
+from engine.core.step_batch import StepBatch
 from engine.core.step_plan import Admission, Chunk, Limits, MatchPrefix, PlanPolicy, StepPlan
-from engine.core.stop_rules import until_end
+from engine.core.stop_rules import end_tokens, until_end
 from engine.core.swapping import Swapping
 from engine.core.waiting_queue import WaitingQueue
 
@@ -57,6 +59,11 @@ class Scheduler:
             has_priorities=config.enable_priority_scheduling,
             requeues_at_tail=config.requeue == "tail",
             pass_limit=config.priority_pass_limit,
+        )
+        self.seats = Seats(
+            limits.max_num_seqs,
+            limits.max_model_len,
+            blocks_for(limits.max_model_len, limits.block_size),
         )
         self.running: list[Sequence] = []
         self.receiving: dict[int, Sequence] = {}
@@ -96,7 +103,7 @@ class Scheduler:
 
     def can_seat(self, sequence: Sequence) -> bool:
         """Return whether the next plan would admit `sequence` if it were added now."""
-        self._set_most_output(sequence)
+        self._set_ends(sequence)
         self._draft()
         self.waiting.join(sequence)
         plan = self._decide()
@@ -121,7 +128,7 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         """Queue a new sequence."""
-        self._set_most_output(sequence)
+        self._set_ends(sequence)
         self.waiting.join(sequence)
 
     def plan(self) -> PlannedStep:
@@ -138,20 +145,31 @@ class Scheduler:
 
         A sequence that finishes while it is exported keeps its blocks, see `finish`.
         """
-        outputs = []
-        for sequence, scheduled, drawn in zip(step.sequences, step.batch, results, strict=True):
+        outputs: list[StepOutput] = []
+        batch = step.batch
+        num_drafts = batch.num_drafts.tolist()
+        seats: list[int] = []
+        token_ids: list[int] = []
+        for entry, (sequence, drawn) in enumerate(zip(step.sequences, results, strict=True)):
             if drawn is None:
-                sequence.num_computed += len(scheduled.token_ids)
+                sequence.num_computed += int(batch.num_tokens[entry])
                 self._prefixes.publish(sequence)
+                continue
+            if self._goes_on(sequence, drawn):
+                seats.append(sequence.seat)
+                token_ids.append(drawn.token_ids[0])
+                outputs.append(self._append_one(sequence, drawn))
+                was_decoding = True
             else:
                 was_decoding = sequence.is_decoding
-                output = self._append(sequence, drawn)
-                if self._speculation is not None and was_decoding:
-                    # With an end token among the drafts, accepted drafts behind it are not part of
-                    # the output.
-                    num_accepted = min(len(output.tokens), len(drawn.tokens) - 1)
-                    self._learn(sequence, scheduled.num_drafts, num_accepted)
-                outputs.append(output)
+                outputs.append(self._append(sequence, drawn))
+            if self._speculation is not None and was_decoding:
+                # With an end token among the drafts, accepted drafts behind it are not part of the
+                # output.
+                num_accepted = min(len(outputs[-1].token_ids), len(drawn.token_ids) - 1)
+                self._learn(sequence, num_drafts[entry], num_accepted)
+        if seats:
+            self.seats.append_one_each(seats, token_ids)
         return outputs
 
     # --- a handoff ----------------------------------------------------------------------------
@@ -165,9 +183,8 @@ class Scheduler:
         sequence.has_remote_kv = False
         sequence.move_to(SequenceStatus.RUNNING_DECODE)
         insort(self.running, sequence, key=_by_arrival)
-        return self._append(
-            sequence, DrawnTokens((SampledToken(first_token_id),), tuple(draft_token_ids))
-        )
+        drawn = DrawnTokens((first_token_id,), draft_token_ids=tuple(draft_token_ids))
+        return self._append(sequence, drawn)
 
     # --- the ends -----------------------------------------------------------------------------
 
@@ -210,6 +227,7 @@ class Scheduler:
         assert self.waiting.num_tokens == waiting_tokens, "queued tokens miscounted"
         num_kept = sum(len(block_ids) for block_ids in self.quarantined.values())
         assert self.pool.counts().quarantined == num_kept, "quarantined blocks miscounted"
+        self.seats.check([*self.running, *self.receiving.values()])
         num_swapped = sum(len(sequence.host_block_ids) for sequence in self.waiting)
         assert self.host_pool.num_used == num_swapped, "host blocks without an owner"
 
@@ -228,6 +246,7 @@ class Scheduler:
             receiving=list(self.receiving.values()),
             waiting=self.waiting,
             num_exporting=len(self.exporting) + len(self.quarantined),
+            growth=self.seats.growth,
             pool=self.pool,
             match_prefix=cast(MatchPrefix, self._prefixes.match),
             limits=self.limits,
@@ -257,22 +276,31 @@ class Scheduler:
         # evicts.
         for admission in plan.admissions:
             self.pool.acquire_cached(admission.cached_block_ids)
-        for chunk in plan.chunks.values():
-            sequence = by_id[chunk.sequence_id]
+        chunks = list(plan.chunks.values())
+        step.sequences = [by_id[chunk.sequence_id] for chunk in chunks]
+        for sequence, chunk in zip(step.sequences, chunks, strict=True):
             if chunk.num_new_blocks:
-                sequence.block_table += self.pool.allocate(chunk.num_new_blocks, BlockUse.RUNNING)
-            self._schedule(step, sequence, chunk)
+                block_ids = self.pool.allocate(chunk.num_new_blocks, BlockUse.RUNNING)
+                self.seats.add_blocks(sequence, block_ids)
+            if chunk.num_drafts:
+                self.seats.write_drafts(sequence, sequence.draft_token_ids[: chunk.num_drafts])
         if plan.admissions:
             admitted = self.waiting.take({a.sequence_id for a in plan.admissions})
             for admission in plan.admissions:
-                self._seat(step, admitted[admission.sequence_id], admission)
+                sequence = admitted[admission.sequence_id]
+                if self._seat(step, sequence, admission):
+                    step.sequences.append(sequence)
+                    chunks.append(Chunk(sequence.sequence_id, admission.num_tokens))
+        step.batch = self._batch(step.sequences, chunks)
         self._count_bypasses(plan)
         self._set_proposals(step)
         return step
 
-    def _seat(self, step: PlannedStep, sequence: Sequence, admission: Admission) -> None:
+    def _seat(self, step: PlannedStep, sequence: Sequence, admission: Admission) -> bool:
+        """Seat a sequence; return whether this step computes tokens of it."""
         num_cached = len(admission.cached_block_ids) * self.limits.block_size
-        sequence.block_table = list(admission.cached_block_ids)
+        self.seats.take(sequence)
+        self.seats.add_blocks(sequence, admission.cached_block_ids)
         sequence.num_hashed_blocks = len(admission.cached_block_ids)
         sequence.num_computed = num_cached
         sequence.num_bypassed = 0
@@ -281,8 +309,9 @@ class Scheduler:
         if sequence.has_remote_kv:
             self._receive(sequence, admission)
             step.reserved.append(sequence)
-            return
-        sequence.block_table += self.pool.allocate(admission.num_new_blocks, BlockUse.RUNNING)
+            return False
+        block_ids = self.pool.allocate(admission.num_new_blocks, BlockUse.RUNNING)
+        self.seats.add_blocks(sequence, block_ids)
         self._swapping.swap_in(step, sequence)
         if sequence.status is SequenceStatus.PREEMPTED:
             num_lost = sequence.num_known - 1 - sequence.num_computed
@@ -292,46 +321,43 @@ class Scheduler:
             SequenceStatus.RUNNING_DECODE if is_caught_up else SequenceStatus.RUNNING_PREFILL
         )
         insort(self.running, sequence, key=_by_arrival)
-        self._schedule(step, sequence, Chunk(sequence.sequence_id, admission.num_tokens))
+        return True
 
     def _receive(self, sequence: Sequence, admission: Admission) -> None:
         prompt_blocks = blocks_for(sequence.num_prompt, self.limits.block_size)
         num_targets = prompt_blocks - len(admission.cached_block_ids)
         num_more = admission.num_new_blocks - num_targets
-        sequence.block_table += self.pool.allocate(num_targets, BlockUse.RECEIVING)
-        sequence.block_table += self.pool.allocate(num_more, BlockUse.RESERVED)
+        self.seats.add_blocks(sequence, self.pool.allocate(num_targets, BlockUse.RECEIVING))
+        self.seats.add_blocks(sequence, self.pool.allocate(num_more, BlockUse.RESERVED))
         sequence.move_to(SequenceStatus.WAITING_FOR_KV)
         self.receiving[sequence.sequence_id] = sequence
 
-    def _schedule(self, step: PlannedStep, sequence: Sequence, chunk: Chunk) -> None:
-        start = sequence.num_computed
-        end = start + chunk.num_tokens
-        token_ids: Items[int] = sequence.tokens(start, end)
-        if chunk.num_drafts:
-            token_ids = [*token_ids, *sequence.draft_token_ids[: chunk.num_drafts]]
-        samples = end == sequence.num_known
-        step.sequences.append(sequence)
-        step.batch.append(
-            ScheduledSequence(
-                sequence.sequence_id,
-                token_ids,
-                start,
-                sequence.block_table,
-                sequence.sample_input() if samples else None,
-                chunk.num_drafts,
-                0,
-                None if samples else sequence.tokens(end, end + 1)[0],
-            )
+    def _batch(self, sequences: Items[Sequence], chunks: Items[Chunk]) -> StepBatch:
+        """Return the batch that computes `chunks` of `sequences`, which hold their blocks."""
+        rows = [sequence.seat for sequence in sequences]
+        starts = [sequence.num_computed for sequence in sequences]
+        num_drafts = [chunk.num_drafts for chunk in chunks]
+        num_known = [chunk.num_tokens for chunk in chunks]
+        ends = [start + count for start, count in zip(starts, num_known, strict=True)]
+        batch = StepBatch(
+            self.seats,
+            rows,
+            starts,
+            [count + drafts for count, drafts in zip(num_known, num_drafts, strict=True)],
+            num_drafts,
+            [end == sequence.num_known for end, sequence in zip(ends, sequences, strict=True)],
+            lambda entry: _scheduled(sequences[entry], batch, entry),
         )
+        return batch
 
     def _set_proposals(self, step: PlannedStep) -> None:
         """Set how many drafts a drafter inside the runner may add to each drawn token."""
         if self._speculation is None or not self._speculation.has_proposals:
             return
-        drawing = [i for i, scheduled in enumerate(step.batch) if scheduled.sample is not None]
-        counts = self._speculation.num_proposals([step.sequences[i] for i in drawing])
-        for i, count in zip(drawing, counts, strict=True):
-            step.batch[i].num_proposals = count
+        drawing = step.batch.is_sampled.nonzero()[0]
+        step.batch.num_proposals[drawing] = self._speculation.num_proposals(
+            [step.sequences[entry] for entry in drawing]
+        )
 
     def _count_bypasses(self, plan: StepPlan) -> None:
         highest = 0
@@ -351,17 +377,40 @@ class Scheduler:
 
     # --- inside: results ----------------------------------------------------------------------
 
+    def _goes_on(self, sequence: Sequence, drawn: DrawnTokens) -> bool:
+        """Return whether a decoding sequence gets one token and does not end: the usual case."""
+        return (
+            len(drawn.token_ids) == 1
+            and sequence.status is SequenceStatus.RUNNING_DECODE
+            and drawn.token_ids[0] not in sequence.end_token_ids
+            and sequence.num_known + 1 < sequence.num_prompt + sequence.max_new_tokens
+        )
+
+    def _append_one(self, sequence: Sequence, drawn: DrawnTokens) -> StepOutput:
+        """Append one token to a sequence that goes on; its row in `seats` is written later."""
+        num_known = sequence.num_known
+        sequence.output_token_ids.append(drawn.token_ids[0])
+        sequence.num_computed = num_known
+        sequence.num_known = num_known + 1
+        sequence.draft_token_ids = ()
+        sequence.proposed_token_ids = drawn.draft_token_ids
+        if num_known % self.limits.block_size == 0:
+            self._prefixes.publish(sequence)
+        first_index = num_known - sequence.num_prompt
+        return StepOutput(sequence, first_index, drawn.token_ids, drawn.logprobs, None)
+
     def _append(self, sequence: Sequence, drawn: DrawnTokens) -> StepOutput:
         first_index = sequence.num_output
         kept, reason = until_end(
-            drawn.tokens,
+            drawn.token_ids,
             num_prompt=sequence.num_prompt,
             num_known=sequence.num_known,
-            sampling=sequence.request.sampling,
-            eos_token_ids=self._eos_token_ids,
+            max_tokens=sequence.request.sampling.max_tokens,
+            end_token_ids=sequence.end_token_ids,
             max_model_len=self.limits.max_model_len,
         )
-        sequence.append([token.token_id for token in kept])
+        sequence.append(kept)
+        self.seats.append(sequence, kept)
         # Every drawn token but the last was computed as a draft. KV of wrong drafts is discarded.
         sequence.num_computed = sequence.num_known - 1
         sequence.draft_token_ids = ()
@@ -371,7 +420,7 @@ class Scheduler:
             self.finish(sequence, keep_blocks=sequence.is_exported)
         elif sequence.status is SequenceStatus.RUNNING_PREFILL:
             sequence.move_to(SequenceStatus.RUNNING_DECODE)
-        return StepOutput(sequence, first_index, kept, reason)
+        return StepOutput(sequence, first_index, kept, drawn.logprobs[: len(kept)], reason)
 
     def _learn(self, sequence: Sequence, num_drafted: int, num_accepted: int) -> None:
         assert self._speculation is not None
@@ -387,6 +436,7 @@ class Scheduler:
         self.running.remove(sequence)
         self._counters.num_swapped_out += self._swapping.swap_out(step, sequence)
         self.pool.release(sequence.block_table)
+        self.seats.leave(sequence)
         sequence.block_table = []
         sequence.num_computed = 0
         sequence.num_hashed_blocks = 0
@@ -397,11 +447,13 @@ class Scheduler:
 
     # --- inside: blocks -----------------------------------------------------------------------
 
-    def _set_most_output(self, sequence: Sequence) -> None:
-        """Set the most tokens that can be output here; 0 for exported sequences.
+    def _set_ends(self, sequence: Sequence) -> None:
+        """Set the tokens that end the output, and the most tokens that can be output here.
 
-        Those leave after their first token, so they need no blocks for growth.
+        The latter is 0 for exported sequences: those leave after their first token, so they need no
+        blocks for growth.
         """
+        sequence.end_token_ids = end_tokens(sequence.request.sampling, self._eos_token_ids)
         if not sequence.is_exported:
             sequence.max_new_tokens = min(
                 sequence.request.sampling.max_tokens,
@@ -420,6 +472,8 @@ class Scheduler:
             raise ValueError(f"sequence {sequence.sequence_id} has finished already")
         else:
             self.running.remove(sequence)
+        if sequence.seat != NO_SEAT:
+            self.seats.leave(sequence)
 
     def _free(self, sequence: Sequence) -> None:
         if sequence.status is SequenceStatus.WAITING_FOR_KV:
@@ -436,3 +490,21 @@ class Scheduler:
 
 def _by_arrival(sequence: Sequence) -> int:
     return sequence.arrival
+
+
+def _scheduled(sequence: Sequence, batch: StepBatch, entry: int) -> ScheduledSequence:
+    """Return an entry of `batch` with the sequence's own tokens and blocks."""
+    num_drafts = int(batch.num_drafts[entry])
+    start = int(batch.starts[entry])
+    end = start + int(batch.num_tokens[entry]) - num_drafts
+    is_sampled = bool(batch.is_sampled[entry])
+    return ScheduledSequence(
+        sequence.sequence_id,
+        [*sequence.tokens(start, end), *sequence.draft_token_ids[:num_drafts]],
+        start,
+        sequence.block_table,
+        sequence.sample_input() if is_sampled else None,
+        num_drafts,
+        int(batch.num_proposals[entry]),
+        None if is_sampled else sequence.tokens(end, end + 1)[0],
+    )

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Tokens
+from collections.abc import Set
 
 from common.blocks import BlockHash
 from common.request import GenerationRequest
 from engine.core.plan import SampleInput
 from engine.core.speculation.draft_length import Acceptance
 from engine.core.status import SequenceStatus, check_transition
+
+NO_SEAT = -1
+"""The seat of a sequence that has none."""
 
 
 class Sequence:
@@ -25,6 +29,7 @@ class Sequence:
         "block_hashes",
         "block_table",
         "draft_token_ids",
+        "end_token_ids",
         "has_remote_kv",
         "host_block_ids",
         "is_exported",
@@ -45,6 +50,7 @@ class Sequence:
         "proposed_token_ids",
         "queue_key",
         "request",
+        "seat",
         "sequence_id",
         "status",
     )
@@ -78,6 +84,10 @@ class Sequence:
         self.has_remote_kv = has_remote_kv
         self.is_exported = is_exported
         self.status = SequenceStatus.WAITING
+        self.seat = NO_SEAT
+        """Its row in `Seats` while it runs or receives KV."""
+        self.end_token_ids: Set[int] = frozenset()
+        """Tokens that end the output; set when queued."""
         self.draft_token_ids: Tokens[int] = ()
         """Drafts to be verified behind the last known token in the next step."""
         self.proposed_token_ids: Tokens[int] = ()

@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 
 from common.request import FinishReason, SamplingParams
-from engine.core.plan import SampledToken
+
+
+def end_tokens(sampling: SamplingParams, eos_token_ids: Set[int]) -> Set[int]:
+    """Return the tokens that end an output: the model's own ones and the request's."""
+    if sampling.ignore_eos:
+        return frozenset(sampling.stop_token_ids)
+    return eos_token_ids | frozenset(sampling.stop_token_ids)
 
 
 def withheld_token_ids(
@@ -22,26 +28,23 @@ def withheld_token_ids(
 
 
 def until_end(
-    drawn: tuple[SampledToken, ...],
+    drawn: tuple[int, ...],
     *,
     num_prompt: int,
     num_known: int,
-    sampling: SamplingParams,
-    eos_token_ids: Set[int],
+    max_tokens: int,
+    end_token_ids: Set[int],
     max_model_len: int,
-) -> tuple[tuple[SampledToken, ...], FinishReason | None]:
+) -> tuple[tuple[int, ...], FinishReason | None]:
     """Return `drawn` up to the token that ends the output, and the reason; else all and None.
 
     `num_known` tokens, `num_prompt` of them the prompt's, come before `drawn`. A stop token is part
     of the output that nodes report; the router decides whether to show it.
     """
-    for count, token in enumerate(drawn, 1):
-        token_id = token.token_id
-        if token_id in sampling.stop_token_ids:
-            return drawn[:count], FinishReason.STOP
-        if token_id in eos_token_ids and not sampling.ignore_eos:
+    for count, token_id in enumerate(drawn, 1):
+        if token_id in end_token_ids:
             return drawn[:count], FinishReason.STOP
         num_output = num_known - num_prompt + count
-        if num_output >= sampling.max_tokens or num_known + count >= max_model_len:
+        if num_output >= max_tokens or num_known + count >= max_model_len:
             return drawn[:count], FinishReason.LENGTH
     return drawn, None

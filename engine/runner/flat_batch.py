@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from common.blocks import blocks_for
 from common.errors import InternalError
-from engine.core.plan import ScheduledSequence
+from engine.core.step_batch import StepBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,73 +39,80 @@ class BatchLimits:
     vocab_size: int
 
 
-def flatten(batch: Sequence[ScheduledSequence], limits: BatchLimits) -> FlatBatch:
+def flatten(batch: StepBatch, limits: BatchLimits) -> FlatBatch:
     """Lay out a non-empty `batch`; `InternalError` when a sequence is outside `limits`.
 
-    The kernels do not check bounds, so every index is checked here.
+    The kernels do not check bounds, so every index is checked here. The arrays are copies, so the
+    batch's seats may change while the step runs.
     """
-    counts = [len(sequence.token_ids) for sequence in batch]
-    row_starts = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
+    row_starts = np.concatenate(([0], np.cumsum(batch.num_tokens)))
     num_rows = int(row_starts[-1])
     if num_rows > limits.max_tokens:
         raise InternalError(f"a step of {num_rows} tokens: wanted at most {limits.max_tokens}")
-    token_ids = np.empty(num_rows, np.int64)
-    positions = np.empty(num_rows, np.int64)
-    slots = np.empty(num_rows, np.int64)
-    width = max(len(sequence.block_table) for sequence in batch)
-    block_tables = np.zeros((len(batch), max(1, width)), np.int64)
-    for index, sequence in enumerate(batch):
-        end = sequence.start + counts[index]
-        _check_sequence(sequence, end, limits)
-        rows = slice(row_starts[index], row_starts[index + 1])
-        table = block_tables[index, : len(sequence.block_table)]
-        table[:] = sequence.block_table
-        token_ids[rows] = sequence.token_ids
-        positions[rows] = np.arange(sequence.start, end)
-        slots[rows] = (
-            table[positions[rows] // limits.block_size] * limits.block_size
-            + positions[rows] % limits.block_size
-        )
-    for name, values, limit in (
-        ("token id", token_ids, limits.vocab_size),
-        ("block id", block_tables, limits.num_blocks),
-    ):
-        if values.min() < 0 or values.max() >= limit:
-            wrong = values.min() if values.min() < 0 else values.max()
-            raise InternalError(f"{name} {wrong}: wanted 0 to {limit - 1}")
+    _check_entries(batch, limits)
+    seats, size = batch.seats, limits.block_size
+    rows = np.repeat(batch.rows, batch.num_tokens)
+    positions = np.arange(num_rows) + np.repeat(batch.starts - row_starts[:-1], batch.num_tokens)
+    token_ids = seats.token_ids[rows, positions].astype(np.int64)
+    width = max(1, int(seats.num_blocks[batch.rows].max()))
+    block_tables = seats.block_tables[batch.rows, :width].astype(np.int64)
+    block_tables[np.arange(width) >= seats.num_blocks[batch.rows, None]] = 0
+    slots = seats.block_tables[rows, positions // size].astype(np.int64) * size + positions % size
+    _check_range("token id", token_ids, limits.vocab_size)
+    _check_range("block id", block_tables, limits.num_blocks)
     _check_next_tokens(batch, limits)
-    sampled = [
-        np.arange(end - 1 - sequence.num_drafts, end)
-        for sequence, end in zip(batch, row_starts[1:], strict=True)
-        if sequence.sample is not None
-    ]
-    sampled_rows = np.concatenate(sampled) if sampled else np.zeros(0, np.int64)
-    return FlatBatch(token_ids, positions, slots, row_starts, block_tables, sampled_rows)
+    return FlatBatch(
+        token_ids, positions, slots, row_starts, block_tables, _sampled_rows(batch, row_starts)
+    )
 
 
-def _check_next_tokens(batch: Sequence[ScheduledSequence], limits: BatchLimits) -> None:
-    for sequence in batch:
-        one = sequence.next_token_id
-        if one is not None and not 0 <= one < limits.vocab_size:
-            raise InternalError(f"next token id {one}: wanted 0 to {limits.vocab_size - 1}")
+def _check_next_tokens(batch: StepBatch, limits: BatchLimits) -> None:
+    """Check the known tokens behind chunks, which a drafting layer reads; -1: there is none."""
+    ends = (batch.starts + batch.num_tokens)[~batch.is_sampled]
+    next_ids = batch.seats.token_ids[batch.rows[~batch.is_sampled], ends]
+    if len(next_ids) and next_ids.max() >= limits.vocab_size:
+        raise InternalError(f"next token id {next_ids.max()}: wanted 0 to {limits.vocab_size - 1}")
 
 
-def _check_sequence(sequence: ScheduledSequence, end: int, limits: BatchLimits) -> None:
-    name = f"sequence {sequence.sequence_id}"
-    if not 0 <= sequence.start < end <= limits.max_len:
-        raise InternalError(
-            f"{name}: positions {sequence.start} to {end}: wanted at least one token, "
-            f"within 0 to {limits.max_len}"
-        )
-    if not 0 <= sequence.num_drafts < len(sequence.token_ids):
-        raise InternalError(
-            f"{name}: {sequence.num_drafts} drafts among {len(sequence.token_ids)} tokens: "
-            "wanted at least one known token before them"
-        )
-    if sequence.num_drafts and sequence.sample is None:
-        raise InternalError(f"{name}: drafts without a sample to verify them with")
-    needed = blocks_for(end, limits.block_size)
-    if len(sequence.block_table) < needed:
-        raise InternalError(
-            f"{name}: {len(sequence.block_table)} blocks for {end} tokens: wanted {needed}"
-        )
+def _sampled_rows(batch: StepBatch, row_starts: np.ndarray) -> np.ndarray:
+    entries = np.flatnonzero(batch.is_sampled)
+    counts = batch.num_drafts[entries] + 1
+    ends = row_starts[entries + 1]
+    behind = np.cumsum(counts)
+    return np.arange(counts.sum()) + np.repeat(ends - behind, counts)
+
+
+def _check_range(name: str, values: np.ndarray, limit: int) -> None:
+    if values.min() < 0 or values.max() >= limit:
+        wrong = values.min() if values.min() < 0 else values.max()
+        raise InternalError(f"{name} {wrong}: wanted 0 to {limit - 1}")
+
+
+def _check_entries(batch: StepBatch, limits: BatchLimits) -> None:
+    """Raise `InternalError` for the first entry whose positions, drafts or blocks do not fit."""
+    seats = batch.seats
+    ends = batch.starts + batch.num_tokens
+    held = seats.num_blocks[batch.rows]
+    needed = -(-ends // limits.block_size)
+    is_outside = (batch.starts < 0) | (batch.num_tokens < 1) | (ends > limits.max_len)
+    is_mistaken = (batch.num_drafts < 0) | (batch.num_drafts >= batch.num_tokens)
+    is_idle = (batch.num_drafts > 0) & ~batch.is_sampled
+    wrong = np.flatnonzero(is_outside | is_mistaken | is_idle | (held < needed))
+    if len(wrong):
+        entry = int(wrong[0])
+        start, end, count = batch.starts[entry], ends[entry], batch.num_tokens[entry]
+        drafts = batch.num_drafts[entry]
+        if is_outside[entry]:
+            problem = (
+                f"positions {start} to {end}: wanted at least one token, "
+                f"within 0 to {limits.max_len}"
+            )
+        elif is_mistaken[entry]:
+            problem = (
+                f"{drafts} drafts among {count} tokens: wanted at least one known token before them"
+            )
+        elif is_idle[entry]:
+            problem = "drafts without a sample to verify them with"
+        else:
+            problem = f"{held[entry]} blocks for {end} tokens: wanted {needed[entry]}"
+        raise InternalError(f"sequence {batch[entry].sequence_id}: {problem}")

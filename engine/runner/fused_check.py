@@ -10,6 +10,7 @@ import numpy as np
 
 from common.kv_layout import KVLayout
 from engine.core.plan import ScheduledSequence
+from engine.core.step_batch import batch_of
 from engine.runner.flat_batch import BatchLimits, FlatBatch, flatten
 from engine.runner.framework import paddle
 from engine.runner.fused_attention import FusedAttention
@@ -127,7 +128,7 @@ def _batch(
         max_tokens=most, max_len=most + max(sequences)[0], num_blocks=num_blocks,
         block_size=block_size, vocab_size=1,
     )  # fmt: skip
-    return flatten(batch, limits)
+    return flatten(batch_of(batch), limits)
 
 
 def _past(

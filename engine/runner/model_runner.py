@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from engine.core.plan import (
     SequencesFailed,
     StepCosts,
 )
+from engine.core.step_batch import StepBatch, batch_of
 from engine.runner.decoder import Decoder
 from engine.runner.flat_batch import BatchLimits, FlatBatch, flatten
 from engine.runner.host_pool import HostPool
@@ -111,6 +111,8 @@ class ModelRunner:
         """
         if not batch:
             return []
+        if not isinstance(batch, StepBatch):
+            batch = batch_of(batch)
         flat = flatten(batch, self._limits)
         layers = self._cache.layers_out(flat.slots, on_layer)
         hidden = self._decoder.begin(flat)
@@ -127,7 +129,7 @@ class ModelRunner:
         return results
 
     def _draw(
-        self, batch: Sequence[ScheduledSequence], flat: FlatBatch, hidden: Any
+        self, batch: StepBatch, flat: FlatBatch, hidden: Any
     ) -> tuple[list[DrawnTokens | None], list[int]]:
         """Return what each entry drew, and the entries whose logits are not finite."""
         results: list[DrawnTokens | None] = [None] * len(batch)
@@ -142,8 +144,7 @@ class ModelRunner:
                 first += len(part)
                 drafts = sequence.token_ids[len(sequence.token_ids) - sequence.num_drafts :]
                 try:
-                    tokens = draw_tokens(self._sampler, part, sequence.sample, drafts)
-                    results[entry] = DrawnTokens(tokens)
+                    results[entry] = draw_tokens(self._sampler, part, sequence.sample, drafts)
                 except BadLogits:
                     bad.append(entry)
         return results, bad
@@ -151,7 +152,7 @@ class ModelRunner:
     def _propose(
         self,
         mtp: MtpLayer,
-        batch: Sequence[ScheduledSequence],
+        batch: StepBatch,
         flat: FlatBatch,
         hidden: Any,
         results: list[DrawnTokens | None],
@@ -163,7 +164,7 @@ class ModelRunner:
         for entry, draft_token_ids in run_drafts(mtp, hidden, step, self._limits.block_size):
             result = results[entry]
             assert result is not None
-            results[entry] = replace(result, draft_token_ids=draft_token_ids)
+            result.draft_token_ids = draft_token_ids
 
     @property
     def step_costs(self) -> StepCosts:

@@ -26,13 +26,17 @@ import numpy as np
 
 from common.errors import InternalError
 from common.request import TokenLogprobs
-from engine.core.plan import SampledToken, SampleInput
+from engine.core.plan import SampleInput
 from engine.core.stop_rules import withheld_token_ids
 from engine.runner.sample_kernels import draw, kept_prefix, likeliest
 
 # Below this the division would leave float32's range. The largest logit would be drawn anyway
 # unless another one is within 1e-4 of it.
 GREEDY_BELOW = 1e-5
+
+
+Sampled = tuple[int, TokenLogprobs | None]
+"""A drawn token, with log probabilities if its request asked for them."""
 
 
 class BadLogits(InternalError):
@@ -50,7 +54,7 @@ class Sampler:
         self.vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
 
-    def sample(self, logits: np.ndarray, one: SampleInput) -> SampledToken:
+    def sample(self, logits: np.ndarray, one: SampleInput) -> Sampled:
         """Draw the token of one row.
 
         `logits` is `[vocab_size]`, float32, contiguous and writable; its contents are destroyed.
@@ -75,7 +79,7 @@ class Sampler:
 
 def _sample_row(
     row: np.ndarray, one: SampleInput, withheld_token_ids: Sequence[int]
-) -> SampledToken | None:
+) -> Sampled | None:
     """Return the token of one row, or None if none can be drawn. Overwrites `row`."""
     params = one.params
     raw = row if params.logprobs is None else row.copy()
@@ -92,8 +96,8 @@ def _sample_row(
     if params.temperature >= GREEDY_BELOW:
         token_id = _drawn(row, row[token_id], one)
     if params.logprobs is None:
-        return SampledToken(token_id)
-    return SampledToken(token_id, _logprobs(raw, token_id, params.logprobs))
+        return token_id, None
+    return token_id, _logprobs(raw, token_id, params.logprobs)
 
 
 def _penalise(row: np.ndarray, one: SampleInput) -> None:

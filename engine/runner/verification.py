@@ -11,20 +11,22 @@ from dataclasses import replace
 
 import numpy as np
 
-from engine.core.plan import SampledToken, SampleInput
+from common.request import TokenLogprobs
+from engine.core.plan import DrawnTokens, SampleInput
 from engine.runner.sampler import Sampler
 
 
 def draw_tokens(
     sampler: Sampler, logits: np.ndarray, first: SampleInput, draft_token_ids: Sequence[int]
-) -> tuple[SampledToken, ...]:
+) -> DrawnTokens:
     """Return the accepted drafts and the model's own token after them.
 
     Row j of `logits` `[drafts + 1, vocab_size]` follows the first j drafts; `first` describes the
     draw of row 0. Rows behind the first difference are not read. Destroys `logits`; raises
     `BadLogits` when a row that is needed is not finite.
     """
-    drawn: list[SampledToken] = []
+    drawn: list[int] = []
+    logprobs: list[TokenLogprobs] = []
     for row, draft in enumerate([*draft_token_ids, None]):
         one = first
         if row:
@@ -33,8 +35,10 @@ def draw_tokens(
                 output_index=first.output_index + row,
                 output_token_ids=[*first.output_token_ids, *draft_token_ids[:row]],
             )
-        token = sampler.sample(logits[row], one)
-        drawn.append(token)
-        if token.token_id != draft:
+        token_id, of_token = sampler.sample(logits[row], one)
+        drawn.append(token_id)
+        if of_token is not None:
+            logprobs.append(of_token)
+        if token_id != draft:
             break
-    return tuple(drawn)
+    return DrawnTokens(tuple(drawn), tuple(logprobs))

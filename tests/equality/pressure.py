@@ -115,7 +115,7 @@ class Node:
         outputs = self.scheduler.apply(step, self.runner.execute(step.batch))
         check_books(self.scheduler)
         for output in outputs:
-            self.outputs[output.sequence.sequence_id] += [t.token_id for t in output.tokens]
+            self.outputs[output.sequence.sequence_id] += output.token_ids
 
 
 def answer_together(node: Node, requests: Items[GenerationRequest]) -> list[list[int]]:
@@ -161,5 +161,5 @@ def _hand_off(prefill: Node, decode: Node, source: Sequence, target: Sequence) -
     decode.runner.stage_in(ours)
     (token_id,) = source.output_token_ids
     output = decode.scheduler.land(target, token_id, tuple(source.proposed_token_ids))
-    decode.outputs[target.sequence_id] += [token.token_id for token in output.tokens]
+    decode.outputs[target.sequence_id] += output.token_ids
     prefill.scheduler.release(source)

@@ -18,7 +18,6 @@ from common.request import SamplingParams
 from engine.core.plan import (
     DrawnTokens,
     OnLayer,
-    SampledToken,
     SampleInput,
     ScheduledSequence,
     StepCosts,
@@ -131,7 +130,7 @@ class HashRunner:
             drawn.append(_draw(states[last + len(drawn)], sample.params, index))
         state = states[last + len(drawn) - 1]
         proposals = self._propose(state, drawn, sample, scheduled.num_proposals)
-        return DrawnTokens(tuple(SampledToken(token) for token in drawn), proposals)
+        return DrawnTokens(tuple(drawn), draft_token_ids=proposals)
 
     def _propose(
         self, state: bytes, drawn: list[int], sample: SampleInput, count: int

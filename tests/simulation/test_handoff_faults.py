@@ -206,8 +206,7 @@ def test_a_commit_whose_token_ends_the_output_ends_it_on_decode_too() -> None:
     first = right_answer(asked.request)[0]
     asked_there = world.d.flow.attempts.get(asked.request.id)
     assert asked_there is not None
-    sampling = replace(asked.request.sampling, stop_token_ids=(first,))
-    asked_there.sequence.request = replace(asked.request, sampling=sampling)
+    asked_there.sequence.end_token_ids = frozenset((first,))
     world.settle()
     assert asked.outcomes == ["finished"]
     assert asked.answer() == [first]

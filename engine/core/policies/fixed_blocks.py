@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from engine.core.policies.growth import MILLION, GrowthView, growth_blocks
+import numpy as np
+
+from engine.core.policies.growth import (
+    MILLION,
+    GrowthColumns,
+    GrowthView,
+    all_growth_blocks,
+    growth_blocks,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +43,14 @@ class FixedBlocks:
             return 0
         most = growth_blocks(view, MILLION, view.max_new_tokens, 0, self.block_size)
         return reserve if reserve < most else most
+
+    def total_demand(self, seated: GrowthColumns) -> int:
+        """Return the sum of `demand` over all rows."""
+        reserve = self.ppm // MILLION
+        if reserve == 0:
+            return 0
+        most = all_growth_blocks(seated, MILLION, seated.max_new_tokens, 0, self.block_size)
+        return int(np.minimum(most, reserve).sum())
 
     def candidate_demand(self, view: GrowthView) -> int:
         """Return 0: the reserve is for running sequences."""

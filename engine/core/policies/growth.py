@@ -6,7 +6,13 @@ rounded up it would be 8.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int64]
 
 MILLION = 1_000_000
 """One whole, in millionths."""
@@ -27,6 +33,19 @@ class GrowthView(Protocol):
     def max_new_tokens(self) -> int: ...
     @property
     def num_held_blocks(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class GrowthColumns:
+    """The fields of `GrowthView` for many sequences, int64 `[sequences]`.
+
+    A row of zeros needs nothing.
+    """
+
+    num_known: Ints
+    num_output: Ints
+    max_new_tokens: Ints
+    num_held_blocks: Ints
 
 
 def to_millionths(number: float) -> int:
@@ -55,3 +74,26 @@ def growth_blocks(
     num_tokens = view.num_known + growth_tokens(view, ratio_ppm, clip, lookahead)
     missing = -(-num_tokens // block_size) - view.num_held_blocks
     return missing if missing > 0 else 0
+
+
+def all_growth_tokens(
+    columns: GrowthColumns, ratio_ppm: int, clip: int | Ints, lookahead: int
+) -> Ints:
+    """Return `growth_tokens` of every row."""
+    remaining = np.maximum(columns.max_new_tokens - columns.num_output, 0)
+    counted = np.minimum(remaining, clip)
+    expected: Ints = np.minimum(-(-counted * ratio_ppm // MILLION) + lookahead, remaining)
+    return expected
+
+
+def all_growth_blocks(
+    columns: GrowthColumns,
+    ratio_ppm: int,
+    clip: int | Ints,
+    lookahead: int,
+    block_size: int,
+) -> Ints:
+    """Return `growth_blocks` of every row."""
+    num_tokens = columns.num_known + all_growth_tokens(columns, ratio_ppm, clip, lookahead)
+    missing: Ints = np.maximum(-(-num_tokens // block_size) - columns.num_held_blocks, 0)
+    return missing

@@ -6,7 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
-from engine.core.policies.growth import MILLION, GrowthView, growth_blocks, growth_tokens
+import numpy as np
+
+from engine.core.policies.growth import (
+    MILLION,
+    GrowthColumns,
+    GrowthView,
+    all_growth_blocks,
+    all_growth_tokens,
+    growth_blocks,
+    growth_tokens,
+)
 from engine.core.policies.new_token_ratio import NewTokenRatio, estimated_ratio_ppm
 
 
@@ -57,6 +67,12 @@ class TokenRatio(_LearntRatio):
 
     candidate_demand = demand
 
+    def total_demand(self, seated: GrowthColumns) -> int:
+        """Return the sum of `demand` over all rows."""
+        ppm = self.new_token_ratio.ppm
+        blocks = all_growth_blocks(seated, ppm, self.clip, self.lookahead, self.block_size)
+        return int(blocks.sum())
+
     def blocks(self, total_demand: int) -> int:
         """Return the sum itself: demands are blocks already."""
         return total_demand
@@ -73,6 +89,13 @@ class GlobalRatio(_LearntRatio):
         return missing if missing > 0 else 0
 
     candidate_demand = demand
+
+    def total_demand(self, seated: GrowthColumns) -> int:
+        """Return the sum of `demand` over all rows."""
+        ppm = self.new_token_ratio.ppm
+        expected = all_growth_tokens(seated, ppm, self.clip, self.lookahead)
+        missing = seated.num_known + expected - seated.num_held_blocks * self.block_size
+        return int(np.maximum(missing, 0).sum())
 
     def blocks(self, total_demand: int) -> int:
         """Return the blocks of the sum, rounded up once."""

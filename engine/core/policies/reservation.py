@@ -13,7 +13,7 @@ from typing import Protocol, Self
 
 from common.config import SchedulingConfig
 from engine.core.policies.fixed_blocks import FixedBlocks
-from engine.core.policies.growth import GrowthView, growth_blocks, to_millionths
+from engine.core.policies.growth import GrowthColumns, GrowthView, growth_blocks, to_millionths
 from engine.core.policies.new_token_ratio import NewTokenRatio
 from engine.core.policies.ratio_reservations import GlobalRatio, TokenRatio
 
@@ -43,6 +43,9 @@ class Reservation(Protocol):
     def candidate_demand(self, view: GrowthView) -> int:
         """Return what one candidate adds to the demands of the seated sequences."""
 
+    def total_demand(self, seated: GrowthColumns) -> int:
+        """Return the sum of `demand` over all rows of `seated`, in a few array operations."""
+
     def blocks(self, total_demand: int) -> int:
         """Return the blocks for a sum of demands."""
 
@@ -70,6 +73,10 @@ class NoReservation:
         return 0
 
     candidate_demand = demand
+
+    def total_demand(self, seated: GrowthColumns) -> int:
+        """Return 0."""
+        return 0
 
     def blocks(self, total_demand: int) -> int:
         """Return the sum, which is 0."""

@@ -8,7 +8,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from engine.core.plan import DrawnTokens, ScheduledSequence
+from common.errors import InternalError
+from engine.core.plan import DrawnTokens
+from engine.core.step_batch import StepBatch
 from engine.runner.flat_batch import BatchLimits, FlatBatch
 
 
@@ -47,56 +49,54 @@ class DraftStep:
 
 
 def plan_drafts(
-    planned: Sequence[ScheduledSequence],
+    planned: StepBatch,
     flat: FlatBatch,
     results: Sequence[DrawnTokens | None],
     limits: BatchLimits,
 ) -> DraftStep | None:
     """Return the draft step after a computed step; None when no next token is known.
 
-    `results` is what the step drew. Rows behind a rejected draft are left out, and so are sequences
-    that failed.
+    `results` is what the step drew. Rows behind a rejected draft are left out, and so is the last
+    row of a sequence that failed. Raises `InternalError` for a next token outside the vocabulary.
     """
-    rows: list[int] = []
-    next_ids, sequences, row_starts = [], [], [0]
-    entries, num_drafts, sampled = [], [], []
-    for entry, (sequence, result) in enumerate(zip(planned, results, strict=True)):
-        behind = _next_tokens(sequence, result)
-        if not behind:
-            continue
-        first = int(flat.row_starts[entry])
-        rows += range(first, first + len(behind))
-        next_ids += behind
-        sequences.append(entry)
-        row_starts.append(len(rows))
-        if result is not None and sequence.num_proposals > 0:
-            slots = min(len(sequence.block_table) * limits.block_size, limits.max_len)
-            free = slots - (sequence.start + len(behind))
-            entries.append(entry)
-            num_drafts.append(min(sequence.num_proposals, 1 + max(0, free)))
-            sampled.append(len(rows) - 1)
-    if not rows:
+    num_rows = planned.num_tokens - planned.num_drafts - 1
+    last_drawn: list[int] = []
+    drawing: list[int] = []
+    for entry, result in enumerate(results):
+        if result is not None:
+            num_rows[entry] += len(result.token_ids)
+            drawing.append(entry)
+            last_drawn.append(result.token_ids[-1])
+    num_rows[~planned.is_sampled] += 1
+    kept = np.flatnonzero(num_rows)
+    if not len(kept):
         return None
-    chosen = np.array(rows, np.int64)
+    row_starts = np.concatenate(([0], np.cumsum(num_rows)))
+    rows = np.arange(row_starts[-1]) + np.repeat(flat.row_starts[:-1] - row_starts[:-1], num_rows)
+    positions = flat.positions[rows]
+    next_ids = planned.seats.token_ids[np.repeat(planned.rows, num_rows), positions + 1]
+    next_ids = next_ids.astype(np.int64)
+    next_ids[row_starts[1:][drawing] - 1] = last_drawn
+    _check_known(next_ids, limits.vocab_size)
+    entries = [entry for entry in drawing if planned.num_proposals[entry] > 0]
+    held = planned.seats.num_blocks[planned.rows] * limits.block_size
+    free = np.minimum(held, limits.max_len) - (planned.starts + num_rows)
+    num_drafts = np.minimum(planned.num_proposals, 1 + np.maximum(free, 0))
     batch = FlatBatch(
-        token_ids=np.array(next_ids, np.int64),
-        positions=flat.positions[chosen],
-        slots=flat.slots[chosen],
-        row_starts=np.array(row_starts, np.int64),
-        block_tables=flat.block_tables[sequences],
-        sampled_rows=np.array(sampled, np.int64),
+        token_ids=next_ids,
+        positions=positions,
+        slots=flat.slots[rows],
+        row_starts=np.append(row_starts[kept], row_starts[-1]),
+        block_tables=flat.block_tables[kept],
+        sampled_rows=row_starts[1:][entries] - 1,
     )
-    return DraftStep(chosen, batch, entries, np.array(num_drafts, np.int64))
+    return DraftStep(rows, batch, entries, num_drafts[entries])
 
 
-def _next_tokens(sequence: ScheduledSequence, result: DrawnTokens | None) -> list[int]:
-    """Return the tokens after the sequence's rows, from the first row, as far as they are known."""
-    known = list(sequence.token_ids[1 : len(sequence.token_ids) - sequence.num_drafts])
-    if result is not None:
-        return known + [token.token_id for token in result.tokens]
-    if sequence.sample is None and sequence.next_token_id is not None:
-        known.append(sequence.next_token_id)
-    return known
+def _check_known(next_ids: np.ndarray, vocab_size: int) -> None:
+    if next_ids.min() < 0 or next_ids.max() >= vocab_size:
+        wrong = next_ids.min() if next_ids.min() < 0 else next_ids.max()
+        raise InternalError(f"next token id {wrong}: wanted 0 to {vocab_size - 1}")
 
 
 def run_drafts(

@@ -32,6 +32,7 @@ from engine.core.policies.victims import (
     spare_recently_resumed,
 )
 from node.make_scheduler import max_chunk_tokens_of, speculation_of
+from tests.unit.engine_core.planner_views import growth_columns
 from tests.unit.engine_core.policies.test_victims import Decode
 from tests.unit.engine_core.policies.views import View
 
@@ -126,6 +127,22 @@ def test_s23_growth_rises_with_the_ratio(
         - view.num_held_blocks,
         0,
     )
+
+
+@fixed
+@given(configs(), EVENTS, st.lists(views(), max_size=6), BLOCK_SIZES, st.integers(0, 3))
+def test_the_sum_over_columns_is_the_sum_over_sequences(
+    config: SchedulingConfig,
+    events: list[Any],
+    seated: list[View],
+    block_size: int,
+    num_empty: int,
+) -> None:
+    reservation = after(make_reservation(config, block_size=block_size, lookahead=2), events)
+    empty = [View(max_new_tokens=0)] * num_empty
+    found = reservation.total_demand(growth_columns([*seated, *empty]))
+    assert type(found) is int
+    assert found == sum(map(reservation.demand, seated))
 
 
 @fixed

@@ -189,7 +189,7 @@ class Run:
         for output in outputs:
             sequence = output.sequence
             tokens = self.engine.outputs[sequence.sequence_id]
-            assert output.first_index == len(tokens) - len(output.tokens)
+            assert output.first_index == len(tokens) - len(output.token_ids)
             if sequence.is_exported:
                 assert len(tokens) == 1
 

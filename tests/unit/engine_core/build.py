@@ -168,7 +168,7 @@ class Engine:
         for output in outputs:
             tokens = self.outputs.setdefault(output.sequence.sequence_id, [])
             assert output.first_index == len(tokens), "an output index is missing or twice there"
-            tokens += [token.token_id for token in output.tokens]
+            tokens += output.token_ids
         return outputs
 
     def run(self, most_steps: int = 200) -> None:

@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 from common.blocks import blocks_for
 from engine.core.planner import plan_step
+from engine.core.policies.growth import GrowthColumns, GrowthView
 from engine.core.policies.reservation import NoReservation, Reservation
 from engine.core.policies.victims import VICTIM_ORDERS
 from engine.core.status import SequenceStatus
@@ -169,6 +173,20 @@ def block_ids(sequence_id: int, count: int) -> tuple[int, ...]:
     return tuple(range(1000 * sequence_id, 1000 * sequence_id + count))
 
 
+def growth_columns(views: Sequence[GrowthView]) -> GrowthColumns:
+    """Return the columns of these views."""
+
+    def column(name: str) -> npt.NDArray[np.int64]:
+        return np.array([getattr(view, name) for view in views], np.int64)
+
+    return GrowthColumns(
+        num_known=column("num_known"),
+        num_output=column("num_output"),
+        max_new_tokens=column("max_new_tokens"),
+        num_held_blocks=column("num_held_blocks"),
+    )
+
+
 def plan(
     *,
     running: Sequence[View] = (),
@@ -198,6 +216,7 @@ def plan(
         receiving=landing,
         waiting=queue,
         num_exporting=exporting,
+        growth=lambda: growth_columns([*running, *landing]),
         pool=Pool(pool) if isinstance(pool, int) else pool,
         match_prefix=lambda view: found.get(view.sequence_id, ()),
         limits=Limits(

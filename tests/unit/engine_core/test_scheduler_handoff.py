@@ -31,7 +31,7 @@ def test_a_landed_sequence_decodes_from_token_1_as_if_it_had_been_here(length: i
     request = make_request(length, max_tokens=6)
     sequence = engine.add(request, has_remote_kv=True)
     step = engine.plan()
-    assert (step.batch, step.reserved) == ([], [sequence])
+    assert (list(step.batch), step.reserved) == ([], [sequence])
     assert status_of(sequence) is SequenceStatus.WAITING_FOR_KV
     counts = engine.scheduler.pool.counts()
     assert counts.receiving == -(-length // BLOCK_SIZE)

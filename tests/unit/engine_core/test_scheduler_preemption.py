@@ -235,7 +235,7 @@ def test_s38_s13_a_lone_decode_waits_until_a_transfer_ends_and_admissions_with_i
     late = add(engine, 1, 1, 3)
     for _ in range(3):
         step = engine.plan()
-        assert (step.batch, step.starved, step.num_preempted) == ([], [], 0)
+        assert (list(step.batch), step.starved, step.num_preempted) == ([], [], 0)
         assert not step.made_progress
     assert engine.scheduler.statistics().counters.stops["no_victim"] == 3
     assert status_of(late) is SequenceStatus.WAITING
@@ -251,7 +251,7 @@ def test_s34_one_that_can_never_grow_is_told_and_the_others_go_on() -> None:
     starving = add(engine, 6, 10, 1)
     engine.run_until(lambda: starving.num_computed == 8)
     step = engine.plan()
-    assert (step.starved, step.batch) == ([starving], [])
+    assert (step.starved, list(step.batch)) == ([starving], [])
     assert (
         engine.outputs[1]
         == expected_tokens(starving.prompt_token_ids, starving.request.sampling)[:3]

@@ -71,7 +71,7 @@ def test_right_drafts_give_several_tokens_a_step() -> None:
     oracle = Oracle(engine)
     sequence = oracle.add(engine, 5, max_tokens=10)
     outputs = [output for _ in range(4) for output in engine.step()]
-    assert [len(output.tokens) for output in outputs] == [1, 4, 4, 1]
+    assert [len(output.token_ids) for output in outputs] == [1, 4, 4, 1]
     assert [output.first_index for output in outputs] == [0, 1, 5, 9]
     assert outputs[-1].finish_reason is FinishReason.LENGTH
     assert engine.outputs[sequence.sequence_id] == answer(sequence)
@@ -134,7 +134,7 @@ def test_a_stop_among_right_drafts_ends_the_output_there() -> None:
     sequence = oracle.add(engine, 5, max_tokens=9, stop_token_ids=(plain[3],))
     engine.step()
     (output,) = engine.step()
-    assert [token.token_id for token in output.tokens] == plain[1:4]
+    assert list(output.token_ids) == plain[1:4]
     assert output.finish_reason is FinishReason.STOP
     assert engine.outputs[sequence.sequence_id] == plain[:4] == answer(sequence)
     check_idle(engine.scheduler)

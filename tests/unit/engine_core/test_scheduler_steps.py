@@ -62,9 +62,7 @@ def test_outputs_carry_index_token_and_reason() -> None:
     request = make_request(3, max_tokens=3)
     sequence = engine.add(request)
     steps = [engine.step() for _ in range(3)]
-    assert [(o.first_index, o.tokens[0].token_id) for (o,) in steps] == list(
-        enumerate(answer(request))
-    )
+    assert [(o.first_index, o.token_ids[0]) for (o,) in steps] == list(enumerate(answer(request)))
     assert [o.finish_reason for (o,) in steps] == [None, None, FinishReason.LENGTH]
     assert all(o.sequence is sequence for (o,) in steps)
     assert not engine.scheduler.waiting
@@ -84,7 +82,7 @@ def test_a_first_token_that_ends_the_sequence_ends_the_output() -> None:
     engine = Engine()
     engine.add(request_ending_with_eos(make_prompt(5)))
     (output,) = engine.step()
-    assert [token.token_id for token in output.tokens] == [EOS_TOKEN_ID]
+    assert output.token_ids == (EOS_TOKEN_ID,)
     assert output.finish_reason is FinishReason.STOP
     check_idle(engine.scheduler)
 
@@ -240,7 +238,7 @@ def test_a_step_that_only_preempts_made_progress() -> None:
 def test_an_idle_engine_makes_no_progress_and_says_so() -> None:
     engine = Engine()
     step = engine.plan()
-    assert (step.batch, step.reserved, step.num_preempted) == ([], [], 0)
+    assert (list(step.batch), step.reserved, step.num_preempted) == ([], [], 0)
     assert not step.made_progress
     assert not engine.scheduler.waiting
     assert not engine.scheduler.running

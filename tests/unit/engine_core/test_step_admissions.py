@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from common.blocks import blocks_for
-from engine.core.policies.growth import MILLION
+from engine.core.policies.growth import MILLION, GrowthColumns
 from engine.core.policies.reservation import Reservation
 from engine.core.step_plan import StepPlan, StopRule
 from tests.unit.engine_core.planner_views import (
@@ -283,6 +283,9 @@ class Reckless:
         return -MILLION
 
     candidate_demand = demand
+
+    def total_demand(self, seated: GrowthColumns) -> int:
+        return -MILLION * len(seated.num_known)
 
     def blocks(self, total_demand: int) -> int:
         return total_demand

@@ -11,6 +11,7 @@ import pytest
 from engine.core.plan import DrawnTokens, OnLayer, ScheduledSequence, SequencesFailed
 from engine.core.planned_step import BlockCopy, PlannedStep, Pushes
 from engine.core.sequence import Sequence as EngineSequence
+from engine.core.step_batch import batch_of
 from engine.core.step_plan import StopRule
 from engine.step_loop import StepLoop, start_step_thread
 from tests.fakes.manual_clock import ManualClock
@@ -64,7 +65,7 @@ class ScriptedFlow:
         sequence = EngineSequence(1, make_request(1))
         scheduled = ScheduledSequence(1, [1], 0, [0], None)
         step = PlannedStep(
-            [scheduled] * count, [sequence] * count, num_preempted=self.num_preempted
+            batch_of([scheduled] * count), [sequence] * count, num_preempted=self.num_preempted
         )
         step.swap_outs = list(self.swap_outs)
         step.swap_ins = list(self.swap_ins)

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from common.request import FinishReason, SamplingParams
-from engine.core.plan import SampledToken
-from engine.core.stop_rules import until_end, withheld_token_ids
+from engine.core.stop_rules import end_tokens, until_end, withheld_token_ids
 
 EOS = 2
 
@@ -40,7 +39,7 @@ def test_the_reason_after_a_token(
     sampling: dict[str, Any],
     expected: FinishReason | None,
 ) -> None:
-    drawn = (SampledToken(token),)
+    drawn = (token,)
     assert end_of(drawn, num_output - 1, num_known - 1, sampling) == (drawn, expected)
 
 
@@ -65,7 +64,7 @@ def test_what_was_drawn_behind_the_end_is_dropped(
     kept: list[int],
     expected: FinishReason | None,
 ) -> None:
-    drawn = tuple(map(SampledToken, tokens))
+    drawn = tuple(tokens)
     assert end_of(drawn, num_output, num_known, sampling) == (drawn[: len(kept)], expected)
 
 
@@ -91,13 +90,14 @@ def test_what_would_end_an_output_is_withheld_before_its_least_length(
 
 
 def end_of(
-    drawn: tuple[SampledToken, ...], num_output: int, num_known: int, sampling: dict[str, Any]
-) -> tuple[tuple[SampledToken, ...], FinishReason | None]:
+    drawn: tuple[int, ...], num_output: int, num_known: int, sampling: dict[str, Any]
+) -> tuple[tuple[int, ...], FinishReason | None]:
+    params = SamplingParams(**{"max_tokens": 8, **sampling})
     return until_end(
         drawn,
         num_prompt=num_known - num_output,
         num_known=num_known,
-        sampling=SamplingParams(**{"max_tokens": 8, **sampling}),
-        eos_token_ids=frozenset({EOS, 3}),
+        max_tokens=params.max_tokens,
+        end_token_ids=end_tokens(params, frozenset({EOS, 3})),
         max_model_len=100,
     )

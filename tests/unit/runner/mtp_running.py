@@ -101,7 +101,7 @@ def only(results: Sequence[DrawnTokens | None]) -> DrawnTokens:
 
 def ids(result: DrawnTokens) -> list[int]:
     """The drawn tokens' ids."""
-    return [token.token_id for token in result.tokens]
+    return list(result.token_ids)
 
 
 def slots(runner: ModelRunner, table: Sequence[int], count: int) -> np.ndarray:

@@ -10,7 +10,7 @@ import numpy as np
 
 from common.config import EngineConfig, ModelConfig
 from common.request import SamplingParams
-from engine.core.plan import SampledToken, SampleInput, ScheduledSequence
+from engine.core.plan import SampleInput, ScheduledSequence
 from engine.runner.load import load_model_runner
 from engine.runner.model_runner import ModelRunner
 from engine.runner.sampler import Sampler
@@ -37,9 +37,9 @@ class RecordingSampler:
     def __init__(self) -> None:
         self.logits: list[np.ndarray] = []
 
-    def sample(self, logits: np.ndarray, one: SampleInput) -> SampledToken:
+    def sample(self, logits: np.ndarray, one: SampleInput) -> tuple[int, None]:
         self.logits.append(logits.copy())
-        return SampledToken(int(logits.argmax()))
+        return int(logits.argmax()), None
 
 
 def scheduled(

@@ -10,6 +10,7 @@ import pytest
 
 from common.kv_layout import KVLayout
 from engine.core.plan import ScheduledSequence
+from engine.core.step_batch import batch_of
 from engine.runner.flat_batch import BatchLimits, FlatBatch, flatten
 from engine.runner.framework import paddle
 from engine.runner.kernels.attention import attention_phase, plan_items
@@ -60,7 +61,7 @@ def _batch(case: Case) -> FlatBatch:
     limits = BatchLimits(
         max_tokens=999, max_len=999, num_blocks=NUM_BLOCKS, block_size=case.block_size, vocab_size=1
     )
-    return flatten(sequences, limits)
+    return flatten(batch_of(sequences), limits)
 
 
 def _spec(case: Case, folder: Path) -> DecoderSpec:

@@ -153,8 +153,10 @@ def test_sizes_that_the_cpu_kernels_cannot_take(
         (scheduled([1], -1, [0]), "positions -1 to 0"),
         (scheduled([], 0, [0]), "at least one token"),
         (scheduled([1] * 65, 0, list(range(5))), "a step of 65 tokens: wanted at most 64"),
-        (replace(scheduled([1], 0, [0]), next_token_id=97), "next token id 97: wanted 0 to 96"),
-        (replace(scheduled([1], 0, [0]), next_token_id=-1), "next token id -1"),
+        (
+            replace(scheduled([1], 0, [0], is_sampled=False), next_token_id=97),
+            "next token id 97: wanted 0 to 96",
+        ),
         (replace(scheduled([1, 2], 0, [0]), num_drafts=2), "2 drafts among 2 tokens"),
         (replace(scheduled([1, 2], 0, [0]), num_drafts=-1), "-1 drafts among 2 tokens"),
         (

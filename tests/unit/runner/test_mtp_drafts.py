@@ -156,5 +156,5 @@ def test_broken_keys_and_values_of_the_layer_cost_drafts_and_no_answer(
     whole = only(runner.execute([step(PROMPT, 40, TABLE, num_proposals=3)]))
     runner.kv_bytes[2] = 0xFF
     broken = only(runner.execute([step(PROMPT, 40, TABLE, num_proposals=3)]))
-    assert broken.tokens == whole.tokens
+    assert broken.token_ids == whole.token_ids
     assert all(0 <= token < 97 for token in broken.draft_token_ids)

@@ -11,6 +11,7 @@ import pytest
 
 from common.kv_layout import KVLayout
 from engine.core.plan import ScheduledSequence
+from engine.core.step_batch import batch_of as step_batch_of
 from engine.runner.attention_tiles import TileLimits, plan_tiles
 from engine.runner.flat_batch import BatchLimits, FlatBatch, flatten
 from engine.runner.framework import paddle
@@ -51,10 +52,12 @@ def batch_of(sequences: Sequence[tuple[int, int]]) -> FlatBatch:
         tables.append(list(range(first, first - count, -1)))
         first -= count
     return flatten(
-        [
-            ScheduledSequence(0, [0] * new, cached, table, None)
-            for (cached, new), table in zip(sequences, tables, strict=True)
-        ],
+        step_batch_of(
+            [
+                ScheduledSequence(0, [0] * new, cached, table, None)
+                for (cached, new), table in zip(sequences, tables, strict=True)
+            ]
+        ),
         LIMITS,
     )
 
@@ -151,7 +154,7 @@ def test_a_chunk_of_a_long_context_needs_little_memory() -> None:
     limits = BatchLimits(
         max_tokens=4096, max_len=12288, num_blocks=len(table), block_size=64, vocab_size=1
     )
-    batch = flatten([ScheduledSequence(0, [0] * 4096, 8192, table, None)], limits)
+    batch = flatten(step_batch_of([ScheduledSequence(0, [0] * 4096, 8192, table, None)]), limits)
     groups = plan_tiles(batch, every(batch), TileLimits(block_size=64, num_heads=32, kv_width=1024))
     assert sum(len(group.tiles) for group in groups) <= 16 * len(groups)
     for group in groups:

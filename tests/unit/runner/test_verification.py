@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from common.request import SamplingParams
-from engine.core.plan import DrawnTokens, SampledToken, SampleInput, SequencesFailed
+from common.request import SamplingParams, TokenLogprobs
+from engine.core.plan import DrawnTokens, SampleInput, SequencesFailed
 from engine.runner.model_runner import ModelRunner
 from engine.runner.sampler import BadLogits, Sampler
 from engine.runner.verification import draw_tokens
@@ -42,16 +42,24 @@ def runner(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return load(folder, attention_backend=request.param)
 
 
-def _undisturbed(runner: ModelRunner, params: SamplingParams) -> list[SampledToken]:
+def with_logprobs(result: DrawnTokens) -> list[tuple[int, TokenLogprobs | None]]:
+    """The drawn tokens, each with its log probabilities if there are any."""
+    logprobs = result.logprobs or (None,) * len(result.token_ids)
+    return list(zip(result.token_ids, logprobs, strict=True))
+
+
+def _undisturbed(
+    runner: ModelRunner, params: SamplingParams
+) -> list[tuple[int, TokenLogprobs | None]]:
     known, computed = list(PROMPT), 0
-    drawn: list[SampledToken] = []
+    drawn: list[tuple[int, TokenLogprobs | None]] = []
     for _ in range(NUM_TOKENS):
         one = step(known, computed, TABLE, num_prompt=len(PROMPT), params=params)
         result = only(runner.execute([one]))
-        assert len(result.tokens) == 1
+        assert len(result.token_ids) == 1
         computed = len(known)
         known += ids(result)
-        drawn += result.tokens
+        drawn += with_logprobs(result)
     return drawn
 
 
@@ -67,9 +75,9 @@ def test_any_drafts_give_the_same_tokens(runner: ModelRunner, name: str, seed: i
     runner.kv_bytes.fill(0)
     choose = random.Random(seed)
     known, computed = list(PROMPT), 0
-    drawn: list[SampledToken] = []
+    drawn: list[tuple[int, TokenLogprobs | None]] = []
     while len(drawn) < NUM_TOKENS:
-        coming = [token.token_id for token in wanted[len(drawn) :]]
+        coming = [token_id for token_id, _ in wanted[len(drawn) :]]
         drafts = coming[: choose.randint(0, 9)]
         right = len(drafts)
         if drafts and choose.random() < 0.7:
@@ -80,19 +88,19 @@ def test_any_drafts_give_the_same_tokens(runner: ModelRunner, name: str, seed: i
         batch = [*neighbours[: choose.randint(0, 2)], one]
         result = runner.execute(batch)[-1]
         assert result is not None
-        assert len(result.tokens) == right + 1
+        assert len(result.token_ids) == right + 1
         computed = len(known) + right
         known += ids(result)
-        drawn += result.tokens
+        drawn += with_logprobs(result)
     if runner.attention_backend == "numba":
         assert drawn[:NUM_TOKENS] == wanted
         np.testing.assert_array_equal(slots(runner, TABLE, num_computed), clean)
     else:  # plain operators round differently with the number of rows
-        assert [t.token_id for t in drawn[:NUM_TOKENS]] == [t.token_id for t in wanted]
+        assert [t for t, _ in drawn[:NUM_TOKENS]] == [t for t, _ in wanted]
 
 
 def test_more_drafts_than_rows_of_logits_are_held(runner: ModelRunner) -> None:
-    wanted = [token.token_id for token in _undisturbed(runner, PARAMS["greedy"])]
+    wanted = [token_id for token_id, _ in _undisturbed(runner, PARAMS["greedy"])]
     batch = [
         step(PROMPT, 0, TABLE, [*wanted[:30], *[0] * 60]),
         step(prompt_of(4), 0, [30, 31, 32], [0] * 30),
@@ -103,7 +111,7 @@ def test_more_drafts_than_rows_of_logits_are_held(runner: ModelRunner) -> None:
     assert second is not None
     assert third is not None
     assert ids(first)[:31] == wanted[:31]
-    assert second.tokens[0] == only(runner.execute([step(prompt_of(4), 0, [30])])).tokens[0]
+    assert ids(second)[0] == ids(only(runner.execute([step(prompt_of(4), 0, [30])])))[0]
     assert ids(third) == wanted
 
 
@@ -113,14 +121,15 @@ def test_each_place_is_drawn_with_its_own_noise_and_history() -> None:
     logits = np.random.RandomState(0).standard_normal((4, 97)).astype(np.float32)
     sampler = Sampler(97)
     drafts: list[int] = []
-    wanted: list[SampledToken] = []
+    wanted: list[tuple[int, TokenLogprobs | None]] = []
     for row in range(4):
         one = SampleInput(params, 4 + row, [1, 2], [3, 3, 5, 5, *drafts])
         wanted.append(sampler.sample(logits[row].copy(), one))
-        drafts.append(wanted[-1].token_id)
+        drafts.append(wanted[-1][0])
     for count in range(4):
         part = logits[: count + 1].copy()
-        assert draw_tokens(sampler, part, first, drafts[:count]) == tuple(wanted[: count + 1])
+        drawn = draw_tokens(sampler, part, first, drafts[:count])
+        assert with_logprobs(drawn) == wanted[: count + 1]
     assert first.output_token_ids == [3, 3, 5, 5]
 
 
@@ -132,7 +141,7 @@ def test_each_place_is_drawn_with_its_own_output_index() -> None:
     first = SampleInput(params, 1, [1], [5])
     for drafts, wanted in (([5, 5], [5, 5, 7]), ([7, 5], [5]), ([5, 7], [5, 5])):
         drawn = draw_tokens(Sampler(97, frozenset({7})), logits.copy(), first, drafts)
-        assert [token.token_id for token in drawn] == wanted
+        assert list(drawn.token_ids) == wanted
 
 
 def test_a_checkpoints_end_is_drawn_from_the_least_length_on(tmp_path: Path) -> None:
@@ -152,8 +161,8 @@ def test_only_rows_that_are_needed_must_be_finite() -> None:
     logits[2] = math.nan
     first = SampleInput(PARAMS["greedy"], 0, [], [])
     sampler = Sampler(97)
-    assert len(draw_tokens(sampler, logits.copy(), first, [8, 7])) == 1
-    assert len(draw_tokens(sampler, logits.copy(), first, [7, 8])) == 2
+    assert len(draw_tokens(sampler, logits.copy(), first, [8, 7]).token_ids) == 1
+    assert len(draw_tokens(sampler, logits.copy(), first, [7, 8]).token_ids) == 2
     with pytest.raises(BadLogits):
         draw_tokens(sampler, logits.copy(), first, [7, 7])
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from common.errors import InternalError
 from common.request import SamplingParams, TokenLogprobs
-from engine.core.plan import SampledToken, SampleInput
-from engine.runner.sampler import BadLogits, Sampler
+from engine.core.plan import SampleInput
+from engine.runner.sampler import BadLogits, Sampled, Sampler
 
 VOCAB = 8
 
@@ -23,17 +23,17 @@ def one_input(
     return SampleInput(sampling, index, prompt, output)
 
 
-def sample_one(logits: list[float], one: SampleInput) -> SampledToken:
+def sample_one(logits: list[float], one: SampleInput) -> Sampled:
     return Sampler(len(logits)).sample(np.array(logits, np.float32), one)
 
 
 def test_greedy_takes_the_largest_and_the_lowest_id_of_equals() -> None:
-    assert sample_one([1, 5, 2, 5], one_input(temperature=0)) == SampledToken(1)
-    assert sample_one([-0.0, 0.0], one_input(temperature=0)) == SampledToken(0)
+    assert sample_one([1, 5, 2, 5], one_input(temperature=0)) == (1, None)
+    assert sample_one([-0.0, 0.0], one_input(temperature=0)) == (0, None)
 
 
 def test_a_temperature_too_small_to_divide_by_is_greedy() -> None:
-    assert sample_one([1, 5, 2, 5], one_input(temperature=1e-300)) == SampledToken(1)
+    assert sample_one([1, 5, 2, 5], one_input(temperature=1e-300)) == (1, None)
 
 
 @pytest.mark.parametrize(
@@ -71,38 +71,38 @@ def test_penalties_by_hand(
     wanted: int,
 ) -> None:
     one = one_input(prompt, output, temperature=0, **params)
-    assert sample_one(logits, one).token_id == wanted
+    assert sample_one(logits, one)[0] == wanted
 
 
 def test_penalties_change_draws_as_well_as_the_largest() -> None:
     for index in range(50):
         one = one_input((), (0,), index, temperature=1.0, presence_penalty=2.0, top_k=1)
-        assert sample_one([4, 3, 1], one).token_id == 1
+        assert sample_one([4, 3, 1], one)[0] == 1
 
 
 def test_logprobs_are_of_the_models_own_logits() -> None:
     logits = [math.log(p) + 3 for p in (0.5, 0.25, 0.125, 0.125)]
     one = one_input((), (0,), temperature=0.2, top_k=1, logprobs=3, presence_penalty=2.0)
-    token = sample_one(logits, one)
-    assert token.token_id == 1
-    assert token.logprobs is not None
-    assert token.logprobs.logprob == pytest.approx(math.log(0.25), abs=1e-6)
-    assert [v for v, _ in token.logprobs.top] == [0, 1, 2]
-    assert [p for _, p in token.logprobs.top] == pytest.approx(
+    token_id, logprobs = sample_one(logits, one)
+    assert token_id == 1
+    assert logprobs is not None
+    assert logprobs.logprob == pytest.approx(math.log(0.25), abs=1e-6)
+    assert [v for v, _ in logprobs.top] == [0, 1, 2]
+    assert [p for _, p in logprobs.top] == pytest.approx(
         [math.log(0.5), math.log(0.25), math.log(0.125)], abs=1e-6
     )
 
 
 def test_logprobs_zero_reports_the_drawn_token_alone() -> None:
-    token = sample_one([0.0, 0.0], one_input(temperature=0, logprobs=0))
-    assert token == SampledToken(0, TokenLogprobs(-math.log(2)))
-    assert sample_one([0.0, 0.0], one_input(temperature=0)).logprobs is None
+    token_id, logprobs = sample_one([0.0, 0.0], one_input(temperature=0, logprobs=0))
+    assert (token_id, logprobs) == (0, TokenLogprobs(-math.log(2)))
+    assert sample_one([0.0, 0.0], one_input(temperature=0))[1] is None
 
 
 def test_more_logprobs_than_tokens_reports_every_token() -> None:
-    token = sample_one([0.0, 1.0], one_input(temperature=0, logprobs=20))
-    assert token.logprobs is not None
-    assert [v for v, _ in token.logprobs.top] == [1, 0]
+    _, logprobs = sample_one([0.0, 1.0], one_input(temperature=0, logprobs=20))
+    assert logprobs is not None
+    assert [v for v, _ in logprobs.top] == [1, 0]
 
 
 PARAMS = st.fixed_dictionaries(
@@ -136,7 +136,7 @@ def test_a_row_depends_on_nothing_but_itself(params: list[dict[str, Any]], seed:
 
 def test_a_draw_depends_on_seed_and_index() -> None:
     def draws(seed: int, indices: range) -> list[int]:
-        return [sample_one([0.0] * 50, one_input(index=i, seed=seed)).token_id for i in indices]
+        return [sample_one([0.0] * 50, one_input(index=i, seed=seed))[0] for i in indices]
 
     assert draws(1, range(20)) == draws(1, range(20))
     assert draws(1, range(20)) != draws(2, range(20))
@@ -161,7 +161,7 @@ def drawn_with_ends(
     logits = np.array([1.0, ends, 0.5, 0.0, ends, -1.0, ends, 0.2], np.float32)
     stops = {"stop_token_ids": (1, VOCAB)}
     one = one_input((), (1, 4), index, seed=seed, min_tokens=min_tokens, **stops, **params)
-    return Sampler(VOCAB, frozenset({4, 6, -1})).sample(logits, one).token_id
+    return Sampler(VOCAB, frozenset({4, 6, -1})).sample(logits, one)[0]
 
 
 @pytest.mark.parametrize("params", WAYS)
@@ -184,11 +184,11 @@ def test_a_least_length_changes_no_other_draw(params: dict[str, Any]) -> None:
 
 def test_logprobs_are_the_models_own_where_ends_are_withheld() -> None:
     one = one_input(temperature=0, logprobs=1, min_tokens=1)
-    token = Sampler(2, frozenset({1})).sample(np.array([0.0, 1.0], np.float32), one)
-    assert token.token_id == 0
-    assert token.logprobs is not None
-    assert token.logprobs.logprob == pytest.approx(-math.log(1 + math.e))
-    assert [v for v, _ in token.logprobs.top] == [1]
+    token_id, logprobs = Sampler(2, frozenset({1})).sample(np.array([0.0, 1.0], np.float32), one)
+    assert token_id == 0
+    assert logprobs is not None
+    assert logprobs.logprob == pytest.approx(-math.log(1 + math.e))
+    assert [v for v, _ in logprobs.top] == [1]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -231,7 +231,7 @@ def test_a_token_outside_the_vocabulary_is_refused(token_id: int) -> None:
 def test_extreme_logits_and_temperatures_stay_silent_and_true() -> None:
     logits = [3e38, -3e38, 3e38, 0.0]
     drawn = {
-        sample_one(logits, one_input(index=i, temperature=1e-5, top_p=0.99, min_p=0.1)).token_id
+        sample_one(logits, one_input(index=i, temperature=1e-5, top_p=0.99, min_p=0.1))[0]
         for i in range(40)
     }
     assert drawn == {0, 2}

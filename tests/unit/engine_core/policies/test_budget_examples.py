@@ -14,6 +14,7 @@ from engine.core.policies.reservation import make_reservation
 from engine.core.policies.victims import VICTIM_ORDERS
 from engine.core.status import SequenceStatus
 from engine.core.step_plan import Limits, PlanPolicy, SequenceView, StepPlan
+from tests.unit.engine_core.planner_views import growth_columns
 from tests.unit.engine_core.policies.views import BLOCK_SIZE
 
 PREFILL_ID = 10_000
@@ -94,6 +95,7 @@ def planned(*, cap: int, seats: int, num_decodes: int, method: str, configured: 
         receiving=[],
         waiting=[],
         num_exporting=0,
+        growth=lambda: growth_columns([]),
         pool=Pool(),
         match_prefix=no_prefix,
         limits=Limits(

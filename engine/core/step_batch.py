@@ -1,0 +1,111 @@
+"""The sequences of one step, as arrays for the runner and one by one for everybody else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import overload
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.core.plan import ScheduledSequence
+from engine.core.seats import Seats, sampling_row
+
+Ints = npt.NDArray[np.int64]
+
+
+class StepBatch(Sequence[ScheduledSequence]):
+    """Entry `i` computes `num_tokens[i]` tokens of row `rows[i]` of `seats` from `starts[i]` on.
+
+    The last `num_drafts[i]` of them are drafts, which stand behind the row's known tokens. Where
+    `is_sampled[i]`, tokens are drawn after the last known token and after each draft.
+    `num_proposals[i]` drafts may be proposed for the next step. `view(i)` makes the entry as a
+    `ScheduledSequence`, which the runner does not read.
+    """
+
+    def __init__(
+        self,
+        seats: Seats,
+        rows: npt.ArrayLike,
+        starts: npt.ArrayLike,
+        num_tokens: npt.ArrayLike,
+        num_drafts: npt.ArrayLike,
+        is_sampled: npt.ArrayLike,
+        view: Callable[[int], ScheduledSequence],
+    ) -> None:
+        self.seats = seats
+        self.rows: Ints = np.array(rows, np.int64)
+        self.starts: Ints = np.array(starts, np.int64)
+        self.num_tokens: Ints = np.array(num_tokens, np.int64)
+        self.num_drafts: Ints = np.array(num_drafts, np.int64)
+        self.is_sampled = np.array(is_sampled, np.bool_)
+        self.num_proposals: Ints = np.zeros(len(self.rows), np.int64)
+        self._view = view
+        self._views: list[ScheduledSequence] = []
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @overload
+    def __getitem__(self, index: int) -> ScheduledSequence: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[ScheduledSequence]: ...
+    def __getitem__(self, index: int | slice) -> ScheduledSequence | list[ScheduledSequence]:
+        if not self._views:
+            self._views = [self._view(i) for i in range(len(self.rows))]
+        return self._views[index]
+
+    def only(self, entries: Sequence[int]) -> StepBatch:
+        """Return the part of the batch with these entries."""
+        kept = np.array(entries, np.int64)
+        part = StepBatch(
+            self.seats,
+            self.rows[kept],
+            self.starts[kept],
+            self.num_tokens[kept],
+            self.num_drafts[kept],
+            self.is_sampled[kept],
+            lambda i: self[entries[i]],
+        )
+        part.num_proposals = self.num_proposals[kept]
+        return part
+
+
+def batch_of(entries: Sequence[ScheduledSequence]) -> StepBatch:
+    """Return entries that no scheduler made as a batch over seats of their own.
+
+    A row's history for penalties is `sample`'s; without a known next token it is -1.
+    """
+    longest = max((max(0, e.start) + len(e.token_ids) for e in entries), default=0)
+    histories = [_history(entry) for entry in entries]
+    widest = max((len(entry.block_table) for entry in entries), default=0)
+    seats = Seats(len(entries), max([longest, *map(len, histories)]), max(widest, 1))
+    for row, (entry, history) in enumerate(zip(entries, histories, strict=True)):
+        first, end = max(0, entry.start), max(0, entry.start) + len(entry.token_ids)
+        tokens = seats.token_ids[row]
+        tokens[: len(history)] = history
+        tokens[first:end] = entry.token_ids
+        if entry.sample is None:
+            tokens[end] = -1 if entry.next_token_id is None else entry.next_token_id
+        else:
+            seats.num_known[row] = end - entry.num_drafts
+            seats.num_prompt[row] = seats.num_known[row] - entry.sample.output_index
+            seats.sampling[row] = sampling_row(entry.sample.params)
+        seats.block_tables[row, : len(entry.block_table)] = entry.block_table
+        seats.num_blocks[row] = len(entry.block_table)
+    batch = StepBatch(
+        seats,
+        range(len(entries)),
+        [entry.start for entry in entries],
+        [len(entry.token_ids) for entry in entries],
+        [entry.num_drafts for entry in entries],
+        [entry.sample is not None for entry in entries],
+        lambda i: entries[i],
+    )
+    batch.num_proposals[:] = [entry.num_proposals for entry in entries]
+    return batch
+
+
+def _history(entry: ScheduledSequence) -> list[int]:
+    sample = entry.sample
+    return [] if sample is None else [*sample.prompt_token_ids, *sample.output_token_ids]
