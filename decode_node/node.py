@@ -36,6 +36,7 @@ def decode_flow_maker(config: Config) -> MakeFlow:
                 lease_s=config.handoff.lease_s,
             ),
             new_lease_token=new_lease_token,
+            needs_staging=model.needs_staging,
         )
 
     return make

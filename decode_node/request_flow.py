@@ -2,9 +2,12 @@
 
 Reserve ──► refused
    ├──────► StartedLocally ────────────────────► tokens 0, 1, … ──► finished
-   └──────► (waits) ──► Reserved ──► landed ───► tokens 1, 2, … ──► finished
-                            └──► failed, expired, aborted: the seat is free at once; the blocks
-                                 of the landing are quarantined until nobody can write them
+   └──────► (waits) ──► Reserved ──► landed ──► staged ──► tokens 1, 2, … ──► finished
+                            └──────────┴──► failed, expired, aborted: the seat is free at once; the
+                                            blocks are quarantined until nobody can write them
+
+KV is staged when steps read other memory than the one it landed in (on a GPU); elsewhere a sequence
+starts as soon as it has landed.
 """
 
 from __future__ import annotations
@@ -22,17 +25,21 @@ from engine.core.sequence import Sequence
 from kv_transfer.connector import Commit, KVEvent, Landed, LandingFailed, Released, Ticket
 from node.attempt_table import Attempt
 from node.messages import (
+    CheckStaged,
     CloseLanding,
     Effect,
     Emit,
     OpenLanding,
     Reply,
     Reserved,
+    StageIn,
     StartedLocally,
     Submit,
-    TakeLanded,
 )
 from node.node_flow import RETRY_AFTER_S, FlowLimits, NodeFlow
+
+STAGED_CHECK_S = 0.001
+"""How soon an idle node looks again whether landed KV is staged."""
 
 NewLeaseToken = Callable[[], int]
 
@@ -55,6 +62,8 @@ class LandingPlace:
 class DecodeFlow(NodeFlow):
     """Decisions of a decode or mixed node.
 
+    With `needs_staging`, landed KV is copied before a step may read it.
+
     A prompt with at most `local_prefill_threshold` uncached tokens is computed here, without a
     prefill node; None: every prompt is. `new_lease_token` draws random tokens for the flow.
     """
@@ -67,14 +76,34 @@ class DecodeFlow(NodeFlow):
         local_prefill_threshold: int | None,
         place: LandingPlace,
         new_lease_token: NewLeaseToken,
+        needs_staging: bool,
     ) -> None:
         super().__init__(scheduler, limits)
         self._local_prefill_threshold = local_prefill_threshold
         self._place = place
         self._new_lease_token = new_lease_token
         self._generation = 0
+        self._needs_staging = needs_staging
+        self._staging: dict[int, Commit] = {}
+        """By lease token: landings whose KV is being copied, with what they committed."""
+        self._check_staged_at_s = 0.0
         self._quarantined: dict[int, Sequence] = {}
         """By lease token: sequences whose landing is revoked, but may still be written."""
+
+    def on_time(self, now_s: float) -> list[Effect]:
+        effects = super().on_time(now_s)
+        if self._staging:
+            self._check_staged_at_s = now_s + STAGED_CHECK_S
+            effects.append(CheckStaged())
+        return effects
+
+    def next_deadline_s(self) -> float | None:
+        deadline_s = super().next_deadline_s()
+        if not self._staging:
+            return deadline_s
+        if deadline_s is None:
+            return self._check_staged_at_s
+        return min(self._check_staged_at_s, deadline_s)
 
     def _submit(self, message: Submit, now_s: float) -> list[Effect]:
         request = message.request
@@ -152,8 +181,23 @@ class DecodeFlow(NodeFlow):
             effects = self._fail(attempt, HandoffFailed(problem))
             self._end_quarantine(event.lease_token)
             return effects
+        if self._needs_staging:
+            self._staging[event.lease_token] = commit
+            return [StageIn(event.lease_token, self._target_blocks(sequence))]
+        return self._start(attempt, commit)
+
+    def _on_staged(self, lease_token: int) -> list[Effect]:
+        commit = self._staging.pop(lease_token)
+        attempt = self.attempts.of_lease(lease_token)
+        if attempt is None:
+            self._end_quarantine(lease_token)
+            return []
+        return self._start(attempt, commit)
+
+    def _start(self, attempt: Attempt, commit: Commit) -> list[Effect]:
+        """Let a sequence decode whose KV is where steps read it."""
+        sequence = attempt.sequence
         self.attempts.clear_lease(attempt)
-        landed = TakeLanded(self._target_blocks(sequence))
         # The prefill node may be configured to draft more tokens than this one verifies.
         drafts = commit.draft_token_ids[: self.scheduler.limits.num_speculative_tokens]
         first = self.scheduler.land(sequence, commit.first_token_id, draft_token_ids=drafts)
@@ -167,7 +211,7 @@ class DecodeFlow(NodeFlow):
             is_started=True,
             finish_reason=first.finish_reason,
         )
-        return [landed, Emit(attempt.router, started)]
+        return [Emit(attempt.router, started)]
 
     def _problem_with_commit(self, sequence: Sequence, commit: Commit) -> str:
         if commit.num_tokens != sequence.num_prompt:
@@ -210,6 +254,8 @@ class DecodeFlow(NodeFlow):
         if lease_token is None:
             return []
         self._quarantined[lease_token] = attempt.sequence
+        if lease_token in self._staging:
+            return []  # the landing is closed, and the blocks are free when their copy has ended
         return [CloseLanding(lease_token)]
 
     def _ticket(self, attempt: Attempt, now_s: float) -> Ticket:

@@ -55,7 +55,14 @@ class Drain:
     timeout_s: float
 
 
-Message = Submit | Abort | RouterGone | Drain | ConnectorEvent
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """KV that landed was copied to where steps read it; nothing writes its blocks any more."""
+
+    lease_token: int
+
+
+Message = Submit | Abort | RouterGone | Drain | Staged | ConnectorEvent
 
 # --- answers ----------------------------------------------------------------------------------
 
@@ -125,10 +132,16 @@ class OpenLanding:
 
 
 @dataclass(frozen=True, slots=True)
-class TakeLanded:
-    """KV landed in these blocks: copy it to where the next step reads it."""
+class StageIn:
+    """KV landed in these blocks: begin to copy it to where steps read it; `Staged` follows."""
 
+    lease_token: int
     block_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckStaged:
+    """Look which copies of landed KV are complete."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +193,8 @@ Effect = (
     Reply
     | Emit
     | OpenLanding
-    | TakeLanded
+    | StageIn
+    | CheckStaged
     | CloseLanding
     | OpenTransfer
     | PushBlocks

@@ -42,6 +42,7 @@ from node.messages import (
     Refused,
     Reply,
     RouterGone,
+    Staged,
     Submit,
 )
 
@@ -89,6 +90,8 @@ class NodeFlow(ABC):
                 ]
             case Drain(timeout_s):
                 return self._on_drain(timeout_s, now_s)
+            case Staged(lease_token):
+                return self._on_staged(lease_token)
             case ConnectorFailed(error):
                 # Stop at once: blocks that are released after this could still be written.
                 raise InternalError("the KV connector met a bug") from error
@@ -194,6 +197,10 @@ class NodeFlow(ABC):
 
     def _on_reserved(self, step: PlannedStep, now_s: float) -> list[Effect]:
         """Answer reservations that now hold their blocks; only a decode node has any."""
+        return []
+
+    def _on_staged(self, lease_token: int) -> list[Effect]:
+        """Start the sequence whose KV can be read now; only a decode node has any."""
         return []
 
     # --- inside -------------------------------------------------------------------------------

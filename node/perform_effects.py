@@ -12,16 +12,19 @@ from kv_transfer.connector import KVConnector
 from node.messages import (
     AbortTransfer,
     Answer,
+    CheckStaged,
     CloseLanding,
     CommitTransfer,
     Drained,
     Effect,
     Emit,
+    Message,
     OpenLanding,
     OpenTransfer,
     PushBlocks,
     Reply,
-    TakeLanded,
+    Staged,
+    StageIn,
 )
 
 
@@ -37,17 +40,32 @@ class Outputs(Protocol):
     def add(self, router: Incarnation, output: RequestOutput) -> None: ...
 
 
+class StagedCopy(Protocol):
+    """A copy of landed blocks that was begun."""
+
+    def is_done(self) -> bool:
+        """Advance the copy without waiting; return whether steps can read the blocks."""
+
+
 class StagedModel(Protocol):
     """Copies blocks between the cache and the memory that transfers read and write."""
 
     @property
     def layout(self) -> KVLayout: ...
     def stage_out(self, block_ids: Sequence[int]) -> None: ...
-    def stage_in(self, block_ids: Sequence[int]) -> None: ...
+    @property
+    def needs_staging(self) -> bool:
+        """Whether steps read other memory than transfers write."""
+
+    def begin_stage_in(self, block_ids: Sequence[int]) -> StagedCopy:
+        """Begin to copy what landed in these blocks; neither side may change before it is done."""
 
 
 class NodeEffects:
-    """Performs effects on the step thread. No method that it calls waits for another party."""
+    """Performs effects on the step thread. No method that it calls waits for another party.
+
+    `on_staged` takes a message for each copy of landed KV that has completed.
+    """
 
     def __init__(
         self,
@@ -57,12 +75,16 @@ class NodeEffects:
         model: StagedModel,
         *,
         on_drained: Callable[[], object],
+        on_staged: Callable[[Message], object],
     ) -> None:
         self._connector = connector
         self._replies = replies
         self._streams = streams
         self._model = model
         self._on_drained = on_drained
+        self._on_staged = on_staged
+        self._copies: dict[int, StagedCopy] = {}
+        """By lease token: copies of landed KV that are not known to be complete."""
 
     def perform_effect(self, effect: Effect) -> None:
         """Perform one effect."""
@@ -75,8 +97,10 @@ class NodeEffects:
                 self._push(effect)
             case OpenLanding(ticket):
                 self._connector.expect(ticket, sender_deadline_s=ticket.lease_s)
-            case TakeLanded(block_ids):
-                self._model.stage_in(block_ids)
+            case StageIn(lease_token, block_ids):
+                self._copies[lease_token] = self._model.begin_stage_in(block_ids)
+            case CheckStaged():
+                self._check_staged()
             case CloseLanding(lease_token):
                 self._connector.revoke(lease_token)
             case OpenTransfer(ticket, deadline_s):
@@ -87,6 +111,11 @@ class NodeEffects:
                 self._connector.abort(lease_token)
             case Drained():
                 self._on_drained()
+
+    def _check_staged(self) -> None:
+        for lease_token in [token for token, copy in self._copies.items() if copy.is_done()]:
+            del self._copies[lease_token]
+            self._on_staged(Staged(lease_token))
 
     def _push(self, effect: PushBlocks) -> None:
         """Push blocks: the runner staged those of this step, earlier ones are staged here."""

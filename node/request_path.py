@@ -59,7 +59,12 @@ class RequestPath:
             drain=drain,
         )
         self._effects = NodeEffects(
-            connector, replies, self._streams, model, on_drained=drain.on_drained
+            connector,
+            replies,
+            self._streams,
+            model,
+            on_drained=drain.on_drained,
+            on_staged=inbox.put,
         )
         self._watch = AttemptWatch(self._flow.attempts, parts.tracing, loop, parts.clock)
 

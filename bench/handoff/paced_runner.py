@@ -15,6 +15,7 @@ from engine.core.plan import (
     ScheduledSequence,
     StepCosts,
 )
+from node.perform_effects import StagedCopy
 
 HostMemory = Callable[[int, bool], npt.NDArray[np.uint8] | None]
 
@@ -78,8 +79,10 @@ class PacedRunner:
     def stage_out(self, block_ids: Sequence[int]) -> None:
         """Do nothing: the pool is host memory."""
 
-    def stage_in(self, block_ids: Sequence[int]) -> None:
-        """Do nothing: the pool is host memory."""
+    needs_staging = False
+
+    def begin_stage_in(self, block_ids: Sequence[int]) -> StagedCopy:
+        raise NotImplementedError("the pool is host memory")
 
     def swap_out(self, block_ids: Sequence[int], host_block_ids: Sequence[int]) -> None:
         raise NotImplementedError("there is no host pool")

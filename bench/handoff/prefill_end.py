@@ -134,6 +134,7 @@ class PrefillEnd:
                 cast(OutputStreams, self._answers),
                 self._runner,
                 on_drained=lambda: None,
+                on_staged=self._inbox.put,
             ).perform_effect,
             flush=lambda: None,
             on_crash=lambda: None,

@@ -20,6 +20,7 @@ With either, `mtp` drafts tokens with one more layer.
     kv_cache            the KV cache in one allocation
     device_arrays       a step's index arrays, sent to the device in one copy
     layers_out          reports a step's layers as they become readable
+    landings_in         copies landed KV to a device beside running steps
     host_pool           swapped-out blocks in host memory
     verification        draws a step's tokens and verifies drafts
     sampler             from logits to tokens; sample_kernels: one row; philox: the noise

@@ -2,7 +2,7 @@
 
 On a CPU the bytes are the cache's own memory. On another device they are a mirror in host memory:
 blocks are staged out before they are sent (layer by layer while a step computes them) and staged in
-after they have landed.
+after they have landed, beside the steps of other sequences.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from common.errors import ConfigError
 from common.kv_layout import KVLayout
 from engine.core.plan import OnLayer
 from engine.runner.framework import paddle
+from engine.runner.landings_in import GpuSide, LandingCopy, LandingsIn
 from engine.runner.layers_out import DeviceCopy, FinishedCopy, LayerCopy, LayersOut
 
 HostMemory = Callable[[int, bool], np.ndarray | None]
@@ -60,8 +61,10 @@ class KVCache:
         else:
             self.host_bytes = memory.reshape(self._bytes_shape)
         """uint8 `[num_layers, 2, num_blocks, piece_bytes]`, writable."""
-        self._is_mirrored = is_mirrored
+        self.is_mirrored = is_mirrored
+        """Whether `host_bytes` is other memory than what is computed in."""
         self._copy_stream: paddle.device.Stream | None = None
+        self._landings: LandingsIn | None = None
 
     def layers_out(self, slots: np.ndarray, on_layer: OnLayer | None) -> LayersOut:
         """Return the reporter of layers for a step that computes into `slots`.
@@ -69,7 +72,7 @@ class KVCache:
         A slot is block * block_size + offset in the block. `on_layer` is called for each computed
         layer when `host_bytes` holds these blocks in that layer.
         """
-        if on_layer is None or not self._is_mirrored:
+        if on_layer is None or not self.is_mirrored:
             return LayersOut(on_layer, None)
         block_ids = np.unique(slots // self.layout.block_size)
         return LayersOut(on_layer, lambda layer: self._start_copy(layer, block_ids))
@@ -84,7 +87,7 @@ class KVCache:
 
     def stage_out(self, block_ids: Sequence[int]) -> None:
         """Copy these blocks from the device to `host_bytes`."""
-        if not self._is_mirrored:
+        if not self.is_mirrored:
             return
         ids = np.asarray(block_ids)
         places = paddle.to_tensor(ids)
@@ -97,7 +100,7 @@ class KVCache:
 
     def stage_in(self, block_ids: Sequence[int]) -> None:
         """Copy these blocks from `host_bytes` to the device."""
-        if not self._is_mirrored:
+        if not self.is_mirrored:
             return
         ids = list(block_ids)
         places, shape = paddle.to_tensor(ids), [len(ids), *self.tensor.shape[3:]]
@@ -105,6 +108,23 @@ class KVCache:
             for target, landed in zip(self.layer(index), self.host_bytes[index], strict=True):
                 pieces = paddle.to_tensor(np.ascontiguousarray(landed[ids]))
                 target[places] = pieces.view(self.layout.dtype).reshape(shape)
+
+    def begin_stage_in(self, block_ids: Sequence[int]) -> LandingCopy | FinishedCopy:
+        """Begin to copy these blocks from `host_bytes` to the device, beside running steps.
+
+        Until the copy is done no step may use them, and nothing may write them in `host_bytes`.
+        """
+        if not self.is_mirrored or self.tensor.place.is_cpu_place():
+            self.stage_in(block_ids)
+            return FinishedCopy()
+        if self._landings is None:
+            side = GpuSide(self.layer, self.host_bytes, self.layout.dtype)
+            self._landings = LandingsIn(
+                side,
+                num_layers=self.layout.num_layers,
+                block_bytes=2 * self.layout.piece_bytes,
+            )
+        return self._landings.begin(block_ids)
 
     def layer(self, index: int) -> tuple[paddle.Tensor, paddle.Tensor]:
         """Return a layer's keys and values `[num_blocks, kv_heads, block_size, head_dim]`."""

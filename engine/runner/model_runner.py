@@ -24,6 +24,8 @@ from engine.runner.decoder import Decoder
 from engine.runner.flat_batch import BatchLimits, FlatBatch, flatten
 from engine.runner.host_pool import HostPool
 from engine.runner.kv_cache import KVCache
+from engine.runner.landings_in import LandingCopy
+from engine.runner.layers_out import FinishedCopy
 from engine.runner.mtp.draft_step import MtpLayer, plan_drafts, run_drafts
 from engine.runner.sampler import BadLogits, Sampler
 from engine.runner.step_costs import measure_step_costs
@@ -73,7 +75,7 @@ class ModelRunner:
     def kv_bytes(self) -> np.ndarray:
         """The cache as bytes, for transfers, writable: `[num_layers, 2, num_blocks, piece_bytes]`.
 
-        On a CPU it is the cache's own memory; elsewhere a mirror, see `stage_out` and `stage_in`.
+        With `needs_staging` it is a mirror of the cache, otherwise the cache's own memory.
         """
         return self._cache.host_bytes
 
@@ -81,9 +83,14 @@ class ModelRunner:
         """Make computed KV of these blocks readable in `kv_bytes`."""
         self._cache.stage_out(block_ids)
 
-    def stage_in(self, block_ids: Sequence[int]) -> None:
-        """Copy KV that was written to these blocks in `kv_bytes` into the cache."""
-        self._cache.stage_in(block_ids)
+    @property
+    def needs_staging(self) -> bool:
+        """Whether KV that is written to `kv_bytes` must be staged in before a step reads it."""
+        return self._cache.is_mirrored
+
+    def begin_stage_in(self, block_ids: Sequence[int]) -> LandingCopy | FinishedCopy:
+        """Begin to copy KV that was written to these blocks in `kv_bytes` into the cache."""
+        return self._cache.begin_stage_in(block_ids)
 
     @property
     def num_host_blocks(self) -> int:

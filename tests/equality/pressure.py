@@ -61,7 +61,7 @@ class Node:
     ) -> None:
         # What an earlier run left in the pool must not help this one.
         runner.kv_bytes[...] = 0
-        runner.stage_in(range(runner.num_blocks))
+        assert runner.begin_stage_in(range(runner.num_blocks)).is_done()
         self.runner = runner
         most = num_speculative_tokens(
             speculation.speculative_method, speculation.num_speculative_tokens
@@ -158,7 +158,7 @@ def _hand_off(prefill: Node, decode: Node, source: Sequence, target: Sequence) -
     ours = target.block_table[first : len(source.block_table)]
     prefill.runner.stage_out(theirs)
     decode.runner.kv_bytes[:, :, ours] = prefill.runner.kv_bytes[:, :, theirs]
-    decode.runner.stage_in(ours)
+    assert decode.runner.begin_stage_in(ours).is_done()
     (token_id,) = source.output_token_ids
     output = decode.scheduler.land(target, token_id, tuple(source.proposed_token_ids))
     decode.outputs[target.sequence_id] += output.token_ids

@@ -71,6 +71,9 @@ class HashRunner:
         self.num_host_blocks = num_host_blocks
         self.host_cache = np.zeros((*shape[:2], num_host_blocks, shape[3]), dtype=np.uint8)
         self.batches: list[list[ScheduledSequence]] = []
+        self.num_staging_polls = 0
+        self.num_staging = 0
+        """Copies that were begun and are not done."""
 
     def warm_up(self) -> None:
         """Do nothing: there is nothing to compile."""
@@ -82,6 +85,13 @@ class HashRunner:
     def stage_in(self, block_ids: Sequence[int]) -> None:
         """Copy from the bytes of transfers to the cache."""
         self.cache[:, :, list(block_ids)] = self.kv_bytes[:, :, list(block_ids)]
+
+    needs_staging = True
+
+    def begin_stage_in(self, block_ids: Sequence[int]) -> LateCopy:
+        """Copy from the bytes of transfers after `num_staging_polls` more looks."""
+        self.num_staging += 1
+        return LateCopy(self, list(block_ids))
 
     def swap_out(self, block_ids: Sequence[int], host_block_ids: Sequence[int]) -> None:
         """Copy blocks into host memory."""
@@ -201,3 +211,20 @@ def _draw(state: bytes, sampling: SamplingParams, output_index: int) -> int:
     while token_id in withheld:
         token_id = (token_id + 1) % VOCAB_SIZE
     return token_id
+
+
+class LateCopy:
+    """A copy of landed blocks whose bytes move at its very end."""
+
+    def __init__(self, runner: HashRunner, block_ids: list[int]) -> None:
+        self._runner, self._block_ids = runner, block_ids
+        self._num_polls = 0
+
+    def is_done(self) -> bool:
+        """Copy when it has been asked often enough."""
+        if self._num_polls < self._runner.num_staging_polls:
+            self._num_polls += 1
+            return False
+        self._runner.stage_in(self._block_ids)
+        self._runner.num_staging -= 1
+        return True

@@ -56,6 +56,7 @@ class Storm:
             decode=self._size(method),
         )
         self.world.network.is_one_sided = seed % 3 == 0
+        self.world.d.runner.num_staging_polls = seed % 4
         self.num_to_ask = rng.randint(1, 8)
 
     def _size(self, method: str) -> NodeSize:

@@ -99,6 +99,15 @@ def landed_but_not_read(world: World) -> Asked:
     return asked
 
 
+def landed_but_not_staged(world: World) -> Asked:
+    world.d.runner.num_staging_polls = 4
+    asked = landed_but_not_read(world)
+    world.d.turn()
+    assert status(world, asked, "d") is SequenceStatus.WAITING_FOR_KV
+    assert world.d.runner.num_staging == 1
+    return asked
+
+
 def decoding(world: World) -> Asked:
     asked = ask(world)
     world.step_until(lambda: len(asked.tokens) == 3)
@@ -147,6 +156,7 @@ STATES = [
     prefilling_with_frames_landed,
     exporting,
     landed_but_not_read,
+    landed_but_not_staged,
     decoding,
     computing_locally,
     preempted,

@@ -94,6 +94,7 @@ def test_transfers_land_while_a_preempted_sequence_waits() -> None:
         lambda: any(status(world, a) is SequenceStatus.PREEMPTED for a in early), frames=False
     )
     world.network.deliver_all()
+    world.d.turn()  # its KV is staged
     world.d.turn()
     assert status(world, late) is SequenceStatus.RUNNING_DECODE
     assert any(status(world, a) is SequenceStatus.PREEMPTED for a in early)

@@ -76,6 +76,7 @@ def test_e15_fifty_landed_sequences_with_one_draft_each_are_charged_100_tokens()
     world.step_until(lambda: len(commits(world)) == 50, frames=False)
     assert world.d.num_steps == 0
     world.network.deliver_all()
+    world.d.turn()  # their KV is staged
     world.d.turn()
     (batch,) = world.d.runner.batches
     assert sum(len(scheduled.token_ids) for scheduled in batch) == 100

@@ -80,7 +80,12 @@ class Node:
         answers: Any = self
         self.num_drained = 0
         effects = NodeEffects(
-            self.connector, answers, answers, self.runner, on_drained=self._on_drained
+            self.connector,
+            answers,
+            answers,
+            self.runner,
+            on_drained=self._on_drained,
+            on_staged=self.inbox.put,
         )
         self.loop: StepLoop[Message, Effect] = StepLoop(
             inbox=self.inbox,
@@ -256,6 +261,7 @@ class World:
                     lease_s=LEASE_S,
                 ),
                 new_lease_token=lambda: next(self._lease_tokens),
+                needs_staging=True,
             )
 
         return make
@@ -310,6 +316,7 @@ class World:
             self.network.deliver_all()
         is_read = not any(node.inbox._messages for node in self.nodes.values())
         is_said = not (self.to_nodes or self.to_router)
+        is_busy |= any(node.runner.num_staging for node in self.nodes.values())
         return was_busy or is_busy or not (is_read and is_said)
 
     def settle(self, *, frames: bool = True) -> None:

@@ -72,7 +72,14 @@ class Node:
         )
         self.flow = make_flow(scheduler, self.kv)
         heard = said.by(self.kv.incarnation)
-        effects = NodeEffects(self.kv.connector, heard, heard, runner, on_drained=lambda: None)
+        effects = NodeEffects(
+            self.kv.connector,
+            heard,
+            heard,
+            runner,
+            on_drained=lambda: None,
+            on_staged=self.inbox.put,
+        )
         loop: StepLoop[Message, Effect] = StepLoop(
             inbox=self.inbox,
             flow=self.flow,
@@ -142,6 +149,7 @@ def decode_flow(scheduler: Scheduler, node: KVNode) -> NodeFlow:
         local_prefill_threshold=0,
         place=place,
         new_lease_token=partial(next, count(101)),
+        needs_staging=True,
     )
 
 

@@ -105,7 +105,7 @@ class PrefillNode:
             flow=flow,
             runner=runner,
             perform=NodeEffects(
-                keeping, nobody, nobody, runner, on_drained=lambda: None
+                keeping, nobody, nobody, runner, on_drained=lambda: None, on_staged=lambda _: None
             ).perform_effect,
             flush=lambda: None,
             clock=ManualClock(),
