@@ -190,6 +190,20 @@ def test_drafts_from_a_node_that_speculates_are_dropped_where_nobody_does() -> N
     assert (list(scheduled.token_ids), scheduled.num_drafts) == ([5], 0)
 
 
+def test_proposals_of_an_earlier_token_are_not_drafted() -> None:
+    """A step whose runner proposes nothing leaves nothing to verify in the next one."""
+    engine = Engine(num_blocks=20, method="mtp", num_drafts=3, caching=False)
+    sequence = engine.add(make_request(6, max_tokens=30, ignore_eos=True))
+    engine.run_until(lambda: len(sequence.proposed_token_ids) == 3)
+    step = engine.plan()
+    assert step.batch[0].num_drafts == 3
+    for scheduled in step.batch:
+        scheduled.num_proposals = 0
+    engine.apply(step)
+    assert sequence.proposed_token_ids == ()
+    assert engine.plan().batch[0].num_drafts == 0
+
+
 def test_a_victims_drafts_are_forgotten() -> None:
     engine = Engine(
         num_blocks=6, seats=2, caching=False, method="mtp", num_drafts=2, max_model_len=20, **STRICT
@@ -199,6 +213,7 @@ def test_a_victims_drafts_are_forgotten() -> None:
     ]
     engine.run_until(lambda: engine.num_preemptions > 0)
     assert sequences[1].draft_token_ids == ()
+    assert sequences[1].proposed_token_ids == ()
     engine.run()
     for sequence in sequences:
         assert engine.outputs[sequence.sequence_id] == answer(sequence)
