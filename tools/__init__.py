@@ -1,1 +1,1 @@
-"""Tools of developers: generating stubs and tables, training the demo model's draft layer."""
+"""Tools of developers: stubs and tables, mutants, training the demo model's draft layer."""

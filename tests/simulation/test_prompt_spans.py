@@ -60,6 +60,20 @@ def test_a_prompt_that_is_handed_off() -> None:
     assert spans(said) == [(PREFILL, 0, 3.0, 2 * STEP_S), (DECODE, 1, 0.0, 0.0)]
 
 
+@pytest.mark.parametrize("size", [NodeSize(budget=6), NodeSize()])
+def test_chunks_are_the_steps_of_a_prompt_on_the_node_that_computes_it(size: NodeSize) -> None:
+    world = World(prefill=size)
+    for node in world.nodes.values():
+        node.flow.attempts.keep_ended()
+    world.ask(12, max_tokens=5, ignore_eos=True)
+    world.settle()
+    ended = {
+        node.me: [attempt.num_chunks for attempt in node.flow.attempts.take_ended()]
+        for node in world.nodes.values()
+    }
+    assert ended == {PREFILL: [2 if size.budget == 6 else 1], DECODE: [0]}
+
+
 @pytest.mark.parametrize("threshold", [64, None])
 def test_a_prompt_that_is_computed_where_it_is_decoded(threshold: int | None) -> None:
     world, said = slow_world(threshold=threshold, decode=NodeSize(budget=6))

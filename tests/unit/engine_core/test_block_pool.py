@@ -109,6 +109,7 @@ def test_a_shared_block_stays_until_the_last_reference_is_dropped() -> None:
     assert pool.is_unshared(shared)
     assert counts(pool) == (1, 0, 1, 0, 0, 0)
     pool.release([shared])
+    assert not pool.is_unshared(shared), "nobody has it"
     assert counts(pool) == (1, 1, 0, 0, 0, 0)
 
 

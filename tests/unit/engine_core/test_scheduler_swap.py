@@ -82,6 +82,13 @@ def test_one_that_came_back_decodes_at_once() -> None:
     check_answers(engine, young)
 
 
+def test_host_memory_that_is_just_large_enough_is_used() -> None:
+    engine = swap_engine(3)
+    _, young = two_that_collide(engine)
+    assert (young.num_swapped, len(young.host_block_ids)) == (12, 3)
+    assert engine.scheduler.host_pool.num_free == 0
+
+
 def test_s39_without_room_in_host_memory_it_is_recomputed() -> None:
     engine = swap_engine(2)
     old, young = two_that_collide(engine)

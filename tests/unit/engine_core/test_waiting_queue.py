@@ -56,6 +56,22 @@ def test_s41_or_goes_behind_all_who_have_come_before_those_who_come_later() -> N
     assert ids(queue) == [2, 4, 3, 1, 5, 0]
 
 
+def test_a_victim_goes_behind_the_latest_whatever_order_they_came_in() -> None:
+    queue = queue_of(new(4), new(2), at_tail=True)
+    queue.rejoin(new(1))
+    assert ids(queue) == [2, 4, 1]
+
+
+def test_each_of_two_victims_has_a_place_of_its_own() -> None:
+    first, second = new(1), new(2)
+    queue = queue_of(new(3), at_tail=True)
+    queue.rejoin(first)
+    queue.rejoin(second)
+    assert first.queue_key < second.queue_key
+    queue.leave(second)
+    assert ids(queue) == [3, 1]
+
+
 def test_a_victim_keeps_its_priority_in_either_case() -> None:
     for at_tail in (False, True):
         queue = queue_of(new(2), new(4, priority=1), priorities=True, at_tail=at_tail)

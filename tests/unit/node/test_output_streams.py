@@ -221,6 +221,9 @@ async def test_replies_leave_with_the_outputs_and_before_them(world: Streams) ->
     await delivered()
     world.streams.reply(stream, pb.Reply(call_id=5))
     assert await anext(reader) == Batch([pb.Reply(call_id=5)], [output(1)])
+    world.say(R1, 2)
+    await delivered()
+    assert await anext(reader) == Batch([], [output(2)]), "nothing is said twice"
 
 
 async def test_a_reply_is_not_for_a_later_stream_of_the_same_router(world: Streams) -> None:

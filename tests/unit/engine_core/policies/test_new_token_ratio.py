@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from common.config import SchedulingConfig
+from engine.core.policies.growth import MILLION
+from engine.core.policies.new_token_ratio import estimated_ratio_ppm
 from engine.core.policies.reservation import make_reservation
 from tests.unit.engine_core.policies.views import BLOCK_SIZE, View, policy
 
@@ -96,6 +98,13 @@ def test_the_knobs_of_the_estimate_are_read() -> None:
     # B24: the number of steps comes from the configuration.
     longer = policy("global_ratio", num_steps=600, retract_decode_steps=100).after_preemption(left)
     assert longer.ratio == pytest.approx(600 / 4096, abs=5e-5)
+
+
+def test_the_estimate_is_rounded_up_to_a_millionth() -> None:
+    left = [View(num_output=1, max_new_tokens=2)]
+    assert estimated_ratio_ppm(left, 4096, 0) == 333_334
+    assert estimated_ratio_ppm(left, 4096, 2) == MILLION
+    assert estimated_ratio_ppm([], 4096, 2) == MILLION
 
 
 def test_c31_with_drafts_the_same_steps_produce_more() -> None:

@@ -124,6 +124,17 @@ def test_nobody_needs_headroom_past_its_last_token() -> None:
     assert headroom(1, 20, 0, remaining=-5) == 0
 
 
+def test_one_past_its_last_token_takes_no_headroom_from_others() -> None:
+    left = [View(num_output=7, max_new_tokens=1000), View(num_output=7, max_new_tokens=2)]
+    for views in (left[:1], left):
+        assert (
+            headroom_blocks(
+                views, retract_decode_steps=BLOCK_SIZE + 1, tokens_per_seq=1, block_size=BLOCK_SIZE
+            )
+            == 2
+        )
+
+
 def test_e49_what_recomputing_each_costs() -> None:
     costs = [blocks_for(view.num_prompt + view.num_output, BLOCK_SIZE) for view in DECODES]
     assert costs == [8, 32, 5, 1, 15]

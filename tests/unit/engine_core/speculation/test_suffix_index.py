@@ -90,6 +90,14 @@ def test_matches(text: str, context: str, expected: list[Match]) -> None:
     assert index.find(tokens_of(context)) == expected
 
 
+def test_lengths_are_counted_up_to_a_bound() -> None:
+    text = list(range(LONGEST + 5))
+    index = SuffixIndex(2)
+    index.extend([*text, 1000])
+    assert index.find(text) == [(LONGEST, len(text))]
+    assert index.find(text[-3:]) == [(3, len(text))]
+
+
 def test_only_the_latest_places_are_followed() -> None:
     index = SuffixIndex(2)
     index.extend(tokens_of("ab." * 100))
