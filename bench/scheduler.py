@@ -10,6 +10,9 @@ on one core; the model's time is not in it. In these cases 512 seats make half o
 in every step the blocks kept back for 256 outputs are summed up and the head of the queue is tried,
 and those behind it that may skip ahead; none fits, because its blocks are reserved. Further keys:
 
+    r256, r1024         256 and 1,024 sequences decoding, 1,000 waiting: `plan_ms`, `apply_ms`,
+                        `flatten_ms` (laying the batch out for the runner's kernels) and their sum,
+                        `step_ms`
     seats_full_w1000    256 seats: no waiting sequence is tried
     ngram_w1000         as `w1000`, and drafts from the n-gram drafter are proposed and verified
     w10000_over_w100    the ratio of the two medians (`…_cpu`: of processor time)
@@ -41,7 +44,9 @@ from engine.core.plan import DrawnTokens, ScheduledSequence, StepCosts
 from engine.core.scheduler import Scheduler
 from engine.core.sequence import Sequence
 from engine.core.speculation.speculation import make_speculation
+from engine.core.step_batch import StepBatch
 from engine.core.step_plan import Limits
+from engine.runner.flat_batch import BatchLimits, flatten
 
 NUM_RUNNING = 256
 BLOCK_SIZE = 64
@@ -51,24 +56,31 @@ _RUNNING_PROMPT = 512
 _WAITING_PROMPTS = (256, 512, 1024, 2048, 4096)
 _WARM_UP_STEPS = 20
 _NUM_BLOCKS = 1 << 15
-_SPARE_BLOCKS = 2 * NUM_RUNNING
+_VOCAB_SIZE = 50_000
 # The shape of a GPU: flat while it waits for memory, then proportional to the rows.
 _COSTS = StepCosts((1, 128, 256, 512, 1024, 2048), (0.012, 0.012, 0.022, 0.044, 0.088, 0.176))
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One figure: the numbers of waiting sequences and of seats, and the drafter."""
+    """One figure: the numbers of sequences that wait and run, of seats, and the drafter."""
 
     name: str
     num_waiting: int
-    max_num_seqs: int = 2 * NUM_RUNNING
+    num_running: int = NUM_RUNNING
+    has_free_seats: bool = True
     method: str = "none"
+
+    @property
+    def max_num_seqs(self) -> int:
+        """Seats: half of them stay free, or none."""
+        return self.num_running * (2 if self.has_free_seats else 1)
 
 
 QUEUES = (Case("w100", 100), Case("w1000", 1000), Case("w10000", 10_000))
+BATCHES = (Case("r256", 1000, num_running=256), Case("r1024", 1000, num_running=1024))
 OTHERS = (
-    Case("seats_full_w1000", 1000, max_num_seqs=NUM_RUNNING),
+    Case("seats_full_w1000", 1000, has_free_seats=False),
     Case("ngram_w1000", 1000, method="ngram"),
 )
 
@@ -95,6 +107,7 @@ class StepSpans:
     plan_s: float
     plan_cpu_s: float
     apply_s: float
+    flatten_s: float
 
 
 class BusyNode:
@@ -120,19 +133,29 @@ class BusyNode:
             eos_token_ids=frozenset(),
             speculation=make_speculation(SpeculationConfig(speculative_method=case.method), _COSTS),
         )
+        self._batch_limits = BatchLimits(
+            max_tokens=8192,
+            max_len=MAX_MODEL_LEN,
+            num_blocks=_NUM_BLOCKS,
+            block_size=BLOCK_SIZE,
+            vocab_size=_VOCAB_SIZE,
+        )
+        self._num_spare_blocks = 2 * case.num_running
         self._ballast: list[int] = []
         self._start()
 
     def _start(self) -> None:
         """Let the running sequences decode, add the waiting ones, and leave few blocks free."""
-        for _ in range(NUM_RUNNING):
+        for _ in range(self.case.num_running):
             self._add(_RUNNING_PROMPT)
         while self.scheduler.waiting or not all(s.is_decoding for s in self.scheduler.running):
             self.step()
         for i in range(self.case.num_waiting):
             self._add(_WAITING_PROMPTS[i % len(_WAITING_PROMPTS)])
         pool = self.scheduler.pool
-        self._ballast = pool.allocate(pool.num_available - _SPARE_BLOCKS, BlockUse.RESERVED)
+        self._ballast = pool.allocate(
+            pool.num_available - self._num_spare_blocks, BlockUse.RESERVED
+        )
         for _ in range(_WARM_UP_STEPS):
             self.step()
 
@@ -154,17 +177,25 @@ class BusyNode:
         step = self.scheduler.plan()
         planned_s = time.perf_counter() - began_s
         planned_cpu_s = time.thread_time() - began_cpu_s
+        flatten_s = self._flatten(step.batch)
         drawn = [self._draw(scheduled) for scheduled in step.batch]
         began_s = time.perf_counter()
         self.scheduler.apply(step, drawn)
         applied_s = time.perf_counter() - began_s
         self._refill()
-        return StepSpans(planned_s, planned_cpu_s, applied_s)
+        return StepSpans(planned_s, planned_cpu_s, applied_s, flatten_s)
+
+    def _flatten(self, batch: StepBatch) -> float:
+        if not batch:
+            return 0.0
+        began_s = time.perf_counter()
+        flatten(batch, self._batch_limits)
+        return time.perf_counter() - began_s
 
     def _refill(self) -> None:
         """Leave blocks for the next step: enough to preempt none, too few to seat any."""
         pool = self.scheduler.pool
-        missing = _SPARE_BLOCKS - pool.num_available
+        missing = self._num_spare_blocks - pool.num_available
         if self._ballast and missing > 0:
             pool.release(self._ballast[-missing:])
             del self._ballast[-missing:]
@@ -187,19 +218,18 @@ class BusyNode:
     def check(self) -> None:
         """Raise `AssertionError` unless the measured state is the case's."""
         statistics = self.scheduler.statistics()
-        assert statistics.num_running == NUM_RUNNING, "a sequence ended or was seated"
+        assert statistics.num_running == self.case.num_running, "a sequence ended or was seated"
         assert statistics.num_waiting == self.case.num_waiting, "a waiting sequence was seated"
         assert statistics.counters.num_preemptions == 0, "a sequence was preempted"
-        is_full = self.case.max_num_seqs == NUM_RUNNING
-        stopped = statistics.counters.stops["no_seat" if is_full else "reserved"]
+        stopped = statistics.counters.stops["reserved" if self.case.has_free_seats else "no_seat"]
         assert stopped >= _WARM_UP_STEPS, "admissions ended for another reason"
         assert (statistics.counters.num_drafted > 0) == (self.case.method != "none"), (
             "drafts were not tried"
         )
 
 
-def measure(cases: Items[Case], num_steps: int) -> dict[str, dict[str, float]]:
-    """Return p50 and p99 per case, in milliseconds; the cases take turns."""
+def measure(cases: Items[Case], num_steps: int) -> dict[str, list[StepSpans]]:
+    """Return the spans of every case's steps; the cases take turns."""
     nodes = []
     for case in cases:
         print(f"setting up {case.name}", file=sys.stderr)
@@ -212,7 +242,7 @@ def measure(cases: Items[Case], num_steps: int) -> dict[str, dict[str, float]]:
             spans[node.case.name].append(node.step())
     for node in nodes:
         node.check()
-    return {name: _figures(each) for name, each in spans.items()}
+    return spans
 
 
 def _figures(spans: list[StepSpans]) -> dict[str, float]:
@@ -221,6 +251,22 @@ def _figures(spans: list[StepSpans]) -> dict[str, float]:
         "plan_cpu_ms": [span.plan_cpu_s for span in spans],
         "step_ms": [span.plan_s + span.apply_s for span in spans],
     }
+    return _percentiles(kinds)
+
+
+def _batch_figures(spans: list[StepSpans]) -> dict[str, float]:
+    """Return each part of a step, and their sum."""
+    return _percentiles(
+        {
+            "plan_ms": [span.plan_s for span in spans],
+            "apply_ms": [span.apply_s for span in spans],
+            "flatten_ms": [span.flatten_s for span in spans],
+            "step_ms": [span.plan_s + span.apply_s + span.flatten_s for span in spans],
+        }
+    )
+
+
+def _percentiles(kinds: dict[str, list[float]]) -> dict[str, float]:
     return {
         f"{kind}_p{percent}": round(1e3 * percentile(values_s, percent), 3)
         for kind, values_s in kinds.items()
@@ -235,7 +281,10 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.steps < 1:
         sys.exit(f"steps is {arguments.steps}: wanted at least 1")
-    figures = {**measure(QUEUES, arguments.steps), **measure(OTHERS, arguments.steps)}
+    spans = {**measure(QUEUES, arguments.steps), **measure(OTHERS, arguments.steps)}
+    figures = {name: _figures(each) for name, each in spans.items()}
+    batches = measure(BATCHES, arguments.steps)
+    figures |= {name: _batch_figures(each) for name, each in batches.items()}
     ratios = {
         "w10000_over_w100": figures["w10000"]["plan_ms_p50"] / figures["w100"]["plan_ms_p50"],
         "w10000_over_w100_cpu": (

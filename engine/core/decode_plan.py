@@ -40,6 +40,9 @@ def plan_decodes(
         if not is_anything_else_held:
             budget.plan.starved.append(decoding[0].sequence_id)
         return decoding
+    if budget.limits.num_speculative_tokens == 0:
+        budget.plan_plain_decodes(decoding, new)
+        return decoding
     spare_blocks = budget.available - num_needed
     spare_tokens = budget.tokens_left - len(decoding)
     for sequence, num_new in zip(decoding, new, strict=True):

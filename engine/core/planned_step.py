@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 from common.request import FinishReason, TokenLogprobs
 from engine.core.sequence import Sequence
-from engine.core.step_batch import StepBatch, batch_of
+from engine.core.step_batch import EMPTY_BATCH, StepBatch
 from engine.core.step_plan import StopRule
 
 E_co = TypeVar("E_co", covariant=True)
@@ -46,7 +46,7 @@ class PlannedStep:
     can never get the block they need and must be finished.
     """
 
-    batch: StepBatch = field(default_factory=lambda: batch_of(()))
+    batch: StepBatch = EMPTY_BATCH
     sequences: list[Sequence] = field(default_factory=list)
     reserved: list[Sequence] = field(default_factory=list)
     starved: list[Sequence] = field(default_factory=list)

@@ -109,3 +109,7 @@ def batch_of(entries: Sequence[ScheduledSequence]) -> StepBatch:
 def _history(entry: ScheduledSequence) -> list[int]:
     sample = entry.sample
     return [] if sample is None else [*sample.prompt_token_ids, *sample.output_token_ids]
+
+
+EMPTY_BATCH = batch_of(())
+"""A batch without entries."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from engine.core.step_plan import (
     Chunk,
     Limits,
@@ -60,6 +62,21 @@ class StepBudget:
     def capped(self, num_tokens: int) -> int:
         """Return the tokens of a chunk of `num_tokens` that one prompt may have in a step."""
         return min(num_tokens, self.longest_chunk) if self.longest_chunk else num_tokens
+
+    def plan_plain_decodes(
+        self, sequences: Sequence[SequenceView], num_new_blocks: Sequence[int]
+    ) -> None:
+        """Plan one known token each, as `plan_decode` does; no more than there are tokens left."""
+        if len(sequences) > self.tokens_left:
+            sequences = sequences[: self.tokens_left]
+            num_new_blocks = num_new_blocks[: self.tokens_left]
+        self.plan.chunks |= {
+            sequence.sequence_id: Chunk(sequence.sequence_id, 1, count)
+            for sequence, count in zip(sequences, num_new_blocks, strict=True)
+        }
+        self.plan.num_decode_tokens += len(sequences)
+        self.tokens_left -= len(sequences)
+        self.available -= sum(num_new_blocks)
 
     def chunk_tokens(self, num_uncomputed: int, num_kept: int = 0) -> int:
         """Return how many tokens of a prompt this step computes; 0 if no granule fits.

@@ -11,7 +11,7 @@ from bench.scheduler import NUM_RUNNING, BusyNode, Case
     "case",
     [
         Case("free", 30),
-        Case("full", 30, max_num_seqs=NUM_RUNNING),
+        Case("full", 30, has_free_seats=False),
         Case("drafts", 30, method="ngram"),
     ],
     ids=lambda case: case.name,
@@ -20,7 +20,7 @@ def test_every_step_decodes_all_and_seats_nobody(case: Case) -> None:
     node = BusyNode(case)
     for _ in range(5):
         spans = node.step()
-        assert min(spans.plan_s, spans.plan_cpu_s, spans.apply_s) > 0
+        assert min(spans.plan_s, spans.plan_cpu_s, spans.apply_s, spans.flatten_s) > 0
     node.check()
     assert node.scheduler.statistics().counters.last_step_tokens >= NUM_RUNNING
 
