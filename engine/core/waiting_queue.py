@@ -105,11 +105,11 @@ class WaitingQueue(Collection[Sequence]):
         """Count the admissions that passed the oldest sequence; at the limit, move it forward."""
         for sequence in taken:
             self._forget_arrival(sequence)
-        if not self._by_arrival:
-            return
-        oldest = self._by_arrival[0]
+        oldest = self._by_arrival[0] if self._by_arrival else None
         if oldest is not self._oldest:
             self._oldest, self._num_passes = oldest, 0
+        if oldest is None:
+            return
         self._num_passes += sum(_arrival_key(one) > _arrival_key(oldest) for one in taken)
         if self._num_passes >= self._pass_limit and oldest.queue_key[0] != _FIRST:
             del self._sequences[bisect_left(self._sequences, oldest.queue_key, key=_queue_key)]
@@ -120,8 +120,6 @@ class WaitingQueue(Collection[Sequence]):
         del self._by_arrival[
             bisect_left(self._by_arrival, _arrival_key(sequence), key=_arrival_key)
         ]
-        if sequence is self._oldest:
-            self._oldest = None
 
 
 def _queue_key(sequence: Sequence) -> tuple[int, int, int]:

@@ -76,6 +76,15 @@ def test_s34_the_only_decode_goes_too_because_another_takes_its_place() -> None:
     assert outcome(step) == ([3, 2, 1], [9])
 
 
+def test_s24_nothing_is_kept_back_when_everyone_makes_way() -> None:
+    # The reservation would keep back 45 blocks for the newcomer's own output.
+    running = [decoding(1, 640, 11)]
+    queue = [waiting(9, 640, priority=1, most=4096)]
+    reservation = policy("token_ratio")
+    step = plan(running=running, queue=queue, pool=0, priorities=True, reservation=reservation)
+    assert outcome(step) == ([1], [9])
+
+
 def test_the_fewest_tokens_of_work_are_lost() -> None:
     # Five lower ones; one old and big one alone makes the room that four small ones do not make.
     big = decoding(1, 640, 11)
@@ -121,6 +130,9 @@ def test_a_running_urgent_prompt_goes_before_an_older_one_which_keeps_a_share() 
     assert tokens(step) == {1: 256, 9: 1792}
     step = plan(running=running, cap=2048, granularity=512, priorities=True)
     assert tokens(step) == {1: 512, 2: 1536}
+    # It leaves nothing for an equal one.
+    step = plan(running=running, queue=[waiting(9, 500, priority=1)], cap=2048, priorities=True)
+    assert tokens(step) == {1: 256, 2: 1792}
     assert tokens(plan(running=running, cap=2048)) == {1: 2048}
 
 

@@ -154,6 +154,13 @@ def test_only_later_ones_pass_and_one_that_returns_ages_anew() -> None:
     queue.take({1})
     queue.rejoin(first)
     assert ids(queue) == [5, 1]
+    queue.take({5})
+    queue.take({1})
+    queue.rejoin(first)
+    queue.join(new(6, priority=1))
+    queue.take({6})
+    queue.join(new(7, priority=1))
+    assert ids(queue) == [7, 1]
 
 
 def test_one_that_leaves_takes_its_age_with_it() -> None:
