@@ -13,13 +13,13 @@ class SchedulingConfig(Section):
     """Which request runs next, and which one is preempted."""
 
     reservation_policy: str = setting(
-        "global_ratio",
+        "learned",
         "how many blocks are kept back for the output of running sequences",
-        one_of=("none", "fixed_blocks", "token_ratio", "global_ratio"),
+        one_of=("none", "fixed_blocks", "token_ratio", "global_ratio", "learned"),
     )
     init_new_token_ratio: float = setting(
         0.7,
-        "token_ratio, global_ratio: share of remaining output kept back at first",
+        "token_ratio, global_ratio, learned: share of remaining output kept back at first",
         between=SHARE,
     )
     min_new_token_ratio: float = setting(
@@ -33,11 +33,19 @@ class SchedulingConfig(Section):
     new_token_ratio_decay_steps: int = setting(
         600, "decode steps from the initial share to the lowest one", note="0: no decay", at_least=0
     )
+    learned_output_quantile: float = setting(
+        0.8,
+        "learned: share of past outputs that are at most as long as an output is expected to be",
+        between=SHARE,
+    )
     clip_max_new_tokens: int = setting(
         4096, "maximum number of remaining output tokens that count for one sequence", at_least=1
     )
     retract_extra_tokens: int = setting(
-        1024, "token_ratio: further tokens expected per sequence after a preemption", at_least=0
+        -1,
+        "token_ratio: further tokens expected per sequence after a preemption",
+        note="-1: 16 blocks",
+        at_least=-1,
     )
     schedule_conservativeness: float = setting(
         1.0, "global_ratio: factor on the initial share", above=0
@@ -93,7 +101,7 @@ class SchedulingConfig(Section):
         16, "a blocked request that was passed this often lets no other pass", at_least=0
     )
     long_prefill_token_threshold: int = setting(
-        0,
+        128,
         "maximum tokens of one prompt in a step while other prompts wait or are computed",
         note="0: no maximum",
         at_least=0,
@@ -115,7 +123,7 @@ class SchedulingConfig(Section):
             wanted = "above 0, at most the initial share"
             others = ("init_new_token_ratio", "reservation_policy")
             wrong.append(self.conflict("min_new_token_ratio", wanted, *others))
-        if policy == "global_ratio" and initial == 0:
+        if policy in ("global_ratio", "learned") and initial == 0:
             wrong.append(self.conflict("init_new_token_ratio", "above 0", "reservation_policy"))
         if policy == "global_ratio" and self.min_new_token_ratio_factor == 0:
             key = "min_new_token_ratio_factor"
@@ -125,9 +133,6 @@ class SchedulingConfig(Section):
         if policy == "fixed_blocks" and getattr(self, least) > getattr(self, most):
             wanted = "at most the initial number"
             wrong.append(self.conflict(least, wanted, most, "reservation_policy"))
-        if 0 < self.long_prefill_token_threshold < self.chunk_granularity:
-            wanted = "0, or at least one whole chunk"
-            wrong.append(self.conflict("long_prefill_token_threshold", wanted, "chunk_granularity"))
         if self.preemption_mode == "swap" and self.swap_space == 0:
             wanted = "room for some KV blocks, such as 256MiB"
             wrong.append(self.conflict("swap_space", wanted, "preemption_mode"))

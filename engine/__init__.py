@@ -1,6 +1,7 @@
 """What prefill, decode and mixed nodes share.
 
-core/      scheduling: pure, no clock, no thread, no framework
-runner/    execution: the only package that imports Paddle
-step_loop  one thread: drain the inbox, plan, run, apply, emit
+core/           scheduling: pure, no clock, no thread, no framework
+runner/         execution: the only package that imports Paddle
+step_loop       one thread: drain the inbox, plan, run, apply, emit
+preemption_log  what steps preempted, in the log at most every few seconds
 """

@@ -15,6 +15,7 @@ from typing import Generic, Protocol, TypeVar
 from common.clock import Clock
 from engine.core.plan import DrawnTokens, OnLayer, Runner, SequencesFailed
 from engine.core.planned_step import PlannedStep, Pushes
+from engine.preemption_log import PreemptionLog
 
 log = logging.getLogger("pdserve.engine")
 
@@ -71,6 +72,7 @@ class StepLoop(Generic[M, E]):
         self._perform = perform
         self._flush = flush
         self._clock = clock
+        self._preemptions = PreemptionLog()
         # Start of the current turn; None while the thread waits for messages. Any thread may read
         # it.
         self.busy_since_s: float | None = None
@@ -92,7 +94,9 @@ class StepLoop(Generic[M, E]):
         for message in self._inbox.take_all():
             self._perform_all(self._flow.on_message(message, self._clock.now_s()))
         self._perform_all(self._flow.on_time(self._clock.now_s()))
-        step, effects = self._flow.begin_step(self._clock.now_s())
+        began_s = self._clock.now_s()
+        step, effects = self._flow.begin_step(began_s)
+        self._preemptions.on_step(step.preempted, began_s)
         log.debug(
             "a step of %d sequences, %d tokens, %d preempted; admissions ended by: %s",
             *(len(step.batch), step.num_tokens, step.num_preempted, step.stopped_by.value),

@@ -13,7 +13,8 @@ from collections.abc import Callable, Collection, Iterable, Sequence, Set
 from dataclasses import dataclass
 
 from common.blocks import blocks_for
-from engine.core.policies.growth import GrowthColumns
+from engine.core.policies.growth import GrowthColumns, GrowthView
+from engine.core.policies.reserve import Reserve
 from engine.core.policies.victims import headroom_blocks, is_recently_resumed
 from engine.core.status import SequenceStatus
 from engine.core.step_budget import StepBudget
@@ -93,11 +94,11 @@ class _Need:
 
 @dataclass(frozen=True, slots=True)
 class _Room:
-    """What a candidate finds when `victims` are preempted: the demand of the others, `freed`."""
+    """What a candidate finds when `victims` are preempted: the reserve of the others, `freed`."""
 
     victims: Sequence[SequenceView]
     need: _Need
-    demand: int
+    reserve: Reserve
     freed: set[int]
 
 
@@ -118,9 +119,11 @@ class _Admissions:
         """Cached blocks that this walk shares: preempting a victim does not free them."""
         self.freed: set[int] = set()
         """Blocks that this walk's victims give back: available, but not evictable yet."""
-        self.demand = (
-            budget.policy.reservation.total_demand(growth()) + self._demand_of_new_blocks()
-        )
+        self.reserve = budget.policy.reservation.reserve(growth())
+        for chunk in budget.plan.chunks.values():
+            if chunk.num_new_blocks:
+                growing = self.seated[chunk.sequence_id]
+                self.reserve = self.reserve.minus(growing).plus(self._as_planned(growing))
 
     def run(self, waiting: Iterable[SequenceView]) -> None:
         plan, policy = self.budget.plan, self.budget.policy
@@ -146,31 +149,18 @@ class _Admissions:
                 rule = StopRule.BARRIER
                 break
         plan.stopped_by = rule
-        plan.num_growth_blocks = policy.reservation.blocks(self.demand)
+        plan.num_growth_blocks = self.reserve.blocks
 
-    def _demand_of_new_blocks(self) -> int:
-        """Return the change of the demand by the blocks that this step allocates; 0 or less."""
-        reservation = self.budget.policy.reservation
-        growing = [
-            self.seated[chunk.sequence_id]
-            for chunk in self.budget.plan.chunks.values()
-            if chunk.num_new_blocks
-        ]
-        return sum(self._demand(one) - reservation.demand(one) for one in growing)
-
-    def _demand(self, sequence: SequenceView) -> int:
-        """Return the demand of `sequence` after this step's allocation."""
-        reservation = self.budget.policy.reservation
+    def _as_planned(self, sequence: SequenceView) -> GrowthView:
+        """Return `sequence` as it will be after this step's allocation."""
         planned = self.budget.plan.chunks.get(sequence.sequence_id)
         if planned is None or planned.num_new_blocks == 0:
-            return reservation.demand(sequence)
-        return reservation.demand(
-            _Seated(
-                sequence.num_known,
-                sequence.num_output,
-                sequence.max_new_tokens,
-                sequence.num_held_blocks + planned.num_new_blocks,
-            )
+            return sequence
+        return _Seated(
+            sequence.num_known,
+            sequence.num_output,
+            sequence.max_new_tokens,
+            sequence.num_held_blocks + planned.num_new_blocks,
         )
 
     def _is_barrier(self, sequence: SequenceView) -> bool:
@@ -200,7 +190,7 @@ class _Admissions:
         if stop is not None:
             return stop
         self.locked.update(need.cached)
-        self.demand += budget.policy.reservation.demand(need.seated)
+        self.reserve = self.reserve.plus(need.seated)
         self.seated[sequence.sequence_id] = sequence
         budget.available -= need.num_new + len(need.claimed)
         budget.num_seats -= 1
@@ -240,8 +230,7 @@ class _Admissions:
             return StopRule.NO_BLOCKS
         if not self.seated:
             return None
-        reservation = self.budget.policy.reservation
-        reserved = reservation.blocks(self.demand + reservation.candidate_demand(need.seated))
+        reserved = self.reserve.blocks_with(need.seated)
         if sequence.status is SequenceStatus.PREEMPTED:
             reserved = max(reserved, self._headroom(sequence, self.seated.values()))
         if need.num_new + len(need.claimed) + reserved > available:
@@ -273,7 +262,7 @@ class _Admissions:
             num_freed = len(self._blocks_of_its_own(victim))
             del self.seated[victim.sequence_id]
             self.budget.preempt(victim, PreemptionReason.PRIORITY, num_freed)
-        self.demand, self.freed = room.demand, room.freed
+        self.reserve, self.freed = room.reserve, room.freed
         return room.need
 
     def _room_by_fewest_victims(self, sequence: SequenceView) -> _Room | None:
@@ -317,8 +306,8 @@ class _Admissions:
 
         A victim counts with the blocks that it alone holds, not with what it might still need.
         """
-        budget, reservation = self.budget, self.budget.policy.reservation
-        demand, available, tokens_left = self.demand, budget.available, budget.tokens_left
+        budget, reserve = self.budget, self.reserve
+        available, tokens_left = budget.available, budget.tokens_left
         freed = set(self.freed)
         for victim in victims:
             unshared = self._blocks_of_its_own(victim)
@@ -328,20 +317,20 @@ class _Admissions:
                 available += planned.num_new_blocks
                 tokens_left += planned.num_tokens + planned.num_drafts
             freed |= unshared
-            demand -= self._demand(victim)
+            reserve = reserve.minus(self._as_planned(victim))
         if not sequence.has_remote_kv and tokens_left < budget.limits.chunk_granularity:
             return None
         need = self._need(sequence, freed)
         reserved = 0
         if len(victims) < len(self.seated):
-            reserved = reservation.blocks(demand + reservation.candidate_demand(need.seated))
+            reserved = reserve.blocks_with(need.seated)
             if sequence.status is SequenceStatus.PREEMPTED:
                 gone = {victim.sequence_id for victim in victims}
                 left = [s for s in self.seated.values() if s.sequence_id not in gone]
                 reserved = max(reserved, self._headroom(sequence, left))
         if max(need.num_new + len(need.claimed) + reserved, need.num_now) > available:
             return None
-        return _Room(victims, need, demand, freed)
+        return _Room(victims, need, reserve, freed)
 
     def _blocks_of_its_own(self, victim: SequenceView) -> set[int]:
         pool = self.budget.pool

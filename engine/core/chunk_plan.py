@@ -32,7 +32,7 @@ class ChunkPlan:
         self._prompts = prefilling
         self._urgent: list[SequenceView] = []
         if len(prefilling) + len(waiting) > 1:
-            budget.longest_chunk = budget.policy.long_prefill_token_threshold
+            budget.limit_chunks(budget.policy.long_prefill_token_threshold)
         if budget.policy.enable_priority_scheduling and prefilling:
             self._prompts = sorted(prefilling, key=lambda s: -s.priority)
             least = self._prompts[-1].priority

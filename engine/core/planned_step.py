@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from common.request import FinishReason, TokenLogprobs
+from engine.core.block_pool import BlockCounts
 from engine.core.sequence import Sequence
 from engine.core.step_batch import EMPTY_BATCH, StepBatch
 from engine.core.step_plan import StopRule
@@ -38,6 +39,24 @@ class BlockCopy:
     host_block_ids: list[int]
 
 
+@dataclass(frozen=True, slots=True)
+class Preempted:
+    """The preemptions of one step: for blocks and for more urgent requests, and what they changed.
+
+    `num_lost_tokens` had been computed and are computed again, unless they are in the prefix cache
+    or in host memory when their sequence resumes. `blocks` is the pool after the step was planned.
+    """
+
+    num_for_blocks: int
+    num_for_priority: int
+    num_lost_tokens: int
+    ratio_before: float
+    ratio_after: float
+    blocks: BlockCounts
+    num_running: int
+    num_waiting: int
+
+
 @dataclass(slots=True)
 class PlannedStep:
     """The input of the runner, in this order: `swap_outs`, `swap_ins`, `batch`.
@@ -54,6 +73,9 @@ class PlannedStep:
     swap_ins: list[BlockCopy] = field(default_factory=list)
     num_preempted: int = 0
     num_tokens: int = 0
+    num_lost_tokens: int = 0
+    preempted: Preempted | None = None
+    """What the step's preemptions changed; None if there were none."""
     stopped_by: StopRule = StopRule.NOTHING_WAITS
     """The rule that ended the admissions."""
 

@@ -18,7 +18,7 @@ from common.config import SchedulingConfig
 from engine.core.block_pool import BlockPool, BlockUse
 from engine.core.host_pool import HostPool
 from engine.core.plan import DrawnTokens, ScheduledSequence
-from engine.core.planned_step import PlannedStep, StepOutput
+from engine.core.planned_step import PlannedStep, Preempted, StepOutput
 from engine.core.planner import plan_step
 from engine.core.policies.reservation import make_reservation
 from engine.core.policies.victims import VICTIM_ORDERS
@@ -29,7 +29,15 @@ from engine.core.speculation.speculation import Speculation
 from engine.core.statistics import SchedulerStatistics, StepCounters
 from engine.core.status import SequenceStatus
 from engine.core.step_batch import StepBatch
-from engine.core.step_plan import Admission, Chunk, Limits, MatchPrefix, PlanPolicy, StepPlan
+from engine.core.step_plan import (
+    Admission,
+    Chunk,
+    Limits,
+    MatchPrefix,
+    PlanPolicy,
+    PreemptionReason,
+    StepPlan,
+)
 from engine.core.stop_rules import end_tokens, until_end
 from engine.core.swapping import Swapping
 from engine.core.waiting_queue import WaitingQueue
@@ -137,7 +145,10 @@ class Scheduler:
         plan = self._decide()
         self._counters.on_plan(plan)
         step = self._take(plan)
+        ratio_before = self.reservation.ratio
         self._adapt_reservation(plan)
+        if plan.preempted:
+            step.preempted = self._preempted(plan, step.num_lost_tokens, ratio_before)
         return step
 
     def apply(self, step: PlannedStep, results: Items[DrawnTokens | None]) -> list[StepOutput]:
@@ -416,6 +427,8 @@ class Scheduler:
         sequence.draft_token_ids = ()
         sequence.proposed_token_ids = drawn.draft_token_ids
         self._prefixes.publish(sequence)
+        if reason is not None and not sequence.is_exported:
+            self.reservation = self.reservation.after_output(sequence)
         if reason is not None or sequence.is_exported:
             self.finish(sequence, keep_blocks=sequence.is_exported)
         elif sequence.status is SequenceStatus.RUNNING_PREFILL:
@@ -438,12 +451,26 @@ class Scheduler:
         self.pool.release(sequence.block_table)
         self.seats.leave(sequence)
         sequence.block_table = []
+        step.num_lost_tokens += sequence.num_computed
         sequence.num_computed = 0
         sequence.num_hashed_blocks = 0
         sequence.draft_token_ids = sequence.proposed_token_ids = ()
         sequence.num_output_at_preemption = sequence.num_output
         sequence.move_to(SequenceStatus.PREEMPTED)
         self.waiting.rejoin(sequence)
+
+    def _preempted(self, plan: StepPlan, num_lost_tokens: int, ratio_before: float) -> Preempted:
+        num_for_blocks = sum(one.reason is PreemptionReason.BLOCKS for one in plan.preempted)
+        return Preempted(
+            num_for_blocks=num_for_blocks,
+            num_for_priority=len(plan.preempted) - num_for_blocks,
+            num_lost_tokens=num_lost_tokens,
+            ratio_before=ratio_before,
+            ratio_after=self.reservation.ratio,
+            blocks=self.pool.counts(),
+            num_running=len(self.running),
+            num_waiting=len(self.waiting),
+        )
 
     # --- inside: blocks -----------------------------------------------------------------------
 

@@ -27,8 +27,7 @@ class StepBudget:
         self.num_seats = num_seats
         self.tokens_left = limits.max_num_batched_tokens
         self.available = pool.num_available
-        self.longest_chunk = 0
-        """The most tokens of one prompt in this step; 0: no limit of its own."""
+        self._longest_chunk = limits.max_num_batched_tokens
 
     def preempt(self, victim: SequenceView, reason: PreemptionReason, num_freed: int) -> None:
         """Preempt `victim`: take back its seat, its planned chunk and `num_freed` blocks."""
@@ -59,9 +58,14 @@ class StepBudget:
         self.plan.num_chunk_tokens += num_tokens
         self.tokens_left -= num_tokens
 
+    def limit_chunks(self, num_tokens: int) -> None:
+        """Give one prompt at most `num_tokens` in this step, but a granule; 0: no limit."""
+        if num_tokens:
+            self._longest_chunk = max(num_tokens, self.limits.chunk_granularity)
+
     def capped(self, num_tokens: int) -> int:
         """Return the tokens of a chunk of `num_tokens` that one prompt may have in a step."""
-        return min(num_tokens, self.longest_chunk) if self.longest_chunk else num_tokens
+        return min(num_tokens, self._longest_chunk)
 
     def plan_plain_decodes(
         self, sequences: Sequence[SequenceView], num_new_blocks: Sequence[int]

@@ -67,7 +67,7 @@ class Storm:
             num_host_blocks=rng.choice([4, 20]),
             scheduling=SchedulingConfig(
                 reservation_policy=rng.choice(
-                    ["none", "fixed_blocks", "token_ratio", "global_ratio"]
+                    ["none", "fixed_blocks", "token_ratio", "global_ratio", "learned"]
                 ),
                 preemption_policy=rng.choice(["last_in_first_out", "shortest_output", "priority"]),
                 preemption_mode=rng.choice(["recompute", "swap"]),

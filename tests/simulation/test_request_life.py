@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from common.config import SchedulingConfig
 from tests.fakes.hash_runner import EOS_TOKEN_ID, expected_tokens
 from tests.simulation.scripted_router import Asked
 from tests.simulation.world import BLOCK_SIZE, DECODE, PREFILL, NodeSize, World, right_answer
@@ -183,7 +184,10 @@ def test_many_at_once_are_all_answered_right() -> None:
 
 def test_a_decode_node_that_preempts_answers_right() -> None:
     # F46: a victim is recomputed here, and its stream goes on without a gap.
-    world = World(decode=NodeSize(num_blocks=10, seats=4), prefill=NodeSize(num_blocks=40))
+    hasty = SchedulingConfig(reservation_policy="none")
+    world = World(
+        decode=NodeSize(num_blocks=10, seats=4, scheduling=hasty), prefill=NodeSize(num_blocks=40)
+    )
     asked = [world.ask(9, seed=i, max_tokens=16, ignore_eos=True, may_wait=True) for i in range(4)]
     finish(world, *asked)
     assert world.d.scheduler.statistics().counters.num_preemptions > 0

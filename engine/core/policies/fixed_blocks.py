@@ -14,10 +14,11 @@ from engine.core.policies.growth import (
     all_growth_blocks,
     growth_blocks,
 )
+from engine.core.policies.reserve import Summed
 
 
 @dataclass(frozen=True, slots=True)
-class FixedBlocks:
+class FixedBlocks(Summed):
     """A number of blocks per sequence that falls after each decode step.
 
     A sequence counts at most with the blocks that it can still use. Amounts are in millionths of a
@@ -55,10 +56,6 @@ class FixedBlocks:
     def candidate_demand(self, view: GrowthView) -> int:
         """Return 0: the reserve is for running sequences."""
         return 0
-
-    def blocks(self, total_demand: int) -> int:
-        """Return the sum itself: demands are blocks already."""
-        return total_demand
 
     def after_decode_step(self) -> FixedBlocks:
         """Return the policy with `decay_ppm` less, but at least `lowest_ppm`."""

@@ -18,10 +18,11 @@ from engine.core.policies.growth import (
     growth_tokens,
 )
 from engine.core.policies.new_token_ratio import NewTokenRatio, estimated_ratio_ppm
+from engine.core.policies.reserve import Summed
 
 
 @dataclass(frozen=True, slots=True)
-class _LearntRatio:
+class _LearntRatio(Summed):
     """The ratio that both policies share, and how it changes.
 
     `clip` bounds the remaining output that counts. After a preemption each remaining sequence is
@@ -65,17 +66,11 @@ class TokenRatio(_LearntRatio):
         ppm = self.new_token_ratio.ppm
         return growth_blocks(view, ppm, self.clip, self.lookahead, self.block_size)
 
-    candidate_demand = demand
-
     def total_demand(self, seated: GrowthColumns) -> int:
         """Return the sum of `demand` over all rows."""
         ppm = self.new_token_ratio.ppm
         blocks = all_growth_blocks(seated, ppm, self.clip, self.lookahead, self.block_size)
         return int(blocks.sum())
-
-    def blocks(self, total_demand: int) -> int:
-        """Return the sum itself: demands are blocks already."""
-        return total_demand
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +82,6 @@ class GlobalRatio(_LearntRatio):
         expected = growth_tokens(view, self.new_token_ratio.ppm, self.clip, self.lookahead)
         missing = view.num_known + expected - view.num_held_blocks * self.block_size
         return missing if missing > 0 else 0
-
-    candidate_demand = demand
 
     def total_demand(self, seated: GrowthColumns) -> int:
         """Return the sum of `demand` over all rows."""

@@ -1,8 +1,8 @@
 """Blocks kept back for the outputs of running sequences, so that admissions cause no preemptions.
 
-A policy is a frozen value. The demands of all sequences that run, or whose KV is arriving, are
-added up in the policy's own unit; `blocks` converts the sum to blocks. Each step returns a new
-value of the policy.
+A policy is a frozen value. Of all sequences that run, or whose KV is arriving, it makes the reserve
+of one step (`reserve.Reserve`), to which the step's admissions are added. Each step, and each
+complete output, returns a new value of the policy.
 """
 
 from __future__ import annotations
@@ -14,20 +14,28 @@ from typing import Protocol, Self
 from common.config import SchedulingConfig
 from engine.core.policies.fixed_blocks import FixedBlocks
 from engine.core.policies.growth import GrowthColumns, GrowthView, growth_blocks, to_millionths
+from engine.core.policies.learned_outputs import LearnedOutputs
 from engine.core.policies.new_token_ratio import NewTokenRatio
+from engine.core.policies.output_history import OutputHistory
 from engine.core.policies.ratio_reservations import GlobalRatio, TokenRatio
+from engine.core.policies.reserve import Reserve, Summed
 
 __all__ = [
     "RESERVATION_POLICIES",
     "FixedBlocks",
     "GlobalRatio",
     "GrowthView",
+    "LearnedOutputs",
     "NoReservation",
     "Reservation",
     "TokenRatio",
     "growth_blocks",
     "make_reservation",
 ]
+
+
+_EXTRA_BLOCKS = 16
+"""Blocks that a sequence is expected to fill after a preemption, unless a number is set."""
 
 
 class Reservation(Protocol):
@@ -37,17 +45,8 @@ class Reservation(Protocol):
     def ratio(self) -> float:
         """The share of remaining outputs that is kept back; 0 for policies without one."""
 
-    def demand(self, view: GrowthView) -> int:
-        """Return what one sequence is expected to need beyond what it holds; at least 0."""
-
-    def candidate_demand(self, view: GrowthView) -> int:
-        """Return what one candidate adds to the demands of the seated sequences."""
-
-    def total_demand(self, seated: GrowthColumns) -> int:
-        """Return the sum of `demand` over all rows of `seated`, in a few array operations."""
-
-    def blocks(self, total_demand: int) -> int:
-        """Return the blocks for a sum of demands."""
+    def reserve(self, seated: GrowthColumns) -> Reserve:
+        """Return what is kept back for `seated`, in a few array operations."""
 
     def after_decode_step(self) -> Self:
         """Return the policy after a step with decodes and no preemption."""
@@ -55,12 +54,15 @@ class Reservation(Protocol):
     def after_preemption(self, left: Sequence[GrowthView]) -> Self:
         """Return the policy after a preemption; `left` are the remaining decoding sequences."""
 
+    def after_output(self, view: GrowthView) -> Self:
+        """Return the policy after a sequence has ended by itself, with the output of `view`."""
+
     def when_idle(self) -> Self:
         """Return the policy when nothing runs, waits, was preempted or receives KV."""
 
 
 @dataclass(frozen=True, slots=True)
-class NoReservation:
+class NoReservation(Summed):
     """Keep back no blocks."""
 
     @property
@@ -72,15 +74,9 @@ class NoReservation:
         """Return 0."""
         return 0
 
-    candidate_demand = demand
-
     def total_demand(self, seated: GrowthColumns) -> int:
         """Return 0."""
         return 0
-
-    def blocks(self, total_demand: int) -> int:
-        """Return the sum, which is 0."""
-        return total_demand
 
     def after_decode_step(self) -> NoReservation:
         """Return this policy."""
@@ -121,6 +117,9 @@ def _fixed_blocks(config: SchedulingConfig, block_size: int, lookahead: int) -> 
 
 
 def _token_ratio(config: SchedulingConfig, block_size: int, lookahead: int) -> Reservation:
+    extra_tokens = config.retract_extra_tokens
+    if extra_tokens < 0:
+        extra_tokens = _EXTRA_BLOCKS * block_size
     return TokenRatio(
         NewTokenRatio.at_start(
             to_millionths(config.init_new_token_ratio),
@@ -128,7 +127,7 @@ def _token_ratio(config: SchedulingConfig, block_size: int, lookahead: int) -> R
             config.new_token_ratio_decay_steps,
         ),
         clip=config.clip_max_new_tokens,
-        extra_tokens=config.retract_extra_tokens,
+        extra_tokens=extra_tokens,
         lookahead=lookahead,
         block_size=block_size,
     )
@@ -150,9 +149,21 @@ def _global_ratio(config: SchedulingConfig, block_size: int, lookahead: int) -> 
     )
 
 
+def _learned(config: SchedulingConfig, block_size: int, lookahead: int) -> Reservation:
+    return LearnedOutputs(
+        quantile_ppm=to_millionths(config.learned_output_quantile),
+        first_share_ppm=to_millionths(config.init_new_token_ratio),
+        clip=config.clip_max_new_tokens,
+        lookahead=lookahead,
+        block_size=block_size,
+        history=OutputHistory(),
+    )
+
+
 RESERVATION_POLICIES: dict[str, Callable[[SchedulingConfig, int, int], Reservation]] = {
     "none": _no_reservation,
     "fixed_blocks": _fixed_blocks,
     "token_ratio": _token_ratio,
     "global_ratio": _global_ratio,
+    "learned": _learned,
 }

@@ -25,7 +25,6 @@ from common.nodes import Role
 from common.token_budget import fit_max_model_len, tokens_per_seq
 from engine.core.decode_plan import new_blocks
 from engine.core.policies.growth import growth_blocks
-from engine.core.policies.reservation import Reservation, make_reservation
 from engine.core.policies.victims import (
     VICTIM_ORDERS,
     headroom_blocks,
@@ -34,7 +33,7 @@ from engine.core.policies.victims import (
 from node.make_scheduler import max_chunk_tokens_of, speculation_of
 from tests.unit.engine_core.planner_views import growth_columns
 from tests.unit.engine_core.policies.test_victims import Decode
-from tests.unit.engine_core.policies.views import View
+from tests.unit.engine_core.policies.views import SummedReservation, View, summed
 
 fixed = settings(derandomize=True, deadline=None, database=None, max_examples=200)
 
@@ -85,7 +84,7 @@ EVENTS = st.lists(st.one_of(st.integers(1, 30), st.lists(views(), max_size=3)), 
 """A number of decode steps, or the sequences that a preemption leaves."""
 
 
-def after(reservation: Reservation, events: Sequence[Any]) -> Reservation:
+def after(reservation: SummedReservation, events: Sequence[Any]) -> SummedReservation:
     for event in events:
         if isinstance(event, list):
             reservation = reservation.after_preemption(event)
@@ -95,7 +94,7 @@ def after(reservation: Reservation, events: Sequence[Any]) -> Reservation:
     return reservation
 
 
-def total(reservation: Reservation, running: Sequence[View]) -> int:
+def total(reservation: SummedReservation, running: Sequence[View]) -> int:
     return reservation.blocks(sum(map(reservation.demand, running)))
 
 
@@ -138,7 +137,7 @@ def test_the_sum_over_columns_is_the_sum_over_sequences(
     block_size: int,
     num_empty: int,
 ) -> None:
-    reservation = after(make_reservation(config, block_size=block_size, lookahead=2), events)
+    reservation = after(summed(config, block_size=block_size, lookahead=2), events)
     empty = [View(max_new_tokens=0)] * num_empty
     found = reservation.total_demand(growth_columns([*seated, *empty]))
     assert type(found) is int
@@ -151,7 +150,7 @@ def test_s23_more_who_run_never_need_less_and_their_order_does_not_matter(
     config: SchedulingConfig, events: list[Any], running: list[View], data: st.DataObject
 ) -> None:
     block_size = data.draw(BLOCK_SIZES)
-    reservation = after(make_reservation(config, block_size=block_size, lookahead=2), events)
+    reservation = after(summed(config, block_size=block_size, lookahead=2), events)
     shuffled = data.draw(st.permutations(running))
     assert total(reservation, shuffled) == total(reservation, running)
     grown = 0
@@ -167,7 +166,7 @@ def test_s23_more_who_run_never_need_less_and_their_order_does_not_matter(
 def test_s27_s28_the_ratio_keeps_its_bounds_and_no_preemption_lowers_it(
     config: SchedulingConfig, events: list[Any], left: list[View]
 ) -> None:
-    start = make_reservation(config, block_size=16, lookahead=2)
+    start = summed(config, block_size=16, lookahead=2)
     lowest = (
         start.ratio * config.min_new_token_ratio_factor
         if config.reservation_policy == "global_ratio"
@@ -189,10 +188,10 @@ def test_s27_s28_the_ratio_keeps_its_bounds_and_no_preemption_lowers_it(
 def test_s32_an_idle_node_is_as_new_and_same_events_give_the_same_value(
     config: SchedulingConfig, events: list[Any]
 ) -> None:
-    start = make_reservation(config, block_size=16, lookahead=2)
+    start = summed(config, block_size=16, lookahead=2)
     lived = after(start, events)
     assert lived.when_idle() == start
-    again = after(make_reservation(config, block_size=16, lookahead=2), events)
+    again = after(summed(config, block_size=16, lookahead=2), events)
     assert (lived, hash(lived)) == (again, hash(again))
 
 
@@ -201,7 +200,7 @@ def test_s32_an_idle_node_is_as_new_and_same_events_give_the_same_value(
 def test_s31_the_ratio_falls_in_exactly_as_many_steps_as_configured(
     config: SchedulingConfig, num_steps: int
 ) -> None:
-    reservation = after(make_reservation(config, block_size=16, lookahead=0), [num_steps])
+    reservation = after(summed(config, block_size=16, lookahead=0), [num_steps])
     first, last = (
         Fraction(round(ratio * 1_000_000), 1_000_000)
         for ratio in (config.init_new_token_ratio, config.min_new_token_ratio)

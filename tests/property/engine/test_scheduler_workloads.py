@@ -42,7 +42,7 @@ def policies(draw: st.DrawFn) -> dict[str, Any]:
     """Every choice that a configuration offers."""
     return {
         "reservation_policy": draw(
-            st.sampled_from(["none", "fixed_blocks", "token_ratio", "global_ratio"])
+            st.sampled_from(["none", "fixed_blocks", "token_ratio", "global_ratio", "learned"])
         ),
         "preemption_policy": draw(
             st.sampled_from(["last_in_first_out", "shortest_output", "priority"])
@@ -57,7 +57,7 @@ def policies(draw: st.DrawFn) -> dict[str, Any]:
         "long_prefill_token_threshold": draw(st.sampled_from([0, 1, 5])),
         "retract_decode_steps": draw(st.sampled_from([0, 1, 20])),
         "min_progress_tokens": draw(st.sampled_from([0, 2, 16])),
-        "retract_extra_tokens": draw(st.sampled_from([0, 8])),
+        "retract_extra_tokens": draw(st.sampled_from([-1, 0, 8])),
         "new_token_ratio_decay_steps": draw(st.sampled_from([0, 3, 600])),
     }
 

@@ -38,7 +38,7 @@ def test_one_json_line_comes_last(
     assert result["overruns"] == 0
     assert {(r["reservation"], r["order"]) for r in result["ranking"]} == set(PAIRS)
     assert "| 400 blocks " in out
-    assert err.splitlines()[-1].startswith("24/24: azure_code, 400 blocks, global_ratio")
+    assert err.splitlines()[-1].startswith("30/30: azure_code, 400 blocks, learned")
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,8 @@ LOWEST = "reserve_min_output_block_num_for_decode_when_schedule_new_prefill"
 BAD_SCHEDULING: list[tuple[dict[str, Any], str]] = [
     (
         {"reservation_policy": "ratio"},
-        "reservation_policy is 'ratio': wanted none, fixed_blocks, token_ratio or global_ratio",
+        "reservation_policy is 'ratio': wanted none, fixed_blocks, token_ratio, global_ratio or "
+        "learned",
     ),
     (
         {"preemption_policy": "lifo"},
@@ -55,7 +56,7 @@ BAD_SCHEDULING: list[tuple[dict[str, Any], str]] = [
     ({"min_new_token_ratio_factor": 2.0}, "min_new_token_ratio_factor is 2.0: wanted 0 to 1"),
     ({"new_token_ratio_decay_steps": -1}, "new_token_ratio_decay_steps is -1: wanted 0 or more"),
     ({"clip_max_new_tokens": 0}, "clip_max_new_tokens is 0: wanted 1 or more"),
-    ({"retract_extra_tokens": -1}, "retract_extra_tokens is -1: wanted 0 or more"),
+    ({"retract_extra_tokens": -2}, "retract_extra_tokens is -2: wanted -1 or more"),
     ({"schedule_conservativeness": 0.0}, "schedule_conservativeness is 0.0: wanted above 0"),
     (
         {"schedule_conservativeness": math.inf},
@@ -69,6 +70,11 @@ BAD_SCHEDULING: list[tuple[dict[str, Any], str]] = [
     ({"retract_decode_steps": -1}, "retract_decode_steps is -1: wanted 0 or more"),
     ({"min_progress_tokens": -1}, "min_progress_tokens is -1: wanted 0 or more"),
     ({"skip_ahead_window": -1}, "skip_ahead_window is -1: wanted 0 or more"),
+    ({"learned_output_quantile": 1.1}, "learned_output_quantile is 1.1: wanted 0 to 1"),
+    (
+        {"reservation_policy": "learned", "init_new_token_ratio": 0.0},
+        "init_new_token_ratio is 0.0: wanted above 0, with reservation_policy = learned",
+    ),
     ({"priority_pass_limit": 0}, "priority_pass_limit is 0: wanted 1 or more"),
     (
         {"long_prefill_token_threshold": -1},
@@ -101,11 +107,6 @@ BAD_SCHEDULING: list[tuple[dict[str, Any], str]] = [
         "reservation_policy = fixed_blocks",
     ),
     (
-        {"long_prefill_token_threshold": 63, "chunk_granularity": 64},
-        "long_prefill_token_threshold is 63: wanted 0, or at least one whole chunk, "
-        "with chunk_granularity = 64",
-    ),
-    (
         {"preemption_mode": "swap", "swap_space": 0},
         "swap_space is 0 bytes: wanted room for some KV blocks, such as 256MiB, "
         "with preemption_mode = swap",
@@ -131,7 +132,7 @@ def test_s55_a_bad_setting_of_scheduling(settings: dict[str, Any], problem: str)
         {"skip_ahead_window": 0, "skip_ahead_limit": 0, "min_progress_tokens": 0},
         {"preemption_mode": "recompute", "swap_space": 0},
         {"chunk_granularity": 64},
-        {"chunk_granularity": 64, "long_prefill_token_threshold": 64},
+        {"chunk_granularity": 64, "long_prefill_token_threshold": 63},
         {"priority_pass_limit": 1},
     ],
 )

@@ -17,7 +17,7 @@ def seen(engine: Engine) -> SchedulerStatistics:
 
 
 def test_a_new_scheduler_has_done_nothing() -> None:
-    statistics = seen(Engine(num_blocks=7, budget=33))
+    statistics = seen(Engine(num_blocks=7, budget=33, reservation_policy="global_ratio"))
     assert (
         statistics.counters.num_steps,
         statistics.counters.last_step_tokens,
@@ -66,7 +66,7 @@ def test_s58_planned_tokens_add_up_by_kind(method: str) -> None:
 
 
 def test_an_empty_plan_is_no_step() -> None:
-    engine = Engine()
+    engine = Engine(reservation_policy="global_ratio")
     engine.plan()
     assert (seen(engine).counters.num_steps, seen(engine).counters.stops["nothing_waits"]) == (0, 1)
 
@@ -132,7 +132,13 @@ def test_s58_the_rule_that_stopped_a_plan_is_counted(rule: str) -> None:
 
 
 def test_s58_what_is_kept_back_and_how_often_the_head_was_passed() -> None:
-    engine = Engine(num_blocks=12, seats=8, skip_ahead_window=1, init_new_token_ratio=1.0)
+    engine = Engine(
+        num_blocks=12,
+        seats=8,
+        skip_ahead_window=1,
+        reservation_policy="global_ratio",
+        init_new_token_ratio=1.0,
+    )
     first = engine.add(make_request(9, seed=1, max_tokens=12, ignore_eos=True))
     engine.step()
     head = engine.add(make_request(40, seed=2, max_tokens=4))

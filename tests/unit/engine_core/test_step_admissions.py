@@ -8,13 +8,14 @@ import pytest
 
 from common.blocks import blocks_for
 from engine.core.policies.growth import MILLION, GrowthColumns
-from engine.core.policies.reservation import Reservation
+from engine.core.policies.reservation import RESERVATION_POLICIES, NoReservation
 from engine.core.step_plan import StepPlan, StopRule
 from tests.unit.engine_core.planner_views import (
     BS,
     View,
     admitted,
     decoding,
+    growth_columns,
     plan,
     preempted,
     prefilling,
@@ -22,7 +23,7 @@ from tests.unit.engine_core.planner_views import (
     tokens,
     waiting,
 )
-from tests.unit.engine_core.policies.views import policy
+from tests.unit.engine_core.policies.views import SummedReservation, policy
 
 GROWS_45 = {"most": 4097, "output": 1}
 """Remaining output 4096: at a ratio of 0.7 it is 2868 tokens, 45 blocks behind a full table."""
@@ -37,7 +38,7 @@ def in_flight_45(sequence_id: int) -> View:
     return receiving(sequence_id, 4000, 63, most=4096)
 
 
-def token_ratio(num_steps: int = 0, **given: Any) -> Reservation:
+def token_ratio(num_steps: int = 0, **given: Any) -> SummedReservation:
     return policy("token_ratio", num_steps=num_steps, **given)
 
 
@@ -222,11 +223,12 @@ def test_a_prefill_node_keeps_nothing_back_for_outputs() -> None:
     assert step.num_growth_blocks == 0
 
 
-@pytest.mark.parametrize("name", ["none", "fixed_blocks", "token_ratio", "global_ratio"])
+@pytest.mark.parametrize("name", RESERVATION_POLICIES)
 def test_s26_every_policy_decides_admissions(name: str) -> None:
     running = [grows_45(i) for i in (1, 2)]
     reservation = policy(name)
-    kept = reservation.blocks(sum(map(reservation.demand, running)))
+    kept = reservation.reserve(growth_columns(running)).blocks
+    assert (kept > 0) is (name != "none")
     candidate = waiting(9, 60, most=0)
     for pool, seated in ((kept + 1, [9]), (kept, [])):
         assert (
@@ -274,21 +276,16 @@ def test_s37_a_victim_comes_back_when_everybody_can_go_on_for_a_while() -> None:
 # --- what a policy cannot break -------------------------------------------------------------------
 
 
-class Reckless:
+class Reckless(NoReservation):
     """A policy that gives away more than there is."""
 
-    ratio = 0.0
+    __slots__ = ()
 
     def demand(self, view: object) -> int:
         return -MILLION
 
-    candidate_demand = demand
-
     def total_demand(self, seated: GrowthColumns) -> int:
         return -MILLION * len(seated.num_known)
-
-    def blocks(self, total_demand: int) -> int:
-        return total_demand
 
 
 def test_a_bad_policy_cannot_give_away_what_is_not_there() -> None:

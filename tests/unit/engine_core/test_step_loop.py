@@ -8,8 +8,9 @@ from collections.abc import Iterable, Sequence
 
 import pytest
 
+from engine.core.block_pool import BlockCounts
 from engine.core.plan import DrawnTokens, OnLayer, ScheduledSequence, SequencesFailed
-from engine.core.planned_step import BlockCopy, PlannedStep, Pushes
+from engine.core.planned_step import BlockCopy, PlannedStep, Preempted, Pushes
 from engine.core.sequence import Sequence as EngineSequence
 from engine.core.step_batch import batch_of
 from engine.core.step_plan import StopRule
@@ -43,6 +44,7 @@ class ScriptedFlow:
         self.steps = steps
         self.deadline_s = deadline_s
         self.num_preempted = 0
+        self.preempted: Preempted | None = None
         self.swap_outs: list[BlockCopy] = []
         self.swap_ins: list[BlockCopy] = []
         self.next_pushes: Pushes[str] | None = None
@@ -67,6 +69,7 @@ class ScriptedFlow:
         step = PlannedStep(
             batch_of([scheduled] * count), [sequence] * count, num_preempted=self.num_preempted
         )
+        step.preempted = self.preempted
         step.swap_outs = list(self.swap_outs)
         step.swap_ins = list(self.swap_ins)
         return step, list(self._say("begin"))
@@ -154,6 +157,18 @@ def test_what_leaves_with_a_step_leaves_before_it_and_layer_by_layer_within_it()
     assert loop.turn()
     begun = log.index("effect of begin") + 1
     assert log[begun : begun + 3] == ["push a", "run", "end 1"]
+
+
+def test_what_a_step_preempts_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="pdserve.engine")
+    flow = ScriptedFlow([], [1, 1])
+    blocks = BlockCounts(free=0, cached=0, running=1, reserved=0, receiving=0, quarantined=0)
+    flow.preempted = Preempted(1, 0, 5, 0.1, 0.2, blocks, 1, 1)
+    loop = make_loop(ScriptedInbox(), flow, at_s=5.0)
+    assert loop.turn()
+    assert loop.turn()
+    (line,) = caplog.messages
+    assert line.startswith("preempted 1 sequences")
 
 
 def test_blocks_leave_before_others_come_back_and_both_before_anything_is_written() -> None:

@@ -173,6 +173,7 @@ def test_the_end_of_a_prompt_and_whole_granules_fit_under_the_threshold() -> Non
     assert tokens(plan(running=running, cap=2048, threshold=512)) == {1: 500, 2: 512}
     step = plan(running=running, cap=2048, threshold=500, granularity=64)
     assert tokens(step) == {1: 500, 2: 448}
+    assert tokens(plan(running=running, cap=2048, threshold=63, granularity=64)) == {1: 64, 2: 64}
 
 
 def test_an_urgent_prompt_that_waits_keeps_no_more_than_the_threshold() -> None:

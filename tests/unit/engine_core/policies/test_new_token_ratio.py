@@ -89,6 +89,16 @@ def test_e55_the_global_ratio_expects_as_many_tokens_as_room_was_made_for(
     assert after.ratio == pytest.approx(ratio, abs=5e-5)
 
 
+def test_unless_it_is_set_the_number_of_further_tokens_follows_the_block_size() -> None:
+    config = SchedulingConfig(reservation_policy="token_ratio")
+    for block_size in (16, 64):
+        reservation = make_reservation(config, block_size=block_size, lookahead=0)
+        for _ in range(600):
+            reservation = reservation.after_decode_step()
+        after = reservation.after_preemption(decodes(4096))
+        assert after.ratio == pytest.approx((500 + 16 * block_size) / 4096, abs=5e-4)
+
+
 def test_the_knobs_of_the_estimate_are_read() -> None:
     left = decodes(4096)
     fewer = policy("token_ratio", num_steps=600, retract_extra_tokens=0).after_preemption(left)

@@ -1,4 +1,4 @@
-"""The four policies side by side: their units, their states, and how they are chosen."""
+"""The policies side by side: their units, their states, and how they are chosen."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from engine.core.policies.reservation import (
     RESERVATION_POLICIES,
     FixedBlocks,
     GlobalRatio,
+    LearnedOutputs,
     NoReservation,
     TokenRatio,
 )
@@ -24,8 +25,9 @@ def test_every_name_of_the_configuration_is_a_policy() -> None:
         FixedBlocks,
         TokenRatio,
         GlobalRatio,
+        LearnedOutputs,
     ]
-    assert isinstance(policy(SchedulingConfig().reservation_policy), GlobalRatio)
+    assert isinstance(policy(SchedulingConfig().reservation_policy), LearnedOutputs)
 
 
 def test_none_keeps_nothing_back() -> None:

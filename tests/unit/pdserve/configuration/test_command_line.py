@@ -113,7 +113,7 @@ def test_check_config_prints_a_file_that_gives_the_same_configuration(
     assert 'redis_url = "redis://***@h/1"' in printed
     assert main(["check-config", *arguments]) == 0
     printed = capsys.readouterr().out
-    assert re.search(r"^\[scheduling\]\nreservation_policy = \"global_ratio\" ", printed, re.M)
+    assert re.search(r"^\[scheduling\]\nreservation_policy = \"learned\" ", printed, re.M)
     assert re.search(r"^\[speculation\]\nspeculative_method = \"none\" ", printed, re.M)
     for line in printed.splitlines():
         assert not line or line.startswith("[") or "  # default" in line or "  # flag --" in line

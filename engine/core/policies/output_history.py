@@ -1,0 +1,71 @@
+"""How long the latest outputs were, and how long those that still run are expected to become."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int64]
+
+_MOST_RECENT = 256
+"""Outputs that are remembered of each class, and of all together."""
+_LEAST_RECENT = 8
+"""A class of fewer outputs predicts nothing: all classes together do."""
+_ALL = 0
+"""The class of all outputs; those of `max_tokens` are numbered from 1."""
+_NUM_CLASSES = 41
+_POWERS = 1 << np.arange(_NUM_CLASSES - 1, dtype=np.int64)
+_NONE: Ints = np.zeros(0, np.int64)
+_LEAST_MORE = 16
+"""Tokens expected at least of an output that is longer than all remembered ones."""
+_SHIFT = 40
+
+
+@dataclass(frozen=True, slots=True)
+class OutputHistory:
+    """The latest lengths of complete outputs, by class of `max_tokens`.
+
+    A class holds the requests whose `max_tokens` have the same power of two: who asks for at most
+    200 tokens gets other answers than who asks for 8000. `recent` has the lengths of each class in
+    the order of their ends, `ordered` by length.
+    """
+
+    recent: tuple[tuple[int, ...], ...] = ((),) * _NUM_CLASSES
+    ordered: tuple[Ints, ...] = field(default=(_NONE,) * _NUM_CLASSES, compare=False, repr=False)
+
+    def after_output(self, num_output: int, max_new_tokens: int) -> OutputHistory:
+        """Return the history with one more output, without the oldest where a class is full."""
+        recent, ordered = list(self.recent), list(self.ordered)
+        for number in (_ALL, max_new_tokens.bit_length()):
+            recent[number] = (*recent[number], num_output)[-_MOST_RECENT:]
+            ordered[number] = np.sort(np.array(recent[number], np.int64))
+        return replace(self, recent=tuple(recent), ordered=tuple(ordered))
+
+    @property
+    def can_predict(self) -> bool:
+        """Whether enough outputs are remembered."""
+        return len(self.recent[_ALL]) >= _LEAST_RECENT
+
+    def remaining(self, num_output: Ints, max_new_tokens: Ints, quantile_ppm: int) -> Ints:
+        """Return the output tokens that are still expected, at least 1 where any are allowed.
+
+        Of the remembered outputs of a sequence's class that are longer than its own so far, it is
+        expected to become as long as the one at the quantile. Requires `can_predict`.
+        """
+        usable = [n for n, lengths in enumerate(self.recent) if len(lengths) >= _LEAST_RECENT]
+        # One sorted array holds all classes: the class in the high bits, the length in the low.
+        keys = np.concatenate([self.ordered[n] + (n << _SHIFT) for n in usable])
+        classes = np.searchsorted(_POWERS, max_new_tokens, side="right")
+        classes = np.where(np.isin(classes, usable), classes, _ALL)
+        first = np.searchsorted(keys, (classes << _SHIFT) + num_output, side="right")
+        end = np.searchsorted(keys, (classes + 1) << _SHIFT)
+        num_longer = end - first
+        index = first + np.minimum(num_longer * quantile_ppm // 1_000_000, num_longer - 1)
+        low_bits = (1 << _SHIFT) - 1
+        expected = (keys[np.maximum(index, 0)] & low_bits) - num_output
+        beyond = np.maximum(num_output // 2, _LEAST_MORE)
+        allowed = np.maximum(max_new_tokens - num_output, 0)
+        found: Ints = np.minimum(np.where(num_longer > 0, expected, beyond), allowed)
+        return found
