@@ -23,6 +23,8 @@ With either, `mtp` drafts tokens with one more layer.
     landings_in         copies landed KV to a device beside running steps
     host_pool           swapped-out blocks in host memory
     verification        draws a step's tokens and verifies drafts
+    device_draw         draws with one read from a device: device_sampler finds the tokens that can
+                        be drawn (device_noise: their noise), head_draw draws from them exactly
     sampler             from logits to tokens; sample_kernels: one row; philox: the noise
     checkpoint          safetensors, checked before any weight is read
     model_spec          the parameters of a decoder; decoder: its three parts

@@ -13,6 +13,7 @@ from common.kv_layout import KVLayout
 from common.token_budget import fit_max_model_len
 from engine.runner.checkpoint import Checkpoint
 from engine.runner.decoder import Decoder
+from engine.runner.device_draw import DeviceDraw
 from engine.runner.flat_batch import BatchLimits
 from engine.runner.framework import has_gpu, paddle
 from engine.runner.fused_attention import FusedAttention
@@ -76,6 +77,7 @@ def assemble_runner(
         mtp_weights.check_copies()
     decoder: Decoder
     mtp: MtpLayer | None = None
+    device_draw: DeviceDraw | None = None
     if backend == "numba":
         shape = StepShape(
             num_tokens=max_chunk_tokens,
@@ -86,10 +88,10 @@ def assemble_runner(
         if mtp_weights is not None:
             mtp = NumbaMtp(mtp_weights, decoder, cache.as_numpy()[spec.num_layers])
     else:
-        attention = PaddleAttention(spec, cache)
-        if backend == "fused":
-            attention = FusedAttention(spec, cache, has_flash=has_flash)
+        attention = _attention(backend, spec, cache, has_flash=has_flash)
         decoder = PaddleDecoder(spec, checkpoint, cache, max_len, attention)
+        if cache.is_mirrored:
+            device_draw = DeviceDraw(decoder, spec.vocab_size, eos_token_ids)
         if mtp_weights is not None:
             mtp = PaddleMtp(mtp_weights, decoder, spec.num_layers)
     limits = BatchLimits(
@@ -99,9 +101,8 @@ def assemble_runner(
         block_size=engine.block_size,
         vocab_size=spec.vocab_size,
     )
-    return ModelRunner(
-        decoder, cache, limits, eos_token_ids, backend, mtp=mtp, swap_space=swap_space
-    )
+    parts = (decoder, cache, limits, eos_token_ids, backend)
+    return ModelRunner(*parts, mtp=mtp, device_draw=device_draw, swap_space=swap_space)
 
 
 def _compute_dtype(wanted: str) -> str:
@@ -161,6 +162,14 @@ def _choose_backend(engine: EngineConfig, spec: DecoderSpec, dtype: str) -> str:
         _logger.warning("attention: plain Paddle operators, because %s", problem)
         return "paddle"
     return "fused"
+
+
+def _attention(
+    backend: str, spec: DecoderSpec, cache: KVCache, *, has_flash: bool
+) -> PaddleAttention:
+    if backend == "fused":
+        return FusedAttention(spec, cache, has_flash=has_flash)
+    return PaddleAttention(spec, cache)
 
 
 def _has_flash(spec: DecoderSpec, dtype: str, block_size: int) -> bool:

@@ -21,6 +21,7 @@ from engine.core.plan import (
 )
 from engine.core.step_batch import StepBatch, batch_of
 from engine.runner.decoder import Decoder
+from engine.runner.device_draw import DeviceDraw
 from engine.runner.flat_batch import BatchLimits, FlatBatch, flatten
 from engine.runner.host_pool import HostPool
 from engine.runner.kv_cache import KVCache
@@ -29,7 +30,7 @@ from engine.runner.layers_out import FinishedCopy
 from engine.runner.mtp.draft_step import MtpLayer, plan_drafts, run_drafts
 from engine.runner.sampler import BadLogits, Sampler
 from engine.runner.step_costs import measure_step_costs
-from engine.runner.verification import draw_tokens
+from engine.runner.verification import Rows, RowSampler, draw_inputs, draw_tokens
 
 MAX_SAMPLED_ROWS = 64
 """The most rows of logits in memory, except for a single sequence's: 39 MB at 152,000 tokens."""
@@ -47,6 +48,7 @@ class ModelRunner:
         attention_backend: str,
         *,
         mtp: MtpLayer | None = None,
+        device_draw: DeviceDraw | None = None,
         swap_space: int = 0,
     ) -> None:
         self.eos_token_ids = eos_token_ids
@@ -58,6 +60,7 @@ class ModelRunner:
         self._limits = limits
         self._sampler = Sampler(limits.vocab_size, eos_token_ids)
         self._mtp = mtp
+        self._device_draw = device_draw
         self._host_pool = HostPool(cache, swap_space)
         self._step_costs: StepCosts | None = None
 
@@ -141,20 +144,37 @@ class ModelRunner:
         """Return what each entry drew, and the entries whose logits are not finite."""
         results: list[DrawnTokens | None] = [None] * len(batch)
         bad: list[int] = []
-        for entries, rows in _sampled_groups(batch, flat):
-            logits = self._decoder.logits(hidden, rows)
+        for entries, sampler, rows in self._samplers(batch, flat, hidden):
             first = 0
             for entry in entries:
                 sequence = batch[entry]
                 assert sequence.sample is not None
-                part = logits[first : first + sequence.num_drafts + 1]
+                part = rows[first : first + sequence.num_drafts + 1]
                 first += len(part)
-                drafts = sequence.token_ids[len(sequence.token_ids) - sequence.num_drafts :]
                 try:
-                    results[entry] = draw_tokens(self._sampler, part, sequence.sample, drafts)
+                    drawn = draw_tokens(sampler, part, sequence.sample, _drafts(sequence))
+                    results[entry] = drawn
                 except BadLogits:
                     bad.append(entry)
         return results, bad
+
+    def _samplers(
+        self, batch: StepBatch, flat: FlatBatch, hidden: Any
+    ) -> Iterator[tuple[list[int], RowSampler, Rows]]:
+        """Yield groups of entries that sample, with what samples their rows, and these rows."""
+        if self._device_draw is None:
+            for entries, rows in _sampled_groups(batch, flat):
+                yield entries, self._sampler, self._decoder.logits(hidden, rows)
+            return
+        inputs: list[SampleInput] = []
+        entries = []
+        for entry, sequence in enumerate(batch):
+            if sequence.sample is not None:
+                entries.append(entry)
+                inputs += draw_inputs(sequence.sample, _drafts(sequence))
+        if entries:
+            sampler = self._device_draw.draw(hidden, flat.sampled_rows, inputs)
+            yield entries, sampler, range(len(inputs))
 
     def _propose(
         self,
@@ -200,6 +220,10 @@ class ModelRunner:
         self._step_costs = measure_step_costs(
             self.execute, self._limits, has_proposals=self._mtp is not None
         )
+
+
+def _drafts(sequence: ScheduledSequence) -> Sequence[int]:
+    return sequence.token_ids[len(sequence.token_ids) - sequence.num_drafts :]
 
 
 def _sampled_groups(

@@ -118,11 +118,14 @@ class PaddleDecoder:
     def run_layer(self, index: int, hidden: _Hidden) -> None:
         hidden.rows = self.advance(self._layers[index], index, hidden.rows)
 
-    @paddle.no_grad()
     def logits(self, hidden: _Hidden, rows: np.ndarray) -> np.ndarray:
+        return np.asarray(self.device_logits(hidden, rows).numpy())
+
+    @paddle.no_grad()
+    def device_logits(self, hidden: _Hidden, rows: np.ndarray) -> paddle.Tensor:
+        """Return float32 logits `[len(rows), vocab_size]` of these rows, on the device."""
         states = self.final_states(hidden, rows)
-        out = paddle.matmul(states, self.head, transpose_y=True).astype("float32")
-        return np.asarray(out.numpy())
+        return paddle.matmul(states, self.head, transpose_y=True).astype("float32")
 
     def final_states(self, hidden: _Hidden, rows: np.ndarray) -> paddle.Tensor:
         """Return these rows after the final norm, `[len(rows), hidden_size]`."""

@@ -84,7 +84,7 @@ def _sample_row(
     params = one.params
     raw = row if params.logprobs is None else row.copy()
     if params.has_penalties:
-        _penalise(row, one)
+        penalise(row, one)
     if not np.isfinite(row).all():
         return None
     if withheld_token_ids:
@@ -100,7 +100,8 @@ def _sample_row(
     return token_id, _logprobs(raw, token_id, params.logprobs)
 
 
-def _penalise(row: np.ndarray, one: SampleInput) -> None:
+def penalise(row: np.ndarray, one: SampleInput) -> None:
+    """Change the logits of tokens in the prompt or the output, see rules 2 and 3."""
     params = one.params
     prompt_ids = _token_ids(one.prompt_token_ids, len(row))
     output_ids = _token_ids(one.output_token_ids, len(row))

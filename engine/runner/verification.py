@@ -6,36 +6,51 @@ with that position's noise. So drafts change how many tokens a step yields and n
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any, Protocol
 
 import numpy as np
 
 from common.request import TokenLogprobs
 from engine.core.plan import DrawnTokens, SampleInput
-from engine.runner.sampler import Sampler
+from engine.runner.sampler import Sampled
+
+Rows = Sequence[Any] | np.ndarray
+"""Rows of logits, or what else a sampler takes for a row."""
+
+
+class RowSampler(Protocol):
+    """Draws the token of one row."""
+
+    def sample(self, row: Any, one: SampleInput) -> Sampled: ...
+
+
+def draw_inputs(first: SampleInput, draft_token_ids: Sequence[int]) -> Iterator[SampleInput]:
+    """Yield the inputs of the draws after 0, 1, … drafts; `first` is the first of them."""
+    yield first
+    for count in range(1, len(draft_token_ids) + 1):
+        yield replace(
+            first,
+            output_index=first.output_index + count,
+            output_token_ids=[*first.output_token_ids, *draft_token_ids[:count]],
+        )
 
 
 def draw_tokens(
-    sampler: Sampler, logits: np.ndarray, first: SampleInput, draft_token_ids: Sequence[int]
+    sampler: RowSampler, rows: Rows, first: SampleInput, draft_token_ids: Sequence[int]
 ) -> DrawnTokens:
     """Return the accepted drafts and the model's own token after them.
 
-    Row j of `logits` `[drafts + 1, vocab_size]` follows the first j drafts; `first` describes the
-    draw of row 0. Rows behind the first difference are not read. Destroys `logits`; raises
+    Row j, of `drafts + 1` that `sampler` takes, follows the first j drafts; `first` describes the
+    draw of row 0. Rows behind the first difference are not read. Destroys logits; raises
     `BadLogits` when a row that is needed is not finite.
     """
     drawn: list[int] = []
     logprobs: list[TokenLogprobs] = []
-    for row, draft in enumerate([*draft_token_ids, None]):
-        one = first
-        if row:
-            one = replace(
-                first,
-                output_index=first.output_index + row,
-                output_token_ids=[*first.output_token_ids, *draft_token_ids[:row]],
-            )
-        token_id, of_token = sampler.sample(logits[row], one)
+    wanted = [*draft_token_ids, None]
+    for row, one, draft in zip(rows, draw_inputs(first, draft_token_ids), wanted, strict=True):
+        token_id, of_token = sampler.sample(row, one)
         drawn.append(token_id)
         if of_token is not None:
             logprobs.append(of_token)

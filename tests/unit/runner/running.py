@@ -54,10 +54,11 @@ def logits_of(runner: ModelRunner, *batch: ScheduledSequence) -> list[np.ndarray
     """The logits of a step's sampled sequences, in order."""
     recorder = RecordingSampler()
     sampler, runner._sampler = runner._sampler, cast(Sampler, recorder)
+    on_device, runner._device_draw = runner._device_draw, None
     try:
         runner.execute(batch)
     finally:
-        runner._sampler = sampler
+        runner._sampler, runner._device_draw = sampler, on_device
     return recorder.logits
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from engine.core.plan import ScheduledSequence
+from common.request import SamplingParams
+from engine.core.plan import SampleInput, ScheduledSequence
 from engine.runner import assemble
 from engine.runner.kv_cache import KVCache
 from engine.runner.model_runner import ModelRunner
@@ -76,7 +78,53 @@ def test_a_decode_step_reads_once_and_copies_nothing_per_layer(
     counted.execute(step(*counts))
     assert counted.in_layers == 0
     assert len(counted.device.reads) == 1
-    assert len(counted.device.copies_in) <= 5
+    assert len(counted.device.copies_in) <= 6
+
+
+SAMPLED = [
+    SamplingParams(max_tokens=9, temperature=1.0, seed=3),
+    SamplingParams(max_tokens=9, temperature=0.8, top_k=40, top_p=0.9, seed=4),
+    SamplingParams(max_tokens=9, temperature=0.7, repetition_penalty=1.2, seed=5),
+    SamplingParams(max_tokens=9, temperature=0.0, frequency_penalty=0.5),
+]
+
+
+def with_params(
+    batch: Sequence[ScheduledSequence], params: Sequence[SamplingParams]
+) -> list[ScheduledSequence]:
+    return [
+        replace(one, sample=SampleInput(given, 1, [7, 9], [9]), num_drafts=len(one.token_ids) - 1)
+        for one, given in zip(batch, params, strict=True)
+    ]
+
+
+def test_only_candidates_come_back_and_sampling_reads_once(counted: Counted) -> None:
+    counted.execute(with_params(step(1, 3, 1, 1), SAMPLED))
+    assert counted.in_layers == 0
+    assert len(counted.device.reads) == 1
+    assert len(counted.device.copies_in) <= 14
+
+
+def test_log_probabilities_cost_one_more_read(counted: Counted) -> None:
+    asked = [replace(params, logprobs=2) for params in SAMPLED[:2]]
+    counted.execute(with_params(step(1, 1, 1, 1), [*asked, *SAMPLED[2:]]))
+    assert len(counted.device.reads) == 2
+
+
+def test_a_step_of_many_sequences_reads_once(counted: Counted) -> None:
+    [one] = step(1)
+    counted.execute(with_params([one] * 100, [SAMPLED[i % 4] for i in range(100)]))
+    assert len(counted.device.reads) == 1
+
+
+def test_tokens_drawn_on_the_device_are_those_of_the_host(counted: Counted) -> None:
+    batch = with_params(step(4, 3, 1, 2), SAMPLED)
+    batch[2] = replace(
+        batch[2], sample=SampleInput(replace(SAMPLED[2], logprobs=3), 1, [7, 9], [9])
+    )
+    on_device = counted.runner.execute(batch)
+    counted.runner._device_draw = None
+    assert counted.runner.execute(batch) == on_device
 
 
 def test_chunks_beside_decoding_copy_nothing_per_layer(counted: Counted) -> None:
@@ -84,7 +132,7 @@ def test_chunks_beside_decoding_copy_nothing_per_layer(counted: Counted) -> None
     counted.execute([*step(1, 5, 1, 1), chunk])
     assert counted.in_layers == 0
     assert len(counted.device.reads) == 1
-    assert len(counted.device.copies_in) <= 6
+    assert len(counted.device.copies_in) <= 8
 
 
 def test_what_is_copied_does_not_grow_with_the_context(counted: Counted) -> None:
