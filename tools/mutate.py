@@ -3,8 +3,9 @@
 Usage: python tools/mutate.py [--only PATTERN] [--jobs NUMBER]
 
 `mutants.toml` lists, for each file, the tests that must notice, and its mutants: a line of the file
-and the line that replaces it. A mutant is killed when a test fails or runs out of time, else it has
-survived. One that is marked `equivalent`, with the reason, changes no behaviour and must survive.
+and the line that replaces it (`function` names the one that has the line, if several have). A
+mutant is killed when a test fails or runs out of time, else it has survived. One that is marked
+`equivalent`, with the reason, changes no behaviour and must survive.
 
 `--only` takes the mutants with the pattern in their path, their line or what it becomes. Each of
 the `--jobs` (2) processes works in a temporary copy of the tree. The tests of a file must pass
@@ -42,12 +43,17 @@ class BadMutants(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mutant:
-    """One changed line of `path`. `equivalent`: why no test can notice; empty for most."""
+    """One changed line of `path`.
+
+    `function` is the one with the line, empty where the file has the line once. `equivalent`: why
+    no test can notice; empty for most.
+    """
 
     path: str
     line: str
     becomes: str
     tests: tuple[str, ...]
+    function: str = ""
     equivalent: str = ""
 
     @property
@@ -79,10 +85,16 @@ def read_mutants(text: str, pattern: str = "") -> list[Mutant]:
 def mutated(text: str, mutant: Mutant) -> str:
     """Return a file's `text` with the mutant's line replaced; the indentation stays.
 
-    Raises `BadMutants` unless the line occurs exactly once, and for one that changes nothing.
+    Raises `BadMutants` unless the line occurs exactly once, in the mutant's function if it names
+    one, and for a mutant that changes nothing.
     """
     lines = text.splitlines(keepends=True)
-    places = [i for i, line in enumerate(lines) if line.strip() == mutant.line]
+    places, function = [], ""
+    for i, line in enumerate(lines):
+        if line.lstrip().startswith("def "):
+            function = line.split("(")[0].split()[-1]
+        if line.strip() == mutant.line and mutant.function in ("", function):
+            places.append(i)
     if len(places) != 1:
         raise BadMutants(
             f"{mutant.path} has the line {mutant.line!r} {len(places)} times: wanted 1"

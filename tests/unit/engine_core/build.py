@@ -7,11 +7,14 @@ from collections.abc import Callable
 from itertools import count
 from typing import Any
 
+import numpy as np
+
 from common.config import SchedulingConfig, SpeculationConfig
 from common.ids import AttemptId
 from common.request import GenerationRequest, SamplingParams
 from common.token_budget import num_speculative_tokens
 from engine.core.planned_step import PlannedStep, StepOutput
+from engine.core.policies.growth import GrowthColumns
 from engine.core.scheduler import Scheduler
 from engine.core.sequence import Sequence
 from engine.core.speculation.speculation import make_speculation
@@ -26,6 +29,11 @@ STRICT: dict[str, Any] = {
     "retract_decode_steps": 0,
 }
 """Blocks decide alone, in strict order, and a preemption frees no more than it must."""
+
+_NONE = np.zeros(0, np.int64)
+EMPTY_COLUMNS = GrowthColumns(
+    num_known=_NONE, num_output=_NONE, max_new_tokens=_NONE, num_held_blocks=_NONE
+)
 
 
 def make_prompt(length: int, seed: int = 0) -> tuple[int, ...]:
@@ -60,6 +68,12 @@ def status_of(sequence: Sequence) -> SequenceStatus:
 def check_books(scheduler: Scheduler) -> None:
     """Check every invariant of a scheduler between two calls; count owners by sequence."""
     scheduler.check()
+    seated = [*scheduler.running, *scheduler.receiving.values()]
+    one_by_one = scheduler.reservation.reserve(EMPTY_COLUMNS)
+    for sequence in seated:
+        one_by_one = one_by_one.plus(sequence)
+    at_once = scheduler.reservation.reserve(scheduler.seats.growth())
+    assert at_once.blocks == one_by_one.blocks, "a row of the seats says something else"
     pool, size = scheduler.pool, scheduler.limits.block_size
     holders = [*scheduler.running, *scheduler.receiving.values(), *scheduler.exporting.values()]
     owners = Counter(block for sequence in holders for block in sequence.block_table)

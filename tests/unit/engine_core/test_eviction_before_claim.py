@@ -49,3 +49,17 @@ def test_blocks_of_a_victim_are_not_promised_to_two() -> None:
         assert engine.outputs[sequence.sequence_id] == expected_tokens(
             request.prompt_token_ids, request.sampling
         )
+
+
+def test_two_that_share_cached_blocks_take_them_once() -> None:
+    engine = Engine(num_blocks=4, seats=2, **STRICT)
+    shared = make_prompt(8)
+    engine.add(make_request((*shared, 1), max_tokens=1))
+    engine.run()
+    assert engine.scheduler.pool.counts().cached == 2
+    for last in (2, 3):
+        engine.add(make_request((*shared, last), max_tokens=2, ignore_eos=True))
+    step = engine.plan()
+    assert [len(sequence.block_table) for sequence in step.sequences] == [3, 3]
+    assert step.sequences[0].block_table[:2] == step.sequences[1].block_table[:2]
+    assert engine.scheduler.pool.num_available == 0

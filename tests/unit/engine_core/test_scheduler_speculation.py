@@ -191,17 +191,20 @@ def test_drafts_from_a_node_that_speculates_are_dropped_where_nobody_does() -> N
 
 
 def test_proposals_of_an_earlier_token_are_not_drafted() -> None:
-    """A step whose runner proposes nothing leaves nothing to verify in the next one."""
-    engine = Engine(num_blocks=20, method="mtp", num_drafts=3, caching=False)
-    sequence = engine.add(make_request(6, max_tokens=30, ignore_eos=True))
-    engine.run_until(lambda: len(sequence.proposed_token_ids) == 3)
-    step = engine.plan()
-    assert step.batch[0].num_drafts == 3
-    for scheduled in step.batch:
-        scheduled.num_proposals = 0
-    engine.apply(step)
-    assert sequence.proposed_token_ids == ()
-    assert engine.plan().batch[0].num_drafts == 0
+    """A step whose runner proposes nothing leaves nothing to verify, whatever was accepted."""
+    engine = Engine(num_blocks=40, method="mtp", num_drafts=3, caching=False)
+    sequence = engine.add(make_request(6, max_tokens=80, ignore_eos=True))
+    num_drawn = set()
+    while sequence.num_output < 60:
+        engine.run_until(lambda: len(sequence.proposed_token_ids) > 0)
+        step = engine.plan()
+        assert step.batch[0].num_drafts > 0
+        step.batch[0].num_proposals = 0
+        (output,) = engine.apply(step)
+        num_drawn.add(len(output.token_ids))
+        assert sequence.proposed_token_ids == ()
+        engine.step()
+    assert {1, 2, 4} <= num_drawn
 
 
 def test_a_victims_drafts_are_forgotten() -> None:

@@ -163,6 +163,19 @@ def test_a_block_is_findable_only_after_its_step_was_applied() -> None:
     assert engine.scheduler.pool.counts().cached == 0
 
 
+def test_a_block_is_findable_as_soon_as_a_decode_has_filled_it() -> None:
+    engine = Engine(num_blocks=8)
+    sequence = engine.add(make_request(3, max_tokens=20, ignore_eos=True))
+    while not sequence.is_decoding or sequence.num_computed < 16:
+        engine.step()
+        assert sequence.num_hashed_blocks == sequence.num_computed // BLOCK_SIZE
+        known = (*sequence.prompt_token_ids, *sequence.output_token_ids)
+        again = Sequence(99, make_request((*known[: sequence.num_computed], 990)))
+        assert engine.scheduler.num_cached_tokens(again) == (
+            sequence.num_hashed_blocks * BLOCK_SIZE
+        )
+
+
 def test_a_chunk_publishes_its_full_blocks_and_not_the_partial_one() -> None:
     engine = Engine(budget=6)
     request = make_request(11)

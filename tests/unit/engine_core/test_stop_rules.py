@@ -68,6 +68,17 @@ def test_what_was_drawn_behind_the_end_is_dropped(
     assert end_of(drawn, num_output, num_known, sampling) == (drawn[: len(kept)], expected)
 
 
+def test_the_tokens_that_end_an_output_are_the_models_and_the_requests() -> None:
+    for given, ends in (
+        ({}, {EOS, 3}),
+        ({"stop_token_ids": (9, 8)}, {EOS, 3, 8, 9}),
+        ({"ignore_eos": True}, set()),
+        ({"ignore_eos": True, "stop_token_ids": (EOS, 9)}, {EOS, 9}),
+    ):
+        params = SamplingParams(max_tokens=8, **given)
+        assert end_tokens(params, frozenset({EOS, 3})) == ends
+
+
 @pytest.mark.parametrize(
     ("sampling", "output_index", "withheld"),
     [

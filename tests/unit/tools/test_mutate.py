@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -96,6 +97,15 @@ def test_a_mutant_that_does_not_fit_its_file_is_refused(one: Mutant, problem: st
 def test_a_line_that_is_there_twice_is_refused() -> None:
     with pytest.raises(BadMutants, match="'return b' 2 times: wanted 1"):
         mutated(TEXT + "    return b\n", mutant("return b"))
+
+
+def test_a_line_that_several_functions_have_is_changed_in_one() -> None:
+    other = TEXT.replace("least", "most")
+    one = replace(mutant("return b"), function="most")
+    assert mutated(TEXT + other, one) == TEXT + other.replace("return b", "pass")
+    for function in ("", "mos", "neither"):
+        with pytest.raises(BadMutants, match="wanted 1"):
+            mutated(TEXT + other, replace(one, function=function))
 
 
 def test_all_stale_mutants_are_named_at_once(tmp_path: Path) -> None:
