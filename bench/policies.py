@@ -1,14 +1,15 @@
-"""Reservation policies and preemption orders on traces: `python -m bench.policies --trace FILE`.
+"""Scheduling policies on traces: `python -m bench.policies --trace FILE`.
 
-Every reservation policy with every preemption order serves the same requests on pools of several
-sizes: the real scheduler core on a virtual clock (`bench/replay/`), so that the figures are the
+Every row of `bench/replay/rows.py` serves the same requests on pools of several sizes, at several
+loads: the real scheduler core on a virtual clock (`bench/replay/`), so that the figures are the
 same on every machine. With `--json` the last line holds all of them; `bench/replay/figures.py`
 defines them. `--plot FOLDER` draws two pictures per trace (needs matplotlib).
 
-`--set preemption_mode=swap`, or any other scheduling option, holds for all replays; so do `--cost`
-and the node's limits. Without `--pool-blocks` the pools hold about 8, 24 and 72 mean requests of
-the trace, prompt and output, and at least the longest one. Without `--speed-up` arrivals are scaled
-so that the modelled GPU would compute for 90 % of the time if it never ran out of blocks.
+`--set preemption_mode=swap`, or any other scheduling option, holds for all replays that do not set
+it themselves; so do `--cost` and the node's limits. Without `--pool-blocks` the pools hold about 8,
+24 and 72 mean requests of the trace, prompt and output, and at least the longest one. At a load of
+1 arrivals are scaled so that the modelled GPU would compute all the time if it never ran out of
+blocks.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.replay.comparison import Cell, Comparison, TraceLoad, compare, ranking
-from bench.replay.load import default_pools, default_speed_up
+from bench.replay.load import LOADS, default_pools, speed_up_for
 from bench.replay.replay import DEFAULT_BLOCK_SIZE, ReplaySetup
 from bench.replay.step_cost import StepCost
 from bench.replay.tables import RANKING_COLUMNS, table_of, tables_of
@@ -38,7 +39,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--requests", type=int, default=500, help="of each trace, from its start")
     parser.add_argument("--pool-blocks", help="pool sizes, e.g. 512,1024,2048 (default: by trace)")
-    parser.add_argument("--speed-up", type=float, help="factor by which arrivals are faster")
+    parser.add_argument(
+        "--loads", default=",".join(f"{load:g}" for load in LOADS), help="such as 0.7,1.5"
+    )
     parser.add_argument("--seats", type=int, default=256, help="max_num_seqs")
     parser.add_argument("--budget", type=int, default=2048, help="max_num_batched_tokens")
     parser.add_argument(
@@ -58,8 +61,6 @@ def _check(arguments: argparse.Namespace) -> None:
         value = getattr(arguments, name)
         if value < least:
             raise ConfigError(f"--{name} is {value}: wanted at least {least}")
-    if arguments.speed_up is not None and not 0 < arguments.speed_up <= 1e6:
-        raise ConfigError(f"--speed-up is {arguments.speed_up}: wanted above 0, at most 1000000")
     names = [path.stem for path in arguments.trace]
     if len(set(names)) < len(names):
         raise ConfigError(f"--trace names {', '.join(names)}: wanted different file names")
@@ -74,8 +75,18 @@ def _pools(text: str) -> tuple[int, ...]:
     return pools
 
 
+def _shares(text: str) -> list[float]:
+    try:
+        shares = [float(part) for part in text.split(",")]
+    except ValueError:
+        shares = [0.0]
+    if not all(0 < share <= 100 for share in shares) or len(set(shares)) < len(shares):
+        raise ConfigError(f"--loads is {text!r}: wanted different shares above 0, like 0.7,1.5")
+    return shares
+
+
 def _scheduling_config(settings: Sequence[str]) -> SchedulingConfig:
-    """Return what all replays share; each replay's own policies replace those named here."""
+    """Return what all replays share; each row's own settings replace those named here."""
     known: dict[str, Any] = asdict(SchedulingConfig())
     changed: dict[str, Any] = {}
     for setting in settings:
@@ -94,30 +105,30 @@ def _scheduling_config(settings: Sequence[str]) -> SchedulingConfig:
 
 
 def _loads(arguments: argparse.Namespace, cost: StepCost) -> list[TraceLoad]:
-    loads = []
+    loads, shares = [], _shares(arguments.loads)
     for path in arguments.trace:
         requests = read_trace(path, arguments.requests)
         pools = default_pools(requests, DEFAULT_BLOCK_SIZE)
         if arguments.pool_blocks is not None:
             pools = _pools(arguments.pool_blocks)
-        speed_up = arguments.speed_up or default_speed_up(requests, cost)
-        loads.append(TraceLoad(path.stem, requests, pools, speed_up))
+        speed_ups = {share: speed_up_for(share, requests, cost) for share in shares}
+        loads.append(TraceLoad(path.stem, requests, pools, speed_ups))
     return loads
 
 
 def _say_progress(cell: Cell, number: int, total: int) -> None:
     print(
-        f"{number}/{total}: {cell.trace}, {cell.num_blocks} blocks, {', '.join(cell.pair)}",
+        f"{number}/{total}: {cell.trace}, {cell.num_blocks} blocks, load {cell.load:g}, {cell.row}",
         file=sys.stderr,
     )
 
 
-def _draw(comparison: Comparison, loads: Sequence[TraceLoad], order: str, folder: Path) -> None:
+def _draw(comparison: Comparison, loads: Sequence[TraceLoad], folder: Path) -> None:
     from bench.replay.pictures import draw_comparison, draw_course
 
     for load in loads:
         draw_comparison(comparison, load, folder / f"policies_{load.name}.svg")
-        draw_course(comparison, load, order, folder / f"course_{load.name}.svg")
+        draw_course(comparison, load, folder / f"course_{load.name}.svg")
 
 
 def _prepare_folder(folder: Path) -> None:
@@ -154,34 +165,28 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
     ranked = ranking(comparison.figures)
     print(table_of(ranked, "times as long as the best, all replays", RANKING_COLUMNS))
     if arguments.plot is not None:
-        _draw(comparison, loads, base.preemption_policy, arguments.plot)
+        _draw(comparison, loads, arguments.plot)
     return {
         "traces": {
             load.name: {
                 "requests": len(load.requests),
-                "speed_up": load.speed_up,
+                "speed_ups": load.speed_ups,
                 "pool_blocks": load.pools,
             }
             for load in loads
         },
-        "scheduling": {
-            name: value
-            for name, value in asdict(base).items()
-            if name not in ("reservation_policy", "preemption_policy")
-        },
+        "scheduling": asdict(base),
         "runs": [
             {
                 "trace": cell.trace,
                 "pool_blocks": cell.num_blocks,
-                "reservation": cell.pair[0],
-                "order": cell.pair[1],
+                "load": cell.load,
+                "row": cell.row,
                 **figures,
             }
             for cell, figures in comparison.figures.items()
         ],
-        "ranking": [
-            {"reservation": pair[0], "order": pair[1], **summary} for pair, summary in ranked
-        ],
+        "ranking": [{"row": row, **summary} for row, summary in ranked],
         "overruns": sum(figures["overruns"] for figures in comparison.figures.values()),
     }
 

@@ -1,4 +1,4 @@
-"""Every reservation policy with every preemption order, and their ranking."""
+"""Every row on every trace, pool and load, and their ranking."""
 
 from __future__ import annotations
 
@@ -8,16 +8,10 @@ from dataclasses import dataclass, replace
 
 from bench.replay.figures import Figures, figures_of
 from bench.replay.replay import Replay, ReplayResult, ReplaySetup
+from bench.replay.rows import BY_NAME, ROWS
 from bench.replay.step_cost import StepCost
 from bench.replay.trace_file import TraceRequest
 from common.config import SchedulingConfig
-from engine.core.policies.reservation import RESERVATION_POLICIES
-from engine.core.policies.victims import VICTIM_ORDERS
-
-Pair = tuple[str, str]
-"""A reservation policy and a preemption order."""
-
-PAIRS: tuple[Pair, ...] = tuple((r, o) for r in RESERVATION_POLICIES for o in VICTIM_ORDERS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,17 +20,22 @@ class Cell:
 
     trace: str
     num_blocks: int
-    pair: Pair
+    load: float
+    row: str
 
 
 @dataclass(frozen=True, slots=True)
 class TraceLoad:
-    """A trace with the settings of its replays: requests, pools, speed-up of the arrivals."""
+    """A trace with the settings of its replays.
+
+    `speed_ups` are the factors of the arrivals' speed, by load: the share of the time in which the
+    GPU would be busy if it never ran out of blocks.
+    """
 
     name: str
     requests: Sequence[TraceRequest]
     pools: tuple[int, ...]
-    speed_up: float
+    speed_ups: Mapping[float, float]
 
 
 @dataclass(slots=True)
@@ -46,9 +45,9 @@ class Comparison:
     results: dict[Cell, ReplayResult]
     figures: dict[Cell, Figures]
 
-    def rows(self, trace: str, num_blocks: int) -> dict[Pair, Figures]:
-        """Return the figures of one trace on one pool."""
-        return {pair: self.figures[Cell(trace, num_blocks, pair)] for pair in PAIRS}
+    def rows(self, trace: str, num_blocks: int, load: float) -> dict[str, Figures]:
+        """Return the figures of one trace on one pool at one load."""
+        return {row.name: self.figures[Cell(trace, num_blocks, load, row.name)] for row in ROWS}
 
 
 def compare(
@@ -60,24 +59,21 @@ def compare(
 ) -> Comparison:
     """Replay everything, one after the other; `on_progress` is called before each cell.
 
-    `setup` is what all replays share; pool and speed-up are each load's own. An order only matters
-    when a sequence is preempted, so a replay without preemptions counts for all orders.
+    `setup` is what all replays share; pool and speed-up are each load's own.
     """
-    cells = [(load, Cell(load.name, n, p)) for load in loads for n in load.pools for p in PAIRS]
+    cells = [
+        (trace, Cell(trace.name, num_blocks, load, row.name))
+        for trace in loads
+        for num_blocks in trace.pools
+        for load in trace.speed_ups
+        for row in ROWS
+    ]
     comparison = Comparison({}, {})
-    for number, (load, cell) in enumerate(cells, 1):
+    for number, (trace, cell) in enumerate(cells, 1):
         on_progress(cell, number, len(cells))
-        reservation, order = cell.pair
-        first = comparison.results.get(replace(cell, pair=(reservation, next(iter(VICTIM_ORDERS)))))
-        if first is not None and first.num_preemptions == 0:
-            result = first
-        else:
-            result = Replay(
-                load.requests,
-                replace(setup, num_blocks=cell.num_blocks, speed_up=load.speed_up),
-                replace(base, reservation_policy=reservation, preemption_policy=order),
-                cost,
-            ).run()
+        speed_up = trace.speed_ups[cell.load]
+        one = replace(setup, num_blocks=cell.num_blocks, speed_up=speed_up)
+        result = Replay(trace.requests, one, BY_NAME[cell.row], base, cost).run()
         comparison.results[cell] = result
         comparison.figures[cell] = figures_of(result)
     return comparison
@@ -85,40 +81,43 @@ def compare(
 
 RANKED_BY = "mean_e2e_s"
 _COMPARED = (RANKED_BY, "ttft_s_p90", "tpot_s_p99", "gap_s_p99", "completion_s")
+_HIGHER_IS_BETTER = "goodput"
+ORACLE = "oracle"
 _SUMMED = ("preemptions", "recomputed_tokens", "waited_10s")
 
 
-def ranking(figures: Mapping[Cell, Figures]) -> list[tuple[Pair, Figures]]:
-    """Rank the policies over all cells, best first.
+def ranking(figures: Mapping[Cell, Figures]) -> list[tuple[str, Figures]]:
+    """Rank the rows over all cells, best first; the oracle is no competitor.
 
-    A time is divided by the best one of the same trace and pool. The geometric mean of these ratios
-    counts (1: no policy was ever better), and `worst` is the largest ratio. Mean E2E time decides:
-    it includes queueing, stalls and recomputation. Ties are broken by name.
+    A time is divided by the best one of the same trace, pool and load. The geometric mean of these
+    ratios counts (1: no row was ever better), and `worst` is the largest ratio. Mean E2E time
+    decides: it includes queueing, stalls and recomputation. Goodput is the mean over the cells.
+    Ties are broken by name.
     """
+    places = {replace(cell, row=""): cell.row for cell in figures}
     best = {
-        (key, cell.trace, cell.num_blocks): min(
+        (key, place): min(
             values[key]
-            for other, values in figures.items()
-            if (other.trace, other.num_blocks) == (cell.trace, cell.num_blocks)
+            for cell, values in figures.items()
+            if replace(cell, row="") == place and (cell.row != ORACLE)
         )
-        for cell in figures
+        for place in places
         for key in _COMPARED
     }
     ranked = []
-    for pair in dict.fromkeys(cell.pair for cell in figures):
-        mine = {cell: values for cell, values in figures.items() if cell.pair == pair}
+    for row in dict.fromkeys(cell.row for cell in figures):
+        mine = {replace(c, row=""): values for c, values in figures.items() if c.row == row}
         summary: Figures = {}
         for key in _COMPARED:
-            ratios = [
-                _ratio(values[key], best[key, cell.trace, cell.num_blocks])
-                for cell, values in mine.items()
-            ]
+            ratios = [_ratio(values[key], best[key, place]) for place, values in mine.items()]
             summary[key] = round(math.exp(sum(map(math.log, ratios)) / len(ratios)), 4)
             if key == RANKED_BY:
                 summary["worst"] = round(max(ratios), 4)
         for key in _SUMMED:
             summary[key] = sum(values[key] for values in mine.values())
-        ranked.append((pair, summary))
+        goodput = [values[_HIGHER_IS_BETTER] for values in mine.values()]
+        summary[_HIGHER_IS_BETTER] = round(sum(goodput) / len(goodput), 4)
+        ranked.append((row, summary))
     return sorted(ranked, key=lambda entry: (entry[1][RANKED_BY], entry[0]))
 
 

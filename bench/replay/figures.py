@@ -3,6 +3,7 @@
 preemptions, recomputed_tokens    over the whole replay
 mean_pool_use, peak_pool_use      share of blocks that sequences hold; the mean over busy time
 mean_batch                        sequences per step
+goodput                           requests a second whose TTFT is at most 10 s, and TPOT 0.1 s
 completion_s                      from the first arrival to the last token
 ttft_s, tpot_s                    as in `common/latency.py`, p50, p90 and p99
 gap_s                             the longest gap between two tokens of a request, p50, p90, p99
@@ -19,6 +20,8 @@ from bench.replay.replay import ReplayResult, Served
 from common.latency import percentile, tpot_s
 
 LONG_WAIT_S = 10.0
+GOOD_TTFT_S = 10.0
+GOOD_TPOT_S = 0.1
 PERCENTS = (50, 90, 99)
 
 Figures = dict[str, float]
@@ -46,8 +49,15 @@ def figures_of(result: ReplayResult) -> Figures:
         **_percentiles("tpot_s", [t for t in tpots if t is not None]),
         **_percentiles("gap_s", [s.longest_gap_s for s in answered if s.num_tokens > 1]),
         "mean_e2e_s": _per(sum(e2e_s), len(e2e_s)),
+        "goodput": _per(sum(map(_is_good, answered)), result.completion_s),
         "waited_10s": sum(map(_has_waited_long, answered)),
     }
+
+
+def _is_good(served: Served) -> bool:
+    token_s = tpot_s(served.first_at_s, served.last_at_s, served.num_tokens)
+    is_early = served.first_at_s - served.arrived_at_s <= GOOD_TTFT_S
+    return is_early and (token_s is None or token_s <= GOOD_TPOT_S)
 
 
 def _has_waited_long(served: Served) -> bool:

@@ -10,8 +10,8 @@ from common.blocks import blocks_for
 
 REQUESTS_PER_POOL = (8, 24, 72)
 """The number of mean requests, prompt and output, that the default pools hold."""
-TARGET_LOAD = 0.9
-"""The share of time in which the modelled GPU computes, if blocks never run out."""
+LOADS = (0.7, 1.0, 1.5, 3.0)
+"""The shares of time in which the modelled GPU would compute, if blocks never ran out."""
 _MEAN_BATCH = 32
 """The number of decoding sequences that share one pass over the weights, in the estimate."""
 
@@ -24,10 +24,11 @@ def default_pools(requests: Sequence[TraceRequest], block_size: int) -> tuple[in
     return tuple(max(round(count * mean), least) for count in REQUESTS_PER_POOL)
 
 
-def default_speed_up(requests: Sequence[TraceRequest], cost: StepCost) -> float:
-    """Return the factor of arrival speed that keeps the GPU busy for `TARGET_LOAD` of the time.
+def speed_up_for(load: float, requests: Sequence[TraceRequest], cost: StepCost) -> float:
+    """Return the factor of arrival speed that keeps the GPU busy for `load` of the time.
 
-    Prompts are computed once and whole, outputs in batches of `_MEAN_BATCH`. Rounded to two digits.
+    Prompts are computed once and whole, outputs in batches of `_MEAN_BATCH`. Rounded to
+    three digits.
     """
     per_token_s = (cost.overhead_s + cost.weights_s) / _MEAN_BATCH
     work_s = 0.0
@@ -36,4 +37,4 @@ def default_speed_up(requests: Sequence[TraceRequest], cost: StepCost) -> float:
         work_s += cost.token_s * prompt + cost.pair_s * prompt * prompt / 2
         work_s += output * (per_token_s + cost.context_s * (prompt + output / 2))
     span_s = requests[-1].arrival_s
-    return float(f"{TARGET_LOAD * span_s / work_s:.2g}") if span_s > 0 else 1.0
+    return float(f"{load * span_s / work_s:.3g}") if span_s > 0 else 1.0

@@ -13,6 +13,7 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 
 from bench.replay.clients import ClientRequest, client_requests
+from bench.replay.rows import Row
 from bench.replay.step_cost import StepCost
 from bench.replay.trace_file import TraceRequest
 from common.config import SchedulingConfig
@@ -100,9 +101,12 @@ class Replay:
         self,
         requests: Items[TraceRequest],
         setup: ReplaySetup,
-        config: SchedulingConfig,
+        row: Row,
+        base: SchedulingConfig,
         cost: StepCost,
     ) -> None:
+        config = row.config(base)
+        self._knows_lengths = row.knows_lengths
         clients = client_requests(requests, max_model_len=setup.max_model_len, seed=setup.seed)
         self._setup = setup
         self._cost = cost
@@ -126,6 +130,7 @@ class Replay:
             config=config,
             num_host_blocks=setup.num_blocks if is_swapping else 0,
         )
+        self._scheduler.reservation = row.reservation(config, setup.block_size)
 
     def run(self) -> ReplayResult:
         """Serve every request to its end. Raises `InternalError` if the scheduler stalls."""
@@ -151,6 +156,8 @@ class Replay:
             sequence = Sequence(served.client.index, served.client.generation_request())
             self._live[sequence.sequence_id] = served
             self._scheduler.add(sequence)
+            if self._knows_lengths:
+                sequence.max_new_tokens = served.client.trace.num_output
 
     def _skip_to_next_arrival(self) -> None:
         if self._live:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench import policies
-from bench.replay.comparison import PAIRS
+from bench.replay.rows import ROWS
 
 EXCERPTS = Path(__file__).parents[3] / "bench" / "traces"
 TRACE = str(EXCERPTS / "azure_code.csv")
@@ -24,21 +24,22 @@ def test_one_json_line_comes_last(
 ) -> None:
     run(
         monkeypatch,
-        *("--trace", TRACE, "--requests", "12", "--pool-blocks", "200,400", "--speed-up", "4"),
+        *("--trace", TRACE, "--requests", "12", "--pool-blocks", "200,400", "--loads", "1,2"),
         *("--seats", "8", "--budget", "512", "--json"),
     )
     out, err = capsys.readouterr()
     result = json.loads(out.splitlines()[-1])
-    assert result["traces"] == {
-        "azure_code": {"requests": 12, "speed_up": 4.0, "pool_blocks": [200, 400]}
-    }
-    assert len(result["runs"]) == 2 * len(PAIRS)
-    assert {(r["reservation"], r["order"]) for r in result["runs"]} == set(PAIRS)
+    (trace,) = result["traces"].values()
+    assert (trace["requests"], trace["pool_blocks"]) == (12, [200, 400])
+    assert trace["speed_ups"]["2.0"] == pytest.approx(2 * trace["speed_ups"]["1.0"], rel=0.02)
+    names = {row.name for row in ROWS}
+    assert len(result["runs"]) == 4 * len(names)
+    assert {r["row"] for r in result["runs"]} == names
     assert all(r["answered"] == 12 and r["overruns"] == 0 for r in result["runs"])
     assert result["overruns"] == 0
-    assert {(r["reservation"], r["order"]) for r in result["ranking"]} == set(PAIRS)
-    assert "| 400 blocks " in out
-    assert err.splitlines()[-1].startswith("30/30: azure_code, 400 blocks, learned")
+    assert {r["row"] for r in result["ranking"]} == names
+    assert "| 400 blocks, load 2 " in out
+    assert err.splitlines()[-1] == "36/36: azure_code, 400 blocks, load 2, oracle"
 
 
 @pytest.mark.parametrize(
@@ -48,7 +49,9 @@ def test_one_json_line_comes_last(
         (["--trace", TRACE, TRACE], "azure_code, azure_code: wanted different"),
         (["--trace", TRACE, "--requests", "0"], "--requests is 0: wanted at least 1"),
         (["--trace", TRACE, "--seats", "9", "--budget", "8"], "--budget is 8: wanted at least 9"),
-        (["--trace", TRACE, "--speed-up", "-1"], "--speed-up is -1"),
+        (["--trace", TRACE, "--loads", "-1"], "--loads is '-1': wanted different shares"),
+        (["--trace", TRACE, "--loads", "1,x"], "--loads is '1,x'"),
+        (["--trace", TRACE, "--loads", "1,1"], "--loads is '1,1'"),
         (["--trace", TRACE, "--pool-blocks", "100,x"], "--pool-blocks is '100,x'"),
         (["--trace", TRACE, "--pool-blocks", "100,100"], "wanted different numbers"),
         (["--trace", TRACE, "--cost", "tokens=1"], "cost 'tokens=1': wanted one of"),
@@ -69,7 +72,7 @@ def test_scheduling_options_hold_for_all_replays(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ("--trace", str(EXCERPTS / "azure_conv.csv"), "--requests", "40")
-    pressed = (*arguments, "--pool-blocks", "90", "--speed-up", "6", "--json")
+    pressed = (*arguments, "--pool-blocks", "90", "--loads", "6", "--json")
     recomputed = []
     for mode in ("recompute", "swap"):
         run(monkeypatch, *pressed, "--set", f"preemption_mode={mode}")
@@ -99,5 +102,5 @@ def test_pictures_are_the_same_bytes_twice(monkeypatch: pytest.MonkeyPatch, tmp_
         assert [f.name for f in files] == ["course_azure_code.svg", "policies_azure_code.svg"]
         drawn.append([f.read_bytes() for f in files])
     assert drawn[0] == drawn[1]
-    assert all(b"last_in_first_out" in picture for picture in drawn[0])
+    assert all(b"learned" in picture for picture in drawn[0])
     assert all(len(picture) < 200_000 for picture in drawn[0])

@@ -8,13 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from bench.replay.comparison import PAIRS, Pair
 from bench.replay.figures import figures_of
 from bench.replay.replay import Replay, ReplayResult, ReplaySetup, num_overruns
+from bench.replay.rows import BY_NAME, ROWS, Row
 from bench.replay.step_cost import StepCost
 from bench.replay.trace_file import TraceRequest, read_trace
 from common.config import SchedulingConfig
 from engine.core.plan import ScheduledSequence
+from tests.unit.engine_core.planner_views import growth_columns
+from tests.unit.engine_core.policies.views import View
 
 EXCERPTS = Path(__file__).parents[3] / "bench" / "traces"
 SETUP = ReplaySetup(num_blocks=90, max_num_seqs=32, max_num_batched_tokens=1024, speed_up=6.0)
@@ -23,13 +25,10 @@ SETUP = ReplaySetup(num_blocks=90, max_num_seqs=32, max_num_batched_tokens=1024,
 def replayed(
     requests: list[TraceRequest],
     setup: ReplaySetup = SETUP,
-    pair: Pair = ("none", "last_in_first_out"),
+    row: Row = BY_NAME["none"],
     mode: str = "recompute",
 ) -> ReplayResult:
-    config = SchedulingConfig(
-        reservation_policy=pair[0], preemption_policy=pair[1], preemption_mode=mode
-    )
-    return Replay(requests, setup, config, StepCost()).run()
+    return Replay(requests, setup, row, SchedulingConfig(preemption_mode=mode), StepCost()).run()
 
 
 @pytest.fixture(scope="module")
@@ -37,11 +36,11 @@ def conversations() -> list[TraceRequest]:
     return read_trace(EXCERPTS / "azure_conv.csv", 40)
 
 
-@pytest.mark.parametrize("pair", PAIRS, ids=", ".join)
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_everybody_is_answered_once_and_no_limit_is_broken(
-    conversations: list[TraceRequest], pair: Pair
+    conversations: list[TraceRequest], row: Row
 ) -> None:
-    result = replayed(conversations, pair=pair)
+    result = replayed(conversations, row=row)
     assert [served.num_ends for served in result.served] == [1] * len(conversations)
     for served, request in zip(result.served, conversations, strict=True):
         assert served.num_tokens == request.num_output
@@ -82,11 +81,26 @@ def test_the_other_traces_keep_the_limits_too(name: str) -> None:
 def test_a_replay_is_the_same_twice_and_another_with_another_seed(
     conversations: list[TraceRequest],
 ) -> None:
-    pair = ("token_ratio", "priority")
-    once, again = (replayed(conversations, pair=pair) for _ in range(2))
-    other = replayed(conversations, replace(SETUP, seed=7), pair)
+    row = BY_NAME["token_ratio"]
+    once, again = (replayed(conversations, row=row) for _ in range(2))
+    other = replayed(conversations, replace(SETUP, seed=7), row)
     assert astuple(once) == astuple(again)
     assert figures_of(once) != figures_of(other)
+
+
+def test_the_oracle_alone_knows_the_lengths(conversations: list[TraceRequest]) -> None:
+    oracle, learned = (replayed(conversations, row=BY_NAME[name]) for name in ("oracle", "learned"))
+    assert figures_of(oracle)["mean_e2e_s"] < figures_of(learned)["mean_e2e_s"]
+    assert [s.num_tokens for s in oracle.served] == [r.num_output for r in conversations]
+
+
+def test_a_candidate_is_charged_its_whole_output_where_the_row_says_so() -> None:
+    config = SchedulingConfig()
+    row = BY_NAME["SGLang-like"]
+    view = View(num_known=64, num_held_blocks=1, max_new_tokens=640)
+    reserve = row.reservation(row.config(config), 64).reserve(growth_columns([view]))
+    # 0.7 of 640 for the one that runs, and all 640 for the candidate.
+    assert (reserve.blocks, reserve.blocks_with(view), reserve.plus(view).blocks) == (7, 17, 14)
 
 
 def test_equal_prompts_are_computed_once() -> None:
@@ -105,7 +119,9 @@ def test_the_clock_is_the_cost_model_s() -> None:
         overhead_s=1.0, weights_s=0.0, token_s=0.01, context_s=0.0, pair_s=0.0, block_copy_s=0.0
     )
     requests = [TraceRequest(0.0, 1500, 3), TraceRequest(100.0, 10, 1)]
-    result = Replay(requests, replace(SETUP, speed_up=1.0), SchedulingConfig(), cost).run()
+    result = Replay(
+        requests, replace(SETUP, speed_up=1.0), BY_NAME["none"], SchedulingConfig(), cost
+    ).run()
     first, second = result.served
     assert first.began_at_s == 0.0
     assert first.first_at_s == pytest.approx(1 + 10.24 + 1 + 4.76)

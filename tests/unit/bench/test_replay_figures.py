@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from bench.replay.clients import ClientRequest
-from bench.replay.comparison import PAIRS, Cell, TraceLoad, compare, ranking
+from bench.replay.comparison import Cell, TraceLoad, compare, ranking
 from bench.replay.figures import Figures, figures_of
-from bench.replay.replay import Replay, ReplayResult, ReplaySetup, Served
+from bench.replay.replay import ReplayResult, ReplaySetup, Served
+from bench.replay.rows import ROWS
 from bench.replay.step_cost import StepCost
 from bench.replay.tables import table_of
 from bench.replay.trace_file import TraceRequest, read_trace
@@ -53,6 +53,22 @@ def test_figures_of_three_requests() -> None:
     assert figures["gap_s_p99"] == 0.5
     assert figures["mean_e2e_s"] == 14.5
     assert figures["waited_10s"] == 1
+    # Neither begins within 10 s.
+    assert figures["goodput"] == 0.0
+
+
+def test_goodput_counts_what_begins_early_and_goes_on_fast() -> None:
+    result = ReplayResult(
+        [
+            served(0.0, 1.0, 10.0, 10.5, 6),  # exactly 10 s, and 0.1 s for each token
+            served(0.0, 1.0, 10.1, 10.1, 2),
+            served(0.0, 1.0, 2.0, 2.6, 6),
+            served(0.0, 1.0, 2.0, 2.0, 1),
+        ],
+        num_refused=0,
+        completion_s=4.0,
+    )
+    assert figures_of(result)["goodput"] == 0.5
 
 
 def test_nobody_answered_is_no_error() -> None:
@@ -66,23 +82,24 @@ def cell_figures(e2e_s: float, gap_s: float = 1.0, preemptions: int = 0) -> Figu
         "tpot_s_p99": 1.0,
         "gap_s_p99": gap_s,
         "completion_s": 1.0,
+        "goodput": 1 / e2e_s if e2e_s else 0.0,
         "preemptions": preemptions,
         "recomputed_tokens": 0,
         "waited_10s": 0,
     }
 
 
-def test_the_ranking_compares_within_a_trace_and_a_pool() -> None:
-    steady, bold = ("token_ratio", "priority"), ("none", "priority")
+def test_the_ranking_compares_within_a_trace_a_pool_and_a_load() -> None:
+    steady, bold = "token_ratio", "none"
     ranked = ranking(
         {
-            Cell("a", 10, steady): cell_figures(2.0),
-            Cell("a", 10, bold): cell_figures(1.0, gap_s=4.0, preemptions=3),
-            Cell("a", 90, steady): cell_figures(10.0),
-            Cell("a", 90, bold): cell_figures(90.0, preemptions=2),
+            Cell("a", 10, 1.0, steady): cell_figures(2.0),
+            Cell("a", 10, 1.0, bold): cell_figures(1.0, gap_s=4.0, preemptions=3),
+            Cell("a", 90, 1.0, steady): cell_figures(10.0),
+            Cell("a", 90, 1.0, bold): cell_figures(90.0, preemptions=2),
         }
     )
-    assert [pair for pair, _ in ranked] == [steady, bold]
+    assert [row for row, _ in ranked] == [steady, bold]
     first, second = (summary for _, summary in ranked)
     assert first["mean_e2e_s"] == pytest.approx(2**0.5, abs=1e-4)
     assert second["mean_e2e_s"] == pytest.approx(3.0)
@@ -90,10 +107,24 @@ def test_the_ranking_compares_within_a_trace_and_a_pool() -> None:
     assert (second["gap_s_p99"], second["preemptions"]) == (2.0, 5)
 
 
-def test_a_replay_without_preemptions_stands_for_all_orders() -> None:
-    """And only such a one: where somebody is preempted, every order is replayed."""
-    requests = read_trace(EXCERPTS / "azure_conv.csv", 60)
-    load = TraceLoad("t", requests, (90, 2000), speed_up=6.0)
+def test_each_load_is_compared_alone_and_the_oracle_with_nobody() -> None:
+    ranked = dict(
+        ranking(
+            {
+                Cell("a", 10, 0.5, "none"): cell_figures(2.0),
+                Cell("a", 10, 0.5, "oracle"): cell_figures(1.0),
+                Cell("a", 10, 2.0, "none"): cell_figures(4.0),
+                Cell("a", 10, 2.0, "oracle"): cell_figures(2.0),
+            }
+        )
+    )
+    assert (ranked["none"]["mean_e2e_s"], ranked["oracle"]["mean_e2e_s"]) == (1.0, 0.5)
+    assert ranked["none"]["goodput"] == pytest.approx((0.5 + 0.25) / 2)
+
+
+def test_every_row_is_replayed_on_every_pool_at_every_load() -> None:
+    requests = read_trace(EXCERPTS / "azure_conv.csv", 40)
+    load = TraceLoad("t", requests, (90, 2000), {0.5: 2.0, 3.0: 8.0})
     setup = ReplaySetup(num_blocks=90, max_num_seqs=32, max_num_batched_tokens=1024)
     cells: list[Cell] = []
     comparison = compare(
@@ -103,26 +134,30 @@ def test_a_replay_without_preemptions_stands_for_all_orders() -> None:
         SchedulingConfig(),
         lambda cell, number, total: cells.append(cell),
     )
-    assert cells == [Cell("t", blocks, pair) for blocks in (90, 2000) for pair in PAIRS]
-    lifo, shortest = ("none", "last_in_first_out"), ("none", "shortest_output")
-    small, large = comparison.rows("t", 90), comparison.rows("t", 2000)
-    assert small[lifo]["preemptions"] > 0
-    assert small[lifo] != small[shortest]
-    assert large[lifo]["preemptions"] == 0
-    config = SchedulingConfig(reservation_policy="none", preemption_policy="shortest_output")
-    roomy = replace(setup, num_blocks=2000, speed_up=6.0)
-    replayed = figures_of(Replay(requests, roomy, config, StepCost()).run())
-    assert large[lifo] == large[shortest] == replayed
+    names = [row.name for row in ROWS]
+    assert cells == [
+        Cell("t", blocks, share, name)
+        for blocks in (90, 2000)
+        for share in (0.5, 3.0)
+        for name in names
+    ]
+    pressed, calm = comparison.rows("t", 90, 3.0), comparison.rows("t", 2000, 0.5)
+    assert pressed["vLLM-like"]["preemptions"] > pressed["oracle"]["preemptions"] == 0
+    assert pressed["learned"] != pressed["vLLM-like"]
+    assert all(figures["preemptions"] == 0 for figures in calm.values())
+    assert calm["oracle"]["mean_e2e_s"] < pressed["oracle"]["mean_e2e_s"]
 
 
 def test_a_tie_is_broken_by_name_and_no_time_is_no_ratio() -> None:
-    a, b = ("global_ratio", "priority"), ("none", "priority")
-    ranked = ranking({Cell("t", 1, b): cell_figures(0.0), Cell("t", 1, a): cell_figures(0.0)})
-    assert [(pair, summary["mean_e2e_s"]) for pair, summary in ranked] == [(a, 1.0), (b, 1.0)]
+    a, b = "global_ratio", "none"
+    ranked = ranking(
+        {Cell("t", 1, 1.0, b): cell_figures(0.0), Cell("t", 1, 1.0, a): cell_figures(0.0)}
+    )
+    assert [(row, summary["mean_e2e_s"]) for row, summary in ranked] == [(a, 1.0), (b, 1.0)]
 
 
 def test_tables_are_markdown_with_aligned_columns() -> None:
-    rows = [(("none", "priority"), {"x": 0.5, "y": 1234.0}), (("b", "c"), {"x": 1.0, "y": 2.0})]
+    rows = [("none, priority", {"x": 0.5, "y": 1234.0}), ("b, c", {"x": 1.0, "y": 2.0})]
     text = table_of(rows, "corner", (("share", "x", "{:.0%}"), ("count", "y", "{:.0f}")))
     assert text.splitlines() == [
         "| corner         | share | count |",

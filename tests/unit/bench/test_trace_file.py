@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.replay.load import default_pools, default_speed_up
+from bench.replay.load import default_pools, speed_up_for
 from bench.replay.step_cost import StepCost
 from bench.replay.trace_file import AZURE_HEADER, TraceRequest, read_trace
 from common.errors import ConfigError
@@ -121,5 +121,5 @@ def test_arrivals_are_moved_until_the_load_is_what_is_wanted() -> None:
         overhead_s=0.0, weights_s=0.32, token_s=0.001, context_s=0.0, pair_s=0.0
     )  # 1 ms per prompt token, 10 ms per output token
     requests = [TraceRequest(0.0, 1000, 100), TraceRequest(40.0, 1000, 100)]  # 4 s in 40 s
-    assert default_speed_up(requests, cost) == 9.0
-    assert default_speed_up(requests[:1], cost) == 1.0
+    assert speed_up_for(0.9, requests, cost) == 9.0
+    assert speed_up_for(0.9, requests[:1], cost) == 1.0
