@@ -5,6 +5,7 @@ PdserveError
 ├── CheckpointError        a model folder is missing, broken or not supported
 ├── InvalidRequest         the caller's fault: never retried, never counted against a node
 ├── Overloaded             no room now; `retry_after_s` says when to try again
+│   └── DeadlineUnreachable  the queue is too long for the request's own deadline
 ├── PoolExhausted          a running request needs more KV blocks than its node can ever give it
 ├── DeadlineExceeded       the request's own deadline passed
 ├── NodeLost               a node that held the request died or left
@@ -55,6 +56,12 @@ class Overloaded(PdserveError):
     def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class DeadlineUnreachable(Overloaded):
+    """The request would end after its deadline: it was not queued, to make no other one late."""
+
+    code = "deadline_unreachable"
 
 
 class PoolExhausted(PdserveError):

@@ -94,6 +94,9 @@ class SchedulingConfig(Section):
         "admissions that may pass the longest waiting request before it goes first",
         at_least=1,
     )
+    shed: bool = setting(
+        False, "refuse requests that would end after their deadlines because of the queue"
+    )
     skip_ahead_window: int = setting(
         4, "requests that may pass a blocked one in the queue", note="0: strict order", at_least=0
     )

@@ -5,6 +5,7 @@ node_parts        the concrete parts of a node and their contracts
 request_path      control service, inbox, step thread and token streams, connected
 node_flow         the node's decisions around its scheduler (pure): messages in, effects out
 messages          messages to the step thread, and the effects that it wants (pure)
+shedding          when a queued request would end, and whether that is too late (pure)
 attempt_table     the attempts on a node: who asked for them, until when (pure)
 tickets           tickets of decode nodes, to and from the wire
 step_thread       the step loop in its thread, until a stop, a crash or a stall

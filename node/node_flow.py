@@ -45,17 +45,19 @@ from node.messages import (
     Staged,
     Submit,
 )
+from node.shedding import Shedding
 
 RETRY_AFTER_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowLimits:
-    """What a node accepts: token ids below `vocab_size`, so many tokens and waiting requests."""
+    """What a node accepts; with `sheds`, no request that would end after its deadline."""
 
     vocab_size: int
     max_model_len: int
     max_queued_requests: int
+    sheds: bool = False
 
 
 class NodeFlow(ABC):
@@ -69,6 +71,7 @@ class NodeFlow(ABC):
         self.attempts = AttemptTable()
         self._sequence_ids = count(1)
         self._limits = limits
+        self._shedding = Shedding()
         self.is_draining = False
         self._hand_over_at_s: float | None = None
         self._has_said_drained = False
@@ -126,6 +129,7 @@ class NodeFlow(ABC):
     def begin_step(self, now_s: float) -> tuple[PlannedStep, list[Effect]]:
         """Plan a step; answer reservations that got blocks, fail sequences that can never run."""
         step = self.scheduler.plan()
+        self._shedding.on_step(now_s, self.scheduler.waiting)
         effects = self._on_reserved(step, now_s)
         for sequence in step.sequences:
             attempt = self.attempts.of_sequence(sequence)
@@ -151,6 +155,8 @@ class NodeFlow(ABC):
             attempt = self.attempts.of_sequence(output.sequence)
             if attempt is not None and output.first_index == 0:
                 attempt.first_token_at_s = now_s
+            if attempt is not None and output.finish_reason is not None:
+                self._shedding.on_end(attempt, now_s)
         effects = self._after_step(step, outputs)
         self._publish_snapshots()
         return effects
@@ -254,6 +260,9 @@ class NodeFlow(ABC):
                 retry_after_s=RETRY_AFTER_S,
             )
             return [self._refuse(message, full)]
+        late = self._shedding.refusal(message.request, self.scheduler.waiting)
+        if self._limits.sheds and late is not None:
+            return [self._refuse(message, late)]
         return self._submit(message, now_s)
 
     def _problem_with(self, request: GenerationRequest) -> PdserveError | None:

@@ -46,6 +46,7 @@ def flow_limits(config: Config, model: LoadedModel) -> FlowLimits:
         vocab_size=model.vocab_size,
         max_model_len=model.max_model_len,
         max_queued_requests=config.handoff.max_queued_requests,
+        sheds=config.scheduling.shed,
     )
 
 

@@ -185,9 +185,10 @@ def refusal_to_proto(
 def refusal_to_error(refusal: pb.Refusal) -> PdserveError:
     """Return the typed error of a refusal; an unknown code is an `InternalError`."""
     message = refusal.message[:MAX_ERROR_LENGTH]
-    if refusal.code == Overloaded.code:
-        return Overloaded(message, retry_after_s=refusal.retry_after_ms / 1000)
-    return _error_from_code(refusal.code, message)
+    error = _error_from_code(refusal.code, message)
+    if isinstance(error, Overloaded):
+        error.retry_after_s = refusal.retry_after_ms / 1000
+    return error
 
 
 def to_ms(span_s: float) -> int:

@@ -36,6 +36,8 @@ class WaitingQueue(Collection[Sequence]):
         self._num_requeued = 0
         self.num_tokens = 0
         """Known tokens of all waiting sequences."""
+        self.num_taken_tokens = 0
+        """Known tokens of all that were admitted."""
 
     def __len__(self) -> int:
         return len(self._sequences)
@@ -48,6 +50,12 @@ class WaitingQueue(Collection[Sequence]):
             return False
         index = bisect_left(self._sequences, sequence.queue_key, key=_queue_key)
         return index < len(self._sequences) and self._sequences[index] is sequence
+
+    def tokens_ahead(self, priority: int) -> int:
+        """Return the known tokens of those that wait before a new sequence of this priority."""
+        if not self._has_priorities:
+            return self.num_tokens
+        return sum(s.num_known for s in self._sequences if s.queue_key[0] <= -priority)
 
     def join(self, sequence: Sequence) -> None:
         """Insert a new sequence by its arrival."""
@@ -86,6 +94,7 @@ class WaitingQueue(Collection[Sequence]):
             if sequence.sequence_id in sequence_ids:
                 taken[sequence.sequence_id] = sequence
                 self.num_tokens -= sequence.num_known
+                self.num_taken_tokens += sequence.num_known
             else:
                 bypassed.append(sequence)
         self._sequences[:num_seen] = bypassed

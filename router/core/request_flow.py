@@ -45,6 +45,7 @@ from enum import Enum
 
 from common.errors import (
     DeadlineExceeded,
+    DeadlineUnreachable,
     Draining,
     HandoffFailed,
     InternalError,
@@ -131,6 +132,7 @@ class RequestFlow:
         self._may_wait = False
         self._aborted: set[tuple[Incarnation, AttemptId]] = set()
         self._retry_after_s: float | None = None
+        self._is_shed = False
         self._last_refusal = ""
         self._failure: PdserveError | None = None
         self._out: list[Effect] = []
@@ -396,7 +398,11 @@ class RequestFlow:
         self._send_reserve(decode, None, now_s)
 
     def _on_refusal(self, node: Incarnation, error: PdserveError) -> None:
-        if node == self._decode and isinstance(error, Overloaded) and not self._may_wait:
+        # A queue does not help a request for which a queue is too long.
+        is_shed = isinstance(error, DeadlineUnreachable)
+        self._is_shed |= is_shed
+        is_full = isinstance(error, Overloaded) and not is_shed
+        if node == self._decode and is_full and not self._may_wait:
             self._full.add(node)
         self._close_leg(node)
         self._excluded.add(node)
@@ -485,7 +491,8 @@ class RequestFlow:
             retry_after_s = self._retry_after_s
         if self._last_refusal:
             message = f"{message}; {self._last_refusal}"
-        return Overloaded(message, retry_after_s=retry_after_s)
+        kind = DeadlineUnreachable if self._is_shed else Overloaded
+        return kind(message, retry_after_s=retry_after_s)
 
     def _answer_late_grant(
         self, node: Incarnation, attempt: AttemptId, is_grant: bool

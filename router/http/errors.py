@@ -2,7 +2,7 @@
 
 400 InvalidRequest     404 unknown model or path    413 body too large     504 DeadlineExceeded
 401 wrong or no key    405 wrong method             502 NodeLost, HandoffFailed, StaleEpoch
-403 not an admin's key 429 a limit of the router or of the key     503 Overloaded, PoolExhausted
+403 not an admin's key 429 a limit, or DeadlineUnreachable     503 Overloaded, PoolExhausted
 500 any bug of this server
 """
 
@@ -12,6 +12,7 @@ import math
 
 from common.errors import (
     DeadlineExceeded,
+    DeadlineUnreachable,
     HandoffFailed,
     InvalidRequest,
     NodeLost,
@@ -111,6 +112,9 @@ def api_error(error: Exception) -> ApiError:
             return error
         case InvalidRequest():
             return ApiError(400, str(error), code=error.code, param=error.param)
+        case DeadlineUnreachable():
+            wait_s = max(1, math.ceil(error.retry_after_s))
+            return ApiError(429, str(error), code=error.code, headers={"retry-after": str(wait_s)})
         case Overloaded():
             wait_s = max(1, math.ceil(error.retry_after_s))
             return ApiError(503, str(error), code=error.code, headers={"retry-after": str(wait_s)})

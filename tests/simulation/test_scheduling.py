@@ -120,6 +120,27 @@ def test_a_full_node_refuses_at_once_and_says_what_is_free() -> None:
     world.check_closed()
 
 
+def test_what_would_end_too_late_is_refused_where_it_is_asked_for() -> None:
+    # One seat, and a second for each step: six answers of eight tokens wait for 48 s.
+    outcomes = {}
+    for sheds in (False, True):
+        knobs = scheduling(shed=sheds)
+        world = World(threshold=None, decode=NodeSize(seats=1, num_blocks=24, scheduling=knobs))
+        early = [ask(world, seed=i, max_tokens=8, deadline_s=600.0) for i in range(6)]
+        world.messages_arrive()
+        for _ in range(12):
+            world.d.turn()
+            world.clock.advance(1.0)
+        hasty = ask(world, seed=8, max_tokens=8, deadline_s=20.0)
+        patient = ask(world, seed=9, max_tokens=8, deadline_s=600.0)
+        world.messages_arrive()
+        world.settle()
+        assert all(one.outcomes == ["finished"] for one in (*early, patient))
+        outcomes[sheds] = hasty.outcomes
+        world.check_closed()
+    assert outcomes == {False: ["finished"], True: ["refused: deadline_unreachable"]}
+
+
 def test_the_last_one_that_cannot_grow_ends_typed_and_the_node_goes_on() -> None:
     # S34: 4 blocks of 4 hold 16 tokens. Nobody has to ask anything for the next one to be seated.
     size = NodeSize(num_blocks=4, seats=1, max_model_len=64, scheduling=scheduling())

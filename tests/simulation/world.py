@@ -418,4 +418,5 @@ def _limits(size: NodeSize, runner: HashRunner) -> FlowLimits:
         vocab_size=VOCAB_SIZE,
         max_model_len=size.max_model_len or runner.max_model_len,
         max_queued_requests=size.max_queued,
+        sheds=size.scheduling.shed,
     )

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from common.errors import (
     DeadlineExceeded,
+    DeadlineUnreachable,
     HandoffFailed,
     InternalError,
     InvalidRequest,
@@ -204,6 +205,9 @@ def test_refusals_keep_type_text_and_time() -> None:
     error = refusal_to_error(full)
     assert isinstance(error, Overloaded)
     assert (str(error), error.retry_after_s) == ("no seat", 1.5)
+    shed = refusal_to_error(refusal_to_proto(DeadlineUnreachable("late", retry_after_s=2.5)))
+    assert isinstance(shed, DeadlineUnreachable)
+    assert (str(shed), shed.retry_after_s) == ("late", 2.5)
     assert type(refusal_to_error(refusal_to_proto(StaleEpoch("old")))) is StaleEpoch
     assert type(refusal_to_error(pb.Refusal(code="?"))) is InternalError
     assert len(refusal_to_proto(InternalError("x" * 5000)).message) == 1000

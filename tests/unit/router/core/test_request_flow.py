@@ -8,6 +8,7 @@ import pytest
 
 from common.errors import (
     DeadlineExceeded,
+    DeadlineUnreachable,
     HandoffFailed,
     InternalError,
     InvalidRequest,
@@ -354,6 +355,26 @@ def test_attempts_are_bounded() -> None:
     flow.on_choice(Incarnation("d2", 1), P0, "why", 0.0)
     error = NodeLost("three")
     assert failure(flow.on_call_failed(Incarnation("d2", 1), THIRD, error)) is error
+
+
+def test_a_request_whose_deadline_no_node_can_meet_is_shed_and_waits_nowhere() -> None:
+    flow = reserving()
+    late = DeadlineUnreachable("late", retry_after_s=4.0)
+    flow.on_reserve_reply(D0, FIRST, late, 0.0)
+    flow.on_choice(D1, P0, "next", 0.0)
+    flow.on_reserve_reply(D1, FIRST, DeadlineUnreachable("later", retry_after_s=7.0), 0.0)
+    error = failure(flow.on_no_choice(Overloaded("nobody")))
+    assert isinstance(error, DeadlineUnreachable)
+    assert error.retry_after_s == 4.0
+    assert "later" in str(error)
+
+
+def test_a_node_that_is_only_full_may_queue_what_another_one_shed() -> None:
+    flow = reserving()
+    flow.on_reserve_reply(D0, FIRST, DeadlineUnreachable("late"), 0.0)
+    flow.on_choice(D1, P0, "next", 0.0)
+    flow.on_reserve_reply(D1, FIRST, Overloaded("full"), 0.0)
+    assert flow.on_no_choice(Overloaded("nobody")) == [Choose(None, frozenset({D0}))]
 
 
 def test_when_nobody_is_left_after_a_loss_the_loss_is_the_answer() -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from common.errors import (
     DeadlineExceeded,
+    DeadlineUnreachable,
     HandoffFailed,
     InternalError,
     InvalidRequest,
@@ -149,6 +150,7 @@ async def test_choices_are_interleaved_each_in_order() -> None:
 STATUS = [
     (InvalidRequest("no", param="seed"), 400, "invalid_request"),
     (Overloaded("full", retry_after_s=2.5), 503, "overloaded"),
+    (DeadlineUnreachable("late", retry_after_s=2.5), 429, "deadline_unreachable"),
     (DeadlineExceeded("late"), 504, "deadline_exceeded"),
     (NodeLost("gone"), 502, "node_lost"),
     (HandoffFailed("torn"), 502, "handoff_failed"),
@@ -167,8 +169,9 @@ async def test_an_error_before_the_first_token_is_a_status(
     assert response.status_code == status
     wrong = response.json()["error"]
     assert (wrong["code"], wrong["message"]) == (code, str(error))
-    assert wrong["type"] == ("invalid_request_error" if status < 500 else "server_error")
-    assert response.headers.get("retry-after") == ("3" if status == 503 else None)
+    kinds = {400: "invalid_request_error", 429: "rate_limit_error"}
+    assert wrong["type"] == kinds.get(status, "server_error")
+    assert response.headers.get("retry-after") == ("3" if status in (429, 503) else None)
     outcome = {"endpoint": "chat.completions", "outcome": code}
     assert edge.metric("pdserve_requests_total", **outcome) == 1
 
