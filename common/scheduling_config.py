@@ -34,7 +34,7 @@ class SchedulingConfig(Section):
         600, "decode steps from the initial share to the lowest one", note="0: no decay", at_least=0
     )
     learned_output_quantile: float = setting(
-        0.8,
+        0.9,
         "learned: share of past outputs that are at most as long as an output is expected to be",
         between=SHARE,
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Self
 
 from common.config import SchedulingConfig
 from engine.core.policies.growth import MILLION, GrowthView, growth_tokens, to_millionths
@@ -49,7 +49,7 @@ class TrueLengths(LearnedOutputs):
 
     __slots__ = ()
 
-    def after_output(self, view: GrowthView) -> LearnedOutputs:
+    def after_output(self, view: GrowthView) -> Self:
         """Return this policy."""
         return self
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 
@@ -49,20 +50,20 @@ class LearnedOutputs:
         """Return the reserve of these sequences."""
         return PeakReserve.of(self, seated)
 
-    def after_decode_step(self) -> LearnedOutputs:
+    def after_decode_step(self) -> Self:
         """Return this policy."""
         return self
 
-    def after_preemption(self, left: Sequence[GrowthView]) -> LearnedOutputs:
+    def after_preemption(self, left: Sequence[GrowthView]) -> Self:
         """Return this policy."""
         return self
 
-    def after_output(self, view: GrowthView) -> LearnedOutputs:
+    def after_output(self, view: GrowthView) -> Self:
         """Return the policy with one more complete output in its history."""
         history = self.history.after_output(view.num_output, view.max_new_tokens)
         return replace(self, history=history)
 
-    def when_idle(self) -> LearnedOutputs:
+    def when_idle(self) -> Self:
         """Return this policy: what it has learned holds for the next requests too."""
         return self
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from common.errors import DeadlineUnreachable
@@ -38,7 +40,7 @@ def end(shedding: Shedding, num_tokens: int, span_s: float) -> None:
 
 
 def refusal(
-    shedding: Shedding, queue: WaitingQueue, deadline_s: float, length: int = 100, **given: int
+    shedding: Shedding, queue: WaitingQueue, deadline_s: float, length: int = 100, **given: Any
 ) -> DeadlineUnreachable | None:
     return shedding.refusal(make_request(length, deadline_s=deadline_s, **given), queue)
 
