@@ -117,6 +117,18 @@ def test_a_step_of_many_sequences_reads_once(counted: Counted) -> None:
     assert len(counted.device.reads) == 1
 
 
+def test_rows_beyond_the_first_group_get_their_own_tokens(counted: Counted) -> None:
+    """Also those that are read whole: a third of them, for log probabilities."""
+    prompt, table = PROMPTS[3], TABLES[3]
+    batch = with_params(
+        [scheduled(prompt[at : at + 1], at, table) for at in range(80)],
+        [replace(SAMPLED[at % 4], seed=at, logprobs=None if at % 3 else 1) for at in range(80)],
+    )
+    on_device = counted.runner.execute(batch)
+    counted.runner._device_draw = None
+    assert counted.runner.execute(batch) == on_device
+
+
 def test_tokens_drawn_on_the_device_are_those_of_the_host(counted: Counted) -> None:
     batch = with_params(step(4, 3, 1, 2), SAMPLED)
     batch[2] = replace(
