@@ -21,6 +21,7 @@ _NONE: Ints = np.zeros(0, np.int64)
 _LEAST_MORE = 16
 """Tokens expected at least of an output that is longer than all remembered ones."""
 _SHIFT = 40
+_LENGTH_BITS = (1 << _SHIFT) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +30,16 @@ class OutputHistory:
 
     A class holds the requests whose `max_tokens` have the same power of two: who asks for at most
     200 tokens gets other answers than who asks for 8000. `recent` has the lengths of each class in
-    the order of their ends, `ordered` by length.
+    the order of their ends, `ordered` by length. All lengths that predict stand in `keys`, sorted,
+    with the class in the high bits; those of a class end at `key_ends`. `used_class` is the class
+    that predicts for each class.
     """
 
     recent: tuple[tuple[int, ...], ...] = ((),) * _NUM_CLASSES
     ordered: tuple[Ints, ...] = field(default=(_NONE,) * _NUM_CLASSES, compare=False, repr=False)
+    keys: Ints = field(default_factory=_NONE.copy, compare=False, repr=False)
+    key_ends: Ints = field(default_factory=_NONE.copy, compare=False, repr=False)
+    used_class: Ints = field(default_factory=_NONE.copy, compare=False, repr=False)
 
     def after_output(self, num_output: int, max_new_tokens: int) -> OutputHistory:
         """Return the history with one more output, without the oldest where a class is full."""
@@ -41,7 +47,16 @@ class OutputHistory:
         for number in (_ALL, max_new_tokens.bit_length()):
             recent[number] = (*recent[number], num_output)[-_MOST_RECENT:]
             ordered[number] = np.sort(np.array(recent[number], np.int64))
-        return replace(self, recent=tuple(recent), ordered=tuple(ordered))
+        usable = np.array([len(lengths) >= _LEAST_RECENT for lengths in recent])
+        numbers = np.arange(_NUM_CLASSES, dtype=np.int64)
+        return replace(
+            self,
+            recent=tuple(recent),
+            ordered=tuple(ordered),
+            keys=np.concatenate([_NONE, *(ordered[n] + (n << _SHIFT) for n in numbers[usable])]),
+            key_ends=np.cumsum(np.where(usable, [len(lengths) for lengths in recent], 0)),
+            used_class=np.where(usable, numbers, _ALL),
+        )
 
     @property
     def can_predict(self) -> bool:
@@ -54,17 +69,13 @@ class OutputHistory:
         Of the remembered outputs of a sequence's class that are longer than its own so far, it is
         expected to become as long as the one at the quantile. Requires `can_predict`.
         """
-        usable = [n for n, lengths in enumerate(self.recent) if len(lengths) >= _LEAST_RECENT]
-        # One sorted array holds all classes: the class in the high bits, the length in the low.
-        keys = np.concatenate([self.ordered[n] + (n << _SHIFT) for n in usable])
-        classes = np.searchsorted(_POWERS, max_new_tokens, side="right")
-        classes = np.where(np.isin(classes, usable), classes, _ALL)
+        keys = self.keys
+        classes = self.used_class[np.searchsorted(_POWERS, max_new_tokens, side="right")]
         first = np.searchsorted(keys, (classes << _SHIFT) + num_output, side="right")
-        end = np.searchsorted(keys, (classes + 1) << _SHIFT)
+        end = self.key_ends[classes]
         num_longer = end - first
         index = first + np.minimum(num_longer * quantile_ppm // 1_000_000, num_longer - 1)
-        low_bits = (1 << _SHIFT) - 1
-        expected = (keys[np.maximum(index, 0)] & low_bits) - num_output
+        expected = (keys[index] & _LENGTH_BITS) - num_output
         beyond = np.maximum(num_output // 2, _LEAST_MORE)
         allowed = np.maximum(max_new_tokens - num_output, 0)
         found: Ints = np.minimum(np.where(num_longer > 0, expected, beyond), allowed)
