@@ -18,6 +18,7 @@ from engine.runner.flat_batch import BatchLimits
 from engine.runner.framework import has_gpu, paddle
 from engine.runner.fused_attention import FusedAttention
 from engine.runner.fused_check import flash_problem, paged_problem
+from engine.runner.kernels.attention_plan import PIECE_KEYS
 from engine.runner.kv_cache import HostMemory, KVCache
 from engine.runner.model_runner import MAX_SAMPLED_ROWS, ModelRunner
 from engine.runner.model_spec import DecoderSpec
@@ -54,7 +55,7 @@ def assemble_runner(
     dtype = _compute_dtype(model.dtype)
     backend = _choose_backend(engine, spec, dtype)
     has_flash = backend == "fused" and _has_flash(spec, dtype, engine.block_size)
-    arithmetic = f"{backend} flash" if has_flash else backend
+    arithmetic = _arithmetic(backend, has_flash=has_flash)
     layout = _layout(spec, checkpoint, mtp_weights, dtype, arithmetic, engine.block_size)
     if 0 < swap_space < layout.block_bytes:
         raise ConfigError(
@@ -111,6 +112,13 @@ def _compute_dtype(wanted: str) -> str:
     if wanted not in ("auto", "float32"):
         raise ConfigError(f"dtype is {wanted}: a CPU computes in float32; wanted auto or float32")
     return "float32"
+
+
+def _arithmetic(backend: str, *, has_flash: bool) -> str:
+    """Return what the order of additions depends on."""
+    if backend == "numba":
+        return f"numba, {PIECE_KEYS} keys"
+    return f"{backend} flash" if has_flash else backend
 
 
 def _layout(

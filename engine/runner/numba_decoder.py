@@ -10,7 +10,8 @@ from numba import get_num_threads, set_num_threads
 from common.errors import ConfigError
 from engine.runner.checkpoint import Checkpoint
 from engine.runner.flat_batch import FlatBatch
-from engine.runner.kernels.attention import plan_items
+from engine.runner.kernels.attention import STATE_LANES
+from engine.runner.kernels.attention_plan import PART_ROWS, plan_attention
 from engine.runner.kernels.layer import whole_layer
 from engine.runner.kernels.matmul import gather_columns, linear, rms_norm
 from engine.runner.kernels.vector_ir import LANES
@@ -37,6 +38,10 @@ def unsupported_size(spec: DecoderSpec) -> str:
     return ""
 
 
+AttentionWork = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""Items and merges of an `AttentionPlan`, and the buffer for its parts."""
+
+
 class _Buffers:
     """Buffers of all steps. What a layer leaves in them is free for an MTP layer."""
 
@@ -50,6 +55,7 @@ class _Buffers:
         self.chosen = made.rows(shape.num_logits_rows, width)
         self.final = made.rows(shape.num_logits_rows, width)
         self.logits = made.rows(shape.num_logits_rows, spec.vocab_size)
+        self.parts = made.rows(PART_ROWS, spec.head_dim + STATE_LANES)
 
 
 @dataclass(slots=True)
@@ -57,7 +63,7 @@ class _Workspace:
     """One step's part of the buffers, `[rows, …]` each."""
 
     batch: FlatBatch
-    items: np.ndarray
+    attention: AttentionWork
     normed: np.ndarray
     qkv: np.ndarray
     attended: np.ndarray
@@ -103,18 +109,12 @@ class NumbaDecoder:
             ]
 
     def begin(self, batch: FlatBatch) -> np.ndarray:
-        spec = self.spec
         rows = batch.token_ids.size
         set_num_threads(self.num_threads)  # numba stores it per thread, and this one may be new
         buffers = self.buffers
         self._work = _Workspace(
             batch=batch,
-            items=plan_items(
-                batch.row_starts,
-                batch.positions,
-                spec.num_kv_heads,
-                spec.num_heads // spec.num_kv_heads,
-            ),
+            attention=self.plan_attention(batch.row_starts, batch.positions),
             normed=buffers.normed.first(rows),
             qkv=buffers.qkv.first(rows),
             attended=buffers.attended.first(rows),
@@ -123,6 +123,13 @@ class NumbaDecoder:
         hidden = buffers.hidden.first(rows)
         gather_columns(self.embedding, batch.token_ids, hidden)
         return hidden
+
+    def plan_attention(self, row_starts: np.ndarray, positions: np.ndarray) -> AttentionWork:
+        """Return the work of a step's attention, for the kernels."""
+        spec = self.spec
+        group = spec.num_heads // spec.num_kv_heads
+        plan = plan_attention(row_starts, positions, spec.num_kv_heads, group, self.num_threads)
+        return plan.items, plan.merges, self.buffers.parts.first(PART_ROWS)
 
     def run_layer(self, index: int, hidden: np.ndarray) -> None:
         layer, work = self._layers[index], self._work
@@ -133,7 +140,7 @@ class NumbaDecoder:
                 layer.output_bias, layer.mlp_norm, layer.gate_up, layer.gate_up_bias, layer.down,
                 layer.down_bias, layer.keys, layer.values, self.epsilon, self.cosines,
                 self.sines, self.scale, batch.positions, batch.slots, batch.block_tables,
-                work.items, work.normed, work.qkv, work.attended, work.gated, self.num_threads,
+                work.attention, work.normed, work.qkv, work.attended, work.gated, self.num_threads,
             )  # fmt: skip
 
     def apply_final_norm(self, states: np.ndarray, out: np.ndarray) -> None:

@@ -1,12 +1,14 @@
 """CPU kernels in numba. A row's result does not depend on the rest of the batch, to the last bit.
 
-The products in `panel_product` and `tile_product` share one idea: a few rows times sixteen columns,
-every element one chain of fused multiply-adds in the order of the inner index. The number of rows
-in a tile, the thread that computes it and the width of the machine's vectors change nothing in a
-chain. So results are equal to the last bit however prompts are chunked and requests are batched.
+The products in `panel_product` and `tile_product` share one idea: a few rows times vectors of
+sixteen columns, every element one chain of fused multiply-adds in the order of the inner index. The
+number of rows and columns in a tile, the thread that computes it and the width of the machine's
+vectors change nothing in a chain. So results are equal to the last bit however prompts are chunked
+and requests are batched.
 
     matmul          products on packed weights: panel_product and tile_product under it
     attention       paged attention with an online softmax
+    attention_plan  the work items of a step's attention
     rotary          head norms, rotary positions, writing the KV cache
     layer           a whole decoder layer out of these, in few entries into the thread pool
     team            phases that a few threads share

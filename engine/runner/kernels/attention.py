@@ -1,9 +1,14 @@
 """Paged attention with an online softmax, for prefill chunks and decoding tokens alike.
 
-Keys are taken in tiles of 64 positions that start at multiples of 64 of the sequence, so a query
-meets the same tiles in the same order in whichever chunk it is computed. Within a tile scores and
-the weighted sum of values are `tile_product`s; a masked key adds an exact zero. A work item is a
-run of queries of one sequence and one KV head, with all query heads that share it.
+A query's keys are divided into pieces of `PIECE_KEYS` positions from the beginning of the sequence.
+Within a piece keys are taken in tiles of 64, in order, with an online softmax; then the pieces are
+merged, in order. So a row meets the same operations in the same order in whichever chunk it is
+computed, and also when several threads compute its pieces: what it results in depends on its query
+and its keys alone. Within a tile scores and the weighted sum of values are `tile_product`s; a
+masked key adds an exact zero.
+
+A work item is a run of queries of one sequence and one KV head, with all query heads that share it,
+over all of their keys or over one piece (`attention_plan`).
 """
 
 from __future__ import annotations
@@ -11,36 +16,33 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from engine.runner.kernels.attention_plan import PIECE_KEYS, QUERY_ROWS
 from engine.runner.kernels.team import claim, finish, wait_for_all
-from engine.runner.kernels.tile_product import MAX_TILE_ROWS, tile_product
-from engine.runner.kernels.vector_ir import LANES
-from engine.runner.kernels.vector_math import KEY_TILE, softmax_tile, transpose_8x8
+from engine.runner.kernels.tile_product import (
+    MAX_TILE_ROWS,
+    MAX_TILE_VECTORS,
+    tile_product,
+    wide_tile_product,
+)
+from engine.runner.kernels.vector_ir import LANES, prefetch_line
+from engine.runner.kernels.vector_math import (
+    KEY_TILE,
+    exponential,
+    softmax_tile,
+    transpose_8x8,
+)
 
-_QUERY_ROWS = 96
-"""Rows (queries × heads of a group) of a work item, about what a core's own cache can hold."""
 _FLOAT_BYTES = 4
+_LINE_BYTES = 64
+_WIDE = MAX_TILE_VECTORS * LANES
 _MINUS_INFINITY = np.float32(-np.inf)
 _ZERO = np.float32(0.0)
 _ONE = np.float32(1.0)
+STATE_LANES = 2 * LANES
+"""Floats of a row's softmax state behind its weighted sum of values.
 
-
-def plan_items(
-    row_starts: np.ndarray, positions: np.ndarray, num_kv_heads: int, group_size: int
-) -> np.ndarray:
-    """Return work items `[n, 4]`: sequence, first row, end row, KV head; the longest first.
-
-    `row_starts` `[sequences + 1]` are the sequences' rows in the flat batch.
-    """
-    step = max(1, _QUERY_ROWS // group_size)
-    items = []
-    for sequence in range(len(row_starts) - 1):
-        end = int(row_starts[sequence + 1])
-        for row in range(int(row_starts[sequence]), end, step):
-            row_end = min(end, row + step)
-            cost = (int(positions[row_end - 1]) // KEY_TILE + 1) * (row_end - row)
-            items += [(-cost, sequence, row, row_end, head) for head in range(num_kv_heads)]
-    items.sort()
-    return np.array(items, dtype=np.int64)[:, 1:].copy()
+They are sixteen sums of weights, one per lane, and a vector that begins with the largest score.
+"""
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -61,9 +63,17 @@ def _load_tile(keys, values, blocks, head, start, count, gathered, key_tile) -> 
                 gathered[0, j, i] = keys[block, head, offset, i]
                 gathered[1, j, i] = values[block, head, offset, i]
         key_at, value_at = gathered[0].ctypes.data, gathered[1].ctypes.data
+    next_at = key_at
+    if start + KEY_TILE < blocks.shape[0] * block_size:
+        following = start + KEY_TILE
+        next_at = keys[blocks[following // block_size], head, following % block_size :].ctypes.data
     tile_at = key_tile.ctypes.data
     for j in range(0, count, 8):
         for i in range(0, head_dim, 8):
+            place = (j * head_dim + 8 * i) * _FLOAT_BYTES
+            for line in range(0, 4 * _LINE_BYTES, _LINE_BYTES):
+                prefetch_line(value_at + place + line)
+                prefetch_line(next_at + place + line)
             transpose_8x8(
                 key_at + (j * head_dim + i) * _FLOAT_BYTES, head_dim,
                 tile_at + (i * KEY_TILE + j) * _FLOAT_BYTES, KEY_TILE,
@@ -72,17 +82,15 @@ def _load_tile(keys, values, blocks, head, start, count, gathered, key_tile) -> 
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _softmax_row(scores, num_valid, maximum, sums, weighted) -> None:  # type: ignore[no-untyped-def]
-    """Apply one row's online softmax over a tile: turn `scores` to weights, rescale earlier sums.
-
-    `maximum` `[1]` and `sums` `[16]` are the row's running state; each lane sums its own keys.
-    """
+def _softmax_row(scores, num_valid, state, head_dim) -> None:  # type: ignore[no-untyped-def]
+    """Turn a row's `scores` of a tile to weights, and rescale what its `state` has summed."""
     for j in range(num_valid, KEY_TILE):
         scores[j] = _MINUS_INFINITY
-    scale = softmax_tile(scores.ctypes.data, maximum.ctypes.data, sums.ctypes.data)
+    sums_at = state[head_dim:].ctypes.data
+    scale = softmax_tile(scores.ctypes.data, sums_at + LANES * _FLOAT_BYTES, sums_at)
     if scale != _ONE:
-        for i in range(weighted.shape[0]):
-            weighted[i] *= scale
+        for i in range(head_dim):
+            state[i] *= scale
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -90,31 +98,41 @@ def _products(rows, a, a_stride, b, b_stride, depth, c, c_stride, width, is_adde
     """Apply `tile_product` to any number of rows and `width` columns (a multiple of 16)."""
     for row in range(0, rows, MAX_TILE_ROWS):
         tile_rows = min(MAX_TILE_ROWS, rows - row)
-        for column in range(0, width, LANES):
-            tile_product(
-                tile_rows, a + row * a_stride * _FLOAT_BYTES, a_stride,
-                b + column * _FLOAT_BYTES, b_stride, depth,
-                c + (row * c_stride + column) * _FLOAT_BYTES, c_stride, is_added,
-            )  # fmt: skip
+        a_at = a + row * a_stride * _FLOAT_BYTES
+        c_at = c + row * c_stride * _FLOAT_BYTES
+        column = 0
+        while column < width:
+            b_column, c_column = b + column * _FLOAT_BYTES, c_at + column * _FLOAT_BYTES
+            if column + _WIDE <= width:
+                wide_tile_product(
+                    tile_rows, a_at, a_stride, b_column, b_stride, depth, c_column, c_stride,
+                    is_added,
+                )  # fmt: skip
+                column += _WIDE
+            else:
+                tile_product(
+                    tile_rows, a_at, a_stride, b_column, b_stride, depth, c_column, c_stride,
+                    is_added,
+                )  # fmt: skip
+                column += LANES
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _attend_item(qkv, keys, values, blocks, first, end, head, position, scratch, out) -> None:  # type: ignore[no-untyped-def]
-    """Attend from rows `first` to `end`, the first at `position`, to all positions before them."""
-    queries, scores, weighted, maxima, sums, key_tile, gathered = scratch
-    head_dim, num_kv_heads = keys.shape[3], keys.shape[1]
-    group = (qkv.shape[1] - 2 * num_kv_heads) // num_kv_heads
-    rows = (end - first) * group
+def _attend_piece(  # type: ignore[no-untyped-def]
+    keys, values, blocks, head, group, rows, position, first_key, end_key, tiles, states
+) -> None:  # fmt: skip
+    """Set the states of `rows` queries to their softmax over the keys of one piece.
+
+    A row before `first_key` has no key here: its state has no meaning.
+    """
+    queries, scores, key_tile, gathered = tiles
+    head_dim, state_size = keys.shape[3], states.shape[1]
     for r in range(rows):
-        for i in range(head_dim):
-            queries[r, i] = qkv[first + r // group, head * group + r % group, i]
-            weighted[r, i] = _ZERO
-        maxima[r, 0] = _MINUS_INFINITY
-        for lane in range(LANES):
-            sums[r, lane] = _ZERO
-    num_keys = position + (end - first)
-    for start in range(0, num_keys, KEY_TILE):
-        count = min(KEY_TILE, num_keys - start)
+        for i in range(head_dim + LANES):
+            states[r, i] = _ZERO
+        states[r, head_dim + LANES] = _MINUS_INFINITY
+    for start in range(first_key, end_key, KEY_TILE):
+        count = min(KEY_TILE, end_key - start)
         value_at = _load_tile(keys, values, blocks, head, start, count, gathered, key_tile)
         _products(
             rows, queries.ctypes.data, head_dim, key_tile.ctypes.data, KEY_TILE, head_dim,
@@ -122,49 +140,121 @@ def _attend_item(qkv, keys, values, blocks, first, end, head, position, scratch,
         )  # fmt: skip
         for r in range(rows):
             num_valid = max(0, min(count, position + r // group + 1 - start))
-            _softmax_row(scores[r], num_valid, maxima[r], sums[r], weighted[r])
+            _softmax_row(scores[r], num_valid, states[r], head_dim)
         _products(
-            rows, scores.ctypes.data, KEY_TILE, value_at, head_dim, count,
-            weighted.ctypes.data, head_dim, head_dim, 1,
+            rows, scores.ctypes.data, KEY_TILE, value_at, head_dim, count, states.ctypes.data,
+            state_size, head_dim, 1,
         )  # fmt: skip
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _merge(state, piece, head_dim) -> None:  # type: ignore[no-untyped-def]
+    """Add the softmax over a further piece of keys to a row's."""
+    largest, found = state[head_dim + LANES], piece[head_dim + LANES]
+    new = found if found > largest else largest
+    scale, piece_scale = exponential(largest - new), exponential(found - new)
+    for i in range(head_dim + LANES):
+        state[i] = state[i] * scale + piece[i] * piece_scale
+    state[head_dim + LANES] = new
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _put(state, out) -> None:  # type: ignore[no-untyped-def]
+    """Write a row's attention over all of its keys."""
+    head_dim = out.shape[0]
+    total = state[head_dim]
+    for lane in range(1, LANES):
+        total += state[head_dim + lane]
+    for i in range(head_dim):
+        out[i] = state[i] / total
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _attend_item(  # type: ignore[no-untyped-def]
+    qkv, keys, values, blocks, first, end, head, position, piece, tiles, states, parts, out
+) -> None:  # fmt: skip
+    """Attend from rows `first` to `end`, the first at `position`.
+
+    A `piece` of -1 means all positions up to a row's own, and writes `out`; otherwise only one
+    piece of them, and writes the rows' states to `parts`.
+    """
+    head_dim = keys.shape[3]
+    group = (qkv.shape[1] - 2 * keys.shape[1]) // keys.shape[1]
+    rows = (end - first) * group
+    queries = tiles[0]
     for r in range(rows):
-        total = sums[r, 0]
-        for lane in range(1, LANES):
-            total += sums[r, lane]
         for i in range(head_dim):
-            out[first + r // group, head * group + r % group, i] = weighted[r, i] / total
+            queries[r, i] = qkv[first + r // group, head * group + r % group, i]
+    num_keys = position + (end - first)
+    if piece >= 0:
+        first_key = piece * PIECE_KEYS
+        _attend_piece(
+            keys, values, blocks, head, group, rows, position, first_key,
+            min(num_keys, first_key + PIECE_KEYS), tiles, parts,
+        )  # fmt: skip
+        return
+    whole, further = states
+    for first_key in range(0, num_keys, PIECE_KEYS):
+        _attend_piece(
+            keys, values, blocks, head, group, rows, position, first_key,
+            min(num_keys, first_key + PIECE_KEYS), tiles, further if first_key else whole,
+        )  # fmt: skip
+        if first_key:
+            for r in range(max(0, first_key - position) * group, rows):
+                _merge(whole[r], further[r], head_dim)
+    for r in range(rows):
+        _put(whole[r], out[first + r // group, head * group + r % group])
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def attention_phase(  # type: ignore[no-untyped-def]
-    progress, phase, qkv, keys, values, block_tables, positions, items, out
+    progress, phase, qkv, keys, values, block_tables, positions, items, parts, out
 ) -> None:  # fmt: skip
     """Compute a team's `out` `[rows, heads, head_dim]` from queries prepared by `rotary_phase`.
 
     `keys` and `values` are one layer's `[num_blocks, kv_heads, block_size, head_dim]`,
-    `block_tables` `[sequences, blocks]`, `items` from `plan_items`. Every position up to a query's
-    own must be in the cache.
+    `block_tables` `[sequences, blocks]`, `items` and the number of `parts` `[…, head_dim +
+    STATE_LANES]` from an `attention_plan`. Every position up to a query's own must be in the cache.
+    What was divided into pieces is in `parts` then, for `merge_phase`.
     """
     head_dim, num_kv_heads = keys.shape[3], keys.shape[1]
     group = (qkv.shape[1] - 2 * num_kv_heads) // num_kv_heads
-    rows = max(1, _QUERY_ROWS // group) * group
-    scratch = (
+    rows = max(1, QUERY_ROWS // group) * group
+    tiles = (
         np.empty((rows, head_dim), np.float32),
         np.empty((rows, KEY_TILE), np.float32),
-        np.empty((rows, head_dim), np.float32),
-        np.empty((rows, 1), np.float32),
-        np.empty((rows, LANES), np.float32),
         np.zeros((head_dim, KEY_TILE), np.float32),
         np.zeros((2, KEY_TILE, head_dim), np.float32),
     )
+    states = np.empty((2, rows, head_dim + STATE_LANES), np.float32)
     num_items = items.shape[0]
     item = claim(progress, phase)
     while item < num_items:
-        sequence, first, end, head = items[item]
+        sequence, first, end, head, piece, part = items[item]
         _attend_item(
-            qkv, keys, values, block_tables[sequence], first, end, head, positions[first],
-            scratch, out,
+            qkv, keys, values, block_tables[sequence], first, end, head, positions[first], piece,
+            tiles, (states[0], states[1]), parts[part:], out,
         )  # fmt: skip
         finish(progress, phase)
         item = claim(progress, phase)
     wait_for_all(progress, phase, num_items)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def merge_phase(progress, phase, positions, merges, parts, out) -> None:  # type: ignore[no-untyped-def]
+    """Merge a team's pieces in `parts` into `out`; `merges` are from an `attention_plan`."""
+    head_dim = out.shape[2]
+    num_merges = merges.shape[0]
+    merge = claim(progress, phase)
+    while merge < num_merges:
+        first, end, head, group, num_pieces, part = merges[merge]
+        rows = (end - first) * group
+        for r in range(rows):
+            whole = parts[part + r]
+            num_own = (positions[first] + r // group) // PIECE_KEYS + 1
+            for piece in range(1, min(num_pieces, num_own)):
+                _merge(whole, parts[part + piece * rows + r], head_dim)
+            _put(whole, out[first + r // group, head * group + r % group])
+        finish(progress, phase)
+        merge = claim(progress, phase)
+    wait_for_all(progress, phase, num_merges)

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from numba import njit, prange
 
-from engine.runner.kernels.attention import attention_phase
+from engine.runner.kernels.attention import attention_phase, merge_phase
 from engine.runner.kernels.matmul import gated_phase, gather_columns, linear_phase, norm_phase
 from engine.runner.kernels.rotary import rotary_phase
 from engine.runner.kernels.team import new_progress
 
-_PROJECT_PHASES, _ATTEND_PHASES, _MLP_PHASES = 3, 2, 3
+_PROJECT_PHASES, _ATTEND_PHASES, _MLP_PHASES = 3, 3, 3
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -37,16 +37,23 @@ def _project_and_store(  # type: ignore[no-untyped-def]
 @njit(nogil=True, cache=True, error_model="numpy")
 def _attend_and_add(  # type: ignore[no-untyped-def]
     progress, phase, hidden, qkv, output_panels, output_bias, keys, values, positions, block_tables,
-    items, attended, num_threads,
+    work, attended, num_threads,
 ) -> None:  # fmt: skip
-    """Compute `hidden += output(attention(qkv))`."""
+    """Compute `hidden += output(attention(qkv))`.
+
+    `work` has the items and merges of an `attention_plan.AttentionPlan`, and its `parts`.
+    """
     rows = hidden.shape[0]
     head_dim = keys.shape[3]
     heads = qkv.reshape((rows, qkv.shape[1] // head_dim, head_dim))
     out = attended.reshape((rows, attended.shape[1] // head_dim, head_dim))
-    attention_phase(progress, phase, heads, keys, values, block_tables, positions, items, out)
+    items, merges, parts = work
+    attention_phase(
+        progress, phase, heads, keys, values, block_tables, positions, items, parts, out
+    )  # fmt: skip
+    merge_phase(progress, phase + 1, positions, merges, parts, out)
     linear_phase(
-        progress, phase + 1, attended, output_panels, output_bias, hidden, hidden, num_threads
+        progress, phase + 2, attended, output_panels, output_bias, hidden, hidden, num_threads
     )  # fmt: skip
 
 
@@ -67,7 +74,7 @@ def _mlp_half(  # type: ignore[no-untyped-def]
 def _members_of_layer(  # type: ignore[no-untyped-def]
     progress, hidden, input_norm, qkv_panels, qkv_bias, head_norms, output_panels, output_bias,
     mlp_norm, gate_up_panels, gate_up_bias, down_panels, down_bias, keys, values, epsilon, cosines,
-    sines, scale, positions, slots, block_tables, items, normed, qkv, attended, gated, num_threads,
+    sines, scale, positions, slots, block_tables, work, normed, qkv, attended, gated, num_threads,
 ) -> None:  # fmt: skip
     for _member in prange(num_threads):
         _project_and_store(
@@ -76,7 +83,7 @@ def _members_of_layer(  # type: ignore[no-untyped-def]
         )  # fmt: skip
         _attend_and_add(
             progress, _PROJECT_PHASES, hidden, qkv, output_panels, output_bias, keys, values,
-            positions, block_tables, items, attended, num_threads,
+            positions, block_tables, work, attended, num_threads,
         )  # fmt: skip
         _mlp_half(
             progress, _PROJECT_PHASES + _ATTEND_PHASES, hidden, mlp_norm, epsilon, gate_up_panels,
@@ -88,14 +95,14 @@ def _members_of_layer(  # type: ignore[no-untyped-def]
 def whole_layer(  # type: ignore[no-untyped-def]
     hidden, input_norm, qkv_panels, qkv_bias, head_norms, output_panels, output_bias, mlp_norm,
     gate_up_panels, gate_up_bias, down_panels, down_bias, keys, values, epsilon, cosines, sines,
-    scale, positions, slots, block_tables, items, normed, qkv, attended, gated, num_threads,
+    scale, positions, slots, block_tables, work, normed, qkv, attended, gated, num_threads,
 ) -> None:  # fmt: skip
     """Compute a layer in one call: entering compiled code costs as much as a small kernel."""
     _members_of_layer(
         new_progress(_PROJECT_PHASES + _ATTEND_PHASES + _MLP_PHASES), hidden, input_norm,
         qkv_panels, qkv_bias, head_norms, output_panels, output_bias, mlp_norm, gate_up_panels,
         gate_up_bias, down_panels, down_bias, keys, values, epsilon, cosines, sines, scale,
-        positions, slots, block_tables, items, normed, qkv, attended, gated, num_threads,
+        positions, slots, block_tables, work, normed, qkv, attended, gated, num_threads,
     )  # fmt: skip
 
 
@@ -138,13 +145,13 @@ def enter_mtp(  # type: ignore[no-untyped-def]
 @njit(nogil=True, cache=True, error_model="numpy", parallel=True)
 def _members_leaving(  # type: ignore[no-untyped-def]
     progress, outputs, qkv, output_panels, output_bias, keys, values, positions, block_tables,
-    items, epsilon, mlp_norm, gate_up_panels, gate_up_bias, down_panels, down_bias, output_norm,
+    work, epsilon, mlp_norm, gate_up_panels, gate_up_bias, down_panels, down_bias, output_norm,
     head, attended, gated, normed, logits, num_threads,
 ) -> None:  # fmt: skip
     for _member in prange(num_threads):
         _attend_and_add(
             progress, 0, outputs, qkv, output_panels, output_bias, keys, values, positions,
-            block_tables, items, attended, num_threads,
+            block_tables, work, attended, num_threads,
         )  # fmt: skip
         _mlp_half(
             progress, _ATTEND_PHASES, outputs, mlp_norm, epsilon, gate_up_panels, gate_up_bias,
@@ -161,14 +168,14 @@ def _members_leaving(  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def leave_mtp(  # type: ignore[no-untyped-def]
-    outputs, qkv, output_panels, output_bias, keys, values, positions, block_tables, items, epsilon,
+    outputs, qkv, output_panels, output_bias, keys, values, positions, block_tables, work, epsilon,
     mlp_norm, gate_up_panels, gate_up_bias, down_panels, down_bias, output_norm, head, attended,
     gated, normed, logits, num_threads,
 ) -> None:  # fmt: skip
     """Compute the rest of the layer over `outputs` in place; `normed` is the input of the head."""
     _members_leaving(
         new_progress(_ATTEND_PHASES + _MLP_PHASES + 2), outputs, qkv, output_panels, output_bias,
-        keys, values, positions, block_tables, items, epsilon, mlp_norm, gate_up_panels,
+        keys, values, positions, block_tables, work, epsilon, mlp_norm, gate_up_panels,
         gate_up_bias, down_panels, down_bias, output_norm, head, attended, gated, normed, logits,
         num_threads,
     )  # fmt: skip

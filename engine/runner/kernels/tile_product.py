@@ -1,114 +1,159 @@
-"""The primitive of products with two unpacked operands: a few rows times sixteen columns."""
+"""The primitive of products with two unpacked operands: a few rows times a few vectors of columns.
+
+Every element is one chain of fused multiply-adds in the order of the inner index, however many rows
+and columns are computed together.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from llvmlite import ir
-from numba import njit, types
+from llvmlite.binding import get_host_cpu_features
+from numba import types
 from numba.extending import intrinsic
 
 from engine.runner.kernels.vector_ir import (
     FLOAT,
     INT64,
+    LANES,
     VECTOR,
     constant,
     declare_fma,
+    keep_loads_behind,
+    keep_rolled,
     splat,
     vector_at,
 )
 
 MAX_TILE_ROWS = 6
-"""Rows of the largest tile: its twelve AVX2 accumulators leave registers for the operands."""
+MAX_TILE_VECTORS = 4 if get_host_cpu_features().get("avx512f") else 1
+"""The largest tile: its accumulators leave registers for the operands.
+
+That is 24 of AVX-512's 32 registers, or 12 of AVX2's 16.
+"""
+_FLOAT_BYTES = 4
 
 
-def _tile_rows(num_rows: int) -> Any:
-    """Return the tile product for exactly `num_rows` rows."""
+def _emit_loop(
+    builder: Any, row_ats: list[Any], b: Any, b_stride: Any, depth: Any, begun: list[list[Any]]
+) -> list[list[Any]]:
+    """Emit the loop over the inner index from sums that begin as `begun`; return the sums."""
+    fma = declare_fma(builder)
+    num_vectors = len(begun[0])
+    start = builder.block
+    loop = builder.append_basic_block("loop")
+    end = builder.append_basic_block("end")
+    builder.branch(loop)
+    builder.position_at_end(loop)
+    index = builder.phi(INT64)
+    index.add_incoming(INT64(0), start)
+    sums = [[builder.phi(VECTOR) for _ in row] for row in begun]
+    b_row = builder.add(b, builder.mul(index, b_stride))
+    columns = [
+        builder.load(
+            vector_at(builder, builder.add(b_row, INT64(_FLOAT_BYTES * LANES * n))), align=4
+        )
+        for n in range(num_vectors)
+    ]
+    new_sums = []
+    for row, row_at in enumerate(row_ats):
+        keep_loads_behind(builder)
+        scalar = splat(builder, builder.load(builder.gep(row_at, [index]), align=4))
+        new_sums.append(
+            [builder.call(fma, [scalar, columns[n], sums[row][n]]) for n in range(num_vectors)]
+        )
+        for phi, first, new in zip(sums[row], begun[row], new_sums[row], strict=True):
+            phi.add_incoming(first, start)
+            phi.add_incoming(new, loop)
+    next_index = builder.add(index, INT64(1))
+    index.add_incoming(next_index, loop)
+    keep_rolled(builder, builder.cbranch(builder.icmp_signed("<", next_index, depth), loop, end))
+    builder.position_at_end(end)
+    return new_sums
+
+
+def _emit_tile(builder: Any, num_rows: int, num_vectors: int, args: Sequence[Any]) -> None:
+    """Emit the product for exactly `num_rows` rows and `num_vectors` vectors of columns."""
+    a, a_stride, b, b_stride, depth, c, c_stride, is_added = args
+    row_ats, places = [], []
+    for row in range(num_rows):
+        offset = INT64(_FLOAT_BYTES * row)
+        a_row = builder.add(a, builder.mul(a_stride, offset))
+        row_ats.append(builder.inttoptr(a_row, FLOAT.as_pointer()))
+        c_row = builder.add(c, builder.mul(c_stride, offset))
+        places.append(
+            [
+                vector_at(builder, builder.add(c_row, INT64(_FLOAT_BYTES * LANES * n)))
+                for n in range(num_vectors)
+            ]
+        )
+    start = builder.block
+    load = builder.append_basic_block("load")
+    begin = builder.append_basic_block("begin")
+    builder.cbranch(builder.icmp_signed("!=", is_added, INT64(0)), load, begin)
+    builder.position_at_end(load)
+    loaded = [[builder.load(place, align=4) for place in of_row] for of_row in places]
+    builder.branch(begin)
+    builder.position_at_end(begin)
+    begun = []
+    for values in loaded:
+        phis = [builder.phi(VECTOR) for _ in values]
+        for phi, value in zip(phis, values, strict=True):
+            phi.add_incoming(constant(0.0), start)
+            phi.add_incoming(value, load)
+        begun.append(phis)
+    b_bytes = builder.mul(b_stride, INT64(_FLOAT_BYTES))
+    sums = _emit_loop(builder, row_ats, b, b_bytes, depth, begun)
+    for row_places, row_sums in zip(places, sums, strict=True):
+        for place, total in zip(row_places, row_sums, strict=True):
+            builder.store(total, place, align=4)
+
+
+def _own_function(module: Any, num_rows: int, num_vectors: int) -> Any:
+    """Return the product for exactly these numbers as a function that is never inlined."""
+    kind = ir.FunctionType(ir.VoidType(), [INT64] * 8)
+    function = ir.Function(module, kind, f"tile_of_{num_rows}_rows_{num_vectors}_vectors")
+    function.linkage = "internal"
+    function.attributes.add("noinline")
+    function.attributes.add("nounwind")
+    builder = ir.IRBuilder(function.append_basic_block("entry"))
+    _emit_tile(builder, num_rows, num_vectors, function.args)
+    builder.ret_void()
+    return function
+
+
+def _tiles(num_vectors: int) -> Any:
+    """Return the product for this many vectors of columns and up to `MAX_TILE_ROWS` rows."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        a, a_stride, b, b_stride, depth, c, c_stride, is_added = args
-        fma = declare_fma(builder)
-        rows_a, rows_c = [], []
-        for row in range(num_rows):
-            offset = ir.Constant(INT64, 4 * row)
-            a_row = builder.add(a, builder.mul(a_stride, offset))
-            rows_a.append(builder.inttoptr(a_row, FLOAT.as_pointer()))
-            rows_c.append(vector_at(builder, builder.add(c, builder.mul(c_stride, offset))))
-        base_b = builder.inttoptr(b, FLOAT.as_pointer())
-
-        start = builder.block
-        load = builder.append_basic_block("load")
-        begin = builder.append_basic_block("begin")
-        loop = builder.append_basic_block("loop")
-        end = builder.append_basic_block("end")
-        builder.cbranch(builder.icmp_signed("!=", is_added, INT64(0)), load, begin)
-        builder.position_at_end(load)
-        loaded = [builder.load(row, align=4) for row in rows_c]
-        builder.branch(begin)
-        builder.position_at_end(begin)
-        first = []
-        for row in range(num_rows):
-            phi = builder.phi(VECTOR)
-            phi.add_incoming(constant(0.0), start)
-            phi.add_incoming(loaded[row], load)
-            first.append(phi)
-        builder.branch(loop)
-
-        builder.position_at_end(loop)
-        index = builder.phi(INT64)
-        index.add_incoming(INT64(0), begin)
-        sums = [builder.phi(VECTOR) for _ in range(num_rows)]
-        b_row = builder.gep(base_b, [builder.mul(index, b_stride)])
-        b_vector = builder.load(builder.bitcast(b_row, VECTOR.as_pointer()), align=4)
-        new_sums = []
-        for row in range(num_rows):
-            sums[row].add_incoming(first[row], begin)
-            scalar = builder.load(builder.gep(rows_a[row], [index]), align=4)
-            new_sums.append(builder.call(fma, [splat(builder, scalar), b_vector, sums[row]]))
-        for row in range(num_rows):
-            sums[row].add_incoming(new_sums[row], loop)
-        next_index = builder.add(index, INT64(1))
-        index.add_incoming(next_index, loop)
-        builder.cbranch(builder.icmp_signed("<", next_index, depth), loop, end)
-
-        builder.position_at_end(end)
-        for row in range(num_rows):
-            builder.store(new_sums[row], rows_c[row], align=4)
+        done = builder.append_basic_block("done")
+        cases = [builder.append_basic_block(f"rows_{n}") for n in range(1, MAX_TILE_ROWS + 1)]
+        switch = builder.switch(args[0], cases[0])
+        for num_rows, case in enumerate(cases, 1):
+            if num_rows > 1:
+                switch.add_case(INT64(num_rows), case)
+            builder.position_at_end(case)
+            builder.call(_own_function(builder.module, num_rows, num_vectors), args[1:])
+            builder.branch(done)
+        builder.position_at_end(done)
         return context.get_dummy_value()
 
     @intrinsic
-    def tile_rows(
-        typing: Any, a: Any, a_stride: Any, b: Any, b_stride: Any, depth: Any, c: Any,
+    def tiles(
+        typing: Any, rows: Any, a: Any, a_stride: Any, b: Any, b_stride: Any, depth: Any, c: Any,
         c_stride: Any, is_added: Any,
     ) -> Any:  # fmt: skip
-        return types.void(*[types.int64] * 8), codegen
+        return types.void(*[types.int64] * 9), codegen
 
-    return tile_rows
-
-
-_rows_1, _rows_2, _rows_3 = _tile_rows(1), _tile_rows(2), _tile_rows(3)
-_rows_4, _rows_5, _rows_6 = _tile_rows(4), _tile_rows(5), _tile_rows(6)
+    return tiles
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
-def tile_product(
-    rows: int, a: int, a_stride: int, b: int, b_stride: int, depth: int, c: int, c_stride: int,
-    is_added: int,
-) -> None:  # fmt: skip
-    """Compute `c[r, 0:16] (+)= Σ_k a[r, k] · b[k, 0:16]` for `rows` ≤ 6 and `depth` ≥ 1.
+tile_product = _tiles(1)
+"""Compute `c[r, 0:16] (+)= Σ_k a[r, k] · b[k, 0:16]` for `rows` ≤ `MAX_TILE_ROWS`, `depth` ≥ 1.
 
-    With `is_added` the chains start from the values in `c`, else from zero. Each of the `rows × 16`
-    elements is one chain of fused multiply-adds in the order of k.
-    """
-    if rows == 6:
-        _rows_6(a, a_stride, b, b_stride, depth, c, c_stride, is_added)
-    elif rows == 5:
-        _rows_5(a, a_stride, b, b_stride, depth, c, c_stride, is_added)
-    elif rows == 4:
-        _rows_4(a, a_stride, b, b_stride, depth, c, c_stride, is_added)
-    elif rows == 3:
-        _rows_3(a, a_stride, b, b_stride, depth, c, c_stride, is_added)
-    elif rows == 2:
-        _rows_2(a, a_stride, b, b_stride, depth, c, c_stride, is_added)
-    else:
-        _rows_1(a, a_stride, b, b_stride, depth, c, c_stride, is_added)
+With `is_added` the chains start from the values in `c`, else from zero.
+"""
+wide_tile_product = _tiles(MAX_TILE_VECTORS)
+"""The same for `16 · MAX_TILE_VECTORS` columns."""

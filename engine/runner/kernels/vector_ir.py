@@ -10,7 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 from llvmlite import ir
+from numba import types
 from numba.core import cgutils
+from numba.extending import intrinsic
 
 LANES = 16
 """Columns of one panel of packed weights, and floats of one vector."""
@@ -54,6 +56,17 @@ def prefetch(builder: Any, address: Any) -> None:
     function = cgutils.get_or_insert_function(builder.module, signature, "llvm.prefetch.p0i8")
     at = builder.inttoptr(address, pointer)
     builder.call(function, [at, INT32(_READ), INT32(_INTO_ALL_CACHES), INT32(_DATA)])
+
+
+@intrinsic
+def prefetch_line(typing: Any, address: Any) -> Any:
+    """Prefetch the cache line at `address`, which may be outside of all memory."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        prefetch(builder, args[0])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), codegen
 
 
 def keep_loads_behind(builder: Any) -> None:

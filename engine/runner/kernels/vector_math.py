@@ -138,6 +138,16 @@ def softmax_tile(typing: Any, scores: Any, maximum: Any, sums: Any) -> Any:
 
 
 @intrinsic
+def exponential(typing: Any, x: Any) -> Any:
+    """Compute e^x of one float, with the same bits as `softmax_tile`."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.extract_element(_exp(builder, splat(builder, args[0])), INT32(0))
+
+    return types.float32(types.float32), codegen
+
+
+@intrinsic
 def transpose_8x8(typing: Any, source: Any, source_stride: Any, target: Any, stride: Any) -> Any:
     """Set `target[j, i] = source[i, j]` for an 8 × 8 block of floats; strides in elements."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from engine.runner.flat_batch import FlatBatch
-from engine.runner.kernels.attention import plan_items
 from engine.runner.kernels.layer import enter_mtp, leave_mtp
 from engine.runner.kernels.matmul import gather_columns
 from engine.runner.kernels.vector_ir import LANES
@@ -105,17 +104,16 @@ class NumbaMtp:
         self, outputs: np.ndarray, qkv: np.ndarray, positions: np.ndarray, block_tables: np.ndarray
     ) -> np.ndarray:
         """Return drafts after rows that are each a sequence's last; `outputs` are layer inputs."""
-        layer, decoder, spec = self._layer, self._decoder, self._spec
+        layer, decoder = self._layer, self._decoder
         count = len(outputs)
-        group = spec.num_heads // spec.num_kv_heads
-        items = plan_items(np.arange(count + 1), positions, spec.num_kv_heads, group)
+        work = decoder.plan_attention(np.arange(count + 1), positions)
         shared, logits = decoder.buffers, self._logits.first(count)
         attended, gated = shared.attended.first(count), shared.gated.first(count)
         normed = shared.normed.first(count)
         with KERNEL_LOCK:
             leave_mtp(
                 outputs, qkv, layer.output, layer.output_bias, layer.keys, layer.values, positions,
-                block_tables, items, decoder.epsilon, layer.mlp_norm, layer.gate_up,
+                block_tables, work, decoder.epsilon, layer.mlp_norm, layer.gate_up,
                 layer.gate_up_bias, layer.down, layer.down_bias, self._output_norm, self._head,
                 attended, gated, normed, logits, decoder.num_threads,
             )  # fmt: skip

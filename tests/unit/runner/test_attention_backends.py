@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +13,8 @@ from engine.core.plan import ScheduledSequence
 from engine.core.step_batch import batch_of
 from engine.runner.flat_batch import BatchLimits, FlatBatch, flatten
 from engine.runner.framework import paddle
-from engine.runner.kernels.attention import attention_phase, plan_items
+from engine.runner.kernels.attention import STATE_LANES, attention_phase, merge_phase
+from engine.runner.kernels.attention_plan import PART_ROWS, PIECE_KEYS, plan_attention
 from engine.runner.kernels.rotary import rotary_phase
 from engine.runner.kernels.team import new_progress
 from engine.runner.kv_cache import KVCache
@@ -59,7 +60,11 @@ def _batch(case: Case) -> FlatBatch:
         table, blocks = blocks[:count], blocks[count:]
         sequences.append(ScheduledSequence(0, [0] * new, cached, table, None))
     limits = BatchLimits(
-        max_tokens=999, max_len=999, num_blocks=NUM_BLOCKS, block_size=case.block_size, vocab_size=1
+        max_tokens=2000,
+        max_len=2000,
+        num_blocks=NUM_BLOCKS,
+        block_size=case.block_size,
+        vocab_size=1,
     )
     return flatten(batch_of(sequences), limits)
 
@@ -123,27 +128,101 @@ def test_numba_kernels(case: Case) -> None:
     keys, values = cache.as_numpy()[0]
     ready = qkv.copy()
     half = case.head_dim // 2
-    unturned = np.ones((999, half), np.float32), np.zeros((999, half), np.float32)
+    unturned = np.ones((2000, half), np.float32), np.zeros((2000, half), np.float32)
     rotary_phase(
         new_progress(1), 0,
         ready, np.zeros((0, 0), np.float32), np.float32(0), *unturned, batch.positions,
         np.float32(case.head_dim**-0.5), batch.slots, keys, values,
     )  # fmt: skip
-    group = case.num_heads // case.num_kv_heads
-    items = plan_items(batch.row_starts, batch.positions, case.num_kv_heads, group)
-    out = np.full((len(qkv), case.num_heads, case.head_dim), np.nan, np.float32)
-    attention_phase(
-        new_progress(1), 0, ready, keys, values, batch.block_tables, batch.positions, items, out
-    )
+    out = _attend(case, batch, ready, keys, values, num_threads=2)
     np.testing.assert_allclose(out, _reference(case, batch, qkv, cache), atol=2e-5)
 
 
-def test_work_items_cover_every_row_once(case: Case) -> None:
-    batch = _batch(case)
+def _attend(
+    case: Case, batch: FlatBatch, ready: np.ndarray, keys: np.ndarray, values: np.ndarray,
+    *, num_threads: int,
+) -> np.ndarray:  # fmt: skip
     group = case.num_heads // case.num_kv_heads
-    items = plan_items(batch.row_starts, batch.positions, case.num_kv_heads, group)
-    covered = [(row, head) for _, first, end, head in items for row in range(first, end)]
-    rows = range(batch.token_ids.size)
-    assert sorted(covered) == [(row, head) for row in rows for head in range(case.num_kv_heads)]
-    for sequence, first, end, _ in items:
-        assert batch.row_starts[sequence] <= first < end <= batch.row_starts[sequence + 1]
+    plan = plan_attention(batch.row_starts, batch.positions, case.num_kv_heads, group, num_threads)
+    parts = np.full((PART_ROWS, case.head_dim + STATE_LANES), np.nan, np.float32)
+    out = np.full((len(ready), case.num_heads, case.head_dim), np.nan, np.float32)
+    progress = new_progress(2)
+    attention_phase(
+        progress, 0, ready, keys, values, batch.block_tables, batch.positions, plan.items, parts,
+        out,
+    )  # fmt: skip
+    merge_phase(progress, 1, batch.positions, plan.merges, parts, out)
+    return out
+
+
+LONG = [
+    Case(9, 3, 64, 64, ((0, 1100),)),
+    Case(4, 2, 16, 16, ((0, 600),)),
+    Case(7, 1, 128, 128, ((0, 1100),)),
+]
+
+
+@pytest.mark.parametrize("case", LONG, ids=lambda case: f"{case.num_heads}x{case.head_dim}")
+def test_a_row_is_the_same_in_a_chunk_and_alone_and_divided_or_not(case: Case) -> None:
+    """The last tokens of a sequence: as a chunk, verified together, and one by one."""
+    ((_, length),) = case.sequences
+    cache = _cache(case)
+    keys, values = cache.as_numpy()[0]
+    ready = _qkv(case, _batch(case))
+    whole = _attend(case, _batch(case), ready, keys, values, num_threads=1)
+    for new in (1, 2, 5, 8, 9, 40):
+        last = replace(case, sequences=((length - new, new),))
+        for num_threads in (1, 2, 16):
+            out = _attend(last, _batch(last), ready[-new:], keys, values, num_threads=num_threads)
+            np.testing.assert_array_equal(out, whole[-new:])
+    before = PIECE_KEYS + 3  # verified rows on both sides of the end of a piece
+    across = replace(case, sequences=((before - 6, 6),))
+    out = _attend(across, _batch(across), ready[before - 6 : before], keys, values, num_threads=4)
+    np.testing.assert_array_equal(out, whole[before - 6 : before])
+
+
+def test_a_long_sequence_among_short_ones_is_divided() -> None:
+    starts, positions = np.arange(33), np.full(32, 100)
+    positions[7] = 6000
+    plan = plan_attention(starts, positions, 3, 3, 2)
+    divided = plan.items[plan.items[:, 4] >= 0]
+    assert set(divided[:, 0]) == {7}
+    assert len(divided) == 3 * -(-6001 // PIECE_KEYS)
+    assert len(plan.merges) == 3
+    assert len(plan_attention(starts, np.full(32, 6000), 3, 3, 2).merges) == 0
+
+
+def test_items_that_do_not_fit_into_the_parts_stay_whole() -> None:
+    positions = np.array([PART_ROWS * PIECE_KEYS // 8])
+    plan = plan_attention(np.array([0, 1]), positions, 4, 3, 2)
+    assert [int(n) for n in plan.merges[:, 4] * 3] == [PART_ROWS * 3 // 8 + 3] * 2
+    assert (plan.items[:, 4] == -1).sum() == 2
+    rows = plan.items[:, 5][plan.items[:, 4] >= 0]
+    assert rows.max() + 3 <= PART_ROWS
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 16])
+def test_work_items_cover_every_key_of_every_row_once(case: Case, num_threads: int) -> None:
+    for some in (case, replace(case, sequences=((0, 600), (700, 1)))):
+        group = some.num_heads // some.num_kv_heads
+        counts = [new for _, new in some.sequences]
+        starts = np.cumsum([0, *counts])
+        positions = np.concatenate([np.arange(old, old + new) for old, new in some.sequences])
+        plan = plan_attention(starts, positions, some.num_kv_heads, group, num_threads)
+        covered = []
+        for sequence, first, end, head, piece, _ in plan.items:
+            assert starts[sequence] <= first < end <= starts[sequence + 1]
+            num_pieces = positions[end - 1] // PIECE_KEYS + 1
+            pieces = range(num_pieces) if piece < 0 else [int(piece)]
+            covered += [(row, head, n) for row in range(first, end) for n in pieces]
+            if piece >= 0:
+                (merge,) = [m for m in plan.merges if tuple(m[:3]) == (first, end, head)]
+                assert tuple(merge[3:5]) == (group, num_pieces)
+        wanted = {(row, head) for row in range(len(positions)) for head in range(some.num_kv_heads)}
+        assert {(row, head) for row, head, _ in covered} == wanted
+        assert len(set(covered)) == len(covered)
+        assert all(
+            (row, head, n) in set(covered)
+            for row, head in wanted
+            for n in range(positions[row] // PIECE_KEYS + 1)
+        )

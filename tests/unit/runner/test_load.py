@@ -13,6 +13,7 @@ import pytest
 from common.config import EngineConfig, ModelConfig, SpeculationConfig
 from common.errors import ConfigError, InternalError
 from engine.core.plan import ScheduledSequence, SequencesFailed
+from engine.runner.kernels.attention_plan import PIECE_KEYS
 from engine.runner.load import load_model_runner
 from tests.unit.runner.running import load, logits_of, scheduled
 from tests.unit.runner.tiny_checkpoints import CONFIGS, mtp_weights_of, write_checkpoint
@@ -56,6 +57,15 @@ def test_kv_of_one_back_end_is_not_taken_for_that_of_another(folder: Path) -> No
     ours, theirs = (load(folder, attention_backend=name) for name in ("numba", "paddle"))
     assert ours.layout.fingerprint != theirs.layout.fingerprint
     assert ours.layout.fingerprint == load(folder).layout.fingerprint
+
+
+def test_other_pieces_of_keys_are_another_layout(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are merged in another order, which changes the last bits of long contexts."""
+    now = load(folder, attention_backend="numba").layout.fingerprint
+    monkeypatch.setattr("engine.runner.assemble.PIECE_KEYS", PIECE_KEYS // 2)
+    assert load(folder, attention_backend="numba").layout.fingerprint != now
 
 
 def test_kv_bytes_are_the_cache_itself(folder: Path) -> None:

@@ -9,6 +9,8 @@ import pytest
 
 from common.errors import InternalError
 from engine.core.plan import DrawnTokens
+from engine.runner.kernels.attention import STATE_LANES
+from engine.runner.kernels.attention_plan import PART_ROWS
 from engine.runner.model_runner import ModelRunner
 from engine.runner.numba_decoder import NumbaDecoder
 from engine.runner.step_buffers import RowBuffer, StepBuffers
@@ -72,7 +74,8 @@ def test_the_sizes_follow_from_the_largest_step(tmp_path: Path) -> None:
     qkv = heads + 2 * config["num_key_value_heads"] * head_dim
     by_row = 2 * hidden + qkv + heads + inner
     by_logits_row = 2 * hidden + config["vocab_size"]
-    assert buffers_of(runner).num_bytes == 4 * 50 * (by_row + by_logits_row)
+    parts = PART_ROWS * (head_dim + STATE_LANES)
+    assert buffers_of(runner).num_bytes == 4 * (50 * (by_row + by_logits_row) + parts)
 
 
 def test_every_step_uses_the_same_memory(tmp_path: Path) -> None:
