@@ -119,7 +119,7 @@ def test_only_outputs_that_end_by_themselves_are_learned_and_kept_when_idle() ->
         return sorted(lengths for lengths in reservation.history.recent if lengths)
 
     aborted = engine.add(make_request(4, seed=1, max_tokens=9, ignore_eos=True))
-    exported = engine.add(make_request(4, seed=2, max_tokens=9), is_exported=True)
+    exported = engine.add(make_request(4, seed=2, max_tokens=1), is_exported=True)
     engine.add(make_request(4, seed=3, max_tokens=6, ignore_eos=True))
     for _ in range(3):
         engine.step()
