@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from common.kv_layout import DTYPE_BYTES
 from common.nodes import Role
 from common.scheduling_config import SchedulingConfig, SpeculationConfig
-from common.setting import POWER_OF_TWO, Form, Problem, Section, setting
+from common.setting import POWER_OF_TWO, SHARE, Form, Problem, Section, setting
 from common.token_budget import num_speculative_tokens, tokens_per_seq
 from common.tracing_config import TracingConfig
 
@@ -47,6 +47,7 @@ _PORTS = (0, 65535)
 _NODE_ID = Form("at most 128 characters", lambda name: len(name) <= 128)
 _CHECKPOINT = Form("a Hugging Face folder or a .gguf file", bool)
 _MODEL_LEN = Form("0, or 16 or more", lambda length: length == 0 or length >= 16)
+_KV_CACHE_MEMORY = Form("0, or 1MiB or more", lambda size: size == 0 or size >= 1 << 20)
 _REDIS_URL = Form("redis://host:port/db, rediss://… or unix://…", _is_redis_url)
 _IDENTIFIER = Form("letters, digits and underscores", str.isidentifier)
 
@@ -101,8 +102,18 @@ class EngineConfig(Section):
         8192, "maximum number of tokens that one step computes", at_least=1
     )
     block_size: int = setting(64, "tokens per KV block", form=POWER_OF_TWO, at_most=1024)
+    memory_fraction: float = setting(
+        0.0,
+        "share of the memory of the GPU, on a CPU of the machine or container, for a whole node",
+        note="0: 0.9 of a GPU or of a container's limit, 0.3 of a machine",
+        between=SHARE,
+    )
     kv_cache_memory: int = setting(
-        1 << 30, "memory of the KV cache, such as 512MiB", unit="bytes", at_least=1 << 20
+        0,
+        "memory of the KV cache, such as 512MiB",
+        note="0: what the largest step leaves of memory_fraction",
+        unit="bytes",
+        form=_KV_CACHE_MEMORY,
     )
     enable_prefix_caching: bool = setting(True, "reuse the KV of prompts with a common start")
     attention_backend: str = setting(

@@ -65,5 +65,6 @@ def fit_max_model_len(
     raise ConfigError(
         f"max_model_len is {configured}: {length} tokens take {needed - step_blocks} blocks of "
         f"block_size = {block_size}, and one more step of {tokens_per_seq} tokens {step_blocks}, "
-        f"but the KV cache has {num_blocks}; wanted {shorter}kv_cache_memory for {needed} blocks"
+        f"but the KV cache has {num_blocks}; wanted {shorter}"
+        f"memory_fraction or kv_cache_memory for {needed} blocks"
     )

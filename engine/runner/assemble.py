@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 
 from common.config import EngineConfig, ModelConfig
 from common.errors import ConfigError
 from common.kv_layout import KVLayout
-from common.token_budget import fit_max_model_len
+from common.memory_plan import MemoryPlan
+from engine.runner.cache_size import CacheSize
 from engine.runner.checkpoint import Checkpoint
 from engine.runner.decoder import Decoder
 from engine.runner.device_draw import DeviceDraw
@@ -20,6 +22,7 @@ from engine.runner.fused_attention import FusedAttention
 from engine.runner.fused_check import flash_problem, paged_problem
 from engine.runner.kernels.attention_plan import PIECE_KEYS
 from engine.runner.kv_cache import HostMemory, KVCache
+from engine.runner.memory_meter import MemoryMeter, memory_meter
 from engine.runner.model_runner import MAX_SAMPLED_ROWS, ModelRunner
 from engine.runner.model_spec import DecoderSpec
 from engine.runner.mtp.draft_step import MtpLayer
@@ -29,6 +32,7 @@ from engine.runner.mtp.paddle_mtp import PaddleMtp
 from engine.runner.numba_decoder import NumbaDecoder, unsupported_size
 from engine.runner.paddle_attention import PaddleAttention
 from engine.runner.paddle_decoder import PaddleDecoder
+from engine.runner.profile_step import FirstLayer, measured_peak_bytes, profile_batches
 from engine.runner.step_buffers import StepShape
 
 _logger = logging.getLogger("pdserve.engine")
@@ -46,8 +50,9 @@ def assemble_runner(
     swap_space: int,
     max_chunk_tokens: int,
     host_memory: HostMemory | None,
+    meter: MemoryMeter | None,
 ) -> ModelRunner:
-    """Allocate the KV cache and read the weights; return the runner.
+    """Read the weights and allocate the KV cache; return the runner.
 
     Raises `ConfigError` when a setting does not fit the model or the machine.
     """
@@ -57,44 +62,22 @@ def assemble_runner(
     has_flash = backend == "fused" and _has_flash(spec, dtype, engine.block_size)
     arithmetic = _arithmetic(backend, has_flash=has_flash)
     layout = _layout(spec, checkpoint, mtp_weights, dtype, arithmetic, engine.block_size)
-    if 0 < swap_space < layout.block_bytes:
-        raise ConfigError(
-            f"swap_space is {swap_space} bytes: wanted at least {layout.block_bytes}, one KV block "
-            f"of block_size = {engine.block_size}"
-        )
-    cache = KVCache(layout, engine.kv_cache_memory, host_memory=host_memory)
-    max_len = fit_max_model_len(
-        configured=model.max_model_len,
-        model_limit=spec.max_position,
-        num_blocks=cache.num_blocks,
-        block_size=engine.block_size,
-        tokens_per_seq=1 + num_drafts,
-    )
-    if num_drafts >= max_len:
-        raise ConfigError(
-            f"num_speculative_tokens is {num_drafts}: wanted less than max_model_len, {max_len}"
-        )
+    size = CacheSize(
+        model=model, engine=engine, model_limit=spec.max_position, tokens_per_seq=1 + num_drafts,
+        max_chunk_tokens=max_chunk_tokens, swap_space=swap_space, host_memory=host_memory,
+    )  # fmt: skip
+    cache, max_len = size.first_cache(layout)
     if mtp_weights is not None:
         mtp_weights.check_copies()
-    decoder: Decoder
-    mtp: MtpLayer | None = None
-    device_draw: DeviceDraw | None = None
-    if backend == "numba":
-        shape = StepShape(
-            num_tokens=max_chunk_tokens,
-            num_seqs=min(engine.max_num_seqs, max_chunk_tokens),
-            num_logits_rows=min(max(MAX_SAMPLED_ROWS, 1 + num_drafts), max_chunk_tokens),
-        )
-        decoder = NumbaDecoder(spec, checkpoint, cache, max_len, shape)
-        if mtp_weights is not None:
-            mtp = NumbaMtp(mtp_weights, decoder, cache.as_numpy()[spec.num_layers])
-    else:
+    shape = StepShape(
+        num_tokens=max_chunk_tokens,
+        num_seqs=min(engine.max_num_seqs, max_chunk_tokens),
+        num_logits_rows=min(max(MAX_SAMPLED_ROWS, 1 + num_drafts), max_chunk_tokens),
+    )
+    attention = None
+    if backend != "numba":
         attention = _attention(backend, spec, cache, has_flash=has_flash)
-        decoder = PaddleDecoder(spec, checkpoint, cache, max_len, attention)
-        if cache.is_mirrored:
-            device_draw = DeviceDraw(decoder, spec.vocab_size, eos_token_ids)
-        if mtp_weights is not None:
-            mtp = PaddleMtp(mtp_weights, decoder, spec.num_layers)
+    parts = _load(spec, checkpoint, mtp_weights, cache, max_len, shape, attention)
     limits = BatchLimits(
         max_tokens=max_chunk_tokens,
         max_len=max_len,
@@ -102,8 +85,72 @@ def assemble_runner(
         block_size=engine.block_size,
         vocab_size=spec.vocab_size,
     )
-    parts = (decoder, cache, limits, eos_token_ids, backend)
-    return ModelRunner(*parts, mtp=mtp, device_draw=device_draw, swap_space=swap_space)
+    make = partial(
+        ModelRunner, eos_token_ids=eos_token_ids, attention_backend=backend, mtp=parts.mtp,
+        device_draw=parts.device_draw(cache, eos_token_ids),
+    )  # fmt: skip
+    peak_bytes = 0
+    if size.is_planned:
+        meter = meter or memory_meter()
+        batches = profile_batches(
+            shape, limits, num_drafts, has_longest_context=attention is not None
+        )
+        first_layer = make(FirstLayer(parts.decoder), cache, limits)
+        peak_bytes = measured_peak_bytes(first_layer, batches, meter)
+        size.allocate_beside(peak_bytes, cache, meter)
+        parts.use_cache(cache)
+        limits = replace(limits, max_len=size.max_len(cache), num_blocks=cache.num_blocks)
+    memory = MemoryPlan(
+        max_chunk_tokens=max_chunk_tokens,
+        step_buffer_bytes=parts.step_buffer_bytes,
+        peak_bytes=peak_bytes,
+        kv_bytes=cache.num_blocks * layout.block_bytes,
+    )
+    _logger.info("memory: %s", memory.description)
+    return make(parts.decoder, cache, limits, swap_space=swap_space, memory=memory)
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """A loaded model. `step_buffer_bytes` is 0 where the framework allocates a step's memory."""
+
+    decoder: Decoder
+    mtp: MtpLayer | None
+    step_buffer_bytes: int
+
+    def device_draw(self, cache: KVCache, eos_token_ids: frozenset[int]) -> DeviceDraw | None:
+        """Return what draws tokens on the device; None where the host computes."""
+        if not isinstance(self.decoder, PaddleDecoder) or not cache.is_mirrored:
+            return None
+        return DeviceDraw(self.decoder, self.decoder.spec.vocab_size, eos_token_ids)
+
+    def use_cache(self, cache: KVCache) -> None:
+        """Keep keys and values where `cache` has them now."""
+        for part in (self.decoder, self.mtp):
+            if isinstance(part, NumbaDecoder | NumbaMtp):
+                part.use_cache(cache)
+
+
+def _load(
+    spec: DecoderSpec,
+    checkpoint: Checkpoint,
+    mtp_weights: MtpWeights | None,
+    cache: KVCache,
+    max_len: int,
+    shape: StepShape,
+    attention: PaddleAttention | None,
+) -> _Parts:
+    """Read the weights, for the CPU kernels if `attention` is None."""
+    mtp: MtpLayer | None = None
+    if attention is not None:
+        decoder = PaddleDecoder(spec, checkpoint, cache, max_len, attention)
+        if mtp_weights is not None:
+            mtp = PaddleMtp(mtp_weights, decoder, spec.num_layers)
+        return _Parts(decoder, mtp, 0)
+    on_kernels = NumbaDecoder(spec, checkpoint, cache, max_len, shape)
+    if mtp_weights is not None:
+        mtp = NumbaMtp(mtp_weights, on_kernels, cache, spec.num_layers)
+    return _Parts(on_kernels, mtp, on_kernels.step_buffers.num_bytes)
 
 
 def _compute_dtype(wanted: str) -> str:

@@ -26,6 +26,9 @@ are taken from the system at once.
 """
 
 
+MIN_BLOCKS = 2
+
+
 class KVCache:
     """`[num_layers, 2, num_blocks, num_kv_heads, block_size, head_dim]`; 2 is key, value."""
 
@@ -37,34 +40,42 @@ class KVCache:
         is_mirrored: bool | None = None,
         host_memory: HostMemory | None = None,
     ) -> None:
-        """Allocate as many blocks as fit; `ConfigError` when fewer than two fit.
-
-        `is_mirrored` None: mirrored if the device needs it.
-        """
+        """Allocate as `allocate` does. `is_mirrored` None: mirrored if the device needs it."""
         self.layout = layout
-        self.num_blocks = memory_bytes // layout.block_bytes
-        if self.num_blocks < 2:
-            raise ConfigError(
-                f"kv_cache_memory is {memory_bytes} bytes: wanted at least "
-                f"{2 * layout.block_bytes}, two blocks of {layout.block_bytes} bytes "
-                f"({layout.block_size} tokens)"
-            )
-        if is_mirrored is None:
-            is_mirrored = paddle.get_device() != "cpu"
-        memory = host_memory(self._num_bytes, not is_mirrored) if host_memory else None
-        self.tensor = self._allocate(None if is_mirrored else memory)
-        # Pages of the mirror are touched when blocks are staged, so unused ones take no memory.
-        if not is_mirrored:
-            self.host_bytes = self._bytes()
-        elif memory is None:
-            self.host_bytes = np.zeros(self._bytes_shape, np.uint8)
-        else:
-            self.host_bytes = memory.reshape(self._bytes_shape)
-        """uint8 `[num_layers, 2, num_blocks, piece_bytes]`, writable."""
-        self.is_mirrored = is_mirrored
+        self.is_mirrored = paddle.get_device() != "cpu" if is_mirrored is None else is_mirrored
         """Whether `host_bytes` is other memory than what is computed in."""
         self._copy_stream: paddle.device.Stream | None = None
         self._landings: LandingsIn | None = None
+        self.allocate(memory_bytes, host_memory=host_memory)
+
+    def allocate(
+        self, memory_bytes: int, *, host_memory: HostMemory | None = None, is_touched: bool = True
+    ) -> None:
+        """Allocate as many blocks as fit, all zero, in place of those that the cache has.
+
+        With `is_touched` a CPU's cache takes all of its memory from the system now, and not when
+        its blocks are first used. Raises `ConfigError` when fewer than two blocks fit.
+        """
+        layout = self.layout
+        self.num_blocks = memory_bytes // layout.block_bytes
+        if self.num_blocks < MIN_BLOCKS:
+            raise ConfigError(
+                f"kv_cache_memory is {memory_bytes} bytes: wanted at least "
+                f"{MIN_BLOCKS * layout.block_bytes}, two blocks of {layout.block_bytes} bytes "
+                f"({layout.block_size} tokens)"
+            )
+        is_touched = is_touched and not self.is_mirrored
+        memory = host_memory(self._num_bytes, is_touched) if host_memory else None
+        if memory is None and not is_touched:
+            memory = np.zeros(self._num_bytes, np.uint8)
+        self.tensor = self._tensor(None if self.is_mirrored else memory)
+        # Pages of the mirror are touched when blocks are staged, so unused ones take no memory.
+        if self.is_mirrored:
+            assert memory is not None, "a mirror is never touched"
+            self.host_bytes = memory.reshape(self._bytes_shape)
+        else:
+            self.host_bytes = self._bytes()
+        """uint8 `[num_layers, 2, num_blocks, piece_bytes]`, writable."""
 
     def layers_out(self, slots: np.ndarray, on_layer: OnLayer | None) -> LayersOut:
         """Return the reporter of layers for a step that computes into `slots`.
@@ -136,7 +147,7 @@ class KVCache:
             raise ConfigError(f"the KV cache lives on {self.tensor.place}: it has no host view")
         return np.from_dlpack(self.tensor)
 
-    def _allocate(self, memory: np.ndarray | None) -> paddle.Tensor:
+    def _tensor(self, memory: np.ndarray | None) -> paddle.Tensor:
         layout = self.layout
         heads = [layout.num_kv_heads, layout.block_size, layout.head_dim]
         shape = [layout.num_layers, 2, self.num_blocks, *heads]

@@ -15,6 +15,7 @@ from engine.runner.mtp.mtp_weights import read_mtp_weights
 
 if TYPE_CHECKING:
     from engine.runner.kv_cache import HostMemory
+    from engine.runner.memory_meter import MemoryMeter
     from engine.runner.model_runner import ModelRunner
 
 _NO_SPECULATION = SpeculationConfig()
@@ -28,6 +29,7 @@ def load_model_runner(
     swap_space: int = 0,
     max_chunk_tokens: int | None = None,
     host_memory: HostMemory | None = None,
+    meter: MemoryMeter | None = None,
     on_imported: Callable[[], object] = lambda: None,
 ) -> ModelRunner:
     """Load `model.model`, a Hugging Face folder, and allocate its KV cache.
@@ -35,7 +37,9 @@ def load_model_runner(
     `swap_space` bytes of host memory hold blocks that were swapped out. No step has more than
     `max_chunk_tokens` tokens (None: `engine.max_num_batched_tokens`). With the speculative method
     mtp the drafting layer is read too, from its own file or from the checkpoint. `host_memory`
-    allocates the memory behind `kv_bytes` (None: private memory). `on_imported` is called after
+    allocates the memory behind `kv_bytes` (None: private memory). Unless `engine.kv_cache_memory`
+    is set, the largest step is computed once, and the cache takes what that leaves of the node's
+    share, which `meter` measures (None: on this machine's device). `on_imported` is called after
     Paddle is imported, because Paddle installs signal handlers.
 
     Raises `CheckpointError`, before any weight is read, when the folder is missing, broken or
@@ -75,4 +79,5 @@ def load_model_runner(
         swap_space=swap_space,
         max_chunk_tokens=max_chunk_tokens or engine.max_num_batched_tokens,
         host_memory=host_memory,
+        meter=meter,
     )

@@ -10,6 +10,7 @@ import numpy as np
 from common.blocks import blocks_for
 from common.errors import InternalError
 from common.kv_layout import KVLayout
+from common.memory_plan import MemoryPlan
 from common.request import SamplingParams
 from engine.core.plan import (
     DrawnTokens,
@@ -50,7 +51,10 @@ class ModelRunner:
         mtp: MtpLayer | None = None,
         device_draw: DeviceDraw | None = None,
         swap_space: int = 0,
+        memory: MemoryPlan | None = None,
     ) -> None:
+        self.memory = memory
+        """What was planned; None for a runner that was not made by `assemble`."""
         self.eos_token_ids = eos_token_ids
         self.attention_backend = attention_backend
         self.max_model_len = limits.max_len

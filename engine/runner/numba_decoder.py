@@ -96,7 +96,7 @@ class NumbaDecoder:
         self.memory = WeightMemory()
         self.shape, self.step_buffers = shape, StepBuffers()
         self.buffers = _Buffers(spec, shape, self.step_buffers)
-        kv = cache.as_numpy()
+        self.use_cache(cache)
         with KERNEL_LOCK:
             self.embedding = pack(checkpoint, ["model.embed_tokens.weight"], self.memory)
             self.head = self.embedding
@@ -104,9 +104,14 @@ class NumbaDecoder:
                 self.head = pack(checkpoint, ["lm_head.weight"], self.memory)
             self._final_norm = checkpoint.read("model.norm.weight")
             self._layers = [
-                load_layer(checkpoint, f"model.layers.{i}.", spec, kv[i], self.memory)
+                load_layer(checkpoint, f"model.layers.{i}.", spec, self.memory)
                 for i in range(spec.num_layers)
             ]
+
+    def use_cache(self, cache: KVCache) -> None:
+        """Keep keys and values in `cache` from now on."""
+        kv = cache.as_numpy()
+        self._kv = [(layer[0], layer[1]) for layer in kv]
 
     def begin(self, batch: FlatBatch) -> np.ndarray:
         rows = batch.token_ids.size
@@ -134,11 +139,12 @@ class NumbaDecoder:
     def run_layer(self, index: int, hidden: np.ndarray) -> None:
         layer, work = self._layers[index], self._work
         batch = work.batch
+        keys, values = self._kv[index]
         with KERNEL_LOCK:
             whole_layer(
                 hidden, layer.input_norm, layer.qkv, layer.qkv_bias, layer.head_norms, layer.output,
                 layer.output_bias, layer.mlp_norm, layer.gate_up, layer.gate_up_bias, layer.down,
-                layer.down_bias, layer.keys, layer.values, self.epsilon, self.cosines,
+                layer.down_bias, keys, values, self.epsilon, self.cosines,
                 self.sines, self.scale, batch.positions, batch.slots, batch.block_tables,
                 work.attention, work.normed, work.qkv, work.attended, work.gated, self.num_threads,
             )  # fmt: skip

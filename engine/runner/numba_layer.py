@@ -35,10 +35,7 @@ numba's simplest thread pool ends the process when two threads enter it at once.
 
 @dataclass(frozen=True, slots=True)
 class NumbaLayer:
-    """One layer's packed weights; empty arrays for parts that the family does not have.
-
-    `keys` and `values` are the layer's part of the KV cache.
-    """
+    """One layer's packed weights; empty arrays for parts that the family does not have."""
 
     input_norm: np.ndarray
     qkv: np.ndarray
@@ -51,23 +48,19 @@ class NumbaLayer:
     gate_up_bias: np.ndarray
     down: np.ndarray
     down_bias: np.ndarray
-    keys: np.ndarray
-    values: np.ndarray
 
 
 def load_layer(
     files: TensorFiles,
     prefix: str,
     spec: DecoderSpec,
-    kv: np.ndarray,
     memory: WeightMemory,
     *,
     as_bytes: bool = False,
 ) -> NumbaLayer:
     """Load the layer whose tensors' names begin with `prefix`, with `KERNEL_LOCK` held.
 
-    `kv` is its part of the cache, `[2, num_blocks, num_kv_heads, block_size, head_dim]`. With
-    `as_bytes` each weight of a product is rounded to a byte.
+    With `as_bytes` each weight of a product is rounded to a byte.
     """
 
     def packed(names: list[str], rotated: int = 0, *, is_alternating: bool = False) -> np.ndarray:
@@ -100,8 +93,6 @@ def load_layer(
         gate_up_bias=gate_up_bias,
         down=packed([down]),
         down_bias=_biases(files, [down]) if spec.has_mlp_bias else NONE_1D,
-        keys=kv[0],
-        values=kv[1],
     )
 
 

@@ -28,13 +28,15 @@ SET_BY_UP = frozenset(
     {"role", "kv_port", "metrics_port", "node_id", "redis_url", "cluster", "keys"}
 )
 
-UP_DEFAULTS: dict[str, str | int] = {
+UP_MEMORY_FRACTION = 0.3
+"""The share of a machine that all nodes of `up` take together."""
+UP_DEFAULTS: dict[str, str | int | float] = {
     "model": "demo",
     "port": 8000,
     "max_num_batched_tokens": 512,
-    "kv_cache_memory": 512 << 20,
+    "memory_fraction": UP_MEMORY_FRACTION,
 }
-"""Several nodes share one CPU here: steps must stay short and KV caches small."""
+"""Several nodes share one machine here: steps must stay short, and `memory_fraction` is divided."""
 
 
 _METAVARS = {"str": "TEXT", "int": "N", "float": "NUMBER", "bytes": "BYTES", "seconds": "SECONDS"}

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from common.config import Config
 from common.nodes import Role
 from pdserve.configuration.config_sources import SettingsError
+from pdserve.configuration.flags import UP_MEMORY_FRACTION
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +49,10 @@ class PlannedProcess:
 
 
 def plan_cluster(base: Config, size: ClusterSize, redis_url: str) -> list[PlannedProcess]:
-    """Return the router, then the nodes. Each node's name is also its node id."""
+    """Return the router, then the nodes. Each node's name is also its node id.
+
+    The nodes share the machine: each gets an equal part of `memory_fraction`.
+    """
     placement = replace(base.placement, redis_url=redis_url)
     router = replace(
         base,
@@ -59,6 +63,9 @@ def plan_cluster(base: Config, size: ClusterSize, redis_url: str) -> list[Planne
         security=replace(base.security, insecure=True),
     )
     planned = [PlannedProcess("router", router)]
+    num_nodes = size.prefill + size.decode + size.mixed
+    of_all = base.engine.memory_fraction or UP_MEMORY_FRACTION
+    engine = replace(base.engine, memory_fraction=of_all / num_nodes)
     counts = ((Role.PREFILL, size.prefill), (Role.DECODE, size.decode), (Role.MIXED, size.mixed))
     for role, count in counts:
         for number in range(1, count + 1):
@@ -67,6 +74,6 @@ def plan_cluster(base: Config, size: ClusterSize, redis_url: str) -> list[Planne
             server = replace(
                 base.server, host="127.0.0.1", port=0, kv_port=0, metrics_port=0, node_id=name
             )
-            node = replace(base, role=role, server=server, placement=placement)
+            node = replace(base, role=role, server=server, placement=placement, engine=engine)
             planned.append(PlannedProcess(name, node))
     return planned

@@ -8,6 +8,7 @@ from engine.runner.flat_batch import FlatBatch
 from engine.runner.kernels.layer import enter_mtp, leave_mtp
 from engine.runner.kernels.matmul import gather_columns
 from engine.runner.kernels.vector_ir import LANES
+from engine.runner.kv_cache import KVCache
 from engine.runner.mtp.mtp_weights import MtpWeights
 from engine.runner.numba_decoder import NumbaDecoder
 from engine.runner.numba_layer import (
@@ -29,8 +30,12 @@ class NumbaMtp:
     of few rows takes as long as reading its weights from memory, and drafts change no answer.
     """
 
-    def __init__(self, weights: MtpWeights, decoder: NumbaDecoder, kv: np.ndarray) -> None:
-        """Load the layer; `kv` is its part of the cache."""
+    def __init__(
+        self, weights: MtpWeights, decoder: NumbaDecoder, cache: KVCache, layer_index: int
+    ) -> None:
+        """Load the layer; `layer_index` is its layer of the cache."""
+        self._index = layer_index
+        self.use_cache(cache)
         self._decoder, self._spec = decoder, decoder.spec
         self._embedding_norm, self._hidden_norm = weights.embedding_norm(), weights.hidden_norm()
         self._output_norm = weights.output_norm()
@@ -42,7 +47,7 @@ class NumbaMtp:
                 pack_as_bytes(projection, decoder.memory) for projection in weights.projections()
             )
             self._layer = load_layer(
-                weights.files, weights.block, self._spec, kv, decoder.memory, as_bytes=True
+                weights.files, weights.block, self._spec, decoder.memory, as_bytes=True
             )
             self._head, self._draft_ids = decoder.head, weights.draft_token_ids
             self._num_drafted = self._spec.vocab_size
@@ -59,6 +64,11 @@ class NumbaMtp:
         self._queries = buffers.rows(shape.num_seqs, self._spec.qkv_size)
         self._logits = buffers.rows(shape.num_seqs, self._num_drafted)
         self._states = NONE_2D
+
+    def use_cache(self, cache: KVCache) -> None:
+        """Keep keys and values in `cache` from now on."""
+        kv = cache.as_numpy()[self._index]
+        self._keys, self._values = kv[0], kv[1]
 
     def first_drafts(self, hidden: np.ndarray, rows: np.ndarray, batch: FlatBatch) -> np.ndarray:
         last, states = batch.sampled_rows, self._entered.first(len(rows))
@@ -94,8 +104,8 @@ class NumbaMtp:
                 batch.token_ids, decoder.embedding, self._embedding_norm, states, self._hidden_norm,
                 decoder.epsilon, self._token_panels, self._hidden_panels, self._projection_bias,
                 layer.input_norm, layer.qkv[left_out // LANES :], layer.qkv_bias[left_out:],
-                layer.head_norms, decoder.cosines, decoder.sines, decoder.scale, layer.keys,
-                layer.values, batch.positions, batch.slots, inputs, normed, qkv,
+                layer.head_norms, decoder.cosines, decoder.sines, decoder.scale, self._keys,
+                self._values, batch.positions, batch.slots, inputs, normed, qkv,
                 decoder.num_threads,
             )  # fmt: skip
         return inputs, qkv
@@ -112,7 +122,7 @@ class NumbaMtp:
         normed = shared.normed.first(count)
         with KERNEL_LOCK:
             leave_mtp(
-                outputs, qkv, layer.output, layer.output_bias, layer.keys, layer.values, positions,
+                outputs, qkv, layer.output, layer.output_bias, self._keys, self._values, positions,
                 block_tables, work, decoder.epsilon, layer.mlp_norm, layer.gate_up,
                 layer.gate_up_bias, layer.down, layer.down_bias, self._output_norm, self._head,
                 attended, gated, normed, logits, decoder.num_threads,

@@ -151,7 +151,7 @@ def test_s54_what_does_not_fit_names_every_number() -> None:
     assert str(caught.value) == (
         "max_model_len is 8192: 8192 tokens take 128 blocks of block_size = 64, and one more step "
         "of 5 tokens 1, but the KV cache has 128; wanted a max_model_len of at most 8128, or "
-        "kv_cache_memory for 129 blocks"
+        "memory_fraction or kv_cache_memory for 129 blocks"
     )
     with pytest.raises(ConfigError, match="kv_cache_memory for 3 blocks"):
         fit(0, num_blocks=1, per_seq=65)
@@ -159,5 +159,5 @@ def test_s54_what_does_not_fit_names_every_number() -> None:
         fit(0, num_blocks=1)
     assert str(caught.value) == (
         "max_model_len is 0: 1 tokens take 1 blocks of block_size = 64, and one more step of 1 "
-        "tokens 1, but the KV cache has 1; wanted kv_cache_memory for 2 blocks"
+        "tokens 1, but the KV cache has 1; wanted memory_fraction or kv_cache_memory for 2 blocks"
     )

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from common.config import EngineConfig, ModelConfig
+from common.config import EngineConfig, ModelConfig, SpeculationConfig
 from common.request import SamplingParams
 from engine.core.plan import SampleInput, ScheduledSequence
 from engine.runner.load import load_model_runner
@@ -18,8 +18,13 @@ from engine.runner.sampler import Sampler
 GREEDY = SamplingParams(max_tokens=64, temperature=0.0)
 
 
-def load(folder: Path, max_model_len: int = 0, **engine: Any) -> ModelRunner:
-    """A runner with a small cache of blocks of 16, unless `engine` says otherwise."""
+def load(
+    folder: Path, max_model_len: int = 0, *, num_drafts: int = 0, **engine: Any
+) -> ModelRunner:
+    """A runner with a small cache of blocks of 16, unless `engine` says otherwise.
+
+    It verifies at most `num_drafts` drafts of a sequence in a step.
+    """
     settings: dict[str, Any] = {
         "block_size": 16,
         "kv_cache_memory": 2 << 20,
@@ -28,6 +33,9 @@ def load(folder: Path, max_model_len: int = 0, **engine: Any) -> ModelRunner:
     return load_model_runner(
         ModelConfig(model=str(folder), max_model_len=max_model_len),
         EngineConfig(**(settings | engine)),
+        speculation=SpeculationConfig(
+            speculative_method="ngram" if num_drafts else "none", num_speculative_tokens=num_drafts
+        ),
     )
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from common.request import SamplingParams
 from engine.core.plan import SampleInput, ScheduledSequence
-from engine.runner import assemble
+from engine.runner import assemble, cache_size
 from engine.runner.kv_cache import KVCache
 from engine.runner.model_runner import ModelRunner
 from tests.fakes import fused_operators
@@ -29,7 +29,7 @@ class Counted:
     """A runner on a mirrored cache whose traffic is counted, also for each layer."""
 
     def __init__(self, folder: Path, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(assemble, "KVCache", partial(KVCache, is_mirrored=True))
+        monkeypatch.setattr(cache_size, "KVCache", partial(KVCache, is_mirrored=True))
         if backend == "fused":
             monkeypatch.setattr(assemble, "_choose_backend", lambda *_: "fused")
             fused_operators.install(monkeypatch)

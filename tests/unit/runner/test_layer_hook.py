@@ -11,7 +11,7 @@ import pytest
 
 from common.blocks import blocks_for
 from engine.core.plan import SequencesFailed
-from engine.runner import assemble
+from engine.runner import cache_size
 from engine.runner.framework import paddle
 from engine.runner.kv_cache import KVCache
 from engine.runner.model_runner import ModelRunner
@@ -38,7 +38,7 @@ def make_runner(
 ) -> ModelRunner:
     """`mirrored`: what is sent is another memory than what is computed in."""
     if kind.endswith("mirrored"):
-        monkeypatch.setattr(assemble, "KVCache", partial(KVCache, is_mirrored=True))
+        monkeypatch.setattr(cache_size, "KVCache", partial(KVCache, is_mirrored=True))
     if kind.startswith("mtp"):
         return load_with_mtp(folders["mtp"])
     return load(folders["plain"], attention_backend=kind.split()[0])

@@ -39,7 +39,7 @@ PARAMS = {
 @pytest.fixture(scope="module", params=["numba", "paddle"])
 def runner(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ModelRunner:
     folder = write_checkpoint(tmp_path_factory.mktemp("qwen3"), CONFIGS["qwen3"])
-    return load(folder, attention_backend=request.param)
+    return load(folder, num_drafts=90, attention_backend=request.param)
 
 
 def with_logprobs(result: DrawnTokens) -> list[tuple[int, TokenLogprobs | None]]:

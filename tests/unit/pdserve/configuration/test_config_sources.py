@@ -380,7 +380,8 @@ def test_a_local_cluster_has_its_own_defaults_and_settings() -> None:
     assert loaded.config.model.model == "demo"
     assert loaded.config.server.port == 8000
     assert loaded.config.engine.max_num_batched_tokens == 512
-    assert loaded.config.engine.kv_cache_memory == 512 << 20
+    assert loaded.config.engine.memory_fraction == 0.3
+    assert loaded.config.engine.kv_cache_memory == 0
     assert loaded.origins["model"] == "default of `pdserve up`"
     assert load("--kv-cache-memory", "1GiB", command=UP).config.engine.kv_cache_memory == 1 << 30
     assert problems(

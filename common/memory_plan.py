@@ -1,0 +1,90 @@
+"""How the memory of a node is divided: what its largest step takes, and the KV cache beside it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from common.errors import ConfigError
+
+_FRACTION_DIGITS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """The memory that a node computes in, in bytes, and what it is, for messages.
+
+    `default_fraction` is the share that one node takes unless `memory_fraction` is set.
+    """
+
+    total_bytes: int
+    name: str
+    default_fraction: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPlan:
+    """The memory of a node, in bytes.
+
+    `peak_bytes` is what the node takes without a KV cache while it computes its largest step, of
+    `max_chunk_tokens` tokens: the process, the weights, and `step_buffer_bytes` of step buffers
+    (0 where the framework allocates them). 0: not measured, because `kv_cache_memory` is set.
+    """
+
+    max_chunk_tokens: int
+    step_buffer_bytes: int
+    peak_bytes: int
+    kv_bytes: int
+
+    @property
+    def description(self) -> str:
+        """The plan in words, for a line of the log."""
+        kv, buffers = _size(self.kv_bytes), _size(self.step_buffer_bytes)
+        planned = f"beside at most {_size(self.peak_bytes)}" if self.peak_bytes else "as configured"
+        return (
+            f"{kv} of KV cache, {planned}; steps of up to {self.max_chunk_tokens} tokens, "
+            f"for which {buffers} of buffers are allocated"
+        )
+
+
+def kv_cache_bytes(
+    memory: DeviceMemory,
+    memory_fraction: float,
+    *,
+    peak_bytes: int,
+    swap_space: int,
+    least_bytes: int,
+    max_chunk_tokens: int,
+) -> int:
+    """Return what the node's share of `memory` leaves for the KV cache, in bytes.
+
+    `peak_bytes` is as in `MemoryPlan`; `swap_space` is the part of this memory that holds swapped
+    blocks. `memory_fraction` 0 means the default. Raises `ConfigError` when less than `least_bytes`
+    is left.
+    """
+    fraction = memory_fraction or memory.default_fraction
+    share = int(memory.total_bytes * fraction)
+    left = share - peak_bytes - swap_space
+    if left >= least_bytes:
+        return left
+    taken = (
+        f"the weights and the largest step of {max_chunk_tokens} tokens take {_size(peak_bytes)}"
+    )
+    if swap_space:
+        taken += f" and swap_space {_size(swap_space)}"
+    needed = (peak_bytes + swap_space + least_bytes) / memory.total_bytes
+    raised = math.ceil(needed * 10**_FRACTION_DIGITS) / 10**_FRACTION_DIGITS
+    wanted = f"wanted at least {raised}" if raised <= 1 else "wanted more memory"
+    smaller = "a smaller max_num_batched_tokens or max_num_seqs"
+    raise ConfigError(
+        f"memory_fraction is {fraction:g}{'' if memory_fraction else ' by default'}: "
+        f"{_size(share)} of {memory.name}, {_size(memory.total_bytes)}; {taken}, and the smallest "
+        f"KV cache {_size(least_bytes)}; {wanted}, {smaller}, or kv_cache_memory"
+    )
+
+
+def _size(num_bytes: int) -> str:
+    """Return a size with a unit in which it has at least one digit before the point."""
+    if num_bytes >= 1 << 30:
+        return f"{num_bytes / (1 << 30):.2f} GiB"
+    return f"{num_bytes / (1 << 20):.1f} MiB"

@@ -1,0 +1,151 @@
+"""The memory of a machine, of a container with a limit, and of a GPU."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from engine.runner.memory_meter import GpuMeter, HostMeter, group_limit_bytes
+
+MIB = 1 << 20
+UNLIMITED = "9223372036854771712"
+
+
+def in_group(root: Path, lines: str, files: dict[str, str]) -> int | None:
+    for name, text in {"proc/self/cgroup": lines, **files}.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text + "\n")
+    return group_limit_bytes(root)
+
+
+@pytest.mark.parametrize(
+    ("lines", "files", "wanted"),
+    [
+        pytest.param("0::/", {"sys/fs/cgroup/memory.max": str(9 * MIB)}, 9 * MIB, id="v2"),
+        pytest.param("0::/", {"sys/fs/cgroup/memory.max": "max"}, None, id="v2 unlimited"),
+        pytest.param("0::/", {}, None, id="v2 without the controller"),
+        pytest.param(
+            "0::/a/b",
+            {
+                "sys/fs/cgroup/memory.max": "max",
+                "sys/fs/cgroup/a/memory.max": str(7 * MIB),
+                "sys/fs/cgroup/a/b/memory.max": str(8 * MIB),
+            },
+            7 * MIB,
+            id="v2 a group around it is smaller",
+        ),
+        pytest.param(
+            "5:cpu,cpuacct:/a\n4:memory:/docker/x\n0::/a",
+            {
+                "sys/fs/cgroup/memory/memory.limit_in_bytes": UNLIMITED,
+                "sys/fs/cgroup/memory/docker/x/memory.limit_in_bytes": str(6 * MIB),
+            },
+            6 * MIB,
+            id="v1",
+        ),
+        pytest.param(
+            # A container sees its own group as the root, and its path as the host has it.
+            "4:memory,hugetlb:/docker/x",
+            {"sys/fs/cgroup/memory/memory.limit_in_bytes": str(5 * MIB)},
+            5 * MIB,
+            id="v1 inside",
+        ),
+        pytest.param("4:cpu:/a", {"sys/fs/cgroup/memory.max": "1"}, None, id="other controllers"),
+    ],
+)
+def test_the_least_limit_of_the_groups(
+    tmp_path: Path, lines: str, files: dict[str, str], wanted: int | None
+) -> None:
+    assert in_group(tmp_path, lines, files) == wanted
+
+
+def test_no_control_groups_at_all(tmp_path: Path) -> None:
+    assert group_limit_bytes(tmp_path) is None
+
+
+def test_a_container_has_its_limit_for_itself_and_shares_a_machine(tmp_path: Path) -> None:
+    physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    machine = HostMeter(tmp_path).memory()
+    assert (machine.total_bytes, machine.default_fraction) == (physical, 0.3)
+    assert machine.name == "the memory of this machine"
+    in_group(tmp_path, "0::/", {"sys/fs/cgroup/memory.max": str(64 * MIB)})
+    container = HostMeter(tmp_path).memory()
+    assert (container.total_bytes, container.default_fraction) == (64 * MIB, 0.9)
+    assert container.name == "the memory limit of this container"
+    in_group(tmp_path, "0::/", {"sys/fs/cgroup/memory.max": UNLIMITED})
+    assert HostMeter(tmp_path).memory() == machine
+
+
+def test_the_peak_of_this_process_counts_what_it_no_longer_has() -> None:
+    meter = HostMeter()
+    meter.reset_peak()
+    before = meter.peak_bytes()
+    with mmap.mmap(-1, 64 * MIB) as taken:  # not from what the process has freed before
+        for page in range(0, 64 * MIB, mmap.PAGESIZE):
+            taken[page] = 1
+    assert 60 * MIB <= meter.peak_bytes() - before <= 80 * MIB
+    meter.reset_peak()
+    assert meter.peak_bytes() - before <= 30 * MIB
+
+
+def test_pages_of_files_are_not_counted(tmp_path: Path) -> None:
+    status = tmp_path / "proc/self/status"
+    status.parent.mkdir(parents=True)
+    status.write_text("Name:\tpython\nVmHWM:\t  900 kB\nRssAnon:\t 500 kB\nRssFile:\t 300 kB\n")
+    meter = HostMeter(tmp_path)
+    meter.reset_peak()
+    assert meter.peak_bytes() == 600 << 10
+    assert (tmp_path / "proc/self/clear_refs").read_text() == "5"
+
+
+class FakeCuda:
+    """`paddle.device.cuda` whose allocator held 90 MiB while weights were loaded, and 3 since."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def get_device_properties(self) -> SimpleNamespace:
+        return SimpleNamespace(total_memory=100 * MIB)
+
+    def synchronize(self) -> None:
+        self.calls.append("synchronize")
+
+    def empty_cache(self) -> None:
+        self.calls.append("empty_cache")
+
+    def reset_max_memory_reserved(self) -> None:
+        self.calls.append("reset")
+
+    def max_memory_reserved(self) -> int:
+        self.calls.append("read")
+        return (3 if self.calls.count("reset") else 90) * MIB
+
+
+def test_the_memory_of_a_gpu_is_what_its_allocator_held() -> None:
+    cuda = FakeCuda()
+    meter = GpuMeter(cuda)
+    memory = meter.memory()
+    assert (memory.total_bytes, memory.default_fraction) == (100 * MIB, 0.9)
+    assert memory.name == "the GPU's memory"
+    meter.reset_peak()
+    assert meter.peak_bytes() == 3 * MIB
+    # What loading left is given back first, and the kernels of the step have ended.
+    assert cuda.calls == ["synchronize", "empty_cache", "reset", "synchronize", "read"]
+
+
+def test_paddle_has_what_the_meter_of_a_gpu_calls() -> None:
+    from engine.runner.framework import paddle
+
+    for name in (
+        "get_device_properties",
+        "synchronize",
+        "empty_cache",
+        "reset_max_memory_reserved",
+        "max_memory_reserved",
+    ):
+        assert callable(getattr(paddle.device.cuda, name)), name
