@@ -122,6 +122,7 @@ class StepLoop(Generic[M, E]):
 
     def _compute(self, step: PlannedStep) -> None:
         on_layer = self._begin_pushes(step)
+        began_s = self._clock.now_s()
         try:
             results = self._runner.execute(step.batch, on_layer)
         except SequencesFailed as some:
@@ -140,7 +141,9 @@ class StepLoop(Generic[M, E]):
             log.exception("a step of %d sequences failed", len(step.batch))
             self._perform_all(self._flow.fail_step(step, error, self._clock.now_s()))
         else:
-            self._perform_all(self._flow.end_step(step, results, self._clock.now_s()))
+            now_s = self._clock.now_s()
+            step.took_s = now_s - began_s
+            self._perform_all(self._flow.end_step(step, results, now_s))
 
     def _begin_pushes(self, step: PlannedStep) -> OnLayer | None:
         pushes = self._flow.pushes(step)

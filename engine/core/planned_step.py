@@ -76,6 +76,8 @@ class PlannedStep:
     num_lost_tokens: int = 0
     preempted: Preempted | None = None
     """What the step's preemptions changed; None if there were none."""
+    took_s: float = 0.0
+    """Seconds that the runner took; 0 if they are not known, or the step failed in part."""
     stopped_by: StopRule = StopRule.NOTHING_WAITS
     """The rule that ended the admissions."""
 

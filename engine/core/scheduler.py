@@ -158,6 +158,9 @@ class Scheduler:
         """
         outputs: list[StepOutput] = []
         batch = step.batch
+        if self._speculation is not None and step.took_s:
+            num_proposals = int(batch.num_proposals.sum())
+            self._speculation.observe(step.num_tokens, step.took_s, num_proposals)
         num_drafts = batch.num_drafts.tolist()
         seats: list[int] = []
         token_ids: list[int] = []

@@ -34,6 +34,7 @@ from engine.runner.paddle_attention import PaddleAttention
 from engine.runner.paddle_decoder import PaddleDecoder
 from engine.runner.profile_step import FirstLayer, measured_peak_bytes, profile_batches
 from engine.runner.step_buffers import StepShape
+from engine.runner.step_costs import DecodeShape
 
 _logger = logging.getLogger("pdserve.engine")
 
@@ -60,7 +61,7 @@ def assemble_runner(
     dtype = _compute_dtype(model.dtype)
     backend = _choose_backend(engine, spec, dtype)
     has_flash = backend == "fused" and _has_flash(spec, dtype, engine.block_size)
-    arithmetic = _arithmetic(backend, has_flash=has_flash)
+    arithmetic = _arithmetic(backend, has_flash)
     layout = _layout(spec, checkpoint, mtp_weights, dtype, arithmetic, engine.block_size)
     size = CacheSize(
         model=model, engine=engine, model_limit=spec.max_position, tokens_per_seq=1 + num_drafts,
@@ -87,14 +88,13 @@ def assemble_runner(
     )
     make = partial(
         ModelRunner, eos_token_ids=eos_token_ids, attention_backend=backend, mtp=parts.mtp,
+        widest=DecodeShape(engine.max_num_seqs, 1 + num_drafts),
         device_draw=parts.device_draw(cache, eos_token_ids),
     )  # fmt: skip
     peak_bytes = 0
     if size.is_planned:
         meter = meter or memory_meter()
-        batches = profile_batches(
-            shape, limits, num_drafts, has_longest_context=attention is not None
-        )
+        batches = profile_batches(shape, limits, num_drafts, has_longest_context=backend != "numba")
         first_layer = make(FirstLayer(parts.decoder), cache, limits)
         peak_bytes = measured_peak_bytes(first_layer, batches, meter)
         size.allocate_beside(peak_bytes, cache, meter)
@@ -161,7 +161,7 @@ def _compute_dtype(wanted: str) -> str:
     return "float32"
 
 
-def _arithmetic(backend: str, *, has_flash: bool) -> str:
+def _arithmetic(backend: str, has_flash: bool) -> str:
     """Return what the order of additions depends on."""
     if backend == "numba":
         return f"numba, {PIECE_KEYS} keys"

@@ -30,7 +30,7 @@ from engine.runner.landings_in import LandingCopy
 from engine.runner.layers_out import FinishedCopy
 from engine.runner.mtp.draft_step import MtpLayer, plan_drafts, run_drafts
 from engine.runner.sampler import BadLogits, Sampler
-from engine.runner.step_costs import measure_step_costs
+from engine.runner.step_costs import DecodeShape, measure_step_costs
 from engine.runner.verification import Rows, RowSampler, draw_inputs, draw_tokens
 
 MAX_SAMPLED_ROWS = 64
@@ -47,6 +47,7 @@ class ModelRunner:
         limits: BatchLimits,
         eos_token_ids: frozenset[int],
         attention_backend: str,
+        widest: DecodeShape,
         *,
         mtp: MtpLayer | None = None,
         device_draw: DeviceDraw | None = None,
@@ -62,6 +63,7 @@ class ModelRunner:
         self._decoder = decoder
         self._cache = cache
         self._limits = limits
+        self._widest = widest
         self._sampler = Sampler(limits.vocab_size, eos_token_ids)
         self._mtp = mtp
         self._device_draw = device_draw
@@ -222,7 +224,7 @@ class ModelRunner:
             self.execute([ScheduledSequence(0, [0] * length, 0, table, sample, num_proposals=2)])
             self.execute([ScheduledSequence(0, [0], length - 1, table, sample)])
         self._step_costs = measure_step_costs(
-            self.execute, self._limits, has_proposals=self._mtp is not None
+            self.execute, self._limits, self._widest, has_proposals=self._mtp is not None
         )
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 
 from common.blocks import blocks_for
 from common.request import SamplingParams
@@ -19,58 +21,125 @@ _WIDE = (16, 32, 64)
 _REPEATS = 6
 _WIDE_REPEATS = 2
 _NARROW_BUDGET_S = 1.2
-_BUDGET_S = 1.8
+_WIDE_BUDGET_S = 1.8
+_BUDGET_S = 3.0
+"""Steps of verified drafts, up to the widest, are measured as long as they probably end by then."""
+_POSITION = 31
+"""Where the measured sequences continue: at their beginning a step would be a prefill."""
 _DRAFTS = 3
 _GREEDY = SampleInput(SamplingParams(max_tokens=1, temperature=0.0), 0, [0], [])
 
 Execute = Callable[[Sequence[ScheduledSequence]], object]
 
 
+@dataclass(frozen=True, slots=True)
+class DecodeShape:
+    """The widest decode: so many sequences of at most so many tokens, one and its drafts."""
+
+    num_seqs: int = 1
+    tokens_per_seq: int = 1
+
+
 def measure_step_costs(
     execute: Execute,
     limits: BatchLimits,
+    widest: DecodeShape,
     *,
     has_proposals: bool,
     clock: Callable[[], float] = time.perf_counter,
 ) -> StepCosts:
     """Return the least of a few measurements each, made to rise with the number of rows.
 
-    Every row is a sequence of one token; all write the same KV to the first slot, so the first
-    blocks must not hold cached KV. `has_proposals`: also measure the cost of a proposed draft. Slow
-    models are measured less often: beyond two seconds only what is necessary.
+    Up to 64 rows are sequences of one token each; more are sequences that verify drafts, up to the
+    `widest` step. All write the same KV to the same slots of the first blocks, which must not hold
+    cached KV. `has_proposals`: also measure the cost of a proposed draft. It takes at most three
+    seconds; slow models are measured less often, and then only what is necessary.
     """
-    blocks = range(min(blocks_for(_DRAFTS, limits.block_size), limits.num_blocks))
-    num_drafts = min(_DRAFTS, len(blocks) * limits.block_size, limits.max_len)
-    best: dict[int, float] = {}
-    best_drafting_s = float("inf")
-    started_s = clock()
-
-    def measure(num_rows: int, num_proposals: int) -> float:
-        before_s = clock()
-        one = ScheduledSequence(0, [0], 0, blocks, _GREEDY, num_proposals=num_proposals)
-        execute([one] * num_rows)
-        return clock() - before_s
-
-    def measure_all(sizes: Sequence[int], ends_s: float) -> None:
-        for num_rows in sizes:
-            if num_rows <= limits.max_tokens and clock() < ends_s:
-                best[num_rows] = min(measure(num_rows, 0), best.get(num_rows, float("inf")))
-
-    for repeat in range(_REPEATS):
-        ends_s = started_s + _NARROW_BUDGET_S if repeat else float("inf")
-        # Measured next to the single row that it is compared with, so that a busy moment affects
-        # both.
-        if has_proposals and clock() < ends_s:
-            best_drafting_s = min(best_drafting_s, measure(1, num_drafts))
-        measure_all(_NARROW, ends_s)
-        if repeat % 2 == 0:
-            measure_all(_BEHIND_TILES, started_s + _NARROW_BUDGET_S)
+    measuring = _Measuring(execute, limits, widest, has_proposals, clock)
+    measuring.narrow()
     for _ in range(_WIDE_REPEATS):
-        measure_all(_WIDE, started_s + _BUDGET_S)
-    rows = tuple(sorted(best))
-    step_s, highest_s = [], 0.0
-    for num_rows in rows:
-        highest_s = max(highest_s, best[num_rows])
-        step_s.append(highest_s)
-    draft_s = max(0.0, best_drafting_s - best[1]) / num_drafts if has_proposals else 0.0
-    return StepCosts(rows, tuple(step_s), draft_s)
+        measuring.rows(_WIDE, _WIDE_BUDGET_S)
+    measuring.verified_drafts()
+    return measuring.costs()
+
+
+class _Measuring:
+    def __init__(
+        self,
+        execute: Execute,
+        limits: BatchLimits,
+        widest: DecodeShape,
+        has_proposals: bool,
+        clock: Callable[[], float],
+    ) -> None:
+        self._execute, self._clock, self._limits = execute, clock, limits
+        self._tokens_per_seq = widest.tokens_per_seq
+        self._most_rows = min(limits.max_tokens, widest.num_seqs * widest.tokens_per_seq)
+        self._has_proposals = has_proposals
+        longest = min(limits.max_len, limits.num_blocks * limits.block_size)
+        most_tokens = max(widest.tokens_per_seq, _DRAFTS)
+        self._start = max(0, min(_POSITION, longest - most_tokens))
+        self._num_proposals = min(_DRAFTS, longest)
+        num_blocks = blocks_for(self._start + most_tokens, limits.block_size)
+        self._blocks = range(min(num_blocks, limits.num_blocks))
+        self._best: dict[int, float] = {}
+        self._best_proposing_s = float("inf")
+        self._started_s = clock()
+
+    def narrow(self) -> None:
+        """Measure few rows several times, and a drafting step beside them."""
+        for repeat in range(_REPEATS):
+            budget_s = _NARROW_BUDGET_S if repeat else float("inf")
+            # Measured next to the single row that it is compared with, so that a busy moment
+            # affects both.
+            if self._has_proposals and self._spent_s() < budget_s:
+                spent_s = self._measure(1, 1, self._num_proposals)
+                self._best_proposing_s = min(self._best_proposing_s, spent_s)
+            self.rows(_NARROW, budget_s)
+            if repeat % 2 == 0:
+                self.rows(_BEHIND_TILES, _NARROW_BUDGET_S)
+
+    def rows(self, sizes: Sequence[int], budget_s: float) -> None:
+        """Measure these numbers of rows, as long as the budget lasts."""
+        for num_rows in sizes:
+            if num_rows <= self._limits.max_tokens and self._spent_s() < budget_s:
+                self._keep(num_rows, self._measure(num_rows, 1))
+
+    def verified_drafts(self) -> None:
+        """Measure wider and wider steps, each as long as twice the one before fits the budget."""
+        size = self._tokens_per_seq
+        if size == 1:
+            return  # nothing is drafted, so nobody asks
+        num_rows = 2 * max(self._best)
+        while num_rows // 2 < self._most_rows:
+            num_seqs = max(1, min(num_rows, self._most_rows) // size)
+            widest = max(self._best)
+            expected_s = self._best[widest] * num_seqs * size / widest
+            if num_seqs * size <= widest or self._spent_s() + expected_s > _BUDGET_S:
+                return
+            self._keep(num_seqs * size, self._measure(num_seqs, size))
+            num_rows *= 2
+
+    def costs(self) -> StepCosts:
+        """Return what was measured."""
+        rows = tuple(sorted(self._best))
+        step_s = tuple(accumulate((self._best[num_rows] for num_rows in rows), max))
+        draft_s = 0.0
+        if self._has_proposals:
+            draft_s = max(0.0, self._best_proposing_s - self._best[1]) / self._num_proposals
+        return StepCosts(rows, step_s, draft_s)
+
+    def _spent_s(self) -> float:
+        return self._clock() - self._started_s
+
+    def _keep(self, num_rows: int, spent_s: float) -> None:
+        self._best[num_rows] = min(spent_s, self._best.get(num_rows, float("inf")))
+
+    def _measure(self, num_seqs: int, num_tokens: int, num_proposals: int = 0) -> float:
+        before_s = self._clock()
+        one = ScheduledSequence(
+            0, [0] * num_tokens, self._start, self._blocks, _GREEDY, num_drafts=num_tokens - 1,
+            num_proposals=num_proposals,
+        )  # fmt: skip
+        self._execute([one] * num_seqs)
+        return self._clock() - before_s

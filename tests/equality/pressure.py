@@ -13,6 +13,7 @@ from pathlib import Path
 from common.config import EngineConfig, ModelConfig, SchedulingConfig, SpeculationConfig
 from common.request import GenerationRequest
 from common.token_budget import num_speculative_tokens
+from engine.core.plan import StepCosts
 from engine.core.scheduler import Scheduler
 from engine.core.sequence import Sequence
 from engine.core.speculation.speculation import make_speculation
@@ -44,6 +45,10 @@ def load_runner(folder: Path, num_drafts: int, max_chunk_tokens: int = 512) -> M
     )
     runner.warm_up()
     return runner
+
+
+COSTS = StepCosts((1, 8, 64), (0.02, 0.03, 0.1), draft_s=0.001)
+"""Fixed, so that every run drafts the same; drafts pay, but not all of them."""
 
 
 class Node:
@@ -78,7 +83,7 @@ class Node:
             fingerprint=runner.layout.fingerprint,
             eos_token_ids=runner.eos_token_ids,
             config=config,
-            speculation=make_speculation(speculation, runner.step_costs),
+            speculation=make_speculation(speculation, COSTS),
             num_host_blocks=min(num_blocks, runner.num_host_blocks),
         )
         self.outputs: dict[int, list[int]] = {}

@@ -8,4 +8,5 @@ own_text          one sequence's known tokens, and matches of their end among th
 suffix_index      an index of where the end of a text occurred before
 match_confidence  the chance that a looked-up token is right
 draft_length      the number of drafts that pay
+step_curve        what a step costs by its rows, corrected by the steps that ran
 """

@@ -13,12 +13,14 @@ that has not drafted for long tries one draft, so rarely that all probes togethe
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import pairwise
+
+import numpy as np
 
 from engine.core.plan import StepCosts
+from engine.core.speculation.step_curve import StepCurve
 
 PROBE_SHARE = 0.01
 """The largest share of time that probes may take."""
@@ -34,7 +36,6 @@ LATEST_WEIGHT = 0.1
 """Weight of the latest draft in a sequence's estimate."""
 MEAN_WEIGHT = 0.02
 """Weight of the latest draft in the mean over all sequences."""
-_LEAST_S = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,17 +67,25 @@ def moving_average(probability: float, num_drafted: int, num_accepted: int, weig
 
 
 class DraftLength:
-    """The number of drafts for each sequence of a batch; a pure function of its arguments."""
+    """The number of drafts for each sequence of a batch, by chances and what steps cost.
+
+    `costs` are the first estimate; `observe` corrects it.
+    """
 
     def __init__(self, costs: StepCosts, max_drafts: int) -> None:
         self._draft_s = costs.draft_s
         self._max_drafts = max_drafts
-        self._rows = costs.rows
-        # More rows never make a step cheaper; a measurement that shows it is noise.
-        self._step_s = tuple(accumulate(costs.step_s, max, initial=_LEAST_S))[1:]
-        self._slopes = _slopes(self._rows, self._step_s)
-        self._tail_s = self._slopes[-1][1] if self._slopes else 0.0
+        self._curve = StepCurve(costs)
         self._cost_s: list[float] = []
+        self._use_curve()
+
+    def observe(self, rows: int, step_s: float, num_proposals: int = 0) -> None:
+        """Learn from a step of `rows` tokens, prompt chunks included, that took `step_s` seconds.
+
+        The drafts made in it, `num_proposals`, took a part of it.
+        """
+        if self._curve.observe(rows, step_s - num_proposals * self._draft_s):
+            self._use_curve()
 
     def lengths(self, chances: Sequence[Sequence[float]], *, is_drafted: bool = False) -> list[int]:
         """Return how many drafts each sequence of a step should have, at most `max_drafts`.
@@ -106,9 +115,16 @@ class DraftLength:
 
     def cost_s(self, rows: int) -> float:
         """Return the seconds of a step of `rows` tokens, linear between measured ones."""
-        while len(self._cost_s) <= rows:
-            self._cost_s.append(self._interpolate(len(self._cost_s)))
+        if len(self._cost_s) <= rows:
+            known, step_s = self._curve.rows, self._curve.step_s
+            wanted = np.arange(2 * rows + 2)
+            self._cost_s = np.interp(wanted, known, step_s).tolist()
         return self._cost_s[rows]
+
+    def _use_curve(self) -> None:
+        self._slopes = _slopes(self._curve.rows, self._curve.step_s)
+        self._tail_s = self._slopes[-1][1]
+        self._cost_s.clear()
 
     def _num_above(self, threshold: float, falling: Sequence[float]) -> int:
         num = 0
@@ -146,16 +162,6 @@ class DraftLength:
             if rate > best:
                 best, threshold = rate, gain
         return threshold
-
-    def _interpolate(self, rows: int) -> float:
-        known, step_s = self._rows, self._step_s
-        if rows >= known[-1]:
-            return step_s[-1] + self._tail_s * (rows - known[-1])
-        right = bisect_left(known, rows)
-        if right == 0:
-            return step_s[0]
-        slope_s = self._slopes[right - 1][1]
-        return step_s[right - 1] + slope_s * (rows - known[right - 1])
 
 
 def _slopes(rows: Sequence[int], step_s: Sequence[float]) -> list[tuple[int, float]]:

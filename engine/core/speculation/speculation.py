@@ -44,7 +44,8 @@ class Speculation:
     """The drafts that pay, for the sequences of one node. Used by one thread.
 
     For each step: `drafts` for the decoding sequences and `num_proposals` for those that draw a
-    token; after it `learn`, once for each decoding sequence; `forget` when a sequence ended.
+    token; after it `observe`, and `learn` once for each decoding sequence; `forget` when a sequence
+    ended.
     """
 
     def __init__(
@@ -97,6 +98,10 @@ class Speculation:
         if num_drafted:
             self._mean = moving_average(self._mean, num_drafted, num_accepted, MEAN_WEIGHT)
         return acceptance.after(num_drafted, num_accepted)
+
+    def observe(self, rows: int, step_s: float, num_proposals: int) -> None:
+        """Learn what a step cost: all of its tokens, and the drafts that the runner made in it."""
+        self.length.observe(rows, step_s, num_proposals)
 
     def forget(self, view: DraftView) -> None:
         """Drop the state of a sequence that ended."""

@@ -24,6 +24,7 @@ class Oracle:
         self.wrong_from = wrong_from
         self.following: dict[int, list[int]] = {}
         self.forgotten: list[int] = []
+        self.observed: list[tuple[int, float, int]] = []
         engine.scheduler._speculation = self  # type: ignore[assignment]
 
     def add(self, engine: Engine, length: int, **given: Any) -> Sequence:
@@ -47,6 +48,9 @@ class Oracle:
 
     def learn(self, view: Sequence, num_drafted: int, num_accepted: int) -> None:
         assert 0 <= num_accepted <= num_drafted <= self.k
+
+    def observe(self, rows: int, step_s: float, num_proposals: int) -> None:
+        self.observed.append((rows, step_s, num_proposals))
 
     def forget(self, sequence: Sequence) -> None:
         self.forgotten.append(sequence.sequence_id)
@@ -256,3 +260,15 @@ def test_s52_s53_the_smallest_legal_budget_never_stalls(
     for sequence in sequences:
         assert engine.outputs[sequence.sequence_id] == answer(sequence)
     check_idle(engine.scheduler)
+
+
+def test_the_cost_of_a_step_counts_drafts_and_prompt_chunks_too() -> None:
+    engine = drafting(3)
+    oracle = Oracle(engine)
+    oracle.add(engine, 5, max_tokens=20)
+    engine.step()
+    oracle.add(engine, 7, max_tokens=20)
+    step = engine.plan()
+    step.took_s = 0.5
+    engine.apply(step)
+    assert oracle.observed == [(1 + 3 + 7, 0.5, 0)]  # the first step's time is not known

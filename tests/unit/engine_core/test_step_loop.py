@@ -159,6 +159,34 @@ def test_what_leaves_with_a_step_leaves_before_it_and_layer_by_layer_within_it()
     assert log[begun : begun + 3] == ["push a", "run", "end 1"]
 
 
+def test_a_step_says_how_long_the_runner_took_unless_it_failed() -> None:
+    clock = ManualClock(5.0)
+
+    class SlowRunner(ScriptedRunner):
+        def execute(
+            self, batch: Sequence[ScheduledSequence], on_layer: OnLayer | None = None
+        ) -> list[DrawnTokens | None]:
+            clock.advance(0.25)
+            return super().execute(batch, on_layer)
+
+    class Timed(ScriptedFlow):
+        def end_step(
+            self, step: PlannedStep, results: Sequence[DrawnTokens | None], now_s: float
+        ) -> Iterable[str]:
+            return self._say(f"end after {step.took_s:g} at {now_s:g}")
+
+    log: list[str] = []
+    partly = SequencesFailed("boom", (1,), (None, None))
+    for error in (None, partly):
+        loop = StepLoop(
+            inbox=ScriptedInbox(), flow=Timed(log, [2]), runner=SlowRunner(log, error),
+            perform=lambda _: None, flush=lambda: None, clock=clock,
+        )  # fmt: skip
+        assert loop.turn()
+    ends = [event for event in log if event.startswith("end")]
+    assert ends == ["end after 0.25 at 5.25", "end after 0 at 5.5"]
+
+
 def test_what_a_step_preempts_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="pdserve.engine")
     flow = ScriptedFlow([], [1, 1])

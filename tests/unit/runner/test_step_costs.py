@@ -9,9 +9,10 @@ import pytest
 
 from engine.core.plan import ScheduledSequence, StepCosts
 from engine.runner.flat_batch import BatchLimits
-from engine.runner.step_costs import measure_step_costs
+from engine.runner.step_costs import DecodeShape, measure_step_costs
 
 LIMITS = BatchLimits(max_tokens=512, max_len=512, num_blocks=20, block_size=16, vocab_size=97)
+ALONE = DecodeShape()
 
 
 class Machine:
@@ -24,13 +25,20 @@ class Machine:
 
     def execute(self, batch: Sequence[ScheduledSequence]) -> None:
         drafts = sum(one.num_proposals for one in batch)
-        spent_s = self._step_s + self._row_s * len(batch) + self._draft_s * drafts
+        rows = sum(len(one.token_ids) for one in batch)
+        spent_s = self._step_s + self._row_s * rows + self._draft_s * drafts
         self.now_s += spent_s * (2 if len(self.batches) % 4 == 0 else 1)
         self.batches.append(list(batch))
 
-    def measure(self, limits: BatchLimits = LIMITS, *, has_proposals: bool = False) -> StepCosts:
+    def measure(
+        self,
+        limits: BatchLimits = LIMITS,
+        widest: DecodeShape = ALONE,
+        *,
+        has_proposals: bool = False,
+    ) -> StepCosts:
         return measure_step_costs(
-            self.execute, limits, has_proposals=has_proposals, clock=lambda: self.now_s
+            self.execute, limits, widest, has_proposals=has_proposals, clock=lambda: self.now_s
         )
 
 
@@ -69,10 +77,29 @@ def test_on_a_busy_machine_wide_steps_leave_time_to_repeat_narrow_ones() -> None
     assert costs.rows[-1] > 8
 
 
+def test_verified_drafts_are_measured_up_to_the_widest_step() -> None:
+    machine = Machine(0.0001, 0.001)
+    costs = machine.measure(replace(LIMITS, max_tokens=2048), DecodeShape(256, 6))
+    assert costs.rows[-1] == 256 * 6
+    wide = [batch for batch in machine.batches if len(batch[0].token_ids) > 1]
+    assert [len(batch) for batch in wide] == [21, 42, 85, 170, 256]
+    assert {one.num_drafts for batch in wide for one in batch} == {5}
+    assert all(one.start > 0 for batch in machine.batches for one in batch)
+    most = max(one.start + len(one.token_ids) for batch in wide for one in batch)
+    assert most <= len(wide[0][0].block_table) * LIMITS.block_size
+
+
+def test_the_widest_steps_of_a_slow_machine_are_left_to_the_steps_that_run() -> None:
+    machine = Machine(0.004, 0.012)
+    costs = machine.measure(replace(LIMITS, max_tokens=2048), DecodeShape(256, 6))
+    assert 64 < costs.rows[-1] < 256 * 6
+    assert machine.now_s < 3.2
+
+
 def test_no_step_is_outside_the_limits() -> None:
     limits = replace(LIMITS, max_tokens=3, max_len=2, num_blocks=2, block_size=1)
     machine = Machine(0.0001, 0.001)
-    costs = machine.measure(limits, has_proposals=True)
+    costs = machine.measure(limits, DecodeShape(2, 2), has_proposals=True)
     assert costs.rows == (1, 2, 3)
     assert all(list(one.block_table) == [0, 1] for batch in machine.batches for one in batch)
     assert {one.num_proposals for batch in machine.batches for one in batch} == {0, 2}
