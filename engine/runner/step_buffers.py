@@ -44,7 +44,8 @@ class RowBuffer:
 
     def __init__(self, num_rows: int, width: int) -> None:
         self._num_rows, self._width = num_rows, width
-        self._values = np.empty(num_rows * width, np.float32)
+        # Its pages are taken now, so that a measurement at the start counts all of them.
+        self._values = np.full(num_rows * width, 0.0, np.float32)
         self.num_bytes = self._values.nbytes
 
     def first(self, num_rows: int, width: int | None = None) -> np.ndarray:
