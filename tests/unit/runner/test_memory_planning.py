@@ -19,6 +19,7 @@ from common.token_budget import get_max_chunk_tokens, tokens_per_seq
 from engine.core.plan import ScheduledSequence
 from engine.core.step_batch import batch_of
 from engine.runner.flat_batch import BatchLimits
+from engine.runner.kv_cache import HostMemory
 from engine.runner.load import load_model_runner
 from engine.runner.model_runner import ModelRunner
 from engine.runner.profile_step import profile_batches
@@ -26,12 +27,12 @@ from engine.runner.step_buffers import StepShape
 from tests.equality.pressure import BLOCK_SIZE, Node
 from tests.unit.runner.mtp_running import write_inside
 from tests.unit.runner.running import logits_of, scheduled
-from tests.unit.runner.tiny_checkpoints import prompt_of
+from tests.unit.runner.tiny_checkpoints import CONFIGS, prompt_of
 
 MIB = 1 << 20
 NUM_SEATS = 6
 NUM_DRAFTS = 3
-BUDGET = 600
+BUDGET = 1500
 OBJECTS_BYTES = 96 << 10
 """Of the interpreter, for a step: a row of hidden states for each token would take more."""
 METHODS = ("none", "ngram", "suffix", "mtp")
@@ -63,6 +64,7 @@ def planned(
     method: str = "none",
     max_chunk_tokens: int = 64,
     swap_space: int = 0,
+    host_memory: HostMemory | None = None,
     **engine: object,
 ) -> ModelRunner:
     settings: dict[str, object] = {"block_size": BLOCK_SIZE, "attention_backend": "numba"}
@@ -73,6 +75,7 @@ def planned(
         speculation=SpeculationConfig(speculative_method=method, num_speculative_tokens=drafts),
         swap_space=swap_space,
         max_chunk_tokens=max_chunk_tokens,
+        host_memory=host_memory,
         meter=meter,
     )
 
@@ -94,6 +97,24 @@ def test_the_cache_is_what_the_step_leaves_of_the_share(folder: Path, backend: s
     assert (runner.memory.step_buffer_bytes > 0) == (backend == "numba")
     more = planned(folder, FakeMeter(), attention_backend=backend, memory_fraction=0.8)
     assert more.num_blocks == 50 * MIB // runner.layout.block_bytes
+
+
+@pytest.mark.parametrize(("kv_cache_memory", "is_touched"), [(0, False), (4 * MIB, True)])
+def test_memory_that_others_can_read_is_taken_for_the_cache_alone(
+    folder: Path, kv_cache_memory: int, is_touched: bool
+) -> None:
+    taken: list[tuple[np.ndarray, bool]] = []
+
+    def host_memory(num_bytes: int, is_touched: bool) -> np.ndarray:
+        taken.append((np.zeros(num_bytes, np.uint8), is_touched))
+        return taken[-1][0]
+
+    runner = planned(folder, FakeMeter(), host_memory=host_memory, kv_cache_memory=kv_cache_memory)
+    [(memory, was_touched)] = taken
+    assert was_touched == is_touched
+    assert np.shares_memory(runner.kv_bytes, memory)
+    logits_of(runner, scheduled(prompt_of(20), 0, [3, 4]))
+    assert memory.any()
 
 
 def test_swapped_blocks_are_part_of_the_share(folder: Path) -> None:
@@ -276,6 +297,10 @@ def test_no_step_takes_more_memory_than_the_largest_one(
     assert served.most_sequences == NUM_SEATS
     assert served.largest_step <= most
     assert served.highest_bytes <= profiled.highest_bytes + OBJECTS_BYTES
+    if has_local_prefill:
+        # Nothing with a row of floats for each token is made in a step: that is in the buffers.
+        row_bytes = CONFIGS["llama"]["hidden_size"] * 4
+        assert profiled.highest_bytes < most * row_bytes
     counted = node.scheduler.statistics().counters
     assert (counted.num_drafted > 0) == (method != "none")
     assert counted.num_preemptions > 0
