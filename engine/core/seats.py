@@ -28,12 +28,13 @@ SAMPLING_COLUMNS = np.dtype(
         ("frequency_penalty", np.float64),
         ("seed", np.uint64),
         ("num_logprobs", np.int64),
+        ("min_tokens", np.int64),
     ]
 )
 """One row of sampling parameters. `num_logprobs` is -1 when none are asked for."""
 
 
-def sampling_row(params: SamplingParams) -> tuple[float, ...]:
+def _sampling_row(params: SamplingParams) -> tuple[float, ...]:
     """Return the values of `SAMPLING_COLUMNS`, in their order."""
     return (
         params.temperature,
@@ -45,6 +46,7 @@ def sampling_row(params: SamplingParams) -> tuple[float, ...]:
         params.frequency_penalty,
         params.seed,
         -1 if params.logprobs is None else params.logprobs,
+        params.min_tokens,
     )
 
 
@@ -64,6 +66,7 @@ class Seats:
         self.num_blocks: Ints = np.zeros(num_seats, np.int64)
         self.max_new_tokens: Ints = np.zeros(num_seats, np.int64)
         self.sampling = np.zeros(num_seats, SAMPLING_COLUMNS)
+        self.params: list[SamplingParams | None] = [None] * num_seats
         self._free = list(range(num_seats - 1, -1, -1))
 
     def take(self, sequence: Sequence) -> None:
@@ -76,13 +79,19 @@ class Seats:
         self.num_prompt[seat] = sequence.num_prompt
         self.num_known[seat] = sequence.num_known
         self.max_new_tokens[seat] = sequence.max_new_tokens
-        self.sampling[seat] = sampling_row(sequence.request.sampling)
+        self.set_params(seat, sequence.request.sampling)
+
+    def set_params(self, seat: int, params: SamplingParams) -> None:
+        """Write the sampling parameters of a seat."""
+        self.params[seat] = params
+        self.sampling[seat] = _sampling_row(params)
 
     def leave(self, sequence: Sequence) -> None:
         """Empty the sequence's seat."""
         seat = sequence.seat
         for column in (self.num_prompt, self.num_known, self.num_blocks, self.max_new_tokens):
             column[seat] = 0
+        self.params[seat] = None
         self._free.append(seat)
         sequence.seat = NO_SEAT
 

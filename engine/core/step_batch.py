@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.core.plan import ScheduledSequence
-from engine.core.seats import Seats, sampling_row
+from engine.core.seats import Seats
 
 Ints = npt.NDArray[np.int64]
 
@@ -55,6 +55,12 @@ class StepBatch(Sequence[ScheduledSequence]):
             self._views = [self._view(i) for i in range(len(self.rows))]
         return self._views[index]
 
+    def drafts(self, entry: int) -> list[int]:
+        """Return the drafts of an entry."""
+        row, end = self.rows[entry], self.starts[entry] + self.num_tokens[entry]
+        drafts: list[int] = self.seats.token_ids[row, end - self.num_drafts[entry] : end].tolist()
+        return drafts
+
     def only(self, entries: Sequence[int]) -> StepBatch:
         """Return the part of the batch with these entries."""
         kept = np.array(entries, np.int64)
@@ -74,7 +80,8 @@ class StepBatch(Sequence[ScheduledSequence]):
 def batch_of(entries: Sequence[ScheduledSequence]) -> StepBatch:
     """Return entries that no scheduler made as a batch over seats of their own.
 
-    A row's history for penalties is `sample`'s; without a known next token it is -1.
+    Without a known next token, it is -1. Raises `ValueError` for penalties with a `sample` whose
+    tokens do not end where the entry's known tokens do.
     """
     longest = max((max(0, e.start) + len(e.token_ids) for e in entries), default=0)
     histories = [_history(entry) for entry in entries]
@@ -89,8 +96,12 @@ def batch_of(entries: Sequence[ScheduledSequence]) -> StepBatch:
             tokens[end] = -1 if entry.next_token_id is None else entry.next_token_id
         else:
             seats.num_known[row] = end - entry.num_drafts
+            if entry.sample.params.has_penalties and len(history) != seats.num_known[row]:
+                raise ValueError(
+                    f"{len(history)} tokens before the draw: wanted {seats.num_known[row]}"
+                )
             seats.num_prompt[row] = seats.num_known[row] - entry.sample.output_index
-            seats.sampling[row] = sampling_row(entry.sample.params)
+            seats.set_params(row, entry.sample.params)
         seats.block_tables[row, : len(entry.block_table)] = entry.block_table
         seats.num_blocks[row] = len(entry.block_table)
     batch = StepBatch(

@@ -24,10 +24,11 @@ With either, `mtp` drafts tokens with one more layer.
     layers_out          reports a step's layers as they become readable
     landings_in         copies landed KV to a device beside running steps
     host_pool           swapped-out blocks in host memory
-    verification        draws a step's tokens and verifies drafts
+    verification        accepts drafts from what was drawn after each row
+    host_draw           draws from logits on the host
     device_draw         draws with one read from a device: device_sampler finds the tokens that can
                         be drawn (device_noise: their noise), head_draw draws from them exactly
-    sampler             from logits to tokens; sample_kernels: one row; philox: the noise
+    sampler             from logits to tokens, all rows at once
     checkpoint          safetensors, checked before any weight is read
     model_spec          the parameters of a decoder; decoder: its three parts
     numba_layer, weight_memory   weights packed for the CPU kernels

@@ -20,10 +20,11 @@ from engine.runner.flat_batch import BatchLimits
 from engine.runner.framework import has_gpu, paddle
 from engine.runner.fused_attention import FusedAttention
 from engine.runner.fused_check import flash_problem, paged_problem
+from engine.runner.host_draw import MAX_SAMPLED_ROWS
 from engine.runner.kernels.attention_plan import PIECE_KEYS
 from engine.runner.kv_cache import HostMemory, KVCache
 from engine.runner.memory_meter import MemoryMeter, memory_meter
-from engine.runner.model_runner import MAX_SAMPLED_ROWS, ModelRunner
+from engine.runner.model_runner import ModelRunner
 from engine.runner.model_spec import DecoderSpec
 from engine.runner.mtp.draft_step import MtpLayer
 from engine.runner.mtp.mtp_weights import MtpWeights
@@ -73,7 +74,7 @@ def assemble_runner(
     shape = StepShape(
         num_tokens=max_chunk_tokens,
         num_seqs=min(engine.max_num_seqs, max_chunk_tokens),
-        num_logits_rows=min(max(MAX_SAMPLED_ROWS, 1 + num_drafts), max_chunk_tokens),
+        num_logits_rows=min(MAX_SAMPLED_ROWS, max_chunk_tokens),
     )
     attention = None
     if backend != "numba":

@@ -2,33 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from engine.core.plan import SampleInput
+from engine.core.step_batch import StepBatch
 from engine.runner.device_sampler import DeviceSampler
 from engine.runner.framework import paddle
+from engine.runner.host_draw import add_draws
 from engine.runner.paddle_decoder import PaddleDecoder
-from engine.runner.sampler import BadLogits, Sampled, Sampler
+from engine.runner.sampler import SampledRows, Sampler
+from engine.runner.verification import Draws, draw_inputs
 
 _ROWS_AT_A_TIME = 64
 """Rows of logits that are held on the device at a time, with the noise of each."""
-
-
-class DrawnRows:
-    """What was drawn from rows, by their numbers. Stands in for a `Sampler` over the rows."""
-
-    def __init__(self, drawn: dict[int, Sampled | BadLogits]) -> None:
-        self._drawn = drawn
-
-    def sample(self, row: int, one: SampleInput) -> Sampled:
-        """Return what was drawn from a row; raises `BadLogits` if nothing could be."""
-        found = self._drawn[row]
-        if isinstance(found, BadLogits):
-            raise found
-        return found
 
 
 class DeviceDraw:
@@ -39,10 +26,13 @@ class DeviceDraw:
     ) -> None:
         self._decoder = decoder
         self._on_device = DeviceSampler(vocab_size, eos_token_ids)
-        self._on_host = Sampler(vocab_size, eos_token_ids)
+        self._on_host = Sampler(vocab_size)
 
-    def draw(self, hidden: Any, rows: np.ndarray, inputs: Sequence[SampleInput]) -> DrawnRows:
-        """Draw from the logits after each of `rows`; `inputs` has one entry per row."""
+    def draw(self, hidden: Any, sampled: np.ndarray, rows: SampledRows, batch: StepBatch) -> Draws:
+        """Draw from the logits after rows `sampled` of `hidden`."""
+        if not len(sampled):
+            return Draws()
+        inputs = list(draw_inputs(batch))
         groups = [
             range(first, min(first + _ROWS_AT_A_TIME, len(inputs)))
             for first in range(0, len(inputs), _ROWS_AT_A_TIME)
@@ -50,41 +40,44 @@ class DeviceDraw:
         width = self._on_device.width(inputs)
         parts = [
             self._on_device.find(
-                self._decoder.device_logits(hidden, rows[group.start : group.stop]),
+                self._decoder.device_logits(hidden, sampled[group.start : group.stop]),
                 inputs[group.start : group.stop],
                 width,
             )
             for group in groups
         ]
-        drawn: dict[int, Sampled | BadLogits] = {}
-        for row, (found, one) in enumerate(zip(_read(parts), inputs, strict=True)):
-            token_id = self._on_device.draw(found, width, one)
-            if token_id is not None:
-                drawn[row] = token_id, None
+        found = [
+            self._on_device.draw(head, width, one)
+            for head, one in zip(_read(parts), inputs, strict=True)
+        ]
+        draws = Draws([token_id or 0 for token_id in found], [True] * len(found))
         for group in groups:
-            left = [row for row in group if row not in drawn]
-            if left:
-                self._draw_on_host(hidden, rows, inputs, group, left, drawn)
-        return DrawnRows(drawn)
+            left = np.array([row for row in group if found[row] is None], np.int64)
+            if len(left):
+                self._draw_on_host(hidden, sampled, rows, group, left, draws)
+        return draws
 
     def _draw_on_host(
         self,
         hidden: Any,
-        rows: np.ndarray,
-        inputs: Sequence[SampleInput],
+        sampled: np.ndarray,
+        rows: SampledRows,
         group: range,
-        left: list[int],
-        drawn: dict[int, Sampled | BadLogits],
+        left: np.ndarray,
+        draws: Draws,
     ) -> None:
         """Draw for rows of a group from their whole logits."""
         # Of the whole group again: products of another shape would differ in their last bits.
-        logits = self._decoder.device_logits(hidden, rows[group.start : group.stop])
-        places = paddle.to_tensor(np.array(left) - group.start)
-        for row, values in zip(left, paddle.gather(logits, places).numpy(), strict=True):
-            try:
-                drawn[row] = self._on_host.sample(values, inputs[row])
-            except BadLogits as error:
-                drawn[row] = error
+        logits = self._decoder.device_logits(hidden, sampled[group.start : group.stop])
+        places = paddle.to_tensor(left - group.start)
+        part = Draws()
+        values = paddle.gather(logits, places).numpy()
+        add_draws(part, self._on_host, values, rows.take(left))
+        for number, row in enumerate(left.tolist()):
+            draws.token_ids[row] = part.token_ids[number]
+            draws.is_drawn[row] = part.is_drawn[number]
+            if number in part.logprobs:
+                draws.logprobs[row] = part.logprobs[number]
 
 
 def _read(parts: list[paddle.Tensor]) -> np.ndarray:

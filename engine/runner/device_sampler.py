@@ -17,7 +17,7 @@ from engine.core.stop_rules import withheld_token_ids
 from engine.runner.device_noise import DeviceNoise
 from engine.runner.framework import paddle
 from engine.runner.head_draw import Head, draw_from_head, is_unfiltered
-from engine.runner.sampler import GREEDY_BELOW
+from engine.runner.kernels.sample_rows import GREEDY_BELOW
 
 NUM_KEPT = 512
 """Tokens of a row's head where filters decide what can be drawn."""

@@ -16,9 +16,9 @@ import numpy as np
 from numba import uint32
 
 from engine.core.plan import SampleInput
-from engine.runner.philox import philox_blocks
-from engine.runner.sample_kernels import gumbel_noise, kept_prefix
-from engine.runner.sampler import GREEDY_BELOW, penalise
+from engine.runner.kernels.filters import gumbel_noise, kept_prefix
+from engine.runner.kernels.philox import philox_blocks
+from engine.runner.kernels.sample_rows import GREEDY_BELOW
 
 _MARGIN = 1e-5
 """How much of a value a device's rounding may change; ten times what float32 explains."""
@@ -89,9 +89,26 @@ def _changed(
             prompt_token_ids=_places(ids, one.prompt_token_ids).tolist(),
             output_token_ids=_places(ids, one.output_token_ids).tolist(),
         )
-        penalise(changed, places)
+        _penalise(changed, places)
     changed[_places(ids, withheld)] = -np.inf
     return changed
+
+
+def _penalise(values: np.ndarray, one: SampleInput) -> None:
+    """Apply penalties to `values`; the tokens of `one` are places in it."""
+    params = one.params
+    output = np.asarray(one.output_token_ids, np.int64)
+    if params.repetition_penalty != 1.0:
+        is_seen = np.zeros(len(values), np.bool_)
+        is_seen[np.asarray(one.prompt_token_ids, np.int64)] = True
+        is_seen[output] = True
+        penalty = np.float32(params.repetition_penalty)
+        seen = values[is_seen]
+        values[is_seen] = np.where(seen > 0, seen / penalty, seen * penalty)
+    if params.frequency_penalty != 0.0 or params.presence_penalty != 0.0:
+        distinct, counts = np.unique(output, return_counts=True)
+        penalties = params.frequency_penalty * counts + params.presence_penalty
+        values[distinct] -= penalties.astype(np.float32)
 
 
 def _places(ids: np.ndarray, token_ids: Sequence[int]) -> np.ndarray:
@@ -116,7 +133,7 @@ def _kept(head: Head, depths: np.ndarray, one: SampleInput, vocab_size: int) -> 
         return None
     weights = np.exp(-depths)
     if has_top_k or head.is_whole or params.top_p >= 1.0:
-        end = kept_prefix(depths, weights, params.top_k, params.top_p, params.min_p)
+        end = kept_prefix(depths, weights, -1.0, params.top_k, params.top_p, params.min_p)
     else:
         found = _top_p(depths, weights, params.top_p * head.total)
         if found is None:
@@ -126,7 +143,9 @@ def _kept(head: Head, depths: np.ndarray, one: SampleInput, vocab_size: int) -> 
         if end[0] > deepest:
             end = deepest, len(depths)
     # No token outside the head is as likely as the head's last one, but for rounding.
-    last_depth = kept_prefix(depths, weights, params.top_k, 1.0, 0.0)[0] if has_top_k else end[0]
+    last_depth = (
+        kept_prefix(depths, weights, -1.0, params.top_k, 1.0, 0.0)[0] if has_top_k else end[0]
+    )
     edge = float(depths.max())
     if not head.is_whole and not last_depth < edge - _MARGIN * edge - _MARGIN:
         return None
@@ -157,7 +176,7 @@ def _best(ids: np.ndarray, depths: np.ndarray, one: SampleInput) -> tuple[int, f
 
 @numba.njit("float64[::1](int64[::1], float32[::1], uint64, uint32)", nogil=True, cache=True)
 def _scores(ids: np.ndarray, depths: np.ndarray, seed: int, output_index: int) -> np.ndarray:
-    """Return noise - depth of each token; see `sample_kernels.draw`."""
+    """Return noise - depth of each token; see `kernels.filters.draw`."""
     words = np.empty((4, 1), np.uint32)
     scores = np.empty(len(ids), np.float64)
     for at in range(len(ids)):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -24,17 +24,15 @@ from engine.core.step_batch import StepBatch, batch_of
 from engine.runner.decoder import Decoder
 from engine.runner.device_draw import DeviceDraw
 from engine.runner.flat_batch import BatchLimits, FlatBatch, flatten
+from engine.runner.host_draw import HostDraw
 from engine.runner.host_pool import HostPool
 from engine.runner.kv_cache import KVCache
 from engine.runner.landings_in import LandingCopy
 from engine.runner.layers_out import FinishedCopy
 from engine.runner.mtp.draft_step import MtpLayer, plan_drafts, run_drafts
-from engine.runner.sampler import BadLogits, Sampler
+from engine.runner.sampler import sampled_rows
 from engine.runner.step_costs import DecodeShape, measure_step_costs
-from engine.runner.verification import Rows, RowSampler, draw_inputs, draw_tokens
-
-MAX_SAMPLED_ROWS = 64
-"""The most rows of logits in memory, except for a single sequence's: 39 MB at 152,000 tokens."""
+from engine.runner.verification import accept_drafts
 
 
 class ModelRunner:
@@ -64,9 +62,8 @@ class ModelRunner:
         self._cache = cache
         self._limits = limits
         self._widest = widest
-        self._sampler = Sampler(limits.vocab_size, eos_token_ids)
+        self._row_draw = device_draw or HostDraw(decoder, limits.vocab_size)
         self._mtp = mtp
-        self._device_draw = device_draw
         self._host_pool = HostPool(cache, swap_space)
         self._step_costs: StepCosts | None = None
 
@@ -135,52 +132,18 @@ class ModelRunner:
         for index in range(self._decoder.num_layers):
             self._decoder.run_layer(index, hidden)
             layers.on_computed(index)
-        results, bad = self._draw(batch, flat, hidden)
+        rows = sampled_rows(batch, self.vocab_size, self.eos_token_ids)
+        draws = self._row_draw.draw(hidden, flat.sampled_rows, rows, batch)
+        results, bad = accept_drafts(batch, draws)
         if self._mtp is not None:
             self._propose(self._mtp, batch, flat, hidden, results)
             layers.on_computed(self._decoder.num_layers)
         layers.finish()
         if bad:
-            raise SequencesFailed("logits are not finite", tuple(bad), tuple(results))
+            raise SequencesFailed(
+                "logits are not finite, or all tokens are withheld", tuple(bad), tuple(results)
+            )
         return results
-
-    def _draw(
-        self, batch: StepBatch, flat: FlatBatch, hidden: Any
-    ) -> tuple[list[DrawnTokens | None], list[int]]:
-        """Return what each entry drew, and the entries whose logits are not finite."""
-        results: list[DrawnTokens | None] = [None] * len(batch)
-        bad: list[int] = []
-        for entries, sampler, rows in self._samplers(batch, flat, hidden):
-            first = 0
-            for entry in entries:
-                sequence = batch[entry]
-                assert sequence.sample is not None
-                part = rows[first : first + sequence.num_drafts + 1]
-                first += len(part)
-                try:
-                    drawn = draw_tokens(sampler, part, sequence.sample, _drafts(sequence))
-                    results[entry] = drawn
-                except BadLogits:
-                    bad.append(entry)
-        return results, bad
-
-    def _samplers(
-        self, batch: StepBatch, flat: FlatBatch, hidden: Any
-    ) -> Iterator[tuple[list[int], RowSampler, Rows]]:
-        """Yield groups of entries that sample, with what samples their rows, and these rows."""
-        if self._device_draw is None:
-            for entries, rows in _sampled_groups(batch, flat):
-                yield entries, self._sampler, self._decoder.logits(hidden, rows)
-            return
-        inputs: list[SampleInput] = []
-        entries = []
-        for entry, sequence in enumerate(batch):
-            if sequence.sample is not None:
-                entries.append(entry)
-                inputs += draw_inputs(sequence.sample, _drafts(sequence))
-        if entries:
-            sampler = self._device_draw.draw(hidden, flat.sampled_rows, inputs)
-            yield entries, sampler, range(len(inputs))
 
     def _propose(
         self,
@@ -220,31 +183,9 @@ class ModelRunner:
                 repetition_penalty=1.1, presence_penalty=0.1, frequency_penalty=0.1,
             ),
         ):  # fmt: skip
-            sample = SampleInput(params, 0, [0], [])
+            sample = SampleInput(params, 0, [0] * length, [])
             self.execute([ScheduledSequence(0, [0] * length, 0, table, sample, num_proposals=2)])
             self.execute([ScheduledSequence(0, [0], length - 1, table, sample)])
         self._step_costs = measure_step_costs(
             self.execute, self._limits, self._widest, has_proposals=self._mtp is not None
         )
-
-
-def _drafts(sequence: ScheduledSequence) -> Sequence[int]:
-    return sequence.token_ids[len(sequence.token_ids) - sequence.num_drafts :]
-
-
-def _sampled_groups(
-    batch: Sequence[ScheduledSequence], flat: FlatBatch
-) -> Iterator[tuple[list[int], np.ndarray]]:
-    """Yield groups of a few entries that sample, with all of their sampled rows."""
-    first = count = 0
-    entries: list[int] = []
-    for entry, sequence in enumerate(batch):
-        if sequence.sample is None:
-            continue
-        if entries and count + sequence.num_drafts + 1 > MAX_SAMPLED_ROWS:
-            yield entries, flat.sampled_rows[first : first + count]
-            first, count, entries = first + count, 0, []
-        entries.append(entry)
-        count += sequence.num_drafts + 1
-    if entries:
-        yield entries, flat.sampled_rows[first:]

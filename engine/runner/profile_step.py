@@ -101,7 +101,8 @@ def _sequence(
     num_proposals: int,
 ) -> ScheduledSequence:
     table = [0] * blocks_for(start + length, limits.block_size)
-    sample = SampleInput(_PARAMS[index % len(_PARAMS)], 0, [0], [])
+    num_known = start + length - num_drafts
+    sample = SampleInput(_PARAMS[index % len(_PARAMS)], 0, [0] * num_known, [])
     return ScheduledSequence(
         0, [0] * length, start, table, sample, num_drafts=num_drafts, num_proposals=num_proposals
     )

@@ -1,4 +1,4 @@
-"""From logits to tokens: penalties, filters, the draw and log probabilities.
+"""From logits to tokens: penalties, filters, the draw and log probabilities, all rows at once.
 
 In this order, with the source of each rule:
 
@@ -7,7 +7,7 @@ In this order, with the source of each rule:
    is positive, logit * r elsewhere (CTRL, Keskar et al. 2019; transformers, vLLM).
 3. Frequency and presence penalty over output tokens: logit - frequency * count - presence * (count
    > 0) (the OpenAI API's definition).
-4. `min_tokens`: before so many output tokens, stop and end-of-sequence tokens have no logit (vLLM).
+4. Before `min_tokens` output tokens, no token that ends the output (vLLM).
 5. Temperature. 0, and anything below `GREEDY_BELOW`, is greedy: the largest logit.
 6. top-k: the k likeliest, exactly; top-p (Holtzman et al. 2019): of those the smallest set that
    holds at least p of their probability, at least one; min-p (Nguyen et al. 2024): of those the
@@ -20,129 +20,149 @@ Ties go to the lowest token id everywhere.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence, Set
+from collections.abc import Set
+from dataclasses import dataclass
 
 import numpy as np
+from numba import get_num_threads, set_num_threads
 
 from common.errors import InternalError
 from common.request import TokenLogprobs
-from engine.core.plan import SampleInput
+from engine.core.step_batch import StepBatch
 from engine.core.stop_rules import withheld_token_ids
-from engine.runner.sample_kernels import draw, kept_prefix, likeliest
-
-# Below this the division would leave float32's range. The largest logit would be drawn anyway
-# unless another one is within 1e-4 of it.
-GREEDY_BELOW = 1e-5
+from engine.runner.kernels.filters import likeliest
+from engine.runner.kernels.sample_rows import DRAWN, Scratch, sample_rows
+from engine.runner.numba_layer import KERNEL_LOCK
 
 
-Sampled = tuple[int, TokenLogprobs | None]
-"""A drawn token, with log probabilities if its request asked for them."""
+@dataclass(frozen=True, slots=True)
+class SampledRows:
+    """How the token after each row is drawn, as arrays `[rows]`.
+
+    `ways` has `SAMPLING_COLUMNS`. The tokens before the drawn one are the first `num_tokens` of row
+    `histories` of `token_ids`; `num_prompts` of them are the prompt's. Row r must not draw
+    `withheld_ids[withheld_starts[r]:withheld_starts[r + 1]]`.
+    """
+
+    ways: np.ndarray
+    output_indices: np.ndarray
+    token_ids: np.ndarray
+    histories: np.ndarray
+    num_prompts: np.ndarray
+    num_tokens: np.ndarray
+    withheld_starts: np.ndarray
+    withheld_ids: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.ways)
+
+    def take(self, rows: np.ndarray) -> SampledRows:
+        """Return these rows."""
+        starts, ends = self.withheld_starts[rows], self.withheld_starts[rows + 1]
+        withheld = [self.withheld_ids[a:b] for a, b in zip(starts, ends, strict=True) if a < b]
+        return SampledRows(
+            self.ways[rows],
+            self.output_indices[rows],
+            self.token_ids,
+            self.histories[rows],
+            self.num_prompts[rows],
+            self.num_tokens[rows],
+            np.concatenate(([0], np.cumsum(ends - starts))),
+            np.concatenate(withheld) if withheld else self.withheld_ids[:0],
+        )
 
 
-class BadLogits(InternalError):
-    """No token can be drawn from a row of logits: NaN, infinities, or every token withheld."""
+def sampled_rows(batch: StepBatch, vocab_size: int, eos_token_ids: Set[int]) -> SampledRows:
+    """Return the rows of a batch's draws, in the order of `FlatBatch.sampled_rows`."""
+    seats = batch.seats
+    entries = np.flatnonzero(batch.is_sampled)
+    counts = batch.num_drafts[entries] + 1
+    histories = np.repeat(batch.rows[entries], counts)
+    before = np.repeat(np.cumsum(counts) - counts, counts)
+    num_tokens = seats.num_known[histories] + np.arange(len(histories)) - before
+    output_indices = num_tokens - seats.num_prompt[histories]
+    ways = seats.sampling[histories]
+    starts = np.zeros(len(histories) + 1, np.int64)
+    withheld: list[int] = []
+    for row in np.flatnonzero(output_indices < ways["min_tokens"]):
+        params = seats.params[histories[row]]
+        assert params is not None
+        ids = withheld_token_ids(params, int(output_indices[row]), eos_token_ids)
+        # An id outside the vocabulary, of a client or a checkpoint, is never drawn anyway.
+        ids = [one for one in ids if 0 <= one < vocab_size]
+        withheld += ids
+        starts[row + 1] = len(ids)
+    return SampledRows(
+        ways,
+        output_indices,
+        seats.token_ids,
+        histories,
+        seats.num_prompt[histories],
+        num_tokens,
+        np.cumsum(starts),
+        np.array(withheld, np.int64),
+    )
 
 
 class Sampler:
-    """Draws tokens. It keeps no state: a result is a function of a row and its input.
+    """Draws tokens. A result is a function of a row and its `SampledRows` alone.
 
-    Any thread may use it.
+    Only its working memory is kept between calls, so one thread at a time may use it.
     """
 
-    def __init__(self, vocab_size: int, eos_token_ids: Set[int] = frozenset()) -> None:
-        """Draw from `vocab_size` tokens; `eos_token_ids` end an output, see `min_tokens`."""
-        self.vocab_size = vocab_size
-        self._eos_token_ids = eos_token_ids
+    def __init__(self, vocab_size: int) -> None:
+        self._scratch = Scratch(vocab_size, get_num_threads())
 
-    def sample(self, logits: np.ndarray, one: SampleInput) -> Sampled:
-        """Draw the token of one row.
+    def draw(self, logits: np.ndarray, rows: SampledRows) -> tuple[np.ndarray, np.ndarray]:
+        """Draw one token from each row of `logits`; return token ids and whether there is one.
 
-        `logits` is `[vocab_size]`, float32, contiguous and writable; its contents are destroyed.
-        Raises `BadLogits`, an `InternalError`, when it holds NaN or infinities or no token may be
-        drawn, and `InternalError` when shape, type or token ids do not fit.
+        There is none where a row holds NaN or infinities, or where every token is withheld.
+        `logits` is `[rows, vocab_size]`, float32, contiguous; it is not changed. Raises
+        `InternalError` when its shape or type, or a token of a penalised history, does not fit.
         """
-        wanted = (self.vocab_size,)
-        if logits.shape != wanted or logits.dtype != np.float32 or not logits.flags.carray:
+        vocab_size = self._scratch.counts.shape[1]
+        wanted = (len(rows), vocab_size)
+        if logits.shape != wanted or logits.dtype != np.float32 or not logits.flags.c_contiguous:
             raise InternalError(
-                f"logits are {logits.dtype} {logits.shape}: wanted writable, C-contiguous float32 "
-                f"{wanted}"
+                f"logits are {logits.dtype} {logits.shape}: wanted C-contiguous float32 {wanted}"
             )
-        withheld = withheld_token_ids(one.params, one.output_index, self._eos_token_ids)
-        token = _sample_row(logits, one, withheld)
-        if token is None:
-            raise BadLogits(
-                "the logits hold NaN or infinite values, or every token is withheld: wanted finite "
-                "numbers"
+        _check_histories(rows, vocab_size)
+        drawn, outcomes = np.zeros(len(rows), np.int64), np.zeros(len(rows), np.int8)
+        scratch = self._scratch
+        set_num_threads(scratch.num_threads)  # numba stores it per thread, and this one may be new
+        with KERNEL_LOCK:
+            sample_rows(
+                logits, rows.ways, rows.output_indices, rows.token_ids, rows.histories,
+                rows.num_prompts, rows.num_tokens, rows.withheld_starts, rows.withheld_ids,
+                scratch.values, scratch.depths, scratch.weights, scratch.shallow, scratch.counts,
+                scratch.listed_ids, scratch.listed, drawn, outcomes,
+            )  # fmt: skip
+        return drawn, outcomes == DRAWN
+
+
+def _check_histories(rows: SampledRows, vocab_size: int) -> None:
+    """Check the tokens that penalties look at; the kernels do not check bounds."""
+    ways = rows.ways
+    is_penalised = (
+        (ways["repetition_penalty"] != 1.0)
+        | (ways["frequency_penalty"] != 0.0)
+        | (ways["presence_penalty"] != 0.0)
+    )
+    for row in np.flatnonzero(is_penalised):
+        ids = rows.token_ids[rows.histories[row], : rows.num_tokens[row]]
+        if len(ids) and (ids.min() < 0 or ids.max() >= vocab_size):
+            raise InternalError(
+                f"token ids {ids.min()} to {ids.max()}: wanted 0 to {vocab_size - 1}, the "
+                "vocabulary"
             )
-        return token
 
 
-def _sample_row(
-    row: np.ndarray, one: SampleInput, withheld_token_ids: Sequence[int]
-) -> Sampled | None:
-    """Return the token of one row, or None if none can be drawn. Overwrites `row`."""
-    params = one.params
-    raw = row if params.logprobs is None else row.copy()
-    if params.has_penalties:
-        penalise(row, one)
-    if not np.isfinite(row).all():
-        return None
-    if withheld_token_ids:
-        # An id outside the vocabulary, of a client or a checkpoint, is never drawn anyway.
-        row[[one_id for one_id in withheld_token_ids if 0 <= one_id < len(row)]] = -np.inf
-    token_id = int(row.argmax())
-    if row[token_id] == -np.inf:
-        return None
-    if params.temperature >= GREEDY_BELOW:
-        token_id = _drawn(row, row[token_id], one)
-    if params.logprobs is None:
-        return token_id, None
-    return token_id, _logprobs(raw, token_id, params.logprobs)
-
-
-def penalise(row: np.ndarray, one: SampleInput) -> None:
-    """Change the logits of tokens in the prompt or the output, see rules 2 and 3."""
-    params = one.params
-    prompt_ids = _token_ids(one.prompt_token_ids, len(row))
-    output_ids = _token_ids(one.output_token_ids, len(row))
-    if params.repetition_penalty != 1.0:
-        is_seen = np.zeros(len(row), np.bool_)
-        is_seen[prompt_ids] = True
-        is_seen[output_ids] = True
-        penalty = np.float32(params.repetition_penalty)
-        row[is_seen] = np.where(row[is_seen] > 0, row[is_seen] / penalty, row[is_seen] * penalty)
-    if params.frequency_penalty != 0.0 or params.presence_penalty != 0.0:
-        distinct_ids, counts = np.unique(output_ids, return_counts=True)
-        penalties = params.frequency_penalty * counts + params.presence_penalty
-        row[distinct_ids] -= penalties.astype(np.float32)
-
-
-def _token_ids(token_ids: Sequence[int], vocab_size: int) -> np.ndarray:
-    ids = np.asarray(token_ids, dtype=np.int64)
-    if len(ids) and (ids.min() < 0 or ids.max() >= vocab_size):
-        raise InternalError(
-            f"token ids {ids.min()} to {ids.max()}: wanted 0 to {vocab_size - 1}, the vocabulary"
-        )
-    return ids
-
-
-def _drawn(row: np.ndarray, largest: np.float32, one: SampleInput) -> int:
-    """Return the drawn token. Turns `row` into depths (see sample_kernels)."""
-    params = one.params
-    with np.errstate(over="ignore"):  # an infinite depth is valid
-        np.subtract(largest, row, out=row)
-        np.divide(row, np.float32(params.temperature), out=row)
-    weights = np.exp(-row) if params.top_p < 1.0 else row
-    last_depth, last_id = kept_prefix(row, weights, params.top_k, params.top_p, params.min_p)
-    return int(draw(row, last_depth, last_id, np.uint64(params.seed), np.uint32(one.output_index)))
-
-
-def _logprobs(raw: np.ndarray, token_id: int, num_top: int) -> TokenLogprobs:
-    """Return the log-softmax of the model's logits at the drawn token and at the likeliest ones."""
-    largest = raw.max()
-    log_sum = float(largest) + math.log(np.exp(raw - largest).sum(dtype=np.float64))
-    top = likeliest(raw, min(num_top, len(raw)))
+def token_logprobs(logits: np.ndarray, token_id: int, num_top: int) -> TokenLogprobs:
+    """Return the log-softmax of one row of logits at the drawn token and at the likeliest ones."""
+    largest = logits.max()
+    log_sum = float(largest) + math.log(np.exp(logits - largest).sum(dtype=np.float64))
+    top = likeliest(logits, min(num_top, len(logits)))
     return TokenLogprobs(
-        float(raw[token_id]) - log_sum,
-        tuple((int(one), float(raw[one]) - log_sum) for one in top),
+        float(logits[token_id]) - log_sum,
+        tuple((int(one), float(logits[one]) - log_sum) for one in top),
     )

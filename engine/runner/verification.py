@@ -1,4 +1,4 @@
-"""Draw a sequence's next tokens: one always, and one more for each draft that is accepted.
+"""Accept drafts: a step yields one token for each sequence, and one more for each accepted draft.
 
 A draft is accepted exactly when it equals the token that the model itself draws at that position,
 with that position's noise. So drafts change how many tokens a step yields and never which.
@@ -6,54 +6,77 @@ with that position's noise. So drafts change how many tokens a step yields and n
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
 
 from common.request import TokenLogprobs
 from engine.core.plan import DrawnTokens, SampleInput
-from engine.runner.sampler import Sampled
-
-Rows = Sequence[Any] | np.ndarray
-"""Rows of logits, or what else a sampler takes for a row."""
+from engine.core.step_batch import StepBatch
+from engine.runner.sampler import SampledRows
 
 
-class RowSampler(Protocol):
-    """Draws the token of one row."""
+@dataclass(slots=True)
+class Draws:
+    """What was drawn after each row of `FlatBatch.sampled_rows`, drafts' rows included.
 
-    def sample(self, row: Any, one: SampleInput) -> Sampled: ...
-
-
-def draw_inputs(first: SampleInput, draft_token_ids: Sequence[int]) -> Iterator[SampleInput]:
-    """Yield the inputs of the draws after 0, 1, … drafts; `first` is the first of them."""
-    yield first
-    for count in range(1, len(draft_token_ids) + 1):
-        yield replace(
-            first,
-            output_index=first.output_index + count,
-            output_token_ids=[*first.output_token_ids, *draft_token_ids[:count]],
-        )
-
-
-def draw_tokens(
-    sampler: RowSampler, rows: Rows, first: SampleInput, draft_token_ids: Sequence[int]
-) -> DrawnTokens:
-    """Return the accepted drafts and the model's own token after them.
-
-    Row j, of `drafts + 1` that `sampler` takes, follows the first j drafts; `first` describes the
-    draw of row 0. Rows behind the first difference are not read. Destroys logits; raises
-    `BadLogits` when a row that is needed is not finite.
+    `is_drawn` is False where no token could be drawn. `logprobs` are by row.
     """
-    drawn: list[int] = []
-    logprobs: list[TokenLogprobs] = []
-    wanted = [*draft_token_ids, None]
-    for row, one, draft in zip(rows, draw_inputs(first, draft_token_ids), wanted, strict=True):
-        token_id, of_token = sampler.sample(row, one)
-        drawn.append(token_id)
-        if of_token is not None:
-            logprobs.append(of_token)
-        if token_id != draft:
-            break
-    return DrawnTokens(tuple(drawn), tuple(logprobs))
+
+    token_ids: list[int] = field(default_factory=list)
+    is_drawn: list[bool] = field(default_factory=list)
+    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
+
+
+class RowDraw(Protocol):
+    """Draws a token after each sampled row of a step."""
+
+    def draw(self, hidden: Any, sampled: np.ndarray, rows: SampledRows, batch: StepBatch) -> Draws:
+        """Draw from the logits after rows `sampled` of `hidden`, in the way that `rows` describes.
+
+        `batch` is the step whose rows they are.
+        """
+
+
+def draw_inputs(batch: StepBatch) -> Iterator[SampleInput]:
+    """Yield the inputs of all draws of a batch one by one, in the order of the sampled rows."""
+    for entry in np.flatnonzero(batch.is_sampled).tolist():
+        first = batch[entry].sample
+        assert first is not None
+        yield first
+        drafts = batch.drafts(entry)
+        for count in range(1, len(drafts) + 1):
+            yield replace(
+                first,
+                output_index=first.output_index + count,
+                output_token_ids=[*first.output_token_ids, *drafts[:count]],
+            )
+
+
+def accept_drafts(batch: StepBatch, draws: Draws) -> tuple[list[DrawnTokens | None], list[int]]:
+    """Return what each entry drew, None where it draws nothing, and the entries that could not.
+
+    Rows behind the first wrong draft of an entry are not looked at.
+    """
+    results: list[DrawnTokens | None] = [None] * len(batch)
+    bad: list[int] = []
+    token_ids, logprobs = draws.token_ids, draws.logprobs
+    num_drafts = batch.num_drafts.tolist()
+    row = 0
+    for entry in np.flatnonzero(batch.is_sampled).tolist():
+        first = last = row
+        row += num_drafts[entry] + 1
+        if num_drafts[entry]:
+            drafts = batch.drafts(entry)
+            while last < first + len(drafts) and token_ids[last] == drafts[last - first]:
+                last += 1
+        if not all(draws.is_drawn[first : last + 1]):
+            bad.append(entry)
+            continue
+        found: tuple[TokenLogprobs, ...] = ()
+        if first in logprobs:
+            found = tuple(logprobs[one] for one in range(first, last + 1))
+        results[entry] = DrawnTokens(tuple(token_ids[first : last + 1]), found)
+    return results, bad

@@ -11,9 +11,10 @@ import numpy as np
 from common.config import EngineConfig, ModelConfig, SpeculationConfig
 from common.request import SamplingParams
 from engine.core.plan import SampleInput, ScheduledSequence
+from engine.runner.host_draw import HostDraw
 from engine.runner.load import load_model_runner
 from engine.runner.model_runner import ModelRunner
-from engine.runner.sampler import Sampler
+from engine.runner.sampler import SampledRows, Sampler
 
 GREEDY = SamplingParams(max_tokens=64, temperature=0.0)
 
@@ -45,9 +46,14 @@ class RecordingSampler:
     def __init__(self) -> None:
         self.logits: list[np.ndarray] = []
 
-    def sample(self, logits: np.ndarray, one: SampleInput) -> tuple[int, None]:
-        self.logits.append(logits.copy())
-        return int(logits.argmax()), None
+    def draw(self, logits: np.ndarray, rows: SampledRows) -> tuple[np.ndarray, np.ndarray]:
+        self.logits += [row.copy() for row in logits]
+        return logits.argmax(axis=1), np.ones(len(logits), np.bool_)
+
+
+def host_draw(runner: ModelRunner) -> HostDraw:
+    """What draws from the runner's logits on the host."""
+    return HostDraw(runner._decoder, runner.vocab_size)
 
 
 def scheduled(
@@ -61,12 +67,13 @@ def scheduled(
 def logits_of(runner: ModelRunner, *batch: ScheduledSequence) -> list[np.ndarray]:
     """The logits of a step's sampled sequences, in order."""
     recorder = RecordingSampler()
-    sampler, runner._sampler = runner._sampler, cast(Sampler, recorder)
-    on_device, runner._device_draw = runner._device_draw, None
+    recording = host_draw(runner)
+    recording._sampler = cast(Sampler, recorder)
+    row_draw, runner._row_draw = runner._row_draw, recording
     try:
         runner.execute(batch)
     finally:
-        runner._sampler, runner._device_draw = sampler, on_device
+        runner._row_draw = row_draw
     return recorder.logits
 
 

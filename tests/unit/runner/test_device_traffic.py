@@ -17,7 +17,7 @@ from engine.runner.kv_cache import KVCache
 from engine.runner.model_runner import ModelRunner
 from tests.fakes import fused_operators
 from tests.fakes.counting_device import CountingDevice
-from tests.unit.runner.running import load, scheduled
+from tests.unit.runner.running import host_draw, load, scheduled
 from tests.unit.runner.tiny_checkpoints import CONFIGS, prompt_of, write_checkpoint
 
 NUM_LAYERS = 4
@@ -92,8 +92,13 @@ SAMPLED = [
 def with_params(
     batch: Sequence[ScheduledSequence], params: Sequence[SamplingParams]
 ) -> list[ScheduledSequence]:
+    """The batch with these parameters; all tokens but each first one are drafts."""
     return [
-        replace(one, sample=SampleInput(given, 1, [7, 9], [9]), num_drafts=len(one.token_ids) - 1)
+        replace(
+            one,
+            sample=SampleInput(given, 1, [7] * one.start, [one.token_ids[0]]),
+            num_drafts=len(one.token_ids) - 1,
+        )
         for one, given in zip(batch, params, strict=True)
     ]
 
@@ -125,17 +130,17 @@ def test_rows_beyond_the_first_group_get_their_own_tokens(counted: Counted) -> N
         [replace(SAMPLED[at % 4], seed=at, logprobs=None if at % 3 else 1) for at in range(80)],
     )
     on_device = counted.runner.execute(batch)
-    counted.runner._device_draw = None
+    counted.runner._row_draw = host_draw(counted.runner)
     assert counted.runner.execute(batch) == on_device
 
 
 def test_tokens_drawn_on_the_device_are_those_of_the_host(counted: Counted) -> None:
     batch = with_params(step(4, 3, 1, 2), SAMPLED)
-    batch[2] = replace(
-        batch[2], sample=SampleInput(replace(SAMPLED[2], logprobs=3), 1, [7, 9], [9])
-    )
+    assert batch[2].sample is not None
+    asked = replace(SAMPLED[2], logprobs=3)
+    batch[2] = replace(batch[2], sample=replace(batch[2].sample, params=asked))
     on_device = counted.runner.execute(batch)
-    counted.runner._device_draw = None
+    counted.runner._row_draw = host_draw(counted.runner)
     assert counted.runner.execute(batch) == on_device
 
 

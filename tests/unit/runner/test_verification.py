@@ -5,20 +5,26 @@ from __future__ import annotations
 import json
 import math
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
 
 from common.request import SamplingParams, TokenLogprobs
-from engine.core.plan import DrawnTokens, SampleInput, SequencesFailed
+from engine.core.plan import DrawnTokens, SampleInput, ScheduledSequence, SequencesFailed
+from engine.core.step_batch import batch_of
+from engine.runner.decoder import Decoder
+from engine.runner.host_draw import HostDraw
 from engine.runner.model_runner import ModelRunner
-from engine.runner.sampler import BadLogits, Sampler
-from engine.runner.verification import draw_tokens
+from engine.runner.sampler import sampled_rows
+from engine.runner.verification import accept_drafts
 from tests.unit.runner.mtp_running import ids, only, slots, step
 from tests.unit.runner.running import load
 from tests.unit.runner.tiny_checkpoints import CONFIGS, prompt_of, write_checkpoint
+from tests.unit.sampler.draws import sample_one
 
 PROMPT = prompt_of(21)
 TABLE = [12, 3, 5, 1, 8, 20, 9, 10, 2, 6]
@@ -115,22 +121,51 @@ def test_more_drafts_than_rows_of_logits_are_held(runner: ModelRunner) -> None:
     assert ids(third) == wanted
 
 
+class GivenLogits:
+    """A decoder whose logits are given."""
+
+    def __init__(self, logits: np.ndarray) -> None:
+        self._logits = logits
+
+    def logits(self, hidden: object, rows: np.ndarray) -> np.ndarray:
+        return np.asarray(self._logits[rows])
+
+
+def drawn_from(
+    logits: np.ndarray,
+    first: SampleInput,
+    drafts: Sequence[int],
+    eos_token_ids: frozenset[int] = frozenset(),
+) -> DrawnTokens | None:
+    """What a sequence draws from its rows of logits, one more than drafts; None if it cannot."""
+    known = [*first.prompt_token_ids, *first.output_token_ids]
+    entry = ScheduledSequence(
+        0, [known[-1], *drafts], len(known) - 1, range(9), first, num_drafts=len(drafts)
+    )
+    batch = batch_of([entry])
+    rows = sampled_rows(batch, logits.shape[1], eos_token_ids)
+    draw = HostDraw(cast(Decoder, GivenLogits(logits)), logits.shape[1])
+    draws = draw.draw(None, np.arange(len(drafts) + 1), rows, batch)
+    (result,), bad = accept_drafts(batch, draws)
+    assert (result is None) == (bad == [0])
+    return result
+
+
 def test_each_place_is_drawn_with_its_own_noise_and_history() -> None:
     params = PARAMS["filtered"]
-    first = SampleInput(params, 4, [1, 2], [3, 3, 5, 5])
     logits = np.random.RandomState(0).standard_normal((4, 97)).astype(np.float32)
-    sampler = Sampler(97)
     drafts: list[int] = []
-    wanted: list[tuple[int, TokenLogprobs | None]] = []
+    wanted: list[tuple[int | None, TokenLogprobs | None]] = []
     for row in range(4):
         one = SampleInput(params, 4 + row, [1, 2], [3, 3, 5, 5, *drafts])
-        wanted.append(sampler.sample(logits[row].copy(), one))
+        wanted.append(sample_one(logits[row], one))
+        assert wanted[-1][0] is not None
         drafts.append(wanted[-1][0])
+    first = SampleInput(params, 4, [1, 2], [3, 3, 5, 5])
     for count in range(4):
-        part = logits[: count + 1].copy()
-        drawn = draw_tokens(sampler, part, first, drafts[:count])
+        drawn = drawn_from(logits, first, drafts[:count])
+        assert drawn is not None
         assert with_logprobs(drawn) == wanted[: count + 1]
-    assert first.output_token_ids == [3, 3, 5, 5]
 
 
 def test_each_place_is_drawn_with_its_own_output_index() -> None:
@@ -140,7 +175,8 @@ def test_each_place_is_drawn_with_its_own_output_index() -> None:
     logits[:, 7], logits[:, 5] = 2, 1
     first = SampleInput(params, 1, [1], [5])
     for drafts, wanted in (([5, 5], [5, 5, 7]), ([7, 5], [5]), ([5, 7], [5, 5])):
-        drawn = draw_tokens(Sampler(97, frozenset({7})), logits.copy(), first, drafts)
+        drawn = drawn_from(logits, first, drafts, frozenset({7}))
+        assert drawn is not None
         assert list(drawn.token_ids) == wanted
 
 
@@ -159,12 +195,12 @@ def test_only_rows_that_are_needed_must_be_finite() -> None:
     logits = np.zeros((3, 97), np.float32)
     logits[:, 7] = 1
     logits[2] = math.nan
-    first = SampleInput(PARAMS["greedy"], 0, [], [])
-    sampler = Sampler(97)
-    assert len(draw_tokens(sampler, logits.copy(), first, [8, 7]).token_ids) == 1
-    assert len(draw_tokens(sampler, logits.copy(), first, [7, 8]).token_ids) == 2
-    with pytest.raises(BadLogits):
-        draw_tokens(sampler, logits.copy(), first, [7, 7])
+    first = SampleInput(PARAMS["greedy"], 0, [1], [])
+    for drafts, count in (([8, 7], 1), ([7, 8], 2)):
+        drawn = drawn_from(logits, first, drafts)
+        assert drawn is not None
+        assert len(drawn.token_ids) == count
+    assert drawn_from(logits, first, [7, 7]) is None
 
 
 def test_a_sequence_with_bad_logits_spares_its_neighbours_drafts(runner: ModelRunner) -> None:

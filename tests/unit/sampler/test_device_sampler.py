@@ -13,8 +13,9 @@ from engine.core.plan import SampleInput
 from engine.runner.device_noise import DeviceNoise
 from engine.runner.device_sampler import DeviceSampler
 from engine.runner.framework import paddle
-from engine.runner.philox import philox_blocks
-from engine.runner.sampler import BadLogits, Sampler
+from engine.runner.kernels.philox import philox_blocks
+from engine.runner.sampler import Sampler
+from tests.unit.sampler.draws import draw_all
 
 EOS = frozenset({3})
 VOCAB_SIZES = [5, 40, 900, 6000]
@@ -60,14 +61,7 @@ def inputs_of(num_rows: int, vocab_size: int, seed: int) -> list[SampleInput]:
 
 
 def host_tokens(logits: np.ndarray, inputs: Sequence[SampleInput]) -> list[int | None]:
-    sampler = Sampler(logits.shape[1], EOS)
-    tokens: list[int | None] = []
-    for row, one in zip(logits.copy(), inputs, strict=True):
-        try:
-            tokens.append(sampler.sample(row, one)[0])
-        except BadLogits:
-            tokens.append(None)
-    return tokens
+    return draw_all(Sampler(logits.shape[1]), logits, inputs, EOS)
 
 
 def device_tokens(logits: np.ndarray, inputs: Sequence[SampleInput]) -> list[int | None]:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.runner.philox import philox_blocks
+from engine.runner.kernels.philox import philox_blocks
 
 UINT32 = st.integers(0, 2**32 - 1)
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from common.errors import InternalError
 from common.request import SamplingParams, TokenLogprobs
 from engine.core.plan import SampleInput
-from engine.runner.sampler import BadLogits, Sampled, Sampler
+from engine.runner.sampler import Sampler
+from tests.unit.sampler.draws import draw_all, expected_token, rows_of, sample_one
 
 VOCAB = 8
 
@@ -21,10 +22,6 @@ def one_input(
 ) -> SampleInput:
     sampling = SamplingParams(max_tokens=100, **params)
     return SampleInput(sampling, index, prompt, output)
-
-
-def sample_one(logits: list[float], one: SampleInput) -> Sampled:
-    return Sampler(len(logits)).sample(np.array(logits, np.float32), one)
 
 
 def test_greedy_takes_the_largest_and_the_lowest_id_of_equals() -> None:
@@ -127,15 +124,45 @@ def test_a_row_depends_on_nothing_but_itself(params: list[dict[str, Any]], seed:
     inputs = [
         one_input((1, 2, 3), (4, 4), index, **one_params) for index, one_params in enumerate(params)
     ]
-    sampler, rows = Sampler(vocab_size), logits.copy()
-    forwards = [sampler.sample(rows[i], one) for i, one in enumerate(inputs)]
-    alone = [sampler.sample(logits[i].copy(), one) for i, one in enumerate(inputs)]
-    backwards = [sampler.sample(logits[i], inputs[i]) for i in reversed(range(len(inputs)))]
-    assert forwards == alone == backwards[::-1]
+    sampler = Sampler(vocab_size)
+    together = draw_all(sampler, logits, inputs)
+    alone = [draw_all(sampler, logits[i : i + 1], [one])[0] for i, one in enumerate(inputs)]
+    backwards = draw_all(sampler, logits[::-1].copy(), inputs[::-1])
+    assert together == alone == backwards[::-1]
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    params=st.lists(PARAMS, min_size=1, max_size=4),
+    vocab_size=st.sampled_from([1, 5, 64, 300, 5000]),
+    spread=st.sampled_from([0.0, 0.5, 3.0, 12.0]),
+    seed=st.integers(0, 1000),
+    min_tokens=st.sampled_from([0, 3]),
+)
+def test_every_token_is_the_one_that_sorting_all_tokens_gives(
+    params: list[dict[str, Any]], vocab_size: int, spread: float, seed: int, min_tokens: int
+) -> None:
+    random = np.random.default_rng(seed)
+    logits = np.round(random.normal(size=(len(params), vocab_size)) * spread, 3).astype(np.float32)
+    eos = frozenset({0, vocab_size - 1}) if vocab_size > 2 else frozenset[int]()
+    inputs = [
+        one_input(
+            tuple(random.integers(0, vocab_size, 5).tolist()),
+            tuple(random.integers(0, vocab_size, 4).tolist()),
+            index,
+            min_tokens=min_tokens,
+            **one_params,
+        )
+        for index, one_params in enumerate(params)
+    ]
+    before = logits.copy()
+    found = draw_all(Sampler(vocab_size), logits, inputs, eos)
+    np.testing.assert_array_equal(logits, before)
+    assert found == [expected_token(row, one, eos) for row, one in zip(logits, inputs, strict=True)]
 
 
 def test_a_draw_depends_on_seed_and_index() -> None:
-    def draws(seed: int, indices: range) -> list[int]:
+    def draws(seed: int, indices: range) -> list[int | None]:
         return [sample_one([0.0] * 50, one_input(index=i, seed=seed))[0] for i in indices]
 
     assert draws(1, range(20)) == draws(1, range(20))
@@ -156,12 +183,12 @@ WAYS: list[dict[str, Any]] = [
 
 def drawn_with_ends(
     index: int, seed: int, min_tokens: int, params: dict[str, Any], ends: float
-) -> int:
+) -> int | None:
     """Draw with logits of `ends` at the stop token 1 and the end-of-sequence tokens 4 and 6."""
     logits = np.array([1.0, ends, 0.5, 0.0, ends, -1.0, ends, 0.2], np.float32)
     stops = {"stop_token_ids": (1, VOCAB)}
     one = one_input((), (1, 4), index, seed=seed, min_tokens=min_tokens, **stops, **params)
-    return Sampler(VOCAB, frozenset({4, 6, -1})).sample(logits, one)[0]
+    return sample_one(logits, one, frozenset({4, 6, -1}))[0]
 
 
 @pytest.mark.parametrize("params", WAYS)
@@ -184,7 +211,7 @@ def test_a_least_length_changes_no_other_draw(params: dict[str, Any]) -> None:
 
 def test_logprobs_are_the_models_own_where_ends_are_withheld() -> None:
     one = one_input(temperature=0, logprobs=1, min_tokens=1)
-    token_id, logprobs = Sampler(2, frozenset({1})).sample(np.array([0.0, 1.0], np.float32), one)
+    token_id, logprobs = sample_one([0.0, 1.0], one, frozenset({1}))
     assert token_id == 0
     assert logprobs is not None
     assert logprobs.logprob == pytest.approx(-math.log(1 + math.e))
@@ -194,38 +221,35 @@ def test_logprobs_are_the_models_own_where_ends_are_withheld() -> None:
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_row_without_a_token_that_may_be_drawn_is_refused(temperature: float) -> None:
     one = one_input(temperature=temperature, min_tokens=1, stop_token_ids=(0,))
-    with pytest.raises(BadLogits, match="withheld"):
-        Sampler(2, frozenset({1})).sample(np.zeros(2, np.float32), one)
+    assert sample_one([0.0, 0.0], one, frozenset({1}))[0] is None
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_nothing_is_drawn_from_a_bad_row(value: float, temperature: float) -> None:
     logits = [0.0, 0.0, 50.0, 0.0, 0.0, value, 0.0, 0.0]
-    with pytest.raises(BadLogits, match="NaN or infinite"):
-        sample_one(logits, one_input(temperature=temperature))
-    assert issubclass(BadLogits, InternalError)
+    assert sample_one(logits, one_input(temperature=temperature))[0] is None
 
 
 @pytest.mark.parametrize(
     "logits",
     [
-        np.zeros((1, VOCAB), np.float32),
-        np.zeros(VOCAB + 1, np.float32),
-        np.zeros(VOCAB, np.float64),
-        np.zeros(2 * VOCAB, np.float32)[::2],
+        np.zeros((2, VOCAB), np.float32),
+        np.zeros((1, VOCAB + 1), np.float32),
+        np.zeros((1, VOCAB), np.float64),
+        np.zeros((1, 2 * VOCAB), np.float32)[:, ::2],
     ],
 )
 def test_logits_of_another_shape_or_type_are_refused(logits: np.ndarray) -> None:
     with pytest.raises(InternalError, match="logits are"):
-        Sampler(VOCAB).sample(logits, one_input())
+        Sampler(VOCAB).draw(logits, rows_of([one_input()], VOCAB))
 
 
 @pytest.mark.parametrize("token_id", [-1, VOCAB])
 def test_a_token_outside_the_vocabulary_is_refused(token_id: int) -> None:
     one = one_input((token_id,), repetition_penalty=1.5)
     with pytest.raises(InternalError, match="wanted 0 to 7"):
-        Sampler(VOCAB).sample(np.zeros(VOCAB, np.float32), one)
+        Sampler(VOCAB).draw(np.zeros((1, VOCAB), np.float32), rows_of([one], VOCAB))
 
 
 def test_extreme_logits_and_temperatures_stay_silent_and_true() -> None:

@@ -16,7 +16,7 @@ import numba
 import numpy as np
 from numba import uint32
 
-from engine.runner.philox import philox_blocks
+from engine.runner.kernels.philox import philox_blocks
 
 # The filters sort tokens into buckets of 1/64 nat and then scan a single bucket. Tokens deeper than
 # 64 nats (a weight below 1e-27) share the last one.
@@ -70,7 +70,7 @@ def _ranked_bucket(depths: np.ndarray, bucket: int, last_depth: float, last_id: 
 
 
 @numba.njit("Tuple((float64, int64))(float32[::1], int64)", nogil=True, cache=True)
-def _top_k(depths: np.ndarray, top_k: int) -> tuple[float, int]:
+def top_k_end(depths: np.ndarray, top_k: int) -> tuple[float, int]:
     """Return the end (depth, id) of the first `top_k` ranks; the row has at least so many."""
     counts = np.zeros(_NUM_BUCKETS, np.int64)
     for token_id in range(len(depths)):
@@ -85,27 +85,39 @@ def _top_k(depths: np.ndarray, top_k: int) -> tuple[float, int]:
 
 
 @numba.njit(
-    "Tuple((float64, int64))(float32[::1], float32[::1], float64, float64, int64)",
+    "Tuple((float64, int64))(float32[::1], float32[::1], float64, float64, float64, int64)",
     nogil=True,
     cache=True,
 )
-def _top_p(
-    depths: np.ndarray, weights: np.ndarray, top_p: float, last_depth: float, last_id: int
+def top_p_end(
+    depths: np.ndarray,
+    weights: np.ndarray,
+    top_p: float,
+    total: float,
+    last_depth: float,
+    last_id: int,
 ) -> tuple[float, int]:
-    """Return the end of the smallest prefix with at least `top_p` of the kept tokens' weight."""
+    """Return the end of the smallest prefix with at least `top_p` of the weight.
+
+    `total` is the weight of all tokens, some of which may be missing in `depths`; below 0: that of
+    the kept ones in `depths`. The id is -1 if the prefix ends behind the tokens in `depths`.
+    """
     masses = np.zeros(_NUM_BUCKETS, np.float64)
+    keeps_all = last_depth == np.inf and last_id >= len(depths)
     for token_id in range(len(depths)):
-        if _is_kept(depths[token_id], token_id, last_depth, last_id):
+        if keeps_all or _is_kept(depths[token_id], token_id, last_depth, last_id):
             masses[_bucket(depths[token_id])] += weights[token_id]
-    total = 0.0
-    for mass in masses:
-        total += mass
+    if total < 0.0:
+        total = 0.0
+        for mass in masses:
+            total += mass
     wanted = top_p * total
-    # In the same order as `total`, so the walk ends, and in a bucket that is not empty.
     bucket, reached = 0, 0.0
     while reached + masses[bucket] < wanted:
         reached += masses[bucket]
         bucket += 1
+        if bucket == _NUM_BUCKETS:
+            return last_depth, -1
     members = _ranked_bucket(depths, bucket, last_depth, last_id)
     last = members[-1]  # if rounding makes the members' sum smaller than their bucket's
     for token_id in members:
@@ -117,23 +129,32 @@ def _top_p(
 
 
 @numba.njit(
-    "Tuple((float64, int64))(float32[::1], float32[::1], int64, float64, float64)",
+    "Tuple((float64, int64))(float32[::1], float32[::1], float64, int64, float64, float64)",
     nogil=True,
     cache=True,
 )
 def kept_prefix(
-    depths: np.ndarray, weights: np.ndarray, top_k: int, top_p: float, min_p: float
+    depths: np.ndarray,
+    weights: np.ndarray,
+    total: float,
+    top_k: int,
+    top_p: float,
+    min_p: float,
 ) -> tuple[float, int]:
     """Return (depth, id) of the last rank that top-k, then top-p, then min-p keep.
 
-    At least one token is kept. `weights` is exp(-depths); it is read only if `top_p` is below 1.
+    At least one token is kept. `weights` is exp(-depths) and `total` their sum; both are read only
+    if `top_p` is below 1.
     `top_k` 0, `top_p` 1 and `min_p` 0 each keep everything.
     """
     last_depth, last_id = np.inf, len(depths)
     if 0 < top_k < len(depths):
-        last_depth, last_id = _top_k(depths, top_k)
+        last_depth, last_id = top_k_end(depths, top_k)
+        total = -1.0
     if top_p < 1.0:
-        last_depth, last_id = _top_p(depths, weights, top_p, last_depth, last_id)
+        last_depth, end = top_p_end(depths, weights, top_p, total, last_depth, last_id)
+        # Only rounding of a `top_p` next to 1 can ask for more than there is.
+        last_id = end if end >= 0 else len(depths)
     if min_p > 0.0:
         # weight >= min_p * largest weight, and the largest weight is 1
         deepest = -math.log(min_p)
@@ -148,6 +169,29 @@ def gumbel_noise(word: int) -> float:
     return -math.log(-math.log((word + 0.5) * _WORD))
 
 
+@numba.njit("boolean(uint32, float64)", nogil=True, cache=True)
+def cannot_win(word: int, lead: float) -> bool:
+    """Return whether the noise of `word` is certainly no larger than `lead`, without a logarithm.
+
+    Noise must exceed t, that is -log(u) < exp(-t), and -log(u) is at least 1 - u.
+    """
+    needed = min(max(lead, -1.0), _MAX_NOISE)
+    return 1.0 - (word + 0.5) * _WORD > _RACE_BOUND[int(needed + 1.0)]
+
+
+@numba.njit("int64(float32[::1])", nogil=True, cache=True)
+def _stripe_of_likeliest(depths: np.ndarray) -> int:
+    """Return the start of the stripe with the first depth of 0; there is one."""
+    bits = depths.view(np.int32)
+    for start in range(0, len(bits), _STRIPE):
+        num_found = np.int32(0)
+        for i in range(start, min(start + _STRIPE, len(bits))):
+            num_found += np.int32(bits[i] == 0)
+        if num_found:
+            return start
+    return 0
+
+
 @numba.njit("int64(float32[::1], float64, int64, uint64, uint32)", nogil=True, cache=True)
 def draw(depths: np.ndarray, last_depth: float, last_id: int, seed: int, output_index: int) -> int:
     """Return the kept token with the largest `noise - depth`, the lowest id among equals.
@@ -157,31 +201,52 @@ def draw(depths: np.ndarray, last_depth: float, last_id: int, seed: int, output_
     word `v % 4` of the Philox block with key s and counter (v // 4, i, 0, 0). Seeded clients rely
     on this: changing it changes their answers.
 
-    Most tokens cannot win and are skipped without a logarithm, which changes no result: noise must
-    exceed t = best + depth, that is -log(u) < exp(-t), and -log(u) is at least 1 - u.
+    Most tokens, and most stripes of tokens, cannot win and are skipped, which changes no result.
+    The stripe of a likeliest token is first: behind it, more can be skipped.
     """
     # Finite, so that an infinite depth never wins. The difference would be NaN, which passes every
     # comparison with the bound.
     best, best_id = _LOWEST, len(depths)
+    # Depths are not negative, so their bits have the same order: a minimum of integers uses
+    # vectors. One loop without slices or calls: those would take longer than a stripe.
+    bits = depths.view(np.int32)
+    found = np.empty(1, np.int32)
     words = np.empty((4, _STRIPE // 4), np.uint32)
-    for start in range(0, len(depths), _STRIPE):
-        stripe = depths[start : start + _STRIPE]
-        shallowest = stripe[0]
-        for depth in stripe:
-            shallowest = min(shallowest, depth)
+    first = _stripe_of_likeliest(depths)
+    for number in range(-1, -(-len(depths) // _STRIPE)):
+        start = first if number < 0 else number * _STRIPE
+        if number >= 0 and start == first:
+            continue
+        end = min(start + _STRIPE, len(depths))
+        lowest = bits[start]
+        for i in range(start, end):
+            lowest = min(lowest, bits[i])
+        found[0] = lowest
+        shallowest = found.view(np.float32)[0]
         if shallowest > last_depth or best + shallowest >= _MAX_NOISE:
             continue
         philox_blocks(words, uint32(start // 4), output_index, seed)
-        for at in range(len(stripe)):
-            depth, token_id = stripe[at], start + at
+        # Nearly all tokens end at a comparison of integers, which is a little too weak.
+        lead = min(max(best + shallowest, -1.0), _MAX_NOISE)
+        least_word = uint32(max(0.0, (1.0 - _RACE_BOUND[int(lead + 1.0)]) / _WORD - 2.0))
+        num_open = 0
+        for row in range(4):
+            for column in range(_STRIPE // 4):
+                num_open += words[row, column] >= least_word
+        if num_open == 0:
+            continue
+        for token_id in range(start, end):
+            at = token_id - start
             word = words[at & 3, at >> 2]
-            needed = min(max(best + depth, -1.0), _MAX_NOISE)
-            if 1.0 - (word + 0.5) * _WORD > _RACE_BOUND[int(needed + 1.0)]:
+            if word < least_word:
+                continue
+            depth = depths[token_id]
+            if cannot_win(word, best + depth):
                 continue
             if not _is_kept(depth, token_id, last_depth, last_id):
                 continue
             score = gumbel_noise(word) - depth
-            if score > best:
+            if score > best or (score == best and token_id < best_id):
                 best, best_id = score, token_id
     return best_id
 

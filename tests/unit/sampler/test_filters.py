@@ -7,8 +7,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from engine.runner.philox import philox_blocks
-from engine.runner.sample_kernels import draw, gumbel_noise, kept_prefix, likeliest
+from engine.runner.kernels.filters import draw, gumbel_noise, kept_prefix, likeliest
+from engine.runner.kernels.philox import philox_blocks
 
 # Upper 0.1 % points of the chi-square distribution.
 CHI_SQUARE_0_999 = {3: 16.27, 7: 24.32, 9: 27.88}
@@ -45,7 +45,10 @@ def reference_kept(depths: np.ndarray, top_k: int, top_p: float, min_p: float) -
 
 
 def kept(depths: np.ndarray, top_k: int, top_p: float, min_p: float) -> list[int]:
-    last_depth, last_id = kept_prefix(depths, np.exp(-depths), top_k, top_p, min_p)
+    weights = np.exp(-depths)
+    last_depth, last_id = kept_prefix(
+        depths, weights, float(weights.sum(dtype=np.float64)), top_k, top_p, min_p
+    )
     ids = np.arange(len(depths))
     is_kept = (depths < last_depth) | ((depths == last_depth) & (ids <= last_id))
     return [int(v) for v in np.flatnonzero(is_kept)]
@@ -119,7 +122,7 @@ def test_draw_is_the_largest_noisy_logit_among_the_kept(
 ) -> None:
     logits = np.random.default_rng(seed).normal(size=vocab_size) * spread
     depths = (logits.max() - logits).astype(np.float32)
-    last_depth, last_id = kept_prefix(depths, depths, top_k, 1.0, 0.0)
+    last_depth, last_id = kept_prefix(depths, depths, 0.0, top_k, 1.0, 0.0)
     scores = noise_of(vocab_size, seed, output_index) - depths
     dropped = np.setdiff1d(np.arange(vocab_size), kept(depths, top_k, 1.0, 0.0))
     scores[dropped] = -np.inf
@@ -168,7 +171,7 @@ def test_draws_follow_the_probabilities(vary: str) -> None:
 def test_draws_after_top_k_follow_the_renormalised_probabilities() -> None:
     probabilities = np.array([0.3, 0.001, 0.05, 0.149, 0.2, 0.1, 0.15, 0.05])
     depths = depths_of(list(probabilities))
-    last_depth, last_id = kept_prefix(depths, depths, 4, 1.0, 0.0)
+    last_depth, last_id = kept_prefix(depths, depths, 0.0, 4, 1.0, 0.0)
     counts = np.zeros(8)
     for n in range(40_000):
         counts[draw(depths, last_depth, last_id, np.uint64(5), np.uint32(n))] += 1

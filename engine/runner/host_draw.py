@@ -1,0 +1,45 @@
+"""Draw a step's tokens on the host, from logits that are there, a group of rows at a time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from engine.core.step_batch import StepBatch
+from engine.runner.decoder import Decoder
+from engine.runner.sampler import SampledRows, Sampler, token_logprobs
+from engine.runner.verification import Draws
+
+MAX_SAMPLED_ROWS = 64
+"""The most rows of logits in memory: 39 MB at 152,000 tokens."""
+
+
+class HostDraw:
+    """A `verification.RowDraw` over the decoder's logits."""
+
+    def __init__(self, decoder: Decoder, vocab_size: int) -> None:
+        self._decoder = decoder
+        self._sampler = Sampler(vocab_size)
+
+    def draw(self, hidden: Any, sampled: np.ndarray, rows: SampledRows, batch: StepBatch) -> Draws:
+        """Draw from the logits after rows `sampled` of `hidden`."""
+        draws = Draws()
+        for first in range(0, len(sampled), MAX_SAMPLED_ROWS):
+            group = np.arange(first, min(first + MAX_SAMPLED_ROWS, len(sampled)))
+            logits = self._decoder.logits(hidden, sampled[group])
+            add_draws(draws, self._sampler, logits, rows.take(group))
+        return draws
+
+
+def add_draws(draws: Draws, sampler: Sampler, logits: np.ndarray, rows: SampledRows) -> None:
+    """Draw after `rows` and append what was drawn, with log probabilities where asked for."""
+    first = len(draws.token_ids)
+    drawn, is_drawn = sampler.draw(logits, rows)
+    draws.token_ids += drawn.tolist()
+    draws.is_drawn += is_drawn.tolist()
+    num_logprobs = rows.ways["num_logprobs"]
+    for row in np.flatnonzero((num_logprobs >= 0) & is_drawn).tolist():
+        draws.logprobs[first + row] = token_logprobs(
+            logits[row], int(drawn[row]), int(num_logprobs[row])
+        )
