@@ -2,6 +2,9 @@
 
     decode_tok_s_N    tokens per second of a step that decodes N sequences (contexts of 128, 128
                       and 256 tokens for N = 1, 8, 32), greedy sampling included
+    decode_tok_s_1_at_6000   the same for one sequence at 6,000 tokens
+    sampled_tok_s_32         decode of 32, sampled at temperature 0.8 with top_p 0.95
+    penalised_tok_s_32       the same with a repetition penalty of 1.1
     prefill_tok_s_N   prompt tokens per second of one prompt of N tokens, first token included
     rss_mb            the process's peak memory, MiB
 
@@ -20,6 +23,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from common.config import EngineConfig, ModelConfig
@@ -32,13 +36,22 @@ MEASURES = (
     ("decode", 1, 128),
     ("decode", 8, 128),
     ("decode", 32, 256),
+    ("sampled", 32, 256),
+    ("penalised", 32, 256),
+    ("long", 1, 6000),
     ("prefill", 1, 256),
     ("prefill", 1, 1024),
 )
 DECODE_STEPS = 8
 """Steps of one round of decoding, of which the median counts."""
 _PEER_START_S = 300
+_PEER_KINDS = ("decode", "prefill")
 _GREEDY = SamplingParams(max_tokens=DECODE_STEPS, temperature=0.0)
+_SAMPLED = SamplingParams(max_tokens=DECODE_STEPS, temperature=0.8, top_p=0.95, ignore_eos=True)
+_PARAMS = {
+    "sampled": _SAMPLED,
+    "penalised": replace(_SAMPLED, repetition_penalty=1.1),
+}
 
 Measure = Callable[[str, int, int], float]
 """(kind, sequences, context) → tokens per second."""
@@ -46,7 +59,11 @@ Measure = Callable[[str, int, int], float]
 
 def key_of(kind: str, num_sequences: int, context: int) -> str:
     """Return the figure's name in the output."""
-    return f"decode_tok_s_{num_sequences}" if kind == "decode" else f"prefill_tok_s_{context}"
+    if kind == "prefill":
+        return f"prefill_tok_s_{context}"
+    if kind == "long":
+        return f"decode_tok_s_{num_sequences}_at_{context}"
+    return f"{kind}_tok_s_{num_sequences}"
 
 
 def synthetic_prompt(length: int, sequence: int) -> list[int]:
@@ -69,8 +86,12 @@ class EngineUnderTest:
         blocks = -(-(context + DECODE_STEPS + 1) // self._block_size)
         tables = [range(i * blocks, (i + 1) * blocks) for i in range(num_sequences)]
         prompts = [synthetic_prompt(context, i) for i in range(num_sequences)]
+        params = _PARAMS.get(kind, _GREEDY)
         started_s = time.perf_counter()
-        last = [self._step(p, 0, t, p, [])[0] for p, t in zip(prompts, tables, strict=True)]
+        if kind == "long":  # the time of a step does not depend on what the cache contains
+            last = [0] * num_sequences
+        else:
+            last = [self._first(p, t) for p, t in zip(prompts, tables, strict=True)]
         if kind == "prefill":
             return context / (time.perf_counter() - started_s)
         outputs = [[token] for token in last]
@@ -78,7 +99,9 @@ class EngineUnderTest:
         for step in range(DECODE_STEPS):
             started_s = time.perf_counter()
             batch = [
-                self._scheduled([outputs[i][-1]], context + step, tables[i], prompts[i], outputs[i])
+                _scheduled(
+                    [outputs[i][-1]], context + step, tables[i], prompts[i], outputs[i], params
+                )
                 for i in range(num_sequences)
             ]
             drawn = self._runner.execute(batch)
@@ -88,17 +111,19 @@ class EngineUnderTest:
                 output.append(entry.token_ids[0])
         return num_sequences / statistics.median(spans_s)
 
-    def _scheduled(
-        self, tokens: list[int], start: int, table: range, prompt: list[int], output: list[int]
-    ) -> ScheduledSequence:
-        sample = SampleInput(_GREEDY, len(output), prompt, output)
-        return ScheduledSequence(table.start, tokens, start, table, sample)
+    def _first(self, prompt: list[int], table: range) -> int:
+        """Compute a prompt; return the first token of its answer."""
+        (drawn,) = self._runner.execute([_scheduled(prompt, 0, table, prompt, [], _GREEDY)])
+        assert drawn is not None
+        return drawn.token_ids[0]
 
-    def _step(
-        self, tokens: list[int], start: int, table: range, prompt: list[int], output: list[int]
-    ) -> list[int]:
-        drawn = self._runner.execute([self._scheduled(tokens, start, table, prompt, output)])
-        return [entry.token_ids[0] for entry in drawn if entry is not None]
+
+def _scheduled(
+    tokens: list[int], start: int, table: range, prompt: list[int], output: list[int],
+    params: SamplingParams,
+) -> ScheduledSequence:  # fmt: skip
+    sample = SampleInput(params, len(output), prompt, output)
+    return ScheduledSequence(table.start, tokens, start, table, sample)
 
 
 class TransformersPeer:
@@ -141,6 +166,8 @@ def run(measures: dict[str, Measure], rounds: int) -> dict[str, dict[str, float]
     for round_index in range(rounds + 1):
         for kind, num_sequences, context in MEASURES:
             for name, measure in measures.items():
+                if name == "transformers" and kind not in _PEER_KINDS:
+                    continue
                 value = measure(kind, num_sequences, context)
                 if round_index > 0:  # the first round touches all memory and is not counted
                     key = key_of(kind, num_sequences, context)
@@ -177,8 +204,10 @@ def main() -> None:
         print(json.dumps(result))
         return
     for key, value in figures["pdserve"].items():
-        others = [f"   {name} {by_key[key]:8.1f}" for name, by_key in figures.items()]
-        print(f"{key:18}{''.join(others)}" if peer is not None else f"{key:18} {value:8.1f}")
+        others = [
+            f"   {name} {by_key[key]:8.1f}" for name, by_key in figures.items() if key in by_key
+        ]
+        print(f"{key:24}{''.join(others)}" if peer is not None else f"{key:24} {value:8.1f}")
 
 
 if __name__ == "__main__":
