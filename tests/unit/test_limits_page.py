@@ -73,6 +73,7 @@ ROUTER = {
     "requests in progress": f"{API.max_concurrent_requests} (`--max-concurrent-requests`)",
     "time of a request": f"{API.request_timeout_s:g} s (`--request-timeout-s`)",
     "choices: `n` times the number of prompts": str(MAX_CHOICES),
+    "wait in a node's queue, with `--shed`": "what the request's time allows",
     "`stop` strings": str(MAX_STOP_STRINGS),
     "characters of a `stop` string": str(MAX_STOP_CHARS),
     "`stop_token_ids`": str(MAX_STOP_TOKEN_IDS),
