@@ -182,14 +182,14 @@ def cannot_win(word: int, lead: float) -> bool:
 @numba.njit("int64(float32[::1])", nogil=True, cache=True)
 def _stripe_of_likeliest(depths: np.ndarray) -> int:
     """Return the start of the stripe with the first depth of 0; there is one."""
-    bits = depths.view(np.int32)
-    for start in range(0, len(bits), _STRIPE):
+    stripes = depths[: len(depths) // _STRIPE * _STRIPE].view(np.int32).reshape((-1, _STRIPE))
+    for number in range(len(stripes)):
         num_found = np.int32(0)
-        for i in range(start, min(start + _STRIPE, len(bits))):
-            num_found += np.int32(bits[i] == 0)
+        for i in range(_STRIPE):
+            num_found += np.int32(stripes[number, i] == 0)
         if num_found:
-            return start
-    return 0
+            return number * _STRIPE
+    return len(stripes) * _STRIPE if len(depths) % _STRIPE else 0
 
 
 @numba.njit("int64(float32[::1], float64, int64, uint64, uint32)", nogil=True, cache=True)
@@ -210,6 +210,7 @@ def draw(depths: np.ndarray, last_depth: float, last_id: int, seed: int, output_
     # Depths are not negative, so their bits have the same order: a minimum of integers uses
     # vectors. One loop without slices or calls: those would take longer than a stripe.
     bits = depths.view(np.int32)
+    stripes = bits[: len(bits) // _STRIPE * _STRIPE].reshape((-1, _STRIPE))
     found = np.empty(1, np.int32)
     words = np.empty((4, _STRIPE // 4), np.uint32)
     first = _stripe_of_likeliest(depths)
@@ -219,8 +220,12 @@ def draw(depths: np.ndarray, last_depth: float, last_id: int, seed: int, output_
             continue
         end = min(start + _STRIPE, len(depths))
         lowest = bits[start]
-        for i in range(start, end):
-            lowest = min(lowest, bits[i])
+        if end - start == _STRIPE:
+            for i in range(_STRIPE):
+                lowest = min(lowest, stripes[start // _STRIPE, i])
+        else:
+            for i in range(start, end):
+                lowest = min(lowest, bits[i])
         found[0] = lowest
         shallowest = found.view(np.float32)[0]
         if shallowest > last_depth or best + shallowest >= _MAX_NOISE:
