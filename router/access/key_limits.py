@@ -71,7 +71,8 @@ class KeyLimits:
             if self._tokens < 1 - _ROUNDING:
                 wait_s = (1 - self._tokens) * 60 / self._requests_per_minute
                 return Refusal(Limit.RATE, max(1, math.ceil(wait_s)))
-            self._tokens -= 1
+            # Not below 0, or the next refusal would ask to wait a second more than it takes.
+            self._tokens = max(0.0, self._tokens - 1)
         self._num_running += 1
         return None
 

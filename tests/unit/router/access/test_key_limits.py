@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from router.access.key_limits import KeyLimits, Limit, Refusal
@@ -90,6 +90,7 @@ def test_a_lower_limit_than_what_was_used_is_not_a_debt() -> None:
 
 @pytest.mark.parametrize("rate", [1, 7, 60, 999, 1_000_000])
 @given(start_s=st.floats(0, 1e7), gaps=st.lists(st.floats(0, 90), min_size=1, max_size=40))
+@example(start_s=8e-8, gaps=[0.0, 0.0, 0.0, 1.0481336793683909, 0.088, 0.0, 0.0])
 def test_in_any_span_no_more_than_a_bucket_and_its_refill(
     rate: int, start_s: float, gaps: list[float]
 ) -> None:
