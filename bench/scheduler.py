@@ -55,7 +55,8 @@ MAX_MODEL_LEN = 32_768
 _RUNNING_PROMPT = 512
 _WAITING_PROMPTS = (256, 512, 1024, 2048, 4096)
 _WARM_UP_STEPS = 20
-_NUM_BLOCKS = 1 << 15
+_BLOCKS_PER_SEQUENCE = 192
+"""More than the longest output fills, so that a reservation lets all of them start."""
 _VOCAB_SIZE = 50_000
 # The shape of a GPU: flat while it waits for memory, then proportional to the rows.
 _COSTS = StepCosts((1, 128, 256, 512, 1024, 2048), (0.012, 0.012, 0.022, 0.044, 0.088, 0.176))
@@ -128,7 +129,7 @@ class BusyNode:
                 max_model_len=MAX_MODEL_LEN,
                 num_speculative_tokens=most_drafts,
             ),
-            num_blocks=_NUM_BLOCKS,
+            num_blocks=case.num_running * _BLOCKS_PER_SEQUENCE,
             fingerprint="bench",
             eos_token_ids=frozenset(),
             speculation=make_speculation(SpeculationConfig(speculative_method=case.method), _COSTS),
@@ -136,7 +137,7 @@ class BusyNode:
         self._batch_limits = BatchLimits(
             max_tokens=8192,
             max_len=MAX_MODEL_LEN,
-            num_blocks=_NUM_BLOCKS,
+            num_blocks=case.num_running * _BLOCKS_PER_SEQUENCE,
             block_size=BLOCK_SIZE,
             vocab_size=_VOCAB_SIZE,
         )

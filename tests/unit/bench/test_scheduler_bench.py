@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.scheduler import NUM_RUNNING, BusyNode, Case
+from bench.scheduler import BusyNode, Case
 
 
 @pytest.mark.parametrize(
@@ -13,6 +13,7 @@ from bench.scheduler import NUM_RUNNING, BusyNode, Case
         Case("free", 30),
         Case("full", 30, has_free_seats=False),
         Case("drafts", 30, method="ngram"),
+        Case("wide", 30, num_running=512),
     ],
     ids=lambda case: case.name,
 )
@@ -22,7 +23,7 @@ def test_every_step_decodes_all_and_seats_nobody(case: Case) -> None:
         spans = node.step()
         assert min(spans.plan_s, spans.plan_cpu_s, spans.apply_s, spans.flatten_s) > 0
     node.check()
-    assert node.scheduler.statistics().counters.last_step_tokens >= NUM_RUNNING
+    assert node.scheduler.statistics().counters.last_step_tokens >= case.num_running
 
 
 def test_a_case_that_is_not_what_it_says_is_not_reported() -> None:
