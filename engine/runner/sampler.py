@@ -130,12 +130,15 @@ class Sampler:
         drawn, outcomes = np.zeros(len(rows), np.int64), np.zeros(len(rows), np.int8)
         scratch = self._scratch
         set_num_threads(scratch.num_threads)  # numba stores it per thread, and this one may be new
+        most = min(
+            scratch.num_threads, len(rows)
+        )  # a thread without a row would only be waited for
         with KERNEL_LOCK:
             sample_rows(
                 logits, rows.ways, rows.output_indices, rows.token_ids, rows.histories,
                 rows.num_prompts, rows.num_tokens, rows.withheld_starts, rows.withheld_ids,
-                scratch.values, scratch.depths, scratch.weights, scratch.shallow, scratch.counts,
-                scratch.listed_ids, scratch.listed, drawn, outcomes,
+                scratch.values[:most], scratch.depths, scratch.weights, scratch.shallow,
+                scratch.counts, scratch.listed_ids, scratch.listed, drawn, outcomes,
             )  # fmt: skip
         return drawn, outcomes == DRAWN
 

@@ -22,7 +22,13 @@ from engine.runner.kernels.filters import (
 )
 from engine.runner.kernels.philox import philox_at
 from engine.runner.kernels.vector_ir import LANES
-from engine.runner.kernels.weights import SHORTLIST_DEPTHS, below_mask, lowest_bit, weigh
+from engine.runner.kernels.weights import (
+    SHORTLIST_DEPTHS,
+    below_mask,
+    lowest_bit,
+    sum_weights,
+    write_weights,
+)
 
 # Below this the division would leave float32's range. The largest logit would be drawn anyway
 # unless another one is within 1e-4 of it.
@@ -127,7 +133,7 @@ def _list_shallow(depths, within, ids, listed) -> int:  # type: ignore[no-untype
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _kept_of_shortlist(vocab_size, depths, weights, total, shallow, way, ids, listed):  # type: ignore[no-untyped-def]
+def _kept_of_shortlist(vocab_size, depths, total, shallow, way, ids, listed):  # type: ignore[no-untyped-def]
     """Return the end (depth, id) of what the filters keep, and the shortlist's length.
 
     The length is -1 if no shortlist holds all kept tokens.
@@ -148,8 +154,8 @@ def _kept_of_shortlist(vocab_size, depths, weights, total, shallow, way, ids, li
                 continue
             last_depth, last = top_k_end(few, way["top_k"])
         if way["top_p"] < 1.0:
-            for i in range(num):
-                listed[1, i] = weights[ids[i]]
+            few_vectors = -(-num // LANES)  # the places behind the list are there, and not read
+            write_weights(listed[0].ctypes.data, listed[1].ctypes.data, few_vectors)
             whole = total if is_whole else -1.0
             last_depth, last = top_p_end(
                 few, listed[1, :num], way["top_p"], whole, last_depth, last
@@ -203,19 +209,20 @@ def _sample_row(values, largest, way, output_index, depths, weights, shallow, id
     total = 0.0
     if way["top_p"] < 1.0:
         num_vectors = len(depths) // LANES
-        total = weigh(depths.ctypes.data, weights.ctypes.data, num_vectors, shallow.ctypes.data)
+        total = sum_weights(depths.ctypes.data, num_vectors, shallow.ctypes.data)
     seed, index = uint64(way["seed"]), uint32(output_index)
     has_filter = 0 < way["top_k"] < vocab_size or way["top_p"] < 1.0 or way["min_p"] > 0.0
     if not has_filter:
         return draw(row, np.inf, vocab_size, seed, index)
     last_depth, last_id, num = _kept_of_shortlist(
-        vocab_size, depths, weights, total, shallow, way, ids, listed
+        vocab_size, depths, total, shallow, way, ids, listed
     )
     if num >= 0:
         token_id = _draw_listed(ids[:num], listed[0, :num], last_depth, last_id, seed, index)
         if token_id >= 0:
             return token_id
     else:
+        write_weights(depths.ctypes.data, weights.ctypes.data, len(depths) // LANES)
         last_depth, last_id = kept_prefix(
             row, weights[:vocab_size], total, way["top_k"], way["top_p"], way["min_p"]
         )

@@ -79,7 +79,7 @@ def _exp(builder: Any, x: Any) -> Any:
 
 
 SHORTLIST_DEPTHS = (4.0, 8.0, 12.0)
-"""Nats for which `weigh` adds up the weights of shallower tokens."""
+"""Nats for which `sum_weights` adds up the weights of shallower tokens."""
 
 
 def _add_lanes(builder: Any, lanes: Any) -> Any:
@@ -90,15 +90,41 @@ def _add_lanes(builder: Any, lanes: Any) -> Any:
 
 
 @intrinsic
-def weigh(typing: Any, depths: Any, weights: Any, num_vectors: Any, shallow: Any) -> Any:
-    """Set `weights = e^-depths` for `16 · num_vectors` floats; return their sum in float64.
+def write_weights(typing: Any, depths: Any, weights: Any, num_vectors: Any) -> Any:
+    """Set `weights = e^-depths` for `16 · num_vectors` floats."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        depths, weights, num_vectors = args
+        start = builder.block
+        loop = builder.append_basic_block("loop")
+        end = builder.append_basic_block("end")
+        builder.branch(loop)
+        builder.position_at_end(loop)
+        index = builder.phi(INT64)
+        index.add_incoming(INT64(0), start)
+        offset = builder.mul(index, INT64(4 * LANES))
+        depth = builder.load(vector_at(builder, builder.add(depths, offset)), align=4)
+        weight = _exp(builder, builder.fneg(depth))
+        builder.store(weight, vector_at(builder, builder.add(weights, offset)), align=4)
+        following = builder.add(index, INT64(1))
+        index.add_incoming(following, loop)
+        builder.cbranch(builder.icmp_signed("<", following, num_vectors), loop, end)
+        builder.position_at_end(end)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 3), codegen
+
+
+@intrinsic
+def sum_weights(typing: Any, depths: Any, num_vectors: Any, shallow: Any) -> Any:
+    """Return the sum of e^-depth over `16 · num_vectors` floats, in float64.
 
     The sums of the weights whose depth is below each of `SHORTLIST_DEPTHS` go to the float64s at
     `shallow`. A sum has sixteen chains, one per lane, which are then added in order.
     """
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        depths, weights, num_vectors, shallow = args
+        depths, num_vectors, shallow = args
         none = ir.Constant(_DOUBLES, [0.0] * LANES)
         start = builder.block
         loop = builder.append_basic_block("loop")
@@ -111,7 +137,6 @@ def weigh(typing: Any, depths: Any, weights: Any, num_vectors: Any, shallow: Any
         offset = builder.mul(index, INT64(4 * LANES))
         depth = builder.load(vector_at(builder, builder.add(depths, offset)), align=4)
         weight = _exp(builder, builder.fneg(depth))
-        builder.store(weight, vector_at(builder, builder.add(weights, offset)), align=4)
         parts = [
             builder.select(builder.fcmp_ordered("<", depth, constant(end)), weight, constant(0.0))
             for end in SHORTLIST_DEPTHS
@@ -131,7 +156,7 @@ def weigh(typing: Any, depths: Any, weights: Any, num_vectors: Any, shallow: Any
             builder.store(_add_lanes(builder, lanes), place, align=8)
         return _add_lanes(builder, totals[-1])
 
-    return types.float64(*[types.int64] * 4), codegen
+    return types.float64(*[types.int64] * 3), codegen
 
 
 @intrinsic
