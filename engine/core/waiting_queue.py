@@ -73,7 +73,7 @@ class WaitingQueue(Collection[Sequence]):
     def leave(self, sequence: Sequence) -> None:
         """Remove a sequence that ended while it waited; `ValueError` if it does not wait."""
         index = bisect_left(self._sequences, sequence.queue_key, key=_queue_key)
-        if self._sequences[index] is not sequence:
+        if index == len(self._sequences) or self._sequences[index] is not sequence:
             raise ValueError(f"sequence {sequence.sequence_id} does not wait")
         del self._sequences[index]
         self.num_tokens -= sequence.num_known

@@ -99,6 +99,8 @@ def test_whoever_ends_while_waiting_leaves_its_place() -> None:
     assert object() not in queue
     with pytest.raises(ValueError, match="sequence 2 does not wait"):
         queue.leave(two)
+    with pytest.raises(ValueError, match="sequence 4 does not wait"):
+        queue.leave(new(4))
 
 
 def test_two_with_one_place_are_two() -> None:
