@@ -113,4 +113,3 @@ ROWS = (
     Row("oracle", knows_lengths=True),
 )
 BY_NAME = {row.name: row for row in ROWS}
-DEFAULT_ROW = ROWS[0]
