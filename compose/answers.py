@@ -1,6 +1,6 @@
-"""Check a container's health: exit 0 when its process answers a GET, with --with-200 only for 200.
+"""Check a container's health: exit 0 when its process answers a GET with 200.
 
-    python answers.py VARIABLE PATH [--with-200]
+    python answers.py VARIABLE PATH
 
 VARIABLE names the environment variable with the port, such as PDSERVE_PORT. PDSERVE_HOST is the
 address. This starts every few seconds, so it imports little, and only the standard library.
@@ -27,7 +27,7 @@ def main() -> int:
         print(f"{path}: {error}")
         return 1
     print(f"{path}: {status}")
-    return int("--with-200" in sys.argv[3:] and status != 200)
+    return int(status != 200)
 
 
 if __name__ == "__main__":

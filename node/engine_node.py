@@ -7,6 +7,8 @@ import logging
 import socket
 from functools import partial
 
+from prometheus_client import CollectorRegistry
+
 from common.config import Config
 from common.errors import InternalError, StaleEpoch
 from common.ids import Incarnation
@@ -15,7 +17,7 @@ from node.control_port import ControlPort
 from node.drain import NodeDrain
 from node.inbox import Inbox
 from node.lease_keeper import LeaseKeeper
-from node.metrics import node_registry
+from node.metrics import process_registry, register_node
 from node.metrics_server import MetricsServer, bind_metrics
 from node.model_loading import load_unless_stopped
 from node.node_parts import LoadedModel, NodeParts
@@ -38,6 +40,7 @@ class EngineNode:
         self._config = config
         self._parts = parts
         self._exit_code = 0
+        self._why_not_serving = "loading the model"
 
     async def run(self, stop: asyncio.Event, drain: asyncio.Event | None = None) -> int:
         """Serve until `stop` is set; return the exit code, which is 1 after a crash or a stall.
@@ -51,36 +54,56 @@ class EngineNode:
         control = ControlPort(server.host, server.port, keys)
         with bind_metrics(server.host, server.metrics_port) as listener:
             leaving = NodeDrain(drain or asyncio.Event(), timeout_s=server.drain_timeout_s)
-            incarnation = await self._new_incarnation(control.port)
-            name_node(incarnation.node_id)
-            log.info("%s loads %s", incarnation, self._config.model.model)
-            model = await load_unless_stopped(self._load_model, stop, leaving.requested)
-            if model is None:
-                return 0
-            log_loaded_model(self._config, model)
-            inbox = Inbox(max_requests=self._config.handoff.max_queued_requests)
-            connector = self._parts.make_connector(model, incarnation, inbox.put)
+            registry = process_registry()
+            # Started first: probes are answered while the model is loaded.
+            metrics = MetricsServer(
+                registry,
+                listener,
+                lambda: "draining" if leaving.is_on else self._why_not_serving,
+                token=keys.metrics_token if keys else "",
+            )
+            metrics.start()
             try:
-                path = RequestPath(
-                    self._config, self._parts, incarnation, model, connector, inbox, leaving
-                )
-                registry = node_registry(path.statistics, path.refusals, connector.statistics)
-                token = keys.metrics_token if keys else ""
-                metrics = MetricsServer(registry, listener, token=token)
-                ports = (control.port, listener.getsockname()[1])
-                record = node_record(self._config, model, incarnation, *ports)
-                lease_s = self._config.placement.node_lease_s
-                keeper = LeaseKeeper(self._parts.store, record, path.load, lease_s=lease_s)
-                await self._serve(control, path, metrics, keeper, inbox, stop, leaving)
+                metrics_port = listener.getsockname()[1]
+                await self._load_and_serve(control, registry, metrics_port, stop, leaving)
             finally:
-                await asyncio.to_thread(connector.close)
+                await metrics.stop()
         return self._exit_code
+
+    async def _load_and_serve(
+        self,
+        control: ControlPort,
+        registry: CollectorRegistry,
+        metrics_port: int,
+        stop: asyncio.Event,
+        leaving: NodeDrain,
+    ) -> None:
+        """Load the model, unless the node is told to end before, and serve it until the end."""
+        incarnation = await self._new_incarnation(control.port)
+        name_node(incarnation.node_id)
+        log.info("%s loads %s", incarnation, self._config.model.model)
+        model = await load_unless_stopped(self._load_model, stop, leaving.requested)
+        if model is None:
+            return
+        log_loaded_model(self._config, model)
+        inbox = Inbox(max_requests=self._config.handoff.max_queued_requests)
+        connector = self._parts.make_connector(model, incarnation, inbox.put)
+        try:
+            path = RequestPath(
+                self._config, self._parts, incarnation, model, connector, inbox, leaving
+            )
+            register_node(registry, path.statistics, path.refusals, connector.statistics)
+            record = node_record(self._config, model, incarnation, control.port, metrics_port)
+            lease_s = self._config.placement.node_lease_s
+            keeper = LeaseKeeper(self._parts.store, record, path.load, lease_s=lease_s)
+            await self._serve(control, path, keeper, inbox, stop, leaving)
+        finally:
+            await asyncio.to_thread(connector.close)
 
     async def _serve(
         self,
         control: ControlPort,
         path: RequestPath,
-        metrics: MetricsServer,
         keeper: LeaseKeeper,
         inbox: Inbox,
         stop: asyncio.Event,
@@ -89,15 +112,15 @@ class EngineNode:
         """Start the parts, wait for the node's end, and stop them: the lease goes first."""
         await control.serve(path.service)
         step_thread = path.start_step_thread(on_crash=partial(self._crash, stop))
-        metrics.start()
+        self._why_not_serving = ""
         try:
             await self._wait_for_end(step_thread, keeper, inbox, stop, leaving)
         finally:
+            self._why_not_serving = "stopping"
             await keeper.leave()
             await step_thread.stop(STEP_GRACE_S)
             path.end_streams()
             await control.stop(STREAMS_GRACE_S)
-            await metrics.stop()
 
     async def _wait_for_end(
         self,

@@ -39,17 +39,22 @@ class NodeCollector(Collector):
         yield from _drafts(statistics.scheduler)
 
 
-def node_registry(
+def process_registry() -> CollectorRegistry:
+    """Return a registry of this process alone; a node that loads its model has no more metrics."""
+    registry = CollectorRegistry(auto_describe=False)
+    ProcessCollector(registry=registry)
+    return registry
+
+
+def register_node(
+    registry: CollectorRegistry,
     latest: Callable[[], NodeStatistics],
     refusals: Mapping[str, int],
     connector: Callable[[], ConnectorStatistics],
-) -> CollectorRegistry:
-    """Return a registry of this node alone, to be read on the thread that writes `refusals`."""
-    registry = CollectorRegistry(auto_describe=False)
+) -> None:
+    """Add a node's metrics to `registry`, to be read on the thread that writes `refusals`."""
     registry.register(NodeCollector(latest, refusals))
     registry.register(KvCollector(connector))
-    ProcessCollector(registry=registry)
-    return registry
 
 
 def _sequences(statistics: NodeStatistics) -> Iterator[Metric]:

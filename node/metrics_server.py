@@ -1,9 +1,11 @@
-"""Prometheus metrics of a node over HTTP, on the event loop and on the node's own address.
+"""Metrics and probes of a node over HTTP, on the event loop and on the node's own address.
 
-    GET /metrics
+    GET /metrics    Prometheus; where the cluster has keys, it requires the metrics token
+    GET /health     200: the process runs
+    GET /ready      200: the node takes requests; 503 with the reason: it loads its model, or drains
 
-A scrape does not wait for the step thread: it reads the statistics that were published last. Where
-the cluster has keys, a scrape requires the metrics token.
+A scrape does not wait for the step thread: it reads the statistics that were published last. The
+probes are open without a token, because what probes them has none; they show nothing of a request.
 """
 
 from __future__ import annotations
@@ -11,12 +13,13 @@ from __future__ import annotations
 import asyncio
 import hmac
 import socket
+from collections.abc import Callable
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from http_serving.bounded_connections import ConnectionLimits
@@ -24,8 +27,9 @@ from http_serving.server import bind, make_server
 
 BACKLOG = 16
 GRACE_S = 1
+NOT_READY_RETRY_S = "1"
 
-# Few clients read metrics, once a minute or more often.
+# Few clients read metrics and probes, once a minute or more often.
 LIMITS = ConnectionLimits(
     max_connections=16, max_head_bytes=16 << 10, request_timeout_s=10.0, idle_timeout_s=90.0
 )
@@ -37,13 +41,19 @@ def bind_metrics(host: str, port: int) -> socket.socket:
 
 
 class MetricsServer:
-    """Serves `registry` on `listener` from `start` to `stop`, which closes the socket.
+    """Serves `registry` and the probes on `listener`, from `start` to `stop`.
 
-    With an empty `token` everybody may read.
+    `stop` closes the socket. `why_not_ready` returns an empty text when the node takes requests.
+    With an empty `token` everybody may read the metrics.
     """
 
     def __init__(
-        self, registry: CollectorRegistry, listener: socket.socket, *, token: str = ""
+        self,
+        registry: CollectorRegistry,
+        listener: socket.socket,
+        why_not_ready: Callable[[], str],
+        *,
+        token: str = "",
     ) -> None:
         wanted = f"Bearer {token}".encode()
 
@@ -60,9 +70,27 @@ class MetricsServer:
                 generate_latest(registry), headers={"content-type": CONTENT_TYPE_LATEST}
             )
 
+        async def health(request: Request) -> Response:
+            return JSONResponse({"status": "ok"})
+
+        async def ready(request: Request) -> Response:
+            reason = why_not_ready()
+            if not reason:
+                return JSONResponse({"status": "ready"})
+            return JSONResponse(
+                {"status": "not ready", "reason": reason},
+                status_code=503,
+                headers={"retry-after": NOT_READY_RETRY_S},
+            )
+
+        routes = [
+            Route("/metrics", metrics),
+            Route("/health", health),
+            Route("/ready", ready),
+        ]
         self._listener = listener
         self._server = make_server(
-            Starlette(routes=[Route("/metrics", metrics)]),
+            Starlette(routes=routes),
             limits=LIMITS,
             timeout_graceful_shutdown=GRACE_S,
         )

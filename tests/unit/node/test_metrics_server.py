@@ -1,9 +1,9 @@
-"""The metrics port of a node: who may read it, and who cannot keep Prometheus out."""
+"""The metrics port of a node: who may read what, and who cannot keep Prometheus out."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import httpx
@@ -15,12 +15,14 @@ from node.metrics_server import LIMITS, MetricsServer, bind_metrics
 
 
 @asynccontextmanager
-async def serving(token: str = "") -> AsyncIterator[int]:
+async def serving(
+    token: str = "", why_not_ready: Callable[[], str] = lambda: ""
+) -> AsyncIterator[int]:
     registry = CollectorRegistry()
     Counter("tests", "Tests.", registry=registry).inc()
     listener = bind_metrics("127.0.0.1", 0)
     port: int = listener.getsockname()[1]
-    server = MetricsServer(registry, listener, token=token)
+    server = MetricsServer(registry, listener, why_not_ready, token=token)
     server.start()
     try:
         yield port
@@ -28,10 +30,12 @@ async def serving(token: str = "") -> AsyncIterator[int]:
         await server.stop()
 
 
-async def get(port: int, authorization: str | None = None) -> httpx.Response:
+async def get(
+    port: int, authorization: str | None = None, path: str = "/metrics"
+) -> httpx.Response:
     headers = {} if authorization is None else {"authorization": authorization}
     async with httpx.AsyncClient(trust_env=False) as client:
-        return await client.get(f"http://127.0.0.1:{port}/metrics", headers=headers)
+        return await client.get(f"http://127.0.0.1:{port}{path}", headers=headers)
 
 
 async def test_without_a_token_everybody_reads() -> None:
@@ -52,6 +56,25 @@ async def test_with_one_only_its_bearer_does(authorization: str | None) -> None:
         assert refused.headers["www-authenticate"] == "Bearer"
         assert "tests_total" not in refused.text
         assert (await get(port, "Bearer token")).status_code == 200
+
+
+@pytest.mark.parametrize("authorization", [None, "Bearer wrong", "Bearer token"])
+async def test_probes_need_no_token(authorization: str | None) -> None:
+    reasons = ["loading the model", "", "draining"]
+    async with serving("token", lambda: reasons[0]) as port:
+        answers = []
+        while reasons:
+            alive = await get(port, authorization, "/health")
+            assert (alive.status_code, alive.json()) == (200, {"status": "ok"})
+            reply = await get(port, authorization, "/ready")
+            answers.append((reply.status_code, reply.json()))
+            reasons.pop(0)
+        reasons.append("")
+    assert answers == [
+        (503, {"status": "not ready", "reason": "loading the model"}),
+        (200, {"status": "ready"}),
+        (503, {"status": "not ready", "reason": "draining"}),
+    ]
 
 
 async def test_idle_and_silent_connections_do_not_keep_prometheus_out() -> None:

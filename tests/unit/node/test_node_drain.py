@@ -95,9 +95,11 @@ class NotedStore(MemoryStore):
 class World:
     """One mixed node that computes when it may, and a router's calls to it."""
 
-    def __init__(self, timeout_s: float) -> None:
+    def __init__(self, timeout_s: float, metrics_port: int = 0) -> None:
         config = Config(role=Role.MIXED)
-        server = replace(config.server, node_id="n", drain_timeout_s=timeout_s)
+        server = replace(
+            config.server, node_id="n", drain_timeout_s=timeout_s, metrics_port=metrics_port
+        )
         # A heartbeat of its own accord comes long after the test.
         placement = replace(config.placement, node_lease_s=500.0)
         self.config = replace(config, server=server, placement=placement)
