@@ -15,6 +15,7 @@ from typing import cast
 
 from common.blocks import blocks_for
 from common.config import SchedulingConfig
+from common.request import FinishReason
 from engine.core.block_pool import BlockPool, BlockUse
 from engine.core.host_pool import HostPool
 from engine.core.plan import DrawnTokens, ScheduledSequence
@@ -38,7 +39,8 @@ from engine.core.step_plan import (
     PreemptionReason,
     StepPlan,
 )
-from engine.core.stop_rules import end_tokens, until_end
+from engine.core.step_results import StepResults
+from engine.core.stop_rules import end_tokens
 from engine.core.swapping import Swapping
 from engine.core.waiting_queue import WaitingQueue
 
@@ -92,6 +94,14 @@ class Scheduler:
             is_enabled=enable_prefix_caching,
         )
         self._eos_token_ids = eos_token_ids
+        self._results = StepResults(
+            self.seats,
+            self._prefixes,
+            limits,
+            self._counters,
+            speculation,
+            on_end=self._on_drawn_end,
+        )
 
     # --- what the node can take ---------------------------------------------------------------
 
@@ -156,35 +166,7 @@ class Scheduler:
 
         A sequence that finishes while it is exported keeps its blocks, see `finish`.
         """
-        outputs: list[StepOutput] = []
-        batch = step.batch
-        if self._speculation is not None and step.took_s:
-            num_proposals = int(batch.num_proposals.sum())
-            self._speculation.observe(step.num_tokens, step.took_s, num_proposals)
-        num_drafts = batch.num_drafts.tolist()
-        seats: list[int] = []
-        token_ids: list[int] = []
-        for entry, (sequence, drawn) in enumerate(zip(step.sequences, results, strict=True)):
-            if drawn is None:
-                sequence.num_computed += int(batch.num_tokens[entry])
-                self._prefixes.publish(sequence)
-                continue
-            if self._goes_on(sequence, drawn):
-                seats.append(sequence.seat)
-                token_ids.append(drawn.token_ids[0])
-                outputs.append(self._append_one(sequence, drawn))
-                was_decoding = True
-            else:
-                was_decoding = sequence.is_decoding
-                outputs.append(self._append(sequence, drawn))
-            if self._speculation is not None and was_decoding:
-                # With an end token among the drafts, accepted drafts behind it are not part of the
-                # output.
-                num_accepted = min(len(outputs[-1].token_ids), len(drawn.token_ids) - 1)
-                self._learn(sequence, num_drafts[entry], num_accepted)
-        if seats:
-            self.seats.append_one_each(seats, token_ids)
-        return outputs
+        return self._results.apply(step, results)
 
     # --- a handoff ----------------------------------------------------------------------------
 
@@ -198,7 +180,7 @@ class Scheduler:
         sequence.move_to(SequenceStatus.RUNNING_DECODE)
         insort(self.running, sequence, key=_by_arrival)
         drawn = DrawnTokens((first_token_id,), draft_token_ids=tuple(draft_token_ids))
-        return self._append(sequence, drawn)
+        return self._results.append(sequence, drawn)
 
     # --- the ends -----------------------------------------------------------------------------
 
@@ -389,62 +371,13 @@ class Scheduler:
         elif plan.num_decode_tokens:
             self.reservation = self.reservation.after_decode_step()
 
-    # --- inside: results ----------------------------------------------------------------------
+    # --- inside: ends -------------------------------------------------------------------------
 
-    def _goes_on(self, sequence: Sequence, drawn: DrawnTokens) -> bool:
-        """Return whether a decoding sequence gets one token and does not end: the usual case."""
-        return (
-            len(drawn.token_ids) == 1
-            and sequence.status is SequenceStatus.RUNNING_DECODE
-            and drawn.token_ids[0] not in sequence.end_token_ids
-            and sequence.num_known + 1 < sequence.num_prompt + sequence.max_new_tokens
-        )
-
-    def _append_one(self, sequence: Sequence, drawn: DrawnTokens) -> StepOutput:
-        """Append one token to a sequence that goes on; its row in `seats` is written later."""
-        num_known = sequence.num_known
-        sequence.output_token_ids.append(drawn.token_ids[0])
-        sequence.num_computed = num_known
-        sequence.num_known = num_known + 1
-        sequence.draft_token_ids = ()
-        sequence.proposed_token_ids = drawn.draft_token_ids
-        if num_known % self.limits.block_size == 0:
-            self._prefixes.publish(sequence)
-        first_index = num_known - sequence.num_prompt
-        return StepOutput(sequence, first_index, drawn.token_ids, drawn.logprobs, None)
-
-    def _append(self, sequence: Sequence, drawn: DrawnTokens) -> StepOutput:
-        first_index = sequence.num_output
-        kept, reason = until_end(
-            drawn.token_ids,
-            num_prompt=sequence.num_prompt,
-            num_known=sequence.num_known,
-            max_tokens=sequence.request.sampling.max_tokens,
-            end_token_ids=sequence.end_token_ids,
-            max_model_len=self.limits.max_model_len,
-        )
-        sequence.append(kept)
-        self.seats.append(sequence, kept)
-        # Every drawn token but the last was computed as a draft. KV of wrong drafts is discarded.
-        sequence.num_computed = sequence.num_known - 1
-        sequence.draft_token_ids = ()
-        sequence.proposed_token_ids = drawn.draft_token_ids
-        self._prefixes.publish(sequence)
+    def _on_drawn_end(self, sequence: Sequence, reason: FinishReason | None) -> None:
+        """End a sequence by what it drew; without a reason its output continues on another node."""
         if reason is not None and not sequence.is_exported:
             self.reservation = self.reservation.after_output(sequence)
-        if reason is not None or sequence.is_exported:
-            self.finish(sequence, keep_blocks=sequence.is_exported)
-        elif sequence.status is SequenceStatus.RUNNING_PREFILL:
-            sequence.move_to(SequenceStatus.RUNNING_DECODE)
-        return StepOutput(sequence, first_index, kept, drawn.logprobs[: len(kept)], reason)
-
-    def _learn(self, sequence: Sequence, num_drafted: int, num_accepted: int) -> None:
-        assert self._speculation is not None
-        if num_drafted:
-            sequence.num_drafted += num_drafted
-            sequence.num_accepted_drafts += num_accepted
-            self._counters.on_verified(num_drafted, num_accepted)
-        sequence.acceptance = self._speculation.learn(sequence, num_drafted, num_accepted)
+        self.finish(sequence, keep_blocks=sequence.is_exported)
 
     # --- inside: preemption -------------------------------------------------------------------
 

@@ -160,6 +160,10 @@ class Engine:
         self.scheduler.add(sequence)
         return sequence
 
+    def draft_with(self, speculation: Any) -> None:
+        """Let a fake of `Speculation` draft from now on."""
+        self.scheduler._speculation = self.scheduler._results._speculation = speculation
+
     def plan(self) -> PlannedStep:
         """Begin a step, with its invariants checked."""
         step = self.scheduler.plan()

@@ -89,7 +89,7 @@ def test_what_drafts_will_take_is_not_promised() -> None:
     engine = Engine(num_blocks=4, method="ngram", num_drafts=4, max_model_len=16, **STRICT)
     engine.add(make_request(7, max_tokens=8, ignore_eos=True))
     engine.step()
-    engine.scheduler._speculation = AlwaysFour()  # type: ignore[assignment]
+    engine.draft_with(AlwaysFour())
     assert engine.scheduler.pool.num_available == 2
     said, is_seated = ask(engine, 3)
     assert said is is_seated

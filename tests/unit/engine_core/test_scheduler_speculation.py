@@ -25,7 +25,7 @@ class Oracle:
         self.following: dict[int, list[int]] = {}
         self.forgotten: list[int] = []
         self.observed: list[tuple[int, float, int]] = []
-        engine.scheduler._speculation = self  # type: ignore[assignment]
+        engine.draft_with(self)
 
     def add(self, engine: Engine, length: int, **given: Any) -> Sequence:
         sequence = engine.add(make_request(length, ignore_eos=True, **given))
