@@ -19,6 +19,7 @@ Configuration
     scheduling_config   the sections of scheduling and speculation
     tracing_config      the section of tracing
     keys_folder         the keys of one process, read and checked
+    secret_files        which files may hold a secret
 
 Time and observation
     clock           monotonic and manual clocks

@@ -8,6 +8,8 @@ first; each names all values that enter it and what would satisfy it.
 
 from __future__ import annotations
 
+import ipaddress
+import re
 from dataclasses import dataclass, field, fields
 from urllib.parse import urlsplit
 
@@ -43,7 +45,16 @@ def _is_redis_url(url: str) -> bool:
     return is_remote or parts.scheme == "unix"
 
 
+def _is_host(host: str) -> bool:
+    try:
+        return not host or not ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return _HOST_NAME.fullmatch(host) is not None
+
+
+_HOST_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9_.])?")
 _PORTS = (0, 65535)
+_ADVERTISED = Form("a host name or an IP address, without port and brackets", _is_host)
 _NODE_ID = Form("at most 128 characters", lambda name: len(name) <= 128)
 _CHECKPOINT = Form("a Hugging Face folder or a .gguf file", bool)
 _MODEL_LEN = Form("0, or 16 or more", lambda length: length == 0 or length >= 16)
@@ -57,6 +68,12 @@ class ServerConfig(Section):
     """Where this process listens, and what it logs."""
 
     host: str = setting("127.0.0.1", "address to listen on")
+    advertise_host: str = setting(
+        "",
+        "name or address under which routers and other nodes reach this node",
+        note="default: host, or this machine's name where host is 0.0.0.0 or ::",
+        form=_ADVERTISED,
+    )
     port: int = setting(
         0,
         "HTTP port of a router, gRPC port of a node",

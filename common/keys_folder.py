@@ -10,13 +10,13 @@ instead of by failed handshakes later.
 from __future__ import annotations
 
 import ssl
-import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from common.errors import ConfigError
 from common.nodes import Role
+from common.secret_files import secret_file_problem
 
 ROUTER_NAME = "router.pdserve"
 NODE_NAME = "node.pdserve"
@@ -56,7 +56,7 @@ class Keys:
 def load_keys(folder: Path, role: Role) -> Keys:
     """Return the keys with which a process of this role proves its identity and checks others.
 
-    Raises `ConfigError`, which names the file: it is missing, readable by others or empty, or the
+    Raises `ConfigError`, which names the file: it is missing, usable by others or empty, or the
     certificate is expired, of another CA, of another key, or of another role.
     """
     kind = "router" if role is Role.ROUTER else "node"
@@ -82,14 +82,11 @@ def load_keys(folder: Path, role: Role) -> Keys:
 
 def _read_secret(path: Path) -> bytes:
     try:
-        mode = stat.S_IMODE(path.stat().st_mode)
+        problem = secret_file_problem(path, path.stat())
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
-    if mode & 0o077:
-        raise ConfigError(
-            f"{path} may be used by others than its owner (mode {mode:03o}): wanted 600, "
-            f"`chmod 600 {path}`"
-        )
+    if problem:
+        raise ConfigError(problem)
     return _read(path)
 
 

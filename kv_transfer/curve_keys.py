@@ -14,6 +14,7 @@ import zmq
 from zmq.auth import load_certificate
 
 from common.errors import ConfigError
+from common.secret_files import secret_file_problem
 
 _MAX_FILE_BYTES = 16 * 1024
 _HOW_TO_MAKE = "make one with `pdserve kv-key FILE` and give every node the same"
@@ -66,11 +67,8 @@ def load_curve_keys(path: Path) -> CurveKeys:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode) or status.st_size > _MAX_FILE_BYTES:
             raise ConfigError(f"kv_key {path} is no key file: {_HOW_TO_MAKE}")
-        if status.st_mode & 0o077:
-            raise ConfigError(
-                f"kv_key {path} may be used by others than its owner (mode "
-                f"{stat.S_IMODE(status.st_mode):03o}): wanted 600, `chmod 600 {path}`"
-            )
+        if problem := secret_file_problem(path, status):
+            raise ConfigError(f"kv_key {problem}")
         public, secret = load_certificate(path)
     except OSError as error:
         reason = error.strerror or "it cannot be read"

@@ -7,7 +7,7 @@ import socket
 from dataclasses import asdict
 
 from common.addresses import host_port
-from common.config import Config
+from common.config import Config, ServerConfig
 from common.ids import Incarnation
 from common.nodes import NodeRecord
 from common.token_budget import num_speculative_tokens
@@ -22,7 +22,7 @@ def node_record(
     config: Config, model: LoadedModel, incarnation: Incarnation, port: int, metrics_port: int
 ) -> NodeRecord:
     """Return the record with which the node registers; the ports are those it listens on."""
-    host = advertised_host(config.server.host)
+    host = advertised_host(config.server)
     return NodeRecord(
         node_id=incarnation.node_id,
         epoch=incarnation.epoch,
@@ -56,9 +56,11 @@ def kv_description(config: Config, model: LoadedModel) -> str:
     return f"{model.layout.description}, {'with' if has_mtp else 'without'} mtp"
 
 
-def advertised_host(host: str) -> str:
-    """Return the name under which other machines reach a socket bound to `host`."""
-    return socket.gethostname() if host in ("0.0.0.0", "::") else host  # noqa: S104
+def advertised_host(server: ServerConfig) -> str:
+    """Return the name or address under which others reach what the node listens on."""
+    if server.advertise_host:
+        return server.advertise_host
+    return socket.gethostname() if server.host in ("0.0.0.0", "::") else server.host  # noqa: S104
 
 
 def log_loaded_model(config: Config, model: LoadedModel) -> None:

@@ -6,6 +6,7 @@ flags           the parser of the command line
 help_text       what `--help` prints
 config_file     the TOML file
 exposure        what a process must have before other machines can reach it
+injected_variables  the variables that Kubernetes makes for Services, which are no settings
 config_sources  the three sources joined, every error at once with its origin
 shown_config    the effective configuration as TOML
 """

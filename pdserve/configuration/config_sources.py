@@ -18,6 +18,7 @@ from common.setting import Problem, quoted, without_passwords
 from pdserve.configuration.config_file import read_config_file, suggestion
 from pdserve.configuration.exposure import serve_problems, up_problems
 from pdserve.configuration.flags import NO_VALUE, SET_BY_UP, UP_DEFAULTS
+from pdserve.configuration.injected_variables import is_injected
 from pdserve.configuration.option_values import WANTED, value_from_text, value_from_toml
 from pdserve.configuration.options import (
     ROLE,
@@ -154,6 +155,8 @@ def _read_variables(settings: _Settings, environ: Mapping[str, str]) -> None:
     known = {option.variable: option for option in all_options().values()}
     for name in sorted(environ):
         if not name.startswith("PDSERVE_") or name in OTHER_VARIABLES:
+            continue
+        if is_injected(name, environ[name]):
             continue
         if name in known:
             settings.put(known[name], environ[name], f"variable {name}")

@@ -25,7 +25,16 @@ NO_VALUE = object()
 
 # `pdserve up` chooses these settings itself.
 SET_BY_UP = frozenset(
-    {"role", "kv_port", "metrics_port", "node_id", "redis_url", "cluster", "keys"}
+    {
+        "role",
+        "advertise_host",
+        "kv_port",
+        "metrics_port",
+        "node_id",
+        "redis_url",
+        "cluster",
+        "keys",
+    }
 )
 
 UP_MEMORY_FRACTION = 0.3

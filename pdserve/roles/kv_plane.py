@@ -44,7 +44,7 @@ class KVPlane:
     def __init__(self, config: Config, keys: Keys | None = None) -> None:
         """Prepare the transport. Raises `ConfigError` when it is not available on this machine."""
         self._config = config
-        self._host = advertised_host(config.server.host)
+        self._host = advertised_host(config.server)
         transport = config.handoff.kv_transport
         is_paired = config.role is not Role.MIXED
         self._is_shm_only = transport == "shm"

@@ -16,6 +16,7 @@ from pdserve.configuration.config_sources import (
     load_config,
 )
 from pdserve.configuration.flags import SET_BY_UP, UP_DEFAULTS, build_parser
+from pdserve.configuration.injected_variables import is_injected
 from pdserve.configuration.options import all_options
 
 UP = Command(name="pdserve up", defaults=UP_DEFAULTS, own_keys=SET_BY_UP)
@@ -299,6 +300,68 @@ def test_variables() -> None:
         "port is 'many': wanted a whole number (from variable PDSERVE_PORT)",
         "unknown variable PDSERVE_PROT: did you mean PDSERVE_PORT?",
     ]
+
+
+SERVICES = {
+    # A Service `pdserve-router` with a named port, and one named `pdserve` whose port is 8000.
+    "PDSERVE_ROUTER_SERVICE_HOST": "10.96.0.7",
+    "PDSERVE_ROUTER_SERVICE_PORT": "8000",
+    "PDSERVE_ROUTER_SERVICE_PORT_HTTP": "8000",
+    "PDSERVE_ROUTER_PORT": "tcp://10.96.0.7:8000",
+    "PDSERVE_ROUTER_PORT_8000_TCP": "tcp://10.96.0.7:8000",
+    "PDSERVE_ROUTER_PORT_8000_TCP_PROTO": "tcp",
+    "PDSERVE_ROUTER_PORT_8000_TCP_PORT": "8000",
+    "PDSERVE_ROUTER_PORT_8000_TCP_ADDR": "fd00::7",
+    "PDSERVE_SERVICE_HOST": "10.96.0.8",
+    "PDSERVE_SERVICE_PORT": "8000",
+    "PDSERVE_PORT": "tcp://10.96.0.8:8000",
+    "PDSERVE_PORT_80_TCP": "tcp://10.96.0.8:80",
+    "PDSERVE_PORT_80_TCP_ADDR": "10.96.0.8",
+    "PDSERVE_KV_PORT": "udp://[fd00::8]:9001",
+}
+
+
+def test_the_variables_of_kubernetes_services_are_no_settings() -> None:
+    loaded = load(*ENOUGH, environ=SERVICES)
+    assert (loaded.config.server.port, loaded.config.server.kv_port) == (0, 0)
+    assert set(loaded.origins.values()) == {"default", "flag --role", "flag --model"}
+
+
+def test_no_setting_has_a_name_that_kubernetes_uses() -> None:
+    names = [option.variable for option in all_options().values()]
+    assert [name for name in names if is_injected(name, "8000")] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "problem"),
+    [
+        ("PDSERVE_PORT", "8000x", "port is '8000x': wanted a whole number"),
+        ("PDSERVE_HTTP_PORT", "8000", "unknown variable PDSERVE_HTTP_PORT"),
+        ("PDSERVE_SERVICE", "tcp://10.0.0.1:1", "unknown variable PDSERVE_SERVICE"),
+        ("PDSERVE_HOST_PORT_TCP", "1", "unknown variable PDSERVE_HOST_PORT_TCP"),
+    ],
+)
+def test_a_variable_that_only_looks_like_one_is_a_problem(
+    name: str, value: str, problem: str
+) -> None:
+    (told,) = problems(*ENOUGH, environ={name: value})
+    assert told.startswith(problem)
+
+
+@pytest.mark.parametrize(
+    "host", ["pod-7.pods.svc", "10.1.2.3", "fd00::7", "127.0.0.1", "a", "node_1", "x" * 253]
+)
+def test_a_host_to_advertise(host: str) -> None:
+    config = load(*ENOUGH, "--advertise-host", host).config
+    assert config.server.advertise_host == host
+
+
+@pytest.mark.parametrize(
+    "host", ["0.0.0.0", "::", "10.1.2.3:9000", "[fd00::7]", "a b", ".a", "a/b", "x" * 254]
+)
+def test_what_others_cannot_reach_is_not_advertised(host: str) -> None:
+    (told,) = problems(*ENOUGH, "--advertise-host", host)
+    assert "wanted a host name or an IP address, without port and brackets" in told
 
 
 def test_all_problems_of_all_sources_are_told_at_once(file: Path) -> None:

@@ -1,0 +1,40 @@
+"""Under which addresses a node registers."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import replace
+
+import pytest
+
+from common.config import Config, ServerConfig
+from common.ids import Incarnation
+from common.nodes import Role
+from node.self_description import advertised_host, node_record
+from tests.fakes.hash_runner import HashRunner
+
+
+@pytest.mark.parametrize(
+    ("host", "advertise_host", "wanted"),
+    [
+        ("127.0.0.1", "", "127.0.0.1"),
+        ("10.0.0.7", "", "10.0.0.7"),
+        ("0.0.0.0", "", socket.gethostname()),
+        ("::", "", socket.gethostname()),
+        ("0.0.0.0", "10.1.2.3", "10.1.2.3"),
+        ("::", "fd00::7", "fd00::7"),
+        ("10.0.0.7", "node-7.example", "node-7.example"),
+    ],
+)
+def test_the_host_that_others_are_told(host: str, advertise_host: str, wanted: str) -> None:
+    assert advertised_host(ServerConfig(host=host, advertise_host=advertise_host)) == wanted
+
+
+def test_every_address_of_the_record_has_the_advertised_host() -> None:
+    config = Config(role=Role.DECODE)
+    server = replace(config.server, host="::", advertise_host="fd00::7")
+    config = replace(config, server=server, model=replace(config.model, served_model_name="m"))
+    runner = HashRunner(num_blocks=16, block_size=config.engine.block_size)
+    record = node_record(config, runner, Incarnation("d", 1), 9000, 9100)
+    assert record.control_address == "[fd00::7]:9000"
+    assert record.metrics_address == "[fd00::7]:9100"
