@@ -78,7 +78,7 @@ class ControlService(pb_grpc.NodeServicer):
     async def Stream(  # noqa: N802
         self, messages: AsyncIterator[pb.RouterMessage], context: Context
     ) -> AsyncIterator[pb.NodeMessage]:
-        """Take one router's calls; yield replies, outputs, and a heartbeat every second."""
+        """Take one router's calls; yield replies, outputs, and heartbeats."""
         try:
             router = check_envelope(await _first_envelope(messages), self._incarnation)
         except PdserveError as error:

@@ -21,7 +21,8 @@ log = logging.getLogger("pdserve.node")
 
 MAX_PENDING = 65536
 """Unread replies and outputs of one router."""
-HEARTBEAT_S = 1.0
+HEARTBEAT_S = 0.25
+"""A message without content goes to a router that was sent nothing for this long."""
 
 OnGone = Callable[[Incarnation], None]
 

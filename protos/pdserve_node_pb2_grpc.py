@@ -51,7 +51,7 @@ class NodeServicer:
 
     def Stream(self, request_iterator, context):
         """One per router: calls and aborts to the node; replies, the tokens of all its requests and a
-        heartbeat each second back. When it ends, the node aborts all attempts of the router.
+        heartbeat every 0.25 s without them back. When it ends, the node aborts all attempts of the router.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -31,7 +31,7 @@ from protos.pdserve_node_pb2_grpc import NodeServicer, add_NodeServicer_to_serve
 CLUSTER = "bench_router"
 NUM_ANSWERS = 64
 _LEASE_S = 86_400.0
-_HEARTBEAT_S = 1.0
+_HEARTBEAT_S = 0.25
 _FINGERPRINT = "f" * 32
 _IDLE = NodeLoad(
     free_blocks=1 << 20, free_seats=1 << 12, num_running=0, num_waiting=0, queued_tokens=0

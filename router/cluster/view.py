@@ -100,6 +100,7 @@ def node_json(node: NodeView) -> dict[str, Any]:
         "address": node.record.control_address,
         "kv_cache": node.record.kv_description,
         "num_requests": node.num_requests,
+        "is_suspected": node.is_suspected,
         "kv_links": [link._asdict() for link in node.load.kv_links],
     }
 

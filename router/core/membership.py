@@ -4,7 +4,8 @@ A node can be chosen when three things hold: the store listed it recently, this 
 its stream, and it is not draining (placement looks at that). A store that is away or was emptied
 removes no node at once: a node whose stream is alive stays, for `store_grace_s` at most while the
 store is unreachable, and for one lease when the store answers without it. A node whose stream broke
-is left out until it is heard again. A newer incarnation replaces an older one.
+is left out until it is heard again, and one that is suspected is listed as such. A newer
+incarnation replaces an older one.
 
 Between two answers of the store at most half a lease counts. After a whole machine was suspended,
 all leases have expired: a router that polls first must give the nodes time to renew them.
@@ -31,6 +32,7 @@ class _Member:
     load: NodeLoad
     listed_at_s: float
     is_heard: bool = False
+    is_suspected: bool = False
     num_inflight: int = 0
     num_inflight_at_report: int = 0
 
@@ -75,12 +77,20 @@ class Membership:
         member = self._members.get(incarnation)
         if member is not None:
             member.is_heard = True
+            member.is_suspected = False
+
+    def on_suspected(self, incarnation: Incarnation) -> None:
+        """Mark the node as suspected, until it is heard again: its stream is open and silent."""
+        member = self._members.get(incarnation)
+        if member is not None:
+            member.is_suspected = True
 
     def on_lost(self, incarnation: Incarnation) -> None:
         """Mark the node as lost: its stream broke or fell silent."""
         member = self._members.get(incarnation)
         if member is not None:
             member.is_heard = False
+            member.is_suspected = False
 
     def on_leg_opened(self, incarnation: Incarnation) -> None:
         """Count one more request that the node was asked to hold."""
@@ -97,7 +107,12 @@ class Membership:
     def nodes(self) -> list[NodeView]:
         """Return the nodes that can be chosen, ordered by id."""
         return [
-            NodeView(record=member.record, load=member.load, num_requests=_estimate(member))
+            NodeView(
+                record=member.record,
+                load=member.load,
+                num_requests=_estimate(member),
+                is_suspected=member.is_suspected,
+            )
             for _, member in sorted(self._members.items())
             if member.is_heard and self._is_listed(member)
         ]

@@ -2,7 +2,8 @@
 
 A decode node is chosen first, then a prefill node whose cache has the same fingerprint. A mixed
 node prefills for itself, and so does a decode node without a live prefill partner. A request for
-one token needs no decode node at all where a prefill node is live.
+one token needs no decode node at all where a prefill node is live. A suspected node decodes only
+where no other one can, and prefills nothing.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class Placer:
             self._state.turn += 1
             return self._choice(None, prefill, query, "one token: prefill alone")
         decoders = _decoders(nodes, query)
-        open_decoders = _without(decoders, excluded)
+        open_decoders = _trusted_first(_without(decoders, excluded))
         if not open_decoders:
             raise Overloaded(_all_tried(len(decoders)))
         decode = self._pick(open_decoders, query)
@@ -120,7 +121,9 @@ def _prefillers(nodes: Sequence[NodeView], query: Query) -> list[NodeView]:
     return [
         node
         for node in nodes
-        if node.record.role is Role.PREFILL and not node.load.is_draining and _fits(node, query)
+        if node.record.role is Role.PREFILL
+        and not (node.load.is_draining or node.is_suspected)
+        and _fits(node, query)
     ]
 
 
@@ -140,6 +143,11 @@ def _decoders(nodes: Sequence[NodeView], query: Query) -> list[NodeView]:
             param="max_tokens",
         )
     return fitting
+
+
+def _trusted_first(nodes: list[NodeView]) -> list[NodeView]:
+    """Return the nodes that are not suspected, or all when every one is."""
+    return [node for node in nodes if not node.is_suspected] or nodes
 
 
 def _fits(node: NodeView, query: Query) -> bool:

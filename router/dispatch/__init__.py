@@ -4,8 +4,9 @@ dispatcher          starts, feeds and ends the flows
 node_calls          calls to nodes on behalf of a request
 waiting_calls       calls that wait for a reply, each with its deadline
 node_clients        the router's end of one node: one stream, both ways
+node_listener       what that end tells its owner
 fairness            how much of a burst of outputs is passed on before others have a turn
-silence             when a peer has been silent for too long
+silence             when a node has been silent for too long
 node_pool           the nodes of the cluster: membership, and one client per member
 placement_recorder  placements written to the store, beside the data path
 """

@@ -39,9 +39,9 @@ from router.core.placement import Placer
 from router.core.policies.query import Query
 from router.core.request_flow import RequestFlow
 from router.dispatch.node_calls import PrefillCall, ReserveCall
-from router.dispatch.node_clients import SILENCE_S
 from router.dispatch.node_pool import NodePool
 from router.dispatch.placement_recorder import PlacementRecorder
+from router.dispatch.silence import LOSS_S
 from router.watch.choice_trace import ChoiceTrace
 from router.watch.request_watch import RequestWatch
 from router.watch.router_metrics import RouterMetrics
@@ -144,7 +144,7 @@ class Dispatcher:
         A request before that would find fewer nodes than there are, or none.
         """
         tasks = {asyncio.create_task(one) for one in (self.pool.wait_met(), unless.wait())}
-        await asyncio.wait(tasks, timeout=SILENCE_S, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(tasks, timeout=LOSS_S, return_when=asyncio.FIRST_COMPLETED)
         for task in tasks:
             task.cancel()
 

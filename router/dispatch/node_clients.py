@@ -1,9 +1,11 @@
 """The router's end of one node: a channel with one long-lived stream, and calls with deadlines.
 
 Calls and aborts of the router go one way. Replies, all tokens of the node for this router and a
-heartbeat each second come the other way. A broken or silent stream means that the node is lost, at
-once, for all that ran there and every call without a reply. The stream is opened again for as long
-as the node is a member. The heartbeats make HTTP/2 keepalive pings superfluous.
+heartbeat every quarter of a second without them come the other way. A node that is silent for
+`SUSPICION_S` is suspected, until it is heard again. A stream that broke, or was silent for
+`LOSS_S`, means that the node is lost, at once, for all that ran there and every call without a
+reply. The stream is opened again for as long as the node is a member. The heartbeats make HTTP/2
+keepalive pings superfluous.
 
 Calls of one turn of the event loop, and those made while a message is on its way, travel in one
 message: a gRPC call for each would cost more than the rest of a request. Order is kept, so an abort
@@ -16,7 +18,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from itertools import islice
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import grpc
 
@@ -39,7 +41,8 @@ from protos.rpc_errors import error_of
 from protos.transport_security import open_channel
 from router.core.request_flow import Reservation
 from router.dispatch.fairness import FEW_OUTPUTS, TURNS_FOR_OTHERS, part_size
-from router.dispatch.silence import SilenceTimer
+from router.dispatch.node_listener import ENDED_BY_NODE, NodeListener
+from router.dispatch.silence import LOSS_S, SUSPICION_S, Silence, Verdict
 from router.dispatch.waiting_calls import (
     Caller,
     ReadReply,
@@ -51,12 +54,9 @@ from router.dispatch.waiting_calls import (
 log = logging.getLogger("pdserve.router.nodes")
 
 DRAIN_CALL_TIMEOUT_S = 5.0
-SILENCE_S = 5.0
 CLOSE_TIMEOUT_S = 1.0
 FIRST_BACKOFF_S = 0.1
 LAST_BACKOFF_S = 2.0
-ENDED_BY_NODE = "the node ended the stream"
-"""Why a stream broke where nothing is wrong with it."""
 UNHEARD_BEFORE_WARNING = 3
 MAX_WAITING_CALLS = 8192
 """Calls to one node without a reply; as many as a node takes of a router."""
@@ -82,27 +82,16 @@ _CHANNEL_OPTIONS = (
 )
 
 
-class NodeListener(Protocol):
-    """Receives what the stream brings: called on the event loop, returns at once."""
-
-    @property
-    def num_running(self) -> int:
-        """Requests in progress, on whatever node."""
-
-    def on_heard(self, node: Incarnation, outputs: list[RequestOutput]) -> None:
-        """Take a message: outputs in the node's order, or none (a heartbeat)."""
-
-    def on_lost(self, node: Incarnation, reason: str) -> None:
-        """Take the end of a stream that was heard; `reason` is `ENDED_BY_NODE` or the fault."""
-
-
 def backoff_s(num_failures: int) -> float:
     """Return the pause before a stream is opened again: it doubles, up to `LAST_BACKOFF_S`."""
     return min(LAST_BACKOFF_S, FIRST_BACKOFF_S * 2.0 ** min(num_failures, 10))
 
 
 class NodeClient:
-    """One node in one life. `start` opens the stream, `close` ends everything."""
+    """One node in one life. `start` opens the stream, `close` ends everything.
+
+    Its owner calls `tick` every `TICK_S`.
+    """
 
     def __init__(
         self,
@@ -111,12 +100,11 @@ class NodeClient:
         listener: NodeListener,
         *,
         keys: Keys | None = None,
-        silence_s: float = SILENCE_S,
     ) -> None:
         self._node = record.incarnation
         self._listener = listener
-        self._silence_s = silence_s
-        self._silence = SilenceTimer(silence_s)
+        self._silence = Silence()
+        self._is_silent = asyncio.Event()
         self._envelope = make_envelope(router, record.incarnation)
         self._channel = open_channel(record.control_address, _CHANNEL_OPTIONS, keys)
         self._stub: Any = cast(Any, NodeStub)(self._channel)
@@ -150,6 +138,17 @@ class NodeClient:
             await asyncio.gather(self._task, return_exceptions=True)
         self._forget_all(f"{self._node} has left")
         await self._channel.close(None)
+
+    def tick(self) -> None:
+        """Count the time in which nothing was heard, and judge it."""
+        match self._silence.tick():
+            case Verdict.SUSPECTED if self._is_heard:
+                reason = f"nothing was heard for {SUSPICION_S} s"
+                self._listener.on_suspected(self._node, reason)
+            case Verdict.LOST:
+                self._is_silent.set()
+            case _:
+                pass
 
     def reserve_nowait(
         self,
@@ -267,7 +266,7 @@ class NodeClient:
                 await self._run_stream()
                 reason = ENDED_BY_NODE
             except TimeoutError:
-                reason = f"nothing was heard for {self._silence_s} s"
+                reason = f"nothing was heard for {LOSS_S} s"
             except PdserveError as wrong:
                 reason = str(wrong)
             except Exception as bug:
@@ -292,9 +291,10 @@ class NodeClient:
         """Run one stream, from its opening until every output of it was passed on."""
         call = self._stub.Stream()
         self._silence.heard()
+        self._is_silent.clear()
         reading = asyncio.create_task(self._read(call), name=f"replies of {self._node}")
         sending = asyncio.create_task(self._send(call), name=f"calls to {self._node}")
-        silence = asyncio.create_task(self._silence.wait_too_long(), name=f"watch {self._node}")
+        silence = asyncio.create_task(self._is_silent.wait(), name=f"watch {self._node}")
         tasks = (reading, sending, silence)
         for task in tasks:
             task.add_done_callback(lambda _: self._has_outputs.set())

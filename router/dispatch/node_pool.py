@@ -15,13 +15,15 @@ from common.request import RequestOutput
 from placement.store import LiveNode, PlacementStore, PlacementUnavailable
 from router.core.membership import MAX_NODES, Membership
 from router.core.policies.query import NodeView
-from router.dispatch.node_clients import ENDED_BY_NODE, NodeClient
+from router.dispatch.node_clients import NodeClient
+from router.dispatch.node_listener import ENDED_BY_NODE
+from router.dispatch.silence import TICK_S
 from router.watch.router_metrics import RouterMetrics
 
 log = logging.getLogger("pdserve.router.nodes")
 
 OnOutputs = Callable[[Incarnation, Sequence[RequestOutput]], None]
-OnLost = Callable[[Incarnation], None]
+OnNode = Callable[[Incarnation], None]
 
 
 class NodePool:
@@ -40,7 +42,9 @@ class NodePool:
         metrics: RouterMetrics,
         num_running: Callable[[], int],
         on_outputs: OnOutputs,
-        on_lost: OnLost,
+        on_lost: OnNode,
+        on_suspected: OnNode = lambda _node: None,
+        on_trusted: OnNode = lambda _node: None,
         keys: Keys | None = None,
     ) -> None:
         self._store = store
@@ -52,6 +56,9 @@ class NodePool:
         self._num_running = num_running
         self._on_outputs = on_outputs
         self._on_lost = on_lost
+        self._on_suspected = on_suspected
+        self._on_trusted = on_trusted
+        self._suspected: set[Incarnation] = set()
         self._gone: dict[Incarnation, str] = {}
         self._lost: set[Incarnation] = set()
         self._foreign_nodes: dict[Incarnation, str] = {}
@@ -77,13 +84,22 @@ class NodePool:
         return self._clients.get(node)
 
     async def run(self, router: Incarnation) -> None:
-        """Refresh until cancelled."""
+        """Refresh, and watch the nodes, until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._watch(), name="silence of nodes")
+            while True:
+                await self.refresh(router)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(self._refresh_s):
+                        await self._should_refresh.wait()
+                    self._should_refresh.clear()
+
+    async def _watch(self) -> None:
+        """Tick every client. One task for all: a thousand timers cost more."""
         while True:
-            await self.refresh(router)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self._refresh_s):
-                    await self._should_refresh.wait()
-                self._should_refresh.clear()
+            await asyncio.sleep(TICK_S)
+            for client in list(self._clients.values()):
+                client.tick()
 
     async def refresh(self, router: Incarnation) -> None:
         """Ask the store once, then open and close clients to match."""
@@ -128,6 +144,10 @@ class NodePool:
     def on_heard(self, node: Incarnation, outputs: list[RequestOutput]) -> None:
         """Take a message of a node's stream; see `NodeListener`."""
         self.membership.on_heard(node)
+        if node in self._suspected:
+            self._suspected.discard(node)
+            log.info("%s is trusted again", node)
+            self._on_trusted(node)
         if node in self._lost:
             self._lost.discard(node)
             log.info("%s is heard again", node)
@@ -136,9 +156,18 @@ class NodePool:
             self._look_who_is_unmet()
         self._on_outputs(node, outputs)
 
+    def on_suspected(self, node: Incarnation, reason: str) -> None:
+        """Take the suspicion that a node is gone: it is chosen only where no other is left."""
+        self.membership.on_suspected(node)
+        self._suspected.add(node)
+        self._metrics.nodes_suspected.inc()
+        log.warning("%s is suspected: %s", node, reason)
+        self._on_suspected(node)
+
     def on_lost(self, node: Incarnation, reason: str) -> None:
         """Take the end of a stream: the store's next listing shows whether the node has left."""
         self.membership.on_lost(node)
+        self._suspected.discard(node)
         self._gone[node] = reason
         self._lost.add(node)
         self._on_lost(node)
@@ -179,6 +208,7 @@ class NodePool:
             task.add_done_callback(self._closing.discard)
         self._unusable &= wanted.keys()
         self._lost &= wanted.keys()
+        self._suspected &= wanted.keys()
         for node, record in wanted.items():
             if node not in self._clients:
                 self._connect(record, router)

@@ -39,6 +39,11 @@ class RouterMetrics:
             "Streams to a node that broke or fell silent, and it had not left",
             registry=registry,
         )
+        self.nodes_suspected = Counter(
+            "pdserve_router_nodes_suspected_total",
+            "Times that a node was suspected to be gone, until it was heard again or lost",
+            registry=registry,
+        )
         self.store_errors = Counter(
             "pdserve_router_store_errors_total",
             "Calls to the placement store without an answer, by operation",

@@ -47,6 +47,8 @@ class Cluster:
         self.url = redis_url
         self.store = RedisStore(redis_url, "dispatch", call_timeout_s=60.0)
         self.nodes: list[FakeNode] = []
+        self.silent: set[str] = set()
+        """Ids of the nodes that send no heartbeats."""
         self.routers: list[Dispatcher] = []
         self.registry = CollectorRegistry()
         """What the first router counts."""
@@ -84,7 +86,8 @@ class Cluster:
         while True:
             await asyncio.sleep(HEARTBEAT_S)
             for node in self.nodes:
-                node.push()
+                if node.incarnation.node_id not in self.silent:
+                    node.push()
 
     async def close(self) -> None:
         for router in self.routers:

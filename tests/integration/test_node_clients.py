@@ -7,7 +7,6 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import pytest
@@ -32,10 +31,9 @@ from router.dispatch.node_clients import (
     NodeClient,
     backoff_s,
 )
-from tests.fakes.http_server import eventually
+from router.dispatch.silence import LOSS_TICKS, SUSPICION_TICKS
 from tests.fakes.manual_clock import ManualClock
 from tests.fakes.memory_store import MemoryStore
-from tests.fakes.stopped_time import StoppedTime
 from tests.integration.fake_node import FakeNode, record_of
 
 ROUTER = Incarnation("router-0", 1)
@@ -93,6 +91,7 @@ class Log:
         self.heard: list[RequestOutput] = []
         self.num_messages = 0
         self.num_running = 1
+        self.suspected: list[str] = []
         self.lost: list[str] = []
 
     def on_heard(self, _node: Incarnation, outputs: list[RequestOutput]) -> None:
@@ -101,6 +100,9 @@ class Log:
 
     def has_more_than(self, num_messages: int) -> bool:
         return self.num_messages > num_messages
+
+    def on_suspected(self, _node: Incarnation, reason: str) -> None:
+        self.suspected.append(reason)
 
     def on_lost(self, _node: Incarnation, reason: str) -> None:
         self.lost.append(reason)
@@ -115,39 +117,52 @@ async def wait_until(is_true: Callable[[], bool]) -> None:
 
 
 @asynccontextmanager
-async def connected(
-    *, epoch: int = 1, silence_s: float = 5.0
-) -> AsyncIterator[tuple[FakeNode, NodeClient, Log]]:
-    """A node in its first life and a client for life `epoch` of it."""
+async def connected(*, epoch: int = 1) -> AsyncIterator[tuple[FakeNode, NodeClient, Log]]:
+    """A node in its first life and a client for life `epoch` of it, which nobody ticks."""
     node = FakeNode("d0", Role.DECODE)
     await node.start(MemoryStore(ManualClock()))
     record = record_of(Incarnation("d0", epoch), Role.DECODE, f"127.0.0.1:{node.port}")
     log = Log()
-    client = NodeClient(record, ROUTER, log, silence_s=silence_s)
+    client = NodeClient(record, ROUTER, log)
     client.start()
     yield node, client, log
     await client.close()
     await node.die()
 
 
-async def test_a_silent_node_is_lost_and_heard_again_when_it_speaks() -> None:
-    async with connected(silence_s=0.05) as (_node, _client, log):
-        await wait_until(lambda: len(log.lost) >= 2)
-        assert log.lost[0] == "nothing was heard for 0.05 s"
-        assert log.num_messages >= 2, "it was heard between the two losses"
+def tick(client: NodeClient, num_ticks: int) -> None:
+    for _ in range(num_ticks):
+        client.tick()
 
 
-async def test_a_client_that_stood_still_reads_what_came_before_it_calls_its_node_lost() -> None:
-    time = StoppedTime()
-    async with connected() as (node, _client, log):
-        await eventually(lambda: log.num_messages == 1)
-        for _ in range(3):
+async def test_a_silent_node_is_suspected_then_lost_and_heard_again_when_it_speaks() -> None:
+    async with connected() as (_node, client, log):
+        for life in (1, 2):
+            await wait_until(lambda life=life: log.num_messages == life)  # type: ignore[misc]
+            tick(client, SUSPICION_TICKS - 1)
+            assert len(log.suspected) == life - 1
+            tick(client, 1)
+            assert len(log.suspected) == life
+            tick(client, LOSS_TICKS - SUSPICION_TICKS)
+            await wait_until(lambda life=life: len(log.lost) == life)  # type: ignore[misc]
+        assert log.suspected == ["nothing was heard for 1.25 s"] * 2
+        assert log.lost == ["nothing was heard for 5.0 s"] * 2
+
+
+async def test_a_node_that_speaks_now_and_then_is_not_suspected() -> None:
+    async with connected() as (node, client, log):
+        for num_messages in range(1, 10):
+            await wait_until(lambda n=num_messages: log.num_messages == n)  # type: ignore[misc]
+            tick(client, SUSPICION_TICKS - 1)
             node.push()
-            time.advance(60.0)
-            num_messages = log.num_messages
-            await eventually(partial(log.has_more_than, num_messages))
-        assert log.lost == []
-        time.go_on()
+        assert (log.suspected, log.lost) == ([], [])
+
+
+async def test_a_node_that_was_never_heard_is_not_suspected() -> None:
+    async with connected(epoch=2) as (node, client, log):
+        await wait_until(lambda: node.num_refused > 0)
+        tick(client, LOSS_TICKS)
+        assert (log.suspected, log.lost) == ([], [])
 
 
 async def test_a_node_that_ends_the_stream_is_lost_at_once() -> None:

@@ -69,7 +69,7 @@ class World:
 
 @pytest.fixture
 async def world(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
-    monkeypatch.setattr(dispatcher, "SILENCE_S", 600.0)
+    monkeypatch.setattr(dispatcher, "LOSS_S", 600.0)
     world = World()
     yield world
     await world.router.close()
@@ -108,7 +108,7 @@ async def test_a_node_that_leaves_without_a_word_is_not_waited_for(world: World)
 async def test_a_node_that_stays_silent_is_waited_for_until_it_would_be_lost(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dispatcher, "SILENCE_S", 0.05)
+    monkeypatch.setattr(dispatcher, "LOSS_S", 0.05)
     await (await world.begin())
     assert world.router.pool.nodes() == []
 

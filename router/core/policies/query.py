@@ -15,11 +15,15 @@ MAX_HASHED_BLOCKS = 512
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeView:
-    """A node that can be chosen. `num_requests` is what it is estimated to hold right now."""
+    """A node that can be chosen. `num_requests` is what it is estimated to hold right now.
+
+    One that `is_suspected` may be gone: it is chosen only where no other is left.
+    """
 
     record: NodeRecord
     load: NodeLoad
     num_requests: int
+    is_suspected: bool = False
 
     @property
     def incarnation(self) -> Incarnation:

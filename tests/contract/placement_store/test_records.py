@@ -109,7 +109,8 @@ def test_the_cluster_shows_a_node_in_these_words() -> None:
     ]
     shown = node_json(NodeView(record=NODE.record, load=NODE.load, num_requests=5))
     earlier_names = {"address": "127.0.0.1:7001", "kv_cache": "31 layers, with mtp"}
-    assert shown == RECORD | LOAD | earlier_names | {"num_requests": 5, "kv_links": links}
+    of_router = {"num_requests": 5, "is_suspected": False}
+    assert shown == RECORD | LOAD | earlier_names | of_router | {"kv_links": links}
 
 
 def test_what_a_router_tells_is_read_field_by_field() -> None:

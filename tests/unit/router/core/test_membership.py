@@ -70,6 +70,25 @@ def test_nodes_come_ordered_and_routers_are_none() -> None:
     assert len(membership.records()) == 2
 
 
+def suspected(membership: Membership) -> list[str]:
+    return [str(node.incarnation) for node in membership.nodes() if node.is_suspected]
+
+
+def test_a_suspected_node_is_marked_until_it_is_heard_or_lost() -> None:
+    membership = with_nodes(live("d0"), live("d1"))
+    membership.on_suspected(Incarnation("d0", 1))
+    assert (chosen(membership), suspected(membership)) == (["d0#1", "d1#1"], ["d0#1"])
+    membership.on_listing([live("d0"), live("d1")], 1.0)
+    assert suspected(membership) == ["d0#1"], "its lease says nothing about its stream"
+    membership.on_heard(Incarnation("d0", 1))
+    assert suspected(membership) == []
+    membership.on_suspected(Incarnation("d0", 1))
+    membership.on_lost(Incarnation("d0", 1))
+    assert (chosen(membership), suspected(membership)) == (["d1#1"], [])
+    membership.on_suspected(Incarnation("d2", 1))
+    assert chosen(membership) == ["d1#1"], "a node that is not known changes nothing"
+
+
 def test_a_lost_node_is_out_until_it_is_heard_again() -> None:
     """F67: no verdict is for ever."""
     membership = with_nodes(live())

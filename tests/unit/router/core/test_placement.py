@@ -25,6 +25,7 @@ def node(
     free_blocks: int = 100,
     queued_tokens: int = 0,
     is_draining: bool = False,
+    is_suspected: bool = False,
 ) -> NodeView:
     record = NodeRecord(
         node_id=node_id,
@@ -46,7 +47,7 @@ def node(
         queued_tokens=queued_tokens,
         is_draining=is_draining,
     )
-    return NodeView(record=record, load=load, num_requests=num_requests)
+    return NodeView(record=record, load=load, num_requests=num_requests, is_suspected=is_suspected)
 
 
 def prefill(node_id: str, **more: object) -> NodeView:
@@ -252,3 +253,19 @@ def test_the_prefix_map_is_bounded_and_forgets_the_longest_unused() -> None:
     assert prefixes.num_hits([b"1"], a) == 0
     assert prefixes.num_hits([b"1"], Incarnation("b", 99)) == 1
     assert len(prefixes._nodes[b"1"]) == 8
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_suspected_node_decodes_only_where_no_other_can(policy: str) -> None:
+    d0, d1 = node("d0", is_suspected=True), node("d1", num_requests=9)
+    assert names(choose([d0, d1], policy=policy))[0] == "d1"
+    assert names(choose([d0, d1], excluded=frozenset({d1.incarnation})))[0] == "d0"
+    draining = node("d1", is_draining=True)
+    assert names(choose([d0, draining], policy=policy))[0] == "d0"
+
+
+def test_a_suspected_node_prefills_nothing() -> None:
+    d0, p0, p1 = node("d0"), prefill("p0", is_suspected=True), prefill("p1")
+    assert names(choose([d0, p0, p1])) == ("d0", "p1")
+    assert names(choose([d0, p0])) == ("d0", None)
+    assert names(choose([d0, p0], query(max_tokens=1))) == ("d0", None)

@@ -1,51 +1,30 @@
-"""How long a peer may be silent, by the time in which somebody listened."""
+"""How long a node may be silent, by the ticks of somebody who listened."""
 
 from __future__ import annotations
 
-import asyncio
-
-from router.dispatch.silence import SilenceTimer
-from tests.fakes.stopped_time import StoppedTime
+from router.dispatch.silence import LOSS_TICKS, SUSPICION_TICKS, TICK_S, Silence, Verdict
 
 
-async def turns() -> None:
-    for _ in range(5):
-        await asyncio.sleep(0)
+def verdicts(silence: Silence, num_ticks: int) -> dict[int, Verdict]:
+    """The ticks, from 1, that brought a verdict."""
+    ticks = {tick: silence.tick() for tick in range(1, num_ticks + 1)}
+    return {tick: verdict for tick, verdict in ticks.items() if verdict is not Verdict.NONE}
 
 
-async def test_it_ends_after_the_limit_and_not_before() -> None:
-    time = StoppedTime()
-    waiting = asyncio.create_task(SilenceTimer(5.0).wait_too_long())
-    for _ in range(5):
-        await turns()
-        assert not waiting.done()
-        time.advance(1.0)
-    await turns()
-    assert not waiting.done(), "5 s, of which the first may be one in which something was heard"
-    time.advance(1.0)
-    await waiting
+def test_suspicion_comes_first_then_the_loss_and_each_once() -> None:
+    assert verdicts(Silence(), 10 * LOSS_TICKS) == {
+        SUSPICION_TICKS: Verdict.SUSPECTED,
+        LOSS_TICKS: Verdict.LOST,
+    }
 
 
-async def test_every_word_begins_it_anew() -> None:
-    time = StoppedTime()
-    silence = SilenceTimer(5.0)
-    waiting = asyncio.create_task(silence.wait_too_long())
+def test_every_word_begins_it_anew() -> None:
+    silence = Silence()
     for _ in range(30):
-        for _ in range(5):
-            await turns()
-            time.advance(1.0)
+        assert verdicts(silence, SUSPICION_TICKS - 1) == {}
         silence.heard()
-    await turns()
-    assert not waiting.done()
-    waiting.cancel()
+    assert verdicts(silence, SUSPICION_TICKS) == {SUSPICION_TICKS: Verdict.SUSPECTED}
 
 
-async def test_a_process_that_stood_still_listens_before_it_judges() -> None:
-    time = StoppedTime()
-    silence = SilenceTimer(5.0)
-    waiting = asyncio.create_task(silence.wait_too_long())
-    await turns()
-    time.advance(3600.0)
-    await turns()
-    assert not waiting.done()
-    waiting.cancel()
+def test_a_frozen_node_is_noticed_within_one_and_a_half_seconds() -> None:
+    assert SUSPICION_TICKS * TICK_S <= 1.5

@@ -1,0 +1,29 @@
+"""What the client of a node tells its owner."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from common.ids import Incarnation
+from common.request import RequestOutput
+
+ENDED_BY_NODE = "the node ended the stream"
+"""Why a stream broke where nothing is wrong with it."""
+
+
+class NodeListener(Protocol):
+    """Receives what the stream brings: called on the event loop, returns at once."""
+
+    @property
+    def num_running(self) -> int:
+        """Requests in progress, on whatever node."""
+
+    def on_heard(self, node: Incarnation, outputs: list[RequestOutput]) -> None:
+        """Take a message: outputs in the node's order, or none (a heartbeat)."""
+
+    def on_suspected(self, node: Incarnation, reason: str) -> None:
+        """Take the suspicion that a node which was heard is gone; ended by `on_heard` or
+        `on_lost`."""
+
+    def on_lost(self, node: Incarnation, reason: str) -> None:
+        """Take the end of a stream that was heard; `reason` is `ENDED_BY_NODE` or the fault."""

@@ -1,0 +1,44 @@
+"""A node that falls silent under a router: what is still placed on it, and when it is trusted."""
+
+from __future__ import annotations
+
+from common.nodes import Role
+from router.cluster.view import DispatcherView
+from router.dispatch.dispatcher import Dispatcher
+from tests.integration.scripted_cluster import Cluster, asked, start, wait_until
+from tests.integration.scripted_cluster import (
+    scripted_cluster as scripted_cluster,
+)
+
+
+def suspected(router: Dispatcher) -> list[str]:
+    return [str(node.incarnation) for node in router.pool.nodes() if node.is_suspected]
+
+
+async def test_a_silent_node_is_given_nothing_new_until_it_is_heard(cluster: Cluster) -> None:
+    d0 = await cluster.add("d0", Role.DECODE)
+    d1 = await cluster.add("d1", Role.DECODE)
+    router = await cluster.router()
+    cluster.silent.add("d0")
+    await wait_until(lambda: suspected(router) == ["d0#1"], "d0 suspected")
+    count = "pdserve_router_nodes_suspected_total"
+    assert cluster.registry.get_sample_value(count) == 1
+    assert DispatcherView(router).is_ready()
+    answers = [start(router) for _ in range(4)]
+    await asked(d1, 4)
+    assert d0.asked == []
+    cluster.silent.clear()
+    await wait_until(lambda: suspected(router) == [], "d0 trusted again")
+    for answer in answers:
+        answer.cancel()
+
+
+async def test_the_only_node_is_chosen_although_it_is_suspected(cluster: Cluster) -> None:
+    d0 = await cluster.add("d0", Role.DECODE)
+    router = await cluster.router()
+    cluster.silent.add("d0")
+    await wait_until(lambda: suspected(router) == ["d0#1"], "d0 suspected")
+    assert DispatcherView(router).is_ready()
+    answer = start(router)
+    await asked(d0)
+    answer.cancel()
