@@ -94,6 +94,9 @@ class ServerConfig(Section):
     drain_timeout_s: float = setting(
         30.0, "requests are handed over this long after SIGTERM", unit="seconds", between=(0, 3600)
     )
+    stay_drained: bool = setting(
+        False, "after `pdserve drain`, a node does not exit, but waits for SIGTERM"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

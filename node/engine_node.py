@@ -42,10 +42,17 @@ class EngineNode:
         self._exit_code = 0
         self._why_not_serving = "loading the model"
 
-    async def run(self, stop: asyncio.Event, drain: asyncio.Event | None = None) -> int:
+    async def run(
+        self,
+        stop: asyncio.Event,
+        drain: asyncio.Event | None = None,
+        told_to_end: asyncio.Event | None = None,
+    ) -> int:
         """Serve until `stop` is set; return the exit code, which is 1 after a crash or a stall.
 
         `drain`, which a router's call sets as well, ends the node in order: see `node.drain`.
+        `told_to_end` is set with the first signal. With `stay_drained` a node that a router drained
+        waits for it, alive and not ready: an orchestrator would restart a process that ends.
 
         Raises `ConfigError`, `CheckpointError` or `PlacementUnavailable` when it cannot start.
         """
@@ -59,13 +66,17 @@ class EngineNode:
             metrics = MetricsServer(
                 registry,
                 listener,
-                lambda: "draining" if leaving.is_on else self._why_not_serving,
+                lambda: self._why_not_serving or ("draining" if leaving.is_on else ""),
                 token=keys.metrics_token if keys else "",
             )
             metrics.start()
             try:
                 metrics_port = listener.getsockname()[1]
                 await self._load_and_serve(control, registry, metrics_port, stop, leaving)
+                if told_to_end and self._stays_drained(stop, leaving):
+                    log.info("drained; the process stays until SIGTERM")
+                    self._why_not_serving = "drained"
+                    await told_to_end.wait()
             finally:
                 await metrics.stop()
         return self._exit_code
@@ -149,6 +160,10 @@ class EngineNode:
             error = renewal.exception()
             if not isinstance(error, StaleEpoch):
                 raise error or InternalError("the lease keeper ended by itself")
+
+    def _stays_drained(self, stop: asyncio.Event, leaving: NodeDrain) -> bool:
+        has_drained = leaving.is_on and not stop.is_set() and self._exit_code == 0
+        return has_drained and self._config.server.stay_drained
 
     def _crash(self, stop: asyncio.Event) -> None:
         self._exit_code = 1

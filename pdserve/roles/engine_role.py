@@ -64,7 +64,7 @@ async def run_engine_role(
         keys=keys,
         tracing=tracing,
     )
-    return await EngineNode(config, parts).run(shutdown.now, shutdown.drain)
+    return await EngineNode(config, parts).run(shutdown.now, shutdown.drain, shutdown.either)
 
 
 def _flow_maker(config: Config) -> MakeFlow:

@@ -13,6 +13,7 @@ class Shutdown:
         self.drain = asyncio.Event()
         self.now = asyncio.Event()
         self.either = asyncio.Event()
+        self._is_told = False
 
     def watch_signals(self) -> None:
         """Drain at SIGTERM; end at once at a second one, or at Ctrl-C. On the event loop."""
@@ -21,9 +22,13 @@ class Shutdown:
         loop.add_signal_handler(signal.SIGINT, self.end_now)
 
     def request(self) -> None:
-        """End in order; requested a second time: at once."""
-        if self.drain.is_set():
+        """End in order; requested a second time: at once.
+
+        A node that drains already because a router asked for it goes on draining.
+        """
+        if self._is_told:
             self.end_now()
+        self._is_told = True
         self.drain.set()
         self.either.set()
 

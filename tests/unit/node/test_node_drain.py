@@ -95,16 +95,23 @@ class NotedStore(MemoryStore):
 class World:
     """One mixed node that computes when it may, and a router's calls to it."""
 
-    def __init__(self, timeout_s: float, metrics_port: int = 0) -> None:
+    def __init__(
+        self, timeout_s: float, metrics_port: int = 0, *, stay_drained: bool = False
+    ) -> None:
         config = Config(role=Role.MIXED)
         server = replace(
-            config.server, node_id="n", drain_timeout_s=timeout_s, metrics_port=metrics_port
+            config.server,
+            node_id="n",
+            drain_timeout_s=timeout_s,
+            metrics_port=metrics_port,
+            stay_drained=stay_drained,
         )
         # A heartbeat of its own accord comes long after the test.
         placement = replace(config.placement, node_lease_s=500.0)
         self.config = replace(config, server=server, placement=placement)
         self.store = NotedStore()
         self.stop, self.drain = asyncio.Event(), asyncio.Event()
+        self.told_to_end = asyncio.Event()
         self.runner = GatedRunner(config.engine.block_size)
         self.loading, self.may_load = threading.Event(), threading.Event()
         self.may_load.set()
@@ -130,7 +137,8 @@ class World:
             store=self.store,
             clock=MonotonicClock(),
         )
-        return asyncio.create_task(EngineNode(self.config, parts).run(self.stop, self.drain))
+        running = EngineNode(self.config, parts).run(self.stop, self.drain, self.told_to_end)
+        return asyncio.create_task(running)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[asyncio.Task[int]]:
@@ -147,6 +155,7 @@ class World:
         finally:
             self.runner.let_go_on()
             self.stop.set()
+            self.told_to_end.set()
             async with asyncio.timeout(WAIT_S):
                 await serving
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, NoReturn
 
 import httpx
+import pytest
 
+from common.errors import StaleEpoch
+from node import engine_node
 from pdserve.local_cluster.free_ports import free_loopback_port
+from protos import pdserve_node_pb2 as pb
 from tests.fakes.http_server import eventually
-from tests.unit.node.test_node_drain import World, ends
+from tests.unit.node.test_node_drain import World, ends, rest_of
 
 
 async def probe(port: int, path: str) -> tuple[int, Any]:
@@ -49,3 +53,47 @@ async def test_a_draining_node_is_alive_and_not_ready() -> None:
         assert await probe(port, "/health") == (200, None)
         world.runner.let_go_on()
         assert await ends(serving) == 0
+
+
+async def test_a_drained_node_may_stay_alive_until_it_is_told_to_end() -> None:
+    port = free_loopback_port()
+    world = World(timeout_s=600.0, metrics_port=port, stay_drained=True)
+    async with world.running() as serving:
+        caller = await world.start_answer()
+        await world.stub.Drain(pb.DrainRequest(envelope=world.envelope))
+        world.runner.let_go_on()
+        await rest_of(caller)
+        async with asyncio.timeout(60):
+            while await probe(port, "/ready") != (503, "drained"):
+                pass
+        assert await world.store.live_nodes() == []
+        assert await probe(port, "/health") == (200, None)
+        assert not serving.done()
+        world.told_to_end.set()
+        assert await ends(serving) == 0
+
+
+@pytest.mark.parametrize("how", ["SIGTERM", "not stay_drained"])
+async def test_a_node_that_is_told_to_end_or_may_not_stay_ends_when_it_is_drained(how: str) -> None:
+    world = World(timeout_s=600.0, stay_drained=how == "SIGTERM")
+    async with world.running() as serving:
+        if how == "SIGTERM":
+            world.told_to_end.set()
+        world.drain.set()
+        assert await ends(serving) == 0
+
+
+async def test_a_draining_node_that_loses_its_lease_does_not_stay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(engine_node, "STEP_GRACE_S", 0.05)
+    world = World(timeout_s=600.0, stay_drained=True)
+
+    async def refuse(*_: object, **__: object) -> NoReturn:
+        raise StaleEpoch("another process took over")
+
+    async with world.running() as serving:
+        await world.start_answer()  # one that waits for its next step
+        monkeypatch.setattr(world.store, "heartbeat", refuse)
+        world.drain.set()
+        assert await ends(serving) == 1

@@ -38,3 +38,13 @@ async def test_signals(signals: list[signal.Signals], drains: bool, ends: bool) 
         loop.remove_signal_handler(signal.SIGTERM)
         loop.remove_signal_handler(signal.SIGINT)
     assert (shutdown.drain.is_set(), shutdown.now.is_set()) == (drains, ends)
+
+
+async def test_a_drain_by_a_router_is_no_signal() -> None:
+    shutdown = Shutdown()
+    shutdown.drain.set()
+    shutdown.request()
+    assert not shutdown.now.is_set()
+    assert shutdown.either.is_set()
+    shutdown.request()
+    assert shutdown.now.is_set()
