@@ -44,26 +44,69 @@ class ConnectionLimits:
     max_headers: int = 100
 
 
-class BoundedConnection(HttpToolsProtocol):
-    """One connection of a port.
+class IdleConnections:
+    """The connections of a port without a request in progress, longest idle first.
 
-    When there are too many, one that never sent a request is closed, else the one that has been
-    idle longest. When all have requests in progress, the new one is closed.
+    Each operation takes constant time: with thousands of idle connections a new one costs no more
+    than with none.
     """
+
+    def __init__(self) -> None:
+        self._never_asked: dict[BoundedConnection, None] = {}
+        self._has_asked: dict[BoundedConnection, None] = {}
+        self._leaving: set[BoundedConnection] = set()
+
+    @property
+    def num_leaving(self) -> int:
+        """Connections that were closed to make room and are not lost yet."""
+        return len(self._leaving)
+
+    def add(self, connection: BoundedConnection, *, has_asked: bool) -> None:
+        """Add a connection, which is idle from now on."""
+        self.discard(connection)
+        (self._has_asked if has_asked else self._never_asked)[connection] = None
+
+    def discard(self, connection: BoundedConnection) -> None:
+        """Remove a connection that has a request in progress, or is lost."""
+        self._never_asked.pop(connection, None)
+        self._has_asked.pop(connection, None)
+
+    def on_lost(self, connection: BoundedConnection) -> None:
+        """Forget a connection."""
+        self.discard(connection)
+        self._leaving.discard(connection)
+
+    def leave_for(self, newest: BoundedConnection) -> BoundedConnection:
+        """Take out the connection to close so that `newest` has room.
+
+        That is one that never sent a request, else the one that has been idle longest; `newest`
+        itself where every other one has a request in progress.
+        """
+        oldest = next((one for one in self._never_asked if one is not newest), None)
+        victim = oldest or next(iter(self._has_asked), newest)
+        self.discard(victim)
+        self._leaving.add(victim)
+        return victim
+
+
+class BoundedConnection(HttpToolsProtocol):
+    """One connection of a port. When there are too many, `IdleConnections` names one to close."""
 
     def __init__(
         self,
         *args: Any,
         limits: ConnectionLimits,
+        idle: IdleConnections,
         on_refused: Callable[[Refused], None] = lambda _: None,
         **kwargs: Any,
     ) -> None:
-        """Make one from uvicorn's arguments; call `on_refused` when it is closed unanswered."""
+        """Make one from uvicorn's arguments. `idle` is shared by all connections of the port;
+        `on_refused` is called when this one is closed unanswered."""
         super().__init__(*args, **kwargs)
         self._limits = limits
+        self._idle = idle
         self._on_refused = on_refused
         self._has_asked = False
-        self._idle_since_s = 0.0
         self._num_bare_bytes = 0
         self._is_head_too_large = False
         self._timer: asyncio.TimerHandle | None = None
@@ -72,12 +115,14 @@ class BoundedConnection(HttpToolsProtocol):
         """Close another connection, where there are too many, before this one is read."""
         super().connection_made(transport)
         self._wait_for_request(self._limits.request_timeout_s)
-        if len(self.connections) > self._limits.max_connections:
-            self._make_room()
+        if len(self.connections) - self._idle.num_leaving > self._limits.max_connections:
+            self._on_refused(Refused.TOO_MANY)
+            self._idle.leave_for(self).transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the timer of a closed connection."""
         self._stop_timer()
+        self._idle.on_lost(self)
         super().connection_lost(exc)
 
     @property
@@ -146,18 +191,9 @@ class BoundedConnection(HttpToolsProtocol):
         if not has_next or self.transport.is_closing():
             self._wait_for_request(self._limits.idle_timeout_s)
 
-    def _make_room(self) -> None:
-        everyone = [cast(BoundedConnection, other) for other in self.connections]
-        others = [other for other in everyone if not other.transport.is_closing()]
-        if len(others) > self._limits.max_connections:
-            idle = [other for other in others if other is not self and other.is_idle]
-            victim = min(idle, key=lambda c: (c._has_asked, c._idle_since_s), default=self)
-            self._on_refused(Refused.TOO_MANY)
-            victim.transport.abort()
-
     def _wait_for_request(self, timeout_s: float) -> None:
         self._stop_timer()
-        self._idle_since_s = self.loop.time()
+        self._idle.add(self, has_asked=self._has_asked)
         self._timer = self.loop.call_later(timeout_s, self._give_up)
 
     def _give_up(self) -> None:
@@ -170,3 +206,4 @@ class BoundedConnection(HttpToolsProtocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+            self._idle.discard(self)

@@ -15,7 +15,12 @@ from starlette.types import ASGIApp
 
 from common.addresses import host_port
 from common.errors import ConfigError
-from http_serving.bounded_connections import BoundedConnection, ConnectionLimits, Refused
+from http_serving.bounded_connections import (
+    BoundedConnection,
+    ConnectionLimits,
+    IdleConnections,
+    Refused,
+)
 
 MAX_LAST_CONNECTIONS = 4096
 """Connections accepted while the listener closes: more than a kernel queues."""
@@ -84,7 +89,9 @@ def make_server(
     unauthenticated clients would flood the log, and `on_refused` counts them.
     """
     shared: dict[str, Any] = {
-        "http": partial(BoundedConnection, limits=limits, on_refused=on_refused),
+        "http": partial(
+            BoundedConnection, limits=limits, idle=IdleConnections(), on_refused=on_refused
+        ),
         "ws": "none",
         "lifespan": "off",
         "log_config": None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -328,3 +328,38 @@ async def test_when_all_are_being_answered_the_new_one_is_closed() -> None:
         here.may_answer.set()
         await answered(busy)
         assert here.refused == {Refused.TOO_MANY: 1}
+
+
+class Uncounted(set[Any]):
+    """A set that counts walks through it."""
+
+    num_walks = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        self.num_walks += 1
+        return super().__iter__()
+
+
+async def test_a_connection_beyond_the_most_costs_no_walk_through_the_others() -> None:
+    async with AsyncExitStack() as stack:
+        here = await stack.enter_async_context(site(max_connections=20))
+        connections = here.server.server_state.connections = Uncounted()
+        for _ in range(20):
+            await stack.enter_async_context(here.connection())
+        await eventually(lambda: len(connections) == 20)
+        for _ in range(30):
+            reader, writer = await stack.enter_async_context(here.connection())
+            writer.write(GET)
+            await answered(reader)
+        assert here.refused == {Refused.TOO_MANY: 30}
+        assert connections.num_walks == 0
+
+
+async def test_connections_that_come_together_close_as_many_as_are_too_many() -> None:
+    async with AsyncExitStack() as stack:
+        here = await stack.enter_async_context(site(max_connections=5))
+        readers = [(await stack.enter_async_context(here.connection()))[0] for _ in range(12)]
+        await eventually(lambda: here.refused[Refused.TOO_MANY] == 7)
+        await settle()
+        assert sum(reader.at_eof() for reader in readers) == 7
+        assert here.refused == {Refused.TOO_MANY: 7}
