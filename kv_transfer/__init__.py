@@ -24,7 +24,7 @@ outcome. Frames of the KV plane grant no rights: the control plane decides who m
     piece_rows      the same in one pass, where fused_copy can: a kernel that copies and hashes
     gather          message parts out of a pool
     core/           pure: no I/O, no clock, no thread
-      frames        headers on the wire; field_checks: every check on them
+      frames        headers on the wire; field_checks, header_seal: the checks on them
       limits        every bound
       lanes         names of the lanes and of the ways to verify
       handshake     the states of both sides, as one table
@@ -32,5 +32,6 @@ outcome. Frames of the KV plane grant no rights: the control plane decides who m
       chunks        pieces gathered into frames; which pieces are done
       sender        the sending machine: link (one decode node), transfer (one handoff)
       receiver      the receiving machine: sessions (connected senders), landing (one handoff),
-                    quarantine (blocks that a sender may still write)
+                    quarantine (blocks that a sender may still write), damaged (pieces that
+                    are asked for again)
 """

@@ -82,10 +82,16 @@ def block_sums(sums: Sums) -> list[int]:
     return both
 
 
-def find_corruption(data: Data, found: Sums) -> str | None:
-    """Return where `found` differs from the sender's sums, in words; None if nowhere."""
+def damaged_ordinals(data: Data, found: Sums) -> frozenset[int]:
+    """Return the ordinals of the blocks whose sums in `found` differ from the sender's."""
     if found == data.sums:
-        return None
+        return frozenset()
+    is_damaged = (unpacked_sums(found) != unpacked_sums(data.sums)).any(axis=0)
+    return frozenset(data.ordinals[index] for index in np.flatnonzero(is_damaged))
+
+
+def describe_damage(data: Data, found: Sums) -> str:
+    """Return in words where `found` first differs from the sender's sums."""
     computed, said = unpacked_sums(found), unpacked_sums(data.sums)
     kind, at = np.argwhere(computed != said)[0]
     return (

@@ -68,7 +68,7 @@ class ReceivingEnd:
 
     @property
     def checksum_failures(self) -> dict[str, int]:
-        """Landings that failed by a wrong sum, by lane."""
+        """Messages with a wrong sum, by lane."""
         return self._checksum_failures.copy()
 
     # -- the contract ----------------------------------------------------------------------------
@@ -144,7 +144,7 @@ class ReceivingEnd:
     def _write(self, write: Write, parts: Parts) -> None:
         """Copy the pieces into the pool if the lane copies, and verify what the pool then holds.
 
-        Corrupt pieces are never landed.
+        Corrupt pieces never count as arrived.
         """
         lane = self._copying.get(write.lane)
         found = self._copy(lane, write, parts) if lane else self._sums_of_written(write)
@@ -179,12 +179,13 @@ class ReceivingEnd:
             return []
         if write.verify == "commit":
             return pieces.block_sums(sums)
-        problem = pieces.find_corruption(write.data, sums)
-        if problem is None:
+        damaged = pieces.damaged_ordinals(write.data, sums)
+        if not damaged:
             return []
         self._checksum_failures[write.lane] += 1
+        detail = pieces.describe_damage(write.data, sums)
         with self._lock:
-            self._effects.extend(self._machine.on_corrupt(write, problem))
+            self._effects.extend(self._machine.on_corrupt(write, damaged, detail))
         return None
 
     def _open_lane(self, session: bytes, offers: Mapping[str, bytes]) -> None:

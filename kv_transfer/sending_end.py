@@ -21,6 +21,7 @@ from kv_transfer.core.effects import (
     SendToPeer,
     TakeLane,
 )
+from kv_transfer.core.header_seal import DamagedHeader
 from kv_transfer.core.lanes import LANES_BY_SPEED
 from kv_transfer.core.sender import Sender
 from kv_transfer.lane import Broken, Lane, OneSidedLane, Payload
@@ -112,6 +113,10 @@ class SendingEnd:
         now_s = self._clock.now_s()
         try:
             frame = frames.decode_message(parts)
+        except DamagedHeader as error:
+            with self._lock:
+                self._effects.extend(self._machine.on_damaged_header(peer, error, now_s))
+            return
         except PeerProtocolError as error:
             self._give_up(peer, error)
             return

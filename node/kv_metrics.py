@@ -78,7 +78,7 @@ class KvCollector(Collector):
         )
         yield counters(
             "kv_checksum_failures",
-            "Landings with a bad checksum",
+            "DATA messages with a wrong checksum",
             "transport",
             statistics.checksum_failures,
         )

@@ -79,9 +79,42 @@ class PieceSet:
         self.count += 1
         return True
 
+    def discard(self, layer: int, ordinal: int) -> None:
+        """Remove a piece, if it is there."""
+        index = layer * self._num_blocks + ordinal
+        self.count -= self._is_done[index]
+        self._is_done[index] = 0
+
     @property
     def is_full(self) -> bool:
         return self.count == len(self._is_done)
+
+
+class PushedPieces:
+    """The pieces of a transfer that were pushed, with the source block of each."""
+
+    def __init__(self, num_layers: int, num_blocks: int) -> None:
+        self._num_layers = num_layers
+        self._num_blocks = num_blocks
+        # Source block + 1; 0 is not pushed.
+        self._sources = array("I", [0]) * (num_layers * num_blocks)
+        self.count = 0
+
+    def add(self, layer: int, ordinal: int, source_block: int) -> bool:
+        """Add a piece; return whether it is new."""
+        index = layer * self._num_blocks + ordinal
+        if self._sources[index]:
+            return False
+        self._sources[index] = source_block + 1
+        self.count += 1
+        return True
+
+    def source_of(self, layer: int, ordinal: int) -> int | None:
+        """Return the source block of a piece; None if there is no such piece, or not yet."""
+        if layer >= self._num_layers or ordinal >= self._num_blocks:
+            return None
+        block = self._sources[layer * self._num_blocks + ordinal]
+        return block - 1 if block else None
 
 
 def add_to_digest(digest: int, piece_sum: int) -> int:

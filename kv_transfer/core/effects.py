@@ -135,7 +135,8 @@ class Emit:
 class DropReason(Enum):
     """Why a received message was dropped without touching memory.
 
-    LATE (its landing is closed) and DUPLICATE are expected of correct senders.
+    LATE (its landing is closed) and DUPLICATE are expected of correct senders. Of a DAMAGED one
+    some pieces had a wrong checksum; only those do not count.
     """
 
     MALFORMED = "malformed"
@@ -145,6 +146,7 @@ class DropReason(Enum):
     STALE_GENERATION = "stale_generation"
     WRONG_SENDER = "wrong_sender"
     DUPLICATE = "duplicate"
+    DAMAGED = "damaged"
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,6 +69,11 @@ def boolean(name: str, value: object) -> bool:
     return value
 
 
+def flag(name: str, value: object) -> bool:
+    """Return a boolean that earlier releases do not send: missing means False."""
+    return value is not None and boolean(name, value)
+
+
 def one_of(choices: tuple[str, ...]) -> Check:
     """Return a check for one of `choices`."""
 

@@ -6,6 +6,7 @@
     BEGIN   lease, generation      ──►
                                    ◄──  BEGUN   on a one-sided lane: now it may be written
     DATA    pieces of one layer    ──►          on an inline lane the bytes follow as message parts
+                                   ◄──  REPEAT  these pieces arrived damaged: send them again
                                    ◄──  ACK     how many DATA frames were consumed: credit
     COMMIT  when all were consumed ──►
                                    ◄──  COMMITTED | FAILED(code, message)
@@ -23,12 +24,10 @@ header that breaks a rule raises `PeerProtocolError`, which names the field, and
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 import msgpack  # type: ignore[import-untyped]
-from xxhash import xxh3_64_digest
 
 from common.errors import PeerProtocolError
 from common.ids import Incarnation
@@ -37,6 +36,7 @@ from kv_transfer.core.field_checks import (
     Check,
     blob,
     boolean,
+    flag,
     incarnation,
     layout,
     offers,
@@ -46,11 +46,11 @@ from kv_transfer.core.field_checks import (
     uint,
     uints,
 )
+from kv_transfer.core.header_seal import seal, unsealed
 from kv_transfer.core.lanes import VERIFY_AUTO, VERIFY_MODES
 from kv_transfer.core.limits import (
     MAX_BLOCKS_PER_FRAME,
     MAX_DRAFT_TOKENS,
-    MAX_HEADER_BYTES,
     MAX_LANE_BYTES,
     MAX_NODE_ID_CHARS,
     MAX_TEXT_CHARS,
@@ -58,7 +58,6 @@ from kv_transfer.core.limits import (
     PROTOCOL_VERSION,
 )
 
-SEAL_BYTES = 8
 SUM_BYTES_PER_BLOCK = 16
 NO_SESSION = "no_session"
 """The code of a REFUSED that asks for a new HELLO."""
@@ -72,7 +71,8 @@ class UnknownVersion(PeerProtocolError):
 class Hello:
     """The first frame of every connection; repeated until it is answered.
 
-    `offers`: data of the sender's end of each lane, by the lane's name.
+    `offers`: data of the sender's end of each lane, by the lane's name. `can_repeat`: the sender
+    understands REPEAT; releases before it do not send the field.
     """
 
     sender: Incarnation
@@ -80,6 +80,7 @@ class Hello:
     layout: KVLayout
     offers: Mapping[str, bytes]
     verify: str
+    can_repeat: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +142,19 @@ class Data:
     source_blocks: tuple[int, ...]
     sums: bytes
     wants_ack: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """These blocks of a layer arrived with a wrong checksum: the sender sends them again.
+
+    It precedes the ACK of the frame that brought them. Sent only to a sender that understands it.
+    """
+
+    lease_token: int
+    generation: int
+    layer: int
+    ordinals: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +241,7 @@ Frame = (
     | Aborted
     | Ping
     | Pong
+    | Repeat
 )
 
 _U64 = uint(64)
@@ -243,6 +258,7 @@ _SCHEMAS: dict[int, tuple[type[Frame], dict[str, Check]]] = {
             "layout": layout,
             "offers": offers,
             "verify": one_of((VERIFY_AUTO, *VERIFY_MODES)),
+            "can_repeat": flag,
         },
     ),
     2: (
@@ -289,9 +305,11 @@ _SCHEMAS: dict[int, tuple[type[Frame], dict[str, Check]]] = {
     12: (Ping, {"lease_tokens": uints(64, MAX_TRANSFERS_PER_LINK)}),
     13: (Pong, {}),
     14: (Begun, _LEASE),
+    15: (
+        Repeat,
+        {**_LEASE, "layer": uint(16), "ordinals": uints(32, MAX_BLOCKS_PER_FRAME)},
+    ),
 }
-# Versions whose headers had no checksum; decoded only so far that their senders get a reason.
-_UNSEALED_VERSIONS = (1,)
 _KIND_OF: dict[type[Frame], int] = {cls: kind for kind, (cls, _) in _SCHEMAS.items()}
 
 
@@ -300,12 +318,6 @@ def encode(frame: Frame) -> bytes:
     kind = _KIND_OF[type(frame)]
     body = {name: _to_wire(getattr(frame, name)) for name in _SCHEMAS[kind][1]}
     return seal(msgpack.packb({"v": PROTOCOL_VERSION, "k": kind, **body}))
-
-
-def seal(packed: bytes) -> bytes:
-    """Return the header whose map was packed to `packed`."""
-    digest: bytes = xxh3_64_digest(packed)
-    return packed + digest
 
 
 def _to_wire(value: object) -> object:
@@ -321,7 +333,7 @@ def decode(header: bytes | memoryview) -> Frame:
 
     Raises `UnknownVersion` for another protocol version, and else `PeerProtocolError`.
     """
-    body = _unpack(header)
+    body = unsealed(header)
     version, kind = body.get("v"), body.get("k")
     if type(version) is not int or version != PROTOCOL_VERSION:
         raise UnknownVersion(f"KV protocol version is {shown(version)}: wanted {PROTOCOL_VERSION}")
@@ -342,29 +354,6 @@ def decode_message(parts: Sequence[memoryview]) -> Frame:
     if not parts:
         raise PeerProtocolError("an empty message")
     return decode(parts[0])
-
-
-def _unpack(header: bytes | memoryview) -> dict[str, object]:
-    if len(header) > MAX_HEADER_BYTES:
-        raise PeerProtocolError(f"header of {len(header)} bytes: at most {MAX_HEADER_BYTES}")
-    packed = header[:-SEAL_BYTES]
-    if bytes(header[-SEAL_BYTES:]) == xxh3_64_digest(packed):
-        return _unpack_map(packed)
-    with contextlib.suppress(PeerProtocolError):
-        body = _unpack_map(header)
-        if body.get("v") in _UNSEALED_VERSIONS:
-            return body
-    raise PeerProtocolError("header does not match its checksum")
-
-
-def _unpack_map(packed: bytes | memoryview) -> dict[str, object]:
-    try:
-        body = msgpack.unpackb(packed, raw=False, strict_map_key=True)
-    except (ValueError, TypeError, OverflowError, RecursionError, msgpack.UnpackException) as error:
-        raise PeerProtocolError(f"header is not msgpack: {error!s:.80}") from None
-    if type(body) is not dict:
-        raise PeerProtocolError("header is not a map")
-    return body
 
 
 def _check_counts(data: Data) -> None:

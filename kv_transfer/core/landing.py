@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 from common.blocks import blocks_for
 from common.errors import HandoffFailed, PeerProtocolError
@@ -10,6 +10,7 @@ from common.ids import Incarnation
 from common.kv_layout import KVLayout
 from kv_transfer.connector import Commit, Ticket
 from kv_transfer.core.chunks import ArrivedSums, PieceSet
+from kv_transfer.core.damaged import DamagedPieces
 from kv_transfer.core.frames import CommitFrame, Data
 from kv_transfer.core.handshake import HANDOFF_TABLE, HandoffState, HandoffStep, advance
 from kv_transfer.core.lanes import INLINE_LANES, ONE_SIDED_LANES, PULLING_LANES
@@ -31,6 +32,7 @@ class Landing:
         self.commit: Commit | None = None
         self._layout = layout
         num_blocks = len(ticket.target_block_ids)
+        self.damaged = DamagedPieces()
         self._arrived = PieceSet(layout.num_layers, num_blocks)
         self._sums = ArrivedSums(layout.num_layers, num_blocks)
 
@@ -81,10 +83,23 @@ class Landing:
 
     def record(self, data: Data, sums: Sequence[int]) -> None:
         """Record that the pieces of `data` are in the pool; add `sums`, if any, to the digest."""
-        for ordinal in data.ordinals:
-            self._arrived.add(data.layer, ordinal)
+        self._add(data.layer, data.ordinals)
         for ordinal, piece_sum in zip(data.ordinals, sums, strict=False):
             self._sums.put(data.layer, ordinal, piece_sum)
+
+    def record_damaged(self, data: Data, damaged: Set[int]) -> None:
+        """Record the pieces of `data` but for the `damaged` ones, which the pool lost with it.
+
+        A damaged piece may have arrived before, in another frame: it was overwritten.
+        """
+        self._add(data.layer, [one for one in data.ordinals if one not in damaged])
+        for ordinal in damaged:
+            self._arrived.discard(data.layer, ordinal)
+
+    def _add(self, layer: int, ordinals: Sequence[int]) -> None:
+        for ordinal in ordinals:
+            self._arrived.add(layer, ordinal)
+        self.damaged.arrived(layer, ordinals)
 
     def promise(self, frame: CommitFrame, verify: str) -> None:
         """Store the commit. Raises `HandoffFailed` unless ticket and bytes agree with it."""

@@ -25,6 +25,13 @@ MAX_TRANSFERS_PER_LINK = 512
 MAX_FRAMES_IN_FLIGHT = 256
 MAX_REMEMBERED_OUTCOMES = 1024
 MAX_REMEMBERED_EPOCHS = 1024
+# A landing fails when more is damaged: a network this bad, or memory that changes.
+MAX_REPEATS_PER_PIECE = 3
+MAX_REPEATS_PER_LANDING = 16
+# The receiver asks once more at COMMIT, on each connection, for what did not come.
+MAX_REPEATS_PER_TRANSFER = 4 * MAX_REPEATS_PER_LANDING
+MAX_DAMAGED_HEADERS = 16
+"""Headers with a wrong checksum after which a landing fails, or a decode node is given up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

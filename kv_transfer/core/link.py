@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
+from typing import Protocol
 
 from common.errors import PeerProtocolError
 from kv_transfer.core.chunks import Chunk
-from kv_transfer.core.effects import Peer
+from kv_transfer.core.effects import Peer, SendChunk, SenderEffect
 from kv_transfer.core.frames import Welcome
 from kv_transfer.core.handshake import LINK_TABLE, LinkState, LinkStep, advance
 from kv_transfer.core.lanes import ONE_SIDED_LANES, PULLING_LANES, verification
@@ -26,6 +27,15 @@ PULLED_WINDOWS = 2
 
 With one window the receiver stalls on checksums while it copies.
 """
+
+
+class LeaseFrame(Protocol):
+    """A frame about one transfer."""
+
+    @property
+    def lease_token(self) -> int: ...
+    @property
+    def generation(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +67,7 @@ class Link:
         self._window_bytes = 0
         self._limits = limits
         self._pair_bytes = piece_pair_bytes
+        self._num_damaged_headers = 0
         self._turns: deque[int] = deque()
         self._in_flight: deque[_InFlight] = deque()
         self._next_seq = 0
@@ -68,11 +79,23 @@ class Link:
     def add(self, transfer: Transfer) -> None:
         self.transfers[transfer.token] = transfer
 
+    def transfer_named(self, frame: LeaseFrame) -> Transfer | None:
+        """Return the open transfer that a frame is about, in this generation."""
+        transfer = self.transfers.get(frame.lease_token)
+        if transfer is None or transfer.ticket.generation != frame.generation:
+            return None
+        return transfer
+
     def remove(self, token: int, now_s: float) -> None:
         del self.transfers[token]
         if token in self._turns:
             self._turns.remove(token)
         self._idle_since_s = now_s
+
+    def count_damaged_header(self) -> int:
+        """Count one header with a wrong checksum; return how many there were."""
+        self._num_damaged_headers += 1
+        return self._num_damaged_headers
 
     def has_work(self, token: int) -> None:
         """Queue the transfer for a turn, unless it is queued already."""
@@ -252,3 +275,13 @@ class Link:
         state = advance(LINK_TABLE, self.state, step)
         self.state = state or self.state
         return state is not None
+
+
+def asking_for_credit(effects: list[SenderEffect]) -> list[SenderEffect]:
+    """Ask for an immediate acknowledgement of the last chunk, because the sender stops there."""
+    for index in range(len(effects) - 1, -1, -1):
+        effect = effects[index]
+        if isinstance(effect, SendChunk):
+            effects[index] = replace(effect, wants_ack=True)
+            break
+    return effects

@@ -2,7 +2,8 @@
 
 A DATA frame passes, in this order: session, landing, generation, sender, bounds and sizes (here),
 once more `may_write` (here, under the lock that `revoke` takes), and only then touches memory. The
-shell verifies checksums of the copied bytes: a landing with a wrong checksum never lands.
+shell verifies checksums of the copied bytes: a piece with a wrong checksum is not in the pool, and
+is asked for again a few times before its landing fails.
 
 A landing's hold on its blocks ends when it lands or with `Released`; see `quarantine` for lanes on
 which the sender writes by itself.
@@ -11,7 +12,7 @@ which the sender writes by itself.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 
 from common.errors import HandoffFailed, PdserveError, PeerProtocolError
 from common.ids import Incarnation
@@ -30,6 +31,7 @@ from kv_transfer.core.effects import (
     Write,
 )
 from kv_transfer.core.handshake import HandoffStep
+from kv_transfer.core.header_seal import DamagedHeader
 from kv_transfer.core.landing import Landing
 from kv_transfer.core.lanes import LANE_NEEDS, VERIFY_AUTO, verification
 from kv_transfer.core.limits import MAX_REMEMBERED_OUTCOMES, MAX_WAIT_S, Limits
@@ -155,6 +157,8 @@ class Receiver:
         """Drop the session of a message that is no frame of this protocol."""
         effects: Effects = [Dropped(DropReason.MALFORMED, str(error))]
         is_known = self._sessions.get(session_id) is not None
+        if is_known and isinstance(error, DamagedHeader):
+            return effects + self._interrupt(session_id, error)
         if is_known or isinstance(error, frames.UnknownVersion):
             effects.append(Reply(session_id, frames.Refused(error.code, str(error))))
         return effects + self._drop_session(session_id, HandoffStep.FAIL, error)
@@ -191,12 +195,22 @@ class Receiver:
         landing.record(write.data, sums)
         return self._complete(landing)
 
-    def on_corrupt(self, write: Write, detail: str) -> Effects:
-        """Fail the landing of a write with a wrong checksum."""
+    def on_corrupt(self, write: Write, damaged: Set[int], detail: str) -> Effects:
+        """Ask again for the blocks of a write with a wrong checksum; `damaged` are their ordinals.
+
+        The landing fails when that was asked too often, or its sender does not understand it.
+        """
         landing = self._landings.get(write.data.lease_token)
         if landing is None or not self.may_write(write):
             return []
-        return self._fail(landing, HandoffStep.FAIL, HandoffFailed(f"bad checksum: {detail}"))
+        data, session = write.data, self._sessions.get(write.session)
+        landing.record_damaged(data, damaged)
+        can_repeat = session is not None and session.can_repeat
+        if not can_repeat or not landing.damaged.may_ask(data.layer, damaged):
+            return self._fail(landing, HandoffStep.FAIL, HandoffFailed(f"bad checksum: {detail}"))
+        landing.damaged.ask(data, damaged)
+        repeat = _repeat(landing, data.layer, tuple(sorted(damaged)))
+        return [Dropped(DropReason.DAMAGED, detail), Reply(write.session, repeat)]
 
     def on_tick(self, now_s: float) -> Effects:
         effects: Effects = []
@@ -294,6 +308,11 @@ class Receiver:
         if (session.verify == "block") != bool(data.sums):
             broken = PeerProtocolError(f"DATA breaks the agreement to verify: {session.verify}")
             return self._fail(landing, HandoffStep.FAIL, broken)
+        changed = landing.damaged.changed(data)
+        if changed is not None:
+            what = f"block {changed} of the ticket in layer {data.layer}"
+            other = HandoffFailed(f"bad checksum: {what} was sent again with another sum")
+            return self._fail(landing, HandoffStep.FAIL, other)
         targets = tuple(landing.ticket.target_block_ids[ordinal] for ordinal in data.ordinals)
         return [Write(session.id, session.lane, session.verify, data, targets)]
 
@@ -352,7 +371,12 @@ class Receiver:
             landing.promise(frame, session.verify)
         except HandoffFailed as error:
             return self._fail(landing, HandoffStep.FAIL, error)
-        return self._complete(landing)
+        # Everything sent was consumed, so a REPEAT whose piece has not come was lost.
+        missing = landing.damaged.missing()
+        again: Effects = [
+            Reply(session.id, _repeat(landing, layer, ordinals)) for layer, ordinals in missing
+        ]
+        return again or self._complete(landing)
 
     def _on_abort(self, session: Session, frame: frames.Abort) -> Effects:
         outcome = self._outcomes.get(frame.lease_token)
@@ -418,6 +442,17 @@ class Receiver:
         due = self._quarantine.due(live, written)
         return [Fence(lane, tuple(slabs)) for lane, slabs in due.items()]
 
+    def _interrupt(self, session_id: bytes, error: DamagedHeader) -> Effects:
+        """End a connection that damaged a header; its landings continue on the next one."""
+        session = self._sessions.get(session_id)
+        assert session is not None
+        self._sessions.drop(session_id)
+        effects: Effects = [Reply(session_id, frames.Refused(frames.NO_SESSION, str(error)))]
+        for landing in list(self._landings.values()):
+            if landing.session == session_id and not landing.damaged.may_lose_header():
+                effects += self._fail(landing, HandoffStep.FAIL, error)
+        return effects + ([CloseLane(session_id, session.lane)] if session.lane else [])
+
     def _drop_session(self, session_id: bytes, step: HandoffStep, error: HandoffFailed) -> Effects:
         session = self._sessions.get(session_id)
         self._sessions.drop(session_id)
@@ -430,6 +465,10 @@ class Receiver:
         if session is not None and session.lane:
             effects.append(CloseLane(session_id, session.lane))
         return effects
+
+
+def _repeat(landing: Landing, layer: int, ordinals: tuple[int, ...]) -> frames.Repeat:
+    return frames.Repeat(landing.token, landing.ticket.generation, layer, ordinals)
 
 
 def _ack(session: Session) -> Effects:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Protocol
 
 from common.errors import (
     HandoffFailed,
@@ -31,18 +29,11 @@ from kv_transfer.core.effects import (
 )
 from kv_transfer.core.handshake import HandoffState, HandoffStep, LinkState
 from kv_transfer.core.lanes import ONE_SIDED_LANES
-from kv_transfer.core.limits import MAX_TRANSFERS_PER_LINK, Limits
-from kv_transfer.core.link import Link
+from kv_transfer.core.limits import MAX_DAMAGED_HEADERS, MAX_TRANSFERS_PER_LINK, Limits
+from kv_transfer.core.link import LeaseFrame, Link, asking_for_credit
 from kv_transfer.core.transfer import Transfer
 
 Effects = list[SenderEffect]
-
-
-class _LeaseFrame(Protocol):
-    @property
-    def lease_token(self) -> int: ...
-    @property
-    def generation(self) -> int: ...
 
 
 class Sender:
@@ -143,7 +134,9 @@ class Sender:
         link = self._links.get(peer)
         if link is not None:
             link.greet(offers, verify)
-        return frames.Hello(self._me, peer.incarnation, self._layout, offers, verify)
+        return frames.Hello(
+            self._me, peer.incarnation, self._layout, offers, verify, can_repeat=True
+        )
 
     def is_sending(self, token: int) -> bool:
         """Return whether the pieces of a transfer are still needed: not ended nor aborted."""
@@ -177,6 +170,13 @@ class Sender:
             return self._drop(link)
         link.break_off(now_s)
         return [Disconnect(peer)]
+
+    def on_damaged_header(self, peer: Peer, error: PeerProtocolError, now_s: float) -> Effects:
+        """Take a header with a wrong checksum: the connection is opened again, a few times."""
+        link = self._links.get(peer)
+        if link is not None and link.count_damaged_header() > MAX_DAMAGED_HEADERS:
+            return self.on_peer_failed(peer, error, now_s)
+        return self.on_link_lost(peer, now_s)
 
     def on_peer_failed(self, peer: Peer, error: HandoffFailed, now_s: float) -> Effects:
         """End every transfer to `peer` with `error` and close the connection."""
@@ -226,6 +226,8 @@ class Sender:
                 return self._pump_all(first=link)
             case frames.Begun():
                 return self._on_begun(link, frame)
+            case frames.Repeat():
+                return self._on_repeat(link, frame)
             case frames.Committed():
                 return self._on_committed(link, frame, now_s)
             case frames.Failed(_, _, code, message):
@@ -267,10 +269,22 @@ class Sender:
         return [SendToPeer(link.peer, begin)]
 
     def _on_begun(self, link: Link, frame: frames.Begun) -> Effects:
-        transfer = _named_by(link, frame)
+        transfer = link.transfer_named(frame)
         if transfer is None:
             return []
         transfer.is_begun = True
+        link.has_work(transfer.token)
+        return self._pump(link)
+
+    def _on_repeat(self, link: Link, frame: frames.Repeat) -> Effects:
+        """Send damaged pieces again; a transfer that is over is reported so."""
+        transfer = link.transfer_named(frame)
+        if transfer is None:
+            abort = frames.Abort(frame.lease_token, frame.generation)
+            return [SendToPeer(link.peer, abort, is_behind_writes=True)]
+        if transfer.state is HandoffState.ABORTING:
+            return []
+        transfer.repeat(frame.layer, frame.ordinals)
         link.has_work(transfer.token)
         return self._pump(link)
 
@@ -290,7 +304,7 @@ class Sender:
                 link.has_work(transfer.token)
             elif commit := transfer.take_commit():
                 effects.append(SendToPeer(link.peer, commit))
-        return _ask_for_credit(effects)
+        return asking_for_credit(effects)
 
     def _launch(self, link: Link, transfer: Transfer) -> SendChunk:
         chunk, ticket = link.take_chunk(transfer), transfer.ticket
@@ -316,7 +330,7 @@ class Sender:
         return [SendToPeer(link.peer, abort, is_behind_writes=True)]
 
     def _on_committed(self, link: Link, frame: frames.Committed, now_s: float) -> Effects:
-        transfer = _named_by(link, frame)
+        transfer = link.transfer_named(frame)
         if transfer and not transfer.has_promised:
             raise PeerProtocolError(f"{link.peer} acknowledged a commit that was not sent")
         return self._on_end(link, frame, HandoffStep.COMPLETE, None, now_s)
@@ -324,13 +338,13 @@ class Sender:
     def _on_end(
         self,
         link: Link,
-        frame: _LeaseFrame,
+        frame: LeaseFrame,
         step: HandoffStep,
         error: HandoffFailed | None,
         now_s: float,
     ) -> Effects:
         # A late answer, for a transfer that ended meanwhile or for another generation.
-        transfer = _named_by(link, frame)
+        transfer = link.transfer_named(frame)
         return self._end(link, transfer, step, error, now_s) if transfer else []
 
     def _end(
@@ -375,23 +389,6 @@ class Sender:
     def _drop(self, link: Link) -> Effects:
         del self._links[link.peer]
         return [Disconnect(link.peer)]
-
-
-def _ask_for_credit(effects: Effects) -> Effects:
-    """Ask for an immediate acknowledgement of the last chunk, because the sender stops there."""
-    for index in range(len(effects) - 1, -1, -1):
-        effect = effects[index]
-        if isinstance(effect, SendChunk):
-            effects[index] = replace(effect, wants_ack=True)
-            break
-    return effects
-
-
-def _named_by(link: Link, frame: _LeaseFrame) -> Transfer | None:
-    transfer = link.transfers.get(frame.lease_token)
-    if transfer is None or transfer.ticket.generation != frame.generation:
-        return None
-    return transfer
 
 
 def _as_handoff(code: str, message: str) -> HandoffFailed:

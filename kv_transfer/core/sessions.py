@@ -25,6 +25,7 @@ class Session:
     heard_at_s: float
     wanted_verify: str
     window_bytes: int
+    can_repeat: bool
     lane: str = ""
     lane_reply: bytes = b""
     verify: str = ""
@@ -102,7 +103,13 @@ class Sessions:
         granted = sum(session.window_bytes for session in self._by_id.values())
         window_bytes = self._limits.granted_bytes(granted)
         self._by_id[session_id] = Session(
-            session_id, self._next_number, hello.sender, now_s, hello.verify, window_bytes
+            id=session_id,
+            number=self._next_number,
+            sender=hello.sender,
+            heard_at_s=now_s,
+            wanted_verify=hello.verify,
+            window_bytes=window_bytes,
+            can_repeat=hello.can_repeat,
         )
         self._next_number += 1
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
+from common.errors import PeerProtocolError
 from kv_transfer.connector import Commit, Ticket
-from kv_transfer.core.chunks import Chunk, PieceSet, add_to_digest, split_chunks
+from kv_transfer.core.chunks import Chunk, PieceSet, PushedPieces, add_to_digest, split_chunks
 from kv_transfer.core.frames import CommitFrame
 from kv_transfer.core.handshake import HANDOFF_TABLE, HandoffState, HandoffStep, advance
-from kv_transfer.core.limits import MAX_DRAFT_TOKENS
+from kv_transfer.core.limits import MAX_DRAFT_TOKENS, MAX_REPEATS_PER_TRANSFER
 
 
 class Transfer:
@@ -29,7 +30,8 @@ class Transfer:
         self.pending: deque[Chunk] = deque()
         self._max_blocks = max_blocks
         self._num_layers = num_layers
-        self._pushed = PieceSet(num_layers, len(ticket.target_block_ids))
+        self._num_repeats = 0
+        self._pushed = PushedPieces(num_layers, len(ticket.target_block_ids))
         self._commit: Commit | None = None
         self._is_commit_sent = False
         self.has_promised = False
@@ -61,7 +63,7 @@ class Transfer:
             raise ValueError(f"ordinals {ordinals}: wanted 0 to {num_targets - 1}")
         new: dict[int, int] = {}
         for ordinal, block in zip(ordinals, source_blocks, strict=True):
-            if self._pushed.add(layer, ordinal):
+            if self._pushed.add(layer, ordinal, block):
                 new[ordinal] = block
         self.pending.extend(
             split_chunks(layer, list(new), list(new.values()), max_blocks=self._max_blocks)
@@ -92,6 +94,20 @@ class Transfer:
                 )
             ]
             self.pending.extendleft(reversed(parts))
+
+    def repeat(self, layer: int, ordinals: Sequence[int]) -> None:
+        """Queue pieces again, which arrived damaged.
+
+        Raises `PeerProtocolError` for pieces that were not pushed, and when asked too often.
+        """
+        sources = [self._pushed.source_of(layer, ordinal) for ordinal in ordinals]
+        blocks = [block for block in sources if block is not None]
+        if len(blocks) < max(1, len(ordinals)):
+            raise PeerProtocolError(f"REPEAT of layer {layer} names pieces that were not sent")
+        self._num_repeats += 1
+        if self._num_repeats > MAX_REPEATS_PER_TRANSFER:
+            raise PeerProtocolError(f"more than {MAX_REPEATS_PER_TRANSFER} REPEAT for one transfer")
+        self.pending.extend(split_chunks(layer, ordinals, blocks, max_blocks=self._max_blocks))
 
     def add_sums(self, chunk: Chunk, sums: Sequence[int]) -> None:
         """Add the piece sums of the chunk's blocks, keys and values together, to the digest."""

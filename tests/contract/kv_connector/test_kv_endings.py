@@ -15,6 +15,7 @@ from common.ids import Incarnation
 from kv_transfer import pieces
 from kv_transfer.connector import Landed, Released, TransferEnded
 from kv_transfer.core.effects import SendChunk
+from kv_transfer.core.limits import MAX_REPEATS_PER_LANDING, MAX_REPEATS_PER_PIECE
 from kv_transfer.receiving_end import ReceivingEnd
 from kv_transfer.sending_end import SendingEnd
 from tests.contract.kv_connector.cluster import (
@@ -374,7 +375,7 @@ def test_a_prompt_that_does_not_fit_the_ticket(cluster: Cluster, num_tokens: int
 def test_a_bad_checksum_never_lands(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, which: int
 ) -> None:
-    """F24: the keys' or the values' sum of one block is not what arrives."""
+    """F24: the keys' or the values' sum of one block is never what arrives, however often."""
     pool_sums = pieces.pool_sums
 
     def lie(pool: pieces.Pool, *args: Any) -> pieces.Sums:
@@ -388,5 +389,6 @@ def test_a_bad_checksum_never_lands(
     send(prefill, decode, ticket, [4, 5, 6])
     assert "bad checksum" in str(decode.wait_failed())
     assert "bad checksum" in str(error_of(prefill.wait_event()))
-    assert decode.connector.statistics().checksum_failures[cluster.lane] == 1
+    num_failures = decode.connector.statistics().checksum_failures[cluster.lane]
+    assert 1 + MAX_REPEATS_PER_PIECE <= num_failures <= 1 + MAX_REPEATS_PER_LANDING
     assert_ended_once(prefill, decode)

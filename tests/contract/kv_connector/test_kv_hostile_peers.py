@@ -17,6 +17,7 @@ from common.ids import Incarnation
 from kv_transfer.connector import Landed, LandingFailed, Ticket, TransferEnded
 from kv_transfer.core import frames
 from kv_transfer.core.effects import DropReason
+from kv_transfer.core.header_seal import SEAL_BYTES, seal
 from kv_transfer.core.limits import MAX_HEADER_BYTES, PROTOCOL_VERSION, Limits
 from kv_transfer.pieces import packed_sums, piece_sum
 from tests.contract.kv_connector.cluster import (
@@ -34,7 +35,7 @@ WELCOME = frames.Welcome(Incarnation("d", 1), "zmq", b"", WINDOW_BYTES, "block")
 
 def sealed(value: object) -> bytes:
     """Return a header with these fields and its checksum."""
-    return frames.seal(msgpack.packb(value))
+    return seal(msgpack.packb(value))
 
 
 def hello_to(decode: Node) -> frames.Hello:
@@ -132,7 +133,7 @@ def dropped(decode: Node, reason: DropReason) -> int:
         [sealed([1, 2, 3])],
         [msgpack.packb({"v": 2, "k": 13})],
         # Too deep to be printed: the answer must not be printed from it either.
-        [frames.seal(b"\x83\xa1v\x02\xa1k\x04\xablease_token" + b"\x91" * 1020 + b"\x00")],
+        [seal(b"\x83\xa1v\x02\xa1k\x04\xablease_token" + b"\x91" * 1020 + b"\x00")],
         [b"x" * (MAX_HEADER_BYTES + 1)],
     ],
 )
@@ -170,7 +171,7 @@ def test_another_protocol_version_is_told_so(decode: Node, raw: Raw) -> None:
 
 def test_unknown_fields_are_ignored(decode: Node, raw: Raw) -> None:
     """F118."""
-    header = msgpack.unpackb(frames.encode(hello_to(decode))[: -frames.SEAL_BYTES])
+    header = msgpack.unpackb(frames.encode(hello_to(decode))[:-SEAL_BYTES])
     raw.send(sealed({**header, "from_the_future": [1, {"a": b"c"}]}))
     assert raw.answer() == WELCOME
 

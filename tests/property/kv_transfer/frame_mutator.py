@@ -10,6 +10,7 @@ from common.errors import PeerProtocolError
 from common.ids import Incarnation
 from common.kv_layout import KVLayout
 from kv_transfer.core import frames
+from kv_transfer.core.header_seal import SEAL_BYTES, seal
 from kv_transfer.core.limits import MAX_HEADER_BYTES
 
 LAYOUT = KVLayout(
@@ -33,8 +34,9 @@ CORPUS: tuple[frames.Frame, ...] = (
     frames.Aborted(1, 2),
     frames.Ping((1, 2, 3)),
     frames.Pong(),
+    frames.Repeat(1, 2, 1, (0, 2)),
 )
-_PACKED = tuple(frames.encode(frame)[: -frames.SEAL_BYTES] for frame in CORPUS)
+_PACKED = tuple(frames.encode(frame)[:-SEAL_BYTES] for frame in CORPUS)
 # Type bytes of msgpack: maps, arrays, texts, binaries and extensions that claim to be huge.
 MOST_WORDS = 400
 _TYPES = (b"\xdf", b"\xdd", b"\xdb", b"\xc6", b"\xc9", b"\xc7", b"\xd4\xff", b"\xd7\xff", b"\xc1")
@@ -79,7 +81,7 @@ def mutated(rng: random.Random) -> bytes:
         nesting = rng.choice((b"\x91", b"\x81\xa1a", b"\x92\x00"))
         packed = packed[: rng.randrange(len(packed))] + nesting * rng.choice((10, 600, 1020, 5000))
         packed = packed[: MAX_HEADER_BYTES + rng.randrange(-9, 2)]
-    return frames.seal(packed) if rng.random() < 0.9 else packed
+    return seal(packed) if rng.random() < 0.9 else packed
 
 
 def _with_wrong_bytes(rng: random.Random, packed: bytes) -> bytes:

@@ -68,7 +68,11 @@ SOURCES = (2, 3, 4, 9, 8)
 
 def packed(sums: Sequence[int]) -> bytes:
     """Return the numbers as `Data.sums`; a block's keys and values are one number here."""
-    return b"".join(one.to_bytes(frames.SUM_BYTES_PER_BLOCK, "little") for one in sums)
+    return 2 * b"".join(one.to_bytes(8, "little") for one in sums)
+
+
+def _said(data: frames.Data, index: int) -> bytes:
+    return 2 * data.sums[8 * index : 8 * index + 8]
 
 
 @dataclass(eq=False, slots=True)
@@ -123,6 +127,8 @@ class World:
         self.holder: dict[int, int] = {}
         self.events: list[KVEvent] = []
         self.is_revoked = False
+        # Of each of the next writes, the index of the block that the wire changes.
+        self.damage_next: list[int] = []
 
     def expect(self, ticket: Ticket = TICKET) -> None:
         self.receiver.on_expect(ticket, 20.0, self.now_s)
@@ -245,15 +251,24 @@ class World:
             payload = [self.target[layer, block] for block in write.target_blocks]
         else:
             payload = [self.source[layer, block] for block in blocks]
-        if write.verify == "block" and packed(payload) != write.data.sums:
-            self.do(self.receiver.on_corrupt(write, "changed"))
-            return
+        if self.damage_next:
+            at = self.damage_next.pop()
+            payload[at % len(payload)] += 1
         if not self.is_one_sided:
             if not self.receiver.may_write(write):
                 return
             for block, value in zip(write.target_blocks, payload, strict=True):
                 assert self.holder.get(block) == write.data.lease_token
                 self.target[layer, block] = value
+        damaged = frozenset(
+            ordinal
+            for index, ordinal in enumerate(write.data.ordinals)
+            if write.verify == "block"
+            and packed(payload[index : index + 1]) != _said(write.data, index)
+        )
+        if damaged:
+            self.do(self.receiver.on_corrupt(write, damaged, "changed"))
+            return
         sums = [add_to_digest(one, one) for one in payload] if write.verify == "commit" else []
         self.do(self.receiver.on_written(write, sums))
 

@@ -151,7 +151,7 @@ class ReceiverFuzz:
             sender = self._sessions[session][0] if session in self._sessions else None
             if sender is None or rng.random() < 0.3:
                 sender = rng.choice(SENDERS)
-            return frames.Hello(sender, ME, LAYOUT, {lane: b""}, verify)
+            return frames.Hello(sender, ME, LAYOUT, {lane: b""}, verify, rng.random() < 0.8)
         if rng.random() < 0.6 and lease.session is None:
             kind = 0.1
         token, generation = lease.ticket.lease_token, lease.ticket.generation
@@ -258,10 +258,14 @@ class ReceiverFuzz:
         if chance < 0.03:
             self._revoke(frame.lease_token)
             assert not self._machine.may_write(write)
-            assert self._machine.on_corrupt(write, "late") == []
+            assert self._machine.on_corrupt(write, set(frame.ordinals), "late") == []
             assert self._machine.on_written(write, []) == []
         elif chance < 0.05:
-            self._do(self._machine.on_corrupt(write, "bad"))
+            damaged = {ordinal for ordinal in frame.ordinals if self._rng.random() < 0.6}
+            good = {(frame.layer, one) for one in frame.ordinals if one not in damaged}
+            lease.written |= good
+            lease.written -= {(frame.layer, ordinal) for ordinal in damaged}
+            self._do(self._machine.on_corrupt(write, damaged, "bad"))
         else:
             assert self._machine.may_write(write)
             lease.written |= {(frame.layer, ordinal) for ordinal in frame.ordinals}

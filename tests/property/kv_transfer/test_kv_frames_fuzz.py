@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from common.errors import PeerProtocolError
 from kv_transfer.core import frames
+from kv_transfer.core.header_seal import seal
 from kv_transfer.core.limits import PROTOCOL_VERSION
 
 SCALARS = st.one_of(
@@ -36,7 +37,7 @@ def test_random_bytes(header: bytes) -> None:
     with contextlib.suppress(PeerProtocolError):
         frames.decode(header)
     with contextlib.suppress(PeerProtocolError):
-        frames.decode(frames.seal(header))
+        frames.decode(seal(header))
 
 
 @settings(max_examples=200, deadline=None)
@@ -47,4 +48,4 @@ def test_random_bytes(header: bytes) -> None:
 )
 def test_random_fields(kind: object, fields: dict[str, object], version: object) -> None:
     with contextlib.suppress(PeerProtocolError):
-        frames.decode(frames.seal(msgpack.packb({"v": version, "k": kind, **fields})))
+        frames.decode(seal(msgpack.packb({"v": version, "k": kind, **fields})))

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from kv_transfer.connector import Landed, LandingFailed, Released, TransferEnded
 from kv_transfer.core import frames
+from kv_transfer.core.limits import MAX_REPEATS_PER_PIECE
 from tests.property.kv_transfer.machine_world import (
     COMMIT,
     NUM_BLOCKS,
@@ -93,6 +94,51 @@ def test_a_handoff_is_right_or_fails_typed_whatever_the_network_does(
         # Cuts alone never cost the handoff: they are shorter than the silence that would.
         assert landed == [Landed(TOKEN, COMMIT)]
         assert ended[0].error is None
+    if landed:
+        assert world.target == {
+            (layer, TICKET.target_block_ids[o]): world.source[layer, SOURCES[o]]
+            for layer in range(3)
+            for o in range(NUM_BLOCKS)
+        }
+    assert world.is_over
+
+
+@pytest.mark.parametrize("lane", ["zmq", "rdma"])
+@settings(max_examples=80, deadline=None)
+@given(PUSHES, STEPS, st.lists(st.integers(0, 4), max_size=30))
+def test_damaged_pieces_come_again_and_no_wrong_byte_lands(
+    lane: str, pushes: list[tuple[int, int]], steps: list[object], damage: list[int]
+) -> None:
+    """F24: few damaged pieces cost nothing, many cost the handoff, and none of them lands."""
+    world = World(lane, "block")
+    world.damage_next = damage
+    num_damaged = len(damage)
+    world.expect()
+    world.do(world.sender.on_open(TICKET, 60.0, world.now_s))
+    has_cut = False
+    left = list(pushes)
+    for step in [*steps, *["push"] * len(left)]:
+        match step:
+            case "push" if left:
+                layer, ordinal = left.pop()
+                world.do(world.sender.on_push(TOKEN, layer, [ordinal], [SOURCES[ordinal]]))
+            case "receive":
+                world.deliver_to_receiver()
+            case "answer":
+                world.deliver_to_sender()
+            case "nic":
+                world.nic()
+            case ("cut", int(survivors)):
+                has_cut |= world.is_one_sided
+                world.cut(survivors)
+    while left:
+        layer, ordinal = left.pop()
+        world.do(world.sender.on_push(TOKEN, layer, [ordinal], [SOURCES[ordinal]]))
+    world.do(world.sender.on_commit(TOKEN, COMMIT))
+    world.settle()
+    landed = [event for event in world.events if isinstance(event, Landed)]
+    if num_damaged <= MAX_REPEATS_PER_PIECE and not has_cut:
+        assert landed == [Landed(TOKEN, COMMIT)]
     if landed:
         assert world.target == {
             (layer, TICKET.target_block_ids[o]): world.source[layer, SOURCES[o]]

@@ -12,6 +12,7 @@ from common.errors import PeerProtocolError
 from common.ids import Incarnation
 from common.kv_layout import KVLayout
 from kv_transfer.core import frames
+from kv_transfer.core.header_seal import SEAL_BYTES, seal
 from kv_transfer.core.limits import (
     MAX_BLOCKS_PER_FRAME,
     MAX_DRAFT_TOKENS,
@@ -58,6 +59,7 @@ ALL: list[frames.Frame] = [
     frames.Aborted(1, 2),
     frames.Ping(tuple(MOST - n for n in range(MAX_TRANSFERS_PER_LINK))),
     frames.Pong(),
+    frames.Repeat(MOST, MOST, 2**16 - 1, tuple(2**32 - 1 - n for n in FULL)),
 ]
 
 
@@ -74,12 +76,12 @@ def test_long_texts_are_cut_to_what_a_peer_takes() -> None:
 
 
 def fields_of(frame: frames.Frame) -> dict[str, Any]:
-    fields: dict[str, Any] = msgpack.unpackb(frames.encode(frame)[: -frames.SEAL_BYTES])
+    fields: dict[str, Any] = msgpack.unpackb(frames.encode(frame)[:-SEAL_BYTES])
     return fields
 
 
 def sealed(value: object) -> bytes:
-    return frames.seal(msgpack.packb(value))
+    return seal(msgpack.packb(value))
 
 
 def change(frame: frames.Frame, **changes: Any) -> bytes:
@@ -153,14 +155,14 @@ LAYOUT_WIRE = fields_of(ALL[0])["layout"]
         (frames.encode(BEGIN)[:-1], "checksum"),
         (frames.encode(BEGIN)[1:], "checksum"),
         (frames.encode(BEGIN) + b"\0", "checksum"),
-        (frames.encode(BEGIN)[: -frames.SEAL_BYTES], "checksum"),
-        (frames.encode(BEGIN)[-frames.SEAL_BYTES :], "checksum"),
-        (frames.seal(b""), "not msgpack"),
-        (frames.seal(msgpack.packb(fields_of(BEGIN))[:-1]), "not msgpack"),
-        (frames.seal(msgpack.packb(fields_of(BEGIN)) + b"\0"), "not msgpack"),
+        (frames.encode(BEGIN)[:-SEAL_BYTES], "checksum"),
+        (frames.encode(BEGIN)[-SEAL_BYTES:], "checksum"),
+        (seal(b""), "not msgpack"),
+        (seal(msgpack.packb(fields_of(BEGIN))[:-1]), "not msgpack"),
+        (seal(msgpack.packb(fields_of(BEGIN)) + b"\0"), "not msgpack"),
         (sealed({1: 2}), "not msgpack"),
         (sealed([1]), "not a map"),
-        (frames.seal(b"\xa2\xff\xff"), "not msgpack"),
+        (seal(b"\xa2\xff\xff"), "not msgpack"),
         # Before there was a checksum; its sender is told why it is not understood.
         (msgpack.packb({"v": 1, "k": 1}), f"version is 1: wanted {PROTOCOL_VERSION}"),
         (b"\x00" * (MAX_HEADER_BYTES + 1), f"at most {MAX_HEADER_BYTES}"),
@@ -184,7 +186,7 @@ def test_what_is_nested_too_deeply_to_be_printed(field: str, depth: int) -> None
     header = bytes([0x80 | len(fields)])
     header += b"".join(msgpack.packb(name) + value for name, value in fields.items())
     with pytest.raises(PeerProtocolError):
-        frames.decode(frames.seal(header))
+        frames.decode(seal(header))
 
 
 @pytest.mark.parametrize("frame", ALL, ids=lambda frame: type(frame).__name__)

@@ -178,9 +178,9 @@ def test_corruption_is_named(kind: int, index: int, name: str) -> None:
     said = bytearray(sums)
     said[8 * (2 * kind + index)] ^= 1
     data = dataclasses.replace(data_of(chunk, (2,)), sums=bytes(said))
-    assert pieces.find_corruption(data, bytes(said)) is None
-    problem = pieces.find_corruption(data, sums)
-    assert problem is not None
+    assert pieces.damaged_ordinals(data, bytes(said)) == set()
+    assert pieces.damaged_ordinals(data, sums) == {chunk.ordinals[index]}
+    problem = pieces.describe_damage(data, sums)
     assert f"{name} of layer 1, block {chunk.ordinals[index]} of the ticket" in problem
 
 

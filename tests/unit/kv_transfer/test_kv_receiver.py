@@ -203,7 +203,7 @@ def test_a_revoked_landing_takes_no_write_that_was_checked_before() -> None:
     assert [type(frame) for frame in replies(revoked)] == [frames.Failed]
     assert events(revoked) == [Released(1)]
     assert not machine.may_write(write)
-    assert machine.on_corrupt(write, "late") == []
+    assert machine.on_corrupt(write, {0}, "late") == []
     machine.on_expect(ticket(2), 10.0, 0.0)
     assert not machine.may_write(write)
 
@@ -220,7 +220,7 @@ def test_a_write_of_another_generation_is_not_made(generation: int) -> None:
     assert isinstance(write, Write)
     late = dataclasses.replace(write, data=dataclasses.replace(write.data, generation=generation))
     assert not machine.may_write(late)
-    assert machine.on_written(late, []) == machine.on_corrupt(late, "late") == []
+    assert machine.on_written(late, []) == machine.on_corrupt(late, {0}, "late") == []
     assert machine.may_write(write)
     assert isinstance(events(machine.on_written(write, []))[0], Landed)
 

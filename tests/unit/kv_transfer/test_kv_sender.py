@@ -90,7 +90,7 @@ def ends(effects: list[SenderEffect]) -> list[object]:
 def test_open_says_hello_and_nothing_more_until_welcomed() -> None:
     sender = Sender(ME, LAYOUT, LIMITS)
     assert sender.on_open(ticket(), 5.0, 0.0) == [Connect(PEER), SayHello(PEER)]
-    hello = frames.Hello(ME, DECODE, LAYOUT, {"zmq": b"x"}, "commit")
+    hello = frames.Hello(ME, DECODE, LAYOUT, {"zmq": b"x"}, "commit", can_repeat=True)
     assert sender.hello(PEER, {"zmq": b"x"}, "commit") == hello
     assert push(sender, 1, 0) == []
     effects = welcome(sender, 0.1)
