@@ -27,5 +27,6 @@ Time and observation
     latency         TTFT, TPOT, goodput: what they mean
     logs            log lines as text or JSON
     tracing         the interface of traces, and the one that records nothing
+    version         the version of this package
     addresses       host:port, and what is loopback
 """

@@ -13,11 +13,12 @@ from common.config import Config
 from common.errors import InternalError, StaleEpoch
 from common.ids import Incarnation
 from common.logs import name_node
+from http_serving.process_metrics import process_registry
 from node.control_port import ControlPort
 from node.drain import NodeDrain
 from node.inbox import Inbox
 from node.lease_keeper import LeaseKeeper
-from node.metrics import process_registry, register_node
+from node.metrics import register_node
 from node.metrics_server import MetricsServer, bind_metrics
 from node.model_loading import load_unless_stopped
 from node.node_parts import LoadedModel, NodeParts
@@ -61,7 +62,7 @@ class EngineNode:
         control = ControlPort(server.host, server.port, keys)
         with bind_metrics(server.host, server.metrics_port) as listener:
             leaving = NodeDrain(drain or asyncio.Event(), timeout_s=server.drain_timeout_s)
-            registry = process_registry()
+            registry = process_registry(self._config.role)
             # Started first: probes are answered while the model is loaded.
             metrics = MetricsServer(
                 registry,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
 
-from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
@@ -39,13 +39,6 @@ class NodeCollector(Collector):
         yield from _drafts(statistics.scheduler)
 
 
-def process_registry() -> CollectorRegistry:
-    """Return a registry of this process alone; a node that loads its model has no more metrics."""
-    registry = CollectorRegistry(auto_describe=False)
-    ProcessCollector(registry=registry)
-    return registry
-
-
 def register_node(
     registry: CollectorRegistry,
     latest: Callable[[], NodeStatistics],
@@ -61,6 +54,12 @@ def _sequences(statistics: NodeStatistics) -> Iterator[Metric]:
     scheduler = statistics.scheduler
     yield gauge("running_sequences", "Sequences with a seat", scheduler.num_running)
     yield gauge("waiting_sequences", "Sequences without a seat", scheduler.num_waiting)
+    yield gauge("seats", "Sequences that may have a seat at once", scheduler.max_num_seqs)
+    yield gauge(
+        "queued_prompt_tokens",
+        "Known tokens still to be computed, of waiting and running sequences",
+        scheduler.num_queued_tokens,
+    )
     yield gauge(
         "open_transfers",
         "Landings and transfers under way, as the node's books have them",

@@ -382,7 +382,7 @@ class NodeFlow(ABC):
             free_seats=max(scheduler.num_free_seats, 0),
             num_running=len(scheduler.running) + len(scheduler.receiving),
             num_waiting=len(scheduler.waiting),
-            queued_tokens=scheduler.num_queued_tokens,
+            queued_tokens=seen.num_queued_tokens,
             new_token_ratio=seen.new_token_ratio,
             num_preemptions=counted.num_preemptions,
             num_recomputed_tokens=counted.num_recomputed_tokens,

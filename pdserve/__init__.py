@@ -9,4 +9,6 @@ keys/           certificates, KV keys, Redis users and API keys
 checkpoints/    from what `--model` names to a folder on this machine
 """
 
-__version__ = "0.1.0"
+from common.version import VERSION
+
+__version__ = VERSION

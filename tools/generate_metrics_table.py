@@ -16,8 +16,10 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.registry import Collector
 
 from common.clock import MonotonicClock
+from common.nodes import Role
 from engine.core.block_pool import BlockCounts
 from engine.core.statistics import SchedulerStatistics, StepCounters
+from http_serving.process_metrics import BuildInfo
 from kv_transfer.statistics import ConnectorStatistics
 from kv_transfer.transfer_metrics import TransferMetrics
 from node.kv_metrics import KvCollector
@@ -56,15 +58,16 @@ class _Registry(CollectorRegistry):
 
 
 def described_metrics() -> dict[str, list[DescribedMetric]]:
-    """Return the metrics of each table: those of a router, of a node, and of its KV transfers."""
-    router, node, kv = _Registry(), _Registry(), _Registry()
+    """Return the metrics of each table: of every process, a router, a node, its KV transfers."""
+    process, router, node, kv = _Registry(), _Registry(), _Registry(), _Registry()
+    process.register(BuildInfo(Role.ROUTER))
     HttpMetrics(router)
     RouterMetrics(router)
     router.register(ApiKeyCollector(ApiKeyBook(MonotonicClock())))
     count_refused(router)
     node.register(NodeCollector(_node_statistics, {}))
     kv.register(KvCollector(_connector_statistics))
-    tables = {"router": router, "node": node, "kv": kv}
+    tables = {"process": process, "router": router, "node": node, "kv": kv}
     return {name: list(_described(registry)) for name, registry in tables.items()}
 
 
@@ -114,7 +117,9 @@ def _node_statistics() -> NodeStatistics:
         new_token_ratio=0.0,
         num_running=0,
         num_waiting=0,
+        num_queued_tokens=0,
         highest_num_bypassed=0,
+        max_num_seqs=1,
         max_num_batched_tokens=1,
     )
     return NodeStatistics(scheduler=scheduler, num_transfers=0)

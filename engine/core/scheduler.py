@@ -138,7 +138,9 @@ class Scheduler:
             new_token_ratio=self.reservation.ratio,
             num_running=len(self.running) + len(self.receiving),
             num_waiting=len(self.waiting),
+            num_queued_tokens=self.num_queued_tokens,
             highest_num_bypassed=self._highest_num_bypassed if self.waiting else 0,
+            max_num_seqs=self.limits.max_num_seqs,
             max_num_batched_tokens=self.limits.max_num_batched_tokens,
         )
 

@@ -81,5 +81,7 @@ class SchedulerStatistics:
     new_token_ratio: float
     num_running: int
     num_waiting: int
+    num_queued_tokens: int
     highest_num_bypassed: int
+    max_num_seqs: int
     max_num_batched_tokens: int

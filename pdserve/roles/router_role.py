@@ -10,7 +10,7 @@ import socket
 from functools import partial
 from pathlib import Path
 
-from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp
 
 from common.clock import MonotonicClock
@@ -18,7 +18,9 @@ from common.config import Config
 from common.errors import PdserveError
 from common.keys_folder import Keys
 from common.logs import name_node
+from common.nodes import Role
 from common.tracing import NO_TRACING, Tracing
+from http_serving.process_metrics import process_registry
 from pdserve.roles.file_limit import allow_connections
 from pdserve.roles.shutdown import Shutdown
 from placement.store import PlacementStore, retry_while_slow
@@ -63,8 +65,7 @@ async def run_router_role(
     except PdserveError:
         listener.close()
         raise
-    registry = CollectorRegistry()
-    ProcessCollector(registry=registry)
+    registry = process_registry(Role.ROUTER)
     router_id = config.server.node_id or f"router-{socket.gethostname()}-{port}"
     dispatcher = _make_dispatcher(config, router_id, store, registry, shutdown, keys)
     await dispatcher.start()

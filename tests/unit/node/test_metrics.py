@@ -47,7 +47,9 @@ STATISTICS = NodeStatistics(
         new_token_ratio=0.75,
         num_running=8,
         num_waiting=9,
+        num_queued_tokens=25,
         highest_num_bypassed=10,
+        max_num_seqs=26,
         max_num_batched_tokens=200,
     ),
 )
@@ -65,6 +67,8 @@ SHOWN = {
     "pdserve_new_token_ratio": 0.75,
     "pdserve_running_sequences": 8,
     "pdserve_waiting_sequences": 9,
+    "pdserve_seats": 26,
+    "pdserve_queued_prompt_tokens": 25,
     "pdserve_open_transfers": 40,
     "pdserve_head_passed_sequences": 10,
     'pdserve_refusals_total{reason="overloaded"}': 24,

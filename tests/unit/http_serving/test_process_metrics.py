@@ -1,0 +1,31 @@
+"""What every process shows of itself, a router as well as a node."""
+
+from __future__ import annotations
+
+import pytest
+from prometheus_client import generate_latest
+
+import pdserve
+from common.nodes import Role
+from http_serving.process_metrics import process_registry
+from router.watch.http_metrics import HttpMetrics
+
+
+@pytest.mark.parametrize("role", [Role.ROUTER, Role.DECODE])
+def test_the_version_and_the_role_are_labels(role: Role) -> None:
+    text = generate_latest(process_registry(role)).decode()
+    wanted = f'pdserve_build_info{{role="{role.value}",version="{pdserve.__version__}"}} 1.0'
+    lines = text.splitlines()
+    assert [line for line in lines if line.startswith("pdserve_build_info")] in (
+        [wanted],
+        [f'pdserve_build_info{{version="{pdserve.__version__}",role="{role.value}"}} 1.0'],
+    )
+    assert "process_resident_memory_bytes" in text
+
+
+def test_the_targets_of_latency_are_bounds_of_the_histograms() -> None:
+    registry = process_registry(Role.ROUTER)
+    HttpMetrics(registry)
+    text = generate_latest(registry).decode()
+    assert 'pdserve_time_to_first_token_seconds_bucket{le="2.0"}' in text
+    assert 'pdserve_time_per_output_token_seconds_bucket{le="0.15"}' in text
