@@ -30,6 +30,8 @@ class SchedulableModel(Protocol):
     @property
     def eos_token_ids(self) -> Set[int]: ...
     @property
+    def pairs_per_token(self) -> int: ...
+    @property
     def step_costs(self) -> StepCosts: ...
 
 
@@ -81,6 +83,7 @@ def make_scheduler(config: Config, model: SchedulableModel) -> Scheduler:
                 speculation.speculative_method, speculation.num_speculative_tokens
             ),
             chunk_granularity=config.scheduling.chunk_granularity,
+            pairs_per_token=model.pairs_per_token,
         ),
         num_blocks=model.num_blocks,
         fingerprint=model.layout.fingerprint,

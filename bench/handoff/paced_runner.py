@@ -42,6 +42,7 @@ class PacedRunner:
     eos_token_ids = frozenset[int]()
     num_host_blocks = 0
     step_costs = StepCosts((1, 2), (1.0, 2.0))
+    pairs_per_token = 0
 
     def __init__(self, *, tokens_per_s: float, num_blocks: int, host_memory: HostMemory) -> None:
         self.num_blocks = num_blocks

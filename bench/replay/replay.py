@@ -123,6 +123,7 @@ class Replay:
                 block_size=setup.block_size,
                 max_model_len=setup.max_model_len,
                 chunk_granularity=config.chunk_granularity,
+                pairs_per_token=cost.pairs_per_token if row.counts_attention else 0,
             ),
             num_blocks=setup.num_blocks,
             fingerprint="replay",

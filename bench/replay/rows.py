@@ -29,6 +29,8 @@ class Row:
     settings: Mapping[str, Any] = field(default_factory=dict)
     charges_full_candidate: bool = False
     knows_lengths: bool = False
+    counts_attention: bool = True
+    """Whether chunks beside decodes are cut where their context is long."""
 
     def config(self, base: SchedulingConfig) -> SchedulingConfig:
         """Return `base` with the row's settings."""
@@ -104,11 +106,13 @@ ROWS = (
     Row(
         "vLLM-like",
         {"reservation_policy": "none", "retract_decode_steps": 0, **_WHOLE_STEPS},
+        counts_attention=False,
     ),
     Row(
         "SGLang-like",
         {"preemption_policy": "shortest_output", "requeue": "tail", **_WHOLE_STEPS},
         charges_full_candidate=True,
+        counts_attention=False,
     ),
     Row("oracle", knows_lengths=True),
 )

@@ -33,6 +33,11 @@ class StepCost:
     pair_s: float = 3e-9
     block_copy_s: float = 340e-6
 
+    @property
+    def pairs_per_token(self) -> int:
+        """Pairs of attention that cost as much as the matrix products of one token; 0: none do."""
+        return round(self.token_s / self.pair_s) if self.pair_s else 0
+
     def step_s(self, batch: Sequence[ScheduledSequence], num_copied_blocks: int = 0) -> float:
         """Return the seconds of a step that runs `batch` and copies blocks from or to the host."""
         num_tokens = context = pairs = 0

@@ -6,6 +6,7 @@ planner         what one step runs: a pure function of these:
   step_budget     tokens, blocks and seats that are left in one step
   decode_plan     the decoding sequences of a step, and which are preempted
   chunk_plan      the prefill chunks of a step: which prompt gets how many tokens
+  chunk_work      the work of a chunk: tokens, and pairs that attend
   admission_plan  which waiting sequences are admitted
 plan            a step as the runner sees it
 step_batch      the sequences of one step, as arrays and one by one

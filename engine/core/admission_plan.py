@@ -181,7 +181,7 @@ class _Admissions:
         may_preempt = is_head and budget.policy.enable_priority_scheduling
         if may_preempt and (budget.num_seats <= 0 or self._why_blocked(need, sequence)):
             need = self._preempt_lower(sequence, need)
-        num_tokens = self._first_chunk(sequence, need)
+        start, num_tokens = self._first_chunk(sequence, need)
         if num_tokens == 0 and not sequence.has_remote_kv:
             return StopRule.NO_BUDGET
         if budget.num_seats <= 0:
@@ -192,13 +192,8 @@ class _Admissions:
         self.locked.update(need.cached)
         self.reserve = self.reserve.plus(need.seated)
         self.seated[sequence.sequence_id] = sequence
-        budget.available -= need.num_new + len(need.claimed)
-        budget.num_seats -= 1
-        budget.tokens_left -= num_tokens
-        budget.plan.num_chunk_tokens += num_tokens
-        budget.plan.admissions.append(
-            Admission(sequence.sequence_id, need.cached, need.num_new, num_tokens)
-        )
+        admission = Admission(sequence.sequence_id, need.cached, need.num_new, num_tokens)
+        budget.plan_admission(admission, start, len(need.claimed))
         return None
 
     def _need(self, sequence: SequenceView, freed: Set[int]) -> _Need:
@@ -247,11 +242,15 @@ class _Admissions:
             block_size=self.budget.limits.block_size,
         )
 
-    def _first_chunk(self, sequence: SequenceView, need: _Need) -> int:
+    def _first_chunk(
+        self, sequence: SequenceView, need: _Need, num_freed_tokens: int = 0
+    ) -> tuple[int, int]:
+        """Return the start and the tokens of the first chunk; victims leave `num_freed_tokens`."""
         if sequence.has_remote_kv:
-            return 0
+            return 0, 0
         start = max(len(need.cached) * self.budget.limits.block_size, sequence.num_swapped)
-        return self.budget.chunk_tokens(sequence.num_known - start)
+        num_uncomputed = sequence.num_known - start
+        return start, self.budget.chunk_tokens(start, num_uncomputed, num_kept=-num_freed_tokens)
 
     def _preempt_lower(self, sequence: SequenceView, need: _Need) -> _Need:
         """Preempt lower priorities if that makes `sequence` fit; else preempt none."""
@@ -307,7 +306,7 @@ class _Admissions:
         A victim counts with the blocks that it alone holds, not with what it might still need.
         """
         budget, reserve = self.budget, self.reserve
-        available, tokens_left = budget.available, budget.tokens_left
+        available, num_freed_tokens = budget.available, 0
         freed = set(self.freed)
         for victim in victims:
             unshared = self._blocks_of_its_own(victim)
@@ -315,12 +314,13 @@ class _Admissions:
             available += len(unshared)
             if planned is not None:
                 available += planned.num_new_blocks
-                tokens_left += planned.num_tokens + planned.num_drafts
+                num_freed_tokens += planned.num_tokens + planned.num_drafts
             freed |= unshared
             reserve = reserve.minus(self._as_planned(victim))
-        if not sequence.has_remote_kv and tokens_left < budget.limits.chunk_granularity:
-            return None
         need = self._need(sequence, freed)
+        _, num_tokens = self._first_chunk(sequence, need, num_freed_tokens)
+        if num_tokens == 0 and not sequence.has_remote_kv:
+            return None
         reserved = 0
         if len(victims) < len(self.seated):
             reserved = reserve.blocks_with(need.seated)

@@ -64,7 +64,11 @@ class ChunkPlan:
         budget = self._budget
         planned = budget.plan.chunks.get(sequence.sequence_id)
         num_planned = planned.num_tokens if planned is not None else 0
-        num_uncomputed = sequence.num_known - sequence.num_computed
-        num_tokens = budget.chunk_tokens(num_uncomputed, num_kept - num_planned)
+        num_tokens = budget.chunk_tokens(
+            sequence.num_computed,
+            sequence.num_known - sequence.num_computed,
+            num_kept=num_kept,
+            num_planned=num_planned,
+        )
         if num_tokens > num_planned:
             budget.plan_chunk(sequence, num_tokens - num_planned)

@@ -60,6 +60,7 @@ def plan_step(
             decoding,
             is_anything_else_held=bool(prefilling or receiving or num_exporting),
         )
+        budget.bound_work()
     chunks = ChunkPlan(budget, prefilling, waiting)
     chunks.before_admissions()
     plan = budget.plan

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from engine.core.chunk_work import chunk_work, tokens_within
 from engine.core.step_plan import (
+    Admission,
     Chunk,
     Limits,
     PlanPolicy,
@@ -14,6 +16,10 @@ from engine.core.step_plan import (
     SequenceView,
     StepPlan,
 )
+
+_LEAST_SHARE = 8
+"""However long its context is, an eighth of the tokens that decodes leave is computed of prompts:
+work that is put off for ever blocks its KV for ever."""
 
 
 class StepBudget:
@@ -28,6 +34,8 @@ class StepBudget:
         self.tokens_left = limits.max_num_batched_tokens
         self.available = pool.num_available
         self._longest_chunk = limits.max_num_batched_tokens
+        self._work_left: int | None = None
+        self._least_chunk_tokens = 0
 
     def preempt(self, victim: SequenceView, reason: PreemptionReason, num_freed: int) -> None:
         """Preempt `victim`: take back its seat, its planned chunk and `num_freed` blocks."""
@@ -37,7 +45,7 @@ class StepBudget:
         planned = self.plan.chunks.pop(victim.sequence_id, None)
         if planned is not None:
             self.available += planned.num_new_blocks
-            self.tokens_left += planned.num_tokens + planned.num_drafts
+            self._give_back(planned.num_tokens + planned.num_drafts)
             self.plan.num_decode_tokens -= planned.num_tokens
             self.plan.num_draft_tokens -= planned.num_drafts
 
@@ -54,9 +62,33 @@ class StepBudget:
     def plan_chunk(self, sequence: SequenceView, num_tokens: int) -> None:
         """Plan `num_tokens` of a prompt, beyond those planned for it already."""
         chunk = self.plan.chunks.setdefault(sequence.sequence_id, Chunk(sequence.sequence_id, 0))
+        self._charge(sequence.num_computed + chunk.num_tokens, num_tokens)
         chunk.num_tokens += num_tokens
-        self.plan.num_chunk_tokens += num_tokens
-        self.tokens_left -= num_tokens
+
+    def plan_admission(self, admission: Admission, start: int, num_claimed: int) -> None:
+        """Plan an admission with its first chunk behind `start` tokens.
+
+        `num_claimed` of its cached blocks were available to others.
+        """
+        self.plan.admissions.append(admission)
+        self._charge(start, admission.num_tokens)
+        self.available -= admission.num_new_blocks + num_claimed
+        self.num_seats -= 1
+
+    def bound_work(self) -> None:
+        """Let this step's chunks take no more work than a whole step at the start of a prompt.
+
+        To be called when the step's decodes are planned. Without any, nobody waits for the end of
+        the step with every token, and chunks are as long as the token budget allows.
+        """
+        pairs = self.limits.pairs_per_token
+        if pairs and self.plan.num_decode_tokens:
+            most = self.limits.max_num_batched_tokens
+            num_decoded = most - self.tokens_left
+            self._work_left = chunk_work(0, most, pairs) - num_decoded * pairs
+            self._least_chunk_tokens = max(
+                self.tokens_left // _LEAST_SHARE, self.limits.chunk_granularity
+            )
 
     def limit_chunks(self, num_tokens: int) -> None:
         """Give one prompt at most `num_tokens` in this step, but a granule; 0: no limit."""
@@ -82,13 +114,37 @@ class StepBudget:
         self.tokens_left -= len(sequences)
         self.available -= sum(num_new_blocks)
 
-    def chunk_tokens(self, num_uncomputed: int, num_kept: int = 0) -> int:
+    def chunk_tokens(
+        self, start: int, num_uncomputed: int, *, num_kept: int = 0, num_planned: int = 0
+    ) -> int:
         """Return how many tokens of a prompt this step computes; 0 if no granule fits.
 
-        `num_kept` tokens are left over. A negative number is what the prompt has been given
-        already.
+        The first of its `num_uncomputed` tokens is at position `start`; `num_planned` of them are
+        planned already, and count. `num_kept` tokens are left over. If it is negative, so many
+        tokens more are assumed to be left.
         """
-        most = self.capped(max(self.tokens_left - num_kept, 0))
+        most = self.tokens_left - num_kept + num_planned
+        if self._work_left is not None:
+            most = min(most, self._tokens_by_work(start, num_kept, num_planned))
+        most = self.capped(max(most, 0))
         if num_uncomputed <= most:
             return num_uncomputed
         return most - most % self.limits.chunk_granularity
+
+    def _tokens_by_work(self, start: int, num_kept: int, num_planned: int) -> int:
+        assert self._work_left is not None
+        pairs = self.limits.pairs_per_token
+        work = self._work_left - num_kept * pairs + chunk_work(start, num_planned, pairs)
+        least = self._least_chunk_tokens - self.plan.num_chunk_tokens + num_planned
+        return max(tokens_within(work, start, pairs), least)
+
+    def _charge(self, start: int, num_tokens: int) -> None:
+        self.plan.num_chunk_tokens += num_tokens
+        self.tokens_left -= num_tokens
+        if self._work_left is not None:
+            self._work_left -= chunk_work(start, num_tokens, self.limits.pairs_per_token)
+
+    def _give_back(self, num_decode_tokens: int) -> None:
+        self.tokens_left += num_decode_tokens
+        if self._work_left is not None:
+            self._work_left += num_decode_tokens * self.limits.pairs_per_token

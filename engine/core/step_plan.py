@@ -64,7 +64,11 @@ MatchPrefix = Callable[[SequenceView], Sequence[int]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """The budgets of one step. `num_speculative_tokens` is 0 when speculation is off."""
+    """The budgets of one step. `num_speculative_tokens` is 0 when speculation is off.
+
+    `pairs_per_token`: the attention of one token to so many others costs as much as its matrix
+    products (`engine/core/chunk_work.py`); 0: attention is not counted.
+    """
 
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -72,6 +76,7 @@ class Limits:
     max_model_len: int
     num_speculative_tokens: int = 0
     chunk_granularity: int = 1
+    pairs_per_token: int = 0
 
     @property
     def tokens_per_seq(self) -> int:

@@ -88,7 +88,8 @@ def assemble_runner(
         vocab_size=spec.vocab_size,
     )
     make = partial(
-        ModelRunner, eos_token_ids=eos_token_ids, attention_backend=backend, mtp=parts.mtp,
+        ModelRunner, eos_token_ids=eos_token_ids, attention_backend=backend,
+        pairs_per_token=spec.pairs_per_token, mtp=parts.mtp,
         widest=DecodeShape(engine.max_num_seqs, 1 + num_drafts),
         device_draw=parts.device_draw(cache, eos_token_ids),
     )  # fmt: skip

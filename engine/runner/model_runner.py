@@ -47,6 +47,7 @@ class ModelRunner:
         attention_backend: str,
         widest: DecodeShape,
         *,
+        pairs_per_token: int,
         mtp: MtpLayer | None = None,
         device_draw: DeviceDraw | None = None,
         swap_space: int = 0,
@@ -57,6 +58,8 @@ class ModelRunner:
         self.eos_token_ids = eos_token_ids
         self.attention_backend = attention_backend
         self.max_model_len = limits.max_len
+        self.pairs_per_token = pairs_per_token
+        """How far attention costs as much as matrix products (`DecoderSpec.pairs_per_token`)."""
         self.vocab_size = limits.vocab_size
         self._decoder = decoder
         self._cache = cache

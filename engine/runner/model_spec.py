@@ -69,6 +69,17 @@ class DecoderSpec:
         """Outputs of the fused query, key and value projection."""
         return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
 
+    @property
+    def pairs_per_token(self) -> int:
+        """The tokens to which one attends at the cost of its matrix products; at least 1.
+
+        Both count multiplications in all layers; embeddings and logits are left out.
+        """
+        attention_size = self.num_heads * self.head_dim
+        mlp = 3 * self.hidden_size * self.intermediate_size
+        products = self.hidden_size * (self.qkv_size + attention_size) + mlp
+        return max(products // (2 * attention_size), 1)
+
 
 @dataclass(frozen=True, slots=True)
 class _Family:

@@ -78,6 +78,7 @@ class Node:
                 block_size=BLOCK_SIZE,
                 max_model_len=(num_blocks - 1) * BLOCK_SIZE,
                 num_speculative_tokens=most,
+                pairs_per_token=runner.pairs_per_token,
             ),
             num_blocks=num_blocks,
             fingerprint=runner.layout.fingerprint,

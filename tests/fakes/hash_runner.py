@@ -50,6 +50,8 @@ class HashRunner:
 
     step_costs = StepCosts((1, 65), (1.0, 1.064))
     """Rows cost next to nothing, so drafts nearly always pay."""
+    pairs_per_token = 16
+    """Attention counts from the first few tokens, so that short prompts are cut by work too."""
 
     def __init__(
         self,

@@ -190,6 +190,7 @@ class NodeSize:
                 block_size=BLOCK_SIZE,
                 max_model_len=self.max_model_len or runner.max_model_len,
                 num_speculative_tokens=most_drafts,
+                pairs_per_token=runner.pairs_per_token,
             ),
             num_blocks=self.num_blocks,
             fingerprint=runner.layout.fingerprint,

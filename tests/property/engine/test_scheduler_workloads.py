@@ -33,6 +33,7 @@ def engines(draw: st.DrawFn, *, least_blocks: int = 2) -> Engine:
         caching=draw(st.booleans()),
         method=method,
         num_drafts=num_drafts,
+        pairs_per_token=draw(st.sampled_from([0, 1, 8])),
         **draw(policies()),
     )
 

@@ -137,6 +137,18 @@ def test_the_clock_is_the_cost_model_s() -> None:
     assert result.peak_pool_use == pytest.approx(24 / SETUP.num_blocks)
 
 
+def test_a_long_prompt_beside_a_decode_delays_no_token_for_long() -> None:
+    # 2048 tokens behind 90,000 take 0.74 s in the cost model, 2048 at the start of a prompt 0.18 s.
+    requests = [TraceRequest(0.0, 64, 400), TraceRequest(0.1, 100_000, 2)]
+    setup = ReplaySetup(num_blocks=1700, max_num_seqs=2, max_num_batched_tokens=2048)
+    gaps = {
+        name: figures_of(replayed(requests, setup, BY_NAME[name]))["gap_s_p99"]
+        for name in ("none", "vLLM-like")
+    }
+    assert gaps["none"] < 0.19
+    assert gaps["vLLM-like"] > 0.7
+
+
 def test_what_the_pool_cannot_hold_is_refused() -> None:
     setup = replace(SETUP, num_blocks=4)  # 192 tokens and the block of the next one
     requests = [TraceRequest(0.0, 190, 3), TraceRequest(0.0, 190, 2)]

@@ -43,6 +43,12 @@ def test_the_defaults_are_an_8b_model_on_a_mid_size_gpu() -> None:
     assert cost.step_s([scheduled(0, 2048)]) == pytest.approx(0.002 + 0.17408 + 0.0063, abs=1e-4)
 
 
+def test_attention_counts_as_in_the_cost_model() -> None:
+    assert StepCost().pairs_per_token == 28_333
+    assert COST.pairs_per_token == 1000
+    assert StepCost(pair_s=0.0).pairs_per_token == 0
+
+
 def test_numbers_can_be_replaced() -> None:
     cost = StepCost().with_settings(["token_s=1e-4", "overhead_s=0"])
     assert (cost.token_s, cost.overhead_s, cost.weights_s) == (1e-4, 0.0, StepCost().weights_s)

@@ -122,6 +122,7 @@ class Engine:
         num_drafts: int = 0,
         num_host_blocks: int = 0,
         chunk_granularity: int = 1,
+        pairs_per_token: int = 0,
         **scheduling: Any,
     ) -> None:
         self.runner = HashRunner(
@@ -142,6 +143,7 @@ class Engine:
                 max_model_len=self.runner.max_model_len,
                 num_speculative_tokens=num_speculative_tokens(method, num_drafts),
                 chunk_granularity=chunk_granularity,
+                pairs_per_token=pairs_per_token,
             ),
             config=self.config,
             speculation=make_speculation(speculation, self.runner.step_costs),

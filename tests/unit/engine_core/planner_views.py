@@ -208,6 +208,7 @@ def plan(
     limit: int = 16,
     priorities: bool = False,
     threshold: int = 0,
+    pairs: int = 0,
 ) -> StepPlan:
     """Plan one step. By default without reservation, headroom and skip-ahead."""
     found = cached or {}
@@ -226,6 +227,7 @@ def plan(
             max_model_len=model_len,
             num_speculative_tokens=k,
             chunk_granularity=granularity,
+            pairs_per_token=pairs,
         ),
         policy=PlanPolicy(
             reservation=reservation or NoReservation(),

@@ -52,6 +52,7 @@ def test_a_prefill_node_drafts_only_what_nobody_else_can(
     assert (limits.max_num_seqs, limits.max_num_batched_tokens, limits.block_size) == (3, 100, 8)
     assert (limits.max_model_len, limits.chunk_granularity) == (80, 4)
     assert (limits.num_speculative_tokens, limits.tokens_per_seq) == (num_drafts, 1 + num_drafts)
+    assert limits.pairs_per_token == model.pairs_per_token > 0
     assert scheduler.statistics().method == wanted
     assert scheduler.pool.num_blocks == 10
 

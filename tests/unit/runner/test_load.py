@@ -15,6 +15,7 @@ from common.errors import ConfigError, InternalError
 from engine.core.plan import ScheduledSequence, SequencesFailed
 from engine.runner.kernels.attention_plan import PIECE_KEYS
 from engine.runner.load import load_model_runner
+from engine.runner.model_spec import read_decoder_spec
 from tests.unit.runner.running import load, logits_of, scheduled
 from tests.unit.runner.tiny_checkpoints import CONFIGS, mtp_weights_of, write_checkpoint
 
@@ -35,12 +36,27 @@ def test_what_a_runner_says_of_itself(folder: Path) -> None:
     assert load(folder, max_model_len=100).max_model_len == 100
     assert runner.eos_token_ids == {2, 7}
     assert runner.vocab_size == 97
+    assert runner.pairs_per_token == read_decoder_spec(folder).pairs_per_token > 1
     assert (runner.layout.num_layers, runner.layout.block_bytes) == (2, BLOCK_BYTES)
     assert runner.kv_bytes.shape == (2, 2, 10, runner.layout.piece_bytes)
     with pytest.raises(InternalError, match="warm_up must run first"):
         _ = runner.step_costs
     runner.warm_up()
     assert runner.step_costs.rows[:6] == (1, 2, 3, 4, 6, 7)
+
+
+def test_attention_costs_as_much_as_the_matrix_products_at_some_distance(folder: Path) -> None:
+    spec = replace(
+        read_decoder_spec(folder),
+        hidden_size=4096,
+        intermediate_size=14_336,
+        num_heads=32,
+        num_kv_heads=8,
+        head_dim=128,
+    )
+    # An 8B model: 218 million weights a layer, and 2 x 32 x 128 products for each pair.
+    assert spec.pairs_per_token == 218_103_808 // 8192 == 26_624
+    assert replace(spec, hidden_size=1, intermediate_size=1).pairs_per_token == 1
 
 
 def test_a_missing_paddle_is_told_with_the_command_that_installs_it(
