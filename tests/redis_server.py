@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import subprocess
 import tempfile
 import time
@@ -62,6 +63,16 @@ class RedisServer:
             self._process.kill()
             self._process.wait()
             self._process = None
+
+    def freeze(self) -> None:
+        """SIGSTOP: connected, and silent."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """SIGCONT."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGCONT)
 
     def client(self) -> redis.Redis:
         """A blocking client to look at what the store left behind; close it."""

@@ -1,0 +1,162 @@
+"""Run a real cluster under mixed load and random faults, and check every answer.
+
+    python -m tests.soak [--minutes 5] [--seed 1] [--json FILE] [--folder DIR]
+
+Two routers, two prefill nodes, two decode nodes and a Redis of its own, on the tests' tiny model.
+Every 20 s one fault begins: a process is killed, frozen, cut off, slowed down, drained or
+restarted, or the store is. Clients stream, ask for whole answers, leave early and read slowly. The
+exit status is 1 if an answer is wrong, a request fails, or something is held at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.cluster.api import Api
+from tests.cluster.cluster import Cluster
+from tests.cluster.tiny_model import make_tiny_model
+from tests.redis_server import redis_server
+from tests.soak.clients import Client, Ended, right_answers
+from tests.soak.cluster import ROLES, soak_cluster
+from tests.soak.injection import Injector, Undo
+from tests.soak.report import Done, Held, as_json, held_by, summary
+from tests.soak.schedule import Fault, draw_faults
+
+NUM_CLIENTS = 6
+EVERY_S = 20.0
+LAST_ANSWERS_S = 180.0
+MOST_SHOWN = 20
+MORE_DESCRIPTORS, MORE_MIB = 40, 96.0
+"""How much more than after its start a process may hold at the end."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--minutes", type=float, default=5.0, help="how long faults come")
+    parser.add_argument("--seed", type=int, default=1, help="of the faults and the clients")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
+    parser.add_argument("--folder", type=Path, metavar="DIR", help="keep the logs here")
+    options = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory(prefix="pdserve-soak-") as temporary:
+        folder = options.folder or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        figures, complaints = soak(folder, options.seed, 60 * options.minutes)
+    text = json.dumps(figures, indent=1)
+    if options.json:
+        options.json.write_text(text + "\n", encoding="utf-8")
+    print(text)
+    for complaint in complaints:
+        print(complaint)
+    print(f"--- soak: {'failed' if complaints else 'passed'}", flush=True)
+    return 1 if complaints else 0
+
+
+def soak(folder: Path, seed: int, length_s: float) -> tuple[dict[str, object], list[str]]:
+    """Run it. Return the figures, and what was not as it must be."""
+    model = make_tiny_model(folder / "tiny")
+    with redis_server() as store, soak_cluster(model, store, folder) as (cluster, links):
+        with Api(cluster.url, "tiny") as api:
+            right = right_answers(api)
+        at_start = held_by(cluster)
+        injector = Injector(cluster, links, store)
+        faults = draw_faults(seed, ROLES, until_s=length_s, every_s=EVERY_S)
+        is_over = threading.Event()
+        clients = [Client(n, seed, cluster.urls, right, is_over) for n in range(NUM_CLIENTS)]
+        with cluster.slow():
+            for client in clients:
+                client.start()
+            began_s = time.monotonic()
+            done = _do_faults(injector, faults, began_s)
+            _sleep_until(began_s + length_s)
+            is_over.set()
+        ended = _last_answers(clients)
+        injector.heal()
+        complaints = _closing_complaints(cluster, at_start)
+        figures: dict[str, object] = summary(ended, done)
+        figures |= {"at_start": as_json(at_start), "at_end": as_json(held_by(cluster))}
+    bad = [one for one in ended if one.failure]
+    complaints += [_described(one, done, began_s) for one in bad[:MOST_SHOWN]]
+    if not ended:
+        complaints.append("no request ended")
+    return figures, complaints
+
+
+def _do_faults(injector: Injector, faults: Sequence[Fault], began_s: float) -> list[Done]:
+    """Begin each fault at its time, end it when it has lasted; return them as they were done."""
+    done: list[Done] = []
+    active: list[tuple[float, Fault, float, Undo]] = []
+    waiting = list(faults)
+    while waiting or active:
+        next_s = min([began_s + waiting[0].at_s] if waiting else [], default=float("inf"))
+        ends_s = min((one[0] for one in active), default=float("inf"))
+        _sleep_until(min(next_s, ends_s))
+        if ends_s <= next_s:
+            one = min(active, key=lambda entry: entry[0])
+            active.remove(one)
+            _, fault, since_s, undo = one
+            undo()
+            done.append(Done(fault, since_s, time.monotonic()))
+            continue
+        fault = waiting.pop(0)
+        since_s = time.monotonic()
+        print(f"{since_s - began_s:6.1f} s  {fault.kind} {fault.target}", flush=True)
+        undo = injector.begin(fault)
+        active.append((since_s + fault.lasts_s, fault, since_s, undo))
+    return done
+
+
+def _last_answers(clients: Sequence[Client]) -> list[Ended]:
+    ends_s = time.monotonic() + LAST_ANSWERS_S
+    for client in clients:
+        client.join(max(0.0, ends_s - time.monotonic()))
+        if client.is_alive():
+            raise AssertionError(f"{client.name} has no answer after {LAST_ANSWERS_S:.0f} s more")
+    return sorted((one for client in clients for one in client.ended), key=lambda one: one.began_s)
+
+
+def _closing_complaints(cluster: Cluster, at_start: dict[str, Held]) -> list[str]:
+    complaints = []
+    try:
+        cluster.check_settled(timeout_s=60.0)
+    except AssertionError as error:
+        complaints.append(str(error))
+    for name, now in held_by(cluster).items():
+        before = at_start[name]
+        if now.num_descriptors > before.num_descriptors + MORE_DESCRIPTORS:
+            complaints.append(
+                f"{name} has {now.num_descriptors} descriptors, and had {before.num_descriptors}"
+            )
+        if now.resident_mib > before.resident_mib + MORE_MIB:
+            complaints.append(
+                f"{name} has {now.resident_mib:.0f} MiB, and had {before.resident_mib:.0f}"
+            )
+    return complaints
+
+
+def _described(one: Ended, done: Sequence[Done], began_s: float) -> str:
+    during = [
+        f"{fault.fault.kind} {fault.fault.target}"
+        for fault in done
+        if fault.began_s < one.ended_s and fault.ended_s > one.began_s - 15
+    ]
+    return (
+        f"{one.kind} from {one.began_s - began_s:.1f} s to {one.ended_s - began_s:.1f} s, "
+        f"{one.num_tokens} tokens, {one.num_retries} retries, during {', '.join(during) or '-'}: "
+        f"{one.failure}"
+    )
+
+
+def _sleep_until(at_s: float) -> None:
+    time.sleep(max(0.0, at_s - time.monotonic()))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

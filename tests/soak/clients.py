@@ -1,0 +1,195 @@
+"""Clients of a soak: they ask, leave early, read slowly, and compare every answer.
+
+What is right was answered before the first fault, by the same cluster, one request at a time.
+A request whose router cannot be reached, refuses it or breaks off before the first byte of an
+answer is sent to the other router, as a balancer would do it. Anything else that ends a request
+is a failure.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import httpx
+
+from tests.cluster.api import Api, ApiFailure, Fields, Stream
+from tests.cluster.tiny_model import prompt_tokens
+
+CLIENT_TIMEOUT_S = 150.0
+"""Longer than any fault lasts."""
+RETRY_PAUSE_S = 0.25
+RETRY_FOR_S = 100.0
+MAX_TOKENS = (20, 60, 120, 240)
+NUM_PROMPTS = 12
+SLOW_READ_S = 0.25
+SLOW_READS = 20
+
+Right = dict[tuple[int, bool], tuple[str, ...]]
+"""All tokens of the longest answer, by prompt number and whether it is sampled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How one request ended. `stalls` are (from, to) in seconds of the monotonic clock."""
+
+    kind: str
+    began_s: float
+    ended_s: float
+    num_tokens: int
+    stalls: list[tuple[float, float]]
+    failure: str = ""
+    num_retries: int = 0
+
+
+@dataclass(slots=True)
+class _Reading:
+    """What came of one stream."""
+
+    tokens: list[str] = field(default_factory=list)
+    stalls: list[tuple[float, float]] = field(default_factory=list)
+
+
+def request_fields(number: int, is_sampled: bool, max_tokens: int) -> Fields:
+    """The request with prompt `number`."""
+    prompt = prompt_tokens(20 + 31 * number, salt=500 + number)
+    temperature = 1.0 if is_sampled else 0.0
+    return {
+        "prompt": prompt,
+        "max_tokens": max_tokens,
+        "ignore_eos": True,
+        "temperature": temperature,
+        "seed": 100 + number,
+    }
+
+
+def right_answers(api: Api) -> Right:
+    """Ask for every longest answer once. The cluster is quiet."""
+    return {
+        (number, is_sampled): api.complete(
+            **request_fields(number, is_sampled, max(MAX_TOKENS))
+        ).tokens
+        for number in range(NUM_PROMPTS)
+        for is_sampled in (False, True)
+    }
+
+
+class Client(threading.Thread):
+    """Asks one thing after another until `stop` is set."""
+
+    def __init__(
+        self, number: int, seed: int, urls: list[str], right: Right, stop: threading.Event
+    ) -> None:
+        super().__init__(name=f"client {number}", daemon=True)
+        self._rng = random.Random(seed * 1000 + number)
+        self._right = right
+        self._stop_asking = stop
+        self._apis = [Api(url, "tiny") for url in urls]
+        for api in self._apis:
+            api.http.timeout = httpx.Timeout(CLIENT_TIMEOUT_S, connect=3.0)
+        self.ended: list[Ended] = []
+
+    def run(self) -> None:
+        ways: list[tuple[str, Callable[[Api, Fields, _Reading], None]]] = [
+            ("stream", self._stream),
+            ("stream", self._stream),
+            ("whole", self._whole),
+            ("abort", self._abort),
+            ("slow_reader", self._read_slowly),
+        ]
+        while not self._stop_asking.is_set():
+            number, is_sampled = self._rng.randrange(NUM_PROMPTS), self._rng.random() < 0.5
+            max_tokens = self._rng.choice(MAX_TOKENS)
+            kind, way = self._rng.choice(ways)
+            fields = request_fields(number, is_sampled, max_tokens)
+            wanted = self._right[number, is_sampled][:max_tokens]
+            self.ended.append(self._ask(kind, way, fields, wanted))
+        for api in self._apis:
+            api.http.close()
+
+    def _ask(
+        self,
+        kind: str,
+        way: Callable[[Api, Fields, _Reading], None],
+        fields: Fields,
+        wanted: tuple[str, ...],
+    ) -> Ended:
+        began_s, num_retries, failure = time.monotonic(), 0, ""
+        first = self._rng.randrange(len(self._apis))
+        while True:
+            reading = _Reading()
+            try:
+                way(self._apis[(first + num_retries) % len(self._apis)], fields, reading)
+                failure = _difference(kind, reading.tokens, wanted)
+            except (ApiFailure, httpx.TransportError, AssertionError) as error:
+                failure = f"{type(error).__name__}: {error}"
+                may_retry = not reading.tokens and _is_for_another_router(error)
+                if may_retry and time.monotonic() - began_s < RETRY_FOR_S:
+                    num_retries += 1
+                    time.sleep(RETRY_PAUSE_S)
+                    continue
+            ended_s, count = time.monotonic(), len(reading.tokens)
+            return Ended(kind, began_s, ended_s, count, reading.stalls, failure, num_retries)
+
+    def _stream(self, api: Api, fields: Fields, reading: _Reading) -> None:
+        with api.stream(logprobs=0, **fields) as stream:
+            _read(stream, reading)
+            assert stream.is_done, "the stream ended without [DONE]"
+
+    def _whole(self, api: Api, fields: Fields, reading: _Reading) -> None:
+        answer = api.complete(**fields)
+        reading.tokens += answer.tokens
+        num_told = answer.usage["completion_tokens"]
+        assert num_told == len(answer.tokens), f"{num_told} tokens in the usage"
+
+    def _abort(self, api: Api, fields: Fields, reading: _Reading) -> None:
+        most = self._rng.randrange(1, 40)
+        with api.stream(logprobs=0, **fields) as stream:
+            _read(stream, reading, most=most)
+
+    def _read_slowly(self, api: Api, fields: Fields, reading: _Reading) -> None:
+        with api.stream(logprobs=0, **fields) as stream:
+            for _ in range(SLOW_READS):
+                _read(stream, reading, most=len(reading.tokens) + 1)
+                time.sleep(SLOW_READ_S)
+            _read(stream, reading)
+        reading.stalls.clear()
+
+
+def _read(stream: Stream, reading: _Reading, *, most: int | None = None) -> None:
+    """Read to the end, or until `most` tokens are there."""
+    latest_s = time.monotonic()
+    while most is None or len(reading.tokens) < most:
+        event = stream.read_event()
+        if event is None:
+            return
+        now_s = time.monotonic()
+        count = 0
+        for choice in event["choices"]:
+            count += len((choice.get("logprobs") or {"tokens": ()})["tokens"])
+            reading.tokens += (choice.get("logprobs") or {"tokens": ()})["tokens"]
+        if count:
+            if len(reading.tokens) > count:  # the wait for the first token is no stall
+                reading.stalls.append((latest_s, now_s))
+            latest_s = now_s
+
+
+def _difference(kind: str, tokens: list[str], wanted: tuple[str, ...]) -> str:
+    is_part = kind == "abort"
+    if is_part:
+        wanted = wanted[: len(tokens)]
+    if tuple(tokens) == wanted:
+        return ""
+    same = next((i for i, (a, b) in enumerate(zip(tokens, wanted, strict=False)) if a != b), None)
+    at = f"another token {same}" if same is not None else "another number of tokens"
+    return f"WRONG: {at}: {len(tokens)} came, {len(wanted)} are right"
+
+
+def _is_for_another_router(error: Exception) -> bool:
+    """Whether a balancer would try the other router: this one is not there, or drains."""
+    if isinstance(error, ApiFailure):
+        return error.error.status == 503
+    return isinstance(error, httpx.ConnectError | httpx.RemoteProtocolError | httpx.ConnectTimeout)

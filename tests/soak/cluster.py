@@ -1,0 +1,104 @@
+"""The cluster of a soak: two routers, two prefill nodes, two decode nodes, behind links."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from common.nodes import Role
+from pdserve.local_cluster.free_ports import free_loopback_port
+from tests.cluster.cluster import Cluster, ClusterSpec, NodeSpec
+from tests.redis_server import RedisServer
+from tests.soak.links import Link
+
+CONTROL, KV = "SOAK_CONTROL_ADDRESS", "SOAK_KV_ENDPOINT"
+ROLES = {
+    "prefill-1": Role.PREFILL,
+    "prefill-2": Role.PREFILL,
+    "decode-1": Role.DECODE,
+    "decode-2": Role.DECODE,
+    "router-1": Role.ROUTER,
+    "router-2": Role.ROUTER,
+}
+DRAIN_S = "20"
+
+# A node tells others the addresses of its links, and listens on its own.
+_ADVERTISE_THE_LINKS = f"""
+    import dataclasses
+    import os
+    import sys
+
+    if "{CONTROL}" in os.environ:
+        sys.path.insert(0, {str(Path(__file__).resolve().parents[2])!r})
+        import node.self_description as self_description
+        from kv_transfer.zmq_transport import ZmqTransport
+
+        ZmqTransport.endpoint = property(lambda self: os.environ["{KV}"])
+        own_record = self_description.node_record
+
+        def record_of_the_link(*args, **kwargs):
+            record = own_record(*args, **kwargs)
+            return dataclasses.replace(record, control_address=os.environ["{CONTROL}"])
+
+        self_description.node_record = record_of_the_link
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """The links to one node."""
+
+    control: Link
+    kv: Link
+
+    def both(self) -> tuple[Link, Link]:
+        return self.control, self.kv
+
+
+@contextlib.contextmanager
+def soak_cluster(
+    model: Path, redis_server: RedisServer, folder: Path
+) -> Iterator[tuple[Cluster, dict[str, Links]]]:
+    """The running cluster, whose steps take 50 ms, and the links by node id."""
+    at_start = folder / "at_start"
+    at_start.mkdir()
+    (at_start / "sitecustomize.py").write_text(textwrap.dedent(_ADVERTISE_THE_LINKS))
+    path = os.pathsep.join(filter(None, (str(at_start), os.environ.get("PYTHONPATH", ""))))
+    with contextlib.ExitStack() as stack:
+        links, nodes = {}, []
+        for node_id, role in ROLES.items():
+            if role is Role.ROUTER:
+                continue
+            ports = free_loopback_port(), free_loopback_port()
+            link = links[node_id] = Links(Link(ports[0]), Link(ports[1]))
+            for one in link.both():
+                stack.callback(one.close)
+            environ = {"PYTHONPATH": path, CONTROL: link.control.address, KV: link.kv.endpoint}
+            own = ("--port", str(ports[0]), "--kv-port", str(ports[1]))
+            nodes.append(NodeSpec(node_id, role, (*own, *_flags(role)), environ))
+        spec = ClusterSpec(
+            name="soak",
+            model=model,
+            nodes=tuple(nodes),
+            flags=(
+                *("--block-size", "16", "--num-threads", "1", "--kv-cache-memory", "16MiB"),
+                *("--kv-transport", "zmq", "--drain-timeout-s", DRAIN_S),
+            ),
+            routers=(("--drain-timeout-s", "60"),) * 2,
+            can_be_slow=True,
+        )
+        cluster = Cluster(spec, redis_server, folder)
+        stack.callback(cluster.close)
+        cluster.start()
+        cluster.wait_ready()
+        yield cluster, links
+
+
+def _flags(role: Role) -> tuple[str, ...]:
+    if role is Role.PREFILL:
+        return ("--max-num-batched-tokens", "128")
+    return ("--local-prefill-threshold", "16")

@@ -1,0 +1,77 @@
+"""A network between processes that can be cut or slowed down: one proxy for each address."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import threading
+import time
+from collections import deque
+
+from tests.contract.kv_connector.tcp_proxy import TcpProxy, close_socket
+
+_READ_BYTES = 1 << 16
+_POLL_S = 0.02
+
+
+class Link(TcpProxy):
+    """Carries connections to `port` of this machine.
+
+    While it is cut, nothing passes, nothing is closed, and new connections stay silent: a network
+    that loses everything. While it refuses, its connections are closed and new ones are too.
+    """
+
+    def __init__(self, port: int) -> None:
+        super().__init__(f"tcp://127.0.0.1:{port}")
+        self._may_pass = threading.Event()
+        self._may_pass.set()
+        self._is_refusing = False
+        self.delay_s = 0.0
+        self.open()
+
+    @property
+    def address(self) -> str:
+        """`host:port` of this end."""
+        return self.endpoint.removeprefix("tcp://")
+
+    def cut(self) -> None:
+        """Lose everything from now on."""
+        self._may_pass.clear()
+
+    def refuse(self) -> None:
+        """Close every connection, and each new one."""
+        self._is_refusing = True
+        for one in list(self._sockets):
+            close_socket(one)
+
+    def mend(self) -> None:
+        """Carry everything again. What was under way when it was cut arrives late."""
+        self._is_refusing = False
+        self.delay_s = 0.0
+        self._may_pass.set()
+
+    def close(self) -> None:
+        self.mend()
+        super().close()
+
+    def pump(self, source: socket.socket, sink: socket.socket, number: int, is_back: bool) -> None:
+        if self._is_refusing:
+            close_socket(source)
+            close_socket(sink)
+            return
+        late: deque[tuple[float, bytes]] = deque()
+        with contextlib.suppress(OSError, ValueError):  # closed meanwhile
+            while True:
+                if select.select([source], [], [], _POLL_S if late else None)[0]:
+                    data = source.recv(_READ_BYTES)
+                    if not data:
+                        break
+                    late.append((time.monotonic() + self.delay_s, data))
+                self._may_pass.wait()
+                while late and late[0][0] <= time.monotonic():
+                    sink.sendall(late.popleft()[1])
+            for _, data in late:
+                sink.sendall(data)
+        close_socket(source)
+        close_socket(sink)

@@ -1,0 +1,84 @@
+"""What a soak has shown: ends of requests, stalls by kind of fault, what processes hold."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from common.latency import percentile
+from tests.cluster.cluster import Cluster
+from tests.soak.clients import Ended
+from tests.soak.schedule import RECOVERY_S, Fault
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A fault as it was done, on the monotonic clock."""
+
+    fault: Fault
+    began_s: float
+    ended_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What the kernel says that a process holds."""
+
+    num_descriptors: int
+    resident_mib: float
+
+
+def held_by(cluster: Cluster) -> dict[str, Held]:
+    """Descriptors and resident memory of every process."""
+    held = {}
+    for name, process in cluster.processes.items():
+        proc = Path(f"/proc/{process.pid}")
+        status = (proc / "status").read_text()
+        (rss,) = [line for line in status.splitlines() if line.startswith("VmRSS:")]
+        held[name] = Held(len(list((proc / "fd").iterdir())), int(rss.split()[1]) / 1024)
+    return held
+
+
+def stalls_by_kind(ended: Iterable[Ended], done: Sequence[Done]) -> dict[str, dict[str, float]]:
+    """For each kind of fault: of the streams in progress, the longest stall of each."""
+    longest: dict[str, list[float]] = defaultdict(list)
+    for one in ended:
+        if not one.stalls:
+            continue
+        for fault in done:
+            began_s, ended_s = fault.began_s, fault.ended_s + RECOVERY_S
+            stalls = [to - since for since, to in one.stalls if to > began_s and since < ended_s]
+            if stalls:
+                longest[fault.fault.kind].append(max(stalls))
+    return {
+        kind: {
+            "streams": len(stalls),
+            "p50_s": round(percentile(stalls, 50), 2),
+            "p99_s": round(percentile(stalls, 99), 2),
+            "longest_s": round(max(stalls), 2),
+        }
+        for kind, stalls in sorted(longest.items())
+    }
+
+
+def summary(ended: Sequence[Ended], done: Sequence[Done]) -> dict[str, Any]:
+    """The figures of a soak."""
+    failures = [one.failure for one in ended if one.failure]
+    return {
+        "requests": len(ended),
+        "by_kind": dict(Counter(one.kind for one in ended)),
+        "tokens": sum(one.num_tokens for one in ended),
+        "wrong": sum(failure.startswith("WRONG") for failure in failures),
+        "failed": sum(not failure.startswith("WRONG") for failure in failures),
+        "retried": sum(bool(one.num_retries) for one in ended),
+        "faults": dict(Counter(one.fault.kind for one in done)),
+        "stalls": stalls_by_kind(ended, done),
+    }
+
+
+def as_json(held: dict[str, Held]) -> dict[str, Any]:
+    """Plain values."""
+    return {name: asdict(one) for name, one in held.items()}
