@@ -9,7 +9,7 @@ STAMP := $(VENV)/.installed-$(shell cat pyproject.toml constraints.txt | cksum |
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help env up demo demo-model test test-equality test-rdma test-endurance test-page test-compose fuzz-kv check check-format check-lint check-types \
+.PHONY: help env up demo demo-model test test-equality test-rdma test-endurance test-soak test-page test-compose fuzz-kv check check-format check-lint check-types \
 	check-imports check-protos check-docs format protos docs clean
 
 help:  ## list these targets
@@ -38,6 +38,9 @@ test-rdma: env  ## test KV transfer over RDMA verbs, in a small virtual machine 
 
 test-endurance: env  ## test real clusters under faults, and clusters that shrink under load
 	$(BIN)/python -m pytest tests/integration --endurance $(ARGS)
+
+test-soak: env  ## run a real cluster under mixed load, with one random fault every 20 s, for 5 minutes
+	$(BIN)/python -m tests.soak $(ARGS)
 
 test-page: env  ## test the live page in a headless Chromium, which is installed if possible
 	$(BIN)/python -m tests.page $(ARGS)

@@ -34,13 +34,17 @@ Right = dict[tuple[int, bool], tuple[str, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How one request ended. `stalls` are (from, to) in seconds of the monotonic clock."""
+    """How one request ended. `stalls` are (from, to) in seconds of the monotonic clock.
+
+    `first_at_s` is when the first token came, over all tries; 0 where none came one by one.
+    """
 
     kind: str
     began_s: float
     ended_s: float
     num_tokens: int
     stalls: list[tuple[float, float]]
+    first_at_s: float = 0.0
     failure: str = ""
     num_retries: int = 0
 
@@ -51,6 +55,7 @@ class _Reading:
 
     tokens: list[str] = field(default_factory=list)
     stalls: list[tuple[float, float]] = field(default_factory=list)
+    first_at_s: float = 0.0
 
 
 def request_fields(number: int, is_sampled: bool, max_tokens: int) -> Fields:
@@ -131,8 +136,16 @@ class Client(threading.Thread):
                     num_retries += 1
                     time.sleep(RETRY_PAUSE_S)
                     continue
-            ended_s, count = time.monotonic(), len(reading.tokens)
-            return Ended(kind, began_s, ended_s, count, reading.stalls, failure, num_retries)
+            return Ended(
+                kind,
+                began_s,
+                time.monotonic(),
+                len(reading.tokens),
+                reading.stalls,
+                reading.first_at_s,
+                failure,
+                num_retries,
+            )
 
     def _stream(self, api: Api, fields: Fields, reading: _Reading) -> None:
         with api.stream(logprobs=0, **fields) as stream:
@@ -174,6 +187,8 @@ def _read(stream: Stream, reading: _Reading, *, most: int | None = None) -> None
         if count:
             if len(reading.tokens) > count:  # the wait for the first token is no stall
                 reading.stalls.append((latest_s, now_s))
+            else:
+                reading.first_at_s = now_s
             latest_s = now_s
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -42,23 +42,29 @@ def held_by(cluster: Cluster) -> dict[str, Held]:
     return held
 
 
-def stalls_by_kind(ended: Iterable[Ended], done: Sequence[Done]) -> dict[str, dict[str, float]]:
-    """For each kind of fault: of the streams in progress, the longest stall of each."""
+def stalls_by_kind(ended: Sequence[Ended], done: Sequence[Done]) -> dict[str, dict[str, float]]:
+    """For each kind of fault: the longest stall of each stream in progress, and first tokens.
+
+    A fault counts until its target should work as before. Faults overlap, so a stall may count for
+    two kinds.
+    """
     longest: dict[str, list[float]] = defaultdict(list)
-    for one in ended:
-        if not one.stalls:
-            continue
-        for fault in done:
-            began_s, ended_s = fault.began_s, fault.ended_s + RECOVERY_S
+    first: dict[str, list[float]] = defaultdict(list)
+    for fault in done:
+        kind, began_s, ended_s = fault.fault.kind, fault.began_s, fault.ended_s + RECOVERY_S
+        for one in ended:
             stalls = [to - since for since, to in one.stalls if to > began_s and since < ended_s]
             if stalls:
-                longest[fault.fault.kind].append(max(stalls))
+                longest[kind].append(max(stalls))
+            if one.first_at_s > began_s and one.began_s < ended_s:
+                first[kind].append(one.first_at_s - one.began_s)
     return {
         kind: {
             "streams": len(stalls),
             "p50_s": round(percentile(stalls, 50), 2),
             "p99_s": round(percentile(stalls, 99), 2),
             "longest_s": round(max(stalls), 2),
+            "first_token_p99_s": round(percentile(first[kind], 99), 2) if first[kind] else 0.0,
         }
         for kind, stalls in sorted(longest.items())
     }

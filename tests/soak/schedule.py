@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 
 from common.nodes import Role
@@ -62,35 +62,30 @@ def draw_faults(
 ) -> list[Fault]:
     """Draw one fault every `every_s` seconds.
 
-    Of each role at least one process is undisturbed at any time. Each kind is drawn once before
-    any is drawn again, as far as its targets allow.
+    Of each role at least one process is undisturbed at any time. Each kind is done once to each
+    of its targets before any is done again, as far as what is disturbed already allows.
     """
     rng = random.Random(seed)
+    cases = [(kind, target) for kind in KINDS for target in kind.targets]
     faults: list[Fault] = []
-    waiting: list[Kind] = []
+    waiting: list[tuple[Kind, Role | str]] = []
     at_s = every_s / 2
     while at_s + every_s < until_s:
-        if not waiting:
-            waiting = rng.sample(KINDS, len(KINDS))
-        for kind in waiting:
-            targets = _possible(kind, roles, [f for f in faults if f.over_at_s > at_s])
-            if targets and at_s + kind.lasts_s + RECOVERY_S < until_s:
-                faults.append(Fault(kind.name, rng.choice(targets), at_s, kind.lasts_s))
-                waiting.remove(kind)
+        waiting = waiting or rng.sample(cases, len(cases))
+        disturbed = {fault.target for fault in faults if fault.over_at_s > at_s}
+        for kind, target in waiting:
+            possible = _possible(target, roles, disturbed)
+            if possible and at_s + kind.lasts_s + RECOVERY_S < until_s:
+                faults.append(Fault(kind.name, rng.choice(possible), at_s, kind.lasts_s))
+                waiting.remove((kind, target))
                 break
-        else:
-            waiting = []
         at_s += every_s
     return faults
 
 
-def _possible(kind: Kind, roles: Mapping[str, Role], active: Sequence[Fault]) -> list[str]:
-    disturbed = {fault.target for fault in active}
-    if STORE in kind.targets:
+def _possible(target: Role | str, roles: Mapping[str, Role], disturbed: Set[str]) -> list[str]:
+    """Return the processes that a fault can be done to now."""
+    if target == STORE:
         return [] if STORE in disturbed else [STORE]
-    possible = []
-    for name, role in sorted(roles.items()):
-        others = [other for other, its in roles.items() if its is role and other != name]
-        if role in kind.targets and name not in disturbed and not disturbed & set(others):
-            possible.append(name)
-    return possible
+    names = sorted(name for name, role in roles.items() if role is target)
+    return [] if disturbed & set(names) else names
