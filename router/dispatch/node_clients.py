@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from itertools import islice
 from typing import Any, cast
 
 import grpc
@@ -30,11 +29,10 @@ from common.errors import (
 )
 from common.ids import AttemptId, Incarnation
 from common.keys_folder import Keys
-from common.logs import log_fields
 from common.nodes import NodeRecord
 from common.request import GenerationRequest, RequestOutput
 from protos import pdserve_node_pb2 as pb
-from protos.codec import attempts_to_proto, make_envelope, request_to_proto
+from protos.codec import make_envelope, request_to_proto
 from protos.output_batches import outputs_from_proto
 from protos.pdserve_node_pb2_grpc import NodeStub
 from protos.rpc_errors import error_of
@@ -42,7 +40,9 @@ from protos.transport_security import open_channel
 from router.core.request_flow import Reservation
 from router.dispatch.fairness import FEW_OUTPUTS, TURNS_FOR_OTHERS, part_size
 from router.dispatch.node_listener import ENDED_BY_NODE, NodeListener
-from router.dispatch.silence import LOSS_S, SUSPICION_S, Silence, Verdict
+from router.dispatch.probes import Probes
+from router.dispatch.silence import Silence, Verdict
+from router.dispatch.unsent_calls import UnsentCalls
 from router.dispatch.waiting_calls import (
     Caller,
     ReadReply,
@@ -60,17 +60,12 @@ LAST_BACKOFF_S = 2.0
 UNHEARD_BEFORE_WARNING = 3
 MAX_WAITING_CALLS = 8192
 """Calls to one node without a reply; as many as a node takes of a router."""
-MAX_PENDING_ABORTS = 65_536
-CALLS_PER_MESSAGE = 512
-BYTES_PER_MESSAGE = 1 << 20
-"""Of all calls in a message but its first: far from the most that a node takes."""
-ABORTS_PER_MESSAGE = 512
 MAX_WAITING_OUTPUTS = 65_536
 """While more wait to be passed on, nothing is read from their node."""
 _MAX_MESSAGE_BYTES = 16 << 20
 
 _EOF: object = cast(Any, grpc.aio).EOF
-_CHANNEL_OPTIONS = (
+CHANNEL_OPTIONS = (
     ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
     # A later life at the same address must not inherit a connection or a back-off of this one.
@@ -98,25 +93,25 @@ class NodeClient:
         record: NodeRecord,
         router: Incarnation,
         listener: NodeListener,
+        probes: Probes,
         *,
         keys: Keys | None = None,
     ) -> None:
         self._node = record.incarnation
         self._listener = listener
+        self._probes = probes
+        self._probe: asyncio.Task[None] | None = None
+        self._address = record.control_address
         self._silence = Silence()
         self._is_silent = asyncio.Event()
         self._envelope = make_envelope(router, record.incarnation)
-        self._channel = open_channel(record.control_address, _CHANNEL_OPTIONS, keys)
+        self._channel = open_channel(record.control_address, CHANNEL_OPTIONS, keys)
         self._stub: Any = cast(Any, NodeStub)(self._channel)
         self._is_heard = False
         self._is_closed = False
         self._loop = asyncio.get_running_loop()
         self._waiting = WaitingCalls(record.incarnation)
-        self._calls: list[pb.Call] = []
-        self._aborts: dict[AttemptId, None] = {}
-        self._has_news = asyncio.Event()
-        self._all_sent = asyncio.Event()
-        self._all_sent.set()
+        self._unsent = UnsentCalls(record.incarnation)
         self._outputs: list[RequestOutput] = []
         self._has_outputs = asyncio.Event()
         self._has_room = asyncio.Event()
@@ -131,20 +126,27 @@ class NodeClient:
         """Send what is queued, then end the stream, which ends everything on the node, and the
         channel. A node that does not end its side is not waited for."""
         self._is_closed = True
-        self._has_news.set()
+        self._unsent.wake()
         if self._task is not None:
             await asyncio.wait({self._task}, timeout=CLOSE_TIMEOUT_S if self._is_heard else 0.0)
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+        if self._probe is not None:
+            self._probe.cancel()
+            await asyncio.gather(self._probe, return_exceptions=True)
         self._forget_all(f"{self._node} has left")
         await self._channel.close(None)
 
     def tick(self) -> None:
         """Count the time in which nothing was heard, and judge it."""
         match self._silence.tick():
+            case Verdict.PROBE if self._is_heard:
+                if self._probe is None or self._probe.done():
+                    self._probe = asyncio.create_task(
+                        self._ask_process(), name=f"probe {self._node}"
+                    )
             case Verdict.SUSPECTED if self._is_heard:
-                reason = f"nothing was heard for {SUSPICION_S} s"
-                self._listener.on_suspected(self._node, reason)
+                self._listener.on_suspected(self._node, self._silence.reason)
             case Verdict.LOST:
                 self._is_silent.set()
             case _:
@@ -189,22 +191,12 @@ class NodeClient:
     def abort_nowait(self, attempt: AttemptId) -> None:
         """Queue an abort. Without a stream none is needed: the node aborts by itself what was asked
         on a stream that ended."""
-        if not self._is_heard:
-            return
-        if len(self._aborts) >= MAX_PENDING_ABORTS:
-            log.warning(
-                "%s: abort dropped, %d wait",
-                self._node,
-                len(self._aborts),
-                extra=log_fields(attempt),
-            )
-            return
-        self._aborts[attempt] = None
-        self._on_news()
+        if self._is_heard:
+            self._unsent.add_abort(attempt)
 
     async def wait_sent(self) -> None:
         """Return when the transport has every queued call and abort, or the stream is lost."""
-        await self._all_sent.wait()
+        await self._unsent.wait_sent()
 
     async def drain(self) -> float:
         """Ask the node to leave; return the seconds that it gives to running requests.
@@ -245,19 +237,16 @@ class NodeClient:
             self._loop.call_soon(caller.on_failed, failed)
             return
         call.id = self._waiting.add(caller, read, request.deadline_s)
-        self._calls.append(call)
-        self._on_news()
-
-    def _on_news(self) -> None:
-        self._all_sent.clear()
-        self._has_news.set()
+        self._unsent.add_call(call)
 
     def _forget_all(self, reason: str) -> None:
         """Fail every call, and drop what is queued."""
-        self._calls.clear()
-        self._aborts.clear()
-        self._all_sent.set()
+        self._unsent.clear()
         self._waiting.fail_all(reason)
+
+    async def _ask_process(self) -> None:
+        if await self._probes.is_accepted(self._address):
+            self._silence.answered()
 
     async def _keep_stream(self) -> None:
         num_failures, has_ended = 0, False
@@ -266,7 +255,7 @@ class NodeClient:
                 await self._run_stream()
                 reason = ENDED_BY_NODE
             except TimeoutError:
-                reason = f"nothing was heard for {LOSS_S} s"
+                reason = self._silence.reason
             except PdserveError as wrong:
                 reason = str(wrong)
             except Exception as bug:
@@ -338,7 +327,7 @@ class NodeClient:
         """Take replies at once: those of new requests do not wait for a burst of tokens."""
         for reply in message.replies:
             self._waiting.on_reply(reply)
-        outputs = outputs_from_proto(message.outputs)
+        outputs = outputs_from_proto(message.outputs) if message.HasField("outputs") else []
         self._is_heard = True
         if self._outputs or len(outputs) > FEW_OUTPUTS:
             self._outputs += outputs
@@ -366,29 +355,12 @@ class NodeClient:
         try:
             await call.write(pb.RouterMessage(envelope=self._envelope))
             while True:
-                await self._has_news.wait()
-                self._has_news.clear()
-                while self._calls or self._aborts:
-                    await call.write(self._next_message())
-                self._all_sent.set()
+                await self._unsent.wait()
+                while self._unsent:
+                    await call.write(self._unsent.next_message())
+                self._unsent.note_sent()
                 if self._is_closed:
                     await call.done_writing()
                     return
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
             pass  # `_read` raises what ended the stream.
-
-    def _next_message(self) -> pb.RouterMessage:
-        num_calls = num_bytes = 0
-        for call in self._calls[:CALLS_PER_MESSAGE]:
-            num_bytes += call.ByteSize()
-            if num_calls and num_bytes > BYTES_PER_MESSAGE:
-                break
-            num_calls += 1
-        message = pb.RouterMessage(calls=self._calls[:num_calls])
-        del self._calls[:num_calls]
-        if self._aborts and not self._calls:  # behind all calls: an abort may end one of them
-            aborts = list(islice(self._aborts, ABORTS_PER_MESSAGE))
-            for attempt in aborts:
-                del self._aborts[attempt]
-            message.aborts.CopyFrom(attempts_to_proto(aborts))
-        return message

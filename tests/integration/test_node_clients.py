@@ -17,7 +17,7 @@ from common.nodes import Role
 from common.request import GenerationRequest, RequestOutput, SamplingParams
 from protos import pdserve_node_pb2 as pb
 from router.core.request_flow import Reservation
-from router.dispatch import node_clients
+from router.dispatch import node_clients, unsent_calls
 from router.dispatch.fairness import (
     OUTPUTS_AT_MOST,
     OUTPUTS_AT_ONCE,
@@ -26,12 +26,14 @@ from router.dispatch.fairness import (
     part_size,
 )
 from router.dispatch.node_clients import (
+    CHANNEL_OPTIONS,
     FIRST_BACKOFF_S,
     LAST_BACKOFF_S,
     NodeClient,
     backoff_s,
 )
-from router.dispatch.silence import LOSS_TICKS, SUSPICION_TICKS
+from router.dispatch.probes import Probes
+from router.dispatch.silence import BUSY_TICKS, LOSS_TICKS, PROBE_TICKS, SUSPICION_TICKS
 from tests.fakes.manual_clock import ManualClock
 from tests.fakes.memory_store import MemoryStore
 from tests.integration.fake_node import FakeNode, record_of
@@ -123,7 +125,7 @@ async def connected(*, epoch: int = 1) -> AsyncIterator[tuple[FakeNode, NodeClie
     await node.start(MemoryStore(ManualClock()))
     record = record_of(Incarnation("d0", epoch), Role.DECODE, f"127.0.0.1:{node.port}")
     log = Log()
-    client = NodeClient(record, ROUTER, log)
+    client = NodeClient(record, ROUTER, log, Probes(CHANNEL_OPTIONS, None))
     client.start()
     yield node, client, log
     await client.close()
@@ -156,6 +158,18 @@ async def test_a_node_that_speaks_now_and_then_is_not_suspected() -> None:
             tick(client, SUSPICION_TICKS - 1)
             node.push()
         assert (log.suspected, log.lost) == ([], [])
+
+
+async def test_a_silent_node_that_accepts_connections_is_busy_and_suspected_later() -> None:
+    async with connected() as (_node, client, log):
+        await wait_until(lambda: log.num_messages == 1)
+        silence = client._silence
+        for num_ticks in range(PROBE_TICKS, BUSY_TICKS, PROBE_TICKS):
+            tick(client, PROBE_TICKS)
+            await wait_until(lambda: silence._num_unanswered == 0)
+            assert log.suspected == [], f"after {num_ticks} ticks"
+        tick(client, BUSY_TICKS - num_ticks)
+        assert log.suspected == ["nothing was heard for 3.0 s, although its process runs"]
 
 
 async def test_a_node_that_was_never_heard_is_not_suspected() -> None:
@@ -198,7 +212,7 @@ async def test_a_bug_in_what_is_said_loses_the_node_and_the_stream_is_tried_agai
             raise KeyError("bug")
 
         with monkeypatch.context() as patch:
-            patch.setattr(client, "_next_message", broken)
+            patch.setattr(client._unsent, "next_message", broken)
             call = asyncio.create_task(reserve(client))
             with pytest.raises(NodeLost, match="a bug: KeyError"):
                 await call
@@ -306,7 +320,7 @@ async def test_what_is_asked_together_travels_together_and_aborts_behind_it() ->
 
 
 async def test_long_prompts_are_not_put_into_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_clients, "BYTES_PER_MESSAGE", 250)
+    monkeypatch.setattr(unsent_calls, "BYTES_PER_MESSAGE", 250)
     async with connected() as (node, client, log):
         await wait_until(lambda: log.num_messages == 1)
         askers = [Asker() for _ in range(6)]

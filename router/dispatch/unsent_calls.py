@@ -1,0 +1,98 @@
+"""Calls and aborts that wait to be sent to one node, and the messages that they leave in."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from itertools import islice
+
+from common.ids import AttemptId, Incarnation
+from common.logs import log_fields
+from protos import pdserve_node_pb2 as pb
+from protos.codec import attempts_to_proto
+
+log = logging.getLogger("pdserve.router.nodes")
+
+MAX_PENDING_ABORTS = 65_536
+CALLS_PER_MESSAGE = 512
+BYTES_PER_MESSAGE = 1 << 20
+"""Of all calls in a message but its first: far from the most that a node takes."""
+ABORTS_PER_MESSAGE = 512
+
+
+class UnsentCalls:
+    """Keeps the order: an abort leaves behind the call that it may end."""
+
+    def __init__(self, node: Incarnation) -> None:
+        self._node = node
+        self._calls: list[pb.Call] = []
+        self._aborts: dict[AttemptId, None] = {}
+        self._has_news = asyncio.Event()
+        self._all_sent = asyncio.Event()
+        self._all_sent.set()
+
+    def __bool__(self) -> bool:
+        """Return whether a message is due."""
+        return bool(self._calls or self._aborts)
+
+    def add_call(self, call: pb.Call) -> None:
+        """Queue a call."""
+        self._calls.append(call)
+        self._on_added()
+
+    def add_abort(self, attempt: AttemptId) -> None:
+        """Queue an abort; it is dropped, with a warning, where too many wait."""
+        if len(self._aborts) >= MAX_PENDING_ABORTS:
+            log.warning(
+                "%s: abort dropped, %d wait",
+                self._node,
+                len(self._aborts),
+                extra=log_fields(attempt),
+            )
+            return
+        self._aborts[attempt] = None
+        self._on_added()
+
+    def clear(self) -> None:
+        """Drop everything."""
+        self._calls.clear()
+        self._aborts.clear()
+        self._all_sent.set()
+
+    def wake(self) -> None:
+        """End the present or next `wait`."""
+        self._has_news.set()
+
+    async def wait(self) -> None:
+        """Return when something was added since the last call, or at `wake`."""
+        await self._has_news.wait()
+        self._has_news.clear()
+
+    def note_sent(self) -> None:
+        """End `wait_sent`: the transport has every message."""
+        self._all_sent.set()
+
+    async def wait_sent(self) -> None:
+        """Return when everything was sent or dropped."""
+        await self._all_sent.wait()
+
+    def next_message(self) -> pb.RouterMessage:
+        """Take what the next message has room for."""
+        num_calls = num_bytes = 0
+        for call in self._calls[:CALLS_PER_MESSAGE]:
+            num_bytes += call.ByteSize()
+            if num_calls and num_bytes > BYTES_PER_MESSAGE:
+                break
+            num_calls += 1
+        message = pb.RouterMessage(calls=self._calls[:num_calls])
+        del self._calls[:num_calls]
+        if self._aborts and not self._calls:  # behind all calls: an abort may end one of them
+            aborts = list(islice(self._aborts, ABORTS_PER_MESSAGE))
+            for attempt in aborts:
+                del self._aborts[attempt]
+            message.aborts.CopyFrom(attempts_to_proto(aborts))
+        return message
+
+    def _on_added(self) -> None:
+        self._all_sent.clear()
+        self._has_news.set()
