@@ -16,6 +16,8 @@ from kv_transfer.core.effects import (
     Connect,
     Disconnect,
     Peer,
+    PeerAnswers,
+    PeerSilent,
     SayHello,
     SendChunk,
     SendToPeer,
@@ -172,6 +174,21 @@ class SendingEnd:
                 self._send_chunk(effect)
             case _:
                 assert_never(effect)
+
+    def report(self, effect: PeerSilent | PeerAnswers) -> None:
+        """Log that a decode node does not answer, at growing intervals, or that it does again."""
+        match effect:
+            case PeerSilent(peer, num_failures, pause_s):
+                self._metrics.on_peer_silent()
+                logger.warning(
+                    "KV to %s: no answer, %d in a row; transfers to it are refused, "
+                    "and it is tried again in %g s",
+                    peer,
+                    num_failures,
+                    pause_s,
+                )
+            case PeerAnswers(peer):
+                logger.info("KV to %s: it answers again", peer)
 
     def _connect(self, peer: Peer) -> None:
         self._metrics.on_connect(peer)

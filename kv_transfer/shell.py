@@ -42,6 +42,8 @@ from kv_transfer.core.effects import (
     Emit,
     Fence,
     OpenLane,
+    PeerAnswers,
+    PeerSilent,
     Reply,
     SayHello,
     SendChunk,
@@ -252,6 +254,8 @@ class TransportConnector:
         match effect:
             case Connect() | Disconnect() | SayHello() | TakeLane() | SendToPeer() | SendChunk():
                 self._sending.perform(effect)
+            case PeerSilent() | PeerAnswers():
+                self._sending.report(effect)
             case Reply() | OpenLane() | CloseLane() | Fence():
                 self._receiving.perform(effect)
             case Emit(event):
@@ -266,7 +270,7 @@ class TransportConnector:
     def _emit(self, event: KVEvent) -> None:
         match event:
             case TransferEnded(token, error):
-                timing = self._metrics.on_ended(token, error is None, self._clock.now_s())
+                timing = self._metrics.on_ended(token, error, self._clock.now_s())
                 event = replace(event, timing=timing)
             case Landed(token):
                 self._metrics.on_landed(token, self._clock.now_s())

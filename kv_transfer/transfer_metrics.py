@@ -22,9 +22,11 @@ from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from common.errors import HandoffFailed
 from common.histogram import Histogram, HistogramView
 from kv_transfer.core.effects import Peer
 from kv_transfer.core.lanes import ONE_SIDED_LANES
+from kv_transfer.core.transfer_errors import PeerUnreachable, TransferAborted
 from kv_transfer.transfer_timing import TransferTiming
 
 SECONDS = (
@@ -35,7 +37,8 @@ BYTES = tuple(float(1 << power) for power in range(16, 33))
 BYTES_PER_S = tuple(float(1 << power) for power in range(20, 37))
 NO_LANE = "none"
 """The label of transfers that ended before anything was sent."""
-OUTCOMES = ("committed", "failed")
+OUTCOMES = ("committed", "aborted", "unreachable", "failed")
+"""Acknowledged; given up by its own node; not answered by the decode node; anything else."""
 MAX_REMEMBERED_PEERS = 32
 FALLBACKS = ("unusable", "write_failed", "not_agreed")
 """Why a pair does not use a lane.
@@ -60,10 +63,11 @@ class LaneView:
 class TransferMetricsView:
     """All measurements since the connector was made.
 
-    `ended` counts transfers by lane and outcome (committed, failed), `fallbacks` counts connections
+    `ended` counts transfers by lane and one of `OUTCOMES`, `fallbacks` counts connections
     by the lane that could not be used and the reason. `last_lanes` is the last lane agreed on with
     each decode node, by its id, latest last; `bytes_to` is how many bytes each of these has
-    acknowledged. `num_open` transfers and landings are being timed. Chunks and connections count on
+    acknowledged. `num_open` transfers and landings are being timed.
+    `num_silences` counts decode nodes that did not answer. Chunks and connections count on
     the lane that they had.
     """
 
@@ -75,6 +79,7 @@ class TransferMetricsView:
     last_lanes: Mapping[str, str]
     bytes_to: Mapping[str, int]
     num_open: int
+    num_silences: int
 
 
 class _Lane:
@@ -138,6 +143,7 @@ class TransferMetrics:
         self._receiving: dict[int, _Receiving] = {}
         self._in_flight: dict[Peer, _InFlight] = {}
         self._broken: dict[Peer, str] = {}
+        self._num_silences = 0
         self._ended = Counter({(lane, how): 0 for lane in self._lanes for how in OUTCOMES})
         self._sent_again = Counter(dict.fromkeys(self._lanes, 0))
         self._fallbacks = Counter(
@@ -159,6 +165,7 @@ class TransferMetrics:
             last_lanes=self._last_lanes.copy(),
             bytes_to=self._bytes_to.copy(),
             num_open=len(self._sending) + len(self._receiving),
+            num_silences=self._num_silences,
         )
 
     # -- the sender's side -----------------------------------------------------------------------
@@ -227,19 +234,25 @@ class TransferMetrics:
         if any(sending.peer == peer for sending in list(self._sending.values())):
             self._broken[peer] = self._last_lanes.get(peer.incarnation.node_id, NO_LANE)
 
+    def on_peer_silent(self) -> None:
+        """Record that a decode node did not answer."""
+        self._num_silences += 1
+
     def on_fallback(self, lane: str, reason: str) -> None:
         """Record that a connection does not use the faster `lane`."""
         self._fallbacks[lane, reason] += 1
 
-    def on_ended(self, token: int, is_committed: bool, now_s: float) -> TransferTiming | None:
+    def on_ended(
+        self, token: int, error: HandoffFailed | None, now_s: float
+    ) -> TransferTiming | None:
         """Record the end of a transfer; return its times if it was committed."""
         sending = self._sending.pop(token, None)
         if sending is None:
             return None
-        self._ended[sending.lane, OUTCOMES[0] if is_committed else OUTCOMES[1]] += 1
+        self._ended[sending.lane, _outcome_of(error)] += 1
         first_at_s, last_at_s = sending.first_sent_at_s, sending.last_acked_at_s
         committed_at_s = sending.committed_at_s
-        if not is_committed or first_at_s is None or last_at_s is None or committed_at_s is None:
+        if error or first_at_s is None or last_at_s is None or committed_at_s is None:
             return None
         timing = TransferTiming(
             lease_token=token,
@@ -285,3 +298,15 @@ class TransferMetrics:
         if timing.sending_s > 0:
             lane.bytes_per_s.observe(timing.num_bytes / timing.sending_s)
         self.last_committed = timing
+
+
+def _outcome_of(error: HandoffFailed | None) -> str:
+    match error:
+        case None:
+            return "committed"
+        case TransferAborted():
+            return "aborted"
+        case PeerUnreachable():
+            return "unreachable"
+        case _:
+            return "failed"

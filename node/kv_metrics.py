@@ -58,8 +58,8 @@ class KvCollector(Collector):
             yield histograms(name, text, "transport", views)
         yield counters_by(
             "kv_transfers",
-            "Transfers that ended on their sender: committed or failed; transport none: before "
-            "anything was sent",
+            "Transfers that ended on their sender: committed, aborted (by this node, as when token "
+            "0 ends the answer), unreachable or failed; transport none: before anything was sent",
             ("transport", "outcome"),
             measured.ended.items(),
         )
@@ -114,6 +114,11 @@ def _plain(statistics: ConnectorStatistics) -> Iterator[Metric]:
         "kv_received_bytes",
         "KV that came to this node, failed landings included",
         statistics.bytes_received,
+    )
+    yield counter(
+        "kv_peer_silences",
+        "Decode nodes that did not answer this node's KV connection",
+        statistics.measured.num_silences,
     )
     yield gauge("kv_open_transfers", "Transfers under way", statistics.transfers_open)
     yield gauge("kv_open_landings", "Landings that may be written", statistics.landings_open)

@@ -45,6 +45,25 @@ class SayHello:
 
 
 @dataclass(frozen=True, slots=True)
+class PeerSilent:
+    """Report that `peer` did not answer, `num_failures` times in a row.
+
+    Transfers to it are refused until it answers; it is tried again in `pause_s`.
+    """
+
+    peer: Peer
+    num_failures: int
+    pause_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class PeerAnswers:
+    """Report that `peer`, which was silent, answers again."""
+
+    peer: Peer
+
+
+@dataclass(frozen=True, slots=True)
 class TakeLane:
     """Use this lane, which the peer chose, for everything sent to it on this connection."""
 
@@ -157,6 +176,16 @@ class Dropped:
     detail: str
 
 
-SenderEffect = Connect | Disconnect | SayHello | TakeLane | SendToPeer | SendChunk | Emit
+SenderEffect = (
+    Connect
+    | Disconnect
+    | SayHello
+    | PeerSilent
+    | PeerAnswers
+    | TakeLane
+    | SendToPeer
+    | SendChunk
+    | Emit
+)
 ReceiverEffect = Reply | OpenLane | CloseLane | Write | Fence | Emit | Dropped
 Effect = SenderEffect | ReceiverEffect

@@ -10,8 +10,8 @@ from typing import Protocol
 
 from common.errors import PeerProtocolError
 from kv_transfer.core.chunks import Chunk
-from kv_transfer.core.effects import Peer, SendChunk, SenderEffect
-from kv_transfer.core.frames import Welcome
+from kv_transfer.core.effects import Peer, SayHello, SendChunk, SenderEffect, SendToPeer
+from kv_transfer.core.frames import Abort, Ping, Welcome
 from kv_transfer.core.handshake import LINK_TABLE, LinkState, LinkStep, advance
 from kv_transfer.core.lanes import ONE_SIDED_LANES, PULLING_LANES, verification
 from kv_transfer.core.limits import (
@@ -20,6 +20,7 @@ from kv_transfer.core.limits import (
     Limits,
 )
 from kv_transfer.core.transfer import Transfer
+from kv_transfer.core.transfer_errors import PeerUnreachable
 
 RECONNECT_AFTER_S = 0.05
 PULLED_WINDOWS = 2
@@ -251,6 +252,12 @@ class Link:
         limit_s = self._limits.answer_timeout_s
         return self.asked_at_s is not None and now_s >= self.asked_at_s + limit_s
 
+    def silence(self) -> PeerUnreachable:
+        """Return the error of a peer that `is_silent`."""
+        hint = "" if self.lane else ": is it up, and has it the same kv_key as this node?"
+        span_s = self._limits.peer_timeout_s
+        return PeerUnreachable(f"{self.peer} was silent for {span_s:g} s{hint}")
+
     def is_idle(self, now_s: float) -> bool:
         return not self.transfers and now_s >= self._idle_since_s + self._limits.idle_s
 
@@ -263,6 +270,17 @@ class Link:
         if not self.transfers:
             deadlines.append(self._idle_since_s + self._limits.idle_s)
         return min(deadlines)
+
+    def question(self) -> SenderEffect:
+        """Return the frame that a live peer answers and that renews the leases there."""
+        if self.state is LinkState.READY:
+            return SendToPeer(self.peer, Ping(tuple(self.transfers)))
+        return SayHello(self.peer)
+
+    def abort_frame(self, lease: LeaseFrame) -> SendToPeer:
+        """Return the frame that says that nothing more of this lease is written."""
+        abort = Abort(lease.lease_token, lease.generation)
+        return SendToPeer(self.peer, abort, is_behind_writes=True)
 
     def _fits(self, num_bytes: int, node_bytes_left: int) -> bool:
         return not self._in_flight or (

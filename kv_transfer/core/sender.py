@@ -7,9 +7,7 @@ from collections.abc import Mapping, Sequence
 from common.errors import (
     HandoffFailed,
     LayoutMismatch,
-    PdserveError,
     PeerProtocolError,
-    error_from_code,
 )
 from common.ids import Incarnation
 from common.kv_layout import KVLayout
@@ -21,6 +19,8 @@ from kv_transfer.core.effects import (
     Disconnect,
     Emit,
     Peer,
+    PeerAnswers,
+    PeerSilent,
     SayHello,
     SendChunk,
     SenderEffect,
@@ -32,6 +32,8 @@ from kv_transfer.core.lanes import ONE_SIDED_LANES
 from kv_transfer.core.limits import MAX_DAMAGED_HEADERS, MAX_TRANSFERS_PER_LINK, Limits
 from kv_transfer.core.link import LeaseFrame, Link, asking_for_credit
 from kv_transfer.core.transfer import Transfer
+from kv_transfer.core.transfer_errors import TransferAborted, error_of_peer
+from kv_transfer.core.unreachable import UnreachablePeers
 
 Effects = list[SenderEffect]
 
@@ -47,6 +49,7 @@ class Sender:
         self._max_blocks = limits.blocks_per_frame(layout)
         self._links: dict[Peer, Link] = {}
         self._link_of: dict[int, Link] = {}
+        self._unreachable = UnreachablePeers()
 
     @property
     def num_transfers(self) -> int:
@@ -66,10 +69,10 @@ class Sender:
         if not ticket.target_block_ids:
             raise ValueError(f"lease {ticket.lease_token:#x} has no target block")
         peer = Peer(ticket.kv_endpoint, ticket.decode_node)
-        effects: Effects = []
-        if peer not in self._links:
-            self._links[peer] = Link(peer, self._limits, 2 * self._layout.piece_bytes, now_s)
-            effects += self._connect(peer)
+        refusal = self._unreachable.refusal(peer)
+        if refusal is not None:
+            return [Emit(TransferEnded(ticket.lease_token, refusal))]
+        effects = self._open_link(peer, now_s)
         link = self._links[peer]
         if len(link.transfers) >= MAX_TRANSFERS_PER_LINK:
             error = HandoffFailed(f"{peer} has {MAX_TRANSFERS_PER_LINK} open transfers already")
@@ -113,7 +116,7 @@ class Sender:
         transfer.advance(HandoffStep.ABORT)
         transfer.pending.clear()
         if is_first and link.state is LinkState.READY:
-            return [self._abort_frame(link, transfer)]
+            return [link.abort_frame(transfer.ticket)]
         return []
 
     def on_close(self, now_s: float) -> Effects:
@@ -193,21 +196,21 @@ class Sender:
         for link in list(self._links.values()):
             effects += self._expire(link, now_s)
             if link.is_silent(now_s):
-                error = HandoffFailed(
-                    f"{link.peer} was silent for {self._limits.peer_timeout_s:g} s"
-                    + ("" if link.lane else ": is it up, and has it the same kv_key as this node?")
-                )
-                effects += self.on_peer_failed(link.peer, error, now_s)
+                effects += self._on_silence(link, now_s)
             elif link.is_idle(now_s):
                 effects += self._drop(link)
             elif link.retry(now_s):
                 effects += self._connect(link.peer)
             elif link.take_ping(now_s):
-                effects.append(self._question(link))
+                effects.append(link.question())
+        for peer in self._unreachable.take_due(now_s):
+            effects += self._open_link(peer, now_s)
         return effects
 
     def next_deadline_s(self) -> float | None:
-        return min((link.next_deadline_s() for link in self._links.values()), default=None)
+        links = min((link.next_deadline_s() for link in self._links.values()), default=None)
+        retry_at_s = self._unreachable.next_deadline_s()
+        return min((at_s for at_s in (links, retry_at_s) if at_s is not None), default=None)
 
     # -- inside ----------------------------------------------------------------------------------
 
@@ -218,7 +221,7 @@ class Sender:
             case frames.Refused(code, message):
                 if code == frames.NO_SESSION:
                     return self.on_link_lost(link.peer, now_s)
-                return self.on_peer_failed(link.peer, _as_handoff(code, message), now_s)
+                return self.on_peer_failed(link.peer, error_of_peer(code, message), now_s)
             case frames.Pong():
                 return []
             case frames.Ack(consumed):
@@ -231,12 +234,12 @@ class Sender:
             case frames.Committed():
                 return self._on_committed(link, frame, now_s)
             case frames.Failed(_, _, code, message):
-                error = _as_handoff(code, message)
+                error = error_of_peer(code, message)
                 effects = self._report_stop(link, frame)
                 return effects + self._on_end(link, frame, HandoffStep.FAIL, error, now_s)
             case frames.Aborted():
-                error = HandoffFailed("the transfer was aborted by its sender")
-                return self._on_end(link, frame, HandoffStep.CONFIRM, error, now_s)
+                aborted = TransferAborted("the transfer was aborted by its sender")
+                return self._on_end(link, frame, HandoffStep.CONFIRM, aborted, now_s)
             case _:
                 raise PeerProtocolError(f"{link.peer} sent a {type(frame).__name__}")
 
@@ -248,6 +251,8 @@ class Sender:
             # HELLO was repeated and both were answered, or the lane's other end changed.
             return [take] if link.takes_anew(welcome) else []
         effects: Effects = [take]
+        if self._unreachable.answered(link.peer):
+            effects.append(PeerAnswers(link.peer))
         for transfer in list(link.transfers.values()):
             effects += self._begin(link, transfer, now_s)
         return effects + self._pump(link)
@@ -255,7 +260,7 @@ class Sender:
     def _begin(self, link: Link, transfer: Transfer, now_s: float) -> Effects:
         """Begin or resume a transfer on a fresh connection."""
         if transfer.state is HandoffState.ABORTING:
-            return [self._abort_frame(link, transfer)]
+            return [link.abort_frame(transfer.ticket)]
         if transfer.ticket.fingerprint != self._layout.fingerprint:
             error = LayoutMismatch(
                 f"the ticket is for KV layout {transfer.ticket.fingerprint}, "
@@ -280,8 +285,7 @@ class Sender:
         """Send damaged pieces again; a transfer that is over is reported so."""
         transfer = link.transfer_named(frame)
         if transfer is None:
-            abort = frames.Abort(frame.lease_token, frame.generation)
-            return [SendToPeer(link.peer, abort, is_behind_writes=True)]
+            return [link.abort_frame(frame)]
         if transfer.state is HandoffState.ABORTING:
             return []
         transfer.repeat(frame.layer, frame.ordinals)
@@ -326,8 +330,7 @@ class Sender:
         """Report that this side, which writes the peer's pool itself, has stopped writing."""
         if link.lane not in ONE_SIDED_LANES or link.state is not LinkState.READY:
             return []
-        abort = frames.Abort(frame.lease_token, frame.generation)
-        return [SendToPeer(link.peer, abort, is_behind_writes=True)]
+        return [link.abort_frame(frame)]
 
     def _on_committed(self, link: Link, frame: frames.Committed, now_s: float) -> Effects:
         transfer = link.transfer_named(frame)
@@ -361,6 +364,11 @@ class Sender:
         del self._link_of[transfer.token]
         return [Emit(TransferEnded(transfer.token, error))]
 
+    def _on_silence(self, link: Link, now_s: float) -> Effects:
+        num_failures, pause_s = self._unreachable.failed(link.peer, now_s)
+        ended = self.on_peer_failed(link.peer, link.silence(), now_s)
+        return [PeerSilent(link.peer, num_failures, pause_s), *ended]
+
     def _expire(self, link: Link, now_s: float) -> Effects:
         effects: Effects = []
         for transfer in list(link.transfers.values()):
@@ -371,17 +379,14 @@ class Sender:
         return effects
 
     def _tell_abort(self, link: Link, transfer: Transfer) -> Effects:
-        return [self._abort_frame(link, transfer)] if link.state is LinkState.READY else []
+        return [link.abort_frame(transfer.ticket)] if link.state is LinkState.READY else []
 
-    def _abort_frame(self, link: Link, transfer: Transfer) -> SendToPeer:
-        abort = frames.Abort(transfer.token, transfer.ticket.generation)
-        return SendToPeer(link.peer, abort, is_behind_writes=True)
-
-    def _question(self, link: Link) -> SenderEffect:
-        """Return the frame that a live peer answers and that renews the leases there."""
-        if link.state is LinkState.READY:
-            return SendToPeer(link.peer, frames.Ping(tuple(link.transfers)))
-        return SayHello(link.peer)
+    def _open_link(self, peer: Peer, now_s: float) -> Effects:
+        """Connect to `peer`, unless it is connected."""
+        if peer in self._links:
+            return []
+        self._links[peer] = Link(peer, self._limits, 2 * self._layout.piece_bytes, now_s)
+        return self._connect(peer)
 
     def _connect(self, peer: Peer) -> Effects:
         return [Connect(peer), SayHello(peer)]
@@ -389,8 +394,3 @@ class Sender:
     def _drop(self, link: Link) -> Effects:
         del self._links[link.peer]
         return [Disconnect(link.peer)]
-
-
-def _as_handoff(code: str, message: str) -> HandoffFailed:
-    error: PdserveError = error_from_code(code, message)
-    return error if isinstance(error, HandoffFailed) else HandoffFailed(f"{code}: {message}")

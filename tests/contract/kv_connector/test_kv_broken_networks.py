@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import threading
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ import zmq
 
 from common.errors import ConfigError
 from common.ids import Incarnation
-from kv_transfer.connector import Landed, TransferEnded
+from kv_transfer.connector import Landed, Ticket, TransferEnded
 from kv_transfer.zmq_connector import ZmqConnector
 from tests.contract.kv_connector.cluster import (
     LAYOUT,
@@ -25,6 +26,7 @@ from tests.contract.kv_connector.cluster import (
     endings,
     error_of,
     send,
+    wait_until,
 )
 from tests.contract.kv_connector.kinds import LoopbackKind
 from tests.contract.kv_connector.proxy import Meddle, Proxy
@@ -123,6 +125,39 @@ def test_a_dead_receiver_is_noticed_before_the_deadline(zmq_cluster: Cluster) ->
     ended = prefill.wait_event()
     assert isinstance(ended, TransferEnded)
     assert "was silent for 0.4 s" in str(ended.error)
+
+
+def test_a_dead_kv_port_stalls_one_transfer_and_is_used_again_when_it_answers(
+    zmq_cluster: Cluster,
+) -> None:
+    """F30: the next ones end at once, and none of them waits to find out that it works again."""
+    dead: set[int] = set()
+    is_alive = threading.Event()
+
+    def meddle(number: int, forwarded: int, data: bytes) -> bytes | None:
+        if not is_alive.is_set():
+            dead.add(number)
+        return b"" if number in dead else data
+
+    prefill, decode = zmq_cluster.node("p", peer_timeout_s=0.4), zmq_cluster.node("d")
+    with contextlib.closing(Proxy(decode.connector.endpoint, meddle)) as proxy:
+
+        def ticket() -> Ticket:
+            ticket = zmq_cluster.ticket(decode, range(12))
+            return dataclasses.replace(ticket, kv_endpoint=proxy.endpoint)
+
+        prefill.connector.open(ticket(), deadline_s=10_000)
+        assert "was silent for 0.4 s" in str(error_of(prefill.wait_event()))
+        for _ in range(20):
+            prefill.connector.open(ticket(), deadline_s=10_000)
+            assert "did not answer" in str(error_of(prefill.wait_event()))
+        ended = prefill.connector.statistics().measured.ended
+        assert ended["none", "unreachable"] == 21
+        is_alive.set()
+        wait_until(lambda: prefill.connector.statistics().lanes)
+        send(prefill, decode, ticket(), SOURCES)
+        assert isinstance(decode.wait_event(), Landed)
+    assert np.array_equal(decode.pool[:, :, :12], prefill.pool[:, :, :12])
 
 
 def test_a_dead_sender_is_noticed_before_the_lease_ends(cluster: Cluster) -> None:

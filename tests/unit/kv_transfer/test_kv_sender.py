@@ -24,6 +24,7 @@ from kv_transfer.core.effects import (
 )
 from kv_transfer.core.limits import MAX_TRANSFERS_PER_LINK, Limits
 from kv_transfer.core.sender import Sender
+from kv_transfer.core.unreachable import FIRST_PAUSE_S
 
 LAYOUT = KVLayout(
     model_digest="m", num_layers=4, num_kv_heads=1, head_dim=2, block_size=4, dtype="float16"
@@ -163,7 +164,7 @@ def test_pings_name_the_open_leases_and_silence_ends_them() -> None:
     effects = sender.on_tick(2.0)
     assert [end.lease_token for end in ends(effects)] == [1, 2]  # type: ignore[attr-defined]
     assert Disconnect(PEER) in effects
-    assert sender.next_deadline_s() is None
+    assert sender.next_deadline_s() == 2.0 + FIRST_PAUSE_S
 
 
 def test_any_answer_ends_the_silence() -> None:

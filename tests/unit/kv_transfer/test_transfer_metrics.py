@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from common.errors import HandoffFailed
 from common.histogram import Histogram, HistogramView
 from common.ids import Incarnation
 from kv_transfer.core.effects import Peer
@@ -31,7 +32,7 @@ def test_a_transfer_with_most_of_it_hidden() -> None:
     metrics.on_commit(7, 23.0)
     metrics.on_acknowledged(D1, 2, 24.0)
     metrics.on_acknowledged(D1, 2, 90.0)  # repeated credit is no news
-    metrics.on_ended(7, True, 25.5)
+    metrics.on_ended(7, None, 25.5)
     timing = metrics.last_committed
     assert timing is not None
     assert (timing.num_bytes, timing.bytes_hidden) == (400 * KIB, 300 * KIB)
@@ -53,7 +54,7 @@ def test_a_failed_transfer_is_counted_and_not_timed(has_sent: bool) -> None:
     metrics.on_open(7, D1, 10.0)
     if has_sent:
         metrics.on_chunk(7, D1, "rdma", KIB, 20.0)
-    metrics.on_ended(7, False, 25.0)
+    metrics.on_ended(7, HandoffFailed("no"), 25.0)
     view = metrics.view()
     assert view.ended["rdma" if has_sent else "none", "failed"] == 1
     assert sum(view.ended.values()) == 1
@@ -79,7 +80,7 @@ def test_what_a_lost_connection_had_not_acknowledged_is_sent_again() -> None:
     metrics.on_chunk(9, D2, "zmq", KIB, 13.0)
     metrics.on_acknowledged(D1, 3, 14.0)  # the new connection counts from 0
     metrics.on_commit(8, 14.0)
-    metrics.on_ended(8, True, 15.0)
+    metrics.on_ended(8, None, 15.0)
     view = metrics.view()
     assert view.chunks_sent_again == {"zmq": 1, "rdma": 0}
     assert view.reconnects == {"zmq": 1, "rdma": 0}
@@ -92,7 +93,7 @@ def test_a_connection_closed_for_want_of_work_is_no_reconnect() -> None:
     metrics.on_connect(D1)
     metrics.on_open(7, D1, 10.0)
     metrics.on_chunk(7, D1, "zmq", KIB, 11.0)
-    metrics.on_ended(7, False, 12.0)
+    metrics.on_ended(7, HandoffFailed("no"), 12.0)
     metrics.on_disconnect(D1)
     metrics.on_connect(D1)
     metrics.on_disconnect(D2)
@@ -125,7 +126,7 @@ def test_fallbacks_are_counted_by_lane_and_reason() -> None:
 
 def test_what_is_over_is_forgotten() -> None:
     metrics = new()
-    metrics.on_ended(1, True, 5.0)
+    metrics.on_ended(1, None, 5.0)
     metrics.on_commit(1, 5.0)
     metrics.on_chunk(1, D1, "zmq", KIB, 5.0)
     metrics.on_acknowledged(D1, 1, 5.0)
@@ -173,7 +174,7 @@ def test_acknowledged_bytes_are_summed_for_each_node_that_is_remembered() -> Non
     metrics.on_disconnect(D1)
     metrics.on_lane(D1, "zmq")
     metrics.on_chunk(7, D1, "zmq", 2 * KIB, 13.0)
-    metrics.on_ended(7, False, 13.5)
+    metrics.on_ended(7, HandoffFailed("no"), 13.5)
     metrics.on_acknowledged(D1, 1, 14.0)  # they travelled, whatever became of the transfer
     assert metrics.view().bytes_to == {"d1": 5 * KIB, "d2": 0}
     for number in range(MAX_REMEMBERED_PEERS):

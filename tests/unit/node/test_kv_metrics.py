@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from prometheus_client import CollectorRegistry, generate_latest
 
+from common.errors import HandoffFailed
 from common.ids import Incarnation
 from common.nodes import KVLink
 from kv_transfer.core.effects import Peer
@@ -25,7 +26,7 @@ def measured() -> TransferMetrics:
     metrics.on_chunk(1, PEER, "rdma", 3 * MIB, 101.0)
     metrics.on_acknowledged(PEER, 1, 103.0)
     metrics.on_commit(1, 102.96)
-    metrics.on_ended(1, True, 103.0)
+    metrics.on_ended(1, None, 103.0)
     metrics.on_piece(2, "rdma", MIB, 100.0)
     metrics.on_landed(2, 100.002)
     metrics.on_lane(PEER, "zmq")
@@ -34,7 +35,7 @@ def measured() -> TransferMetrics:
     metrics.on_disconnect(PEER)
     metrics.on_connect(PEER)
     metrics.on_chunk(3, PEER, "zmq", MIB, 101.0)
-    metrics.on_ended(3, False, 104.0)
+    metrics.on_ended(3, HandoffFailed("no"), 104.0)
     metrics.on_fallback("rdma", "write_failed")
     return metrics
 

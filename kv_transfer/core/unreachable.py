@@ -1,0 +1,74 @@
+"""Decode nodes that did not answer: refused at once, and tried again after growing pauses.
+
+A transfer to a node whose KV port is dead would wait for the whole peer timeout, and so would the
+next one. After the first failure transfers to that node are refused without waiting. The sender
+connects again by itself, without a transfer, after `FIRST_PAUSE_S`, then twice that, and so on: a
+node that answers is used again, and no transfer waits to find that out. After `MAX_OWN_TRIES` it is
+tried only when a transfer to it was refused since.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from kv_transfer.core.effects import Peer
+from kv_transfer.core.limits import MAX_REMEMBERED_PEERS
+from kv_transfer.core.transfer_errors import PeerUnreachable
+
+FIRST_PAUSE_S = 1.0
+MOST_PAUSE_S = 60.0
+MAX_OWN_TRIES = 8
+
+
+@dataclass(slots=True)
+class _Silence:
+    num_failures: int
+    retry_at_s: float
+    is_wanted: bool = False
+
+
+class UnreachablePeers:
+    """The peers that failed to answer and have not answered since, at most a fixed number."""
+
+    def __init__(self) -> None:
+        self._peers: OrderedDict[Peer, _Silence] = OrderedDict()
+
+    def failed(self, peer: Peer, now_s: float) -> tuple[int, float]:
+        """Record that `peer` did not answer; return how often in a row, and the pause in s."""
+        known = self._peers.pop(peer, None)
+        num_failures = known.num_failures + 1 if known else 1
+        pause_s = min(MOST_PAUSE_S, FIRST_PAUSE_S * 2 ** min(num_failures - 1, 10))
+        self._peers[peer] = _Silence(num_failures, now_s + pause_s)
+        if len(self._peers) > MAX_REMEMBERED_PEERS:
+            self._peers.popitem(last=False)
+        return num_failures, pause_s
+
+    def answered(self, peer: Peer) -> bool:
+        """Record that `peer` answered; return whether it had not before."""
+        return self._peers.pop(peer, None) is not None
+
+    def refusal(self, peer: Peer) -> PeerUnreachable | None:
+        """Return the error of a transfer to `peer`; None if it may begin."""
+        silence = self._peers.get(peer)
+        if silence is None:
+            return None
+        silence.is_wanted = True
+        times = "once" if silence.num_failures == 1 else f"{silence.num_failures} times in a row"
+        return PeerUnreachable(f"{peer} did not answer {times}; it is being tried again")
+
+    def take_due(self, now_s: float) -> list[Peer]:
+        """Return the peers to connect to now, each once per pause."""
+        due = [
+            peer
+            for peer, silence in self._peers.items()
+            if silence.retry_at_s <= now_s
+            and (silence.is_wanted or silence.num_failures <= MAX_OWN_TRIES)
+        ]
+        for peer in due:
+            self._peers[peer].retry_at_s = now_s + MOST_PAUSE_S
+            self._peers[peer].is_wanted = False
+        return due
+
+    def next_deadline_s(self) -> float | None:
+        return min((silence.retry_at_s for silence in self._peers.values()), default=None)

@@ -1,0 +1,112 @@
+"""Decode nodes that do not answer: one transfer waits, the next ones are refused at once."""
+
+from __future__ import annotations
+
+from common.ids import Incarnation
+from kv_transfer.connector import TransferEnded
+from kv_transfer.core.effects import Connect, Peer, PeerAnswers, PeerSilent, SayHello
+from kv_transfer.core.limits import MAX_REMEMBERED_PEERS
+from kv_transfer.core.sender import Sender
+from kv_transfer.core.transfer_errors import PeerUnreachable
+from kv_transfer.core.unreachable import (
+    FIRST_PAUSE_S,
+    MAX_OWN_TRIES,
+    MOST_PAUSE_S,
+    UnreachablePeers,
+)
+from tests.unit.kv_transfer.test_kv_sender import (
+    LAYOUT,
+    LIMITS,
+    ME,
+    PEER,
+    ends,
+    ticket,
+    welcome,
+)
+
+
+def silent_sender() -> tuple[Sender, float]:
+    """Return a machine whose peer has just failed to answer, and the time."""
+    sender = Sender(ME, LAYOUT, LIMITS)
+    sender.on_open(ticket(), 100.0, 0.0)
+    now_s = LIMITS.answer_timeout_s
+    (ended,) = ends(sender.on_tick(now_s))
+    assert isinstance(ended, TransferEnded)
+    assert isinstance(ended.error, PeerUnreachable)
+    return sender, now_s
+
+
+def test_one_transfer_waits_and_the_next_are_refused_at_once() -> None:
+    sender, now_s = silent_sender()
+    for token in range(2, 30):
+        (ended,) = ends(sender.on_open(ticket(token), 100.0, now_s))
+        assert isinstance(ended, TransferEnded)
+        assert isinstance(ended.error, PeerUnreachable)
+        assert "did not answer once" in str(ended.error)
+        assert ended.error.code == "handoff_failed"
+    assert sender.num_transfers == 0
+
+
+def test_it_is_tried_again_without_a_transfer_and_used_when_it_answers() -> None:
+    sender, now_s = silent_sender()
+    assert sender.next_deadline_s() == now_s + FIRST_PAUSE_S
+    assert sender.on_tick(now_s + FIRST_PAUSE_S / 2) == []
+    now_s += FIRST_PAUSE_S
+    assert sender.on_tick(now_s) == [Connect(PEER), SayHello(PEER)]
+    (refused,) = ends(sender.on_open(ticket(2), 100.0, now_s))
+    assert isinstance(refused, TransferEnded)
+    assert PeerAnswers(PEER) in welcome(sender, now_s)
+    assert ends(sender.on_open(ticket(3), 100.0, now_s)) == []
+    assert sender.num_transfers == 1
+
+
+def test_the_pauses_grow_and_every_try_is_reported() -> None:
+    sender, now_s = silent_sender()
+    pauses = []
+    for number in range(2, MAX_OWN_TRIES + 2):
+        due_s = sender.next_deadline_s()
+        assert due_s is not None
+        assert sender.on_tick(due_s) == [Connect(PEER), SayHello(PEER)]
+        now_s = due_s + LIMITS.answer_timeout_s
+        (report,) = (e for e in sender.on_tick(now_s) if isinstance(e, PeerSilent))
+        assert report.num_failures == number
+        pauses.append(report.pause_s)
+    assert pauses == sorted(pauses)
+    assert pauses[0] == 2 * FIRST_PAUSE_S
+    assert pauses[-1] == MOST_PAUSE_S
+
+
+def test_nobody_asks_for_ever_for_a_peer_that_nobody_wants() -> None:
+    peers = UnreachablePeers()
+    now_s = 0.0
+    for _ in range(MAX_OWN_TRIES + 1):
+        _, pause_s = peers.failed(PEER, now_s)
+        now_s += pause_s
+    assert peers.take_due(now_s) == []
+    assert peers.refusal(PEER) is not None
+    assert peers.take_due(now_s) == [PEER]
+    assert peers.take_due(now_s) == []
+
+
+def test_a_peer_that_fell_silent_in_the_middle_is_refused_too() -> None:
+    sender = Sender(ME, LAYOUT, LIMITS)
+    sender.on_open(ticket(), 100.0, 0.0)
+    welcome(sender)
+    sender.on_tick(LIMITS.ping_interval_s)
+    (ended,) = ends(sender.on_tick(LIMITS.ping_interval_s + LIMITS.answer_timeout_s))
+    assert isinstance(ended, TransferEnded)
+    assert len(ends(sender.on_open(ticket(2), 100.0, 3.0))) == 1
+
+
+def test_another_life_of_the_node_is_not_refused() -> None:
+    peers = UnreachablePeers()
+    peers.failed(PEER, 0.0)
+    assert peers.refusal(Peer(PEER.endpoint, Incarnation("d", 2))) is None
+
+
+def test_what_is_remembered_is_bounded() -> None:
+    peers = UnreachablePeers()
+    for number in range(MAX_REMEMBERED_PEERS + 1):
+        peers.failed(Peer("there", Incarnation("d", number)), 0.0)
+    assert peers.refusal(Peer("there", Incarnation("d", 0))) is None
+    assert peers.refusal(Peer("there", Incarnation("d", 1))) is not None
