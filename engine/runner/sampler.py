@@ -137,8 +137,9 @@ class Sampler:
             sample_rows(
                 logits, rows.ways, rows.output_indices, rows.token_ids, rows.histories,
                 rows.num_prompts, rows.num_tokens, rows.withheld_starts, rows.withheld_ids,
-                scratch.values[:most], scratch.depths, scratch.weights, scratch.shallow,
-                scratch.counts, scratch.listed_ids, scratch.listed, drawn, outcomes,
+                scratch.values[:most], scratch.maxima, scratch.depths, scratch.weights,
+                scratch.sums, scratch.shallow, scratch.counts, scratch.listed_ids, scratch.listed,
+                drawn, outcomes,
             )  # fmt: skip
         return drawn, outcomes == DRAWN
 

@@ -21,14 +21,15 @@ from engine.runner.kernels.filters import (
     top_p_end,
 )
 from engine.runner.kernels.philox import philox_at
-from engine.runner.kernels.vector_ir import LANES
-from engine.runner.kernels.weights import (
-    SHORTLIST_DEPTHS,
-    below_mask,
+from engine.runner.kernels.row_scan import (
+    BLOCK,
+    count_bits,
     lowest_bit,
-    sum_weights,
-    write_weights,
+    scan_blocks,
+    shallow_mask,
 )
+from engine.runner.kernels.vector_ir import LANES
+from engine.runner.kernels.weights import SHORTLIST_DEPTHS, add_weights, write_weights
 
 # Below this the division would leave float32's range. The largest logit would be drawn anyway
 # unless another one is within 1e-4 of it.
@@ -41,7 +42,6 @@ _SHORTLIST = 1 << 15
 """The most tokens of a shortlist."""
 _FEW = 4096
 """Of more kept tokens the noise is computed for stripes of the vocabulary, which is faster."""
-_BLOCK = 64
 _EXPONENT = 0x7F800000
 
 
@@ -49,15 +49,17 @@ class Scratch:
     """Memory of one row's work for each of `num_threads` threads, allocated once."""
 
     def __init__(self, vocab_size: int, num_threads: int) -> None:
-        width = -(-vocab_size // _BLOCK) * _BLOCK
+        num_blocks = -(-vocab_size // BLOCK)
         self.num_threads = num_threads
-        self.values = np.zeros((num_threads, width), np.float32)
-        self.depths = np.full((num_threads, width), np.inf, np.float32)
-        self.weights = np.zeros((num_threads, width), np.float32)
+        self.values = np.zeros((num_threads, vocab_size), np.float32)
+        self.maxima = np.zeros((num_threads, num_blocks), np.float32)
+        self.depths = np.zeros((num_threads, num_blocks * BLOCK), np.float32)
+        self.weights = np.zeros((num_threads, num_blocks * BLOCK), np.float32)
+        self.sums = np.zeros((num_threads, LANES), np.float64)
+        self.shallow = np.zeros((num_threads, len(SHORTLIST_DEPTHS), LANES), np.float32)
         self.counts = np.zeros((num_threads, vocab_size), np.int32)
         self.listed_ids = np.zeros((num_threads, _SHORTLIST), np.int32)
         self.listed = np.zeros((num_threads, 2, _SHORTLIST), np.float32)
-        self.shallow = np.zeros((num_threads, len(SHORTLIST_DEPTHS)), np.float64)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -85,66 +87,111 @@ def _penalise(values, counts, way, token_ids, num_prompt, num_tokens) -> None:  
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _is_finite(values: np.ndarray) -> bool:
-    bits = values.view(np.int32)
-    num_wrong = 0
-    for i in range(len(bits)):
-        num_wrong += (bits[i] & _EXPONENT) == _EXPONENT
-    return num_wrong == 0
+def _scan(values, maxima):  # type: ignore[no-untyped-def]
+    """Find the largest value of each block; return whether all are finite, and the largest."""
+    num_whole = len(values) // BLOCK
+    most = np.int32(0)
+    if num_whole:
+        most = scan_blocks(values.ctypes.data, num_whole, maxima.ctypes.data)
+    if num_whole < len(maxima):
+        maxima[num_whole] = -np.inf
+        bits = values.view(np.int32)
+        for i in range(num_whole * BLOCK, len(values)):
+            most = max(most, bits[i] & np.int32(0x7FFFFFFF))
+            maxima[num_whole] = max(maxima[num_whole], values[i])
+    largest = maxima[0]
+    for i in range(len(maxima)):
+        largest = max(largest, maxima[i])
+    return most < _EXPONENT, largest
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _likeliest(values: np.ndarray) -> int:
-    """Return the lowest id of the largest value; no value is NaN.
-
-    The largest is found in the order of bits, for which the compiler uses vectors.
-    """
-    bits = values.view(np.int32)
-    best = np.int32(-(2**31))
-    for i in range(len(bits)):
-        key = bits[i] ^ ((bits[i] >> 31) & np.int32(0x7FFFFFFF))
-        best = max(best, key)
-    found = np.empty(1, np.int32)
-    found[0] = best ^ ((best >> 31) & np.int32(0x7FFFFFFF))
-    largest = found.view(np.float32)[0]
-    for i in range(len(values)):
-        if values[i] == largest:  # also the other zero: -0 equals 0
-            return i
-    return 0
+def _likeliest(values, maxima, largest) -> int:  # type: ignore[no-untyped-def]
+    """Return the lowest id of the largest value."""
+    for number in range(len(maxima)):
+        if maxima[number] == largest:  # also the other zero: -0 equals 0
+            for i in range(number * BLOCK, len(values)):
+                if values[i] == largest:
+                    return i
+    return -1
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _list_shallow(depths, within, ids, listed) -> int:  # type: ignore[no-untyped-def]
-    """List the tokens of a depth below `within`, by id; return their number, -1: too many.
-
-    `depths` is a whole number of blocks long.
-    """
+def _list_shallow(values, maxima, largest, temperature, within, ids, listed) -> int:  # type: ignore[no-untyped-def]
+    """List the tokens of a depth below `within`, by id; return their number, -1: too many."""
+    within = np.float32(within)
+    num_whole = len(values) // BLOCK
     num = 0
-    for start in range(0, len(depths), _BLOCK):
-        mask = below_mask(depths[start:].ctypes.data, np.float32(within))
-        while mask != 0:
-            if num == len(ids):
-                return -1
-            at = start + lowest_bit(mask)
-            ids[num], listed[num] = at, depths[at]
-            num += 1
-            mask &= mask - 1
+    for number in range(len(maxima)):
+        if not (largest - maxima[number]) / temperature < within:
+            continue
+        start = number * BLOCK
+        if number < num_whole:
+            mask = shallow_mask(values[start:].ctypes.data, largest, temperature, within)
+        else:
+            mask = 0
+            for i in range(start, len(values)):
+                if (largest - values[i]) / temperature < within:
+                    mask |= 1 << (i - start)
+        if num + BLOCK > len(ids):
+            return -1
+        end = num + count_bits(mask)
+        while True:
+            # Four at a time, whether there are so many or not: a branch for each token would often
+            # be mispredicted. What is written behind `end` is not read.
+            for i in range(num, num + 4):
+                at = start + lowest_bit(mask)
+                ids[i], listed[i] = at, (largest - values[at]) / temperature
+                mask &= mask - 1
+            num += 4
+            if num >= end:
+                break
+        num = end
     return num
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _kept_of_shortlist(vocab_size, depths, total, shallow, way, ids, listed):  # type: ignore[no-untyped-def]
+def _total_weight(values, largest, temperature, tail, sums, shallow) -> float:  # type: ignore[no-untyped-def]
+    """Return the sum of all weights; leave those of shallow tokens in `shallow[:, 0]`.
+
+    A sum has a chain for each lane of a vector, and the chains are added in order. `tail` has room
+    for a block.
+    """
+    sums[:] = 0.0
+    shallow[:] = np.float32(0.0)
+    num_whole = len(values) // LANES
+    at, shallow_at = sums.ctypes.data, shallow.ctypes.data
+    if num_whole:
+        add_weights(values.ctypes.data, num_whole, largest, temperature, at, shallow_at)
+    rest = len(values) - num_whole * LANES
+    if rest:
+        tail[:LANES] = -np.inf
+        tail[:rest] = values[num_whole * LANES :]
+        add_weights(tail.ctypes.data, 1, largest, temperature, at, shallow_at)
+    total = sums[0]
+    for lane in range(1, LANES):
+        total += sums[lane]
+        for number in range(len(shallow)):
+            shallow[number, 0] += shallow[number, lane]
+    return total
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _kept_of_shortlist(  # type: ignore[no-untyped-def]
+    values, maxima, largest, temperature, way, total, shallow, ids, listed
+):
     """Return the end (depth, id) of what the filters keep, and the shortlist's length.
 
-    The length is -1 if no shortlist holds all kept tokens.
+    The length is -1 if no shortlist holds all kept tokens. `total` is below 0 if top-p does not
+    look at the weight of the whole row.
     """
+    vocab_size = len(values)
     has_top_k = 0 < way["top_k"] < vocab_size
     shallowest_kept = -math.log(way["min_p"]) if way["min_p"] > 0.0 else np.inf
-    is_whole = way["top_p"] < 1.0 and not has_top_k
     for number, within in enumerate(SHORTLIST_DEPTHS):
-        if is_whole and shallow[number] < way["top_p"] * total:
+        if total >= 0.0 and shallow[number, 0] < way["top_p"] * total:
             continue
-        num = _list_shallow(depths, within, ids, listed[0])
+        num = _list_shallow(values, maxima, largest, temperature, within, ids, listed[0])
         if num < 0:
             break
         few = listed[0, :num]
@@ -156,9 +203,8 @@ def _kept_of_shortlist(vocab_size, depths, total, shallow, way, ids, listed):  #
         if way["top_p"] < 1.0:
             few_vectors = -(-num // LANES)  # the places behind the list are there, and not read
             write_weights(listed[0].ctypes.data, listed[1].ctypes.data, few_vectors)
-            whole = total if is_whole else -1.0
             last_depth, last = top_p_end(
-                few, listed[1, :num], way["top_p"], whole, last_depth, last
+                few, listed[1, :num], way["top_p"], total, last_depth, last
             )
             if last < 0:
                 continue
@@ -174,14 +220,14 @@ def _kept_of_shortlist(vocab_size, depths, total, shallow, way, ids, listed):  #
 @njit(nogil=True, cache=True, error_model="numpy")
 def _draw_listed(ids, listed, last_depth, last_id, seed, output_index):  # type: ignore[no-untyped-def]
     """Return what `draw` does, of the kept tokens of a shortlist; -1 if these are not few."""
-    kept = np.empty(_FEW, np.int32)
+    kept = np.empty(len(ids), np.int32)
     num_kept = 0
-    for i in range(len(ids)):
-        if listed[i] < last_depth or (listed[i] == last_depth and ids[i] <= last_id):
-            if num_kept == _FEW:
-                return -1
-            kept[num_kept] = i
-            num_kept += 1
+    for i in range(len(ids)):  # without a branch, which would often be mispredicted
+        kept[num_kept] = i
+        is_last = (listed[i] == last_depth) & (ids[i] <= last_id)
+        num_kept += (listed[i] < last_depth) | is_last
+    if num_kept > _FEW:
+        return -1
     words = np.empty((4, num_kept), np.uint32)
     for n in range(num_kept):
         words[0, n] = uint32(ids[kept[n]] // 4)
@@ -199,29 +245,30 @@ def _draw_listed(ids, listed, last_depth, last_id, seed, output_index):  # type:
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _sample_row(values, largest, way, output_index, depths, weights, shallow, ids, listed):  # type: ignore[no-untyped-def]
-    """Return a drawn token; `depths` and `weights` are a whole number of blocks long."""
+def _sample_row(  # type: ignore[no-untyped-def]
+    values, maxima, largest, way, output_index, depths, weights, sums, shallow, ids, listed
+):
+    """Return a drawn token; `depths` and `weights` are a whole number of vectors long."""
     vocab_size = len(values)
     temperature = np.float32(way["temperature"])
+    seed, index = uint64(way["seed"]), uint32(output_index)
+    has_top_k = 0 < way["top_k"] < vocab_size
+    last_depth, last_id, num, total = np.inf, vocab_size, -1, -1.0
+    has_filter = has_top_k or way["top_p"] < 1.0 or way["min_p"] > 0.0
+    if has_filter:
+        if way["top_p"] < 1.0 and not has_top_k:
+            total = _total_weight(values, largest, temperature, depths, sums, shallow)
+        last_depth, last_id, num = _kept_of_shortlist(
+            values, maxima, largest, temperature, way, total, shallow, ids, listed
+        )
+        if num >= 0:
+            token_id = _draw_listed(ids[:num], listed[0, :num], last_depth, last_id, seed, index)
+            if token_id >= 0:
+                return token_id
     for i in range(vocab_size):
         depths[i] = (largest - values[i]) / temperature
     row = depths[:vocab_size]
-    total = 0.0
-    if way["top_p"] < 1.0:
-        num_vectors = len(depths) // LANES
-        total = sum_weights(depths.ctypes.data, num_vectors, shallow.ctypes.data)
-    seed, index = uint64(way["seed"]), uint32(output_index)
-    has_filter = 0 < way["top_k"] < vocab_size or way["top_p"] < 1.0 or way["min_p"] > 0.0
-    if not has_filter:
-        return draw(row, np.inf, vocab_size, seed, index)
-    last_depth, last_id, num = _kept_of_shortlist(
-        vocab_size, depths, total, shallow, way, ids, listed
-    )
-    if num >= 0:
-        token_id = _draw_listed(ids[:num], listed[0, :num], last_depth, last_id, seed, index)
-        if token_id >= 0:
-            return token_id
-    else:
+    if has_filter and num < 0:
         write_weights(depths.ctypes.data, weights.ctypes.data, len(depths) // LANES)
         last_depth, last_id = kept_prefix(
             row, weights[:vocab_size], total, way["top_k"], way["top_p"], way["min_p"]
@@ -232,7 +279,8 @@ def _sample_row(values, largest, way, output_index, depths, weights, shallow, id
 @njit(nogil=True, cache=True, error_model="numpy", parallel=True)
 def sample_rows(  # type: ignore[no-untyped-def]
     logits, ways, output_indices, token_ids, histories, num_prompts, num_tokens, withheld_starts,
-    withheld_ids, values, depths, weights, shallow, counts, listed_ids, listed, drawn, outcomes,
+    withheld_ids, values, maxima, depths, weights, sums, shallow, counts, listed_ids, listed, drawn,
+    outcomes,
 ) -> None:  # fmt: skip
     """Draw `drawn[r]` from `logits[r]`, which is not changed; `outcomes[r]` says if it was.
 
@@ -257,19 +305,23 @@ def sample_rows(  # type: ignore[no-untyped-def]
             if is_penalised:
                 history = token_ids[histories[r]]
                 _penalise(row, counts[member], way, history, num_prompts[r], num_tokens[r])
-            if not _is_finite(row):
+            is_finite, largest = _scan(row, maxima[member])
+            if not is_finite:
                 outcomes[r] = NOT_FINITE
                 continue
-            for i in range(first, end):
-                row[withheld_ids[i]] = -np.inf
-            likeliest = _likeliest(row)
-            if row[likeliest] == -np.inf:
-                outcomes[r] = NO_TOKEN_LEFT
-                continue
+            if first < end:
+                for i in range(first, end):
+                    row[withheld_ids[i]] = -np.inf
+                _, largest = _scan(row, maxima[member])
+                if largest == -np.inf:
+                    outcomes[r] = NO_TOKEN_LEFT
+                    continue
             outcomes[r] = DRAWN
-            drawn[r] = likeliest
-            if way["temperature"] >= GREEDY_BELOW:
+            if way["temperature"] < GREEDY_BELOW:
+                drawn[r] = _likeliest(row, maxima[member], largest)
+            else:
                 drawn[r] = _sample_row(
-                    row, row[likeliest], way, output_indices[r], depths[member], weights[member],
-                    shallow[member], listed_ids[member], listed[member],
+                    row, maxima[member], largest, way, output_indices[r], depths[member],
+                    weights[member], sums[member], shallow[member], listed_ids[member],
+                    listed[member],
                 )  # fmt: skip

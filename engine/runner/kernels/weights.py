@@ -1,4 +1,4 @@
-"""Whole rows of depths at a time: the weights e^-depth that top-p adds up, and shallow tokens."""
+"""The weights e^-depth that top-p adds up, a vector of tokens at a time."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+from engine.runner.kernels.row_scan import depth_of
 from engine.runner.kernels.vector_ir import (
-    INT32,
     INT64,
     INT_VECTOR,
     LANES,
@@ -78,15 +78,8 @@ def _exp(builder: Any, x: Any) -> Any:
     return builder.select(is_lowest, constant(0.0), value)
 
 
-SHORTLIST_DEPTHS = (4.0, 8.0, 12.0)
-"""Nats for which `sum_weights` adds up the weights of shallower tokens."""
-
-
-def _add_lanes(builder: Any, lanes: Any) -> Any:
-    total = builder.extract_element(lanes, INT32(0))
-    for lane in range(1, LANES):
-        total = builder.fadd(total, builder.extract_element(lanes, INT32(lane)))
-    return total
+SHORTLIST_DEPTHS = (4.0, 6.0, 8.0, 9.0, 10.0, 11.0, 12.0)
+"""Nats for which `add_weights` adds up the weights of shallower tokens."""
 
 
 @intrinsic
@@ -116,16 +109,29 @@ def write_weights(typing: Any, depths: Any, weights: Any, num_vectors: Any) -> A
 
 
 @intrinsic
-def sum_weights(typing: Any, depths: Any, num_vectors: Any, shallow: Any) -> Any:
-    """Return the sum of e^-depth over `16 · num_vectors` floats, in float64.
+def add_weights(
+    typing: Any,
+    values: Any,
+    num_vectors: Any,
+    largest: Any,
+    temperature: Any,
+    sums: Any,
+    shallow: Any,
+) -> Any:
+    """Add e^-depth of `16 · num_vectors` logits, at least one vector, to chains of sums.
 
-    The sums of the weights whose depth is below each of `SHORTLIST_DEPTHS` go to the float64s at
-    `shallow`. A sum has sixteen chains, one per lane, which are then added in order.
+    The sixteen float64 at `sums` are one chain per lane. Behind `shallow` each of
+    `SHORTLIST_DEPTHS` has sixteen float32, to which only the weights of shallower tokens are added.
     """
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        depths, num_vectors, shallow = args
-        none = ir.Constant(_DOUBLES, [0.0] * LANES)
+        values, num_vectors, largest, temperature, sums, shallow = args
+        largest, temperature = splat(builder, largest), splat(builder, temperature)
+        places = [vector_at(builder, sums, _DOUBLES)]
+        for number in range(len(SHORTLIST_DEPTHS)):
+            at = builder.add(shallow, INT64(4 * LANES * number))
+            places.append(vector_at(builder, at))
+        before = [builder.load(place, align=4) for place in places]
         start = builder.block
         loop = builder.append_basic_block("loop")
         end = builder.append_basic_block("end")
@@ -133,54 +139,25 @@ def sum_weights(typing: Any, depths: Any, num_vectors: Any, shallow: Any) -> Any
         builder.position_at_end(loop)
         index = builder.phi(INT64)
         index.add_incoming(INT64(0), start)
-        sums = [builder.phi(_DOUBLES) for _ in (*SHORTLIST_DEPTHS, None)]
+        phis = [builder.phi(one.type) for one in before]
         offset = builder.mul(index, INT64(4 * LANES))
-        depth = builder.load(vector_at(builder, builder.add(depths, offset)), align=4)
+        value = builder.load(vector_at(builder, builder.add(values, offset)), align=4)
+        depth = depth_of(builder, value, largest, temperature)
         weight = _exp(builder, builder.fneg(depth))
-        parts = [
-            builder.select(builder.fcmp_ordered("<", depth, constant(end)), weight, constant(0.0))
-            for end in SHORTLIST_DEPTHS
-        ]
-        totals = []
-        for phi, part in zip(sums, [*parts, weight], strict=True):
-            totals.append(builder.fadd(phi, builder.fpext(part, _DOUBLES)))
-            phi.add_incoming(none, start)
-            phi.add_incoming(totals[-1], loop)
+        totals = [builder.fadd(phis[0], builder.fpext(weight, _DOUBLES))]
+        for within, phi in zip(SHORTLIST_DEPTHS, phis[1:], strict=True):
+            is_shallow = builder.fcmp_ordered("<", depth, constant(within))
+            totals.append(builder.select(is_shallow, builder.fadd(phi, weight), phi))
+        for phi, first, total in zip(phis, before, totals, strict=True):
+            phi.add_incoming(first, start)
+            phi.add_incoming(total, loop)
         following = builder.add(index, INT64(1))
         index.add_incoming(following, loop)
         builder.cbranch(builder.icmp_signed("<", following, num_vectors), loop, end)
         builder.position_at_end(end)
-        shallow_at = builder.inttoptr(shallow, _DOUBLE.as_pointer())
-        for number, lanes in enumerate(totals[:-1]):
-            place = builder.gep(shallow_at, [INT64(number)])
-            builder.store(_add_lanes(builder, lanes), place, align=8)
-        return _add_lanes(builder, totals[-1])
+        for place, total in zip(places, totals, strict=True):
+            builder.store(total, place, align=4)
+        return context.get_dummy_value()
 
-    return types.float64(*[types.int64] * 3), codegen
-
-
-@intrinsic
-def below_mask(typing: Any, address: Any, limit: Any) -> Any:
-    """Return which of the 64 floats at `address` are below `limit`: bit i is float i's."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        limits = splat(builder, args[1])
-        mask = INT64(0)
-        for first in range(0, 64, LANES):
-            place = vector_at(builder, builder.add(args[0], INT64(4 * first)))
-            is_below = builder.fcmp_ordered("<", builder.load(place, align=4), limits)
-            bits = builder.zext(builder.bitcast(is_below, ir.IntType(LANES)), INT64)
-            mask = builder.or_(mask, builder.shl(bits, INT64(first)))
-        return mask
-
-    return types.int64(types.int64, types.float32), codegen
-
-
-@intrinsic
-def lowest_bit(typing: Any, mask: Any) -> Any:
-    """Return the number of the lowest bit of `mask` that is set; `mask` is not 0."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.cttz(args[0], ir.Constant(ir.IntType(1), 1))
-
-    return types.int64(types.int64), codegen
+    parameters = [types.int64] * 2 + [types.float32] * 2 + [types.int64] * 2
+    return types.void(*parameters), codegen
