@@ -18,7 +18,7 @@ from node.control_port import ControlPort
 from node.drain import NodeDrain
 from node.inbox import Inbox
 from node.lease_keeper import LeaseKeeper
-from node.metrics import register_node
+from node.metrics import LeaseCollector, register_node
 from node.metrics_server import MetricsServer, bind_metrics
 from node.model_loading import load_unless_stopped
 from node.node_parts import LoadedModel, NodeParts
@@ -106,8 +106,14 @@ class EngineNode:
             )
             register_node(registry, path.statistics, path.refusals, connector.statistics)
             record = node_record(self._config, model, incarnation, control.port, metrics_port)
-            lease_s = self._config.placement.node_lease_s
-            keeper = LeaseKeeper(self._parts.store, record, path.load, lease_s=lease_s)
+            keeper = LeaseKeeper(
+                self._parts.store,
+                record,
+                path.load,
+                lease_s=self._config.placement.node_lease_s,
+                clock=self._parts.clock,
+            )
+            registry.register(LeaseCollector(keeper.failures))
             await self._serve(control, path, keeper, inbox, stop, leaving)
         finally:
             await asyncio.to_thread(connector.close)

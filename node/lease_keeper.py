@@ -4,22 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 
+from common.clock import Clock
 from common.errors import StaleEpoch
 from common.nodes import NodeLoad, NodeRecord
-from placement.store import PlacementStore, PlacementUnavailable
+from placement.store import (
+    PlacementRefused,
+    PlacementSlow,
+    PlacementStore,
+    PlacementUnavailable,
+)
 
 log = logging.getLogger("pdserve.node")
 
 RENEWALS_PER_LEASE = 4
+SECONDS_PER_WARNING = 60.0
+"""How often a failure that lasts is logged again."""
 
 
 class LeaseKeeper:
     """Sends heartbeats. Each carries the whole record, so an emptied store fills again by itself.
 
-    While the store is unavailable the node serves on and retries; only new nodes cannot join.
+    While the store is unavailable or refuses writes, the node serves on and retries; only new nodes
+    cannot join. `failures` counts the heartbeats without success, by the error's code.
     """
 
     def __init__(
@@ -29,12 +39,18 @@ class LeaseKeeper:
         current_load: Callable[[], NodeLoad],
         *,
         lease_s: float,
+        clock: Clock,
     ) -> None:
         self._store = store
         self._record = record
         self._current_load = current_load
         self._lease_s = lease_s
-        self._is_away = False
+        self._clock = clock
+        self.failures = Counter(
+            {kind.code: 0 for kind in (PlacementUnavailable, PlacementSlow, PlacementRefused)}
+        )
+        self._num_failed = 0
+        self._warned_at_s = 0.0
         self._has_news = asyncio.Event()
 
     def renew_soon(self) -> None:
@@ -55,16 +71,24 @@ class LeaseKeeper:
         try:
             await self._store.heartbeat(self._record, self._current_load(), lease_s=self._lease_s)
         except PlacementUnavailable as error:
-            if not self._is_away:
-                log.warning("the placement store is unavailable, serving without it: %s", error)
-            self._is_away = True
+            self._on_failure(error)
         except StaleEpoch:
             log.error("another process took over as %s", self._record.node_id)
             raise
         else:
-            if self._is_away:
-                log.info("the placement store is available again")
-            self._is_away = False
+            if self._num_failed:
+                log.info("the lease is renewed again, after %d failures", self._num_failed)
+            self._num_failed = 0
+
+    def _on_failure(self, error: PlacementUnavailable) -> None:
+        self.failures[error.code] += 1
+        self._num_failed += 1
+        now_s = self._clock.now_s()
+        if self._num_failed == 1 or now_s - self._warned_at_s >= SECONDS_PER_WARNING:
+            self._warned_at_s = now_s
+            log.warning(
+                "the lease was not renewed (failure %d), serving on: %s", self._num_failed, error
+            )
 
     async def leave(self) -> None:
         """Take the node out of placement."""

@@ -39,6 +39,22 @@ class NodeCollector(Collector):
         yield from _drafts(statistics.scheduler)
 
 
+class LeaseCollector(Collector):
+    """Reads the heartbeats that failed, by the error's code."""
+
+    def __init__(self, failures: Mapping[str, int]) -> None:
+        self._failures = failures
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield one counter."""
+        yield counters(
+            "lease_renewals_failed",
+            "Heartbeats that the placement store did not take, by the error's code",
+            "reason",
+            self._failures,
+        )
+
+
 def register_node(
     registry: CollectorRegistry,
     latest: Callable[[], NodeStatistics],

@@ -22,7 +22,14 @@ from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.connection import parse_url
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import AuthenticationError, NoPermissionError, RedisError
+from redis.commands.core import AsyncScript
+from redis.exceptions import (
+    AuthenticationError,
+    NoPermissionError,
+    ReadOnlyError,
+    RedisError,
+    ResponseError,
+)
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from common.errors import StaleEpoch
@@ -38,7 +45,13 @@ from placement.records import (
     encode_placement,
 )
 from placement.redis_tls import RedisTlsConnection, redis_tls
-from placement.store import LiveNode, Placement, PlacementSlow, PlacementUnavailable
+from placement.store import (
+    LiveNode,
+    Placement,
+    PlacementRefused,
+    PlacementSlow,
+    PlacementUnavailable,
+)
 
 log = logging.getLogger("pdserve.placement")
 
@@ -51,7 +64,11 @@ _Entry = TypeVar("_Entry", LiveNode, Placement)
 
 
 class RedisStore:
-    """The store; every call is one script, so one round trip and one atomic change."""
+    """The store; every change is one script, so one round trip and atomic.
+
+    A listing is two reads, the index and the values, and writes nothing: a server that takes no
+    writes still answers it.
+    """
 
     def __init__(
         self,
@@ -83,25 +100,25 @@ class RedisStore:
         self._next_epoch = self._redis.register_script(scripts.NEXT_EPOCH)
         self._heartbeat = self._redis.register_script(scripts.HEARTBEAT)
         self._leave = self._redis.register_script(scripts.LEAVE)
-        self._read_index = self._redis.register_script(scripts.READ_INDEX)
+        self._read_values = self._redis.register_script(scripts.READ_VALUES)
         self._record = self._redis.register_script(scripts.RECORD)
 
     async def next_epoch(self, node_id: str) -> int:
         keys = [self._key("epoch", node_id), self._key("node", node_id)]
-        return int(await self._call(self._next_epoch, keys, [_ms(EPOCH_MEMORY_S)]))
+        return int(await self._change(self._next_epoch, keys, [_ms(EPOCH_MEMORY_S)]))
 
     async def heartbeat(self, record: NodeRecord, load: NodeLoad, *, lease_s: float) -> None:
         """Register or renew; `StaleEpoch` when a later incarnation holds the lease."""
         node_id, epoch = record.node_id, record.epoch
         value = encode_node(LiveNode(record=record, load=load))
         args = [node_id, epoch, value, _ms(lease_s), _ms(max(EPOCH_MEMORY_S, lease_s))]
-        holder = int(await self._call(self._heartbeat, self._lease_keys(node_id), args))
+        holder = int(await self._change(self._heartbeat, self._lease_keys(node_id), args))
         if holder:
             raise StaleEpoch(f"{Incarnation(node_id, holder)} holds the lease of {node_id}")
 
     async def leave(self, incarnation: Incarnation) -> None:
         args = [incarnation.node_id, incarnation.epoch]
-        await self._call(self._leave, self._lease_keys(incarnation.node_id), args)
+        await self._change(self._leave, self._lease_keys(incarnation.node_id), args)
 
     async def live_nodes(self) -> list[LiveNode]:
         nodes = await self._read("nodes", "node", decode_node)
@@ -124,7 +141,7 @@ class RedisStore:
         args += gone_names
         keys = [self._prefix + "placements"]
         keys += [self._key("placement", name) for name in (*names, *gone_names)]
-        await self._call(self._record, keys, args)
+        await self._change(self._record, keys, args)
 
     async def placements(self) -> list[Placement]:
         found = await self._read("placements", "placement", decode_placement)
@@ -143,28 +160,42 @@ class RedisStore:
     async def _read(
         self, index: str, family: str, decode: Callable[[bytes], _Entry]
     ) -> list[tuple[str, _Entry]]:
+        names: list[bytes] = await self._call(
+            self._redis.zrange(self._prefix + index, -MAX_ENTRIES, -1)
+        )
+        if not names:
+            return []
+        keys = [self._key(family, name.decode(errors="replace")) for name in names]
         # One byte more than a record may have, so that too long ones are recognised.
-        args = [self._key(family, ""), MAX_ENTRIES, MAX_VALUE_BYTES]
-        flat: list[bytes] = await self._call(self._read_index, [self._prefix + index], args)
+        values: list[bytes] = await self._call(self._read_values(keys=keys, args=[MAX_VALUE_BYTES]))
         entries = []
-        for name, value in zip(flat[::2], flat[1::2], strict=True):
+        for name, value in zip(names, values, strict=True):
+            if not value:  # expired, or of another type
+                continue
             try:
                 entries.append((name.decode(), decode(value)))
             except ValueError as wrong:
                 log.warning("skipped %s %r in the placement store: %s", family, name, wrong)
         return entries
 
-    async def _call(
-        self, script: Callable[..., Awaitable[Any]], keys: Sequence[str], args: Sequence[Any]
-    ) -> Any:
+    async def _change(self, script: AsyncScript, keys: Sequence[str], args: Sequence[Any]) -> Any:
+        return await self._call(script(keys=keys, args=args))
+
+    async def _call(self, command: Awaitable[Any]) -> Any:
         num_cancels = _num_cancels()
         try:
             async with asyncio.timeout(self._call_timeout_s):
-                return await script(keys=keys, args=args)
+                return await command
         except (TimeoutError, RedisTimeoutError) as late:
             raise PlacementSlow(f"Redis did not answer within {self._call_timeout_s} s") from late
         except (AuthenticationError, NoPermissionError) as refused:
-            raise PlacementUnavailable(f"Redis refused this process: {refused}") from refused
+            raise PlacementRefused(f"Redis refused this process: {refused}") from refused
+        except ReadOnlyError as replica:
+            # The address may name another server by now.
+            await self._redis.connection_pool.disconnect(inuse_connections=False)
+            raise PlacementRefused(f"Redis refused a write: {replica}") from replica
+        except ResponseError as refused:
+            raise PlacementRefused(f"Redis refused a call: {refused}") from refused
         except (RedisError, OSError) as away:
             raise PlacementUnavailable(f"Redis is unreachable: {away}") from away
         finally:

@@ -1,4 +1,4 @@
-"""The Lua scripts of the Redis store: each change is atomic, each read is one round trip.
+"""The Lua scripts of the Redis store: each change is atomic. A script touches only its `KEYS`.
 
 An index is a sorted set of names, scored by the time at which each expires. It expires itself with
 its last entry, so a stopped cluster leaves nothing behind. Values of the wrong type read as absent
@@ -88,24 +88,16 @@ return 0
 """
 )
 
-# KEYS: index. ARGV: prefix of the entries' keys, most entries to return, the index of the last byte
-# of each to return: oversized foreign values are not transferred. Returns name, value, ….
-READ_INDEX = (
-    _SHARED
-    + """
-local found = {}
-for _, name in ipairs(redis.call('ZRANGE', KEYS[1], 0, tonumber(ARGV[2]) - 1)) do
-  local value = redis.pcall('GETRANGE', ARGV[1] .. name, 0, tonumber(ARGV[3]))
-  if type(value) == 'string' and value ~= '' then
-    found[#found + 1] = name
-    found[#found + 1] = value
-  else
-    redis.call('ZREM', KEYS[1], name)
-  end
+# KEYS: entries. ARGV: the index of the last byte of each to return: oversized foreign values are
+# not transferred. Returns their values, '' for those that are absent or of the wrong type.
+READ_VALUES = """
+local values = {}
+for place, key in ipairs(KEYS) do
+  local value = redis.pcall('GETRANGE', key, 0, tonumber(ARGV[1]))
+  values[place] = type(value) == 'string' and value or ''
 end
-return found
+return values
 """
-)
 
 # KEYS: index, placements to write, placements to remove. ARGV: router id, ttl (ms), how many to
 # write, name and value of each of those, name of each to remove.

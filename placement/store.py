@@ -34,6 +34,14 @@ class PlacementUnavailable(PdserveError):
 class PlacementSlow(PlacementUnavailable):
     """The store accepted a call but did not answer within its time: it may be busy."""
 
+    code = "placement_slow"
+
+
+class PlacementRefused(PlacementUnavailable):
+    """The store answered that it does not do the call: it takes no writes now, or not from us."""
+
+    code = "placement_refused"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveNode:

@@ -24,7 +24,7 @@ from kv_transfer.statistics import ConnectorStatistics
 from kv_transfer.transfer_metrics import TransferMetrics
 from node.kv_metrics import KvCollector
 from node.messages import NodeStatistics
-from node.metrics import NodeCollector
+from node.metrics import LeaseCollector, NodeCollector
 from router.access.api_key_book import ApiKeyBook
 from router.access.api_key_metrics import ApiKeyCollector
 from router.http.server import count_refused
@@ -66,6 +66,7 @@ def described_metrics() -> dict[str, list[DescribedMetric]]:
     router.register(ApiKeyCollector(ApiKeyBook(MonotonicClock())))
     count_refused(router)
     node.register(NodeCollector(_node_statistics, {}))
+    node.register(LeaseCollector({}))
     kv.register(KvCollector(_connector_statistics))
     tables = {"process": process, "router": router, "node": node, "kv": kv}
     return {name: list(_described(registry)) for name, registry in tables.items()}

@@ -2,5 +2,6 @@
 
 view               readiness, /v1/cluster, and what the live page reads
 layout_mismatches  prefill nodes whose KV layout no decode node has
+missing_nodes      why no node can finish an answer; nodes that are heard and not listed
 drain              `POST /v1/cluster/drain`: a node drains
 """

@@ -9,6 +9,7 @@ from common.nodes import Role
 from placement.records import facts_json
 from placement.store import Placement
 from router.cluster.layout_mismatches import unpaired_prefill_nodes
+from router.cluster.missing_nodes import unlisted_nodes, what_is_missing
 from router.core.policies.query import NodeView
 from router.dispatch.dispatcher import Dispatcher
 from router.live.reading import Reading, live_requests
@@ -36,17 +37,16 @@ class DispatcherView:
             return "draining"
         if self._finishers():
             return ""
-        missing = "no decode or mixed node is alive"
-        others = self._dispatcher.pool.other_models
-        if others:
-            missing += f": nodes serve {', '.join(others)}, this router {self._dispatcher.model}"
-        if self._dispatcher.pool.membership.is_store_away:
-            return f"{missing}, and the placement store is away"
-        return missing
+        pool = self._dispatcher.pool
+        return what_is_missing(
+            pool.nodes(), pool.membership, model=self._dispatcher.model, others=pool.other_models
+        )
 
     def warnings(self) -> list[str]:
-        """Return a sentence for each prefill node whose KV layout no decode node has."""
-        return unpaired_prefill_nodes([node.record for node in self._dispatcher.pool.nodes()])
+        """Return a sentence for each prefill node without a partner, and one for missing leases."""
+        pool = self._dispatcher.pool
+        unpaired = unpaired_prefill_nodes([node.record for node in pool.nodes()])
+        return unpaired + unlisted_nodes(pool.membership)
 
     def max_model_len(self) -> int | None:
         """Return the most tokens of prompt and output that a node can finish; None without."""
@@ -101,6 +101,7 @@ def node_json(node: NodeView) -> dict[str, Any]:
         "kv_cache": node.record.kv_description,
         "num_requests": node.num_requests,
         "is_suspected": node.is_suspected,
+        "is_listed": node.is_listed,
         "kv_links": [link._asdict() for link in node.load.kv_links],
     }
 

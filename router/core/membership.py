@@ -1,11 +1,15 @@
-"""The router's own copy of who is alive: from the store, and from the nodes' streams.
+"""The router's own copy of the cluster: from the store, and from the nodes' streams.
 
-A node can be chosen when three things hold: the store listed it recently, this router hears it on
-its stream, and it is not draining (placement looks at that). A store that is away or was emptied
-removes no node at once: a node whose stream is alive stays, for `store_grace_s` at most while the
-store is unreachable, and for one lease when the store answers without it. A node whose stream broke
-is left out until it is heard again, and one that is suspected is listed as such. A newer
-incarnation replaces an older one.
+A node becomes a member when the store lists it, and can be chosen while this router hears it on its
+stream. The store removes no member that is heard: one that answers may still refuse the writes that
+renew leases (full memory, full disk, lost replicas, a read-only replica), and one that was emptied
+lists nobody for a moment. A member that is heard ends when its stream does, which is how a node
+leaves, or when a newer incarnation of it is listed. Placement avoids those that drain.
+
+A member whose stream broke is left out until it is heard again, and one that is suspected is shown
+as such. A broken stream is opened again for one lease after the store listed the member or it was
+heard. While the store is away, or does not list members that are heard, nothing is known of the
+others: their streams are opened again for `store_grace_s`.
 
 Between two answers of the store at most half a lease counts. After a whole machine was suspended,
 all leases have expired: a router that polls first must give the nodes time to renew them.
@@ -14,7 +18,7 @@ all leases have expired: a router that polls first must give the nodes time to r
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from common.ids import Incarnation
@@ -31,8 +35,10 @@ class _Member:
     record: NodeRecord
     load: NodeLoad
     listed_at_s: float
+    lost_at_s: float = -math.inf
     is_heard: bool = False
     is_suspected: bool = False
+    is_replaced: bool = False
     num_inflight: int = 0
     num_inflight_at_report: int = 0
 
@@ -45,6 +51,7 @@ class Membership:
         self._store_grace_s = store_grace_s
         self._members: dict[Incarnation, _Member] = {}
         self._is_store_away = False
+        self._num_listed = 0
         self._asked_at_s = math.inf
         self._waited_s = 0.0
 
@@ -52,18 +59,30 @@ class Membership:
     def is_store_away(self) -> bool:
         return self._is_store_away
 
-    def on_listing(self, nodes: Sequence[LiveNode], now_s: float) -> None:
-        """Take over the nodes that the store lists."""
+    @property
+    def num_listed(self) -> int:
+        """The nodes in the latest listing that could be members."""
+        return self._num_listed
+
+    def on_listing(
+        self,
+        nodes: Sequence[LiveNode],
+        now_s: float,
+        *,
+        unusable: Collection[Incarnation] = (),
+    ) -> None:
+        """Take over the nodes that the store lists.
+
+        `unusable`: incarnations that it lists as well and that cannot be members, such as those
+        with another model. They replace older ones too.
+        """
         self._tell_time(now_s)
-        if self._is_store_away:
-            # The store may be empty now: nodes with a stream have one lease to register again.
-            for member in self._members.values():
-                if member.is_heard and member.listed_at_s > -math.inf:
-                    member.listed_at_s = self._waited_s
         self._is_store_away = False
-        for node in nodes[:MAX_NODES]:
-            if node.record.role is not Role.ROUTER:
-                self._list(node)
+        listed = [node for node in nodes[:MAX_NODES] if node.record.role is not Role.ROUTER]
+        self._num_listed = len(listed)
+        for node in listed:
+            self._list(node)
+        self._replace({node.record.incarnation for node in listed} | set(unusable))
         self._forget()
 
     def on_store_away(self, now_s: float) -> None:
@@ -91,6 +110,7 @@ class Membership:
         if member is not None:
             member.is_heard = False
             member.is_suspected = False
+            member.lost_at_s = self._waited_s
 
     def on_leg_opened(self, incarnation: Incarnation) -> None:
         """Count one more request that the node was asked to hold."""
@@ -110,12 +130,19 @@ class Membership:
             NodeView(
                 record=member.record,
                 load=member.load,
-                num_requests=_estimate(member),
                 is_suspected=member.is_suspected,
+                num_requests=_estimate(member) if self._is_listed(member) else member.num_inflight,
+                is_listed=self._is_listed(member),
             )
             for _, member in sorted(self._members.items())
-            if member.is_heard and self._is_listed(member)
+            if member.is_heard and not member.is_replaced
         ]
+
+    def unlisted(self) -> list[Incarnation]:
+        """Return the nodes that are heard and whose lease is missing in a store that answers."""
+        if self._is_store_away:
+            return []
+        return [node.incarnation for node in self.nodes() if not node.is_listed]
 
     def records(self) -> list[NodeRecord]:
         """Return every node to keep a stream to, ordered by id."""
@@ -129,27 +156,38 @@ class Membership:
         incarnation = node.record.incarnation
         member = self._members.get(incarnation)
         if member is None:
-            for other, older in self._members.items():
-                if other.node_id == incarnation.node_id and other.epoch < incarnation.epoch:
-                    older.listed_at_s = -math.inf
             self._members[incarnation] = _Member(node.record, node.load, self._waited_s)
             return
         member.record, member.load, member.listed_at_s = node.record, node.load, self._waited_s
         member.num_inflight_at_report = member.num_inflight
 
+    def _replace(self, listed: Collection[Incarnation]) -> None:
+        """Mark the members of which a newer incarnation is listed."""
+        latest = dict(sorted(listed))
+        for incarnation, member in self._members.items():
+            if incarnation.epoch < latest.get(incarnation.node_id, 0):
+                member.is_replaced = True
+
     def _is_listed(self, member: _Member) -> bool:
         """Evaluate the lease at the store's last reply: a router that was suspended must not expire
         nodes before it has polled again."""
-        grace_s = self._store_grace_s if self._is_store_away else self._lease_s
-        return self._waited_s - member.listed_at_s <= grace_s
+        return self._waited_s - member.listed_at_s <= self._lease_s
 
     def _forget(self) -> None:
-        """Drop members that cannot be chosen any more and hold nothing of this router."""
+        """Drop members that cannot be chosen and are not expected to be heard again."""
+        is_store_incomplete = self._is_store_away or bool(self.unlisted())
+        patience_s = self._store_grace_s if is_store_incomplete else self._lease_s
         self._members = {
             incarnation: member
             for incarnation, member in self._members.items()
-            if self._is_listed(member) or (member.is_heard and member.num_inflight)
+            if self._is_kept(member, patience_s)
         }
+
+    def _is_kept(self, member: _Member, patience_s: float) -> bool:
+        if member.is_replaced:
+            return member.is_heard and member.num_inflight > 0
+        seen_at_s = max(member.listed_at_s, member.lost_at_s)
+        return member.is_heard or self._waited_s - seen_at_s <= patience_s
 
 
 def _estimate(member: _Member) -> int:

@@ -129,11 +129,11 @@ def _prefillers(nodes: Sequence[NodeView], query: Query) -> list[NodeView]:
 
 def _decoders(nodes: Sequence[NodeView], query: Query) -> list[NodeView]:
     """Return the nodes that may decode this request, at least one."""
-    alive = [node for node in nodes if node.record.role in _DECODE_ROLES]
-    staying = [node for node in alive if not node.load.is_draining]
+    heard = [node for node in nodes if node.record.role in _DECODE_ROLES]
+    staying = [node for node in heard if not node.load.is_draining]
     if not staying:
-        state = "is draining" if alive else "is alive"
-        raise Overloaded(f"{'every' if alive else 'no'} decode or mixed node {state}")
+        state = "is draining" if heard else "is heard"
+        raise Overloaded(f"{'every' if heard else 'no'} decode or mixed node {state}")
     fitting = [node for node in staying if _fits(node, query)]
     if not fitting:
         longest = max(node.record.max_model_len for node in staying)

@@ -69,6 +69,7 @@ class NodePool:
         self._should_refresh = asyncio.Event()
         self._closing: set[asyncio.Task[None]] = set()
         self._unmet: set[Incarnation] = set()
+        self._unlisted: set[Incarnation] = set()
         self._has_met_all = asyncio.Event()
         self.membership = Membership(lease_s=lease_s)
 
@@ -117,10 +118,13 @@ class NodePool:
         else:
             if self.membership.is_store_away:
                 log.info("the placement store is back")
-            self.membership.on_listing(self._of_this_model(listing), self._clock.now_s())
+            ours = self._of_this_model(listing)
+            now_s = self._clock.now_s()
+            self.membership.on_listing(ours, now_s, unusable=self._foreign_nodes)
             self._judge(gone, {node.record.incarnation for node in listing})
         self._match_clients(router)
         self._count_nodes()
+        self._look_who_is_unlisted()
         self._look_who_is_unmet()
 
     async def wait_met(self) -> None:
@@ -230,6 +234,13 @@ class NodePool:
         self._clients[node] = client
         self._unmet.add(node)
         client.start()
+
+    def _look_who_is_unlisted(self) -> None:
+        unlisted = set(self.membership.unlisted())
+        for node in sorted(unlisted - self._unlisted):
+            log.warning("%s is heard, but the placement store does not list it", node)
+        self._unlisted = unlisted
+        self._metrics.unlisted_nodes.set(len(unlisted))
 
     def _look_who_is_unmet(self) -> None:
         if not self._unmet:

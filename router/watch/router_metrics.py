@@ -29,6 +29,11 @@ class RouterMetrics:
             ["role"],
             registry=registry,
         )
+        self.unlisted_nodes = Gauge(
+            "pdserve_router_unlisted_nodes",
+            "Nodes that are heard and used, and that the placement store does not list",
+            registry=registry,
+        )
         self.nodes_left = Counter(
             "pdserve_router_nodes_left_total",
             "Nodes that left in order: out of the placement store, then the end of their stream",

@@ -142,11 +142,12 @@ async def test_a_refusal_leads_to_the_next_node(cluster: Cluster) -> None:
 
 async def test_nobody_is_there(cluster: Cluster) -> None:
     router = await cluster.router()
-    with pytest.raises(Overloaded, match="no decode or mixed node is alive"):
+    with pytest.raises(Overloaded, match="no decode or mixed node is heard"):
         await start(router)
     view = DispatcherView(router)
     assert not view.is_ready()
-    assert view.why_not_ready() == "no decode or mixed node is alive"
+    missing = "no decode or mixed node is heard, the placement store lists none"
+    assert view.why_not_ready() == missing
 
 
 async def test_a_lost_prefill_node_is_replaced_before_the_first_token(cluster: Cluster) -> None:

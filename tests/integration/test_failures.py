@@ -255,6 +255,27 @@ def test_requests_go_on_while_redis_is_away_and_after_it_comes_back_empty(
     assert rest == api.complete(**fields)
 
 
+def test_a_redis_that_refuses_writes_takes_no_node_away(
+    cluster: Cluster, api: Api, own_redis: RedisServer
+) -> None:
+    """Full memory: every lease ends, and no node can renew its own."""
+    fields: Fields = {"prompt": prompt_tokens(50, salt=46), "max_tokens": 40, **GREEDY}
+    wanted = api.complete(**fields)
+    with own_redis.client() as client:
+        client.config_set("maxmemory", "1")
+        try:
+            unlisted = "2 nodes are heard that the placement store does not list (decode-1#"
+            wait_until(lambda: unlisted in api.http.get("/ready").text, "the router says it")
+            assert cluster.live_nodes() == []
+            assert api.http.get("/ready").status_code == 200
+            assert api.complete(**fields) == wanted
+        finally:
+            client.config_set("maxmemory", "0")
+    for node_id in ("decode-1", "prefill-1"):
+        assert "the lease was not renewed (failure 1)" in cluster.processes[node_id].log()
+    wait_until(lambda: "warnings" not in api.http.get("/ready").json(), "all is well")
+
+
 def test_requests_that_run_together_fail_apart(cluster: Cluster, api: Api) -> None:
     """A client that hangs up in the middle of a batch disturbs nobody in it."""
     fields: list[Fields] = [

@@ -42,13 +42,13 @@ def at(phase: Phase) -> Reading:
 
 
 def test_nothing_runs_yet(edge: ServedEdge, tab: Tab) -> None:
-    edge.show(reading(trouble="no decode or mixed node is alive"))
+    edge.show(reading(trouble="no decode or mixed node is heard"))
     tab.goto(edge.url)
     tab.wait(
         "!document.querySelector('main').hidden && !document.querySelector('#no-nodes').hidden"
     )
     assert "pdserve serve --role prefill" in tab.text("#no-nodes")
-    assert "Requests have nowhere to run: no decode or mixed node is alive." in tab.text("#notices")
+    assert "Requests have nowhere to run: no decode or mixed node is heard." in tab.text("#notices")
     assert f"curl {edge.url}/v1/chat/completions" in tab.text("#no-placements")
     assert "No KV has moved" in tab.text("#no-pairs")
     assert tab.run("document.querySelector('#placements').parentElement.hidden")

@@ -18,12 +18,14 @@ class NodeView:
     """A node that can be chosen. `num_requests` is what it is estimated to hold right now.
 
     One that `is_suspected` may be gone: it is chosen only where no other is left.
+    One that is not `is_listed` has no lease in the store now: its `load` is an old one.
     """
 
     record: NodeRecord
     load: NodeLoad
     num_requests: int
     is_suspected: bool = False
+    is_listed: bool = True
 
     @property
     def incarnation(self) -> Incarnation:

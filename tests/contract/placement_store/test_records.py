@@ -109,7 +109,7 @@ def test_the_cluster_shows_a_node_in_these_words() -> None:
     ]
     shown = node_json(NodeView(record=NODE.record, load=NODE.load, num_requests=5))
     earlier_names = {"address": "127.0.0.1:7001", "kv_cache": "31 layers, with mtp"}
-    of_router = {"num_requests": 5, "is_suspected": False}
+    of_router = {"num_requests": 5, "is_suspected": False, "is_listed": True}
     assert shown == RECORD | LOAD | earlier_names | of_router | {"kv_links": links}
 
 

@@ -10,8 +10,8 @@ import pytest
 from common.errors import StaleEpoch
 from common.ids import Incarnation
 from common.nodes import NodeLoad, NodeRecord, Role
-from node.lease_keeper import RENEWALS_PER_LEASE, LeaseKeeper
-from placement.store import PlacementUnavailable
+from node.lease_keeper import RENEWALS_PER_LEASE, SECONDS_PER_WARNING, LeaseKeeper
+from placement.store import PlacementRefused, PlacementUnavailable
 from tests.fakes.manual_clock import ManualClock
 from tests.fakes.memory_store import MemoryStore
 
@@ -19,9 +19,9 @@ LEASE_S = 4.0
 
 
 class FlakyStore(MemoryStore):
-    """A memory store that can be away."""
+    """A memory store that can be away, or refuse."""
 
-    is_away = False
+    trouble: PlacementUnavailable | None = None
 
     async def heartbeat(self, record: NodeRecord, load: NodeLoad, *, lease_s: float) -> None:
         self._fail_when_away()
@@ -32,8 +32,8 @@ class FlakyStore(MemoryStore):
         await super().leave(incarnation)
 
     def _fail_when_away(self) -> None:
-        if self.is_away:
-            raise PlacementUnavailable("no answer in 1 s")
+        if self.trouble is not None:
+            raise self.trouble
 
 
 class World:
@@ -45,7 +45,7 @@ class World:
         self.num_running = 0
 
     def keeper(self, epoch: int = 1) -> LeaseKeeper:
-        return LeaseKeeper(self.store, record(epoch), self.load, lease_s=LEASE_S)
+        return LeaseKeeper(self.store, record(epoch), self.load, lease_s=LEASE_S, clock=self.clock)
 
     def load(self) -> NodeLoad:
         return NodeLoad(
@@ -111,21 +111,34 @@ async def test_an_emptied_store_fills_again_by_itself(world: World) -> None:
     assert await world.live() == [(1, 0)]
 
 
-async def test_an_absent_store_is_said_once_and_tried_again(
+async def test_a_failure_that_lasts_is_logged_now_and_then_and_each_is_counted(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     keeper = world.keeper()
-    world.store.is_away = True
+    world.store.trouble = PlacementUnavailable("no answer in 1 s")
     with caplog.at_level(logging.INFO, "pdserve.node"):
         for _ in range(3):
             await keeper.renew()
         assert [r.levelname for r in caplog.records] == ["WARNING"]
-        assert "no answer in 1 s" in caplog.text
-        world.store.is_away = False
+        assert "(failure 1), serving on: no answer in 1 s" in caplog.text
+        world.store.trouble = PlacementRefused("OOM command not allowed")
+        world.clock.advance(SECONDS_PER_WARNING)
+        for _ in range(2):
+            await keeper.renew()
+        assert [r.levelname for r in caplog.records] == ["WARNING"] * 2
+        assert "(failure 4), serving on: OOM command not allowed" in caplog.text
+        world.store.trouble = None
         await keeper.renew()
         await keeper.renew()
-    assert [r.levelname for r in caplog.records] == ["WARNING", "INFO"]
+    assert [r.levelname for r in caplog.records] == ["WARNING"] * 2 + ["INFO"]
+    assert "renewed again, after 5 failures" in caplog.text
     assert await world.live() == [(1, 0)]
+    counted = {"placement_unavailable": 3, "placement_slow": 0, "placement_refused": 2}
+    assert keeper.failures == counted
+    world.store.trouble = PlacementRefused("OOM command not allowed")
+    with caplog.at_level(logging.INFO, "pdserve.node"):
+        await keeper.renew()
+    assert caplog.records[-1].levelname == "WARNING", "another failure is news"
 
 
 async def test_a_node_whose_successor_holds_the_lease_is_fenced(world: World) -> None:
@@ -150,9 +163,9 @@ async def test_leaving_takes_the_node_out_and_never_its_successor(world: World) 
 async def test_leaving_an_absent_store_is_no_error(world: World) -> None:
     keeper = world.keeper()
     await keeper.renew()
-    world.store.is_away = True
+    world.store.trouble = PlacementUnavailable("no answer in 1 s")
     await keeper.leave()
-    world.store.is_away = False
+    world.store.trouble = None
     world.clock.advance(LEASE_S)
     assert await world.live() == []
 

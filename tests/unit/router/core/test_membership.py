@@ -123,14 +123,68 @@ def test_a_replaced_node_that_still_answers_is_kept_for_what_it_holds_only() -> 
     assert len(membership.records()) == 1
 
 
-def test_a_node_that_the_store_drops_stays_for_one_lease() -> None:
-    """F72: an emptied store fills again within a lease."""
+def unlisted(membership: Membership) -> list[str]:
+    return [str(node) for node in membership.unlisted()]
+
+
+def test_a_node_that_is_heard_stays_however_long_the_store_lists_nobody() -> None:
+    """A store that refuses writes answers on, and every lease in it ends."""
     membership = with_nodes(live())
     ask_until(membership, 5.0)
+    assert unlisted(membership) == []
+    ask_until(membership, 5000.0, since_s=5.0)
     assert chosen(membership) == ["d0#1"]
-    membership.on_listing([], 5.1)
+    assert unlisted(membership) == ["d0#1"]
+    assert membership.num_listed == 0
+    membership.on_listing([live()], 5001.0)
+    assert [unlisted(membership), membership.num_listed] == [[], 1]
+
+
+def test_a_node_that_ends_its_stream_and_is_not_listed_is_tried_for_one_lease() -> None:
+    """F72: an emptied store fills again within a lease."""
+    membership = with_nodes(live())
+    ask_until(membership, 100.0)
+    membership.on_lost(Incarnation("d0", 1))
+    ask_until(membership, 105.0, since_s=100.0)
     assert chosen(membership) == []
+    assert len(membership.records()) == 1
+    membership.on_listing([], 105.1)
     assert membership.records() == []
+
+
+def test_a_store_without_the_leases_of_those_who_are_heard_says_nothing_of_others() -> None:
+    """A stream that breaks is opened again, although the store has no lease of its node either."""
+    membership = with_nodes(live("d0"), live("d1"))
+    ask_until(membership, 50.0)
+    membership.on_lost(Incarnation("d1", 1))
+    ask_until(membership, 600.0, since_s=50.0)
+    assert chosen(membership) == ["d0#1"]
+    assert [record.node_id for record in membership.records()] == ["d0", "d1"]
+    membership.on_heard(Incarnation("d1", 1))
+    assert chosen(membership) == ["d0#1", "d1#1"]
+    membership.on_lost(Incarnation("d1", 1))
+    ask_until(membership, 606.0, since_s=600.0, nodes=[live("d0")])
+    assert [record.node_id for record in membership.records()] == ["d0"], "the store is complete"
+
+
+def test_an_old_load_does_not_count() -> None:
+    node = Incarnation("d0", 1)
+    membership = with_nodes(live(num_running=10))
+    membership.on_leg_opened(node)
+    assert num_requests(membership) == 12
+    ask_until(membership, 6.0)
+    assert num_requests(membership) == 1
+    assert not membership.nodes()[0].is_listed
+    membership.on_listing([live(num_running=10)], 7.0)
+    assert num_requests(membership) == 11
+
+
+def test_a_newer_incarnation_that_cannot_be_used_replaces_the_older_one_too() -> None:
+    membership = with_nodes(live(epoch=2), live("d1"))
+    membership.on_listing([live("d1")], 1.0, unusable=[Incarnation("d0", 1)])
+    assert chosen(membership) == ["d0#2", "d1#1"]
+    membership.on_listing([live("d1")], 1.0, unusable=[Incarnation("d0", 3)])
+    assert chosen(membership) == ["d1#1"]
 
 
 def test_a_router_that_stood_still_for_a_lease_takes_nobody_for_gone() -> None:
@@ -140,43 +194,48 @@ def test_a_router_that_stood_still_for_a_lease_takes_nobody_for_gone() -> None:
     assert chosen(membership) == ["d0#1"]
 
 
-def test_who_stood_still_with_the_router_has_time_to_register_again() -> None:
+def test_a_lost_node_that_stood_still_with_the_router_has_time_to_come_back() -> None:
     """A machine that was paused: every lease is over before the first node can renew its own."""
     membership = with_nodes(live())
+    membership.on_lost(Incarnation("d0", 1))
     membership.on_listing([], 1000.0)
-    assert chosen(membership) == ["d0#1"]
+    assert len(membership.records()) == 1
     membership.on_listing([live()], 1001.0)
-    assert chosen(membership) == ["d0#1"]
     membership.on_listing([], 2000.0)
     ask_until(membership, 2002.0, since_s=2000.0)
-    assert chosen(membership) == ["d0#1"]
+    assert len(membership.records()) == 1
     membership.on_listing([], 2003.0)
-    assert chosen(membership) == [], "it did not come back"
+    assert membership.records() == [], "it did not come back"
 
 
-def test_a_store_that_is_away_takes_nobody_away_for_a_bounded_time() -> None:
+def test_a_store_that_is_away_takes_nobody_away_who_is_heard() -> None:
     membership = with_nodes(live())
+    for second in range(10_000):
+        membership.on_store_away(1.0 + second)
+    assert chosen(membership) == ["d0#1"]
+    assert unlisted(membership) == [], "nobody knows what it holds"
+
+
+def test_a_lost_node_is_tried_for_a_bounded_time_while_the_store_is_away() -> None:
+    membership = with_nodes(live())
+    membership.on_lost(Incarnation("d0", 1))
     for second in range(600):
         membership.on_store_away(1.0 + second)
-        assert chosen(membership) == ["d0#1"]
+        assert len(membership.records()) == 1
     membership.on_store_away(601.0)
-    assert chosen(membership) == []
     assert membership.records() == []
 
 
-def test_a_store_that_comes_back_empty_leaves_one_lease_to_register() -> None:
+def test_a_store_that_comes_back_empty_takes_away_those_that_were_lost() -> None:
     membership = with_nodes(live("d0"), live("d1"))
     membership.on_lost(Incarnation("d1", 1))
     assert not membership.is_store_away
-    membership.on_store_away(100.0)
+    membership.on_store_away(3.0)
     assert [membership.is_store_away, chosen(membership)] == [True, ["d0#1"]]
-    membership.on_listing([], 200.0)
+    membership.on_listing([], 6.0)
     assert [membership.is_store_away, chosen(membership)] == [False, ["d0#1"]]
-    ask_until(membership, 205.0, since_s=200.0)
-    assert chosen(membership) == ["d0#1"]
-    assert [r.incarnation.node_id for r in membership.records()] == ["d0"]
-    membership.on_listing([], 205.1)
-    assert chosen(membership) == []
+    membership.on_listing([live("d0")], 7.0)
+    assert [r.node_id for r in membership.records()] == ["d0"]
 
 
 def test_a_replaced_node_does_not_return_with_the_store() -> None:
@@ -186,18 +245,6 @@ def test_a_replaced_node_does_not_return_with_the_store() -> None:
     membership.on_store_away(2.0)
     membership.on_listing([], 3.0)
     assert chosen(membership) == []
-
-
-def test_a_dropped_node_keeps_its_stream_for_the_requests_it_runs() -> None:
-    """F115: a draining node leaves placement first, and finishes what it has."""
-    membership = with_nodes(live())
-    membership.on_leg_opened(Incarnation("d0", 1))
-    ask_until(membership, 6.0)
-    assert chosen(membership) == []
-    assert len(membership.records()) == 1
-    membership.on_lost(Incarnation("d0", 1))
-    membership.on_listing([], 7.0)
-    assert membership.records() == []
 
 
 def num_requests(membership: Membership) -> int:

@@ -126,8 +126,8 @@ def test_nodes_that_were_tried_are_not_chosen() -> None:
 @pytest.mark.parametrize(
     ("nodes", "text"),
     [
-        ([], "no decode or mixed node is alive"),
-        ([prefill("p0")], "no decode or mixed node is alive"),
+        ([], "no decode or mixed node is heard"),
+        ([prefill("p0")], "no decode or mixed node is heard"),
         ([node("d0", is_draining=True)], "every decode or mixed node is draining"),
     ],
 )

@@ -1,0 +1,51 @@
+"""What a router says of nodes that are missing: among those it hears, or in the store."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from common.nodes import Role
+from router.core.membership import Membership
+from router.core.policies.query import NodeView
+
+MAX_NAMED = 8
+
+
+def what_is_missing(
+    heard: Sequence[NodeView], membership: Membership, *, model: str, others: Sequence[str]
+) -> str:
+    """Return why no node can finish an answer, with what is heard and what the store lists.
+
+    `others`: the models of listed nodes that do not serve this router's `model`.
+    """
+    finishers = [node for node in heard if node.record.role is not Role.PREFILL]
+    if finishers:
+        return "every decode or mixed node is draining"
+    facts = ["no decode or mixed node is heard"]
+    if heard:
+        facts.append(_counted(len(heard), "prefill node is", "prefill nodes are"))
+    if membership.is_store_away:
+        facts.append("the placement store is away")
+    elif membership.num_listed:
+        nodes = _counted(membership.num_listed, "node", "nodes")
+        facts.append(f"the placement store lists {nodes} of this model")
+    elif not others:
+        facts.append("the placement store lists none")
+    if others:
+        facts.append(f"nodes serve {', '.join(others)}, this router {model}")
+    return ", ".join(facts)
+
+
+def unlisted_nodes(membership: Membership) -> list[str]:
+    """Return a sentence when the store lacks the leases of nodes that are heard, else nothing."""
+    unlisted = membership.unlisted()
+    if not unlisted:
+        return []
+    named = ", ".join(str(node) for node in unlisted[:MAX_NAMED])
+    more = f" and {len(unlisted) - MAX_NAMED} more" if len(unlisted) > MAX_NAMED else ""
+    heard = _counted(len(unlisted), "node is heard", "nodes are heard")
+    return [f"{heard} that the placement store does not list ({named}{more}): it takes no leases"]
+
+
+def _counted(number: int, one: str, many: str) -> str:
+    return f"{number} {one if number == 1 else many}"
