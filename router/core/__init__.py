@@ -1,7 +1,8 @@
 """The router's decisions without I/O: events and `now_s` in, effects out.
 
 request_flow   the machine of one choice: which node is asked for what, and its one outcome
-token_ledger   the tokens of several nodes in one order, each index once
+attempt        one attempt of it: its nodes, what is open there, its tokens
+token_ledger   the tokens of an attempt's nodes in one order, each index once
 effects        what a flow asks its shell to do
 ttft_stages    where the time to the first token went
 membership     which nodes are alive, from the store and from the nodes' streams

@@ -1,4 +1,4 @@
-"""The tokens of several nodes in one order: each index once, none skipped."""
+"""The tokens of one attempt's nodes in one order: each index once, none skipped."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ class TokenLedger:
 
     The decode node may run ahead of token 0, which the prefill node sends. Tokens behind a missing
     index are held, up to `MAX_HELD_TOKENS`. The first arrival of an index counts, later ones are
-    dropped. `emitted` is what the client has; `num_before` of it came from earlier attempts.
+    dropped. `emitted` is what the client has; `num_before` of it came from earlier attempts (see
+    `continued`).
     """
 
     def __init__(self, sampling: SamplingParams) -> None:
+        self._sampling = sampling
         self._max_tokens = sampling.max_tokens
         self._has_logprobs = sampling.logprobs is not None
         self._held: dict[int, tuple[int, TokenLogprobs | None]] = {}
@@ -123,18 +125,17 @@ class TokenLedger:
         logprobs = tuple(entry for _, entry in tokens if entry is not None)
         return first, tuple(token_id for token_id, _ in tokens), logprobs
 
-    def restart(self) -> None:
-        """Begin another attempt behind what was emitted; drop what was held.
+    def continued(self) -> TokenLedger:
+        """Return the ledger of another attempt, which begins behind what was emitted here.
 
-        Draft counts go on: those of a lost attempt were verified, and became output where anything
+        Draft counts go on: those of this attempt were verified, and became output where anything
         was emitted.
         """
-        self._held.clear()
-        self._end, self._reason = None, None
-        self.num_before = self.num_emitted
-        if not self.num_before:
-            self.num_cached_tokens = 0
-        else:
-            self._accepted_before += self._accepted
-        self._drafted_before += self._drafted
-        self._drafted, self._accepted = 0, 0
+        after = TokenLedger(self._sampling)
+        after.emitted = list(self.emitted)
+        after.num_emitted = after.num_before = self.num_emitted
+        if self.num_emitted:
+            after.num_cached_tokens = self.num_cached_tokens
+            after._accepted_before = self._accepted_before + self._accepted
+        after._drafted_before = self._drafted_before + self._drafted
+        return after

@@ -8,8 +8,9 @@ from enum import Enum
 
 from common.ids import Incarnation
 from placement.store import Placement
+from router.core.attempt import State
 from router.core.policies.query import NodeView
-from router.core.request_flow import RequestFlow, State
+from router.core.request_flow import RequestFlow
 
 
 class Phase(Enum):

@@ -21,6 +21,7 @@ from common.errors import (
 )
 from common.ids import AttemptId, Incarnation
 from common.request import FinishReason, RequestOutput, SamplingParams, TokenLogprobs
+from router.core.attempt import State
 from router.core.effects import (
     Choose,
     Effect,
@@ -34,7 +35,7 @@ from router.core.effects import (
     Unplace,
 )
 from router.core.generation import TokenChunk
-from router.core.request_flow import RequestFlow, Reservation, State
+from router.core.request_flow import RequestFlow, Reservation
 
 P0, P1 = Incarnation("p0", 1), Incarnation("p1", 1)
 D0, D1 = Incarnation("d0", 1), Incarnation("d1", 1)

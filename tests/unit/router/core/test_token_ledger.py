@@ -77,7 +77,7 @@ def test_what_no_node_may_send_changes_nothing(output: RequestOutput, words: str
     with pytest.raises(PeerProtocolError, match=words):
         ledger.push(output, 0)
     assert ledger.emitted == []
-    ledger.restart()
+    ledger = ledger.continued()
     chunk = ledger.push(RequestOutput(ID, 0, (7, 8)), 0)
     assert chunk is not None
     assert chunk.token_ids == (7, 8)
@@ -101,7 +101,7 @@ def test_a_new_attempt_goes_on_behind_what_was_emitted() -> None:
     ledger = TokenLedger(SamplingParams(max_tokens=MAX_TOKENS))
     ledger.push(RequestOutput(ID, 0, (1, 2), num_drafted=3, num_accepted=1), 0)
     assert ledger.push(RequestOutput(ID, 4, (5,)), 0) is None
-    ledger.restart()
+    ledger = ledger.continued()
     assert ledger.push(RequestOutput(ID, 3, (4,), num_drafted=2), 0) is None
     chunk = ledger.push(RequestOutput(ID, 2, (3,), num_cached_tokens=9), 0)
     assert chunk is not None

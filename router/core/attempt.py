@@ -1,0 +1,139 @@
+"""One attempt of a choice: the nodes that were asked, what is open there, and its tokens. No I/O.
+
+A *leg* is one attempt on one node. It is open from the moment the node is asked until the node is
+known to hold nothing: it refused, it finished, or (a prefill node) its KV was taken over.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from common.errors import PeerProtocolError
+from common.ids import AttemptId, Incarnation
+from common.request import GenerationRequest, RequestOutput
+from router.core.effects import (
+    Effect,
+    LegClosed,
+    PlaceRecord,
+    SendAbort,
+    SendPrefill,
+    SendReserve,
+    Unplace,
+)
+from router.core.generation import TokenChunk
+from router.core.token_ledger import TokenLedger
+
+
+class State(Enum):
+    """Where an attempt is; see the table in `router.core.request_flow`."""
+
+    CHOOSING = "choosing"
+    RESERVING = "reserving"
+    PREFILLING = "prefilling"
+    LOCAL = "local"
+    RUNNING = "running"
+    DONE = "done"
+
+
+class Attempt:
+    """The legs and tokens of one attempt. Which node is asked, and when it ends, others decide."""
+
+    def __init__(self, attempt_id: AttemptId, ledger: TokenLedger) -> None:
+        self.id = attempt_id
+        self.ledger = ledger
+        self.state = State.CHOOSING
+        self.decode: Incarnation | None = None
+        self.prefill: Incarnation | None = None
+        self.planned_prefill: Incarnation | None = None
+        self.ticket: object | None = None
+        self.reason = ""
+        self._has_started = False
+        self._is_placed = False
+
+    def next(self) -> Attempt:
+        """Return an attempt with the next number, which begins behind the tokens emitted here."""
+        return Attempt(AttemptId(self.id.request_id, self.id.attempt + 1), self.ledger.continued())
+
+    def is_on(self, node: Incarnation) -> bool:
+        """Return whether a leg on this node is open."""
+        return node in (self.decode, self.prefill)
+
+    def waits_for(self, node: Incarnation) -> bool:
+        """Return whether the node was asked and has answered neither with a reply nor tokens."""
+        if self.state is State.RESERVING:
+            return node == self.decode
+        return self.state is State.PREFILLING and node == self.prefill and not self.ledger.has(0)
+
+    # Asking nodes.
+
+    def reserve(
+        self,
+        decode: Incarnation,
+        planned_prefill: Incarnation | None,
+        request: GenerationRequest,
+        *,
+        may_wait: bool,
+    ) -> Effect:
+        """Ask a decode node; `planned_prefill` None: it computes the prompt itself."""
+        self.state = State.RESERVING
+        self.decode, self.planned_prefill = decode, planned_prefill
+        return SendReserve(decode, request, planned_prefill is None, may_wait)
+
+    def send_prefill(self, prefill: Incarnation, request: GenerationRequest) -> list[Effect]:
+        """Ask a prefill node, with the ticket if there is one."""
+        self.state = State.PREFILLING
+        self.prefill = prefill
+        return [SendPrefill(prefill, request, self.ticket), self.place()]
+
+    def place(self) -> Effect:
+        """Record where the attempt runs."""
+        self._is_placed = True
+        return PlaceRecord(self.id, self.decode, self.prefill, self.reason)
+
+    # Tokens.
+
+    def push(self, node: Incarnation, output: RequestOutput) -> TokenChunk | None:
+        """Put the output into the ledger. Raises `PeerProtocolError` for what no node may send."""
+        is_prefill = node == self.prefill
+        if is_prefill and output.first_index + len(output.token_ids) > 1:
+            raise PeerProtocolError(f"{node} sent more than token 0 of {output.id}")
+        if self.ticket is not None:
+            # A decode node fed by a prefill node owes token 1 on.
+            return self.ledger.push(output, 0 if is_prefill else 1)
+        if is_prefill and output.token_ids and not output.finish_reason:
+            raise PeerProtocolError(f"{node} did not end {output.id}, which is not handed off")
+        return self.ledger.push(output, 0)
+
+    def on_tokens(self, node: Incarnation, *, is_last: bool) -> list[Effect]:
+        """Close the legs that are over with an output of this node."""
+        effects: list[Effect] = []
+        is_prefill = node == self.prefill
+        if is_last:
+            effects.append(self.close_leg(node))
+        if not is_prefill:
+            self._has_started = True
+            self.state = State.RUNNING
+        if self.prefill is not None and self._has_started and self.ledger.has(0):
+            effects.append(self.close_leg(self.prefill))
+        return effects
+
+    # The end.
+
+    def close_leg(self, node: Incarnation) -> Effect:
+        """Note that the node holds nothing of this attempt any more."""
+        if node == self.decode:
+            self.decode = None
+        else:
+            self.prefill = None
+        return LegClosed(node)
+
+    def end(self) -> list[Effect]:
+        """Abort what is open, on every node."""
+        effects: list[Effect] = []
+        for node in (self.decode, self.prefill):
+            if node is not None:
+                effects += (SendAbort(node, self.id), self.close_leg(node))
+        if self._is_placed:
+            self._is_placed = False
+            effects.append(Unplace(self.id))
+        return effects
