@@ -2,6 +2,7 @@
 
 request_flow   the machine of one choice: which node is asked for what, and its one outcome
 attempt        one attempt of it: its nodes, what is open there, its tokens
+candidates     which nodes it may still ask, and whether it waits where there is none
 token_ledger   the tokens of an attempt's nodes in one order, each index once
 effects        what a flow asks its shell to do
 ttft_stages    where the time to the first token went

@@ -28,6 +28,7 @@ class State(Enum):
     """Where an attempt is; see the table in `router.core.request_flow`."""
 
     CHOOSING = "choosing"
+    WAITING = "waiting"
     RESERVING = "reserving"
     PREFILLING = "prefilling"
     LOCAL = "local"
@@ -47,12 +48,9 @@ class Attempt:
         self.planned_prefill: Incarnation | None = None
         self.ticket: object | None = None
         self.reason = ""
+        self.has_asked = False
         self._has_started = False
         self._is_placed = False
-
-    def next(self) -> Attempt:
-        """Return an attempt with the next number, which begins behind the tokens emitted here."""
-        return Attempt(AttemptId(self.id.request_id, self.id.attempt + 1), self.ledger.continued())
 
     def is_on(self, node: Incarnation) -> bool:
         """Return whether a leg on this node is open."""
@@ -75,13 +73,13 @@ class Attempt:
         may_wait: bool,
     ) -> Effect:
         """Ask a decode node; `planned_prefill` None: it computes the prompt itself."""
-        self.state = State.RESERVING
+        self.state, self.has_asked = State.RESERVING, True
         self.decode, self.planned_prefill = decode, planned_prefill
         return SendReserve(decode, request, planned_prefill is None, may_wait)
 
     def send_prefill(self, prefill: Incarnation, request: GenerationRequest) -> list[Effect]:
         """Ask a prefill node, with the ticket if there is one."""
-        self.state = State.PREFILLING
+        self.state, self.has_asked = State.PREFILLING, True
         self.prefill = prefill
         return [SendPrefill(prefill, request, self.ticket), self.place()]
 

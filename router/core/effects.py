@@ -23,6 +23,13 @@ class Choose:
 
 
 @dataclass(frozen=True, slots=True)
+class Wait:
+    """Answer with `on_waited` after `wait_s`. Meanwhile `on_node_trusted` may end the waiting."""
+
+    wait_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class SendReserve:
     """Ask a decode or mixed node; answer with `on_reserve_reply` or `on_call_failed`.
 
@@ -96,6 +103,7 @@ class Fail:
 Effect = (
     TokenChunk  # the next tokens for the client
     | Choose
+    | Wait
     | SendReserve
     | SendPrefill
     | SendAbort

@@ -7,7 +7,9 @@
                 choice: prefill alone           PREFILLING  SendPrefill without ticket
                 choice: prefill for a ticket    PREFILLING  SendPrefill with the ticket
                 choice: none for a ticket       RESERVING   abort; new attempt, local, same node
+                no choice, nodes may come       WAITING     Wait (see `router.core.candidates`)
                 no choice                       DONE        Fail
+    WAITING     a node can be chosen, or waited CHOOSING    Choose
     RESERVING   reply: ticket                   PREFILLING  SendPrefill, PlaceRecord
                 reply: local start              LOCAL       PlaceRecord
                 reply: refusal                  CHOOSING    Choose, this node excluded
@@ -21,7 +23,8 @@
     RUNNING     output                          RUNNING     TokenChunk
                 last token                      DONE        TokenChunk, Finish
     any         a leg fails or its node is      CHOOSING    abort; new attempt, node excluded
-                lost or drained                             (see `MAX_ATTEMPTS`)
+                lost or drained
+                too many nodes were lost        WAITING     the same; no other node is asked
                 a leg breaks the protocol or    DONE        abort, Fail
                 its pool, tokens emitted
                 deadline, error, client gone    DONE        abort, Fail or Finish(ABORT)
@@ -38,12 +41,10 @@ failure, because each depends on those before it, the seed and its index alone.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from common.errors import (
     DeadlineExceeded,
-    DeadlineUnreachable,
     Draining,
     HandoffFailed,
     InternalError,
@@ -59,12 +60,11 @@ from common.errors import (
 from common.ids import AttemptId, Incarnation
 from common.request import FinishReason, GenerationRequest, RequestOutput, SamplingParams
 from router.core.attempt import Attempt, State
-from router.core.effects import Choose, Effect, Fail, Finish, SendAbort
+from router.core.candidates import WAIT_S, Candidates
+from router.core.effects import Choose, Effect, Fail, Finish, SendAbort, Wait
 from router.core.generation import TokenChunk
 from router.core.token_ledger import TokenLedger
 
-MAX_ATTEMPTS = 3
-"""Attempts that ended because their node drains do not count: each excludes that node."""
 _MIN_DEADLINE_S = 0.001
 
 
@@ -93,15 +93,8 @@ class RequestFlow:
         self._deadline_at_s = deadline_at_s
         self._priority = priority
         self._main = Attempt(AttemptId(request_id, 1), TokenLedger(sampling))
-        self._num_handed_over = 0
-        self._excluded: set[Incarnation] = set()
-        self._full: set[Incarnation] = set()
-        self._may_wait = False
+        self._candidates = Candidates()
         self._aborted: set[tuple[Incarnation, AttemptId]] = set()
-        self._retry_after_s: float | None = None
-        self._is_shed = False
-        self._last_refusal = ""
-        self._failure: PdserveError | None = None
         self._out: list[Effect] = []
 
     # What the shell may read.
@@ -123,7 +116,7 @@ class RequestFlow:
     @property
     def failure(self) -> PdserveError | None:
         """What ended the attempt before the current one, if there was one."""
-        return self._failure
+        return self._candidates.failure
 
     @property
     def decode(self) -> Incarnation | None:
@@ -176,16 +169,17 @@ class RequestFlow:
         """Take the answer that no node is left for `Choose`."""
         if self.state is not State.CHOOSING:
             return []
-        if isinstance(error, Overloaded) and self._full:
-            # Every node was asked once and is full: now one of them may queue the request.
-            self._may_wait = True
-            self._excluded -= self._full
-            self._full.clear()
+        if isinstance(error, Overloaded) and self._candidates.asks_to_queue():
             self._choose()
-            return self._take_effects()
-        if isinstance(error, Overloaded):
-            error = self._why_given_up() or self._overloaded(str(error), error.retry_after_s)
-        self._fail(error)
+        else:
+            self._wait_or_fail(error)
+        return self._take_effects()
+
+    def on_waited(self) -> list[Effect]:
+        """Ask for nodes again: the time of `Wait` has passed."""
+        if self.state is State.WAITING:
+            self._candidates.on_waited()
+            self._choose_again()
         return self._take_effects()
 
     def on_reserve_reply(
@@ -215,7 +209,7 @@ class RequestFlow:
         else:
             attempt.ledger.note_cached(reply.num_cached_tokens)
             attempt.ticket = reply.ticket
-            if attempt.planned_prefill in self._excluded:
+            if attempt.planned_prefill in self._candidates.excluded:
                 self._choose()
             else:
                 self._send_prefill(attempt.planned_prefill, now_s)
@@ -277,6 +271,14 @@ class RequestFlow:
             self._attempt_failed(self._main, NodeLost(f"{node} was lost"), node)
         return self._take_effects()
 
+    def on_node_trusted(self, node: Incarnation) -> list[Effect]:
+        """Take that a node can be chosen: it was heard for the first time, or again."""
+        if not self.is_done:
+            self._candidates.on_heard(node)
+            if self.state is State.WAITING:
+                self._choose_again()
+        return self._take_effects()
+
     def on_client_gone(self) -> list[Effect]:
         """End the request: its client has left."""
         if not self.is_done:
@@ -292,7 +294,10 @@ class RequestFlow:
     def on_time(self, now_s: float) -> list[Effect]:
         """Check the deadline."""
         if not self.is_done and now_s >= self._deadline_at_s:
-            self._fail(DeadlineExceeded(f"the deadline of {self.attempt.request_id} passed"))
+            late = f"the deadline of {self.attempt.request_id} passed"
+            if self.state is State.WAITING:
+                late = f"{late} while no node could take it; {self.failure or 'none was known'}"
+            self._fail(DeadlineExceeded(late))
         return self._take_effects()
 
     # Tokens.
@@ -320,9 +325,25 @@ class RequestFlow:
     def _choose(self) -> None:
         """Ask for nodes: where the decode node is reserved, for a prefill node alone."""
         attempt = self._main
+        if self._candidates.has_lost_too_many:
+            self._wait_or_fail(Overloaded("its nodes were lost"))
+            return
         attempt.state = State.CHOOSING
         reserved = None if attempt.ticket is None else attempt.decode
-        self._out.append(Choose(reserved, frozenset(self._excluded)))
+        self._out.append(Choose(reserved, self._candidates.excluded))
+
+    def _choose_again(self) -> None:
+        """After a wait: a node that refused an attempt is asked for another one."""
+        if self._main.has_asked:
+            self._next_attempt()
+        self._choose()
+
+    def _wait_or_fail(self, error: PdserveError) -> None:
+        if self._candidates.can_wait(self._main.ledger.num_emitted):
+            self._main.state = State.WAITING
+            self._out.append(Wait(WAIT_S))
+        else:
+            self._fail(self._candidates.why_none(error))
 
     def _send_reserve(
         self, decode: Incarnation, planned_prefill: Incarnation | None, now_s: float
@@ -331,7 +352,9 @@ class RequestFlow:
         if attempt.ledger.num_emitted:
             planned_prefill = None  # The node that continues an answer computes all before it.
         request = self._request(attempt, now_s)
-        self._out.append(attempt.reserve(decode, planned_prefill, request, may_wait=self._may_wait))
+        self._out.append(
+            attempt.reserve(decode, planned_prefill, request, may_wait=self._candidates.may_queue)
+        )
 
     def _send_prefill(self, prefill: Incarnation, now_s: float) -> None:
         attempt = self._main
@@ -339,32 +362,23 @@ class RequestFlow:
 
     def _fall_back_to_local(self, now_s: float) -> None:
         decode = self._main.decode
-        if decode is None or not self._may_try_again():
-            self._fail(self._overloaded("every prefill node refused", 1.0))
+        if decode is None:
+            self._fail(self._candidates.overloaded("every prefill node refused", 1.0))
             return
         self._next_attempt()
         self._main.reason = "local prefill: no prefill node took it"
         self._send_reserve(decode, None, now_s)
 
     def _on_refusal(self, attempt: Attempt, node: Incarnation, error: PdserveError) -> None:
-        # A queue does not help a request for which a queue is too long.
-        is_shed = isinstance(error, DeadlineUnreachable)
-        self._is_shed |= is_shed
-        is_full = isinstance(error, Overloaded) and not is_shed
-        if node == attempt.decode and is_full and not self._may_wait:
-            self._full.add(node)
+        can_queue = node == attempt.decode
         self._out.append(attempt.close_leg(node))
-        self._excluded.add(node)
+        self._candidates.on_refusal(node, error, can_queue=can_queue)
         if isinstance(error, (InvalidRequest, DeadlineExceeded)):
             self._fail(error)
-            return
-        if attempt.ledger.num_emitted > attempt.ledger.num_before:
+        elif attempt.ledger.num_emitted > attempt.ledger.num_before:
             self._fail(PeerProtocolError(f"{node} refused what it had answered: {error}"))
-            return
-        self._last_refusal = f"{node} said last: {error}"
-        if isinstance(error, Overloaded):
-            self._retry_after_s = min(error.retry_after_s, self._retry_after_s or math.inf)
-        self._choose()
+        else:
+            self._choose()
 
     def _request(self, attempt: Attempt, now_s: float) -> GenerationRequest:
         return GenerationRequest(
@@ -379,27 +393,20 @@ class RequestFlow:
     # Beginnings and endings.
 
     def _next_attempt(self) -> None:
+        """Begin behind the tokens that were emitted."""
         self._end_attempt(self._main)
-        self._main = self._main.next()
+        request_id, number = self._main.id
+        self._main = Attempt(AttemptId(request_id, number + 1), self._main.ledger.continued())
 
     def _attempt_failed(self, attempt: Attempt, error: PdserveError, suspect: Incarnation) -> None:
-        self._excluded.add(suspect)
-        self._num_handed_over += isinstance(error, Draining)
-        if not self._may_try_again() or (attempt.ledger.num_emitted and not _can_continue(error)):
+        num_emitted = attempt.ledger.num_emitted
+        self._candidates.on_failure(suspect, error, num_emitted)
+        is_final = num_emitted > 0 and not _can_continue(error)
+        if is_final or self._candidates.has_failed_too_often:
             self._fail(error)
             return
-        self._failure = error
         self._next_attempt()
         self._choose()
-
-    def _may_try_again(self) -> bool:
-        return self.attempt.attempt - self._num_handed_over < MAX_ATTEMPTS
-
-    def _why_given_up(self) -> PdserveError | None:
-        """Return what ended the last attempt, now that no node is left for another one."""
-        if isinstance(self._failure, Draining):
-            return NodeLost(f"{self._failure}, and no other node can go on")
-        return self._failure
 
     def _fail(self, error: PdserveError) -> None:
         self._end(Fail(error))
@@ -413,14 +420,6 @@ class RequestFlow:
         ending = attempt.end()
         self._aborted |= {(e.node, e.attempt) for e in ending if isinstance(e, SendAbort)}
         self._out += ending
-
-    def _overloaded(self, message: str, retry_after_s: float) -> Overloaded:
-        if self._retry_after_s is not None:
-            retry_after_s = self._retry_after_s
-        if self._last_refusal:
-            message = f"{message}; {self._last_refusal}"
-        kind = DeadlineUnreachable if self._is_shed else Overloaded
-        return kind(message, retry_after_s=retry_after_s)
 
     def _answer_late_grant(
         self, node: Incarnation, attempt: AttemptId, is_grant: bool

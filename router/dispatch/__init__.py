@@ -1,6 +1,7 @@
 """Request flows on real nodes: effects become calls, replies and tokens become events.
 
 dispatcher          starts, feeds and ends the flows
+running_choice      one choice in progress, with its timers
 node_calls          calls to nodes on behalf of a request
 unsent_calls        calls and aborts that wait to be sent
 waiting_calls       calls that wait for a reply, each with its deadline

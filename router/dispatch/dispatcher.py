@@ -8,7 +8,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVarTuple, cast
 
@@ -33,6 +32,7 @@ from router.core.effects import (
     SendPrefill,
     SendReserve,
     Unplace,
+    Wait,
 )
 from router.core.generation import SHUTTING_DOWN, RequestListener, Sink, TokenChunk
 from router.core.placement import Placer
@@ -41,6 +41,7 @@ from router.core.request_flow import RequestFlow
 from router.dispatch.node_calls import PrefillCall, ReserveCall
 from router.dispatch.node_pool import NodePool
 from router.dispatch.placement_recorder import PlacementRecorder
+from router.dispatch.running_choice import RunningChoice
 from router.dispatch.silence import LOSS_S
 from router.watch.choice_trace import ChoiceTrace
 from router.watch.request_watch import RequestWatch
@@ -50,23 +51,8 @@ log = logging.getLogger("pdserve.router")
 
 CLOSE_TIMEOUT_S = 3.0
 NUM_RECENT_PLACEMENTS = 32
-_LATE_TIMER_S = 0.001
 
 Args = TypeVarTuple("Args")
-
-
-@dataclass(slots=True, eq=False)
-class RunningChoice:
-    """One choice in progress: the flow that decides, and the sink that takes its tokens."""
-
-    flow: RequestFlow
-    sink: Sink
-    query: Query
-    deadline_at_s: float
-    trace: ChoiceTrace
-    chunks: list[TokenChunk] = field(default_factory=list)
-    """Chunks that came together, until they are pushed together."""
-    timer: asyncio.TimerHandle | None = None
 
 
 class Dispatcher:
@@ -109,6 +95,7 @@ class Dispatcher:
             num_running=lambda: self.num_running,
             on_outputs=self._on_outputs,
             on_lost=self._on_lost,
+            on_trusted=self._on_trusted,
             keys=keys,
         )
 
@@ -208,21 +195,17 @@ class Dispatcher:
         choice = RunningChoice(flow, sink, query, deadline_at_s, trace)
         self._choices[request_id] = choice
         self._metrics.running.set(len(self._choices))
-        self._set_timer(choice)
+        choice.set_deadline(now_s, self._on_deadline)
         self._feed(choice, flow.start)
         return partial(self._feed, choice, flow.on_client_gone)
 
-    def _set_timer(self, choice: RunningChoice) -> None:
-        delay_s = max(_LATE_TIMER_S, choice.deadline_at_s - self._clock.now_s())
-        loop = asyncio.get_running_loop()
-        choice.timer = loop.call_later(delay_s, self._on_timer, choice)
-
     # Events.
 
-    def _on_timer(self, choice: RunningChoice) -> None:
-        self._feed(choice, choice.flow.on_time, self._clock.now_s())
+    def _on_deadline(self, choice: RunningChoice) -> None:
+        now_s = self._clock.now_s()
+        self._feed(choice, choice.flow.on_time, now_s)
         if not choice.flow.is_done:
-            self._set_timer(choice)
+            choice.set_deadline(now_s, self._on_deadline)
 
     def _on_outputs(self, node: Incarnation, outputs: Sequence[RequestOutput]) -> None:
         choices, with_chunks = self._choices, []
@@ -242,6 +225,13 @@ class Dispatcher:
     def _on_lost(self, node: Incarnation) -> None:
         for choice in list(self._choices.values()):
             self._feed(choice, choice.flow.on_node_lost, node)
+
+    def _on_trusted(self, node: Incarnation) -> None:
+        for choice in list(self._choices.values()):
+            self._feed(choice, choice.flow.on_node_trusted, node)
+
+    def _on_waited(self, choice: RunningChoice) -> None:
+        self._feed(choice, choice.flow.on_waited)
 
     def _feed(
         self, choice: RunningChoice, event: Callable[[*Args], Sequence[Effect]], *args: *Args
@@ -274,6 +264,8 @@ class Dispatcher:
                     )
                 case Choose():  # the last effect of its event
                     self._perform(choice, self._choose(choice, effect))
+                case Wait():
+                    choice.wait(effect.wait_s, self._on_waited)
                 case SendReserve():
                     self._reserve(choice, effect)
                 case SendPrefill():
@@ -390,8 +382,7 @@ class Dispatcher:
         """Forget the choice, once."""
         if self._choices.pop(choice.flow.attempt.request_id, None) is None:
             return
-        if choice.timer is not None:
-            choice.timer.cancel()
+        choice.cancel_timers()
         self._metrics.running.set(len(self._choices))
         self._metrics.requests.labels(outcome).inc()
         self._metrics.retries.inc(choice.flow.attempt.attempt - 1)

@@ -150,17 +150,20 @@ class NodePool:
     def on_heard(self, node: Incarnation, outputs: list[RequestOutput]) -> None:
         """Take a message of a node's stream; see `NodeListener`."""
         self.membership.on_heard(node)
-        if node in self._suspected:
-            self._suspected.discard(node)
-            log.info("%s is trusted again", node)
-            self._on_trusted(node)
-        if node in self._lost:
-            self._lost.discard(node)
-            log.info("%s is heard again", node)
-        if node in self._unmet:
-            self._unmet.discard(node)
-            self._look_who_is_unmet()
+        if node in self._suspected or node in self._lost or node in self._unmet:
+            self._trust(node)
         self._on_outputs(node, outputs)
+
+    def _trust(self, node: Incarnation) -> None:
+        """Take the first message of a stream, or after a silence."""
+        if node in self._suspected:
+            log.info("%s is trusted again", node)
+        if node in self._lost:
+            log.info("%s is heard again", node)
+        for nodes in (self._suspected, self._lost, self._unmet):
+            nodes.discard(node)
+        self._look_who_is_unmet()
+        self._on_trusted(node)
 
     def on_suspected(self, node: Incarnation, reason: str) -> None:
         """Take the suspicion that a node is gone: it is chosen only where no other is left."""

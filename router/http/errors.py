@@ -124,7 +124,8 @@ def api_error(error: Exception) -> ApiError:
         case DeadlineExceeded():
             return ApiError(504, str(error), code=error.code)
         case NodeLost() | HandoffFailed() | StaleEpoch():
-            return ApiError(502, str(error), code=error.code)
+            headers = {"retry-after": str(_BUSY_RETRY_S)}
+            return ApiError(502, str(error), code=error.code, headers=headers)
         case PdserveError():
             return ApiError(500, str(error), code=error.code)
         case _:

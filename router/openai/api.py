@@ -2,8 +2,8 @@
 
 One request, in order: a seat (or 429), one deadline for everything that follows, the body, the
 plan, the choices, then either a stream or one JSON answer. The status is sent with the first token,
-so whatever fails before it is a status; later failures are a last event. A client that leaves, an
-error and the deadline all abort every choice before the seat is given back.
+so whatever fails before it is a status; later failures are an event, followed by `[DONE]`. A client
+that leaves, an error and the deadline all abort every choice before the seat is given back.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from router.core.cluster_view import ClusterView
 from router.core.generation import SHUTTING_DOWN, Generator
 from router.http.errors import ApiError, TooManyRequests, api_error
 from router.http.exchange import ClientClosed, Reply, read_body, while_client_waits
-from router.http.sse import event
+from router.http.sse import DONE, event
 from router.openai.answer import Answer, StreamedAnswer, WholeAnswer
 from router.openai.formats import AnswerFormat, AnswerHead, ChatFormat, CompletionFormat
 from router.openai.request_plan import ChoicePlan, Planner, RequestPlan
@@ -219,7 +219,7 @@ class OpenAiApi:
 
 
 async def _report(scope: Scope, reply: Reply, error: ApiError, watch: RequestWatch) -> None:
-    """Tell the client: with a status, or in a stream's last event when the status is out.
+    """Tell the client: with a status, or in an event before `[DONE]` when the status is out.
 
     One that does not read is let go, with what it has not read.
     """
@@ -228,7 +228,7 @@ async def _report(scope: Scope, reply: Reply, error: ApiError, watch: RequestWat
         return
     try:
         async with asyncio.timeout(FINAL_EVENT_TIMEOUT_S):
-            await reply.end_stream(event(error.as_json()))
+            await reply.end_stream(event(error.as_json()) + DONE)
     except TimeoutError:
         logger.info(
             "a client that does not read was not told: %s",

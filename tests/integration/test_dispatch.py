@@ -179,15 +179,15 @@ async def test_a_lost_decode_node_s_answer_goes_on_at_the_next_one(
     p.push(tokens(request.id, 0, 10))
     assert [chunk.token_ids for chunk in await reading] == [(10,)]
     await d.die()
-    if other is None:
-        with pytest.raises(NodeLost, match="d0#1"):
-            await anext(stream)
-    else:
-        second = await asked(other)
-        assert (second.id.attempt, second.output_token_ids) == (2, (10,))
-        other.push(tokens(second.id, 1, 11, 12, finish_reason=FinishReason.STOP))
-        rest = [chunk async for chunks in stream for chunk in chunks]
-        assert [(chunk.first_index, chunk.token_ids) for chunk in rest] == [(1, (11, 12))]
+    if other is None:  # the answer waits for the next life of its node
+        cluster.nodes.remove(d)
+        other = await cluster.add("d0", Role.DECODE, epoch=2, port=d.port)
+        await cluster.refresh()
+    second = await asked(other)
+    assert (second.id.attempt, second.output_token_ids) == (2, (10,))
+    other.push(tokens(second.id, 1, 11, 12, finish_reason=FinishReason.STOP))
+    rest = [chunk async for chunks in stream for chunk in chunks]
+    assert [(chunk.first_index, chunk.token_ids) for chunk in rest] == [(1, (11, 12))]
     await wait_until(lambda: p.aborted == [request.id], "prefill aborted")
     await no_placements(cluster)
 
@@ -338,14 +338,11 @@ async def test_a_restarted_node_serves_again_on_the_same_port(cluster: Cluster) 
     answer = start(router)
     await asked(first)
     await first.die()
-    with pytest.raises(NodeLost):
-        await answer
     cluster.nodes.remove(first)
     second = await cluster.add("d0", Role.DECODE, epoch=2, port=first.port)
     await cluster.refresh()
-    await wait_until(lambda: len(router.pool.nodes()) == 1, "the new life joined")
-    answer = start(router)
     request = await asked(second)
+    assert request.id.attempt == 2
     second.push(tokens(request.id, 0, 10, finish_reason=FinishReason.STOP))
     assert ids(await answer) == [10]
 
@@ -489,7 +486,7 @@ async def test_a_failure_is_pushed_also_when_its_trace_cannot_end(
     router = await cluster.router()
     sink = QueueSink()
     router.generate(PROMPT, GREEDY, sink, deadline_s=30)
-    assert not sink.is_empty
+    await wait_until(lambda: not sink.is_empty, "no node came")
     with pytest.raises(Overloaded):
         await sink.next()
     assert router.num_running == 0

@@ -10,7 +10,6 @@ import grpc
 import pytest
 
 from common.errors import (
-    NodeLost,
     PeerProtocolError,
 )
 from common.ids import AttemptId, Incarnation
@@ -62,12 +61,9 @@ async def test_a_node_that_breaks_the_protocol_is_lost(
     answer = start(router)
     await asked(d)
     d.push_raw(garbage)
-    with pytest.raises(NodeLost):
-        await answer
     # F67: it is heard again, and used again.
-    await wait_until(lambda: len(router.pool.nodes()) == 1, "heard again")
-    answer = start(router)
     request = await asked(d, 2)
+    assert request.id.attempt == 2
     d.push(tokens(request.id, 0, 10, finish_reason=FinishReason.STOP))
     assert ids(await answer) == [10]
 

@@ -19,6 +19,7 @@ from router.core.effects import (
     SendPrefill,
     SendReserve,
     Unplace,
+    Wait,
 )
 from router.core.generation import TokenChunk
 from router.core.request_flow import RequestFlow, Reservation
@@ -63,6 +64,7 @@ class ModelCluster:
     decode_of: dict[AttemptId, Incarnation] = field(default_factory=dict)
     num_drafted: int = 0
     num_accepted: int = 0
+    is_waiting: bool = False
 
     def __post_init__(self) -> None:
         sampling = SamplingParams(max_tokens=self.max_tokens)
@@ -77,6 +79,8 @@ class ModelCluster:
             match effect:
                 case Choose():
                     self._choose(effect)
+                case Wait():
+                    self.is_waiting = True
                 case SendReserve():
                     self.reserves.append(effect)
                     assert list(effect.request.output_token_ids) == self.emitted
@@ -202,6 +206,15 @@ class ModelCluster:
         for call in calls:
             if call.node == node:
                 self.fail_call(call, NodeLost("connection lost"))
+
+    def come_back(self, node: Incarnation) -> None:
+        """A lost node is heard again: it holds nothing."""
+        self.lost.remove(node)
+        self.perform(self.flow.on_node_trusted(node))
+
+    def wait(self) -> None:
+        self.is_waiting = False
+        self.perform(self.flow.on_waited())
 
     def _note_takeover(self, attempt: AttemptId) -> None:
         # A prefill node holds nothing more once decode runs and token 0 is there.

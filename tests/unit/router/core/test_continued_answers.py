@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from common.errors import Draining, NodeLost, Overloaded
+from common.errors import Draining, Overloaded
 from common.ids import AttemptId, Incarnation
-from router.core.effects import Choose, LegClosed, SendReserve
+from router.core.candidates import MAX_FAILURES, WAIT_S
+from router.core.effects import Choose, LegClosed, SendReserve, Wait
 from router.core.generation import TokenChunk
-from router.core.request_flow import MAX_ATTEMPTS, Reservation
+from router.core.request_flow import Reservation
 from tests.unit.router.core.test_request_flow import (
     D0,
     D1,
@@ -17,7 +18,6 @@ from tests.unit.router.core.test_request_flow import (
     P0,
     SECOND,
     aborts,
-    failure,
     output,
     prefilling,
     reserving,
@@ -36,7 +36,7 @@ def test_an_answer_may_be_continued_twice() -> None:
     assert (emit.num_drafted, emit.num_accepted) == (7, 2), "counted over attempts"
     assert emit.num_cached_tokens == 64, "as much as was cached where the answer began"
     effects = flow.on_output(D1, output(SECOND, 0, error=Draining("late")))
-    assert effects[-1] == Choose(None, frozenset({D0, D1}))
+    assert effects[-1] == Choose(None, frozenset({D1})), "its tokens are since the loss of d0"
     (reserve,) = flow.on_choice(Incarnation("d2", 1), None, "again", 0.0)
     assert isinstance(reserve, SendReserve)
     assert reserve.request.output_token_ids == (10, 11, 12, 13, 14)
@@ -56,14 +56,13 @@ def test_any_number_of_nodes_may_drain_one_after_the_other() -> None:
     flow = prefilling()
     flow.on_output(P0, output(FIRST, 0, 10))
     flow.on_output(D0, output(FIRST, 0, error=Draining("late")))
-    for number in range(2, 3 * MAX_ATTEMPTS):
+    for number in range(2, 3 * MAX_FAILURES):
         node, attempt = Incarnation(f"d{number}", 1), AttemptId("req", number)
         flow.on_choice(node, None, "again", 0.0)
         flow.on_reserve_reply(node, attempt, LOCAL, 0.0)
         effects = flow.on_output(node, output(attempt, 0, error=Draining("late")))
         assert isinstance(effects[-1], Choose)
-    error = failure(flow.on_no_choice(Overloaded("nobody")))
-    assert type(error) is NodeLost, "as when the node had died"
+    assert flow.on_no_choice(Overloaded("nobody")) == [Wait(WAIT_S)]
 
 
 def test_a_refusal_for_draining_leads_to_the_next_node_and_to_no_queue() -> None:

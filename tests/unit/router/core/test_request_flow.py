@@ -39,7 +39,7 @@ from router.core.request_flow import RequestFlow, Reservation
 
 P0, P1 = Incarnation("p0", 1), Incarnation("p1", 1)
 D0, D1 = Incarnation("d0", 1), Incarnation("d1", 1)
-FIRST, SECOND, THIRD = (AttemptId("req", number) for number in (1, 2, 3))
+FIRST, SECOND = (AttemptId("req", number) for number in (1, 2))
 TICKET = Reservation("ticket", 64)
 LOCAL = Reservation(None, 32)
 
@@ -348,16 +348,6 @@ def test_a_call_refused_by_status_is_a_refusal() -> None:
     assert flow.attempt == FIRST
 
 
-def test_attempts_are_bounded() -> None:
-    flow = reserving()
-    flow.on_call_failed(D0, FIRST, NodeLost("one"))
-    flow.on_choice(D1, P0, "why", 0.0)
-    flow.on_call_failed(D1, SECOND, NodeLost("two"))
-    flow.on_choice(Incarnation("d2", 1), P0, "why", 0.0)
-    error = NodeLost("three")
-    assert failure(flow.on_call_failed(Incarnation("d2", 1), THIRD, error)) is error
-
-
 def test_a_request_whose_deadline_no_node_can_meet_is_shed_and_waits_nowhere() -> None:
     flow = reserving()
     late = DeadlineUnreachable("late", retry_after_s=4.0)
@@ -378,11 +368,10 @@ def test_a_node_that_is_only_full_may_queue_what_another_one_shed() -> None:
     assert flow.on_no_choice(Overloaded("nobody")) == [Choose(None, frozenset({D0}))]
 
 
-def test_when_nobody_is_left_after_a_loss_the_loss_is_the_answer() -> None:
+def test_when_nobody_is_left_after_a_failed_handoff_the_failure_is_the_answer() -> None:
     flow = reserving()
-    flow.on_call_failed(D0, FIRST, NodeLost("d0 is gone"))
-    error = failure(flow.on_no_choice(Overloaded("nobody")))
-    assert isinstance(error, NodeLost)
+    flow.on_call_failed(D0, FIRST, HandoffFailed("no route"))
+    assert isinstance(failure(flow.on_no_choice(Overloaded("nobody"))), HandoffFailed)
 
 
 @pytest.mark.parametrize("node", [P0, D0])
@@ -465,7 +454,7 @@ def test_an_abort_that_nobody_asked_for_is_a_lost_node() -> None:
     flow = running()
     effects = flow.on_output(D0, output(FIRST, 0, finish=FinishReason.ABORT))
     assert effects[-1] == Choose(None, frozenset({D0}))
-    assert isinstance(failure(flow.on_no_choice(Overloaded("nobody"))), NodeLost)
+    assert isinstance(flow.failure, NodeLost)
 
 
 def test_a_client_that_goes_away_aborts_every_leg() -> None:

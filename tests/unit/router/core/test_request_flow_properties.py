@@ -27,6 +27,10 @@ def kind_actions(cluster: ModelCluster) -> list[Action]:
         actions.append(lambda r=reserve: cluster.answer_reserve(r))  # type: ignore[misc]
     for prefill in cluster.prefills:
         actions.append(lambda p=prefill: cluster.answer_prefill(p))  # type: ignore[misc]
+    if cluster.is_waiting:
+        actions.append(cluster.wait)
+    for node in sorted(cluster.lost):
+        actions.append(lambda n=node: cluster.come_back(n))  # type: ignore[misc]
     for leg in cluster.outbox:
         actions.append(lambda leg=leg: cluster.deliver(leg))  # type: ignore[misc]
     return actions

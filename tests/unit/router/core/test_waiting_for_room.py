@@ -49,10 +49,3 @@ def test_a_full_queue_leads_to_the_next_and_then_to_a_refusal() -> None:
     assert isinstance(failed.error, Overloaded)
     assert failed.error.retry_after_s == 2.0
     assert str(failed.error) == "every decode node was tried; d0#1 said last: no room"
-
-
-def test_no_node_at_all_fails_at_once() -> None:
-    flow = RequestFlow("req", (1, 2, 3), SamplingParams(max_tokens=8), deadline_at_s=60.0)
-    flow.start()
-    (failed,) = flow.on_no_choice(Overloaded("no decode node is alive"))
-    assert isinstance(failed, Fail)

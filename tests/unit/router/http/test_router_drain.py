@@ -207,9 +207,10 @@ async def test_what_does_not_end_is_cancelled_at_the_time_out_or_the_second_sign
         async with asyncio.timeout(WAIT_S):
             await edge.generator.calls[0].closed.wait()
             rest = await reader.read()
-    last = rest.decode().split("data: ")[-1]
+    *_, last, end = rest.decode().split("data: ")
     assert '"message":"the router is shutting down"' in last
     assert '"code":"overloaded"' in last
+    assert end.startswith("[DONE]")
 
 
 async def test_who_still_waits_for_a_whole_answer_is_told_to_come_back() -> None:

@@ -1,0 +1,157 @@
+"""Which nodes a request may still ask, and whether it waits where there is none. No I/O, no clock.
+
+A node that refused or failed an attempt is not asked again before it is forgiven: by the next token
+of the answer (every node), when it is heard again after a loss (that node), or when the request has
+waited for a node (every node). A node whose pool is too small for the answer is never forgiven.
+
+Failures count until the next token. A request that loses `MAX_DEATHS` nodes without a token in
+between may be what ends them: no other node is asked until one of these is heard again, which shows
+that only its connection was lost, as after a time in which this router stood still.
+"""
+
+from __future__ import annotations
+
+import math
+
+from common.errors import (
+    DeadlineUnreachable,
+    Draining,
+    NodeLost,
+    Overloaded,
+    PdserveError,
+    PoolExhausted,
+)
+from common.ids import Incarnation
+
+MAX_DEATHS = 3
+MAX_FAILURES = 6
+"""Attempts without a token. Those that a draining node handed over do not count."""
+WAIT_S = 1.0
+"""How long a request waits before it asks again, unless a node can be chosen sooner."""
+WAITS_OF_NEW = 2
+WAITS_AFTER_DEATHS = 10
+
+
+class Candidates:
+    """What one request knows of the nodes that it asked."""
+
+    def __init__(self) -> None:
+        self.failure: PdserveError | None = None
+        """What ended the attempt before the current one, if there was one."""
+        self.may_queue = False
+        """Whether a full node is asked to queue the request, because every node is full."""
+        self._refused: set[Incarnation] = set()
+        self._failed: set[Incarnation] = set()
+        self._full: set[Incarnation] = set()
+        self._unfit: set[Incarnation] = set()
+        self._dead: set[Incarnation] = set()
+        self._num_failures = 0
+        self._num_emitted = 0
+        self._num_waits = 0
+        self._retry_after_s: float | None = None
+        self._is_shed = False
+        self._last_refusal = ""
+
+    @property
+    def excluded(self) -> frozenset[Incarnation]:
+        """The nodes that are not asked now."""
+        return frozenset(self._refused | self._failed | self._unfit)
+
+    @property
+    def has_failed_too_often(self) -> bool:
+        return self._num_failures >= MAX_FAILURES
+
+    @property
+    def has_lost_too_many(self) -> bool:
+        """Whether no other node may be asked before a lost one is heard again."""
+        return len(self._dead) >= MAX_DEATHS
+
+    # Events.
+
+    def on_refusal(self, node: Incarnation, error: PdserveError, *, can_queue: bool) -> None:
+        """Exclude the node; `can_queue`: one that is full could queue the request."""
+        # A queue does not help a request for which a queue is too long.
+        is_shed = isinstance(error, DeadlineUnreachable)
+        self._is_shed |= is_shed
+        self._refused.add(node)
+        self._last_refusal = f"{node} said last: {error}"
+        if isinstance(error, Overloaded):
+            self._retry_after_s = min(error.retry_after_s, self._retry_after_s or math.inf)
+            if can_queue and not is_shed and not self.may_queue:
+                self._full.add(node)
+
+    def on_failure(self, node: Incarnation, error: PdserveError, num_emitted: int) -> None:
+        """Exclude the node that failed an attempt after `num_emitted` tokens of the answer."""
+        if num_emitted > self._num_emitted:
+            self._num_emitted = num_emitted
+            self._forgive_all()
+            self._dead.clear()
+            self._num_failures = 0
+        self.failure = error
+        self._num_waits = 0
+        self._failed.add(node)
+        if isinstance(error, PoolExhausted):
+            self._unfit.add(node)
+        if not isinstance(error, Draining):
+            self._num_failures += 1
+            if isinstance(error, NodeLost):
+                self._dead.add(node)
+
+    def on_heard(self, node: Incarnation) -> None:
+        """Forgive a node that failed and can be chosen again."""
+        self._dead.discard(node)
+        self._failed.discard(node)
+
+    def on_waited(self) -> None:
+        """Forgive all nodes: the request has waited for one."""
+        self._num_waits += 1
+        self._forgive_all()
+
+    # Questions, when no node is left.
+
+    def asks_to_queue(self) -> bool:
+        """Forgive the full nodes, once: now one of them may queue the request. False: there is
+        none."""
+        if not self._full:
+            return False
+        self.may_queue = True
+        self._refused -= self._full
+        self._full.clear()
+        return True
+
+    def can_wait(self, num_emitted: int) -> bool:
+        """Return whether the request waits for a node.
+
+        A continued answer, and a request whose node was lost, do so until their deadline. A new
+        request waits for `WAITS_OF_NEW` waits, and not at all where nodes have refused it for want
+        of room.
+        """
+        if self.has_lost_too_many:
+            return self._num_waits < WAITS_AFTER_DEATHS
+        if num_emitted or isinstance(self.failure, NodeLost):
+            return True
+        is_new = self.failure is None and self._retry_after_s is None
+        return is_new and self._num_waits < WAITS_OF_NEW
+
+    def why_none(self, error: PdserveError) -> PdserveError:
+        """Return what the client is told; `error` is why no node could be chosen."""
+        if not isinstance(error, Overloaded):
+            return error
+        if isinstance(self.failure, Draining):
+            return NodeLost(f"{self.failure}, and no other node can go on")
+        return self.failure or self.overloaded(str(error), error.retry_after_s)
+
+    def overloaded(self, message: str, retry_after_s: float) -> Overloaded:
+        """Return the error of a request that no node took, with what the last one said."""
+        if self._retry_after_s is not None:
+            retry_after_s = self._retry_after_s
+        if self._last_refusal:
+            message = f"{message}; {self._last_refusal}"
+        kind = DeadlineUnreachable if self._is_shed else Overloaded
+        return kind(message, retry_after_s=retry_after_s)
+
+    def _forgive_all(self) -> None:
+        self._refused.clear()
+        self._failed.clear()
+        self._full.clear()
+        self.may_queue = False

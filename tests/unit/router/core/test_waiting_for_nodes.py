@@ -1,0 +1,211 @@
+"""Requests for which no node can be chosen: which of them wait, how long, and what ends it."""
+
+from __future__ import annotations
+
+import pytest
+
+from common.errors import (
+    DeadlineExceeded,
+    Draining,
+    HandoffFailed,
+    NodeLost,
+    Overloaded,
+    PdserveError,
+    PoolExhausted,
+    StaleEpoch,
+)
+from common.ids import AttemptId, Incarnation
+from router.core.attempt import State
+from router.core.candidates import (
+    MAX_DEATHS,
+    MAX_FAILURES,
+    WAIT_S,
+    WAITS_AFTER_DEATHS,
+    WAITS_OF_NEW,
+)
+from router.core.effects import Choose, Effect, SendReserve, Wait
+from router.core.request_flow import RequestFlow
+from tests.unit.router.core.test_request_flow import (
+    D0,
+    D1,
+    FIRST,
+    LOCAL,
+    SECOND,
+    aborts,
+    emitted,
+    failure,
+    new_flow,
+    output,
+    reserving,
+    running,
+)
+
+NOBODY = Overloaded("no decode or mixed node is there", retry_after_s=3.0)
+WAITING = [Wait(WAIT_S)]
+ANYBODY = [Choose(None, frozenset())]
+
+
+def node(number: int) -> Incarnation:
+    return Incarnation(f"d{number}", 1)
+
+
+def waiting() -> RequestFlow:
+    """An answer of which a token was emitted, and whose only decode node was lost."""
+    flow = running()
+    flow.on_node_lost(D0)
+    assert flow.on_no_choice(NOBODY) == WAITING
+    assert flow.state is State.WAITING
+    return flow
+
+
+def fail_before_any_token(flow: RequestFlow, number: int, error: PdserveError) -> list[Effect]:
+    """Node `number` takes attempt `number` and fails it."""
+    attempt = AttemptId("req", number)
+    flow.on_choice(node(number), None, "why", 0.0)
+    flow.on_reserve_reply(node(number), attempt, LOCAL, 0.0)
+    if isinstance(error, NodeLost) and not isinstance(error, Draining):
+        return flow.on_node_lost(node(number))
+    return flow.on_output(node(number), output(attempt, 0, error=error))
+
+
+def test_an_answer_waits_for_a_node_until_its_deadline_and_says_why() -> None:
+    flow = waiting()
+    for _ in range(50):
+        assert flow.on_waited() == ANYBODY
+        assert flow.on_no_choice(NOBODY) == WAITING
+    assert flow.on_time(59.0) == []
+    error = failure(flow.on_time(60.0))
+    assert isinstance(error, DeadlineExceeded)
+    assert "d0#1 was lost" in str(error)
+
+
+def test_an_answer_goes_on_where_its_node_is_heard_again() -> None:
+    flow = waiting()
+    assert flow.on_node_trusted(D0) == ANYBODY
+    (reserve,) = flow.on_choice(D0, None, "back", 20.0)
+    assert isinstance(reserve, SendReserve)
+    assert reserve.request.output_token_ids == (10,)
+    flow.on_reserve_reply(D0, SECOND, LOCAL, 20.0)
+    assert emitted(flow.on_output(D0, output(SECOND, 1, 11, 12))) == [11, 12]
+    assert flow.on_waited() == [], "the time ran out after the waiting had ended"
+
+
+def test_a_node_that_is_heard_again_is_a_candidate_while_another_one_runs() -> None:
+    flow = running()
+    flow.on_node_lost(D0)
+    flow.on_choice(D1, None, "next", 0.0)
+    assert flow.on_node_trusted(D0) == []
+    assert flow.on_reserve_reply(D1, SECOND, Overloaded("full"), 0.0)[-1] == Choose(
+        None, frozenset({D1})
+    )
+
+
+def test_a_request_without_tokens_whose_node_was_lost_waits_too() -> None:
+    flow = reserving()
+    flow.on_call_failed(D0, FIRST, NodeLost("d0 is gone"))
+    assert flow.on_no_choice(NOBODY) == WAITING
+
+
+def test_a_new_request_waits_for_a_short_time() -> None:
+    flow = new_flow()
+    for _ in range(WAITS_OF_NEW):
+        assert flow.on_no_choice(NOBODY) == WAITING
+        assert flow.on_waited() == ANYBODY
+    error = failure(flow.on_no_choice(NOBODY))
+    assert isinstance(error, Overloaded)
+    assert (str(error), error.retry_after_s) == (str(NOBODY), 3.0)
+
+
+def test_a_node_that_joins_takes_a_new_request_that_waits() -> None:
+    flow = new_flow()
+    flow.on_no_choice(NOBODY)
+    assert flow.on_node_trusted(D0) == ANYBODY
+
+
+def test_a_new_request_that_every_node_refused_does_not_wait() -> None:
+    flow = reserving()
+    flow.on_reserve_reply(D0, FIRST, Overloaded("full"), 0.0)
+    assert flow.on_no_choice(NOBODY) == ANYBODY, "a full node may queue it"
+    flow.on_choice(D0, None, "again", 0.0)
+    flow.on_reserve_reply(D0, FIRST, Overloaded("full queue"), 0.0)
+    assert isinstance(failure(flow.on_no_choice(NOBODY)), Overloaded)
+
+
+@pytest.mark.parametrize("refusal", [Draining("leaving"), StaleEpoch("another life")])
+def test_a_new_request_that_only_a_leaving_node_refused_waits(refusal: PdserveError) -> None:
+    flow = reserving()
+    flow.on_reserve_reply(D0, FIRST, refusal, 0.0)
+    assert flow.on_no_choice(NOBODY) == WAITING
+
+
+def test_a_continued_answer_that_every_node_refused_asks_all_of_them_again() -> None:
+    flow = running()
+    flow.on_node_lost(D0)
+    flow.on_choice(D1, None, "next", 0.0)
+    flow.on_reserve_reply(D1, SECOND, Overloaded("full"), 0.0)
+    flow.on_no_choice(NOBODY)
+    flow.on_choice(D1, None, "next", 0.0)
+    flow.on_reserve_reply(D1, SECOND, Overloaded("full queue"), 0.0)
+    assert flow.on_no_choice(NOBODY) == WAITING
+    assert flow.on_waited() == ANYBODY
+    (reserve,) = flow.on_choice(D1, None, "next", 0.0)
+    assert isinstance(reserve, SendReserve)
+    assert reserve.request.id == AttemptId("req", 3)
+    assert not reserve.may_wait, "every node is asked first whether it has room"
+
+
+def test_tokens_forgive_all_failures() -> None:
+    flow = running()
+    effects = flow.on_node_lost(D0)
+    for number in range(2, MAX_FAILURES + 2):
+        assert len(effects[-1].excluded) == 1, "the node of the last attempt"  # type: ignore[union-attr]
+        one, attempt = node(number % 3), AttemptId("req", number)
+        flow.on_choice(one, None, "next", 0.0)
+        flow.on_reserve_reply(one, attempt, LOCAL, 0.0)
+        assert emitted(flow.on_output(one, output(attempt, number - 1, 9))) == [9]
+        effects = flow.on_node_lost(one)
+
+
+def test_a_request_that_may_end_nodes_gets_no_fourth_one() -> None:
+    """Three nodes died of it, as far as anybody can know."""
+    flow = new_flow()
+    for number in range(1, MAX_DEATHS):
+        assert isinstance(fail_before_any_token(flow, number, NodeLost("died"))[-1], Choose)
+    effects = fail_before_any_token(flow, MAX_DEATHS, NodeLost("died"))
+    assert effects[-1] == Wait(WAIT_S)
+    assert flow.on_node_trusted(node(9)) == WAITING, "another node is spared"
+    for _ in range(WAITS_AFTER_DEATHS - 1):
+        assert flow.on_waited() == WAITING
+    assert isinstance(failure(flow.on_waited()), NodeLost)
+
+
+def test_a_lost_node_that_is_heard_again_did_not_die_of_the_request() -> None:
+    """As when this router stood still: its nodes cut all its streams, one after the other."""
+    flow = new_flow()
+    for number in range(1, MAX_DEATHS + 1):
+        fail_before_any_token(flow, number, NodeLost("cut"))
+    assert isinstance(flow.on_node_trusted(node(2))[-1], Choose)
+
+
+def test_failures_without_a_token_are_bounded() -> None:
+    flow = new_flow()
+    for number in range(1, MAX_FAILURES):
+        effects = fail_before_any_token(flow, number, HandoffFailed("no route"))
+        assert effects[-1] == Choose(None, frozenset(node(n) for n in range(1, number + 1)))
+    error = failure(fail_before_any_token(flow, MAX_FAILURES, HandoffFailed("no route")))
+    assert isinstance(error, HandoffFailed)
+
+
+def test_a_pool_that_is_too_small_is_not_asked_again_after_a_wait() -> None:
+    flow = new_flow()
+    effects = fail_before_any_token(flow, 1, PoolExhausted("4 blocks"))
+    assert effects[-1] == Choose(None, frozenset({node(1)}))
+    fail_before_any_token(flow, 2, NodeLost("died"))
+    flow.on_no_choice(NOBODY)
+    assert flow.on_waited() == [Choose(None, frozenset({node(1)}))]
+
+
+def test_a_client_may_leave_while_its_request_waits() -> None:
+    flow = waiting()
+    assert aborts(flow.on_client_gone()) == set()
+    assert flow.on_waited() == flow.on_node_trusted(D0) == []
