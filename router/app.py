@@ -14,12 +14,15 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from common.addresses import is_loopback
 from common.clock import Clock, MonotonicClock
 from common.config import Config
 from common.tracing import NO_TRACING, Tracing
 from router.access.api_key_book import ApiKeyBook
 from router.access.api_key_metrics import ApiKeyCollector
+from router.access.local_requests import LocalRequestMiddleware
 from router.access.middleware import ApiKeyMiddleware, RequestIdMiddleware
+from router.access.refused_logins import RefusedLogins
 from router.cluster.drain import DrainNode, add_drain_route
 from router.core.cluster_view import ClusterView
 from router.core.generation import Generator
@@ -95,7 +98,12 @@ def create_app(
     registry.register(ApiKeyCollector(book))
     # Around the framework and not inside of it, where more would stand before each request and
     # around each event that is sent.
-    return RequestIdMiddleware(ApiKeyMiddleware(_GenerationRoutes(app, handlers), book))
+    inner: ASGIApp = _GenerationRoutes(app, handlers)
+    inner = ApiKeyMiddleware(inner, book, RefusedLogins(clock, registry))
+    serves_this_machine = is_loopback(config.server.host) and not config.security.insecure
+    if book.is_open and serves_this_machine:
+        inner = LocalRequestMiddleware(inner)
+    return RequestIdMiddleware(inner)
 
 
 def _add_generation(

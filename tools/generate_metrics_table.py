@@ -27,6 +27,7 @@ from node.messages import NodeStatistics
 from node.metrics import LeaseCollector, NodeCollector
 from router.access.api_key_book import ApiKeyBook
 from router.access.api_key_metrics import ApiKeyCollector
+from router.access.refused_logins import RefusedLogins
 from router.http.server import count_refused
 from router.watch.http_metrics import HttpMetrics
 from router.watch.router_metrics import RouterMetrics
@@ -64,6 +65,7 @@ def described_metrics() -> dict[str, list[DescribedMetric]]:
     HttpMetrics(router)
     RouterMetrics(router)
     router.register(ApiKeyCollector(ApiKeyBook(MonotonicClock())))
+    RefusedLogins(MonotonicClock(), router)
     count_refused(router)
     node.register(NodeCollector(_node_statistics, {}))
     node.register(LeaseCollector({}))

@@ -5,4 +5,6 @@ api_keys         the file of API keys
 api_key_book     the valid keys; follows the file as it changes
 key_limits       requests a minute and requests at once, per key
 api_key_metrics  requests of each key
+refused_logins   requests without a valid key: counted and logged
+local_requests   without keys: no web page of another site is served
 """

@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from common.ids import new_request_id
 from router.access.api_key_book import ApiKeyBook, KeyInUse
 from router.access.key_limits import Limit, Refusal
+from router.access.refused_logins import LoginRefusal, RefusedLogins
 from router.http.errors import ApiError
 from router.http.exchange import Reply
 
@@ -63,9 +64,10 @@ class ApiKeyMiddleware:
     configured everyone is an administrator without a name.
     """
 
-    def __init__(self, app: ASGIApp, book: ApiKeyBook) -> None:
+    def __init__(self, app: ASGIApp, book: ApiKeyBook, refused: RefusedLogins) -> None:
         self._app = app
         self._book = book
+        self._refused = refused
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -83,6 +85,7 @@ class ApiKeyMiddleware:
             return
         state["api_key_name"], state["is_admin"] = used.key.name, used.key.is_admin
         if scope["path"] in ADMIN_PATHS and not used.key.is_admin:
+            self._refused.on_refused(LoginRefusal.NOT_ADMIN, scope, used.key.name)
             await Reply(send).send_error(_not_admin(used.key.name))
         elif scope["path"] in LIMITED_PATHS:
             await self._serve_limited(used, scope, receive, send)
@@ -100,6 +103,8 @@ class ApiKeyMiddleware:
             if path in OPEN_PATHS or (path == METRICS_PATH and self._book.is_metrics_token(given)):
                 await self._app(scope, receive, send)
                 return
+        reason = LoginRefusal.WRONG_KEY if given else LoginRefusal.NO_KEY
+        self._refused.on_refused(reason, scope)
         await Reply(send).send_error(_unauthorized(bool(given)))
 
     async def _serve_limited(

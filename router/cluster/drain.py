@@ -12,6 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from common.errors import DeadlineExceeded, InvalidRequest, NodeLost, PdserveError, StaleEpoch
 from common.ids import Incarnation
+from router.access.refused_logins import client_address
 from router.dispatch.node_pool import NodePool
 from router.http.errors import ApiError, api_error
 from router.http.exchange import ClientClosed, Exchange, Reply, read_body
@@ -20,6 +21,7 @@ from router.http.sse import to_json
 log = logging.getLogger("pdserve.router.nodes")
 
 MAX_BODY_BYTES = 4096
+JSON_TYPE = b"application/json"
 _MAX_LISTED = 20
 
 
@@ -55,7 +57,6 @@ async def drain_node(pool: NodePool, node_id: str) -> DrainingNode:
     if client is None:
         raise NodeLost(f"{node} has left")
     timeout_s = await client.drain()
-    log.info("%s was asked to drain", node)
     return DrainingNode(node, timeout_s)
 
 
@@ -68,8 +69,10 @@ def add_drain_route(app: FastAPI, drain_node: DrainNode) -> None:
     async def handle(scope: Scope, receive: Receive, send: Send) -> None:
         reply = Reply(send)
         try:
+            _require_json(scope)
             node_id = _node_id(await read_body(scope, receive, MAX_BODY_BYTES))
             leaving = await drain_node(node_id)
+            _audit(scope, leaving)
         except ClientClosed:
             return
         except UnknownNode as unknown:
@@ -97,6 +100,28 @@ _DESCRIPTION = (
     "A node takes no new work, finishes what it has or hands it over, and ends. "
     'The body is {"node_id": "…"}. Needs an administrator\'s key where keys are set up.'
 )
+
+
+def _require_json(scope: Scope) -> None:
+    """Raise `ApiError` unless the body is said to be JSON, which a form of a web page cannot."""
+    given = next((value for name, value in scope["headers"] if name == b"content-type"), b"")
+    if given.partition(b";")[0].strip().lower() != JSON_TYPE:
+        raise ApiError(
+            415,
+            f"the content-type is {given[:64].decode('latin-1')!r}: wanted application/json",
+            code="unsupported_media_type",
+        )
+
+
+def _audit(scope: Scope, leaving: DrainingNode) -> None:
+    state = scope.get("state", {})
+    key_name = state.get("api_key_name")
+    log.info(
+        "%s was asked to drain by %s, request %s from %s",
+        leaving.node,
+        f"the key {key_name!r}" if key_name else "a client without a key",
+        *(state.get("request_id", ""), client_address(scope)),
+    )
 
 
 def _node_id(body: bytes) -> str:

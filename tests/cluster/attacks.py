@@ -62,11 +62,11 @@ def noise(size: int) -> bytes:
 
 def post(body: bytes, path: str = "/v1/completions") -> bytes:
     """A whole request."""
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
     return head.encode() + body
 
 
-CHUNKED = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+CHUNKED = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 # All of these are for any port: strangers do not know what listens there.
 ATTACKS: dict[str, Attack] = {
@@ -85,7 +85,7 @@ ATTACKS: dict[str, Attack] = {
         post(b'{"messages":[' + b"1," * 4_500_000 + b"1]}", "/v1/chat/completions")
     ),
     "a long text": says(post(b'{"model":"tiny","prompt":"' + b"a" * 9 * _MIB + b'"}')),
-    "many requests in a row": says(b"GET /v1/nothing HTTP/1.1\r\nHost: x\r\n\r\n" * 2000),
+    "many requests in a row": says(b"GET /v1/nothing HTTP/1.1\r\nHost: localhost\r\n\r\n" * 2000),
     "a TLS greeting": says(b"\x16\x03\x01\x40\x00\x01\x00\x3f\xfc\x03\x03" + noise(16_372)),
     "HTTP/2 frames of noise": says(HTTP2_HELLO, noise(_MIB)),
     "HTTP/2 settings": says(HTTP2_HELLO, b"\x00\x00\x00\x04\x00\x00\x00\x00\x00" * 7000, times=16),

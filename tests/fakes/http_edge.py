@@ -23,7 +23,7 @@ from common.nodes import Role
 from common.request import FinishReason, SamplingParams, TokenLogprobs
 from router.access.api_key_book import ApiKeyBook
 from router.app import create_app
-from router.cluster.drain import DrainingNode, UnknownNode
+from router.cluster.drain import DrainingNode, DrainNode, UnknownNode
 from router.core.generation import RequestListener, Sink, TokenChunk
 from router.live.feed import LiveFeed
 from router.live.reading import Reading
@@ -281,7 +281,7 @@ class Edge:
     async def client(self, **options: Any) -> AsyncIterator[httpx.AsyncClient]:
         transport = httpx.ASGITransport(app=self.app)
         async with httpx.AsyncClient(
-            transport=transport, base_url="http://edge", **options
+            transport=transport, base_url="http://localhost", **options
         ) as client:
             yield client
 
@@ -304,15 +304,19 @@ def make_edge(
     model: TextModel | None = None,
     keys: ApiKeyBook | None = None,
     clock: Clock | None = None,
+    config: Config | None = None,
+    drain_node: DrainNode = drains_nothing,
     **api: Any,
 ) -> Edge:
     """An edge over `model` (the tiny one); answers "Hello world" where no script is given.
 
-    Where a deadline passes or must not pass, `clock` is the test's `StoppedTime`.
+    Where a deadline passes or must not pass, `clock` is the test's `StoppedTime`. Without a
+    `config`, `api` are settings of the API.
     """
     clock = clock or MonotonicClock()
     model = model or tiny_model()
-    config = Config(role=Role.ROUTER, model=ModelConfig(model="tiny"), api=ApiConfig(**api))
+    if config is None:
+        config = Config(role=Role.ROUTER, model=ModelConfig(model="tiny"), api=ApiConfig(**api))
     generator = ScriptedGenerator(script or says("Hello world"))
     cluster, registry = FakeCluster(), CollectorRegistry()
     live = LiveFeed(cluster, clock)
@@ -323,7 +327,7 @@ def make_edge(
         cluster=cluster,
         registry=registry,
         live=live,
-        drain_node=drains_nothing,
+        drain_node=drain_node,
         api_keys=keys,
         clock=clock,
     )

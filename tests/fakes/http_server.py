@@ -43,7 +43,9 @@ async def raw_request(
 ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     """Send one POST by hand; the block reads the answer, or does not. Small receive buffer."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 12)
-    head = f"POST {path} HTTP/1.1\r\nHost: edge\r\nContent-Length: {len(body)}\r\n{headers}\r\n"
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n{headers}\r\n"
+    )
     writer.write(head.encode() + body)
     await writer.drain()
     try:

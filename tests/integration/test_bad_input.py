@@ -106,7 +106,7 @@ def send_garbage(port: int, data: bytes) -> None:
 
 GARBAGE: dict[str, bytes] = {
     "nothing": b"",
-    "text": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+    "text": b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
     "noise": bytes(range(256)) * 400,
     "half an HTTP/2 greeting": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\xff\x04",
     "half a ZMTP greeting": b"\xff\x00\x00\x00\x00\x00\x00\x00\x01\x7f\x03\x01NULL" + bytes(48),

@@ -185,7 +185,7 @@ def connect(cluster: Cluster) -> socket.socket:
 def request_head(num_bytes: int) -> bytes:
     lines = (
         f"POST {COMPLETIONS} HTTP/1.1",
-        "Host: router",
+        "Host: localhost",
         "Content-Type: application/json",
         f"Content-Length: {num_bytes}",
     )

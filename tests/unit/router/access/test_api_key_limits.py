@@ -9,11 +9,13 @@ from typing import Any
 
 import httpx
 import pytest
-from starlette.types import Message, Receive, Scope, Send
+from prometheus_client import CollectorRegistry
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from router.access.api_key_book import ApiKeyBook
 from router.access.api_keys import add_api_key, revoke_api_key
 from router.access.middleware import ApiKeyMiddleware
+from router.access.refused_logins import RefusedLogins
 from tests.fakes.http_edge import Edge, fails, hangs_after, make_edge, runs_out_of_time
 from tests.fakes.http_server import eventually, raw_request, served
 from tests.fakes.manual_clock import ManualClock
@@ -30,6 +32,10 @@ def path(tmp_path: Path) -> Path:
 
 def bearer(key: str) -> dict[str, str]:
     return {"authorization": f"Bearer {key}"}
+
+
+def guarded(app: ASGIApp, book: ApiKeyBook) -> ApiKeyMiddleware:
+    return ApiKeyMiddleware(app, book, RefusedLogins(ManualClock(), CollectorRegistry()))
 
 
 def running(edge: Edge, name: str) -> float:
@@ -161,13 +167,13 @@ async def test_a_seat_comes_back_when_the_application_is_cancelled_or_fails(path
         headers = [(b"authorization", b"Bearer " + alice)]
         return {"type": "http", "method": "POST", "path": PATH, "headers": headers}
 
-    task = asyncio.create_task(ApiKeyMiddleware(hang, book)(scope(), receive, send))
+    task = asyncio.create_task(guarded(hang, book)(scope(), receive, send))
     await started.wait()
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     for _ in range(2):
         with pytest.raises(KeyError, match="a bug"):
-            await ApiKeyMiddleware(fail, book)(scope(), receive, send)
+            await guarded(fail, book)(scope(), receive, send)
     (used,) = book.in_use()
     assert used.limits.num_running == 0
 
@@ -190,9 +196,9 @@ async def test_what_follows_knows_whose_request_it_is(path: Path) -> None:
     for key in keys:
         headers = [(b"authorization", b"Bearer " + key.encode())]
         scope = {"type": "http", "method": "GET", "path": "/v1/models", "headers": headers}
-        await ApiKeyMiddleware(app, book)(scope, nothing, nothing)
+        await guarded(app, book)(scope, nothing, nothing)
     open_scope = {"type": "http", "method": "GET", "path": "/v1/models", "headers": []}
-    await ApiKeyMiddleware(app, ApiKeyBook(ManualClock()))(open_scope, nothing, nothing)
+    await guarded(app, ApiKeyBook(ManualClock()))(open_scope, nothing, nothing)
     assert seen == [*keys.values(), ("", True)]
 
 

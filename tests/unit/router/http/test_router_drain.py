@@ -7,21 +7,28 @@ import socket
 import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 import uvloop
 
+from common.ids import Incarnation
+from router.access.api_key_book import ApiKeyBook
+from router.access.api_keys import add_api_key
+from router.cluster.drain import DrainingNode
 from router.core.generation import TokenChunk
 from router.http import server as server_module
 from router.http.server import bind_http, serve_http
 from tests.fakes.http_edge import Call, Edge, chunks, hangs_after, make_edge, says
 from tests.fakes.http_server import eventually, raw_request
+from tests.fakes.manual_clock import ManualClock
 
 BODY = b'{"model": "tiny", "prompt": "Hi", "max_tokens": 200, "stream": true}'
 PATH = "/v1/completions"
-GET = b"GET /health HTTP/1.1\r\nHost: edge\r\n\r\n"
+GET = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+JSON = {"content-type": "application/json"}
 WAIT_S = 20.0
 NUM_LAST = 20
 
@@ -267,7 +274,37 @@ async def test_a_drain_of_nobody_is_a_bad_request(body: dict[str, object]) -> No
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"[" * 4000])
 async def test_a_drain_without_json_is_a_bad_request(body: bytes) -> None:
     async with make_edge().client() as client:
-        response = await client.post("/v1/cluster/drain", content=body)
+        response = await client.post("/v1/cluster/drain", content=body, headers=JSON)
         assert response.status_code == 400
-        too_long = await client.post("/v1/cluster/drain", content=b" " * 5000)
+        too_long = await client.post("/v1/cluster/drain", content=b" " * 5000, headers=JSON)
         assert too_long.status_code == 413
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", ""])
+async def test_a_drain_that_a_form_could_send_is_refused(kind: str) -> None:
+    async with make_edge().client() as client:
+        response = await client.post(
+            "/v1/cluster/drain", content=b'{"node_id": "decode-1"}', headers={"content-type": kind}
+        )
+        assert response.status_code == 415
+        assert response.json()["error"]["code"] == "unsupported_media_type"
+
+
+async def test_who_asked_for_a_drain_is_in_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def drain(node_id: str) -> DrainingNode:
+        return DrainingNode(Incarnation(node_id, 3), 30.0)
+
+    path = tmp_path / "keys.json"
+    key = add_api_key(path, "night-shift", is_admin=True)
+    edge = make_edge(keys=ApiKeyBook(ManualClock(), path=path), drain_node=drain)
+    headers = {"authorization": f"Bearer {key}", "x-request-id": "req-7"}
+    with caplog.at_level("INFO", logger="pdserve.router.nodes"):
+        async with edge.client(headers=headers) as client:
+            body = {"node_id": "decode-1"}
+            assert (await client.post("/v1/cluster/drain", json=body)).status_code == 200
+    (line,) = [message for message in caplog.messages if "asked to drain" in message]
+    assert "decode-1" in line
+    assert "the key 'night-shift', request req-7 from 127.0.0.1" in line
+    assert key not in line

@@ -214,7 +214,7 @@ async def test_a_connection_that_is_not_read_is_closed_for_good(
     edge.cluster.wrong = ("x" * 400_000,)  # fills what the sockets buffer
     async with served(edge.app) as port:
         with socket.create_connection(("127.0.0.1", port)) as client:
-            client.sendall(b"GET /v1/live HTTP/1.1\r\nHost: edge\r\n\r\n")
+            client.sendall(b"GET /v1/live HTTP/1.1\r\nHost: localhost\r\n\r\n")
             await eventually(lambda: edge.live.num_viewers == 1)
             with once_per_turn(edge.live):
                 await eventually(lambda: edge.live.num_viewers == 0)

@@ -78,7 +78,9 @@ async def test_leaving_while_the_body_is_sent() -> None:
     outcome = {"endpoint": "completions", "outcome": "client_closed"}
     async with served(edge.app) as port:
         _, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(f"POST {PATH} HTTP/1.1\r\nHost: e\r\nContent-Length: 99\r\n\r\n{{".encode())
+        writer.write(
+            f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n\r\n{{".encode()
+        )
         await writer.drain()
         writer.close()
         await writer.wait_closed()

@@ -1,0 +1,58 @@
+"""Without API keys a router on loopback serves programs of this machine, and no foreign web page.
+
+A page in the user's browser may send requests to any address. Two checks stop it: a page's request
+names the page's site as `Origin`, and a page that makes its own name resolve to 127.0.0.1 (DNS
+rebinding) sends that name as `Host`.
+"""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from common.addresses import is_loopback
+from router.http.errors import ApiError
+from router.http.exchange import Reply
+
+_MAX_SHOWN = 64
+_HOW = "add an API key (--api-key or --keys) to serve it, or --insecure to serve everybody"
+
+
+class LocalRequestMiddleware:
+    """Refuses, with 403, requests whose `Host` or `Origin` is not a name of this machine."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        problem = _problem(scope) if scope["type"] == "http" else None
+        if problem is None:
+            await self._app(scope, receive, send)
+        else:
+            await Reply(send).send_error(problem)
+
+
+def _problem(scope: Scope) -> ApiError | None:
+    for name, value in scope["headers"]:
+        text = value.decode("latin-1")
+        if name == b"host" and not _is_local(f"//{text}"):
+            what = f"the Host header names {text[:_MAX_SHOWN]!r}"
+            return _refused(f"{what}: without API keys only localhost is served; {_HOW}")
+        if name == b"origin" and not _is_local(text):
+            what = f"a page of {text[:_MAX_SHOWN]!r} sent this request"
+            return _refused(f"{what}: without API keys only pages of localhost are served; {_HOW}")
+    return None
+
+
+def _is_local(url: str) -> bool:
+    """Return whether the host of `url` is a name of this machine."""
+    try:
+        host = urlsplit(url).hostname or ""
+    except ValueError:
+        return False
+    return is_loopback(host) or host.endswith(".localhost")
+
+
+def _refused(message: str) -> ApiError:
+    return ApiError(403, message, code="foreign_host")
