@@ -8,6 +8,7 @@ effects        what a flow asks its shell to do
 ttft_stages    where the time to the first token went
 membership     which nodes are alive, from the store and from the nodes' streams
 placement      which nodes take a request: filter, score, pick
+pair_health    which pairs of nodes fail to hand off, and when each is tried again
 prefix_map     which prefixes each node's cache is believed to hold
 policies/      placement policies by name
 generation     the seam between the HTTP edge (text) and dispatch (nodes)

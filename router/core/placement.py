@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from common.errors import InvalidRequest, Overloaded
 from common.ids import Incarnation
 from common.nodes import Role
+from router.core.pair_health import Pair
 from router.core.policies import POLICIES
 from router.core.policies.query import NodeView, PolicyState, Query
 
@@ -38,8 +39,16 @@ class Placer:
         self._score = POLICIES[policy]
         self._state = PolicyState()
 
-    def choose(self, nodes: Sequence[NodeView], query: Query, excluded: Set[Incarnation]) -> Choice:
+    def choose(
+        self,
+        nodes: Sequence[NodeView],
+        query: Query,
+        excluded: Set[Incarnation],
+        avoided: Set[Pair] = frozenset(),
+    ) -> Choice:
         """Choose nodes for a new attempt, none of them in `excluded`.
+
+        A pair in `avoided` is not chosen: rather another decode node, or local prefill.
 
         Raises `InvalidRequest` when no node is made for a request this long, and `Overloaded`
         when a role is missing or every node was tried.
@@ -53,12 +62,13 @@ class Placer:
         open_decoders = _trusted_first(_without(decoders, excluded))
         if not open_decoders:
             raise Overloaded(_all_tried(len(decoders)))
+        open_decoders = _with_a_path(open_decoders, open_prefillers, avoided)
         decode = self._pick(open_decoders, query)
-        partner = self._partner(decode, open_prefillers, query)
+        partner = self._partner(decode, open_prefillers, query, avoided)
         self._state.turn += 1
         reason = self._reason(decode, len(open_decoders))
         if partner is None and decode.record.role is Role.DECODE:
-            why = "another KV layout" if open_prefillers else "no prefill node"
+            why = _why_alone(decode, open_prefillers)
             reason = f"{reason}, {why}: local prefill"
         return self._choice(decode, partner, query, reason)
 
@@ -68,22 +78,30 @@ class Placer:
         query: Query,
         decode: Incarnation,
         excluded: Set[Incarnation],
+        avoided: Set[Pair] = frozenset(),
     ) -> Choice:
         """Choose another prefill node for a reservation on `decode`; `prefill` None: none left."""
         holder = next((node for node in nodes if node.incarnation == decode), None)
         prefillers = _without(_prefillers(nodes, query), excluded)
-        partner = None if holder is None else self._partner(holder, prefillers, query)
+        partner = None if holder is None else self._partner(holder, prefillers, query, avoided)
         if partner is None:
             return Choice(decode=decode, prefill=None, reason="no prefill node is left")
         return self._choice(holder, partner, query, f"{self._name}: another prefill node")
 
     def _partner(
-        self, decode: NodeView, prefillers: Sequence[NodeView], query: Query
+        self,
+        decode: NodeView,
+        prefillers: Sequence[NodeView],
+        query: Query,
+        avoided: Set[Pair],
     ) -> NodeView | None:
         if decode.record.role is Role.MIXED:
             return None
-        fingerprint = decode.record.fingerprint
-        pairs = [node for node in prefillers if node.record.fingerprint == fingerprint]
+        pairs = [
+            node
+            for node in _of_same_layout(decode, prefillers)
+            if (node.incarnation, decode.incarnation) not in avoided
+        ]
         return self._pick(pairs, query) if pairs else None
 
     def _pick(self, nodes: Sequence[NodeView], query: Query) -> NodeView:
@@ -108,6 +126,36 @@ class Placer:
     def _reason(self, decode: NodeView, num_candidates: int) -> str:
         reason = f"{self._name}: best of {num_candidates}, {decode.num_requests} requests there"
         return f"{reason}, mixed" if decode.record.role is Role.MIXED else reason
+
+
+def _with_a_path(
+    decoders: Sequence[NodeView], prefillers: Sequence[NodeView], avoided: Set[Pair]
+) -> list[NodeView]:
+    """Return the nodes without an avoided pair; else those with another one; else all."""
+    if not avoided:
+        return list(decoders)
+    failing = {decode for _, decode in avoided}
+    usable = [
+        decode
+        for decode in decoders
+        if decode.record.role is Role.MIXED
+        or any(
+            (prefill.incarnation, decode.incarnation) not in avoided
+            for prefill in _of_same_layout(decode, prefillers)
+        )
+    ]
+    return _without(usable, failing) or usable or list(decoders)
+
+
+def _of_same_layout(decode: NodeView, prefillers: Sequence[NodeView]) -> list[NodeView]:
+    fingerprint = decode.record.fingerprint
+    return [node for node in prefillers if node.record.fingerprint == fingerprint]
+
+
+def _why_alone(decode: NodeView, prefillers: Sequence[NodeView]) -> str:
+    if not prefillers:
+        return "no prefill node"
+    return "failed handoffs" if _of_same_layout(decode, prefillers) else "another KV layout"
 
 
 def _all_tried(num_decoders: int) -> str:

@@ -35,11 +35,11 @@ from router.core.effects import (
     Wait,
 )
 from router.core.generation import SHUTTING_DOWN, RequestListener, Sink, TokenChunk
-from router.core.placement import Placer
 from router.core.policies.query import Query
 from router.core.request_flow import RequestFlow
 from router.dispatch.node_calls import PrefillCall, ReserveCall
 from router.dispatch.node_pool import NodePool
+from router.dispatch.pair_placer import PairPlacer
 from router.dispatch.placement_recorder import PlacementRecorder
 from router.dispatch.running_choice import RunningChoice
 from router.dispatch.silence import LOSS_S
@@ -75,7 +75,7 @@ class Dispatcher:
         self._store = store
         self._clock = clock or MonotonicClock()
         self._metrics = RouterMetrics(registry)
-        self._placer = Placer(policy)
+        self._placer = PairPlacer(policy, self._clock, self._metrics)
         self._choices: dict[str, RunningChoice] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._is_closing = False
@@ -213,6 +213,7 @@ class Dispatcher:
             choice = choices.get(output.id.request_id)
             if choice is None:
                 continue
+            self._placer.before_output(choice.flow, node, output)
             try:  # `_feed`, without a call for every token
                 self._perform(choice, choice.flow.on_output(node, output))
             except Exception:
@@ -294,10 +295,7 @@ class Dispatcher:
             failure=flow.failure,
         )
         try:
-            if effect.decode is None:
-                chosen = self._placer.choose(nodes, query, effect.excluded)
-            else:
-                chosen = self._placer.choose_prefill(nodes, query, effect.decode, effect.excluded)
+            chosen = self._placer.choose(nodes, query, effect)
         except PdserveError as none_left:
             return flow.on_no_choice(none_left)
         return flow.on_choice(chosen.decode, chosen.prefill, chosen.reason, self._clock.now_s())

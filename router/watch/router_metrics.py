@@ -20,6 +20,11 @@ class RouterMetrics:
             "Attempts after the first one",
             registry=registry,
         )
+        self.handoffs_failed = Counter(
+            "pdserve_router_handoffs_failed_total",
+            "Attempts that ended because KV did not get from the prefill to the decode node",
+            registry=registry,
+        )
         self.running = Gauge(
             "pdserve_router_choices_in_progress", "Choices in progress", registry=registry
         )

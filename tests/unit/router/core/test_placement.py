@@ -269,3 +269,45 @@ def test_a_suspected_node_prefills_nothing() -> None:
     assert names(choose([d0, p0, p1])) == ("d0", "p1")
     assert names(choose([d0, p0])) == ("d0", None)
     assert names(choose([d0, p0], query(max_tokens=1))) == ("d0", None)
+
+
+def pair(prefill_id: str, decode_id: str) -> tuple[Incarnation, Incarnation]:
+    return Incarnation(prefill_id, 1), Incarnation(decode_id, 1)
+
+
+@pytest.mark.parametrize(
+    ("avoided", "expected"),
+    [
+        ([], ("d0", "p0")),
+        # Another decode node, though its prefill nodes have not failed with the first one.
+        ([pair("p0", "d0")], ("d1", "p0")),
+        ([pair("p0", "d0"), pair("p0", "d1")], ("d0", "p1")),
+        ([pair("p0", "d0"), pair("p1", "d0")], ("d1", "p0")),
+        ([pair("p0", "d0"), pair("p1", "d0"), pair("p0", "d1")], ("d1", "p1")),
+        ([pair(p, d) for p in ("p0", "p1") for d in ("d0", "d1")], ("d0", None)),
+    ],
+)
+def test_pairs_that_fail_are_avoided_while_there_is_another_way(
+    avoided: list[tuple[Incarnation, Incarnation]], expected: tuple[str | None, str | None]
+) -> None:
+    """F30."""
+    nodes = [node("d0"), node("d1"), prefill("p0"), prefill("p1")]
+    choice = Placer("least_loaded").choose(nodes, query(), NOBODY, frozenset(avoided))
+    assert names(choice) == expected
+    assert ("failed handoffs: local prefill" in choice.reason) == (expected[1] is None)
+
+
+def test_a_ticket_does_not_go_to_a_prefill_node_whose_pair_fails() -> None:
+    nodes = [node("d0"), prefill("p0"), prefill("p1")]
+    placer = Placer("least_loaded")
+    decode = nodes[0].incarnation
+    first = frozenset([pair("p0", "d0")])
+    assert placer.choose_prefill(nodes, query(), decode, NOBODY, first).prefill == pair("p1", "")[0]
+    both = frozenset([pair("p0", "d0"), pair("p1", "d0")])
+    assert placer.choose_prefill(nodes, query(), decode, NOBODY, both).prefill is None
+
+
+def test_a_mixed_node_needs_no_pair() -> None:
+    nodes = [node("d0"), node("m0", Role.MIXED), prefill("p0")]
+    choice = Placer("least_loaded").choose(nodes, query(), NOBODY, frozenset([pair("p0", "d0")]))
+    assert names(choice) == ("m0", None)

@@ -1,0 +1,71 @@
+"""Placements that avoid pairs of nodes whose handoffs fail, as their outputs show."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from common.clock import Clock
+from common.errors import HandoffFailed, error_from_code
+from common.ids import Incarnation
+from common.request import FinishReason, RequestOutput
+from router.core.effects import Choose
+from router.core.pair_health import Pair, PairHealth
+from router.core.placement import Choice, Placer
+from router.core.policies.query import NodeView, Query
+from router.core.request_flow import RequestFlow
+from router.watch.router_metrics import RouterMetrics
+
+log = logging.getLogger("pdserve.router")
+
+
+class PairPlacer:
+    """A `Placer` and the pairs that it avoids."""
+
+    def __init__(self, policy: str, clock: Clock, metrics: RouterMetrics) -> None:
+        """Look the policy up. Raises `KeyError` for a policy that does not exist."""
+        self._placer = Placer(policy)
+        self._clock = clock
+        self._metrics = metrics
+        self._pairs = PairHealth()
+
+    def choose(self, nodes: Sequence[NodeView], query: Query, wanted: Choose) -> Choice:
+        """Choose nodes, or a prefill node for a reservation.
+
+        Raises `InvalidRequest` and `Overloaded` as `Placer` does.
+        """
+        now_s = self._clock.now_s()
+        avoided = self._pairs.avoided(now_s)
+        if wanted.decode is None:
+            chosen = self._placer.choose(nodes, query, wanted.excluded, avoided)
+        else:
+            chosen = self._placer.choose_prefill(
+                nodes, query, wanted.decode, wanted.excluded, avoided
+            )
+        if chosen.prefill is not None and chosen.decode is not None:
+            self._pairs.on_placed((chosen.prefill, chosen.decode), now_s)
+        return chosen
+
+    def before_output(self, flow: RequestFlow, node: Incarnation, output: RequestOutput) -> None:
+        """Look at an output that the flow will take next, while both its nodes are known."""
+        is_error = output.finish_reason is FinishReason.ERROR
+        if not (is_error or self._pairs) or output.id != flow.attempt:
+            return
+        prefill, decode = flow.prefill, flow.decode
+        if prefill is None or decode is None or node not in (prefill, decode):
+            return
+        if not is_error:
+            if node == decode and self._pairs.on_worked((prefill, decode)):
+                log.info("KV from %s to %s: the handoff works again", prefill, decode)
+            return
+        error = error_from_code(output.error_code, output.error_message)
+        if isinstance(error, HandoffFailed):
+            self._on_failed((prefill, decode), error)
+
+    def _on_failed(self, pair: Pair, error: HandoffFailed) -> None:
+        self._metrics.handoffs_failed.inc()
+        failed = self._pairs.on_failed(pair, self._clock.now_s())
+        if failed is not None:
+            num_failures, pause_s = failed
+            what = "KV from %s to %s: %d handoffs failed in a row, not placed there for %g s: %s"
+            log.warning(what, *pair, num_failures, pause_s, error)
