@@ -115,6 +115,13 @@ class SchedulingConfig(Section):
         form=POWER_OF_TWO,
     )
 
+    async_scheduling: str = setting(
+        "auto",
+        "plan the next step while one runs",
+        note="auto: on where steps run on a GPU",
+        one_of=("auto", "on", "off"),
+    )
+
     def joint_problems(self) -> list[Problem]:
         """Return every broken rule about several settings.
 

@@ -24,6 +24,7 @@ from engine.core.scheduler import Scheduler
 from engine.core.sequence import Sequence
 from kv_transfer.connector import Commit, KVEvent, Landed, LandingFailed, Released, Ticket
 from node.attempt_table import Attempt
+from node.flow_limits import FlowLimits
 from node.messages import (
     CheckStaged,
     CloseLanding,
@@ -36,7 +37,7 @@ from node.messages import (
     StartedLocally,
     Submit,
 )
-from node.node_flow import RETRY_AFTER_S, FlowLimits, NodeFlow
+from node.node_flow import RETRY_AFTER_S, NodeFlow
 
 STAGED_CHECK_S = 0.001
 """How soon an idle node looks again whether landed KV is staged."""
@@ -237,7 +238,7 @@ class DecodeFlow(NodeFlow):
         max_tokens = sequence.request.sampling.max_tokens
         return max_tokens == 1 or sequence.num_prompt + 1 >= self._limits.max_model_len
 
-    def _after_step(self, step: PlannedStep, outputs: list[StepOutput]) -> list[Effect]:
+    def _on_outputs(self, outputs: list[StepOutput]) -> list[Effect]:
         effects: list[Effect] = []
         for output in outputs:
             attempt = self.attempts.of_sequence(output.sequence)

@@ -3,5 +3,6 @@
 core/           scheduling: pure, no clock, no thread, no framework
 runner/         execution: the only package that imports Paddle
 step_loop       one thread: drain the inbox, plan, run, apply, emit
+execution       where steps are executed: on the step thread, or on a thread of their own
 preemption_log  what steps preempted, in the log at most every few seconds
 """

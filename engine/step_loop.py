@@ -1,8 +1,13 @@
 """The step thread: drain the inbox, plan, run (and send what was computed), apply, emit.
 
-Scheduler and runner belong to this thread alone. So scheduling needs no lock, and a run can be
-replayed from its messages. The effects of a message are performed before the next message is read:
-a landing is closed before its blocks can be allocated again.
+The scheduler belongs to this thread alone. So scheduling needs no lock, and a run can be replayed
+from its messages. The effects of a message are performed before the next message is read: a landing
+is closed before its blocks can be allocated again.
+
+A step may run on a thread of its own, across the end of a turn. While it runs nothing changes the
+scheduler, so the running step can read it: this thread reports the step before and decides, without
+taking anything, what the next step could run. The next turn applies the results first, and handles
+messages and deadlines; only then the next step takes what it needs and begins.
 """
 
 from __future__ import annotations
@@ -10,11 +15,12 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from common.clock import Clock
 from engine.core.plan import DrawnTokens, OnLayer, Runner, SequencesFailed
 from engine.core.planned_step import PlannedStep, Pushes
+from engine.execution import Execution, ExecutionHere, ExecutionThread
 from engine.preemption_log import PreemptionLog
 
 log = logging.getLogger("pdserve.engine")
@@ -35,23 +41,37 @@ class Inbox(Protocol[M]):
 
 
 class Flow(Protocol[M_contra, E_co]):
-    """A node's decisions: events in, effects out."""
+    """A node's decisions: events in, effects out.
+
+    `end_step` records the results of a step, and `report` returns the effects that tell of them,
+    once. Any other event returns them too, before its own ones, where the order matters.
+    """
 
     def on_message(self, message: M_contra, now_s: float) -> Iterable[E_co]: ...
     def on_time(self, now_s: float) -> Iterable[E_co]: ...
     def next_deadline_s(self) -> float | None: ...
     def begin_step(self, now_s: float) -> tuple[PlannedStep, Iterable[E_co]]: ...
     def pushes(self, step: PlannedStep) -> Pushes[E_co] | None: ...
+    def plan_ahead(self, step: PlannedStep) -> None: ...
     def end_step(
         self, step: PlannedStep, results: Sequence[DrawnTokens | None], now_s: float
-    ) -> Iterable[E_co]: ...
+    ) -> None: ...
+    def report(self) -> Iterable[E_co]: ...
     def fail_step(self, step: PlannedStep, error: Exception, now_s: float) -> Iterable[E_co]: ...
     def on_stop(self) -> Iterable[E_co]: ...
+
+
+class _StepUnderWay(NamedTuple):
+    """A step that runs, and the effects that push a layer of it."""
+
+    step: PlannedStep
+    of_layer: Callable[[int], Iterable[Any]] | None
 
 
 class StepLoop(Generic[M, E]):
     """Runs `flow` and `runner` until the inbox is closed.
 
+    With `is_async`, steps run on a thread of their own, and the next one is planned meanwhile.
     `perform` carries out one effect and must not block. `flush` is called once per turn, after all
     effects of the turn, so that a step's tokens are sent together.
     """
@@ -65,10 +85,13 @@ class StepLoop(Generic[M, E]):
         perform: Callable[[E], None],
         flush: Callable[[], None],
         clock: Clock,
+        is_async: bool = False,
     ) -> None:
         self._inbox = inbox
         self._flow = flow
         self._runner = runner
+        self._execution: Execution = (ExecutionThread if is_async else ExecutionHere)(runner, clock)
+        self._under_way: _StepUnderWay | None = None
         self._perform = perform
         self._flush = flush
         self._clock = clock
@@ -85,12 +108,15 @@ class StepLoop(Generic[M, E]):
                 self.busy_since_s = None
                 self._inbox.wait(self._idle_timeout_s())
             is_idle = not self.turn()
+        self._end_step()
         self._perform_all(self._flow.on_stop())
         self._flush()
+        self._execution.close()
 
     def turn(self) -> bool:
         """Run one turn; return False if only a message or a deadline can change anything."""
         self.busy_since_s = self._clock.now_s()
+        has_ended = self._end_step()
         for message in self._inbox.take_all():
             self._perform_all(self._flow.on_message(message, self._clock.now_s()))
         self._perform_all(self._flow.on_time(self._clock.now_s()))
@@ -104,9 +130,14 @@ class StepLoop(Generic[M, E]):
         self._swap(step)
         self._perform_all(effects)
         if step.batch:
-            self._compute(step)
+            self._begin_step(step)
+            if not self._execution.is_beside:
+                self._end_step()
+        self._perform_all(self._flow.report())
         self._flush()
-        return step.made_progress
+        if self._under_way is not None:
+            self._flow.plan_ahead(step)
+        return step.made_progress or has_ended
 
     def _swap(self, step: PlannedStep) -> None:
         """Copy swapped blocks, before any other effect of the step.
@@ -120,11 +151,26 @@ class StepLoop(Generic[M, E]):
         for copy in step.swap_ins:
             self._runner.swap_in(copy.host_block_ids, copy.block_ids)
 
-    def _compute(self, step: PlannedStep) -> None:
-        on_layer = self._begin_pushes(step)
-        began_s = self._clock.now_s()
+    def _begin_step(self, step: PlannedStep) -> None:
+        pushes = self._flow.pushes(step)
+        of_layer = None
+        if pushes is not None:
+            self._perform_all(pushes.before)
+            of_layer = pushes.of_layer
+        self._execution.begin(step.batch, reports_layers=of_layer is not None)
+        self._under_way = _StepUnderWay(step, of_layer)
+
+    def _end_step(self) -> bool:
+        """Wait for the step under way and record its results; return whether there was one."""
+        if self._under_way is None:
+            return False
+        step, of_layer = self._under_way
+        self._under_way = None
+        on_layer: OnLayer | None = None
+        if of_layer is not None:
+            on_layer = lambda layer: self._perform_all(of_layer(layer))  # noqa: E731
         try:
-            results = self._runner.execute(step.batch, on_layer)
+            results, took_s = self._execution.wait(on_layer)
         except SequencesFailed as some:
             log.error(
                 "a step failed for %d of its %d sequences: %s",
@@ -134,26 +180,15 @@ class StepLoop(Generic[M, E]):
             )
             now_s = self._clock.now_s()
             good = [i for i in range(len(step.batch)) if i not in some.entries]
-            results = [some.results[i] for i in good]
-            self._perform_all(self._flow.end_step(step.only(good), results, now_s))
+            self._flow.end_step(step.only(good), [some.results[i] for i in good], now_s)
             self._perform_all(self._flow.fail_step(step.only(some.entries), some, now_s))
         except Exception as error:
             log.exception("a step of %d sequences failed", len(step.batch))
             self._perform_all(self._flow.fail_step(step, error, self._clock.now_s()))
         else:
-            now_s = self._clock.now_s()
-            step.took_s = now_s - began_s
-            self._perform_all(self._flow.end_step(step, results, now_s))
-
-    def _begin_pushes(self, step: PlannedStep) -> OnLayer | None:
-        pushes = self._flow.pushes(step)
-        if pushes is None:
-            return None
-        self._perform_all(pushes.before)
-        of_layer = pushes.of_layer
-        if of_layer is None:
-            return None
-        return lambda layer: self._perform_all(of_layer(layer))
+            step.took_s = took_s
+            self._flow.end_step(step, results, self._clock.now_s())
+        return True
 
     def _idle_timeout_s(self) -> float | None:
         deadline_s = self._flow.next_deadline_s()

@@ -4,6 +4,7 @@ engine_node       a running node: its parts made in order, supervised, stopped i
 node_parts        the concrete parts of a node and their contracts
 request_path      control service, inbox, step thread and token streams, connected
 node_flow         the node's decisions around its scheduler (pure): messages in, effects out
+flow_limits       which requests a node could never answer (pure)
 messages          messages to the step thread, and the effects that it wants (pure)
 shedding          when a queued request would end, and whether that is too late (pure)
 attempt_table     the attempts on a node: who asked for them, until when (pure)

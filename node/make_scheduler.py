@@ -35,6 +35,13 @@ class SchedulableModel(Protocol):
     def step_costs(self) -> StepCosts: ...
 
 
+class RunningModel(Protocol):
+    """The fact about a model that decides whether planning disturbs its steps."""
+
+    @property
+    def needs_staging(self) -> bool: ...
+
+
 def speculation_of(config: Config) -> SpeculationConfig:
     """Return how this node drafts.
 
@@ -68,6 +75,16 @@ def max_chunk_tokens_of(config: Config) -> int:
         chunk_granularity=config.scheduling.chunk_granularity,
         has_local_prefill=config.handoff.local_prefill_threshold > 0,
     )
+
+
+def plans_ahead(config: Config, model: RunningModel) -> bool:
+    """Return whether steps run on a thread of their own while the next one is planned.
+
+    A model with memory of its own computes on a device. On a CPU the kernels need the core that
+    planning would take.
+    """
+    chosen = config.scheduling.async_scheduling
+    return chosen == "on" or (chosen == "auto" and model.needs_staging)
 
 
 def make_scheduler(config: Config, model: SchedulableModel) -> Scheduler:

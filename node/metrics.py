@@ -92,6 +92,12 @@ def _sequences(statistics: NodeStatistics) -> Iterator[Metric]:
         "rule",
         scheduler.counters.stops,
     )
+    yield counters(
+        "plans_ahead",
+        "Plans that were made while the step before ran (taken), or what prevented that",
+        "rule",
+        scheduler.counters.plans_ahead,
+    )
 
 
 def _blocks(scheduler: SchedulerStatistics) -> Iterator[Metric]:

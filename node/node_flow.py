@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence as Items
-from dataclasses import dataclass
 from itertools import count
 
-from common.blocks import blocks_for
 from common.errors import (
     DeadlineExceeded,
     Draining,
@@ -23,7 +21,7 @@ from common.errors import (
     PoolExhausted,
 )
 from common.nodes import NodeLoad
-from common.request import FinishReason, GenerationRequest, RequestOutput
+from common.request import FinishReason, RequestOutput
 from engine.core.plan import DrawnTokens
 from engine.core.planned_step import PlannedStep, Pushes, StepOutput
 from engine.core.scheduler import Scheduler
@@ -31,6 +29,7 @@ from engine.core.sequence import Sequence
 from engine.core.status import SequenceStatus
 from kv_transfer.connector import ConnectorFailed, KVEvent
 from node.attempt_table import Attempt, AttemptTable
+from node.flow_limits import FlowLimits
 from node.messages import (
     Abort,
     Drain,
@@ -50,16 +49,6 @@ from node.shedding import Shedding
 RETRY_AFTER_S = 1.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FlowLimits:
-    """What a node accepts; with `sheds`, no request that would end after its deadline."""
-
-    vocab_size: int
-    max_model_len: int
-    max_queued_requests: int
-    sheds: bool = False
-
-
 class NodeFlow(ABC):
     """The decisions of one engine node.
 
@@ -75,6 +64,7 @@ class NodeFlow(ABC):
         self.is_draining = False
         self._hand_over_at_s: float | None = None
         self._has_said_drained = False
+        self._unreported: list[StepOutput] | None = None
         self.statistics = self._current_statistics()
         self.load = self._current_load()
 
@@ -82,6 +72,10 @@ class NodeFlow(ABC):
 
     def on_message(self, message: Message, now_s: float) -> list[Effect]:
         """Handle one message. Raises `InternalError` after a bug in the KV connector."""
+        effects = self.report()
+        return effects + self._on_message(message, now_s)
+
+    def _on_message(self, message: Message, now_s: float) -> list[Effect]:
         match message:
             case Submit():
                 return self._on_submit(message, now_s)
@@ -103,7 +97,8 @@ class NodeFlow(ABC):
 
     def on_time(self, now_s: float) -> list[Effect]:
         """Fail attempts past their deadline; while draining, report when nothing is left."""
-        effects: list[Effect] = []
+        due_s = NodeFlow.next_deadline_s(self)
+        effects = self.report() if due_s is not None and due_s <= now_s else []
         for attempt in self.attempts.expired(now_s):
             if not attempt.is_over:
                 error = DeadlineExceeded("the request's deadline passed on the node")
@@ -130,7 +125,8 @@ class NodeFlow(ABC):
         """Plan a step; answer reservations that got blocks, fail sequences that can never run."""
         step = self.scheduler.plan()
         self._shedding.on_step(now_s, self.scheduler.waiting)
-        effects = self._on_reserved(step, now_s)
+        effects = self.report() if step.starved else []
+        effects += self._on_reserved(step, now_s)
         for sequence in step.sequences:
             attempt = self.attempts.of_sequence(sequence)
             if attempt is None:
@@ -146,10 +142,12 @@ class NodeFlow(ABC):
         self._publish_snapshots()
         return step, effects
 
-    def end_step(
-        self, step: PlannedStep, results: Items[DrawnTokens | None], now_s: float
-    ) -> list[Effect]:
-        """Record a step's results and report them."""
+    def plan_ahead(self, step: PlannedStep) -> None:
+        """Decide, while `step` runs, what the next one could run."""
+        self.scheduler.plan_ahead(step)
+
+    def end_step(self, step: PlannedStep, results: Items[DrawnTokens | None], now_s: float) -> None:
+        """Record a step's results; `report` tells of them."""
         outputs = self.scheduler.apply(step, results)
         for output in outputs:
             attempt = self.attempts.of_sequence(output.sequence)
@@ -157,14 +155,24 @@ class NodeFlow(ABC):
                 attempt.first_token_at_s = now_s
             if attempt is not None and output.finish_reason is not None:
                 self._shedding.on_end(attempt, now_s)
-        effects = self._after_step(step, outputs)
+        self._unreported = outputs
+
+    def report(self) -> list[Effect]:
+        """Return the effects that report the latest results; none if that was done.
+
+        An event that may end an attempt reports first, so that its tokens come before its end.
+        """
+        if self._unreported is None:
+            return []
+        outputs, self._unreported = self._unreported, None
+        effects = self._on_outputs(outputs)
         self._publish_snapshots()
         return effects
 
     def fail_step(self, step: PlannedStep, error: Exception, now_s: float) -> list[Effect]:
         """End the sequences of a step that failed with a typed error; all others go on."""
         failure = error if isinstance(error, PdserveError) else InternalError(f"a step: {error!r}")
-        effects: list[Effect] = []
+        effects = self.report()
         for sequence in step.sequences:
             attempt = self.attempts.of_sequence(sequence)
             if attempt is not None and not attempt.is_over:
@@ -173,7 +181,7 @@ class NodeFlow(ABC):
 
     def on_stop(self) -> list[Effect]:
         """Fail every attempt, because the node stops."""
-        effects: list[Effect] = []
+        effects = self.report()
         for attempt in self.attempts.all():
             if not attempt.is_over:
                 effects += self._fail(attempt, NodeLost("the node is stopping"))
@@ -194,7 +202,7 @@ class NodeFlow(ABC):
         """Handle the end of a landing or a transfer, or the release of its blocks."""
 
     @abstractmethod
-    def _after_step(self, step: PlannedStep, outputs: list[StepOutput]) -> list[Effect]:
+    def _on_outputs(self, outputs: list[StepOutput]) -> list[Effect]:
         """Report the tokens that a step drew."""
 
     @abstractmethod
@@ -251,7 +259,9 @@ class NodeFlow(ABC):
             return [self._refuse(message, InvalidRequest(f"attempt {attempt_id} is over"))]
         if self.is_draining:
             return [self._refuse(message, Draining("this node is draining"))]
-        problem = self._problem_with(message.request)
+        problem = self._limits.problem_with(
+            message.request, self.scheduler.limits, self.scheduler.pool.num_blocks
+        )
         if problem is not None:
             return [self._refuse(message, problem)]
         if len(self.scheduler.waiting) >= self._limits.max_queued_requests:
@@ -264,35 +274,6 @@ class NodeFlow(ABC):
         if self._limits.sheds and late is not None:
             return [self._refuse(message, late)]
         return self._submit(message, now_s)
-
-    def _problem_with(self, request: GenerationRequest) -> PdserveError | None:
-        length = len(request.prompt_token_ids) + len(request.output_token_ids)
-        if length >= self._limits.max_model_len:
-            return InvalidRequest(
-                f"the {_known(request)} {length} tokens: this node takes at most "
-                f"{self._limits.max_model_len - 1}, so that one can follow",
-                param="prompt",
-            )
-        limits, num_blocks = self.scheduler.limits, self.scheduler.pool.num_blocks
-        # A prompt that could never be seated must not be queued. KV is never written past the
-        # longest sequence.
-        num_needed = blocks_for(
-            min(length + limits.tokens_per_seq, limits.max_model_len), limits.block_size
-        )
-        if num_needed > num_blocks:
-            return InvalidRequest(
-                f"the {_known(request)} {length} tokens: with the {limits.tokens_per_seq} of the "
-                f"first step it needs {num_needed} KV blocks of {limits.block_size} tokens, and "
-                f"this node has {num_blocks}",
-                param="prompt",
-            )
-        highest = max(max(request.prompt_token_ids), max(request.output_token_ids, default=0))
-        if highest >= self._limits.vocab_size:
-            return InvalidRequest(
-                f"token id {highest} is not in the vocabulary of {self._limits.vocab_size}",
-                param="prompt",
-            )
-        return None
 
     def _on_abort(self, message: Abort) -> list[Effect]:
         effects: list[Effect] = []
@@ -394,7 +375,3 @@ class NodeFlow(ABC):
             num_quarantined_blocks=seen.blocks.quarantined,
             is_draining=self.is_draining,
         )
-
-
-def _known(request: GenerationRequest) -> str:
-    return "prompt and its answer so far have" if request.output_token_ids else "prompt has"

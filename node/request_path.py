@@ -14,7 +14,7 @@ from node.control_service import ControlService
 from node.drain import NodeDrain
 from node.inbox import Inbox
 from node.kv_metrics import kv_links
-from node.make_scheduler import make_scheduler
+from node.make_scheduler import make_scheduler, plans_ahead
 from node.messages import NodeStatistics, RouterGone
 from node.node_parts import LoadedModel, NodeConnector, NodeParts
 from node.output_streams import OutputStreams
@@ -46,6 +46,7 @@ class RequestPath:
         self._drain = drain
         self._clock = parts.clock
         scheduler = make_scheduler(config, model)
+        self._is_async = plans_ahead(config, model)
         self._flow = parts.make_flow(scheduler, model, incarnation, connector)
         self._streams = OutputStreams(loop, lambda router: inbox.put(RouterGone(router)))
         replies = Replies(loop)
@@ -92,6 +93,7 @@ class RequestPath:
             flush=self._flush,
             on_crash=lambda: self._loop.call_soon_threadsafe(on_crash),
             clock=self._clock,
+            is_async=self._is_async,
         )
 
     def end_streams(self) -> None:

@@ -11,8 +11,8 @@ from common.config import Config, ServerConfig
 from common.ids import Incarnation
 from common.nodes import NodeRecord
 from common.token_budget import num_speculative_tokens
+from node.flow_limits import FlowLimits
 from node.make_scheduler import speculation_of
-from node.node_flow import FlowLimits
 from node.node_parts import LoadedModel
 
 log = logging.getLogger("pdserve.node")

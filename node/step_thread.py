@@ -34,6 +34,7 @@ class StepThread:
         flush: Callable[[], None],
         on_crash: Callable[[], object],
         clock: Clock,
+        is_async: bool = False,
     ) -> None:
         self._inbox = inbox
         self._perform_now = perform
@@ -48,6 +49,7 @@ class StepThread:
             perform=self._perform,
             flush=self._flush,
             clock=clock,
+            is_async=is_async,
         )
         self._thread: threading.Thread = start_step_thread(self._loop, self._crash)
 

@@ -21,6 +21,7 @@ from engine.core.sequence import Sequence
 from engine.core.status import SequenceStatus
 from kv_transfer.connector import Commit, KVEvent, Ticket, TransferEnded
 from node.attempt_table import HANDED_OFF, Attempt
+from node.flow_limits import FlowLimits
 from node.messages import (
     AbortTransfer,
     Accepted,
@@ -31,7 +32,7 @@ from node.messages import (
     Reply,
     Submit,
 )
-from node.node_flow import FlowLimits, NodeFlow
+from node.node_flow import NodeFlow
 
 _Span = tuple[int, tuple[int, ...], tuple[int, ...]]
 """Lease token, ordinals, source blocks."""
@@ -139,7 +140,7 @@ class PrefillFlow(NodeFlow):
         source_blocks = tuple(attempt.sequence.block_table[start:end])
         return [(attempt.lease_token, tuple(range(start - skip, end - skip)), source_blocks)]
 
-    def _after_step(self, step: PlannedStep, outputs: list[StepOutput]) -> list[Effect]:
+    def _on_outputs(self, outputs: list[StepOutput]) -> list[Effect]:
         return [e for output in outputs for e in self._on_first_token(output)]
 
     def _on_first_token(self, output: StepOutput) -> list[Effect]:

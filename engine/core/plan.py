@@ -95,7 +95,7 @@ OnLayer = Callable[[int], None]
 
 
 class Runner(Protocol):
-    """Executes planned steps, on one thread.
+    """Executes planned steps. One thread at a time uses it.
 
     Its only state is the KV cache and the blocks swapped out of it.
     """

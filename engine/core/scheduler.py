@@ -8,8 +8,8 @@ the caller reports them.
 from __future__ import annotations
 
 from bisect import insort
+from collections.abc import Mapping, Set
 from collections.abc import Sequence as Items
-from collections.abc import Set
 from itertools import islice
 from typing import cast
 
@@ -17,8 +17,10 @@ from common.blocks import blocks_for
 from common.config import SchedulingConfig
 from common.request import FinishReason
 from engine.core.block_pool import BlockPool, BlockUse
+from engine.core.forecast import Forecast
 from engine.core.host_pool import HostPool
 from engine.core.plan import DrawnTokens, ScheduledSequence
+from engine.core.plan_ahead import AheadRule, PlanAhead
 from engine.core.planned_step import PlannedStep, Preempted, StepOutput
 from engine.core.planner import plan_step
 from engine.core.policies.reservation import make_reservation
@@ -86,6 +88,8 @@ class Scheduler:
         self._config = config
         self._speculation = speculation
         self._counters = StepCounters()
+        self._ahead: PlanAhead | None = None
+        self._why_not_ahead = AheadRule.NO_STEP
         self._highest_num_bypassed = 0
         self._prefixes = PrefixIndex(
             self.pool,
@@ -150,24 +154,39 @@ class Scheduler:
         """Queue a new sequence."""
         self._set_ends(sequence)
         self.waiting.join(sequence)
+        if self._ahead is not None:
+            self._ahead.on_arrival(len(self.waiting) - 1)
 
     def plan(self) -> PlannedStep:
         """Decide the next step and take what it needs; `apply` must follow."""
-        self._draft()
-        plan = self._decide()
+        by_id = {s.sequence_id: s for s in self.running}
+        plan = self._take_ahead(by_id.keys())
+        if plan is None:
+            self._draft()
+            plan = self._decide()
         self._counters.on_plan(plan)
-        step = self._take(plan)
+        step = self._take(plan, by_id)
         ratio_before = self.reservation.ratio
         self._adapt_reservation(plan)
         if plan.preempted:
             step.preempted = self._preempted(plan, step.num_lost_tokens, ratio_before)
         return step
 
+    def plan_ahead(self, step: PlannedStep) -> None:
+        """Decide, while `step` runs, what the next `plan` takes if it still can; take nothing."""
+        if self._speculation is not None:
+            self._why_not_ahead = AheadRule.DRAFTS
+            return
+        forecast = Forecast(step, self.running, self.seats, self.pool)
+        self._ahead = PlanAhead(step, self._decide(forecast), self.waiting, self._policy())
+
     def apply(self, step: PlannedStep, results: Items[DrawnTokens | None]) -> list[StepOutput]:
         """Record what the runner computed; finished sequences have released their blocks.
 
         A sequence that finishes while it is exported keeps its blocks, see `finish`.
         """
+        if self._ahead is not None:
+            self._ahead.on_results(step)
         return self._results.apply(step, results)
 
     # --- a handoff ----------------------------------------------------------------------------
@@ -181,6 +200,8 @@ class Scheduler:
         sequence.has_remote_kv = False
         sequence.move_to(SequenceStatus.RUNNING_DECODE)
         insort(self.running, sequence, key=_by_arrival)
+        if self._ahead is not None:
+            self._ahead.on_landing()
         drawn = DrawnTokens((first_token_id,), draft_token_ids=tuple(draft_token_ids))
         return self._results.append(sequence, drawn)
 
@@ -237,31 +258,46 @@ class Scheduler:
             for sequence, drafts in zip(decoding, self._speculation.drafts(decoding), strict=True):
                 sequence.draft_token_ids = drafts
 
-    def _decide(self) -> StepPlan:
-        config = self._config
+    def _take_ahead(self, running: Set[int]) -> StepPlan | None:
+        """Return the plan that was made ahead, if it can be taken."""
+        ahead, self._ahead = self._ahead, None
+        rule, self._why_not_ahead = self._why_not_ahead, AheadRule.NO_STEP
+        plan = None
+        if ahead is not None:
+            plan = ahead.take(running, self.waiting, self._prefixes)
+            rule = ahead.rule
+        self._counters.plans_ahead[rule.value] += 1
+        return plan
+
+    def _decide(self, forecast: Forecast | None = None) -> StepPlan:
+        """Decide the next step from the present state, or from what it will be."""
+        num_exporting = len(self.exporting) + len(self.quarantined)
         return plan_step(
-            running=self.running,
+            running=self.running if forecast is None else forecast.running,
             receiving=list(self.receiving.values()),
             waiting=self.waiting,
-            num_exporting=len(self.exporting) + len(self.quarantined),
-            growth=self.seats.growth,
-            pool=self.pool,
+            num_exporting=num_exporting + (0 if forecast is None else forecast.num_exporting),
+            growth=self.seats.growth if forecast is None else forecast.growth,
+            pool=self.pool if forecast is None else forecast.pool,
             match_prefix=cast(MatchPrefix, self._prefixes.match),
             limits=self.limits,
-            policy=PlanPolicy(
-                reservation=self.reservation,
-                victim_order=VICTIM_ORDERS[config.preemption_policy],
-                retract_decode_steps=config.retract_decode_steps,
-                min_progress_tokens=config.min_progress_tokens,
-                skip_ahead_window=config.skip_ahead_window,
-                skip_ahead_limit=config.skip_ahead_limit,
-                enable_priority_scheduling=config.enable_priority_scheduling,
-                long_prefill_token_threshold=config.long_prefill_token_threshold,
-            ),
+            policy=self._policy(),
         )
 
-    def _take(self, plan: StepPlan) -> PlannedStep:
-        by_id = {s.sequence_id: s for s in self.running}
+    def _policy(self) -> PlanPolicy:
+        config = self._config
+        return PlanPolicy(
+            reservation=self.reservation,
+            victim_order=VICTIM_ORDERS[config.preemption_policy],
+            retract_decode_steps=config.retract_decode_steps,
+            min_progress_tokens=config.min_progress_tokens,
+            skip_ahead_window=config.skip_ahead_window,
+            skip_ahead_limit=config.skip_ahead_limit,
+            enable_priority_scheduling=config.enable_priority_scheduling,
+            long_prefill_token_threshold=config.long_prefill_token_threshold,
+        )
+
+    def _take(self, plan: StepPlan, by_id: Mapping[int, Sequence]) -> PlannedStep:
         step = PlannedStep(
             num_preempted=len(plan.preempted),
             num_tokens=plan.num_tokens,

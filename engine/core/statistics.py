@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from engine.core.block_pool import BlockCounts
+from engine.core.plan_ahead import AheadRule
 from engine.core.step_plan import PreemptionReason, StepPlan, StopRule
 
 
-def _counts(kinds: type[PreemptionReason] | type[StopRule]) -> dict[str, int]:
+def _counts(kinds: type[PreemptionReason] | type[StopRule] | type[AheadRule]) -> dict[str, int]:
     return dict.fromkeys((kind.value for kind in kinds), 0)
 
 
@@ -18,7 +19,8 @@ class StepCounters:
 
     `num_…_tokens` count planned tokens. `num_growth_blocks` is what the reservation policy kept
     back at the last admission. `num_speculative_steps` counts a step once for each sequence that
-    verified a draft in it. `preemptions` are by reason, `stops` by the rule that ended admissions.
+    verified a draft in it. `preemptions` are by reason, `stops` by the rule that ended admissions,
+    `plans_ahead` by whether the plan was made while the step before ran, or what prevented that.
     """
 
     num_steps: int = 0
@@ -34,6 +36,7 @@ class StepCounters:
     num_speculative_steps: int = 0
     preemptions: dict[str, int] = field(default_factory=lambda: _counts(PreemptionReason))
     stops: dict[str, int] = field(default_factory=lambda: _counts(StopRule))
+    plans_ahead: dict[str, int] = field(default_factory=lambda: _counts(AheadRule))
 
     @property
     def num_preemptions(self) -> int:
@@ -49,7 +52,12 @@ class StepCounters:
 
     def copy(self) -> StepCounters:
         """Return the counters as of now, which change no more."""
-        return replace(self, preemptions=dict(self.preemptions), stops=dict(self.stops))
+        return replace(
+            self,
+            preemptions=dict(self.preemptions),
+            stops=dict(self.stops),
+            plans_ahead=dict(self.plans_ahead),
+        )
 
     def on_plan(self, plan: StepPlan) -> None:
         """Count a plan that will be run."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence, Set
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Protocol
 
@@ -175,3 +175,25 @@ class StepPlan:
     def num_tokens(self) -> int:
         """Tokens that the step computes."""
         return self.num_decode_tokens + self.num_draft_tokens + self.num_chunk_tokens
+
+    def without(self, sequence_ids: Set[int]) -> StepPlan:
+        """Return the plan without the chunks and admissions of these sequences.
+
+        What they would have taken is not given to others.
+        """
+        num_decodes = self.num_decode_tokens
+        kept = {i: chunk for i, chunk in self.chunks.items() if i not in sequence_ids}
+        lost = [n for n, i in enumerate(self.chunks) if i in sequence_ids]
+        admissions = [one for one in self.admissions if one.sequence_id not in sequence_ids]
+        chunks = list(self.chunks.values())
+        return replace(
+            self,
+            chunks=kept,
+            admissions=admissions,
+            num_decode_tokens=num_decodes - sum(n < num_decodes for n in lost),
+            num_draft_tokens=sum(chunk.num_drafts for chunk in kept.values()),
+            num_chunk_tokens=self.num_chunk_tokens
+            - sum(chunks[n].num_tokens for n in lost if n >= num_decodes)
+            - sum(one.num_tokens for one in self.admissions)
+            + sum(one.num_tokens for one in admissions),
+        )

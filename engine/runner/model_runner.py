@@ -36,7 +36,7 @@ from engine.runner.verification import accept_drafts
 
 
 class ModelRunner:
-    """One model on one KV cache (`engine.core.plan.Runner`). One thread owns it."""
+    """One model on one KV cache (`engine.core.plan.Runner`). One thread at a time uses it."""
 
     def __init__(
         self,

@@ -17,14 +17,15 @@ def slow_down(file: Path) -> None:
     """Every step of this process, while there is such a file."""
     from engine.step_loop import StepLoop
 
-    compute = StepLoop._compute
+    end_step = StepLoop._end_step
 
-    def compute_slowly(self: StepLoop[Any, Any], step: Any) -> None:
-        compute(self, step)
-        if file.exists():
+    def end_slowly(self: StepLoop[Any, Any]) -> bool:
+        has_ended = end_step(self)
+        if has_ended and file.exists():
             time.sleep(STEP_S)
+        return has_ended
 
-    StepLoop._compute = compute_slowly  # type: ignore[method-assign]
+    StepLoop._end_step = end_slowly  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

@@ -27,10 +27,11 @@ Send = Callable[[Incarnation, Message], None]
 
 @dataclass(slots=True)
 class Leg:
-    """What one node said about one attempt."""
+    """What one node said about one attempt; `is_cut`: its stream broke, the rest is lost."""
 
     next_index: int | None = None
     is_over: bool = False
+    is_cut: bool = False
 
 
 @dataclass(slots=True)
@@ -152,6 +153,8 @@ class ScriptedRouter:
     def on_output(self, node: Incarnation, output: RequestOutput) -> None:
         """A node reported tokens or an end."""
         asked = self.asked[output.id]
+        if asked.legs[node].is_cut:
+            return
         self._check_leg(asked, node, output)
         if asked.is_done:
             return

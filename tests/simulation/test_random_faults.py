@@ -43,7 +43,7 @@ FAULTS = [
 class Storm:
     """One random run. Each action is one thing that the world can do next."""
 
-    def __init__(self, seed: int, faults: list[str]) -> None:
+    def __init__(self, seed: int, faults: list[str], *, is_async: bool = False) -> None:
         self.rng = random.Random(seed)
         self.faults = faults
         self.happened: Counter[str] = Counter()
@@ -54,6 +54,7 @@ class Storm:
             threshold=rng.choice([0, 0, 6, None]),
             prefill=self._size(method),
             decode=self._size(method),
+            is_async=is_async,
         )
         self.world.network.is_one_sided = seed % 3 == 0
         self.world.d.runner.num_staging_polls = seed % 4
@@ -253,6 +254,8 @@ class Storm:
         world.to_router = [i for i in world.to_router if not isinstance(i, OutputToRouter)]
         for asked in world.router.asked.values():
             world.router.abort(asked)
+            for leg in asked.legs.values():
+                leg.is_cut = True
         return True
 
 
@@ -263,11 +266,12 @@ def end_what_nobody_answered(storm: Storm) -> None:
     storm.world.settle()
 
 
-def test_without_faults_every_random_order_ends_in_the_right_answer() -> None:
+@pytest.mark.parametrize("is_async", [False, True], ids=["", "async"])
+def test_without_faults_every_random_order_ends_in_the_right_answer(is_async: bool) -> None:
     outcomes: Counter[str] = Counter()
     happened: Counter[str] = Counter()
-    for seed in range(100):
-        storm = Storm(seed, [])
+    for seed in range(200):
+        storm = Storm(seed, [], is_async=is_async)
         storm.run()
         storm.world.check_closed()
         outcomes += storm.world.outcomes()
@@ -286,12 +290,13 @@ def test_without_faults_every_random_order_ends_in_the_right_answer() -> None:
     assert len(happened) == 5, f"all of it is to happen: {happened}"
 
 
-def test_random_orders_and_faults_leave_nothing_behind_and_no_answer_wrong() -> None:
+@pytest.mark.parametrize("is_async", [False, True], ids=["", "async"])
+def test_random_orders_and_faults_leave_nothing_behind_and_no_answer_wrong(is_async: bool) -> None:
     happened: Counter[str] = Counter()
     outcomes: Counter[str] = Counter()
     num_quarantined = 0
     for seed in range(NUM_RUNS):
-        storm = Storm(seed, FAULTS)
+        storm = Storm(seed, FAULTS, is_async=is_async)
         storm.run()
         end_what_nobody_answered(storm)
         try:

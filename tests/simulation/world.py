@@ -26,9 +26,10 @@ from engine.core.speculation.speculation import make_speculation
 from engine.core.status import SequenceStatus
 from engine.core.step_plan import Limits
 from engine.step_loop import StepLoop
+from node.flow_limits import FlowLimits
 from node.inbox import Inbox
 from node.messages import Answer, Effect, Message, Refused, Submit
-from node.node_flow import FlowLimits, NodeFlow
+from node.node_flow import NodeFlow
 from node.perform_effects import NodeEffects
 from prefill_node.request_flow import PrefillFlow
 from tests.fakes.fake_kv_network import FakeConnector, FakeKVNetwork
@@ -94,6 +95,7 @@ class Node:
             perform=effects.perform_effect,
             flush=lambda: None,
             clock=world.clock,
+            is_async=world.is_async,
         )
 
     # Called by the effects and the loop.
@@ -207,7 +209,10 @@ _: type[Runner] = HashRunner
 
 
 class World:
-    """One router and its nodes. `threshold` None makes the decode node a mixed one, alone."""
+    """One router and its nodes. `threshold` None makes the decode node a mixed one, alone.
+
+    With `is_async`, a step that a turn begins ends in the node's next turn.
+    """
 
     def __init__(
         self,
@@ -215,7 +220,9 @@ class World:
         threshold: int | None = 0,
         prefill: NodeSize | None = None,
         decode: NodeSize | None = None,
+        is_async: bool = False,
     ) -> None:
+        self.is_async = is_async
         self.clock = ManualClock()
         self.network = FakeKVNetwork(self.clock)
         self.to_nodes: list[tuple[Incarnation, Message]] = []

@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLE = ROOT / "docs" / "scheduling.md"
-LAST = {"S": 59, "B": 29, "C": 31, "E": 84}
+LAST = {"S": 60, "B": 29, "C": 31, "E": 84}
 
 
 @cache

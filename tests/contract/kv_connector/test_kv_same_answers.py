@@ -19,9 +19,10 @@ from decode_node.request_flow import DecodeFlow, LandingPlace
 from engine.core.scheduler import Scheduler
 from engine.core.step_plan import Limits
 from engine.step_loop import StepLoop, start_step_thread
+from node.flow_limits import FlowLimits
 from node.inbox import Inbox
 from node.messages import Answer, Effect, Message
-from node.node_flow import FlowLimits, NodeFlow
+from node.node_flow import NodeFlow
 from node.perform_effects import NodeEffects
 from prefill_node.request_flow import PrefillFlow
 from tests.contract.kv_connector.cluster import WAIT_S, Cluster

@@ -34,6 +34,7 @@ def engines(draw: st.DrawFn, *, least_blocks: int = 2) -> Engine:
         method=method,
         num_drafts=num_drafts,
         pairs_per_token=draw(st.sampled_from([0, 1, 8])),
+        is_ahead=draw(st.booleans()),
         **draw(policies()),
     )
 
@@ -104,6 +105,7 @@ def test_pools_that_preempt_all_the_time_change_no_answer(data: st.DataObject) -
         seats=4,
         budget=data.draw(st.integers(4, 20)),
         caching=data.draw(st.booleans()),
+        is_ahead=data.draw(st.booleans()),
         **data.draw(policies()),
     )
     arrivals = [Arrival(0, family, length, 12, 1) for family in range(4)]

@@ -152,7 +152,8 @@ class Run:
             end = scheduled.start + len(scheduled.token_ids)
             assert end <= len(scheduled.block_table) * limits.block_size, "a slot without a block"
             assert end <= limits.max_model_len
-        if scheduler.waiting and not step.num_preempted:
+        # A plan that was made ahead does not know which sequences their tokens would end.
+        if scheduler.waiting and not step.num_preempted and not self.engine.was_ahead:
             self._check_head(num_tokens)
 
     def _check_victims(self, step: PlannedStep, decoding: set[int], ratio: float) -> None:

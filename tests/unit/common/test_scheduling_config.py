@@ -49,6 +49,7 @@ BAD_SCHEDULING: list[tuple[dict[str, Any], str]] = [
         "preemption_policy is 'lifo': wanted last_in_first_out, shortest_output or priority",
     ),
     ({"preemption_mode": ""}, "preemption_mode is empty: wanted recompute or swap"),
+    ({"async_scheduling": "true"}, "async_scheduling is 'true': wanted auto, on or off"),
     ({"requeue": "head"}, "requeue is 'head': wanted arrival or tail"),
     ({"init_new_token_ratio": 1.01}, "init_new_token_ratio is 1.01: wanted 0 to 1"),
     ({"init_new_token_ratio": math.nan}, "init_new_token_ratio is nan: wanted 0 to 1"),

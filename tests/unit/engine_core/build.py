@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from collections.abc import Sequence as Items
 from itertools import count
 from typing import Any
 
@@ -13,13 +14,14 @@ from common.config import SchedulingConfig, SpeculationConfig
 from common.ids import AttemptId
 from common.request import GenerationRequest, SamplingParams
 from common.token_budget import num_speculative_tokens
+from engine.core.forecast import Forecast
 from engine.core.planned_step import PlannedStep, StepOutput
 from engine.core.policies.growth import GrowthColumns
 from engine.core.scheduler import Scheduler
 from engine.core.sequence import Sequence
 from engine.core.speculation.speculation import make_speculation
 from engine.core.status import SequenceStatus
-from engine.core.step_plan import Limits
+from engine.core.step_plan import Limits, PoolView, SequenceView
 from tests.fakes.hash_runner import EOS_TOKEN_ID, HashRunner
 
 BLOCK_SIZE = 4
@@ -106,8 +108,57 @@ def check_idle(scheduler: Scheduler) -> None:
     assert scheduler.host_pool.num_used == 0
 
 
+def state_of(scheduler: Scheduler) -> str:
+    """Return all that a scheduler has taken and decided so far, to be compared."""
+    pool, seats = scheduler.pool, scheduler.seats
+    sequences = [
+        *scheduler.running,
+        *scheduler.waiting,
+        *scheduler.receiving.values(),
+        *scheduler.exporting.values(),
+    ]
+    # Hashes are a memory of what was looked up.
+    fields = [name for name in Sequence.__slots__ if name != "block_hashes"]
+    of_pool = (pool._free, pool._evictable, pool._references, pool._use, pool.counts())
+    of_seats = [
+        seats.token_ids.tobytes(),
+        seats.block_tables.tobytes(),
+        [column.tolist() for column in (seats.num_known, seats.num_blocks, seats.num_prompt)],
+    ]
+    return repr(
+        (
+            of_pool,
+            pool.prefix_cache.__dict__,
+            of_seats,
+            [[getattr(one, name) for name in fields] for one in sequences],
+            scheduler.quarantined,
+            scheduler.reservation,
+            scheduler.host_pool.__dict__,
+            scheduler.statistics(),
+        )
+    )
+
+
+def _outlook(
+    scheduler: Scheduler, running: Items[SequenceView], pool: PoolView, num_exporting: int
+) -> object:
+    """Return what a plan depends on, of a state or of a forecast; prefixes are left out."""
+    return (
+        [(s.sequence_id, s.status, s.num_known, s.num_computed, list(s.block_table))
+         for s in running],
+        pool.num_available,
+        num_exporting + len(scheduler.exporting) + len(scheduler.quarantined),
+        [s.sequence_id for s in scheduler.waiting],
+        list(scheduler.receiving),
+        scheduler.reservation,
+    )  # fmt: skip
+
+
 class Engine:
-    """A scheduler and a hash runner over one pool; remote KV is written by a runner of its own."""
+    """A scheduler and a hash runner over one pool; remote KV is written by a runner of its own.
+
+    With `is_ahead`, the next step is planned before the results of a step are recorded.
+    """
 
     def __init__(
         self,
@@ -123,8 +174,15 @@ class Engine:
         num_host_blocks: int = 0,
         chunk_granularity: int = 1,
         pairs_per_token: int = 0,
+        is_ahead: bool = False,
         **scheduling: Any,
     ) -> None:
+        self.is_ahead = is_ahead
+        self.was_ahead = False
+        """Whether the latest plan was made ahead."""
+        self.num_as_foreseen = 0
+        """Plans that were made ahead and were the same as a plan made later."""
+        self._foreseen: object = None
         self.runner = HashRunner(
             num_blocks=num_blocks,
             block_size=block_size,
@@ -168,8 +226,17 @@ class Engine:
 
     def plan(self) -> PlannedStep:
         """Begin a step, with its invariants checked."""
-        step = self.scheduler.plan()
-        check_books(self.scheduler)
+        scheduler = self.scheduler
+        ahead, num_taken = scheduler._ahead, self.plans_ahead.get("taken", 0)
+        as_foreseen = self._foreseen == _outlook(scheduler, scheduler.running, scheduler.pool, 0)
+        plan_now = scheduler._decide() if ahead is not None and as_foreseen else None
+        step = scheduler.plan()
+        check_books(scheduler)
+        self.was_ahead = self.plans_ahead.get("taken", 0) > num_taken
+        if self.was_ahead and plan_now is not None:
+            assert ahead is not None
+            assert ahead._plan == plan_now, "another plan, though nothing unforeseen happened"
+            self.num_as_foreseen += 1
         return step
 
     def step(self) -> list[StepOutput]:
@@ -183,6 +250,8 @@ class Engine:
             self.runner.swap_out(copy.block_ids, copy.host_block_ids)
         for copy in step.swap_ins:
             self.runner.swap_in(copy.host_block_ids, copy.block_ids)
+        if self.is_ahead and step.batch:
+            self.plan_ahead(step)
         outputs = self.scheduler.apply(step, self.runner.execute(step.batch))
         check_books(self.scheduler)
         for output in outputs:
@@ -190,6 +259,21 @@ class Engine:
             assert output.first_index == len(tokens), "an output index is missing or twice there"
             tokens += output.token_ids
         return outputs
+
+    def plan_ahead(self, step: PlannedStep) -> None:
+        """Plan what follows `step`, which must change nothing."""
+        before = state_of(self.scheduler)
+        self.scheduler.plan_ahead(step)
+        assert state_of(self.scheduler) == before, "planning ahead has taken something"
+        scheduler = self.scheduler
+        after = Forecast(step, scheduler.running, scheduler.seats, scheduler.pool)
+        self._foreseen = _outlook(scheduler, after.running, after.pool, after.num_exporting)
+
+    @property
+    def plans_ahead(self) -> dict[str, int]:
+        """How often a plan was made ahead, and what prevented it how often."""
+        counted = self.scheduler._counters.plans_ahead
+        return {rule: count for rule, count in counted.items() if count}
 
     def run(self, most_steps: int = 200) -> None:
         """Step until nothing is left to do."""

@@ -48,6 +48,7 @@ class ScriptedFlow:
         self.swap_outs: list[BlockCopy] = []
         self.swap_ins: list[BlockCopy] = []
         self.next_pushes: Pushes[str] | None = None
+        self.unreported: list[str] = []
 
     def _say(self, event: str) -> Iterable[str]:
         self.log.append(event)
@@ -77,16 +78,24 @@ class ScriptedFlow:
     def pushes(self, step: PlannedStep) -> Pushes[str] | None:
         return self.next_pushes
 
+    def plan_ahead(self, step: PlannedStep) -> None:
+        self.log.append(f"plan ahead of {len(step.batch)}")
+
     def end_step(
         self, step: PlannedStep, results: Sequence[DrawnTokens | None], now_s: float
-    ) -> Iterable[str]:
-        return self._say(f"end {len(results)}")
+    ) -> None:
+        self.log.append(f"end {len(results)}")
+        self.unreported.append(f"effect of end {len(results)}")
+
+    def report(self) -> Iterable[str]:
+        unreported, self.unreported = self.unreported, []
+        return unreported
 
     def fail_step(self, step: PlannedStep, error: Exception, now_s: float) -> Iterable[str]:
-        return self._say(f"fail {len(step.sequences)} of {error}")
+        return [*self.report(), *self._say(f"fail {len(step.sequences)} of {error}")]
 
     def on_stop(self) -> Iterable[str]:
-        return self._say("stop")
+        return [*self.report(), *self._say("stop")]
 
 
 class ScriptedRunner:
@@ -115,7 +124,12 @@ class ScriptedRunner:
 
 
 def make_loop(
-    inbox: ScriptedInbox, flow: ScriptedFlow, error: Exception | None = None, at_s: float = 0.0
+    inbox: ScriptedInbox,
+    flow: ScriptedFlow,
+    error: Exception | None = None,
+    at_s: float = 0.0,
+    *,
+    is_async: bool = False,
 ) -> StepLoop[str, str]:
     log = flow.log
     return StepLoop(
@@ -125,6 +139,7 @@ def make_loop(
         perform=log.append,
         flush=lambda: log.append("flush"),
         clock=ManualClock(at_s),
+        is_async=is_async,
     )
 
 
@@ -172,8 +187,8 @@ def test_a_step_says_how_long_the_runner_took_unless_it_failed() -> None:
     class Timed(ScriptedFlow):
         def end_step(
             self, step: PlannedStep, results: Sequence[DrawnTokens | None], now_s: float
-        ) -> Iterable[str]:
-            return self._say(f"end after {step.took_s:g} at {now_s:g}")
+        ) -> None:
+            self.log.append(f"end after {step.took_s:g} at {now_s:g}")
 
     log: list[str] = []
     partly = SequencesFailed("boom", (1,), (None, None))
@@ -229,8 +244,8 @@ def test_sequences_without_a_result_fail_alone() -> None:
     error = SequencesFailed("not finite", (1,), (None, None, None))
     assert make_loop(ScriptedInbox(), flow, error).turn()
     after_run = log[log.index("run") + 1 :]
-    assert after_run[0] == "end 2"
-    assert after_run[2] == "fail 1 of not finite"
+    ends = ["end 2", "fail 1 of not finite"]
+    assert after_run[:4] == [*ends, *(f"effect of {one}" for one in ends)]
 
 
 def test_a_turn_without_a_batch_does_not_run_and_is_idle() -> None:

@@ -11,6 +11,7 @@ from common.nodes import Role
 from node.make_scheduler import (
     make_scheduler,
     max_chunk_tokens_of,
+    plans_ahead,
     speculation_of,
     swap_space_of,
 )
@@ -106,3 +107,17 @@ def test_an_unused_number_of_drafts_is_not_read() -> None:
     given = config(Role.DECODE)
     given = replace(given, speculation=replace(given.speculation, num_speculative_tokens=50))
     assert make_scheduler(given, HashRunner(num_blocks=4)).limits.tokens_per_seq == 1
+
+
+@pytest.mark.parametrize(
+    ("chosen", "on_a_device", "on_a_cpu"),
+    [("auto", True, False), ("on", True, True), ("off", False, False)],
+)
+def test_steps_are_planned_ahead_where_they_run_on_a_device(
+    chosen: str, on_a_device: bool, on_a_cpu: bool
+) -> None:
+    given = config(Role.DECODE, async_scheduling=chosen)
+    model = HashRunner(num_blocks=10, block_size=8)
+    for needs_staging, wanted in ((True, on_a_device), (False, on_a_cpu)):
+        model.needs_staging = needs_staging
+        assert plans_ahead(given, model) is wanted

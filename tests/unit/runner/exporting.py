@@ -19,9 +19,9 @@ from engine.core.step_plan import Limits
 from engine.runner.model_runner import ModelRunner
 from engine.step_loop import StepLoop
 from kv_transfer.connector import Commit, Ticket, TransferEnded
+from node.flow_limits import FlowLimits
 from node.inbox import Inbox
 from node.messages import Effect, Message, Submit
-from node.node_flow import FlowLimits
 from node.perform_effects import NodeEffects
 from prefill_node.request_flow import PrefillFlow
 from tests.fakes.manual_clock import ManualClock

@@ -84,6 +84,7 @@ LEGAL_VALUES = {
     "placement_policy": "round_robin",
     "reservation_policy": "global_ratio",
     "preemption_policy": "shortest_output",
+    "async_scheduling": "on",
     "preemption_mode": "swap",
     "requeue": "tail",
     "speculative_method": "ngram",

@@ -1,0 +1,101 @@
+"""Executing a step here or on a thread: the same results, the same errors, and no thread left."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from engine.core.plan import DrawnTokens, OnLayer, ScheduledSequence
+from engine.execution import Execution, ExecutionHere, ExecutionThread
+from tests.fakes.manual_clock import ManualClock
+
+WAIT_S = 20.0
+ENTRY = ScheduledSequence(1, [1], 0, [0], None)
+
+
+class Runner:
+    def __init__(self, clock: ManualClock) -> None:
+        self.clock = clock
+        self.error: BaseException | None = None
+        self.threads: list[threading.Thread] = []
+
+    def execute(
+        self, batch: Sequence[ScheduledSequence], on_layer: OnLayer | None = None
+    ) -> list[DrawnTokens | None]:
+        self.threads.append(threading.current_thread())
+        self.clock.advance(2.0)
+        if on_layer is not None:
+            on_layer(0)
+            on_layer(1)
+        if self.error is not None:
+            raise self.error
+        return [DrawnTokens((len(batch),))]
+
+    def swap_out(self, *_: Any) -> None: ...
+    def swap_in(self, *_: Any) -> None: ...
+
+
+@pytest.mark.parametrize("kind", [ExecutionHere, ExecutionThread])
+def test_results_layers_and_errors_come_from_wait(kind: Any) -> None:
+    runner = Runner(ManualClock())
+    execution: Execution = kind(runner, runner.clock)
+    told: list[tuple[int, threading.Thread]] = []
+
+    def on_layer(layer: int) -> None:
+        told.append((layer, threading.current_thread()))
+
+    for on_this in (on_layer, None):
+        execution.begin([ENTRY, ENTRY], reports_layers=on_this is not None)
+        assert execution.wait(on_this) == ([DrawnTokens((2,))], 2.0)
+    me = threading.current_thread()
+    assert told == [(0, me), (1, me)]
+    runner.error = RuntimeError("boom")
+    execution.begin([ENTRY], reports_layers=True)
+    with pytest.raises(RuntimeError, match="boom"):
+        execution.wait(on_layer)
+    assert [layer for layer, _ in told] == [0, 1, 0, 1]
+    execution.close()
+
+
+def test_all_steps_run_on_one_other_thread_which_ends_with_close_and_can_begin_again() -> None:
+    runner = Runner(ManualClock())
+    execution = ExecutionThread(runner, runner.clock)
+    for _ in range(3):
+        execution.begin([ENTRY], reports_layers=False)
+        execution.wait(None)
+    (thread,) = set(runner.threads)
+    assert thread is not threading.current_thread()
+    assert thread.daemon, "a step that hangs keeps the process alive"
+    execution.close()
+    thread.join(WAIT_S)
+    assert not thread.is_alive()
+    execution.begin([ENTRY], reports_layers=False)
+    assert execution.wait(None)[0]
+    execution.close()
+
+
+def test_a_thread_whose_execution_is_forgotten_ends() -> None:
+    runner = Runner(ManualClock())
+    execution = ExecutionThread(runner, runner.clock)
+    execution.begin([ENTRY], reports_layers=False)
+    execution.wait(None)
+    del execution
+    gc.collect()
+    until = time.monotonic() + WAIT_S
+    while runner.threads[0].is_alive():
+        assert time.monotonic() < until
+
+
+def test_an_exit_within_a_step_reaches_who_waits() -> None:
+    runner = Runner(ManualClock())
+    runner.error = SystemExit(3)
+    execution = ExecutionThread(runner, runner.clock)
+    execution.begin([ENTRY], reports_layers=False)
+    with pytest.raises(SystemExit):
+        execution.wait(None)
+    execution.close()
