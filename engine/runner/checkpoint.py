@@ -176,7 +176,10 @@ def _parse_header(
             )
             for name, entry in entries.items()
         }
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+    except (
+        *(ValueError, TypeError, KeyError, IndexError, AttributeError),
+        *(OverflowError, RecursionError),
+    ) as error:
         raise CheckpointError(f"{path}: the safetensors header is broken: {error!r}") from error
     for name, tensor in tensors.items():
         end = tensor.offset + tensor.size_bytes

@@ -26,6 +26,20 @@ from typing import Any
 
 from common.errors import CheckpointError
 
+_MAX_JSON_BYTES = 64 << 20
+_MAX_SHOWN = 200
+_AT_MOST = {
+    "num_hidden_layers": 4096,
+    "hidden_size": 1 << 20,
+    "intermediate_size": 1 << 24,
+    "num_attention_heads": 1 << 16,
+    "num_key_value_heads": 1 << 16,
+    "head_dim": 1 << 14,
+    "vocab_size": 1 << 24,
+    "max_position_embeddings": 1 << 40,
+}
+"""Far beyond any model: a file with larger numbers is broken, and would take memory."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeSpec:
@@ -118,8 +132,8 @@ class _Config:
         self._path, self._values, self._prefix = path, values, prefix
 
     def refuse(self, key: str, wanted: str) -> CheckpointError:
-        found = self._values.get(key, "missing")
-        return CheckpointError(f"{self._path}: {self._prefix}{key} is {found!r}: wanted {wanted}")
+        found = repr(self._values.get(key, "missing"))[:_MAX_SHOWN]
+        return CheckpointError(f"{self._path}: {self._prefix}{key} is {found}: wanted {wanted}")
 
     def get(self, key: str) -> Any:
         return self._values.get(key)
@@ -129,6 +143,8 @@ class _Config:
         value = default if value is None else value
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise self.refuse(key, "a whole number of at least 1")
+        if value > _AT_MOST.get(key, value):
+            raise self.refuse(key, f"at most {_AT_MOST[key]}")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
@@ -157,10 +173,13 @@ class _Config:
 def read_json_object(path: Path) -> dict[str, Any]:
     """Return the object in a JSON file; `CheckpointError` if the file is missing or holds none."""
     try:
+        size = path.stat().st_size
+        if size > _MAX_JSON_BYTES:
+            raise CheckpointError(f"{path}: {size} bytes: wanted at most {_MAX_JSON_BYTES}")
         values = json.loads(path.read_bytes())
     except FileNotFoundError as error:
         raise CheckpointError(f"{path}: no such file") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: not readable as JSON: {error}") from error
     if not isinstance(values, dict):
         raise CheckpointError(f"{path}: holds {type(values).__name__}: wanted a JSON object")
@@ -228,8 +247,11 @@ def _refuse_other_arithmetic(config: _Config) -> None:
     if config.flag("use_sliding_window", False):
         raise config.refuse("use_sliding_window", "false: every layer attends to all positions")
     layer_types = config.get("layer_types")
-    if layer_types is not None and set(layer_types) != {"full_attention"}:
-        raise config.refuse("layer_types", "full_attention in every layer")
+    is_list = isinstance(layer_types, list)
+    if layer_types is not None and not (
+        is_list and all(kind == "full_attention" for kind in layer_types)
+    ):
+        raise config.refuse("layer_types", "a list of full_attention, one for each layer")
 
 
 def _rope_spec(config: _Config, default_theta: float, max_position: int) -> RopeSpec:

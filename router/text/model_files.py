@@ -10,10 +10,15 @@ from tokenizers import Tokenizer
 
 from common.errors import CheckpointError
 
+MAX_JSON_BYTES = 64 << 20
+
 
 def read_json(path: Path) -> dict[str, Any]:
     """Return the JSON object in `path`; `CheckpointError` names the file and the problem."""
     try:
+        size = path.stat().st_size
+        if size > MAX_JSON_BYTES:
+            raise CheckpointError(f"{path} has {size} bytes: wanted at most {MAX_JSON_BYTES}")
         value = json.loads(path.read_bytes())
     except FileNotFoundError:
         raise CheckpointError(f"{path} is missing") from None

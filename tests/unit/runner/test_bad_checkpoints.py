@@ -6,6 +6,7 @@ import json
 import struct
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,10 @@ def _rewrite(folder: Path, change: Callable[[dict[str, np.ndarray]], object]) ->
     write_safetensors(folder / SINGLE, tensors)
 
 
+def _write_config(folder: Path, values: dict[str, Any]) -> None:
+    (folder / "config.json").write_text(json.dumps(values))
+
+
 def test_no_folder(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="nowhere: no such folder"):
         load(tmp_path / "nowhere")
@@ -77,6 +82,58 @@ def test_no_config(tmp_path: Path) -> None:
 def test_config_that_is_no_json_object(tmp_path: Path, text: str) -> None:
     (tmp_path / "config.json").write_bytes(text.encode("latin-1"))
     _refused(tmp_path, "config.json")
+
+
+DEEP = "[" * 200_000
+
+
+@pytest.mark.parametrize("text", [DEEP, '{"architectures": ' + DEEP])
+def test_a_config_that_is_nested_too_deeply(tmp_path: Path, text: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    _refused(tmp_path, "config.json", "not readable as JSON")
+
+
+def test_a_header_that_is_nested_too_deeply(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, LLAMA)
+    header = b'{"a": ' + DEEP.encode()
+    (tmp_path / SINGLE).write_bytes(struct.pack("<Q", len(header)) + header + bytes(64))
+    _refused(tmp_path, SINGLE, "header is broken")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *((key, 10**9 * 64) for key in ("num_hidden_layers", "hidden_size", "intermediate_size")),
+        *((key, 10**12) for key in ("vocab_size", "num_attention_heads", "head_dim")),
+        ("num_hidden_layers", 10**9),
+        ("num_hidden_layers", 10**300),
+        ("max_position_embeddings", 10**30),
+    ],
+)
+def test_counts_beyond_any_model_are_refused_before_memory_is_taken(
+    tmp_path: Path, key: str, value: int
+) -> None:
+    write_checkpoint(tmp_path, LLAMA)
+    _write_config(tmp_path, {**LLAMA, key: value})
+    tracemalloc.start()
+    try:
+        _refused(tmp_path, "config.json", key, "wanted at most")
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("layer_types", [5, "full_attention", {"a": 1}, [["full_attention"]], [5]])
+def test_layer_types_of_another_shape(tmp_path: Path, layer_types: object) -> None:
+    write_checkpoint(tmp_path, LLAMA)
+    _write_config(tmp_path, {**LLAMA, "layer_types": layer_types})
+    _refused(tmp_path, "config.json", "layer_types", "full_attention")
+
+
+def test_a_config_of_many_megabytes_is_not_read(tmp_path: Path) -> None:
+    with (tmp_path / "config.json").open("wb") as file:
+        file.truncate(1 << 32)
+    _refused(tmp_path, "config.json", "wanted at most")
 
 
 def test_no_weights(tmp_path: Path) -> None:
