@@ -14,40 +14,14 @@ from router.watch.edge_counters import EdgeCounters
 from router.watch.loop_metrics import LoopCounter, LoopHistogram
 from router.watch.request_watch import RequestWatch
 
+# 2 s to the first token and 150 ms per token are the targets that the benchmarks count by.
 _LONG_S = (
-    0.01,
-    0.025,
-    0.05,
-    0.1,
-    0.25,
-    0.5,
-    1.0,
-    2.0,
-    2.5,
-    5.0,
-    10.0,
-    30.0,
-    60.0,
-    120.0,
-    300.0,
-    600.0,
+    *(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 2.5, 5.0),
+    *(10.0, 30.0, 60.0, 120.0, 300.0, 600.0),
 )
 _SHORT_S = (
-    0.001,
-    0.0025,
-    0.005,
-    0.01,
-    0.02,
-    0.03,
-    0.05,
-    0.075,
-    0.1,
-    0.15,
-    0.2,
-    0.5,
-    1.0,
-    2.5,
-    10.0,
+    *(0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.5),
+    *(1.0, 2.5, 10.0),
 )
 _STAGE_S = (
     *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),

@@ -13,14 +13,10 @@ from router.watch.http_metrics import HttpMetrics
 
 @pytest.mark.parametrize("role", [Role.ROUTER, Role.DECODE])
 def test_the_version_and_the_role_are_labels(role: Role) -> None:
-    text = generate_latest(process_registry(role)).decode()
-    wanted = f'pdserve_build_info{{role="{role.value}",version="{pdserve.__version__}"}} 1.0'
-    lines = text.splitlines()
-    assert [line for line in lines if line.startswith("pdserve_build_info")] in (
-        [wanted],
-        [f'pdserve_build_info{{version="{pdserve.__version__}",role="{role.value}"}} 1.0'],
-    )
-    assert "process_resident_memory_bytes" in text
+    registry = process_registry(role)
+    labels = {"version": pdserve.__version__, "role": role.value}
+    assert registry.get_sample_value("pdserve_build_info", labels) == 1
+    assert registry.get_sample_value("process_resident_memory_bytes")
 
 
 def test_the_targets_of_latency_are_bounds_of_the_histograms() -> None:
