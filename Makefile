@@ -9,7 +9,7 @@ STAMP := $(VENV)/.installed-$(shell cat pyproject.toml constraints.txt | cksum |
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help env up demo demo-model test test-equality test-rdma test-endurance test-soak test-page test-compose fuzz-kv check check-format check-lint check-types \
+.PHONY: help env up demo demo-model test test-equality test-rdma test-endurance test-soak test-page test-compose test-chart fuzz-kv check check-format check-lint check-types \
 	check-imports check-protos check-docs format protos docs clean
 
 help:  ## list these targets
@@ -47,6 +47,9 @@ test-page: env  ## test the live page in a headless Chromium, which is installed
 
 test-compose: env  ## build the images and run the compose files on a Docker engine, which is installed if possible
 	$(BIN)/python -m pytest tests/compose --compose $(ARGS)
+
+test-chart: env  ## render and validate the Helm chart, and test the alert rules, with tools that are fetched if possible
+	$(BIN)/python -m pytest tests/chart --chart $(ARGS)
 
 fuzz-kv: env  ## send a million frames to the KV protocol's decoder and state machines
 	$(BIN)/python -m tests.property.kv_transfer.kv_fuzz --frames 1000000

@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
+from engine.core.block_pool import BlockCounts
 from engine.core.statistics import SchedulerStatistics
 from kv_transfer.statistics import ConnectorStatistics
 from node.kv_metrics import KvCollector
@@ -72,6 +73,11 @@ def _sequences(statistics: NodeStatistics) -> Iterator[Metric]:
     yield gauge("waiting_sequences", "Sequences without a seat", scheduler.num_waiting)
     yield gauge("seats", "Sequences that may have a seat at once", scheduler.max_num_seqs)
     yield gauge(
+        "seats_used_ratio",
+        "Share of the seats that sequences have",
+        scheduler.num_running / scheduler.max_num_seqs,
+    )
+    yield gauge(
         "queued_prompt_tokens",
         "Known tokens still to be computed, of waiting and running sequences",
         scheduler.num_queued_tokens,
@@ -109,6 +115,11 @@ def _blocks(scheduler: SchedulerStatistics) -> Iterator[Metric]:
         asdict(scheduler.blocks),
     )
     yield gauge(
+        "kv_blocks_used_ratio",
+        "Share of the KV blocks that are neither free nor cached",
+        _used_share(scheduler.blocks),
+    )
+    yield gauge(
         "growth_blocks",
         "Blocks kept back for the outputs of running sequences",
         counted.num_growth_blocks,
@@ -118,6 +129,11 @@ def _blocks(scheduler: SchedulerStatistics) -> Iterator[Metric]:
         "Share of the remaining outputs for which blocks are kept back; 0: the policy has none",
         scheduler.new_token_ratio,
     )
+
+
+def _used_share(blocks: BlockCounts) -> float:
+    total = sum(asdict(blocks).values())
+    return 1 - (blocks.free + blocks.cached) / total if total else 0.0
 
 
 def _steps(scheduler: SchedulerStatistics) -> Iterator[Metric]:

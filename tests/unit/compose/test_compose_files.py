@@ -7,14 +7,18 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from common.errors import CheckpointError, ConfigError, PdserveError
 from pdserve.configuration.config_sources import OTHER_VARIABLES
 from pdserve.configuration.options import all_options
+from placement.store import PlacementUnavailable
+from router.http.errors import api_error
 
 ROOT = Path(__file__).resolve().parents[3]
 COMPOSE = ROOT / "compose"
@@ -117,13 +121,35 @@ def test_a_container_outlives_its_drain() -> None:
 
 
 def test_the_dashboard_shows_metrics_that_there_are() -> None:
-    page = (ROOT / "docs" / "metrics.md").read_text()
-    cells = [line.split("|")[1] for line in page.splitlines() if line.startswith("|")]
-    listed = {name for cell in cells for name in re.findall(r"`(pdserve_\w+)`", cell)}
     shown = expressions("pdserve.json")
     used = {name for text in shown for name in re.findall(r"\bpdserve_\w+", text)}
     assert len(used) > 15
-    assert {name for name in used if base_name(name, listed) not in listed} == set()
+    assert unlisted(used) == set()
+
+
+def test_the_rules_use_metrics_that_there_are() -> None:
+    rules = all_rules()
+    texts = [rule["expr"] for rule in rules]
+    texts += [rule["annotations"]["description"] for rule in rules if "alert" in rule]
+    used = {name for text in texts for name in re.findall(r"\bpdserve_\w+", text)}
+    assert len(used) > 10
+    assert unlisted(used) == set()
+    recorded = {rule["record"] for rule in rules if "record" in rule}
+    assert {name for text in texts for name in re.findall(r"\bpdserve:[\w:]+", text)} <= recorded
+
+
+def test_a_failed_request_is_one_with_an_error_of_the_server() -> None:
+    (expression,) = (
+        rule["expr"]
+        for rule in all_rules()
+        if rule.get("record") == "pdserve:requests_failed:ratio_5m"
+    )
+    (outcomes,) = re.findall(r'outcome=~"([^"]+)"', expression)
+    at_the_start = {ConfigError, CheckpointError}
+    kinds = {kind for kind in errors(PdserveError) if kind.__module__ == "common.errors"}
+    kinds = {*kinds, PlacementUnavailable} - at_the_start
+    codes = {kind.code for kind in kinds if api_error(kind("")).status >= 500}
+    assert set(outcomes.split("|")) == codes
 
 
 def test_the_dashboard_reads_the_provisioned_source() -> None:
@@ -158,6 +184,26 @@ def test_the_collector_takes_what_the_code_sends() -> None:
     for pipeline in collector["service"]["pipelines"].values():
         for part in ("receivers", "processors", "exporters"):
             assert set(pipeline[part]) <= set(collector[part])
+
+
+def all_rules() -> list[dict[str, Any]]:
+    groups = load(OBSERVABILITY / "rules.yaml")["groups"]
+    return [rule for group in groups for rule in group["rules"]]
+
+
+def errors(kind: type[PdserveError]) -> Iterator[type[PdserveError]]:
+    """Every error that a request can end with, by inheritance."""
+    yield kind
+    for child in kind.__subclasses__():
+        yield from errors(child)
+
+
+def unlisted(used: set[str]) -> set[str]:
+    """Return the names that the page of metrics does not have."""
+    page = (ROOT / "docs" / "metrics.md").read_text()
+    cells = [line.split("|")[1] for line in page.splitlines() if line.startswith("|")]
+    listed = {name for cell in cells for name in re.findall(r"`(pdserve_\w+)`", cell)}
+    return {name for name in used if base_name(name, listed) not in listed}
 
 
 def load(path: Path) -> dict[str, Any]:

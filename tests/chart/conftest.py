@@ -1,0 +1,50 @@
+"""The tests of the chart require downloads, so only `make test-chart` runs them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.chart import tools
+from tests.chart.manifests import Chart
+from tests.compose.commands import CannotRun
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--chart", action="store_true", help="render the Helm chart, test the rules")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Ignore this folder without the option. None leaves the choice to pytest."""
+    is_wanted = config.getoption("--chart", default=False)
+    return None if is_wanted or collection_path.suffix != ".py" else True
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        item.add_marker(pytest.mark.timeout(600))
+
+
+@pytest.fixture(scope="session")
+def chart() -> Chart:
+    return Chart(_tool(tools.helm))
+
+
+@pytest.fixture(scope="session")
+def schemas() -> Path:
+    return _tool(tools.schemas)
+
+
+@pytest.fixture(scope="session")
+def promtool() -> Path:
+    return _tool(tools.promtool)
+
+
+def _tool(get: Callable[[], Path]) -> Path:
+    """Return a program, or skip the test with the reason."""
+    try:
+        return get()
+    except CannotRun as reason:
+        pytest.skip(str(reason))
