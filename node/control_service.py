@@ -34,6 +34,7 @@ from node.messages import (
 )
 from node.output_streams import OutputStreams, RouterStream
 from node.router_calls import Replies, RouterCalls
+from node.step_progress import StepProgress
 from node.tickets import ticket_to_proto
 from protos import pdserve_node_pb2 as pb
 from protos import pdserve_node_pb2_grpc as pb_grpc
@@ -64,6 +65,7 @@ class ControlService(pb_grpc.NodeServicer):
         streams: OutputStreams,
         clock: Clock,
         drain: NodeDrain,
+        progress: StepProgress,
     ) -> None:
         self._incarnation = incarnation
         self._role = role
@@ -72,6 +74,7 @@ class ControlService(pb_grpc.NodeServicer):
         self._streams = streams
         self._clock = clock
         self._drain = drain
+        self._progress = progress
         # Zero from the start, so that Prometheus sees the first refusal as a rise.
         self.refusals = Counter({error.code: 0 for error in USUAL_REFUSALS})
 
@@ -96,7 +99,9 @@ class ControlService(pb_grpc.NodeServicer):
         try:
             async for replies, outputs in self._streams.read(stream):
                 yield pb.NodeMessage(
-                    replies=replies, outputs=outputs_to_proto(outputs) if outputs else None
+                    replies=replies,
+                    outputs=outputs_to_proto(outputs) if outputs else None,
+                    stuck_ms=round(1000 * self._progress.stuck_s),
                 )
         finally:
             listening.cancel()

@@ -24,6 +24,7 @@ from node.model_loading import load_unless_stopped
 from node.node_parts import LoadedModel, NodeParts
 from node.request_path import RequestPath
 from node.self_description import log_loaded_model, node_record
+from node.step_progress import StepProgress
 from node.step_thread import StepThread
 from placement.store import retry_while_slow
 
@@ -104,7 +105,9 @@ class EngineNode:
             path = RequestPath(
                 self._config, self._parts, incarnation, model, connector, inbox, leaving
             )
-            register_node(registry, path.statistics, path.refusals, connector.statistics)
+            register_node(
+                registry, path.statistics, path.refusals, connector.statistics, path.progress
+            )
             record = node_record(self._config, model, incarnation, control.port, metrics_port)
             keeper = LeaseKeeper(
                 self._parts.store,
@@ -132,7 +135,7 @@ class EngineNode:
         step_thread = path.start_step_thread(on_crash=partial(self._crash, stop))
         self._why_not_serving = ""
         try:
-            await self._wait_for_end(step_thread, keeper, inbox, stop, leaving)
+            await self._wait_for_end(step_thread, path.progress, keeper, inbox, stop, leaving)
         finally:
             self._why_not_serving = "stopping"
             await keeper.leave()
@@ -143,6 +146,7 @@ class EngineNode:
     async def _wait_for_end(
         self,
         step_thread: StepThread,
+        progress: StepProgress,
         keeper: LeaseKeeper,
         inbox: Inbox,
         stop: asyncio.Event,
@@ -150,7 +154,7 @@ class EngineNode:
     ) -> None:
         """Keep the lease until the node is stopped, has drained, stalls or loses its lease."""
         renewal = asyncio.create_task(keeper.run())
-        stall = asyncio.create_task(step_thread.wait_for_stall())
+        stall = asyncio.create_task(step_thread.wait_for_stall(progress))
         stopping = asyncio.create_task(stop.wait())
         draining = asyncio.create_task(leaving.run(inbox, keeper.renew_soon))
         tasks = (renewal, stall, stopping, draining)

@@ -15,14 +15,21 @@ from kv_transfer.statistics import ConnectorStatistics
 from node.kv_metrics import KvCollector
 from node.messages import NodeStatistics
 from node.metric_families import counter, counters, gauge, gauges
+from node.step_progress import StepProgress
 
 
 class NodeCollector(Collector):
     """Reads the latest statistics, on any thread, and the refusals by their error's code."""
 
-    def __init__(self, latest: Callable[[], NodeStatistics], refusals: Mapping[str, int]) -> None:
+    def __init__(
+        self,
+        latest: Callable[[], NodeStatistics],
+        refusals: Mapping[str, int],
+        progress: StepProgress,
+    ) -> None:
         self._latest = latest
         self._refusals = refusals
+        self._progress = progress
 
     def collect(self) -> Iterable[Metric]:
         """Yield every sample, all from one moment."""
@@ -36,6 +43,7 @@ class NodeCollector(Collector):
         )
         yield from _blocks(statistics.scheduler)
         yield from _steps(statistics.scheduler)
+        yield from _progress(self._progress)
         yield from _preemptions(statistics.scheduler)
         yield from _drafts(statistics.scheduler)
 
@@ -61,9 +69,10 @@ def register_node(
     latest: Callable[[], NodeStatistics],
     refusals: Mapping[str, int],
     connector: Callable[[], ConnectorStatistics],
+    progress: StepProgress,
 ) -> None:
     """Add a node's metrics to `registry`, to be read on the thread that writes `refusals`."""
-    registry.register(NodeCollector(latest, refusals))
+    registry.register(NodeCollector(latest, refusals, progress))
     registry.register(KvCollector(connector))
 
 
@@ -157,6 +166,19 @@ def _steps(scheduler: SchedulerStatistics) -> Iterator[Metric]:
         "step_budget_used_ratio",
         "Share of the token budget that the latest step used",
         counted.last_step_tokens / budget,
+    )
+
+
+def _progress(progress: StepProgress) -> Iterator[Metric]:
+    yield gauge(
+        "seconds_without_progress",
+        "How long the present turn of the step thread has lasted; 0: less than a quarter of one",
+        progress.turn_s,
+    )
+    yield gauge(
+        "seconds_without_progress_limit",
+        "How long a turn may last before routers prefer other nodes",
+        progress.limit_s,
     )
 
 

@@ -14,19 +14,21 @@ from node.control_service import ControlService
 from node.drain import NodeDrain
 from node.inbox import Inbox
 from node.kv_metrics import kv_links
-from node.make_scheduler import make_scheduler, plans_ahead
+from node.make_scheduler import make_scheduler, max_chunk_tokens_of, plans_ahead
 from node.messages import NodeStatistics, RouterGone
 from node.node_parts import LoadedModel, NodeConnector, NodeParts
 from node.output_streams import OutputStreams
 from node.perform_effects import NodeEffects
 from node.router_calls import Replies
+from node.step_progress import StepProgress, expected_step_s
 from node.step_thread import StepThread
 
 
 class RequestPath:
     """The parts of a node that a request passes, connected. Belongs to the event loop.
 
-    `service` takes the calls; `start_step_thread` runs the loop that computes the answers.
+    `service` takes the calls; `start_step_thread` runs the loop that computes the answers;
+    `progress` tells whether that loop makes progress.
     """
 
     def __init__(
@@ -45,6 +47,8 @@ class RequestPath:
         self._inbox = inbox
         self._drain = drain
         self._clock = parts.clock
+        largest_s = expected_step_s(model.step_costs, max_chunk_tokens_of(config))
+        self.progress = StepProgress(largest_s)
         scheduler = make_scheduler(config, model)
         self._is_async = plans_ahead(config, model)
         self._flow = parts.make_flow(scheduler, model, incarnation, connector)
@@ -58,6 +62,7 @@ class RequestPath:
             streams=self._streams,
             clock=parts.clock,
             drain=drain,
+            progress=self.progress,
         )
         self._effects = NodeEffects(
             connector,

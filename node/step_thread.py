@@ -13,12 +13,9 @@ from engine.step_loop import StepLoop, start_step_thread
 from node.inbox import Inbox
 from node.messages import Effect, Message
 from node.node_flow import NodeFlow
+from node.step_progress import MOST_LIMIT_S, TICK_S, StepProgress
 
 log = logging.getLogger("pdserve.node")
-
-# The largest step on a slow machine takes about half a minute.
-STEP_STALL_S = 120.0
-CHECK_INTERVAL_S = 5.0
 
 
 class StepThread:
@@ -40,7 +37,6 @@ class StepThread:
         self._perform_now = perform
         self._flush_now = flush
         self._on_crash = on_crash
-        self._clock = clock
         self._is_abandoned = False
         self._loop: StepLoop[Message, Effect] = StepLoop(
             inbox=inbox,
@@ -53,15 +49,27 @@ class StepThread:
         )
         self._thread: threading.Thread = start_step_thread(self._loop, self._crash)
 
-    async def wait_for_stall(self) -> None:
-        """Return when a turn of the step loop lasts longer than `STEP_STALL_S`.
+    async def wait_for_stall(self, progress: StepProgress) -> None:
+        """Keep `progress` up to date; return when a turn of the step loop has stalled.
 
-        Without this a step that hangs would go unnoticed: the event loop still renews the lease.
+        Without this a step that hangs would go unnoticed: the event loop still renews the lease and
+        sends heartbeats.
         """
         # Polled: a thread that hangs cannot set an event.
-        while not is_stalled(self._loop.busy_since_s, self._clock.now_s()):  # noqa: ASYNC110
-            await asyncio.sleep(CHECK_INTERVAL_S)
-        log.error("a step did not end within %g s: the node stops", STEP_STALL_S)
+        while not progress.is_stalled:
+            await asyncio.sleep(TICK_S)
+            before_s = progress.stuck_s
+            progress.look(self._loop.busy_since_s)
+            if progress.stuck_s and not before_s:
+                log.warning(
+                    "a step has lasted %g s, longer than any should (%g s): routers prefer other "
+                    "nodes until it ends",
+                    progress.turn_s,
+                    progress.limit_s,
+                )
+            if before_s and not progress.stuck_s:
+                log.warning("the step ended after about %g s", before_s)
+        log.error("a step did not end within %g s: the node stops", MOST_LIMIT_S)
 
     async def stop(self, grace_s: float) -> None:
         """Close the inbox, which ends every request, and wait `grace_s` for the thread.
@@ -86,8 +94,3 @@ class StepThread:
     def _crash(self) -> None:
         if not self._is_abandoned:
             self._on_crash()
-
-
-def is_stalled(busy_since_s: float | None, now_s: float) -> bool:
-    """Return whether a turn of the step loop lasts too long; None: no turn is under way."""
-    return busy_since_s is not None and now_s - busy_since_s > STEP_STALL_S

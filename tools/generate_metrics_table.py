@@ -25,6 +25,7 @@ from kv_transfer.transfer_metrics import TransferMetrics
 from node.kv_metrics import KvCollector
 from node.messages import NodeStatistics
 from node.metrics import LeaseCollector, NodeCollector
+from node.step_progress import StepProgress
 from router.access.api_key_book import ApiKeyBook
 from router.access.api_key_metrics import ApiKeyCollector
 from router.access.refused_logins import RefusedLogins
@@ -67,7 +68,7 @@ def described_metrics() -> dict[str, list[DescribedMetric]]:
     router.register(ApiKeyCollector(ApiKeyBook(MonotonicClock())))
     RefusedLogins(MonotonicClock(), router)
     count_refused(router)
-    node.register(NodeCollector(_node_statistics, {}))
+    node.register(NodeCollector(_node_statistics, {}, StepProgress(0.0)))
     node.register(LeaseCollector({}))
     kv.register(KvCollector(_connector_statistics))
     tables = {"process": process, "router": router, "node": node, "kv": kv}

@@ -108,6 +108,7 @@ class NodeClient:
         self._channel = open_channel(record.control_address, CHANNEL_OPTIONS, keys)
         self._stub: Any = cast(Any, NodeStub)(self._channel)
         self._is_heard = False
+        self._stuck_s = 0.0
         self._is_closed = False
         self._loop = asyncio.get_running_loop()
         self._waiting = WaitingCalls(record.incarnation)
@@ -329,13 +330,14 @@ class NodeClient:
             self._waiting.on_reply(reply)
         outputs = outputs_from_proto(message.outputs) if message.HasField("outputs") else []
         self._is_heard = True
+        self._stuck_s = message.stuck_ms / 1000
         if self._outputs or len(outputs) > FEW_OUTPUTS:
             self._outputs += outputs
             self._has_outputs.set()
             if len(self._outputs) > MAX_WAITING_OUTPUTS:
                 self._has_room.clear()
         else:
-            self._listener.on_heard(self._node, outputs)
+            self._listener.on_heard(self._node, outputs, self._stuck_s)
 
     async def _pass_on(self) -> None:
         """Pass on the waiting outputs in parts: first tokens of other requests, and the calls
@@ -345,7 +347,7 @@ class NodeClient:
             part = self._outputs[:size]
             del self._outputs[:size]
             self._silence.heard()  # Reading may be paused meanwhile.
-            self._listener.on_heard(self._node, part)
+            self._listener.on_heard(self._node, part, self._stuck_s)
             for _ in range(TURNS_FOR_OTHERS):
                 await asyncio.sleep(0)
         self._has_room.set()

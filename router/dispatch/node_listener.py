@@ -18,8 +18,11 @@ class NodeListener(Protocol):
     def num_running(self) -> int:
         """Requests in progress, on whatever node."""
 
-    def on_heard(self, node: Incarnation, outputs: list[RequestOutput]) -> None:
-        """Take a message: outputs in the node's order, or none (a heartbeat)."""
+    def on_heard(self, node: Incarnation, outputs: list[RequestOutput], stuck_s: float) -> None:
+        """Take a message: outputs in the node's order, or none (a heartbeat).
+
+        `stuck_s`: how long the node's step has lasted, if it makes no progress; 0 otherwise.
+        """
 
     def on_suspected(self, node: Incarnation, reason: str) -> None:
         """Take the suspicion that a node which was heard is gone; ended by `on_heard` or

@@ -147,27 +147,38 @@ class NodePool:
         """Requests in progress, on whatever node."""
         return self._num_running()
 
-    def on_heard(self, node: Incarnation, outputs: list[RequestOutput]) -> None:
+    def on_heard(self, node: Incarnation, outputs: list[RequestOutput], stuck_s: float) -> None:
         """Take a message of a node's stream; see `NodeListener`."""
         self.membership.on_heard(node)
-        if node in self._suspected or node in self._lost or node in self._unmet:
+        is_new = node in self._lost or node in self._unmet
+        if is_new:
+            self._welcome(node)
+        if stuck_s:
+            self.on_suspected(node, f"its step has lasted {stuck_s:g} s")
+        elif is_new or node in self._suspected:
             self._trust(node)
         self._on_outputs(node, outputs)
 
-    def _trust(self, node: Incarnation) -> None:
-        """Take the first message of a stream, or after a silence."""
-        if node in self._suspected:
-            log.info("%s is trusted again", node)
+    def _welcome(self, node: Incarnation) -> None:
+        """Take the first message of a stream."""
         if node in self._lost:
             log.info("%s is heard again", node)
-        for nodes in (self._suspected, self._lost, self._unmet):
-            nodes.discard(node)
+        self._lost.discard(node)
+        self._unmet.discard(node)
         self._look_who_is_unmet()
+
+    def _trust(self, node: Incarnation) -> None:
+        """Take a message of a node that was new or suspected: it makes progress."""
+        if node in self._suspected:
+            log.info("%s is trusted again", node)
+            self._suspected.discard(node)
         self._on_trusted(node)
 
     def on_suspected(self, node: Incarnation, reason: str) -> None:
-        """Take the suspicion that a node is gone: it is chosen only where no other is left."""
+        """Take the suspicion that a node is gone or hangs: others are chosen if there are any."""
         self.membership.on_suspected(node)
+        if node in self._suspected:
+            return
         self._suspected.add(node)
         self._metrics.nodes_suspected.inc()
         log.warning("%s is suspected: %s", node, reason)

@@ -47,6 +47,7 @@ class FakeNode(cast(Any, NodeServicer)):  # type: ignore[misc]
     def __init__(self, node_id: str, role: Role, epoch: int = 1) -> None:
         self.incarnation = Incarnation(node_id, epoch)
         self.role = role
+        self.stuck_ms = 0
         self.on_reserve: Reserve = self._grant
         self.on_prefill: Prefill = self._accept
         self.asked: list[GenerationRequest] = []
@@ -85,7 +86,7 @@ class FakeNode(cast(Any, NodeServicer)):  # type: ignore[misc]
 
     def push_raw(self, batch: pb.OutputBatch) -> None:
         for stream in self.streams:
-            stream.put_nowait(pb.NodeMessage(outputs=batch))
+            stream.put_nowait(pb.NodeMessage(outputs=batch, stuck_ms=self.stuck_ms))
 
     # The servicer.
 

@@ -93,11 +93,13 @@ class Log:
         self.heard: list[RequestOutput] = []
         self.num_messages = 0
         self.num_running = 1
+        self.stuck_s = 0.0
         self.suspected: list[str] = []
         self.lost: list[str] = []
 
-    def on_heard(self, _node: Incarnation, outputs: list[RequestOutput]) -> None:
+    def on_heard(self, _node: Incarnation, outputs: list[RequestOutput], stuck_s: float) -> None:
         self.num_messages += 1
+        self.stuck_s = stuck_s
         self.heard += outputs
 
     def has_more_than(self, num_messages: int) -> bool:
@@ -192,7 +194,7 @@ async def test_a_bug_on_the_stream_is_a_lost_node_and_the_stream_is_tried_again(
         await wait_until(lambda: log.num_messages == 1)
         heard = log.on_heard
 
-        def broken(_node: Incarnation, outputs: list[RequestOutput]) -> None:
+        def broken(_node: Incarnation, outputs: list[RequestOutput], stuck_s: float) -> None:
             log.on_heard = heard  # type: ignore[method-assign]
             raise KeyError("bug")
 
@@ -396,8 +398,8 @@ async def test_a_reply_does_not_wait_for_a_burst_of_tokens_that_came_before_it()
         await wait_until(lambda: len(node.asked) == 1)
         hear = log.on_heard
 
-        def hear_slowly(_node: Incarnation, outputs: list[RequestOutput]) -> None:
-            hear(_node, outputs)
+        def hear_slowly(_node: Incarnation, outputs: list[RequestOutput], stuck_s: float) -> None:
+            hear(_node, outputs, stuck_s)
             release.set()
             time.sleep(0.02)
 
@@ -428,7 +430,7 @@ async def test_a_stream_that_breaks_while_it_is_not_read_leaves_the_next_one_rea
         await wait_until(lambda: log.num_messages == 1)
         heard = log.on_heard
 
-        def broken(_node: Incarnation, outputs: list[RequestOutput]) -> None:
+        def broken(_node: Incarnation, outputs: list[RequestOutput], stuck_s: float) -> None:
             log.on_heard = heard  # type: ignore[method-assign]
             raise KeyError("bug")
 

@@ -42,3 +42,25 @@ async def test_the_only_node_is_chosen_although_it_is_suspected(cluster: Cluster
     answer = start(router)
     await asked(d0)
     answer.cancel()
+
+
+async def test_a_node_whose_step_hangs_is_given_nothing_new_until_the_step_ends(
+    cluster: Cluster,
+) -> None:
+    d0 = await cluster.add("d0", Role.DECODE)
+    d1 = await cluster.add("d1", Role.DECODE)
+    router = await cluster.router()
+    d0.stuck_ms = 3250
+    d0.push()
+    await wait_until(lambda: suspected(router) == ["d0#1"], "d0 suspected")
+    answers = [start(router) for _ in range(4)]
+    await asked(d1, 4)
+    assert d0.asked == []
+    d0.push()
+    d0.stuck_ms = 0
+    d0.push()
+    await wait_until(lambda: suspected(router) == [], "d0 trusted again")
+    count = "pdserve_router_nodes_suspected_total"
+    assert cluster.registry.get_sample_value(count) == 1, "counted once"
+    for answer in answers:
+        answer.cancel()

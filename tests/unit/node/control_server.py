@@ -22,6 +22,7 @@ from node.messages import (
 )
 from node.output_streams import OutputStreams
 from node.router_calls import Replies
+from node.step_progress import StepProgress
 from node.tickets import ticket_to_proto
 from protos import pdserve_node_pb2 as pb
 from protos import pdserve_node_pb2_grpc as pb_grpc
@@ -86,6 +87,7 @@ class Service:
         self.inbox = AnsweringInbox(self.replies)
         self.streams = OutputStreams(loop, lambda router: self.inbox.put(RouterGone(router)))
         self.drain = NodeDrain(asyncio.Event(), timeout_s=7.0)
+        self.progress = StepProgress(0.0)
         self.server = grpc.aio.server()
         self.service = ControlService(
             incarnation=ME,
@@ -95,6 +97,7 @@ class Service:
             streams=self.streams,
             clock=ManualClock(RECEIVED_AT_S),
             drain=self.drain,
+            progress=self.progress,
         )
         pb_grpc.add_NodeServicer_to_server(self.service, self.server)  # type: ignore[no-untyped-call]
         port = self.server.add_insecure_port("127.0.0.1:0")

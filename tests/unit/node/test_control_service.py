@@ -372,6 +372,19 @@ async def test_no_abort_is_lost_where_the_inbox_is_full_of_them(
 # --- streams --------------------------------------------------------------------------------------
 
 
+async def test_heartbeats_tell_of_a_step_that_does_not_end(start: Start) -> None:
+    service = await start(Role.DECODE)
+    caller = await service.subscribe()
+    while not service.progress.stuck_s:
+        service.progress.look(1.0)
+    stuck_ms = round(1000 * service.progress.stuck_s)
+    await caller.call.read()  # may have been on its way
+    assert await caller.call.read() == pb.NodeMessage(stuck_ms=stuck_ms)
+    service.progress.look(None)
+    await caller.call.read()
+    assert await caller.call.read() == pb.NodeMessage()
+
+
 async def test_outputs_reach_their_router(start: Start) -> None:
     service = await start(Role.DECODE)
     caller = await service.subscribe()

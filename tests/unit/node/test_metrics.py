@@ -19,6 +19,7 @@ from engine.core.plan import DrawnTokens, OnLayer, ScheduledSequence
 from engine.core.statistics import SchedulerStatistics, StepCounters
 from node.messages import NodeStatistics
 from node.metrics import NodeCollector
+from node.step_progress import StepProgress
 from tests.fakes.hash_runner import expected_tokens
 from tests.unit.engine_core.build import make_request
 from tests.unit.node.running_node import WAIT_S, node_config, running_node
@@ -56,6 +57,8 @@ STATISTICS = NodeStatistics(
 )
 
 SHOWN = {
+    "pdserve_seconds_without_progress": 0.75,
+    "pdserve_seconds_without_progress_limit": 8,
     'pdserve_kv_blocks{state="free"}': 1,
     'pdserve_kv_blocks{state="cached"}': 2,
     'pdserve_kv_blocks{state="running"}': 3,
@@ -113,7 +116,10 @@ async def scraped(address: str, path: str = "/metrics") -> httpx.Response:
 
 def test_every_statistic_has_its_sample() -> None:
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(NodeCollector(lambda: STATISTICS, {"overloaded": 24}))
+    progress = StepProgress(2.0)
+    for _ in range(4):
+        progress.look(1.0)
+    registry.register(NodeCollector(lambda: STATISTICS, {"overloaded": 24}, progress))
     assert samples(generate_latest(registry).decode()) == SHOWN
 
 
