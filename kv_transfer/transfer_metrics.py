@@ -26,7 +26,7 @@ from common.errors import HandoffFailed
 from common.histogram import Histogram, HistogramView
 from kv_transfer.core.effects import Peer
 from kv_transfer.core.lanes import ONE_SIDED_LANES
-from kv_transfer.core.transfer_errors import PeerUnreachable, TransferAborted
+from kv_transfer.core.transfer_errors import PeerUnreachable, TransferAborted, TransferSlow
 from kv_transfer.transfer_timing import TransferTiming
 
 SECONDS = (
@@ -37,8 +37,9 @@ BYTES = tuple(float(1 << power) for power in range(16, 33))
 BYTES_PER_S = tuple(float(1 << power) for power in range(20, 37))
 NO_LANE = "none"
 """The label of transfers that ended before anything was sent."""
-OUTCOMES = ("committed", "aborted", "unreachable", "failed")
-"""Acknowledged; given up by its own node; not answered by the decode node; anything else."""
+OUTCOMES = ("committed", "aborted", "unreachable", "slow", "failed")
+"""Acknowledged; given up by its own node; not answered by the decode node; much slower than to
+other decode nodes; anything else."""
 MAX_REMEMBERED_PEERS = 32
 FALLBACKS = ("unusable", "write_failed", "not_agreed")
 """Why a pair does not use a lane.
@@ -308,5 +309,7 @@ def _outcome_of(error: HandoffFailed | None) -> str:
             return "aborted"
         case PeerUnreachable():
             return "unreachable"
+        case TransferSlow():
+            return "slow"
         case _:
             return "failed"

@@ -59,7 +59,8 @@ class KvCollector(Collector):
         yield counters_by(
             "kv_transfers",
             "Transfers that ended on their sender: committed, aborted (by this node, as when token "
-            "0 ends the answer), unreachable or failed; transport none: before anything was sent",
+            "0 ends the answer), unreachable, slow or failed; transport none: before anything was "
+            "sent",
             ("transport", "outcome"),
             measured.ended.items(),
         )

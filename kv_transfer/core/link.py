@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Protocol
 
-from common.errors import PeerProtocolError
+from common.errors import HandoffFailed, PeerProtocolError
 from kv_transfer.core.chunks import Chunk
 from kv_transfer.core.effects import Peer, SayHello, SendChunk, SenderEffect, SendToPeer
 from kv_transfer.core.frames import Abort, Ping, Welcome
-from kv_transfer.core.handshake import LINK_TABLE, LinkState, LinkStep, advance
+from kv_transfer.core.handshake import LINK_TABLE, HandoffStep, LinkState, LinkStep, advance
 from kv_transfer.core.lanes import ONE_SIDED_LANES, PULLING_LANES, verification
 from kv_transfer.core.limits import (
     MAX_BLOCKS_PER_FRAME,
     MAX_FRAMES_IN_FLIGHT,
     Limits,
 )
+from kv_transfer.core.link_rates import SLOW_FOR_S, RateMeter, is_slow
 from kv_transfer.core.transfer import Transfer
-from kv_transfer.core.transfer_errors import PeerUnreachable
+from kv_transfer.core.transfer_errors import PeerUnreachable, TransferSlow
 
 RECONNECT_AFTER_S = 0.05
 PULLED_WINDOWS = 2
@@ -69,6 +70,7 @@ class Link:
         self._limits = limits
         self._pair_bytes = piece_pair_bytes
         self._num_damaged_headers = 0
+        self.rate = RateMeter()
         self._turns: deque[int] = deque()
         self._in_flight: deque[_InFlight] = deque()
         self._next_seq = 0
@@ -163,7 +165,7 @@ class Link:
         self._next_seq += 1
         return self._next_seq - 1
 
-    def acknowledge(self, consumed: int) -> None:
+    def acknowledge(self, consumed: int, now_s: float) -> None:
         """Record that the peer consumed the first `consumed` DATA frames of this connection.
 
         Raises `PeerProtocolError` when fewer were sent.
@@ -173,13 +175,48 @@ class Link:
             raise PeerProtocolError(
                 f"{self.peer} acknowledged {consumed} frames: {self._next_seq} were sent"
             )
+        num_bytes = 0
         for _ in range(num_new):
             flight = self._in_flight.popleft()
             self.in_flight_bytes -= flight.num_bytes
             transfer = flight.transfer
-            transfer.num_in_flight -= 1
+            transfer.acknowledge(flight.chunk)
+            num_bytes += flight.num_bytes
             if not transfer.num_in_flight and self.transfers.get(transfer.token) is transfer:
                 self.has_work(transfer.token)
+        if num_new:
+            self.rate.on_acknowledged(num_bytes, now_s, is_idle=not self._in_flight)
+
+    def overdue(
+        self, others_per_s: Sequence[float], now_s: float
+    ) -> list[tuple[Transfer, HandoffStep, HandoffFailed]]:
+        """Return the transfers to end now, with the step and the error.
+
+        Their deadline passed, or they wait for their bytes for much longer than on other links.
+        """
+        late = HandoffFailed(f"{self.peer} did not acknowledge the KV by the deadline")
+        slow = TransferSlow(f"{self.peer} takes KV much more slowly than other decode nodes")
+        expired = [one for one in self.transfers.values() if now_s >= one.deadline_at_s]
+        return [(one, HandoffStep.EXPIRE, late) for one in expired] + [
+            (one, HandoffStep.FAIL, slow)
+            for one in self._slow_transfers(others_per_s, now_s)
+            if one not in expired
+        ]
+
+    def _slow_transfers(self, others_per_s: Sequence[float], now_s: float) -> list[Transfer]:
+        """Return the slow ones among first attempts: a request is moved once at most."""
+        waiting = [one for one in self.transfers.values() if one.waiting_s(now_s) >= SLOW_FOR_S]
+        if not waiting or self.state is not LinkState.READY:
+            return []
+        own_per_s = self.rate.present(now_s)
+        # They share the link, so each waits for all.
+        num_bytes = sum(one.num_remaining for one in waiting) * self._pair_bytes
+        return [
+            one
+            for one in waiting
+            if one.ticket.attempt.attempt <= 1
+            and is_slow(num_bytes, own_per_s, others_per_s, one.prefill_s)
+        ]
 
     def greet(self, offers: Iterable[str], verify: str) -> None:
         """Record a HELLO; the peer may answer any HELLO of this connection."""
@@ -224,6 +261,7 @@ class Link:
         for token, transfer in self.transfers.items():
             transfer.rewind(lost.get(token, []))
         self._in_flight.clear()
+        self.rate.on_idle()
         self._turns.clear()
         self.offered = frozenset()
         self.in_flight_bytes = 0

@@ -82,6 +82,7 @@ class Sender:
             num_layers=self._layout.num_layers,
             max_blocks=self._max_blocks,
             deadline_at_s=now_s + deadline_s,
+            now_s=now_s,
         )
         link.add(transfer)
         self._link_of[transfer.token] = link
@@ -194,7 +195,7 @@ class Sender:
     def on_tick(self, now_s: float) -> Effects:
         effects: Effects = []
         for link in list(self._links.values()):
-            effects += self._expire(link, now_s)
+            effects += self._end_overdue(link, now_s)
             if link.is_silent(now_s):
                 effects += self._on_silence(link, now_s)
             elif link.is_idle(now_s):
@@ -225,7 +226,7 @@ class Sender:
             case frames.Pong():
                 return []
             case frames.Ack(consumed):
-                link.acknowledge(consumed)
+                link.acknowledge(consumed, now_s)
                 return self._pump_all(first=link)
             case frames.Begun():
                 return self._on_begun(link, frame)
@@ -369,13 +370,16 @@ class Sender:
         ended = self.on_peer_failed(link.peer, link.silence(), now_s)
         return [PeerSilent(link.peer, num_failures, pause_s), *ended]
 
-    def _expire(self, link: Link, now_s: float) -> Effects:
+    def _end_overdue(self, link: Link, now_s: float) -> Effects:
+        """End transfers whose deadline passed, or whose link is much slower than the others."""
+        if not link.transfers:
+            return []
+        rates = [one.rate.latest(now_s) for one in self._links.values() if one is not link]
+        others_per_s = [per_s for per_s in rates if per_s is not None]
         effects: Effects = []
-        for transfer in list(link.transfers.values()):
-            if now_s >= transfer.deadline_at_s:
-                effects += self._tell_abort(link, transfer)
-                error = HandoffFailed(f"{link.peer} did not acknowledge the KV by the deadline")
-                effects += self._end(link, transfer, HandoffStep.EXPIRE, error, now_s)
+        for transfer, step, error in link.overdue(others_per_s, now_s):
+            effects += self._tell_abort(link, transfer)
+            effects += self._end(link, transfer, step, error, now_s)
         return effects
 
     def _tell_abort(self, link: Link, transfer: Transfer) -> Effects:

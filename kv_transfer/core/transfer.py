@@ -17,12 +17,19 @@ class Transfer:
     """State, pending chunks and deadline of one `open`.
 
     `num_in_flight` chunks were sent and are not acknowledged. `has_promised` is whether a COMMIT
-    was ever sent: only then can the peer have committed. `is_begun` is whether pieces may be sent
+    was ever sent: only then can the peer have committed. `committing_since_s` is when a tick first
+    saw that everything was pushed. `is_begun` is whether pieces may be sent
     on this connection: on a one-sided lane not before the receiver has registered the writer.
     """
 
     def __init__(
-        self, ticket: Ticket, *, num_layers: int, max_blocks: int, deadline_at_s: float
+        self,
+        ticket: Ticket,
+        *,
+        num_layers: int,
+        max_blocks: int,
+        deadline_at_s: float,
+        now_s: float,
     ) -> None:
         self.ticket = ticket
         self.state = HandoffState.TRANSFERRING
@@ -37,12 +44,38 @@ class Transfer:
         self.has_promised = False
         self.is_begun = False
         self.num_in_flight = 0
+        self._num_acknowledged = 0
+        self.opened_at_s = now_s
+        self.committing_since_s: float | None = None
         self._summed = PieceSet(num_layers, len(ticket.target_block_ids))
         self._digest = 0
 
     @property
     def token(self) -> int:
         return self.ticket.lease_token
+
+    @property
+    def num_remaining(self) -> int:
+        """The pushed pieces that were not acknowledged."""
+        return max(0, self._pushed.count - self._num_acknowledged)
+
+    def acknowledge(self, chunk: Chunk) -> None:
+        """Record that the peer consumed a chunk."""
+        self.num_in_flight -= 1
+        self._num_acknowledged += len(chunk.ordinals)
+
+    @property
+    def prefill_s(self) -> float:
+        """How long the prompt took, with its time in the queue; for one that is committing."""
+        return (self.committing_since_s or self.opened_at_s) - self.opened_at_s
+
+    def waiting_s(self, now_s: float) -> float:
+        """Return for how long it was seen to wait for its bytes alone; call it now and then."""
+        if self.state is not HandoffState.COMMITTING or not self.num_remaining:
+            return 0.0
+        if self.committing_since_s is None:
+            self.committing_since_s = now_s
+        return now_s - self.committing_since_s
 
     def advance(self, step: HandoffStep) -> bool:
         """Apply `step` if the table allows it; return whether it did."""
@@ -107,6 +140,7 @@ class Transfer:
         self._num_repeats += 1
         if self._num_repeats > MAX_REPEATS_PER_TRANSFER:
             raise PeerProtocolError(f"more than {MAX_REPEATS_PER_TRANSFER} REPEAT for one transfer")
+        self._num_acknowledged -= len(blocks)  # The damaged ones will count once more.
         self.pending.extend(split_chunks(layer, ordinals, blocks, max_blocks=self._max_blocks))
 
     def add_sums(self, chunk: Chunk, sums: Sequence[int]) -> None:

@@ -12,6 +12,10 @@ class PeerUnreachable(HandoffFailed):
     """The decode node's KV port does not answer, or did not lately."""
 
 
+class TransferSlow(HandoffFailed):
+    """The bytes take much longer than on other links: another decode node is the better one."""
+
+
 class TransferAborted(HandoffFailed):
     """The transfer's own node gave it up."""
 

@@ -1,0 +1,158 @@
+"""A transfer on a link that is much slower than the others is given up, once for a request."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from common.ids import AttemptId
+from kv_transfer.connector import Commit, TransferEnded
+from kv_transfer.core import frames
+from kv_transfer.core.effects import Emit, SenderEffect, SendToPeer
+from kv_transfer.core.link_rates import (
+    MIN_SPAN_S,
+    REMEMBERED_S,
+    SLOW_FACTOR,
+    SLOW_FOR_S,
+    WINDOW_S,
+    RateMeter,
+    is_slow,
+)
+from kv_transfer.core.sender import Sender
+from kv_transfer.core.transfer_errors import TransferSlow
+from tests.unit.kv_transfer.test_kv_windows import (
+    LAYOUT,
+    LIMITS,
+    ME,
+    NUM_BLOCKS,
+    PAIR_BYTES,
+    peer,
+    push,
+    ticket,
+)
+
+PREFILL_S = 0.1
+FAST_S, SLOW_S = 0.001, 0.5
+"""Between two acknowledgements."""
+
+
+def moved(
+    *, num_links: int = 2, attempt: int = 1, slow_s: float = SLOW_S, has_committed: bool = True
+) -> tuple[float | None, list[SenderEffect]]:
+    """Return when the transfer on link 0 was given up, within its first 10 s, and the effects.
+
+    The others send one frame each `FAST_S` at first.
+    """
+    sender = Sender(ME, LAYOUT, LIMITS)
+    for number in range(num_links):
+        id_ = AttemptId("r", attempt)
+        sender.on_open(dataclasses.replace(ticket(number, number), attempt=id_), 100.0, 0.0)
+        sender.hello(peer(number), {"zmq": b""}, "off")
+        to = peer(number)
+        sender.on_frame(to, frames.Welcome(to.incarnation, "zmq", b"", 1 << 20, "off"), 0.0)
+        for layer in range(LAYOUT.num_layers):
+            push(sender, number, layer)
+    num_frames = NUM_BLOCKS * LAYOUT.num_layers
+    for number in range(1, num_links):
+        for consumed in range(1, num_frames + 1):
+            sender.on_frame(peer(number), frames.Ack(consumed), consumed * FAST_S)
+    now_s, consumed = PREFILL_S, 0
+    sender.on_tick(now_s)
+    if has_committed:
+        sender.on_commit(0, Commit(num_tokens=NUM_BLOCKS * 4, first_token_id=1))
+    while now_s < 10.0 and consumed < num_frames:
+        consumed += 1
+        sender.on_frame(peer(0), frames.Ack(consumed), now_s)
+        effects = sender.on_tick(now_s)
+        for effect in effects:
+            match effect:
+                case Emit(TransferEnded(0, error)):
+                    assert isinstance(error, TransferSlow)
+                    assert error.code == "handoff_failed"
+                    return now_s, effects
+        now_s += slow_s
+    return None, []
+
+
+def test_it_is_given_up_after_some_seconds_and_its_peer_is_told() -> None:
+    at_s, effects = moved()
+    assert at_s is not None
+    assert SLOW_FOR_S + PREFILL_S <= at_s <= SLOW_FOR_S + PREFILL_S + 2 * SLOW_S
+    told = [effect.frame for effect in effects if isinstance(effect, SendToPeer)]
+    assert frames.Abort(0, 3) in told
+
+
+def test_a_later_attempt_stays_where_it_is() -> None:
+    """There may be no other node: it must end somewhere."""
+    assert moved(attempt=2)[0] is None
+
+
+def test_without_another_link_nothing_is_slow() -> None:
+    assert moved(num_links=1)[0] is None
+
+
+def test_a_link_as_fast_as_the_others_is_not_slow() -> None:
+    assert moved(slow_s=FAST_S)[0] is None
+
+
+def test_a_transfer_that_waits_for_its_prompt_is_not_slow() -> None:
+    assert moved(has_committed=False)[0] is None
+
+
+@pytest.mark.parametrize(
+    ("own_per_s", "others", "prefill_s", "expected"),
+    [
+        (100.0, [1000.0], 0.0, True),
+        (1000.0 / SLOW_FACTOR + 1, [1000.0], 0.0, False),
+        (1000.0 / SLOW_FACTOR - 1, [1000.0], 0.0, True),
+        # Computing the prompt again would take longer than the rest of the bytes.
+        (100.0, [1000.0], 30.0, False),
+        (None, [1000.0], 0.0, True),
+        (100.0, [], 0.0, False),
+        (100.0, [0.0], 0.0, False),
+        # The median: one fast link of three says little.
+        (100.0, [9000.0, 90.0, 110.0], 0.0, False),
+    ],
+)
+def test_slow_is_much_longer_than_elsewhere(
+    own_per_s: float | None, others: list[float], prefill_s: float, expected: bool
+) -> None:
+    assert is_slow(10_000, own_per_s, others, prefill_s) == expected
+    assert not is_slow(0, own_per_s, others, prefill_s)
+
+
+def test_the_rate_counts_from_the_first_acknowledgement_on() -> None:
+    meter = RateMeter()
+    assert meter.present(1.0) is None
+    meter.on_acknowledged(10**9, 1.0, is_idle=False)
+    meter.on_acknowledged(500, 1.5, is_idle=False)
+    assert meter.present(1.5) == meter.latest(1.5) == 1000
+    assert meter.present(2.0) == 500
+
+
+def test_idle_time_does_not_count() -> None:
+    meter = RateMeter()
+    meter.on_acknowledged(1, 1.0, is_idle=False)
+    meter.on_acknowledged(1000, 2.0, is_idle=True)
+    assert meter.present(50.0) is None
+    assert meter.latest(50.0) == 1000
+    assert meter.latest(2.0 + REMEMBERED_S + 1) is None
+    meter.on_acknowledged(1, 60.0, is_idle=False)
+    meter.on_acknowledged(10, 60.0 + 2 * MIN_SPAN_S, is_idle=False)
+    assert meter.latest(60.1) == pytest.approx(10 / (2 * MIN_SPAN_S))
+
+
+def test_a_link_that_becomes_slow_is_measured_so_soon() -> None:
+    meter = RateMeter()
+    now_s = 0.0
+    while now_s < 10 * WINDOW_S:
+        meter.on_acknowledged(1000, now_s, is_idle=False)
+        now_s += 0.01
+    while now_s < 14 * WINDOW_S:
+        meter.on_acknowledged(10, now_s, is_idle=False)
+        now_s += 0.01
+    per_s = meter.latest(now_s)
+    assert per_s is not None
+    assert 1000 <= per_s < 20_000
+    assert LIMITS.window_bytes == 4 * PAIR_BYTES
