@@ -65,7 +65,7 @@ def simulated(policy: LearnedOutputs, seated: list[View]) -> int:
     largest = held
     for now in range(1, max(ends, default=0) + 1):
         used = [
-            view.num_known + now + policy.lookahead + size // 2
+            view.num_known + now + policy.lookahead + 3 * size // 4
             for view, end in zip(seated, ends, strict=True)
             if end >= now
         ]

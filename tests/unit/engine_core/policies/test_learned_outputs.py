@@ -79,7 +79,7 @@ def test_the_latest_outputs_count() -> None:
 @pytest.mark.parametrize(
     ("others", "blocks"),
     [
-        # 100 tokens in two blocks, 100 to come: in half a block more than they need, four blocks.
+        # 100 tokens in two blocks, 100 to come: with three quarters of a block, four.
         ([View(num_known=100, num_held_blocks=2, max_new_tokens=100)], 2),
         # When the first ends with 110 tokens, the second has 200 of 384; then it goes on alone.
         (
@@ -102,7 +102,7 @@ def test_the_largest_use_to_come_is_kept_back(others: list[View], blocks: int) -
 
 
 def test_drafts_take_slots_too() -> None:
-    views = [View(num_known=64, num_held_blocks=1, max_new_tokens=32)]
+    views = [View(num_known=64, num_held_blocks=1, max_new_tokens=16)]
     blocks = {}
     for lookahead in (0, 63):
         policy = LearnedOutputs(1_000_000, 1_000_000, 4096, lookahead, 64, OutputHistory())
