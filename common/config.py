@@ -206,6 +206,10 @@ class ApiConfig(Section):
     api_key: str = setting(
         "", "when set, clients must send this key as a bearer token", is_secret=True
     )
+    tls_cert: str = setting(
+        "", "certificate with its chain (PEM) of the HTTP port, which then speaks HTTPS alone"
+    )
+    tls_key: str = setting("", "key (PEM) of tls_cert; both files are read again when they change")
     request_timeout_s: float = setting(
         600.0, "maximum time of a request", unit="seconds", above=0, at_most=86400
     )
@@ -216,6 +220,13 @@ class ApiConfig(Section):
     max_connections: int = setting(
         4096, "maximum number of connections; beyond it idle ones close", between=(1, 1_000_000)
     )
+
+    def joint_problems(self) -> list[Problem]:
+        """Return the problem of a certificate without its key, or a key without a certificate."""
+        for one, other in (("tls_cert", "tls_key"), ("tls_key", "tls_cert")):
+            if getattr(self, one) and not getattr(self, other):
+                return [Problem((one, other), f"{one} is set: wanted {other} too")]
+        return []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,5 +2,6 @@
 
 server                a listening socket and a server for it
 bounded_connections   the limits of its connections
+certificate           the certificate of an HTTPS port, read again when it changes
 process_metrics       the metrics that every process has
 """

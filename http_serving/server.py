@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import math
 import socket
+import ssl
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, cast
@@ -73,7 +74,7 @@ class Server(uvicorn.Server):
         )
         for connection in last:
             connection.setblocking(False)
-            await loop.connect_accepted_socket(protocol, connection)
+            await loop.connect_accepted_socket(protocol, connection, ssl=self.config.ssl)
 
 
 def make_server(
@@ -81,9 +82,12 @@ def make_server(
     *,
     limits: ConnectionLimits,
     on_refused: Callable[[Refused], None] = lambda _: None,
+    tls: ssl.SSLContext | None = None,
     **own: Any,
 ) -> Server:
     """Return a server of `app`, not yet serving. `own` are further settings of `uvicorn.Config`.
+
+    With `tls` it speaks HTTPS, and nothing else.
 
     It sends no `server` header. It logs errors of the application only: invalid requests of
     unauthenticated clients would flood the log, and `on_refused` counts them.
@@ -102,4 +106,6 @@ def make_server(
         # Longer than `idle_timeout_s`, so that only `BoundedConnection` closes idle connections.
         "timeout_keep_alive": math.ceil(2 * limits.idle_timeout_s),
     }
+    if tls is not None:
+        shared["ssl_context_factory"] = lambda *_: tls
     return Server(uvicorn.Config(app, **{**shared, **own}))

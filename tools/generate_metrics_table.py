@@ -19,6 +19,7 @@ from common.clock import MonotonicClock
 from common.nodes import Role
 from engine.core.block_pool import BlockCounts
 from engine.core.statistics import SchedulerStatistics, StepCounters
+from http_serving.certificate import show_end
 from http_serving.process_metrics import BuildInfo
 from kv_transfer.statistics import ConnectorStatistics
 from kv_transfer.transfer_metrics import TransferMetrics
@@ -68,6 +69,7 @@ def described_metrics() -> dict[str, list[DescribedMetric]]:
     router.register(ApiKeyCollector(ApiKeyBook(MonotonicClock())))
     RefusedLogins(MonotonicClock(), router)
     count_refused(router)
+    show_end(router, None)
     node.register(NodeCollector(_node_statistics, {}, StepProgress(0.0)))
     node.register(LeaseCollector({}))
     kv.register(KvCollector(_connector_statistics))

@@ -42,14 +42,17 @@ def serve_problems(config: Config) -> list[Problem]:
 
 def up_problems(config: Config) -> list[Problem]:
     """Return every rule that `config` breaks under `up`, whose nodes listen on loopback alone."""
-    host = config.server.host
+    host, wrong = config.server.host, config.problems()
+    if config.api.tls_cert:
+        text = "tls_cert is set: wanted none under `up`; `pdserve serve --role router` speaks HTTPS"
+        wrong.append(Problem(("tls_cert",), text))
     if is_loopback(host) or config.api.api_key or config.security.insecure:
-        return config.problems()
+        return wrong
     text = (
         f"host is {host!r}, where other machines reach the router: wanted --api-key TEXT, "
         "or --insecure if everybody who reaches it may use the cluster"
     )
-    return [*config.problems(), Problem(("host",), text)]
+    return [*wrong, Problem(("host",), text)]
 
 
 def _is_unencrypted(redis_url: str) -> bool:

@@ -20,6 +20,7 @@ from common.keys_folder import Keys
 from common.logs import name_node
 from common.nodes import Role
 from common.tracing import NO_TRACING, Tracing
+from http_serving.certificate import Certificate, show_end
 from http_serving.process_metrics import process_registry
 from pdserve.roles.file_limit import allow_connections
 from pdserve.roles.shutdown import Shutdown
@@ -57,6 +58,7 @@ async def run_router_role(
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     model, port = config.model, config.server.port or DEFAULT_HTTP_PORT
     api_keys = _api_keys(config, keys)
+    certificate = _certificate(config)
     listener = bind_http(config.server.host, port)
     try:
         text_model = TextModel.load(Path(model.model), model.served_model_name, model.max_model_len)
@@ -86,7 +88,7 @@ async def run_router_role(
         )
         feeding = asyncio.create_task(live.run(shutdown.either), name="live page")
         await dispatcher.wait_for_nodes(shutdown.either)
-        await _serve(app, listener, config, registry, shutdown)
+        await _serve(app, listener, config, registry, shutdown, certificate)
         await feeding
     finally:
         await dispatcher.close()
@@ -120,8 +122,11 @@ async def _serve(
     config: Config,
     registry: CollectorRegistry,
     shutdown: Shutdown,
+    certificate: Certificate | None,
 ) -> None:
-    log.info("listening on http://%s:%d", config.server.host, listener.getsockname()[1])
+    scheme = "https" if certificate else "http"
+    show_end(registry, certificate)
+    log.info("listening on %s://%s:%d", scheme, config.server.host, listener.getsockname()[1])
     _freeze_gc()
     await serve_http(
         app,
@@ -131,7 +136,15 @@ async def _serve(
         drain_timeout_s=config.server.drain_timeout_s,
         limits=router_limits(allow_connections(config.api.max_connections)),
         on_refused=count_refused(registry),
+        certificate=certificate,
     )
+
+
+def _certificate(config: Config) -> Certificate | None:
+    """Read the certificate of the HTTP port, if there is one. Raises `ConfigError`."""
+    if not config.api.tls_cert:
+        return None
+    return Certificate(Path(config.api.tls_cert), Path(config.api.tls_key))
 
 
 def _api_keys(config: Config, keys: Keys | None) -> ApiKeyBook:

@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry, Counter
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from http_serving.bounded_connections import ConnectionLimits, Refused
+from http_serving.certificate import Certificate
 from http_serving.server import Server, bind, make_server
 
 BACKLOG = 2048
@@ -60,21 +61,24 @@ async def serve_http(
     grace_s: float = GRACE_S,
     limits: ConnectionLimits = LIMITS,
     on_refused: Callable[[Refused], None] = lambda _: None,
+    certificate: Certificate | None = None,
 ) -> None:
     """Serve on `listener` until `stop` or `drain` is set; then accept no connection and end.
 
     Requests still running `grace_s` after `stop`, or `drain_timeout_s` after `drain`, are
     cancelled, which closes their generators. While draining, every connection is closed after the
     present answer, and `stop` ends the waiting. The socket is closed in any case. The caller
-    chooses the event loop; uvloop is the fastest.
+    chooses the event loop; uvloop is the fastest. With a `certificate` the port speaks HTTPS.
     """
     drain = drain or asyncio.Event()
     server = make_server(
         _closing(app, drain),
         limits=limits,
         on_refused=on_refused,
+        tls=certificate.context if certificate else None,
         timeout_graceful_shutdown=max(1, round(grace_s)),
     )
+    watching = asyncio.create_task(certificate.keep_current()) if certificate else None
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     stopping = asyncio.create_task(stop.wait())
     draining = asyncio.create_task(drain.wait())
@@ -86,6 +90,8 @@ async def serve_http(
         server.should_exit = True
         stopping.cancel()
         draining.cancel()
+        if watching is not None:
+            watching.cancel()
         try:
             await serving
         finally:

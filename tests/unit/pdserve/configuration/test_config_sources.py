@@ -93,6 +93,9 @@ LEGAL_VALUES = {
 }
 
 
+REQUIRED_WITH = {"tls_cert": ("--tls-key", "k"), "tls_key": ("--tls-cert", "c")}
+
+
 def test_every_setting_can_come_from_each_source(file: Path) -> None:
     for option in all_options().values():
         if option.key == "role":
@@ -104,6 +107,7 @@ def test_every_setting_can_come_from_each_source(file: Path) -> None:
         flag = [f"--no-{option.key.replace('_', '-')}"] if option.kind == "bool" else []
         base = ["--role", "decode"] if option.key == "model" else [*ENOUGH]
         base += ["--speculative-method", "mtp"] if option.key == "speculative_model" else []
+        base += REQUIRED_WITH.get(option.key, ())
         by_flag = load(*base, *(flag or [option.flag, value]))
         by_variable = load(*base, environ={option.variable: value})
         by_file = load(*base, "--config", str(file))

@@ -1,0 +1,140 @@
+"""The certificate of an HTTPS port: read from two files, and read again when they change."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+import time
+from pathlib import Path
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Gauge
+
+from common.errors import ConfigError
+
+log = logging.getLogger("pdserve")
+
+CHECK_EVERY_S = 10.0
+
+_Stamp = tuple[tuple[int, int, int], ...]
+
+
+class Certificate:
+    """A certificate with its chain, and its key, both PEM. `context` serves the latest valid ones.
+
+    Connections that are open keep the certificate with which they began.
+    """
+
+    def __init__(self, certificate: Path, key: Path) -> None:
+        """Read both files. Raises `ConfigError`, which names what is wrong with them."""
+        self._certificate, self._key = certificate, key
+        self._stamp = self._read_stamp()
+        self.expires_at_s = checked_certificate(certificate, key)
+        self.context = _server_context()
+        self.context.load_cert_chain(certificate, key, password=_no_password)
+
+    def reload_if_changed(self) -> bool:
+        """Take over changed files; return whether there were any.
+
+        If they are broken, that is logged once, and the earlier certificate stays.
+        """
+        stamp = self._read_stamp()
+        if stamp == self._stamp:
+            return False
+        self._stamp = stamp
+        try:
+            self.expires_at_s = checked_certificate(self._certificate, self._key)
+        except ConfigError as broken:
+            log.error("the earlier certificate stays: %s", broken)
+            return False
+        self.context.load_cert_chain(self._certificate, self._key, password=_no_password)
+        log.info("%s was read again; it ends in %.1f days", self._certificate, self._days_left())
+        return True
+
+    async def keep_current(self) -> None:
+        """Read changed files again, every `CHECK_EVERY_S`, until cancelled."""
+        while True:
+            await asyncio.sleep(CHECK_EVERY_S)
+            self.reload_if_changed()
+
+    def _days_left(self) -> float:
+        return (self.expires_at_s - time.time()) / 86400
+
+    def _read_stamp(self) -> _Stamp:
+        stamp = []
+        for path in (self._certificate, self._key):
+            try:
+                status = path.stat()
+            except OSError:
+                stamp.append((0, 0, 0))
+            else:
+                stamp.append((status.st_mtime_ns, status.st_size, status.st_ino))
+        return tuple(stamp)
+
+
+def show_end(registry: CollectorRegistry, certificate: Certificate | None) -> None:
+    """Show in `registry` when the certificate of the HTTP port ends; 0 without one."""
+    gauge = Gauge(
+        "pdserve_http_certificate_end_timestamp_seconds",
+        "End of the HTTP port's certificate, in seconds since 1970; 0 without HTTPS",
+        registry=registry,
+    )
+    gauge.set_function(lambda: certificate.expires_at_s if certificate else 0.0)
+
+
+def checked_certificate(certificate: Path, key: Path) -> float:
+    """Return the end of a certificate, in seconds since 1970, after a handshake with it in memory.
+
+    Raises `ConfigError` when a file cannot be read, the key is another one's, or the certificate is
+    not valid now.
+    """
+    server = _server_context()
+    try:
+        server.load_cert_chain(certificate, key, password=_no_password)
+    except OSError as error:
+        if not isinstance(error, ssl.SSLError):
+            raise ConfigError(f"{certificate} or {key} cannot be read: {error.strerror}") from None
+        raise ConfigError(
+            f"{certificate} and {key} are not a certificate and its key in PEM ({error.reason})"
+        ) from None
+    except ValueError as error:
+        raise ConfigError(f"{key}: {error}") from None
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client.check_hostname = False
+    # The first certificate of the file is trusted as it is: only its dates are checked.
+    client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    client.load_verify_locations(certificate)
+    try:
+        shown = _handshake(client, server)
+    except ssl.SSLCertVerificationError as error:
+        raise ConfigError(f"{certificate} is not valid: {error.verify_message}") from None
+    return float(ssl.cert_time_to_seconds(shown["notAfter"]))
+
+
+def _server_context() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    return context
+
+
+def _handshake(client: ssl.SSLContext, server: ssl.SSLContext) -> dict[str, Any]:
+    """Run TLS in memory, and return the server's certificate as the client received it."""
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    sides = [
+        client.wrap_bio(to_client, to_server, server_side=False),
+        server.wrap_bio(to_server, to_client, server_side=True),
+    ]
+    for _ in range(3):
+        for side in sides:
+            try:
+                side.do_handshake()
+            except ssl.SSLWantReadError:
+                continue
+    return dict(sides[0].getpeercert() or {})
+
+
+def _no_password() -> str:
+    # Without this function OpenSSL would ask on the terminal, and a service would hang.
+    raise ValueError("the key has a password: wanted a key without one")
