@@ -125,9 +125,12 @@ def test_a_prefill_node_drains_under_load(cluster: Cluster, client: OpenAI) -> N
         node_id = cluster.node_id(leaving)
         drain = [sys.executable, "-m", "pdserve", "drain", node_id, "--url", cluster.url]
         run([*drain, "--api-key", cluster.key("admin")], limit_s=60.0)
-        cluster.project.wait_until("it has ended", lambda: status(leaving) == "exited")
-        load.goes_on()
         cluster.wait_until_routers_know({"prefill": 1, "decode": 2})
+        load.goes_on()
+        # Drained, it stays until somebody stops it: the engine would restart what ends.
+        assert status(leaving) == "running"
+        leaving.stop()
+        assert status(leaving) == "exited"
         assert leaving.attrs["State"]["ExitCode"] == 0
         cluster.bring_up()
         load.goes_on()

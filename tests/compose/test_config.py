@@ -51,12 +51,18 @@ def test_a_combination_passes_with_the_example_of_settings_and_without(
     assert config(compose, files, COMPOSE / ".env.example") == config(compose, files, empty)
 
 
-def test_there_is_no_grafana_without_a_password(compose: Sequence[str]) -> None:
+@pytest.mark.parametrize(
+    ("file", "variable"),
+    [
+        ("compose.observability.yaml", "GRAFANA_PASSWORD"),
+        ("compose.gpu.yaml", "GPU_PADDLE_INDEX_URL"),
+    ],
+)
+def test_what_has_no_default_is_asked_for(compose: Sequence[str], file: str, variable: str) -> None:
     command = [*compose, "--project-directory", str(COMPOSE)]
-    command += ["--file", str(COMPOSE / "compose.yaml")]
-    command += ["--file", str(COMPOSE / "compose.observability.yaml"), "config"]
-    with pytest.raises(CommandFailed, match="set GRAFANA_PASSWORD"):
-        run(command, limit_s=60.0, env={"GRAFANA_PASSWORD": ""})
+    command += ["--file", str(COMPOSE / "compose.yaml"), "--file", str(COMPOSE / file), "config"]
+    with pytest.raises(CommandFailed, match=f"set {variable}"):
+        run(command, limit_s=60.0, env={variable: ""})
 
 
 def test_a_wrong_file_does_not_pass(compose: Sequence[str], tmp_path: Path) -> None:
@@ -68,10 +74,10 @@ def test_a_wrong_file_does_not_pass(compose: Sequence[str], tmp_path: Path) -> N
 
 def config(compose: Sequence[str], files: Sequence[str], env_file: Path) -> object:
     """Return the merged configuration; as text from Compose v1, which has no JSON."""
-    password = {"GRAFANA_PASSWORD": "chosen"}
+    required = {"GRAFANA_PASSWORD": "chosen", "GPU_PADDLE_INDEX_URL": "https://index.example/"}
     command = [*compose, "--project-directory", str(COMPOSE), "--env-file", str(env_file)]
     for name in files:
         command += ["--file", str(COMPOSE / name)]
     if compose == V1:
-        return run([*command, "config"], limit_s=60.0, env=password)
-    return json.loads(run([*command, "config", "--format", "json"], limit_s=60.0, env=password))
+        return run([*command, "config"], limit_s=60.0, env=required)
+    return json.loads(run([*command, "config", "--format", "json"], limit_s=60.0, env=required))

@@ -103,6 +103,38 @@ def test_every_service_is_fenced_in(file: Path) -> None:
         assert not any("/ca" in mount or "/client" in mount for mount in mounts), name
 
 
+def test_limits_spare_redis_before_all_others() -> None:
+    order = {"node": 800, "router": 400, "balancer": 200, "redis": 0}
+    found = set()
+    for file in FILES:
+        for name, service in load(file)["services"].items():
+            kind = "node" if name in ("prefill", "decode") else name.partition("-")[0]
+            if kind not in order or "read_only" not in service:
+                continue  # monitoring, or additions to a service of compose.yaml
+            assert service["oom_score_adj"] == order[kind], name
+            assert re.fullmatch(r"\$\{\w+_MEMORY_LIMIT:-\w+\}", service["mem_limit"])
+            assert re.fullmatch(r"\$\{\w+_CPUS:-0\}", service["cpus"])
+            assert service["pids_limit"]
+            found.add((file.name, kind))
+    assert {kind for _, kind in found} == set(order)
+
+
+def test_everything_runs_again_after_a_reboot_but_a_drained_node_until_then() -> None:
+    for file in FILES:
+        for name, service in load(file)["services"].items():
+            if "read_only" not in service:
+                continue  # adds to a service of compose.yaml
+            assert service["restart"] == "unless-stopped", name
+            if name in ("prefill", "decode"):
+                assert service["environment"]["PDSERVE_STAY_DRAINED"] == "true"
+
+
+def test_an_image_for_gpus_names_the_index_that_it_requires() -> None:
+    args = load(COMPOSE / "compose.gpu.yaml")["x-gpu-node"]["build"]["args"]
+    assert args["PADDLE_INDEX_URL"].startswith("${GPU_PADDLE_INDEX_URL:?")
+    assert "PADDLE=gpu requires PADDLE_INDEX_URL" in (COMPOSE / "Dockerfile.node").read_text()
+
+
 def test_published_ports_are_on_loopback_unless_asked_for() -> None:
     ports = [
         port
