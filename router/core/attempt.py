@@ -46,6 +46,7 @@ class Attempt:
         self.decode: Incarnation | None = None
         self.prefill: Incarnation | None = None
         self.planned_prefill: Incarnation | None = None
+        """The node to be asked next; its leg counts already."""
         self.ticket: object | None = None
         self.reason = ""
         self.has_asked = False
@@ -73,15 +74,23 @@ class Attempt:
         may_wait: bool,
     ) -> Effect:
         """Ask a decode node; `planned_prefill` None: it computes the prompt itself."""
+        assert self.planned_prefill is None, "its leg would be counted for ever"
         self.state, self.has_asked = State.RESERVING, True
         self.decode, self.planned_prefill = decode, planned_prefill
-        return SendReserve(decode, request, planned_prefill is None, may_wait)
+        return SendReserve(decode, request, planned_prefill, may_wait)
 
     def send_prefill(self, prefill: Incarnation, request: GenerationRequest) -> list[Effect]:
         """Ask a prefill node, with the ticket if there is one."""
         self.state, self.has_asked = State.PREFILLING, True
-        self.prefill = prefill
-        return [SendPrefill(prefill, request, self.ticket), self.place()]
+        is_counted = prefill == self.planned_prefill
+        effects = [] if is_counted else self.drop_plan()
+        self.prefill, self.planned_prefill = prefill, None
+        return [*effects, SendPrefill(prefill, request, self.ticket, is_counted), self.place()]
+
+    def drop_plan(self) -> list[Effect]:
+        """Give up the planned prefill node, if there is one."""
+        planned, self.planned_prefill = self.planned_prefill, None
+        return [] if planned is None else [LegClosed(planned)]
 
     def place(self) -> Effect:
         """Record where the attempt runs."""
@@ -109,6 +118,7 @@ class Attempt:
         if is_last:
             effects.append(self.close_leg(node))
         if not is_prefill:
+            effects += self.drop_plan()
             self._has_started = True
             self.state = State.RUNNING
         if self.prefill is not None and self._has_started and self.ledger.has(0):
@@ -127,7 +137,7 @@ class Attempt:
 
     def end(self) -> list[Effect]:
         """Abort what is open, on every node."""
-        effects: list[Effect] = []
+        effects = self.drop_plan()
         for node in (self.decode, self.prefill):
             if node is not None:
                 effects += (SendAbort(node, self.id), self.close_leg(node))

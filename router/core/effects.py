@@ -33,25 +33,34 @@ class Wait:
 class SendReserve:
     """Ask a decode or mixed node; answer with `on_reserve_reply` or `on_call_failed`.
 
+    `prefill` is the node that will compute the prompt; a leg on it counts from now on, so that a
+    burst is not sent to one node before the first reply. None: the decode node computes the prompt.
     With `may_wait` a full node queues the request instead of refusing it.
     """
 
     node: Incarnation
     request: GenerationRequest
-    must_prefill_locally: bool
+    prefill: Incarnation | None
     may_wait: bool
+
+    @property
+    def must_prefill_locally(self) -> bool:
+        """Whether the decode node computes the prompt."""
+        return self.prefill is None
 
 
 @dataclass(frozen=True, slots=True)
 class SendPrefill:
     """Ask a prefill node; answer with `on_prefill_reply` or `on_call_failed`.
 
-    `ticket` is the decode node's, passed on unread; None when nothing is handed off.
+    `ticket` is the decode node's, passed on unread; None when nothing is handed off. With
+    `is_counted` the leg counts since `SendReserve`.
     """
 
     node: Incarnation
     request: GenerationRequest
     ticket: object | None
+    is_counted: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +73,7 @@ class SendAbort:
 
 @dataclass(frozen=True, slots=True)
 class LegClosed:
-    """The leg on this node, opened with `SendReserve` or `SendPrefill`, is over: one per leg."""
+    """The leg on this node, which `SendReserve` or `SendPrefill` counted, is over: one per leg."""
 
     node: Incarnation
 

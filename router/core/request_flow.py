@@ -25,6 +25,7 @@
     any         a leg fails or its node is      CHOOSING    abort; new attempt, node excluded
                 lost or drained
                 too many nodes were lost        WAITING     the same; no other node is asked
+                a node of it is silent          (same)      a second attempt beside it: Choose
                 a leg breaks the protocol or    DONE        abort, Fail
                 its pool, tokens emitted
                 deadline, error, client gone    DONE        abort, Fail or Finish(ABORT)
@@ -33,6 +34,10 @@ The legs of an attempt are in `router.core.attempt`. Every attempt that ends sen
 each open leg, and a grant that arrives for a closed attempt is answered with one more. A ticket
 goes to a second prefill node only when the first refused it explicitly: after a failed call it is
 unknown whether the first one writes, so that attempt is over.
+
+While a node of the attempt is suspected, a second attempt runs elsewhere. It goes the same way, but
+never waits, and its failures end it alone. The first of the two that sends the next token goes on,
+and the other one is aborted. When the first attempt fails, the second takes its place.
 
 An attempt that begins after tokens were emitted continues behind them: the decode node gets them
 with the prompt, computes both and draws the next one. The client reads the same tokens as without a
@@ -92,7 +97,10 @@ class RequestFlow:
         self._sampling = sampling
         self._deadline_at_s = deadline_at_s
         self._priority = priority
-        self._main = Attempt(AttemptId(request_id, 1), TokenLedger(sampling))
+        self._main = self._newest = Attempt(AttemptId(request_id, 1), TokenLedger(sampling))
+        self._second: Attempt | None = None
+        self._choosing: Attempt | None = None
+        self._suspects: set[Incarnation] = set()
         self._candidates = Candidates()
         self._aborted: set[tuple[Incarnation, AttemptId]] = set()
         self._out: list[Effect] = []
@@ -101,7 +109,7 @@ class RequestFlow:
 
     @property
     def state(self) -> State:
-        """Where the current attempt is."""
+        """Where the first of the attempts in progress is."""
         return self._main.state
 
     @property
@@ -110,8 +118,8 @@ class RequestFlow:
 
     @property
     def attempt(self) -> AttemptId:
-        """The current attempt, or the last one."""
-        return self._main.id
+        """The attempt that was begun last."""
+        return self._newest.id
 
     @property
     def failure(self) -> PdserveError | None:
@@ -137,7 +145,7 @@ class RequestFlow:
 
     def start(self) -> list[Effect]:
         """Begin the first attempt."""
-        self._choose()
+        self._choose(self._main)
         return self._take_effects()
 
     def on_choice(
@@ -148,31 +156,33 @@ class RequestFlow:
         now_s: float,
     ) -> list[Effect]:
         """Take the nodes that answer `Choose`."""
-        attempt = self._main
-        if attempt.state is not State.CHOOSING:
+        attempt, self._choosing = self._choosing, None
+        if attempt is None:
             return []
         if attempt.ticket is None:
             attempt.reason = reason
             if decode is not None:
-                self._send_reserve(decode, prefill, now_s)
+                self._send_reserve(attempt, decode, prefill, now_s)
             elif prefill is not None:
-                self._send_prefill(prefill, now_s)
+                self._send_prefill(attempt, prefill, now_s)
             else:
                 self._fail(InternalError("a choice of nodes named none"))
         elif prefill is not None:
-            self._send_prefill(prefill, now_s)
+            self._send_prefill(attempt, prefill, now_s)
         else:
-            self._fall_back_to_local(now_s)
+            self._fall_back_to_local(attempt, now_s)
         return self._take_effects()
 
     def on_no_choice(self, error: PdserveError) -> list[Effect]:
         """Take the answer that no node is left for `Choose`."""
-        if self.state is not State.CHOOSING:
+        attempt, self._choosing = self._choosing, None
+        if attempt is None:
             return []
-        if isinstance(error, Overloaded) and self._candidates.asks_to_queue():
-            self._choose()
+        may_ask_again = isinstance(error, Overloaded) and attempt is self._main
+        if may_ask_again and self._candidates.asks_to_queue():
+            self._choose(attempt)
         else:
-            self._wait_or_fail(error)
+            self._wait_or_fail(attempt, error)
         return self._take_effects()
 
     def on_waited(self) -> list[Effect]:
@@ -200,7 +210,7 @@ class RequestFlow:
             self._on_refusal(attempt, node, reply)
         elif reply.ticket is None:
             attempt.ledger.note_cached(reply.num_cached_tokens)
-            attempt.planned_prefill = None
+            self._out += attempt.drop_plan()
             attempt.state = State.LOCAL
             self._out.append(attempt.place())
         elif attempt.planned_prefill is None:
@@ -209,10 +219,10 @@ class RequestFlow:
         else:
             attempt.ledger.note_cached(reply.num_cached_tokens)
             attempt.ticket = reply.ticket
-            if attempt.planned_prefill in self._candidates.excluded:
-                self._choose()
+            if attempt.planned_prefill in self._excluded_for(attempt):
+                self._choose(attempt)
             else:
-                self._send_prefill(attempt.planned_prefill, now_s)
+                self._send_prefill(attempt, attempt.planned_prefill, now_s)
         return self._take_effects()
 
     def on_prefill_reply(
@@ -258,25 +268,50 @@ class RequestFlow:
             except PeerProtocolError as wrong:
                 self._attempt_failed(attempt, wrong, node)
                 return self._take_effects()
-            if reason is None and attempt.state is State.RUNNING and attempt.prefill is None:
+            is_running = attempt.state is State.RUNNING and attempt.prefill is None
+            if is_running and reason is None and self._second is None:
                 return [] if chunk is None else [chunk]  # tokens alone: no leg changes
             self._out += attempt.on_tokens(node, is_last=reason is not None)
             if chunk is not None:
-                self._emit(chunk)
+                self._emit(attempt, chunk)
         return self._take_effects()
 
     def on_node_lost(self, node: Incarnation) -> list[Effect]:
-        """Take the loss of a node: its stream broke or fell silent."""
-        if not self.is_done and self._main.is_on(node):
-            self._attempt_failed(self._main, NodeLost(f"{node} was lost"), node)
+        """Take the loss of a node: its stream broke, or it was silent for too long."""
+        self._suspects.discard(node)
+        for attempt in (self._second, self._main):
+            if attempt is not None and not self.is_done and attempt.is_on(node):
+                self._attempt_failed(attempt, NodeLost(f"{node} was lost"), node)
+        return self._take_effects()
+
+    def on_node_suspected(self, node: Incarnation) -> list[Effect]:
+        """Begin a second attempt elsewhere: a node of this one is silent, but not lost yet."""
+        if self.is_done:
+            return []
+        self._suspects.add(node)
+        if self._second is not None and self._second.is_on(node):
+            self._drop(self._second)
+        if self._second is None and self._is_suspected():
+            self._begin_second()
         return self._take_effects()
 
     def on_node_trusted(self, node: Incarnation) -> list[Effect]:
-        """Take that a node can be chosen: it was heard for the first time, or again."""
-        if not self.is_done:
-            self._candidates.on_heard(node)
-            if self.state is State.WAITING:
-                self._choose_again()
+        """Take that a node can be chosen: it was heard for the first time, or again.
+
+        A second attempt that computes already goes on until either one sends the next token.
+        """
+        if self.is_done:
+            return []
+        self._suspects.discard(node)
+        self._candidates.on_heard(node)
+        second = self._second
+        if self.state is State.WAITING:
+            self._choose_again()
+        elif not self._is_suspected():
+            if second is not None and second.state is State.RESERVING:
+                self._drop(second)
+        elif second is None:
+            self._begin_second()
         return self._take_effects()
 
     def on_client_gone(self) -> list[Effect]:
@@ -302,8 +337,12 @@ class RequestFlow:
 
     # Tokens.
 
-    def _emit(self, chunk: TokenChunk) -> None:
+    def _emit(self, attempt: Attempt, chunk: TokenChunk) -> None:
+        """Pass on tokens. Of two attempts the first that sends the next token goes on alone."""
         self._out.append(chunk)
+        other = self._main if attempt is self._second else self._second
+        if other is not None:
+            self._drop(other)
         if chunk.finish_reason is not None:
             self._end(Finish(chunk.finish_reason))
 
@@ -318,37 +357,45 @@ class RequestFlow:
         elif isinstance(error, (NodeLost, HandoffFailed, StaleEpoch)):
             self._attempt_failed(attempt, error, suspect)
         else:
-            self._fail(error)
+            self._give_up(attempt, error)
 
     # Asking nodes.
 
-    def _choose(self) -> None:
+    def _choose(self, attempt: Attempt) -> None:
         """Ask for nodes: where the decode node is reserved, for a prefill node alone."""
-        attempt = self._main
         if self._candidates.has_lost_too_many:
-            self._wait_or_fail(Overloaded("its nodes were lost"))
+            self._wait_or_fail(attempt, Overloaded("its nodes were lost"))
             return
-        attempt.state = State.CHOOSING
+        self._choosing, attempt.state = attempt, State.CHOOSING
         reserved = None if attempt.ticket is None else attempt.decode
-        self._out.append(Choose(reserved, self._candidates.excluded))
+        self._out.append(Choose(reserved, self._excluded_for(attempt)))
+
+    def _excluded_for(self, attempt: Attempt) -> frozenset[Incarnation]:
+        suspects = self._suspects if attempt is self._second else frozenset()
+        return self._candidates.excluded | suspects
 
     def _choose_again(self) -> None:
         """After a wait: a node that refused an attempt is asked for another one."""
         if self._main.has_asked:
             self._next_attempt()
-        self._choose()
+        self._choose(self._main)
 
-    def _wait_or_fail(self, error: PdserveError) -> None:
-        if self._candidates.can_wait(self._main.ledger.num_emitted):
+    def _wait_or_fail(self, attempt: Attempt, error: PdserveError) -> None:
+        if attempt is self._second:
+            self._drop(attempt)
+        elif self._candidates.can_wait(self._main.ledger.num_emitted):
             self._main.state = State.WAITING
             self._out.append(Wait(WAIT_S))
         else:
             self._fail(self._candidates.why_none(error))
 
     def _send_reserve(
-        self, decode: Incarnation, planned_prefill: Incarnation | None, now_s: float
+        self,
+        attempt: Attempt,
+        decode: Incarnation,
+        planned_prefill: Incarnation | None,
+        now_s: float,
     ) -> None:
-        attempt = self._main
         if attempt.ledger.num_emitted:
             planned_prefill = None  # The node that continues an answer computes all before it.
         request = self._request(attempt, now_s)
@@ -356,29 +403,32 @@ class RequestFlow:
             attempt.reserve(decode, planned_prefill, request, may_wait=self._candidates.may_queue)
         )
 
-    def _send_prefill(self, prefill: Incarnation, now_s: float) -> None:
-        attempt = self._main
+    def _send_prefill(self, attempt: Attempt, prefill: Incarnation, now_s: float) -> None:
         self._out += attempt.send_prefill(prefill, self._request(attempt, now_s))
 
-    def _fall_back_to_local(self, now_s: float) -> None:
-        decode = self._main.decode
-        if decode is None:
-            self._fail(self._candidates.overloaded("every prefill node refused", 1.0))
+    def _fall_back_to_local(self, attempt: Attempt, now_s: float) -> None:
+        decode = attempt.decode
+        if decode is None or attempt is self._second:
+            self._give_up(attempt, self._candidates.overloaded("every prefill node refused", 1.0))
             return
         self._next_attempt()
         self._main.reason = "local prefill: no prefill node took it"
-        self._send_reserve(decode, None, now_s)
+        self._send_reserve(self._main, decode, None, now_s)
 
     def _on_refusal(self, attempt: Attempt, node: Incarnation, error: PdserveError) -> None:
         can_queue = node == attempt.decode
         self._out.append(attempt.close_leg(node))
+        if attempt.decode is None:
+            self._out += attempt.drop_plan()
         self._candidates.on_refusal(node, error, can_queue=can_queue)
         if isinstance(error, (InvalidRequest, DeadlineExceeded)):
-            self._fail(error)
+            self._give_up(attempt, error)
         elif attempt.ledger.num_emitted > attempt.ledger.num_before:
             self._fail(PeerProtocolError(f"{node} refused what it had answered: {error}"))
+        elif attempt is self._main and self._second is not None:
+            self._drop(attempt)
         else:
-            self._choose()
+            self._choose(attempt)
 
     def _request(self, attempt: Attempt, now_s: float) -> GenerationRequest:
         return GenerationRequest(
@@ -395,24 +445,59 @@ class RequestFlow:
     def _next_attempt(self) -> None:
         """Begin behind the tokens that were emitted."""
         self._end_attempt(self._main)
-        request_id, number = self._main.id
-        self._main = Attempt(AttemptId(request_id, number + 1), self._main.ledger.continued())
+        self._main = self._new_attempt()
+
+    def _is_suspected(self) -> bool:
+        """Return whether a node of the first attempt is silent."""
+        return any(self._main.is_on(node) for node in self._suspects)
+
+    def _begin_second(self) -> None:
+        self._second = self._new_attempt()
+        self._choose(self._second)
+
+    def _new_attempt(self) -> Attempt:
+        request_id, number = self._newest.id
+        self._newest = Attempt(AttemptId(request_id, number + 1), self._main.ledger.continued())
+        return self._newest
 
     def _attempt_failed(self, attempt: Attempt, error: PdserveError, suspect: Incarnation) -> None:
         num_emitted = attempt.ledger.num_emitted
         self._candidates.on_failure(suspect, error, num_emitted)
         is_final = num_emitted > 0 and not _can_continue(error)
-        if is_final or self._candidates.has_failed_too_often:
+        if attempt is self._second:
+            self._drop(attempt)
+        elif is_final:
             self._fail(error)
-            return
-        self._next_attempt()
-        self._choose()
+        elif self._second is not None:
+            self._drop(attempt)
+        elif self._candidates.has_failed_too_often:
+            self._fail(error)
+        else:
+            self._next_attempt()
+            self._choose(self._main)
+
+    def _give_up(self, attempt: Attempt, error: PdserveError) -> None:
+        """End what cannot go on: a second attempt alone, or else the request."""
+        if attempt is self._second:
+            self._drop(attempt)
+        else:
+            self._fail(error)
+
+    def _drop(self, attempt: Attempt) -> None:
+        """End one of two attempts; the other one goes on alone."""
+        self._end_attempt(attempt)
+        if attempt is self._main and self._second is not None:
+            self._main = self._second
+        self._second = None
 
     def _fail(self, error: PdserveError) -> None:
         self._end(Fail(error))
 
     def _end(self, outcome: Finish | Fail) -> None:
-        self._end_attempt(self._main)
+        for attempt in (self._main, self._second):
+            if attempt is not None:
+                self._end_attempt(attempt)
+        self._second = self._choosing = None
         self._main.state = State.DONE
         self._out.append(outcome)
 
@@ -430,8 +515,10 @@ class RequestFlow:
 
     def _find(self, attempt_id: AttemptId) -> Attempt | None:
         """Return the attempt with this id, while it goes on."""
-        attempt = self._main
-        return attempt if attempt.id == attempt_id and attempt.state is not State.DONE else None
+        main, second = self._main, self._second
+        if main.id == attempt_id:
+            return None if main.state is State.DONE else main
+        return second if second is not None and second.id == attempt_id else None
 
     def _take_effects(self) -> list[Effect]:
         effects, self._out = self._out, []

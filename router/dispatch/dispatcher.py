@@ -95,6 +95,7 @@ class Dispatcher:
             num_running=lambda: self.num_running,
             on_outputs=self._on_outputs,
             on_lost=self._on_lost,
+            on_suspected=self._on_suspected,
             on_trusted=self._on_trusted,
             keys=keys,
         )
@@ -227,6 +228,10 @@ class Dispatcher:
         for choice in list(self._choices.values()):
             self._feed(choice, choice.flow.on_node_lost, node)
 
+    def _on_suspected(self, node: Incarnation) -> None:
+        for choice in list(self._choices.values()):
+            self._feed(choice, choice.flow.on_node_suspected, node)
+
     def _on_trusted(self, node: Incarnation) -> None:
         for choice in list(self._choices.values()):
             self._feed(choice, choice.flow.on_node_trusted, node)
@@ -303,6 +308,8 @@ class Dispatcher:
     def _reserve(self, choice: RunningChoice, effect: SendReserve) -> None:
         node, attempt = effect.node, effect.request.id
         self.pool.membership.on_leg_opened(node)
+        if effect.prefill is not None:
+            self.pool.membership.on_leg_opened(effect.prefill)
         choice.trace.on_reserve_asked(attempt, node, self._clock.now_s())
         call = ReserveCall(
             partial(self._feed, choice), choice.flow, node, attempt, self._clock.now_s
@@ -320,7 +327,8 @@ class Dispatcher:
 
     def _prefill(self, choice: RunningChoice, effect: SendPrefill) -> None:
         node = effect.node
-        self.pool.membership.on_leg_opened(node)
+        if not effect.is_counted:
+            self.pool.membership.on_leg_opened(node)
         call = PrefillCall(partial(self._feed, choice), choice.flow, node, effect.request.id)
         client = self.pool.client(node)
         if client is None:

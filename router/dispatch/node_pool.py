@@ -44,8 +44,8 @@ class NodePool:
         num_running: Callable[[], int],
         on_outputs: OnOutputs,
         on_lost: OnNode,
-        on_suspected: OnNode = lambda _node: None,
-        on_trusted: OnNode = lambda _node: None,
+        on_suspected: OnNode,
+        on_trusted: OnNode,
         keys: Keys | None = None,
     ) -> None:
         self._store = store

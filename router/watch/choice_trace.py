@@ -111,7 +111,7 @@ class ChoiceTrace:
 
     def _enter(self, attempt: AttemptId, failure: PdserveError | None, now_s: float) -> None:
         """Begin another attempt; the time of earlier ones counts as retries."""
-        if attempt.attempt == self._attempt:
+        if attempt.attempt <= self._attempt:  # also the first of two that run at once
             return
         is_retry, self._attempt = self._attempt > 0, attempt.attempt
         if is_retry:

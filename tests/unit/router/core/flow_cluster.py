@@ -90,11 +90,14 @@ class ModelCluster:
                         self.finished.remove(leg)
                         self.asked.remove(leg)
                     self._open(leg)
+                    if effect.prefill is not None:
+                        self.num_open[effect.prefill] += 1
                     self.decode_of[effect.request.id] = effect.node
                 case SendPrefill():
                     self.prefills.append(effect)
                     assert not self.emitted, "decode nodes continue answers"
                     self._open((effect.node, effect.request.id))
+                    self.num_open[effect.node] -= effect.is_counted
                 case SendAbort():
                     assert (effect.node, effect.attempt) in self.asked
                     self.aborted.add((effect.node, effect.attempt))
@@ -206,6 +209,13 @@ class ModelCluster:
         for call in calls:
             if call.node == node:
                 self.fail_call(call, NodeLost("connection lost"))
+
+    def suspect(self, node: Incarnation) -> None:
+        """It is silent; what it holds is unknown."""
+        self.perform(self.flow.on_node_suspected(node))
+
+    def trust(self, node: Incarnation) -> None:
+        self.perform(self.flow.on_node_trusted(node))
 
     def come_back(self, node: Incarnation) -> None:
         """A lost node is heard again: it holds nothing."""

@@ -68,7 +68,7 @@ def test_any_number_of_nodes_may_drain_one_after_the_other() -> None:
 def test_a_refusal_for_draining_leads_to_the_next_node_and_to_no_queue() -> None:
     flow = reserving()
     effects = flow.on_reserve_reply(D0, FIRST, Draining("leaving"), 0.0)
-    assert effects == [LegClosed(D0), Choose(None, frozenset({D0}))]
+    assert effects == [LegClosed(D0), LegClosed(P0), Choose(None, frozenset({D0}))]
     flow.on_choice(D1, P0, "next", 0.0)
     flow.on_reserve_reply(D1, FIRST, Overloaded("full"), 0.0)
     effects = flow.on_no_choice(Overloaded("nobody"))

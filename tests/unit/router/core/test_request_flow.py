@@ -257,7 +257,10 @@ def test_a_local_start_streams_from_token_0() -> None:
 
 def test_a_decode_node_may_choose_to_prefill_locally() -> None:
     flow = reserving()
-    assert flow.on_reserve_reply(D0, FIRST, LOCAL, 0.0) == [PlaceRecord(FIRST, D0, None, "why")]
+    assert flow.on_reserve_reply(D0, FIRST, LOCAL, 0.0) == [
+        LegClosed(P0),
+        PlaceRecord(FIRST, D0, None, "why"),
+    ]
 
 
 def test_outputs_may_overtake_the_reply() -> None:
@@ -273,6 +276,7 @@ def test_a_refused_reservation_goes_to_each_candidate() -> None:
     full = Overloaded("full", retry_after_s=4.0)
     assert flow.on_reserve_reply(D0, FIRST, full, 0.0) == [
         LegClosed(D0),
+        LegClosed(P0),
         Choose(None, frozenset({D0})),
     ]
     flow.on_choice(D1, P0, "next", 0.0)
@@ -344,7 +348,7 @@ def test_a_call_that_took_all_the_time_there_was_ends_by_the_deadline(
 def test_a_call_refused_by_status_is_a_refusal() -> None:
     flow = reserving()
     effects = flow.on_call_failed(D0, FIRST, StaleEpoch("another life"))
-    assert effects == [LegClosed(D0), Choose(None, frozenset({D0}))]
+    assert effects == [LegClosed(D0), LegClosed(P0), Choose(None, frozenset({D0}))]
     assert flow.attempt == FIRST
 
 

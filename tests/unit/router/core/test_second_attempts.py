@@ -1,0 +1,192 @@
+"""A node falls silent: a second attempt runs beside the first, and each index is emitted once."""
+
+from __future__ import annotations
+
+import pytest
+
+from common.errors import (
+    InternalError,
+    InvalidRequest,
+    NodeLost,
+    Overloaded,
+    PdserveError,
+    PeerProtocolError,
+)
+from common.ids import AttemptId, Incarnation
+from common.request import FinishReason
+from router.core.attempt import State
+from router.core.effects import Choose, Finish, LegClosed, SendAbort, SendReserve, Unplace
+from router.core.request_flow import RequestFlow
+from tests.unit.router.core.test_request_flow import (
+    D0,
+    D1,
+    FIRST,
+    LOCAL,
+    P0,
+    P1,
+    SECOND,
+    TICKET,
+    aborts,
+    emitted,
+    failure,
+    output,
+    prefilling,
+    reserving,
+    running,
+)
+
+D2 = Incarnation("d2", 1)
+THIRD = AttemptId("req", 3)
+
+
+def suspected() -> RequestFlow:
+    """Token 0 is emitted; d0 runs and is silent; d1 computes the same answer."""
+    flow = running()
+    assert flow.on_node_suspected(D0) == [Choose(None, frozenset({D0}))]
+    (reserve,) = flow.on_choice(D1, None, "another node", 10.0)
+    assert isinstance(reserve, SendReserve)
+    assert (reserve.node, reserve.request.id) == (D1, SECOND)
+    assert reserve.request.output_token_ids == (10,)
+    flow.on_reserve_reply(D1, SECOND, LOCAL, 10.0)
+    return flow
+
+
+def test_the_second_attempt_wins_where_it_sends_the_next_token_first() -> None:
+    flow = suspected()
+    effects = flow.on_output(D1, output(SECOND, 1, 11))
+    assert emitted(effects) == [11]
+    assert aborts(effects) == {(D0, FIRST)}
+    assert Unplace(FIRST) in effects
+    assert flow.on_output(D0, output(FIRST, 1, 11, 12, 13)) == []
+    assert flow.on_node_lost(D0) == []
+    effects = flow.on_output(D1, output(SECOND, 2, 12, finish=FinishReason.STOP))
+    assert emitted(effects) == [12]
+    assert effects[-1] == Finish(FinishReason.STOP)
+
+
+def test_the_first_attempt_wins_where_its_node_is_heard_first() -> None:
+    flow = suspected()
+    assert flow.on_node_trusted(D0) == [], "no token came yet, and the second one computes"
+    effects = flow.on_output(D0, output(FIRST, 1, 11, 12))
+    assert emitted(effects) == [11, 12]
+    assert aborts(effects) == {(D1, SECOND)}
+    assert Unplace(SECOND) in effects
+    assert flow.on_output(D1, output(SECOND, 1, 11)) == []
+    assert emitted(flow.on_output(D0, output(FIRST, 3, 13))) == [13]
+
+
+def test_a_first_attempt_that_ends_the_answer_ends_both() -> None:
+    effects = suspected().on_output(D0, output(FIRST, 1, 11, finish=FinishReason.STOP))
+    assert aborts(effects) == {(D1, SECOND)}
+    assert effects[-1] == Finish(FinishReason.STOP)
+
+
+def test_the_second_attempt_takes_the_place_of_a_lost_first_one() -> None:
+    flow = suspected()
+    effects = flow.on_node_lost(D0)
+    assert aborts(effects) == {(D0, FIRST)}
+    assert not any(isinstance(effect, Choose) for effect in effects)
+    assert (flow.decode, flow.attempt) == (D1, SECOND)
+    assert emitted(flow.on_output(D1, output(SECOND, 1, 11))) == [11]
+
+
+@pytest.mark.parametrize("error", [NodeLost("x"), InternalError("x"), PeerProtocolError("x")])
+def test_a_second_attempt_that_fails_ends_alone(error: PdserveError) -> None:
+    flow = suspected()
+    effects = flow.on_output(D1, output(SECOND, 0, error=error))
+    assert effects == [LegClosed(D1), Unplace(SECOND)]
+    assert emitted(flow.on_output(D0, output(FIRST, 1, 11))) == [11]
+    flow.on_node_lost(D0)
+    (reserve,) = flow.on_choice(D2, None, "why", 0.0)
+    assert isinstance(reserve, SendReserve)
+    assert reserve.request.id == THIRD, "no number is used twice"
+
+
+def test_without_another_node_the_first_attempt_is_waited_for() -> None:
+    flow = running()
+    flow.on_node_suspected(D0)
+    assert flow.on_no_choice(Overloaded("nobody")) == []
+    assert flow.state is State.RUNNING
+    assert flow.on_waited() == []
+    assert flow.on_node_trusted(D1) == [Choose(None, frozenset({D0}))], "another one has come"
+    flow.on_choice(D1, None, "new", 0.0)
+    assert flow.on_node_trusted(D0) == [SendAbort(D1, THIRD), LegClosed(D1)], "none computed yet"
+    assert emitted(flow.on_output(D0, output(FIRST, 1, 11))) == [11]
+
+
+def test_refusals_lead_a_second_attempt_to_the_next_node_and_to_no_queue() -> None:
+    flow = running()
+    flow.on_node_suspected(D0)
+    flow.on_choice(D1, None, "why", 0.0)
+    effects = flow.on_reserve_reply(D1, SECOND, Overloaded("full"), 0.0)
+    assert effects == [LegClosed(D1), Choose(None, frozenset({D0, D1}))]
+    flow.on_choice(D2, None, "why", 0.0)
+    effects = flow.on_reserve_reply(D2, SECOND, InvalidRequest("too long"), 0.0)
+    assert effects == [LegClosed(D2)]
+    assert emitted(flow.on_output(D0, output(FIRST, 1, 11))) == [11]
+
+
+def test_a_second_node_that_falls_silent_is_replaced() -> None:
+    flow = suspected()
+    effects = flow.on_node_suspected(D1)
+    assert aborts(effects) == {(D1, SECOND)}
+    assert effects[-1] == Choose(None, frozenset({D0, D1}))
+
+
+def test_a_suspected_prefill_node_before_token_0() -> None:
+    flow = prefilling()
+    assert flow.on_node_suspected(P0) == [Choose(None, frozenset({P0}))]
+    flow.on_choice(D0, P1, "the same decode node", 0.0)
+    flow.on_reserve_reply(D0, SECOND, TICKET, 0.0)
+    effects = flow.on_output(P1, output(SECOND, 0, 10))
+    assert emitted(effects) == [10]
+    assert aborts(effects) == {(P0, FIRST), (D0, FIRST)}
+    flow.on_output(D0, output(SECOND, 1, is_started=True))
+    assert emitted(flow.on_output(D0, output(SECOND, 1, 11))) == [11]
+    assert flow.on_output(D0, output(FIRST, 1, 99)) == []
+
+
+def test_tokens_that_a_first_attempt_holds_back_do_not_mix_with_the_second() -> None:
+    flow = running(first_token=False)
+    flow.on_output(D0, output(FIRST, 1, 11, 12))
+    flow.on_node_suspected(P0)
+    flow.on_choice(D1, None, "why", 0.0)
+    flow.on_reserve_reply(D1, SECOND, LOCAL, 0.0)
+    assert emitted(flow.on_output(D1, output(SECOND, 0, 10))) == [10]
+    assert emitted(flow.on_output(D1, output(SECOND, 1, 11))) == [11]
+
+
+def test_a_refused_first_attempt_leaves_the_second_one() -> None:
+    flow = reserving()
+    flow.on_node_suspected(D0)
+    flow.on_choice(D1, None, "why", 0.0)
+    assert flow.on_reserve_reply(D0, FIRST, Overloaded("full"), 0.0) == [
+        LegClosed(D0),
+        LegClosed(P0),
+    ]
+    flow.on_reserve_reply(D1, SECOND, LOCAL, 0.0)
+    assert emitted(flow.on_output(D1, output(SECOND, 0, 10))) == [10]
+
+
+def test_a_fault_of_the_first_attempt_that_is_final_ends_both() -> None:
+    effects = suspected().on_output(D0, output(FIRST, 1, error=PeerProtocolError("checksum")))
+    assert isinstance(failure(effects), PeerProtocolError)
+    assert aborts(effects) == {(D1, SECOND)}
+
+
+def test_a_client_that_leaves_and_the_deadline_end_both() -> None:
+    assert aborts(suspected().on_client_gone()) == {(D0, FIRST), (D1, SECOND)}
+    assert aborts(suspected().on_time(60.0)) == {(D0, FIRST), (D1, SECOND)}
+
+
+def test_a_prefill_node_that_did_its_part_is_not_missed() -> None:
+    assert running().on_node_suspected(P0) == []
+    assert running().on_node_suspected(D2) == []
+
+
+def test_a_grant_for_a_second_attempt_that_was_dropped_is_given_back() -> None:
+    flow = running()
+    flow.on_node_suspected(D0)
+    flow.on_choice(D1, None, "why", 0.0)
+    flow.on_output(D0, output(FIRST, 1, 11))
+    assert flow.on_reserve_reply(D1, SECOND, LOCAL, 0.0) == [SendAbort(D1, SECOND)]
