@@ -53,6 +53,7 @@ def _is_host(host: str) -> bool:
 
 
 _HOST_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9_.])?")
+MOST_DRAIN_S = 3600
 _PORTS = (0, 65535)
 _ADVERTISED = Form("a host name or an IP address, without port and brackets", _is_host)
 _NODE_ID = Form("at most 128 characters", lambda name: len(name) <= 128)
@@ -92,7 +93,11 @@ class ServerConfig(Section):
     )
     log_format: str = setting("human", "how log lines are written", one_of=("human", "json"))
     drain_timeout_s: float = setting(
-        30.0, "requests are handed over this long after SIGTERM", unit="seconds", between=(0, 3600)
+        30.0,
+        "requests are handed over, and those of a router ended, this long after SIGTERM",
+        note="default of a router: request_timeout_s, at most an hour",
+        unit="seconds",
+        between=(0, MOST_DRAIN_S),
     )
     stay_drained: bool = setting(
         False, "after `pdserve drain`, a node does not exit, but waits for SIGTERM"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common.config import Config
+from common.config import MOST_DRAIN_S, ApiConfig, Config
 from common.errors import ConfigError
 from common.nodes import Role
 from common.setting import Problem, quoted, without_passwords
@@ -200,6 +200,10 @@ def _build(settings: _Settings, role: Role | None) -> Config:
     elif role is None and settings.is_complete and ROLE.key not in settings.bad_keys:
         settings.problems.append(f"role is missing: {wanted} ({_ways_to_set(ROLE)})")
     chosen = {**settings.command.defaults, **settings.values}
+    if role is Role.ROUTER and named_role:  # `up` configures nodes too
+        # No other router can continue a request, so its clients get the time that it has.
+        timeout_s = chosen.get("request_timeout_s", ApiConfig().request_timeout_s)
+        chosen.setdefault("drain_timeout_s", min(timeout_s, MOST_DRAIN_S))
     sections: dict[str, Any] = {}
     for section, config_class in SECTIONS.items():
         keys = {option.key for option in options_of(section)}

@@ -10,7 +10,7 @@ from common.request import FinishReason, SamplingParams, TokenLogprobs
 from common.tracing import Span
 from router.core.ttft_stages import DispatchStages
 
-SHUTTING_DOWN = "the router is shutting down"
+SHUTTING_DOWN = "the router is shutting down: send the request again"
 """Why a request ends that is still here when the router does not wait any more."""
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
+from common.config import ApiConfig
 from common.errors import CheckpointError, ConfigError, PdserveError
 from pdserve.configuration.config_sources import OTHER_VARIABLES
 from pdserve.configuration.options import all_options
@@ -149,7 +150,11 @@ def test_published_ports_are_on_loopback_unless_asked_for() -> None:
 def test_a_container_outlives_its_drain() -> None:
     lines = (COMPOSE / ".env.example").read_text().splitlines()
     example = dict(line.split("=", 1) for line in lines if line and line[0] != "#")
-    assert int(example["STOP_GRACE_PERIOD"].rstrip("s")) > int(example["DRAIN_TIMEOUT_S"]) + 10
+    for prefix in ("", "ROUTER_"):
+        grace_s = int(example[f"{prefix}STOP_GRACE_PERIOD"].rstrip("s"))
+        assert grace_s > int(example[f"{prefix}DRAIN_TIMEOUT_S"]) + 13
+    routers = int(example["ROUTER_DRAIN_TIMEOUT_S"])
+    assert routers == ApiConfig().request_timeout_s, "every stream may end by itself"
 
 
 def test_the_dashboard_shows_metrics_that_there_are() -> None:

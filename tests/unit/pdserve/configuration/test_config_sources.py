@@ -458,3 +458,23 @@ def test_a_local_cluster_has_its_own_defaults_and_settings() -> None:
         "role cannot be set: `pdserve up` chooses it (from variable PDSERVE_ROLE)",
         "redis_url cannot be set: `pdserve up` chooses it (from flag --redis-url)",
     ]
+
+
+@pytest.mark.parametrize(
+    ("flags", "wanted_s"),
+    [
+        ((), 600.0),
+        (("--request-timeout-s", "45"), 45.0),
+        (("--request-timeout-s", "86400"), 3600.0),
+        (("--request-timeout-s", "45", "--drain-timeout-s", "0"), 0.0),
+    ],
+)
+def test_a_router_waits_as_long_for_its_requests_as_they_may_take(
+    flags: tuple[str, ...], wanted_s: float
+) -> None:
+    assert (
+        load("--role", "router", "--model", "m", *flags).config.server.drain_timeout_s == wanted_s
+    )
+    node = load(*ENOUGH, "--request-timeout-s", "45").config.server
+    assert node.drain_timeout_s == 30.0, "it hands its requests over"
+    assert load(command=UP).config.server.drain_timeout_s == 30.0

@@ -215,7 +215,7 @@ async def test_what_does_not_end_is_cancelled_at_the_time_out_or_the_second_sign
             await edge.generator.calls[0].closed.wait()
             rest = await reader.read()
     *_, last, end = rest.decode().split("data: ")
-    assert '"message":"the router is shutting down"' in last
+    assert '"message":"the router is shutting down: send the request again"' in last
     assert '"code":"overloaded"' in last
     assert end.startswith("[DONE]")
 
