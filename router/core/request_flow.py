@@ -141,6 +141,13 @@ class RequestFlow:
         """Whether token 0 is known."""
         return self._main.ledger.has(0)
 
+    def pair(self, attempt_id: AttemptId) -> tuple[Incarnation, Incarnation] | None:
+        """Return the prefill and the decode node of an attempt, while both hold some of it."""
+        attempt = self._find(attempt_id)
+        if attempt is None or attempt.prefill is None or attempt.decode is None:
+            return None
+        return attempt.prefill, attempt.decode
+
     # Events.
 
     def start(self) -> list[Effect]:

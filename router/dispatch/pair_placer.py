@@ -49,11 +49,10 @@ class PairPlacer:
     def before_output(self, flow: RequestFlow, node: Incarnation, output: RequestOutput) -> None:
         """Look at an output that the flow will take next, while both its nodes are known."""
         is_error = output.finish_reason is FinishReason.ERROR
-        if not (is_error or self._pairs) or output.id != flow.attempt:
+        pair = flow.pair(output.id) if is_error or self._pairs else None
+        if pair is None or node not in pair:
             return
-        prefill, decode = flow.prefill, flow.decode
-        if prefill is None or decode is None or node not in (prefill, decode):
-            return
+        prefill, decode = pair
         if not is_error:
             if node == decode and self._pairs.on_worked((prefill, decode)):
                 log.info("KV from %s to %s: the handoff works again", prefill, decode)
