@@ -7,5 +7,6 @@ kv_plane      a node's KV connector: memory, lanes, keys
 make_tracing  traces, where they are on
 otel          traces by the OpenTelemetry SDK
 shutdown      how a role is told to end: in order, or at once
+long_lived    what lives as long as the process is excluded from garbage collection
 file_limit    the limit of open files, raised for connections
 """

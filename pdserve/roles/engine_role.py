@@ -16,6 +16,7 @@ from node.engine_node import EngineNode
 from node.make_scheduler import max_chunk_tokens_of, speculation_of, swap_space_of
 from node.node_parts import LoadedModel, MakeFlow, NodeParts
 from pdserve.roles.kv_plane import KVPlane
+from pdserve.roles.long_lived import exclude_from_collection
 from pdserve.roles.shutdown import Shutdown
 from placement.store import PlacementStore
 
@@ -53,6 +54,7 @@ async def run_engine_role(
             host_memory=kv.host_memory,
             on_imported=watch_again,
         )
+        exclude_from_collection()
         return cast(LoadedModel, runner)
 
     parts = NodeParts(

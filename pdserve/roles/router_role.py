@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import os
 import socket
@@ -23,6 +22,7 @@ from common.tracing import NO_TRACING, Tracing
 from http_serving.certificate import Certificate, show_end
 from http_serving.process_metrics import process_registry
 from pdserve.roles.file_limit import allow_connections
+from pdserve.roles.long_lived import exclude_from_collection
 from pdserve.roles.shutdown import Shutdown
 from placement.store import PlacementStore, retry_while_slow
 from router.access.api_key_book import ApiKeyBook
@@ -37,8 +37,6 @@ from router.text.text_model import TextModel
 log = logging.getLogger("pdserve")
 
 DEFAULT_HTTP_PORT = 8000
-_GC_THRESHOLD = 10_000
-"""Allocations minus deallocations before the collector looks for cycles among young objects."""
 
 
 async def run_router_role(
@@ -127,7 +125,7 @@ async def _serve(
     scheme = "https" if certificate else "http"
     show_end(registry, certificate)
     log.info("listening on %s://%s:%d", scheme, config.server.host, listener.getsockname()[1])
-    _freeze_gc()
+    exclude_from_collection()
     await serve_http(
         app,
         listener,
@@ -154,11 +152,3 @@ def _api_keys(config: Config, keys: Keys | None) -> ApiKeyBook:
         api_key=config.api.api_key,
         metrics_token=keys.metrics_token if keys else "",
     )
-
-
-def _freeze_gc() -> None:
-    """Exclude modules, routes and the tokenizer, which live as long as the process, from garbage
-    collection, which runs every few requests."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(_GC_THRESHOLD)
