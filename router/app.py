@@ -182,6 +182,10 @@ def _add_probes(app: FastAPI, cluster: ClusterView, registry: CollectorRegistry)
     async def metrics() -> Response:
         return Response(generate_latest(registry), headers={"content-type": CONTENT_TYPE_LATEST})
 
+    @app.get("/v1/cluster/targets", description="The nodes, for Prometheus' HTTP discovery.")
+    async def scrape_targets() -> JSONResponse:
+        return JSONResponse(cluster.scrape_targets())
+
     @app.get("/v1/cluster")
     async def describe_cluster() -> JSONResponse:
         return JSONResponse(cluster.describe())

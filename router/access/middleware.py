@@ -24,7 +24,9 @@ OPEN_PATHS = frozenset({"/health", "/ready"})
 PAGE_PATH = "/"
 """The live page, open without a key: it asks for the key itself, and shows no data before."""
 
-METRICS_PATH = "/metrics"
+METRICS_PATHS = frozenset({"/metrics", "/v1/cluster/targets"})
+"""What Prometheus reads: the metrics token opens these paths, and no others."""
+
 ADMIN_PATHS = frozenset({"/v1/cluster/drain"})
 LIMITED_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
 """Paths that a key's limits count: requests that nodes compute."""
@@ -100,7 +102,7 @@ class ApiKeyMiddleware:
             if path == PAGE_PATH:
                 await self._app(scope, receive, _with_status_401(send))
                 return
-            if path in OPEN_PATHS or (path == METRICS_PATH and self._book.is_metrics_token(given)):
+            if path in OPEN_PATHS or (path in METRICS_PATHS and self._book.is_metrics_token(given)):
                 await self._app(scope, receive, send)
                 return
         reason = LoginRefusal.WRONG_KEY if given else LoginRefusal.NO_KEY

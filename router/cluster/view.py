@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from typing import Any
 
-from common.nodes import Role
+from common.nodes import NodeRecord, Role
 from placement.records import facts_json
 from placement.store import Placement
 from router.cluster.layout_mismatches import unpaired_prefill_nodes
@@ -75,6 +76,10 @@ class DispatcherView:
             num_placements=dispatcher.num_placements,
         )
 
+    def scrape_targets(self) -> list[dict[str, Any]]:
+        """Return a target for each node with the address of its metrics, its role and its name."""
+        return scrape_targets(node.record for node in self._dispatcher.pool.nodes())
+
     def describe(self) -> dict[str, Any]:
         """Return this router, every node it can choose, and its latest placements, as JSON."""
         dispatcher = self._dispatcher
@@ -91,6 +96,18 @@ class DispatcherView:
             "nodes": [node_json(node) for node in dispatcher.pool.nodes()],
             "recent_placements": [_placement(p) for p in reversed(dispatcher.recent_placements)],
         }
+
+
+def scrape_targets(records: Iterable[NodeRecord]) -> list[dict[str, Any]]:
+    """Return the nodes that serve metrics, in the form of Prometheus' `http_sd_configs`."""
+    return [
+        {
+            "targets": [record.metrics_address],
+            "labels": {"role": record.role.value, "node_id": record.node_id},
+        }
+        for record in records
+        if record.metrics_address
+    ]
 
 
 def node_json(node: NodeView) -> dict[str, Any]:

@@ -23,5 +23,8 @@ class ClusterView(Protocol):
     def max_model_len(self) -> int | None:
         """Return the most tokens, prompt and output, that a node can finish; None without any."""
 
+    def scrape_targets(self) -> list[dict[str, Any]]:
+        """Return where the nodes serve their metrics, as Prometheus' HTTP discovery wants it."""
+
     def describe(self) -> dict[str, Any]:
         """Return `/v1/cluster` as JSON values: this router, the nodes, their roles and load."""

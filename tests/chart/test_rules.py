@@ -32,6 +32,7 @@ def test_a_rule_that_does_not_fire_is_noticed(promtool: Path, tmp_path: Path) ->
 
 def test_every_file_for_prometheus_is_right(promtool: Path) -> None:
     rules = ["rules", "--lint=all", "--lint-fatal", str(RULES)]
-    config = ["config", "--syntax-only", str(OBSERVABILITY / "prometheus.yaml")]
-    for what in (rules, config):
+    files = sorted(OBSERVABILITY.glob("prometheus*.yaml"))
+    assert len(files) == 2
+    for what in (rules, *(["config", "--syntax-only", str(file)] for file in files)):
         run([str(promtool), "check", *what], limit_s=60.0)

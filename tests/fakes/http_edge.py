@@ -255,6 +255,9 @@ class FakeCluster:
     def max_model_len(self) -> int | None:
         return self.longest
 
+    def scrape_targets(self) -> list[dict[str, Any]]:
+        return [{"targets": ["10.0.0.7:9100"], "labels": {"role": "decode", "node_id": "d"}}]
+
     def describe(self) -> dict[str, Any]:
         return {"nodes": [], "router": "r0"}
 

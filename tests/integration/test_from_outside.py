@@ -61,6 +61,7 @@ def host_port(address: str) -> tuple[str, int]:
         ("GET", "/"),
         ("GET", "/v1/models"),
         ("GET", "/v1/cluster"),
+        ("GET", "/v1/cluster/targets"),
         ("GET", "/v1/live"),
         ("GET", "/metrics"),
         ("GET", "/docs"),
@@ -79,7 +80,7 @@ def test_the_api_answers_401(
         "another cluster's": (other / "client/api.key").read_text(),
         "metrics token": (keys / "client/metrics.token").read_text(),
     }
-    if key == "metrics token" and path == "/metrics":
+    if key == "metrics token" and path in ("/metrics", "/v1/cluster/targets"):
         return  # what it is for
     headers = {} if key is None else bearer(given.get(key, key or "x"))
     body = {"model": "tiny", "prompt": "Hi", "node_id": "decode-1"}
@@ -136,13 +137,17 @@ def test_a_nodes_metrics_want_the_token(
         for node in keyed_cluster.live_nodes()
         if node.record.incarnation.node_id == node_id
     ]
+    token = (keys / "client/metrics.token").read_text()
+    found = httpx.get(
+        f"{keyed_cluster.url}/v1/cluster/targets", headers=bearer(token), timeout=TIMEOUT_S
+    ).json()
+    assert {"targets": [address], "labels": {"role": node_id[:-2], "node_id": node_id}} in found
     url = f"http://{address}/metrics"
     wrong = (other / "client/metrics.token", keys / "client/api.key")
     for headers in ({}, *(bearer(path.read_text()) for path in wrong)):
         reply = httpx.get(url, headers=headers, timeout=TIMEOUT_S)
         assert (reply.status_code, "pdserve_" in reply.text) == (401, False)
     silent = [socket.create_connection(host_port(address), TIMEOUT_S) for _ in range(40)]
-    token = (keys / "client/metrics.token").read_text()
     assert httpx.get(url, headers=bearer(token), timeout=TIMEOUT_S).status_code == 200
     for connection in silent:
         connection.close()
