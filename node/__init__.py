@@ -19,7 +19,7 @@ router_calls      the calls on one router's stream, each answered once
 output_streams    one token stream per router
 lease_keeper      the node's lease in the placement store
 drain             leaving in order
-model_loading     a load that a stop does not wait for
+model_loading     waits at the start that a stop ends
 make_scheduler    the scheduler that a configuration asks for
 self_description  the node's record in the placement store, its limits and its log lines
 attempt_watch     attempts that ended, as log lines and spans

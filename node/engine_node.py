@@ -20,13 +20,13 @@ from node.inbox import Inbox
 from node.lease_keeper import LeaseKeeper
 from node.metrics import LeaseCollector, register_node
 from node.metrics_server import MetricsServer, bind_metrics
-from node.model_loading import load_unless_stopped
+from node.model_loading import load_unless_stopped, wait_unless_stopped
 from node.node_parts import LoadedModel, NodeParts
 from node.request_path import RequestPath
 from node.self_description import log_loaded_model, node_record
 from node.step_progress import StepProgress
 from node.step_thread import StepThread
-from placement.store import retry_while_slow
+from placement.first_answer import wait_for_store
 
 log = logging.getLogger("pdserve.node")
 
@@ -56,7 +56,7 @@ class EngineNode:
         `told_to_end` is set with the first signal. With `stay_drained` a node that a router drained
         waits for it, alive and not ready: an orchestrator would restart a process that ends.
 
-        Raises `ConfigError`, `CheckpointError` or `PlacementUnavailable` when it cannot start.
+        Raises `ConfigError`, `CheckpointError` or `PlacementForbidden` when it cannot start.
         """
         server, keys = self._config.server, self._parts.keys
         # Bound first: a port in use is reported before a model is loaded.
@@ -92,7 +92,12 @@ class EngineNode:
         leaving: NodeDrain,
     ) -> None:
         """Load the model, unless the node is told to end before, and serve it until the end."""
-        incarnation = await self._new_incarnation(control.port)
+        self._why_not_serving = "waiting for the placement store"
+        new_incarnation = self._new_incarnation(control.port)
+        incarnation = await wait_unless_stopped(new_incarnation, stop, leaving.requested)
+        if incarnation is None:
+            return
+        self._why_not_serving = "loading the model"
         name_node(incarnation.node_id)
         log.info("%s loads %s", incarnation, self._config.model.model)
         model = await load_unless_stopped(self._load_model, stop, leaving.requested)
@@ -184,7 +189,7 @@ class EngineNode:
         server = self._config.server
         role = self._config.role.value
         node_id = server.node_id or f"{role}-{socket.gethostname()}-{port}"
-        epoch = await retry_while_slow(partial(self._parts.store.next_epoch, node_id))
+        epoch = await wait_for_store(partial(self._parts.store.next_epoch, node_id))
         return Incarnation(node_id, epoch)
 
     def _load_model(self) -> LoadedModel:

@@ -44,10 +44,11 @@ from placement.records import (
     encode_node,
     encode_placement,
 )
-from placement.redis_tls import RedisTlsConnection, redis_tls
+from placement.redis_tls import RedisTlsConnection, is_untrusted, redis_tls
 from placement.store import (
     LiveNode,
     Placement,
+    PlacementForbidden,
     PlacementRefused,
     PlacementSlow,
     PlacementUnavailable,
@@ -189,7 +190,7 @@ class RedisStore:
         except (TimeoutError, RedisTimeoutError) as late:
             raise PlacementSlow(f"Redis did not answer within {self._call_timeout_s} s") from late
         except (AuthenticationError, NoPermissionError) as refused:
-            raise PlacementRefused(f"Redis refused this process: {refused}") from refused
+            raise PlacementForbidden(f"Redis refused this process: {refused}") from refused
         except ReadOnlyError as replica:
             # The address may name another server by now.
             await self._redis.connection_pool.disconnect(inuse_connections=False)
@@ -197,6 +198,8 @@ class RedisStore:
         except ResponseError as refused:
             raise PlacementRefused(f"Redis refused a call: {refused}") from refused
         except (RedisError, OSError) as away:
+            if is_untrusted(away):
+                raise PlacementForbidden(f"Redis is not trusted: {away}") from away
             raise PlacementUnavailable(f"Redis is unreachable: {away}") from away
         finally:
             # redis-py may swallow a cancellation during its own work; the task must still end by

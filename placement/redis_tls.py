@@ -33,3 +33,13 @@ class RedisTlsConnection(Connection):
     def _connection_arguments(self) -> Mapping[str, Any]:
         arguments = super()._connection_arguments()
         return {**arguments, "ssl": self._tls, "server_hostname": REDIS_NAME}
+
+
+def is_untrusted(error: BaseException) -> bool:
+    """Return whether TLS failed behind `error`, other than by a connection that ended."""
+    behind: BaseException | None = error
+    while behind is not None:
+        if isinstance(behind, ssl.SSLError):
+            return not isinstance(behind, (ssl.SSLEOFError, ssl.SSLZeroReturnError))
+        behind = behind.__cause__ or behind.__context__
+    return False

@@ -8,21 +8,13 @@ unreachable.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from common.errors import PdserveError
 from common.ids import AttemptId, Incarnation
 from common.nodes import NodeLoad, NodeRecord
-
-log = logging.getLogger("pdserve.placement")
-
-NUM_TRIES = 12
-"""Calls of a starting process to a slow store: six seconds, at half a second a call."""
-
-Answer = TypeVar("Answer")
 
 
 class PlacementUnavailable(PdserveError):
@@ -41,6 +33,11 @@ class PlacementRefused(PlacementUnavailable):
     """The store answered that it does not do the call: it takes no writes now, or not from us."""
 
     code = "placement_refused"
+
+
+class PlacementForbidden(PlacementRefused):
+    """The store and this process do not accept each other: a password, user or certificate is
+    wrong."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,18 +96,3 @@ class PlacementStore(Protocol):
 
     async def close(self) -> None:
         """Release connections."""
-
-
-async def retry_while_slow(call: Callable[[], Awaitable[Answer]]) -> Answer:
-    """Return the answer of a store that may be slow: a starting process cannot go on without it.
-
-    Raises `PlacementSlow` after `NUM_TRIES` calls without an answer, and `PlacementUnavailable` at
-    once for a store that is away.
-    """
-    for number in range(1, NUM_TRIES):
-        try:
-            return await call()
-        except PlacementSlow as slow:
-            if number == 1:
-                log.warning("the placement store is slow, asking again: %s", slow)
-    return await call()

@@ -24,7 +24,7 @@ from http_serving.process_metrics import process_registry
 from pdserve.roles.file_limit import allow_connections
 from pdserve.roles.long_lived import exclude_from_collection
 from pdserve.roles.shutdown import Shutdown
-from placement.store import PlacementStore, retry_while_slow
+from placement.store import PlacementForbidden, PlacementStore, PlacementUnavailable
 from router.access.api_key_book import ApiKeyBook
 from router.app import create_app
 from router.cluster.drain import drain_node
@@ -50,7 +50,7 @@ async def run_router_role(
     """Serve HTTP until told to end; return the exit code, which is 1 after a bug of the router.
 
     Raises `PdserveError` when it cannot start: `ConfigError`, `CheckpointError` or
-    `PlacementUnavailable`.
+    `PlacementForbidden`.
     """
     # One text at a time: handing it to the tokenizer's threads would only take longer.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -60,8 +60,7 @@ async def run_router_role(
     listener = bind_http(config.server.host, port)
     try:
         text_model = TextModel.load(Path(model.model), model.served_model_name, model.max_model_len)
-        # Without a store a router would never find a node: report it now, not at a request.
-        await retry_while_slow(store.live_nodes)
+        await _require_welcome(store)
     except PdserveError:
         listener.close()
         raise
@@ -91,6 +90,19 @@ async def run_router_role(
     finally:
         await dispatcher.close()
     return int(dispatcher.has_failed)
+
+
+async def _require_welcome(store: PlacementStore) -> None:
+    """Raise `PlacementForbidden` where the store refuses this router, which no wait would change.
+
+    A store that is away is not waited for: until it is back, `/ready` says what is missing.
+    """
+    try:
+        await store.live_nodes()
+    except PlacementForbidden:
+        raise
+    except PlacementUnavailable as away:
+        log.warning("starting without the placement store: %s (--redis-url says where)", away)
 
 
 def _make_dispatcher(

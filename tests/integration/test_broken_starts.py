@@ -73,7 +73,8 @@ class Case:
     role: str = "mixed"
 
 
-IN_USE, NO_REDIS = "{port in use}", "{port without Redis}"
+IN_USE, REDIS_PORT = "{port in use}", "{port of Redis}"
+PASSWORD_URL = f"redis://:wrong@127.0.0.1:{REDIS_PORT}/0"
 CASES: dict[str, Case] = {
     "truncated weights": Case(1, ("model.safetensors", "truncated"), cut_the_weights_short),
     "truncated header": Case(1, ("model.safetensors", "truncated"), cut_the_header_short),
@@ -88,9 +89,9 @@ CASES: dict[str, Case] = {
     "port in use": Case(2, (IN_USE, "in use"), flags=("--port", IN_USE)),
     "router's port in use": Case(2, (IN_USE, "in use"), flags=("--port", IN_USE), role="router"),
     "kv port in use": Case(2, (IN_USE, "in use"), flags=("--kv-port", IN_USE)),
-    "no Redis": Case(1, ("Redis",), flags=("--redis-url", f"redis://127.0.0.1:{NO_REDIS}/0")),
-    "router without Redis": Case(
-        1, ("Redis",), flags=("--redis-url", f"redis://127.0.0.1:{NO_REDIS}/0"), role="router"
+    "wrong password": Case(1, ("Redis", "password"), flags=("--redis-url", PASSWORD_URL)),
+    "router's wrong password": Case(
+        1, ("Redis", "password"), flags=("--redis-url", PASSWORD_URL), role="router"
     ),
     "no RDMA device": Case(
         2,
@@ -124,7 +125,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory, cluster_redis: RedisServer) 
     sound = make_tiny_model(folder / "sound")
     with contextlib.ExitStack() as cleanup:
         taken = cleanup.enter_context(socket.create_server(("127.0.0.1", 0)))
-        facts = {IN_USE: str(taken.getsockname()[1]), NO_REDIS: str(free_loopback_port())}
+        facts = {IN_USE: str(taken.getsockname()[1]), REDIS_PORT: str(cluster_redis.port)}
         running = {}
         for number, (name, case) in enumerate(CASES.items()):
             model = folder / str(number)
@@ -138,7 +139,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory, cluster_redis: RedisServer) 
 
 
 def start(case: Case, model: Path, redis_url: str, facts: dict[str, str]) -> subprocess.Popen[str]:
-    flags = [facts.get(flag, flag).replace(NO_REDIS, facts[NO_REDIS]) for flag in case.flags]
+    flags = [facts.get(flag, flag).replace(REDIS_PORT, facts[REDIS_PORT]) for flag in case.flags]
     if "--port" not in flags:
         flags += ["--port", str(free_loopback_port())]
     shared = ["--model", str(model), "--redis-url", redis_url, "--cluster", "broken"]

@@ -306,6 +306,29 @@ def test_a_redis_that_refuses_writes_takes_no_node_away(
     wait_until(lambda: "warnings" not in api.http.get("/ready").json(), "all is well")
 
 
+def test_processes_that_start_while_redis_is_away_wait_for_it(
+    cluster: Cluster, api: Api, own_redis: RedisServer
+) -> None:
+    own_redis.kill()
+    router, node = cluster.processes["router-1"], cluster.processes["decode-1"]
+    for process in (router, node):
+        process.kill()
+        process.start()
+
+    def why_not_ready() -> str:
+        with contextlib.suppress(httpx.TransportError):
+            return str(api.http.get("/ready").json().get("reason"))
+        return ""
+
+    wait_until(lambda: "placement store is away" in why_not_ready(), "the router waits")
+    wait_until(lambda: "waiting for the placement store" in node.log(), "the node waits")
+    router.require_running()
+    node.require_running()
+    own_redis.start()
+    cluster.wait_ready()
+    assert api.complete(prompt_tokens(40, salt=47), max_tokens=5, **GREEDY).tokens
+
+
 def test_requests_that_run_together_fail_apart(cluster: Cluster, api: Api) -> None:
     """A client that hangs up in the middle of a batch disturbs nobody in it."""
     fields: list[Fields] = [

@@ -1,13 +1,23 @@
-"""A store that is only slow does not keep a process from starting; one that is away does."""
+"""A store that is slow or away delays the start of a process; one that forbids it ends it."""
 
 from __future__ import annotations
 
 import asyncio
+import ssl
+from pathlib import Path
 
 import pytest
 
+from placement import first_answer
+from placement.first_answer import TRIES_PER_LINE, wait_for_store
 from placement.redis_store import RedisStore
-from placement.store import NUM_TRIES, PlacementSlow, PlacementUnavailable, retry_while_slow
+from placement.store import (
+    PlacementForbidden,
+    PlacementRefused,
+    PlacementSlow,
+    PlacementUnavailable,
+)
+from tests.key_folders import make_keys, router_keys
 
 
 class Store:
@@ -24,27 +34,32 @@ class Store:
         return 7
 
 
-async def test_a_slow_store_is_asked_again_and_told_of_once(
-    caplog: pytest.LogCaptureFixture,
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(first_answer, "PAUSE_S", 0.0)
+
+
+@pytest.mark.parametrize("kind", [PlacementUnavailable, PlacementSlow, PlacementRefused])
+async def test_a_store_that_does_not_answer_is_asked_again_and_told_of_once(
+    kind: type[PlacementUnavailable], caplog: pytest.LogCaptureFixture
 ) -> None:
-    store = Store(*[PlacementSlow("Redis did not answer within 0.5 s")] * (NUM_TRIES - 1))
-    assert await retry_while_slow(store.next_epoch) == 7
-    assert store.num_calls == NUM_TRIES
+    store = Store(*[kind("Redis did not answer")] * (TRIES_PER_LINE - 1))
+    assert await wait_for_store(store.next_epoch) == 7
+    assert store.num_calls == TRIES_PER_LINE
     assert len(caplog.messages) == 1
-    assert "Redis did not answer within 0.5 s" in caplog.text
+    assert "Redis did not answer" in caplog.text
 
 
-async def test_a_store_that_stays_slow_is_given_up() -> None:
-    store = Store(*[PlacementSlow("slow")] * 100)
-    with pytest.raises(PlacementSlow):
-        await retry_while_slow(store.next_epoch)
-    assert store.num_calls == NUM_TRIES
+async def test_a_long_wait_is_told_of_again(caplog: pytest.LogCaptureFixture) -> None:
+    store = Store(*[PlacementUnavailable("refused")] * (3 * TRIES_PER_LINE))
+    assert await wait_for_store(store.next_epoch) == 7
+    assert len(caplog.messages) == 3
 
 
-async def test_a_store_that_is_away_is_not_waited_for() -> None:
-    store = Store(PlacementUnavailable("refused"))
-    with pytest.raises(PlacementUnavailable, match="refused"):
-        await retry_while_slow(store.next_epoch)
+async def test_a_store_that_forbids_is_not_waited_for() -> None:
+    store = Store(PlacementForbidden("wrong password"))
+    with pytest.raises(PlacementForbidden, match="wrong password"):
+        await wait_for_store(store.next_epoch)
     assert store.num_calls == 1
 
 
@@ -67,6 +82,23 @@ async def test_redis_that_says_nothing_is_slow_and_one_that_refuses_is_away(acce
         await store.live_nodes()
     assert isinstance(failed.value, PlacementSlow) is accepts
     release.set()
+    await store.close()
+    server.close()
+    await server.wait_closed()
+
+
+async def test_a_redis_with_a_certificate_of_another_cluster_is_not_waited_for(
+    tmp_path: Path,
+) -> None:
+    ours, theirs = make_keys(tmp_path / "ours"), make_keys(tmp_path / "theirs")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(theirs / "redis/cert.pem", theirs / "redis/key.pem")
+    server = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0, ssl=context)
+    port = server.sockets[0].getsockname()[1]
+    url = f"rediss://127.0.0.1:{port}/0"
+    store = RedisStore(url, "contract", keys=router_keys(ours), call_timeout_s=60.0)
+    with pytest.raises(PlacementForbidden, match="certificate"):
+        await store.live_nodes()
     await store.close()
     server.close()
     await server.wait_closed()

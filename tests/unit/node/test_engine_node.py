@@ -24,6 +24,8 @@ from node.control_port import SERVER_OPTIONS
 from node.engine_node import EngineNode
 from node.node_flow import NodeFlow
 from node.node_parts import LoadedModel, NodeConnector, NodeParts
+from placement import first_answer
+from placement.store import PlacementUnavailable
 from protos import pdserve_node_pb2 as pb
 from protos import pdserve_node_pb2_grpc as pb_grpc
 from tests.fakes.hash_runner import HashRunner
@@ -131,6 +133,32 @@ async def test_a_model_that_cannot_be_loaded_is_reported() -> None:
     world.load = fail  # type: ignore[method-assign]
     with pytest.raises(RuntimeError, match="no weights"):
         await world.end(world.start())
+
+
+@pytest.mark.parametrize("comes_back", [True, False])
+async def test_a_node_waits_for_its_store_until_it_is_stopped(
+    comes_back: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(first_answer, "PAUSE_S", 0.0)
+    world = World(waits_in="load")
+    was_asked, is_back = asyncio.Event(), asyncio.Event()
+    next_epoch = world.store.next_epoch
+
+    async def away(node_id: str) -> int:
+        was_asked.set()
+        if not is_back.is_set():
+            raise PlacementUnavailable("refused")
+        return await next_epoch(node_id)
+
+    monkeypatch.setattr(world.store, "next_epoch", away)
+    running = world.start()
+    await was_asked.wait()
+    if comes_back:
+        is_back.set()
+        await world.has_arrived()
+    world.stop.set()
+    assert await world.end(running) == 0
+    await world.finish_threads()
 
 
 async def test_a_step_that_hangs_ends_the_node(

@@ -1,0 +1,37 @@
+"""How a starting process waits for a placement store that is away."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from placement.store import PlacementForbidden, PlacementUnavailable
+
+log = logging.getLogger("pdserve.placement")
+
+PAUSE_S = 0.5
+"""Between two calls of a starting process to a store that is away."""
+TRIES_PER_LINE = 60
+
+Answer = TypeVar("Answer")
+
+
+async def wait_for_store(call: Callable[[], Awaitable[Answer]]) -> Answer:
+    """Return the answer of a store that may be away: a starting process cannot go on without it.
+
+    The wait is logged when it begins and every half a minute. Raises `PlacementForbidden` at once,
+    because no wait changes that.
+    """
+    num_tries = 0
+    while True:
+        try:
+            return await call()
+        except PlacementForbidden:
+            raise
+        except PlacementUnavailable as away:
+            if num_tries % TRIES_PER_LINE == 0:
+                log.warning("waiting for the placement store: %s (--redis-url says where)", away)
+        num_tries += 1
+        await asyncio.sleep(PAUSE_S)
