@@ -11,6 +11,7 @@ from enum import Enum
 from typing import Annotated, NamedTuple
 
 from common.ids import Incarnation
+from common.version import UNNAMED_KV_PROTOCOL, UNNAMED_PROTOCOL
 from common.wire_types import Address, Count, Flag, Limits, Name, OptionalAddress, Share, Size, Text
 
 MAX_KV_LINKS = 32
@@ -30,8 +31,10 @@ class NodeRecord:
     """One live node, as its lease in the placement store describes it.
 
     `control_address` is the gRPC `host:port`, `metrics_address` that of Prometheus metrics over
-    HTTP. `fingerprint` is the KV layout's: a prefill and a decode node pair up only when theirs are
-    equal. `kv_description` says for people what enters it.
+    HTTP. `fingerprint` is the KV layout's and `kv_protocol` the version of the frames with KV: a
+    prefill and a decode node pair up only when both are equal. `kv_description` says for people
+    what enters the fingerprint. `version` is that of the package, `protocol` that of the messages
+    to and from routers.
 
     A field that is added needs a default: nodes of earlier versions do not send it.
     """
@@ -49,6 +52,13 @@ class NodeRecord:
     metrics_address: OptionalAddress = ""
     kv_description: Text = ""
     speculative_method: Name = "none"
+    version: Text = ""
+    protocol: Count = UNNAMED_PROTOCOL
+    kv_protocol: Count = UNNAMED_KV_PROTOCOL
+
+    def can_exchange_kv(self, other: NodeRecord) -> bool:
+        """Return whether KV that one of the two nodes computed can be used by the other."""
+        return (self.fingerprint, self.kv_protocol) == (other.fingerprint, other.kv_protocol)
 
     @property
     def incarnation(self) -> Incarnation:

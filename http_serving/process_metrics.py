@@ -9,7 +9,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from common.nodes import Role
-from common.version import VERSION
+from common.version import PROTOCOL_VERSION, VERSION
 
 
 class BuildInfo(Collector):
@@ -22,10 +22,10 @@ class BuildInfo(Collector):
         """Yield the one sample."""
         info = GaugeMetricFamily(
             "pdserve_build_info",
-            "1; its labels are the version of pdserve and the role of the process",
-            labels=["version", "role"],
+            "1; its labels: the version of pdserve, the role, the protocol of routers and nodes",
+            labels=["version", "role", "protocol"],
         )
-        info.add_metric([VERSION, self._role.value], 1)
+        info.add_metric([VERSION, self._role.value, str(PROTOCOL_VERSION)], 1)
         yield info
 
 

@@ -11,6 +11,8 @@ from common.config import Config, ServerConfig
 from common.ids import Incarnation
 from common.nodes import NodeRecord
 from common.token_budget import num_speculative_tokens
+from common.version import PROTOCOL_VERSION, VERSION
+from kv_transfer.core.limits import PROTOCOL_VERSION as KV_PROTOCOL_VERSION
 from node.flow_limits import FlowLimits
 from node.make_scheduler import speculation_of
 from node.node_parts import LoadedModel
@@ -37,6 +39,9 @@ def node_record(
         max_model_len=model.max_model_len,
         kv_description=kv_description(config, model),
         speculative_method=speculation_of(config).speculative_method,
+        version=VERSION,
+        protocol=PROTOCOL_VERSION,
+        kv_protocol=KV_PROTOCOL_VERSION,
     )
 
 

@@ -98,6 +98,7 @@ class RedisStore:
             **_address_and_proofs(url, keys),
         )
         self._redis: Redis = Redis.from_pool(pool)
+        self._skipped: dict[str, set[bytes]] = {}
         self._next_epoch = self._redis.register_script(scripts.NEXT_EPOCH)
         self._heartbeat = self._redis.register_script(scripts.HEARTBEAT)
         self._leave = self._redis.register_script(scripts.LEAVE)
@@ -169,14 +170,17 @@ class RedisStore:
         keys = [self._key(family, name.decode(errors="replace")) for name in names]
         # One byte more than a record may have, so that too long ones are recognised.
         values: list[bytes] = await self._call(self._read_values(keys=keys, args=[MAX_VALUE_BYTES]))
-        entries = []
+        entries, skipped = [], set()
         for name, value in zip(names, values, strict=True):
             if not value:  # expired, or of another type
                 continue
             try:
                 entries.append((name.decode(), decode(value)))
             except ValueError as wrong:
-                log.warning("skipped %s %r in the placement store: %s", family, name, wrong)
+                skipped.add(name)
+                if name not in self._skipped.get(family, ()):
+                    log.warning("skipped %s %r in the placement store: %s", family, name, wrong)
+        self._skipped[family] = skipped
         return entries
 
     async def _change(self, script: AsyncScript, keys: Sequence[str], args: Sequence[Any]) -> Any:

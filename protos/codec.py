@@ -15,18 +15,23 @@ from common.errors import error_from_code as _error_from_code
 from common.ids import AttemptId, Incarnation
 from common.request import GenerationRequest, SamplingParams
 from common.tracing import is_traceparent
+from common.version import OLDEST_PROTOCOL_VERSION, PROTOCOL_VERSION
 from protos import pdserve_node_pb2 as pb
 
-PROTOCOL_VERSION = 2
 MAX_ID_LENGTH = 128
 MAX_ERROR_LENGTH = 1000
 _MAX_UINT32 = 2**32 - 1
 
 
-def make_envelope(sender: Incarnation, receiver: Incarnation) -> pb.Envelope:
-    """Return the envelope of a message with its two ends."""
+def make_envelope(
+    sender: Incarnation, receiver: Incarnation, protocol: int = PROTOCOL_VERSION
+) -> pb.Envelope:
+    """Return the envelope of a message with its two ends.
+
+    `protocol` is the receiver's version: the envelope has it where it is older than this one's.
+    """
     return pb.Envelope(
-        protocol_version=PROTOCOL_VERSION,
+        protocol_version=min(protocol, PROTOCOL_VERSION),
         sender_id=sender.node_id,
         sender_epoch=sender.epoch,
         receiver_id=receiver.node_id,
@@ -37,12 +42,14 @@ def make_envelope(sender: Incarnation, receiver: Incarnation) -> pb.Envelope:
 def check_envelope(envelope: pb.Envelope, receiver: Incarnation) -> Incarnation:
     """Return the sender of a message that is for `receiver`.
 
-    Raises `PeerProtocolError` for another protocol version or a sender without a name, and
-    `StaleEpoch` when the message is for another node or another incarnation of this one.
+    Raises `PeerProtocolError` for a protocol version that is neither this one nor the one before,
+    or a sender without a name, and `StaleEpoch` when the message is for another node or another
+    incarnation of this one.
     """
-    if envelope.protocol_version != PROTOCOL_VERSION:
+    if not OLDEST_PROTOCOL_VERSION <= envelope.protocol_version <= PROTOCOL_VERSION:
         raise PeerProtocolError(
-            f"protocol version is {envelope.protocol_version}: wanted {PROTOCOL_VERSION}"
+            f"protocol version is {envelope.protocol_version}: wanted {OLDEST_PROTOCOL_VERSION} "
+            f"or {PROTOCOL_VERSION}"
         )
     if not 0 < len(envelope.sender_id) <= MAX_ID_LENGTH:
         raise PeerProtocolError(

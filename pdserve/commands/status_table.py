@@ -11,6 +11,8 @@ _HEADINGS = (
     "NODE",
     "ROLE",
     "EPOCH",
+    "VERSION",
+    "PROTOCOL",
     "STATE",
     "RUNNING",
     "WAITING",
@@ -29,7 +31,18 @@ _SCHEDULING = (
 )
 _PAIRS = ("PREFILL", "DECODE", "TRANSPORT", "STATE")
 _LEFT_ALIGNED = frozenset(
-    {"NODE", "ROLE", "STATE", "ADDRESS", "DRAFTER", "METRICS", "PREFILL", "DECODE", "TRANSPORT"}
+    {
+        "NODE",
+        "ROLE",
+        "VERSION",
+        "STATE",
+        "ADDRESS",
+        "DRAFTER",
+        "METRICS",
+        "PREFILL",
+        "DECODE",
+        "TRANSPORT",
+    }
 )
 
 
@@ -68,13 +81,17 @@ def _pairs(nodes: Sequence[Facts]) -> list[tuple[str, ...]]:
         if role_of(node) != "prefill":
             continue
         links = {link.decode: link for link in node.get("kv_links", ())}
-        layout = node.get("fingerprint")
-        fitting = {name for name, other in decoders.items() if other.get("fingerprint") == layout}
+        fitting = {name for name, other in decoders.items() if _kv(other) == _kv(node)}
         for name in sorted(fitting | links.keys()):
             link = links.get(name)
             transport = link.transport if link else "-"
             pairs.append((node["node_id"], name, transport, _link_state(link, name in decoders)))
     return pairs
+
+
+def _kv(node: Facts) -> tuple[object, object]:
+    """Return what two nodes that exchange KV have in common."""
+    return node.get("fingerprint"), node.get("kv_protocol")
 
 
 def _link_state(link: KVLink | None, is_alive: bool) -> str:
@@ -90,6 +107,8 @@ def _row(node: Facts) -> tuple[str, ...]:
         node["node_id"],
         role_of(node),
         _shown(node.get("epoch")),
+        node.get("version") or "-",
+        _shown(node.get("protocol")),
         "draining" if node.get("is_draining") else "ready",
         _of(node.get("num_running"), node.get("max_num_seqs")),
         _shown(node.get("num_waiting")),

@@ -10,31 +10,31 @@ MAX_WARNINGS = 8
 
 
 def unpaired_prefill_nodes(records: Sequence[NodeRecord]) -> list[str]:
-    """Return a sentence for each prefill node whose KV layout no decode node has.
+    """Return a sentence for each prefill node whose KV no decode node can take.
 
     At most `MAX_WARNINGS`, with both sides' values. Without a decode node there is nothing to
     compare.
     """
     decoders = [record for record in records if record.role is Role.DECODE]
-    layouts = {record.fingerprint for record in decoders}
     if not decoders:
         return []
     return [
         f"{record.node_id} can hand nothing off: its KV cache "
         f"({described(record)}) is not that of {_those_of(decoders)}"
         for record in records
-        if record.role is Role.PREFILL and record.fingerprint not in layouts
+        if record.role is Role.PREFILL and not any(map(record.can_exchange_kv, decoders))
     ][:MAX_WARNINGS]
 
 
 def described(record: NodeRecord) -> str:
-    """Return a readable description of a node's KV cache."""
-    return record.kv_description or f"fingerprint {record.fingerprint}"
+    """Return a readable description of a node's KV cache and of how it is carried."""
+    layout = record.kv_description or f"fingerprint {record.fingerprint}"
+    return f"{layout}, KV protocol {record.kv_protocol}"
 
 
 def _those_of(decoders: Sequence[NodeRecord]) -> str:
     """Describe one decode node for each layout."""
-    by_layout = {record.fingerprint: record for record in reversed(decoders)}
+    by_layout = {(r.fingerprint, r.kv_protocol): r for r in reversed(decoders)}
     return ", ".join(
         f"{record.node_id} ({described(record)})"
         for record in list(by_layout.values())[::-1][:MAX_WARNINGS]

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from common.nodes import NodeRecord, Role
+from common.version import PROTOCOL_VERSION, VERSION
 from placement.records import facts_json
 from placement.store import Placement
 from router.cluster.layout_mismatches import unpaired_prefill_nodes
@@ -88,6 +89,8 @@ class DispatcherView:
             "router": {
                 "router_id": dispatcher.incarnation.node_id,
                 "epoch": dispatcher.incarnation.epoch,
+                "version": VERSION,
+                "protocol": PROTOCOL_VERSION,
                 "num_running": dispatcher.num_running,
                 "is_draining": self.is_draining(),
             },

@@ -1,9 +1,10 @@
 """Which nodes take a request: filter, score, pick, with the reason in words.
 
-A decode node is chosen first, then a prefill node whose cache has the same fingerprint. A mixed
-node prefills for itself, and so does a decode node without a live prefill partner. A request for
-one token needs no decode node at all where a prefill node is live. A suspected node decodes only
-where no other one can, and prefills nothing.
+A decode node is chosen first, then a prefill node that can exchange KV with it: with the same
+layout and the same version of the KV protocol. A mixed node prefills for itself, and so does a
+decode node without a live prefill partner. A request for one token needs no decode node at all
+where a prefill node is live. A suspected node decodes only where no other one can, and prefills
+nothing.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ class Placer:
             return None
         pairs = [
             node
-            for node in _of_same_layout(decode, prefillers)
+            for node in _with_same_kv(decode, prefillers)
             if (node.incarnation, decode.incarnation) not in avoided
         ]
         return self._pick(pairs, query) if pairs else None
@@ -141,21 +142,20 @@ def _with_a_path(
         if decode.record.role is Role.MIXED
         or any(
             (prefill.incarnation, decode.incarnation) not in avoided
-            for prefill in _of_same_layout(decode, prefillers)
+            for prefill in _with_same_kv(decode, prefillers)
         )
     ]
     return _without(usable, failing) or usable or list(decoders)
 
 
-def _of_same_layout(decode: NodeView, prefillers: Sequence[NodeView]) -> list[NodeView]:
-    fingerprint = decode.record.fingerprint
-    return [node for node in prefillers if node.record.fingerprint == fingerprint]
+def _with_same_kv(decode: NodeView, prefillers: Sequence[NodeView]) -> list[NodeView]:
+    return [node for node in prefillers if node.record.can_exchange_kv(decode.record)]
 
 
 def _why_alone(decode: NodeView, prefillers: Sequence[NodeView]) -> str:
     if not prefillers:
         return "no prefill node"
-    return "failed handoffs" if _of_same_layout(decode, prefillers) else "another KV layout"
+    return "failed handoffs" if _with_same_kv(decode, prefillers) else "another KV layout"
 
 
 def _all_tried(num_decoders: int) -> str:

@@ -104,7 +104,7 @@ class NodeClient:
         self._address = record.control_address
         self._silence = Silence()
         self._is_silent = asyncio.Event()
-        self._envelope = make_envelope(router, record.incarnation)
+        self._envelope = make_envelope(router, record.incarnation, record.protocol)
         self._channel = open_channel(record.control_address, CHANNEL_OPTIONS, keys)
         self._stub: Any = cast(Any, NodeStub)(self._channel)
         self._is_heard = False

@@ -12,6 +12,7 @@ from common.ids import Incarnation
 from common.keys_folder import Keys
 from common.nodes import NodeRecord, Role
 from common.request import RequestOutput
+from common.version import PROTOCOL_VERSION, can_speak
 from placement.store import LiveNode, PlacementStore, PlacementUnavailable
 from router.core.membership import MAX_NODES, Membership
 from router.core.policies.query import NodeView
@@ -30,7 +31,8 @@ OnNode = Callable[[Incarnation], None]
 class NodePool:
     """Refreshed from the store every quarter of a lease, and soon after a node was lost.
 
-    Nodes that serve another model than `model` are left out.
+    Nodes that serve another model than `model`, or speak a protocol that this router does not, are
+    left out.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class NodePool:
         self._gone: dict[Incarnation, str] = {}
         self._lost: set[Incarnation] = set()
         self._foreign_nodes: dict[Incarnation, str] = {}
+        self._other_protocols: dict[Incarnation, int] = {}
         self._unusable: set[Incarnation] = set()
         self._clients: dict[Incarnation, NodeClient] = {}
         self._should_refresh = asyncio.Event()
@@ -118,9 +121,10 @@ class NodePool:
         else:
             if self.membership.is_store_away:
                 log.info("the placement store is back")
-            ours = self._of_this_model(listing)
+            ours = self._of_this_protocol(self._of_this_model(listing))
             now_s = self._clock.now_s()
-            self.membership.on_listing(ours, now_s, unusable=self._foreign_nodes)
+            unusable = self._foreign_nodes.keys() | self._other_protocols.keys()
+            self.membership.on_listing(ours, now_s, unusable=unusable)
             self._judge(gone, {node.record.incarnation for node in listing})
         self._match_clients(router)
         self._count_nodes()
@@ -217,6 +221,23 @@ class NodePool:
                 log.warning("%s is left out: it serves %s, not %s", node, model, self._model)
         self._foreign_nodes = foreign
         return [node for node in listing if node.record.model == self._model]
+
+    def _of_this_protocol(self, listing: Sequence[LiveNode]) -> list[LiveNode]:
+        others = {
+            node.record.incarnation: node.record.protocol
+            for node in listing[:MAX_NODES]
+            if not can_speak(node.record.protocol)
+        }
+        for node, protocol in others.items():
+            if node not in self._other_protocols:
+                log.warning(
+                    "%s is left out: its protocol version is %d, this router's %d",
+                    node,
+                    protocol,
+                    PROTOCOL_VERSION,
+                )
+        self._other_protocols = others
+        return [node for node in listing if can_speak(node.record.protocol)]
 
     def _match_clients(self, router: Incarnation) -> None:
         wanted = {record.incarnation: record for record in self.membership.records()}

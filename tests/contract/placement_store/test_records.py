@@ -33,6 +33,9 @@ RECORD: dict[str, Any] = {
     "metrics_address": "127.0.0.1:9100",
     "kv_description": "31 layers, with mtp",
     "speculative_method": "mtp",
+    "version": "0.9.1",
+    "protocol": 3,
+    "kv_protocol": 4,
 }
 LOAD: dict[str, Any] = {
     "free_blocks": 90,

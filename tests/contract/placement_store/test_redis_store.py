@@ -136,6 +136,17 @@ async def test_a_garbage_lease_is_skipped_and_can_be_replaced(
     assert len(await store.live_nodes()) == 2
 
 
+async def test_a_value_that_cannot_be_read_is_logged_once(
+    store: RedisStore, client: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "pdserve.placement"):
+        for value, num_logged in ((b"{", 1), (b"{", 1), (_value(), 1), (b"{", 2)):
+            client.set(PREFIX + "node:bad", value)
+            client.zadd(PREFIX + "nodes", {"bad": 9e15})
+            await store.live_nodes()
+            assert len(caplog.messages) == num_logged
+
+
 async def test_a_valid_value_under_that_harness_is_not_skipped(
     store: RedisStore, client: redis.Redis
 ) -> None:

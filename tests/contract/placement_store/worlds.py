@@ -89,6 +89,9 @@ def record(node_id: str = "decode-0", epoch: int = 1, role: Role = Role.DECODE) 
         metrics_address="127.0.0.1:9100",
         kv_description="31 layers, with mtp",
         speculative_method="mtp",
+        version="0.9.1",
+        protocol=3,
+        kv_protocol=4,
     )
 
 

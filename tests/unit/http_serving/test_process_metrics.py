@@ -7,6 +7,7 @@ from prometheus_client import generate_latest
 
 import pdserve
 from common.nodes import Role
+from common.version import PROTOCOL_VERSION
 from http_serving.process_metrics import process_registry
 from router.watch.http_metrics import HttpMetrics
 
@@ -14,7 +15,11 @@ from router.watch.http_metrics import HttpMetrics
 @pytest.mark.parametrize("role", [Role.ROUTER, Role.DECODE])
 def test_the_version_and_the_role_are_labels(role: Role) -> None:
     registry = process_registry(role)
-    labels = {"version": pdserve.__version__, "role": role.value}
+    labels = {
+        "version": pdserve.__version__,
+        "role": role.value,
+        "protocol": str(PROTOCOL_VERSION),
+    }
     assert registry.get_sample_value("pdserve_build_info", labels) == 1
     assert registry.get_sample_value("process_resident_memory_bytes")
 

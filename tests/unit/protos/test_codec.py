@@ -25,9 +25,9 @@ from common.request import (
     GenerationRequest,
     SamplingParams,
 )
+from common.version import PROTOCOL_VERSION
 from protos import pdserve_node_pb2 as pb
 from protos.codec import (
-    PROTOCOL_VERSION,
     attempts_from_proto,
     attempts_to_proto,
     check_envelope,
@@ -176,8 +176,9 @@ def test_an_envelope_names_its_sender() -> None:
 @pytest.mark.parametrize(
     ("change", "error", "text"),
     [
-        ({"protocol_version": 1}, PeerProtocolError, "version is 1: wanted 2"),
+        ({"protocol_version": 1}, PeerProtocolError, "version is 1: wanted 2 or 3"),
         ({"protocol_version": 0}, PeerProtocolError, "version is 0"),
+        ({"protocol_version": 4}, PeerProtocolError, "version is 4"),
         ({"sender_id": ""}, PeerProtocolError, "sender_id"),
         ({"sender_id": "x" * 129}, PeerProtocolError, "sender_id"),
         ({"receiver_epoch": 8}, StaleEpoch, "for decode-0#8, this is decode-0#9"),
@@ -190,7 +191,7 @@ def test_an_envelope_for_somebody_else_is_refused(
 ) -> None:
     """F01, F63, F118."""
     envelope = make_envelope(ROUTER, NODE)
-    assert envelope.protocol_version == PROTOCOL_VERSION == 2
+    assert envelope.protocol_version == PROTOCOL_VERSION == 3
     for name, value in change.items():
         setattr(envelope, name, value)
     with pytest.raises(error, match=text):

@@ -31,6 +31,8 @@ NODE = {
     "num_drafted": 400,
     "num_accepted": 300,
     "num_quarantined_blocks": 4,
+    "version": "0.9.1",
+    "protocol": 3,
 }
 
 
@@ -50,14 +52,14 @@ def test_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     assert fetched({"nodes": nodes, "router": {"router_id": "router-a"}}, monkeypatch) == (
         "http://h:8000: 3 nodes serving SmolLM2, as router-a sees them\n"
         "\n"
-        "NODE       ROLE     EPOCH  STATE      RUNNING  WAITING  FREE BLOCKS  QUARANTINED"
-        "  ADDRESS\n"
-        "decode-10  decode       7  ready     31 of 32       12  990 of 1000            4"
-        "  10.0.0.2:50051\n"
-        "decode-9   decode       7  ready      2 of 32        0  990 of 1000            4"
-        "  10.0.0.2:50051\n"
-        "prefill-1  prefill      7  draining   2 of 32        0  990 of 1000            4"
-        "  10.0.0.2:50051\n"
+        "NODE       ROLE     EPOCH  VERSION  PROTOCOL  STATE      RUNNING  WAITING  FREE BLOCKS"
+        "  QUARANTINED  ADDRESS\n"
+        "decode-10  decode       7  0.9.1           3  ready     31 of 32       12  990 of 1000"
+        "            4  10.0.0.2:50051\n"
+        "decode-9   decode       7  0.9.1           3  ready      2 of 32        0  990 of 1000"
+        "            4  10.0.0.2:50051\n"
+        "prefill-1  prefill      7  0.9.1           3  draining   2 of 32        0  990 of 1000"
+        "            4  10.0.0.2:50051\n"
         "\n"
         "Scheduling, since each node's start:\n"
         "NODE       KEPT BACK  PREEMPTED  RECOMPUTED TOKENS  DRAFTER   ACCEPTED DRAFTS"
@@ -86,6 +88,7 @@ def test_pairs_and_how_kv_travels_between_them(monkeypatch: pytest.MonkeyPatch) 
         {**NODE, "node_id": "p1", "role": "prefill", "fingerprint": "f", "kv_links": links},
         {**NODE, "node_id": "p2", "role": "prefill", "fingerprint": "other"},
         *({**NODE, "node_id": f"d{n}", "fingerprint": "f"} for n in (1, 2, 3)),
+        {**NODE, "node_id": "d4", "fingerprint": "f", "kv_protocol": 5},
         {**NODE, "node_id": "m1", "role": "mixed", "fingerprint": "f"},
     ]
     shown = fetched({"nodes": nodes}, monkeypatch)
@@ -107,7 +110,7 @@ def test_links_of_another_shape_are_no_news(links: Any, monkeypatch: pytest.Monk
 def test_what_the_router_does_not_tell_is_a_dash(monkeypatch: pytest.MonkeyPatch) -> None:
     node = {"node_id": "n", "num_blocks": True, "new_token_ratio": True}
     lines = fetched({"nodes": [node]}, monkeypatch).splitlines()
-    assert lines[3].split() == ["n", "-", "ready", "-", "-", "-", "-"]
+    assert lines[3].split() == ["n", "-", "-", "-", "ready", "-", "-", "-", "-"]
     assert lines[-1].split() == ["n", "-", "-", "-", "-", "-", "-"]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from common.nodes import NodeRecord, Role
 from router.cluster.layout_mismatches import MAX_WARNINGS, unpaired_prefill_nodes
 
@@ -39,14 +41,21 @@ def test_nothing_is_compared_without_a_decode_node() -> None:
 def test_both_sides_values_are_named() -> None:
     prefill = record("p0", Role.PREFILL, "g", kv="31 layers, with mtp")
     assert unpaired_prefill_nodes([DECODE, record("d1", Role.DECODE), prefill]) == [
-        "p0 can hand nothing off: its KV cache (31 layers, with mtp) is not that of "
-        "d0 (30 layers, without mtp)"
+        "p0 can hand nothing off: its KV cache (31 layers, with mtp, KV protocol 4) is not that of "
+        "d0 (30 layers, without mtp, KV protocol 4)"
     ]
 
 
 def test_a_node_that_describes_nothing_is_named_by_its_fingerprint() -> None:
     (warning,) = unpaired_prefill_nodes([DECODE, record("p0", Role.PREFILL, "0123", kv="")])
-    assert "(fingerprint 0123)" in warning
+    assert "(fingerprint 0123, KV protocol 4)" in warning
+
+
+def test_nodes_that_carry_kv_in_another_way_are_no_pair() -> None:
+    newer = replace(record("p0", Role.PREFILL), kv_protocol=5)
+    (warning,) = unpaired_prefill_nodes([DECODE, newer])
+    assert "KV protocol 5) is not that of d0 (30 layers, without mtp, KV protocol 4)" in warning
+    assert unpaired_prefill_nodes([DECODE, replace(DECODE, kv_protocol=5), newer]) == []
 
 
 def test_warnings_are_bounded() -> None:

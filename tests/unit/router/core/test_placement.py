@@ -26,6 +26,7 @@ def node(
     queued_tokens: int = 0,
     is_draining: bool = False,
     is_suspected: bool = False,
+    kv_protocol: int = 4,
 ) -> NodeView:
     record = NodeRecord(
         node_id=node_id,
@@ -38,6 +39,7 @@ def node(
         num_blocks=100,
         max_num_seqs=10,
         max_model_len=max_model_len,
+        kv_protocol=kv_protocol,
     )
     load = NodeLoad(
         free_blocks=free_blocks,
@@ -81,6 +83,8 @@ def names(choice: Choice) -> tuple[str | None, str | None]:
         ([node("d0")], 8, ("d0", None)),
         ([node("m0", Role.MIXED), prefill("p0")], 8, ("m0", None)),
         ([node("d0"), prefill("p0", fingerprint="other")], 8, ("d0", None)),
+        ([node("d0"), prefill("p0", kv_protocol=5)], 8, ("d0", None)),
+        ([node("d0"), prefill("p0", kv_protocol=5), prefill("p1")], 8, ("d0", "p1")),
         ([node("d0"), prefill("p0"), prefill("p1", queued_tokens=900)], 8, ("d0", "p0")),
         ([node("d0"), prefill("p0", queued_tokens=900), prefill("p1")], 8, ("d0", "p1")),
         ([node("d0", num_requests=3), node("d1")], 8, ("d1", None)),
