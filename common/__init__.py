@@ -18,6 +18,7 @@ Configuration
     config              all sections, and the rules between them
     scheduling_config   the sections of scheduling and speculation
     tracing_config      the section of tracing
+    redis_url           the address of the placement store: its forms and parts
     keys_folder         the keys of one process, read and checked
     secret_files        which files may hold a secret
 

@@ -11,10 +11,10 @@ from __future__ import annotations
 import ipaddress
 import re
 from dataclasses import dataclass, field, fields
-from urllib.parse import urlsplit
 
 from common.kv_layout import DTYPE_BYTES
 from common.nodes import Role
+from common.redis_url import parse_redis_url
 from common.scheduling_config import SchedulingConfig, SpeculationConfig
 from common.setting import POWER_OF_TWO, SHARE, Form, Problem, Section, setting
 from common.token_budget import num_speculative_tokens, tokens_per_seq
@@ -37,12 +37,10 @@ __all__ = [
 
 def _is_redis_url(url: str) -> bool:
     try:
-        parts = urlsplit(url)
-        # Reading the port is what checks it.
-        is_remote = parts.scheme in ("redis", "rediss") and parts.port != 0
+        parse_redis_url(url)
     except ValueError:
         return False
-    return is_remote or parts.scheme == "unix"
+    return True
 
 
 def _is_host(host: str) -> bool:
@@ -60,7 +58,11 @@ _NODE_ID = Form("at most 128 characters", lambda name: len(name) <= 128)
 _CHECKPOINT = Form("a Hugging Face folder or a .gguf file", bool)
 _MODEL_LEN = Form("0, or 16 or more", lambda length: length == 0 or length >= 16)
 _KV_CACHE_MEMORY = Form("0, or 1MiB or more", lambda size: size == 0 or size >= 1 << 20)
-_REDIS_URL = Form("redis://host:port/db, rediss://… or unix://…", _is_redis_url)
+_REDIS_URL = Form(
+    "redis://host:port/db, rediss://…, redis+sentinel://host,host/service, "
+    "redis+cluster://host,host or unix://…",
+    _is_redis_url,
+)
 _IDENTIFIER = Form("letters, digits and underscores", str.isidentifier)
 
 
@@ -189,7 +191,9 @@ class PlacementConfig(Section):
     """Which node runs a request."""
 
     redis_url: str = setting(
-        "redis://127.0.0.1:6379/0", "address of the placement store", form=_REDIS_URL
+        "redis://127.0.0.1:6379/0",
+        "address of the placement store: a Redis, its Sentinels, or nodes of a Redis Cluster",
+        form=_REDIS_URL,
     )
     cluster: str = setting(
         "default", "name of the cluster, when several share one Redis", form=_IDENTIFIER

@@ -1,6 +1,7 @@
 """The placement store on Redis.
 
-Keys, all under `pdserve:{cluster}:` and all with an expiry of their own:
+Keys, all under `pdserve:{cluster}:` and all with an expiry of their own. In a Redis Cluster the
+braces are written, as a hash tag: all keys are in one slot. Elsewhere they are not.
 
     node:{node id}                  a lease: record and load as JSON
     epoch:{node id}                 the last epoch given to this node
@@ -16,15 +17,12 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
-from redis.asyncio import BlockingConnectionPool, Redis
-from redis.asyncio.connection import parse_url
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
+from redis.asyncio import Redis
 from redis.commands.core import AsyncScript
 from redis.exceptions import (
     AuthenticationError,
+    MovedError,
     NoPermissionError,
     ReadOnlyError,
     RedisError,
@@ -36,6 +34,7 @@ from common.errors import StaleEpoch
 from common.ids import AttemptId, Incarnation
 from common.keys_folder import Keys
 from common.nodes import NodeLoad, NodeRecord
+from common.redis_url import Topology, parse_redis_url
 from placement import scripts
 from placement.records import (
     MAX_VALUE_BYTES,
@@ -44,7 +43,8 @@ from placement.records import (
     encode_node,
     encode_placement,
 )
-from placement.redis_tls import RedisTlsConnection, is_untrusted, redis_tls
+from placement.redis_primary import RedisPrimary
+from placement.redis_tls import is_untrusted
 from placement.store import (
     LiveNode,
     Placement,
@@ -59,13 +59,13 @@ log = logging.getLogger("pdserve.placement")
 CALL_TIMEOUT_S = 0.5
 EPOCH_MEMORY_S = 3600.0
 MAX_ENTRIES = 10_000
-_MAX_CONNECTIONS = 16
 
 _Entry = TypeVar("_Entry", LiveNode, Placement)
+_Command = Callable[[Redis], Awaitable[Any]]
 
 
 class RedisStore:
-    """The store; every change is one script, so one round trip and atomic.
+    """The store; every change is one script, so one round trip and atomic. All keys are declared.
 
     A listing is two reads, the index and the values, and writes nothing: a server that takes no
     writes still answers it.
@@ -84,43 +84,28 @@ class RedisStore:
         `keys` have user and password, and for `rediss://` the certificates of both sides. Raises
         `ValueError` for an address that is no Redis URL.
         """
-        self._prefix = f"pdserve:{cluster}:"
+        is_tagged = parse_redis_url(url).topology is Topology.CLUSTER
+        self._prefix = f"pdserve:{{{cluster}}}:" if is_tagged else f"pdserve:{cluster}:"
         self._call_timeout_s = call_timeout_s
-        pool = BlockingConnectionPool(
-            # Calls beyond the connections wait for one; the wait counts in the call's time.
-            timeout=call_timeout_s,
-            socket_connect_timeout=call_timeout_s,
-            socket_timeout=call_timeout_s,
-            max_connections=_MAX_CONNECTIONS,
-            # A pooled connection may have ended with its server: try once more.
-            retry=Retry(NoBackoff(), 1),
-            protocol=2,
-            **_address_and_proofs(url, keys),
-        )
-        self._redis: Redis = Redis.from_pool(pool)
+        self._primary = RedisPrimary(url, self._prefix, keys, timeout_s=call_timeout_s)
         self._skipped: dict[str, set[bytes]] = {}
-        self._next_epoch = self._redis.register_script(scripts.NEXT_EPOCH)
-        self._heartbeat = self._redis.register_script(scripts.HEARTBEAT)
-        self._leave = self._redis.register_script(scripts.LEAVE)
-        self._read_values = self._redis.register_script(scripts.READ_VALUES)
-        self._record = self._redis.register_script(scripts.RECORD)
 
     async def next_epoch(self, node_id: str) -> int:
         keys = [self._key("epoch", node_id), self._key("node", node_id)]
-        return int(await self._change(self._next_epoch, keys, [_ms(EPOCH_MEMORY_S)]))
+        return int(await self._run(scripts.NEXT_EPOCH, keys, [_ms(EPOCH_MEMORY_S)]))
 
     async def heartbeat(self, record: NodeRecord, load: NodeLoad, *, lease_s: float) -> None:
         """Register or renew; `StaleEpoch` when a later incarnation holds the lease."""
         node_id, epoch = record.node_id, record.epoch
         value = encode_node(LiveNode(record=record, load=load))
         args = [node_id, epoch, value, _ms(lease_s), _ms(max(EPOCH_MEMORY_S, lease_s))]
-        holder = int(await self._change(self._heartbeat, self._lease_keys(node_id), args))
+        holder = int(await self._run(scripts.HEARTBEAT, self._lease_keys(node_id), args))
         if holder:
             raise StaleEpoch(f"{Incarnation(node_id, holder)} holds the lease of {node_id}")
 
     async def leave(self, incarnation: Incarnation) -> None:
         args = [incarnation.node_id, incarnation.epoch]
-        await self._change(self._leave, self._lease_keys(incarnation.node_id), args)
+        await self._run(scripts.LEAVE, self._lease_keys(incarnation.node_id), args)
 
     async def live_nodes(self) -> list[LiveNode]:
         nodes = await self._read("nodes", "node", decode_node)
@@ -143,7 +128,7 @@ class RedisStore:
         args += gone_names
         keys = [self._prefix + "placements"]
         keys += [self._key("placement", name) for name in (*names, *gone_names)]
-        await self._change(self._record, keys, args)
+        await self._run(scripts.RECORD, keys, args)
 
     async def placements(self) -> list[Placement]:
         found = await self._read("placements", "placement", decode_placement)
@@ -151,7 +136,7 @@ class RedisStore:
         return sorted(named, key=lambda placement: placement.attempt)
 
     async def close(self) -> None:
-        await self._redis.aclose()
+        await self._primary.close()
 
     def _key(self, family: str, name: str) -> str:
         return f"{self._prefix}{family}:{name}"
@@ -163,13 +148,13 @@ class RedisStore:
         self, index: str, family: str, decode: Callable[[bytes], _Entry]
     ) -> list[tuple[str, _Entry]]:
         names: list[bytes] = await self._call(
-            self._redis.zrange(self._prefix + index, -MAX_ENTRIES, -1)
+            lambda redis: redis.zrange(self._prefix + index, -MAX_ENTRIES, -1)
         )
         if not names:
             return []
         keys = [self._key(family, name.decode(errors="replace")) for name in names]
         # One byte more than a record may have, so that too long ones are recognised.
-        values: list[bytes] = await self._call(self._read_values(keys=keys, args=[MAX_VALUE_BYTES]))
+        values: list[bytes] = await self._run(scripts.READ_VALUES, keys, [MAX_VALUE_BYTES])
         entries, skipped = [], set()
         for name, value in zip(names, values, strict=True):
             if not value:  # expired, or of another type
@@ -183,22 +168,18 @@ class RedisStore:
         self._skipped[family] = skipped
         return entries
 
-    async def _change(self, script: AsyncScript, keys: Sequence[str], args: Sequence[Any]) -> Any:
-        return await self._call(script(keys=keys, args=args))
+    async def _run(self, script: str, keys: Sequence[str], args: Sequence[Any]) -> Any:
+        return await self._call(lambda redis: AsyncScript(redis, script)(keys=keys, args=args))
 
-    async def _call(self, command: Awaitable[Any]) -> Any:
+    async def _call(self, command: _Command) -> Any:
         num_cancels = _num_cancels()
         try:
             async with asyncio.timeout(self._call_timeout_s):
-                return await command
+                return await self._on_primary(command)
         except (TimeoutError, RedisTimeoutError) as late:
             raise PlacementSlow(f"Redis did not answer within {self._call_timeout_s} s") from late
         except (AuthenticationError, NoPermissionError) as refused:
             raise PlacementForbidden(f"Redis refused this process: {refused}") from refused
-        except ReadOnlyError as replica:
-            # The address may name another server by now.
-            await self._redis.connection_pool.disconnect(inuse_connections=False)
-            raise PlacementRefused(f"Redis refused a write: {replica}") from replica
         except ResponseError as refused:
             raise PlacementRefused(f"Redis refused a call: {refused}") from refused
         except (RedisError, OSError) as away:
@@ -211,24 +192,16 @@ class RedisStore:
             if _num_cancels() > num_cancels:
                 raise asyncio.CancelledError
 
-
-def _address_and_proofs(url: str, keys: Keys | None) -> dict[str, Any]:
-    """Return the server's address and the credentials of both sides.
-
-    A user and a password in the URL take precedence over those of the keys.
-    """
-    address: dict[str, Any] = dict(parse_url(url))
-    if keys is None:
-        return address
-    login = {"username": keys.redis_user, "password": keys.redis_password}
-    if urlsplit(url).scheme != "rediss":
-        return {**login, **address}
-    return {
-        **login,
-        **address,
-        "connection_class": RedisTlsConnection,
-        "tls": redis_tls(keys),
-    }
+    async def _on_primary(self, command: _Command) -> Any:
+        try:
+            return await command(await self._primary.client())
+        except (MovedError, ReadOnlyError):
+            # Nothing was done: another server takes writes now.
+            await self._primary.reconnect()
+            return await command(await self._primary.client())
+        except BaseException:
+            self._primary.doubt()
+            raise
 
 
 def _num_cancels() -> int:

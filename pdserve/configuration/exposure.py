@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from urllib.parse import urlsplit
-
 from common.addresses import is_loopback
 from common.config import Config
 from common.nodes import Role
+from common.redis_url import parse_redis_url
 from common.setting import Problem
 
 
@@ -57,8 +56,7 @@ def up_problems(config: Config) -> list[Problem]:
 
 def _is_unencrypted(redis_url: str) -> bool:
     try:
-        parts = urlsplit(redis_url)
-        # redis-py takes a URL without a host for localhost.
-        return parts.scheme == "redis" and not is_loopback(parts.hostname or "localhost")
+        address = parse_redis_url(redis_url)
     except ValueError:
         return False  # it is no URL, which the rule of redis_url reports
+    return not address.has_tls and not all(is_loopback(host) for host, _ in address.hosts)

@@ -25,6 +25,7 @@ COMMANDS = (
     "zremrangebyscore",
     "ping",
     "select",
+    "cluster|slots",
 )
 _LEASES = ("pdserve:*:node:*", "pdserve:*:nodes", "pdserve:*:epoch:*")
 _PLACEMENTS = ("pdserve:*:placement:*", "pdserve:*:placements")

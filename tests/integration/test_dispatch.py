@@ -368,7 +368,7 @@ async def test_an_emptied_redis_disturbs_no_answer(cluster: Cluster) -> None:
     router = await cluster.router()
     answer = start(router)
     request = await asked(d)
-    await cluster.store._redis.flushall()
+    await (await cluster.store._primary.client()).flushall()
     d.push(tokens(request.id, 0, 10))
     d.push(tokens(request.id, 1, 11, finish_reason=FinishReason.STOP))
     assert ids(await answer) == [10, 11]
@@ -385,7 +385,7 @@ async def test_closing_a_router_ends_its_requests_and_leaves_nothing(cluster: Cl
         await answer
     assert set(d.aborted) == {request.id}
     await cluster.store.leave(d.incarnation)
-    keys = await cluster.store._redis.keys("*")
+    keys = await (await cluster.store._primary.client()).keys("*")
     assert keys == []
     with pytest.raises(Overloaded, match="shutting down"):
         await start(router)

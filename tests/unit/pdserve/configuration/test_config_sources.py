@@ -187,7 +187,8 @@ BAD_FLAGS = [
         (
             ("--redis-url", url),
             f"redis_url is {repr(url) if url else 'empty'}: wanted redis://host:port/db, "
-            "rediss://… or unix://… (from flag --redis-url)",
+            "rediss://…, redis+sentinel://host,host/service, redis+cluster://host,host or "
+            "unix://… (from flag --redis-url)",
         )
         for url in ("", "h:6379", "memory://", "redis://h:port", "redis://h:99999", "rediss://h:0")
     ),
@@ -411,7 +412,8 @@ def test_secrets_are_not_repeated(file: Path) -> None:
         "unknown variable PDSERVE_APIKEY: did you mean PDSERVE_API_KEY?",
         "unknown flag --api-kye: did you mean --api-key?",
         "unknown flag --api-kay: did you mean --api-key?",
-        "redis_url is 'http://***@host': wanted redis://host:port/db, rediss://… or unix://… "
+        "redis_url is 'http://***@host': wanted redis://host:port/db, rediss://…, "
+        "redis+sentinel://host,host/service, redis+cluster://host,host or unix://… "
         "(from flag --redis-url)",
     ]
 

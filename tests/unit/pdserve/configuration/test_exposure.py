@@ -13,6 +13,7 @@ from pdserve.local_cluster.cluster_plan import ClusterSize, plan_cluster
 LOOPBACK = ["127.0.0.1", "127.1.2.3", "localhost", "LOCALHOST", "::1"]
 REACHED = ["0.0.0.0", "::", "", "10.0.0.1", "node-3", "fe80::1", "localhost.example", "128.0.0.1"]
 SAFE_REDIS = ["rediss://10.0.0.1/0", "redis://127.0.0.1:6379/0", "redis://localhost", "unix:///s"]
+SAFE_REDIS += ["rediss+cluster://10.0.0.1,10.0.0.2", "redis+sentinel://localhost,127.0.0.1/main"]
 
 
 def problems(command: str, *arguments: str) -> list[str]:
@@ -83,7 +84,9 @@ def test_a_password_travels_encrypted_or_not_at_all(url: str) -> None:
     assert problems("serve", "--keys", "k", "--redis-url", url) == []
 
 
-@pytest.mark.parametrize("url", ["redis://10.0.0.1/0", "redis://redis:6379"])
+@pytest.mark.parametrize(
+    "url", ["redis://10.0.0.1/0", "redis://redis:6379", "redis+sentinel://localhost,10.0.0.1/main"]
+)
 def test_a_password_in_clear_is_refused(url: str) -> None:
     (said,) = problems("serve", "--keys", "k", "--redis-url", url)
     assert said.startswith(f"redis_url is {url!r}: wanted rediss://")
