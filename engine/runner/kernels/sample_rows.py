@@ -1,4 +1,4 @@
-"""Draw the next tokens of all rows of a step at once, a share of the rows on each thread.
+"""Draw the next tokens of all rows of a step at once, one row after another on each thread.
 
 A row is drawn by one thread, from its own logits, parameters and tokens alone; see `sampler` for
 the rules. Filters look at a *shortlist* first, the few tokens within some nats of the likeliest: it
@@ -28,6 +28,7 @@ from engine.runner.kernels.row_scan import (
     scan_blocks,
     shallow_mask,
 )
+from engine.runner.kernels.team import claim, new_progress
 from engine.runner.kernels.vector_ir import LANES
 from engine.runner.kernels.weights import SHORTLIST_DEPTHS, add_weights, write_weights
 
@@ -276,6 +277,39 @@ def _sample_row(  # type: ignore[no-untyped-def]
     return draw(row, last_depth, last_id, seed, index)
 
 
+@njit(nogil=True, cache=True, error_model="numpy")
+def _draw_row(  # type: ignore[no-untyped-def]
+    logits_row, way, output_index, history, num_prompt, num_tokens, withheld, values, maxima,
+    depths, weights, sums, shallow, counts, ids, listed,
+):  # fmt: skip
+    """Return what became of a row and its token, 0 without one."""
+    row = logits_row
+    is_penalised = (
+        way["repetition_penalty"] != 1.0
+        or way["frequency_penalty"] != 0.0
+        or way["presence_penalty"] != 0.0
+    )
+    if is_penalised or len(withheld):
+        row = values[: len(logits_row)]
+        row[:] = logits_row
+    if is_penalised:
+        _penalise(row, counts, way, history, num_prompt, num_tokens)
+    is_finite, largest = _scan(row, maxima)
+    if not is_finite:
+        return NOT_FINITE, 0
+    if len(withheld):
+        for token_id in withheld:
+            row[token_id] = -np.inf
+        _, largest = _scan(row, maxima)
+        if largest == -np.inf:
+            return NO_TOKEN_LEFT, 0
+    if way["temperature"] < GREEDY_BELOW:
+        return DRAWN, _likeliest(row, maxima, largest)
+    return DRAWN, _sample_row(
+        row, maxima, largest, way, output_index, depths, weights, sums, shallow, ids, listed
+    )
+
+
 @njit(nogil=True, cache=True, error_model="numpy", parallel=True)
 def sample_rows(  # type: ignore[no-untyped-def]
     logits, ways, output_indices, token_ids, histories, num_prompts, num_tokens, withheld_starts,
@@ -286,42 +320,17 @@ def sample_rows(  # type: ignore[no-untyped-def]
 
     `ways` has `SAMPLING_COLUMNS`. The tokens before row r are the first `num_tokens[r]` of
     `token_ids[histories[r]]`, `num_prompts[r]` of them the prompt's. It must not draw
-    `withheld_ids[withheld_starts[r]:withheld_starts[r + 1]]`.
+    `withheld_ids[withheld_starts[r]:withheld_starts[r + 1]]`. Each thread claims the next row, so
+    that a thread that the system has paused delays the others by no more than a row.
     """
-    num_threads = len(values)
-    vocab_size = logits.shape[1]
-    for member in prange(num_threads):
-        for r in range(member, len(logits), num_threads):
-            way, row = ways[r], logits[r]
-            first, end = withheld_starts[r], withheld_starts[r + 1]
-            is_penalised = (
-                way["repetition_penalty"] != 1.0
-                or way["frequency_penalty"] != 0.0
-                or way["presence_penalty"] != 0.0
-            )
-            if is_penalised or first < end:
-                row = values[member, :vocab_size]
-                row[:] = logits[r]
-            if is_penalised:
-                history = token_ids[histories[r]]
-                _penalise(row, counts[member], way, history, num_prompts[r], num_tokens[r])
-            is_finite, largest = _scan(row, maxima[member])
-            if not is_finite:
-                outcomes[r] = NOT_FINITE
-                continue
-            if first < end:
-                for i in range(first, end):
-                    row[withheld_ids[i]] = -np.inf
-                _, largest = _scan(row, maxima[member])
-                if largest == -np.inf:
-                    outcomes[r] = NO_TOKEN_LEFT
-                    continue
-            outcomes[r] = DRAWN
-            if way["temperature"] < GREEDY_BELOW:
-                drawn[r] = _likeliest(row, maxima[member], largest)
-            else:
-                drawn[r] = _sample_row(
-                    row, maxima[member], largest, way, output_indices[r], depths[member],
-                    weights[member], sums[member], shallow[member], listed_ids[member],
-                    listed[member],
-                )  # fmt: skip
+    progress = new_progress(1)
+    for member in prange(len(values)):
+        r = claim(progress, 0)
+        while r < len(logits):
+            outcomes[r], drawn[r] = _draw_row(
+                logits[r], ways[r], output_indices[r], token_ids[histories[r]], num_prompts[r],
+                num_tokens[r], withheld_ids[withheld_starts[r] : withheld_starts[r + 1]],
+                values[member], maxima[member], depths[member], weights[member], sums[member],
+                shallow[member], counts[member], listed_ids[member], listed[member],
+            )  # fmt: skip
+            r = claim(progress, 0)
