@@ -5,7 +5,9 @@ Prints one line for each attempt: its name and the result.
 
 from __future__ import annotations
 
+import contextlib
 import http.client
+import select
 import socket
 import ssl
 from collections.abc import Callable
@@ -18,6 +20,10 @@ from zmq.utils.monitor import recv_monitor_message
 ANSWER_LIMIT_S = 50.0
 SILENCE_S = 5.0
 """A peer that is silent for so long has no answer."""
+NUM_SILENT = 300
+"""Silent connections to the balancer: more than `CONNECTIONS_PER_CLIENT`."""
+SETTLED_S = 1.0
+"""After so long without a closed connection, the balancer closes no more."""
 
 
 def http_status(host: str, port: int, path: str) -> str:
@@ -72,6 +78,20 @@ def kv_without_curve() -> str:
         return "silence"
 
 
+def silent_connections() -> str:
+    """Return how many of `NUM_SILENT` silent connections the balancer leaves open."""
+    opened = [socket.socket() for _ in range(NUM_SILENT)]
+    for one in opened:
+        with contextlib.suppress(ConnectionResetError):
+            one.connect(("balancer", 8000))
+    still_open = set(opened)
+    while closed := select.select(still_open, [], [], SETTLED_S)[0]:
+        still_open.difference_update(closed)
+    for one in opened:
+        one.close()
+    return f"{len(still_open)} open"
+
+
 def result_of(attempt: Callable[[], str]) -> str:
     try:
         return attempt()
@@ -91,6 +111,7 @@ ATTEMPTS: dict[str, Callable[[], str]] = {
     "redis without password": redis_without_password,
     "redis in clear": redis_in_clear,
     "kv without curve": kv_without_curve,
+    "silent connections": silent_connections,
 }
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from tests.compose.project import COMPOSE
 COMBINATIONS = [
     ("compose.yaml",),
     ("compose.yaml", "compose.gpu.yaml"),
+    ("compose.yaml", "compose.https.yaml"),
     ("compose.yaml", "compose.observability.yaml"),
     ("compose.host-redis.yaml",),
     ("compose.host-router.yaml",),
