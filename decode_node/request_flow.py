@@ -65,8 +65,9 @@ class DecodeFlow(NodeFlow):
 
     With `needs_staging`, landed KV is copied before a step may read it.
 
-    A prompt with at most `local_prefill_threshold` uncached tokens is computed here, without a
-    prefill node; None: every prompt is. `new_lease_token` draws random tokens for the flow.
+    A prompt, with the answer so far, of at most `local_prefill_threshold` uncached tokens is
+    computed here, without a prefill node; None: every prompt is. `new_lease_token` draws random
+    tokens for the flow.
     """
 
     def __init__(
@@ -119,9 +120,8 @@ class DecodeFlow(NodeFlow):
         )
         if (
             message.must_prefill_locally
-            or request.output_token_ids
             or self._ends_with_first_token(sequence)
-            or self._prefills_locally(sequence.num_prompt - num_cached)
+            or self._prefills_locally(sequence.num_known - num_cached)
         ):
             attempt.answer = StartedLocally(num_cached)
             self.attempts.add(attempt)
@@ -207,7 +207,7 @@ class DecodeFlow(NodeFlow):
             self.attempts.remove(attempt)
         started = RequestOutput(
             id=attempt.id,
-            first_index=1,
+            first_index=sequence.num_output,
             num_cached_tokens=sequence.num_cached_tokens,
             is_started=True,
             finish_reason=first.finish_reason,
@@ -215,10 +215,10 @@ class DecodeFlow(NodeFlow):
         return [Emit(attempt.router, started)]
 
     def _problem_with_commit(self, sequence: Sequence, commit: Commit) -> str:
-        if commit.num_tokens != sequence.num_prompt:
+        if commit.num_tokens != sequence.num_known:
             return (
                 f"the commit is for {commit.num_tokens} tokens, "
-                f"the reservation for {sequence.num_prompt}"
+                f"the reservation for {sequence.num_known}"
             )
         vocab_size = self._limits.vocab_size
         if not 0 <= commit.first_token_id < vocab_size:
@@ -235,8 +235,8 @@ class DecodeFlow(NodeFlow):
 
     def _ends_with_first_token(self, sequence: Sequence) -> bool:
         """Return whether nothing would be left to decode after the KV has landed."""
-        max_tokens = sequence.request.sampling.max_tokens
-        return max_tokens == 1 or sequence.num_prompt + 1 >= self._limits.max_model_len
+        num_left = sequence.request.sampling.max_tokens - sequence.num_output
+        return num_left == 1 or sequence.num_known + 1 >= self._limits.max_model_len
 
     def _on_outputs(self, outputs: list[StepOutput]) -> list[Effect]:
         effects: list[Effect] = []
@@ -276,10 +276,10 @@ class DecodeFlow(NodeFlow):
         )
 
     def _target_blocks(self, sequence: Sequence) -> tuple[int, ...]:
-        """Return the blocks of the prompt that were not cached here."""
+        """Return the blocks of the known tokens that were not cached here."""
         size = self.scheduler.limits.block_size
         first = sequence.num_cached_tokens // size
-        return tuple(sequence.block_table[first : blocks_for(sequence.num_prompt, size)])
+        return tuple(sequence.block_table[first : blocks_for(sequence.num_known, size)])
 
     def _why_full(self) -> Overloaded:
         scheduler = self.scheduler

@@ -30,7 +30,7 @@ def record_attempt(tracing: Tracing, attempt: Attempt, ended_at_s: float) -> Non
     elif attempt.sequence.has_remote_kv:
         span = _span(tracing, attempt, "landing", attempt.received_at_s)
         span.end(ended_at_s, error=error)
-    elif attempt.sequence.request.output_token_ids:
+    elif attempt.sequence.request.output_token_ids and not attempt.sequence.is_exported:
         _decode(
             tracing, attempt, attempt.computing_since_s or attempt.received_at_s, ended_at_s, error
         )

@@ -151,7 +151,7 @@ class NodeFlow(ABC):
         outputs = self.scheduler.apply(step, results)
         for output in outputs:
             attempt = self.attempts.of_sequence(output.sequence)
-            if attempt is not None and output.first_index == 0:
+            if attempt is not None and (output.first_index == 0 or output.sequence.is_exported):
                 attempt.first_token_at_s = now_s
             if attempt is not None and output.finish_reason is not None:
                 self._shedding.on_end(attempt, now_s)

@@ -1,5 +1,8 @@
 """The life of a request on a prefill node, from the prompt to the last acknowledged block. Pure.
 
+A request that continues an answer carries the tokens that it has. They are computed behind the
+prompt, and the next token is drawn in place of token 0.
+
     Prefill ──► refused
        └──────► accepted ──► chunks, pushed as they are computed ──► token 0 ──► committed ──► ended
                    │                                                    └► it ends the output: the
@@ -75,8 +78,6 @@ class PrefillFlow(NodeFlow):
 
     def _problem_with_ticket(self, message: Submit) -> InvalidRequest | LayoutMismatch | None:
         request, ticket = message.request, message.ticket
-        if request.output_token_ids:
-            return InvalidRequest("a prefill node does not continue answers: ask a decode node")
         if ticket is None:
             if request.sampling.max_tokens == 1:
                 return None
@@ -90,9 +91,8 @@ class PrefillFlow(NodeFlow):
                 f"{ticket.decode_node} {ticket.kv_description} ({ticket.fingerprint})"
             )
         size = self.scheduler.limits.block_size
-        num_targets = blocks_for(len(request.prompt_token_ids), size) - (
-            ticket.num_cached_tokens // size
-        )
+        num_tokens = len(request.prompt_token_ids) + len(request.output_token_ids)
+        num_targets = blocks_for(num_tokens, size) - ticket.num_cached_tokens // size
         if ticket.num_cached_tokens % size or num_targets != len(ticket.target_block_ids):
             return InvalidRequest(
                 f"the ticket has {len(ticket.target_block_ids)} blocks from token "
@@ -117,7 +117,7 @@ class PrefillFlow(NodeFlow):
             if attempt.lease_token is None:
                 continue
             size = self.scheduler.limits.block_size
-            is_last = end == sequence.num_prompt
+            is_last = end == sequence.num_known
             for span in self._take_spans(attempt, start // size):
                 before.append(PushBlocks(span[0], None, *span[1:]))
             spans += self._take_spans(attempt, blocks_for(end, size) if is_last else end // size)
@@ -154,7 +154,7 @@ class PrefillFlow(NodeFlow):
             return [*effects, AbortTransfer(attempt.lease_token)]
         sequence = attempt.sequence
         commit = Commit(
-            num_tokens=sequence.num_prompt,
+            num_tokens=sequence.num_prompt + output.first_index,
             first_token_id=output.token_ids[0],
             draft_token_ids=tuple(sequence.proposed_token_ids),
         )

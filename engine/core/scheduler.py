@@ -358,8 +358,8 @@ class Scheduler:
         return True
 
     def _receive(self, sequence: Sequence, admission: Admission) -> None:
-        prompt_blocks = blocks_for(sequence.num_prompt, self.limits.block_size)
-        num_targets = prompt_blocks - len(admission.cached_block_ids)
+        known_blocks = blocks_for(sequence.num_known, self.limits.block_size)
+        num_targets = known_blocks - len(admission.cached_block_ids)
         num_more = admission.num_new_blocks - num_targets
         self.seats.add_blocks(sequence, self.pool.allocate(num_targets, BlockUse.RECEIVING))
         self.seats.add_blocks(sequence, self.pool.allocate(num_more, BlockUse.RESERVED))

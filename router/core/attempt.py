@@ -53,6 +53,11 @@ class Attempt:
         self._has_started = False
         self._is_placed = False
 
+    @property
+    def has_first_token(self) -> bool:
+        """Whether the first token behind those of earlier attempts is known."""
+        return self.ledger.has(self.ledger.num_before)
+
     def is_on(self, node: Incarnation) -> bool:
         """Return whether a leg on this node is open."""
         return node in (self.decode, self.prefill)
@@ -61,7 +66,7 @@ class Attempt:
         """Return whether the node was asked and has answered neither with a reply nor tokens."""
         if self.state is State.RESERVING:
             return node == self.decode
-        return self.state is State.PREFILLING and node == self.prefill and not self.ledger.has(0)
+        return self.state is State.PREFILLING and node == self.prefill and not self.has_first_token
 
     # Asking nodes.
 
@@ -101,12 +106,14 @@ class Attempt:
 
     def push(self, node: Incarnation, output: RequestOutput) -> TokenChunk | None:
         """Put the output into the ledger. Raises `PeerProtocolError` for what no node may send."""
-        is_prefill = node == self.prefill
-        if is_prefill and output.first_index + len(output.token_ids) > 1:
-            raise PeerProtocolError(f"{node} sent more than token 0 of {output.id}")
+        is_prefill, first = node == self.prefill, self.ledger.num_before
+        if is_prefill and output.first_index + len(output.token_ids) > first + 1:
+            raise PeerProtocolError(f"{node} sent more than token {first} of {output.id}")
+        if is_prefill and output.finish_reason and not output.token_ids:
+            raise PeerProtocolError(f"{node} ended {output.id} without token {first}")
         if self.ticket is not None:
-            # A decode node fed by a prefill node owes token 1 on.
-            return self.ledger.push(output, 0 if is_prefill else 1)
+            # A decode node fed by a prefill node owes the tokens behind its first one.
+            return self.ledger.push(output, first if is_prefill else first + 1)
         if is_prefill and output.token_ids and not output.finish_reason:
             raise PeerProtocolError(f"{node} did not end {output.id}, which is not handed off")
         return self.ledger.push(output, 0)
@@ -121,7 +128,7 @@ class Attempt:
             effects += self.drop_plan()
             self._has_started = True
             self.state = State.RUNNING
-        if self.prefill is not None and self._has_started and self.ledger.has(0):
+        if self.prefill is not None and self._has_started and self.has_first_token:
             effects.append(self.close_leg(self.prefill))
         return effects
 

@@ -39,9 +39,10 @@ While a node of the attempt is suspected, a second attempt runs elsewhere. It go
 never waits, and its failures end it alone. The first of the two that sends the next token goes on,
 and the other one is aborted. When the first attempt fails, the second takes its place.
 
-An attempt that begins after tokens were emitted continues behind them: the decode node gets them
-with the prompt, computes both and draws the next one. The client reads the same tokens as without a
-failure, because each depends on those before it, the seed and its index alone.
+An attempt that begins after n tokens were emitted continues behind them: its nodes get them with
+the prompt, compute both and draw token n where a new request draws token 0. The client reads the
+same tokens as without a failure, because each depends on those before it, the seed and its index
+alone.
 """
 
 from __future__ import annotations
@@ -138,8 +139,8 @@ class RequestFlow:
 
     @property
     def has_first_token(self) -> bool:
-        """Whether token 0 is known."""
-        return self._main.ledger.has(0)
+        """Whether the first token of the attempt is known."""
+        return self._main.has_first_token
 
     def pair(self, attempt_id: AttemptId) -> tuple[Incarnation, Incarnation] | None:
         """Return the prefill and the decode node of an attempt, while both hold some of it."""
@@ -403,8 +404,6 @@ class RequestFlow:
         planned_prefill: Incarnation | None,
         now_s: float,
     ) -> None:
-        if attempt.ledger.num_emitted:
-            planned_prefill = None  # The node that continues an answer computes all before it.
         request = self._request(attempt, now_s)
         self._out.append(
             attempt.reserve(decode, planned_prefill, request, may_wait=self._candidates.may_queue)
@@ -424,11 +423,13 @@ class RequestFlow:
 
     def _on_refusal(self, attempt: Attempt, node: Incarnation, error: PdserveError) -> None:
         can_queue = node == attempt.decode
+        # A prefill node of an earlier version does not continue answers.
+        is_unable = node == attempt.prefill and attempt.ledger.num_before > 0
         self._out.append(attempt.close_leg(node))
         if attempt.decode is None:
             self._out += attempt.drop_plan()
         self._candidates.on_refusal(node, error, can_queue=can_queue)
-        if isinstance(error, (InvalidRequest, DeadlineExceeded)):
+        if isinstance(error, (InvalidRequest, DeadlineExceeded)) and not is_unable:
             self._give_up(attempt, error)
         elif attempt.ledger.num_emitted > attempt.ledger.num_before:
             self._fail(PeerProtocolError(f"{node} refused what it had answered: {error}"))

@@ -146,7 +146,7 @@ class FlowRouter:
                         ),
                     )
                 case SendPrefill():
-                    client.asked.append((effect.node, 0))
+                    client.asked.append((effect.node, len(effect.request.output_token_ids)))
                     submit = self._submit(client, effect.node, effect.request)
                     ticket = cast("Ticket | None", effect.ticket)
                     self._send(effect.node, Submit(**submit, ticket=ticket))

@@ -31,6 +31,7 @@ from tests.simulation.world import (
 from tests.unit.engine_core.build import check_idle, make_request
 
 OTHER_DECODE, OTHER_PREFILL = Incarnation("e", 1), Incarnation("q", 1)
+PREFILLERS = (PREFILL, OTHER_PREFILL)
 LONG_S = 1000.0
 
 
@@ -124,7 +125,7 @@ NUM_STEPS = steps_of_a_life()
 def test_a_node_may_leave_at_every_point_of_a_request_s_life(
     name: Incarnation, timeout_s: float
 ) -> None:
-    num_continued = 0
+    num_continued = num_prefilled = 0
     for num_steps in range(NUM_STEPS + 1):
         for is_between_frames in (False, True):
             world = Cluster()
@@ -136,7 +137,14 @@ def test_a_node_may_leave_at_every_point_of_a_request_s_life(
             world.end(*clients)
             assert [node.me for node in world.gone] == [name]
             num_continued += sum(known > 0 for client in clients for _, known in client.asked)
+            num_prefilled += sum(
+                known > 0
+                for client in clients
+                for node, known in client.asked
+                if node in PREFILLERS
+            )
     has_to_hand_over = timeout_s == 0.0 and name == DECODE
+    assert (num_prefilled > 0) == has_to_hand_over, "long ones are handed over like prompts"
     assert (num_continued > 0) == has_to_hand_over, num_continued
 
 
@@ -270,7 +278,8 @@ def test_a_repeated_question_is_answered_as_before() -> None:
 def test_an_answer_goes_on_behind_what_another_node_gave(
     num_known: int, method: str, temperature: float, threshold: int | None
 ) -> None:
-    world = World(threshold=threshold, decode=NodeSize(budget=7, method=method, num_drafts=2))
+    size = NodeSize(budget=7, method=method, num_drafts=2)
+    world = World(threshold=threshold, decode=size, prefill=size)
     whole = make_request(9, max_tokens=12, ignore_eos=True, temperature=temperature)
     known = tuple(right_answer(whole)[:num_known])
     rest = world.ask(
@@ -278,9 +287,26 @@ def test_an_answer_goes_on_behind_what_another_node_gave(
     )
     world.settle()
     assert rest.outcomes == []
-    assert rest.is_local, "whatever its length"
+    has_handoff = threshold == 0 and num_known < 11
+    assert rest.is_local is not has_handoff, "the last token needs no handoff"
     assert [rest.tokens[i] for i in range(num_known, 12)] == right_answer(whole)[num_known:]
     assert min(rest.tokens) == num_known, "nothing is said twice"
+
+
+def test_all_blocks_of_a_continued_answer_stay_until_nobody_can_write_them() -> None:
+    """Those behind the prompt too: a sender writes them as well."""
+    world = World()
+    world.network.is_one_sided = True
+    known = tuple(right_answer(make_request(9, max_tokens=40, ignore_eos=True))[:11])
+    one = world.ask(9, max_tokens=40, ignore_eos=True, output_token_ids=known)
+    world.step_until(lambda: 11 in one.tokens, frames=False)
+    (landing,) = world.d.connector.landings.values()
+    assert len(landing.ticket.target_block_ids) == 5, "20 tokens"
+    world.network.deliver(world.network.frames[0])
+    world.router.abort(one)
+    world.messages_arrive()
+    world.d.turn()  # checks that none of these blocks is free
+    assert world.d.connector.quarantined
 
 
 def test_answers_that_nobody_can_continue_are_refused() -> None:

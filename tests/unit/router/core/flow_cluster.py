@@ -65,6 +65,8 @@ class ModelCluster:
     num_drafted: int = 0
     num_accepted: int = 0
     is_waiting: bool = False
+    begins: dict[AttemptId, int] = field(default_factory=dict)
+    """The index of the first token of attempts that a prefill node was asked for."""
 
     def __post_init__(self) -> None:
         sampling = SamplingParams(max_tokens=self.max_tokens)
@@ -84,7 +86,6 @@ class ModelCluster:
                 case SendReserve():
                     self.reserves.append(effect)
                     assert list(effect.request.output_token_ids) == self.emitted
-                    assert effect.must_prefill_locally or not self.emitted
                     leg = (effect.node, effect.request.id)
                     if effect.may_wait and leg in self.finished:
                         self.finished.remove(leg)
@@ -95,7 +96,7 @@ class ModelCluster:
                     self.decode_of[effect.request.id] = effect.node
                 case SendPrefill():
                     self.prefills.append(effect)
-                    assert not self.emitted, "decode nodes continue answers"
+                    assert list(effect.request.output_token_ids) == self.emitted
                     self._open((effect.node, effect.request.id))
                     self.num_open[effect.node] -= effect.is_counted
                 case SendAbort():
@@ -163,19 +164,23 @@ class ModelCluster:
     def answer_prefill(self, prefill: SendPrefill, refusal: PdserveError | None = None) -> None:
         self.prefills.remove(prefill)
         leg = (prefill.node, prefill.request.id)
+        num_before = len(prefill.request.output_token_ids)
+        self.begins[leg[1]] = num_before
         if refusal is not None:
             self.finished.add(leg)
-        elif prefill.ticket is None or self.answer_length == 1:
-            self.outbox[leg] = self._outputs(leg[1], range(1))
+        elif prefill.ticket is None or self.answer_length == num_before + 1:
+            self.outbox[leg] = self._outputs(leg[1], range(num_before, num_before + 1))
         else:
             assert prefill.ticket == f"ticket of {leg[1]}"
-            first = RequestOutput(id=leg[1], first_index=0, token_ids=(token_at(0),))
+            first = RequestOutput(
+                id=leg[1], first_index=num_before, token_ids=(token_at(num_before),)
+            )
             self.outbox[leg] = [first]
             decode_leg = (self.decode_of[leg[1]], leg[1])
             started = RequestOutput(id=leg[1], is_started=True)
             self.outbox[decode_leg] = [
                 started,
-                *self._outputs(leg[1], range(1, self.answer_length)),
+                *self._outputs(leg[1], range(num_before + 1, self.answer_length)),
             ]
         self.perform(self.flow.on_prefill_reply(leg[0], leg[1], refusal))
 
@@ -229,7 +234,8 @@ class ModelCluster:
     def _note_takeover(self, attempt: AttemptId) -> None:
         # A prefill node holds nothing more once decode runs and token 0 is there.
         seen = [output for _, output in self.delivered if output.id == attempt]
-        if any(o.is_started for o in seen) and any(o.token_ids[:1] == (token_at(0),) for o in seen):
+        first = (token_at(self.begins.get(attempt, 0)),)
+        if any(o.is_started for o in seen) and any(o.token_ids[:1] == first for o in seen):
             decode = self.decode_of[attempt]
             self.finished |= {leg for leg in self.asked if leg[1] == attempt and leg[0] != decode}
 

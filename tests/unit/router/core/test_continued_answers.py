@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import pytest
 
-from common.errors import Draining, Overloaded
+from common.errors import Draining, InvalidRequest, Overloaded, PeerProtocolError
 from common.ids import AttemptId, Incarnation
+from common.request import FinishReason, RequestOutput
 from router.core.candidates import MAX_FAILURES, WAIT_S
-from router.core.effects import Choose, LegClosed, SendReserve, Wait
+from router.core.effects import Choose, Finish, LegClosed, SendPrefill, SendReserve, Wait
 from router.core.generation import TokenChunk
-from router.core.request_flow import Reservation
+from router.core.request_flow import RequestFlow, Reservation
 from tests.unit.router.core.test_request_flow import (
     D0,
     D1,
     FIRST,
     LOCAL,
     P0,
+    P1,
     SECOND,
+    TICKET,
     aborts,
+    emitted,
+    failure,
     output,
     prefilling,
     reserving,
@@ -81,3 +86,58 @@ def test_a_continued_answer_may_be_refused() -> None:
     flow.on_choice(D1, None, "again", 0.0)
     effects = flow.on_reserve_reply(D1, SECOND, Overloaded("full"), 0.0)
     assert effects[-1] == Choose(None, frozenset({D0, D1}))
+
+
+def handed_over_again() -> RequestFlow:
+    """Tokens 0 to 2 are emitted, and p1 computes them with the prompt for d1."""
+    flow = running()
+    flow.on_output(D0, output(FIRST, 1, 11, 12))
+    flow.on_node_lost(D0)
+    (reserve,) = flow.on_choice(D1, P1, "again", 0.0)
+    assert isinstance(reserve, SendReserve)
+    assert (reserve.prefill, reserve.request.output_token_ids) == (P1, (10, 11, 12))
+    prefill, _ = flow.on_reserve_reply(D1, SECOND, TICKET, 0.0)
+    assert isinstance(prefill, SendPrefill)
+    assert (prefill.node, prefill.request.output_token_ids) == (P1, (10, 11, 12))
+    return flow
+
+
+def test_a_long_answer_is_handed_over_like_a_prompt() -> None:
+    flow = handed_over_again()
+    assert flow.on_output(D1, output(SECOND, 4, 14, is_started=True)) == []
+    effects = flow.on_output(P1, output(SECOND, 3, 13))
+    assert emitted(effects) == [13, 14]
+    assert LegClosed(P1) in effects, "decode has taken over"
+    effects = flow.on_output(D1, output(SECOND, 5, 15, finish=FinishReason.STOP))
+    assert (emitted(effects), effects[-1]) == ([15], Finish(FinishReason.STOP))
+
+
+def test_the_token_of_a_second_prefill_may_end_the_answer() -> None:
+    effects = handed_over_again().on_output(P1, output(SECOND, 3, 13, finish=FinishReason.STOP))
+    assert emitted(effects) == [13]
+    assert aborts(effects) == {(D1, SECOND)}
+
+
+@pytest.mark.parametrize(
+    ("node", "wrong"),
+    [
+        (P1, output(SECOND, 4, 14)),  # one token alone
+        (P1, output(SECOND, 3, 13, 14)),
+        (P1, output(SECOND, 0, finish=FinishReason.STOP)),  # an end without its token
+        (D1, output(SECOND, 5, 15, finish=FinishReason.STOP)),  # an end with a gap behind it
+    ],
+)
+def test_what_no_node_may_send_of_a_continued_answer(
+    node: Incarnation, wrong: RequestOutput
+) -> None:
+    assert isinstance(failure(handed_over_again().on_output(node, wrong)), PeerProtocolError)
+
+
+def test_a_prefill_node_that_cannot_continue_answers_costs_no_answer() -> None:
+    """One of an earlier version: it refuses them as invalid."""
+    flow = handed_over_again()
+    effects = flow.on_prefill_reply(P1, SECOND, InvalidRequest("ask a decode node"))
+    assert effects == [LegClosed(P1), Choose(D1, frozenset({P1, D0}))]
+    (*_, reserve) = flow.on_choice(D1, None, "none left", 0.0)
+    assert isinstance(reserve, SendReserve)
+    assert reserve.must_prefill_locally
