@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import cast
 
 from common.clock import Clock
@@ -29,6 +30,7 @@ from router.core.effects import (
     SendAbort,
     SendPrefill,
     SendReserve,
+    Wait,
 )
 from router.core.generation import TokenChunk
 from router.core.request_flow import RequestFlow, Reservation
@@ -69,6 +71,8 @@ class FlowRouter:
         self._send = send
         self._clock = clock
         self._calls: dict[int, tuple[Client, Incarnation, AttemptId]] = {}
+        self._call_ids = count(1)
+        self._waiting: list[Client] = []
 
     def ask(self, request: GenerationRequest, *, may_wait: bool = False) -> Client:
         """A client's request; when every node is full, the flow itself asks one to queue it."""
@@ -94,8 +98,40 @@ class FlowRouter:
         for client in self.asked.values():
             self._perform(client, client.flow.on_node_lost(node))
 
+    def on_cut_off(self) -> None:
+        """Every node ended its stream, one after the other: no call is answered any more."""
+        calls, self._calls = self._calls, {}
+        for node in [*self.decoders, *self.prefillers]:
+            self.on_node_lost(node)
+        for client, node, attempt in calls.values():
+            lost = NodeLost(f"{node} was lost")
+            self._perform(client, client.flow.on_call_failed(node, attempt, lost))
+
+    def on_node_heard(self, node: Incarnation, *, is_prefill: bool) -> None:
+        """It is heard again after a loss."""
+        (self.prefillers if is_prefill else self.decoders).append(node)
+        self.on_node_trusted(node)
+
+    def on_node_suspected(self, node: Incarnation) -> None:
+        """It is silent."""
+        for client in self.asked.values():
+            self._perform(client, client.flow.on_node_suspected(node))
+
+    def on_node_trusted(self, node: Incarnation) -> None:
+        """It is heard, and may be chosen."""
+        for client in self.asked.values():
+            self._perform(client, client.flow.on_node_trusted(node))
+
+    def on_waited(self) -> None:
+        """The time of those that wait for a node has passed."""
+        waiting, self._waiting = self._waiting, []
+        for client in waiting:
+            self._perform(client, client.flow.on_waited())
+
     def on_reply(self, node: Incarnation, reply_to: int, answer: Answer) -> None:
         """A call was answered."""
+        if reply_to not in self._calls:
+            return  # of a stream that ended
         client, called, attempt = self._calls.pop(reply_to)
         assert called == node
         flow, now_s = client.flow, self._clock.now_s()
@@ -155,6 +191,8 @@ class FlowRouter:
                 case TokenChunk() as chunk:
                     assert chunk.first_index == len(client.tokens), "a seam in the answer"
                     client.tokens += chunk.token_ids
+                case Wait():
+                    self._waiting.append(client)
                 case Finish():
                     client.outcomes.append("finished")
                 case Fail(error):
@@ -163,9 +201,7 @@ class FlowRouter:
                     pass
 
     def _submit(self, client: Client, node: Incarnation, request: GenerationRequest) -> dict:  # type: ignore[type-arg]
-        reply_to = len(self._calls) + 1000 * len(client.asked) + 1
-        while reply_to in self._calls:
-            reply_to += 1
+        reply_to = next(self._call_ids)
         self._calls[reply_to] = (client, node, request.id)
         return {
             "request": request,
