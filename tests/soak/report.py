@@ -11,7 +11,11 @@ from typing import Any
 from common.latency import percentile
 from tests.cluster.cluster import Cluster
 from tests.soak.clients import Ended
-from tests.soak.schedule import RECOVERY_S, Fault
+from tests.soak.cluster import ROLES
+from tests.soak.schedule import RECOVERY_S, STORE, Fault
+
+_USUAL_GAP_S = 0.2
+"""A stall begins with the last token before its fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,18 +49,19 @@ def held_by(cluster: Cluster) -> dict[str, Held]:
 def stalls_by_kind(ended: Sequence[Ended], done: Sequence[Done]) -> dict[str, dict[str, float]]:
     """For each kind of fault: the longest stall of each stream in progress, and first tokens.
 
-    A fault counts until its target should work as before. Faults overlap, so a stall may count for
-    two kinds.
+    A fault counts until its target should work as before. A stall counts for the faults before it,
+    not for those that begin while it lasts; so does the wait for a first token.
     """
     longest: dict[str, list[float]] = defaultdict(list)
     first: dict[str, list[float]] = defaultdict(list)
     for fault in done:
-        kind, began_s, ended_s = fault.fault.kind, fault.began_s, fault.ended_s + RECOVERY_S
+        kind = _kind_of(fault.fault)
+        since_s, ended_s = fault.began_s - _USUAL_GAP_S, fault.ended_s + RECOVERY_S
         for one in ended:
-            stalls = [to - since for since, to in one.stalls if to > began_s and since < ended_s]
+            stalls = [to - since for since, to in one.stalls if since_s < since < ended_s]
             if stalls:
                 longest[kind].append(max(stalls))
-            if one.first_at_s > began_s and one.began_s < ended_s:
+            if one.first_at_s and since_s < one.began_s < ended_s:
                 first[kind].append(one.first_at_s - one.began_s)
     return {
         kind: {
@@ -70,6 +75,11 @@ def stalls_by_kind(ended: Sequence[Ended], done: Sequence[Done]) -> dict[str, di
     }
 
 
+def _kind_of(fault: Fault) -> str:
+    """Return the kind with the role that it was done to."""
+    return fault.kind if fault.target == STORE else f"{fault.kind} {ROLES[fault.target].value}"
+
+
 def summary(ended: Sequence[Ended], done: Sequence[Done]) -> dict[str, Any]:
     """The figures of a soak."""
     failures = [one.failure for one in ended if one.failure]
@@ -80,7 +90,7 @@ def summary(ended: Sequence[Ended], done: Sequence[Done]) -> dict[str, Any]:
         "wrong": sum(failure.startswith("WRONG") for failure in failures),
         "failed": sum(not failure.startswith("WRONG") for failure in failures),
         "retried": sum(bool(one.num_retries) for one in ended),
-        "faults": dict(Counter(one.fault.kind for one in done)),
+        "faults": dict(Counter(_kind_of(one.fault) for one in done)),
         "stalls": stalls_by_kind(ended, done),
     }
 
