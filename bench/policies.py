@@ -136,9 +136,7 @@ def _prepare_folder(folder: Path) -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
-        raise ConfigError(
-            f"--plot needs matplotlib (pip install 'pdserve[bench]'): {error}"
-        ) from error
+        raise ConfigError(f"--plot needs matplotlib (pip install '.[bench]'): {error}") from error
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

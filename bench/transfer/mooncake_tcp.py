@@ -25,7 +25,7 @@ Prepared = tuple[str, list[tuple[int, int]]]
 def why_missing() -> str | None:
     """Return why it cannot be measured here; None if it can."""
     if importlib.util.find_spec("mooncake") is None:
-        return "not installed: pip install 'pdserve[rdma]'"
+        return "not installed: pip install '.[rdma]'"
     try:
         importlib.import_module("mooncake.engine")
     except ImportError as error:

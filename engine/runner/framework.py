@@ -36,7 +36,8 @@ with warnings.catch_warnings():
         if error.name != "paddle":
             raise
         raise ConfigError(
-            "Paddle is not installed: wanted pip install 'pdserve[cpu]' or 'pdserve[gpu]'"
+            "Paddle is not installed: wanted pip install '.[cpu]', or '.[gpu]' with Paddle's "
+            "package index"
         ) from None
 
 

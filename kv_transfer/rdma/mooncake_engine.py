@@ -61,7 +61,7 @@ class MooncakeEngine:
             from mooncake.engine import TransferEngine
         except ImportError as error:
             raise RdmaUnavailable(
-                f"Mooncake cannot be imported ({error}): wanted `pip install 'pdserve[rdma]'` and "
+                f"Mooncake cannot be imported ({error}): wanted `pip install '.[rdma]'` and "
                 "the libraries libibverbs1, librdmacm1, libnuma1, libcurl4"
             ) from None
         num_before = _num_verbs_descriptors()

@@ -42,6 +42,6 @@ def _converted(model: str, path: Path, *, progress: bool) -> Path:
         return convert_gguf_cached(path, progress=progress)
     except ModuleNotFoundError as error:
         raise CheckpointError(
-            f"{model}: converting GGUF needs the Python package {error.name}: install "
-            "pdserve[local], or name a Hugging Face folder"
+            f"{model}: converting GGUF needs the Python package {error.name}: "
+            "`pip install '.[local]'`, or name a Hugging Face folder"
         ) from None

@@ -39,7 +39,7 @@ def _require_libraries() -> None:
     if missing:
         raise ConfigError(
             f"{' and '.join(missing)} cannot be imported: install what makes keys with "
-            "`pip install 'pdserve[keys]'`"
+            "`pip install '.[keys]'`"
         )
 
 

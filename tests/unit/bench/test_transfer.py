@@ -59,4 +59,4 @@ def test_mooncake_is_left_out_with_its_reason(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     found, missing = command.ways()
     assert [way.name for way in found] == ["raw_socket", "zmq", "zmq_encrypted", "shm"]
-    assert missing["mooncake_tcp"] == "not installed: pip install 'pdserve[rdma]'"
+    assert missing["mooncake_tcp"] == "not installed: pip install '.[rdma]'"

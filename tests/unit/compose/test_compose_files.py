@@ -189,6 +189,18 @@ def test_a_failed_request_is_one_with_an_error_of_the_server() -> None:
     assert set(outcomes.split("|")) == codes
 
 
+def test_traces_reach_a_store_that_grafana_reads() -> None:
+    collector, tempo = (load(OBSERVABILITY / f"{name}.yaml") for name in ("collector", "tempo"))
+    services = load(COMPOSE / "compose.observability.yaml")["services"]
+    host, _, port = collector["exporters"]["otlp"]["endpoint"].partition(":")
+    assert host in services
+    assert "otlp" in collector["service"]["pipelines"]["traces"]["exporters"]
+    receiver = tempo["distributor"]["receivers"]["otlp"]["protocols"]["grpc"]["endpoint"]
+    assert receiver.rpartition(":")[2] == port
+    (source,) = load(OBSERVABILITY / "grafana/provisioning/datasources/tempo.yaml")["datasources"]
+    assert source["url"] == f"http://{host}:{tempo['server']['http_listen_port']}"
+
+
 def test_the_dashboard_reads_the_provisioned_source() -> None:
     provisioned = load(OBSERVABILITY / "grafana/provisioning/datasources/prometheus.yaml")
     (source,) = provisioned["datasources"]

@@ -121,7 +121,7 @@ def test_a_library_that_is_not_installed(
     library: type[Library], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "mooncake.engine", None)
-    with pytest.raises(RdmaUnavailable, match=r"pip install 'pdserve\[rdma\]'"):
+    with pytest.raises(RdmaUnavailable, match=r"pip install '\.\[rdma\]'"):
         MooncakeEngine("10.0.0.7")
 
 

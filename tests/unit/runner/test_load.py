@@ -64,7 +64,9 @@ def test_a_missing_paddle_is_told_with_the_command_that_installs_it(
 ) -> None:
     monkeypatch.setitem(sys.modules, "paddle", None)  # importing it is a ModuleNotFoundError
     monkeypatch.delitem(sys.modules, "engine.runner.framework", raising=False)
-    with pytest.raises(ConfigError, match=r"wanted pip install 'pdserve\[cpu\]' or .*\[gpu\]'"):
+    with pytest.raises(
+        ConfigError, match=r"wanted pip install '\.\[cpu\]', or '\.\[gpu\]' with Paddle"
+    ):
         load_model_runner(ModelConfig(model=str(folder)), EngineConfig())
 
 

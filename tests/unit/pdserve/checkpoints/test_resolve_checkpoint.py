@@ -55,7 +55,7 @@ def test_a_missing_converter_says_what_to_install(
     monkeypatch.setenv("PDSERVE_CACHE", str(tmp_path / "cache"))
     path = write_gguf()
     monkeypatch.setitem(sys.modules, "gguf", None)
-    with pytest.raises(CheckpointError, match=r"needs the Python package gguf: .*pdserve\[local\]"):
+    with pytest.raises(CheckpointError, match=r"needs the Python package gguf: .*'\.\[local\]'"):
         resolve_checkpoint(str(path), progress=False)
 
 

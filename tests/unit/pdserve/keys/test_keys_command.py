@@ -222,7 +222,7 @@ def test_without_its_libraries_it_says_how_to_get_them(
     monkeypatch.setattr(importlib.util, "find_spec", find_other)
     assert main(["keys", "init", str(tmp_path / "keys")]) == 2
     assert "cryptography cannot be imported" in (said := capsys.readouterr().err)
-    assert "pip install 'pdserve[keys]'" in said
+    assert "pip install '.[keys]'" in said
     assert list(tmp_path.iterdir()) == []
 
 

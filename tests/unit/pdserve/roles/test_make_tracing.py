@@ -52,7 +52,7 @@ def test_a_node_without_traces_imports_nothing_of_them() -> None:
 def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "pdserve.roles.otel")
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
-    with pytest.raises(ConfigError, match=r"otel_endpoint is .*pip install 'pdserve\[otel\]'"):
+    with pytest.raises(ConfigError, match=r"otel_endpoint is .*pip install '\.\[otel\]'"):
         make_tracing(config_with("http://c:4317"))
 
 
