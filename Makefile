@@ -9,7 +9,7 @@ STAMP := $(VENV)/.installed-$(shell cat pyproject.toml constraints.txt | cksum |
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help env up demo demo-model test test-equality test-rdma test-endurance test-soak test-page test-compose test-chart fuzz-kv check check-format check-lint check-types \
+.PHONY: help env up demo demo-model test test-equality test-rdma test-endurance test-soak test-page test-compose test-chart fuzz-kv sbom check check-format check-lint check-types \
 	check-imports check-protos check-docs format protos docs clean
 
 help:  ## list these targets
@@ -53,6 +53,11 @@ test-chart: env  ## render and validate the Helm chart, and test the alert rules
 
 fuzz-kv: env  ## send a million frames to the KV protocol's decoder and state machines
 	$(BIN)/python -m tests.property.kv_transfer.kv_fuzz --frames 1000000
+
+sbom: env  ## write the bills of materials of the router's and the node's image to build/, as CycloneDX
+	@mkdir -p build
+	$(BIN)/python -m tools.generate_sbom > build/router.cdx.json
+	$(BIN)/python -m tools.generate_sbom --extras node cpu otel > build/node.cdx.json
 
 check: check-format check-lint check-types check-imports check-protos check-docs  ## run every static check: format, lint, types, import rules, generated files
 
