@@ -12,7 +12,9 @@ and those behind it that may skip ahead; none fits, because its blocks are reser
 
     r256, r1024         256 and 1,024 sequences decoding, 1,000 waiting: `plan_ms`, `apply_ms`,
                         `flatten_ms` (laying the batch out for the runner's kernels) and their sum,
-                        `step_ms`
+                        `step_ms`; and of a whole node on a device that takes 10 ms for a step
+                        (`bench.overlap`) the period of its steps, one after the other
+                        (`serial_step_ms`) and planned ahead (`overlapped_step_ms`)
     seats_full_w1000    256 seats: no waiting sequence is tried
     ngram_w1000         as `w1000`, and drafts from the n-gram drafter are proposed and verified
     w10000_over_w100    the ratio of the two medians (`…_cpu`: of processor time)
@@ -34,6 +36,7 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from itertools import count
 
+from bench.overlap import step_periods_s
 from common.config import SpeculationConfig
 from common.ids import AttemptId
 from common.latency import percentile
@@ -286,6 +289,12 @@ def main() -> None:
     figures = {name: _figures(each) for name, each in spans.items()}
     batches = measure(BATCHES, arguments.steps)
     figures |= {name: _batch_figures(each) for name, each in batches.items()}
+    for case in BATCHES:
+        print(f"overlapping {case.name}", file=sys.stderr)
+        serial_s, overlapped_s = step_periods_s(case.num_running, arguments.steps)
+        figures[case.name] |= _percentiles(
+            {"serial_step_ms": serial_s, "overlapped_step_ms": overlapped_s}
+        )
     ratios = {
         "w10000_over_w100": figures["w10000"]["plan_ms_p50"] / figures["w100"]["plan_ms_p50"],
         "w10000_over_w100_cpu": (

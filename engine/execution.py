@@ -17,22 +17,26 @@ Results = list[DrawnTokens | None]
 
 
 class Execution(Protocol):
-    """Executes one step at a time: `begin`, then `wait`.
+    """Executes one step at a time: `begin`, `wait_until_queued` if that matters, then `wait`.
 
-    Between the two nobody else may use the runner, and nobody may change what the batch reads.
+    From `begin` until `wait` returns nobody else may use the runner, and nobody may change what the
+    batch reads. `wait` calls the `on_layer` of `begin` on its own thread, and so does
+    `wait_until_queued`.
     """
 
     is_beside: bool
-    """Whether a step runs between `begin` and `wait`, beside the calling thread."""
+    """Whether a step runs from `begin` on, beside the calling thread."""
 
-    def begin(self, batch: Batch, *, reports_layers: bool) -> None:
-        """Begin a step. With `reports_layers`, `wait` is told about its layers."""
+    def begin(self, batch: Batch, on_layer: OnLayer | None) -> None:
+        """Begin a step."""
 
-    def wait(self, on_layer: OnLayer | None) -> tuple[Results, float]:
+    def wait_until_queued(self) -> None:
+        """Return when the step needs the interpreter no more than now and then, or has ended."""
+
+    def wait(self) -> tuple[Results, float]:
         """Return the step's results, and how many seconds the runner took.
 
-        `on_layer` is called on this thread, for each layer that can be sent. Raises what the runner
-        raised.
+        Raises what the runner raised.
         """
 
     def close(self) -> None:
@@ -48,14 +52,18 @@ class ExecutionHere:
         self._runner = runner
         self._clock = clock
         self._batch: Batch = ()
+        self._on_layer: OnLayer | None = None
 
-    def begin(self, batch: Batch, *, reports_layers: bool) -> None:
-        self._batch = batch
+    def begin(self, batch: Batch, on_layer: OnLayer | None) -> None:
+        self._batch, self._on_layer = batch, on_layer
 
-    def wait(self, on_layer: OnLayer | None) -> tuple[Results, float]:
+    def wait_until_queued(self) -> None:
+        """Return at once: the step has not begun."""
+
+    def wait(self) -> tuple[Results, float]:
         batch, self._batch = self._batch, ()
         began_s = self._clock.now_s()
-        results = self._runner.execute(batch, on_layer)
+        results = self._runner.execute(batch, self._on_layer)
         return results, self._clock.now_s() - began_s
 
     def close(self) -> None:
@@ -75,9 +83,10 @@ class _End:
     took_s: float
 
 
+_QUEUED = -1
 _Jobs = SimpleQueue[_Job | None]
 _Events = SimpleQueue[int | _End]
-"""The numbers of layers that can be sent, then the end of the step."""
+"""Layers that can be sent, by number, and _QUEUED, in the order of their calls; then the end."""
 
 
 class ExecutionThread:
@@ -93,9 +102,11 @@ class ExecutionThread:
         self._clock = clock
         self._jobs: _Jobs = SimpleQueue()
         self._events: _Events = SimpleQueue()
+        self._on_layer: OnLayer | None = None
+        self._end: _End | None = None
         self._thread: threading.Thread | None = None
 
-    def begin(self, batch: Batch, *, reports_layers: bool) -> None:
+    def begin(self, batch: Batch, on_layer: OnLayer | None) -> None:
         if self._thread is None:
             self._thread = threading.Thread(
                 target=_execute_all,
@@ -105,19 +116,34 @@ class ExecutionThread:
             )
             self._thread.start()
             weakref.finalize(self, self._jobs.put, None)
-        self._jobs.put(_Job(batch, reports_layers))
+        self._on_layer, self._end = on_layer, None
+        self._jobs.put(_Job(batch, on_layer is not None))
 
-    def wait(self, on_layer: OnLayer | None) -> tuple[Results, float]:
-        while not isinstance(event := self._events.get(), _End):
-            if on_layer is not None:
-                on_layer(event)
-        if event.error is not None:
-            raise event.error
-        return event.results, event.took_s
+    def wait_until_queued(self) -> None:
+        while self._end is None and self._next_event() != _QUEUED:
+            pass
+
+    def wait(self) -> tuple[Results, float]:
+        while self._end is None:
+            self._next_event()
+        end, self._end = self._end, None
+        if end.error is not None:
+            raise end.error
+        return end.results, end.took_s
 
     def close(self) -> None:
         self._jobs.put(None)
         self._thread = None
+
+    def _next_event(self) -> int | None:
+        """Handle the next event; return its number if it is not the end of the step."""
+        event = self._events.get()
+        if isinstance(event, _End):
+            self._end = event
+            return None
+        if event != _QUEUED and self._on_layer is not None:
+            self._on_layer(event)
+        return event
 
 
 def _execute_all(runner: Runner, clock: Clock, jobs: _Jobs, events: _Events) -> None:
@@ -125,8 +151,9 @@ def _execute_all(runner: Runner, clock: Clock, jobs: _Jobs, events: _Events) -> 
         began_s = clock.now_s()
         results: Results = []
         error: BaseException | None = None
+        on_layer = events.put if job.reports_layers else None
         try:
-            results = runner.execute(job.batch, events.put if job.reports_layers else None)
+            results = runner.execute(job.batch, on_layer, lambda: events.put(_QUEUED))
         except BaseException as one:
             error = one
         events.put(_End(results, error, clock.now_s() - began_s))

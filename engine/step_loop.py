@@ -5,8 +5,9 @@ from its messages. The effects of a message are performed before the next messag
 is closed before its blocks can be allocated again.
 
 A step may run on a thread of its own, across the end of a turn. While it runs nothing changes the
-scheduler, so the running step can read it: this thread reports the step before and decides, without
-taking anything, what the next step could run. The next turn applies the results first, and handles
+scheduler, so the running step can read it: as soon as the step needs little of the interpreter,
+this thread reports the step before and decides, without taking anything, what the next step could
+run. The next turn applies the results first, and handles
 messages and deadlines; only then the next step takes what it needs and begins.
 """
 
@@ -15,7 +16,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from common.clock import Clock
 from engine.core.plan import DrawnTokens, OnLayer, Runner, SequencesFailed
@@ -61,19 +62,12 @@ class Flow(Protocol[M_contra, E_co]):
     def on_stop(self) -> Iterable[E_co]: ...
 
 
-class _StepUnderWay(NamedTuple):
-    """A step that runs, and the effects that push a layer of it."""
-
-    step: PlannedStep
-    of_layer: Callable[[int], Iterable[Any]] | None
-
-
 class StepLoop(Generic[M, E]):
     """Runs `flow` and `runner` until the inbox is closed.
 
     With `is_async`, steps run on a thread of their own, and the next one is planned meanwhile.
-    `perform` carries out one effect and must not block. `flush` is called once per turn, after all
-    effects of the turn, so that a step's tokens are sent together.
+    `perform` carries out one effect and must not block. `flush` is called after the effects that
+    report a step, and at the end of each turn, so that a step's tokens are sent together.
     """
 
     def __init__(
@@ -91,7 +85,7 @@ class StepLoop(Generic[M, E]):
         self._flow = flow
         self._runner = runner
         self._execution: Execution = (ExecutionThread if is_async else ExecutionHere)(runner, clock)
-        self._under_way: _StepUnderWay | None = None
+        self._under_way: PlannedStep | None = None
         self._perform = perform
         self._flush = flush
         self._clock = clock
@@ -130,11 +124,11 @@ class StepLoop(Generic[M, E]):
         self._swap(step)
         self._perform_all(effects)
         if step.batch:
+            if self._execution.is_beside and step.num_tokens > len(step.batch):
+                # A step with prompts is long, even the part until it is queued.
+                self._report()
             self._begin_step(step)
-            if not self._execution.is_beside:
-                self._end_step()
-        self._perform_all(self._flow.report())
-        self._flush()
+        self._report()
         if self._under_way is not None:
             self._flow.plan_ahead(step)
         return step.made_progress or has_ended
@@ -157,20 +151,24 @@ class StepLoop(Generic[M, E]):
         if pushes is not None:
             self._perform_all(pushes.before)
             of_layer = pushes.of_layer
-        self._execution.begin(step.batch, reports_layers=of_layer is not None)
-        self._under_way = _StepUnderWay(step, of_layer)
+        on_layer: OnLayer | None = None
+        if of_layer is not None:
+            on_layer = lambda layer: self._perform_all(of_layer(layer))  # noqa: E731
+        self._execution.begin(step.batch, on_layer)
+        self._under_way = step
+        if self._execution.is_beside:
+            # Until then this thread would take the interpreter from the one that begins the step.
+            self._execution.wait_until_queued()
+        else:
+            self._end_step()
 
     def _end_step(self) -> bool:
         """Wait for the step under way and record its results; return whether there was one."""
         if self._under_way is None:
             return False
-        step, of_layer = self._under_way
-        self._under_way = None
-        on_layer: OnLayer | None = None
-        if of_layer is not None:
-            on_layer = lambda layer: self._perform_all(of_layer(layer))  # noqa: E731
+        step, self._under_way = self._under_way, None
         try:
-            results, took_s = self._execution.wait(on_layer)
+            results, took_s = self._execution.wait()
         except SequencesFailed as some:
             log.error(
                 "a step failed for %d of its %d sequences: %s",
@@ -189,6 +187,10 @@ class StepLoop(Generic[M, E]):
             step.took_s = took_s
             self._flow.end_step(step, results, self._clock.now_s())
         return True
+
+    def _report(self) -> None:
+        self._perform_all(self._flow.report())
+        self._flush()
 
     def _idle_timeout_s(self) -> float | None:
         deadline_s = self._flow.next_deadline_s()

@@ -12,6 +12,7 @@ from common.kv_layout import KVLayout
 from engine.core.plan import (
     DrawnTokens,
     OnLayer,
+    OnQueued,
     ScheduledSequence,
     StepCosts,
 )
@@ -62,7 +63,10 @@ class PacedRunner:
         return self._pool.reshape(shape)
 
     def execute(
-        self, batch: Sequence[ScheduledSequence], on_layer: OnLayer | None = None
+        self,
+        batch: Sequence[ScheduledSequence],
+        on_layer: OnLayer | None = None,
+        on_queued: OnQueued | None = None,
     ) -> list[DrawnTokens | None]:
         """Wait for each layer, then report it."""
         num_tokens = sum(len(entry.token_ids) for entry in batch)

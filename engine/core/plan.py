@@ -94,6 +94,10 @@ OnLayer = Callable[[int], None]
 """Called with the number of a layer of the KV cache, on the thread that executes the step."""
 
 
+OnQueued = Callable[[], None]
+"""Called on the thread that executes the step."""
+
+
 class Runner(Protocol):
     """Executes planned steps. One thread at a time uses it.
 
@@ -101,7 +105,10 @@ class Runner(Protocol):
     """
 
     def execute(
-        self, batch: Sequence[ScheduledSequence], on_layer: OnLayer | None = None
+        self,
+        batch: Sequence[ScheduledSequence],
+        on_layer: OnLayer | None = None,
+        on_queued: OnQueued | None = None,
     ) -> list[DrawnTokens | None]:
         """Run one step; return one entry per sequence, in order, None where `sample` is None.
 
@@ -112,6 +119,10 @@ class Runner(Protocol):
         all of the step's tokens in that layer can be sent: nothing writes them any more. A drafting
         layer inside the runner (mtp) comes last, after the draw. `on_layer` is also called for all
         layers before `SequencesFailed`; after any other error some calls may be missing.
+
+        `on_queued` is called at most once, when the rest of the step needs little of the
+        interpreter: on a device, when most of its work is queued there. Before that another thread
+        that computes in Python would delay the step.
         """
 
     def swap_out(self, block_ids: Sequence[int], host_block_ids: Sequence[int]) -> None:

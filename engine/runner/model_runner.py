@@ -15,6 +15,7 @@ from common.request import SamplingParams
 from engine.core.plan import (
     DrawnTokens,
     OnLayer,
+    OnQueued,
     SampleInput,
     ScheduledSequence,
     SequencesFailed,
@@ -115,12 +116,17 @@ class ModelRunner:
         self._host_pool.swap_in(host_block_ids, block_ids)
 
     def execute(
-        self, batch: Sequence[ScheduledSequence], on_layer: OnLayer | None = None
+        self,
+        batch: Sequence[ScheduledSequence],
+        on_layer: OnLayer | None = None,
+        on_queued: OnQueued | None = None,
     ) -> list[DrawnTokens | None]:
         """Compute the batch's tokens and draw where asked; return one entry per sequence.
 
         `on_layer(l)` is called for each layer of the cache as soon as `kv_bytes` holds the step's
-        keys and values in it, layer 0 first, an MTP layer after the draw.
+        keys and values in it, layer 0 first, an MTP layer after the draw. `on_queued` is called
+        before the layers on a CPU, whose kernels need no interpreter, and before the draw on a
+        device, which then has all layers to compute.
 
         Raises `InternalError` when the batch exceeds the runner's limits, and `SequencesFailed`
         when logits that some entries needed are not finite.
@@ -132,10 +138,14 @@ class ModelRunner:
         flat = flatten(batch, self._limits)
         layers = self._cache.layers_out(flat.slots, on_layer)
         hidden = self._decoder.begin(flat)
+        if on_queued is not None and not self.needs_staging:
+            on_queued()
         for index in range(self._decoder.num_layers):
             self._decoder.run_layer(index, hidden)
             layers.on_computed(index)
         rows = sampled_rows(batch, self.vocab_size, self.eos_token_ids)
+        if on_queued is not None and self.needs_staging:
+            on_queued()
         draws = self._row_draw.draw(hidden, flat.sampled_rows, rows, batch)
         results, bad = accept_drafts(batch, draws)
         if self._mtp is not None:

@@ -10,15 +10,18 @@ from collections.abc import Sequence as Items
 from itertools import count
 from pathlib import Path
 
+from common.clock import MonotonicClock
 from common.config import EngineConfig, ModelConfig, SchedulingConfig, SpeculationConfig
 from common.request import GenerationRequest
 from common.token_budget import num_speculative_tokens
-from engine.core.plan import StepCosts
+from engine.core.plan import DrawnTokens, StepCosts
+from engine.core.planned_step import PlannedStep
 from engine.core.scheduler import Scheduler
 from engine.core.sequence import Sequence
 from engine.core.speculation.speculation import make_speculation
 from engine.core.status import SequenceStatus
 from engine.core.step_plan import Limits
+from engine.execution import Execution, ExecutionHere, ExecutionThread
 from engine.runner.load import load_model_runner
 from engine.runner.model_runner import ModelRunner
 from pdserve.checkpoints.speculative_model import resolve_speculation
@@ -52,7 +55,10 @@ COSTS = StepCosts((1, 8, 64), (0.02, 0.03, 0.1), draft_s=0.001)
 
 
 class Node:
-    """One engine: a scheduler with a pool of `num_blocks` on a runner that has more."""
+    """One engine: a scheduler with a pool of `num_blocks` on a runner that has more.
+
+    With `is_async`, a step runs on a thread of its own while the next one is planned.
+    """
 
     def __init__(
         self,
@@ -63,11 +69,14 @@ class Node:
         speculation: SpeculationConfig,
         num_seats: int = 4,
         budget: int = 64,
+        is_async: bool = False,
     ) -> None:
         # What an earlier run left in the pool must not help this one.
         runner.kv_bytes[...] = 0
         assert runner.begin_stage_in(range(runner.num_blocks)).is_done()
         self.runner = runner
+        kind = ExecutionThread if is_async else ExecutionHere
+        self._execution: Execution = kind(runner, MonotonicClock())
         most = num_speculative_tokens(
             speculation.speculative_method, speculation.num_speculative_tokens
         )
@@ -118,10 +127,20 @@ class Node:
             self.runner.swap_out(copy.block_ids, copy.host_block_ids)
         for copy in step.swap_ins:
             self.runner.swap_in(copy.host_block_ids, copy.block_ids)
-        outputs = self.scheduler.apply(step, self.runner.execute(step.batch))
+        outputs = self.scheduler.apply(step, self._execute(step))
         check_books(self.scheduler)
         for output in outputs:
             self.outputs[output.sequence.sequence_id] += output.token_ids
+
+    def _execute(self, step: PlannedStep) -> list[DrawnTokens | None]:
+        if not step.batch:
+            return []
+        self._execution.begin(step.batch, None)
+        if self._execution.is_beside:
+            self._execution.wait_until_queued()
+            self.scheduler.plan_ahead(step)
+        results, _ = self._execution.wait()
+        return results
 
 
 def answer_together(node: Node, requests: Items[GenerationRequest]) -> list[list[int]]:

@@ -1,8 +1,9 @@
-"""The demo model answers alike however it is scheduled: every policy × order × mode × method.
+"""The demo model answers alike however it is scheduled: policy × order × mode × method × steps.
 
 Pools hold about half of what is asked for, so sequences are preempted all the time. Everyday runs
-take a part in which every pair of choices occurs; `--every-combination` takes all. A decode node
-without local prefill recomputes in steps of its own size, for each method.
+take a part in which every pair of choices occurs; `--every-combination` takes all of them, half
+with steps planned ahead. A decode node without local prefill recomputes in steps of its own size,
+for each method.
 """
 
 from __future__ import annotations
@@ -30,14 +31,29 @@ RESERVATIONS = ("none", "fixed_blocks", "token_ratio", "global_ratio", "learned"
 ORDERS = ("last_in_first_out", "shortest_output", "priority")
 MODES = ("recompute", "swap")
 METHODS = ("none", "ngram", "suffix", "mtp")
-Combination = tuple[str, str, str, str]
-EVERY = list(product(RESERVATIONS, ORDERS, MODES, METHODS))
+STEPS = ("sync", "async")
+COLUMNS = (RESERVATIONS, ORDERS, MODES, METHODS)
+Combination = tuple[str, str, str, str, str]
+ALL_PAIRS_OF = list(product(*COLUMNS, STEPS))
 PROMPTS = (
     "one two three four one two three four one two three four one two three",
     "The river was cold and the boat was old. The river was cold and the",
     "def add(a, b):\n    return a + b\n\ndef sub(a, b):\n    return a - b\n\ndef mul(a, b):\n",
     "Red, green, blue, red, green, blue, red, green, blue, red,",
 )
+
+
+def every_combination() -> list[Combination]:
+    """Every policy × order × mode × method, by turns with and without steps planned ahead.
+
+    The turn is the parity of all four choices, so each pair of them occurs with both.
+    """
+    rows: list[Combination] = []
+    for choices in product(*(enumerate(column) for column in COLUMNS)):
+        turn = sum(number for number, _ in choices) % len(STEPS)
+        reservation, order, mode, method = (name for _, name in choices)
+        rows.append((reservation, order, mode, method, STEPS[turn]))
+    return rows
 
 
 def covering_pairs(rows: list[Combination]) -> list[Combination]:
@@ -60,7 +76,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "combination" in metafunc.fixturenames:
         is_all = metafunc.config.getoption("--every-combination")
         metafunc.parametrize(
-            "combination", EVERY if is_all else covering_pairs(EVERY), ids="-".join
+            "combination",
+            every_combination() if is_all else covering_pairs(ALL_PAIRS_OF),
+            ids="-".join,
         )
 
 
@@ -124,7 +142,7 @@ def undisturbed(
 
 def pressed(combination: Combination) -> tuple[SchedulingConfig, SpeculationConfig]:
     """Return a configuration that keeps few blocks back, so that the pool runs out."""
-    reservation, order, mode, method = combination
+    reservation, order, mode, method, _ = combination
     config = SchedulingConfig(
         reservation_policy=reservation,
         preemption_policy=order,
@@ -140,12 +158,21 @@ def pressed(combination: Combination) -> tuple[SchedulingConfig, SpeculationConf
     return config, SpeculationConfig(speculative_method=method, num_speculative_tokens=drafts)
 
 
+def is_async(combination: Combination) -> bool:
+    """Return whether steps are planned ahead."""
+    return combination[4] == "async"
+
+
 def check_pressure(node: Node, combination: Combination) -> None:
-    """Check that the run preempted, swapped and speculated."""
+    """Check that the run preempted, swapped, speculated and planned ahead."""
     statistics = node.scheduler.statistics()
     assert statistics.counters.num_preemptions > 0, "the pool was large enough: nothing was shown"
     assert (statistics.counters.num_swapped_out > 0) == (combination[2] == "swap")
     assert (statistics.counters.num_drafted > 0) == (combination[3] != "none")
+    plans = statistics.counters.plans_ahead
+    assert (plans["drafts"] > 0) == (combination[3] != "none" and is_async(combination))
+    assert (plans["taken"] > 0) == (combination[3] == "none" and is_async(combination))
+    assert (plans["blocks"] > 0) == (plans["taken"] > 0)
 
 
 def test_one_node(
@@ -155,7 +182,10 @@ def test_one_node(
     undisturbed: list[list[int]],
 ) -> None:
     config, speculation = pressed(combination)
-    node = Node(runners[0], num_blocks=7, config=config, speculation=speculation)
+    node = Node(
+        runners[0], num_blocks=7, config=config, speculation=speculation,
+        is_async=is_async(combination),
+    )  # fmt: skip
     assert answer_together(node, requests) == undisturbed
     check_pressure(node, combination)
 
@@ -169,9 +199,12 @@ def test_prefill_to_decode(
     config, speculation = pressed(combination)
     prefill = Node(
         runners[0], num_blocks=12, config=SchedulingConfig(reservation_policy="none"),
-        speculation=speculation,
+        speculation=speculation, is_async=is_async(combination),
     )  # fmt: skip
-    decode = Node(runners[1], num_blocks=7, config=config, speculation=speculation)
+    decode = Node(
+        runners[1], num_blocks=7, config=config, speculation=speculation,
+        is_async=is_async(combination),
+    )  # fmt: skip
     assert answer_with_handoff(prefill, decode, requests) == undisturbed
     check_pressure(decode, combination)
 
@@ -203,7 +236,7 @@ def test_recomputing_in_the_steps_of_a_node_without_local_prefill(
     requests: list[GenerationRequest],
     undisturbed: list[list[int]],
 ) -> None:
-    combination = ("none", "last_in_first_out", mode, method)
+    combination = ("none", "last_in_first_out", mode, method, "sync")
     config, speculation = pressed(combination)
     prefill = Node(
         runners[0], num_blocks=12, config=SchedulingConfig(reservation_policy="none"),
@@ -227,7 +260,7 @@ def test_continuing_on_a_node_without_local_prefill(
     undisturbed: list[list[int]],
 ) -> None:
     """Another node began these requests: their prompts and answers so far are computed here."""
-    combination = ("none", "last_in_first_out", "recompute", method)
+    combination = ("none", "last_in_first_out", "recompute", method, "sync")
     config, speculation = pressed(combination)
     most = largest_step(method)
     node = Node(small_runner, num_blocks=7, config=config, speculation=speculation, budget=most)

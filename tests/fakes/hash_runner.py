@@ -18,6 +18,7 @@ from common.request import SamplingParams
 from engine.core.plan import (
     DrawnTokens,
     OnLayer,
+    OnQueued,
     SampleInput,
     ScheduledSequence,
     StepCosts,
@@ -104,10 +105,15 @@ class HashRunner:
         self.cache[:, :, list(block_ids)] = self.host_cache[:, :, list(host_block_ids)]
 
     def execute(
-        self, batch: Sequence[ScheduledSequence], on_layer: OnLayer | None = None
+        self,
+        batch: Sequence[ScheduledSequence],
+        on_layer: OnLayer | None = None,
+        on_queued: OnQueued | None = None,
     ) -> list[DrawnTokens | None]:
         """Write the new tokens' KV, layer by layer; draw from all of it where asked to."""
         self.batches.append(list(batch))
+        if on_queued is not None:
+            on_queued()
         computed = [self._compute(scheduled) for scheduled in batch]
         for layer in range(NUM_LAYERS):
             for scheduled, states in zip(batch, computed, strict=True):

@@ -93,9 +93,9 @@ def test_what_a_prompt_without_a_ticket_computes_goes_nowhere() -> None:
     hooks: list[OnLayer | None] = []
     execute = world.p.runner.execute
 
-    def watched(batch: Any, on_layer: OnLayer | None = None) -> Any:
+    def watched(batch: Any, on_layer: OnLayer | None = None, on_queued: Any = None) -> Any:
         hooks.append(on_layer)
-        return execute(batch, on_layer)
+        return execute(batch, on_layer, on_queued)
 
     world.p.runner.execute = watched  # type: ignore[method-assign]
     assert_finished(world, world.ask(9, max_tokens=1))

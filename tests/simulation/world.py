@@ -20,7 +20,7 @@ from common.request import GenerationRequest, RequestOutput
 from common.token_budget import num_speculative_tokens
 from decode_node.request_flow import DecodeFlow, LandingPlace
 from engine.core.block_pool import BlockUse
-from engine.core.plan import OnLayer, Runner
+from engine.core.plan import OnLayer, OnQueued, Runner
 from engine.core.scheduler import Scheduler
 from engine.core.speculation.speculation import make_speculation
 from engine.core.status import SequenceStatus
@@ -111,7 +111,9 @@ class Node:
         assert router == ROUTER
         self.world.to_router.append(OutputToRouter(self.me, output))
 
-    def execute(self, batch: Any, on_layer: OnLayer | None = None) -> Any:
+    def execute(
+        self, batch: Any, on_layer: OnLayer | None = None, on_queued: OnQueued | None = None
+    ) -> Any:
         if self.fail_next_step:
             self.fail_next_step = False
             raise RuntimeError("the device is out of memory")
@@ -124,7 +126,7 @@ class Node:
                 raise RuntimeError("the device is out of memory")
 
         has_hook = on_layer is not None or self.fail_after_layer is not None
-        return self.runner.execute(batch, on_layer_or_fail if has_hook else None)
+        return self.runner.execute(batch, on_layer_or_fail if has_hook else None, on_queued)
 
     def swap_out(self, block_ids: Sequence[int], host_block_ids: Sequence[int]) -> None:
         self.runner.swap_out(block_ids, host_block_ids)

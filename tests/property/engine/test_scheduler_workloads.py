@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.core.plan import DrawnTokens, OnLayer, ScheduledSequence
+from engine.core.plan import DrawnTokens, OnLayer, OnQueued, ScheduledSequence
 from tests.fakes.hash_runner import HashRunner
 from tests.property.engine.workload import Arrival, Run, check_answers
 from tests.unit.engine_core.build import Engine
@@ -150,9 +150,12 @@ class ForgetfulRunner(HashRunner):
     """Loses one byte of KV: the first byte of block 0."""
 
     def execute(
-        self, batch: Sequence[ScheduledSequence], on_layer: OnLayer | None = None
+        self,
+        batch: Sequence[ScheduledSequence],
+        on_layer: OnLayer | None = None,
+        on_queued: OnQueued | None = None,
     ) -> list[DrawnTokens | None]:
-        results = super().execute(batch, on_layer)
+        results = super().execute(batch, on_layer, on_queued)
         self.cache[0, 0, 0, 0] ^= 1
         return results
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from bench.overlap import DEVICE_S, step_periods_s
 from bench.scheduler import BusyNode, Case
 
 
@@ -31,3 +32,10 @@ def test_a_case_that_is_not_what_it_says_is_not_reported() -> None:
     node.scheduler.finish(node.scheduler.running[0])
     with pytest.raises(AssertionError, match="ended"):
         node.check()
+
+
+def test_steps_on_a_device_are_planned_ahead_or_one_after_the_other() -> None:
+    # That all are planned ahead, or none, is checked by the function itself.
+    for periods_s in step_periods_s(8, 20):
+        assert len(periods_s) == 20
+        assert sum(periods_s) >= 19 * DEVICE_S

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from engine.core.plan import DrawnTokens, OnLayer, ScheduledSequence, SequencesFailed
+from engine.core.plan import DrawnTokens, OnLayer, OnQueued, ScheduledSequence, SequencesFailed
 from engine.core.planned_step import BlockCopy, PlannedStep, Pushes
 from engine.step_loop import StepLoop
 from tests.fakes.manual_clock import ManualClock
@@ -34,12 +34,17 @@ class GatedRunner:
         self.threads: set[int] = set()
 
     def execute(
-        self, batch: Sequence[ScheduledSequence], on_layer: OnLayer | None = None
+        self,
+        batch: Sequence[ScheduledSequence],
+        on_layer: OnLayer | None = None,
+        on_queued: OnQueued | None = None,
     ) -> list[DrawnTokens | None]:
         self.num_running += 1
         self.threads.add(threading.get_ident())
         assert self.num_running == 1
         self.has_begun.release()
+        assert on_queued is not None
+        on_queued()
         assert self.may_end.acquire(timeout=WAIT_S)
         self.num_running -= 1
         return [None] * len(batch)
@@ -187,10 +192,13 @@ def test_the_time_of_a_step_is_that_of_the_runner() -> None:
 
     class SlowRunner(ScriptedRunner):
         def execute(
-            self, batch: Sequence[ScheduledSequence], on_layer: OnLayer | None = None
+            self,
+            batch: Sequence[ScheduledSequence],
+            on_layer: OnLayer | None = None,
+            on_queued: OnQueued | None = None,
         ) -> list[DrawnTokens | None]:
             clock.advance(0.25)
-            return super().execute(batch, on_layer)
+            return super().execute(batch, on_layer, on_queued)
 
     took: list[float] = []
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from engine.core.plan import DrawnTokens, OnLayer, ScheduledSequence
+from engine.core.plan import DrawnTokens, OnLayer, OnQueued, ScheduledSequence
 from engine.execution import Execution, ExecutionHere, ExecutionThread
 from tests.fakes.manual_clock import ManualClock
 
@@ -23,14 +23,22 @@ class Runner:
         self.clock = clock
         self.error: BaseException | None = None
         self.threads: list[threading.Thread] = []
+        self.may_go_on = threading.Semaphore(100)
 
     def execute(
-        self, batch: Sequence[ScheduledSequence], on_layer: OnLayer | None = None
+        self,
+        batch: Sequence[ScheduledSequence],
+        on_layer: OnLayer | None = None,
+        on_queued: OnQueued | None = None,
     ) -> list[DrawnTokens | None]:
         self.threads.append(threading.current_thread())
         self.clock.advance(2.0)
         if on_layer is not None:
             on_layer(0)
+        if on_queued is not None:
+            on_queued()
+        assert self.may_go_on.acquire(timeout=WAIT_S)
+        if on_layer is not None:
             on_layer(1)
         if self.error is not None:
             raise self.error
@@ -50,15 +58,43 @@ def test_results_layers_and_errors_come_from_wait(kind: Any) -> None:
         told.append((layer, threading.current_thread()))
 
     for on_this in (on_layer, None):
-        execution.begin([ENTRY, ENTRY], reports_layers=on_this is not None)
-        assert execution.wait(on_this) == ([DrawnTokens((2,))], 2.0)
+        execution.begin([ENTRY, ENTRY], on_this)
+        execution.wait_until_queued()
+        assert execution.wait() == ([DrawnTokens((2,))], 2.0)
     me = threading.current_thread()
     assert told == [(0, me), (1, me)]
     runner.error = RuntimeError("boom")
-    execution.begin([ENTRY], reports_layers=True)
+    execution.begin([ENTRY], on_layer)
     with pytest.raises(RuntimeError, match="boom"):
-        execution.wait(on_layer)
+        execution.wait()
     assert [layer for layer, _ in told] == [0, 1, 0, 1]
+    execution.close()
+
+
+def test_waiting_until_it_is_queued_tells_of_layers_before_and_ends_before_the_step() -> None:
+    runner = Runner(ManualClock())
+    runner.may_go_on = threading.Semaphore(0)
+    execution = ExecutionThread(runner, runner.clock)
+    told: list[int] = []
+    execution.begin([ENTRY], told.append)
+    execution.wait_until_queued()
+    assert told == [0]
+    runner.may_go_on.release()
+    assert execution.wait()[0]
+    assert told == [0, 1]
+    execution.close()
+
+
+def test_a_step_that_fails_before_it_is_queued_is_not_waited_for_any_longer() -> None:
+    class Failing(Runner):
+        def execute(self, *_: Any) -> list[DrawnTokens | None]:
+            raise RuntimeError("boom")
+
+    execution = ExecutionThread(Failing(ManualClock()), ManualClock())
+    execution.begin([ENTRY], None)
+    execution.wait_until_queued()
+    with pytest.raises(RuntimeError, match="boom"):
+        execution.wait()
     execution.close()
 
 
@@ -66,24 +102,24 @@ def test_all_steps_run_on_one_other_thread_which_ends_with_close_and_can_begin_a
     runner = Runner(ManualClock())
     execution = ExecutionThread(runner, runner.clock)
     for _ in range(3):
-        execution.begin([ENTRY], reports_layers=False)
-        execution.wait(None)
+        execution.begin([ENTRY], None)
+        execution.wait()
     (thread,) = set(runner.threads)
     assert thread is not threading.current_thread()
     assert thread.daemon, "a step that hangs keeps the process alive"
     execution.close()
     thread.join(WAIT_S)
     assert not thread.is_alive()
-    execution.begin([ENTRY], reports_layers=False)
-    assert execution.wait(None)[0]
+    execution.begin([ENTRY], None)
+    assert execution.wait()[0]
     execution.close()
 
 
 def test_a_thread_whose_execution_is_forgotten_ends() -> None:
     runner = Runner(ManualClock())
     execution = ExecutionThread(runner, runner.clock)
-    execution.begin([ENTRY], reports_layers=False)
-    execution.wait(None)
+    execution.begin([ENTRY], None)
+    execution.wait()
     del execution
     gc.collect()
     until = time.monotonic() + WAIT_S
@@ -95,7 +131,7 @@ def test_an_exit_within_a_step_reaches_who_waits() -> None:
     runner = Runner(ManualClock())
     runner.error = SystemExit(3)
     execution = ExecutionThread(runner, runner.clock)
-    execution.begin([ENTRY], reports_layers=False)
+    execution.begin([ENTRY], None)
     with pytest.raises(SystemExit):
-        execution.wait(None)
+        execution.wait()
     execution.close()

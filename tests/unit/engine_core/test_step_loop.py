@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 import pytest
 
 from engine.core.block_pool import BlockCounts
-from engine.core.plan import DrawnTokens, OnLayer, ScheduledSequence, SequencesFailed
+from engine.core.plan import DrawnTokens, OnLayer, OnQueued, ScheduledSequence, SequencesFailed
 from engine.core.planned_step import BlockCopy, PlannedStep, Preempted, Pushes
 from engine.core.sequence import Sequence as EngineSequence
 from engine.core.step_batch import batch_of
@@ -104,9 +104,14 @@ class ScriptedRunner:
         self.error = error
 
     def execute(
-        self, batch: Sequence[ScheduledSequence], on_layer: OnLayer | None = None
+        self,
+        batch: Sequence[ScheduledSequence],
+        on_layer: OnLayer | None = None,
+        on_queued: OnQueued | None = None,
     ) -> list[DrawnTokens | None]:
         self.log.append("run")
+        if on_queued is not None:
+            on_queued()
         for layer in range(2 if on_layer is not None else 0):
             self.log.append(f"layer {layer}")
             assert on_layer is not None
@@ -179,10 +184,13 @@ def test_a_step_says_how_long_the_runner_took_unless_it_failed() -> None:
 
     class SlowRunner(ScriptedRunner):
         def execute(
-            self, batch: Sequence[ScheduledSequence], on_layer: OnLayer | None = None
+            self,
+            batch: Sequence[ScheduledSequence],
+            on_layer: OnLayer | None = None,
+            on_queued: OnQueued | None = None,
         ) -> list[DrawnTokens | None]:
             clock.advance(0.25)
-            return super().execute(batch, on_layer)
+            return super().execute(batch, on_layer, on_queued)
 
     class Timed(ScriptedFlow):
         def end_step(

@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from common.errors import ConfigError
 from common.nodes import Role
 from engine.core.block_pool import BlockCounts
-from engine.core.plan import DrawnTokens, OnLayer, ScheduledSequence
+from engine.core.plan import DrawnTokens, OnLayer, OnQueued, ScheduledSequence
 from engine.core.statistics import SchedulerStatistics, StepCounters
 from node.messages import NodeStatistics
 from node.metrics import NodeCollector
@@ -156,11 +156,13 @@ async def test_a_step_that_takes_long_keeps_nobody_from_reading_metrics() -> Non
         execute = node.runner.execute
 
         def execute_late(
-            batch: Sequence[ScheduledSequence], on_layer: OnLayer | None = None
+            batch: Sequence[ScheduledSequence],
+            on_layer: OnLayer | None = None,
+            on_queued: OnQueued | None = None,
         ) -> list[DrawnTokens | None]:
             arrived.set()
             assert let_go.wait(WAIT_S)
-            return execute(batch, on_layer)
+            return execute(batch, on_layer, on_queued)
 
         node.runner.execute = execute_late  # type: ignore[method-assign]
         answering = asyncio.create_task(node.answer(make_request(5, max_tokens=2)))

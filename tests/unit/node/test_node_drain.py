@@ -19,7 +19,7 @@ from common.ids import Incarnation
 from common.nodes import NodeLoad, NodeRecord, Role
 from common.request import FinishReason, RequestOutput
 from decode_node.node import decode_flow_maker
-from engine.core.plan import OnLayer
+from engine.core.plan import OnLayer, OnQueued
 from kv_transfer.connector import OnEvent
 from node import drain as drain_module
 from node import engine_node
@@ -55,7 +55,11 @@ class GatedRunner(HashRunner):
         super().__init__(num_blocks=16, block_size=block_size)
         self.lets = threading.Semaphore(0)
 
-    def execute(self, batch: Any, on_layer: OnLayer | None = None) -> Any:
+    def execute(
+        self, batch: Any, on_layer: OnLayer | None = None, on_queued: OnQueued | None = None
+    ) -> Any:
+        if on_queued is not None:
+            on_queued()  # so that the tokens of the step before leave
         assert self.lets.acquire(timeout=WAIT_S)
         return super().execute(batch, on_layer)
 
