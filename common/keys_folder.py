@@ -4,11 +4,13 @@
     DIR/node/    ca.pem cert.pem key.pem redis.password metrics.token kv.key
 
 All keys are checked before the process listens: an expired certificate is reported at the start,
-instead of by failed handshakes later.
+instead of by failed handshakes later. Certificates are read again when they change; passwords,
+tokens and kv.key are read once.
 """
 
 from __future__ import annotations
 
+import logging
 import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,29 +20,67 @@ from common.errors import ConfigError
 from common.nodes import Role
 from common.secret_files import secret_file_problem
 
+log = logging.getLogger("pdserve")
+
 ROUTER_NAME = "router.pdserve"
 NODE_NAME = "node.pdserve"
 REDIS_NAME = "redis.pdserve"
 """The DNS name in a certificate. It names the kind of process, not the machine."""
 
 _MAX_FILE_BYTES = 64 << 10
-_SECRETS = ("key.pem", "redis.password", "metrics.token")
 _OWN_SECRET = {"router": "api_keys.json", "node": "kv.key"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Keys:
-    """The keys of one process; certificates are PEM. `redis_user` is `router` or `node`."""
+_TLS_FILES = ("ca.pem", "cert.pem", "key.pem")
+_Stamp = tuple[tuple[int, int, int], ...]
 
-    folder: Path
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TlsFiles:
+    """What a TLS connection requires of the keys, all PEM, and when the certificate ends."""
+
     ca: bytes
     certificate: bytes
     private_key: bytes = field(repr=False)
+    expires_at_s: float
+    """End of the certificate, in seconds since 1970."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Keys:
+    """The keys of one process. `redis_user` is `router` or `node`.
+
+    `tls` is another object after a renewal: connections that are opened later use that one.
+    """
+
+    folder: Path
+    tls: TlsFiles
     redis_user: str
     redis_password: str = field(repr=False)
     metrics_token: str = field(repr=False)
-    expires_at_s: float
-    """End of the certificate, in seconds since 1970."""
+    stamp: _Stamp = field(repr=False)
+    """What the files of `tls` looked like before they were read."""
+
+    def reload_if_changed(self) -> bool:
+        """Take over changed certificates; return whether there were any.
+
+        If they are broken, that is logged once, and the earlier ones stay. Files that change while
+        they are read are read again by the next call.
+        """
+        stamp = _read_stamp(self.folder)
+        if stamp == self.stamp:
+            return False
+        try:
+            tls = _load_tls(self.folder, self.redis_user)
+        except ConfigError as broken:
+            log.error("the earlier certificate stays: %s", broken)
+            self.stamp = stamp
+            return False
+        if _read_stamp(self.folder) != stamp:
+            return False
+        self.stamp, self.tls = stamp, tls
+        log.info("%s was read again, without a restart", self.folder / "cert.pem")
+        return True
 
     @property
     def api_keys_path(self) -> Path:
@@ -66,18 +106,38 @@ def load_keys(folder: Path, role: Role) -> Keys:
             f"keys is {str(folder)!r}, which is not a folder of keys: wanted the subfolder {kind} "
             f"that `pdserve keys init` made{inner}"
         )
-    contents = {name: _read_secret(folder / name) for name in (*_SECRETS, _OWN_SECRET[kind])}
-    ca, certificate = _read(folder / "ca.pem"), _read(folder / "cert.pem")
+    stamp = _read_stamp(folder)
+    names = ("redis.password", "metrics.token", _OWN_SECRET[kind])
+    contents = {name: _read_secret(folder / name) for name in names}
     return Keys(
         folder=folder,
-        ca=ca,
-        certificate=certificate,
-        private_key=contents["key.pem"],
+        tls=_load_tls(folder, kind),
         redis_user=kind,
         redis_password=_word(folder / "redis.password", contents["redis.password"]),
         metrics_token=_word(folder / "metrics.token", contents["metrics.token"]),
+        stamp=stamp,
+    )
+
+
+def _load_tls(folder: Path, kind: str) -> TlsFiles:
+    return TlsFiles(
+        private_key=_read_secret(folder / "key.pem"),
+        ca=_read(folder / "ca.pem"),
+        certificate=_read(folder / "cert.pem"),
         expires_at_s=_checked_certificate(folder, kind),
     )
+
+
+def _read_stamp(folder: Path) -> _Stamp:
+    stamp = []
+    for name in _TLS_FILES:
+        try:
+            status = (folder / name).stat()
+        except OSError:
+            stamp.append((0, 0, 0))
+        else:
+            stamp.append((status.st_mtime_ns, status.st_size, status.st_ino))
+    return tuple(stamp)
 
 
 def _read_secret(path: Path) -> bytes:
@@ -125,12 +185,12 @@ def _checked_certificate(folder: Path, kind: str) -> float:
     own.verify_mode = ssl.CERT_NONE
     try:
         end.load_verify_locations(folder / "ca.pem")
-    except ssl.SSLError:
+    except OSError:
         raise ConfigError(f"{folder / 'ca.pem'} holds no certificate in PEM") from None
     try:
         for context in (end, own):
             context.load_cert_chain(path, folder / "key.pem", password=_no_password)
-    except (ssl.SSLError, ValueError) as error:
+    except (OSError, ValueError) as error:
         raise ConfigError(
             f"{path} and {folder / 'key.pem'} are not a certificate and its key in PEM "
             f"({_reason(error)}): {_how_to_renew(kind)}"

@@ -1,4 +1,5 @@
-"""The metrics that every process has, whatever its role: its version, memory, CPU and files."""
+"""The metrics that every process has, whatever its role: its version, certificate, memory, CPU
+and files."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from common.keys_folder import Keys
 from common.nodes import Role
 from common.version import PROTOCOL_VERSION, VERSION
 
@@ -29,9 +31,28 @@ class BuildInfo(Collector):
         yield info
 
 
-def process_registry(role: Role) -> CollectorRegistry:
+class CertificateEnd(Collector):
+    """When the certificate ends that the process shows to others of its cluster."""
+
+    def __init__(self, keys: Keys | None) -> None:
+        self._keys = keys
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield one sample; none without keys."""
+        end = GaugeMetricFamily(
+            "pdserve_certificate_end_timestamp_seconds",
+            "End of the certificate in the folder of --keys, in seconds since 1970; without keys "
+            "there is no sample",
+        )
+        if self._keys is not None:
+            end.add_metric([], self._keys.tls.expires_at_s)
+        yield end
+
+
+def process_registry(role: Role, keys: Keys | None = None) -> CollectorRegistry:
     """Return a registry of what every process shows, to which a role adds its own metrics."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(BuildInfo(role))
+    registry.register(CertificateEnd(keys))
     ProcessCollector(registry=registry)
     return registry

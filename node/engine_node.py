@@ -63,7 +63,7 @@ class EngineNode:
         control = ControlPort(server.host, server.port, keys)
         with bind_metrics(server.host, server.metrics_port) as listener:
             leaving = NodeDrain(drain or asyncio.Event(), timeout_s=server.drain_timeout_s)
-            registry = process_registry(self._config.role)
+            registry = process_registry(self._config.role, keys)
             # Started first: probes are answered while the model is loaded.
             metrics = MetricsServer(
                 registry,

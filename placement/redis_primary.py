@@ -22,7 +22,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 
 from common.keys_folder import Keys
 from common.redis_url import MAX_HOSTS, RedisUrl, Topology, parse_redis_url
-from placement.redis_tls import RedisTlsConnection, redis_tls
+from placement.redis_tls import RedisTls, RedisTlsConnection
 
 _MAX_CONNECTIONS = 16
 
@@ -189,5 +189,5 @@ def _address_and_proofs(url: str, parsed: RedisUrl, keys: Keys | None) -> dict[s
         return address
     address = {"username": keys.redis_user, "password": keys.redis_password, **address}
     if parsed.has_tls:
-        address |= {"connection_class": RedisTlsConnection, "tls": redis_tls(keys)}
+        address |= {"connection_class": RedisTlsConnection, "tls": RedisTls(keys)}
     return address

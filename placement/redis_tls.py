@@ -4,17 +4,36 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from redis.asyncio.connection import Connection
 
-from common.keys_folder import REDIS_NAME, Keys
+from common.keys_folder import REDIS_NAME, Keys, TlsFiles
 
 
-def redis_tls(keys: Keys) -> ssl.SSLContext:
-    """Return a context that trusts only the cluster's CA, not those of the system."""
+class RedisTls:
+    """Contexts that trust only the cluster's CA, not those of the system."""
+
+    def __init__(self, keys: Keys) -> None:
+        """Read the folder; `OSError` when its files have changed into invalid ones."""
+        self._keys = keys
+        self._tls = keys.tls
+        self._context = _context(keys, self._tls)
+
+    def context(self) -> ssl.SSLContext:
+        """Return the context for a new connection: with the latest certificate."""
+        latest = self._keys.tls
+        if latest is not self._tls:
+            # Where the files are just changing once more, the earlier certificate serves.
+            with suppress(OSError):
+                self._context, self._tls = _context(self._keys, latest), latest
+        return self._context
+
+
+def _context(keys: Keys, tls: TlsFiles) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.load_verify_locations(cadata=keys.ca.decode("ascii"))
+    context.load_verify_locations(cadata=tls.ca.decode("ascii"))
     context.load_cert_chain(keys.folder / "cert.pem", keys.folder / "key.pem")
     return context
 
@@ -26,13 +45,13 @@ class RedisTlsConnection(Connection):
     the certificate.
     """
 
-    def __init__(self, *, tls: ssl.SSLContext, **kwargs: Any) -> None:
+    def __init__(self, *, tls: RedisTls, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self._tls = tls
 
     def _connection_arguments(self) -> Mapping[str, Any]:
         arguments = super()._connection_arguments()
-        return {**arguments, "ssl": self._tls, "server_hostname": REDIS_NAME}
+        return {**arguments, "ssl": self._tls.context(), "server_hostname": REDIS_NAME}
 
 
 def is_untrusted(error: BaseException) -> bool:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import grpc.aio
 
-from common.keys_folder import NODE_NAME, ROUTER_NAME, Keys
+from common.keys_folder import NODE_NAME, ROUTER_NAME, Keys, TlsFiles
 
 Options = Sequence[tuple[str, Any]]
 
@@ -22,14 +22,16 @@ Options = Sequence[tuple[str, Any]]
 def open_channel(address: str, options: Options, keys: Keys | None) -> grpc.aio.Channel:
     """Return a router's channel to a node; with keys, the peer must have a node's certificate.
 
-    It connects by itself with the first call.
+    It connects by itself with the first call. It keeps the router's certificate with which it was
+    opened: after a renewal another channel has to be opened.
     """
     if keys is None:
         return grpc.aio.insecure_channel(address, options=list(options))
+    tls = keys.tls
     credentials = grpc.ssl_channel_credentials(
-        root_certificates=keys.ca,
-        private_key=keys.private_key,
-        certificate_chain=keys.certificate,
+        root_certificates=tls.ca,
+        private_key=tls.private_key,
+        certificate_chain=tls.certificate,
     )
     named = [*options, ("grpc.ssl_target_name_override", NODE_NAME)]
     return grpc.aio.secure_channel(address, credentials, options=named)
@@ -42,15 +44,35 @@ def make_server(options: Options, keys: Keys | None) -> grpc.aio.Server:
 
 
 def add_port(server: grpc.aio.Server, address: str, keys: Keys | None) -> int:
-    """Listen; return the port. Raises `RuntimeError` when the address cannot be bound."""
+    """Listen; return the port. Raises `RuntimeError` when the address cannot be bound.
+
+    Each handshake uses the latest certificate of `keys`.
+    """
     if keys is None:
         return server.add_insecure_port(address)
-    credentials = grpc.ssl_server_credentials(
-        [(keys.private_key, keys.certificate)],
-        root_certificates=keys.ca,
-        require_client_auth=True,
+    served = keys.tls
+
+    def changed() -> grpc.ServerCertificateConfiguration | None:
+        """Return the certificates if they are others than at the last handshake."""
+        nonlocal served
+        if keys.tls is served:
+            return None
+        served = keys.tls
+        return _server_certificates(served)
+
+    credentials = grpc.dynamic_ssl_server_credentials(
+        _server_certificates(served),
+        # None means that nothing has changed, which the stubs do not know.
+        cast(Any, changed),
+        require_client_authentication=True,
     )
     return server.add_secure_port(address, credentials)
+
+
+def _server_certificates(tls: TlsFiles) -> grpc.ServerCertificateConfiguration:
+    return grpc.ssl_server_certificate_configuration(
+        [(tls.private_key, tls.certificate)], root_certificates=tls.ca
+    )
 
 
 class OnlyRouters(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]

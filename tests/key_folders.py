@@ -45,7 +45,8 @@ def node_keys(folder: Path) -> Keys:
 
 def with_certificate(keys: Keys, issued: IssuedCertificate) -> Keys:
     """The same keys but for the certificate, unchecked as an attacker's would be."""
-    return replace(keys, certificate=issued.certificate, private_key=issued.private_key)
+    tls = replace(keys.tls, certificate=issued.certificate, private_key=issued.private_key)
+    return replace(keys, tls=tls)
 
 
 def expired(folder: Path, kind: str) -> IssuedCertificate:

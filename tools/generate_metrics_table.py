@@ -20,7 +20,7 @@ from common.nodes import Role
 from engine.core.block_pool import BlockCounts
 from engine.core.statistics import SchedulerStatistics, StepCounters
 from http_serving.certificate import show_end
-from http_serving.process_metrics import BuildInfo
+from http_serving.process_metrics import BuildInfo, CertificateEnd
 from kv_transfer.statistics import ConnectorStatistics
 from kv_transfer.transfer_metrics import TransferMetrics
 from node.kv_metrics import KvCollector
@@ -64,6 +64,7 @@ def described_metrics() -> dict[str, list[DescribedMetric]]:
     """Return the metrics of each table: of every process, a router, a node, its KV transfers."""
     process, router, node, kv = _Registry(), _Registry(), _Registry(), _Registry()
     process.register(BuildInfo(Role.ROUTER))
+    process.register(CertificateEnd(None))
     HttpMetrics(router)
     RouterMetrics(router)
     router.register(ApiKeyCollector(ApiKeyBook(MonotonicClock())))

@@ -4,6 +4,7 @@ run_role      what all roles share: logs, signals, keys, checkpoint, placement s
 router_role   the router
 engine_role   a prefill, decode or mixed node
 kv_plane      a node's KV connector: memory, lanes, keys
+certificate_watch   a renewed certificate is taken over; a warning before the end
 make_tracing  traces, where they are on
 otel          traces by the OpenTelemetry SDK
 shutdown      how a role is told to end: in order, or at once

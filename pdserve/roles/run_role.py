@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,14 +14,11 @@ from common.keys_folder import Keys, load_keys
 from common.logs import set_up_logs
 from common.nodes import Role
 from pdserve.checkpoints.resolve import resolve_checkpoint
+from pdserve.roles.certificate_watch import CertificateWatch
 from pdserve.roles.make_tracing import make_tracing
 from pdserve.roles.shutdown import Shutdown
 from placement.redis_store import RedisStore
 from placement.store import PlacementUnavailable
-
-log = logging.getLogger("pdserve")
-
-_WARN_DAYS = 30
 
 
 def run_role(config: Config) -> int:
@@ -42,6 +37,7 @@ async def _run(config: Config) -> int:
     shutdown = Shutdown()
     shutdown.watch_signals()
     keys = _load_keys(config)
+    watching = keys and asyncio.create_task(CertificateWatch(keys).keep_current())
     tracing = make_tracing(config)
     folder = resolve_checkpoint(config.model.model)
     config = _with_model(config, folder)
@@ -58,24 +54,17 @@ async def _run(config: Config) -> int:
     except PlacementUnavailable as away:
         raise PlacementUnavailable(f"{away} (--redis-url says where it is)") from away
     finally:
+        if watching:
+            watching.cancel()
         await store.close()
         await asyncio.to_thread(tracing.close)
 
 
 def _load_keys(config: Config) -> Keys | None:
-    """Load the folder of `--keys`, if there is one; warn when its certificate expires soon."""
+    """Load the folder of `--keys`, if there is one."""
     if not config.security.keys:
         return None
-    keys = load_keys(Path(config.security.keys), config.role)
-    num_days = (keys.expires_at_s - time.time()) / 86400
-    if num_days < _WARN_DAYS:
-        log.warning(
-            "the certificate in %s ends in %.0f days: `pdserve keys renew DIR %s` makes a new one",
-            keys.folder,
-            num_days,
-            keys.redis_user,
-        )
-    return keys
+    return load_keys(Path(config.security.keys), config.role)
 
 
 def _with_model(config: Config, folder: Path) -> Config:

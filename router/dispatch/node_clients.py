@@ -105,8 +105,8 @@ class NodeClient:
         self._silence = Silence()
         self._is_silent = asyncio.Event()
         self._envelope = make_envelope(router, record.incarnation, record.protocol)
-        self._channel = open_channel(record.control_address, CHANNEL_OPTIONS, keys)
-        self._stub: Any = cast(Any, NodeStub)(self._channel)
+        self._keys = keys
+        self._open_channel()
         self._is_heard = False
         self._stuck_s = 0.0
         self._is_closed = False
@@ -118,6 +118,18 @@ class NodeClient:
         self._has_room = asyncio.Event()
         self._has_room.set()
         self._task: asyncio.Task[None] | None = None
+
+    def _open_channel(self) -> None:
+        self._tls = self._keys.tls if self._keys else None
+        self._channel = open_channel(self._address, CHANNEL_OPTIONS, self._keys)
+        self._stub: Any = cast(Any, NodeStub)(self._channel)
+
+    async def _renew_channel(self) -> None:
+        """Open another channel if the certificate was renewed after this one was opened."""
+        if self._keys is not None and self._keys.tls is not self._tls:
+            earlier = self._channel
+            self._open_channel()
+            await earlier.close(None)
 
     def start(self) -> None:
         """Open the stream, now and again whenever it breaks."""
@@ -253,6 +265,7 @@ class NodeClient:
         num_failures, has_ended = 0, False
         while True:
             try:
+                await self._renew_channel()
                 await self._run_stream()
                 reason = ENDED_BY_NODE
             except TimeoutError:

@@ -10,6 +10,7 @@ import grpc
 
 from common.errors import PdserveError
 from common.ids import AttemptId, Incarnation
+from common.keys_folder import Keys
 from common.nodes import NodeLoad, NodeRecord, Role
 from common.request import GenerationRequest, RequestOutput
 from placement.store import PlacementStore
@@ -18,6 +19,7 @@ from protos.codec import attempts_from_proto, check_envelope, request_from_proto
 from protos.output_batches import outputs_to_proto
 from protos.pdserve_node_pb2_grpc import NodeServicer, add_NodeServicer_to_server
 from protos.rpc_errors import status_of
+from protos.transport_security import add_port
 
 Reserve = Callable[[GenerationRequest, bool], Awaitable[pb.Reply]]
 Prefill = Callable[[GenerationRequest, pb.Ticket | None], Awaitable[pb.Reply]]
@@ -62,10 +64,12 @@ class FakeNode(cast(Any, NodeServicer)):  # type: ignore[misc]
         self._server: Any = None
         self.port = 0
 
-    async def start(self, store: PlacementStore, *, port: int = 0) -> None:
+    async def start(
+        self, store: PlacementStore, *, port: int = 0, keys: Keys | None = None
+    ) -> None:
         self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
         cast(Any, add_NodeServicer_to_server)(self, self._server)
-        self.port = self._server.add_insecure_port(f"127.0.0.1:{port}")
+        self.port = add_port(self._server, f"127.0.0.1:{port}", keys)
         await self._server.start()
         record = record_of(self.incarnation, self.role, f"127.0.0.1:{self.port}")
         await store.heartbeat(record, IDLE, lease_s=60)

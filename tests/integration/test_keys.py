@@ -27,9 +27,13 @@ def metrics(cluster: Cluster, node_id: str) -> dict[tuple[str, ...], float]:
     """A node's samples, read as Prometheus would."""
     reply = httpx.get(f"{cluster.url}/v1/cluster", headers=cluster.headers)
     (address,) = [n["metrics_address"] for n in reply.json()["nodes"] if n["node_id"] == node_id]
+    return samples(cluster, f"http://{address}/metrics")
+
+
+def samples(cluster: Cluster, url: str) -> dict[tuple[str, ...], float]:
     assert cluster.spec.keys is not None
     token = read(cluster.spec.keys / "client/metrics.token")
-    shown = httpx.get(f"http://{address}/metrics", headers={"authorization": f"Bearer {token}"})
+    shown = httpx.get(url, headers={"authorization": f"Bearer {token}"})
     assert shown.status_code == 200, shown.text
     return {
         (sample.name, *sample.labels.values()): sample.value
@@ -76,16 +80,23 @@ def test_the_routers_metrics_are_open_to_the_token(keyed_cluster: Cluster) -> No
     assert "pdserve_router_choices_total" in reply.text
 
 
-def test_a_renewed_certificate_serves_beside_the_old_ones(
+def test_renewed_certificates_are_taken_over_without_a_restart(
     keyed_cluster: Cluster, keyed_api: Api, keys: Path
 ) -> None:
-    before = read(keys / "node/cert.pem")
-    assert main(["keys", "renew", str(keys), "node", "--days", "7"]) == 0
-    assert read(keys / "node/cert.pem") != before
-    decode = keyed_cluster.processes["decode-1"]
+    end = ("pdserve_certificate_end_timestamp_seconds",)
+    prefill, decode = keyed_cluster.processes["prefill-1"], keyed_cluster.processes["decode-1"]
+    url = f"{keyed_cluster.url}/metrics"
+    before = samples(keyed_cluster, url)[end], metrics(keyed_cluster, "prefill-1")[end]
+    for kind in ("node", "router"):
+        assert main(["keys", "renew", str(keys), kind, "--days", "9"]) == 0
+    wait_until(lambda: samples(keyed_cluster, url)[end] > before[0], "the router has read it")
+    wait_until(
+        lambda: metrics(keyed_cluster, "prefill-1")[end] > before[1], "the prefill node has read it"
+    )
+    # Another life of the decode node is met with the new certificates.
     assert decode.stop() == 0
-    # The router and the prefill node go on with the certificates that they have read.
     keyed_cluster.mend()
+    assert prefill.is_running
     assert keyed_api.complete(PROMPT, max_tokens=4, ignore_eos=True).tokens
 
 

@@ -7,14 +7,17 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from common.errors import DeadlineExceeded, NodeLost, Overloaded, PdserveError
 from common.ids import AttemptId, Incarnation
+from common.keys_folder import Keys
 from common.nodes import Role
 from common.request import GenerationRequest, RequestOutput, SamplingParams
+from pdserve.keys.keys_init import HOLDERS
 from protos import pdserve_node_pb2 as pb
 from router.core.request_flow import Reservation
 from router.dispatch import node_clients, unsent_calls
@@ -37,6 +40,15 @@ from router.dispatch.silence import BUSY_TICKS, LOSS_TICKS, PROBE_TICKS, SUSPICI
 from tests.fakes.manual_clock import ManualClock
 from tests.fakes.memory_store import MemoryStore
 from tests.integration.fake_node import FakeNode, record_of
+from tests.key_folders import (
+    expired,
+    issue,
+    make_keys,
+    node_keys,
+    put,
+    router_keys,
+    with_certificate,
+)
 
 ROUTER = Incarnation("router-0", 1)
 REQUEST = GenerationRequest(
@@ -121,13 +133,15 @@ async def wait_until(is_true: Callable[[], bool]) -> None:
 
 
 @asynccontextmanager
-async def connected(*, epoch: int = 1) -> AsyncIterator[tuple[FakeNode, NodeClient, Log]]:
+async def connected(
+    *, epoch: int = 1, served: Keys | None = None, keys: Keys | None = None
+) -> AsyncIterator[tuple[FakeNode, NodeClient, Log]]:
     """A node in its first life and a client for life `epoch` of it, which nobody ticks."""
     node = FakeNode("d0", Role.DECODE)
-    await node.start(MemoryStore(ManualClock()))
+    await node.start(MemoryStore(ManualClock()), keys=served)
     record = record_of(Incarnation("d0", epoch), Role.DECODE, f"127.0.0.1:{node.port}")
     log = Log()
-    client = NodeClient(record, ROUTER, log, Probes(CHANNEL_OPTIONS, None))
+    client = NodeClient(record, ROUTER, log, Probes(CHANNEL_OPTIONS, keys), keys=keys)
     client.start()
     yield node, client, log
     await client.close()
@@ -187,6 +201,20 @@ async def test_a_node_that_ends_the_stream_is_lost_at_once() -> None:
         node.end_streams()
         await wait_until(lambda: log.lost == ["the node ended the stream"])
         await wait_until(lambda: log.num_messages == 2)
+
+
+async def test_a_stream_is_opened_again_with_a_renewed_certificate(tmp_path: Path) -> None:
+    folder = make_keys(tmp_path / "keys")
+    router = with_certificate(router_keys(folder), expired(folder, "router"))
+    async with connected(served=node_keys(folder), keys=router) as (node, client, log):
+        with pytest.raises(NodeLost):
+            await reserve(client)
+        assert log.num_messages == 0
+        put(issue(folder, HOLDERS["router"]), folder / "router")
+        assert router.reload_if_changed()
+        await wait_until(lambda: log.num_messages > 0)
+        assert isinstance(await reserve(client), Reservation)
+        node.end_streams()
 
 
 async def test_a_bug_on_the_stream_is_a_lost_node_and_the_stream_is_tried_again() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from common.ids import AttemptId
+from common.keys_folder import Keys
 from common.nodes import Role
 from common.request import FinishReason
 from common.version import PROTOCOL_VERSION
@@ -33,8 +34,10 @@ class VersionedNode(FakeNode):
         self.protocol = protocol
         self.received: set[int] = set()
 
-    async def start(self, store: PlacementStore, *, port: int = 0) -> None:
-        await super().start(store, port=port)
+    async def start(
+        self, store: PlacementStore, *, port: int = 0, keys: Keys | None = None
+    ) -> None:
+        await super().start(store, port=port, keys=keys)
         record = record_of(self.incarnation, self.role, f"127.0.0.1:{self.port}")
         await store.heartbeat(replace(record, protocol=self.protocol), IDLE, lease_s=60)
 

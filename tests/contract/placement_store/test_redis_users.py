@@ -206,6 +206,23 @@ async def test_redis_may_be_anywhere(keys: Path, tmp_path: Path) -> None:
 
 
 @needs_tls
+async def test_a_renewed_certificate_opens_the_next_connection(
+    tls_server: RedisServer, keys: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(keys, folder)
+    router = router_keys(folder)
+    put(expired(folder, "router"), folder / "router")
+    router.tls = with_certificate(router, expired(folder, "router")).tls
+    async with store(tls_server, router) as renewed:
+        with pytest.raises(PlacementUnavailable):
+            await renewed.live_nodes()
+        put(issue(folder, HOLDERS["router"]), folder / "router")
+        assert router.reload_if_changed()
+        assert await renewed.live_nodes() == []
+
+
+@needs_tls
 @pytest.mark.parametrize("name", ["of another CA", "expired", "a node's", "the address's"])
 async def test_a_router_trusts_no_other_redis(name: str, keys: Path, tmp_path: Path) -> None:
     folder = tmp_path / "copy"

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from common import keys_folder
 from common.errors import ConfigError
 from common.keys_folder import load_keys
 from common.nodes import Role
@@ -26,7 +27,7 @@ def test_a_router_and_a_node_read_their_own(keys: Path) -> None:
     for role in (Role.PREFILL, Role.DECODE, Role.MIXED):
         node = load_keys(keys / "node", role)
         assert (node.redis_user, node.kv_key_path) == ("node", keys / "node/kv.key")
-    assert router.ca == node.ca
+    assert router.tls.ca == node.tls.ca
     assert router.metrics_token == node.metrics_token == (keys / "client/metrics.token").read_text()
     assert router.redis_password != node.redis_password
 
@@ -43,6 +44,57 @@ def test_a_word_may_end_with_a_line(keys: Path) -> None:
     path = keys / "node/redis.password"
     path.write_text("word\n")
     assert load_keys(keys / "node", Role.DECODE).redis_password == "word"
+
+
+def test_a_renewed_certificate_is_taken_over(keys: Path) -> None:
+    node = load_keys(keys / "node", Role.DECODE)
+    before = node.tls
+    assert not node.reload_if_changed()
+    assert node.tls is before
+    put(issue(keys, HOLDERS["node"], days=3), keys / "node")
+    assert node.reload_if_changed()
+    assert node.tls.expires_at_s < before.expires_at_s
+    assert node.tls == load_keys(keys / "node", Role.DECODE).tls
+    assert not node.reload_if_changed()
+
+
+def test_a_broken_renewal_changes_nothing_and_is_logged_once(
+    keys: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    node = load_keys(keys / "node", Role.DECODE)
+    before = node.tls
+    put(expired(keys, "node"), keys / "node")
+    assert not node.reload_if_changed()
+    assert not node.reload_if_changed()
+    assert node.tls is before
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert "the earlier certificate stays" in said
+    assert "certificate has expired" in said
+    (keys / "node/key.pem").unlink()
+    assert not node.reload_if_changed()
+    put(issue(keys, HOLDERS["node"]), keys / "node")
+    (keys / "node/key.pem").chmod(0o600)
+    assert node.reload_if_changed()
+
+
+def test_files_that_change_while_they_are_read_are_read_again(
+    keys: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = load_keys(keys / "node", Role.DECODE)
+    before, load = node.tls, keys_folder._load_tls
+
+    def load_slowly(folder: Path, kind: str) -> keys_folder.TlsFiles:
+        found = load(folder, kind)
+        put(issue(keys, HOLDERS["node"], days=2), folder)
+        return found
+
+    put(issue(keys, HOLDERS["node"], days=3), keys / "node")
+    with monkeypatch.context() as patched:
+        patched.setattr(keys_folder, "_load_tls", load_slowly)
+        assert not node.reload_if_changed()
+    assert node.tls is before
+    assert node.reload_if_changed()
+    assert node.tls == load_keys(keys / "node", Role.DECODE).tls
 
 
 def without(name: str) -> Callable[[Path], None]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from prometheus_client import generate_latest
 
@@ -9,7 +11,9 @@ import pdserve
 from common.nodes import Role
 from common.version import PROTOCOL_VERSION
 from http_serving.process_metrics import process_registry
+from pdserve.keys.keys_init import HOLDERS
 from router.watch.http_metrics import HttpMetrics
+from tests.key_folders import issue, make_keys, node_keys, put
 
 
 @pytest.mark.parametrize("role", [Role.ROUTER, Role.DECODE])
@@ -22,6 +26,21 @@ def test_the_version_and_the_role_are_labels(role: Role) -> None:
     }
     assert registry.get_sample_value("pdserve_build_info", labels) == 1
     assert registry.get_sample_value("process_resident_memory_bytes")
+
+
+def test_the_end_of_the_certificate_follows_a_renewal(tmp_path: Path) -> None:
+    name = "pdserve_certificate_end_timestamp_seconds"
+    assert process_registry(Role.DECODE).get_sample_value(name) is None
+    folder = make_keys(tmp_path / "keys")
+    keys = node_keys(folder)
+    registry = process_registry(Role.DECODE, keys)
+    before = registry.get_sample_value(name)
+    assert before == keys.tls.expires_at_s
+    put(issue(folder, HOLDERS["node"], days=30), folder / "node")
+    keys.reload_if_changed()
+    after = registry.get_sample_value(name)
+    assert after is not None
+    assert after - before == pytest.approx(23 * 86400, abs=60)
 
 
 def test_the_targets_of_latency_are_bounds_of_the_histograms() -> None:

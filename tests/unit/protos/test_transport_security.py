@@ -22,6 +22,7 @@ from tests.key_folders import (
     issue,
     make_keys,
     node_keys,
+    put,
     router_keys,
     with_certificate,
 )
@@ -168,6 +169,32 @@ async def test_a_router_speaks_to_no_other_server(name: str, keys: Path, other: 
     async with serving(served[name]) as (address, service):
         assert await status_code(address, router_keys(keys)) is grpc.StatusCode.UNAVAILABLE
         assert service.num_calls == 0
+
+
+async def test_a_server_uses_a_renewed_certificate_without_a_restart(tmp_path: Path) -> None:
+    folder = make_keys(tmp_path / "keys")
+    router = router_keys(folder)
+    node = with_certificate(node_keys(folder), expired(folder, "node"))
+    async with serving(node) as (address, service):
+        assert await status_code(address, router) is grpc.StatusCode.UNAVAILABLE
+        put(issue(folder, HOLDERS["node"]), folder / "node")
+        assert node.reload_if_changed()
+        assert await status_code(address, router) is grpc.StatusCode.OK
+        # Routers still have to show a certificate of the cluster.
+        assert await status_code(address, None) is grpc.StatusCode.UNAVAILABLE
+        as_node = with_certificate(router, issue(folder, HOLDERS["node"]))
+        assert await status_code(address, as_node) is grpc.StatusCode.PERMISSION_DENIED
+    assert service.num_calls == 1
+
+
+async def test_a_router_uses_a_renewed_certificate_for_its_next_channel(tmp_path: Path) -> None:
+    folder = make_keys(tmp_path / "keys")
+    router = with_certificate(router_keys(folder), expired(folder, "router"))
+    async with serving(node_keys(folder)) as (address, _):
+        assert await status_code(address, router) is grpc.StatusCode.UNAVAILABLE
+        put(issue(folder, HOLDERS["router"]), folder / "router")
+        assert router.reload_if_changed()
+        assert await status_code(address, router) is grpc.StatusCode.OK
 
 
 async def test_without_keys_everybody_talks() -> None:

@@ -159,7 +159,7 @@ def test_renew_changes_one_certificate_and_its_key(
     assert changed == {"node/cert.pem", "node/key.pem"}
     assert after.keys() == before.keys()
     assert mode(keys / "node/key.pem") == 0o600
-    left_s = load_keys(keys / "node", Role.DECODE).expires_at_s - datetime.now(UTC).timestamp()
+    left_s = load_keys(keys / "node", Role.DECODE).tls.expires_at_s - datetime.now(UTC).timestamp()
     assert 8.9 < left_s / 86400 <= 9
 
 
