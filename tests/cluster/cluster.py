@@ -156,6 +156,22 @@ class Cluster:
         finally:
             self._slow_file.unlink()
 
+    def hold_lock(self, node_id: str) -> None:
+        """A step of a slow node holds its interpreter lock for `HELD_S`; return in the middle."""
+        held = Path(f"{self._slow_file}.held.{node_id}")
+        held.touch()
+        wait_until(lambda: not held.exists(), f"{node_id} holds its interpreter lock")
+
+    @contextlib.contextmanager
+    def hung(self, node_id: str) -> Iterator[None]:
+        """A step of a slow node does not end."""
+        hung = Path(f"{self._slow_file}.hung.{node_id}")
+        hung.touch()
+        try:
+            yield
+        finally:
+            hung.unlink()
+
     # --- looking at it ------------------------------------------------------------------------
 
     def live_nodes(self) -> list[LiveNode]:

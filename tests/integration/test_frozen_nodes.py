@@ -1,0 +1,157 @@
+"""A real node that is frozen, busy or hung under streams: how long their clients wait."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+
+from common.nodes import Role
+from node.step_progress import LEAST_LIMIT_S
+from tests.cluster.api import Answer, Api, Fields
+from tests.cluster.cluster import Cluster, ClusterSpec, NodeSpec, running
+from tests.cluster.slow_serve import HELD_S
+from tests.cluster.tiny_model import prompt_tokens
+from tests.cluster.waiting import wait_until
+from tests.redis_server import RedisServer
+
+pytestmark = pytest.mark.timeout(300)
+
+NUM_STREAMS = 4
+FROZEN_GAP_S = 2.0
+HUNG_GAP_S = 5.0
+COMPUTING_S = 1.5
+"""For the recomputation of four short contexts on a machine that does other things as well."""
+
+
+@pytest.fixture(scope="module")
+def cluster(
+    cluster_redis: RedisServer, cluster_folder: Path, tiny_model: Path
+) -> Iterator[Cluster]:
+    spec = ClusterSpec(
+        name="frozen",
+        model=tiny_model,
+        nodes=(NodeSpec("mixed-1", Role.MIXED), NodeSpec("mixed-2", Role.MIXED)),
+        flags=("--block-size", "16", "--num-threads", "1", "--kv-cache-memory", "16MiB"),
+        can_be_slow=True,
+    )
+    with running([spec], cluster_redis, cluster_folder) as (cluster,):
+        yield cluster
+
+
+class Reader:
+    """Reads one answer and notes the longest time between two of its events."""
+
+    def __init__(self, api: Api, number: int) -> None:
+        self.fields: Fields = {
+            "prompt": prompt_tokens(40, salt=80 + number),
+            "max_tokens": 100,
+            "temperature": 0,
+            "ignore_eos": True,
+        }
+        self._api = api
+        self.num_events = 0
+        self.longest_gap_s = 0.0
+
+    def read(self) -> Answer:
+        with self._api.stream(logprobs=0, **self.fields) as stream:
+            stream.read_tokens(1)
+            heard_at_s = time.monotonic()
+            while stream.read_event() is not None:
+                self.num_events += 1
+                now_s = time.monotonic()
+                self.longest_gap_s = max(self.longest_gap_s, now_s - heard_at_s)
+                heard_at_s = now_s
+            return stream.read_rest()
+
+
+class Streams:
+    """Answers that are being read while something happens to a node."""
+
+    def __init__(self, cluster: Cluster, api: Api, threads: ThreadPoolExecutor) -> None:
+        self._api = api
+        self.readers = [Reader(api, number) for number in range(NUM_STREAMS)]
+        self._answers = [threads.submit(reader.read) for reader in self.readers]
+        wait_until(self._are_all_under_way, "every stream has tokens")
+        for node in cluster.spec.nodes:
+            cluster.wait_status(node.node_id, lambda books: books.num_running > 0, "has streams")
+
+    def _are_all_under_way(self) -> bool:
+        return all(reader.num_events > 2 for reader in self.readers)
+
+    def finish(self) -> float:
+        """Read every answer to its end; return the longest gap of them."""
+        for answer in self._answers:
+            answer.result(timeout=60)
+        return max(reader.longest_gap_s for reader in self.readers)
+
+    def compare(self) -> None:
+        """Every answer is that of an undisturbed cluster."""
+        answers = [answer.result() for answer in self._answers]
+        assert answers == [self._api.complete(**reader.fields) for reader in self.readers]
+
+
+@pytest.fixture
+def api(cluster: Cluster) -> Iterator[Api]:
+    with Api(cluster.url, "tiny") as api:
+        yield api
+    cluster.wait_ready()
+    cluster.check_settled()
+
+
+@pytest.fixture
+def threads() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(NUM_STREAMS) as pool:
+        yield pool
+
+
+def num_suspected(cluster: Cluster) -> int:
+    text = httpx.get(f"{cluster.url}/metrics").text
+    found = re.search(r"^pdserve_router_nodes_suspected_total (\S+)$", text, re.MULTILINE)
+    assert found is not None
+    return round(float(found[1]))
+
+
+def test_streams_of_a_frozen_node_go_on_within_two_seconds(
+    cluster: Cluster, api: Api, threads: ThreadPoolExecutor
+) -> None:
+    before = num_suspected(cluster)
+    with cluster.slow():
+        streams = Streams(cluster, api, threads)
+        cluster.processes["mixed-1"].freeze()
+        try:
+            longest_gap_s = streams.finish()
+        finally:
+            cluster.processes["mixed-1"].thaw()
+    assert num_suspected(cluster) > before
+    streams.compare()
+    assert 1.0 < longest_gap_s < FROZEN_GAP_S + COMPUTING_S
+
+
+def test_a_node_whose_python_stands_still_for_two_seconds_is_not_suspected(
+    cluster: Cluster, api: Api, threads: ThreadPoolExecutor
+) -> None:
+    before = num_suspected(cluster)
+    with cluster.slow():
+        streams = Streams(cluster, api, threads)
+        cluster.hold_lock("mixed-1")
+        assert streams.finish() > 0.8 * HELD_S
+    streams.compare()
+    assert num_suspected(cluster) == before
+
+
+def test_streams_of_a_hung_step_go_on_and_its_node_serves_again_when_the_step_ends(
+    cluster: Cluster, api: Api, threads: ThreadPoolExecutor
+) -> None:
+    with cluster.slow():
+        streams = Streams(cluster, api, threads)
+        with cluster.hung("mixed-1"):
+            longest_gap_s = streams.finish()
+    streams.compare()
+    assert LEAST_LIMIT_S < longest_gap_s < HUNG_GAP_S + COMPUTING_S
+    assert "a step has lasted" in cluster.processes["mixed-1"].log()
