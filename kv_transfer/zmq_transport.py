@@ -78,8 +78,8 @@ class ZmqTransport:
         self._wake_lock = threading.Lock()
         self._dealers: dict[Peer, zmq.Socket[bytes]] = {}
         self._part_senders: dict[Peer, PartSender] = {}
-        # Senders of closed sockets, whose parts ZMQ has not released yet.
-        self._parting: list[PartSender] = []
+        # Those whose parts ZMQ has not released yet, also of closed sockets.
+        self._holding: dict[PartSender, None] = {}
         # The peer behind each DEALER; None for the ROUTER.
         self._peer_of: dict[zmq.Socket[bytes], Peer | None] = {}
         self._ready: deque[zmq.Socket[bytes]] = deque()
@@ -154,6 +154,7 @@ class ZmqTransport:
         part_sender = self._part_senders.get(peer)
         try:
             if part_sender is not None and len(parts) > 1:
+                self._holding[part_sender] = None
                 part_sender.send(parts[0], parts[1:])
             else:
                 dealer.send_multipart(parts, zmq.NOBLOCK, copy=False)
@@ -215,9 +216,8 @@ class ZmqTransport:
             self._wake_write.close()
 
     def _forget_sent(self) -> None:
-        for part_sender in self._part_senders.values():
-            part_sender.forget_sent()
-        self._parting = [one for one in self._parting if not one.forget_sent()]
+        for part_sender in [one for one in self._holding if one.forget_sent()]:
+            del self._holding[part_sender]
 
     def _terminate(self) -> None:
         """End ZMQ's threads, in bounded time: its own wait is unbounded and was seen to hang."""
@@ -229,7 +229,7 @@ class ZmqTransport:
 
     def _end_threads(self) -> None:
         self._context.term()
-        self._parting.clear()  # Not before: until then ZMQ may read their parts.
+        self._holding.clear()  # Not before: until then ZMQ may read their parts.
 
     def _close_dealer(self, peer: Peer, *, linger_ms: int) -> None:
         dealer = self._dealers.pop(peer, None)
@@ -239,9 +239,7 @@ class ZmqTransport:
         del self._peer_of[dealer]
         if dealer in self._ready:
             self._ready.remove(dealer)
-        part_sender = self._part_senders.pop(peer, None)
-        if part_sender is not None:
-            self._parting.append(part_sender)
+        self._part_senders.pop(peer, None)
         dealer.close(linger_ms)
 
     def _on_the_wire(self, part_bytes: int) -> int:

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Protocol
 
-from common.errors import HandoffFailed, PeerProtocolError
+from common.errors import PeerProtocolError
 from kv_transfer.core.chunks import Chunk
 from kv_transfer.core.effects import Peer, SayHello, SendChunk, SenderEffect, SendToPeer
 from kv_transfer.core.frames import Abort, Ping, Welcome
-from kv_transfer.core.handshake import LINK_TABLE, HandoffStep, LinkState, LinkStep, advance
+from kv_transfer.core.handshake import LINK_TABLE, LinkState, LinkStep, advance
 from kv_transfer.core.lanes import ONE_SIDED_LANES, PULLING_LANES, verification
 from kv_transfer.core.limits import (
     MAX_BLOCKS_PER_FRAME,
     MAX_FRAMES_IN_FLIGHT,
     Limits,
 )
-from kv_transfer.core.link_rates import SLOW_FOR_S, RateMeter, is_slow
+from kv_transfer.core.link_rates import SLOW_FOR_S, SLOW_LOOK_S, RateMeter, is_slow
 from kv_transfer.core.transfer import Transfer
-from kv_transfer.core.transfer_errors import PeerUnreachable, TransferSlow
+from kv_transfer.core.transfer_errors import PeerUnreachable
 
 RECONNECT_AFTER_S = 0.05
 PULLED_WINDOWS = 2
@@ -38,6 +38,18 @@ class LeaseFrame(Protocol):
     def lease_token(self) -> int: ...
     @property
     def generation(self) -> int: ...
+
+
+class NodeWindow:
+    """The bytes that all links of a sender have in flight together, and the most they may have."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
+        self.in_flight_bytes = 0
+
+    @property
+    def left_bytes(self) -> int:
+        return self._most_bytes - self.in_flight_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +70,14 @@ class Link:
     peers when it resumes.
     """
 
-    def __init__(self, peer: Peer, limits: Limits, piece_pair_bytes: int, now_s: float) -> None:
+    def __init__(
+        self,
+        peer: Peer,
+        limits: Limits,
+        piece_pair_bytes: int,
+        node_window: NodeWindow,
+        now_s: float,
+    ) -> None:
         self.peer = peer
         self.state = LinkState.CONNECTING
         self.transfers: dict[int, Transfer] = {}
@@ -71,7 +90,11 @@ class Link:
         self._pair_bytes = piece_pair_bytes
         self._num_damaged_headers = 0
         self.rate = RateMeter()
-        self._turns: deque[int] = deque()
+        self._look_again_at_s: float | None = None
+        self._node_window = node_window
+        self.waits_for_node = False
+        # The tokens of transfers that have something to send, in turn.
+        self._turns: OrderedDict[int, None] = OrderedDict()
         self._in_flight: deque[_InFlight] = deque()
         self._next_seq = 0
         self._idle_since_s = now_s
@@ -82,6 +105,9 @@ class Link:
     def add(self, transfer: Transfer) -> None:
         self.transfers[transfer.token] = transfer
 
+    def all(self) -> list[Transfer]:
+        return list(self.transfers.values())
+
     def transfer_named(self, frame: LeaseFrame) -> Transfer | None:
         """Return the open transfer that a frame is about, in this generation."""
         transfer = self.transfers.get(frame.lease_token)
@@ -91,8 +117,7 @@ class Link:
 
     def remove(self, token: int, now_s: float) -> None:
         del self.transfers[token]
-        if token in self._turns:
-            self._turns.remove(token)
+        self._turns.pop(token, None)
         self._idle_since_s = now_s
 
     def count_damaged_header(self) -> int:
@@ -102,25 +127,25 @@ class Link:
 
     def has_work(self, token: int) -> None:
         """Queue the transfer for a turn, unless it is queued already."""
-        if token not in self._turns:
-            self._turns.append(token)
+        self._turns.setdefault(token)
 
-    def next_turn(self, node_bytes_left: int) -> Transfer | None:
+    def next_turn(self) -> Transfer | None:
         """Return the transfer whose turn it is, if its next frame fits the window.
 
-        It is removed from the queue. `node_bytes_left` bytes are left of the window that all peers
-        share; one frame may always be in flight.
+        It is removed from the queue. One frame may always be in flight; `waits_for_node` says
+        whether another one waits for the window that all peers share.
         """
+        self.waits_for_node = False
         while self._turns:
-            transfer = self.transfers[self._turns[0]]
+            transfer = self.transfers[next(iter(self._turns))]
             if transfer.pending and not transfer.is_begun:
-                self._turns.popleft()
+                self._turns.popitem(last=False)
                 continue
             if transfer.pending:
                 num_blocks = sum(len(chunk.ordinals) for chunk in self._next_chunks(transfer))
-                if not self._fits(num_blocks * self._pair_bytes, node_bytes_left):
+                if not self._fits(num_blocks * self._pair_bytes):
                     return None
-            self._turns.popleft()
+            self._turns.popitem(last=False)
             return transfer
         return None
 
@@ -161,6 +186,7 @@ class Link:
         transfer = self.transfers[token]
         self._in_flight.append(_InFlight(transfer, chunk, num_bytes))
         self.in_flight_bytes += num_bytes
+        self._node_window.in_flight_bytes += num_bytes
         transfer.num_in_flight += 1
         self._next_seq += 1
         return self._next_seq - 1
@@ -179,6 +205,7 @@ class Link:
         for _ in range(num_new):
             flight = self._in_flight.popleft()
             self.in_flight_bytes -= flight.num_bytes
+            self._node_window.in_flight_bytes -= flight.num_bytes
             transfer = flight.transfer
             transfer.acknowledge(flight.chunk)
             num_bytes += flight.num_bytes
@@ -187,27 +214,26 @@ class Link:
         if num_new:
             self.rate.on_acknowledged(num_bytes, now_s, is_idle=not self._in_flight)
 
-    def overdue(
-        self, others_per_s: Sequence[float], now_s: float
-    ) -> list[tuple[Transfer, HandoffStep, HandoffFailed]]:
-        """Return the transfers to end now, with the step and the error.
+    def expired(self, now_s: float) -> list[Transfer]:
+        """Return the transfers whose deadline has passed."""
+        return [one for one in self.transfers.values() if now_s >= one.deadline_at_s]
 
-        Their deadline passed, or they wait for their bytes for much longer than on other links.
-        """
-        late = HandoffFailed(f"{self.peer} did not acknowledge the KV by the deadline")
-        slow = TransferSlow(f"{self.peer} takes KV much more slowly than other decode nodes")
-        expired = [one for one in self.transfers.values() if now_s >= one.deadline_at_s]
-        return [(one, HandoffStep.EXPIRE, late) for one in expired] + [
-            (one, HandoffStep.FAIL, slow)
-            for one in self._slow_transfers(others_per_s, now_s)
-            if one not in expired
-        ]
-
-    def _slow_transfers(self, others_per_s: Sequence[float], now_s: float) -> list[Transfer]:
-        """Return the slow ones among first attempts: a request is moved once at most."""
-        waiting = [one for one in self.transfers.values() if one.waiting_s(now_s) >= SLOW_FOR_S]
-        if not waiting or self.state is not LinkState.READY:
+    def waiting_long(self, now_s: float) -> list[Transfer]:
+        """Return the transfers that have waited for nothing but their bytes for some seconds."""
+        if self.state is not LinkState.READY:
             return []
+        waits = [(one, one.waiting_s(now_s)) for one in self.transfers.values()]
+        is_any = any(one.committing_since_s is not None for one, _ in waits)
+        self._look_again_at_s = now_s + SLOW_LOOK_S if is_any else None
+        return [one for one, waiting_s in waits if waiting_s >= SLOW_FOR_S]
+
+    def slow(
+        self, waiting: Sequence[Transfer], others_per_s: Sequence[float], now_s: float
+    ) -> list[Transfer]:
+        """Return which of `waiting_long` take much longer than on the other links.
+
+        Only first attempts: a request is moved once at most.
+        """
         own_per_s = self.rate.present(now_s)
         # They share the link, so each waits for all.
         num_bytes = sum(one.num_remaining for one in waiting) * self._pair_bytes
@@ -260,15 +286,21 @@ class Link:
             lost.setdefault(flight.transfer.token, []).append(flight.chunk)
         for token, transfer in self.transfers.items():
             transfer.rewind(lost.get(token, []))
-        self._in_flight.clear()
+        self.let_go()
         self.rate.on_idle()
         self._turns.clear()
         self.offered = frozenset()
-        self.in_flight_bytes = 0
         self._next_seq = 0
         self._retry_at_s = now_s + RECONNECT_AFTER_S
         if self.asked_at_s is None:
             self.asked_at_s = now_s
+
+    def let_go(self) -> None:
+        """Forget what is in flight: it is room in the shared window again."""
+        self._in_flight.clear()
+        self._node_window.in_flight_bytes -= self.in_flight_bytes
+        self.in_flight_bytes = 0
+        self.waits_for_node = False
 
     def retry(self, now_s: float) -> bool:
         """Return whether a broken connection is to be opened again now."""
@@ -305,6 +337,8 @@ class Link:
             deadlines.append(self.asked_at_s + self._limits.answer_timeout_s)
         is_waiting = self.state is LinkState.WAITING
         deadlines.append(self._retry_at_s if is_waiting else self._next_ping_at_s)
+        if self._look_again_at_s is not None:
+            deadlines.append(self._look_again_at_s)
         if not self.transfers:
             deadlines.append(self._idle_since_s + self._limits.idle_s)
         return min(deadlines)
@@ -320,12 +354,21 @@ class Link:
         abort = Abort(lease.lease_token, lease.generation)
         return SendToPeer(self.peer, abort, is_behind_writes=True)
 
-    def _fits(self, num_bytes: int, node_bytes_left: int) -> bool:
-        return not self._in_flight or (
-            num_bytes <= node_bytes_left
-            and self.in_flight_bytes + num_bytes <= self._window_bytes
-            and len(self._in_flight) < MAX_FRAMES_IN_FLIGHT
-        )
+    def stop_report(self, lease: LeaseFrame) -> list[SenderEffect]:
+        """Return the report that this side, which writes the peer's pool, has stopped writing."""
+        is_writer = self.lane in ONE_SIDED_LANES and self.state is LinkState.READY
+        return [self.abort_frame(lease)] if is_writer else []
+
+    def _fits(self, num_bytes: int) -> bool:
+        if not self._in_flight:
+            return True
+        if (
+            self.in_flight_bytes + num_bytes > self._window_bytes
+            or len(self._in_flight) >= MAX_FRAMES_IN_FLIGHT
+        ):
+            return False
+        self.waits_for_node = num_bytes > self._node_window.left_bytes
+        return not self.waits_for_node
 
     def _advance(self, step: LinkStep) -> bool:
         state = advance(LINK_TABLE, self.state, step)

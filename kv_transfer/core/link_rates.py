@@ -18,6 +18,8 @@ REMEMBERED_S = 60.0
 SLOW_FOR_S = 2.0
 """How long a transfer waits for its bytes alone before it can be slow."""
 SLOW_FACTOR = 4.0
+SLOW_LOOK_S = 0.5
+"""How often transfers that wait are looked at."""
 
 
 class RateMeter:

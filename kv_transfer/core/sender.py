@@ -31,8 +31,9 @@ from kv_transfer.core.handshake import HandoffState, HandoffStep, LinkState
 from kv_transfer.core.lanes import ONE_SIDED_LANES
 from kv_transfer.core.limits import MAX_DAMAGED_HEADERS, MAX_TRANSFERS_PER_LINK, Limits
 from kv_transfer.core.link import LeaseFrame, Link, asking_for_credit
+from kv_transfer.core.links import Links
 from kv_transfer.core.transfer import Transfer
-from kv_transfer.core.transfer_errors import TransferAborted, error_of_peer
+from kv_transfer.core.transfer_errors import TransferAborted, TransferSlow, error_of_peer
 from kv_transfer.core.unreachable import UnreachablePeers
 
 Effects = list[SenderEffect]
@@ -45,9 +46,8 @@ class Sender:
     def __init__(self, me: Incarnation, layout: KVLayout, limits: Limits) -> None:
         self._me = me
         self._layout = layout
-        self._limits = limits
         self._max_blocks = limits.blocks_per_frame(layout)
-        self._links: dict[Peer, Link] = {}
+        self._links = Links(limits, 2 * layout.piece_bytes)
         self._link_of: dict[int, Link] = {}
         self._unreachable = UnreachablePeers()
 
@@ -58,7 +58,7 @@ class Sender:
     @property
     def in_flight_bytes(self) -> dict[Peer, int]:
         """Unacknowledged bytes per peer; never above the window."""
-        return {link.peer: link.in_flight_bytes for link in self._links.values()}
+        return {link.peer: link.in_flight_bytes for link in self._links.all()}
 
     # -- calls of the owner ----------------------------------------------------------------------
 
@@ -72,8 +72,11 @@ class Sender:
         refusal = self._unreachable.refusal(peer)
         if refusal is not None:
             return [Emit(TransferEnded(ticket.lease_token, refusal))]
-        effects = self._open_link(peer, now_s)
-        link = self._links[peer]
+        link = self._links.get(peer)
+        effects: Effects = []
+        if link is None:
+            link = self._links.open(peer, now_s)
+            effects += self._connect(peer)
         if len(link.transfers) >= MAX_TRANSFERS_PER_LINK:
             error = HandoffFailed(f"{peer} has {MAX_TRANSFERS_PER_LINK} open transfers already")
             return [*effects, Emit(TransferEnded(ticket.lease_token, error))]
@@ -86,6 +89,7 @@ class Sender:
         )
         link.add(transfer)
         self._link_of[transfer.token] = link
+        self._links.look_at(link, transfer.deadline_at_s)
         if link.state is LinkState.READY:
             effects += self._begin(link, transfer, now_s)
         return effects
@@ -106,6 +110,7 @@ class Sender:
             return []
         link.transfers[token].commit(commit)
         link.has_work(token)
+        self._links.look_at(link, 0.0)
         return self._pump(link)
 
     def on_abort(self, token: int) -> Effects:
@@ -123,12 +128,10 @@ class Sender:
     def on_close(self, now_s: float) -> Effects:
         """End every transfer; notify the peers that can be reached."""
         effects: Effects = []
-        for link in list(self._links.values()):
-            for transfer in list(link.transfers.values()):
-                effects += self._tell_abort(link, transfer)
-                error = HandoffFailed("the sending connector was closed")
-                effects += self._end(link, transfer, HandoffStep.FAIL, error, now_s)
-        self._links.clear()
+        for link in self._links.all():
+            error = HandoffFailed("the sending connector was closed")
+            effects += self._give_up(link, link.all(), HandoffStep.FAIL, error, now_s)
+            self._links.drop(link)
         return effects
 
     # -- events of the shell ----------------------------------------------------------------------
@@ -173,6 +176,7 @@ class Sender:
         if not link.transfers:
             return self._drop(link)
         link.break_off(now_s)
+        self._links.look_at(link, link.next_deadline_s())
         return [Disconnect(peer)]
 
     def on_damaged_header(self, peer: Peer, error: PeerProtocolError, now_s: float) -> Effects:
@@ -187,14 +191,13 @@ class Sender:
         link = self._links.get(peer)
         if link is None:
             return []
-        effects: Effects = []
-        for transfer in list(link.transfers.values()):
-            effects += self._end(link, transfer, HandoffStep.FAIL, error, now_s)
-        return effects + self._drop(link)
+        fail = HandoffStep.FAIL
+        ended = [e for one in link.all() for e in self._end(link, one, fail, error, now_s)]
+        return ended + self._drop(link)
 
     def on_tick(self, now_s: float) -> Effects:
         effects: Effects = []
-        for link in list(self._links.values()):
+        for link in self._links.take_due(now_s):
             effects += self._end_overdue(link, now_s)
             if link.is_silent(now_s):
                 effects += self._on_silence(link, now_s)
@@ -204,14 +207,16 @@ class Sender:
                 effects += self._connect(link.peer)
             elif link.take_ping(now_s):
                 effects.append(link.question())
+            if self._links.get(link.peer) is link:
+                self._links.look_at(link, link.next_deadline_s())
         for peer in self._unreachable.take_due(now_s):
-            effects += self._open_link(peer, now_s)
+            if self._links.get(peer) is None:
+                effects += self._connect(self._links.open(peer, now_s).peer)
         return effects
 
     def next_deadline_s(self) -> float | None:
-        links = min((link.next_deadline_s() for link in self._links.values()), default=None)
-        retry_at_s = self._unreachable.next_deadline_s()
-        return min((at_s for at_s in (links, retry_at_s) if at_s is not None), default=None)
+        times = (self._links.next_deadline_s(), self._unreachable.next_deadline_s())
+        return min((at_s for at_s in times if at_s is not None), default=None)
 
     # -- inside ----------------------------------------------------------------------------------
 
@@ -236,7 +241,7 @@ class Sender:
                 return self._on_committed(link, frame, now_s)
             case frames.Failed(_, _, code, message):
                 error = error_of_peer(code, message)
-                effects = self._report_stop(link, frame)
+                effects = link.stop_report(frame)
                 return effects + self._on_end(link, frame, HandoffStep.FAIL, error, now_s)
             case frames.Aborted():
                 aborted = TransferAborted("the transfer was aborted by its sender")
@@ -254,7 +259,7 @@ class Sender:
         effects: Effects = [take]
         if self._unreachable.answered(link.peer):
             effects.append(PeerAnswers(link.peer))
-        for transfer in list(link.transfers.values()):
+        for transfer in link.all():
             effects += self._begin(link, transfer, now_s)
         return effects + self._pump(link)
 
@@ -267,8 +272,7 @@ class Sender:
                 f"the ticket is for KV layout {transfer.ticket.fingerprint}, "
                 f"this cache has {self._layout.fingerprint}"
             )
-            tell = self._tell_abort(link, transfer)
-            return tell + self._end(link, transfer, HandoffStep.FAIL, error, now_s)
+            return self._give_up(link, [transfer], HandoffStep.FAIL, error, now_s)
         transfer.is_begun = link.lane not in ONE_SIDED_LANES
         link.has_work(transfer.token)
         begin = frames.Begin(transfer.token, transfer.ticket.generation)
@@ -294,21 +298,24 @@ class Sender:
         return self._pump(link)
 
     def _pump_all(self, *, first: Link) -> Effects:
-        """Send on all links, `first` first; the others may wait for the window they share."""
+        """Send on `first`, then on those that wait for the window they share, in order."""
         effects = self._pump(first)
-        for link in self._links.values():
+        while (link := self._links.first_waiting()) is not None:
             effects += self._pump(link)
+            if link.waits_for_node:
+                break
         return effects
 
     def _pump(self, link: Link) -> Effects:
         """Send while the windows have space, one chunk per transfer and turn."""
         effects: Effects = []
-        while link.state is LinkState.READY and (transfer := link.next_turn(self._bytes_left())):
+        while link.state is LinkState.READY and (transfer := link.next_turn()):
             if transfer.pending:
                 effects.append(self._launch(link, transfer))
                 link.has_work(transfer.token)
             elif commit := transfer.take_commit():
                 effects.append(SendToPeer(link.peer, commit))
+        self._links.note_wait(link)
         return asking_for_credit(effects)
 
     def _launch(self, link: Link, transfer: Transfer) -> SendChunk:
@@ -322,16 +329,6 @@ class Sender:
             target_blocks=tuple(ticket.target_block_ids[ordinal] for ordinal in chunk.ordinals),
             verify=link.verify,
         )
-
-    def _bytes_left(self) -> int:
-        in_flight = sum(link.in_flight_bytes for link in self._links.values())
-        return self._limits.node_window_bytes - in_flight
-
-    def _report_stop(self, link: Link, frame: frames.Failed) -> Effects:
-        """Report that this side, which writes the peer's pool itself, has stopped writing."""
-        if link.lane not in ONE_SIDED_LANES or link.state is not LinkState.READY:
-            return []
-        return [link.abort_frame(frame)]
 
     def _on_committed(self, link: Link, frame: frames.Committed, now_s: float) -> Effects:
         transfer = link.transfer_named(frame)
@@ -372,29 +369,32 @@ class Sender:
 
     def _end_overdue(self, link: Link, now_s: float) -> Effects:
         """End transfers whose deadline passed, or whose link is much slower than the others."""
-        if not link.transfers:
-            return []
-        rates = [one.rate.latest(now_s) for one in self._links.values() if one is not link]
-        others_per_s = [per_s for per_s in rates if per_s is not None]
+        late = HandoffFailed(f"{link.peer} did not acknowledge the KV by the deadline")
+        effects = self._give_up(link, link.expired(now_s), HandoffStep.EXPIRE, late, now_s)
+        waiting = link.waiting_long(now_s)
+        others_per_s = self._links.rates_beside(link, now_s) if waiting else []
+        moved = link.slow(waiting, others_per_s, now_s)
+        slow = TransferSlow(f"{link.peer} takes KV much more slowly than other decode nodes")
+        return effects + self._give_up(link, moved, HandoffStep.FAIL, slow, now_s)
+
+    def _give_up(
+        self,
+        link: Link,
+        transfers: Sequence[Transfer],
+        step: HandoffStep,
+        error: HandoffFailed,
+        now_s: float,
+    ) -> Effects:
         effects: Effects = []
-        for transfer, step, error in link.overdue(others_per_s, now_s):
-            effects += self._tell_abort(link, transfer)
+        for transfer in transfers:
+            if link.state is LinkState.READY:
+                effects.append(link.abort_frame(transfer.ticket))
             effects += self._end(link, transfer, step, error, now_s)
         return effects
-
-    def _tell_abort(self, link: Link, transfer: Transfer) -> Effects:
-        return [link.abort_frame(transfer.ticket)] if link.state is LinkState.READY else []
-
-    def _open_link(self, peer: Peer, now_s: float) -> Effects:
-        """Connect to `peer`, unless it is connected."""
-        if peer in self._links:
-            return []
-        self._links[peer] = Link(peer, self._limits, 2 * self._layout.piece_bytes, now_s)
-        return self._connect(peer)
 
     def _connect(self, peer: Peer) -> Effects:
         return [Connect(peer), SayHello(peer)]
 
     def _drop(self, link: Link) -> Effects:
-        del self._links[link.peer]
+        self._links.drop(link)
         return [Disconnect(link.peer)]

@@ -64,6 +64,8 @@ def moved(
     while now_s < 10.0 and consumed < num_frames:
         consumed += 1
         sender.on_frame(peer(0), frames.Ack(consumed), now_s)
+        for number in range(1, num_links):
+            sender.on_frame(peer(number), frames.Pong(), now_s)
         effects = sender.on_tick(now_s)
         for effect in effects:
             match effect:

@@ -1,0 +1,43 @@
+"""Times at which something is to be looked at, the earliest first."""
+
+from __future__ import annotations
+
+import heapq
+from typing import Generic, TypeVar
+
+Key = TypeVar("Key")
+
+
+class Deadlines(Generic[Key]):
+    """One time per key; setting, taking and removing cost the logarithm of their number."""
+
+    def __init__(self) -> None:
+        self._at_s: dict[Key, float] = {}
+        # Entries that `_at_s` does not confirm are outdated. The number makes entries comparable.
+        self._heap: list[tuple[float, int, Key]] = []
+        self._num_pushed = 0
+
+    def set_no_later(self, key: Key, at_s: float) -> None:
+        """Look at `key` at this time, unless it is looked at earlier."""
+        if at_s < self._at_s.get(key, float("inf")):
+            self._at_s[key] = at_s
+            self._num_pushed += 1
+            heapq.heappush(self._heap, (at_s, self._num_pushed, key))
+
+    def discard(self, key: Key) -> None:
+        self._at_s.pop(key, None)
+
+    def take_due(self, now_s: float) -> list[Key]:
+        """Remove and return the keys whose time has come, the earliest first."""
+        due: list[Key] = []
+        while (at_s := self.next_s()) is not None and at_s <= now_s:
+            _, _, key = heapq.heappop(self._heap)
+            del self._at_s[key]
+            due.append(key)
+        return due
+
+    def next_s(self) -> float | None:
+        """Return the earliest time."""
+        while self._heap and self._at_s.get(self._heap[0][2]) != self._heap[0][0]:
+            heapq.heappop(self._heap)
+        return self._heap[0][0] if self._heap else None

@@ -1,0 +1,78 @@
+"""All links of a sender: the window that they share, and which of them to look at when.
+
+Nothing here visits every link for one acknowledgement or one turn of the thread: the bytes in
+flight are a running sum, links that wait for the shared window stand in a queue, and times in a
+heap. A link that is idle costs one ping per interval.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from kv_transfer.core.deadlines import Deadlines
+from kv_transfer.core.effects import Peer
+from kv_transfer.core.limits import Limits
+from kv_transfer.core.link import Link, NodeWindow
+
+
+class Links:
+    """Links by their peer."""
+
+    def __init__(self, limits: Limits, piece_pair_bytes: int) -> None:
+        self._limits = limits
+        self._pair_bytes = piece_pair_bytes
+        self._by_peer: dict[Peer, Link] = {}
+        self._window = NodeWindow(limits.node_window_bytes)
+        self._waiting: OrderedDict[Peer, None] = OrderedDict()
+        self._deadlines: Deadlines[Peer] = Deadlines()
+
+    def get(self, peer: Peer) -> Link | None:
+        return self._by_peer.get(peer)
+
+    def all(self) -> list[Link]:
+        return list(self._by_peer.values())
+
+    def open(self, peer: Peer, now_s: float) -> Link:
+        """Add a link to `peer`, which has none."""
+        link = Link(peer, self._limits, self._pair_bytes, self._window, now_s)
+        self._by_peer[peer] = link
+        self.look_at(link, link.next_deadline_s())
+        return link
+
+    def drop(self, link: Link) -> None:
+        """Remove a link; what it had in flight is room for the others."""
+        link.let_go()
+        del self._by_peer[link.peer]
+        self._waiting.pop(link.peer, None)
+        self._deadlines.discard(link.peer)
+
+    # Time.
+
+    def look_at(self, link: Link, at_s: float) -> None:
+        """Return the link from `take_due` at this time at the latest."""
+        self._deadlines.set_no_later(link.peer, at_s)
+
+    def take_due(self, now_s: float) -> list[Link]:
+        """Return the links to look at now; follow with `look_at` for each."""
+        return [self._by_peer[peer] for peer in self._deadlines.take_due(now_s)]
+
+    def next_deadline_s(self) -> float | None:
+        return self._deadlines.next_s()
+
+    def rates_beside(self, link: Link, now_s: float) -> list[float]:
+        """Return the latest rates of all other links, in bytes/s."""
+        rates = (one.rate.latest(now_s) for one in self._by_peer.values() if one is not link)
+        return [per_s for per_s in rates if per_s is not None]
+
+    # The shared window.
+
+    def note_wait(self, link: Link) -> None:
+        """Note whether the link, which has just sent, waits for the shared window."""
+        if link.waits_for_node:
+            self._waiting.setdefault(link.peer)
+        else:
+            self._waiting.pop(link.peer, None)
+
+    def first_waiting(self) -> Link | None:
+        """Return the link that has waited longest for the shared window."""
+        return self._by_peer[next(iter(self._waiting))] if self._waiting else None
