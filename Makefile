@@ -37,7 +37,7 @@ test-rdma: env  ## test KV transfer over RDMA verbs, in a small virtual machine 
 	$(BIN)/python -m tests.rdma.vm --timeout 1080
 
 test-endurance: env  ## test real clusters under faults, and clusters that shrink under load
-	$(BIN)/python -m pytest tests/integration --endurance $(ARGS)
+	$(BIN)/python -m pytest tests/integration tests/contract --endurance $(ARGS)
 
 test-soak: env  ## run a real cluster under mixed load, with one random fault every 20 s, for 5 minutes
 	$(BIN)/python -m tests.soak $(ARGS)
