@@ -20,7 +20,7 @@ from tests.cluster.tiny_model import prompt_tokens
 from tests.cluster.waiting import wait_until
 from tests.redis_server import RedisServer
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.endurance, pytest.mark.timeout(300)]
 
 NUM_STREAMS = 4
 FROZEN_GAP_S = 2.0
