@@ -57,7 +57,9 @@ def test_a_cluster_serves_until_ctrl_c(tmp_path: Path) -> None:
             [*PDSERVE, "status", "--url", url], capture_output=True, text=True, check=True
         )
         _, nodes, _, pairs = status.stdout.split("\n\n")
-        rows = {line.split()[0]: line.split()[1:4:2] for line in nodes.splitlines()[1:]}
+        heads, *lines = (line.split() for line in nodes.splitlines())
+        role, state = heads.index("ROLE"), heads.index("STATE")
+        rows = {line[0]: [line[role], line[state]] for line in lines}
         assert rows == {"decode-1": ["decode", "ready"], "prefill-1": ["prefill", "ready"]}
         assert pairs.splitlines()[2].split()[:2] == ["prefill-1", "decode-1"]
         process.send_signal(signal.SIGINT)
@@ -81,17 +83,9 @@ def test_the_demo_on_one_mixed_node(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error"),
-    [
-        (("--role", "router", "--model", "demo"), "refused. (--redis-url says where it is)"),
-        (("--role", "decode", "--model", "demo"), "refused. (--redis-url says where it is)"),
-        (("--role", "mixed", "--model", "/nowhere"), "/nowhere does not exist: wanted"),
-    ],
-)
-def test_a_role_that_cannot_start_says_why_in_one_line(
-    arguments: tuple[str, ...], error: str
-) -> None:
+@pytest.mark.parametrize("role", ["router", "decode", "mixed"])
+def test_a_role_that_cannot_start_says_why_in_one_line(role: str) -> None:
+    arguments = ("--role", role, "--model", "/nowhere")
     done = subprocess.run(
         [
             *(*PDSERVE, "serve", *arguments, "--port", str(free_loopback_port())),
@@ -103,6 +97,6 @@ def test_a_role_that_cannot_start_says_why_in_one_line(
     )
     assert done.returncode == 1
     assert done.stderr.startswith("pdserve: ")
-    assert error in done.stderr
+    assert "/nowhere does not exist: wanted" in done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert "hush" not in done.stderr

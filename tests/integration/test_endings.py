@@ -172,7 +172,7 @@ def test_the_deadline_ends_a_stream_with_an_error_event(tiny_cluster: Cluster) -
             with pytest.raises(ApiFailure) as failure:
                 stream.read_rest()
             assert stream.read_event() is None
-            assert not stream.is_done
+            assert stream.is_done, "nothing follows"
     assert failure.value.error.code == "deadline_exceeded"
 
 

@@ -122,7 +122,7 @@ def test_other_keys_get_nothing_and_a_typed_error(
     send(prefill, decode, ticket, range(4))
 
     error = error_of(prefill.wait_event())
-    assert type(error) is HandoffFailed
+    assert isinstance(error, HandoffFailed)
     assert "d#1" in str(error)
     assert prefill.connector.statistics().transfers_open == 0
     statistics = decode.connector.statistics()

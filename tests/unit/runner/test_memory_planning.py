@@ -5,6 +5,7 @@ from __future__ import annotations
 import tracemalloc
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -35,6 +36,8 @@ NUM_DRAFTS = 3
 BUDGET = 1500
 OBJECTS_BYTES = 96 << 10
 """Of the interpreter, for a step: a row of hidden states for each token would take more."""
+NUM_BLOCKS = 45
+"""Fewer than all seats require, so that sequences are preempted."""
 METHODS = ("none", "ngram", "suffix", "mtp")
 
 
@@ -216,12 +219,12 @@ class PeakOfSteps:
         self.largest_step = 0
         self.most_sequences = 0
 
-    def execute(self, batch: Sequence[ScheduledSequence]) -> object:
+    def execute(self, batch: Sequence[ScheduledSequence], *others: Any) -> object:
         self.most_sequences = max(self.most_sequences, len(batch))
         self.largest_step = max(self.largest_step, sum(len(one.token_ids) for one in batch))
         before, _ = tracemalloc.get_traced_memory()
         tracemalloc.reset_peak()
-        results = self._execute(batch)
+        results = self._execute(batch, *others)
         _, highest = tracemalloc.get_traced_memory()
         self.highest_bytes = max(self.highest_bytes, highest - before)
         return results
@@ -274,7 +277,7 @@ def test_no_step_takes_more_memory_than_the_largest_one(
     def new_node() -> Node:
         return Node(
             runner,
-            num_blocks=48,
+            num_blocks=NUM_BLOCKS,
             config=SchedulingConfig(reservation_policy="none"),
             speculation=SpeculationConfig(
                 speculative_method=method, num_speculative_tokens=per_seq - 1
