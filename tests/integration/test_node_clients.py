@@ -164,7 +164,10 @@ async def test_a_silent_node_is_suspected_then_lost_and_heard_again_when_it_spea
             tick(client, LOSS_TICKS - SUSPICION_TICKS)
             await wait_until(lambda life=life: len(log.lost) == life)  # type: ignore[misc]
         assert log.suspected == ["nothing was heard for 1.25 s"] * 2
-        assert log.lost == ["nothing was heard for 5.0 s"] * 2
+        # The probe may have been answered meanwhile, which the reason says too.
+        assert [reason.partition(",")[0] for reason in log.lost] == [
+            "nothing was heard for 5.0 s"
+        ] * 2
 
 
 async def test_a_node_that_speaks_now_and_then_is_not_suspected() -> None:
