@@ -195,13 +195,19 @@ class RedisStore:
     async def _on_primary(self, command: _Command) -> Any:
         try:
             return await command(await self._primary.client())
-        except (MovedError, ReadOnlyError):
-            # Nothing was done: another server takes writes now.
-            await self._primary.reconnect()
-            return await command(await self._primary.client())
-        except BaseException:
+        except BaseException as error:
+            if _is_former_primary(error):
+                # Nothing was done: another server takes writes now.
+                await self._primary.reconnect()
+                return await command(await self._primary.client())
             self._primary.doubt()
             raise
+
+
+def _is_former_primary(error: BaseException) -> bool:
+    """Return whether another server takes writes now. A script's error has it in its text."""
+    is_in_script = isinstance(error, ResponseError) and "-READONLY" in str(error)
+    return is_in_script or isinstance(error, MovedError | ReadOnlyError)
 
 
 def _num_cancels() -> int:

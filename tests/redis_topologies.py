@@ -107,9 +107,22 @@ class WatchedRedis:
         return f"redis+sentinel://127.0.0.1:{free_loopback_port()},127.0.0.1:{self._port}/{SERVICE}"
 
     def fail_over(self) -> None:
-        """Tell the Sentinel to exchange the roles of the two servers."""
+        """Tell the Sentinel to exchange the roles of the two servers.
+
+        It refuses until it has asked the replica, every ten seconds, whether that follows.
+        """
+
+        def is_begun() -> bool:
+            try:
+                _ask(sentinel, "SENTINEL", "FAILOVER", SERVICE)
+            except redis.exceptions.ResponseError as error:
+                if "NOGOODSLAVE" not in str(error):
+                    raise
+                return False
+            return True
+
         with redis.Redis(port=self._port, socket_timeout=5) as sentinel:
-            _ask(sentinel, "SENTINEL", "FAILOVER", SERVICE)
+            wait_until(is_begun, "the Sentinel has a replica to promote", timeout_s=60.0)
 
 
 @contextlib.contextmanager

@@ -125,7 +125,7 @@ class LoadClient:
             }
         )
         return (
-            "POST /v1/chat/completions HTTP/1.1\r\nHost: bench\r\n"
+            "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
             f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n{body}"
         ).encode()
 
