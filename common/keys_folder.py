@@ -19,6 +19,7 @@ from typing import Any
 from common.errors import ConfigError
 from common.nodes import Role
 from common.secret_files import secret_file_problem
+from common.tls_handshake import handshake_in_memory, no_password
 
 log = logging.getLogger("pdserve")
 
@@ -189,14 +190,14 @@ def _checked_certificate(folder: Path, kind: str) -> float:
         raise ConfigError(f"{folder / 'ca.pem'} holds no certificate in PEM") from None
     try:
         for context in (end, own):
-            context.load_cert_chain(path, folder / "key.pem", password=_no_password)
+            context.load_cert_chain(path, folder / "key.pem", password=no_password)
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"{path} and {folder / 'key.pem'} are not a certificate and its key in PEM "
             f"({_reason(error)}): {_how_to_renew(kind)}"
         ) from None
     try:
-        shown = _handshake(end, own)
+        shown: dict[str, Any] = dict(handshake_in_memory(own, end)[1].getpeercert() or {})
     except ssl.SSLCertVerificationError as error:
         raise ConfigError(
             f"{path} is not accepted by {folder / 'ca.pem'} ({error.verify_message}): "
@@ -210,28 +211,6 @@ def _checked_certificate(folder: Path, kind: str) -> float:
             f"wanted the one of {wanted}"
         )
     return float(ssl.cert_time_to_seconds(shown["notAfter"]))
-
-
-def _handshake(end: ssl.SSLContext, own: ssl.SSLContext) -> dict[str, Any]:
-    """Run TLS in memory, and return the certificate of `own` as `end` received it."""
-    to_end, to_own = ssl.MemoryBIO(), ssl.MemoryBIO()
-    sides = [
-        own.wrap_bio(to_own, to_end, server_side=False),
-        end.wrap_bio(to_end, to_own, server_side=True),
-    ]
-    # In TLS 1.3 the client is done before the server has checked its certificate.
-    for _ in range(3):
-        for side in sides:
-            try:
-                side.do_handshake()
-            except ssl.SSLWantReadError:
-                continue
-    return dict(sides[1].getpeercert() or {})
-
-
-def _no_password() -> str:
-    # Without this function OpenSSL would ask on the terminal, and a service would hang.
-    raise ValueError("the key has a password: wanted a key without one")
 
 
 def _reason(error: Exception) -> str:

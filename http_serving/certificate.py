@@ -7,11 +7,11 @@ import logging
 import ssl
 import time
 from pathlib import Path
-from typing import Any
 
 from prometheus_client import CollectorRegistry, Gauge
 
 from common.errors import ConfigError
+from common.tls_handshake import handshake_in_memory, no_password
 
 log = logging.getLogger("pdserve")
 
@@ -32,7 +32,7 @@ class Certificate:
         self._stamp = self._read_stamp()
         self.expires_at_s = checked_certificate(certificate, key)
         self.context = _server_context()
-        self.context.load_cert_chain(certificate, key, password=_no_password)
+        self.context.load_cert_chain(certificate, key, password=no_password)
 
     def reload_if_changed(self) -> bool:
         """Take over changed files; return whether there were any.
@@ -48,7 +48,7 @@ class Certificate:
         except ConfigError as broken:
             log.error("the earlier certificate stays: %s", broken)
             return False
-        self.context.load_cert_chain(self._certificate, self._key, password=_no_password)
+        self.context.load_cert_chain(self._certificate, self._key, password=no_password)
         log.info("%s was read again; it ends in %.1f days", self._certificate, self._days_left())
         return True
 
@@ -91,7 +91,7 @@ def checked_certificate(certificate: Path, key: Path) -> float:
     """
     server = _server_context()
     try:
-        server.load_cert_chain(certificate, key, password=_no_password)
+        server.load_cert_chain(certificate, key, password=no_password)
     except OSError as error:
         if not isinstance(error, ssl.SSLError):
             raise ConfigError(f"{certificate} or {key} cannot be read: {error.strerror}") from None
@@ -106,10 +106,10 @@ def checked_certificate(certificate: Path, key: Path) -> float:
     client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     client.load_verify_locations(certificate)
     try:
-        shown = _handshake(client, server)
+        shown = handshake_in_memory(client, server)[0].getpeercert() or {}
     except ssl.SSLCertVerificationError as error:
         raise ConfigError(f"{certificate} is not valid: {error.verify_message}") from None
-    return float(ssl.cert_time_to_seconds(shown["notAfter"]))
+    return float(ssl.cert_time_to_seconds(str(shown["notAfter"])))
 
 
 def _server_context() -> ssl.SSLContext:
@@ -117,24 +117,3 @@ def _server_context() -> ssl.SSLContext:
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
     return context
-
-
-def _handshake(client: ssl.SSLContext, server: ssl.SSLContext) -> dict[str, Any]:
-    """Run TLS in memory, and return the server's certificate as the client received it."""
-    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
-    sides = [
-        client.wrap_bio(to_client, to_server, server_side=False),
-        server.wrap_bio(to_server, to_client, server_side=True),
-    ]
-    for _ in range(3):
-        for side in sides:
-            try:
-                side.do_handshake()
-            except ssl.SSLWantReadError:
-                continue
-    return dict(sides[0].getpeercert() or {})
-
-
-def _no_password() -> str:
-    # Without this function OpenSSL would ask on the terminal, and a service would hang.
-    raise ValueError("the key has a password: wanted a key without one")
