@@ -290,7 +290,8 @@ class Sender:
         """Send damaged pieces again; a transfer that is over is reported so."""
         transfer = link.transfer_named(frame)
         if transfer is None:
-            return [link.abort_frame(frame)]
+            is_connected = link.state is LinkState.READY
+            return [link.abort_frame(frame)] if is_connected else []
         if transfer.state is HandoffState.ABORTING:
             return []
         transfer.repeat(frame.layer, frame.ordinals)

@@ -188,6 +188,9 @@ class SenderFuzz:
             return frames.Failed(token, generation, "handoff_failed", "no")
         if kind < 0.92 and transfer.is_aborted:
             return frames.Aborted(token, generation)
+        if kind < 0.95 and transfer.pushed:
+            layer, ordinal = rng.choice(sorted(transfer.pushed))
+            return frames.Repeat(token, generation, layer, (ordinal,))
         if kind < 0.99:
             return frames.Pong()
         return frames.Refused(rng.choice((frames.NO_SESSION, "overloaded")), "no")

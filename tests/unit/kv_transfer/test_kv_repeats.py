@@ -272,6 +272,12 @@ def test_a_transfer_that_is_over_or_aborted_sends_nothing_again() -> None:
     assert not sending.ends(effects)
 
 
+def test_a_repeat_that_comes_after_its_connection_is_not_answered() -> None:
+    machine = sending.ready(sending.ticket())
+    machine.on_link_lost(sending.PEER, 0.1)
+    assert machine.on_frame(sending.PEER, frames.Repeat(7, 3, 0, (1,)), 0.1) == []
+
+
 def test_a_damaged_answer_opens_the_connection_again_and_not_for_ever() -> None:
     machine = sending.ready(sending.ticket())
     for _ in range(MAX_DAMAGED_HEADERS):
