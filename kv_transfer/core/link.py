@@ -349,15 +349,19 @@ class Link:
             return SendToPeer(self.peer, Ping(tuple(self.transfers)))
         return SayHello(self.peer)
 
-    def abort_frame(self, lease: LeaseFrame) -> SendToPeer:
-        """Return the frame that says that nothing more of this lease is written."""
+    def abort_frames(self, lease: LeaseFrame) -> list[SenderEffect]:
+        """Return the frame that says that nothing more of this lease is written.
+
+        There is none without a connection.
+        """
+        if self.state is not LinkState.READY:
+            return []
         abort = Abort(lease.lease_token, lease.generation)
-        return SendToPeer(self.peer, abort, is_behind_writes=True)
+        return [SendToPeer(self.peer, abort, is_behind_writes=True)]
 
     def stop_report(self, lease: LeaseFrame) -> list[SenderEffect]:
         """Return the report that this side, which writes the peer's pool, has stopped writing."""
-        is_writer = self.lane in ONE_SIDED_LANES and self.state is LinkState.READY
-        return [self.abort_frame(lease)] if is_writer else []
+        return self.abort_frames(lease) if self.lane in ONE_SIDED_LANES else []
 
     def _fits(self, num_bytes: int) -> bool:
         if not self._in_flight:

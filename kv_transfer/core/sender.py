@@ -121,9 +121,7 @@ class Sender:
         is_first = transfer.state is not HandoffState.ABORTING
         transfer.advance(HandoffStep.ABORT)
         transfer.pending.clear()
-        if is_first and link.state is LinkState.READY:
-            return [link.abort_frame(transfer.ticket)]
-        return []
+        return link.abort_frames(transfer.ticket) if is_first else []
 
     def on_close(self, now_s: float) -> Effects:
         """End every transfer; notify the peers that can be reached."""
@@ -266,7 +264,7 @@ class Sender:
     def _begin(self, link: Link, transfer: Transfer, now_s: float) -> Effects:
         """Begin or resume a transfer on a fresh connection."""
         if transfer.state is HandoffState.ABORTING:
-            return [link.abort_frame(transfer.ticket)]
+            return link.abort_frames(transfer.ticket)
         if transfer.ticket.fingerprint != self._layout.fingerprint:
             error = LayoutMismatch(
                 f"the ticket is for KV layout {transfer.ticket.fingerprint}, "
@@ -290,8 +288,7 @@ class Sender:
         """Send damaged pieces again; a transfer that is over is reported so."""
         transfer = link.transfer_named(frame)
         if transfer is None:
-            is_connected = link.state is LinkState.READY
-            return [link.abort_frame(frame)] if is_connected else []
+            return link.abort_frames(frame)
         if transfer.state is HandoffState.ABORTING:
             return []
         transfer.repeat(frame.layer, frame.ordinals)
@@ -388,8 +385,7 @@ class Sender:
     ) -> Effects:
         effects: Effects = []
         for transfer in transfers:
-            if link.state is LinkState.READY:
-                effects.append(link.abort_frame(transfer.ticket))
+            effects += link.abort_frames(transfer.ticket)
             effects += self._end(link, transfer, step, error, now_s)
         return effects
 
