@@ -35,6 +35,6 @@ outcome. Frames of the KV plane grant no rights: the control plane decides who m
                     unreachable (decode nodes that did not answer), transfer_errors,
                     link_rates (which transfers are too slow)
       receiver      the receiving machine: sessions (connected senders), landing (one handoff),
-                    quarantine (blocks that a sender may still write), damaged (pieces that
-                    are asked for again)
+                    quarantine (blocks that a sender may still write), slab_fences (how those
+                    of a dead sender come back), damaged (pieces that are asked for again)
 """

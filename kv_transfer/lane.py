@@ -102,7 +102,7 @@ class OneSidedLane(Lane, Protocol):
     """A lane on which the sender writes the receiver's pool itself (`ONE_SIDED_LANES`).
 
     It writes on threads of its own. The receiver's pool is divided into slabs of `blocks_per_slab`
-    blocks, in every layer, which can be fenced.
+    blocks, in every layer, which are fenced one by one: see `core.slab_fences`.
     """
 
     @property
@@ -123,9 +123,15 @@ class OneSidedLane(Lane, Protocol):
     def take_ready(self) -> list[Ready | Broken]:
         """Return what became ready, in order for each peer; `Broken` is the last of a peer."""
 
-    def fence(self, slabs: Sequence[int]) -> bytes:
-        """Wait until no earlier write of any sender can reach these slabs any more.
+    def move(self, slab: int) -> bytes:
+        """Let senders write a slab at a further address, beside the present one, until `fence`.
 
-        Writes in progress fail. Returns the new reply of `open`, which senders need to continue.
-        May take some tens of milliseconds.
+        Returns the new reply of `open`, which senders need to continue behind that. May take some
+        tens of milliseconds.
+        """
+
+    def fence(self, slab: int) -> None:
+        """Remove the earlier address of a slab that moved, in each of its layers.
+
+        Afterwards no write to it, begun or not, reaches the slab. Writes in progress fail.
         """

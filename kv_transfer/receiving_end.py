@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import assert_never
 
 from common.errors import PeerProtocolError
@@ -11,7 +11,7 @@ from kv_transfer import pieces
 from kv_transfer.connector import Ticket
 from kv_transfer.connector_parts import ConnectorParts
 from kv_transfer.core import frames
-from kv_transfer.core.effects import CloseLane, Fence, OpenLane, Reply, Write
+from kv_transfer.core.effects import CloseLane, Fence, MoveSlab, OpenLane, Reply, Write
 from kv_transfer.core.lanes import LANES_BY_SPEED
 from kv_transfer.core.receiver import Receiver
 from kv_transfer.lane import CopyingLane
@@ -123,7 +123,7 @@ class ReceivingEnd:
 
     # -- effects ---------------------------------------------------------------------------------
 
-    def perform(self, effect: Reply | OpenLane | CloseLane | Fence) -> None:
+    def perform(self, effect: Reply | OpenLane | CloseLane | MoveSlab | Fence) -> None:
         match effect:
             case Reply(session, frame):
                 self._transport.reply(session, [memoryview(frames.encode(frame))])
@@ -131,8 +131,10 @@ class ReceivingEnd:
                 self._open_lane(session, offers)
             case CloseLane(session, lane):
                 self._lanes[lane].drop(session)
-            case Fence(lane, slabs):
-                self._fence(lane, slabs)
+            case MoveSlab(lane, slab):
+                self._move_slab(lane, slab)
+            case Fence(lane, slab):
+                self._fence(lane, slab)
             case _:
                 assert_never(effect)
 
@@ -199,7 +201,12 @@ class ReceivingEnd:
         with self._lock:
             self._effects.extend(self._machine.on_lane(session, chosen, reply, offers))
 
-    def _fence(self, name: str, slabs: Sequence[int]) -> None:
-        lane_reply = self._one_sided[name].fence(slabs)
+    def _move_slab(self, name: str, slab: int) -> None:
+        lane_reply = self._one_sided[name].move(slab)
         with self._lock:
-            self._effects.extend(self._machine.on_fenced(name, slabs, lane_reply))
+            self._effects.extend(self._machine.on_moved(name, lane_reply, self._clock.now_s()))
+
+    def _fence(self, name: str, slab: int) -> None:
+        self._one_sided[name].fence(slab)
+        with self._lock:
+            self._effects.extend(self._machine.on_fenced(self._clock.now_s()))

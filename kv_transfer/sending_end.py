@@ -242,7 +242,7 @@ class SendingEnd:
                 continue
             if lane.offer(peer) is None:
                 resting.append(lane)
-                why = "is left out for a while after it failed"
+                why = "is left out for a while: it failed, or has as many peers as it can have"
             else:
                 self._metrics.on_fallback(name, "not_agreed")
                 why = "was not agreed on"

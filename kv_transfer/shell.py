@@ -41,6 +41,7 @@ from kv_transfer.core.effects import (
     Effect,
     Emit,
     Fence,
+    MoveSlab,
     OpenLane,
     PeerAnswers,
     PeerSilent,
@@ -256,7 +257,7 @@ class TransportConnector:
                 self._sending.perform(effect)
             case PeerSilent() | PeerAnswers():
                 self._sending.report(effect)
-            case Reply() | OpenLane() | CloseLane() | Fence():
+            case Reply() | OpenLane() | CloseLane() | MoveSlab() | Fence():
                 self._receiving.perform(effect)
             case Emit(event):
                 self._emit(event)

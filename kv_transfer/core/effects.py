@@ -137,11 +137,22 @@ class Write:
 
 
 @dataclass(frozen=True, slots=True)
-class Fence:
-    """Wait until no earlier write can reach these slabs, then call `Receiver.on_fenced`."""
+class MoveSlab:
+    """Let senders write a slab at a further address, then call `Receiver.on_moved`."""
 
     lane: str
-    slabs: tuple[int, ...]
+    slab: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """Remove the earlier address of a slab that moved, then call `Receiver.on_fenced`.
+
+    Then no earlier write can reach it.
+    """
+
+    lane: str
+    slab: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,5 +198,5 @@ SenderEffect = (
     | SendChunk
     | Emit
 )
-ReceiverEffect = Reply | OpenLane | CloseLane | Write | Fence | Emit | Dropped
+ReceiverEffect = Reply | OpenLane | CloseLane | Write | MoveSlab | Fence | Emit | Dropped
 Effect = SenderEffect | ReceiverEffect

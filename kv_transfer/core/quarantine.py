@@ -1,8 +1,8 @@
 """Blocks of landings that ended while a sender on a one-sided lane may still write them.
 
 They are released when that sender has reported, on the connection where it wrote, that it stopped;
-or when that connection is over and the slabs that hold them were fenced. A fence stops every writer
-of a slab, so it waits until no landing that may be written is in it. Never on a timer.
+or when that connection is over and the slabs that hold them were fenced since (`slab_fences`).
+Never on a timer.
 """
 
 from __future__ import annotations
@@ -16,11 +16,16 @@ from kv_transfer.core.landing import Landing
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
+    """A landing that ended; `slabs` are those of its blocks that were not fenced since."""
+
     landing: Landing
     session: bytes
     lane: str
-    blocks: frozenset[int]
-    slabs: frozenset[int]
+    slabs: set[int]
+
+    @property
+    def blocks(self) -> tuple[int, ...]:
+        return self.landing.ticket.target_block_ids
 
 
 class Quarantine:
@@ -32,20 +37,22 @@ class Quarantine:
     def __init__(self, blocks_per_slab: int) -> None:
         self._blocks_per_slab = blocks_per_slab
         self._entries: dict[int, _Entry] = {}
+        self._blocks: set[int] = set()
 
     @property
     def num_blocks(self) -> int:
-        return sum(len(entry.blocks) for entry in self._entries.values())
+        return len(self._blocks)
 
     def add(self, landing: Landing, session: bytes, lane: str) -> None:
         """Keep the blocks of a landing that was begun on `session`."""
         landing.advance(HandoffStep.QUARANTINE)
-        blocks = frozenset(landing.ticket.target_block_ids)
-        slabs = frozenset(self._slabs_of(blocks))
-        self._entries[landing.token] = _Entry(landing, session, lane, blocks, slabs)
+        blocks = landing.ticket.target_block_ids
+        slabs = {block // self._blocks_per_slab for block in blocks}
+        self._entries[landing.token] = _Entry(landing, session, lane, slabs)
+        self._blocks.update(blocks)
 
     def holds(self, block: int) -> bool:
-        return any(block in entry.blocks for entry in self._entries.values())
+        return block in self._blocks
 
     def release(self, token: int, generation: int, session: bytes) -> bool:
         """Release a lease's blocks, because its sender writes no more.
@@ -60,33 +67,41 @@ class Quarantine:
         self._remove(token)
         return True
 
-    def due(self, live_sessions: Iterable[bytes], written: Iterable[int]) -> dict[str, list[int]]:
-        """Return the slabs to fence now, ordered, by lane.
+    def next_slab(self, live_sessions: Iterable[bytes], *, after: int) -> tuple[str, int] | None:
+        """Return the lane and the slab to fence next, in turn `after` the last; None: none is due.
 
-        `written` are the blocks of open landings that may be written.
+        A slab is due when it has blocks of a sender whose connection is over.
         """
         live = set(live_sessions)
-        busy = set(self._slabs_of(written))
-        for entry in self._entries.values():
-            if entry.session in live:
-                busy |= entry.slabs
-        due: dict[str, set[int]] = {}
-        for entry in self._entries.values():
-            if not entry.slabs & busy:
-                due.setdefault(entry.lane, set()).update(entry.slabs)
-        return {lane: sorted(slabs) for lane, slabs in due.items()}
+        due = [
+            (entry.lane, slab)
+            for entry in self._entries.values()
+            if entry.session not in live
+            for slab in entry.slabs
+        ]
+        return min(due, key=lambda one: (one[1] <= after, one[1]), default=None)
 
-    def fenced(self, lane: str, slabs: Iterable[int]) -> list[int]:
-        """Record that no earlier write can reach `slabs`; return the tokens that are free now."""
-        clean = set(slabs)
-        tokens = [
+    def left_by_the_dead(self, lane: str, slab: int, live_sessions: Iterable[bytes]) -> list[int]:
+        """Return the leases with blocks in `slab` whose senders' connections are over."""
+        live = set(live_sessions)
+        return [
             token
             for token, entry in self._entries.items()
-            if entry.lane == lane and entry.slabs <= clean
+            if entry.lane == lane and slab in entry.slabs and entry.session not in live
         ]
+
+    def fenced(self, slab: int, tokens: Iterable[int]) -> list[int]:
+        """Record that no write of these leases reaches `slab`; return those that are free now."""
+        free: list[int] = []
         for token in tokens:
+            entry = self._entries.get(token)
+            if entry is not None:
+                entry.slabs.discard(slab)
+                if not entry.slabs:
+                    free.append(token)
+        for token in free:
             self._remove(token)
-        return tokens
+        return free
 
     def release_all(self) -> list[int]:
         """Record that no sender can write the pool; return the tokens that are free now."""
@@ -96,7 +111,6 @@ class Quarantine:
         return tokens
 
     def _remove(self, token: int) -> None:
-        self._entries.pop(token).landing.advance(HandoffStep.RELEASE)
-
-    def _slabs_of(self, blocks: Iterable[int]) -> set[int]:
-        return {block // self._blocks_per_slab for block in blocks}
+        entry = self._entries.pop(token)
+        self._blocks.difference_update(entry.blocks)
+        entry.landing.advance(HandoffStep.RELEASE)

@@ -24,7 +24,6 @@ from kv_transfer.core.effects import (
     Dropped,
     DropReason,
     Emit,
-    Fence,
     OpenLane,
     ReceiverEffect,
     Reply,
@@ -37,6 +36,7 @@ from kv_transfer.core.lanes import LANE_NEEDS, VERIFY_AUTO, verification
 from kv_transfer.core.limits import MAX_REMEMBERED_OUTCOMES, MAX_WAIT_S, Limits
 from kv_transfer.core.quarantine import Quarantine
 from kv_transfer.core.sessions import Session, Sessions
+from kv_transfer.core.slab_fences import NO_LEASE, SlabFences
 
 Effects = list[ReceiverEffect]
 _Outcome = frames.Committed | frames.Failed
@@ -73,6 +73,7 @@ class Receiver:
         self._verify = verify
         self._ticked_at_s = float("inf")
         self._quarantine = Quarantine(blocks_per_slab or num_blocks)
+        self._fences = SlabFences(self._quarantine, limits.peer_timeout_s)
         # Kept so that a commit repeated after a lost answer gets the same answer again.
         self._outcomes: OrderedDict[int, _Outcome] = OrderedDict()
 
@@ -125,6 +126,7 @@ class Receiver:
         effects: Effects = []
         for landing in list(self._landings.values()):
             effects += self._fail(landing, HandoffStep.FAIL, error)
+        self._fences.close()
         effects += [Emit(Released(token)) for token in self._quarantine.release_all()]
         refusal = frames.Refused(error.code, str(error))
         return effects + [Reply(session.id, refusal) for session in self._sessions.all()]
@@ -216,6 +218,7 @@ class Receiver:
         effects: Effects = []
         if now_s - self._ticked_at_s > MAX_WAIT_S + self._limits.ping_interval_s:
             self._sessions.hear_all(now_s)
+            self._fences.wait_anew(now_s)
         self._ticked_at_s = now_s
         for session in self._sessions.silent(now_s):
             error = HandoffFailed(
@@ -226,21 +229,27 @@ class Receiver:
             if now_s >= landing.expires_at_s:
                 error = HandoffFailed(f"the sender was silent for {landing.sender_deadline_s:g} s")
                 effects += self._fail(landing, HandoffStep.EXPIRE, error)
-        return effects + self._fences()
+        return effects + self._next_fence(now_s)
 
-    def on_fenced(self, lane: str, slabs: Sequence[int], lane_reply: bytes) -> Effects:
-        """Release the blocks of fenced slabs; send the lane's new reply to its senders."""
-        effects: Effects = []
+    def on_moved(self, lane: str, lane_reply: bytes, now_s: float) -> Effects:
+        """Send the lane's new reply, in which a slab has another address, to its senders."""
+        told: dict[bytes, Reply] = {}
         for session in self._sessions.all():
             if session.lane == lane and session.lane_reply != lane_reply:
                 session.lane_reply = lane_reply
-                effects.append(self._welcome(session))
-        return effects + [Emit(Released(token)) for token in self._quarantine.fenced(lane, slabs)]
+                told[session.id] = self._welcome(session)
+        return self._fences.on_moved(self._sessions.ids(), told, now_s)
+
+    def on_fenced(self, now_s: float) -> Effects:
+        """Release what a fenced slab kept; go on with the next slab."""
+        released = [Emit(Released(token)) for token in self._fences.on_fenced()]
+        return [*released, *self._next_fence(now_s)]
 
     def next_deadline_s(self) -> float | None:
         landings = min((one.expires_at_s for one in self._landings.values()), default=None)
         sessions = self._sessions.next_deadline_s()
-        return min((at_s for at_s in (landings, sessions) if at_s is not None), default=None)
+        times = (landings, sessions, self._fences.next_deadline_s())
+        return min((at_s for at_s in times if at_s is not None), default=None)
 
     # -- inside ----------------------------------------------------------------------------------
 
@@ -275,14 +284,15 @@ class Receiver:
             case frames.CommitFrame():
                 return self._on_commit(session, frame, now_s)
             case frames.Abort():
-                return self._on_abort(session, frame)
+                return self._on_abort(session, frame, now_s)
             case frames.Ping(tokens):
                 for token in tokens:
                     landing = self._landings.get(token)
                     if landing is not None and landing.session == session.id:
                         landing.renew(now_s)
                 # The last credit again, in case its frame did not fit into a full queue.
-                return [Reply(session.id, frames.Pong()), Reply(session.id, session.last_ack())]
+                pong, ack = Reply(session.id, frames.Pong()), Reply(session.id, session.last_ack())
+                return [pong, ack, *self._fences.on_ping(session.id)]
             case _:
                 raise PeerProtocolError(f"{type(frame).__name__} from a sender")
 
@@ -378,7 +388,10 @@ class Receiver:
         ]
         return again or self._complete(landing)
 
-    def _on_abort(self, session: Session, frame: frames.Abort) -> Effects:
+    def _on_abort(self, session: Session, frame: frames.Abort, now_s: float) -> Effects:
+        if frame.lease_token == NO_LEASE:
+            self._fences.on_report(session.id, frame.generation)
+            return self._next_fence(now_s)
         outcome = self._outcomes.get(frame.lease_token)
         if isinstance(outcome, frames.Committed) and outcome.generation == frame.generation:
             return [Reply(session.id, outcome)]
@@ -429,18 +442,8 @@ class Receiver:
             self._outcomes.popitem(last=False)
         return [] if landing.session is None else [Reply(landing.session, outcome)]
 
-    def _fences(self) -> Effects:
-        if not self._quarantine.num_blocks:
-            return []  # Nearly always; the rest visits every landing block.
-        written = [
-            block
-            for landing in self._landings.values()
-            if landing.may_be_written
-            for block in landing.ticket.target_block_ids
-        ]
-        live = [session.id for session in self._sessions.all()]
-        due = self._quarantine.due(live, written)
-        return [Fence(lane, tuple(slabs)) for lane, slabs in due.items()]
+    def _next_fence(self, now_s: float) -> Effects:
+        return self._fences.next_step(self._sessions.ids(), now_s)
 
     def _interrupt(self, session_id: bytes, error: DamagedHeader) -> Effects:
         """End a connection that damaged a header; its landings continue on the next one."""

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from common.errors import (
-    HandoffFailed,
-    LayoutMismatch,
-    PeerProtocolError,
-)
+from common.errors import HandoffFailed, LayoutMismatch, PeerProtocolError
 from common.ids import Incarnation
 from common.kv_layout import KVLayout
 from kv_transfer.connector import Commit, Ticket, TransferEnded

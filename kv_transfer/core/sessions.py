@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import KeysView
 from dataclasses import dataclass
 
 from common.errors import Overloaded, PeerProtocolError, StaleEpoch
@@ -72,6 +73,9 @@ class Sessions:
 
     def all(self) -> list[Session]:
         return list(self._by_id.values())
+
+    def ids(self) -> KeysView[bytes]:
+        return self._by_id.keys()
 
     def drop(self, session_id: bytes) -> None:
         self._by_id.pop(session_id, None)

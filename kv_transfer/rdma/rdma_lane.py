@@ -6,11 +6,12 @@ done. So a header that arrives means that its bytes are there, and a control fra
 behind the writes means that those before it are over.
 
 A write that fails may continue: the engine retries for a while, and looks up the key that the
-memory has then. So a fence removes the keys of a slab and registers the same memory at an address
-that was never used before. A writer that knows only the old address can no longer reach it.
-Connected senders are sent the new address, and later ones get it when they connect.
+memory has then. So a fence registers the memory of a slab at an address that was never used before
+and removes the keys of the old one. A writer that knows only the old address can no longer reach
+it. Connected senders are sent the new address before (see `core.slab_fences`).
 
-After a failed write a peer is not written to on this lane for `COOL_DOWN_S`.
+After a failed write a peer is not written to on this lane for `COOL_DOWN_S`, nor is one beyond
+`MAX_WRITERS`.
 """
 
 from __future__ import annotations
@@ -31,9 +32,8 @@ from kv_transfer.core.effects import Peer
 from kv_transfer.core.limits import DEFAULT_WINDOW_BYTES
 from kv_transfer.lane import Broken, Payload, Ready
 from kv_transfer.pieces import Pool
-from kv_transfer.rdma.aliases import Aliases
-from kv_transfer.rdma.mooncake_engine import RdmaUnavailable
 from kv_transfer.rdma.peer_writer import Engine, PeerWriter
+from kv_transfer.rdma.registered_pool import RegisteredPool
 from kv_transfer.rdma.slabs import MAX_SLABS, PlacedPool, SlabbedPool, ranges_of, slabbed
 from kv_transfer.transport import Parts
 
@@ -42,13 +42,11 @@ logger = logging.getLogger("pdserve.kv_transfer")
 VERSION = 1
 COOL_DOWN_S = 30.0
 # Each has a thread, and a queue pair for each pair of devices.
-MAX_WRITERS = 64
+MAX_WRITERS = 256
 # Two in flight, and as much again waiting for acknowledgement.
 BATCHES_PER_WINDOW = 4
 CLOSE_WITHIN_S = 2.0
 MAX_NAME_BYTES = 256
-# Each uses as many addresses, though no memory, as the pool has bytes.
-MAX_FENCES = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,23 +76,17 @@ class RdmaLane:
         clock: Clock | None = None,
     ) -> None:
         self._engine = engine
-        self._memory = pool  # Registered memory must not be freed.
         num_layers, _, num_blocks, piece_bytes = pool.shape
         self._pool = slabbed(num_layers, num_blocks, piece_bytes, max_slabs=max_slabs)
-        self._aliases = Aliases(pool.ctypes.data, pool.nbytes, max_count=MAX_FENCES)
-        # The start of the pool for readers and writers of each slab.
-        self._starts = [pool.ctypes.data] * self._pool.num_slabs
-        self._spare_start = self._make_spare()
         self._batch_bytes = window_bytes // BATCHES_PER_WINDOW
         self._clock = clock or MonotonicClock()
-        self._registered: set[int] = set()
         self._lock = threading.Lock()
         self._writers: dict[Peer, tuple[PeerWriter, _Target]] = {}
         self._leaving: list[PeerWriter] = []
         self._ready: list[Ready | Broken] = []
         self._resting_until_s: dict[Peer, float] = {}
         self._wake: Callable[[], None] = lambda: None
-        self._register_all()
+        self._registered = RegisteredPool(pool, self._pool, engine)
 
     @property
     def blocks_per_slab(self) -> int:
@@ -108,6 +100,9 @@ class RdmaLane:
     def offer(self, peer: Peer) -> bytes | None:
         if self._clock.now_s() < self._resting_until_s.get(peer, 0.0):
             return None
+        if peer not in self._writers and not self._has_room():
+            self._rest(peer)
+            return None
         packed: bytes = msgpack.packb([VERSION])
         return packed
 
@@ -119,8 +114,7 @@ class RdmaLane:
             self._writers[peer] = writer, target  # The reply has new addresses.
             return
         self.forget(peer)
-        self._leaving = [writer for writer in self._leaving if not writer.join(0)]
-        if len(self._writers) + len(self._leaving) >= MAX_WRITERS:
+        if not self._has_room():
             self._rest(peer)
             raise HandoffFailed(f"{MAX_WRITERS} peers are written to already")
         with self._lock:  # It may fail before it is stored here.
@@ -146,7 +140,7 @@ class RdmaLane:
             error = f"target block {max(target_blocks)}: {peer} has {num_blocks}"
             self._on_ready(peer, writer, PeerProtocolError(error))
             return
-        mine = PlacedPool(self._pool, tuple(self._starts))
+        mine = self._registered.placed
         writer.write(ranges_of(chunk, target_blocks, mine, target.place))
 
     def send_after(self, peer: Peer, parts: Parts) -> None:
@@ -178,6 +172,10 @@ class RdmaLane:
                 self._ready.append(Ready(peer, ready))
         self._wake()
 
+    def _has_room(self) -> bool:
+        self._leaving = [writer for writer in self._leaving if not writer.join(0)]
+        return len(self._writers) + len(self._leaving) < MAX_WRITERS
+
     def _rest(self, peer: Peer) -> None:
         now_s = self._clock.now_s()
         resting = {one: at_s for one, at_s in self._resting_until_s.items() if at_s > now_s}
@@ -201,34 +199,25 @@ class RdmaLane:
     # The receiver's end.
 
     def open(self, session: bytes, offer: bytes) -> bytes | None:
-        is_mine = _unpacked(offer) == [VERSION]
-        is_whole = len(self._registered) == self._pool.num_slabs
-        if not is_mine or not is_whole or self._spare_start is None:
+        if _unpacked(offer) != [VERSION] or not self._registered.is_writable:
             return None
         return self._reply()
 
     def _reply(self) -> bytes:
         shape = [self._pool.num_blocks, self._pool.blocks_per_slab]
-        packed: bytes = msgpack.packb([VERSION, self._engine.name, *shape, self._starts])
+        starts = self._registered.starts
+        packed: bytes = msgpack.packb([VERSION, self._engine.name, *shape, starts])
         return packed
 
     def drop(self, session: bytes) -> None:
         pass
 
-    def fence(self, slabs: Sequence[int]) -> bytes:
-        for slab in self._registered.intersection(slabs):
-            self._unregister(slab)
-        if self._spare_start is None:
-            logger.error("slabs %s of the KV pool are lost to RDMA", list(slabs))
-            return self._reply()
-        try:
-            for slab in slabs:
-                self._starts[slab] = self._spare_start
-                self._register(slab)
-        except OSError as error:
-            logger.error("slabs %s of the KV pool are lost to RDMA: %s", list(slabs), error)
-        self._spare_start = self._make_spare()
+    def move(self, slab: int) -> bytes:
+        self._registered.move(slab)
         return self._reply()
+
+    def fence(self, slab: int) -> None:
+        self._registered.fence(slab)
 
     def close(self) -> None:
         """Stop writing; queued writes may still go on for a moment, see `take_ready`."""
@@ -240,48 +229,7 @@ class RdmaLane:
             if not writer.join(max(0.0, deadline_at_s - time.monotonic())):
                 logger.warning("an RDMA write did not end within %g s", CLOSE_WITHIN_S)
                 writer.stop()
-        try:
-            for slab in sorted(self._registered):
-                self._unregister(slab)
-        except OSError:
-            logger.exception("memory keys of the KV pool could not be removed")
-        self._aliases.close()
-
-    # Registered memory.
-
-    def _make_spare(self) -> int | None:
-        """Return an address for the pool that was never used before; None if there is none."""
-        try:
-            return self._aliases.make()
-        except OSError as error:
-            logger.info("this KV pool cannot be written by RDMA from now on: %s", error)
-            return None
-
-    def _register_all(self) -> None:
-        try:
-            for slab in range(self._pool.num_slabs):
-                self._register(slab)
-        except OSError as error:
-            self.close()
-            raise RdmaUnavailable(f"{error} (is the limit of locked memory too low?)") from None
-
-    def _register(self, slab: int) -> None:
-        """Register all of a slab's regions, or none. Raises `OSError`."""
-        done: list[int] = []
-        try:
-            for offset, num_bytes in self._pool.regions(slab):
-                self._engine.register(self._starts[slab] + offset, num_bytes)
-                done.append(self._starts[slab] + offset)
-        except OSError:
-            for address in done:
-                self._engine.unregister(address)
-            raise
-        self._registered.add(slab)
-
-    def _unregister(self, slab: int) -> None:
-        for offset, _ in self._pool.regions(slab):
-            self._engine.unregister(self._starts[slab] + offset)
-        self._registered.discard(slab)
+        self._registered.close()
 
 
 def _unpacked(message: bytes) -> object:

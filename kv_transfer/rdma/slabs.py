@@ -12,9 +12,10 @@ Each region has a memory key of its own, so a slab can be fenced while the other
 then written at another address than before, as if the whole pool had moved there: so each slab has
 a `start`. A written range lies in one region at each end.
 
-The number of slabs: with more of them a fence waits for fewer landings, and fewer writers have to
-look a key up again. But every write searches a list for its region, and a peer fetches that list as
-a whole (a mebibyte at most, 0.2 to 0.3 kB for each region). So there are at most `MAX_REGIONS`.
+The number of slabs: with more of them a slab that moves needs less locked memory beside what it
+has, and fewer writers have to look a key up again. But every write searches a list for its region,
+and a peer fetches that list as a whole (a mebibyte at most, 0.2 to 0.3 kB for each region). So
+there are at most `MAX_REGIONS`, and those of one slab more while it moves.
 """
 
 from __future__ import annotations

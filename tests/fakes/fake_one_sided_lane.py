@@ -113,8 +113,7 @@ class Fabric:
 
     def _perform(self, write: _Write) -> None:
         target = write.stream.target
-        is_allowed = write.key in target.keys
-        if not is_allowed or self._num_to_fail:
+        if not target.is_allowed(write.key) or self._num_to_fail:
             self._num_to_fail -= bool(self._num_to_fail)
             self.num_refused += 1
             write.stream.lane.fail(write.stream, f"block {write.target_block} was not written")
@@ -134,7 +133,9 @@ class FakeOneSidedLane:
 
     def __init__(self, fabric: Fabric, pool: Pool) -> None:
         self.pool = pool
-        self.fences: list[tuple[int, ...]] = []
+        self.fences: list[int] = []
+        self.num_moved = 0
+        self._left: dict[int, int] = {}  # The earlier key of a slab that moves.
         self._fabric = fabric
         num_slabs = -(-pool.shape[2] // BLOCKS_PER_SLAB)
         self.keys = [next(fabric.keys) for _ in range(num_slabs)]
@@ -238,16 +239,26 @@ class FakeOneSidedLane:
     def drop(self, session: bytes) -> None:
         pass
 
-    def fence(self, slabs: Sequence[int]) -> bytes:
+    def move(self, slab: int) -> bytes:
         with self._fabric.lock:
-            self.fences.append(tuple(slabs))
-            for slab in slabs:
-                self.keys[slab] = next(self._fabric.keys)
+            self.num_moved += 1
+            self._left[slab] = self.keys[slab]
+            self.keys[slab] = next(self._fabric.keys)
             packed: bytes = msgpack.packb([self._id, self.keys])
             return packed
+
+    def fence(self, slab: int) -> None:
+        with self._fabric.lock:
+            self.fences.append(slab)
+            del self._left[slab]
+
+    def is_allowed(self, key: int) -> bool:
+        """Return whether a write that was posted with this key may change memory."""
+        return key in self.keys or key in self._left.values()
 
     def close(self) -> None:
         with self._fabric.lock:
             self.keys = []
+            self._left.clear()
             self._streams.clear()
             del self._fabric.lanes[self._id]

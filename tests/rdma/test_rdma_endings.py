@@ -10,11 +10,18 @@ import numpy as np
 import pytest
 
 from kv_transfer.connector import Landed, LandingFailed, Released, TransferEnded
-from tests.contract.kv_connector.cluster import Cluster, Node, error_of
-from tests.rdma.children import Child, big_node, decode_child, prefill_child, send_all
+from tests.contract.kv_connector.cluster import Cluster, Node, commit_for, error_of
+from tests.rdma.children import (
+    WINDOW_BYTES,
+    Child,
+    big_node,
+    decode_child,
+    prefill_child,
+    send_all,
+)
 from tests.rdma.devices import WAIT_S, Wire, needs_rdma, wait_until
 from tests.rdma.rdma_kind import RdmaKind
-from tests.rdma.two_lanes import ALL_BLOCKS, NUM_BLOCKS
+from tests.rdma.two_lanes import ALL_BLOCKS, LAYOUT, NUM_BLOCKS
 
 pytestmark = needs_rdma
 OLD, NEW_OWNER, OTHER = 7, 0xAB, 9
@@ -95,6 +102,48 @@ def test_a_prefill_node_that_ends_in_the_middle_of_a_write(
             assert isinstance(child.wait_answer(), TransferEnded)
     assert np.all(decode.pool == NEW_OWNER)
     assert_serves(decode, cluster, other, OTHER)
+    assert set(other.connector.statistics().measured.fallbacks.values()) == {0}
+
+
+@pytest.mark.parametrize("does_wake", [False, True], ids=["killed", "stopped and woken"])
+def test_blocks_of_a_dead_writer_come_back_beside_forty_open_landings(
+    from_device_1: Cluster, wire: Wire, does_wake: bool
+) -> None:
+    """In the same slabs; what the others have written, and write afterwards, lands all the same."""
+    num_blocks = 4 * NUM_BLOCKS
+    decode, other = (
+        from_device_1.node(name, layout=LAYOUT, window_bytes=WINDOW_BYTES, num_blocks=num_blocks)
+        for name in ("d", "other")
+    )
+    decode.pool[:], other.pool[:] = 0, OTHER
+    of_the_dead = tuple(range(0, num_blocks, 4))
+    of_the_other = [block for block in range(num_blocks) if block % 4][:40]
+    tickets = {block: from_device_1.ticket(decode, [block]) for block in of_the_other}
+    for block, ticket in tickets.items():
+        decode.connector.expect(ticket, sender_deadline_s=10 * WAIT_S)
+        other.connector.open(ticket, deadline_s=10 * WAIT_S)
+        other.push_all(ticket, [block], layers=[0])
+    with Child(prefill_child, engine=0, fill=OLD) as child:
+        ticket = from_device_1.ticket(decode, of_the_dead)
+        decode.connector.expect(ticket, sender_deadline_s=WAIT_S)
+        wire.cut()
+        child.tell(ticket)
+        wire.wait_loss()
+        child.stop() if does_wake else child.kill()
+        assert "p#1 was silent" in str(decode.wait_failed())
+        decode.pool[:, :, list(of_the_dead)] = NEW_OWNER
+        wire.heal()
+        for block, ticket in tickets.items():
+            other.push_all(ticket, [block], layers=[1])
+            other.connector.commit(ticket.lease_token, commit_for(ticket, LAYOUT))
+        for _ in tickets:
+            assert isinstance(decode.wait_event(), Landed)
+        if does_wake:
+            child.go_on()
+            assert isinstance(child.wait_answer(), TransferEnded)
+    assert np.all(decode.pool[:, :, list(of_the_dead)] == NEW_OWNER)
+    assert np.all(decode.pool[:, :, of_the_other] == OTHER)
+    decode.assert_books_are_empty()
     assert set(other.connector.statistics().measured.fallbacks.values()) == {0}
 
 

@@ -34,6 +34,7 @@ from tests.contract.kv_connector.cluster import (
     commit_for,
     error_of,
     send,
+    wait_until,
 )
 from tests.contract.kv_connector.kinds import FakeRdmaKind
 from tests.contract.kv_connector.raw_sender import RawSender
@@ -234,7 +235,7 @@ def test_a_writer_that_is_never_done_is_fenced(
     assert isinstance(failed := decode.wait_event(), LandingFailed)
     assert failed.lease_token == ticket.lease_token
     assert decode.wait_event() == Released(ticket.lease_token)
-    assert kind.one_sided[1].fences == [(0,)]
+    assert kind.one_sided[1].fences == [0]
 
     other = one_sided.node("other")
     kind.fabric.let_pass()
@@ -246,6 +247,38 @@ def test_a_writer_that_is_never_done_is_fenced(
     assert kind.fabric.num_refused == 3
     assert np.array_equal(decode.pool[:, :, [1, 2, 3]], other.pool[:, :, [7, 8, 9]])
     decode.assert_books_are_empty()
+
+
+def test_a_dead_writer_is_fenced_while_another_sender_is_in_the_middle_of_a_landing(
+    one_sided: Cluster, kind: FakeRdmaKind
+) -> None:
+    """In the same slab, with a write under way: the fence waits for that write and no longer."""
+    prefill, decode, ticket = held_in_the_network(one_sided, kind)
+    kind.fabric.let_pass()
+    other = one_sided.node("other")
+    beside = one_sided.ticket(decode, [0])
+    decode.connector.expect(beside, sender_deadline_s=30)
+    other.connector.open(beside, deadline_s=30)
+    other.push_all(beside, [7], layers=[0])
+    wait_until(lambda: kind.fabric.num_written == 1)
+    kind.fabric.hold()
+    other.push_all(beside, [7], layers=[1])
+    kind.fabric.wait_under_way(4)
+    prefill.connector.close()
+    assert isinstance(decode.wait_event(), LandingFailed)
+    wait_until(lambda: kind.one_sided[1].num_moved == 1)
+    assert decode.connector.statistics().blocks_quarantined == len(BLOCKS)
+    assert kind.one_sided[1].fences == []
+    # The write of the other sender, at the old address, behind those of the dead one.
+    kind.fabric.let_pass()
+    kind.fabric.step(4)
+    assert decode.wait_event() == Released(ticket.lease_token)
+    other.push_all(beside, [7], layers=range(2, LAYOUT.num_layers))
+    other.connector.commit(beside.lease_token, commit_for(beside))
+    assert decode.wait_event() == Landed(beside.lease_token, commit_for(beside))
+    assert other.wait_event() == TransferEnded(beside.lease_token, None)
+    assert np.array_equal(decode.pool[:, :, 0], other.pool[:, :, 7])
+    assert set(other.connector.statistics().measured.fallbacks.values()) == {0}
 
 
 def test_a_sender_writes_nothing_before_its_begin_was_answered(

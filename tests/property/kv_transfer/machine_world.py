@@ -27,6 +27,7 @@ from kv_transfer.core.effects import (
     Effect,
     Emit,
     Fence,
+    MoveSlab,
     OpenLane,
     Peer,
     Reply,
@@ -121,8 +122,10 @@ class World:
         # What waits for writes before it leaves, on the present connection; and those writes.
         self.behind_writes: deque[Post | Message] = deque()
         self.posted: deque[Post] = deque()
-        # What a write must name, for each slab; and what the sender knows of that.
+        # What a write must name, for each slab; what it may name too, of a slab that moves; and
+        # what the sender knows of that.
         self.keys = [0, 0]
+        self.left_keys: dict[int, int] = {}
         self.known_keys = [0, 0]
         self.holder: dict[int, int] = {}
         self.events: list[KVEvent] = []
@@ -158,10 +161,13 @@ class World:
             case OpenLane(session, offers):
                 assert list(offers) == [self.lane]
                 self.do(self.receiver.on_lane(session, self.lane, bytes(self.keys)))
-            case Fence(lane, slabs):
-                for slab in slabs:
-                    self.keys[slab] += 1
-                self.do(self.receiver.on_fenced(lane, slabs, bytes(self.keys)))
+            case MoveSlab(lane, slab):
+                self.left_keys[slab] = self.keys[slab]
+                self.keys[slab] += 1
+                self.do(self.receiver.on_moved(lane, bytes(self.keys), self.now_s))
+            case Fence(_, slab):
+                del self.left_keys[slab]
+                self.do(self.receiver.on_fenced(self.now_s))
             case TakeLane(_, _, lane_reply):
                 self.known_keys = list(lane_reply)
             case Emit(event):
@@ -223,7 +229,8 @@ class World:
         if not self.posted:
             return
         post = self.posted.popleft()
-        if post.key != self.keys[post.target_block // BLOCKS_PER_SLAB]:
+        slab = post.target_block // BLOCKS_PER_SLAB
+        if post.key not in (self.keys[slab], self.left_keys.get(slab)):
             if post.connection == self.connection:
                 self.do(self.sender.on_link_lost(PEER, self.now_s))
             return

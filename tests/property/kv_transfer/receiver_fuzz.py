@@ -17,6 +17,7 @@ from kv_transfer.core.effects import (
     CloseLane,
     Emit,
     Fence,
+    MoveSlab,
     OpenLane,
     ReceiverEffect,
     Reply,
@@ -43,6 +44,8 @@ class _Lease:
     sender: Incarnation | None = None
     session: bytes | None = None
     is_one_sided: bool = False
+    # The number of each slab's newest address that the sender knew when its connection ended.
+    known: bytes | None = None
     written: set[tuple[int, int]] = field(default_factory=set)
 
     @property
@@ -70,12 +73,14 @@ class ReceiverFuzz:
         self._verify: dict[bytes, str] = {}
         self._began: dict[bytes, int] = {}
         self._num_sessions = 0
-        self._num_fences = 0
         # What honest senders answer to FAILED, in time.
         self._due: list[tuple[bytes, frames.Abort]] = []
         # What was just given to the machine: the only cause of what it does next.
         self._cause: tuple[bytes, frames.Frame] | None = None
-        self._clean: set[int] = set()
+        # By slab: the number of its newest address, and of the oldest that can be written.
+        self._newest = [0] * (NUM_BLOCKS // BLOCKS_PER_SLAB)
+        self._oldest = [0] * (NUM_BLOCKS // BLOCKS_PER_SLAB)
+        self._told: dict[bytes, bytes] = {}
         self.counts = {"writes": 0, "landed": 0, "released": 0, "failed": 0, "fences": 0}
 
     # -- what happens ----------------------------------------------------------------------------
@@ -237,6 +242,7 @@ class ReceiverFuzz:
         if lease.is_one_sided and lease.session != session:
             return  # It must fail: `_emit` sees to that.
         lease.sender, lease.session, lease.is_one_sided = sender, session, lane == "rdma"
+        lease.known = None
 
     # -- what the machine may do ------------------------------------------------------------------
 
@@ -277,10 +283,12 @@ class ReceiverFuzz:
                 case OpenLane(session, offers):
                     self._open(session, offers)
                 case CloseLane(session):
+                    self._note_end(session)
                     del self._sessions[session]
                     self._seqs.pop(session, None)
-                case Reply(session, frames.Welcome(verify=verify)):
+                case Reply(session, frames.Welcome(verify=verify, lane_reply=reply)):
                     self._verify[session] = verify
+                    self._told[session] = reply
                 case Reply(session, frames.Failed(token, generation)):
                     if self._rng.random() < 0.8:
                         self._due.append((session, frames.Abort(token, generation)))
@@ -288,8 +296,12 @@ class ReceiverFuzz:
                     lease = self._leases[token]
                     assert lease.is_open
                     assert (lease.session, lease.ticket.generation) == (session, generation)
-                case Fence(_, slabs):
-                    self._fence(set(slabs))
+                case MoveSlab(_, slab):
+                    assert self._newest[slab] == self._oldest[slab], "two moves at once"
+                    self._newest[slab] += 1
+                    self._do(self._machine.on_moved("rdma", self._lane_reply(), self._now_s))
+                case Fence(_, slab):
+                    self._fence(slab)
                 case Emit(event):
                     self._emit(event)
 
@@ -302,17 +314,24 @@ class ReceiverFuzz:
             self._sessions[session] = (hello.sender, lane)
             self._began[session] = self._num_sessions
             self._num_sessions += 1
-        self._do(self._machine.on_lane(session, lane, b"%d" % self._num_fences, offers))
+        self._do(self._machine.on_lane(session, lane, self._lane_reply(), offers))
 
-    def _fence(self, slabs: set[int]) -> None:
-        self.counts["fences"] += 1
+    def _lane_reply(self) -> bytes:
+        return b"".join(number.to_bytes(4) for number in self._newest)
+
+    def _note_end(self, session: bytes) -> None:
         for lease in self._leases.values():
-            if lease.is_one_sided and lease.session in self._sessions and lease.slabs & slabs:
-                assert not lease.holds_blocks, "a fence in the way of a landing that may be written"
-        self._clean = slabs
-        self._num_fences += 1
-        self._do(self._machine.on_fenced("rdma", sorted(slabs), b"%d" % self._num_fences))
-        self._clean = set()
+            if lease.session == session and lease.known is None:
+                lease.known = self._told[session]
+
+    def _fence(self, slab: int) -> None:
+        self.counts["fences"] += 1
+        self._oldest[slab] += 1
+        assert self._newest[slab] == self._oldest[slab], "a fence without a move"
+        for session, (_, lane) in self._sessions.items():
+            known = _number_of(slab, self._told[session])
+            assert lane != "rdma" or known == self._newest[slab], "a sender was not told"
+        self._do(self._machine.on_fenced(self._now_s))
 
     def _emit(self, event: object) -> None:
         match event:
@@ -338,7 +357,8 @@ class ReceiverFuzz:
 
     def _is_quiet(self, lease: _Lease) -> bool:
         """Return whether the sender reported its end where it writes, or was fenced afterwards."""
-        if lease.session not in self._sessions and lease.slabs <= self._clean:
+        known = lease.known
+        if known is not None and all(_number_of(s, known) < self._oldest[s] for s in lease.slabs):
             return True
         abort = frames.Abort(lease.ticket.lease_token, lease.ticket.generation)
         return self._cause == (lease.session, abort)
@@ -353,3 +373,8 @@ class ReceiverFuzz:
             for lease in self._leases.values()
             if lease.holds_blocks and not lease.is_open
         )
+
+
+def _number_of(slab: int, lane_reply: bytes) -> int:
+    """Return the number of a slab's address in a reply of the lane."""
+    return int.from_bytes(lane_reply[4 * slab : 4 * slab + 4])

@@ -11,6 +11,7 @@ from kv_transfer.core import frames
 from kv_transfer.core.effects import (
     Emit,
     Fence,
+    MoveSlab,
     OpenLane,
     ReceiverEffect,
     Reply,
@@ -43,14 +44,13 @@ def ticket(token: int, *blocks: int) -> Ticket:
 
 
 class Machine:
-    """A receiver, and its effects."""
+    """A receiver, and its effects. The lane moves slabs and fences them at once."""
 
     def __init__(self) -> None:
         self.receiver = Receiver(
             ME, LAYOUT, Limits(), num_blocks=NUM_BLOCKS, blocks_per_slab=BLOCKS_PER_SLAB
         )
-        self.events: list[KVEvent] = []
-        self.fences: list[tuple[int, ...]] = []
+        self.fences: list[int] = []
         self.replies: list[tuple[bytes, frames.Frame]] = []
         self.writes: list[Write] = []
 
@@ -61,13 +61,16 @@ class Machine:
             match effect:
                 case Emit(event):
                     events.append(event)
-                case Fence("rdma", slabs):
-                    self.fences.append(slabs)
+                case MoveSlab("rdma", slab):
+                    reply = b"%d moved, %d" % (slab, len(self.fences))
+                    events += self.take(self.receiver.on_moved("rdma", reply, 0.0))
+                case Fence("rdma", slab):
+                    self.fences.append(slab)
+                    events += self.take(self.receiver.on_fenced(0.0))
                 case Reply(session, frame):
                     self.replies.append((session, frame))
                 case Write():
                     self.writes.append(effect)
-        self.events += events
         return events
 
     def hello(self, session: bytes, lane: str = "rdma", sender: Incarnation = SENDER) -> None:
@@ -89,9 +92,6 @@ class Machine:
 
     def tick(self, now_s: float) -> list[KVEvent]:
         return self.take(self.receiver.on_tick(now_s))
-
-    def fenced(self, *slabs: int, lane: str = "rdma") -> list[KVEvent]:
-        return self.take(self.receiver.on_fenced(lane, slabs, b"anew"))
 
     def end_session(self, session: bytes) -> list[KVEvent]:
         return self.take(self.receiver.on_malformed(session, frames.UnknownVersion("bye")))
@@ -202,21 +202,18 @@ def test_a_resumed_landing_fails_and_waits_for_its_first_session(machine: Machin
     assert machine.tick(0.1) == []
     assert machine.fences == []
     machine.end_session(b"a")
-    machine.tick(0.2)
-    assert machine.fences == [(0,)]
-    assert machine.fenced(0) == [Released(1)]
+    assert machine.tick(0.2) == [Released(1)]
+    assert machine.fences == [0]
 
 
 def test_a_session_that_ended_is_fenced_once(machine: Machine) -> None:
     machine.begun(b"a", 1, 0, 9)
     (failed,) = machine.end_session(b"a")
     assert isinstance(failed, LandingFailed)
-    assert machine.tick(0.1) == []
-    assert machine.fences == [(0, 2)]
-    assert machine.fenced(0, 2) == [Released(1)]
-    assert machine.fenced(0, 2) == []
+    assert machine.tick(0.1) == [Released(1)]
+    assert machine.fences == [0, 2]
     assert machine.tick(0.2) == []
-    assert machine.fences == [(0, 2)]
+    assert machine.fences == [0, 2]
 
 
 def test_a_silent_session_is_over(machine: Machine) -> None:
@@ -224,64 +221,8 @@ def test_a_silent_session_is_over(machine: Machine) -> None:
     machine.revoke(1)
     assert machine.tick(1.99) == []
     assert machine.fences == []
-    assert machine.tick(2.0) == []
-    assert machine.fences == [(0,)]
-
-
-def test_no_fence_where_another_landing_may_be_written(machine: Machine) -> None:
-    """A fence stops every writer of a slab: open landings come first."""
-    machine.hello(b"b")
-    machine.begun(b"b", 1, 0)
-    machine.begun(b"a", 2, 1)
-    machine.end_session(b"a")
-    machine.say(b"b", frames.Ping((1,)), 1.0)
-    assert machine.tick(1.0) == []
-    assert machine.fences == []
-    # Neither its end by the owner is enough: its sender may be at it.
-    machine.revoke(1)
-    assert machine.tick(1.1) == []
-    assert machine.fences == []
-    assert machine.say(b"b", abort(1), 1.2) == [Released(1)]
-    machine.tick(1.2)
-    assert machine.fences == [(0,)]
-
-
-def test_a_fence_goes_ahead_where_others_only_lie_near(machine: Machine) -> None:
-    """Another slab; not begun; or begun on a lane where the receiver writes."""
-    machine.hello(b"b")
-    machine.begun(b"b", 1, 4)
-    machine.receiver.on_expect(ticket(2, 0), 100.0, 0.0)
-    machine.hello(b"c", "zmq")
-    machine.receiver.on_expect(ticket(3, 1), 100.0, 0.0)
-    machine.say(b"c", frames.Begin(3, GENERATION))
-    machine.begun(b"a", 4, 2, 3)
-    machine.end_session(b"a")
-    machine.tick(0.1)
-    assert machine.fences == [(0,)]
-    assert machine.fenced(0) == [Released(4)]
-
-
-def test_a_landing_over_two_slabs_waits_for_both(machine: Machine) -> None:
-    machine.hello(b"b")
-    machine.begun(b"b", 1, 0)
-    machine.begun(b"a", 2, 1, 5)
-    machine.begun(b"a", 3, 6)
-    machine.end_session(b"a")
-    machine.tick(0.1)
-    assert machine.fences == [(1,)]
-    assert machine.fenced(1) == [Released(3)]
-    machine.say(b"b", abort(1), 0.2)
-    machine.tick(0.2)
-    assert machine.fences == [(1,), (0, 1)]
-    assert machine.fenced(0, 1) == [Released(2)]
-
-
-def test_a_fence_of_another_lane_releases_nothing(machine: Machine) -> None:
-    """Only writers on that lane were stopped."""
-    machine.begun(b"a", 1, 0)
-    machine.end_session(b"a")
-    assert machine.fenced(0, 1, 2, lane="another") == []
-    assert machine.receiver.num_quarantined_blocks == 1
+    assert machine.tick(2.0) == [Released(1)]
+    assert machine.fences == [0]
 
 
 def test_several_senders_that_ended_are_fenced_together(machine: Machine) -> None:
@@ -290,9 +231,8 @@ def test_several_senders_that_ended_are_fenced_together(machine: Machine) -> Non
     machine.begun(b"b", 2, 1, 11)
     machine.end_session(b"a")
     machine.end_session(b"b")
-    machine.tick(0.1)
-    assert machine.fences == [(0, 2)]
-    assert machine.fenced(0, 2) == [Released(1), Released(2)]
+    assert machine.tick(0.1) == [Released(1), Released(2)]
+    assert machine.fences == [0, 2]
 
 
 def test_closing_releases_everything_once(machine: Machine) -> None:
@@ -300,10 +240,9 @@ def test_closing_releases_everything_once(machine: Machine) -> None:
     machine.begun(b"a", 2, 1)
     machine.receiver.on_expect(ticket(3, 2), 100.0, 0.0)
     machine.revoke(1)
-    machine.events.clear()
-    machine.take(machine.receiver.on_close())
-    failed = [event.lease_token for event in machine.events if isinstance(event, LandingFailed)]
-    released = [event.lease_token for event in machine.events if isinstance(event, Released)]
+    events = machine.take(machine.receiver.on_close())
+    failed = [event.lease_token for event in events if isinstance(event, LandingFailed)]
+    released = [event.lease_token for event in events if isinstance(event, Released)]
     assert failed == [2, 3]
     assert sorted(released) == [1, 2, 3]
     assert machine.receiver.num_quarantined_blocks == 0

@@ -20,7 +20,7 @@ from kv_transfer.pieces import Pool
 from kv_transfer.rdma import rdma_lane
 from kv_transfer.rdma.mooncake_engine import RdmaUnavailable
 from kv_transfer.rdma.peer_writer import Engine, PeerWriter
-from kv_transfer.rdma.rdma_lane import COOL_DOWN_S, MAX_WRITERS, RdmaLane
+from kv_transfer.rdma.rdma_lane import COOL_DOWN_S, RdmaLane
 from kv_transfer.transport import Parts
 from tests.fakes.fake_engine import FakeEngine
 from tests.fakes.manual_clock import ManualClock
@@ -28,6 +28,7 @@ from tests.fakes.manual_clock import ManualClock
 NUM_LAYERS, NUM_BLOCKS, PIECE = 2, 8, 64
 PEER, OTHER = (Peer(f"tcp://127.0.0.1:{n}", Incarnation(f"d{n}", 1)) for n in (1, 2))
 WAIT_S = 20.0
+OFFER = msgpack.packb([rdma_lane.VERSION])
 
 
 def shared_pool(fill: int) -> Pool:
@@ -51,14 +52,10 @@ class Ends:
         self._changed = threading.Event()
         self.sender.attach(self._changed.set)
 
-    @property
-    def reply(self) -> bytes:
-        reply = self.receiver.open(b"session", self.sender.offer(OTHER) or b"")
-        assert reply is not None
-        return reply
-
     def connect(self, peer: Peer = PEER) -> None:
-        self.sender.accept(peer, self.reply)
+        reply = self.receiver.open(b"session", OFFER)
+        assert reply is not None
+        self.sender.accept(peer, reply)
 
     def write(self, blocks: tuple[int, ...], header: bytes = b"header", peer: Peer = PEER) -> None:
         self.sender.write(peer, Chunk(0, blocks, blocks), blocks)
@@ -153,7 +150,9 @@ def test_a_fence_moves_the_slab_and_tells_where(ends: Ends) -> None:
     ends.engine.is_held = True
     ends.write((0, 5))
     wait_until(lambda: ends.engine.num_under_way == 1)
-    reply = ends.receiver.fence([1])
+    reply = ends.receiver.move(1)
+    assert before.items() < ends.engine.regions.items(), "the old address stays until the fence"
+    ends.receiver.fence(1)
     ends.engine.let_go.release(100)
     (broken,) = ends.wait_ready()
     assert isinstance(broken, Broken)
@@ -172,12 +171,19 @@ def test_a_fence_moves_the_slab_and_tells_where(ends: Ends) -> None:
 
 def test_a_sender_that_is_told_goes_on_without_a_break(ends: Ends) -> None:
     ends.connect()
+    ends.engine.is_held = True
     ends.write((5,), b"before")
-    ends.wait_ready()
-    ends.sender.accept(PEER, ends.receiver.fence([1]))
+    wait_until(lambda: ends.engine.num_under_way == 1)
+    ends.sender.accept(PEER, ends.receiver.move(1))
     ends.write((6,), b"behind")
-    assert headers(ends.wait_ready()) == [b"behind"]
-    assert np.all(ends.target[0, :, 6] == 7)
+    ends.sender.send_after(PEER, [memoryview(b"done")])
+    ends.engine.let_go.release(100)
+    assert headers(ends.wait_ready(3)) == [b"before", b"behind", b"done"]
+    ends.receiver.fence(1)
+    ends.engine.is_held = False
+    ends.write((7,), b"after")
+    assert headers(ends.wait_ready()) == [b"after"]
+    assert np.all(ends.target[0, :, [5, 6, 7]] == 7)
 
 
 @pytest.mark.parametrize("fault", ["memory", "begin", "reach"])
@@ -298,12 +304,20 @@ def test_closing_lets_what_is_queued_be_written(
     assert headers(ends.sender.take_ready()) == [b"1", b"abort"]
 
 
-def test_writers_are_bounded(ends: Ends) -> None:
-    for number in range(MAX_WRITERS):
-        ends.connect(Peer(f"tcp://127.0.0.1:{number + 10}", Incarnation("d", number)))
+def test_writers_are_bounded(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A peer beyond the limit is not offered the lane until there is room, so no link breaks."""
+    monkeypatch.setattr(rdma_lane, "MAX_WRITERS", 2)
+    ends.connect()
+    ends.connect(Peer("tcp://127.0.0.1:3", Incarnation("d3", 1)))
+    assert ends.sender.offer(PEER) is not None
+    assert ends.sender.offer(OTHER) is None
     with pytest.raises(HandoffFailed, match="already"):
         ends.connect(OTHER)
-    assert ends.sender.offer(OTHER) is None
+    ends.sender.forget(PEER)
+    assert ends.sender.offer(OTHER) is None, "not before the end of its cool-down"
+    ends.clock.advance(COOL_DOWN_S)
+    wait_until(lambda: not ends.sender._leaving or ends.sender._has_room())
+    assert ends.sender.offer(OTHER) is not None
 
 
 def test_a_target_outside_the_peers_pool(ends: Ends) -> None:
@@ -360,27 +374,3 @@ def test_memory_that_cannot_be_registered_leaves_no_key() -> None:
     with pytest.raises(RdmaUnavailable, match="locked memory"):
         RdmaLane(shared_pool(0), engine, max_slabs=2)
     assert engine.regions == {}
-
-
-def test_a_slab_that_cannot_be_registered_again_ends_the_lane(ends: Ends) -> None:
-    offer = ends.sender.offer(PEER)
-    assert offer is not None
-    ends.engine.fails_after = 1
-    ends.receiver.fence([0])
-    assert ends.receiver.open(b"session", offer) is None
-    assert ends.target.ctypes.data not in ends.engine.regions
-
-
-def test_fences_are_bounded(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An address is never used twice: when none is left, the slab is not written any more."""
-    monkeypatch.setattr(rdma_lane, "MAX_FENCES", 2)
-    lane = RdmaLane(shared_pool(0), FakeEngine("d:1"), max_slabs=2)
-    offer = ends.sender.offer(PEER)
-    assert offer is not None
-    starts = set()
-    for _ in range(2):
-        starts.update(msgpack.unpackb(lane.fence([0]))[-1])
-    assert len(starts) == 3
-    assert lane.open(b"session", offer) is None
-    lane.fence([0])
-    lane.close()
