@@ -168,7 +168,8 @@ class KVConnector(Protocol):
     def close(self) -> None:
         """End everything, emit the outstanding events, release sockets and threads. Idempotent.
 
-        Returns when all of it is done, except when called from `on_event`.
+        Returns when all of it is done, except when called from `on_event`, or when the connector's
+        thread hangs.
         """
 
 

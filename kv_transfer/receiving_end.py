@@ -23,7 +23,8 @@ class ReceivingEnd:
 
     Any thread may call `expect`, `revoke` and the properties; everything else belongs to the
     connector's thread. The machine is called under a lock, and its effects go into the connector's
-    queue. The lock is also held from the last check of a landing to the end of its write: that
+    queue. Its sizes are read without the lock, so that metrics are there while a thread hangs in
+    it. The lock is also held from the last check of a landing to the end of its write: that
     makes `revoke` a fence.
     """
 
@@ -53,18 +54,15 @@ class ReceivingEnd:
 
     @property
     def num_landings(self) -> int:
-        with self._lock:
-            return self._machine.num_landings
+        return self._machine.num_landings
 
     @property
     def num_sessions(self) -> int:
-        with self._lock:
-            return self._machine.num_sessions
+        return self._machine.num_sessions
 
     @property
     def num_quarantined_blocks(self) -> int:
-        with self._lock:
-            return self._machine.num_quarantined_blocks
+        return self._machine.num_quarantined_blocks
 
     @property
     def checksum_failures(self) -> dict[str, int]:

@@ -65,11 +65,16 @@ from kv_transfer.transport import FromPeer, FromSession, LinkLost, Transport
 logger = logging.getLogger("pdserve.kv_transfer")
 
 MAX_ARRIVALS_PER_TURN = 256
+CLOSE_WITHIN_S = 15.0
+"""More than all parts of a close take together; a thread that hangs is not waited for longer."""
 LOG_INTERVAL_S = 10.0
 
 
 class TransportConnector:
-    """A `KVConnector` for any transport and lanes."""
+    """A `KVConnector` for any transport and lanes.
+
+    `num_turns` counts the turns of its thread: at least one per `MAX_WAIT_S` while it works.
+    """
 
     def __init__(
         self,
@@ -110,6 +115,7 @@ class TransportConnector:
         self._sending = SendingEnd(parts)
         self._receiving = ReceivingEnd(parts)
         self._is_closing = False
+        self.num_turns = 0
         self._dropped = dict.fromkeys(DropReason, 0)
         self._logged_at_s: dict[DropReason, float] = {}
         for lane in parts.one_sided.values():
@@ -156,12 +162,14 @@ class TransportConnector:
         self._is_closing = True
         self._transport.wake()
         if threading.current_thread() is not self._thread:
-            self._thread.join()
+            self._thread.join(CLOSE_WITHIN_S)
+            if self._thread.is_alive():
+                logger.error("the KV connector's thread did not end in %g s", CLOSE_WITHIN_S)
 
     # -- beyond the contract ---------------------------------------------------------------------
 
     def statistics(self) -> ConnectorStatistics:
-        """Return a snapshot of all counters, for metrics and tests."""
+        """Return a snapshot of all counters, for metrics and tests; waits for no lock."""
         sending, receiving = self._sending, self._receiving
         return ConnectorStatistics(
             bytes_sent=sending.bytes_sent,
@@ -190,6 +198,7 @@ class TransportConnector:
     def _run(self) -> None:
         try:
             while not self._is_closing:
+                self.num_turns += 1
                 self._perform_all()
                 self._transport.wait(self._timeout_s())
                 self._take_arrivals()

@@ -9,6 +9,7 @@ messages          messages to the step thread, and the effects that it wants (pu
 shedding          when a queued request would end, and whether that is too late (pure)
 attempt_table     the attempts on a node: who asked for them, until when (pure)
 tickets           tickets of decode nodes, to and from the wire
+connector_watch   whether the KV connector's thread makes turns
 step_progress     whether steps end, by how long they usually take (pure)
 step_thread       the step loop in its thread, until a stop, a crash or a stall
 perform_effects   performs the effects that the step thread wants

@@ -24,7 +24,6 @@ from node.model_loading import load_unless_stopped, wait_unless_stopped
 from node.node_parts import LoadedModel, NodeParts
 from node.request_path import RequestPath
 from node.self_description import log_loaded_model, node_record
-from node.step_progress import StepProgress
 from node.step_thread import StepThread
 from placement.first_answer import wait_for_store
 
@@ -140,7 +139,7 @@ class EngineNode:
         step_thread = path.start_step_thread(on_crash=partial(self._crash, stop))
         self._why_not_serving = ""
         try:
-            await self._wait_for_end(step_thread, path.progress, keeper, inbox, stop, leaving)
+            await self._wait_for_end(step_thread, path, keeper, inbox, stop, leaving)
         finally:
             self._why_not_serving = "stopping"
             await keeper.leave()
@@ -151,25 +150,26 @@ class EngineNode:
     async def _wait_for_end(
         self,
         step_thread: StepThread,
-        progress: StepProgress,
+        path: RequestPath,
         keeper: LeaseKeeper,
         inbox: Inbox,
         stop: asyncio.Event,
         leaving: NodeDrain,
     ) -> None:
-        """Keep the lease until the node is stopped, has drained, stalls or loses its lease."""
+        """Keep the lease until the node is stopped, has drained, hangs or loses its lease."""
         renewal = asyncio.create_task(keeper.run())
-        stall = asyncio.create_task(step_thread.wait_for_stall(progress))
+        stall = asyncio.create_task(step_thread.wait_for_stall(path.progress))
+        hang = asyncio.create_task(path.wait_for_hung_connector())
         stopping = asyncio.create_task(stop.wait())
         draining = asyncio.create_task(leaving.run(inbox, keeper.renew_soon))
-        tasks = (renewal, stall, stopping, draining)
+        tasks = (renewal, stall, hang, stopping, draining)
         log.info("ready")
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in tasks:
             task.cancel()
         # Awaited, so that no late heartbeat restores the lease after the node has left.
         await asyncio.gather(*tasks, return_exceptions=True)
-        if stall in done:
+        if stall in done or hang in done:
             self._exit_code = 1
         if renewal in done:
             self._exit_code = 1

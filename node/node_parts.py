@@ -29,10 +29,15 @@ class LoadedModel(Runner, SchedulableModel, StagedModel, Protocol):
 
 
 class NodeConnector(KVConnector, Protocol):
-    """A connector with the address of its landings and with statistics."""
+    """A connector with the address of its landings and with statistics.
+
+    `num_turns` counts the turns of its thread; each is short, also while there is nothing to do.
+    """
 
     @property
     def endpoint(self) -> str: ...
+    @property
+    def num_turns(self) -> int: ...
     def statistics(self) -> ConnectorStatistics: ...
 
 

@@ -10,6 +10,7 @@ from common.config import Config
 from common.ids import Incarnation
 from common.nodes import NodeLoad
 from node.attempt_watch import AttemptWatch
+from node.connector_watch import wait_for_hang
 from node.control_service import ControlService
 from node.drain import NodeDrain
 from node.inbox import Inbox
@@ -100,6 +101,10 @@ class RequestPath:
             clock=self._clock,
             is_async=self._is_async,
         )
+
+    async def wait_for_hung_connector(self) -> None:
+        """Return when the KV connector's thread hangs."""
+        await wait_for_hang(self._connector)
 
     def end_streams(self) -> None:
         """Let every token stream send what it has and end. The step thread has stopped before."""

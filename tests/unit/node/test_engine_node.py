@@ -18,8 +18,9 @@ from common.nodes import Role
 from decode_node.node import decode_flow_maker
 from engine.core.planned_step import PlannedStep
 from engine.core.scheduler import Scheduler
+from kv_transfer import shell
 from kv_transfer.connector import OnEvent
-from node import engine_node, step_thread
+from node import connector_watch, engine_node, step_thread
 from node.control_port import SERVER_OPTIONS
 from node.engine_node import EngineNode
 from node.node_flow import NodeFlow
@@ -192,6 +193,39 @@ async def test_a_bug_in_the_kv_connector_ends_the_node_at_once(
         world.connector.revoke(0)
         assert await world.end(running) == 1
     assert await world.store.live_nodes() == []
+
+
+async def test_a_hung_connector_ends_the_node(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """F79: it hangs inside its lock, and the event loop still serves metrics and the lease."""
+    monkeypatch.setattr(connector_watch, "MOST_TURN_S", 0.5)
+    monkeypatch.setattr(engine_node, "STEP_GRACE_S", 0.01)
+    monkeypatch.setattr(shell, "CLOSE_WITHIN_S", 0.01)
+    world = World(waits_in="step")
+    running = world.start()
+    await world.has_arrived()
+    world.let_go.set()
+    hangs, may_go_on = threading.Event(), threading.Event()
+    receiving = world.connector._receiving
+
+    def hang() -> None:
+        with receiving._lock:
+            hangs.set()
+            assert may_go_on.wait(WAIT_S)
+
+    monkeypatch.setattr(receiving, "tick", hang)
+    world.connector.revoke(0)
+    assert await asyncio.to_thread(hangs.wait, WAIT_S)
+    assert world.connector.statistics().landings_open == 0
+    with caplog.at_level(logging.ERROR, "pdserve"):
+        assert await world.end(running) == 1
+    assert await world.store.live_nodes() == []
+    assert "the KV connector's thread has hung for 0.5 s: the node stops" in caplog.messages
+    assert "the KV connector's thread did not end in 0.01 s" in caplog.messages
+    may_go_on.set()
+    await world.finish_threads()
+    await asyncio.to_thread(world.connector._thread.join, WAIT_S)
 
 
 async def test_a_step_that_outlasts_the_stop_reaches_nobody(
