@@ -31,6 +31,7 @@ from router.http.exchange import Exchange
 from router.live.feed import LiveFeed
 from router.live.page import live_page
 from router.openai.api import Endpoint, OpenAiApi
+from router.openai.planning_process import LargeBodies
 from router.openai.schemas import ChatBody, CompletionBody, SamplingFields
 from router.text.text_model import TextModel
 from router.watch.http_metrics import HttpMetrics
@@ -47,6 +48,7 @@ def create_app(
     *,
     config: Config,
     text_model: TextModel,
+    large_bodies: LargeBodies,
     generator: Generator,
     cluster: ClusterView,
     registry: CollectorRegistry,
@@ -58,13 +60,16 @@ def create_app(
 ) -> ASGIApp:
     """Return the whole HTTP edge as an ASGI application.
 
+    `large_bodies`: plans the bodies that would hold up the event loop.
+
     `registry`: receives the edge's metrics and is what `/metrics` shows.
 
     `api_keys`: who may do what; without it the configuration's one key, when it has one.
 
     `drain_node`: asks a node of the cluster to drain.
 
-    Starts nothing: the caller starts and stops the generator, the cluster view and the live feed.
+    Starts nothing: the caller starts and stops the generator, the cluster view and the live feed,
+    and closes `large_bodies`.
     """
     clock = clock or MonotonicClock()
     app = FastAPI(
@@ -76,6 +81,7 @@ def create_app(
     api = OpenAiApi(
         config=config.api,
         text_model=text_model,
+        large_bodies=large_bodies,
         generator=generator,
         cluster=cluster,
         metrics=HttpMetrics(registry, live.edge),

@@ -32,6 +32,7 @@ from router.cluster.view import DispatcherView
 from router.dispatch.dispatcher import Dispatcher
 from router.http.server import bind_http, count_refused, router_limits, serve_http
 from router.live.feed import LiveFeed
+from router.openai.planning_process import PlanningProcess, planning_command
 from router.text.text_model import TextModel
 
 log = logging.getLogger("pdserve")
@@ -68,6 +69,9 @@ async def run_router_role(
     router_id = config.server.node_id or f"router-{socket.gethostname()}-{port}"
     dispatcher = _make_dispatcher(config, router_id, store, registry, shutdown, keys)
     await dispatcher.start()
+    planning = PlanningProcess(
+        planning_command(model.model, model.served_model_name, model.max_model_len)
+    )
     try:
         name_node(dispatcher.incarnation.node_id)
         cluster = DispatcherView(dispatcher, shutdown.drain)
@@ -75,6 +79,7 @@ async def run_router_role(
         app = create_app(
             config=config,
             text_model=text_model,
+            large_bodies=planning,
             generator=dispatcher,
             cluster=cluster,
             registry=registry,
@@ -89,6 +94,7 @@ async def run_router_role(
         await feeding
     finally:
         await dispatcher.close()
+        await planning.close()
     return int(dispatcher.has_failed)
 
 

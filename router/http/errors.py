@@ -24,7 +24,10 @@ from common.errors import (
 )
 from router.http.sse import to_json
 
-_MAX_MESSAGE_CHARS = 1000
+MAX_MESSAGE_CHARS = 1000
+"""Of the text of an error; what is longer is cut off."""
+
+_MAX_NAME_CHARS = 200
 
 CLIENT_ERROR = "invalid_request_error"
 RATE_LIMIT_ERROR = "rate_limit_error"
@@ -47,7 +50,7 @@ class ApiError(Exception):
     ) -> None:
         super().__init__(message)
         self.status = status
-        self.message = message[:_MAX_MESSAGE_CHARS]
+        self.message = message[:MAX_MESSAGE_CHARS]
         self.code = code
         self.param = param
         self.headers = headers or {}
@@ -98,9 +101,11 @@ class ModelNotFound(ApiError):
     """The request names another model than the one this cluster serves."""
 
     def __init__(self, asked: str, served: str) -> None:
+        self.asked = asked[:_MAX_NAME_CHARS]
+        self.served = served
         super().__init__(
             404,
-            f"model {asked[:200]!r} is not served here: this cluster serves {served!r}",
+            f"model {self.asked!r} is not served here: this cluster serves {served!r}",
             code="model_not_found",
             param="model",
         )

@@ -1,10 +1,14 @@
 """The OpenAI API: from a request body to tokens to an answer in OpenAI's shape.
 
-api             both generation endpoints
-schemas         the request bodies, and what becomes of every field
-json_limits     bounds on a body's structure, checked before it is parsed
-request_plan    from a parsed body to prompts and sampling parameters
-chat_messages   chat messages as chat templates expect them
-answer          the sink of all choices of a request, on its way to its client
-formats         the two shapes of an answer, streamed and whole
+api                 both generation endpoints
+schemas             the request bodies, and what becomes of every field
+json_limits         bounds on a body's structure, checked before it is parsed
+request_plan        from a parsed body to prompts and sampling parameters
+planning            where a body is planned: on the event loop, a thread, or by another process
+planning_process    the router's side of that process: its queue, its starts and ends
+planning_child      what runs in that process
+planning_messages   what travels between the two: bodies, plans, errors
+chat_messages       chat messages as chat templates expect them
+answer              the sink of all choices of a request, on its way to its client
+formats             the two shapes of an answer, streamed and whole
 """

@@ -13,7 +13,7 @@ import logging
 import secrets
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -33,7 +33,9 @@ from router.http.exchange import ClientClosed, Reply, read_body, while_client_wa
 from router.http.sse import DONE, event
 from router.openai.answer import Answer, StreamedAnswer, WholeAnswer
 from router.openai.formats import AnswerFormat, AnswerHead, ChatFormat, CompletionFormat
-from router.openai.request_plan import ChoicePlan, Planner, RequestPlan
+from router.openai.planning import BodyPlanner
+from router.openai.planning_process import LargeBodies
+from router.openai.request_plan import ChoicePlan, RequestKind, RequestPlan
 from router.text.choice_text import ChoiceText
 from router.text.text_model import TextModel
 from router.text.usage import Usage
@@ -41,10 +43,6 @@ from router.watch.http_metrics import ChoiceTimer, HttpMetrics
 from router.watch.request_watch import RequestWatch, RequestWatcher
 
 logger = logging.getLogger("pdserve.router.http")
-
-INLINE_BODY_BYTES = 16 << 10
-"""Bodies up to this size are parsed and tokenised on the event loop; larger ones on a thread, so
-that one long prompt does not hold up everybody's tokens."""
 
 _NO_FAILURES = frozenset({"ok", "client_closed", "cancelled"})
 
@@ -58,7 +56,7 @@ class Endpoint:
 
     name: str
     id_prefix: str
-    plan: Callable[[Planner, bytes], RequestPlan]
+    kind: RequestKind
     answer_format: type[AnswerFormat]
 
 
@@ -70,6 +68,7 @@ class OpenAiApi:
         *,
         config: ApiConfig,
         text_model: TextModel,
+        large_bodies: LargeBodies,
         generator: Generator,
         cluster: ClusterView,
         metrics: HttpMetrics,
@@ -79,17 +78,18 @@ class OpenAiApi:
         self.chat = Endpoint(
             name="chat.completions",
             id_prefix="chatcmpl",
-            plan=Planner.plan_chat,
+            kind=RequestKind.CHAT,
             answer_format=ChatFormat,
         )
         self.completions = Endpoint(
             name="completions",
             id_prefix="cmpl",
-            plan=Planner.plan_completion,
+            kind=RequestKind.COMPLETION,
             answer_format=CompletionFormat,
         )
         self._config = config
         self._model = text_model
+        self._planner = BodyPlanner(text_model, large_bodies)
         self._generator = generator
         self._cluster = cluster
         self._metrics = metrics
@@ -164,11 +164,7 @@ class OpenAiApi:
         self, endpoint: Endpoint, body: bytes, watch: RequestWatch, reply: Reply
     ) -> None:
         began_at_s = self._clock.now_s()
-        planner = Planner(self._model, self.max_model_len, draw_seed=lambda: secrets.randbits(64))
-        if len(body) <= INLINE_BODY_BYTES:
-            plan = endpoint.plan(planner, body)
-        else:
-            plan = await asyncio.to_thread(endpoint.plan, planner, body)
+        plan = await self._planner.plan(endpoint.kind, body, self.max_model_len)
         head = AnswerHead(
             id=f"{endpoint.id_prefix}-{secrets.token_hex(12)}",
             created_s=int(time.time()),

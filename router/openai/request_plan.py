@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 from common.errors import InvalidRequest
@@ -27,6 +28,13 @@ MAX_CHOICES = 128
 """Most choices of one request, over all its prompts."""
 
 COMPLETION_MAX_TOKENS = 16
+
+
+class RequestKind(Enum):
+    """Which of the two APIs a body is for."""
+
+    CHAT = "chat"
+    COMPLETION = "completion"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +88,10 @@ class Planner:
         self._model = text_model
         self._max_model_len = max_model_len
         self._draw_seed = draw_seed
+
+    def plan(self, kind: RequestKind, raw: bytes) -> RequestPlan:
+        """Plan a body of either API. Raises `InvalidRequest` and `ModelNotFound`."""
+        return self.plan_chat(raw) if kind is RequestKind.CHAT else self.plan_completion(raw)
 
     def plan_chat(self, raw: bytes) -> RequestPlan:
         """Plan a `/v1/chat/completions` body. Raises `InvalidRequest` and `ModelNotFound`."""

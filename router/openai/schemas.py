@@ -26,6 +26,8 @@ from router.openai.json_limits import check_structure
 
 Nothing = tuple[Any, ...]
 
+_MAX_NAME_CHARS = 200
+
 _UNION_ARMS = ("str", "list[str]", "list[any]")
 """How pydantic names the member of `str | list` that it tried, as if it were a field."""
 
@@ -178,10 +180,10 @@ def _invalid(error: ValidationError) -> InvalidRequest:
         return InvalidRequest("the body is not a JSON object")
     path = list(first["loc"])
     if path[-1] in _UNION_ARMS:
-        name = ".".join(map(str, path[:-1]))
+        name = _name(path[:-1])
         wanted = "text or a list of texts" if name == "stop" else "text or a list"
         return InvalidRequest(f"{name} has the wrong type: wanted {wanted}", param=name)
-    name = ".".join(str(part) for part in path)
+    name = _name(path)
     if kind == "missing":
         return InvalidRequest(f"{name} is missing", param=name)
     if kind == "extra_forbidden":
@@ -189,3 +191,8 @@ def _invalid(error: ValidationError) -> InvalidRequest:
     if kind == "finite_number":
         return InvalidRequest(f"{name} is not a finite number", param=name)
     return InvalidRequest(f"{name}: {message[:1].lower()}{message[1:]}", param=name)
+
+
+def _name(path: list[int | str]) -> str:
+    """Return a field's name as in an answer, which does not repeat megabytes of a wrong name."""
+    return ".".join(map(str, path))[:_MAX_NAME_CHARS]

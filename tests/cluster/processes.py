@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -10,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from pdserve.local_cluster.child_process import described_exit
+from tests.cluster.waiting import wait_until
 
 LAUNCH = Path(__file__).with_name("launch.py")
 STOP_TIMEOUT_S = 15.0
@@ -51,11 +53,23 @@ class ServeProcess:
                 start_new_session=True,
             )
 
+    def children(self) -> list[int]:
+        """The processes that it started and that run: a router plans large bodies in one."""
+        if not self.is_running:
+            return []
+        found: list[int] = []
+        for task in Path(f"/proc/{self.pid}/task").glob("*/children"):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that ended
+                found += map(int, task.read_text().split())
+        return found
+
     def kill(self) -> None:
-        """SIGKILL, and wait until it is gone."""
+        """SIGKILL, and wait until it is gone, and every process that it started."""
         if self._process is not None:
+            children = self.children()
             self._process.kill()
             self._process.wait()
+            _wait_ended(self.name, children)
 
     def stop(self) -> int:
         """SIGTERM, and the exit code."""
@@ -72,9 +86,12 @@ class ServeProcess:
         return self.wait(STOP_TIMEOUT_S)
 
     def wait(self, timeout_s: float) -> int:
-        """The exit code, once it has ended by itself."""
+        """The exit code, once it has ended by itself, and every process that it started."""
         assert self._process is not None, f"{self.name} was not started"
-        return self._process.wait(timeout_s)
+        children = self.children()
+        code = self._process.wait(timeout_s)
+        _wait_ended(self.name, children)
+        return code
 
     def freeze(self) -> None:
         """SIGSTOP: alive, and silent."""
@@ -99,6 +116,19 @@ class ServeProcess:
     def _send(self, number: signal.Signals) -> None:
         assert self._process is not None, f"{self.name} was not started"
         self._process.send_signal(number)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs; one that nobody has waited for is dead as well."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def _wait_ended(name: str, children: list[int]) -> None:
+    what = f"the processes that {name} started have ended"
+    wait_until(lambda: not any(map(is_alive, children)), what)
 
 
 def role_environment() -> dict[str, str]:

@@ -27,6 +27,8 @@ from router.cluster.drain import DrainingNode, DrainNode, UnknownNode
 from router.core.generation import RequestListener, Sink, TokenChunk
 from router.live.feed import LiveFeed
 from router.live.reading import Reading
+from router.openai.planning_process import LargeBodies
+from router.openai.request_plan import Planner, RequestKind, RequestPlan
 from router.text.text_model import TextModel
 from tests.fakes.live_readings import reading
 from tests.fakes.stopped_time import StoppedTime
@@ -289,6 +291,18 @@ class Edge:
             yield client
 
 
+class PlansHere:
+    """`LargeBodies` without a process: plans at once, and notes how large the bodies were."""
+
+    def __init__(self, model: TextModel) -> None:
+        self._model = model
+        self.sizes: list[int] = []
+
+    async def plan(self, kind: RequestKind, body: bytes, max_model_len: int) -> RequestPlan:
+        self.sizes.append(len(body))
+        return Planner(self._model, max_model_len, draw_seed=lambda: 1).plan(kind, body)
+
+
 @cache
 def tiny_model() -> TextModel:
     """The model that the edge's tests share."""
@@ -309,6 +323,7 @@ def make_edge(
     clock: Clock | None = None,
     config: Config | None = None,
     drain_node: DrainNode = drains_nothing,
+    large_bodies: LargeBodies | None = None,
     **api: Any,
 ) -> Edge:
     """An edge over `model` (the tiny one); answers "Hello world" where no script is given.
@@ -326,6 +341,7 @@ def make_edge(
     app = create_app(
         config=config,
         text_model=model,
+        large_bodies=large_bodies or PlansHere(model),
         generator=generator,
         cluster=cluster,
         registry=registry,

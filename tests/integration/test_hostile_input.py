@@ -29,6 +29,8 @@ MOST_GROWTH_BYTES = 512 * MIB
 """At the worst moment: a dozen bodies of the largest size are in work, in a few copies each."""
 MOST_KEPT_BYTES = 128 * MIB
 """Afterwards: what allocators and caches keep."""
+MOST_OF_A_CHILD_BYTES = 256 * MIB
+"""What the process keeps that plans large bodies: a tokenizer with its caches as well."""
 MOST_NEW_FILES = 16
 REQUESTS: list[Fields] = [
     {"prompt": prompt_tokens(200 + i, salt=61), "max_tokens": 40, "temperature": 0}
@@ -110,6 +112,10 @@ def assert_all_hold(cluster: Cluster, api: Api, attacks: list[Attack]) -> None:
             assert peak < MOST_GROWTH_BYTES, f"{name} grew by {peak / MIB:.0f} MiB"
             kept = memory_of(process.pid) - memory[name]
             assert kept < MOST_KEPT_BYTES, f"{name} keeps {kept / MIB:.0f} MiB"
+            for child in process.children():
+                assert memory_of(child, "VmHWM") < MOST_GROWTH_BYTES
+                assert memory_of(child) < MOST_OF_A_CHILD_BYTES
+                print(f"{name}'s child: {memory_of(child, 'VmHWM') / MIB:.0f} MiB at most")
             print(f"{name}: {peak / MIB:.0f} MiB at most, {kept / MIB:.0f} MiB kept")
         wait_until(
             lambda: all(files_of(pids[name]) < files[name] + MOST_NEW_FILES for name in pids),

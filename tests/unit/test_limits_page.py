@@ -20,7 +20,7 @@ from placement.redis_store import CALL_TIMEOUT_S, MAX_ENTRIES
 from protos.codec import MAX_ID_LENGTH
 from router.access import api_keys, middleware
 from router.http import server as http_server
-from router.openai import json_limits
+from router.openai import json_limits, planning, planning_process
 from router.openai.request_plan import MAX_CHOICES
 from router.openai.schemas import CompletionBody, parse_body
 from router.text.stop_strings import MAX_STOP_CHARS, MAX_STOP_STRINGS
@@ -70,6 +70,10 @@ ROUTER = {
     "texts in a body, names of fields included": str(json_limits.MAX_JSON_TEXTS),
     "commas in a body, outside of texts": str(json_limits.MAX_JSON_COMMAS),
     "nesting of a field of a body": f"{deepest_body()} levels",
+    f"bodies over {size(planning.MAX_THREAD_BODY_BYTES)} that wait to be planned": (
+        f"{size(planning_process.MAX_WAITING_BYTES)} together"
+    ),
+    "time to plan such a body": f"{planning_process.MAX_PLAN_S:g} s",
     "requests in progress": f"{API.max_concurrent_requests} (`--max-concurrent-requests`)",
     "time of a request": f"{API.request_timeout_s:g} s (`--request-timeout-s`)",
     "choices: `n` times the number of prompts": str(MAX_CHOICES),

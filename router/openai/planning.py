@@ -1,0 +1,44 @@
+"""Where a body is planned: on the event loop, on a thread, or by the planning process.
+
+What holds the interpreter's lock stops every stream of the router, on a thread as well. The bounds
+are such that no body stops it for longer than some 30 ms; docs/limits.md has the measurements.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from concurrent.futures import ThreadPoolExecutor
+
+from router.openai.planning_process import LargeBodies
+from router.openai.request_plan import Planner, RequestKind, RequestPlan
+from router.text.text_model import TextModel
+
+INLINE_BODY_BYTES = 8 << 10
+"""Bodies up to this size are planned on the event loop, so the slowest text counts: digits, each a
+token of its own."""
+MAX_THREAD_BODY_BYTES = 128 << 10
+"""Larger bodies are planned by the planning process; on a thread, parsing counts."""
+
+
+class BodyPlanner:
+    """Plans the bodies of one model's requests."""
+
+    def __init__(self, text_model: TextModel, large_bodies: LargeBodies) -> None:
+        self._model = text_model
+        self._large_bodies = large_bodies
+        # One thread: each further one would hold the interpreter's lock as often as the loop.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="planning")
+
+    async def plan(self, kind: RequestKind, body: bytes, max_model_len: int) -> RequestPlan:
+        """Return the plan of `body` for at most `max_model_len` tokens in all.
+
+        Raises what `Planner` and `LargeBodies` raise.
+        """
+        if len(body) > MAX_THREAD_BODY_BYTES:
+            return await self._large_bodies.plan(kind, body, max_model_len)
+        planner = Planner(self._model, max_model_len, draw_seed=lambda: secrets.randbits(64))
+        if len(body) <= INLINE_BODY_BYTES:
+            return planner.plan(kind, body)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._thread, planner.plan, kind, body)

@@ -1,0 +1,154 @@
+"""What travels between the router and its planning process: bodies there, plans or errors back.
+
+A message is two lengths, a head in JSON, and bytes that JSON would make slow or large. A plan is
+one message with everything but its prompts, followed by one message for each prompt: its token ids
+as unsigned 32-bit numbers, then its echo as UTF-8. The event loop can thus unpack one prompt at a
+time. Errors keep their type. Nothing is unpickled: the process reads what strangers send.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import sys
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, NamedTuple
+
+from common.errors import InternalError, InvalidRequest
+from common.request import SamplingParams
+from router.http.errors import MAX_MESSAGE_CHARS, ModelNotFound
+from router.openai.request_plan import ChoicePlan, RequestKind, RequestPlan
+from router.text.context_limits import ContextExceeded
+
+LENGTHS = struct.Struct(">QQ")
+"""How many bytes the head and the rest of a message have."""
+
+_TOKEN_BYTES = 4
+_INVALID = {kind.__name__: kind for kind in (InvalidRequest, ContextExceeded)}
+
+
+class Message(NamedTuple):
+    """A message without its lengths."""
+
+    head: dict[str, Any]
+    rest: bytes = b""
+
+
+class Prompt(NamedTuple):
+    """A prompt of a plan: its tokens, and its text where that is shown before the answer."""
+
+    token_ids: tuple[int, ...]
+    echo: str
+
+
+def pack_message(message: Message) -> tuple[bytes, bytes]:
+    """Return what is written: lengths and head, and the rest, which is not copied."""
+    head = json.dumps(message.head).encode()
+    return LENGTHS.pack(len(head), len(message.rest)) + head, message.rest
+
+
+def pack_request(kind: RequestKind, max_model_len: int, body: bytes) -> Message:
+    """Return the message that asks for the plan of `body`."""
+    return Message({"kind": kind.value, "max_model_len": max_model_len}, body)
+
+
+def unpack_request(message: Message) -> tuple[RequestKind, int, bytes]:
+    """Return kind, the most tokens in all, and the body."""
+    return RequestKind(message.head["kind"]), message.head["max_model_len"], message.rest
+
+
+def pack_plan(plan: RequestPlan) -> Iterator[Message]:
+    """Yield the messages of a plan."""
+    firsts = plan.choices[:: plan.choices_per_prompt]
+    yield Message(
+        {
+            "num_prompts": len(firsts),
+            "choices": [
+                {"sampling": asdict(choice.sampling), "priority": choice.priority}
+                for choice in plan.choices
+            ],
+            "choices_per_prompt": plan.choices_per_prompt,
+            "stop": plan.stop,
+            "hidden_token_ids": sorted(plan.hidden_token_ids),
+            "has_logprobs": plan.has_logprobs,
+            "is_stream": plan.is_stream,
+            "has_usage_events": plan.has_usage_events,
+            "continues_prompt": plan.continues_prompt,
+        }
+    )
+    for choice in firsts:
+        ids = array("I", choice.prompt_token_ids)
+        yield Message({"num_tokens": len(ids)}, ids.tobytes() + choice.echo.encode())
+
+
+def unpack_prompt(message: Message) -> Prompt:
+    """Return one prompt of a plan."""
+    end = message.head["num_tokens"] * _TOKEN_BYTES
+    ids = array("I")
+    ids.frombytes(memoryview(message.rest)[:end])
+    return Prompt(tuple(ids), message.rest[end:].decode())
+
+
+def unpack_plan(head: Mapping[str, Any], prompts: Sequence[Prompt]) -> RequestPlan:
+    """Return the plan of its first message's head, with its prompts."""
+    per_prompt = head["choices_per_prompt"]
+    choices = []
+    for index, choice in enumerate(head["choices"]):
+        token_ids, echo = prompts[index // per_prompt]
+        choices.append(
+            ChoicePlan(
+                prompt_token_ids=token_ids,
+                sampling=_sampling(choice["sampling"]),
+                priority=choice["priority"],
+                echo=echo,
+            )
+        )
+    return RequestPlan(
+        choices=tuple(choices),
+        choices_per_prompt=per_prompt,
+        stop=tuple(head["stop"]),
+        hidden_token_ids=frozenset(head["hidden_token_ids"]),
+        has_logprobs=head["has_logprobs"],
+        is_stream=head["is_stream"],
+        has_usage_events=head["has_usage_events"],
+        continues_prompt=head["continues_prompt"],
+    )
+
+
+def pack_error(error: Exception, trace: str = "") -> Message:
+    """Return the message of an error; any that no planner should raise becomes an `InternalError`,
+    with the text of its traceback for the router's log.
+    """
+    described: dict[str, Any]
+    if isinstance(error, ModelNotFound):
+        described = {"type": "ModelNotFound", "asked": error.asked, "served": error.served}
+    elif type(error).__name__ in _INVALID and isinstance(error, InvalidRequest):
+        message = str(error)[:MAX_MESSAGE_CHARS]
+        described = {"type": type(error).__name__, "message": message, "param": error.param}
+    else:
+        described = {"type": "InternalError", "trace": trace}
+    return Message({"error": described})
+
+
+def unpack_error(described: Mapping[str, Any]) -> Exception:
+    """Return the error under "error" in a message's head."""
+    kind = described["type"]
+    if kind == "ModelNotFound":
+        return ModelNotFound(described["asked"], described["served"])
+    if kind in _INVALID:
+        return _INVALID[kind](described["message"], param=described["param"])
+    error = InternalError("the server failed on this request")
+    error.add_note(described["trace"])
+    return error
+
+
+def _sampling(fields: Mapping[str, Any]) -> SamplingParams:
+    given: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()
+    }
+    return SamplingParams(**given)
+
+
+assert array("I").itemsize == _TOKEN_BYTES, sys.platform

@@ -1,0 +1,110 @@
+"""No body that could hold up the event loop is planned in the loop's process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from typing import Any
+
+import pytest
+
+from common.errors import InvalidRequest
+from router.openai import planning
+from router.openai.planning import INLINE_BODY_BYTES, MAX_THREAD_BODY_BYTES, BodyPlanner
+from router.openai.request_plan import Planner, RequestKind, RequestPlan
+from tests.fakes.http_edge import CONTEXT, PlansHere, make_edge, tiny_model
+
+
+def body_of(num_bytes: int) -> bytes:
+    """A completion's body of exactly that size."""
+    body = json.dumps({"model": "tiny", "prompt": "Hello"}).encode()
+    return body + b" " * (num_bytes - len(body))
+
+
+class NotedPlanner(Planner):
+    """Notes the thread of each plan."""
+
+    threads: list[threading.Thread]
+
+    def plan(self, kind: RequestKind, raw: bytes) -> RequestPlan:
+        self.threads.append(threading.current_thread())
+        return super().plan(kind, raw)
+
+
+@pytest.fixture
+def threads(monkeypatch: pytest.MonkeyPatch) -> list[threading.Thread]:
+    """The threads of this process that planned a body."""
+    noted: list[threading.Thread] = []
+    monkeypatch.setattr(NotedPlanner, "threads", noted, raising=False)
+    monkeypatch.setattr(planning, "Planner", NotedPlanner)
+    return noted
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "where"),
+    [
+        (INLINE_BODY_BYTES, "loop"),
+        (INLINE_BODY_BYTES + 1, "thread"),
+        (MAX_THREAD_BODY_BYTES, "thread"),
+        (MAX_THREAD_BODY_BYTES + 1, "process"),
+        (10 << 20, "process"),
+    ],
+)
+async def test_the_size_of_a_body_decides_where_it_is_planned(
+    threads: list[threading.Thread], num_bytes: int, where: str
+) -> None:
+    process = PlansHere(tiny_model())
+    planner = BodyPlanner(tiny_model(), process)
+    plan = await planner.plan(RequestKind.COMPLETION, body_of(num_bytes), CONTEXT)
+    assert plan.prompt_lengths == (len(tiny_model().encode("Hello", **TEXT)),)
+    assert process.sizes == ([num_bytes] if where == "process" else [])
+    main = threading.main_thread()
+    on = ["loop" if thread is main else "thread" for thread in threads]
+    assert on == ([] if where == "process" else [where])
+
+
+async def test_one_thread_plans_all_bodies_of_medium_size(
+    threads: list[threading.Thread],
+) -> None:
+    """Several would hold the interpreter's lock in turn, and the loop would wait for all."""
+    planner = BodyPlanner(tiny_model(), PlansHere(tiny_model()))
+    body = body_of(MAX_THREAD_BODY_BYTES)
+    kind = RequestKind.COMPLETION
+    await asyncio.gather(*(planner.plan(kind, body, CONTEXT) for _ in range(8)))
+    assert len(threads) == 8
+    assert len(set(threads)) == 1
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+async def test_both_apis_give_large_bodies_to_the_process(
+    threads: list[threading.Thread], path: str
+) -> None:
+    process = PlansHere(tiny_model())
+    edge = make_edge(large_bodies=process)
+    fields: dict[str, Any] = {"model": "tiny"}
+    if path.startswith("/v1/chat"):
+        fields["messages"] = [{"role": "user", "content": "Hello"}]
+    else:
+        fields["prompt"] = "Hello"
+    body = json.dumps(fields | {"metadata": "x" * (MAX_THREAD_BODY_BYTES + 1)})
+    async with edge.client() as client:
+        answer = await client.post(path, content=body)
+    assert answer.status_code == 200
+    assert process.sizes == [len(body)]
+    assert threads == []
+
+
+async def test_an_error_of_the_process_is_the_requests() -> None:
+    class Refuses:
+        async def plan(self, kind: RequestKind, body: bytes, max_model_len: int) -> RequestPlan:
+            raise InvalidRequest("no", param="prompt")
+
+    edge = make_edge(large_bodies=Refuses())
+    async with edge.client() as client:
+        answer = await client.post("/v1/completions", content=body_of(MAX_THREAD_BODY_BYTES + 1))
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "prompt"
+
+
+TEXT: dict[str, Any] = {"add_special_tokens": True, "param": "prompt"}
