@@ -4,19 +4,20 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 # The name of the stamp has a checksum of both files, so a change of either one installs again.
-STAMP := $(VENV)/.installed-$(shell cat pyproject.toml constraints.txt | cksum | cut -d' ' -f1)
+STAMP := $(VENV)/.installed-$(shell cat pyproject.toml requirements.txt | cksum | cut -d' ' -f1)
 # Additional flags for `make up` and `make demo`, and for pytest in the `make test…` targets.
 ARGS ?=
+PINNED_EXTRAS := node cpu rdma local keys otel bench dev
 
 .DEFAULT_GOAL := help
 .PHONY: help env up demo demo-model test test-equality test-rdma test-endurance test-soak test-page test-compose test-chart fuzz-kv sbom check check-format check-lint check-types \
-	check-imports check-protos check-docs format protos docs clean
+	check-imports check-protos check-docs format protos docs pins clean
 
 help:  ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*##  *\(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | \
 		awk -F'|' '{printf "%-22s %s\n", $$1, $$2}'
 
-env: $(STAMP)  ## create .venv and install everything, at the versions of constraints.txt
+env: $(STAMP)  ## create .venv and install everything, at the versions and with the hashes of requirements.txt
 
 up: env  ## run a whole cluster on this machine until Ctrl-C: router, prefill node, decode node, Redis
 	$(BIN)/python -m pdserve up $(ARGS)
@@ -92,6 +93,13 @@ docs: env  ## write the generated tables of docs/, and pdserve.example.toml
 	$(BIN)/python tools/generate_metrics_table.py
 	$(BIN)/python tools/generate_example_file.py
 
+# Keeps the versions that are there while they fit: delete a package's lines to get its newest. Not after
+# `env`, which would ask for the new packages first. The index is uv's own or that of UV_DEFAULT_INDEX.
+pins:  ## write requirements.txt: versions and hashes of all that pyproject.toml requires
+	@test -x $(BIN)/uv || $(MAKE) env
+	UV_CUSTOM_COMPILE_COMMAND="make pins" $(BIN)/uv pip compile --quiet --universal --python-version 3.11 \
+		--generate-hashes --no-emit-index-url $(PINNED_EXTRAS:%=--extra %) pyproject.toml -o requirements.txt
+
 clean:  ## delete the environment and all caches in this folder
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -101,7 +109,9 @@ $(STAMP):
 		"pdserve needs Python 3.11 or later, and $(PYTHON) is " + sys.version.split()[0] + \
 		": name another one with `make env PYTHON=python3.11`")'
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
-	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt \
-		--config-settings editable_mode=compat -e '.[node,cpu,local,keys,otel,dev]'
+	$(BIN)/python tools/requirements.py --extras node cpu local keys otel dev > $(VENV)/requirements.txt
+	$(BIN)/python -m pip install --disable-pip-version-check --require-hashes -r $(VENV)/requirements.txt
+	$(BIN)/python -m pip install --disable-pip-version-check --no-deps --no-build-isolation \
+		--config-settings editable_mode=compat -e .
 	@rm -f $(VENV)/.installed-*
 	@touch $@

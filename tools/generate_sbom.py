@@ -3,7 +3,7 @@
     python -m tools.generate_sbom [--extras NAME…]
 
 It lists the Python packages that the project with these extras requires, at the versions that are
-installed here, which are those of constraints.txt. Debian's packages of the base image are not in
+installed here, which are those of requirements.txt. Debian's packages of the base image are not in
 it.
 """
 

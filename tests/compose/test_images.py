@@ -9,6 +9,7 @@ import pytest
 
 from tests.compose.engine import Engine
 from tests.compose.project import Project
+from tools.requirements import normal, pins
 
 OURS = ("ROUTER_IMAGE", "NODE_IMAGE", "BALANCER_IMAGE", "STORE_IMAGE")
 BASE_OF = dict(
@@ -81,14 +82,8 @@ def test_only_what_runs_is_installed(engine: Engine, project: Project) -> None:
     assert not set(NOT_FOR_USE) & set(of_node)
 
 
-def test_versions_are_those_of_the_constraints(engine: Engine, project: Project) -> None:
-    pins = {
-        name.lower().replace("_", "-"): version
-        for name, _, version in (
-            line.partition("==")
-            for line in Path("constraints.txt").read_text(encoding="utf-8").split()
-        )
-    }
+def test_versions_are_the_pinned_ones(engine: Engine, project: Project) -> None:
+    pinned = pins(Path("requirements.txt").read_text(encoding="utf-8"))
     script = (
         "/opt/pdserve/bin/python -c 'import importlib.metadata as m; "
         'print(*(d.name + "==" + d.version for d in m.distributions()))\''
@@ -98,7 +93,7 @@ def test_versions_are_those_of_the_constraints(engine: Engine, project: Project)
     for line in found:
         name, _, version = line.partition("==")
         if name != "pdserve":
-            assert pins[name.lower().replace("_", "-")] == version, line
+            assert pinned[normal(name)].version == version, line
 
 
 def test_health_is_told_by_the_answer(engine: Engine, project: Project) -> None:

@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tools.requirements import pins
+
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 SUITE = "bookworm"
@@ -130,9 +132,9 @@ def _key() -> str:
 
 def _pins() -> list[str]:
     """The wheels with everything that they need, as the project pins it."""
-    pins = (ROOT / "constraints.txt").read_text().split()
+    pinned = pins((ROOT / "requirements.txt").read_text())
     needed = {*WHEELS, "iniconfig", "packaging", "pluggy", "pygments", "sortedcontainers"}
-    return [pin for pin in pins if pin.partition("==")[0].lower().replace("_", "-") in needed]
+    return [pin.text for name, pin in pinned.items() if name in needed]
 
 
 def _install(debs: Sequence[str], say: Say) -> None:
@@ -159,7 +161,10 @@ def _build(work: Path, say: Say) -> None:
     site = root / "site"
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     target = ["--target", str(site), "--python-version", PYTHON, "--only-binary=:all:"]
-    _run([*pip, "--no-compile", "--no-deps", *target, *_pins()], BUILD_LIMIT_S)
+    pinned = work / "requirements.txt"
+    pinned.write_text("\n".join(_pins()) + "\n")
+    verified = ["--no-deps", "--require-hashes", "-r", str(pinned)]
+    _run([*pip, "--no-compile", *target, *verified], BUILD_LIMIT_S)
     say("packing")
     (kernel,) = (root / "boot").glob("vmlinuz-*")
     kernel.rename(done / "vmlinuz")

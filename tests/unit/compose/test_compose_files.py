@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -20,6 +22,7 @@ from pdserve.configuration.config_sources import OTHER_VARIABLES
 from pdserve.configuration.options import all_options
 from placement.store import PlacementUnavailable
 from router.http.errors import api_error
+from tools.requirements import pins
 
 ROOT = Path(__file__).resolve().parents[3]
 COMPOSE = ROOT / "compose"
@@ -41,23 +44,48 @@ def test_the_build_context_is_what_is_installed() -> None:
     copied = re.findall(r"^COPY (?!--)(.+) \S+$", everything(DOCKERFILES), re.MULTILINE)
     wanted = {source for sources in copied for source in sources.split() if source != "."}
     assert wanted <= allowed
-    assert {name for name in allowed if name.startswith("compose/")} <= wanted
+    assert {name for name in allowed if name.startswith(("compose/", "tools/"))} <= wanted
 
 
 @pytest.mark.parametrize(
-    ("paddle", "wheel"), [("cpu", "paddlepaddle"), ("gpu", "paddlepaddle-gpu")]
+    ("paddle", "hashed", "unhashed"),
+    [("cpu", ["paddlepaddle"], ""), ("gpu", [], "paddlepaddle-gpu==3.3.1\n")],
 )
-def test_an_image_installs_the_paddle_that_it_names(paddle: str, wheel: str) -> None:
-    command = [sys.executable, "compose/requirements.py", "--extras", "node", paddle]
-    printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    names = [re.match(r"[A-Za-z0-9_-]+", line)[0] for line in printed.splitlines()]  # type: ignore[index]
-    assert [name for name in names if name.startswith("paddle")] == [wheel]
-    assert {"fastapi", "numba"} < set(names)
+def test_an_image_installs_the_paddle_that_it_names(
+    tmp_path: Path, paddle: str, hashed: list[str], unhashed: str
+) -> None:
+    """The first command of Dockerfile.node, run by a shell."""
+    text = (COMPOSE / "Dockerfile.node").read_text()
+    (command,) = re.findall(r"^RUN (if \[ (?:[^\\\n]|\\\n)+)", text, re.MULTILINE)[:1]
+    for name in ("pyproject.toml", "requirements.txt", "tools/requirements.py"):
+        shutil.copy(ROOT / name, tmp_path)
+    (tmp_path / "python").symlink_to(sys.executable)
+    variables = {
+        "PADDLE": paddle,
+        "PADDLE_INDEX_URL": "an index",
+        "RDMA": "",
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+    }
+    subprocess.run(["sh", "-c", command], cwd=tmp_path, env=variables, check=True)
+    names = list(pins((tmp_path / "dependencies.txt").read_text()))
+    assert [name for name in names if name.startswith("paddle")] == hashed
+    assert {"fastapi", "numba", "networkx"} < set(names)
+    assert (tmp_path / "gpu.txt").read_text() == unhashed
+    assert list(pins((tmp_path / "build.txt").read_text())) == ["setuptools"]
 
 
-def test_both_paddles_are_pinned_to_one_version() -> None:
-    pins = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().split())
-    assert pins["paddlepaddle"] == pins["paddlepaddle-gpu"]
+@pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=lambda path: path.name)
+def test_an_image_verifies_hashes(dockerfile: Path) -> None:
+    """Of everything but Paddle for GPUs, whose index the builder names."""
+    joined = dockerfile.read_text().replace("\\\n", " ")
+    installs = re.findall(r"pip (?:--python \S+ )?install [^&;\n]+", joined)
+    unverified = [
+        one
+        for one in installs
+        if not re.search(r"--require-hashes -r \w+\.txt|--no-deps --no-compile /wheels/", one)
+    ]
+    assert len(unverified) == (dockerfile.name == "Dockerfile.node")
+    assert all(" -r gpu.txt " in one for one in unverified)
 
 
 @pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=lambda path: path.name)

@@ -9,14 +9,10 @@ import pytest
 
 from common.version import VERSION
 from tools.generate_sbom import bill_of
+from tools.requirements import pins
 
 ROOT = Path(__file__).resolve().parents[3]
-PINS = {
-    name.lower().replace("_", "-"): version
-    for name, _, version in (
-        line.partition("==") for line in (ROOT / "constraints.txt").read_text().split()
-    )
-}
+PINNED = pins((ROOT / "requirements.txt").read_text())
 
 
 def versions(extras: list[str]) -> dict[str, str]:
@@ -39,7 +35,7 @@ def test_a_node_holds_what_it_needs_directly_and_indirectly() -> None:
 @pytest.mark.parametrize("extras", [[], ["node", "cpu", "otel"]])
 def test_versions_are_the_pinned_ones(extras: list[str]) -> None:
     found = versions(extras)
-    assert {name: PINS.get(name) for name in found} == found
+    assert {name: PINNED[name].version for name in found} == found
 
 
 def test_the_document_is_whole() -> None:
