@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from http_serving.abort_connection import offer_abort
+from http_serving.abort_connection import offer_abort_of
 from http_serving.part_writing import offer_parts
 
 
@@ -154,7 +154,6 @@ class BoundedConnection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """Start the time for a request, in place of the idle time."""
         super().on_message_begin()
-        offer_abort(cast(dict[str, Any], self.scope), self.transport.abort)
         if self.is_idle:
             self._wait_for_request(self._limits.request_timeout_s)
 
@@ -169,6 +168,7 @@ class BoundedConnection(HttpToolsProtocol):
             self._is_head_too_large = True
             raise ValueError("the head of a request is too large")
         super().on_headers_complete()
+        offer_abort_of(self.cycle)
         offer_parts(cast(dict[str, Any], self.scope), self.cycle)
 
     def on_body(self, body: bytes) -> None:

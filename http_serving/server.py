@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import math
 import socket
 import ssl
@@ -22,6 +23,11 @@ from http_serving.bounded_connections import (
     IdleConnections,
     Refused,
 )
+
+logger = logging.getLogger("pdserve.http")
+
+CLOSING_S = 1
+"""How long the sockets may take to close once all requests have ended, in seconds."""
 
 MAX_LAST_CONNECTIONS = 4096
 """Connections accepted while the listener closes: more than a kernel queues."""
@@ -48,10 +54,34 @@ def bind(host: str, port: int, *, backlog: int, purpose: str = "") -> socket.soc
 class Server(uvicorn.Server):
     """Ends when `should_exit` is set; it leaves signals to the process."""
 
+    end_within_s = 0.0
+    """How long requests in progress may take when the server ends, in seconds."""
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Capture no signals."""
         yield
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Wait for the requests in progress, at most `end_within_s`, and cancel the others.
+
+        uvicorn would log that as an error. Its own limit remains for what comes after.
+        """
+        self.config.timeout_graceful_shutdown = math.ceil(self.end_within_s) + CLOSING_S
+        loop = asyncio.get_running_loop()
+        timer = loop.call_later(self.end_within_s, self.cancel_requests)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            timer.cancel()
+
+    def cancel_requests(self) -> None:
+        """Cancel the requests in progress, and end without waiting for them."""
+        self.force_exit = True
+        if tasks := list(self.server_state.tasks):
+            logger.info("cancelled %d requests that were in progress at the end", len(tasks))
+        for task in tasks:
+            task.cancel()
 
     async def stop_accepting(self, listener: socket.socket) -> None:
         """Close `listener`, and serve the clients that connected before.
@@ -83,9 +113,12 @@ def make_server(
     limits: ConnectionLimits,
     on_refused: Callable[[Refused], None] = lambda _: None,
     tls: ssl.SSLContext | None = None,
+    end_within_s: float,
     **own: Any,
 ) -> Server:
     """Return a server of `app`, not yet serving. `own` are further settings of `uvicorn.Config`.
+
+    Requests in progress are cancelled `end_within_s` after `should_exit` is set.
 
     With `tls` it speaks HTTPS, and nothing else.
 
@@ -108,4 +141,6 @@ def make_server(
     }
     if tls is not None:
         shared["ssl_context_factory"] = lambda *_: tls
-    return Server(uvicorn.Config(app, **{**shared, **own}))
+    server = Server(uvicorn.Config(app, **{**shared, **own}))
+    server.end_within_s = end_within_s
+    return server

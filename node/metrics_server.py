@@ -92,7 +92,7 @@ class MetricsServer:
         self._server = make_server(
             Starlette(routes=routes),
             limits=LIMITS,
-            timeout_graceful_shutdown=GRACE_S,
+            end_within_s=GRACE_S,
         )
         self._serving: asyncio.Task[Any] | None = None
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import socket
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,6 +10,7 @@ from dataclasses import replace
 from prometheus_client import CollectorRegistry, Counter
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from http_serving.abort_connection import abort_connection
 from http_serving.bounded_connections import ConnectionLimits, Refused
 from http_serving.certificate import Certificate
 from http_serving.server import Server, bind, make_server
@@ -76,7 +76,7 @@ async def serve_http(
         limits=limits,
         on_refused=on_refused,
         tls=certificate.context if certificate else None,
-        timeout_graceful_shutdown=max(1, round(grace_s)),
+        end_within_s=grace_s,
     )
     watching = asyncio.create_task(certificate.keep_current()) if certificate else None
     serving = asyncio.create_task(server.serve(sockets=[listener]))
@@ -108,17 +108,19 @@ async def _drain(
     """Stop accepting; return when the running requests have ended, or at a stop."""
     await server.stop_accepting(listener)
     await asyncio.wait({stopping}, timeout=min(LINGER_S, timeout_s))
-    server.config.timeout_graceful_shutdown = math.ceil(timeout_s)
+    server.end_within_s = timeout_s
     server.should_exit = True
     await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
     if not serving.done():
-        server.force_exit = True
-        for task in list(server.server_state.tasks):
-            task.cancel()
+        server.cancel_requests()
 
 
 def _closing(app: ASGIApp, drain: asyncio.Event) -> ASGIApp:
-    """Return `app`, whose answers while draining also close their connection."""
+    """Return `app`, whose answers while draining also close their connection.
+
+    A request that the server cancels ends with its connection: the server would log that as an
+    error of the application.
+    """
 
     async def serve(scope: Scope, receive: Receive, send: Send) -> None:
         async def send_and_close(message: Message) -> None:
@@ -126,6 +128,9 @@ def _closing(app: ASGIApp, drain: asyncio.Event) -> ASGIApp:
                 message = {**message, "headers": [*message["headers"], (b"connection", b"close")]}
             await send(message)
 
-        await app(scope, receive, send_and_close if drain.is_set() else send)
+        try:
+            await app(scope, receive, send_and_close if drain.is_set() else send)
+        except asyncio.CancelledError:
+            abort_connection(scope)
 
     return serve

@@ -108,7 +108,6 @@ class LiveFeed:
         except TimeoutError:
             logger.info("closed the connection of a live page that does not read")
             abort_connection(scope)
-            await asyncio.sleep(0)  # lets the server handle this before it returns
         finally:
             self._viewers.discard(viewer)
 

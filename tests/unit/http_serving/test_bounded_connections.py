@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from starlette.types import Receive, Scope, Send
 
+from http_serving.abort_connection import abort_connection
 from http_serving.bounded_connections import ConnectionLimits, Refused
 from http_serving.server import Server, bind, make_server
 from tests.fakes.http_server import eventually
@@ -94,6 +95,11 @@ async def site(**own: Any) -> AsyncIterator[Site]:
             await send({"type": "http.response.start", "status": 413, "headers": []})
             await send({"type": "http.response.body", "body": b"no"})
             return
+        if scope["path"] == "/abort":
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b"hel", "more_body": True})
+            abort_connection(scope)
+            return
         while scope["method"] == "POST":
             message = await receive()
             if message["type"] == "http.disconnect":
@@ -112,7 +118,7 @@ async def site(**own: Any) -> AsyncIterator[Site]:
         app,
         limits=ConnectionLimits(**bounds),
         on_refused=lambda reason: refused.update([reason]),
-        timeout_graceful_shutdown=20,
+        end_within_s=20.0,
     )
     here = Site(listener.getsockname()[1], server, StoppedTime(), refused)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
@@ -190,6 +196,24 @@ async def test_an_answer_may_take_longer_than_any_wait() -> None:
         await here.pass_time(REQUEST_S + IDLE_S)  # The next head is not whole either.
         here.may_answer.set()
         await answered(reader)
+
+
+async def test_a_connection_that_the_application_aborts_is_no_error(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with site() as here:
+        async with here.connection() as (reader, writer):
+            writer.write(GET.replace(b"/ ", b"/abort "))
+            answer = await ended(reader)
+        assert not answer.endswith(b"0\r\n\r\n")
+        assert await answer_of_another(here)
+    assert not caplog.records
+
+
+async def answer_of_another(here: Site) -> bytes:
+    async with here.connection() as (reader, writer):
+        writer.write(GET)
+        return await answered(reader)
 
 
 async def test_a_client_that_does_not_read_its_last_answer_is_let_go() -> None:

@@ -36,7 +36,7 @@ async def asked(answer: Answer) -> AsyncIterator[tuple[asyncio.StreamReader, asy
             done.set_result(None)
 
     listener = bind("127.0.0.1", 0, backlog=8)
-    server = make_server(app, limits=LIMITS, timeout_graceful_shutdown=1)
+    server = make_server(app, limits=LIMITS, end_within_s=1.0)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     reader, writer = await asyncio.open_connection(*listener.getsockname())
     writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import struct
 from collections.abc import AsyncIterator
@@ -196,7 +197,7 @@ async def test_a_kept_connection_without_a_request_is_closed() -> None:
 
 @pytest.mark.parametrize("is_told_to_stop", [False, True])
 async def test_what_does_not_end_is_cancelled_at_the_time_out_or_the_second_signal(
-    is_told_to_stop: bool,
+    is_told_to_stop: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     edge = make_edge(hangs_after(chunks([65, 66])[:1]))
     timeout_s = 1000.0 if is_told_to_stop else 0.0
@@ -218,6 +219,7 @@ async def test_what_does_not_end_is_cancelled_at_the_time_out_or_the_second_sign
     assert '"message":"the router is shutting down: send the request again"' in last
     assert '"code":"overloaded"' in last
     assert end.startswith("[DONE]")
+    assert not [line for line in caplog.records if line.levelno >= logging.ERROR]
 
 
 async def test_who_still_waits_for_a_whole_answer_is_told_to_come_back() -> None:
