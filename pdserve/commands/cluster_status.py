@@ -12,7 +12,7 @@ from placement.records import facts_told
 PATH = "/v1/cluster"
 
 Facts = Mapping[str, Any]
-"""Facts about one node: fields of `NodeRecord` and `NodeLoad` by their names.
+"""Facts about one node: fields of `NodeRecord` and `NodeLoad` by their names, and `is_suspected`.
 
 `node_id` is always present. A router of another version may send fewer: a field that it did not
 send is absent, and is shown as a dash.
@@ -60,4 +60,6 @@ def _facts(url: str, node: Any) -> Facts:
     told = facts_told({"control_address": node.get("address"), **node}) if is_object else {}
     if "node_id" not in told:
         raise RouterUnreachable(f"{url}{PATH}: a node has no node_id: no pdserve router?")
+    if is_object and isinstance(node.get("is_suspected"), bool):
+        told["is_suspected"] = node["is_suspected"]
     return told

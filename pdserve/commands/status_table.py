@@ -109,13 +109,18 @@ def _row(node: Facts) -> tuple[str, ...]:
         _shown(node.get("epoch")),
         node.get("version") or "-",
         _shown(node.get("protocol")),
-        "draining" if node.get("is_draining") else "ready",
+        _state(node),
         _of(node.get("num_running"), node.get("max_num_seqs")),
         _shown(node.get("num_waiting")),
         _of(node.get("free_blocks"), node.get("num_blocks")),
         _shown(node.get("num_quarantined_blocks")),
         node.get("control_address", ""),
     )
+
+
+def _state(node: Facts) -> str:
+    told = [state for state in ("draining", "suspected") if node.get(f"is_{state}")]
+    return ", ".join(told) or "ready"
 
 
 def _scheduling_row(node: Facts) -> tuple[str, ...]:

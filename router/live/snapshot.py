@@ -62,6 +62,7 @@ def _node(node: NodeView, history: LiveHistory) -> dict[str, Any]:
         "role": record.role.value,
         "address": record.control_address,
         "is_draining": load.is_draining,
+        "is_suspected": node.is_suspected,
         "blocks": {
             "running": max(0, record.num_blocks - load.free_blocks - waiting),
             "reserved": load.num_reserved_blocks,

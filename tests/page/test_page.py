@@ -102,6 +102,17 @@ def test_blocks_as_a_bar(edge: ServedEdge, tab: Tab) -> None:
     assert widths == [20, 0, 10, 0, 20, 50]
 
 
+def test_a_node_that_drains_or_is_suspected_has_a_badge(edge: ServedEdge, tab: Tab) -> None:
+    leaving, silent = node(P1, Role.PREFILL, is_draining=True), node(D1, Role.DECODE)
+    edge.show(reading(leaving, replace(silent, is_suspected=True)))
+    tab.goto(edge.url)
+    tab.wait("document.querySelectorAll('.card').length == 2")
+    assert tab.text("#prefill-column .badges") == "draining"
+    assert tab.text("#decode-column .badges") == "suspected"
+    edge.show(reading(leaving, silent))
+    tab.wait("document.querySelector('#decode-column .badges').innerText == ''")
+
+
 def test_names_from_the_cluster_are_text(edge: ServedEdge, tab: Tab) -> None:
     evil = Incarnation(HOSTILE, 1)
     placement = Placement(

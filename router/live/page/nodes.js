@@ -30,8 +30,10 @@ class NodeCard {
     const badges = [];
     if (node.role === "mixed") badges.push("mixed");
     if (node.is_draining) badges.push("draining");
+    if (node.is_suspected) badges.push("suspected");
     setText(this.badges, badges.join(" · "));
     this.card.classList.toggle("is-draining", node.is_draining);
+    this.card.classList.toggle("is-suspected", node.is_suspected);
     this.showBlocks(node);
     this.showSeats(node);
     setText(this.speed, schedulingText(node));

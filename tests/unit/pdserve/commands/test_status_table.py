@@ -114,6 +114,24 @@ def test_what_the_router_does_not_tell_is_a_dash(monkeypatch: pytest.MonkeyPatch
     assert lines[-1].split() == ["n", "-", "-", "-", "-", "-", "-"]
 
 
+@pytest.mark.parametrize(
+    ("told", "state"),
+    [
+        ({"is_suspected": True}, "suspected"),
+        ({"is_suspected": True, "is_draining": True}, "draining, suspected"),
+        ({"is_suspected": False}, "ready"),
+        ({"is_suspected": "yes"}, "ready"),
+    ],
+)
+def test_a_node_that_the_router_suspects(
+    told: dict[str, Any], state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = fetched({"nodes": [{**NODE, "node_id": "n", **told}]}, monkeypatch)
+    heading, row = shown.splitlines()[2:4]
+    column = slice(heading.index("STATE"), heading.index("RUNNING"))
+    assert row[column].strip() == state
+
+
 def test_a_policy_without_a_ratio_shows_none(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = fetched({"nodes": [{**NODE, "node_id": "n", "new_token_ratio": 0.0}]}, monkeypatch)
     assert lines.splitlines()[-1].split()[:3] == ["n", "-", "3"]

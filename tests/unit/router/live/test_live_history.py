@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Hashable
+from dataclasses import replace
 
 import pytest
 
@@ -157,6 +158,15 @@ def test_a_snapshot_says_what_every_block_is() -> None:
     }
     assert sum(shown["blocks"].values()) == shown["num_blocks"]
     assert (shown["used_seats"], shown["seats"]) == (3, 8)
+
+
+def test_a_suspected_node_is_told() -> None:
+    history = LiveHistory(EdgeCounters())
+    heard = node(D1, Role.DECODE)
+    now = reading(heard, replace(heard, is_suspected=True))
+    history.add(now, 0.0)
+    told = [shown["is_suspected"] for shown in snapshot_json(now, history, [])["nodes"]]
+    assert told == [False, True]
 
 
 def test_a_snapshot_is_json_of_bounded_size() -> None:
