@@ -101,13 +101,16 @@ def _up(parsed: argparse.Namespace, unknown: list[str]) -> int:
 
 def _status(parsed: argparse.Namespace, unknown: list[str]) -> int:
     from pdserve.commands.cluster_status import fetch_cluster
+    from pdserve.commands.router_key import router_key
     from pdserve.commands.status_table import status_table
 
     if unknown:
         return _wrong_settings([f"unexpected argument: {unknown[0].partition('=')[0]}"])
 
+    api_key = router_key(vars(parsed), os.environ)
+
     def table() -> str:
-        return status_table(fetch_cluster(parsed.url, api_key=_api_key(parsed)))
+        return status_table(fetch_cluster(parsed.url, api_key=api_key))
 
     if parsed.watch:
         return _watch(table)
@@ -135,10 +138,11 @@ def _watch(table: Callable[[], str]) -> int:
 def _drain(parsed: argparse.Namespace, unknown: list[str]) -> int:
     from common.clock import MonotonicClock
     from pdserve.commands.drain_command import ask_to_leave, wait_until_gone
+    from pdserve.commands.router_key import router_key
 
     if unknown:
         return _wrong_settings([f"unexpected argument: {unknown[0].partition('=')[0]}"])
-    api_key = _api_key(parsed)
+    api_key = router_key(vars(parsed), os.environ)
     leaving = ask_to_leave(parsed.url, parsed.node_id, api_key=api_key)
     print(
         f"{leaving.node_id} takes nothing new; what runs has {leaving.timeout_s:g} s to finish",
@@ -150,11 +154,6 @@ def _drain(parsed: argparse.Namespace, unknown: list[str]) -> int:
         )
         print(f"{leaving.node_id} is gone after {took_s:.1f} s")
     return EXIT_OK
-
-
-def _api_key(parsed: argparse.Namespace) -> str:
-    key: str = getattr(parsed, "api_key", os.environ.get("PDSERVE_API_KEY", ""))
-    return key
 
 
 def _kv_key(parsed: argparse.Namespace, unknown: list[str]) -> int:

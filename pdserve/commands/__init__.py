@@ -5,4 +5,5 @@ status_table    `pdserve status`: the cluster as tables
 status_watch    `pdserve status --watch`
 drain_command   `pdserve drain`
 http_client     a small HTTP client, bounded in time and size
+router_key      the API key that both send: from a file, a flag or a variable
 """

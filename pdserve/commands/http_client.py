@@ -101,5 +101,5 @@ def _reason(status: int, text: bytes) -> str:
     except (ValueError, KeyError, TypeError, RecursionError):
         reason = http.client.responses.get(status, "unknown status")
     if status == http.client.UNAUTHORIZED:
-        return f"{reason} (--api-key, or the variable PDSERVE_API_KEY)"
+        return f"{reason} (--api-key-file, or the variable PDSERVE_API_KEY)"
     return reason

@@ -132,7 +132,7 @@ def _add_drain(commands: Any) -> None:
 
 
 def _add_router(command: argparse.ArgumentParser) -> None:
-    """Add the flags that name the router to ask, and the key for it."""
+    """Add the flags that name the router to ask, and the key for it (`commands/router_key.py`)."""
     command.add_argument(
         "--url",
         default="http://127.0.0.1:8000",
@@ -140,10 +140,17 @@ def _add_router(command: argparse.ArgumentParser) -> None:
         help="the router to ask (default: http://127.0.0.1:8000)",
     )
     command.add_argument(
+        "--api-key-file",
+        metavar="FILE",
+        default=argparse.SUPPRESS,
+        help="a file with the router's API key, if it requires one; only its owner may read it "
+        "(default: the variable PDSERVE_API_KEY)",
+    )
+    command.add_argument(
         "--api-key",
         metavar="TEXT",
         default=argparse.SUPPRESS,
-        help="the router's API key, if it requires one (default: the variable PDSERVE_API_KEY)",
+        help="the key itself; every user of this machine sees it in the list of processes",
     )
 
 

@@ -44,7 +44,7 @@ examples:
 examples:
   pdserve status
   pdserve status --url http://10.0.0.1:8000
-  pdserve status --watch
+  pdserve status --watch --api-key-file keys/client/admin.key
 """,
     "drain": """\
 The node takes no new requests from now on. Its running requests have the
@@ -58,7 +58,7 @@ Ctrl-C ends the waiting, not the draining.
 
 examples:
   pdserve drain decode-2 --wait
-  pdserve drain prefill-1 --url http://10.0.0.1:8000
+  pdserve drain prefill-1 --url http://10.0.0.1:8000 --api-key-file keys/client/admin.key
 """,
     "check-config": f"""\
 {_SOURCES}
