@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from common.config import ApiConfig, ServerConfig
 from pdserve.configuration.config_sources import load_config
 from pdserve.configuration.options import all_options
 from tests.chart.manifests import (
@@ -131,9 +132,11 @@ def test_a_pod_outlives_its_drain(manifests: list[Manifest]) -> None:
         drain_s = float(environment(container)["PDSERVE_DRAIN_TIMEOUT_S"])
         before_s = 0.0
         if component == "router":
+            assert drain_s == ApiConfig().request_timeout_s, "every stream may end by itself"
             before_s = float(container["lifecycle"]["preStop"]["exec"]["command"][1])
             assert before_s > 0
         else:
+            assert drain_s == ServerConfig().drain_timeout_s
             assert "lifecycle" not in container
         # Behind the time-out: 5 s for the last step, 6 s for one that hangs, 2 s for the streams.
         assert pod["terminationGracePeriodSeconds"] >= before_s + drain_s + 13

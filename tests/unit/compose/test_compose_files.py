@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
-from common.config import ApiConfig
+from common.config import ApiConfig, ServerConfig
 from common.errors import CheckpointError, ConfigError, PdserveError
 from pdserve.configuration.config_sources import OTHER_VARIABLES
 from pdserve.configuration.options import all_options
@@ -176,13 +176,59 @@ def test_published_ports_are_on_loopback_unless_asked_for() -> None:
 
 
 def test_a_container_outlives_its_drain() -> None:
-    lines = (COMPOSE / ".env.example").read_text().splitlines()
-    example = dict(line.split("=", 1) for line in lines if line and line[0] != "#")
+    example = env_example()
     for prefix in ("", "ROUTER_"):
         grace_s = int(example[f"{prefix}STOP_GRACE_PERIOD"].rstrip("s"))
         assert grace_s > int(example[f"{prefix}DRAIN_TIMEOUT_S"]) + 13
     routers = int(example["ROUTER_DRAIN_TIMEOUT_S"])
     assert routers == ApiConfig().request_timeout_s, "every stream may end by itself"
+    assert int(example["DRAIN_TIMEOUT_S"]) == ServerConfig().drain_timeout_s
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda path: path.name)
+def test_what_cannot_hand_streams_over_has_the_time_of_a_request_to_stop(file: Path) -> None:
+    """A balancer as little as a router: killed sooner, it would cut what the routers let end."""
+    example = env_example()
+    for name, service in load(file)["services"].items():
+        if "stop_grace_period" not in service:
+            continue
+        is_node = name in ("prefill", "decode")
+        variable = "STOP_GRACE_PERIOD" if is_node else "ROUTER_STOP_GRACE_PERIOD"
+        assert service["stop_grace_period"] == f"${{{variable}:-{example[variable]}}}", name
+        drain = service.get("environment", {}).get("PDSERVE_DRAIN_TIMEOUT_S")
+        variable = "DRAIN_TIMEOUT_S" if is_node else "ROUTER_DRAIN_TIMEOUT_S"
+        assert drain in (None, f"${{{variable}:-{example[variable]}}}"), name
+
+
+def test_every_service_that_answers_requests_has_a_time_to_stop() -> None:
+    with_time = {
+        name
+        for file in FILES
+        for name, service in load(file)["services"].items()
+        if "stop_grace_period" in service
+    }
+    assert {"balancer", "router-1", "router-2", "router", "prefill", "decode"} <= with_time
+
+
+def test_the_balancer_waits_for_an_answer_as_long_as_a_request_may_take() -> None:
+    found = re.search(r"^ *timeout server (\d+)s$", (COMPOSE / "haproxy.cfg").read_text(), re.M)
+    assert found is not None
+    assert int(found[1]) > ApiConfig().request_timeout_s
+
+
+@pytest.mark.parametrize("page", ["operations.md", "kubernetes.md"])
+def test_the_documents_name_these_times(page: str) -> None:
+    example, text = env_example(), (ROOT / "docs" / page).read_text()
+    assert f"{example['ROUTER_DRAIN_TIMEOUT_S']} s" in text
+    assert f"{example['DRAIN_TIMEOUT_S']} s" in text
+    if page == "operations.md":
+        for variable in ("STOP_GRACE_PERIOD", "ROUTER_STOP_GRACE_PERIOD"):
+            assert f"`stop_grace_period: {example[variable]}`" in text
+
+
+def env_example() -> dict[str, str]:
+    lines = (COMPOSE / ".env.example").read_text().splitlines()
+    return dict(line.split("=", 1) for line in lines if line and line[0] != "#")
 
 
 def test_the_dashboard_shows_metrics_that_there_are() -> None:
