@@ -32,6 +32,8 @@ from tools.generate_metrics_table import described_metrics
 
 # The oldest version of `kubeVersion` in Chart.yaml, and a late one.
 KUBERNETES = ("1.27", "1.37")
+KUBERNETES_DEADLINE_S = 600
+"""`progressDeadlineSeconds` of a Deployment that does not set it."""
 # Objects of operators, which Kubernetes' own schemas do not describe.
 FOREIGN = ("ScaledObject", "ServiceMonitor", "PrometheusRule")
 PORTS = {"router": {"http": 8000}, "redis": {"redis": 6379}}
@@ -140,6 +142,14 @@ def test_a_pod_outlives_its_drain(manifests: list[Manifest]) -> None:
             assert "lifecycle" not in container
         # Behind the time-out: 5 s for the last step, 6 s for one that hangs, 2 s for the streams.
         assert pod["terminationGracePeriodSeconds"] >= before_s + drain_s + 13
+
+
+def test_a_rollout_does_not_fail_before_a_start_may_have_ended(manifests: list[Manifest]) -> None:
+    for deployment in of_kind(manifests, "Deployment"):
+        spec = deployment["spec"]
+        startup = spec["template"]["spec"]["containers"][0]["startupProbe"]
+        longest_start_s = startup["periodSeconds"] * startup["failureThreshold"]
+        assert spec.get("progressDeadlineSeconds", KUBERNETES_DEADLINE_S) >= longest_start_s + 60
 
 
 def test_only_readiness_looks_further_than_the_process(manifests: list[Manifest]) -> None:
