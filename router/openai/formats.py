@@ -7,7 +7,7 @@ event the text, its logprobs and the choice's index.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from common.request import FinishReason
@@ -91,12 +91,14 @@ class AnswerFormat(ABC):
         top = self._top(self.stream_object)
         return event(to_json(top | {"choices": [], "usage": usage.as_json()}))
 
-    def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> dict[str, object]:
-        """Return the answer of a request that does not stream."""
-        return self._top(self.whole_object) | {
-            "choices": [self._whole_choice(i, choice) for i, choice in enumerate(choices)],
-            "usage": usage.as_json(),
-        }
+    def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> Iterator[str]:
+        """Yield the JSON of the answer of a request that does not stream, choice by choice."""
+        top = to_json(self._top(self.whole_object))[:-1]
+        yield f'{top},"choices":['
+        for index, choice in enumerate(choices):
+            comma = "," if index else ""
+            yield comma + to_json(self._whole_choice(index, choice))
+        yield f'],"usage":{to_json(usage.as_json())}}}'
 
     def _top(self, kind: str) -> dict[str, object]:
         head = self._head

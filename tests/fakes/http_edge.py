@@ -318,6 +318,7 @@ async def drains_nothing(node_id: str) -> DrainingNode:
 def make_edge(
     script: Script | None = None,
     *,
+    generator: ScriptedGenerator | None = None,
     model: TextModel | None = None,
     keys: ApiKeyBook | None = None,
     clock: Clock | None = None,
@@ -335,7 +336,7 @@ def make_edge(
     model = model or tiny_model()
     if config is None:
         config = Config(role=Role.ROUTER, model=ModelConfig(model="tiny"), api=ApiConfig(**api))
-    generator = ScriptedGenerator(script or says("Hello world"))
+    generator = generator or ScriptedGenerator(script or says("Hello world"))
     cluster, registry = FakeCluster(), CollectorRegistry()
     live = LiveFeed(cluster, clock)
     app = create_app(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 from collections.abc import Callable, Sequence
 from functools import partial
 from weakref import ref
@@ -254,6 +255,31 @@ async def test_a_whole_answer_is_sent_when_every_choice_is_over() -> None:
     await sending
     assert client.messages[0]["status"] == 200
     assert client.body.index(b"Hello") < client.body.index(b"world")
+
+
+async def test_a_long_whole_answer_becomes_json_in_several_turns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """128 choices that repeat a long prompt would hold up everybody's tokens."""
+    bodies, turns = [], []
+    for chars_per_turn in (1 << 20, 40):
+        monkeypatch.setattr("router.openai.answer.CHARS_PER_TURN", chars_per_turn)
+        client = Client(num_choices=9, kind=WholeAnswer)
+        for sink in client.sinks:
+            sink.on_chunks(answer())
+        sending = asyncio.create_task(client.answer.send())
+        turns.append(0)
+        while not client.messages:
+            await asyncio.sleep(0)
+            turns[-1] += 1
+        await sending
+        bodies.append(client.body)
+    assert bodies[0] == bodies[1]
+    whole = json.loads(bodies[0])
+    assert [choice["index"] for choice in whole["choices"]] == list(range(9))
+    assert {choice["message"]["content"] for choice in whole["choices"]} == {TEXT}
+    assert whole["usage"]["prompt_tokens"] == 3
+    assert turns[1] - turns[0] >= 9
 
 
 @pytest.mark.parametrize("is_over", [True, False])

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from common.errors import InvalidRequest
-from router.openai import planning
+from router.openai import api, planning
 from router.openai.planning import INLINE_BODY_BYTES, MAX_THREAD_BODY_BYTES, BodyPlanner
 from router.openai.request_plan import Planner, RequestKind, RequestPlan
-from tests.fakes.http_edge import CONTEXT, PlansHere, make_edge, tiny_model
+from tests.fakes.http_edge import CONTEXT, PlansHere, ScriptedGenerator, make_edge, says, tiny_model
 
 
 def body_of(num_bytes: int) -> bytes:
@@ -105,6 +105,38 @@ async def test_an_error_of_the_process_is_the_requests() -> None:
         answer = await client.post("/v1/completions", content=body_of(MAX_THREAD_BODY_BYTES + 1))
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == "prompt"
+
+
+@pytest.mark.parametrize(
+    ("num_prompts", "num_turns"), [(128, 13), (10, 1)], ids=["many tokens", "few tokens"]
+)
+async def test_prompts_of_many_tokens_start_in_several_turns(
+    monkeypatch: pytest.MonkeyPatch, num_prompts: int, num_turns: int
+) -> None:
+    """Placing a million tokens in one turn of the event loop would hold up everybody's tokens."""
+    monkeypatch.setattr(api, "TOKENS_PER_TURN", 2000)
+    turn, turns_of_calls = 0, []
+
+    class Notes(ScriptedGenerator):
+        def generate(self, *arguments: Any, **more: Any) -> Any:
+            turns_of_calls.append(turn)
+            return super().generate(*arguments, **more)
+
+    async def count_turns() -> None:
+        nonlocal turn
+        while True:
+            await asyncio.sleep(0)
+            turn += 1
+
+    counting = asyncio.create_task(count_turns())
+    edge = make_edge(generator=Notes(says("Hello world")))
+    body = {"model": "tiny", "prompt": [[7] * 200] * num_prompts, "max_tokens": 20}
+    async with edge.client() as client:
+        answer = await client.post("/v1/completions", json=body)
+    counting.cancel()
+    assert [choice["text"] for choice in answer.json()["choices"]] == ["Hello world"] * num_prompts
+    assert len(set(turns_of_calls)) == num_turns
+    assert max(map(turns_of_calls.count, turns_of_calls)) == 10
 
 
 TEXT: dict[str, Any] = {"add_special_tokens": True, "param": "prompt"}
