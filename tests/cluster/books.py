@@ -31,6 +31,7 @@ class Books:
     num_preemptions: int
     num_drafted: int
     num_accepted: int
+    num_planned_ahead: int
 
     @classmethod
     def parse(cls, record: NodeRecord, metrics: str) -> Self:
@@ -51,6 +52,7 @@ class Books:
             num_preemptions=total["pdserve_preemptions_total"],
             num_drafted=total["pdserve_draft_tokens_total"],
             num_accepted=total["pdserve_accepted_tokens_total"],
+            num_planned_ahead=by_label["pdserve_plans_ahead_total"]["taken"],
         )
 
     def held(self) -> list[str]:
