@@ -114,10 +114,8 @@ class Forecast:
         freed: list[int] = []
         for sequence in running:
             entry = entries.get(sequence.sequence_id)
-            if entry is None:
-                self.running.append(sequence)
-            elif not is_sampled[entry]:
-                num_computed = sequence.num_computed + num_tokens[entry]
+            if entry is None or not is_sampled[entry]:
+                num_computed = sequence.num_computed + (0 if entry is None else num_tokens[entry])
                 self.running.append(
                     SequenceForecast(sequence, sequence.num_known, num_computed, sequence.status)
                 )

@@ -23,7 +23,7 @@ class AheadRule(Enum):
     NO_STEP = "no_step"
     """No step was running, or steps are not planned ahead."""
     DRAFTS = "drafts"
-    """How many tokens a step draws is known at its end only."""
+    """Drafts were verified in the step, or are to be verified in the next one."""
     BLOCKS = "blocks"
     """A sequence would have to be preempted, or to wait for a block."""
     NOTHING_LEFT = "nothing_left"
@@ -80,11 +80,17 @@ class PlanAhead:
         self._has_new_work = True
 
     def take(
-        self, running: Set[int], waiting: Container[Sequence], prefixes: PrefixIndex
+        self,
+        running: Set[int],
+        waiting: Container[Sequence],
+        prefixes: PrefixIndex,
+        *,
+        has_drafts: bool,
     ) -> StepPlan | None:
         """Return the plan without the sequences that have ended; None if `rule` prevents it.
 
-        `running` are the ids of all that run, `waiting` the queue as it is now.
+        `running` are the ids of all that run, `waiting` the queue as it is now. `has_drafts`: a
+        running sequence has drafts to verify, which no plan made ahead contains.
         """
         if self.rule is not AheadRule.TAKEN:
             return None
@@ -93,6 +99,8 @@ class PlanAhead:
         plan = self._plan.without(gone) if gone else self._plan
         if not self._has_results:
             self.rule = AheadRule.FAILED
+        elif has_drafts:
+            self.rule = AheadRule.DRAFTS
         elif self._has_new_work:
             self.rule = AheadRule.NEW_WORK
         elif not plan.chunks and not plan.admissions:

@@ -86,6 +86,14 @@ class PlannedStep:
         """Whether the next plan may differ from this one without a new event."""
         return bool(self.sequences or self.reserved or self.num_preempted or self.starved)
 
+    @property
+    def has_drafts(self) -> bool:
+        """Whether it verifies drafts, or lets the runner propose some to a sequence that stays."""
+        if self.batch.num_drafts.any():
+            return True
+        proposing = self.batch.num_proposals.nonzero()[0]
+        return any(not self.sequences[entry].is_exported for entry in proposing)
+
     def only(self, entries: Items[int]) -> PlannedStep:
         """Return the part of the step that computed these indices of the batch."""
         return PlannedStep(self.batch.only(entries), [self.sequences[entry] for entry in entries])

@@ -160,9 +160,9 @@ class Scheduler:
     def plan(self) -> PlannedStep:
         """Decide the next step and take what it needs; `apply` must follow."""
         by_id = {s.sequence_id: s for s in self.running}
-        plan = self._take_ahead(by_id.keys())
+        has_drafts = self._draft()
+        plan = self._take_ahead(by_id.keys(), has_drafts=has_drafts)
         if plan is None:
-            self._draft()
             plan = self._decide()
         self._counters.on_plan(plan)
         step = self._take(plan, by_id)
@@ -174,7 +174,7 @@ class Scheduler:
 
     def plan_ahead(self, step: PlannedStep) -> None:
         """Decide, while `step` runs, what the next `plan` takes if it still can; take nothing."""
-        if self._speculation is not None:
+        if step.has_drafts:
             self._why_not_ahead = AheadRule.DRAFTS
             return
         forecast = Forecast(step, self.running, self.seats, self.pool)
@@ -252,19 +252,23 @@ class Scheduler:
 
     # --- inside: taking what a plan decided ----------------------------------------------------
 
-    def _draft(self) -> None:
-        if self._speculation is not None:
-            decoding = [s for s in self.running if s.is_decoding]
-            for sequence, drafts in zip(decoding, self._speculation.drafts(decoding), strict=True):
-                sequence.draft_token_ids = drafts
+    def _draft(self) -> bool:
+        """Set the drafts of all decoding sequences; return whether there are any."""
+        if self._speculation is None:
+            return False
+        decoding = [s for s in self.running if s.is_decoding]
+        drafts = self._speculation.drafts(decoding)
+        for sequence, token_ids in zip(decoding, drafts, strict=True):
+            sequence.draft_token_ids = token_ids
+        return any(drafts)
 
-    def _take_ahead(self, running: Set[int]) -> StepPlan | None:
+    def _take_ahead(self, running: Set[int], *, has_drafts: bool) -> StepPlan | None:
         """Return the plan that was made ahead, if it can be taken."""
         ahead, self._ahead = self._ahead, None
         rule, self._why_not_ahead = self._why_not_ahead, AheadRule.NO_STEP
         plan = None
         if ahead is not None:
-            plan = ahead.take(running, self.waiting, self._prefixes)
+            plan = ahead.take(running, self.waiting, self._prefixes, has_drafts=has_drafts)
             rule = ahead.rule
         self._counters.plans_ahead[rule.value] += 1
         return plan

@@ -127,4 +127,4 @@ def test_the_answers_are_those_of_steps_that_follow_one_another(
     cluster.check_settled()
     books = cluster.status(node)
     assert (books.num_drafted > 0) == (name == "ahead_drafts")
-    assert (books.num_planned_ahead > 0) == (name == "ahead")
+    assert books.num_planned_ahead > 0

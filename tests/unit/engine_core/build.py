@@ -142,13 +142,16 @@ def state_of(scheduler: Scheduler) -> str:
 def _outlook(
     scheduler: Scheduler, running: Items[SequenceView], pool: PoolView, num_exporting: int
 ) -> object:
-    """Return what a plan depends on, of a state or of a forecast; prefixes are left out."""
+    """Return what a plan depends on, of a state or of a forecast.
+
+    The prefixes are those of the state: `PlanAhead` compares those of admitted prompts only.
+    """
     return (
         [(s.sequence_id, s.status, s.num_known, s.num_computed, list(s.block_table))
          for s in running],
         pool.num_available,
         num_exporting + len(scheduler.exporting) + len(scheduler.quarantined),
-        [s.sequence_id for s in scheduler.waiting],
+        [(s.sequence_id, scheduler.num_cached_tokens(s)) for s in scheduler.waiting],
         list(scheduler.receiving),
         scheduler.reservation,
     )  # fmt: skip
@@ -229,7 +232,10 @@ class Engine:
         scheduler = self.scheduler
         ahead, num_taken = scheduler._ahead, self.plans_ahead.get("taken", 0)
         as_foreseen = self._foreseen == _outlook(scheduler, scheduler.running, scheduler.pool, 0)
-        plan_now = scheduler._decide() if ahead is not None and as_foreseen else None
+        plan_now = None
+        if ahead is not None and as_foreseen:
+            scheduler._draft()
+            plan_now = scheduler._decide()
         step = scheduler.plan()
         check_books(scheduler)
         self.was_ahead = self.plans_ahead.get("taken", 0) > num_taken

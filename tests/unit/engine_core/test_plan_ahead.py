@@ -127,13 +127,84 @@ def test_without_a_step_that_runs_nothing_is_planned_ahead() -> None:
     assert engine.plans_ahead == {"no_step": 2}
 
 
-@pytest.mark.parametrize("method", ["ngram", "suffix", "mtp"])
-def test_drafts_prevent_it(method: str) -> None:
+class DraftsIn:
+    """In place of a node's speculation: drafts one wrong token in the steps of these numbers."""
+
+    method = "ngram"
+    has_proposals = False
+
+    def __init__(self, engine: Engine, *steps: int) -> None:
+        self.steps, self.batches = steps, engine.runner.batches
+        engine.draft_with(self)
+
+    def drafts(self, decoding: list[Sequence]) -> list[tuple[int, ...]]:
+        number = len(self.batches) + 1
+        return [(0,) if number in self.steps else ()] * len(decoding)
+
+    def learn(self, view: Sequence, num_drafted: int, num_accepted: int) -> None:
+        assert num_accepted == 0
+
+    def forget(self, sequence: Sequence) -> None:
+        """Do nothing: nothing is remembered."""
+
+
+def test_drafts_prevent_it_before_and_after_their_step_and_no_other() -> None:
+    engine = Engine(num_blocks=40, method="ngram", num_drafts=2, is_ahead=True)
+    DraftsIn(engine, 4, 7)
+    load = [add(engine, 6 + seed, 10, seed) for seed in range(2)]
+    taken = []
+    while status_of(load[0]) is not SequenceStatus.FINISHED:
+        engine.step()
+        taken.append(engine.was_ahead)
+    assert [number for number, is_taken in enumerate(taken, 1) if not is_taken] == [1, 4, 5, 7, 8]
+    assert engine.plans_ahead == {"no_step": 1, "taken": 5, "drafts": 4}
+    check_answers(engine, *load)
+
+
+def test_drafts_of_one_that_waits_for_a_block_are_not_those_of_a_later_step() -> None:
+    engine = Engine(
+        num_blocks=12, seats=2, budget=7, max_model_len=44, caching=False, is_ahead=True,
+        method="ngram", num_drafts=1, **STRICT,
+    )  # fmt: skip
+    DraftsIn(engine, 7)
+    one, long = add(engine, 3, 12, 1), add(engine, 40, 1, 2)
+    engine.run_until(lambda: engine.scheduler.running == [one])
+    assert one.draft_token_ids, "it waited with a draft"
+    step = engine.plan()
+    assert engine.was_ahead
+    assert step.sequences == [one]
+    assert step.batch.num_drafts.tolist() == [0]
+    engine.apply(step)
+    engine.run()
+    check_answers(engine, one, long)
+
+
+@pytest.mark.parametrize("method", ["ngram", "suffix"])
+def test_where_nothing_is_found_to_draft_it_is_taken(method: str) -> None:
     engine = Engine(num_blocks=40, method=method, num_drafts=2, is_ahead=True)
     one = add(engine, 6, 8)
     engine.run()
     check_answers(engine, one)
-    assert set(engine.plans_ahead) == {"no_step", "drafts"}
+    assert engine.plans_ahead == {"no_step": 1, "taken": 7}
+
+
+def test_proposals_of_the_runner_prevent_it() -> None:
+    engine = Engine(num_blocks=40, method="mtp", num_drafts=2, is_ahead=True)
+    one = add(engine, 6, 8)
+    engine.run()
+    check_answers(engine, one)
+    assert engine.plans_ahead.keys() == {"no_step", "drafts"}
+
+
+def test_proposals_to_a_prompt_that_leaves_prevent_nothing() -> None:
+    engine = Engine(num_blocks=12, seats=1, budget=4, method="mtp", num_drafts=2, is_ahead=True)
+    first, second = (engine.add(make_request(9, seed=i), is_exported=True) for i in (1, 2))
+    engine.run_until(lambda: status_of(second) is SequenceStatus.EXPORTING)
+    assert len(first.proposed_token_ids) == 2
+    assert engine.plans_ahead.keys() == {"no_step", "taken"}
+    for one in (first, second):
+        engine.scheduler.release(one)
+    check_idle(engine.scheduler)
 
 
 @pytest.mark.parametrize("mode", ["recompute", "swap"])
@@ -294,6 +365,22 @@ def test_a_prefix_that_the_step_computed_is_not_computed_again() -> None:
     engine.step()
     step = engine.plan()
     assert engine.plans_ahead["prefix"] == 1
+    assert step.sequences == [first, second]
+    assert second.num_cached_tokens == 12
+    engine.apply(step)
+    engine.run()
+    check_answers(engine, first, second)
+
+
+def test_one_that_fits_by_a_prefix_that_the_step_computed_waits_a_step_longer() -> None:
+    engine = Engine(num_blocks=6, is_ahead=True, **STRICT)
+    prompt = make_request(13, seed=1).prompt_token_ids
+    first, second = (engine.add(make_request((*prompt, i), max_tokens=6)) for i in (1, 2))
+    engine.step()
+    engine.step()
+    assert engine.was_ahead
+    assert status_of(second) is SequenceStatus.WAITING
+    step = engine.plan()
     assert step.sequences == [first, second]
     assert second.num_cached_tokens == 12
     engine.apply(step)
