@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence, Set
 from dataclasses import dataclass
 
 from common.blocks import blocks_for
-from engine.core.policies.growth import GrowthColumns, GrowthView
+from engine.core.policies.growth import GrowthColumns, GrowthView, SeatedView
 from engine.core.policies.reserve import Reserve
 from engine.core.policies.victims import headroom_blocks, is_recently_resumed
 from engine.core.status import SequenceStatus
@@ -71,23 +71,13 @@ def _first_step_blocks(sequence: SequenceView, limits: Limits) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _Seated:
-    """A candidate as it will be after admission (`policies.reservation.GrowthView`)."""
-
-    num_known: int
-    num_output: int
-    max_new_tokens: int
-    num_held_blocks: int
-
-
-@dataclass(frozen=True, slots=True)
 class _Need:
     """Blocks of a candidate: `num_new` to allocate, and `claimed`, the evictable of `cached`."""
 
     cached: tuple[int, ...]
     claimed: list[int]
     num_new: int
-    seated: _Seated
+    seated: SeatedView
     num_now: int
     """Blocks that must be available now, without the reservation."""
 
@@ -123,7 +113,7 @@ class _Admissions:
         for chunk in budget.plan.chunks.values():
             if chunk.num_new_blocks:
                 growing = self.seated[chunk.sequence_id]
-                self.reserve = self.reserve.minus(growing).plus(self._as_planned(growing))
+                self.reserve = self.reserve.grown(growing, chunk.num_new_blocks)
 
     def run(self, waiting: Iterable[SequenceView]) -> None:
         plan, policy = self.budget.plan, self.budget.policy
@@ -156,7 +146,7 @@ class _Admissions:
         planned = self.budget.plan.chunks.get(sequence.sequence_id)
         if planned is None or planned.num_new_blocks == 0:
             return sequence
-        return _Seated(
+        return SeatedView(
             sequence.num_known,
             sequence.num_output,
             sequence.max_new_tokens,
@@ -206,7 +196,9 @@ class _Admissions:
         ]
         num_blocks = admission_blocks(sequence, limits)
         num_new = num_blocks - len(cached)
-        view = _Seated(sequence.num_known, sequence.num_output, sequence.max_new_tokens, num_blocks)
+        view = SeatedView(
+            sequence.num_known, sequence.num_output, sequence.max_new_tokens, num_blocks
+        )
         return _Need(
             cached,
             claimed,

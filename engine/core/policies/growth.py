@@ -36,6 +36,16 @@ class GrowthView(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class SeatedView:
+    """A sequence as it will be (`GrowthView`), after an admission or an allocation."""
+
+    num_known: int
+    num_output: int
+    max_new_tokens: int
+    num_held_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
 class GrowthColumns:
     """The fields of `GrowthView` for many sequences, int64 `[sequences]`.
 

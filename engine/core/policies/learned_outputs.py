@@ -15,7 +15,12 @@ from typing import Self
 
 import numpy as np
 
-from engine.core.policies.growth import GrowthColumns, GrowthView, all_growth_tokens
+from engine.core.policies.growth import (
+    GrowthColumns,
+    GrowthView,
+    all_growth_tokens,
+    growth_tokens,
+)
 from engine.core.policies.output_history import Ints, OutputHistory
 
 
@@ -46,6 +51,12 @@ class LearnedOutputs:
             return all_growth_tokens(rows, self.first_share_ppm, self.clip, 0)
         return self.history.remaining(rows.num_output, rows.max_new_tokens, self.quantile_ppm)
 
+    def expected_of(self, view: GrowthView) -> int:
+        """Return `expected` of one sequence, without arrays of one row."""
+        if not self.history.can_predict:
+            return growth_tokens(view, self.first_share_ppm, self.clip, 0)
+        return self.history.remaining_of(view.num_output, view.max_new_tokens, self.quantile_ppm)
+
     def reserve(self, seated: GrowthColumns) -> PeakReserve:
         """Return the reserve of these sequences."""
         return PeakReserve.of(self, seated)
@@ -74,8 +85,10 @@ class PeakReserve:
 
     The columns are sorted by `ends`: in how many tokens each sequence ends. `known` are its tokens
     now, `held_tokens` the slots of all. When a sequence ends, those behind it in the columns and
-    itself are still there: `num_left` sequences with `left_known` tokens now, which use `used`
-    tokens then. A sequence that was taken out stands there a second time, with weight -1.
+    itself are still there: `num_left` sequences with `left_known` tokens now. `most_used` is the
+    largest use of tokens, `most_with_one` up to each of `ends` the largest with one token of a
+    further sequence for each that is drawn. A sequence that was taken out stands there a second
+    time, with weight -1, behind itself.
     """
 
     policy: LearnedOutputs
@@ -84,7 +97,8 @@ class PeakReserve:
     weights: Ints
     num_left: Ints
     left_known: Ints
-    used: Ints
+    most_used: int
+    most_with_one: Ints
     held_tokens: int
 
     @classmethod
@@ -106,27 +120,34 @@ class PeakReserve:
         num_left = np.cumsum(weights[::-1])[::-1]
         left_known = np.cumsum((known * weights)[::-1])[::-1]
         used = left_known + num_left * (ends + _rest(policy))
-        return cls(policy, ends, known, weights, num_left, left_known, used, held_tokens)
+        most_used = int(used.max(initial=0))
+        with_one = np.maximum.accumulate(used + ends)
+        return cls(
+            policy, ends, known, weights, num_left, left_known, most_used, with_one, held_tokens
+        )
 
     @property
     def blocks(self) -> int:
         """Blocks for the largest use."""
-        return self._blocks(int(self.used.max(initial=0)), self.held_tokens)
+        return self._blocks(self.most_used, self.held_tokens)
 
     def blocks_with(self, candidate: GrowthView) -> int:
         """Return the blocks for the largest use, if `candidate` was seated too."""
         if candidate.max_new_tokens <= 0:
             return self.blocks
         held_tokens = self.held_tokens + candidate.num_held_blocks * self.policy.block_size
-        end, rest = self._end_of(candidate), _rest(self.policy)
+        end, rest = self.policy.expected_of(candidate), _rest(self.policy)
         if end <= 0:
-            return self._blocks(int(self.used.max(initial=0)), held_tokens)
-        own = np.where(self.ends <= end, candidate.num_known + self.ends + rest, 0)
-        most = int((self.used + own).max(initial=0))
-        at_end = candidate.num_known + end + rest
-        later = int(np.searchsorted(self.ends, end))
-        if later < len(self.ends):
-            at_end += int(self.left_known[later] + self.num_left[later] * (end + rest))
+            return self._blocks(self.most_used, held_tokens)
+        most, own = self.most_used, candidate.num_known + rest
+        at_end = own + end
+        # Those that end together with the candidate are still there at its end.
+        num_before = int(self.ends.searchsorted(end))
+        if num_before:
+            most = max(most, int(self.most_with_one[num_before - 1]) + own)
+        if num_before < len(self.ends):
+            left = int(self.num_left[num_before]) * (end + rest)
+            at_end += int(self.left_known[num_before]) + left
         return self._blocks(max(most, at_end), held_tokens)
 
     def plus(self, view: GrowthView) -> PeakReserve:
@@ -137,11 +158,18 @@ class PeakReserve:
         """Return the reserve without a sequence."""
         return self._with(view, -1)
 
+    def grown(self, view: GrowthView, num_blocks: int) -> PeakReserve:
+        """Return the reserve when a seated sequence holds so many more blocks."""
+        if view.max_new_tokens <= 0:
+            return self
+        num_more = num_blocks * self.policy.block_size
+        return replace(self, held_tokens=self.held_tokens + num_more)
+
     def _with(self, view: GrowthView, weight: int) -> PeakReserve:
         if view.max_new_tokens <= 0:
             return self
         held_tokens = self.held_tokens + weight * view.num_held_blocks * self.policy.block_size
-        end = self._end_of(view)
+        end = self.policy.expected_of(view)
         if end <= 0:
             return replace(self, held_tokens=held_tokens)
         return self._sorted(
@@ -151,15 +179,6 @@ class PeakReserve:
             np.append(self.weights, weight),
             held_tokens,
         )
-
-    def _end_of(self, view: GrowthView) -> int:
-        row = GrowthColumns(
-            num_known=np.array([view.num_known]),
-            num_output=np.array([view.num_output]),
-            max_new_tokens=np.array([view.max_new_tokens]),
-            num_held_blocks=np.array([view.num_held_blocks]),
-        )
-        return int(self.policy.expected(row)[0])
 
     def _blocks(self, used: int, held_tokens: int) -> int:
         return -(-max(used - held_tokens, 0) // self.policy.block_size)

@@ -80,3 +80,14 @@ class OutputHistory:
         allowed = np.maximum(max_new_tokens - num_output, 0)
         found: Ints = np.minimum(np.where(num_longer > 0, expected, beyond), allowed)
         return found
+
+    def remaining_of(self, num_output: int, max_new_tokens: int, quantile_ppm: int) -> int:
+        """Return `remaining` of one sequence."""
+        number = int(self.used_class[max_new_tokens.bit_length()])
+        first = int(self.keys.searchsorted((number << _SHIFT) + num_output, side="right"))
+        num_longer = int(self.key_ends[number]) - first
+        expected = max(num_output // 2, _LEAST_MORE)
+        if num_longer > 0:
+            index = first + min(num_longer * quantile_ppm // 1_000_000, num_longer - 1)
+            expected = (int(self.keys[index]) & _LENGTH_BITS) - num_output
+        return min(expected, max(max_new_tokens - num_output, 0))

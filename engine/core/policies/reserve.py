@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol, Self
 
-from engine.core.policies.growth import GrowthColumns, GrowthView
+from engine.core.policies.growth import GrowthColumns, GrowthView, SeatedView
 
 
 class Reserve(Protocol):
@@ -23,6 +23,9 @@ class Reserve(Protocol):
 
     def minus(self, view: GrowthView) -> Self:
         """Return the reserve without a sequence, which must be one of the seated."""
+
+    def grown(self, view: GrowthView, num_blocks: int) -> Self:
+        """Return the reserve when `view`, one of the seated, holds `num_blocks` more."""
 
 
 class Summed:
@@ -81,3 +84,13 @@ class SummedReserve:
     def minus(self, view: GrowthView) -> SummedReserve:
         """Return the reserve without a sequence."""
         return SummedReserve(self.demands, self.total - self.demands.demand(view))
+
+    def grown(self, view: GrowthView, num_blocks: int) -> SummedReserve:
+        """Return the sum when one sequence holds more blocks."""
+        more = SeatedView(
+            view.num_known,
+            view.num_output,
+            view.max_new_tokens,
+            view.num_held_blocks + num_blocks,
+        )
+        return self.minus(view).plus(more)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -85,6 +87,11 @@ def test_the_reserve_is_the_largest_use_of_the_simulated_future(
         assert reserve.blocks_with(view) == with_it
         reserve, seated = reserve.plus(view), [*seated, view]
         assert reserve.blocks == with_it
+    for number, view in enumerate(seated):
+        num_more = data.draw(st.integers(0, 9))
+        reserve = reserve.grown(view, num_more)
+        seated[number] = replace(view, num_held_blocks=view.num_held_blocks + num_more)
+        assert reserve.blocks == simulated(policy, seated)
     while seated:
         gone = seated.pop(data.draw(st.integers(0, len(seated) - 1)))
         reserve = reserve.minus(gone)
