@@ -116,7 +116,7 @@ class ExecutionThread:
             )
             self._thread.start()
             weakref.finalize(self, self._jobs.put, None)
-        self._on_layer, self._end = on_layer, None
+        self._on_layer = on_layer
         self._jobs.put(_Job(batch, on_layer is not None))
 
     def wait_until_queued(self) -> None:

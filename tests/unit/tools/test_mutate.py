@@ -136,7 +136,8 @@ def test_verdicts_and_the_closing_line() -> None:
     )
 
 
-def test_the_tests_of_the_list_exist() -> None:
+def test_the_list_fits_the_tree() -> None:
     mutants = read_mutants((ROOT / "tools" / "mutants.toml").read_text())
+    check_list(mutants, ROOT)
     missing = {test for one in mutants for test in one.tests if not (ROOT / test).exists()}
     assert not missing
