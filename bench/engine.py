@@ -5,12 +5,16 @@
     decode_tok_s_1_at_6000   the same for one sequence at 6,000 tokens
     sampled_tok_s_32         decode of 32, sampled at temperature 0.8 with top_p 0.95
     penalised_tok_s_32       the same with a repetition penalty of 1.1
+    flat_tok_s_32            as sampled_tok_s_32, where thousands of tokens are about as likely
     prefill_tok_s_N   prompt tokens per second of one prompt of N tokens, first token included
     rss_mb            the process's peak memory, MiB
 
-Every figure is the median over rounds. With `--peer` the same is measured on transformers (PyTorch,
-float32, SDPA, the same folder and threads) in a process of its own; the two take turns, measure by
-measure, so that a noisy machine is noisy for both.
+Every figure is the median over rounds. Sampled and penalised answers continue English text; all
+other prompts are token ids without a meaning, after which a model's distribution is flat.
+
+With `--peer` the same is measured on transformers (PyTorch, float32, SDPA, the same folder and
+threads) in a process of its own; the two take turns, measure by measure, so that a noisy machine is
+noisy for both.
 """
 
 from __future__ import annotations
@@ -26,11 +30,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from bench.speculation_prompts import SUMMARISE
 from common.config import EngineConfig, ModelConfig
 from common.request import SamplingParams
 from engine.core.plan import SampleInput, ScheduledSequence
 from engine.runner.load import load_model_runner
 from pdserve.checkpoints.resolve import resolve_checkpoint
+from router.text.text_model import TextModel
 
 MEASURES = (
     ("decode", 1, 128),
@@ -38,6 +44,7 @@ MEASURES = (
     ("decode", 32, 256),
     ("sampled", 32, 256),
     ("penalised", 32, 256),
+    ("flat", 32, 256),
     ("long", 1, 6000),
     ("prefill", 1, 256),
     ("prefill", 1, 1024),
@@ -48,8 +55,10 @@ _PEER_START_S = 300
 _PEER_KINDS = ("decode", "prefill")
 _GREEDY = SamplingParams(max_tokens=DECODE_STEPS, temperature=0.0)
 _SAMPLED = SamplingParams(max_tokens=DECODE_STEPS, temperature=0.8, top_p=0.95, ignore_eos=True)
+_TEXT_KINDS = ("sampled", "penalised")
 _PARAMS = {
     "sampled": _SAMPLED,
+    "flat": _SAMPLED,
     "penalised": replace(_SAMPLED, repetition_penalty=1.1),
 }
 
@@ -67,8 +76,14 @@ def key_of(kind: str, num_sequences: int, context: int) -> str:
 
 
 def synthetic_prompt(length: int, sequence: int) -> list[int]:
-    """Return token ids that differ between sequences; their meaning does not change the work."""
+    """Return token ids that differ between sequences, and mean nothing."""
     return [(7919 * (i + 1) + 104729 * sequence) % 30000 + 3 for i in range(length)]
+
+
+def text_prompt(text: list[int], length: int, sequence: int) -> list[int]:
+    """Return `length` tokens of `text`, from another place for each sequence."""
+    start = 37 * sequence
+    return [text[(start + i) % len(text)] for i in range(length)]
 
 
 class EngineUnderTest:
@@ -81,11 +96,14 @@ class EngineUnderTest:
         )
         self._runner.warm_up()
         self._block_size = self._runner.layout.block_size
+        model = TextModel.load(folder, "", 0)
+        text = " ".join(SUMMARISE)
+        self._text = list(model.encode(text, add_special_tokens=False, param="prompt"))
 
     def measure(self, kind: str, num_sequences: int, context: int) -> float:
         blocks = -(-(context + DECODE_STEPS + 1) // self._block_size)
         tables = [range(i * blocks, (i + 1) * blocks) for i in range(num_sequences)]
-        prompts = [synthetic_prompt(context, i) for i in range(num_sequences)]
+        prompts = [self._prompt(kind, context, i) for i in range(num_sequences)]
         params = _PARAMS.get(kind, _GREEDY)
         started_s = time.perf_counter()
         if kind == "long":  # the time of a step does not depend on what the cache contains
@@ -110,6 +128,11 @@ class EngineUnderTest:
                 assert entry is not None
                 output.append(entry.token_ids[0])
         return num_sequences / statistics.median(spans_s)
+
+    def _prompt(self, kind: str, context: int, sequence: int) -> list[int]:
+        if kind in _TEXT_KINDS:
+            return text_prompt(self._text, context, sequence)
+        return synthetic_prompt(context, sequence)
 
     def _first(self, prompt: list[int], table: range) -> int:
         """Compute a prompt; return the first token of its answer."""
