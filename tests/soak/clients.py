@@ -37,6 +37,7 @@ class Ended:
     """How one request ended. `stalls` are (from, to) in seconds of the monotonic clock.
 
     `first_at_s` is when the first token came, over all tries; 0 where none came one by one.
+    `routers` has the number of the router of each try, from 1; stalls are those of the last try.
     """
 
     kind: str
@@ -46,7 +47,11 @@ class Ended:
     stalls: list[tuple[float, float]]
     first_at_s: float = 0.0
     failure: str = ""
-    num_retries: int = 0
+    routers: tuple[int, ...] = (1,)
+
+    @property
+    def num_retries(self) -> int:
+        return len(self.routers) - 1
 
 
 @dataclass(slots=True)
@@ -122,18 +127,19 @@ class Client(threading.Thread):
         fields: Fields,
         wanted: tuple[str, ...],
     ) -> Ended:
-        began_s, num_retries, failure = time.monotonic(), 0, ""
-        first = self._rng.randrange(len(self._apis))
+        began_s, routers, failure = time.monotonic(), [], ""
+        place = self._rng.randrange(len(self._apis))
         while True:
             reading = _Reading()
+            routers.append(place + 1)
             try:
-                way(self._apis[(first + num_retries) % len(self._apis)], fields, reading)
+                way(self._apis[place], fields, reading)
                 failure = _difference(kind, reading.tokens, wanted)
             except (ApiFailure, httpx.TransportError, AssertionError) as error:
                 failure = f"{type(error).__name__}: {error}"
                 may_retry = not reading.tokens and _is_for_another_router(error)
                 if may_retry and time.monotonic() - began_s < RETRY_FOR_S:
-                    num_retries += 1
+                    place = (place + 1) % len(self._apis)
                     time.sleep(RETRY_PAUSE_S)
                     continue
             return Ended(
@@ -144,7 +150,7 @@ class Client(threading.Thread):
                 reading.stalls,
                 reading.first_at_s,
                 failure,
-                num_retries,
+                tuple(routers),
             )
 
     def _stream(self, api: Api, fields: Fields, reading: _Reading) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from common.latency import percentile
+from common.nodes import Role
 from tests.cluster.cluster import Cluster
 from tests.soak.clients import Ended
 from tests.soak.cluster import ROLES
@@ -46,33 +47,72 @@ def held_by(cluster: Cluster) -> dict[str, Held]:
     return held
 
 
+@dataclass(slots=True)
+class _Measured:
+    """What streams had of one kind of fault, in seconds; the last is a number of streams."""
+
+    longest_s: list[float] = field(default_factory=list)
+    first_tokens_s: list[float] = field(default_factory=list)
+    num_on_frozen_router: int = 0
+
+
 def stalls_by_kind(ended: Sequence[Ended], done: Sequence[Done]) -> dict[str, dict[str, float]]:
     """For each kind of fault: the longest stall of each stream in progress, and first tokens.
 
     A fault counts until its target should work as before. A stall counts for the faults before it,
-    not for those that begin while it lasts; so does the wait for a first token.
+    not for those that begin while it lasts; so does the wait for a first token. A stall during
+    which the stream's router was frozen counts for the freeze alone: `on_frozen_router` is the
+    number of streams of which another fault has one left out.
     """
-    longest: dict[str, list[float]] = defaultdict(list)
-    first: dict[str, list[float]] = defaultdict(list)
+    measured: dict[str, _Measured] = defaultdict(_Measured)
     for fault in done:
-        kind = _kind_of(fault.fault)
-        since_s, ended_s = fault.began_s - _USUAL_GAP_S, fault.ended_s + RECOVERY_S
-        for one in ended:
-            stalls = [to - since for since, to in one.stalls if since_s < since < ended_s]
-            if stalls:
-                longest[kind].append(max(stalls))
-            if one.first_at_s and since_s < one.began_s < ended_s:
-                first[kind].append(one.first_at_s - one.began_s)
-    return {
-        kind: {
-            "streams": len(stalls),
-            "p50_s": round(percentile(stalls, 50), 2),
-            "p99_s": round(percentile(stalls, 99), 2),
-            "longest_s": round(max(stalls), 2),
-            "first_token_p99_s": round(percentile(first[kind], 99), 2) if first[kind] else 0.0,
-        }
-        for kind, stalls in sorted(longest.items())
+        _add_stalls(measured[_kind_of(fault.fault)], fault, ended, done)
+    return {kind: _figures(of_kind) for kind, of_kind in sorted(measured.items())}
+
+
+def _add_stalls(
+    measured: _Measured, fault: Done, ended: Sequence[Ended], done: Sequence[Done]
+) -> None:
+    since_s, ended_s = fault.began_s - _USUAL_GAP_S, fault.ended_s + RECOVERY_S
+    freezes = [one for one in done if one is not fault and _is_router_freeze(one.fault)]
+    for one in ended:
+        stalls = [stall for stall in one.stalls if since_s < stall[0] < ended_s]
+        own = [stall for stall in stalls if not _was_frozen(freezes, one.routers[-1:], stall)]
+        if own:
+            measured.longest_s.append(max(to - since for since, to in own))
+        measured.num_on_frozen_router += len(own) < len(stalls)
+        wait = one.began_s, one.first_at_s
+        is_first = one.first_at_s > 0.0 and since_s < one.began_s < ended_s
+        if is_first and not _was_frozen(freezes, one.routers, wait):
+            measured.first_tokens_s.append(one.first_at_s - one.began_s)
+
+
+def _is_router_freeze(fault: Fault) -> bool:
+    return fault.is_freeze and ROLES[fault.target] is Role.ROUTER
+
+
+def _was_frozen(freezes: Sequence[Done], routers: Sequence[int], span: tuple[float, float]) -> bool:
+    """Return whether one of the routers was frozen within a span of time."""
+    names = {f"router-{number}" for number in routers}
+    return any(
+        freeze.fault.target in names and freeze.began_s < span[1] and freeze.ended_s > span[0]
+        for freeze in freezes
+    )
+
+
+def _figures(measured: _Measured) -> dict[str, float]:
+    longest_s, first_s = measured.longest_s, measured.first_tokens_s
+    figures: dict[str, float] = {
+        "streams": len(longest_s),
+        "on_frozen_router": measured.num_on_frozen_router,
     }
+    if longest_s:
+        figures["p50_s"] = round(percentile(longest_s, 50), 2)
+        figures["p99_s"] = round(percentile(longest_s, 99), 2)
+        figures["longest_s"] = round(max(longest_s), 2)
+    if first_s:
+        figures["first_token_p99_s"] = round(percentile(first_s, 99), 2)
+    return figures
 
 
 def _kind_of(fault: Fault) -> str:

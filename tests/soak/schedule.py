@@ -52,6 +52,11 @@ class Fault:
     lasts_s: float
 
     @property
+    def is_freeze(self) -> bool:
+        """Whether its target stands still meanwhile."""
+        return self.kind.startswith("freeze_")
+
+    @property
     def over_at_s(self) -> float:
         """When the target should work as before."""
         return self.at_s + self.lasts_s + RECOVERY_S
