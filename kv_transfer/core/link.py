@@ -12,7 +12,7 @@ from common.errors import PeerProtocolError
 from kv_transfer.core.chunks import Chunk
 from kv_transfer.core.effects import Peer, SayHello, SendChunk, SenderEffect, SendToPeer
 from kv_transfer.core.frames import Abort, Ping, Welcome
-from kv_transfer.core.handshake import LINK_TABLE, LinkState, LinkStep, advance
+from kv_transfer.core.handshake import LINK_TABLE, HandoffState, LinkState, LinkStep, advance
 from kv_transfer.core.lanes import ONE_SIDED_LANES, PULLING_LANES, verification
 from kv_transfer.core.limits import (
     MAX_BLOCKS_PER_FRAME,
@@ -116,7 +116,11 @@ class Link:
         return transfer
 
     def remove(self, token: int, now_s: float) -> None:
-        del self.transfers[token]
+        """Forget a transfer that has ended."""
+        transfer = self.transfers.pop(token)
+        if transfer.state is HandoffState.COMMITTED:
+            num_bytes = transfer.num_pushed * self._pair_bytes
+            self.rate.on_committed(num_bytes, now_s - transfer.opened_at_s, now_s)
         self._turns.pop(token, None)
         self._idle_since_s = now_s
 

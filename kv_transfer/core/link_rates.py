@@ -3,6 +3,9 @@
 A transfer that waits for nothing but its bytes is given up when they would take much longer than
 another decode node would need, with the prompt computed again. That is known only from the other
 links: without one that was measured lately, no link is slow.
+
+A fast link is often idle before anything can be measured, because its bytes leave as the prompt is
+computed. There a whole transfer is the measure: the link is at least that fast.
 """
 
 from __future__ import annotations
@@ -45,6 +48,12 @@ class RateMeter:
     def on_idle(self) -> None:
         """Record that nothing is in flight: the time until the next bytes does not count."""
         self._since_s, self._num_bytes = None, 0.0
+
+    def on_committed(self, num_bytes: int, span_s: float, now_s: float) -> None:
+        """Record a whole transfer, which took `span_s` with its prompt: the least that it does."""
+        least_per_s = num_bytes / max(span_s, MIN_SPAN_S)
+        if least_per_s > (self.latest(now_s) or 0.0):
+            self._last_per_s, self._last_at_s = least_per_s, now_s
 
     def present(self, now_s: float) -> float | None:
         """Return the rate in bytes/s up to now; None before anything was acknowledged."""

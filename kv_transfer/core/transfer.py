@@ -55,6 +55,11 @@ class Transfer:
         return self.ticket.lease_token
 
     @property
+    def num_pushed(self) -> int:
+        """The pieces, each of one block and layer."""
+        return self._pushed.count
+
+    @property
     def num_remaining(self) -> int:
         """The pushed pieces that were not acknowledged."""
         return max(0, self._pushed.count - self._num_acknowledged)

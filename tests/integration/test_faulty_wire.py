@@ -6,10 +6,8 @@ prompt asked again without a fault is computed and handed over again, and says w
 
 from __future__ import annotations
 
-import os
 import random
 import re
-import textwrap
 import urllib.request
 from collections.abc import Iterator
 from contextlib import closing
@@ -22,6 +20,7 @@ from common.nodes import Role
 from pdserve.local_cluster.free_ports import free_loopback_port
 from tests.cluster.api import Answer, Api, ApiFailure
 from tests.cluster.cluster import Cluster, ClusterSpec, NodeSpec, running
+from tests.cluster.kv_relay import environ_of_endpoint
 from tests.cluster.tiny_model import prompt_tokens
 from tests.cluster.waiting import wait_until
 from tests.contract.kv_connector.fault_proxy import KINDS, Fault, FaultProxy
@@ -31,14 +30,6 @@ pytestmark = pytest.mark.timeout(300)
 
 PROMPT_TOKENS = 400
 NUM_DAMAGED = 16
-ENDPOINT_VARIABLE = "KV_ENDPOINT_OF_THE_TEST"
-TELL_THE_PROXY = f"""
-    import os
-
-    from kv_transfer.zmq_transport import ZmqTransport
-
-    ZmqTransport.endpoint = property(lambda self: os.environ["{ENDPOINT_VARIABLE}"])
-"""
 
 
 @pytest.fixture(scope="module")
@@ -58,11 +49,7 @@ def cluster(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Cluster]:
     at_start = tmp_path_factory.mktemp("at_start")
-    (at_start / "sitecustomize.py").write_text(textwrap.dedent(TELL_THE_PROXY))
-    environ = {
-        "PYTHONPATH": os.pathsep.join((str(at_start), os.environ.get("PYTHONPATH", ""))),
-        ENDPOINT_VARIABLE: proxy[0].endpoint,
-    }
+    environ = environ_of_endpoint(at_start, proxy[0].endpoint)
     decode = ("--local-prefill-threshold", "0", "--kv-port", str(proxy[1]))
     spec = ClusterSpec(
         name="faulty_wire",

@@ -1,4 +1,4 @@
-"""A network between processes that can be cut or slowed down: one proxy for each address."""
+"""A network between processes that can be cut, delayed or throttled: a proxy per address."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from tests.contract.kv_connector.tcp_proxy import TcpProxy, close_socket
 
 _READ_BYTES = 1 << 16
 _POLL_S = 0.02
+_PART_S = 0.02
+"""What a slow link carries at once, in seconds of its rate."""
 
 
 class Link(TcpProxy):
@@ -20,6 +22,7 @@ class Link(TcpProxy):
 
     While it is cut, nothing passes, nothing is closed, and new connections stay silent: a network
     that loses everything. While it refuses, its connections are closed and new ones are too.
+    `bytes_per_s` bounds what one connection carries in each direction.
     """
 
     def __init__(self, port: int) -> None:
@@ -28,6 +31,8 @@ class Link(TcpProxy):
         self._may_pass.set()
         self._is_refusing = False
         self.delay_s = 0.0
+        self.bytes_per_s: float | None = None
+        self.num_carried = 0
         self.open()
 
     @property
@@ -49,6 +54,7 @@ class Link(TcpProxy):
         """Carry everything again. What was under way when it was cut arrives late."""
         self._is_refusing = False
         self.delay_s = 0.0
+        self.bytes_per_s = None
         self._may_pass.set()
 
     def close(self) -> None:
@@ -70,8 +76,19 @@ class Link(TcpProxy):
                     late.append((time.monotonic() + self.delay_s, data))
                 self._may_pass.wait()
                 while late and late[0][0] <= time.monotonic():
-                    sink.sendall(late.popleft()[1])
+                    self._carry(sink, late.popleft()[1])
             for _, data in late:
-                sink.sendall(data)
+                self._carry(sink, data)
         close_socket(source)
         close_socket(sink)
+
+    def _carry(self, sink: socket.socket, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            bytes_per_s = self.bytes_per_s
+            part = view if bytes_per_s is None else view[: max(1, round(bytes_per_s * _PART_S))]
+            sink.sendall(part)
+            self.num_carried += len(part)
+            view = view[len(part) :]
+            if bytes_per_s is not None:
+                time.sleep(len(part) / bytes_per_s)

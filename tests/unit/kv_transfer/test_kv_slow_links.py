@@ -38,11 +38,17 @@ FAST_S, SLOW_S = 0.001, 0.5
 
 
 def moved(
-    *, num_links: int = 2, attempt: int = 1, slow_s: float = SLOW_S, has_committed: bool = True
+    *,
+    num_links: int = 2,
+    attempt: int = 1,
+    slow_s: float = SLOW_S,
+    fast_s: float = FAST_S,
+    has_committed: bool = True,
+    num_others_end: int = 0,
 ) -> tuple[float | None, list[SenderEffect]]:
     """Return when the transfer on link 0 was given up, within its first 10 s, and the effects.
 
-    The others send one frame each `FAST_S` at first.
+    The others send one frame each `fast_s` at first, and `num_others_end` of them commit.
     """
     sender = Sender(ME, LAYOUT, LIMITS)
     for number in range(num_links):
@@ -56,7 +62,10 @@ def moved(
     num_frames = NUM_BLOCKS * LAYOUT.num_layers
     for number in range(1, num_links):
         for consumed in range(1, num_frames + 1):
-            sender.on_frame(peer(number), frames.Ack(consumed), consumed * FAST_S)
+            sender.on_frame(peer(number), frames.Ack(consumed), consumed * fast_s)
+        if number <= num_others_end:
+            sender.on_commit(number, Commit(num_tokens=NUM_BLOCKS * 4, first_token_id=1))
+            sender.on_frame(peer(number), frames.Committed(number, 3), PREFILL_S)
     now_s, consumed = PREFILL_S, 0
     sender.on_tick(now_s)
     if has_committed:
@@ -96,6 +105,15 @@ def test_without_another_link_nothing_is_slow() -> None:
 
 def test_a_link_as_fast_as_the_others_is_not_slow() -> None:
     assert moved(slow_s=FAST_S)[0] is None
+
+
+def test_a_link_that_is_never_busy_for_long_counts_by_its_whole_transfers() -> None:
+    """The usual case: a fast link is idle again before the next layer is computed."""
+    brief_s = MIN_SPAN_S / 1000
+    assert moved(fast_s=brief_s)[0] is None
+    at_s, _ = moved(fast_s=brief_s, num_others_end=1)
+    assert at_s is not None
+    assert SLOW_FOR_S + PREFILL_S <= at_s <= SLOW_FOR_S + PREFILL_S + 2 * SLOW_S
 
 
 def test_a_transfer_that_waits_for_its_prompt_is_not_slow() -> None:
@@ -143,6 +161,21 @@ def test_idle_time_does_not_count() -> None:
     meter.on_acknowledged(1, 60.0, is_idle=False)
     meter.on_acknowledged(10, 60.0 + 2 * MIN_SPAN_S, is_idle=False)
     assert meter.latest(60.1) == pytest.approx(10 / (2 * MIN_SPAN_S))
+
+
+def test_a_whole_transfer_is_the_least_that_a_link_does() -> None:
+    meter = RateMeter()
+    meter.on_committed(1000, 2.0, 5.0)
+    assert meter.latest(5.0) == 500
+    assert meter.latest(5.0 + REMEMBERED_S + 1) is None
+    assert meter.present(5.0) is None, "nothing is in flight"
+    meter.on_committed(1000, 4.0, 9.0)
+    assert meter.latest(5.0 + REMEMBERED_S + 1) is None, "less says nothing"
+    meter.on_acknowledged(1, 10.0, is_idle=False)
+    meter.on_acknowledged(10, 11.0, is_idle=False)
+    assert meter.latest(11.0) == 10, "a measured rate counts more"
+    meter.on_committed(1000, 0.0, 12.0)
+    assert meter.latest(12.0) == pytest.approx(1000 / MIN_SPAN_S)
 
 
 def test_a_link_that_becomes_slow_is_measured_so_soon() -> None:
