@@ -47,6 +47,11 @@ class RedisServer:
     def url(self) -> str:
         return f"redis{'s' if self._has_tls else ''}://127.0.0.1:{self.port}/0"
 
+    @property
+    def is_running(self) -> bool:
+        """Whether it was started and not killed since; a frozen one runs."""
+        return self._process is not None
+
     def start(self) -> None:
         """Start and wait until it answers; another free port is tried when one is snatched."""
         for _ in range(5):
@@ -80,10 +85,14 @@ class RedisServer:
         """A blocking client to look at what the store left behind; close it."""
         return self._client(self.port)
 
-    def keys(self, cluster: str = "") -> list[str]:
-        """All keys of one cluster (of all clusters), sorted."""
+    def prefix(self, cluster: str) -> str:
+        """What the keys of a cluster begin with."""
+        return f"pdserve:{cluster}:"
+
+    def keys(self, prefix: str = "") -> list[str]:
+        """The keys with this prefix, sorted."""
         with self.client() as client:
-            return sorted(key.decode() for key in client.keys(f"pdserve:{cluster}*"))
+            return sorted(key.decode() for key in client.keys(prefix + "*"))
 
     def _client(self, port: int) -> redis.Redis:
         if self._keys is None:

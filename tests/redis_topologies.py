@@ -23,6 +23,43 @@ SERVICE = "placements"
 _START_TIMEOUT_S = 30.0
 
 
+class FailoverPair:
+    """A server and its replica as the store of a cluster of pdserve: either may take the writes.
+
+    In a Redis Cluster `is_tagged`: the pair has the slot of that cluster's keys.
+    """
+
+    def __init__(
+        self, url: str, main: RedisServer, replica: RedisServer, *, is_tagged: bool
+    ) -> None:
+        self.url = url
+        self.main = main
+        self.replica = replica
+        self._is_tagged = is_tagged
+
+    def prefix(self, cluster: str) -> str:
+        """What the keys of a cluster begin with."""
+        return f"pdserve:{{{cluster}}}:" if self._is_tagged else f"pdserve:{cluster}:"
+
+    def primary(self) -> RedisServer:
+        """The one that takes writes. Raises `redis.ConnectionError` while there is none."""
+        for server in (self.main, self.replica):
+            if server.is_running:
+                with server.client() as client:
+                    if client.info("replication")["role"] == "master":
+                        return server
+        raise redis.ConnectionError("neither server takes writes")
+
+    def client(self) -> redis.Redis:
+        """A client of the server that takes writes; close it."""
+        return self.primary().client()
+
+    def keys(self, prefix: str = "") -> list[str]:
+        """The keys with this prefix on the server that takes writes, sorted."""
+        with self.client() as client:
+            return sorted(key.decode() for key in client.keys(prefix + "*"))
+
+
 class RedisClusterServers:
     """Three servers that share the slots, and a replica of each."""
 
@@ -46,6 +83,12 @@ class RedisClusterServers:
         slot = redis.crc.key_slot(key.encode())
         size = -(-NUM_SLOTS // len(self.owners))
         return self.owners[slot // size]
+
+    def pair(self, cluster: str) -> FailoverPair:
+        """The two servers that have the keys of a cluster of pdserve."""
+        owner = self.owner(f"pdserve:{{{cluster}}}:")
+        replica = self.replicas[self.owners.index(owner)]
+        return FailoverPair(self.url, owner, replica, is_tagged=True)
 
     def keys(self) -> list[str]:
         """Of all owners."""
@@ -105,6 +148,10 @@ class WatchedRedis:
     def url(self) -> str:
         """A Sentinel that is not there, and the one that is."""
         return f"redis+sentinel://127.0.0.1:{free_loopback_port()},127.0.0.1:{self._port}/{SERVICE}"
+
+    def pair(self) -> FailoverPair:
+        """The two servers, of which the first takes writes."""
+        return FailoverPair(self.url, self.main, self.replica, is_tagged=False)
 
     def fail_over(self) -> None:
         """Tell the Sentinel to exchange the roles of the two servers.

@@ -7,9 +7,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 import httpx
-import redis.exceptions
+import redis
 
 from common.keys_folder import load_keys
 from common.nodes import NodeRecord, Role
@@ -19,7 +20,6 @@ from placement.store import LiveNode
 from tests.cluster.books import Books, NodeBooks
 from tests.cluster.processes import ServeProcess
 from tests.cluster.waiting import wait_until
-from tests.redis_server import RedisServer
 
 START_TIMEOUT_S = 200.0
 """Seconds are usual; the first start after a change of the kernels compiles them."""
@@ -55,13 +55,30 @@ class ClusterSpec:
     can_be_slow: bool = False
 
 
+class Store(Protocol):
+    """A Redis that a cluster is placed in, of whatever topology."""
+
+    @property
+    def url(self) -> str:
+        """What the processes are told."""
+
+    def prefix(self, cluster: str) -> str:
+        """What the keys of a cluster begin with."""
+
+    def client(self) -> redis.Redis:
+        """A client of the server that has the keys; close it."""
+
+    def keys(self, prefix: str = "") -> list[str]:
+        """The keys with this prefix, sorted."""
+
+
 class Cluster:
     """Processes by name: node ids, and `router-1`, `router-2` …"""
 
-    def __init__(self, spec: ClusterSpec, redis_server: RedisServer, folder: Path) -> None:
+    def __init__(self, spec: ClusterSpec, store: Store, folder: Path) -> None:
         self.spec = spec
-        self.redis = redis_server
-        self._prefix = f"pdserve:{spec.name}:"
+        self.store = store
+        self._prefix = store.prefix(spec.name)
         self.urls: list[str] = []
         self.processes: dict[str, ServeProcess] = {}
         self._books: dict[str, NodeBooks] = {}
@@ -71,7 +88,7 @@ class Cluster:
             "--model",
             str(spec.model),
             "--redis-url",
-            redis_server.url,
+            store.url,
             "--cluster",
             spec.name,
         ]
@@ -177,10 +194,10 @@ class Cluster:
     def live_nodes(self) -> list[LiveNode]:
         """Every lease in the placement store; none while it is away."""
         try:
-            with self.redis.client() as client:
-                keys = [key.encode() for key in self.redis.keys(f"{self.spec.name}:node:")]
+            with self.store.client() as client:
+                keys = [key.encode() for key in self.store.keys(self._prefix + "node:")]
                 values = [client.get(key) for key in keys]
-        except redis.exceptions.ConnectionError:
+        except redis.ConnectionError:
             return []
         return [decode_node(value) for value in values if isinstance(value, bytes)]
 
@@ -238,7 +255,7 @@ class Cluster:
             num_running = reply.json()["router"]["num_running"]
             if num_running:
                 held.append(f"{url} has {num_running} requests")
-        held += [f"Redis has {key}" for key in self.redis.keys(self.spec.name + ":")]
+        held += [f"Redis has {key}" for key in self.store.keys(self._prefix)]
         return [entry for entry in held if entry not in self._expected_keys()]
 
     def _expected_keys(self) -> frozenset[str]:
@@ -260,11 +277,9 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def running(
-    specs: Sequence[ClusterSpec], redis_server: RedisServer, folder: Path
-) -> Iterator[list[Cluster]]:
+def running(specs: Sequence[ClusterSpec], store: Store, folder: Path) -> Iterator[list[Cluster]]:
     """Clusters that start side by side, and are gone at the end."""
-    clusters = [Cluster(spec, redis_server, folder) for spec in specs]
+    clusters = [Cluster(spec, store, folder) for spec in specs]
     try:
         for cluster in clusters:
             cluster.start()

@@ -178,4 +178,4 @@ def test_it_ends_with_a_line_that_says_why(ended: dict[str, Ended], name: str) -
 def test_nothing_of_them_is_left_in_redis(
     ended: dict[str, Ended], cluster_redis: RedisServer
 ) -> None:
-    assert [key for key in cluster_redis.keys("broken:") if ":epoch:" not in key] == []
+    assert [key for key in cluster_redis.keys("pdserve:broken:") if ":epoch:" not in key] == []

@@ -364,12 +364,12 @@ def holds_nothing(books: Books) -> bool:
 
 
 def own_keys(cluster: Cluster) -> list[str]:
-    return cluster.redis.keys(cluster.spec.name + ":")
+    return cluster.store.keys(cluster.store.prefix(cluster.spec.name))
 
 
 def forget_placements_of(cluster: Cluster, router_id: str) -> None:
     """What time does: nobody renews a dead router's records. Another router takes its own away."""
-    with cluster.redis.client() as client:
+    with cluster.store.client() as client:
         for key in own_keys(cluster):
             is_record = ":placement:" in key
             if is_record and f'"{router_id}"'.encode() not in (client.get(key) or b""):

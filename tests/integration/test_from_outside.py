@@ -30,6 +30,7 @@ from tests.cluster.cluster import Cluster
 from tests.cluster.topologies import flag
 from tests.cluster.waiting import wait_until
 from tests.key_folders import expired, issue, make_keys, put
+from tests.redis_server import RedisServer
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -307,8 +308,8 @@ def test_kv_is_silent_without_the_key(
 # --- Redis ----------------------------------------------------------------------------------------
 
 
-def test_redis_answers_noauth(keyed_cluster: Cluster) -> None:
-    with socket.create_connection(("127.0.0.1", keyed_cluster.redis.port), TIMEOUT_S) as plain:
+def test_redis_answers_noauth(keyed_redis: RedisServer) -> None:
+    with socket.create_connection(("127.0.0.1", keyed_redis.port), TIMEOUT_S) as plain:
         for command in (b"PING\r\n", b"KEYS *\r\n", b"GET pdserve:keyed:nodes\r\n"):
             plain.sendall(command)
             assert plain.recv(1024).startswith(b"-NOAUTH")
@@ -335,7 +336,7 @@ def test_keys_of_another_cluster_start_nothing(
         "stranger",
         [
             *("--role", "mixed", "--node-id", "stranger", "--model", str(tiny_model)),
-            *("--redis-url", keyed_cluster.redis.url, "--cluster", "keyed"),
+            *("--redis-url", keyed_cluster.store.url, "--cluster", "keyed"),
             *("--keys", str(folder)),
         ],
         tmp_path / "log",

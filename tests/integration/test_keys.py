@@ -13,6 +13,7 @@ from tests.cluster.api import Api
 from tests.cluster.cluster import Cluster
 from tests.cluster.tiny_model import prompt_tokens
 from tests.cluster.waiting import wait_until
+from tests.redis_server import RedisServer
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -100,11 +101,13 @@ def test_renewed_certificates_are_taken_over_without_a_restart(
     assert keyed_api.complete(PROMPT, max_tokens=4, ignore_eos=True).tokens
 
 
-def test_redis_away_and_back(keyed_cluster: Cluster, keyed_api: Api) -> None:
+def test_redis_away_and_back(
+    keyed_cluster: Cluster, keyed_api: Api, keyed_redis: RedisServer
+) -> None:
     """Connections log in again by themselves."""
-    keyed_cluster.redis.kill()
+    keyed_redis.kill()
     assert keyed_api.complete(PROMPT, max_tokens=2, ignore_eos=True).tokens
-    keyed_cluster.redis.start()
+    keyed_redis.start()
     wait_until(
         lambda: (
             {n.record.incarnation.node_id for n in keyed_cluster.live_nodes()}
