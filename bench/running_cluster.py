@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import httpx
 
@@ -58,13 +58,19 @@ class RunningCluster:
         self._client = client
         self._model = model
 
-    async def timed(self, load: Load) -> RequestTiming:
+    async def nodes(self) -> dict[str, dict[str, Any]]:
+        """Return what the router shows of each node, by node id."""
+        shown = (await self._client.get("/v1/cluster")).json()
+        return {node["node_id"]: node for node in shown["nodes"]}
+
+    async def timed(self, load: Load, chunks: list[float] | None = None) -> RequestTiming:
         """Send one request and record when each piece of its answer arrived.
 
+        The times are added to `chunks` as the pieces arrive, so that others can watch the answer.
         Raises `RuntimeError` when the router refuses it or the stream fails.
         """
         arrived_at_s = time.monotonic()
-        chunks: list[float] = []
+        chunks = [] if chunks is None else chunks
         num_tokens = 0
         body = load.body(self._model)
         async with self._client.stream("POST", "/v1/completions", json=body) as response:
