@@ -18,7 +18,7 @@ from pdserve.local_cluster.free_ports import free_loopback_port
 from placement.records import decode_node
 from placement.store import LiveNode
 from tests.cluster.books import Books, NodeBooks
-from tests.cluster.processes import ServeProcess
+from tests.cluster.processes import SOURCES, ServeProcess
 from tests.cluster.waiting import wait_until
 
 START_TIMEOUT_S = 200.0
@@ -127,10 +127,10 @@ class Cluster:
 
     # --- life ---------------------------------------------------------------------------------
 
-    def start(self) -> None:
-        """Start everything; `wait_ready` waits for it."""
+    def start(self, sources: Path = SOURCES) -> None:
+        """Start everything from this checkout, or from another one; `wait_ready` waits for it."""
         for process in self.processes.values():
-            process.start()
+            process.start(sources)
 
     def wait_ready(self) -> None:
         """Return when every router has every node in its choice, in its present life."""

@@ -7,13 +7,15 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pdserve.local_cluster.child_process import described_exit
 from tests.cluster.waiting import wait_until
 
-LAUNCH = Path(__file__).with_name("launch.py")
+SOURCES = Path(__file__).resolve().parents[2]
+"""This checkout."""
+LAUNCH = SOURCES / "tests/cluster/launch.py"
 STOP_TIMEOUT_S = 15.0
 _TAIL_LINES = 30
 
@@ -25,7 +27,7 @@ class ServeProcess:
         self, name: str, arguments: list[str], log_path: Path, environ: Mapping[str, str]
     ) -> None:
         self.name = name
-        self._command = [sys.executable, str(LAUNCH), str(os.getpid()), *arguments]
+        self._arguments = arguments
         self._log_path = log_path
         self._environ = {**role_environment(), **environ}
         self._process: subprocess.Popen[bytes] | None = None
@@ -40,16 +42,23 @@ class ServeProcess:
         assert self._process is not None, f"{self.name} was not started"
         return self._process.pid
 
-    def start(self) -> None:
-        """Start it; whoever needs it ready waits for that."""
+    def start(self, sources: Path = SOURCES, flags: Sequence[str] = ()) -> None:
+        """Start it; whoever needs it ready waits for that.
+
+        `sources` is the checkout whose code and launcher run. `flags` are for this life only and
+        replace equal ones.
+        """
         assert not self.is_running, f"{self.name} runs already"
+        command = [sys.executable, str(sources / LAUNCH.relative_to(SOURCES)), str(os.getpid())]
+        path = os.pathsep.join(filter(None, (str(sources), self._environ.get("PYTHONPATH"))))
         with self._log_path.open("ab") as log:
             self._process = subprocess.Popen(
-                self._command,
+                [*command, *self._arguments, *flags],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=self._environ,
+                cwd=sources,
+                env={**self._environ, "PYTHONPATH": path},
                 start_new_session=True,
             )
 

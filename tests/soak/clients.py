@@ -213,4 +213,6 @@ def _is_for_another_router(error: Exception) -> bool:
     """Whether a balancer would try the other router: this one is not there, or drains."""
     if isinstance(error, ApiFailure):
         return error.error.status == 503
-    return isinstance(error, httpx.ConnectError | httpx.RemoteProtocolError | httpx.ConnectTimeout)
+    # A request may be on its way when the router closes the connection: reset, or closed in order.
+    closed = httpx.RemoteProtocolError | httpx.ReadError | httpx.WriteError
+    return isinstance(error, closed | httpx.ConnectError | httpx.ConnectTimeout)

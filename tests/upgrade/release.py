@@ -1,0 +1,46 @@
+"""The sources of the previous release, out of this repository's history."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import tarfile
+import tempfile
+from pathlib import Path
+
+from tests.cluster.processes import SOURCES
+
+PREVIOUS = "ce93f0b48abbce744c93b3974b222eb85e6da6eb"
+"""The last commit of the previous protocol version between routers and nodes."""
+
+
+class NotInHistory(Exception):
+    """This checkout cannot give the sources of the commit; the text says why."""
+
+
+def previous_sources() -> Path:
+    """Return the folder of the previous release's sources. Raises `NotInHistory`.
+
+    They are kept in `build/`, because compiled kernels are cached by the path of their source.
+    """
+    folder = SOURCES / "build/releases" / PREVIOUS[:12]
+    if not folder.exists():
+        extract(SOURCES, PREVIOUS, folder)
+    return folder
+
+
+def extract(repository: Path, commit: str, folder: Path) -> None:
+    """Write the files of a commit into `folder`, which is made. Raises `NotInHistory`."""
+    command = ["git", "-C", str(repository), "archive", "--format=tar", commit]
+    try:
+        done = subprocess.run(command, capture_output=True, check=False)
+    except FileNotFoundError:
+        raise NotInHistory("git is not installed") from None
+    if done.returncode:
+        raise NotInHistory(done.stderr.decode(errors="replace").strip().splitlines()[-1])
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
+        unpacked = Path(temporary) / "sources"
+        with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
+            archive.extractall(unpacked, filter="data")
+        unpacked.rename(folder)
