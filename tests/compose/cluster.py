@@ -55,7 +55,11 @@ class Cluster:
 
     def key(self, name: str) -> str:
         """Return the API key `name`, which is `api` or `admin`."""
-        return (self._keys / "client" / f"{name}.key").read_text()
+        return self.key_file(name).read_text()
+
+    def key_file(self, name: str) -> Path:
+        """Return the file of the API key `name`."""
+        return self._keys / "client" / f"{name}.key"
 
     @contextmanager
     def client(self) -> Iterator[OpenAI]:

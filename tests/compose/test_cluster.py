@@ -125,7 +125,7 @@ def test_a_prefill_node_drains_under_load(cluster: Cluster, client: OpenAI) -> N
     with steady_load(client, MODEL) as load:
         node_id = cluster.node_id(leaving)
         drain = [sys.executable, "-m", "pdserve", "drain", node_id, "--url", cluster.url]
-        run([*drain, "--api-key", cluster.key("admin")], limit_s=60.0)
+        run([*drain, "--api-key-file", str(cluster.key_file("admin"))], limit_s=60.0)
         cluster.wait_until_routers_know({"prefill": 1, "decode": 2})
         load.goes_on()
         # Drained, it stays until somebody stops it: the engine would restart what ends.
@@ -148,6 +148,17 @@ def test_redis_dies_and_comes_back_under_load(cluster: Cluster, client: OpenAI) 
         cluster.wait_until_routers_know(cluster.counts)
         load.goes_on()
     assert cluster.epochs() == epochs, "a node began a new life"
+
+
+def test_the_balancer_reads_its_certificate_again(cluster: Cluster) -> None:
+    """With the command of compose.https.yaml: a new worker takes over, the container goes on."""
+    (balancer,) = cluster.project.running("balancer")
+    cluster.project.execute(balancer, "sh", "-c", "kill -HUP 1")
+    cluster.project.wait_until(
+        "a second worker", lambda: balancer.logs().count(b"New worker") == 2, limit_s=30.0
+    )
+    cluster.project.wait_until("an answer", lambda: cluster.status("/v1/models") == 200)
+    assert status(balancer) == "running"
 
 
 def test_routers_are_replaced_one_after_the_other_under_load(
