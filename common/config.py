@@ -84,6 +84,15 @@ class ServerConfig(Section):
         between=_PORTS,
     )
     kv_port: int = setting(0, "KV port of a decode node", note="0: any free port", between=_PORTS)
+    kv_host: str = setting(
+        "", "address of the KV port, for a network of its own", note="default: host"
+    )
+    kv_advertise: str = setting(
+        "",
+        "name or address under which other nodes reach the KV port",
+        note="default: as advertise_host, from kv_host where that is set",
+        form=_ADVERTISED,
+    )
     metrics_port: int = setting(
         0, "HTTP port of a node's Prometheus metrics", note="0: any free port", between=_PORTS
     )

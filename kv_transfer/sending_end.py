@@ -110,6 +110,9 @@ class SendingEnd:
         with self._lock:
             self._effects.extend(self._machine.on_link_lost(peer, self._clock.now_s()))
 
+    def on_no_connection(self, peer: Peer, error: HandoffFailed) -> None:
+        self._give_up(peer, error)
+
     def on_answer(self, peer: Peer, parts: Parts) -> None:
         now_s = self._clock.now_s()
         try:

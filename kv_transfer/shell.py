@@ -60,7 +60,7 @@ from kv_transfer.sending_end import SendingEnd
 from kv_transfer.statistics import ConnectorStatistics
 from kv_transfer.transfer_metrics import TransferMetrics
 from kv_transfer.transfer_timing import TransferTiming
-from kv_transfer.transport import FromPeer, FromSession, LinkLost, Transport
+from kv_transfer.transport import FromPeer, FromSession, LinkLost, NoConnection, Transport
 
 logger = logging.getLogger("pdserve.kv_transfer")
 
@@ -240,6 +240,8 @@ class TransportConnector:
                     break
                 case LinkLost(peer):
                     self._sending.on_link_lost(peer)
+                case NoConnection(peer, error):
+                    self._sending.on_no_connection(peer, error)
                 case FromPeer(peer, parts):
                     self._sending.on_answer(peer, parts)
                 case FromSession(session, parts):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from common.errors import HandoffFailed
 from kv_transfer.core.effects import Peer
 
 Parts = Sequence[memoryview]
@@ -35,7 +36,15 @@ class LinkLost:
     peer: Peer
 
 
-Arrival = FromPeer | FromSession | LinkLost
+@dataclass(frozen=True, slots=True)
+class NoConnection:
+    """The connection to `peer` cannot be opened, for example because its name is unknown."""
+
+    peer: Peer
+    error: HandoffFailed
+
+
+Arrival = FromPeer | FromSession | LinkLost | NoConnection
 
 
 class Transport(Protocol):
@@ -46,7 +55,11 @@ class Transport(Protocol):
         """The address that others connect to."""
 
     def connect(self, peer: Peer) -> None:
-        """Open a fresh connection, dropping an earlier one. Raises `HandoffFailed`."""
+        """Open a fresh connection, dropping an earlier one; returns at once.
+
+        Raises `HandoffFailed` for an address that cannot be. What is found out later arrives as
+        `NoConnection`.
+        """
 
     def disconnect(self, peer: Peer) -> None:
         """Close the connection, if any."""

@@ -16,18 +16,20 @@ import socket
 import threading
 from collections import deque
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 import numpy as np
 import zmq
 
-from common.addresses import host_port, is_loopback
+from common.addresses import is_loopback
 from common.errors import ConfigError, HandoffFailed
 from common.kv_layout import KVLayout
 from kv_transfer.core.effects import Peer
 from kv_transfer.core.limits import MAX_HEADER_BYTES, Limits
+from kv_transfer.core.transfer_errors import PeerUnreachable
 from kv_transfer.curve_keys import CurveKeys
-from kv_transfer.transport import Arrival, FromPeer, FromSession, Parts
+from kv_transfer.endpoints import address_to_bind, is_number, parse_tcp, tcp
+from kv_transfer.name_lookup import NameLookup
+from kv_transfer.transport import Arrival, FromPeer, FromSession, NoConnection, Parts
 from kv_transfer.zmq_gate import OVERHEAD_BYTES, ZmqGate
 
 if TYPE_CHECKING:
@@ -48,13 +50,15 @@ KERNELS_CHOICE = -1
 LINGER_MS = 200
 TERMINATE_WITHIN_S = 2.0
 KEEPALIVE_S = 10
+MAX_UNSENT = 16
+"""Messages to a peer whose name is being looked up: one HELLO, and its repetitions."""
 
 
 class ZmqTransport:
     """Binds `tcp://host:port` (port 0: any free one). Raises `ConfigError` when it cannot.
 
-    Others connect to that port of `advertised_host`. With `keys` every connection, in both
-    directions, is encrypted and requires the same key pair.
+    Others connect to that port of `advertised_host`. ZMQ gets numbers only: see `endpoints`. With
+    `keys` every connection, in both directions, is encrypted and requires the same key pair.
     """
 
     def __init__(
@@ -67,15 +71,20 @@ class ZmqTransport:
         keys: CurveKeys | None = None,
     ) -> None:
         _keep_freed_memory()
+        wanted = tcp(address_to_bind(host), port)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._gate = ZmqGate(self._context, keys) if keys else None
-        self._router = self._listening(_tcp(host, port), layout, limits)
+        self._router = self._listening(wanted, layout, limits)
         bound = self._router.get_string(zmq.LAST_ENDPOINT).rstrip("\0")
-        self._endpoint = _tcp(advertised_host, int(bound.rpartition(":")[2]))
+        self._endpoint = tcp(advertised_host, int(bound.rpartition(":")[2]))
         self._wake_read, self._wake_write = socket.socketpair()
         self._wake_read.setblocking(False)
         self._wake_write.setblocking(False)
         self._wake_lock = threading.Lock()
+        self._names = NameLookup(self.wake)
+        # What is to be sent to peers whose name is being looked up.
+        self._unsent: dict[Peer, list[Parts]] = {}
+        self._failed: deque[NoConnection] = deque()
         self._dealers: dict[Peer, zmq.Socket[bytes]] = {}
         self._part_senders: dict[Peer, PartSender] = {}
         # Those whose parts ZMQ has not released yet, also of closed sockets.
@@ -102,7 +111,7 @@ class ZmqTransport:
         router.setsockopt(zmq.TCP_KEEPALIVE_IDLE, KEEPALIVE_S)
         router.setsockopt(zmq.TCP_KEEPALIVE_INTVL, KEEPALIVE_S)
         router.setsockopt(zmq.TCP_KEEPALIVE_CNT, 3)
-        router.setsockopt(zmq.IPV6, _is_ipv6(wanted))
+        router.setsockopt(zmq.IPV6, wanted.startswith("tcp://["))
         if self._gate:
             self._gate.guard(router)
         try:
@@ -117,24 +126,57 @@ class ZmqTransport:
         return self._endpoint
 
     def connect(self, peer: Peer) -> None:
-        """Open a fresh DEALER to `peer`; `HandoffFailed` for an endpoint that ZMQ refuses."""
+        """Open a fresh DEALER to `peer`, when its address is known.
+
+        Raises `HandoffFailed` for an endpoint that cannot be.
+        """
         self.disconnect(peer)
-        if not peer.endpoint.startswith("tcp://"):
-            raise HandoffFailed(f"{peer}: wanted an endpoint tcp://host:port")
         try:
-            self._open_dealer(peer).connect(peer.endpoint)
+            host, port = parse_tcp(peer.endpoint)
+        except ValueError as error:
+            raise HandoffFailed(f"{peer}: {error}") from None
+        address = host if is_number(host) else self._names.try_known(peer)
+        if address is None:
+            self._unsent[peer] = []
+            self._names.ask(peer, host)
+        else:
+            self._connect_to(peer, address, port)
+
+    def _connect_to(self, peer: Peer, address: str, port: int) -> None:
+        try:
+            self._open_dealer(peer, address).connect(tcp(address, port))
         except zmq.ZMQError as error:
             self.disconnect(peer)
             raise HandoffFailed(f"cannot connect to {peer}: {error}") from None
 
-    def _open_dealer(self, peer: Peer) -> zmq.Socket[bytes]:
+    def _connect_found(self) -> None:
+        """Connect to the peers whose names were resolved, and send what waits for that."""
+        for peer, found in self._names.take():
+            if isinstance(found, str):
+                self._names.remember(peer, found)
+            unsent = self._unsent.pop(peer, None)
+            if unsent is None:
+                continue  # The connection was given up meanwhile.
+            host, _ = parse_tcp(peer.endpoint)
+            try:
+                if not isinstance(found, str):
+                    raise PeerUnreachable(f"{peer}: {host} cannot be resolved: {found}")
+                self.connect(peer)
+            except HandoffFailed as error:
+                self._failed.append(NoConnection(peer, error))
+                continue
+            for parts in unsent:
+                self.send(peer, parts)
+
+    def _open_dealer(self, peer: Peer, address: str) -> zmq.Socket[bytes]:
         dealer = self._context.socket(zmq.DEALER)
         dealer.setsockopt(zmq.MAXMSGSIZE, self._on_the_wire(MAX_HEADER_BYTES))
         dealer.setsockopt(zmq.RCVHWM, SENDER_HIGH_WATER_MARK)
         dealer.setsockopt(zmq.SNDHWM, SENDER_HIGH_WATER_MARK)
-        dealer.setsockopt(zmq.SNDBUF, send_buffer_bytes(peer.endpoint))
+        local = is_loopback(address)
+        dealer.setsockopt(zmq.SNDBUF, LOCAL_SEND_BUFFER_BYTES if local else KERNELS_CHOICE)
         dealer.setsockopt(zmq.LINGER, 0)
-        dealer.setsockopt(zmq.IPV6, _is_ipv6(peer.endpoint))
+        dealer.setsockopt(zmq.IPV6, ":" in address)
         if self._gate:
             self._gate.introduce(dealer)
         self._dealers[peer] = dealer
@@ -145,12 +187,19 @@ class ZmqTransport:
         return dealer
 
     def disconnect(self, peer: Peer) -> None:
+        self._unsent.pop(peer, None)
+        self._names.closed(peer)
+        self._failed = deque(one for one in self._failed if one.peer != peer)
         self._close_dealer(peer, linger_ms=0)
 
     def send(self, peer: Peer, parts: Parts) -> bool:
         dealer = self._dealers.get(peer)
         if dealer is None:
-            return False
+            unsent = self._unsent.get(peer)
+            if unsent is None or len(unsent) == MAX_UNSENT:
+                return False
+            unsent.append(parts)
+            return True
         part_sender = self._part_senders.get(peer)
         try:
             if part_sender is not None and len(parts) > 1:
@@ -182,8 +231,11 @@ class ZmqTransport:
                 self._gate.answer()
             elif source not in self._ready:
                 self._ready.append(source)
+        self._connect_found()
 
     def receive_nowait(self) -> Arrival | None:
+        if self._failed:
+            return self._failed.popleft()
         while self._ready:
             source = self._ready[0]
             try:
@@ -194,6 +246,7 @@ class ZmqTransport:
             self._ready.rotate(-1)
             peer = self._peer_of[source]
             if peer is not None:
+                self._names.answered(peer)
                 return FromPeer(peer, [part.buffer for part in parts])
             return FromSession(parts[0].bytes, [part.buffer for part in parts[1:]])
         return None
@@ -272,28 +325,6 @@ def _keep_freed_memory() -> None:
     keeps twice as much.
     """
     np.empty((32 << 20) - (64 << 10), np.uint8)  # Not touched, so it takes no memory.
-
-
-def _tcp(host: str, port: int) -> str:
-    return f"tcp://{host_port(host, port)}"
-
-
-def send_buffer_bytes(endpoint: str) -> int:
-    """Return ZMQ's SNDBUF for `endpoint`, which comes from a ticket and may be anything."""
-    try:
-        host = urlsplit(endpoint).hostname or ""
-    except ValueError:
-        return KERNELS_CHOICE
-    return LOCAL_SEND_BUFFER_BYTES if is_loopback(host) else KERNELS_CHOICE
-
-
-def _is_ipv6(endpoint: str) -> bool:
-    """Return whether the endpoint is an IPv6 address.
-
-    ZMQ accepts those only with an option, and then prefers IPv6 for names too, where a node that
-    listens on every IPv4 address would not be found.
-    """
-    return endpoint.startswith("tcp://[")
 
 
 def _ms(span_s: float) -> int:

@@ -65,7 +65,18 @@ def advertised_host(server: ServerConfig) -> str:
     """Return the name or address under which others reach what the node listens on."""
     if server.advertise_host:
         return server.advertise_host
-    return socket.gethostname() if server.host in ("0.0.0.0", "::") else server.host  # noqa: S104
+    return _reachable(server.host)
+
+
+def advertised_kv_host(server: ServerConfig) -> str:
+    """Return the name or address under which other nodes reach the KV port."""
+    if server.kv_advertise:
+        return server.kv_advertise
+    return _reachable(server.kv_host) if server.kv_host else advertised_host(server)
+
+
+def _reachable(host: str) -> str:
+    return socket.gethostname() if host in ("0.0.0.0", "::") else host  # noqa: S104
 
 
 def log_loaded_model(config: Config, model: LoadedModel) -> None:

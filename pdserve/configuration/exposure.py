@@ -30,6 +30,13 @@ def serve_problems(config: Config) -> list[Problem]:
             "use the cluster and read what it computes"
         )
         wrong.append(Problem(("host",), text))
+    kv_host = config.server.kv_host
+    if not keys and is_loopback(host) and kv_host and not is_loopback(kv_host):
+        text = (
+            f"kv_host is {kv_host!r}, where other machines reach it: wanted --keys DIR/node, or "
+            "--insecure if everybody who reaches it may read and write the KV of this node"
+        )
+        wrong.append(Problem(("kv_host",), text))
     if keys and _is_unencrypted(redis_url):
         text = (
             f"redis_url is {redis_url!r}: wanted rediss://… (TLS), because the password in the "

@@ -29,6 +29,8 @@ SET_BY_UP = frozenset(
         "role",
         "advertise_host",
         "kv_port",
+        "kv_host",
+        "kv_advertise",
         "metrics_port",
         "node_id",
         "redis_url",

@@ -25,7 +25,7 @@ from kv_transfer.shm.shared_pool import SharedPool
 from kv_transfer.shm.shm_lane import ShmLane
 from kv_transfer.zmq_connector import ZmqConnector
 from node.node_parts import LoadedModel, NodeConnector
-from node.self_description import advertised_host
+from node.self_description import advertised_kv_host
 
 log = logging.getLogger("pdserve.node")
 
@@ -44,7 +44,7 @@ class KVPlane:
     def __init__(self, config: Config, keys: Keys | None = None) -> None:
         """Prepare the transport. Raises `ConfigError` when it is not available on this machine."""
         self._config = config
-        self._host = advertised_host(config.server)
+        self._host = advertised_kv_host(config.server)
         transport = config.handoff.kv_transport
         is_paired = config.role is not Role.MIXED
         self._is_shm_only = transport == "shm"
@@ -96,7 +96,7 @@ class KVPlane:
             model.layout,
             incarnation,
             on_event,
-            host=config.server.host,
+            host=config.server.kv_host or config.server.host,
             port=config.server.kv_port,
             advertised_host=self._host,
             window_bytes=config.handoff.kv_window,

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import socket
+import threading
 
 import numpy as np
 import pytest
 
-from kv_transfer.connector import Landed
-from tests.contract.kv_connector.cluster import Cluster, commit_for
+from common.errors import ConfigError
+from kv_transfer import endpoints
+from kv_transfer.connector import Landed, TransferEnded
+from kv_transfer.core.transfer_errors import PeerUnreachable
+from tests.contract.kv_connector.cluster import (
+    WAIT_S,
+    Cluster,
+    Node,
+    commit_for,
+    error_of,
+    wait_until,
+)
 from tests.contract.kv_connector.kinds import ZmqKind
 
 
@@ -45,3 +56,110 @@ def test_a_handoff_reaches_the_advertised_endpoint(
     prefill.connector.commit(ticket.lease_token, commit_for(ticket))
     assert isinstance(decode.wait_event(), Landed)
     assert np.array_equal(decode.pool, prefill.pool)
+
+
+def fake_names(monkeypatch: pytest.MonkeyPatch, addresses: dict[str, str]) -> list[str]:
+    """Let these names be known and no others; return the list of what is asked for."""
+    asked: list[str] = []
+
+    def look_up(host: str) -> str:
+        asked.append(host)
+        if host not in addresses:
+            raise OSError("Name or service not known")
+        return addresses[host]
+
+    monkeypatch.setattr(endpoints, "look_up", look_up)
+    return asked
+
+
+def hand_over(cluster: Cluster, prefill: Node, decode: Node) -> None:
+    ticket = cluster.ticket(decode, [1, 2])
+    decode.connector.expect(ticket, sender_deadline_s=20)
+    prefill.connector.open(ticket, deadline_s=20)
+    prefill.push_all(ticket, [3, 4])
+    prefill.connector.commit(ticket.lease_token, commit_for(ticket))
+    assert isinstance(decode.wait_event(), Landed)
+    assert prefill.wait_event() == TransferEnded(ticket.lease_token, None)
+
+
+def named(cluster: Cluster, node: str, name: str, host: str = "127.0.0.1") -> Node:
+    """A node that listens on `host` and announces a name."""
+    assert isinstance(cluster.kind, ZmqKind)
+    cluster.kind.host, cluster.kind.advertised_host = host, name
+    return cluster.node(node)
+
+
+def test_a_name_with_an_ipv6_address_only(
+    zmq_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not has_ipv6_loopback():
+        pytest.skip("this machine has no IPv6 loopback")
+    fake_names(monkeypatch, {"d.example": "::1"})
+    prefill = zmq_cluster.node("p")
+    hand_over(zmq_cluster, prefill, named(zmq_cluster, "d", "d.example", host="::1"))
+
+
+def test_a_slow_name_server_stops_no_other_peer(
+    zmq_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the peer whose name it is starts when the answer has come."""
+    may_answer, is_asked = threading.Event(), threading.Event()
+
+    def look_up(host: str) -> str:
+        if host == "slow.example":
+            is_asked.set()
+            assert may_answer.wait(WAIT_S)
+        return "127.0.0.1"
+
+    monkeypatch.setattr(endpoints, "look_up", look_up)
+    prefill = zmq_cluster.node("p")
+    slow = named(zmq_cluster, "slow", "slow.example")
+    quick = named(zmq_cluster, "quick", "quick.example")
+    number = named(zmq_cluster, "number", "127.0.0.1")
+    late = zmq_cluster.ticket(slow, [1, 2])
+    slow.connector.expect(late, sender_deadline_s=20)
+    prefill.connector.open(late, deadline_s=20)
+    assert is_asked.wait(WAIT_S)
+    for decode in (quick, number, quick):
+        hand_over(zmq_cluster, prefill, decode)
+    may_answer.set()
+    prefill.push_all(late, [3, 4])
+    prefill.connector.commit(late.lease_token, commit_for(late))
+    assert isinstance(slow.wait_event(), Landed)
+    assert prefill.wait_event() == TransferEnded(late.lease_token, None)
+
+
+def test_a_peer_that_has_answered_is_not_looked_up_again(
+    zmq_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not when its link was closed because it was idle; a name server may be away then."""
+    asked = fake_names(monkeypatch, {"d.example": "127.0.0.1"})
+    prefill, decode = zmq_cluster.node("p"), named(zmq_cluster, "d", "d.example")
+    for _ in range(3):
+        hand_over(zmq_cluster, prefill, decode)
+        (peer,) = prefill.connector._sending._machine.in_flight_bytes
+        prefill.connector._sending.on_link_lost(peer)
+        prefill.look_at_the_time()
+        wait_until(lambda: not prefill.connector._sending._machine.in_flight_bytes)
+    assert asked == ["d.example"]
+
+
+def test_a_name_that_nobody_knows_fails_its_transfer_at_once(
+    zmq_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_names(monkeypatch, {})
+    prefill, decode = zmq_cluster.node("p"), named(zmq_cluster, "d", "d.example")
+    prefill.connector.open(zmq_cluster.ticket(decode, [1]), deadline_s=20)
+    error = error_of(prefill.wait_event())
+    assert "d.example cannot be resolved: Name or service not known" in str(error)
+    assert isinstance(error, PeerUnreachable)
+
+
+def test_a_host_to_listen_on_may_be_a_name(
+    zmq_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_names(monkeypatch, {"data-network.example": "127.0.0.1"})
+    decode = named(zmq_cluster, "d", "127.0.0.1", host="data-network.example")
+    hand_over(zmq_cluster, zmq_cluster.node("p"), decode)
+    with pytest.raises(ConfigError, match=r"KV host nowhere.example cannot be resolved"):
+        named(zmq_cluster, "e", "127.0.0.1", host="nowhere.example")

@@ -10,7 +10,7 @@ import pytest
 from common.config import Config, ServerConfig
 from common.ids import Incarnation
 from common.nodes import Role
-from node.self_description import advertised_host, node_record
+from node.self_description import advertised_host, advertised_kv_host, node_record
 from tests.fakes.hash_runner import HashRunner
 
 
@@ -28,6 +28,22 @@ from tests.fakes.hash_runner import HashRunner
 )
 def test_the_host_that_others_are_told(host: str, advertise_host: str, wanted: str) -> None:
     assert advertised_host(ServerConfig(host=host, advertise_host=advertise_host)) == wanted
+
+
+@pytest.mark.parametrize(
+    ("server", "wanted"),
+    [
+        (ServerConfig(host="10.0.0.7"), "10.0.0.7"),
+        (ServerConfig(host="10.0.0.7", advertise_host="d.example"), "d.example"),
+        (ServerConfig(kv_host="192.168.0.7"), "192.168.0.7"),
+        (ServerConfig(kv_host="192.168.0.7", advertise_host="d.example"), "192.168.0.7"),
+        (ServerConfig(kv_host="::"), socket.gethostname()),
+        (ServerConfig(kv_host="::", kv_advertise="d-kv.example"), "d-kv.example"),
+        (ServerConfig(kv_advertise="203.0.113.7"), "203.0.113.7"),
+    ],
+)
+def test_the_host_of_the_kv_port(server: ServerConfig, wanted: str) -> None:
+    assert advertised_kv_host(server) == wanted
 
 
 def test_every_address_of_the_record_has_the_advertised_host() -> None:

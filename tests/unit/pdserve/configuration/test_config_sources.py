@@ -77,6 +77,7 @@ LEGAL_VALUES = {
     "dtype": "auto",
     "log_level": "info",
     "host": "127.0.0.2",
+    "kv_host": "127.0.0.2",
     "log_format": "json",
     "otel_endpoint": "http://collector:4317",
     "attention_backend": "numba",

@@ -45,6 +45,17 @@ def test_an_address_that_others_reach_needs_keys(host: str) -> None:
     assert len(problems("serve", "--host", host, "--api-key", "x")) == 1
 
 
+@pytest.mark.parametrize("host", [one for one in REACHED if one])
+def test_a_kv_port_that_others_reach_needs_keys_too(host: str) -> None:
+    (said,) = problems("serve", "--kv-host", host)
+    assert said.startswith(f"kv_host is {host!r}, where other machines reach it: wanted --keys")
+    assert problems("serve", "--kv-host", host, "--insecure") == []
+    assert len(problems("serve", "--host", host, "--kv-host", host)) == 1
+    keys = ("--keys", "k", "--redis-url", SAFE_REDIS[0])
+    assert problems("serve", "--kv-host", host, *keys) == []
+    assert problems("serve", "--kv-host", "127.0.0.1") == []
+
+
 def test_a_router_is_told_of_its_own_folder() -> None:
     parsed, unknown = build_parser().parse_known_args(
         ["serve", "--role", "router", "--model", "m", "--host", "10.0.0.1"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import queue
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NoReturn, cast
@@ -12,7 +13,7 @@ from typing import NoReturn, cast
 import numpy as np
 import pytest
 
-from common.config import Config, HandoffConfig
+from common.config import Config, HandoffConfig, ServerConfig
 from common.errors import ConfigError
 from common.ids import AttemptId, Incarnation
 from common.kv_layout import KVLayout
@@ -133,10 +134,10 @@ LAYOUT = KVLayout(
 class Node:
     """A node's end of the KV plane at `--kv-transport auto`, with a pool and no model."""
 
-    def __init__(self, role: Role) -> None:
+    def __init__(self, role: Role, server: ServerConfig | None = None) -> None:
         self.events: queue.Queue[ConnectorEvent] = queue.Queue()
         self.incarnation = Incarnation(role.value, 1)
-        plane = KVPlane(config(role, "auto"))
+        plane = KVPlane(replace(config(role, "auto"), server=server or ServerConfig()))
         memory = plane.host_memory(8 * LAYOUT.block_bytes, True)
         if memory is None:
             memory = np.zeros(8 * LAYOUT.block_bytes, np.uint8)
@@ -209,3 +210,13 @@ def test_auto_takes_the_fastest_lane_that_the_pair_has(
         role = Role.DECODE
         with contextlib.closing(Node(role)) as decode:
             assert lane_taken(prefill, decode) == lane
+
+
+def test_the_kv_port_has_a_network_of_its_own() -> None:
+    server = ServerConfig(host="192.0.2.1", kv_host="127.0.0.1", kv_advertise="localhost")
+    with (
+        contextlib.closing(Node(Role.PREFILL)) as prefill,
+        contextlib.closing(Node(Role.DECODE, server)) as decode,
+    ):
+        assert decode.connector.endpoint.startswith("tcp://localhost:")
+        assert lane_taken(prefill, decode) == "shm"

@@ -1,0 +1,146 @@
+"""KV endpoints as text, addresses of names, and what is remembered of them."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from common.ids import Incarnation
+from kv_transfer import endpoints, name_lookup
+from kv_transfer.core.effects import Peer
+from kv_transfer.endpoints import is_number, look_up, parse_tcp
+from kv_transfer.name_lookup import NameLookup
+
+WAIT_S = 20.0
+PEER, OTHER = (Peer(f"tcp://{name}.example:1", Incarnation(name, 1)) for name in "de")
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "wanted"),
+    [
+        ("tcp://10.0.0.7:41", ("10.0.0.7", 41)),
+        ("tcp://[fd00::7]:41", ("fd00::7", 41)),
+        ("tcp://decode-3.example:41", ("decode-3.example", 41)),
+    ],
+)
+def test_the_parts_of_an_endpoint(endpoint: str, wanted: tuple[str, int]) -> None:
+    assert parse_tcp(endpoint) == wanted
+    assert endpoints.tcp(*wanted) == endpoint
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    ["", "d:1", "tcp://", "tcp://d", "tcp://d:0", "tcp://d:65536", "tcp://[d", "ipc://d:1"],
+)
+def test_what_is_no_endpoint(endpoint: str) -> None:
+    with pytest.raises(ValueError, match=r"tcp://host:port|range|IPv6|invalid"):
+        parse_tcp(endpoint)
+
+
+def test_a_number_is_no_name() -> None:
+    assert [is_number(host) for host in ("10.0.0.7", "fd00::7", "0.0.0.0", "::")] == [True] * 4
+    assert [is_number(host) for host in ("localhost", "10.0.0", "d", "")] == [False] * 4
+
+
+V4 = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("10.0.0.7", 0))
+OTHER_V4 = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("10.0.0.8", 0))
+V6 = (socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("fd00::7", 0, 0, 0))
+
+
+@pytest.mark.parametrize(
+    ("found", "wanted"),
+    [([V4], "10.0.0.7"), ([V6], "fd00::7"), ([V6, V4, OTHER_V4], "10.0.0.7")],
+)
+def test_ipv4_is_preferred_and_ipv6_will_do(
+    found: list[object], wanted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    assert look_up("d.example") == wanted
+
+
+class Names:
+    """A lookup whose name server answers when it is told to."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.answers: dict[str, str] = {"d.example": "10.0.0.7", "e.example": "10.0.0.8"}
+        self.may_answer = threading.Event()
+        self.asked: list[str] = []
+        self._woken = threading.Event()
+        self.lookup = NameLookup(self._woken.set)
+        monkeypatch.setattr(endpoints, "look_up", self._answer)
+
+    def _answer(self, host: str) -> str:
+        self.asked.append(host)
+        assert self.may_answer.wait(WAIT_S)
+        if host not in self.answers:
+            raise OSError("unknown")
+        return self.answers[host]
+
+    def take(self, count: int) -> dict[Peer, object]:
+        found: dict[Peer, object] = {}
+        while len(found) < count:
+            assert self._woken.wait(WAIT_S)
+            self._woken.clear()
+            found |= dict(self.lookup.take())
+        return found
+
+
+@pytest.fixture
+def names(monkeypatch: pytest.MonkeyPatch) -> Iterator[Names]:
+    names = Names(monkeypatch)
+    yield names
+    names.may_answer.set()
+
+
+def test_a_name_is_asked_for_once_for_all_who_want_it(names: Names) -> None:
+    again = Peer(PEER.endpoint, Incarnation("d", 2))
+    for peer in (PEER, again, PEER):
+        names.lookup.ask(peer, "d.example")
+    names.may_answer.set()
+    assert names.take(2) == {PEER: "10.0.0.7", again: "10.0.0.7"}
+    assert names.asked == ["d.example"]
+    assert names.lookup.take() == []
+
+
+def test_a_name_that_is_unknown(names: Names) -> None:
+    names.lookup.ask(PEER, "nowhere.example")
+    names.may_answer.set()
+    (error,) = names.take(1).values()
+    assert isinstance(error, OSError)
+
+
+def test_lookups_at_once_are_bounded(names: Names, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(name_lookup, "MAX_LOOK_UPS", 1)
+    names.lookup.ask(PEER, "d.example")
+    names.lookup.ask(OTHER, "e.example")
+    assert len(names.asked) <= 1
+    names.may_answer.set()
+    assert names.take(2) == {PEER: "10.0.0.7", OTHER: "10.0.0.8"}
+    assert names.asked == ["d.example", "e.example"]
+
+
+def test_an_address_stays_known_as_long_as_its_peer_answers_there(names: Names) -> None:
+    lookup = names.lookup
+    assert lookup.try_known(PEER) is None
+    lookup.remember(PEER, "10.0.0.7")
+    for _ in range(2):
+        assert lookup.try_known(PEER) == "10.0.0.7"
+        lookup.answered(PEER)
+        lookup.answered(PEER)
+        lookup.closed(PEER)
+    assert lookup.try_known(PEER) == "10.0.0.7"
+    lookup.closed(PEER)
+    assert lookup.try_known(PEER) is None
+
+
+def test_addresses_are_remembered_within_bounds(
+    names: Names, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(name_lookup, "MAX_REMEMBERED_PEERS", 1)
+    names.lookup.remember(PEER, "10.0.0.7")
+    names.lookup.remember(OTHER, "10.0.0.8")
+    assert names.lookup.try_known(PEER) is None
+    assert names.lookup.try_known(OTHER) == "10.0.0.8"
