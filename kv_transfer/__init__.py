@@ -8,6 +8,7 @@ outcome. Frames of the KV plane grant no rights: the control plane decides who m
     zmq_connector   ZmqConnector: nodes on different machines
     zmq_transport   its sockets; curve_keys: the key pair that encrypts them
     endpoints       KV addresses as text; name_lookup: host names, resolved in other threads
+    open_files      how many files are left; without any, a port would spin
     zmq_gate        authentication of connections when the cluster has a key
     zmq_parts       payload that ZMQ sends out of this process's memory
     shell           what all connectors share: one thread, one queue of effects, two halves:

@@ -103,6 +103,7 @@ class ReceivingEnd:
 
     def tick(self) -> None:
         with self._lock:
+            self._machine.on_files(is_short=self._transport.is_short_of_files)
             self._effects.extend(self._machine.on_tick(self._clock.now_s()))
 
     def next_deadline_s(self) -> float | None:

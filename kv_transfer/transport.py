@@ -54,6 +54,10 @@ class Transport(Protocol):
     def endpoint(self) -> str:
         """The address that others connect to."""
 
+    @property
+    def is_short_of_files(self) -> bool:
+        """Whether this process can open hardly any more files, so that it can take no sender."""
+
     def connect(self, peer: Peer) -> None:
         """Open a fresh connection, dropping an earlier one; returns at once.
 

@@ -29,6 +29,7 @@ from kv_transfer.core.transfer_errors import PeerUnreachable
 from kv_transfer.curve_keys import CurveKeys
 from kv_transfer.endpoints import address_to_bind, is_number, parse_tcp, tcp
 from kv_transfer.name_lookup import NameLookup
+from kv_transfer.open_files import OpenFiles
 from kv_transfer.transport import Arrival, FromPeer, FromSession, NoConnection, Parts
 from kv_transfer.zmq_gate import OVERHEAD_BYTES, ZmqGate
 
@@ -50,6 +51,8 @@ KERNELS_CHOICE = -1
 LINGER_MS = 200
 TERMINATE_WITHIN_S = 2.0
 KEEPALIVE_S = 10
+MAX_SOCKETS = 8192
+"""One for each decode node; ZMQ's own limit is 1023."""
 MAX_UNSENT = 16
 """Messages to a peer whose name is being looked up: one HELLO, and its repetitions."""
 
@@ -73,10 +76,13 @@ class ZmqTransport:
         _keep_freed_memory()
         wanted = tcp(address_to_bind(host), port)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
         self._gate = ZmqGate(self._context, keys) if keys else None
         self._router = self._listening(wanted, layout, limits)
-        bound = self._router.get_string(zmq.LAST_ENDPOINT).rstrip("\0")
-        self._endpoint = tcp(advertised_host, int(bound.rpartition(":")[2]))
+        self._bound = self._router.get_string(zmq.LAST_ENDPOINT).rstrip("\0")
+        self._endpoint = tcp(advertised_host, int(self._bound.rpartition(":")[2]))
+        self._files = OpenFiles()
+        self._is_listening = True
         self._wake_read, self._wake_write = socket.socketpair()
         self._wake_read.setblocking(False)
         self._wake_write.setblocking(False)
@@ -232,6 +238,30 @@ class ZmqTransport:
             elif source not in self._ready:
                 self._ready.append(source)
         self._connect_found()
+        if self._files.look():
+            self._listen_while_there_are_files()
+
+    @property
+    def is_short_of_files(self) -> bool:
+        return self._files.are_few
+
+    def _listen_while_there_are_files(self) -> None:
+        """Close the port when nearly no file is left, and open it when there are enough."""
+        if self._is_listening and self._files.are_nearly_none:
+            self._router.unbind(self._bound)
+            self._is_listening = False
+            logger.error(
+                "nearly all files that this process may open are open: the KV port is closed to "
+                "new prefill nodes until there are more (ulimit -n)"
+            )
+        elif not self._is_listening and not self._files.are_few:
+            try:
+                self._router.bind(self._bound)
+            except zmq.ZMQError as error:
+                logger.warning("the KV port cannot be opened again yet: %s", error)
+                return
+            self._is_listening = True
+            logger.warning("the KV port is open again")
 
     def receive_nowait(self) -> Arrival | None:
         if self._failed:

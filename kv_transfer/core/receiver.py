@@ -214,6 +214,10 @@ class Receiver:
         repeat = _repeat(landing, data.layer, tuple(sorted(damaged)))
         return [Dropped(DropReason.DAMAGED, detail), Reply(write.session, repeat)]
 
+    def on_files(self, *, is_short: bool) -> None:
+        """Refuse further senders as long as this process can open hardly any more files."""
+        self._sessions.is_short_of_files = is_short
+
     def on_tick(self, now_s: float) -> Effects:
         effects: Effects = []
         if now_s - self._ticked_at_s > MAX_WAIT_S + self._limits.ping_interval_s:

@@ -64,6 +64,7 @@ class Sessions:
         self._by_id: dict[bytes, Session] = {}
         self._next_number = 0
         self._epochs: OrderedDict[str, int] = OrderedDict()
+        self.is_short_of_files = False
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -84,7 +85,8 @@ class Sessions:
         """Begin a session; a repeated HELLO changes nothing.
 
         Raises, with a code for the other side, `StaleEpoch` for another incarnation of either node,
-        `PeerProtocolError` for a second sender on one connection, and `Overloaded` at the limit.
+        `PeerProtocolError` for a second sender on one connection, and `Overloaded` at the limit of
+        sessions or of open files.
         """
         if hello.receiver != self._me:
             raise StaleEpoch(f"HELLO is meant for {hello.receiver}, this is {self._me}")
@@ -100,6 +102,8 @@ class Sessions:
             raise PeerProtocolError(f"HELLO from {hello.sender} on a connection of {known.sender}")
         if len(self._by_id) >= self._limits.max_sessions:
             raise Overloaded(f"{self._me} has {self._limits.max_sessions} KV connections already")
+        if self.is_short_of_files:
+            raise Overloaded(f"{self._me} can open no more files for KV connections (ulimit -n)")
         self._epochs[hello.sender.node_id] = hello.sender.epoch
         self._epochs.move_to_end(hello.sender.node_id)
         if len(self._epochs) > MAX_REMEMBERED_EPOCHS:

@@ -15,6 +15,7 @@ from common.tracing import NO_TRACING, Tracing
 from node.engine_node import EngineNode
 from node.make_scheduler import max_chunk_tokens_of, speculation_of, swap_space_of
 from node.node_parts import LoadedModel, MakeFlow, NodeParts
+from pdserve.roles.file_limit import allow_node_files
 from pdserve.roles.kv_plane import KVPlane
 from pdserve.roles.long_lived import exclude_from_collection
 from pdserve.roles.shutdown import Shutdown
@@ -36,6 +37,7 @@ async def run_engine_role(
 
     Raises what `EngineNode.run` raises, and `ConfigError` for a KV transport that cannot be used.
     """
+    allow_node_files()
     loop = asyncio.get_running_loop()
     kv = KVPlane(config, keys)
 

@@ -11,14 +11,15 @@ OTHER_FILES = 512
 """Open files for nodes, the placement store, libraries, and connections that are closing."""
 
 
+NODE_FILES = 8192
+"""A prefill node opens two for each decode node that it sends to, a decode node one for each
+sender."""
+
+
 def allow_connections(wanted: int) -> int:
     """Raise the limit of open files for `wanted` connections; return how many it allows."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = wanted + OTHER_FILES
-    if soft != resource.RLIM_INFINITY and soft < needed:
-        soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    if soft == resource.RLIM_INFINITY or soft >= needed:
+    soft = _raised(wanted + OTHER_FILES)
+    if soft >= wanted + OTHER_FILES:
         return wanted
     possible = max(1, soft - min(OTHER_FILES, soft // 2))
     log.warning(
@@ -29,3 +30,26 @@ def allow_connections(wanted: int) -> int:
         soft,
     )
     return possible
+
+
+def allow_node_files() -> None:
+    """Raise the limit of open files for the KV connections of a node."""
+    soft = _raised(NODE_FILES)
+    if soft < NODE_FILES:
+        log.warning(
+            "KV connections to about %d nodes at most: the system allows this process %d open "
+            "files (ulimit -n)",
+            max(1, soft - min(OTHER_FILES, soft // 2)) // 2,
+            soft,
+        )
+
+
+def _raised(needed: int) -> int:
+    """Raise the limit to `needed` files if it is lower and that is allowed; return the limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return needed
+    if soft < needed:
+        soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return soft

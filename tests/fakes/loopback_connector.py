@@ -119,6 +119,8 @@ class LoopbackNetwork:
 class LoopbackTransport:
     """One node's end of a `LoopbackNetwork`."""
 
+    is_short_of_files = False
+
     def __init__(self, network: LoopbackNetwork) -> None:
         self._network = network
         self._opened: dict[Peer, bytes] = {}

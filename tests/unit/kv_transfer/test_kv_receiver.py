@@ -88,6 +88,19 @@ def replies(effects: list[ReceiverEffect]) -> list[frames.Frame]:
     return [effect.frame for effect in effects if isinstance(effect, Reply)]
 
 
+def test_without_files_further_senders_are_refused_and_connected_ones_go_on() -> None:
+    machine = receiver()
+    hello(machine, b"x")
+    machine.on_files(is_short=True)
+    refused = hello(machine, b"y")
+    assert isinstance(refused, frames.Refused)
+    assert refused.code == "overloaded"
+    assert "can open no more files" in refused.message
+    assert hello(machine, b"x") == WELCOME
+    machine.on_files(is_short=False)
+    assert hello(machine, b"y") == WELCOME
+
+
 def test_sessions_are_bounded_and_the_refusal_says_so() -> None:
     machine = receiver()
     for name in (b"a", b"b", b"c"):
