@@ -123,6 +123,10 @@ def test_blocks_of_a_dead_writer_come_back_beside_forty_open_landings(
         decode.connector.expect(ticket, sender_deadline_s=10 * WAIT_S)
         other.connector.open(ticket, deadline_s=10 * WAIT_S)
         other.push_all(ticket, [block], layers=[0])
+    # Its writes take the wire that is cut now, and must not be among those that are lost.
+    num_bytes = len(tickets) * 2 * LAYOUT.piece_bytes
+    received = decode.connector.statistics
+    wait_until(lambda: received().bytes_received == num_bytes, "a layer of each landing is there")
     with Child(prefill_child, engine=0, fill=OLD) as child:
         ticket = from_device_1.ticket(decode, of_the_dead)
         decode.connector.expect(ticket, sender_deadline_s=WAIT_S)
