@@ -133,7 +133,10 @@ class World:
         await wait_until(is_complete, "the router uses all nodes")
 
     async def measure(self, case: str, victim: str, survivor: str) -> list[float]:
-        """Kill `victim` under its streams; return their stalls in s. All nodes run afterwards."""
+        """Kill `victim` under its streams; return their stalls in s. All nodes run afterwards.
+
+        Raises `RuntimeError` where the streams are not all on `victim`, or end too soon.
+        """
         await self._suspend(survivor)
         num_prompt = CASES[case]
         num_before = NUM_TOKENS - num_prompt
