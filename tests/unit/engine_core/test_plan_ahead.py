@@ -103,6 +103,23 @@ def test_one_that_ends_by_its_length_gives_its_seat_and_its_blocks_in_the_same_p
     check_answers(engine, first, next_one)
 
 
+def test_blocks_that_another_one_shares_are_not_those_of_one_that_ends() -> None:
+    engine = Engine(num_blocks=5, is_ahead=True, **STRICT)
+    prompt = make_request(8, seed=1).prompt_token_ids
+    first = engine.add(make_request((*prompt, 1), max_tokens=3, ignore_eos=True))
+    engine.step()
+    second = engine.add(make_request((*prompt, 2), max_tokens=3, ignore_eos=True))
+    third = add(engine, 10, 2, 3)
+    engine.run_until(lambda: status_of(first) is SequenceStatus.FINISHED)
+    assert second.num_cached_tokens == 8
+    step = engine.plan()
+    assert engine.was_ahead
+    assert step.sequences == [second]
+    engine.apply(step)
+    engine.run()
+    check_answers(engine, first, second, third)
+
+
 def test_exported_prompts_leave_with_their_token_and_keep_their_blocks() -> None:
     engine = Engine(num_blocks=12, seats=1, budget=4, is_ahead=True)
     first = engine.add(make_request(10, seed=1), is_exported=True)
