@@ -90,7 +90,7 @@ def test_a_stream_that_is_no_answer(events: bytes, error: str) -> None:
         (b"HTTP/1.1 404 X\r\nContent-Length: 2\r\n\r\n[]", "404 Not Found"),
         (
             b"HTTP/1.1 401 X\r\nContent-Length: 1\r\n\r\nx",
-            "401 Unauthorized .--api-key, or",
+            "401 Unauthorized .--api-key-file, or",
         ),
     ],
 )
