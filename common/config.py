@@ -85,12 +85,14 @@ class ServerConfig(Section):
     )
     kv_port: int = setting(0, "KV port of a decode node", note="0: any free port", between=_PORTS)
     kv_host: str = setting(
-        "", "address of the KV port, for a network of its own", note="default: host"
+        "",
+        "address that the KV port listens on, where KV has its own network",
+        note="default: host",
     )
     kv_advertise: str = setting(
         "",
         "name or address under which other nodes reach the KV port",
-        note="default: as advertise_host, from kv_host where that is set",
+        note="default: kv_host where that is set, else advertise_host",
         form=_ADVERTISED,
     )
     metrics_port: int = setting(
@@ -105,7 +107,7 @@ class ServerConfig(Section):
     log_format: str = setting("human", "how log lines are written", one_of=("human", "json"))
     drain_timeout_s: float = setting(
         30.0,
-        "requests are handed over, and those of a router ended, this long after SIGTERM",
+        "time for running requests while draining; a node then hands them over, a router ends them",
         note="default of a router: request_timeout_s, at most an hour",
         unit="seconds",
         between=(0, MOST_DRAIN_S),
@@ -140,7 +142,7 @@ class EngineConfig(Section):
     block_size: int = setting(64, "tokens per KV block", form=POWER_OF_TWO, at_most=1024)
     memory_fraction: float = setting(
         0.0,
-        "share of the memory of the GPU, on a CPU of the machine or container, for a whole node",
+        "share of memory that a node takes: of the GPU, or on a CPU of the machine or container",
         note="0: 0.9 of a GPU or of a container's limit, 0.3 of a machine",
         between=SHARE,
     )

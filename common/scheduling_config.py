@@ -35,7 +35,7 @@ class SchedulingConfig(Section):
     )
     learned_output_quantile: float = setting(
         0.9,
-        "learned: share of past outputs that are at most as long as an output is expected to be",
+        "learned: quantile of the lengths of past outputs that is the expected length of an output",
         between=SHARE,
     )
     clip_max_new_tokens: int = setting(
@@ -161,7 +161,9 @@ class SpeculationConfig(Section):
         0, "maximum drafts per sequence and step", note="0: what suits the method", between=(0, 64)
     )
     speculative_model: str = setting(
-        "", "mtp: a safetensors file with the head", note="default: the one made for the checkpoint"
+        "",
+        "mtp: safetensors file with the drafting layer",
+        note="default: that of the checkpoint, or for the demo model that of pdserve",
     )
 
     def joint_problems(self) -> list[Problem]:

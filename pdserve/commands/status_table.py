@@ -58,7 +58,7 @@ def status_table(cluster: ClusterStatus) -> str:
     if cluster.router_id:
         title += f", as {cluster.router_id} sees them"
     if cluster.is_store_away:
-        title += "\nThe placement store is away: nodes that join or leave are not noticed."
+        title += "\nThe placement store is away: no node can join until it is back."
     for warning in cluster.warnings:
         title += f"\nWarning: {warning}."
     if not cluster.nodes:

@@ -79,7 +79,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_up(commands)
     _add_status(commands)
     _add_drain(commands)
-    _add_serve(commands, "check-config", "print the configuration `serve` would run with")
+    _add_serve(commands, "check-config", "print the configuration that `serve` would use")
     _add_kv_key(commands)
     _add_api_keys(commands)
     _add_keys(commands)
@@ -127,9 +127,11 @@ def _add_status(commands: Any) -> None:
 
 
 def _add_drain(commands: Any) -> None:
-    command = _add_command(commands, "drain", "let a node finish its requests, then stop it")
+    command = _add_command(commands, "drain", "let a node finish its requests and exit")
     command.add_argument("node_id", metavar="NODE_ID", help="name of the node in `pdserve status`")
-    command.add_argument("--wait", action="store_true", help="wait until the node has ended")
+    command.add_argument(
+        "--wait", action="store_true", help="wait until the router no longer lists the node"
+    )
     _add_router(command)
 
 
@@ -145,7 +147,7 @@ def _add_router(command: argparse.ArgumentParser) -> None:
         "--api-key-file",
         metavar="FILE",
         default=argparse.SUPPRESS,
-        help="a file with the router's API key, if it requires one; only its owner may read it "
+        help="file with the router's API key, if it requires one; only its owner may read it "
         "(default: the variable PDSERVE_API_KEY)",
     )
     command.add_argument(

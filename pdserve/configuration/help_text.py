@@ -27,9 +27,11 @@ examples:
     "serve": f"""\
 {_SOURCES}
 examples:
-  pdserve serve --role router  --model ./SmolLM2 --redis-url redis://10.0.0.1/0
-  pdserve serve --role prefill --model ./SmolLM2 --redis-url redis://10.0.0.1/0
-  pdserve serve --role decode  --model ./SmolLM2 --redis-url redis://10.0.0.1/0
+  pdserve serve --role router  --model ./SmolLM2     with Redis, on one machine
+  pdserve serve --role prefill --model ./SmolLM2
+  pdserve serve --role decode  --model ./SmolLM2
+  pdserve serve --role decode  --model ./SmolLM2 --host 10.0.0.3 \\
+    --keys ./keys/node --redis-url rediss://10.0.0.1
   pdserve serve --role mixed --config pdserve.toml --kv-cache-memory 8GiB
 """,
     "up": f"""\
@@ -49,12 +51,16 @@ examples:
     "drain": """\
 The node takes no new requests from now on. Its running requests have the
 node's drain_timeout_s to end; then other nodes continue them, and clients
-notice nothing. Then the node ends with exit code 0. A router with API keys
-requires an administrator's key. A second `pdserve drain` changes nothing.
+see a pause and no error. Then the node exits with code 0; a node that runs
+with --stay-drained leaves the cluster, and its process stays. A router with
+API keys requires an administrator's key. A second `pdserve drain` changes
+nothing.
 
-Exit code 0: the node was asked to drain (with --wait: the node has ended).
-Exit code 1: there is no such node, or it still runs long after its time.
-Ctrl-C ends the waiting, not the draining.
+Exit code 0: the node was asked to drain (with --wait: it has left).
+Exit code 1: there is no such node or no router, the router refused, or the
+node is still listed 20 s after its drain_timeout_s.
+Exit code 2: a flag or the key file is wrong.
+Exit code 130: Ctrl-C ended the waiting; the draining continues.
 
 examples:
   pdserve drain decode-2 --wait
@@ -80,22 +86,27 @@ examples:
 """,
     "keys": """\
 Start each process with --keys and its own subfolder. Then gRPC, KV and Redis
-are encrypted and closed to others, and the router and the metrics require a
-key. SECURITY.md explains everything.
+are encrypted and closed to others, the router requires an API key, and the
+metrics require a token. SECURITY.md has the details.
 
 examples:
   pdserve keys init ./keys
-  pdserve serve --role router --keys ./keys/router --redis-url rediss://10.0.0.1
-  pdserve serve --role decode --keys ./keys/node --redis-url rediss://10.0.0.1
+  pdserve serve --role router --model ./SmolLM2 --host 10.0.0.2 \\
+    --keys ./keys/router --redis-url rediss://10.0.0.1
+  pdserve serve --role decode --model ./SmolLM2 --host 10.0.0.4 \\
+    --keys ./keys/node --redis-url rediss://10.0.0.1
   pdserve keys renew ./keys node
 """,
     "kv-key": """\
-Every prefill and decode node needs the same file. Keep it secret: everybody who
-reads it can read and write the KV of the cluster.
+Every prefill and decode node requires the same file. Keep it secret: everybody
+who reads it can read and write the KV of the cluster. It protects KV alone, so
+a node that listens beyond loopback still requires --insecure. The keys of
+`pdserve keys init` protect all ports.
 
 examples:
   pdserve kv-key pdserve-kv.key
-  pdserve serve --role decode --kv-key pdserve-kv.key --redis-url redis://10.0.0.1/0
+  pdserve serve --role decode --model ./SmolLM2 --kv-key pdserve-kv.key \\
+    --host 10.0.0.3 --redis-url redis://10.0.0.1/0 --insecure
 """,
 }
 

@@ -30,7 +30,7 @@ def run_keys(parsed: argparse.Namespace) -> None:
     renew_certificate(folder, parsed.role, now, days=parsed.days)
     print(
         f"{folder / parsed.role}: a new certificate for {parsed.days} days. Copy the folder to "
-        "where it is used, and restart those processes one after the other."
+        "where it is used. Routers and nodes take it over within 10 s; restart Redis for its own."
     )
 
 

@@ -60,7 +60,8 @@ def init_keys(folder: Path, now: datetime, *, days: int) -> None:
 def renew_certificate(folder: Path, kind: str, now: datetime, *, days: int) -> None:
     """Replace one kind's key and certificate by new ones from the same CA.
 
-    Processes read them when they start. Raises `ConfigError` without the CA, or the subfolder.
+    Running routers and nodes take over a copy within seconds; Redis reads it when it is told to.
+    Raises `ConfigError` without the CA, or the subfolder.
     """
     ca = folder / "ca"
     if not (ca / "ca.key").exists() or not (folder / kind).is_dir():

@@ -1,6 +1,6 @@
 """How long a node has been silent, counted in ticks of this process.
 
-A node that was not heard for half a second is asked for a new connection, which gRPC's own threads
+A node that was not heard for `PROBE_TICKS` is asked for a new connection, which gRPC's own threads
 accept however busy the node's Python is. Without that it is suspected after `SUSPICION_S`. A busy
 node is suspected after `BUSY_S`, because its requests make no progress either.
 """

@@ -89,7 +89,7 @@ function showRows(id, rows) {
 function showNotices({ trouble, warnings, is_store_away: isAway }) {
   const notices = [];
   if (trouble) notices.push(`Requests have nowhere to run: ${trouble}.`);
-  if (isAway && !trouble) notices.push("The placement store is away: nodes that join or leave are not noticed.");
+  if (isAway && !trouble) notices.push("The placement store is away: no node can join until it is back.");
   notices.push(...warnings.map((warning) => `${warning}.`));
   const list = document.getElementById("notices");
   const isSame = notices.length === list.children.length
