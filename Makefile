@@ -17,7 +17,7 @@ help:  ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*##  *\(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | \
 		awk -F'|' '{printf "%-22s %s\n", $$1, $$2}'
 
-env: $(STAMP)  ## create .venv and install everything, at the versions and with the hashes of requirements.txt
+env: $(STAMP)  ## create .venv with what tests and checks require, with the versions and hashes of requirements.txt
 
 up: env  ## run a whole cluster on this machine until Ctrl-C: router, prefill node, decode node, Redis
 	$(BIN)/python -m pdserve up $(ARGS)
