@@ -27,6 +27,11 @@ class _Silence:
     retry_at_s: float
     is_wanted: bool = False
 
+    @property
+    def is_retried(self) -> bool:
+        """Whether the sender connects again at `retry_at_s`."""
+        return self.is_wanted or self.num_failures <= MAX_OWN_TRIES
+
 
 class UnreachablePeers:
     """The peers that failed to answer and have not answered since, at most a fixed number."""
@@ -62,8 +67,7 @@ class UnreachablePeers:
         due = [
             peer
             for peer, silence in self._peers.items()
-            if silence.retry_at_s <= now_s
-            and (silence.is_wanted or silence.num_failures <= MAX_OWN_TRIES)
+            if silence.is_retried and silence.retry_at_s <= now_s
         ]
         for peer in due:
             self._peers[peer].retry_at_s = now_s + MOST_PAUSE_S
@@ -71,4 +75,6 @@ class UnreachablePeers:
         return due
 
     def next_deadline_s(self) -> float | None:
-        return min((silence.retry_at_s for silence in self._peers.values()), default=None)
+        """Return when `take_due` has a peer; None: nothing is to be tried."""
+        times = (one.retry_at_s for one in self._peers.values() if one.is_retried)
+        return min(times, default=None)

@@ -83,9 +83,12 @@ def test_nobody_asks_for_ever_for_a_peer_that_nobody_wants() -> None:
         _, pause_s = peers.failed(PEER, now_s)
         now_s += pause_s
     assert peers.take_due(now_s) == []
+    assert peers.next_deadline_s() is None, "a time that has passed keeps the thread awake"
     assert peers.refusal(PEER) is not None
+    assert peers.next_deadline_s() == now_s
     assert peers.take_due(now_s) == [PEER]
     assert peers.take_due(now_s) == []
+    assert peers.next_deadline_s() is None
 
 
 def test_a_peer_that_fell_silent_in_the_middle_is_refused_too() -> None:
