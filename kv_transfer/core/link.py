@@ -224,11 +224,12 @@ class Link:
 
     def waiting_long(self, now_s: float) -> list[Transfer]:
         """Return the transfers that have waited for nothing but their bytes for some seconds."""
+        self._look_again_at_s = None
         if self.state is not LinkState.READY:
             return []
         waits = [(one, one.waiting_s(now_s)) for one in self.transfers.values()]
-        is_any = any(one.committing_since_s is not None for one, _ in waits)
-        self._look_again_at_s = now_s + SLOW_LOOK_S if is_any else None
+        if any(one.committing_since_s is not None for one, _ in waits):
+            self._look_again_at_s = now_s + SLOW_LOOK_S
         return [one for one, waiting_s in waits if waiting_s >= SLOW_FOR_S]
 
     def slow(

@@ -9,12 +9,14 @@ import pytest
 from common.ids import AttemptId
 from kv_transfer.connector import Commit, TransferEnded
 from kv_transfer.core import frames
-from kv_transfer.core.effects import Emit, SenderEffect, SendToPeer
+from kv_transfer.core.effects import Connect, Emit, SenderEffect, SendToPeer
+from kv_transfer.core.link import RECONNECT_AFTER_S
 from kv_transfer.core.link_rates import (
     MIN_SPAN_S,
     REMEMBERED_S,
     SLOW_FACTOR,
     SLOW_FOR_S,
+    SLOW_LOOK_S,
     WINDOW_S,
     RateMeter,
     is_slow,
@@ -27,6 +29,7 @@ from tests.unit.kv_transfer.test_kv_windows import (
     ME,
     NUM_BLOCKS,
     PAIR_BYTES,
+    connected,
     peer,
     push,
     ticket,
@@ -118,6 +121,23 @@ def test_a_link_that_is_never_busy_for_long_counts_by_its_whole_transfers() -> N
 
 def test_a_transfer_that_waits_for_its_prompt_is_not_slow() -> None:
     assert moved(has_committed=False)[0] is None
+
+
+def test_a_broken_link_is_not_looked_at_before_it_can_do_anything() -> None:
+    """A time that has passed keeps the connector's thread awake."""
+    sender = connected(1)
+    push(sender, 0)
+    sender.on_commit(0, Commit(num_tokens=NUM_BLOCKS * 4, first_token_id=1))
+    sender.on_tick(PREFILL_S)
+    sender.on_link_lost(peer(0), PREFILL_S)
+    now_s = PREFILL_S + RECONNECT_AFTER_S
+    assert Connect(peer(0)) in sender.on_tick(now_s)
+    now_s += SLOW_LOOK_S
+    for _ in range(3):
+        sender.on_tick(now_s)
+    due_s = sender.next_deadline_s()
+    assert due_s is not None
+    assert due_s > now_s
 
 
 @pytest.mark.parametrize(
