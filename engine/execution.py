@@ -21,7 +21,8 @@ class Execution(Protocol):
 
     From `begin` until `wait` returns nobody else may use the runner, and nobody may change what the
     batch reads. `wait` calls the `on_layer` of `begin` on its own thread, and so does
-    `wait_until_queued`.
+    `wait_until_queued`. After an error of `on_layer` it is called no more, and `wait` raises the
+    error.
     """
 
     is_beside: bool
@@ -36,7 +37,7 @@ class Execution(Protocol):
     def wait(self) -> tuple[Results, float]:
         """Return the step's results, and how many seconds the runner took.
 
-        Raises what the runner raised.
+        Raises what the runner or `on_layer` raised.
         """
 
     def close(self) -> None:
@@ -103,6 +104,7 @@ class ExecutionThread:
         self._jobs: _Jobs = SimpleQueue()
         self._events: _Events = SimpleQueue()
         self._on_layer: OnLayer | None = None
+        self._layer_error: Exception | None = None
         self._end: _End | None = None
         self._thread: threading.Thread | None = None
 
@@ -127,8 +129,9 @@ class ExecutionThread:
         while self._end is None:
             self._next_event()
         end, self._end = self._end, None
-        if end.error is not None:
-            raise end.error
+        error, self._layer_error = self._layer_error or end.error, None
+        if error is not None:
+            raise error
         return end.results, end.took_s
 
     def close(self) -> None:
@@ -142,7 +145,11 @@ class ExecutionThread:
             self._end = event
             return None
         if event != _QUEUED and self._on_layer is not None:
-            self._on_layer(event)
+            try:
+                self._on_layer(event)
+            except Exception as error:
+                # Kept until the step has ended: its results must not be taken for the next one's.
+                self._layer_error, self._on_layer = error, None
         return event
 
 

@@ -70,6 +70,28 @@ def test_results_layers_and_errors_come_from_wait(kind: Any) -> None:
     execution.close()
 
 
+@pytest.mark.parametrize("kind", [ExecutionHere, ExecutionThread])
+def test_a_layer_that_cannot_be_sent_fails_its_step_and_no_other(kind: Any) -> None:
+    """The step runs to its end before anyone else may use the runner."""
+    runner = Runner(ManualClock())
+    execution: Execution = kind(runner, runner.clock)
+    told: list[int] = []
+
+    def on_layer(layer: int) -> None:
+        told.append(layer)
+        raise ValueError("no such lease")
+
+    execution.begin([ENTRY], on_layer)
+    execution.wait_until_queued()
+    with pytest.raises(ValueError, match="no such lease"):
+        execution.wait()
+    assert told == [0]
+    execution.begin([ENTRY, ENTRY], None)
+    execution.wait_until_queued()
+    assert execution.wait()[0] == [DrawnTokens((2,))]
+    execution.close()
+
+
 def test_waiting_until_it_is_queued_tells_of_layers_before_and_ends_before_the_step() -> None:
     runner = Runner(ManualClock())
     runner.may_go_on = threading.Semaphore(0)
