@@ -207,7 +207,7 @@ def start_step_thread(loop: StepLoop[M, E], on_crash: Callable[[], object]) -> t
     def body() -> None:
         try:
             loop.run()
-        except Exception:
+        except BaseException:  # By `SystemExit` a thread ends without a message.
             log.exception("the step loop ended with an exception")
             on_crash()
 

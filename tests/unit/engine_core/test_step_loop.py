@@ -324,6 +324,22 @@ def test_a_bug_in_the_flow_ends_the_thread_and_is_reported(
     assert crashed.is_set()
 
 
+def test_an_exit_within_the_loop_is_reported_too(caplog: pytest.LogCaptureFixture) -> None:
+    """A thread that `SystemExit` ends logs nothing; the node would end at the stall limit only."""
+
+    class ExitingFlow(ScriptedFlow):
+        def on_message(self, message: str, now_s: float) -> Iterable[str]:
+            raise SystemExit(3)
+
+    crashed = threading.Event()
+    with caplog.at_level(logging.CRITICAL, "pdserve.engine"):
+        loop = make_loop(ScriptedInbox(["m"]), ExitingFlow([], []))
+        thread = start_step_thread(loop, crashed.set)
+        thread.join(10)
+    assert not thread.is_alive()
+    assert crashed.is_set()
+
+
 def test_a_thread_that_ends_well_reports_no_crash() -> None:
     crashed = threading.Event()
     thread = start_step_thread(make_loop(ScriptedInbox(["m"]), ScriptedFlow([], [])), crashed.set)
