@@ -14,11 +14,7 @@ from kv_transfer.core.effects import Peer, SayHello, SendChunk, SenderEffect, Se
 from kv_transfer.core.frames import Abort, Ping, Welcome
 from kv_transfer.core.handshake import LINK_TABLE, HandoffState, LinkState, LinkStep, advance
 from kv_transfer.core.lanes import ONE_SIDED_LANES, PULLING_LANES, verification
-from kv_transfer.core.limits import (
-    MAX_BLOCKS_PER_FRAME,
-    MAX_FRAMES_IN_FLIGHT,
-    Limits,
-)
+from kv_transfer.core.limits import MAX_BLOCKS_PER_FRAME, MAX_FRAMES_IN_FLIGHT, Limits
 from kv_transfer.core.link_rates import SLOW_FOR_S, SLOW_LOOK_S, RateMeter, is_slow
 from kv_transfer.core.transfer import Transfer
 from kv_transfer.core.transfer_errors import PeerUnreachable
@@ -248,6 +244,12 @@ class Link:
             if one.ticket.attempt.attempt <= 1
             and is_slow(num_bytes, own_per_s, others_per_s, one.prefill_s)
         ]
+
+    def on_suspended(self, span_s: float, now_s: float) -> None:
+        """Leave `span_s` until now, in which this process stood still, out of what is slow."""
+        self.rate.on_suspended(span_s, now_s)
+        for transfer in self.transfers.values():
+            transfer.on_suspended(span_s, now_s)
 
     def greet(self, offers: Iterable[str], verify: str) -> None:
         """Record a HELLO; the peer may answer any HELLO of this connection."""

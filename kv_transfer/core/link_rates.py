@@ -49,6 +49,11 @@ class RateMeter:
         """Record that nothing is in flight: the time until the next bytes does not count."""
         self._since_s, self._num_bytes = None, 0.0
 
+    def on_suspended(self, span_s: float, now_s: float) -> None:
+        """Leave out `span_s` until now, in which this process stood still."""
+        if self._since_s is not None:
+            self._since_s = min(now_s, self._since_s + span_s)
+
     def on_committed(self, num_bytes: int, span_s: float, now_s: float) -> None:
         """Record a whole transfer, which took `span_s` with its prompt: the least that it does."""
         least_per_s = num_bytes / max(span_s, MIN_SPAN_S)

@@ -25,7 +25,7 @@ from kv_transfer.core.effects import (
 )
 from kv_transfer.core.handshake import HandoffState, HandoffStep, LinkState
 from kv_transfer.core.lanes import ONE_SIDED_LANES
-from kv_transfer.core.limits import MAX_DAMAGED_HEADERS, MAX_TRANSFERS_PER_LINK, Limits
+from kv_transfer.core.limits import MAX_DAMAGED_HEADERS, MAX_TRANSFERS_PER_LINK, MAX_WAIT_S, Limits
 from kv_transfer.core.link import LeaseFrame, Link, asking_for_credit
 from kv_transfer.core.links import Links
 from kv_transfer.core.transfer import Transfer
@@ -46,6 +46,8 @@ class Sender:
         self._links = Links(limits, 2 * layout.piece_bytes)
         self._link_of: dict[int, Link] = {}
         self._unreachable = UnreachablePeers()
+        self._longest_turn_s = MAX_WAIT_S + limits.ping_interval_s
+        self._ticked_at_s = float("inf")
 
     @property
     def num_transfers(self) -> int:
@@ -191,6 +193,10 @@ class Sender:
 
     def on_tick(self, now_s: float) -> Effects:
         effects: Effects = []
+        span_s, self._ticked_at_s = now_s - self._ticked_at_s, now_s
+        if span_s > self._longest_turn_s:
+            for link in self._links.all():
+                link.on_suspended(span_s, now_s)
         for link in self._links.take_due(now_s):
             effects += self._end_overdue(link, now_s)
             if link.is_silent(now_s):

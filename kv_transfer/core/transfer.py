@@ -18,8 +18,8 @@ class Transfer:
 
     `num_in_flight` chunks were sent and are not acknowledged. `has_promised` is whether a COMMIT
     was ever sent: only then can the peer have committed. `committing_since_s` is when a tick first
-    saw that everything was pushed. `is_begun` is whether pieces may be sent
-    on this connection: on a one-sided lane not before the receiver has registered the writer.
+    saw that everything was pushed. `is_begun` is whether pieces may be sent on this connection: on
+    a one-sided lane not before the receiver has registered the writer.
     """
 
     def __init__(
@@ -81,6 +81,12 @@ class Transfer:
         if self.committing_since_s is None:
             self.committing_since_s = now_s
         return now_s - self.committing_since_s
+
+    def on_suspended(self, span_s: float, now_s: float) -> None:
+        """Leave out `span_s` until now, in which this process stood still; the deadline stays."""
+        self.opened_at_s = min(now_s, self.opened_at_s + span_s)
+        if self.committing_since_s is not None:
+            self.committing_since_s = min(now_s, self.committing_since_s + span_s)
 
     def advance(self, step: HandoffStep) -> bool:
         """Apply `step` if the table allows it; return whether it did."""

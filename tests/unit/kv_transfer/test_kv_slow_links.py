@@ -48,10 +48,12 @@ def moved(
     fast_s: float = FAST_S,
     has_committed: bool = True,
     num_others_end: int = 0,
+    stands_still_s: float = 0.0,
 ) -> tuple[float | None, list[SenderEffect]]:
     """Return when the transfer on link 0 was given up, within its first 10 s, and the effects.
 
-    The others send one frame each `fast_s` at first, and `num_others_end` of them commit.
+    The others send one frame each `fast_s` at first, and `num_others_end` of them commit. After two
+    frames this process stands still for `stands_still_s`.
     """
     sender = Sender(ME, LAYOUT, LIMITS)
     for number in range(num_links):
@@ -73,8 +75,10 @@ def moved(
     sender.on_tick(now_s)
     if has_committed:
         sender.on_commit(0, Commit(num_tokens=NUM_BLOCKS * 4, first_token_id=1))
-    while now_s < 10.0 and consumed < num_frames:
+    end_s = 10.0 + stands_still_s
+    while now_s < end_s and consumed < num_frames:
         consumed += 1
+        now_s += stands_still_s if consumed == 2 else 0.0
         sender.on_frame(peer(0), frames.Ack(consumed), now_s)
         for number in range(1, num_links):
             sender.on_frame(peer(number), frames.Pong(), now_s)
@@ -108,6 +112,13 @@ def test_without_another_link_nothing_is_slow() -> None:
 
 def test_a_link_as_fast_as_the_others_is_not_slow() -> None:
     assert moved(slow_s=FAST_S)[0] is None
+
+
+def test_the_time_in_which_this_process_stood_still_does_not_count() -> None:
+    assert moved(slow_s=FAST_S, stands_still_s=30.0)[0] is None
+    at_s, _ = moved(stands_still_s=30.0)
+    assert at_s is not None
+    assert at_s >= 30.0 + SLOW_FOR_S
 
 
 def test_a_link_that_is_never_busy_for_long_counts_by_its_whole_transfers() -> None:
