@@ -7,8 +7,8 @@ is closed before its blocks can be allocated again.
 A step may run on a thread of its own, across the end of a turn. While it runs nothing changes the
 scheduler, so the running step can read it: as soon as the step needs little of the interpreter,
 this thread reports the step before and decides, without taking anything, what the next step could
-run. The next turn applies the results first, and handles
-messages and deadlines; only then the next step takes what it needs and begins.
+run. The next turn applies the results first, and handles messages and deadlines; only then the next
+step takes what it needs and begins.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Host names of peers, resolved beside the connector's thread, so that a slow answer stops nobody.
+"""Host names of peers, resolved beside the connector's thread: a slow answer delays no other peer.
 
 Each name is asked for in a thread of its own, at most `MAX_LOOK_UPS` at once. The address of a peer
 is remembered while the peer answers there: another incarnation of a node is another peer, so the
 address cannot change under it, and a link that is opened again after an idle time asks no name
 server. A peer that does not answer there is looked up again. An answer that comes after its
-connection was given up is remembered too, otherwise a name server that always takes longer than
-that would never be heard.
+connection was given up is remembered too: otherwise the answers of a name server that always takes
+longer than that would never be used.
 """
 
 from __future__ import annotations

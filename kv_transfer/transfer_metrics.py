@@ -64,12 +64,11 @@ class LaneView:
 class TransferMetricsView:
     """All measurements since the connector was made.
 
-    `ended` counts transfers by lane and one of `OUTCOMES`, `fallbacks` counts connections
-    by the lane that could not be used and the reason. `last_lanes` is the last lane agreed on with
-    each decode node, by its id, latest last; `bytes_to` is how many bytes each of these has
-    acknowledged. `num_open` transfers and landings are being timed.
-    `num_silences` counts decode nodes that did not answer. Chunks and connections count on
-    the lane that they had.
+    `ended` counts transfers by lane and one of `OUTCOMES`, `fallbacks` counts connections by the
+    lane that could not be used and the reason. `last_lanes` is the last lane agreed on with each
+    decode node, by its id, latest last; `bytes_to` is how many bytes each of these has
+    acknowledged. `num_open` transfers and landings are being timed. `num_silences` counts how often
+    a decode node did not answer. Chunks and connections count on the lane that they had.
     """
 
     lanes: Mapping[str, LaneView]

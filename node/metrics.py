@@ -172,7 +172,7 @@ def _steps(scheduler: SchedulerStatistics) -> Iterator[Metric]:
 def _progress(progress: StepProgress) -> Iterator[Metric]:
     yield gauge(
         "seconds_without_progress",
-        "How long the present turn of the step thread has lasted; 0: less than a quarter of one",
+        "How long the present turn of the step thread has lasted; 0: less than 0.25 s",
         progress.turn_s,
     )
     yield gauge(

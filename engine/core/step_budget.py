@@ -18,8 +18,8 @@ from engine.core.step_plan import (
 )
 
 _LEAST_SHARE = 8
-"""However long its context is, an eighth of the tokens that decodes leave is computed of prompts:
-work that is put off for ever blocks its KV for ever."""
+"""However long their context is, prompts get at least an eighth of the tokens that decodes leave: a
+prompt that is never computed would keep its blocks for ever."""
 
 
 class StepBudget:
@@ -78,8 +78,8 @@ class StepBudget:
     def bound_work(self) -> None:
         """Let this step's chunks take no more work than a whole step at the start of a prompt.
 
-        To be called when the step's decodes are planned. Without any, nobody waits for the end of
-        the step with every token, and chunks are as long as the token budget allows.
+        To be called when the step's decodes are planned. Without any, no output waits for the end
+        of the step, and chunks are as long as the token budget allows.
         """
         pairs = self.limits.pairs_per_token
         if pairs and self.plan.num_decode_tokens:

@@ -130,9 +130,8 @@ class Sampler:
         drawn, outcomes = np.zeros(len(rows), np.int64), np.zeros(len(rows), np.int8)
         scratch = self._scratch
         set_num_threads(scratch.num_threads)  # numba stores it per thread, and this one may be new
-        most = min(
-            scratch.num_threads, len(rows)
-        )  # a thread without a row would only be waited for
+        # A thread without a row would only be waited for.
+        most = min(scratch.num_threads, len(rows))
         with KERNEL_LOCK:
             sample_rows(
                 logits, rows.ways, rows.output_indices, rows.token_ids, rows.histories,

@@ -12,8 +12,8 @@ all the time. So a fence does not wait until nobody writes a slab. One slab at a
    one, so the blocks that its landings held in this slab are out of its reach.
 
 A connected sender that does not answer within the peer timeout is not waited for, then or later: a
-write of it that goes to the old address fails, and it connects again. That costs it a landing and
-nobody a byte. The release of a block never depends on a time.
+write of it that goes to the old address fails, and it connects again. Its landing fails then, and
+no byte gets into a block that was released. The release of a block never depends on a time.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class SlabFences:
     def next_step(self, live: Iterable[bytes], now_s: float) -> Effects:
         """Begin a move if one is due, or end the one under way; `live` are all connections."""
         if self._move is None and not self._quarantine.num_blocks:
-            return []  # Nearly always.
+            return []  # The usual case.
         connected = set(live)
         self._silent &= connected
         if self._move is None:
