@@ -101,7 +101,8 @@ class RdmaLane:
         if self._clock.now_s() < self._resting_until_s.get(peer, 0.0):
             return None
         if peer not in self._writers and not self._has_room():
-            self._rest(peer)
+            with self._lock:
+                self._rest(peer)
             return None
         packed: bytes = msgpack.packb([VERSION])
         return packed
@@ -115,7 +116,8 @@ class RdmaLane:
             return
         self.forget(peer)
         if not self._has_room():
-            self._rest(peer)
+            with self._lock:
+                self._rest(peer)
             raise HandoffFailed(f"{MAX_WRITERS} peers are written to already")
         with self._lock:  # It may fail before it is stored here.
             writer = PeerWriter(
@@ -177,6 +179,7 @@ class RdmaLane:
         return len(self._writers) + len(self._leaving) < MAX_WRITERS
 
     def _rest(self, peer: Peer) -> None:
+        """Begin a cool-down. The caller holds the lock: threads of writers begin them too."""
         now_s = self._clock.now_s()
         resting = {one: at_s for one, at_s in self._resting_until_s.items() if at_s > now_s}
         self._resting_until_s = resting | {peer: now_s + COOL_DOWN_S}
