@@ -10,7 +10,8 @@ def handshake_in_memory(
 ) -> tuple[ssl.SSLObject, ssl.SSLObject]:
     """Return both ends of a connection, the client's first.
 
-    Raises `ssl.SSLCertVerificationError` where one end refuses the other's certificate.
+    Raises `ssl.SSLCertVerificationError` where one end refuses the other's certificate, and another
+    `ssl.SSLError` where the two agree on no cipher or signature.
     """
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     ends = (

@@ -37,18 +37,26 @@ class Certificate:
     def reload_if_changed(self) -> bool:
         """Take over changed files; return whether there were any.
 
-        If they are broken, that is logged once, and the earlier certificate stays.
+        If they are broken, that is logged once, and the earlier certificate stays. Files that
+        change after the check are read again by the next call; until then new connections may fail.
         """
         stamp = self._read_stamp()
         if stamp == self._stamp:
             return False
         self._stamp = stamp
         try:
-            self.expires_at_s = checked_certificate(self._certificate, self._key)
+            expires_at_s = checked_certificate(self._certificate, self._key)
         except ConfigError as broken:
             log.error("the earlier certificate stays: %s", broken)
             return False
-        self.context.load_cert_chain(self._certificate, self._key, password=no_password)
+        try:
+            self.context.load_cert_chain(self._certificate, self._key, password=no_password)
+        except (OSError, ValueError) as changed:
+            # The context may have the new certificate without its key now.
+            self._stamp = ()
+            log.error("%s changed while it was read: %s", self._certificate, changed)
+            return False
+        self.expires_at_s = expires_at_s
         log.info("%s was read again; it ends in %.1f days", self._certificate, self._days_left())
         return True
 
@@ -86,8 +94,8 @@ def show_end(registry: CollectorRegistry, certificate: Certificate | None) -> No
 def checked_certificate(certificate: Path, key: Path) -> float:
     """Return the end of a certificate, in seconds since 1970, after a handshake with it in memory.
 
-    Raises `ConfigError` when a file cannot be read, the key is another one's, or the certificate is
-    not valid now.
+    Raises `ConfigError` when a file cannot be read, the key is another one's, the certificate is
+    not valid now, or TLS does not accept its kind of key.
     """
     server = _server_context()
     try:
@@ -104,11 +112,13 @@ def checked_certificate(certificate: Path, key: Path) -> float:
     client.check_hostname = False
     # The first certificate of the file is trusted as it is: only its dates are checked.
     client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-    client.load_verify_locations(certificate)
     try:
+        client.load_verify_locations(certificate)
         shown = handshake_in_memory(client, server)[0].getpeercert() or {}
     except ssl.SSLCertVerificationError as error:
         raise ConfigError(f"{certificate} is not valid: {error.verify_message}") from None
+    except OSError as error:
+        raise ConfigError(f"{certificate} cannot be used for TLS: {error}") from None
     return float(ssl.cert_time_to_seconds(str(shown["notAfter"])))
 
 

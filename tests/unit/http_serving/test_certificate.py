@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry
 
 from common.config import ApiConfig
 from common.errors import ConfigError
-from http_serving.certificate import Certificate, show_end
+from http_serving.certificate import Certificate, checked_certificate, show_end
 from router.http.server import bind_http, serve_http
 from tests.fakes.http_edge import make_edge
 
@@ -27,10 +27,15 @@ DAY = timedelta(days=1)
 
 
 def write_certificate(
-    folder: Path, *, days: float = 30, name: str = "localhost", password: bytes | None = None
+    folder: Path,
+    *,
+    days: float = 30,
+    name: str = "localhost",
+    password: bytes | None = None,
+    curve: ec.EllipticCurve | None = None,
 ) -> tuple[Path, Path]:
     """A certificate that signs itself, and its key."""
-    key = ec.generate_private_key(ec.SECP256R1())
+    key = ec.generate_private_key(curve or ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     now = datetime.now(UTC)
     certificate = (
@@ -137,6 +142,30 @@ async def test_a_broken_renewal_keeps_the_earlier_certificate(
     assert "the earlier certificate stays" in errors[0].getMessage()
 
 
+async def test_files_that_change_between_check_and_use_are_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = write_certificate(tmp_path)
+    certificate = Certificate(*paths)
+    (tmp_path / "other").mkdir()
+    other = write_certificate(tmp_path / "other")
+
+    def check_and_change(one: Path, key: Path) -> float:
+        ends_at_s = checked_certificate(one, key)
+        paths[1].write_bytes(other[1].read_bytes())
+        return ends_at_s
+
+    async with serving(certificate) as port:
+        first = await shown_serial(port)
+        write_certificate(tmp_path)
+        with monkeypatch.context() as patch:
+            patch.setattr("http_serving.certificate.checked_certificate", check_and_change)
+            assert not certificate.reload_if_changed()
+        paths[0].write_bytes(other[0].read_bytes())
+        assert certificate.reload_if_changed()
+        assert await shown_serial(port) != first
+
+
 def test_its_end_is_a_metric(tmp_path: Path) -> None:
     certificate = Certificate(*write_certificate(tmp_path, days=30))
     registry = CollectorRegistry()
@@ -155,6 +184,10 @@ def test_its_end_is_a_metric(tmp_path: Path) -> None:
         (lambda cert, key: cert.write_text("x"), "not a certificate and its key"),
         (lambda cert, key: write_certificate(cert.parent, days=-1), "expired"),
         (lambda cert, key: write_certificate(cert.parent, password=b"secret"), "has a password"),
+        (
+            lambda cert, key: write_certificate(cert.parent, curve=ec.SECP256K1()),
+            "cannot be used for TLS",
+        ),
     ],
 )
 def test_what_is_wrong_is_told_at_the_start(tmp_path: Path, change: object, words: str) -> None:
