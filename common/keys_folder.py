@@ -98,7 +98,7 @@ def load_keys(folder: Path, role: Role) -> Keys:
     """Return the keys with which a process of this role proves its identity and checks others.
 
     Raises `ConfigError`, which names the file: it is missing, usable by others or empty, or the
-    certificate is expired, of another CA, of another key, or of another role.
+    certificate is expired, of another CA, of another key, of another role, or not usable for TLS.
     """
     kind = "router" if role is Role.ROUTER else "node"
     if not folder.is_dir() or not (folder / "cert.pem").exists():
@@ -202,6 +202,10 @@ def _checked_certificate(folder: Path, kind: str) -> float:
         raise ConfigError(
             f"{path} is not accepted by {folder / 'ca.pem'} ({error.verify_message}): "
             f"{_how_to_renew(kind)}"
+        ) from None
+    except ssl.SSLError as error:
+        raise ConfigError(
+            f"{path} cannot be used for TLS ({_reason(error)}): {_how_to_renew(kind)}"
         ) from None
     wanted = ROUTER_NAME if kind == "router" else NODE_NAME
     names = [name for _, name in shown.get("subjectAltName", ())]

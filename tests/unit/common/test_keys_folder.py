@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from common import keys_folder
 from common.errors import ConfigError
@@ -135,6 +136,13 @@ def of_nobody_known(keys: Path) -> None:
     put(issue(keys, Holder(names=("node.example",), usages=(CALLS,))), keys / "node")
 
 
+def on_a_curve_that_tls_lacks(keys: Path) -> None:
+    make = ec.generate_private_key
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(ec, "generate_private_key", lambda _: make(ec.SECP256K1()))
+        put(issue(keys, HOLDERS["node"]), keys / "node")
+
+
 def with_another_key(keys: Path) -> None:
     (keys / "node/key.pem").write_bytes((keys / "router/key.pem").read_bytes())
 
@@ -158,6 +166,10 @@ WRONG = {
     "certificate garbage": (holding("cert.pem", b"garbage"), "are not a certificate and its key"),
     "key of another": (with_another_key, "are not a certificate and its key"),
     "of another CA": (from_another_cluster, "node/cert.pem is not accepted by .*ca.pem"),
+    "of a curve that TLS lacks": (
+        on_a_curve_that_tls_lacks,
+        "node/cert.pem cannot be used for TLS",
+    ),
     "expired": (expired_yesterday, "certificate has expired.*pdserve keys renew DIR node"),
     "a router's": (
         of_a_router,
