@@ -194,17 +194,20 @@ class RedisStore:
 
     async def _on_primary(self, command: _Command) -> Any:
         try:
-            return await command(await self._primary.client())
-        except BaseException as error:
-            if _is_former_primary(error):
-                # Nothing was done: another server takes writes now.
-                await self._primary.reconnect()
+            try:
                 return await command(await self._primary.client())
+            except RedisError as error:
+                if not _is_former_primary(error):
+                    raise
+            # Nothing was done: another server takes writes now.
+            await self._primary.reconnect()
+            return await command(await self._primary.client())
+        except BaseException:
             self._primary.doubt()
             raise
 
 
-def _is_former_primary(error: BaseException) -> bool:
+def _is_former_primary(error: RedisError) -> bool:
     """Return whether another server takes writes now. A script's error has it in its text."""
     is_in_script = isinstance(error, ResponseError) and "-READONLY" in str(error)
     return is_in_script or isinstance(error, MovedError | ReadOnlyError)
