@@ -30,7 +30,11 @@ _DEFAULT_PORT = {Topology.SERVER: 6379, Topology.SENTINEL: 26379, Topology.CLUST
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedisUrl:
-    """A parsed address. `service` is what the Sentinels call it; `hosts` is empty for `unix://`."""
+    """A parsed address. `service` is what the Sentinels call it; `hosts` is empty for `unix://`.
+
+    User, password and database are those of Sentinels or a Redis Cluster. For one server they are
+    left out here: redis-py reads them from the URL itself.
+    """
 
     topology: Topology
     hosts: tuple[tuple[str, int], ...]

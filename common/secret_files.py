@@ -1,4 +1,4 @@
-"""Which files may hold a secret: those that nobody but their owner can change or read.
+"""Which files may hold a secret, by their owner and their mode.
 
 The files that Kubernetes and Docker mount as secrets belong to another user, and this process reads
 them through its group (mode 440) or as anybody (444). The orchestrator decides who else sees them.

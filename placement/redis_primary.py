@@ -2,7 +2,7 @@
 
 A cluster's keys lie in one hash slot, so in a Redis Cluster one server has all of them, and one
 connection pool is enough with every topology. Sentinels, or the nodes of a Redis Cluster, are all
-asked at once and the first answer counts: one that is silent delays nothing. An answer of yesterday
+asked at once and the first answer counts: one that is silent delays nothing. An outdated answer
 leads to a server that refuses, and they are asked again.
 """
 

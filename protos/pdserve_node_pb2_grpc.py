@@ -50,8 +50,9 @@ class NodeServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Stream(self, request_iterator, context):
-        """One per router: calls and aborts to the node; replies, the tokens of all its requests and a
-        heartbeat every 0.25 s without them back. When it ends, the node aborts all attempts of the router.
+        """One per router. To the node: calls and aborts. From the node: replies, the tokens of all requests
+        of the router, and a heartbeat where it sent none of these for 0.25 s. When the stream ends, the
+        node aborts all attempts of the router.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

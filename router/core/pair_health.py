@@ -1,8 +1,9 @@
 """Which pairs of a prefill and a decode node fail to hand off, and when each is tried again. Pure.
 
 A pair whose handoff failed is avoided for `FIRST_PAUSE_S`, after the next failure twice as long,
-and so on up to `MOST_PAUSE_S`. After the pause one attempt is placed on it: until that has ended,
-or the same pause has passed once more, others go on avoiding it. A handoff that works ends it.
+and so on up to `MOST_PAUSE_S`. After the pause one attempt is placed on it. Others avoid the pair
+until that handoff has worked or failed, or the same pause has passed once more. After a handoff
+that works the pair is not avoided any more.
 """
 
 from __future__ import annotations
