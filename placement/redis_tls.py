@@ -33,7 +33,8 @@ class RedisTls:
 
 def _context(keys: Keys, tls: TlsFiles) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.load_verify_locations(cadata=tls.ca.decode("ascii"))
+    # `ssl` takes ASCII alone; other characters are possible in comments, which it skips.
+    context.load_verify_locations(cadata=tls.ca.decode("ascii", "ignore"))
     context.load_cert_chain(keys.folder / "cert.pem", keys.folder / "key.pem")
     return context
 
