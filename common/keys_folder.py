@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import ConfigError
+from common.file_stamp import FileStamp, file_stamp
 from common.nodes import Role
 from common.secret_files import secret_file_problem
 from common.tls_handshake import handshake_in_memory, no_password
@@ -33,7 +34,7 @@ _OWN_SECRET = {"router": "api_keys.json", "node": "kv.key"}
 
 
 _TLS_FILES = ("ca.pem", "cert.pem", "key.pem")
-_Stamp = tuple[tuple[int, int, int], ...]
+_Stamp = tuple[FileStamp, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,15 +131,7 @@ def _load_tls(folder: Path, kind: str) -> TlsFiles:
 
 
 def _read_stamp(folder: Path) -> _Stamp:
-    stamp = []
-    for name in _TLS_FILES:
-        try:
-            status = (folder / name).stat()
-        except OSError:
-            stamp.append((0, 0, 0))
-        else:
-            stamp.append((status.st_mtime_ns, status.st_size, status.st_ino))
-    return tuple(stamp)
+    return tuple(file_stamp(folder / name) for name in _TLS_FILES)
 
 
 def _read_secret(path: Path) -> bytes:

@@ -11,13 +11,12 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry, Gauge
 
 from common.errors import ConfigError
+from common.file_stamp import FileStamp, file_stamp
 from common.tls_handshake import handshake_in_memory, no_password
 
 log = logging.getLogger("pdserve")
 
 CHECK_EVERY_S = 10.0
-
-_Stamp = tuple[tuple[int, int, int], ...]
 
 
 class Certificate:
@@ -53,7 +52,7 @@ class Certificate:
             self.context.load_cert_chain(self._certificate, self._key, password=no_password)
         except (OSError, ValueError) as changed:
             # The context may have the new certificate without its key now.
-            self._stamp = ()
+            self._stamp = (None, None)
             log.error("%s changed while it was read: %s", self._certificate, changed)
             return False
         self.expires_at_s = expires_at_s
@@ -69,16 +68,8 @@ class Certificate:
     def _days_left(self) -> float:
         return (self.expires_at_s - time.time()) / 86400
 
-    def _read_stamp(self) -> _Stamp:
-        stamp = []
-        for path in (self._certificate, self._key):
-            try:
-                status = path.stat()
-            except OSError:
-                stamp.append((0, 0, 0))
-            else:
-                stamp.append((status.st_mtime_ns, status.st_size, status.st_ino))
-        return tuple(stamp)
+    def _read_stamp(self) -> tuple[FileStamp, FileStamp]:
+        return file_stamp(self._certificate), file_stamp(self._key)
 
 
 def show_end(registry: CollectorRegistry, certificate: Certificate | None) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from common.clock import Clock
 from common.errors import ConfigError
+from common.file_stamp import FileStamp, file_stamp
 from router.access.api_keys import ApiKey, hash_api_key, load_api_keys
 from router.access.key_limits import KeyLimits, Limit, Refusal
 
@@ -17,8 +18,6 @@ logger = logging.getLogger("pdserve.router.keys")
 CHECK_EVERY_S = 1.0
 FLAG_KEY_NAME = "--api-key"
 """The name of the configuration's key; no key in a file can have it."""
-
-_Stamp = tuple[int, int, int] | None
 
 
 @dataclass(slots=True)
@@ -108,12 +107,8 @@ class ApiKeyBook:
         self._take_over(keys)
         logger.info("%s changed: %d API keys are valid now", self._path, len(keys))
 
-    def _read_stamp(self) -> _Stamp:
-        try:
-            status = self._path.stat() if self._path else None
-        except OSError:
-            return None
-        return status and (status.st_ino, status.st_mtime_ns, status.st_size)
+    def _read_stamp(self) -> FileStamp:
+        return file_stamp(self._path) if self._path else None
 
     def _take_over(self, keys: tuple[ApiKey, ...]) -> None:
         old, self._keys = self._keys, {}
