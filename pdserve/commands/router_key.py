@@ -18,8 +18,8 @@ def router_key(flags: Mapping[str, Any], environ: Mapping[str, str]) -> str:
 
     `api_key_file` is the path of a file that holds the key and nothing else.
 
-    Raises `ConfigError` when both flags are given, or the file is readable by others (as for every
-    file with a secret), missing, empty or no key.
+    Raises `ConfigError` when both flags are given, or the file is usable by others (as for the
+    files of `--keys`), missing, empty or no key.
     """
     if "api_key_file" not in flags:
         return str(flags.get("api_key", environ.get(VARIABLE, "")))

@@ -20,7 +20,8 @@ _HOW = "add an API key (--api-key or --keys) to serve it, or --insecure to serve
 
 
 class LocalRequestMiddleware:
-    """Refuses, with 403, requests whose `Host` or `Origin` is not a name of this machine."""
+    """Refuses, with 403, requests whose `Host` or `Origin` is neither localhost nor a loopback
+    address."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -46,7 +47,7 @@ def _problem(scope: Scope) -> ApiError | None:
 
 
 def _is_local(url: str) -> bool:
-    """Return whether the host of `url` is a name of this machine."""
+    """Return whether the host of `url` is localhost, a name below it, or a loopback address."""
     try:
         host = urlsplit(url).hostname or ""
     except ValueError:
