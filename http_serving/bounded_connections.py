@@ -58,7 +58,7 @@ class IdleConnections:
 
     @property
     def num_leaving(self) -> int:
-        """Connections that were closed to make room and are not lost yet."""
+        """Connections that are closing and not lost yet."""
         return len(self._leaving)
 
     def add(self, connection: BoundedConnection, *, has_asked: bool) -> None:
@@ -70,6 +70,11 @@ class IdleConnections:
         """Remove a connection that has a request in progress, or is lost."""
         self._never_asked.pop(connection, None)
         self._has_asked.pop(connection, None)
+
+    def leave(self, connection: BoundedConnection) -> None:
+        """Take out a connection that is closing: the end of its answer may still be on its way."""
+        self.discard(connection)
+        self._leaving.add(connection)
 
     def on_lost(self, connection: BoundedConnection) -> None:
         """Forget a connection."""
@@ -84,8 +89,7 @@ class IdleConnections:
         """
         oldest = next((one for one in self._never_asked if one is not newest), None)
         victim = oldest or next(iter(self._has_asked), newest)
-        self.discard(victim)
-        self._leaving.add(victim)
+        self.leave(victim)
         return victim
 
 
@@ -193,7 +197,10 @@ class BoundedConnection(HttpToolsProtocol):
 
     def _wait_for_request(self, timeout_s: float) -> None:
         self._stop_timer()
-        self._idle.add(self, has_asked=self._has_asked)
+        if self.transport.is_closing():
+            self._idle.leave(self)
+        else:
+            self._idle.add(self, has_asked=self._has_asked)
         self._timer = self.loop.call_later(timeout_s, self._give_up)
 
     def _give_up(self) -> None:

@@ -225,6 +225,17 @@ async def test_a_client_that_does_not_read_its_last_answer_is_let_go() -> None:
         assert len(await ended(reader)) < 100_000_000
 
 
+async def test_a_connection_that_closes_after_its_answer_is_not_cut_for_a_new_one() -> None:
+    async with site(max_connections=1) as here, here.connection() as (reader, writer):
+        writer.write(b"GET /much HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        await eventually(lambda: here.num_asked)
+        async with here.connection() as (new, new_w):
+            new_w.write(GET)
+            assert await answered(new)
+            assert here.refused == {}
+            assert len(await ended(reader)) > 100_000_000
+
+
 BIG = 4096
 
 
