@@ -214,8 +214,8 @@ class Dispatcher:
             choice = choices.get(output.id.request_id)
             if choice is None:
                 continue
-            self._placer.before_output(choice.flow, node, output)
             try:  # `_feed`, without a call for every token
+                self._placer.before_output(choice.flow, node, output)
                 self._perform(choice, choice.flow.on_output(node, output))
             except Exception:
                 self._end_by_bug(choice)

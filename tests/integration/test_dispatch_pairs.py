@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
+import pytest
+
+from common.errors import InternalError
 from common.nodes import Role
 from common.request import FinishReason, GenerationRequest
 from protos import pdserve_node_pb2 as pb
 from router.core.pair_health import FIRST_PAUSE_S
+from router.dispatch.pair_placer import PairPlacer
 from tests.fakes.manual_clock import ManualClock
 from tests.integration.fake_node import FakeNode
 from tests.integration.scripted_cluster import (
@@ -116,3 +120,19 @@ async def test_with_no_other_pair_the_decode_node_computes_the_prompt(cluster: C
         assert ids(await start(router)) == list(range(8))
     assert nodes.handed_to == ["d0"]
     await wait_until(lambda: nodes.num_local == NUM_REQUESTS, "all prompts computed there")
+
+
+async def test_a_bug_in_the_judgement_of_pairs_ends_one_request_and_no_stream(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise KeyError("bug")
+
+    await nodes_of(cluster, 1, 1)
+    router = await cluster.router()
+    with monkeypatch.context() as patched:
+        patched.setattr(PairPlacer, "before_output", broken)
+        with pytest.raises(InternalError, match="an internal error ended"):
+            await start(router)
+    assert router._metrics.nodes_lost._value.get() == 0
+    assert ids(await start(router)) == list(range(8))
