@@ -288,7 +288,11 @@ def test_requests_go_on_while_redis_is_away_and_after_it_comes_back_empty(
 
 
 @pytest.mark.parametrize(
-    ("spoil", "words"), [(full_memory, "OOM|maxmemory"), (failed_snapshot, "not able to persist")]
+    ("spoil", "words"),
+    [
+        (full_memory, "OOM|maxmemory"),
+        pytest.param(failed_snapshot, "not able to persist", marks=pytest.mark.endurance),
+    ],
 )
 def test_a_redis_that_refuses_writes_takes_no_node_away(
     spoil: Spoil, words: str, cluster: Cluster, api: Api, own_redis: RedisServer

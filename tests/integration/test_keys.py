@@ -81,6 +81,7 @@ def test_the_routers_metrics_are_open_to_the_token(keyed_cluster: Cluster) -> No
     assert "pdserve_router_choices_total" in reply.text
 
 
+@pytest.mark.endurance
 def test_renewed_certificates_are_taken_over_without_a_restart(
     keyed_cluster: Cluster, keyed_api: Api, keys: Path
 ) -> None:

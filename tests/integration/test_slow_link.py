@@ -95,6 +95,7 @@ def num_moved(cluster: Cluster) -> float:
     )
 
 
+@pytest.mark.endurance
 def test_a_transfer_on_a_slow_link_moves_to_the_other_decode_node(
     cluster: Cluster, link: tuple[Link, int]
 ) -> None:
