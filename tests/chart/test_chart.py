@@ -238,6 +238,24 @@ def test_another_redis_replaces_the_charts(chart: Chart) -> None:
     assert {"ports": [{"port": 6380}]} in policy["spec"]["egress"]
 
 
+@pytest.mark.parametrize(
+    ("url", "ports"),
+    [
+        ("rediss://redis.data/0", [6379]),
+        ("rediss://user:pa:55@[fd00::12]:6380/0", [6380]),
+        ("rediss://[fd00::12]/0", [6379]),
+        ("rediss+sentinel://s1:26380,s2/main", [26380, 26379, 6379]),
+        ("rediss+cluster://n1:7000,n2:7001", [7000, 7001, 6379]),
+    ],
+)
+def test_the_policies_open_every_port_of_another_redis(
+    chart: Chart, url: str, ports: list[int]
+) -> None:
+    manifests = chart.manifests(CASES["another Redis, IPv6"] | {"redis": {"url": url}})
+    policy = named(manifests, "NetworkPolicy", "router")
+    assert {"ports": [{"port": port} for port in ports]} in policy["spec"]["egress"]
+
+
 # --- what holds an intruder back ------------------------------------------------------------------
 
 

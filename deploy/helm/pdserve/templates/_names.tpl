@@ -114,10 +114,25 @@ timeoutSeconds: 5
     - podSelector:
         matchLabels: {{- include "pdserve.selector" (dict "root" $) | nindent 10 }}
 {{- if .Values.redis.url }}
-# Another Redis may be anywhere; its port is that of the URL.
-- ports: [{port: {{ regexFind ":[0-9]+" (urlParse .Values.redis.url).host | trimPrefix ":" | default "6379" }}}]
+# Another Redis may be anywhere; its ports are those of the URL.
+- ports: {{ include "pdserve.redisPorts" .Values.redis.url }}
 {{- end }}
 {{- with .Values.networkPolicy.extraEgress }}{{ toYaml . | nindent 0 }}{{ end }}
+{{- end }}
+
+{{- /* The ports of a Redis, as a list. Sentinels, and nodes of a Redis Cluster, may name servers at 6379 that are
+not in the URL. Argument: the URL. */ -}}
+{{- define "pdserve.redisPorts" -}}
+{{- $ports := list }}
+{{- $default := ternary "26379" "6379" (contains "+sentinel:" .) }}
+{{- range splitList "," (regexReplaceAll "^[a-z+]+://([^/]*@)?([^/?]*).*$" . "${2}") }}
+{{- $port := regexFind ":[0-9]+$" . | trimPrefix ":" | default $default }}
+{{- $ports = append $ports (dict "port" (int $port)) }}
+{{- end }}
+{{- if contains "+" (splitList ":" . | first) }}
+{{- $ports = append $ports (dict "port" 6379) }}
+{{- end }}
+{{- $ports | uniq | toJson }}
 {{- end }}
 
 {{- /* Up at once; down one node a minute, because each node that leaves drains. */ -}}
