@@ -154,7 +154,7 @@ class PlanningProcess:
             process = await self._running_process()
             try:
                 async with asyncio.timeout(MAX_PLAN_S):
-                    return await _ask(process, job)
+                    answer = await _ask(process, job)
             except TimeoutError:
                 await self._end_process()
                 raise DeadlineExceeded(
@@ -163,6 +163,14 @@ class PlanningProcess:
             except (OSError, EOFError) as ended:
                 code = await self._end_process()
                 log.warning("the planning process ended with %s: %r", code, ended)
+            except Exception:
+                # Parts of this reply may be unread, and would be taken for the next one.
+                await self._end_process()
+                raise
+            else:
+                if isinstance(answer, Exception):
+                    raise answer
+                return answer
             if job.plan.done():
                 break
         raise InternalError(
@@ -199,8 +207,11 @@ class PlanningProcess:
         return process.returncode
 
 
-async def _ask(process: Process, job: _Job) -> RequestPlan:
-    """Return the plan of a job. Raises `OSError` or `EOFError` when the process ends."""
+async def _ask(process: Process, job: _Job) -> RequestPlan | Exception:
+    """Return the plan of a job, or the error that the process has found in its body.
+
+    Raises `OSError` or `EOFError` when the process ends.
+    """
     requests, replies = process.stdin, process.stdout
     assert requests is not None
     assert replies is not None
@@ -211,7 +222,7 @@ async def _ask(process: Process, job: _Job) -> RequestPlan:
             await requests.drain()
     head = (await _read_message(replies)).head
     if "error" in head:
-        raise unpack_error(head["error"])
+        return unpack_error(head["error"])
     prompts = []
     for _ in range(head["num_prompts"]):
         prompts.append(unpack_prompt(await _read_message(replies)))

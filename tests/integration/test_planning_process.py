@@ -266,6 +266,21 @@ async def test_a_process_that_hangs_is_replaced(
     assert await hello_of(planning) == wanted
 
 
+async def test_a_reply_that_is_read_in_part_is_not_taken_for_the_next_one(
+    planning: PlanningProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = await hello_of(planning)
+    with monkeypatch.context() as patched:
+        patched.setattr(planning_process, "unpack_prompt", _fails)
+        with pytest.raises(KeyError, match="bug"):
+            await planning.plan(COMPLETION, body_of(prompt=["a", "b"], seed=SEED), CONTEXT)
+    assert await hello_of(planning) == expected
+
+
+def _fails(_: object) -> None:
+    raise KeyError("bug")
+
+
 async def test_closing_ends_the_process_and_what_waits(planning: PlanningProcess) -> None:
     await hello_of(planning)
     pid = planning.pid

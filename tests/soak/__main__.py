@@ -23,7 +23,7 @@ from tests.cluster.api import Api
 from tests.cluster.cluster import Cluster
 from tests.cluster.tiny_model import make_tiny_model
 from tests.redis_server import redis_server
-from tests.soak.clients import Client, Ended, right_answers
+from tests.soak.clients import Client, Ended, last_answers, right_answers
 from tests.soak.cluster import ROLES, soak_cluster
 from tests.soak.injection import Injector, Undo
 from tests.soak.report import Done, Held, as_json, held_by, summary
@@ -77,7 +77,7 @@ def soak(folder: Path, seed: int, length_s: float) -> tuple[dict[str, object], l
             done = _do_faults(injector, faults, began_s)
             _sleep_until(began_s + length_s)
             is_over.set()
-        ended = _last_answers(clients)
+        ended = last_answers(clients, LAST_ANSWERS_S)
         injector.heal()
         complaints = _closing_complaints(cluster, at_start)
         figures: dict[str, object] = summary(ended, done)
@@ -111,15 +111,6 @@ def _do_faults(injector: Injector, faults: Sequence[Fault], began_s: float) -> l
         undo = injector.begin(fault)
         active.append((since_s + fault.lasts_s, fault, since_s, undo))
     return done
-
-
-def _last_answers(clients: Sequence[Client]) -> list[Ended]:
-    ends_s = time.monotonic() + LAST_ANSWERS_S
-    for client in clients:
-        client.join(max(0.0, ends_s - time.monotonic()))
-        if client.is_alive():
-            raise AssertionError(f"{client.name} has no answer after {LAST_ANSWERS_S:.0f} s more")
-    return sorted((one for client in clients for one in client.ended), key=lambda one: one.began_s)
 
 
 def _closing_complaints(cluster: Cluster, at_start: dict[str, Held]) -> list[str]:

@@ -11,8 +11,10 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import httpx
 
@@ -216,3 +218,29 @@ def _is_for_another_router(error: Exception) -> bool:
     # A request may be on its way when the router closes the connection: reset, or closed in order.
     closed = httpx.RemoteProtocolError | httpx.ReadError | httpx.WriteError
     return isinstance(error, closed | httpx.ConnectError | httpx.ConnectTimeout)
+
+
+def last_answers(clients: Sequence[Client], limit_s: float) -> list[Ended]:
+    """Wait for the clients' last requests; return all requests by their beginning.
+
+    Raises `AssertionError` for a client that is not done within `limit_s` of all.
+    """
+    ends_s = time.monotonic() + limit_s
+    for client in clients:
+        client.join(max(0.0, ends_s - time.monotonic()))
+        if client.is_alive():
+            raise AssertionError(f"{client.name} has no answer after {limit_s:.0f} s more")
+    return sorted((one for client in clients for one in client.ended), key=lambda one: one.began_s)
+
+
+def outcomes(ended: Sequence[Ended]) -> dict[str, Any]:
+    """Return how many requests there were, of each kind, and how they ended."""
+    failures = [one.failure for one in ended if one.failure]
+    return {
+        "requests": len(ended),
+        "by_kind": dict(Counter(one.kind for one in ended)),
+        "tokens": sum(one.num_tokens for one in ended),
+        "wrong": sum(failure.startswith("WRONG") for failure in failures),
+        "failed": sum(not failure.startswith("WRONG") for failure in failures),
+        "retried": sum(bool(one.num_retries) for one in ended),
+    }

@@ -11,7 +11,7 @@ from typing import Any
 from common.latency import percentile
 from common.nodes import Role
 from tests.cluster.cluster import Cluster
-from tests.soak.clients import Ended
+from tests.soak.clients import Ended, outcomes
 from tests.soak.cluster import ROLES
 from tests.soak.schedule import RECOVERY_S, STORE, Fault
 
@@ -122,14 +122,8 @@ def _kind_of(fault: Fault) -> str:
 
 def summary(ended: Sequence[Ended], done: Sequence[Done]) -> dict[str, Any]:
     """The figures of a soak."""
-    failures = [one.failure for one in ended if one.failure]
     return {
-        "requests": len(ended),
-        "by_kind": dict(Counter(one.kind for one in ended)),
-        "tokens": sum(one.num_tokens for one in ended),
-        "wrong": sum(failure.startswith("WRONG") for failure in failures),
-        "failed": sum(not failure.startswith("WRONG") for failure in failures),
-        "retried": sum(bool(one.num_retries) for one in ended),
+        **outcomes(ended),
         "faults": dict(Counter(_kind_of(one.fault) for one in done)),
         "stalls": stalls_by_kind(ended, done),
     }

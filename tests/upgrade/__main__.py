@@ -17,7 +17,6 @@ import json
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ from tests.cluster.cluster import Cluster
 from tests.cluster.processes import SOURCES
 from tests.cluster.tiny_model import make_tiny_model
 from tests.redis_server import redis_server
-from tests.soak.clients import Client, Ended, right_answers
+from tests.soak.clients import Client, last_answers, right_answers
 from tests.upgrade.release import PREVIOUS, NotInHistory, previous_sources
 from tests.upgrade.report import complaints, summary
 from tests.upgrade.rollout import (
@@ -111,7 +110,7 @@ def _under_load(cluster: Cluster, previous: Path) -> tuple[dict[str, Any], list[
         rollout.wait_for_mixed_pairs()
         rollout.relay(RELAID, "this", SOURCES)
         is_over.set()
-    ended = _last_answers(clients)
+    ended = last_answers(clients, LAST_ANSWERS_S)
     watch.end()
     rollout.close()
     cluster.wait_ready()  # The books of the nodes' present lives.
@@ -121,15 +120,6 @@ def _under_load(cluster: Cluster, previous: Path) -> tuple[dict[str, Any], list[
         found.append(str(error))
     found += watch.ask(lambda seen: complaints(ended, rollout.done, seen))
     return watch.ask(lambda seen: summary(ended, rollout.done, seen)), found
-
-
-def _last_answers(clients: Sequence[Client]) -> list[Ended]:
-    ends_s = time.monotonic() + LAST_ANSWERS_S
-    for client in clients:
-        client.join(max(0.0, ends_s - time.monotonic()))
-        if client.is_alive():
-            raise AssertionError(f"{client.name} has no answer after {LAST_ANSWERS_S:.0f} s more")
-    return sorted((one for client in clients for one in client.ended), key=lambda one: one.began_s)
 
 
 if __name__ == "__main__":

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from tests.soak.clients import Ended
+from tests.soak.clients import Ended, outcomes
 from tests.upgrade.handoffs import Handoffs
 from tests.upgrade.rollout import Replaced
 
@@ -36,14 +35,8 @@ def complaints(ended: Sequence[Ended], done: Sequence[Replaced], handoffs: Hando
 
 def summary(ended: Sequence[Ended], done: Sequence[Replaced], handoffs: Handoffs) -> dict[str, Any]:
     """Return the figures of a rollout."""
-    failures = [one.failure for one in ended if one.failure]
     return {
-        "requests": len(ended),
-        "by_kind": dict(Counter(one.kind for one in ended)),
-        "tokens": sum(one.num_tokens for one in ended),
-        "wrong": sum(failure.startswith("WRONG") for failure in failures),
-        "failed": sum(not failure.startswith("WRONG") for failure in failures),
-        "retried": sum(bool(one.num_retries) for one in ended),
+        **outcomes(ended),
         "replaced": [_figures(ended, one, done[0].stopped_s) for one in done],
         "chosen": {
             f"router {trio.router}, prefill {trio.prefill}, decode {trio.decode}": count
