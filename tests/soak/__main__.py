@@ -140,7 +140,8 @@ def _described(one: Ended, done: Sequence[Done], began_s: float) -> str:
     ]
     return (
         f"{one.kind} from {one.began_s - began_s:.1f} s to {one.ended_s - began_s:.1f} s, "
-        f"{one.num_tokens} tokens, {one.num_retries} retries, during {', '.join(during) or '-'}: "
+        f"{one.num_tokens} tokens, {len(one.refused)} refused tries, "
+        f"during {', '.join(during) or '-'}: "
         f"{one.failure}"
     )
 

@@ -35,11 +35,20 @@ Right = dict[tuple[int, bool], tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True)
+class Try:
+    """A request at one router; routers are numbered from 1. Seconds of the monotonic clock."""
+
+    router: int
+    began_s: float
+    ended_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Ended:
     """How one request ended. `stalls` are (from, to) in seconds of the monotonic clock.
 
-    `first_at_s` is when the first token came, over all tries; 0 where none came one by one.
-    `routers` has the number of the router of each try, from 1; stalls are those of the last try.
+    `first_at_s` is when the first token came, over all tries; 0 where none came one by one. All
+    tries but the last one were refused; stalls are those of the last one.
     """
 
     kind: str
@@ -49,11 +58,11 @@ class Ended:
     stalls: list[tuple[float, float]]
     first_at_s: float = 0.0
     failure: str = ""
-    routers: tuple[int, ...] = (1,)
+    tries: tuple[Try, ...] = ()
 
     @property
-    def num_retries(self) -> int:
-        return len(self.routers) - 1
+    def refused(self) -> tuple[Try, ...]:
+        return self.tries[:-1]
 
 
 @dataclass(slots=True)
@@ -129,30 +138,32 @@ class Client(threading.Thread):
         fields: Fields,
         wanted: tuple[str, ...],
     ) -> Ended:
-        began_s, routers, failure = time.monotonic(), [], ""
+        began_s, tries = time.monotonic(), list[Try]()
         place = self._rng.randrange(len(self._apis))
         while True:
-            reading = _Reading()
-            routers.append(place + 1)
+            reading, try_began_s = _Reading(), time.monotonic()
+            may_retry = False
             try:
                 way(self._apis[place], fields, reading)
                 failure = _difference(kind, reading.tokens, wanted)
             except (ApiFailure, httpx.TransportError, AssertionError) as error:
                 failure = f"{type(error).__name__}: {error}"
                 may_retry = not reading.tokens and _is_for_another_router(error)
-                if may_retry and time.monotonic() - began_s < RETRY_FOR_S:
-                    place = (place + 1) % len(self._apis)
-                    time.sleep(RETRY_PAUSE_S)
-                    continue
+            ended_s = time.monotonic()
+            tries.append(Try(place + 1, try_began_s, ended_s))
+            if may_retry and ended_s - began_s < RETRY_FOR_S:
+                place = (place + 1) % len(self._apis)
+                time.sleep(RETRY_PAUSE_S)
+                continue
             return Ended(
                 kind,
                 began_s,
-                time.monotonic(),
+                ended_s,
                 len(reading.tokens),
                 reading.stalls,
                 reading.first_at_s,
                 failure,
-                tuple(routers),
+                tuple(tries),
             )
 
     def _stream(self, api: Api, fields: Fields, reading: _Reading) -> None:
@@ -242,5 +253,5 @@ def outcomes(ended: Sequence[Ended]) -> dict[str, Any]:
         "tokens": sum(one.num_tokens for one in ended),
         "wrong": sum(failure.startswith("WRONG") for failure in failures),
         "failed": sum(not failure.startswith("WRONG") for failure in failures),
-        "retried": sum(bool(one.num_retries) for one in ended),
+        "retried": sum(bool(one.refused) for one in ended),
     }

@@ -11,7 +11,7 @@ from typing import Any
 from common.latency import percentile
 from common.nodes import Role
 from tests.cluster.cluster import Cluster
-from tests.soak.clients import Ended, outcomes
+from tests.soak.clients import Ended, Try, outcomes
 from tests.soak.cluster import ROLES
 from tests.soak.schedule import RECOVERY_S, STORE, Fault
 
@@ -77,13 +77,13 @@ def _add_stalls(
     freezes = [one for one in done if one is not fault and _is_router_freeze(one.fault)]
     for one in ended:
         stalls = [stall for stall in one.stalls if since_s < stall[0] < ended_s]
-        own = [stall for stall in stalls if not _was_frozen(freezes, one.routers[-1:], stall)]
+        own = [stall for stall in stalls if not _was_frozen(freezes, one.tries[-1:], stall)]
         if own:
             measured.longest_s.append(max(to - since for since, to in own))
         measured.num_on_frozen_router += len(own) < len(stalls)
         wait = one.began_s, one.first_at_s
         is_first = one.first_at_s > 0.0 and since_s < one.began_s < ended_s
-        if is_first and not _was_frozen(freezes, one.routers, wait):
+        if is_first and not _was_frozen(freezes, one.tries, wait):
             measured.first_tokens_s.append(one.first_at_s - one.began_s)
 
 
@@ -91,9 +91,9 @@ def _is_router_freeze(fault: Fault) -> bool:
     return fault.is_freeze and ROLES[fault.target] is Role.ROUTER
 
 
-def _was_frozen(freezes: Sequence[Done], routers: Sequence[int], span: tuple[float, float]) -> bool:
-    """Return whether one of the routers was frozen within a span of time."""
-    names = {f"router-{number}" for number in routers}
+def _was_frozen(freezes: Sequence[Done], tries: Sequence[Try], span: tuple[float, float]) -> bool:
+    """Return whether a router of one of the tries was frozen within a span of time."""
+    names = {f"router-{one.router}" for one in tries}
     return any(
         freeze.fault.target in names and freeze.began_s < span[1] and freeze.ended_s > span[0]
         for freeze in freezes

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tests.soak.clients import Ended, outcomes
+from tests.soak.clients import Ended, Try, outcomes
 from tests.upgrade.handoffs import Handoffs
 from tests.upgrade.rollout import Replaced
 
 USUAL_GAP_S = 0.2
 """A stall begins with the last token before its cause."""
-MOST_RETRIES = 1
-"""A refused or closed connection is retried once, at the other router."""
 
 
 def complaints(ended: Sequence[Ended], done: Sequence[Replaced], handoffs: Handoffs) -> list[str]:
@@ -20,9 +18,11 @@ def complaints(ended: Sequence[Ended], done: Sequence[Replaced], handoffs: Hando
     began_s = done[0].stopped_s if done else 0.0
     found = [f"{_described(one, began_s)}: {one.failure}" for one in ended if one.failure]
     found += [
-        f"{_described(one, began_s)}: {one.num_retries} retries, wanted at most {MOST_RETRIES}"
+        f"{_described(one, began_s)}: router-{refused.router} refused it at "
+        f"{refused.began_s - began_s:.1f} s and was not being replaced"
         for one in ended
-        if one.num_retries > MOST_RETRIES
+        for refused in one.refused
+        if not _is_replaced(done, refused)
     ]
     found += [
         f"no request was in progress when {one.name} was stopped"
@@ -52,6 +52,16 @@ def summary(ended: Sequence[Ended], done: Sequence[Replaced], handoffs: Handoffs
 def _described(one: Ended, began_s: float) -> str:
     since_s, until_s = one.began_s - began_s, one.ended_s - began_s
     return f"{one.kind} from {since_s:.1f} s to {until_s:.1f} s, {one.num_tokens} tokens"
+
+
+def _is_replaced(done: Sequence[Replaced], refused: Try) -> bool:
+    """Return whether a router was being replaced when it refused a request."""
+    return any(
+        one.name == f"router-{refused.router}"
+        and one.stopped_s < refused.ended_s
+        and refused.began_s < one.ready_s
+        for one in done
+    )
 
 
 def _during(ended: Sequence[Ended], one: Replaced) -> list[Ended]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.soak.clients import Ended
+from tests.soak.clients import Ended, Try
 from tests.soak.report import Done, stalls_by_kind
 from tests.soak.schedule import Fault
 
@@ -19,7 +19,8 @@ def stream(
     began_s: float = 90.0,
     first_at_s: float = 91.0,
 ) -> Ended:
-    return Ended("stream", began_s, 200.0, 100, list(stalls), first_at_s, routers=routers)
+    tries = tuple(Try(router, began_s, 200.0) for router in routers)
+    return Ended("stream", began_s, 200.0, 100, list(stalls), first_at_s, tries=tries)
 
 
 CUT = done("network_cut", "decode-1")
