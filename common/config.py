@@ -234,6 +234,9 @@ class ApiConfig(Section):
         600.0, "maximum time of a request", unit="seconds", above=0, at_most=86400
     )
     max_body: int = setting(10 << 20, "largest request body", unit="bytes", at_least=1024)
+    strict_fields: bool = setting(
+        False, "refuse requests with unknown fields instead of ignoring these fields"
+    )
     max_concurrent_requests: int = setting(
         1024, "maximum number of requests in progress; the router answers more with 429", at_least=1
     )

@@ -159,7 +159,7 @@ class StreamedAnswer(Answer):
             if not reply.is_started:
                 await reply.start_stream()
             if is_last:
-                await reply.end_stream(part + self._form.usage_event(self._usage) + DONE)
+                await reply.end_stream(part + self._form.usage_event() + DONE)
                 return
             await reply.send_part(part)
 
@@ -189,7 +189,7 @@ class WholeAnswer(Answer):
 
     async def _json(self) -> str:
         parts, num_chars = [], 0
-        for part in self._form.whole(self._wholes, self._usage):
+        for part in self._form.whole(self._wholes):
             parts.append(part)
             num_chars += len(part)
             if num_chars >= CHARS_PER_TURN:

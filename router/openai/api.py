@@ -24,6 +24,7 @@ from common.clock import Clock
 from common.config import ApiConfig
 from common.errors import DeadlineExceeded, Overloaded
 from common.logs import log_fields
+from common.version import VERSION
 from http_serving.abort_connection import abort_connection
 from http_serving.part_writing import part_writer
 from router.core.cluster_view import ClusterView
@@ -36,6 +37,8 @@ from router.openai.formats import AnswerFormat, AnswerHead, ChatFormat, Completi
 from router.openai.planning import BodyPlanner
 from router.openai.planning_process import LargeBodies
 from router.openai.request_plan import ChoicePlan, RequestKind, RequestPlan
+from router.openai.unknown_fields import UnknownFields
+from router.text.chat_template import TemplateRefused
 from router.text.choice_text import ChoiceText
 from router.text.text_model import TextModel
 from router.text.usage import Usage
@@ -44,7 +47,8 @@ from router.watch.request_watch import RequestWatch, RequestWatcher
 
 logger = logging.getLogger("pdserve.router.http")
 
-_NO_FAILURES = frozenset({"ok", "client_closed", "cancelled"})
+SYSTEM_FINGERPRINT = f"pdserve-{VERSION}"
+"""The part of a client's `seed` that is not the request's: another version may answer otherwise."""
 
 TOKENS_PER_TURN = 32_768
 """Of all prompts that a request starts in one turn of the event loop, which takes 2 ms; a million
@@ -99,6 +103,7 @@ class OpenAiApi:
         self._metrics = metrics
         self._clock = clock
         self._watcher = watcher
+        self._unknown_fields = UnknownFields(are_refused=config.strict_fields)
         self._num_in_progress = 0
 
     @property
@@ -109,7 +114,7 @@ class OpenAiApi:
     async def handle(self, endpoint: Endpoint, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request, errors included. Raises only when the server itself is stopping."""
         reply = Reply(send, part_writer(scope))
-        outcome, why = "cancelled", ""
+        outcome, why, has_failed = "cancelled", "", False
         watch = self._watcher.begin(endpoint.name, scope)
         try:
             with self._seat():
@@ -123,7 +128,9 @@ class OpenAiApi:
             raise
         except Exception as error:
             wrong = api_error(error)
-            outcome, why = wrong.code, wrong.message if wrong.status >= 500 else ""
+            outcome, has_failed = wrong.code, wrong.status >= 500
+            # The log has no part of a conversation, which this text may quote.
+            why = "" if isinstance(error, TemplateRefused) else wrong.message
             if wrong.status == 500:
                 logger.exception(
                     "request failed: %s", error, extra=log_fields(request_id=watch.request_id)
@@ -132,7 +139,7 @@ class OpenAiApi:
             del wrong  # where it is `error` itself, its traceback holds this frame: a cycle
         finally:
             self._metrics.requests.labels(endpoint.name, outcome).inc()
-            self._metrics.edge.on_request_end(has_failed=outcome not in _NO_FAILURES)
+            self._metrics.edge.on_request_end(has_failed=has_failed)
             watch.end(outcome, reply.status, self._clock.now_s(), why=why)
 
     @contextmanager
@@ -169,18 +176,21 @@ class OpenAiApi:
     ) -> None:
         began_at_s = self._clock.now_s()
         plan = await self._planner.plan(endpoint.kind, body, self.max_model_len)
+        self._unknown_fields.take(plan.ignored_fields)
         head = AnswerHead(
             id=f"{endpoint.id_prefix}-{secrets.token_hex(12)}",
             created_s=int(time.time()),
             model=self._model.name,
+            system_fingerprint=SYSTEM_FINGERPRINT,
         )
+        usage = Usage(plan.prompt_lengths, plan.choices_per_prompt)
         form = endpoint.answer_format(
             head,
             self._model.describe_token,
+            usage=usage,
             has_logprobs=plan.has_logprobs,
-            has_usage_events=plan.has_usage_events,
+            usage_events=plan.usage_events,
         )
-        usage = Usage(plan.prompt_lengths, plan.choices_per_prompt)
         watch.on_planned(usage, began_at_s, self._clock.now_s())
         self._metrics.prompt_tokens.inc(usage.prompt_tokens)
         kind = StreamedAnswer if plan.is_stream else WholeAnswer
@@ -207,11 +217,15 @@ class OpenAiApi:
         self, answer: Answer, plan: RequestPlan, choice: ChoicePlan, watch: RequestWatch
     ) -> None:
         text = ChoiceText(
-            self._model.new_detokenizer(choice.prompt_token_ids if plan.continues_prompt else ()),
+            self._model.new_detokenizer(
+                choice.prompt_token_ids if plan.continues_prompt else (),
+                with_special_tokens=plan.shows_special_tokens,
+            ),
             plan.stop,
             min_tokens=choice.sampling.min_tokens,
             has_logprobs=plan.has_logprobs,
             hidden_token_ids=plan.hidden_token_ids,
+            shows_stop=plan.shows_stop,
             echo=choice.echo,
         )
         left_s = watch.arrived_at_s + self._config.request_timeout_s - self._clock.now_s()

@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from common.errors import InvalidRequest
-from router.openai.schemas import ChatMessage
-
-_NO_HISTORY = ("audio", "tool_calls", "function_call")
+from router.openai.schemas import ChatBody, ChatMessage
+from router.text.chat_template import ChatOptions
 
 
 def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
-    """Return role, content as text, and the name where one is given.
+    """Return role, content as text, and name and `reasoning_content` where they are given.
 
     `developer` is OpenAI's newer name for `system`; templates know `system` alone. Several
     text parts become lines of one text. Raises `InvalidRequest` for anything that is not text.
@@ -22,9 +21,36 @@ def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
     return [_template_message(i, message) for i, message in enumerate(messages)]
 
 
+def template_options(body: ChatBody) -> ChatOptions:
+    """Return what a template is told besides the messages.
+
+    Raises `InvalidRequest` for a final message that cannot be continued.
+    """
+    continues = bool(body.continue_final_message)
+    if continues and body.add_generation_prompt:
+        raise InvalidRequest(
+            "continue_final_message and add_generation_prompt are both true: wanted one of them",
+            param="continue_final_message",
+        )
+    if continues and body.messages[-1].role != "assistant":
+        raise InvalidRequest(
+            f"continue_final_message is true and the last message's role is "
+            f"{body.messages[-1].role}: wanted assistant",
+            param="continue_final_message",
+        )
+    variables = dict(body.chat_template_kwargs or {})
+    if body.reasoning_effort is not None:
+        variables.setdefault("reasoning_effort", body.reasoning_effort)
+    return ChatOptions(
+        variables=variables,
+        has_generation_prompt=body.add_generation_prompt is not False,
+        continues_final_message=continues,
+    )
+
+
 def _template_message(index: int, message: ChatMessage) -> dict[str, Any]:
-    for name in _NO_HISTORY:
-        if getattr(message, name):
+    for name in message.not_supported:
+        if (message.model_extra or {}).get(name):
             field = f"messages.{index}.{name}"
             raise InvalidRequest(f"{field} is not supported by this server", param=field)
     plain: dict[str, Any] = {
@@ -33,6 +59,8 @@ def _template_message(index: int, message: ChatMessage) -> dict[str, Any]:
     }
     if message.name is not None:
         plain["name"] = message.name
+    if message.reasoning_content is not None:
+        plain["reasoning_content"] = message.reasoning_content
     return plain
 
 

@@ -14,7 +14,7 @@ from common.request import FinishReason
 from router.http.sse import event, event_text, text_json, to_json
 from router.text.choice_text import Delta, LogprobEntry
 from router.text.logprobs_json import DescribeToken, chat_logprobs, completion_logprobs
-from router.text.usage import Usage
+from router.text.usage import Usage, UsageEvents
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +24,7 @@ class AnswerHead:
     id: str
     created_s: int
     model: str
+    system_fingerprint: str
 
 
 @dataclass(slots=True)
@@ -51,19 +52,21 @@ class AnswerFormat(ABC):
         head: AnswerHead,
         describe: DescribeToken,
         *,
+        usage: Usage,
         has_logprobs: bool,
-        has_usage_events: bool,
+        usage_events: UsageEvents,
     ) -> None:
-        """Set the format up; `has_usage_events` is `stream_options.include_usage`."""
+        """Set the format up; `usage` is that of the answer so far."""
         self._head = head
         self._describe = describe
+        self._usage = usage
         self._has_logprobs = has_logprobs
-        self._has_usage_events = has_usage_events
+        self._usage_events = usage_events
+        self._has_same_frame = not has_logprobs and usage_events is not UsageEvents.EACH
         self._started: set[int] = set()
         top = to_json(self._top(self.stream_object))[:-1]
         self._open = f'{top},"choices":[{{"index":'
         self._frames: dict[int, tuple[str, str]] = {}
-        self._close = "}]" + (',"usage":null}' if has_usage_events else "}")
 
     def events(self, index: int, deltas: Sequence[Delta]) -> bytes:
         """Return the events for these deltas of choice `index`; empty when they show nothing."""
@@ -73,9 +76,9 @@ class AnswerFormat(ABC):
             first = self._first_fields()
             if first:
                 events.append(self._event(index, first, "null"))
-        before, after = self._around_text(index)
+        before, after = self._around_text(index) if self._has_same_frame else ("", "")
         for delta in deltas:
-            if delta.text and not self._has_logprobs:
+            if delta.text and self._has_same_frame:
                 events.append(f"{before}{text_json(delta.text)}{after}")
             elif delta.text or delta.entries:
                 events.append(self._event(index, self._delta_fields(delta), "null"))
@@ -84,25 +87,31 @@ class AnswerFormat(ABC):
                 events.append(self._event(index, self._last_fields(), reason))
         return "".join(events).encode()
 
-    def usage_event(self, usage: Usage) -> bytes:
-        """Return the event with the usage, which the client may ask for; empty otherwise."""
-        if not self._has_usage_events:
+    def usage_event(self) -> bytes:
+        """Return the last event, with the usage, which the client may ask for; empty otherwise."""
+        if self._usage_events is UsageEvents.NONE:
             return b""
         top = self._top(self.stream_object)
-        return event(to_json(top | {"choices": [], "usage": usage.as_json()}))
+        return event(to_json(top | {"choices": [], "usage": self._usage.as_json()}))
 
-    def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> Iterator[str]:
+    def whole(self, choices: Sequence[WholeChoice]) -> Iterator[str]:
         """Yield the JSON of the answer of a request that does not stream, choice by choice."""
         top = to_json(self._top(self.whole_object))[:-1]
         yield f'{top},"choices":['
         for index, choice in enumerate(choices):
             comma = "," if index else ""
             yield comma + to_json(self._whole_choice(index, choice))
-        yield f'],"usage":{to_json(usage.as_json())}}}'
+        yield f'],"usage":{to_json(self._usage.as_json())}}}'
 
     def _top(self, kind: str) -> dict[str, object]:
         head = self._head
-        return {"id": head.id, "object": kind, "created": head.created_s, "model": head.model}
+        return {
+            "id": head.id,
+            "object": kind,
+            "created": head.created_s,
+            "model": head.model,
+            "system_fingerprint": head.system_fingerprint,
+        }
 
     def _around_text(self, index: int) -> tuple[str, str]:
         """Return the JSON before and behind the text in an event of a choice without logprobs."""
@@ -115,7 +124,13 @@ class AnswerFormat(ABC):
 
     def _event(self, index: int, fields: str, finish_reason: str) -> str:
         choice = f'{index},{fields},"finish_reason":{finish_reason}'
-        return event_text(f"{self._open}{choice}{self._close}")
+        return event_text(f"{self._open}{choice}}}]{self._usage_so_far()}}}")
+
+    def _usage_so_far(self) -> str:
+        """Return the field of an event that has the usage, or says that a later one has it."""
+        if self._usage_events is UsageEvents.EACH:
+            return f',"usage":{to_json(self._usage.as_json())}'
+        return "" if self._usage_events is UsageEvents.NONE else ',"usage":null'
 
     def _delta_fields(self, delta: Delta) -> str:
         logprobs = to_json(self._logprobs(delta.entries)) if self._has_logprobs else "null"

@@ -20,13 +20,15 @@ from common.errors import InternalError, InvalidRequest
 from common.request import SamplingParams
 from router.http.errors import MAX_MESSAGE_CHARS, ModelNotFound
 from router.openai.request_plan import ChoicePlan, RequestKind, RequestPlan
+from router.text.chat_template import TemplateRefused
 from router.text.context_limits import ContextExceeded
+from router.text.usage import UsageEvents
 
 LENGTHS = struct.Struct(">QQ")
 """How many bytes the head and the rest of a message have."""
 
 _TOKEN_BYTES = 4
-_INVALID = {kind.__name__: kind for kind in (InvalidRequest, ContextExceeded)}
+_INVALID = {kind.__name__: kind for kind in (InvalidRequest, ContextExceeded, TemplateRefused)}
 
 
 class Message(NamedTuple):
@@ -72,10 +74,13 @@ def pack_plan(plan: RequestPlan) -> Iterator[Message]:
             "choices_per_prompt": plan.choices_per_prompt,
             "stop": plan.stop,
             "hidden_token_ids": sorted(plan.hidden_token_ids),
+            "shows_stop": plan.shows_stop,
+            "shows_special_tokens": plan.shows_special_tokens,
             "has_logprobs": plan.has_logprobs,
             "is_stream": plan.is_stream,
-            "has_usage_events": plan.has_usage_events,
+            "usage_events": plan.usage_events.value,
             "continues_prompt": plan.continues_prompt,
+            "ignored_fields": plan.ignored_fields,
         }
     )
     for choice in firsts:
@@ -110,10 +115,13 @@ def unpack_plan(head: Mapping[str, Any], prompts: Sequence[Prompt]) -> RequestPl
         choices_per_prompt=per_prompt,
         stop=tuple(head["stop"]),
         hidden_token_ids=frozenset(head["hidden_token_ids"]),
+        shows_stop=head["shows_stop"],
+        shows_special_tokens=head["shows_special_tokens"],
         has_logprobs=head["has_logprobs"],
         is_stream=head["is_stream"],
-        has_usage_events=head["has_usage_events"],
+        usage_events=UsageEvents(head["usage_events"]),
         continues_prompt=head["continues_prompt"],
+        ignored_fields=tuple(head["ignored_fields"]),
     )
 
 

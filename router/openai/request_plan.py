@@ -10,6 +10,7 @@ more choices does not change the first.
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -18,16 +19,21 @@ from typing import Any
 from common.errors import InvalidRequest
 from common.request import MAX_LOGPROBS, SamplingParams, check_priority
 from router.http.errors import ModelNotFound
-from router.openai.chat_messages import template_messages
+from router.openai.chat_messages import template_messages, template_options
 from router.openai.schemas import ChatBody, CompletionBody, SamplingFields, parse_body
 from router.text.context_limits import output_limit, prompt_too_long
 from router.text.stop_strings import MAX_STOP_CHARS, MAX_STOP_STRINGS
 from router.text.text_model import TextModel
+from router.text.usage import UsageEvents
 
 MAX_CHOICES = 128
 """Most choices of one request, over all its prompts."""
 
 COMPLETION_MAX_TOKENS = 16
+
+MAX_IGNORED = 32
+"""Most fields of one request that are named as ignored, each with its first characters."""
+MAX_FIELD_CHARS = 64
 
 
 class RequestKind(Enum):
@@ -51,17 +57,22 @@ class ChoicePlan:
 class RequestPlan:
     """Everything one request asks for. Choice i answers prompt `i // choices_per_prompt`.
 
-    `continues_prompt`: the answer's text goes straight on from the prompt's.
+    `continues_prompt`: the answer's text goes straight on from the prompt's. `shows_stop`: stop
+    strings and stop tokens are a part of the text. `ignored_fields` are some of those that the
+    server does not know.
     """
 
     choices: tuple[ChoicePlan, ...]
     choices_per_prompt: int
     stop: tuple[str, ...]
     hidden_token_ids: frozenset[int]
+    shows_stop: bool
+    shows_special_tokens: bool
     has_logprobs: bool
     is_stream: bool
-    has_usage_events: bool
+    usage_events: UsageEvents
     continues_prompt: bool
+    ignored_fields: tuple[str, ...] = ()
 
     @property
     def prompt_lengths(self) -> tuple[int, ...]:
@@ -72,7 +83,7 @@ class RequestPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Prompt:
-    """A prompt that leaves room for an answer. `text` is None when the client gave token ids."""
+    """A prompt that leaves room for an answer. `text` is None unless the client gave that text."""
 
     token_ids: tuple[int, ...]
     text: str | None = None
@@ -97,8 +108,10 @@ class Planner:
         """Plan a `/v1/chat/completions` body. Raises `InvalidRequest` and `ModelNotFound`."""
         body = parse_body(ChatBody, raw)
         self._check_model(body)
-        text = self._model.render_chat(template_messages(body.messages))
-        prompt = self._prompt(text, add_special_tokens=False, param="messages")
+        messages, options = template_messages(body.messages), template_options(body)
+        text = self._model.render_chat(messages, options)
+        most_tokens = _most_prompt_tokens(body)
+        prompt = self._prompt(text, most_tokens, add_special_tokens=False, param="messages")
         has_logprobs = bool(body.logprobs)
         if body.top_logprobs and not has_logprobs:
             raise InvalidRequest("top_logprobs needs logprobs to be true", param="top_logprobs")
@@ -111,6 +124,7 @@ class Planner:
             max_tokens_param="max_completion_tokens" if has_newer_limit else "max_tokens",
             default_max_tokens=None,
             num_logprobs=num_logprobs if has_logprobs else None,
+            continues_prompt=options.continues_final_message,
         )
 
     def plan_completion(self, raw: bytes) -> RequestPlan:
@@ -124,7 +138,7 @@ class Planner:
             _checked_logprobs(num_logprobs, "logprobs")
         return self._plan(
             body,
-            self._prompts(body.prompt),
+            self._prompts(body.prompt, _most_prompt_tokens(body)),
             max_tokens=body.max_tokens,
             max_tokens_param="max_tokens",
             default_max_tokens=COMPLETION_MAX_TOKENS,
@@ -134,7 +148,7 @@ class Planner:
         )
 
     def _check_model(self, body: SamplingFields) -> None:
-        if body.model != self._model.name:
+        if body.model is not None and body.model != self._model.name:
             raise ModelNotFound(body.model, self._model.name)
 
     def _plan(
@@ -181,15 +195,22 @@ class Planner:
                         echo=echo,
                     )
                 )
+        shows_stop = bool(body.include_stop_str_in_output or body.no_stop_trim)
+        stop_ids = self._model.eos_token_ids | frozenset(common["stop_token_ids"])
         return RequestPlan(
             choices=tuple(choices),
             choices_per_prompt=n,
             stop=_stop_strings(body.stop),
-            hidden_token_ids=self._model.eos_token_ids | frozenset(common["stop_token_ids"]),
+            hidden_token_ids=frozenset() if shows_stop else stop_ids,
+            shows_stop=shows_stop,
+            shows_special_tokens=body.skip_special_tokens is False,
             has_logprobs=num_logprobs is not None,
             is_stream=bool(body.stream),
-            has_usage_events=_wants_usage_events(body),
+            usage_events=_usage_events(body),
             continues_prompt=continues_prompt,
+            ignored_fields=tuple(
+                name[:MAX_FIELD_CHARS] for name in sorted(body.unknown_fields())[:MAX_IGNORED]
+            ),
         )
 
     def _sampling_fields(self, body: SamplingFields) -> dict[str, Any]:
@@ -226,10 +247,10 @@ class Planner:
             raise InvalidRequest("seed is out of range: wanted 64 bits", param="seed")
         return asked % 2**64
 
-    def _prompts(self, prompt: str | list[Any]) -> list[_Prompt]:
+    def _prompts(self, prompt: str | list[Any], most_tokens: int | None) -> list[_Prompt]:
         """Return the prompts of text, several texts, token ids, or several lists of token ids."""
         if isinstance(prompt, str):
-            return [self._prompt(prompt, add_special_tokens=True, param="prompt")]
+            return [self._prompt(prompt, most_tokens, add_special_tokens=True, param="prompt")]
         if not prompt:
             raise InvalidRequest("prompt is empty: wanted text or token ids", param="prompt")
         if len(prompt) > MAX_CHOICES and not _is_int(prompt[0]):
@@ -237,29 +258,39 @@ class Planner:
                 f"prompt lists {len(prompt)} prompts: wanted at most {MAX_CHOICES}", param="prompt"
             )
         if all(isinstance(part, str) for part in prompt):
-            return [self._prompt(text, add_special_tokens=True, param="prompt") for text in prompt]
+            return [
+                self._prompt(text, most_tokens, add_special_tokens=True, param="prompt")
+                for text in prompt
+            ]
         if all(isinstance(part, list) for part in prompt):
-            return [self._prompt_of_ids(ids) for ids in prompt]
-        return [self._prompt_of_ids(prompt)]
+            return [self._prompt_of_ids(ids, most_tokens) for ids in prompt]
+        return [self._prompt_of_ids(prompt, most_tokens)]
 
-    def _prompt(self, text: str, *, add_special_tokens: bool, param: str) -> _Prompt:
+    def _prompt(
+        self, text: str, most_tokens: int | None, *, add_special_tokens: bool, param: str
+    ) -> _Prompt:
         if not text:
             raise InvalidRequest(f"{param} is empty: wanted some text", param=param)
         token_ids = self._model.encode(
             text,
             add_special_tokens=add_special_tokens,
             param=param,
-            max_model_len=self._max_model_len,
+            max_model_len=self._max_model_len if most_tokens is None else sys.maxsize,
         )
         if not token_ids:
             raise InvalidRequest(f"{param} has no tokens: wanted some text", param=param)
+        num_encoded = len(token_ids)
+        if most_tokens is not None:
+            token_ids = token_ids[-most_tokens:]
         if len(token_ids) >= self._max_model_len:
             raise prompt_too_long(len(token_ids), self._max_model_len, param=param)
-        return _Prompt(token_ids=token_ids, text=text)
+        return _Prompt(token_ids=token_ids, text=text if len(token_ids) == num_encoded else None)
 
-    def _prompt_of_ids(self, ids: list[Any]) -> _Prompt:
+    def _prompt_of_ids(self, ids: list[Any], most_tokens: int | None) -> _Prompt:
         if not ids:
             raise InvalidRequest("prompt is empty: wanted text or token ids", param="prompt")
+        if most_tokens is not None:
+            ids = ids[-most_tokens:]
         if len(ids) >= self._max_model_len:
             raise prompt_too_long(len(ids), self._max_model_len, param="prompt")
         self._check_token_ids(ids, "prompt")
@@ -301,6 +332,16 @@ def _checked_logprobs(value: int, param: str) -> int:
     return value
 
 
+def _most_prompt_tokens(body: SamplingFields) -> int | None:
+    """Return how many tokens of a prompt are kept, its last ones; None: all of them."""
+    most = body.truncate_prompt_tokens
+    if most is not None and most < 1:
+        raise InvalidRequest(
+            f"truncate_prompt_tokens is {most}: wanted at least 1", param="truncate_prompt_tokens"
+        )
+    return most
+
+
 def _stop_strings(stop: str | list[str] | None) -> tuple[str, ...]:
     stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
     if len(stops) > MAX_STOP_STRINGS:
@@ -315,9 +356,12 @@ def _stop_strings(stop: str | list[str] | None) -> tuple[str, ...]:
     return stops
 
 
-def _wants_usage_events(body: SamplingFields) -> bool:
+def _usage_events(body: SamplingFields) -> UsageEvents:
     if body.stream_options is None:
-        return False
+        return UsageEvents.NONE
     if not body.stream:
         raise InvalidRequest("stream_options needs stream to be true", param="stream_options")
-    return bool(body.stream_options.include_usage)
+    if not body.stream_options.include_usage:
+        return UsageEvents.NONE
+    is_each = body.stream_options.continuous_usage_stats
+    return UsageEvents.EACH if is_each else UsageEvents.LAST

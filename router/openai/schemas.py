@@ -2,14 +2,14 @@
 
 Types are strict: `"5"` is not a number and `true` is not an integer. Fields fall in four groups:
 
-- served: they do what OpenAI's (or, for `top_k`, `min_p`, `repetition_penalty`, `stop_token_ids`,
-  `ignore_eos` and `min_tokens`, vLLM's) documentation says; `priority` is -1000 to 1000, larger
-  goes first;
-- harmless: they ask for nothing that changes the answer, and are accepted and ignored;
-- not supported: they would change the answer. A value that asks for nothing (null, an empty
-  list, the default) is accepted; any other is refused with the field's name;
-- unknown: refused with the field's name, as OpenAI does, because a misspelt field that is
-  ignored is a wrong answer that looks right.
+- served: they do what OpenAI's (or, where OpenAI has none, vLLM's) documentation says; `priority`
+  is -1000 to 1000, larger goes first;
+- harmless: they ask for nothing that changes the answer, and are ignored;
+- not supported: they would change the answer. A value that asks for nothing (null, an empty list,
+  the default of the servers that have the field) is accepted; any other is refused with the field's
+  name;
+- unknown: ignored, and named in the plan, so that the router can log or refuse them
+  (`strict_fields`). Clients add fields of other servers, and cannot leave them out.
 
 Lists stop at their first fault: each fault is an object, and a body can hold millions.
 """
@@ -33,24 +33,53 @@ _UNION_ARMS = ("str", "list[str]", "list[any]")
 
 
 class _Body(BaseModel):
+    """A body or a part of one. Fields that are not declared are kept in `model_extra`."""
+
     model_config = ConfigDict(
-        extra="forbid", strict=True, allow_inf_nan=False, hide_input_in_errors=True
+        extra="allow", strict=True, allow_inf_nan=False, hide_input_in_errors=True
     )
 
 
 class StreamOptions(_Body):
-    """What a stream carries besides the answer. `include_obfuscation` pads events: harmless."""
+    """What a stream carries besides the answer: usage at its end, or with every event."""
 
     include_usage: bool | None = None
-    include_obfuscation: Any = None
+    continuous_usage_stats: bool | None = None
 
 
 class SamplingFields(_Body):
     """Fields that both APIs have. Absent and null mean the same: the default."""
 
-    not_supported: ClassVar[Mapping[str, Nothing]] = {}
+    harmless: ClassVar[frozenset[str]] = frozenset(
+        (
+            *("user", "metadata", "store", "service_tier", "safety_identifier"),
+            *("prompt_cache_key", "prompt_cache_retention", "request_id", "rid"),
+        )
+    )
+    not_supported: ClassVar[Mapping[str, Nothing]] = {
+        "logit_bias": (None, {}),
+        "bad_words": (None, []),
+        "allowed_token_ids": (None,),
+        "best_of": (None, 1),
+        "use_beam_search": (None, False),
+        "length_penalty": (None, 1),
+        "prompt_logprobs": (None,),
+        "structured_outputs": (None,),
+        "guided_json": (None,),
+        "guided_regex": (None,),
+        "guided_choice": (None,),
+        "guided_grammar": (None,),
+        "json_schema": (None,),
+        "regex": (None,),
+        "ebnf": (None,),
+        "cache_salt": (None,),
+        "kv_transfer_params": (None,),
+        "lora_path": (None,),
+        "spaces_between_special_tokens": (None, True),
+        "return_tokens_as_token_ids": (None, False),
+    }
 
-    model: str
+    model: str | None = None
     n: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -68,38 +97,51 @@ class SamplingFields(_Body):
     min_tokens: int | None = None
     max_tokens: int | None = None
     priority: int | None = None
+    truncate_prompt_tokens: int | None = None
+    skip_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    no_stop_trim: bool | None = None
 
-    # harmless
-    user: Any = None
-    metadata: Any = None
-    store: Any = None
-    service_tier: Any = None
-    safety_identifier: Any = None
-    prompt_cache_key: Any = None
-    prompt_cache_retention: Any = None
+    def unknown_fields(self) -> list[str]:
+        """Return the paths of the fields that are in no group, each once, in no order."""
+        return [name for name in self.model_extra or () if not self._is_known(name)] + [
+            f"stream_options.{name}"
+            for name in (self.stream_options and self.stream_options.model_extra) or ()
+            if name != "include_obfuscation"
+        ]
 
-    # not supported
-    logit_bias: Any = None
+    def _is_known(self, name: str) -> bool:
+        return name in self.harmless or name in self.not_supported
+
+    def refuse_unsupported(self) -> None:
+        """Raise `InvalidRequest` for a field that would change the answer."""
+        extra = self.model_extra or {}
+        for name, nothing in self.not_supported.items():
+            if name in extra and extra[name] not in nothing:
+                raise InvalidRequest(f"{name} is not supported by this server", param=name)
 
 
 class ChatMessage(_Body):
-    """One turn. The fields after `name` appear in answers that clients send back as history."""
+    """One turn. What answers carry besides these fields comes back in a client's history."""
+
+    not_supported: ClassVar[tuple[str, ...]] = ("audio", "tool_calls", "function_call")
+    harmless: ClassVar[frozenset[str]] = frozenset({"refusal", "annotations"})
 
     role: Literal["system", "developer", "user", "assistant"]
     content: str | list[Any] | None = None
     name: str | None = None
-    refusal: Any = None
-    annotations: Any = None
-    audio: Any = None
-    tool_calls: Any = None
-    function_call: Any = None
+    reasoning_content: str | None = None
 
 
 class ChatBody(SamplingFields):
     """`POST /v1/chat/completions`."""
 
+    harmless: ClassVar[frozenset[str]] = SamplingFields.harmless | {
+        "prediction",
+        "parallel_tool_calls",
+    }
     not_supported: ClassVar[Mapping[str, Nothing]] = {
-        "logit_bias": (None, {}),
+        **SamplingFields.not_supported,
         "tools": (None, []),
         "tool_choice": (None, "none", "auto"),
         "functions": (None, []),
@@ -107,49 +149,43 @@ class ChatBody(SamplingFields):
         "response_format": (None, {"type": "text"}),
         "modalities": (None, ["text"]),
         "audio": (None,),
-        "reasoning_effort": (None,),
         "verbosity": (None, "medium"),
         "web_search_options": (None,),
+        "documents": (None, []),
+        "chat_template": (None,),
+        "add_special_tokens": (None, False),
+        "echo": (None, False),
     }
 
     messages: Annotated[list[ChatMessage], Field(fail_fast=True)]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
-    # harmless
-    prediction: Any = None
-    parallel_tool_calls: Any = None
-
-    # not supported
-    tools: Any = None
-    tool_choice: Any = None
-    functions: Any = None
-    function_call: Any = None
-    response_format: Any = None
-    modalities: Any = None
-    audio: Any = None
-    reasoning_effort: Any = None
-    verbosity: Any = None
-    web_search_options: Any = None
+    def unknown_fields(self) -> list[str]:
+        """Return the paths of the fields that are in no group; of messages without their index."""
+        known = ChatMessage.harmless.union(ChatMessage.not_supported)
+        names = {name for message in self.messages for name in message.model_extra or ()}
+        return super().unknown_fields() + [f"messages.{name}" for name in names - known]
 
 
 class CompletionBody(SamplingFields):
     """`POST /v1/completions`."""
 
     not_supported: ClassVar[Mapping[str, Nothing]] = {
-        "logit_bias": (None, {}),
+        **SamplingFields.not_supported,
         "suffix": (None, ""),
-        "best_of": (None, 1),
+        "response_format": (None, {"type": "text"}),
+        "add_special_tokens": (None, True),
     }
 
     prompt: str | list[Any]
     logprobs: int | None = None
     echo: bool | None = None
-
-    # not supported
-    suffix: Any = None
-    best_of: Any = None
 
 
 BodyT = TypeVar("BodyT", bound=SamplingFields)
@@ -162,9 +198,7 @@ def parse_body(kind: type[BodyT], body: bytes) -> BodyT:
         parsed = kind.model_validate_json(body)
     except ValidationError as error:
         raise _invalid(error) from None
-    for name, nothing in kind.not_supported.items():
-        if getattr(parsed, name) not in nothing:
-            raise InvalidRequest(f"{name} is not supported by this server", param=name)
+    parsed.refuse_unsupported()
     return parsed
 
 
@@ -186,8 +220,6 @@ def _invalid(error: ValidationError) -> InvalidRequest:
     name = _name(path)
     if kind == "missing":
         return InvalidRequest(f"{name} is missing", param=name)
-    if kind == "extra_forbidden":
-        return InvalidRequest(f"{name} is not a field of this request", param=name)
     if kind == "finite_number":
         return InvalidRequest(f"{name} is not a finite number", param=name)
     return InvalidRequest(f"{name}: {message[:1].lower()}{message[1:]}", param=name)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, NoReturn
 
@@ -55,6 +56,28 @@ def _strftime_now(form: str) -> str:
     return datetime.now().astimezone().strftime(form)
 
 
+_END_OF_FINAL_MESSAGE = "\ue000end of the final message\ue000"
+"""Characters for private use, which no template treats in a special way."""
+
+
+class TemplateRefused(InvalidRequest):
+    """The model's chat template cannot render the messages. The text may quote them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatOptions:
+    """What a template is told besides the messages.
+
+    `variables` may not replace those that this module sets. With `continues_final_message` the
+    prompt ends with the text of the last message, which is left open, without any generation
+    prompt.
+    """
+
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    has_generation_prompt: bool = True
+    continues_final_message: bool = False
+
+
 class ChatTemplate:
     """One compiled template."""
 
@@ -76,25 +99,49 @@ class ChatTemplate:
         except jinja2.TemplateError as error:
             raise CheckpointError(f"the chat template does not compile: {error}") from error
 
-    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], options: ChatOptions | None = None
+    ) -> str:
         """Return the prompt, up to where the assistant's answer begins.
 
-        Raises `InvalidRequest` when the template refuses the messages.
+        Raises `TemplateRefused` when the template refuses the messages.
         """
-        try:
-            return self._template.render(
-                self._special_tokens,
-                messages=messages,
-                tools=None,
-                documents=None,
-                add_generation_prompt=True,
+        options = options or ChatOptions()
+        if not options.continues_final_message:
+            return self._rendered(messages, options.variables, options.has_generation_prompt)
+        *earlier, final = messages
+        marked = dict(final) | {"content": final["content"] + _END_OF_FINAL_MESSAGE}
+        text, end, _ = self._rendered([*earlier, marked], options.variables, False).rpartition(
+            _END_OF_FINAL_MESSAGE
+        )
+        if not end:
+            raise TemplateRefused(
+                "the model's chat template leaves out the last message, which was to be continued",
+                param="continue_final_message",
             )
+        return text
+
+    def _rendered(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        variables: Mapping[str, Any],
+        has_generation_prompt: bool,
+    ) -> str:
+        fixed = {
+            **self._special_tokens,
+            "messages": messages,
+            "tools": None,
+            "documents": None,
+            "add_generation_prompt": has_generation_prompt,
+        }
+        try:
+            return self._template.render({**variables, **fixed})
         except jinja2.TemplateError as error:
-            raise InvalidRequest(
+            raise TemplateRefused(
                 f"the model's chat template refuses these messages: {error}", param="messages"
             ) from error
         except (TypeError, ValueError, KeyError, OverflowError) as error:
-            raise InvalidRequest(
+            raise TemplateRefused(
                 f"the model's chat template cannot render these messages: {error!r}",
                 param="messages",
             ) from error

@@ -72,17 +72,19 @@ class ChoiceText:
         min_tokens: int = 0,
         has_logprobs: bool = False,
         hidden_token_ids: Container[int] = (),
+        shows_stop: bool = False,
         echo: str = "",
     ) -> None:
         """Start a choice.
 
         A stop string that ends in the text of the first `min_tokens` tokens is text like any other.
         `has_logprobs`: every token comes with its logprobs, which are passed on. A token in
-        `hidden_token_ids` is not shown if the answer stops at it. `echo` (a prompt) is shown before
+        `hidden_token_ids` is not shown if the answer stops at it; a stop string is shown with
+        `shows_stop` alone. `echo` (a prompt) is shown before
         the answer; stop strings are not searched in it.
         """
         self._decoder = decoder
-        self._stops = StopStrings(stop)
+        self._stops = StopStrings(stop, is_shown=shows_stop)
         self._min_tokens = min_tokens
         self._num_tokens = 0
         self._is_plain = not stop and not has_logprobs

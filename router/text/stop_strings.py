@@ -59,14 +59,16 @@ class StopStrings:
     be pushed.
     """
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], *, is_shown: bool = False) -> None:
         """Start an answer; without `stops`, text is returned at once.
 
-        Raises `ValueError` for an empty stop string.
+        `is_shown`: the stop string that ends the answer is a part of it. Raises `ValueError` for
+        an empty stop string.
         """
         if any(not stop for stop in stops):
             raise ValueError("a stop string is empty")
         self._automata = [_Automaton(stop) for stop in stops]
+        self._is_shown = is_shown
         self._held = ""
         self.is_stopped = False
 
@@ -87,7 +89,8 @@ class StopStrings:
             if complete and can_stop:
                 self.is_stopped = True
                 self._held = ""
-                return buffer[: end - max(len(a.pattern) for a in complete)]
+                cut = 0 if self._is_shown else max(len(a.pattern) for a in complete)
+                return buffer[: end - cut]
         safe = len(buffer) - max(a.matched for a in self._automata)
         self._held = buffer[safe:]
         return buffer[:safe]

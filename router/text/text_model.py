@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from tokenizers import Tokenizer
 
 from common.errors import CheckpointError, ConfigError, InvalidRequest
 from common.request import SamplingParams
-from router.text.chat_template import ChatTemplate
+from router.text.chat_template import ChatOptions, ChatTemplate
 from router.text.context_limits import ContextExceeded
 from router.text.detokenizer import Detokenizer
 from router.text.logprobs_json import TokenText, token_text
@@ -82,7 +83,9 @@ class TextModel:
             ),
         )
 
-    def render_chat(self, messages: Sequence[Mapping[str, Any]]) -> str:
+    def render_chat(
+        self, messages: Sequence[Mapping[str, Any]], options: ChatOptions | None = None
+    ) -> str:
         """Return the prompt text of a conversation.
 
         Raises `InvalidRequest` when the template refuses it or there is no template.
@@ -91,7 +94,7 @@ class TextModel:
             raise InvalidRequest(
                 f"model {self.name!r} has no chat template: use /v1/completions", param="messages"
             )
-        return self._chat_template.render(messages)
+        return self._chat_template.render(messages, options)
 
     def encode(
         self, text: str, *, add_special_tokens: bool, param: str, max_model_len: int | None = None
@@ -118,15 +121,17 @@ class TextModel:
         encodings = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return encodings[0].ids
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Return the text of `token_ids`, without special tokens."""
-        return self._tokenizer.decode(token_ids, skip_special_tokens=True)
+    def decode(self, token_ids: Sequence[int], *, with_special_tokens: bool = False) -> str:
+        """Return the text of `token_ids`, as a rule without special tokens."""
+        return self._tokenizer.decode(token_ids, skip_special_tokens=not with_special_tokens)
 
-    def new_detokenizer(self, continues: Sequence[int] = ()) -> Detokenizer:
+    def new_detokenizer(
+        self, continues: Sequence[int] = (), *, with_special_tokens: bool = False
+    ) -> Detokenizer:
         """Return a detokenizer for one answer; `continues` are the prompt's tokens it continues."""
         return Detokenizer(
-            self.decode,
-            self._special_token_ids,
+            partial(self.decode, with_special_tokens=with_special_tokens),
+            frozenset() if with_special_tokens else self._special_token_ids,
             continues,
             whole_text=self._whole_texts.__getitem__,
         )

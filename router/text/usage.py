@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 
 from router.text.choice_text import Delta
+
+
+class UsageEvents(Enum):
+    """Which events of a stream have the usage: none, one at the end, or each one, so far."""
+
+    NONE = "none"
+    LAST = "last"
+    EACH = "each"
 
 
 @dataclass(slots=True)

@@ -71,8 +71,8 @@ class RequestWatch:
     def end(self, outcome: str, status: int | None, now_s: float, *, why: str = "") -> None:
         """Record the end: `ok`, `client_closed`, `cancelled` or an error's code.
 
-        `status` is the HTTP status that was sent. `why` is the text of this server's own errors;
-        the text of a client's error may quote its request.
+        `status` is the HTTP status that was sent. `why` is the error's text, unless it may quote
+        the conversation.
         """
         if log.isEnabledFor(logging.INFO):
             self._log(outcome, status, now_s, why)

@@ -184,6 +184,16 @@ def says(
     return play
 
 
+def plays(played: Sequence[TokenChunk]) -> Script:
+    """A script of these chunks."""
+
+    async def play(call: Call) -> AsyncIterator[TokenChunk]:
+        for chunk in played:
+            yield chunk
+
+    return play
+
+
 def fails(error: Exception, after: Sequence[TokenChunk] = ()) -> Script:
     """A script that raises `error` after some chunks."""
 

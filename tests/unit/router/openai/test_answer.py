@@ -21,11 +21,11 @@ from router.http.exchange import Reply
 from router.openai.answer import Answer, StreamedAnswer, WholeAnswer
 from router.openai.formats import AnswerHead, ChatFormat, WholeChoice
 from router.text.choice_text import ChoiceText, Delta
-from router.text.usage import Usage
+from router.text.usage import Usage, UsageEvents
 from tests.fakes.http_edge import chunks, tiny_model
 
 TEXT = "Hello world, the quick brown fox \U0001f600"
-HEAD = AnswerHead(id="chatcmpl-1", created_s=1, model="tiny")
+HEAD = AnswerHead(id="chatcmpl-1", created_s=1, model="tiny", system_fingerprint="f")
 
 
 class Client:
@@ -48,10 +48,14 @@ class Client:
         self.deltas: list[Delta] = []
         self.sinks: list[Sink] = []
         self.aborted: list[int] = []
-        form = ChatFormat(
-            HEAD, tiny_model().describe_token, has_logprobs=has_logprobs, has_usage_events=True
-        )
         self.usage = Usage((3,), num_choices)
+        form = ChatFormat(
+            HEAD,
+            tiny_model().describe_token,
+            usage=self.usage,
+            has_logprobs=has_logprobs,
+            usage_events=UsageEvents.LAST,
+        )
         self.answer = kind(form, self.usage, Reply(self._send, self._write), num_choices)
         for index in range(num_choices):
             text = ChoiceText(tiny_model().new_detokenizer(), stop, has_logprobs=has_logprobs)

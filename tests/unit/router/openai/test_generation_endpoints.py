@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
 from common.request import FinishReason, SamplingParams
+from common.version import VERSION
 from router.openai.request_plan import seed_of_choice
 from router.text.text_model import TextModel
 from tests.fakes.http_edge import (
@@ -15,6 +17,7 @@ from tests.fakes.http_edge import (
     Edge,
     chunks,
     make_edge,
+    plays,
     says,
     tiny_model,
     write_model_folder,
@@ -270,6 +273,88 @@ async def test_a_stop_string_cuts_and_closes(size: int) -> None:
     assert call.closed.is_set()
     assert answer["usage"]["completion_tokens"] == len(encode("Hello world over"))
     assert call.num_pushed == (3 if size == 1 else 1)
+
+
+@pytest.mark.parametrize("field", ["include_stop_str_in_output", "no_stop_trim"])
+@pytest.mark.parametrize("size", [1, 20])
+async def test_a_stop_string_is_shown_where_asked_for(size: int, field: str) -> None:
+    body = TEXT | {"stop": "lo", "max_tokens": 20, field: True}
+    answer = await post(make_edge(says("Hello world", size=size)), TEXT_PATH, body)
+    choice = answer["choices"][0]
+    assert (choice["text"], choice["finish_reason"]) == ("Hello", "stop")
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({}, "Hello"),
+        ({"skip_special_tokens": False}, "Hello<|im_start|>"),
+        (
+            {"skip_special_tokens": False, "include_stop_str_in_output": True},
+            "Hello<|im_start|><|im_end|>",
+        ),
+    ],
+)
+async def test_special_tokens_are_shown_where_asked_for(fields: dict[str, Any], text: str) -> None:
+    ids = [*encode("Hello"), 0, 1]
+    edge = make_edge(plays(chunks(ids, FinishReason.STOP)))
+    answer = await post(edge, TEXT_PATH, TEXT | fields)
+    assert answer["choices"][0]["text"] == text
+
+
+@pytest.mark.parametrize("prompt", ["Hello world, Hello", [5, 6, 7, 8, 9]])
+async def test_a_prompt_is_cut_to_its_last_tokens(prompt: Any) -> None:
+    ids = tuple(prompt) if isinstance(prompt, list) else encode(prompt, special=True)
+    call = await call_of(TEXT_PATH, TEXT | {"prompt": prompt, "truncate_prompt_tokens": 3})
+    assert call.prompt_token_ids == ids[-3:]
+    call = await call_of(TEXT_PATH, TEXT | {"prompt": prompt, "truncate_prompt_tokens": 200})
+    assert call.prompt_token_ids == ids
+
+
+async def test_a_prompt_that_is_too_long_is_served_when_it_may_be_cut() -> None:
+    for prompt in ("qz " * 10_000, [5] * 1000):
+        body = TEXT | {"prompt": prompt, "truncate_prompt_tokens": 100, "echo": True}
+        edge = make_edge()
+        answer = await post(edge, TEXT_PATH, body)
+        (call,) = edge.generator.calls
+        assert len(call.prompt_token_ids) == 100
+        assert answer["choices"][0]["text"].startswith(MODEL.decode(call.prompt_token_ids))
+
+
+async def test_a_chat_without_the_prompt_of_an_answer() -> None:
+    call = await call_of(CHAT_PATH, CHAT | {"add_generation_prompt": False})
+    assert call.prompt_token_ids == encode("<|im_start|>user\nHi<|im_end|>\n")
+
+
+async def test_the_final_message_is_continued() -> None:
+    messages = [*CHAT["messages"], {"role": "assistant", "content": "Hello wor"}]
+    body = CHAT | {"messages": messages, "continue_final_message": True}
+    edge = make_edge(says("ld"))
+    answer = await post(edge, CHAT_PATH, body)
+    assert answer["choices"][0]["message"]["content"] == "ld"
+    rendered = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHello wor"
+    assert edge.generator.calls[0].prompt_token_ids == encode(rendered)
+
+
+async def test_a_template_is_told_what_the_request_says(tmp_path: Any) -> None:
+    folder = write_model_folder(tmp_path)
+    source = "{{ enable_thinking }} {{ reasoning_effort }} {{ messages[0].reasoning_content }}"
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": source}))
+    edge = make_edge(model=TextModel.load(folder, "tiny", 0))
+    message = {"role": "assistant", "content": "Hi", "reasoning_content": "hm"}
+    body = {
+        "messages": [message],
+        "chat_template_kwargs": {"enable_thinking": False, "messages": "mine"},
+        "reasoning_effort": "low",
+    }
+    await post(edge, CHAT_PATH, body)
+    assert edge.generator.calls[0].prompt_token_ids == encode("False low hm")
+
+
+async def test_the_version_is_the_system_fingerprint() -> None:
+    for path, body in ((CHAT_PATH, CHAT), (TEXT_PATH, TEXT)):
+        answer = await post(make_edge(), path, body)
+        assert answer["system_fingerprint"] == f"pdserve-{VERSION}"
 
 
 async def test_chat_logprobs() -> None:

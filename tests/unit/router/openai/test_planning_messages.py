@@ -26,6 +26,7 @@ from router.openai.planning_messages import (
 )
 from router.openai.request_plan import ChoicePlan, RequestKind, RequestPlan
 from router.text.context_limits import ContextExceeded
+from router.text.usage import UsageEvents
 
 SAMPLING = SamplingParams(
     max_tokens=9,
@@ -59,10 +60,13 @@ PLAN = RequestPlan(
     choices_per_prompt=2,
     stop=("\n", '"'),
     hidden_token_ids=frozenset({1, 4}),
+    shows_stop=True,
+    shows_special_tokens=True,
     has_logprobs=True,
     is_stream=True,
-    has_usage_events=True,
+    usage_events=UsageEvents.EACH,
     continues_prompt=True,
+    ignored_fields=("foo", "messages.id"),
 )
 
 

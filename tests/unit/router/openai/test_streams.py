@@ -99,6 +99,24 @@ async def test_usage_comes_last_when_asked_for() -> None:
     assert set(last["usage"]["completion_tokens_details"].values()) == {0}
 
 
+@pytest.mark.parametrize("has_logprobs", [False, True])
+async def test_usage_so_far_comes_with_every_event_when_asked_for(has_logprobs: bool) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    body = CHAT | {"stream_options": options, "logprobs": has_logprobs}
+    *payloads, done = await streamed(make_edge(says("Hello world")), CHAT_PATH, body)
+    assert done == "[DONE]"
+    assert [p["usage"]["completion_tokens"] for p in payloads] == [1, 1, 2, 3, 3]
+    assert len({p["usage"]["prompt_tokens"] for p in payloads}) == 1
+    text = "".join(p["choices"][0]["delta"].get("content", "") for p in payloads[:-1])
+    assert text == "Hello world"
+
+
+async def test_usage_of_every_event_alone_asks_for_nothing() -> None:
+    body = CHAT | {"stream_options": {"continuous_usage_stats": True}}
+    *payloads, _ = await streamed(make_edge(), CHAT_PATH, body)
+    assert all("usage" not in p for p in payloads)
+
+
 async def test_text_that_json_must_escape_survives() -> None:
     text = '"\\\n\n\r\u2028 data: 🙂 漢\x00'
     payloads = await streamed(make_edge(says(text)), TEXT_PATH, TEXT)

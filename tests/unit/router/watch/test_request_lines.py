@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
 from common.errors import InternalError, NodeLost, Overloaded
-from tests.fakes.http_edge import chunks, fails, hangs_after, make_edge
+from router.text.text_model import TextModel
+from tests.fakes.http_edge import chunks, fails, hangs_after, make_edge, write_model_folder
 from tests.fakes.http_server import eventually, served
 
 LOGGER = "pdserve.router.requests"
@@ -93,7 +96,21 @@ async def test_a_body_that_is_none(caplog: pytest.LogCaptureFixture) -> None:
     (line,) = lines(caplog)
     assert line["status"] == 400
     assert "prompt_tokens" not in line
-    assert "error" not in line, "it may hold what the client sent"
+    assert line["error"].startswith("the body is not valid JSON")
+
+
+async def test_a_refused_conversation_is_not_in_the_log(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    folder = write_model_folder(tmp_path)
+    quotes = "{{ raise_exception('not ' ~ messages[0]['content']) }}"
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": quotes}))
+    body = {"messages": [{"role": "user", "content": "a secret"}]}
+    async with make_edge(model=TextModel.load(folder, "tiny", 0)).client() as client:
+        reply = await client.post("/v1/chat/completions", json=body)
+    assert "not a secret" in reply.json()["error"]["message"]
+    (line,) = lines(caplog)
+    assert (line["status"], line.get("error")) == (400, None)
 
 
 async def test_a_client_that_leaves(caplog: pytest.LogCaptureFixture) -> None:
