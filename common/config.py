@@ -50,6 +50,7 @@ def _is_host(host: str) -> bool:
         return _HOST_NAME.fullmatch(host) is not None
 
 
+_ORIGIN = re.compile(r"https?://[^/\s]+")
 _HOST_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9_.])?")
 MOST_DRAIN_S = 3600
 _PORTS = (0, 65535)
@@ -234,6 +235,9 @@ class ApiConfig(Section):
         600.0, "maximum time of a request", unit="seconds", above=0, at_most=86400
     )
     max_body: int = setting(10 << 20, "largest request body", unit="bytes", at_least=1024)
+    cors_origins: str = setting(
+        "", "web pages that may call the API: their origins, separated by commas, or *"
+    )
     strict_fields: bool = setting(
         False, "refuse requests with unknown fields instead of ignoring these fields"
     )
@@ -244,8 +248,21 @@ class ApiConfig(Section):
         4096, "maximum number of connections; beyond it idle ones close", between=(1, 1_000_000)
     )
 
+    @property
+    def allowed_origins(self) -> tuple[str, ...]:
+        return tuple(part.strip() for part in self.cors_origins.split(",") if part.strip())
+
     def joint_problems(self) -> list[Problem]:
-        """Return the problem of a certificate without its key, or a key without a certificate."""
+        """Return those of origins, or of a certificate without its key, or the other way round."""
+        for origin in self.allowed_origins:
+            if origin != "*" and not _ORIGIN.fullmatch(origin):
+                return [
+                    Problem(
+                        ("cors_origins",),
+                        f"cors_origins has {origin!r}: wanted origins such as "
+                        "https://chat.example.org, without a path, or *",
+                    )
+                ]
         for one, other in (("tls_cert", "tls_key"), ("tls_key", "tls_cert")):
             if getattr(self, one) and not getattr(self, other):
                 return [Problem((one, other), f"{one} is set: wanted {other} too")]

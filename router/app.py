@@ -12,12 +12,14 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from common.addresses import is_loopback
 from common.clock import Clock, MonotonicClock
-from common.config import Config
+from common.config import ApiConfig, Config
 from common.tracing import NO_TRACING, Tracing
+from common.version import VERSION
 from router.access.api_key_book import ApiKeyBook
 from router.access.api_key_metrics import ApiKeyCollector
 from router.access.local_requests import LocalRequestMiddleware
@@ -31,8 +33,10 @@ from router.http.exchange import Exchange
 from router.live.feed import LiveFeed
 from router.live.page import live_page
 from router.openai.api import Endpoint, OpenAiApi
+from router.openai.planning import BodyPlanner
 from router.openai.planning_process import LargeBodies
 from router.openai.schemas import ChatBody, CompletionBody, SamplingFields
+from router.openai.tokenization import TokenizationApi
 from router.text.text_model import TextModel
 from router.watch.http_metrics import HttpMetrics
 from router.watch.request_watch import RequestWatcher
@@ -78,10 +82,11 @@ def create_app(
         redoc_url=None,
         separate_input_output_schemas=False,
     )
+    planner = BodyPlanner(text_model, large_bodies)
     api = OpenAiApi(
         config=config.api,
         text_model=text_model,
-        large_bodies=large_bodies,
+        planner=planner,
         generator=generator,
         cluster=cluster,
         metrics=HttpMetrics(registry, live.edge),
@@ -96,20 +101,37 @@ def create_app(
         path: _add_generation(app, path, api, endpoint, body) for path, endpoint, body in generation
     }
     _add_models(app, text_model, api)
+    _add_tokenization(app, config.api, text_model, planner, api)
     _add_probes(app, cluster, registry)
     _add_live_page(app, live)
     add_drain_route(app, drain_node)
     _add_errors(app)
     book = api_keys or ApiKeyBook(clock, api_key=config.api.api_key)
     registry.register(ApiKeyCollector(book))
-    # Around the framework and not inside of it, where more would stand before each request and
-    # around each event that is sent.
-    inner: ASGIApp = _GenerationRoutes(app, handlers)
-    inner = ApiKeyMiddleware(inner, book, RefusedLogins(clock, registry))
+    return _guarded(_GenerationRoutes(app, handlers), config, book, RefusedLogins(clock, registry))
+
+
+def _guarded(app: ASGIApp, config: Config, book: ApiKeyBook, refused: RefusedLogins) -> ASGIApp:
+    """Return `app` behind its keys, its origins and the id of each request.
+
+    These are around the framework and not inside of it, where more would stand before each request
+    and around each event that is sent.
+    """
+    app = ApiKeyMiddleware(app, book, refused)
+    origins = config.api.allowed_origins
     serves_this_machine = is_loopback(config.server.host) and not config.security.insecure
     if book.is_open and serves_this_machine:
-        inner = LocalRequestMiddleware(inner)
-    return RequestIdMiddleware(inner)
+        app = LocalRequestMiddleware(app, origins)
+    if origins:
+        # Outside of all that refuses, so that a page can read the refusal.
+        app = CORSMiddleware(
+            app,
+            allow_origins=origins,
+            allow_methods=("GET", "POST"),
+            allow_headers=("*",),
+            expose_headers=("x-request-id", "retry-after"),
+        )
+    return RequestIdMiddleware(app)
 
 
 def _add_generation(
@@ -168,6 +190,20 @@ def _add_models(app: FastAPI, text_model: TextModel, api: OpenAiApi) -> None:
         return card()
 
 
+def _add_tokenization(
+    app: FastAPI, config: ApiConfig, text_model: TextModel, planner: BodyPlanner, api: OpenAiApi
+) -> None:
+    tokenization = TokenizationApi(config, text_model, planner, lambda: api.max_model_len)
+
+    @app.post("/tokenize", description="The token ids of a prompt or of a conversation.")
+    async def tokenize() -> Response:
+        return Exchange(tokenization.tokenize)
+
+    @app.post("/detokenize", description="The text of token ids.")
+    async def detokenize() -> Response:
+        return Exchange(tokenization.detokenize)
+
+
 def _add_probes(app: FastAPI, cluster: ClusterView, registry: CollectorRegistry) -> None:
     @app.get("/health", description="The process runs.")
     async def health() -> dict[str, str]:
@@ -183,6 +219,10 @@ def _add_probes(app: FastAPI, cluster: ClusterView, registry: CollectorRegistry)
             status_code=503,
             headers={"retry-after": NOT_READY_RETRY_S},
         )
+
+    @app.get("/version")
+    async def version() -> dict[str, str]:
+        return {"version": VERSION}
 
     @app.get("/metrics", response_class=Response)
     async def metrics() -> Response:

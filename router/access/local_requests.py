@@ -7,6 +7,7 @@ rebinding) sends that name as `Host`.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -21,29 +22,35 @@ _HOW = "add an API key (--api-key or --keys) to serve it, or --insecure to serve
 
 class LocalRequestMiddleware:
     """Refuses, with 403, requests whose `Host` or `Origin` is neither localhost nor a loopback
-    address."""
+    address. Pages of `allowed_origins` (`*`: all) are no foreign ones."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, allowed_origins: Collection[str] = ()) -> None:
         self._app = app
+        self._allowed_origins = allowed_origins
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        problem = _problem(scope) if scope["type"] == "http" else None
+        problem = self._problem(scope) if scope["type"] == "http" else None
         if problem is None:
             await self._app(scope, receive, send)
         else:
             await Reply(send).send_error(problem)
 
+    def _problem(self, scope: Scope) -> ApiError | None:
+        for name, value in scope["headers"]:
+            text = value.decode("latin-1")
+            if name == b"host" and not _is_local(f"//{text}"):
+                what = f"the Host header names {text[:_MAX_SHOWN]!r}"
+                return _refused(f"{what}: without API keys only localhost is served; {_HOW}")
+            if name == b"origin" and not self._is_allowed(text):
+                what = f"a page of {text[:_MAX_SHOWN]!r} sent this request"
+                return _refused(
+                    f"{what}: without API keys only pages of localhost are served; {_HOW}, or its "
+                    "origin to --cors-origins"
+                )
+        return None
 
-def _problem(scope: Scope) -> ApiError | None:
-    for name, value in scope["headers"]:
-        text = value.decode("latin-1")
-        if name == b"host" and not _is_local(f"//{text}"):
-            what = f"the Host header names {text[:_MAX_SHOWN]!r}"
-            return _refused(f"{what}: without API keys only localhost is served; {_HOW}")
-        if name == b"origin" and not _is_local(text):
-            what = f"a page of {text[:_MAX_SHOWN]!r} sent this request"
-            return _refused(f"{what}: without API keys only pages of localhost are served; {_HOW}")
-    return None
+    def _is_allowed(self, origin: str) -> bool:
+        return _is_local(origin) or origin in self._allowed_origins or "*" in self._allowed_origins
 
 
 def _is_local(url: str) -> bool:

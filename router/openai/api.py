@@ -35,7 +35,6 @@ from router.http.sse import DONE, event
 from router.openai.answer import Answer, StreamedAnswer, WholeAnswer
 from router.openai.formats import AnswerFormat, AnswerHead, ChatFormat, CompletionFormat
 from router.openai.planning import BodyPlanner
-from router.openai.planning_process import LargeBodies
 from router.openai.request_plan import ChoicePlan, RequestKind, RequestPlan
 from router.openai.unknown_fields import UnknownFields
 from router.text.chat_template import TemplateRefused
@@ -76,7 +75,7 @@ class OpenAiApi:
         *,
         config: ApiConfig,
         text_model: TextModel,
-        large_bodies: LargeBodies,
+        planner: BodyPlanner,
         generator: Generator,
         cluster: ClusterView,
         metrics: HttpMetrics,
@@ -97,7 +96,7 @@ class OpenAiApi:
         )
         self._config = config
         self._model = text_model
-        self._planner = BodyPlanner(text_model, large_bodies)
+        self._planner = planner
         self._generator = generator
         self._cluster = cluster
         self._metrics = metrics

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from common.errors import InvalidRequest
 from router.openai.schemas import ChatBody, ChatMessage
 from router.text.chat_template import ChatOptions
 
 
-def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
+def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, str]]:
     """Return role, content as text, and name and `reasoning_content` where they are given.
 
     `developer` is OpenAI's newer name for `system`; templates know `system` alone. Several
@@ -48,12 +47,12 @@ def template_options(body: ChatBody) -> ChatOptions:
     )
 
 
-def _template_message(index: int, message: ChatMessage) -> dict[str, Any]:
+def _template_message(index: int, message: ChatMessage) -> dict[str, str]:
     for name in message.not_supported:
         if (message.model_extra or {}).get(name):
             field = f"messages.{index}.{name}"
             raise InvalidRequest(f"{field} is not supported by this server", param=field)
-    plain: dict[str, Any] = {
+    plain = {
         "role": "system" if message.role == "developer" else message.role,
         "content": _text(f"messages.{index}.content", message),
     }

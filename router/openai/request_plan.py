@@ -107,7 +107,7 @@ class Planner:
     def plan_chat(self, raw: bytes) -> RequestPlan:
         """Plan a `/v1/chat/completions` body. Raises `InvalidRequest` and `ModelNotFound`."""
         body = parse_body(ChatBody, raw)
-        self._check_model(body)
+        check_model(body.model, self._model)
         messages, options = template_messages(body.messages), template_options(body)
         text = self._model.render_chat(messages, options)
         most_tokens = _most_prompt_tokens(body)
@@ -130,7 +130,7 @@ class Planner:
     def plan_completion(self, raw: bytes) -> RequestPlan:
         """Plan a `/v1/completions` body. Raises `InvalidRequest` and `ModelNotFound`."""
         body = parse_body(CompletionBody, raw)
-        self._check_model(body)
+        check_model(body.model, self._model)
         if body.echo and body.logprobs is not None:
             raise InvalidRequest("echo cannot be combined with logprobs", param="echo")
         num_logprobs = body.logprobs
@@ -146,10 +146,6 @@ class Planner:
             is_echo=bool(body.echo),
             continues_prompt=True,
         )
-
-    def _check_model(self, body: SamplingFields) -> None:
-        if body.model is not None and body.model != self._model.name:
-            raise ModelNotFound(body.model, self._model.name)
 
     def _plan(
         self,
@@ -312,6 +308,12 @@ class Planner:
                     f"{param} holds token id {token_id}: this model has ids 0 to {self._vocab - 1}",
                     param=param,
                 )
+
+
+def check_model(asked: str | None, model: TextModel) -> None:
+    """Raise `ModelNotFound` for a request that names another model; it may name none."""
+    if asked is not None and asked != model.name:
+        raise ModelNotFound(asked, model.name)
 
 
 def seed_of_choice(seed: int, index: int) -> int:

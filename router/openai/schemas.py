@@ -32,22 +32,25 @@ _UNION_ARMS = ("str", "list[str]", "list[any]")
 """How pydantic names the member of `str | list` that it tried, as if it were a field."""
 
 
-class _Body(BaseModel):
+class Body(BaseModel):
     """A body or a part of one. Fields that are not declared are kept in `model_extra`."""
 
     model_config = ConfigDict(
         extra="allow", strict=True, allow_inf_nan=False, hide_input_in_errors=True
     )
 
+    def refuse_unsupported(self) -> None:
+        """Raise `InvalidRequest` for a field that would change the answer."""
 
-class StreamOptions(_Body):
+
+class StreamOptions(Body):
     """What a stream carries besides the answer: usage at its end, or with every event."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
 
 
-class SamplingFields(_Body):
+class SamplingFields(Body):
     """Fields that both APIs have. Absent and null mean the same: the default."""
 
     harmless: ClassVar[frozenset[str]] = frozenset(
@@ -76,6 +79,7 @@ class SamplingFields(_Body):
         "kv_transfer_params": (None,),
         "lora_path": (None,),
         "spaces_between_special_tokens": (None, True),
+        "return_token_ids": (None, False),
         "return_tokens_as_token_ids": (None, False),
     }
 
@@ -121,7 +125,7 @@ class SamplingFields(_Body):
                 raise InvalidRequest(f"{name} is not supported by this server", param=name)
 
 
-class ChatMessage(_Body):
+class ChatMessage(Body):
     """One turn. What answers carry besides these fields comes back in a client's history."""
 
     not_supported: ClassVar[tuple[str, ...]] = ("audio", "tool_calls", "function_call")
@@ -188,7 +192,7 @@ class CompletionBody(SamplingFields):
     echo: bool | None = None
 
 
-BodyT = TypeVar("BodyT", bound=SamplingFields)
+BodyT = TypeVar("BodyT", bound=Body)
 
 
 def parse_body(kind: type[BodyT], body: bytes) -> BodyT:

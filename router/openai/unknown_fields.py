@@ -9,7 +9,7 @@ from common.errors import InvalidRequest
 
 logger = logging.getLogger("pdserve.router.http")
 
-_MAX_NAMES = 1000
+MAX_NAMES = 1000
 """Most fields that get a warning: clients choose their names."""
 
 
@@ -28,7 +28,7 @@ class UnknownFields:
         if names and self._are_refused:
             raise InvalidRequest(f"{names[0]} is not a field of this request", param=names[0])
         for name in names:
-            if name not in self._known and len(self._known) < _MAX_NAMES:
+            if name not in self._known and len(self._known) < MAX_NAMES:
                 self._known.add(name)
                 logger.warning(
                     "the field %r of a request is unknown and ignored; this is logged once "

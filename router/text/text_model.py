@@ -23,6 +23,7 @@ from router.text.model_files import (
     read_tokenizer,
     special_token_texts,
 )
+from router.text.special_text import SpecialText
 from router.text.token_lookup import TokenBytes, TokenTextCache
 
 _SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -46,6 +47,7 @@ class TextModel:
     default_sampling: Mapping[str, float]
     _tokenizer: Tokenizer
     _special_token_ids: frozenset[int]
+    _special_text: SpecialText
     _token_bytes: TokenBytes
     _whole_texts: TokenTextCache
     _chat_template: ChatTemplate | None
@@ -74,6 +76,7 @@ class TextModel:
             default_sampling=_default_sampling(generation, folder),
             _tokenizer=tokenizer,
             _special_token_ids=frozenset(i for i, token in added.items() if token.special),
+            _special_text=SpecialText([one.content for one in added.values() if one.special]),
             _token_bytes=TokenBytes(tokenizer),
             _whole_texts=TokenTextCache(tokenizer),
             _chat_template=(
@@ -84,9 +87,9 @@ class TextModel:
         )
 
     def render_chat(
-        self, messages: Sequence[Mapping[str, Any]], options: ChatOptions | None = None
+        self, messages: Sequence[Mapping[str, str]], options: ChatOptions | None = None
     ) -> str:
-        """Return the prompt text of a conversation.
+        """Return the prompt text of a conversation, with marks (`router.text.special_text`).
 
         Raises `InvalidRequest` when the template refuses it or there is no template.
         """
@@ -94,12 +97,16 @@ class TextModel:
             raise InvalidRequest(
                 f"model {self.name!r} has no chat template: use /v1/completions", param="messages"
             )
-        return self._chat_template.render(messages, options)
+        marked = [
+            {key: self._special_text.marked(value) for key, value in one.items()}
+            for one in messages
+        ]
+        return self._chat_template.render(marked, options)
 
     def encode(
         self, text: str, *, add_special_tokens: bool, param: str, max_model_len: int | None = None
     ) -> tuple[int, ...]:
-        """Return the token ids of `text`. A chat template writes its own special tokens.
+        """Return the token ids of `text`. Without `add_special_tokens` it is one of `render_chat`.
 
         Raises `ContextExceeded` for text that cannot fit into `max_model_len` (None: the model's),
         without tokenising all of it when its beginning alone is too long.
@@ -117,6 +124,14 @@ class TextModel:
         return tuple(self._ids(text, add_special_tokens))
 
     def _ids(self, text: str, add_special_tokens: bool) -> list[int]:
+        if not add_special_tokens:
+            return self._special_text.encoded(text, self._plain_ids)
+        return self._fast_ids(text, True)
+
+    def _plain_ids(self, text: str) -> list[int]:
+        return self._fast_ids(text, False)
+
+    def _fast_ids(self, text: str, add_special_tokens: bool) -> list[int]:
         # The fast variant leaves out the position of each token in the text.
         encodings = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return encodings[0].ids

@@ -20,7 +20,14 @@ from placement.redis_store import CALL_TIMEOUT_S, MAX_ENTRIES
 from protos.codec import MAX_ID_LENGTH
 from router.access import api_keys, middleware
 from router.http import server as http_server
-from router.openai import json_limits, planning, planning_process
+from router.openai import (
+    json_limits,
+    planning,
+    planning_process,
+    request_plan,
+    tokenization,
+    unknown_fields,
+)
 from router.openai.request_plan import MAX_CHOICES
 from router.openai.schemas import CompletionBody, parse_body
 from router.text.stop_strings import MAX_STOP_CHARS, MAX_STOP_STRINGS
@@ -74,6 +81,11 @@ ROUTER = {
         f"{size(planning_process.MAX_WAITING_BYTES)} together"
     ),
     "time to plan such a body": f"{planning_process.MAX_PLAN_S:g} s",
+    "body of `/detokenize`": size(tokenization.MAX_DETOKENIZE_BYTES),
+    "unknown fields of a request that are logged": (
+        f"{request_plan.MAX_IGNORED}, with {request_plan.MAX_FIELD_CHARS} characters each; "
+        f"{unknown_fields.MAX_NAMES} in all"
+    ),
     "requests in progress": f"{API.max_concurrent_requests} (`--max-concurrent-requests`)",
     "time of a request": f"{API.request_timeout_s:g} s (`--request-timeout-s`)",
     "choices: `n` times the number of prompts": str(MAX_CHOICES),

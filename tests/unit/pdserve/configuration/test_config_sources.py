@@ -73,6 +73,7 @@ def test_the_file_is_named_by_a_variable_or_a_flag_and_the_flag_wins(file: Path)
 
 
 LEGAL_VALUES = {
+    "cors_origins": "https://chat.example.org",
     "model": "m",
     "dtype": "auto",
     "log_level": "info",

@@ -1,0 +1,62 @@
+"""Web pages of other sites: those that are named may call the API, and no others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from common.config import ApiConfig
+from tests.fakes.http_edge import make_edge
+
+PAGE = "https://chat.example.org"
+BODY = {"prompt": "Hi"}
+
+
+async def post(origin: str, **api: Any) -> Any:
+    edge = make_edge(**api)
+    async with edge.client() as client:
+        return await client.post("/v1/completions", json=BODY, headers={"origin": origin})
+
+
+@pytest.mark.parametrize("allowed", [PAGE, f"https://other.example.org, {PAGE}", "*"])
+@pytest.mark.parametrize("api", [{}, {"api_key": "sesame"}])
+async def test_a_page_that_is_allowed_reads_the_answer_or_the_refusal(
+    allowed: str, api: dict[str, str]
+) -> None:
+    reply = await post(PAGE, cors_origins=allowed, **api)
+    assert reply.status_code == (401 if api else 200)
+    assert reply.headers["access-control-allow-origin"] in (PAGE, "*")
+    assert "x-request-id" in reply.headers["access-control-expose-headers"]
+
+
+@pytest.mark.parametrize("cors", [{}, {"cors_origins": "https://other.example.org"}])
+async def test_another_page_is_refused_where_there_are_no_keys(cors: dict[str, str]) -> None:
+    reply = await post(PAGE, **cors)
+    assert reply.status_code == 403
+    assert "--cors-origins" in reply.json()["error"]["message"]
+    assert "access-control-allow-origin" not in reply.headers
+
+
+async def test_a_browser_asks_before_it_sends_a_key() -> None:
+    edge = make_edge(api_key="sesame", cors_origins=PAGE)
+    asks = {
+        "origin": PAGE,
+        "access-control-request-method": "POST",
+        "access-control-request-headers": "authorization,content-type",
+    }
+    async with edge.client() as client:
+        reply = await client.options("/v1/chat/completions", headers=asks)
+        other = await client.options(
+            "/v1/chat/completions", headers=asks | {"origin": "https://evil.example.org"}
+        )
+    assert reply.status_code == 200
+    assert reply.headers["access-control-allow-origin"] == PAGE
+    assert "authorization" in reply.headers["access-control-allow-headers"]
+    assert "access-control-allow-origin" not in other.headers
+
+
+@pytest.mark.parametrize("wrong", ["chat.example.org", "https://a.example.org/", "https://"])
+def test_what_is_no_origin_is_named(wrong: str) -> None:
+    [problem] = ApiConfig(cors_origins=f"{PAGE},{wrong}").problems()
+    assert repr(wrong) in problem.text
