@@ -1,9 +1,9 @@
 """The parameters of a decoder, read from config.json: one frozen value for every family.
 
-Llama, Qwen2, MiMo, Qwen3 and dense ERNIE-4.5 are one decoder: pre-norm attention and a gated SiLU
-MLP. They differ in biases, in norms on query and key heads, in how head dimensions are paired for
-rotary positions, and in defaults. A configuration that this decoder would compute wrongly is
-refused.
+Llama, Mistral, Qwen2, MiMo, Qwen3 and dense ERNIE-4.5 are one decoder: pre-norm attention and a
+gated SiLU MLP. They differ in biases, in norms on query and key heads, in how head dimensions are
+paired for rotary positions, and in defaults. A configuration that this decoder would compute
+wrongly is refused.
 
 A family of the same decoder attaches here: one row of `_FAMILIES`.
 
@@ -114,6 +114,7 @@ _FAMILIES = {
         "attention_bias", "attention_bias", "mlp_bias", False, False, 10000.0
     ),
     "Qwen2ForCausalLM": _Family(True, False, False, False, False, 10000.0),
+    "MistralForCausalLM": _Family(False, False, False, False, False, 10000.0),
     "MiMoForCausalLM": _Family(True, False, False, False, False, 10000.0),
     "Qwen3ForCausalLM": _Family(
         "attention_bias", "attention_bias", False, True, False, 10000.0, default_head_dim=128
@@ -134,6 +135,9 @@ class _Config:
     def refuse(self, key: str, wanted: str) -> CheckpointError:
         found = repr(self._values.get(key, "missing"))[:_MAX_SHOWN]
         return CheckpointError(f"{self._path}: {self._prefix}{key} is {found}: wanted {wanted}")
+
+    def has(self, key: str) -> bool:
+        return key in self._values
 
     def get(self, key: str) -> Any:
         return self._values.get(key)
@@ -197,6 +201,8 @@ def read_decoder_spec(folder: Path) -> DecoderSpec:
     if family is None or not isinstance(architecture, str):
         raise config.refuse("architectures", f"one of {', '.join(_FAMILIES)}")
     _refuse_other_arithmetic(config)
+    if architecture == "MistralForCausalLM":
+        _refuse_window(config)
 
     hidden_size = config.integer("hidden_size")
     num_heads = config.integer("num_attention_heads")
@@ -252,6 +258,23 @@ def _refuse_other_arithmetic(config: _Config) -> None:
         is_list and all(kind == "full_attention" for kind in layer_types)
     ):
         raise config.refuse("layer_types", "a list of full_attention, one for each layer")
+
+
+def _refuse_window(config: _Config) -> None:
+    """Raise `CheckpointError` for a sliding window that is shorter than the context.
+
+    A Mistral file without the key has a window of 4096, as in transformers.
+    """
+    window = config.get("sliding_window")
+    is_named = window is not None or config.has("sliding_window")
+    if not is_named or (
+        window is not None
+        and config.integer("sliding_window") < config.integer("max_position_embeddings")
+    ):
+        raise config.refuse(
+            "sliding_window",
+            "null or at least max_position_embeddings: sliding windows are not computed",
+        )
 
 
 def _rope_spec(config: _Config, default_theta: float, max_position: int) -> RopeSpec:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from common.errors import CheckpointError
 
 DEMO_MODEL = "demo"
+
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def resolve_checkpoint(model: str, *, progress: bool = True) -> Path:
@@ -23,6 +26,11 @@ def resolve_checkpoint(model: str, *, progress: bool = True) -> Path:
         return path
     if model == DEMO_MODEL or (path.is_file() and path.suffix == ".gguf"):
         return _converted(model, path, progress=progress)
+    if _HUB_ID.fullmatch(model) and not path.exists():
+        raise CheckpointError(
+            f"{path} does not exist: if {model} is a model of the Hugging Face Hub, download it "
+            f"first with `hf download {model} --local-dir {path.name}`, and name that folder"
+        )
     found = "is not a folder or .gguf file" if path.exists() else "does not exist"
     raise CheckpointError(
         f"{path} {found}: wanted a Hugging Face folder, a .gguf file or '{DEMO_MODEL}'"

@@ -266,6 +266,26 @@ def test_config_that_the_decoder_does_not_compute(
     _refused(tmp_path, "config.json", *words)
 
 
+MISTRAL = CONFIGS["mistral"]
+
+
+@pytest.mark.parametrize("window", [511, 1])
+def test_a_sliding_window_within_the_context(tmp_path: Path, window: int) -> None:
+    write_checkpoint(tmp_path, MISTRAL | {"sliding_window": window})
+    _refused(tmp_path, "config.json", "sliding_window", str(window), "max_position_embeddings")
+
+
+def test_a_mistral_that_does_not_name_its_window(tmp_path: Path) -> None:
+    unnamed = {key: value for key, value in MISTRAL.items() if key != "sliding_window"}
+    write_checkpoint(tmp_path, unnamed)
+    _refused(tmp_path, "config.json", "sliding_window", "missing")
+
+
+def test_a_window_as_long_as_the_context_is_none(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, MISTRAL | {"sliding_window": 512})
+    assert read_decoder_spec(tmp_path) == read_decoder_spec(write_checkpoint(tmp_path, MISTRAL))
+
+
 @pytest.mark.parametrize("value", ["2", [2, "3"], {"id": 2}, True])
 def test_eos_token_id_that_is_no_id(tmp_path: Path, value: object) -> None:
     write_checkpoint(tmp_path, LLAMA)

@@ -57,6 +57,13 @@ CONFIGS: dict[str, dict[str, Any]] = {
             "original_max_position_embeddings": 128,
         }
     },
+    "mistral": _LLAMA
+    | {
+        "architectures": ["MistralForCausalLM"],
+        "model_type": "mistral",
+        "rope_theta": 1000000.0,
+        "sliding_window": None,
+    },
     "qwen2": _COMMON
     | {
         "architectures": ["Qwen2ForCausalLM"],

@@ -63,6 +63,19 @@ def test_demo_is_the_demo_model(demo_folder: Path) -> None:
     assert resolve_checkpoint("demo") == demo_folder
 
 
+def test_a_name_of_the_hub_is_told_how_to_download_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(
+        CheckpointError, match=r"hf download Qwen/Qwen3-0\.6B --local-dir Qwen3-0\.6B"
+    ):
+        resolve_checkpoint("Qwen/Qwen3-0.6B", progress=False)
+    (tmp_path / "Qwen" / "Qwen3-0.6B").mkdir(parents=True)
+    with pytest.raises(CheckpointError, match=r"no config\.json in it"):
+        resolve_checkpoint("Qwen/Qwen3-0.6B", progress=False)
+
+
 @pytest.mark.parametrize(
     ("name", "wanted"),
     [
