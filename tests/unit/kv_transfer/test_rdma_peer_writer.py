@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from common.errors import HandoffFailed
@@ -181,3 +182,56 @@ def test_a_writer_that_failed_ends_when_nothing_is_under_way() -> None:
     assert len(engine.batches) == 2
     assert engine.num_under_way == 0
     assert said.empty()
+
+
+class FewSlots(SlowToReach):
+    """An engine whose queue holds `num_slots` batches; it refuses what exceeds that."""
+
+    def __init__(self, num_slots: int) -> None:
+        super().__init__()
+        self.num_slots = num_slots
+        self.num_refused = 0
+
+    def submit(self, peer_name: str, ranges: Sequence[Range]) -> int:
+        if self.num_under_way == self.num_slots:
+            self.num_refused += 1
+            return 0
+        return super().submit(peer_name, ranges)
+
+
+def write_forty(engine: FewSlots) -> list[Parts | HandoffFailed]:
+    """Return what the writer reports when 40 batches were queued before it began."""
+    said = queue.Queue[Parts | HandoffFailed]()
+    memory = np.arange(2 * 40 * BATCH_BYTES, dtype=np.uint8)
+    here, there = memory.ctypes.data, memory.ctypes.data + 40 * BATCH_BYTES
+    engine.register(here, memory.nbytes)
+    writer = PeerWriter(engine, "there", lambda _, ready: said.put(ready), batch_bytes=BATCH_BYTES)
+    for index in range(40):
+        at = index * BATCH_BYTES
+        writer.write([(here + at, there + at, BATCH_BYTES)])
+        writer.send_after([memoryview(bytes([index]))])
+    writer.end()
+    engine.may_begin.set()
+    assert writer.join(WAIT_S)
+    assert engine.num_under_way == 0, "only the answer frees a batch"
+    return list(said.queue)
+
+
+def test_f20_forty_batches_never_fill_a_queue_of_two() -> None:
+    engine = FewSlots(num_slots=2)
+    said = write_forty(engine)
+    assert [bytes(one[0]) for one in said if not isinstance(one, HandoffFailed)] == [
+        bytes([index]) for index in range(40)
+    ]
+    assert len(engine.batches) == 40
+    assert engine.num_refused == 0
+
+
+def test_f20_a_batch_that_the_engine_refuses_ends_the_writer_typed() -> None:
+    """No header follows: its link breaks, and what was not acknowledged is sent on another."""
+    engine = FewSlots(num_slots=1)
+    (error,) = write_forty(engine)
+    assert isinstance(error, HandoffFailed)
+    assert "a write to there could not be started" in str(error)
+    assert len(engine.batches) == 1
+    assert engine.num_refused == 1

@@ -29,10 +29,13 @@ from placement import first_answer
 from placement.store import PlacementUnavailable
 from protos import pdserve_node_pb2 as pb
 from protos import pdserve_node_pb2_grpc as pb_grpc
+from protos.codec import make_envelope, request_to_proto
 from tests.fakes.hash_runner import HashRunner
 from tests.fakes.loopback_connector import LoopbackConnector, LoopbackNetwork
 from tests.fakes.manual_clock import ManualClock
 from tests.fakes.memory_store import MemoryStore
+from tests.fakes.node_caller import NodeCaller
+from tests.unit.engine_core.build import make_request
 
 WAIT_S = 20.0
 ROUTER = Incarnation("router", 1)
@@ -165,6 +168,7 @@ async def test_a_node_waits_for_its_store_until_it_is_stopped(
 async def test_a_step_that_hangs_ends_the_node(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """F71."""
     monkeypatch.setattr(step_thread, "TICK_S", 0.0)
     monkeypatch.setattr(engine_node, "STEP_GRACE_S", 0.01)
     world = World(waits_in="step")
@@ -226,6 +230,36 @@ async def test_a_hung_connector_ends_the_node(
     may_go_on.set()
     await world.finish_threads()
     await asyncio.to_thread(world.connector._thread.join, WAIT_S)
+
+
+async def test_f09_an_error_between_allocating_and_recording_ends_the_node(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What is allocated and not recorded is never allocated again: no code goes on after it."""
+    world = World(waits_in="step")
+    running = world.start()
+    await world.has_arrived()
+    world.let_go.set()
+    (node,) = await world.store.live_nodes()
+    num_asked = 0
+
+    def fail(*_: object, **__: object) -> None:
+        nonlocal num_asked
+        num_asked += 1
+        raise RuntimeError("a metric that raises")
+
+    monkeypatch.setattr(world.connector, "expect", fail)
+    request = make_request(200)  # Too long to compute here: it waits for KV.
+    with caplog.at_level(logging.CRITICAL, "pdserve"):
+        async with grpc.aio.insecure_channel(node.record.control_address) as channel:
+            stub: Any = pb_grpc.NodeStub(channel)  # type: ignore[no-untyped-call]
+            caller = NodeCaller(stub, make_envelope(ROUTER, node.record.incarnation))
+            await caller.greet()
+            for _ in range(2):
+                await caller.begin(pb.ReserveRequest(request=request_to_proto(request)))
+            assert await world.end(running) == 1
+    assert num_asked == 1
+    assert await world.store.live_nodes() == []
 
 
 async def test_a_step_that_outlasts_the_stop_reaches_nobody(
