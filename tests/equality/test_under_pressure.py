@@ -198,6 +198,7 @@ def test_prefill_to_decode(
     requests: list[GenerationRequest],
     undisturbed: list[list[int]],
 ) -> None:
+    """F46."""
     config, speculation = pressed(combination)
     prefill = Node(
         runners[0], num_blocks=12, config=SchedulingConfig(reservation_policy="none"),

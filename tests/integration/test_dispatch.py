@@ -119,6 +119,7 @@ async def test_a_first_token_that_ends_the_answer_releases_the_reservation(
 
 
 async def test_a_refusal_leads_to_the_next_node(cluster: Cluster) -> None:
+    """F05."""
     first = await cluster.add("d0", Role.DECODE)
     second = await cluster.add("d1", Role.DECODE)
     router = await cluster.router()
@@ -151,6 +152,7 @@ async def test_nobody_is_there(cluster: Cluster) -> None:
 
 
 async def test_a_lost_prefill_node_is_replaced_before_the_first_token(cluster: Cluster) -> None:
+    """F84."""
     p = await cluster.add("p0", Role.PREFILL)
     d = await cluster.add("d0", Role.DECODE)
     router = await cluster.router()
@@ -265,6 +267,7 @@ async def test_a_client_that_goes_away_while_a_reserve_is_under_way(cluster: Clu
 
 
 async def test_many_aborts_travel_together(cluster: Cluster) -> None:
+    """F97."""
     d = await cluster.add("d0", Role.DECODE)
     router = await cluster.router()
     answers = [start(router) for _ in range(50)]
@@ -277,6 +280,7 @@ async def test_many_aborts_travel_together(cluster: Cluster) -> None:
 
 
 async def test_the_deadline_ends_a_request_that_nobody_answers(cluster: Cluster) -> None:
+    """F89."""
     d = await cluster.add("d0", Role.DECODE)
     router = await cluster.router()
     stream = read(router, PROMPT, GREEDY, deadline_s=0.2)
@@ -333,6 +337,7 @@ async def test_a_node_in_a_new_life_is_never_called_by_its_old_name(cluster: Clu
 
 
 async def test_a_restarted_node_serves_again_on_the_same_port(cluster: Cluster) -> None:
+    """F63."""
     first = await cluster.add("d0", Role.DECODE, epoch=1)
     router = await cluster.router()
     answer = start(router)

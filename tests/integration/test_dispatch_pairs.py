@@ -85,7 +85,7 @@ async def nodes_of(cluster: Cluster, num_prefill: int, num_decode: int) -> Nodes
 async def test_one_request_fails_on_a_dead_kv_port_and_the_others_go_elsewhere(
     cluster: Cluster,
 ) -> None:
-    """F30."""
+    """F30, F81."""
     nodes = await nodes_of(cluster, 2, 2)
     router = await cluster.router()
     clock = ManualClock()
@@ -112,6 +112,7 @@ async def test_one_request_fails_on_a_dead_kv_port_and_the_others_go_elsewhere(
 
 
 async def test_with_no_other_pair_the_decode_node_computes_the_prompt(cluster: Cluster) -> None:
+    """F81."""
     nodes = await nodes_of(cluster, 1, 1)
     router = await cluster.router()
     router._placer._clock = ManualClock()

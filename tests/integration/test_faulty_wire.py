@@ -91,7 +91,7 @@ def ask(api: Api, salt: int) -> Answer:
 def test_the_answer_is_right_or_the_error_is_typed(
     cluster: Cluster, proxy: tuple[FaultProxy, int]
 ) -> None:
-    """F19, F23, F24, F28: a fault of each kind, in a prompt of its own."""
+    """F19, F23, F24, F28, F90: a fault of each kind, in a prompt of its own."""
     wire = proxy[0]
     num_right = 0
     with Api(cluster.url, "tiny") as api:

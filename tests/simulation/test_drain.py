@@ -182,6 +182,7 @@ def test_a_reservation_made_before_still_takes_its_landing() -> None:
 
 
 def test_a_prefill_node_waits_for_the_last_acknowledgement() -> None:
+    """F115."""
     world = World()
     one = ask_until_committed(world)
     world.p.inbox.put(Drain(0.0))
@@ -211,6 +212,7 @@ def test_blocks_in_quarantine_are_waited_for() -> None:
 
 
 def test_an_idle_node_has_drained_at_once_and_says_so_once() -> None:
+    """F116."""
     world = World()
     world.d.inbox.put(Drain(LONG_S))
     world.d.inbox.put(Drain(LONG_S))

@@ -52,6 +52,7 @@ def test_f23_repeated_and_shuffled_pieces_land_once() -> None:
 
 @pytest.mark.parametrize("order", list(permutations(range(4))))
 def test_f38_ticket_pieces_and_commit_in_every_order(order: tuple[int, ...]) -> None:
+    """F16."""
     world = World()
     asked = ask_until_committed(world, 3)
     frames = world.network.frames
@@ -152,6 +153,7 @@ def test_a_transfer_that_fails_before_token_0_is_a_typed_end() -> None:
 
 
 def test_a_landing_that_fails_is_a_typed_end_and_prefill_lets_go() -> None:
+    """F04."""
     world = World()
     asked = ask_until_committed(world)
     world.network.deliver(world.network.frames[0])
@@ -177,6 +179,7 @@ def test_a_landing_that_fails_is_a_typed_end_and_prefill_lets_go() -> None:
 def test_a_commit_that_does_not_fit_the_reservation_fails_the_handoff(
     change: dict[str, int], words: str
 ) -> None:
+    """F34."""
     world = World()
     neighbour = world.ask(5, seed=3, max_tokens=40, ignore_eos=True)
     world.step_until(lambda: neighbour.has_started)
@@ -231,6 +234,7 @@ def test_f45_of_two_attempts_only_the_second_commits() -> None:
 
 @pytest.mark.parametrize("is_first_faster", [True, False])
 def test_f45_two_attempts_alive_at_once_do_not_disturb_each_other(is_first_faster: bool) -> None:
+    """F86."""
     world = World()
     asked = [world.ask(9, name="same", attempt=n) for n in (1, 2)]
     world.step_until(lambda: all(0 in one.tokens for one in asked), frames=False)

@@ -26,6 +26,7 @@ def pieces_of(world: World) -> list[Piece]:
 
 
 def test_each_chunk_sends_what_it_completes_layer_by_layer() -> None:
+    """F42."""
     world = World(prefill=NodeSize(budget=6))
     asked = world.ask(15)
     seen = [pieces_of(world)]
@@ -66,6 +67,7 @@ def test_a_prefix_that_is_cached_here_and_not_there_leaves_before_the_step() -> 
 
 
 def test_blocks_that_decode_has_are_not_sent() -> None:
+    """F105."""
     world = World()
     prompt = make_prompt(14)
     assert_finished(world, world.ask(prompt[:9], max_tokens=2, ignore_eos=True))

@@ -233,6 +233,7 @@ def test_an_abort_that_reaches_one_node_alone_ends_both(reach: Reach, first: str
 
 @each_state
 def test_a_lost_router_ends_everything_it_asked_for(reach: Reach) -> None:
+    """F06, F83."""
     world = make_world()
     asked = reach(world)
     was_done = asked.is_done
@@ -299,6 +300,7 @@ def test_a_stopping_decode_node_says_so_in_the_stream() -> None:
 @each_state
 @pytest.mark.parametrize("which", ["p", "d"])
 def test_a_failing_step_ends_only_what_was_in_it(reach: Reach, which: str) -> None:
+    """F36."""
     world = make_world()
     asked = reach(world)
     node = world.p if which == "p" else world.d
@@ -316,6 +318,7 @@ def test_a_failing_step_ends_only_what_was_in_it(reach: Reach, which: str) -> No
 
 @pytest.mark.parametrize("node", [PREFILL, DECODE])
 def test_an_abort_that_overtakes_its_request_refuses_it(node: object) -> None:
+    """F59."""
     # F12: a tombstone, so that nothing is held for somebody who left.
     world = make_world()
     asked = reserved(world) if node == PREFILL else just_sent(world)
@@ -339,6 +342,7 @@ def test_a_request_that_arrives_after_its_abort_is_refused_by_name() -> None:
 
 @pytest.mark.parametrize("is_abort_first", [True, False])
 def test_abort_and_the_last_step_in_both_orders(is_abort_first: bool) -> None:
+    """F53."""
     # F60: blocks are freed once.
     world = make_world()
     asked = ask(world)

@@ -140,6 +140,7 @@ def test_only_uncached_tokens_count_for_the_threshold() -> None:
 @pytest.mark.parametrize("length", [5, 12, 13])
 @pytest.mark.parametrize("hit", ["decode", "prefill", "both", "neither"])
 def test_a_prefix_hit_on_either_side_moves_only_what_is_missing(hit: str, length: int) -> None:
+    """F110."""
     # F43: four combinations.
     world = World(threshold=0)
     prompt = make_prompt(length)
@@ -202,6 +203,7 @@ def test_a_mixed_node_answers_alone(length: int) -> None:
 
 
 def test_reservations_of_one_turn_are_all_granted_when_there_is_room() -> None:
+    """F82."""
     # S49: an idle node never refuses what fits.
     world = World()
     asked = [world.ask(9, seed=i) for i in range(3)]
@@ -209,6 +211,7 @@ def test_reservations_of_one_turn_are_all_granted_when_there_is_room() -> None:
 
 
 def test_a_landed_sequence_is_findable_for_the_next_reservation() -> None:
+    """F109."""
     world = World()
     asked = world.ask(9, name="first")
     world.step_until(lambda: asked.has_started)

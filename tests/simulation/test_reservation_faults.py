@@ -127,6 +127,7 @@ def test_f11_a_reservation_without_a_seat_takes_no_block() -> None:
 
 
 def test_a_full_node_refuses_at_once_and_says_what_room_it_has() -> None:
+    """F04, F94, F96."""
     world = World(decode=NodeSize(num_blocks=6))
     first = world.ask(12, max_tokens=8, ignore_eos=True)
     world.step_until(lambda: first.has_started)
@@ -154,6 +155,7 @@ def test_who_may_wait_is_answered_in_order_when_a_seat_frees() -> None:
 
 
 def test_the_queue_of_who_may_wait_is_bounded() -> None:
+    """F94."""
     world = World(decode=NodeSize(seats=1, max_queued=2))
     asked = [world.ask(5, seed=i, max_tokens=6, ignore_eos=True, may_wait=True) for i in range(5)]
     world.settle()
@@ -195,6 +197,7 @@ def test_f12_a_grant_that_arrives_after_the_request_was_given_up(is_abort_first:
 
 
 def test_a_reservation_nobody_uses_expires() -> None:
+    """F06."""
     world = World()
     asked = ask_until_reserved(world)
     world.to_router.clear()
@@ -208,6 +211,7 @@ def test_a_reservation_nobody_uses_expires() -> None:
 
 
 def test_a_lease_is_never_longer_than_the_request() -> None:
+    """F84."""
     world = World()
     asked = ask_until_reserved(world, deadline_s=3.0)
     world.messages_arrive()
@@ -229,6 +233,7 @@ def another_lease(ticket: Ticket) -> Ticket:
 
 @pytest.mark.parametrize("change", [another_generation, another_lease])
 def test_frames_of_another_generation_or_lease_write_nothing(change: object) -> None:
+    """F34."""
     world = World()
     world.router.change_ticket = change  # type: ignore[assignment]
     asked = ask_until_committed(world)

@@ -83,6 +83,7 @@ def test_without_priority_scheduling_a_priority_changes_nothing() -> None:
 
 
 def test_transfers_land_while_a_preempted_sequence_waits() -> None:
+    """F49."""
     # S44, F48
     world = World(prefill=MANY, decode=NodeSize(num_blocks=14, scheduling=scheduling()))
     early = [ask(world, seed=i, max_tokens=24) for i in range(2)]
@@ -142,6 +143,7 @@ def test_what_would_end_too_late_is_refused_where_it_is_asked_for() -> None:
 
 
 def test_the_last_one_that_cannot_grow_ends_typed_and_the_node_goes_on() -> None:
+    """F50."""
     # S34: 4 blocks of 4 hold 16 tokens. Nobody has to ask anything for the next one to be seated.
     size = NodeSize(num_blocks=4, seats=1, max_model_len=64, scheduling=scheduling())
     world = World(threshold=None, decode=size)
@@ -162,6 +164,7 @@ def test_the_last_one_that_cannot_grow_ends_typed_and_the_node_goes_on() -> None
 def test_a_prompt_that_no_pool_state_can_seat_is_refused_at_arrival(
     length: int, is_taken: bool
 ) -> None:
+    """F99."""
     # S25: 4 blocks of 4 hold 16 tokens, and the first token needs a slot behind the prompt.
     world = World(threshold=None, decode=NodeSize(num_blocks=4, max_model_len=64))
     asked = ask(world, length, max_tokens=1)

@@ -46,6 +46,7 @@ def first_drafts(world: World) -> int:
 @pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_handoff_with_drafts_answers_as_without(length: int, temperature: float) -> None:
+    """F102, F105."""
     answers = []
     for size in (NodeSize(), mtp()):
         world = World(prefill=size, decode=size)
@@ -58,6 +59,7 @@ def test_a_handoff_with_drafts_answers_as_without(length: int, temperature: floa
 
 
 def test_token_0_lands_with_its_drafts_and_they_are_verified_at_once() -> None:
+    """F103."""
     # S08: the first step on the decode node is charged 1 + the drafts from the prefill node.
     world = World(prefill=mtp(), decode=mtp())
     asked = ask_until_committed(world)
@@ -117,6 +119,7 @@ def test_wrong_drafts_cost_speed_alone() -> None:
 def test_each_side_drafts_as_it_is_set(
     prefill: NodeSize, decode: NodeSize, num_sent: int, num_verified: int
 ) -> None:
+    """F101, F104."""
     # S57: ngram and suffix need nothing from the prefill node.
     world = World(prefill=prefill, decode=decode)
     asked = ask_until_committed(world)
@@ -136,6 +139,7 @@ def test_each_side_drafts_as_it_is_set(
 
 
 def test_a_pair_with_other_caches_is_refused_with_both_sides_values() -> None:
+    """F103, F104."""
     # S57
     world = World()
     world.router.change_ticket = lambda ticket: replace(

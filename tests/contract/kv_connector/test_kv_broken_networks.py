@@ -130,7 +130,7 @@ def test_a_dead_receiver_is_noticed_before_the_deadline(zmq_cluster: Cluster) ->
 def test_a_dead_kv_port_stalls_one_transfer_and_is_used_again_when_it_answers(
     zmq_cluster: Cluster,
 ) -> None:
-    """F30: the next ones end at once, and none of them waits to find out that it works again."""
+    """F30, F67: the next ones end at once, and none waits to find out that it works again."""
     dead: set[int] = set()
     is_alive = threading.Event()
 
@@ -161,7 +161,7 @@ def test_a_dead_kv_port_stalls_one_transfer_and_is_used_again_when_it_answers(
 
 
 def test_a_dead_sender_is_noticed_before_the_lease_ends(cluster: Cluster) -> None:
-    """It dies after half a handoff."""
+    """F81: it dies after half a handoff."""
     prefill, decode = cluster.node("p"), cluster.node("d", peer_timeout_s=0.4)
     ticket = cluster.ticket(decode, range(12))
     decode.connector.expect(ticket, sender_deadline_s=10_000)

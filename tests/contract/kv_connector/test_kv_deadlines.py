@@ -16,6 +16,7 @@ from tests.fakes.manual_clock import ManualClock
 
 
 def test_abort_before_anybody_answers(cluster: Cluster) -> None:
+    """F55."""
     prefill = cluster.node("p", peer_timeout_s=0.3)
     ticket = dataclasses.replace(
         cluster.ticket(cluster.node("d"), [1]), kv_endpoint=cluster.silent_endpoint()
@@ -38,6 +39,7 @@ def test_a_silent_peer_fails_the_transfer_at_its_deadline(cluster: Cluster) -> N
 
 
 def test_a_silent_peer_is_noticed_long_before_the_deadline(cluster: Cluster) -> None:
+    """F19."""
     prefill = cluster.node("p", peer_timeout_s=0.3)
     ticket = dataclasses.replace(
         cluster.ticket(cluster.node("d"), [1]), kv_endpoint=cluster.silent_endpoint()

@@ -135,6 +135,7 @@ def test_abort_behind_a_commit_tells_the_truth(cluster: Cluster) -> None:
 def test_revoke_tells_the_sender_and_releases_the_blocks(
     cluster: Cluster, pushed_layers: list[int]
 ) -> None:
+    """F57."""
     prefill, decode, ticket = begin(cluster)
     prefill.push_all(ticket, [4, 5, 6], layers=pushed_layers)
     decode.connector.revoke(ticket.lease_token)
@@ -236,7 +237,7 @@ def test_a_ticket_that_is_not_the_landings(
 
 
 def test_two_senders_with_one_ticket(cluster: Cluster) -> None:
-    """F45: the first binds the landing, the other is fenced."""
+    """F26, F45: the first binds the landing, the other is fenced."""
     prefill, decode, ticket = begin(cluster)
     prefill.push_all(ticket, [4, 5, 6], layers=[0])
     # Once a further handoff of the same sender is through, so was everything before it.
@@ -273,6 +274,7 @@ def test_layouts_that_differ_name_both_values(cluster: Cluster) -> None:
 
 
 def test_a_ticket_of_another_fingerprint(cluster: Cluster) -> None:
+    """F29."""
     prefill, decode = cluster.node("p"), cluster.node("d")
     ticket = dataclasses.replace(cluster.ticket(decode, [1]), fingerprint="f00d")
     prefill.connector.open(ticket, deadline_s=30)
@@ -295,7 +297,7 @@ def test_a_decode_node_that_restarted_refuses_the_old_ticket(cluster: Cluster) -
 
 
 def test_an_earlier_life_of_a_sender_is_refused(cluster: Cluster) -> None:
-    """F69: a process that was suspended while it was replaced."""
+    """F68, F69: a process that was suspended while it was replaced."""
     decode = cluster.node("d")
     for epoch, is_welcome in [(2, True), (1, False), (3, True)]:
         prefill = cluster.node("p", epoch=epoch)
@@ -352,6 +354,7 @@ def test_closing_from_on_event(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize("pushed_layers", [[], [0, 2]])
 def test_a_short_count_fails_both_sides(cluster: Cluster, pushed_layers: list[int]) -> None:
+    """F26."""
     prefill, decode, ticket = begin(cluster)
     prefill.push_all(ticket, [4, 5, 6], layers=pushed_layers)
     prefill.connector.commit(ticket.lease_token, commit_for(ticket))

@@ -213,6 +213,7 @@ def test_nothing_more_after_commit(cluster: Cluster) -> None:
 
 
 def test_unknown_tokens_are_ignored(cluster: Cluster) -> None:
+    """F52."""
     node = cluster.node("p")
     node.connector.revoke(5)
     node.connector.abort(5)

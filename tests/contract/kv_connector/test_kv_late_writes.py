@@ -182,7 +182,7 @@ def held_in_the_network(cluster: Cluster, kind: FakeRdmaKind) -> tuple[Node, Nod
 def test_blocks_of_a_revoked_landing_wait_for_the_writes_under_way(
     one_sided: Cluster, kind: FakeRdmaKind
 ) -> None:
-    """The abort travels behind them: late writes land while no other landing has the blocks."""
+    """F14: the abort travels behind them; late writes land while the blocks are nobody else's."""
     prefill, decode, ticket = held_in_the_network(one_sided, kind)
     decode.connector.revoke(ticket.lease_token)
     assert error_of(prefill.wait_event()).code == "handoff_failed"

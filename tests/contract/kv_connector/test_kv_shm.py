@@ -125,7 +125,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Event, thr
 def test_a_source_that_is_reused_after_its_transfer_ended_is_never_landed(
     cluster: Cluster, held: tuple[threading.Event, threading.Event], verify: str
 ) -> None:
-    """The receiver copies only after the sender gave the blocks to another prompt.
+    """F13: the receiver copies only after the sender gave the blocks to another prompt.
 
     With and without checksums nothing of it lands.
     """
@@ -275,7 +275,7 @@ signal.pause()
 def test_a_sender_that_is_killed_while_its_pool_is_read(
     cluster: Cluster, held: tuple[threading.Event, threading.Event]
 ) -> None:
-    """The mapped memory stays readable; the landing fails typed; the memory is released."""
+    """F25: the mapped memory stays readable; the landing fails typed; the memory is released."""
     begins, goes_on = held
     decode = cluster.node("d", layout=BIG, window_bytes=BIG_WINDOW_BYTES, peer_timeout_s=2.0)
     ticket = cluster.ticket(decode, [1, 2, 3])

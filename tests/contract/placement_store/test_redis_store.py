@@ -211,6 +211,7 @@ async def test_garbage_placements_are_skipped(store: RedisStore, client: redis.R
 
 
 async def test_every_key_expires_by_itself(store: RedisStore, client: redis.Redis) -> None:
+    """F74."""
     await store.next_epoch("decode-0")
     await store.heartbeat(record(), load(), lease_s=5)
     await place(store, placement("req-1"), ttl_s=100)
@@ -252,7 +253,7 @@ async def test_clusters_on_one_server_do_not_see_each_other(
 async def test_an_epoch_rises_when_the_clock_was_set_back(
     store: RedisStore, client: redis.Redis
 ) -> None:
-    """The remembered epoch, or the one that holds the lease, is ahead of the server's clock."""
+    """F70: the remembered epoch, or that of the lease, is ahead of the server's clock."""
     ahead = 8_000_000_000_000_000
     client.set(PREFIX + "epoch:a", ahead)
     assert await store.next_epoch("a") == ahead + 1

@@ -90,6 +90,7 @@ def workloads(draw: st.DrawFn, engine: Engine, kinds: tuple[str, ...]) -> list[A
 @settings(fixed, max_examples=500)
 @given(st.data())
 def test_every_answer_is_right_whatever_happens_around_it(data: st.DataObject) -> None:
+    """F51, F53."""
     engine = data.draw(engines())
     run = Run(engine, data.draw(workloads(engine, ("local", "remote", "exported"))))
     check_answers(run, run.to_the_end())
@@ -98,6 +99,7 @@ def test_every_answer_is_right_whatever_happens_around_it(data: st.DataObject) -
 @settings(fixed, max_examples=100)
 @given(st.data())
 def test_pools_that_preempt_all_the_time_change_no_answer(data: st.DataObject) -> None:
+    """F51."""
     length = data.draw(st.integers(4, 10))
     num_blocks = data.draw(st.integers(-(-(length + 12) // 4), 8))
     engine = Engine(
@@ -130,6 +132,7 @@ def test_such_pools_do_preempt() -> None:
 @pytest.mark.parametrize("caching", [True, False])
 @pytest.mark.parametrize("num_blocks", [6, 9, 40])
 def test_every_chunk_budget_gives_the_same_outputs(num_blocks: int, caching: bool) -> None:
+    """F42."""
     arrivals = [
         Arrival(0, 0, 17, 6, 1),
         Arrival(0, 1, 4, 5, 2),

@@ -40,7 +40,7 @@ STEPS = st.lists(
 def test_a_handoff_is_right_or_fails_typed_whatever_the_network_does(
     lane: str, verify: str, pushes: list[tuple[int, int]], steps: list[object], may_give_up: bool
 ) -> None:
-    """F14, F23, F28, F37, F56: one outcome on each side, equal bytes, nothing left behind."""
+    """F14, F16, F23, F28, F37, F56: one outcome on each side, equal bytes, nothing left behind."""
     world = World(lane, verify)
     world.expect()
     world.do(world.sender.on_open(TICKET, 60.0, world.now_s))

@@ -26,6 +26,7 @@ def test_b05_b06_without_a_method_speculation_is_off(configured: int) -> None:
 
 @pytest.mark.parametrize("method", METHODS[1:])
 def test_s03_with_any_method_drafts_count(method: str) -> None:
+    """F100."""
     assert [tokens_per_seq(method, k) for k in (1, 4, 64)] == [2, 5, 65]
     assert tokens_per_seq(method, 0) > 1
 
@@ -82,6 +83,7 @@ def largest_step(role: Role, seats: int, method: str, configured: int, cap: int 
 def test_the_largest_step_of_a_decode_node(
     seats: int, method: str, configured: int, expected: int
 ) -> None:
+    """F107."""
     assert largest_step(Role.DECODE, seats, method, configured) == expected
 
 

@@ -33,6 +33,7 @@ def test_a_match_is_the_longest_run_from_the_first_hash_on(
 
 
 def test_block_0_is_a_block_like_any_other() -> None:
+    """F43."""
     assert cache_of((b"a", 0), (b"b", 1)).match([b"a", b"b"]) == [0, 1]
 
 

@@ -77,6 +77,7 @@ def test_only_what_is_missing_is_received_beside_a_cached_prefix() -> None:
 
 
 def test_blocks_being_received_are_not_findable_before_they_have_landed() -> None:
+    """F35."""
     # F109
     engine = Engine()
     request = make_request(9)
@@ -112,6 +113,7 @@ def test_a_receiving_sequence_holds_a_seat() -> None:
 
 
 def test_a_landed_first_token_that_ends_the_output_ends_it() -> None:
+    """F39."""
     engine = Engine()
     request = make_request(5, max_tokens=1)
     sequence = engine.add(request, has_remote_kv=True)
@@ -142,6 +144,7 @@ def test_a_landed_sequence_that_is_preempted_is_computed_here() -> None:
 
 
 def test_an_exported_sequence_keeps_its_blocks_but_no_seat_after_its_token() -> None:
+    """F108."""
     engine = Engine(seats=1)
     sequence = engine.add(make_request(9), is_exported=True)
     (output,) = engine.step()
@@ -170,6 +173,7 @@ def test_an_exported_sequence_that_ends_with_its_token_keeps_its_blocks_too() ->
 
 
 def test_blocks_that_a_transfer_reads_are_never_given_away() -> None:
+    """F25."""
     # F113
     engine = Engine(num_blocks=4)
     sequence = engine.add(make_request(9), is_exported=True)
@@ -256,6 +260,7 @@ def test_a_finished_sequence_cannot_be_finished_again(
 def test_what_a_transfer_still_reads_is_kept_until_release(
     reach: Callable[[Engine], Sequence],
 ) -> None:
+    """F13."""
     engine = Engine(num_blocks=12, budget=12, max_model_len=40, **STRICT)
     sequence = reach(engine)
     held = len(sequence.block_table)

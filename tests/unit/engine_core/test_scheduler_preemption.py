@@ -74,6 +74,7 @@ def test_a_victim_of_priority_answers_as_if_nothing_had_happened() -> None:
 
 
 def test_s40_a_victim_of_this_step_is_in_no_batch() -> None:
+    """F54."""
     engine = Engine(seats=2, method="mtp", num_drafts=2, enable_priority_scheduling=True)
     low = [add(engine, 5, 9, seed) for seed in (1, 2)]
     for _ in range(2):
@@ -167,6 +168,7 @@ def test_s37_progress_counts_from_the_last_preemption() -> None:
     ids=str,
 )
 def test_s37_a_victim_is_not_admitted_just_to_be_preempted_again(settings: dict[str, Any]) -> None:
+    """F47."""
     engine = Engine(num_blocks=24, seats=8, caching=False, max_model_len=80, **settings)
     sequences = [add(engine, 9, 40, seed) for seed in range(8)]
     preempted: Counter[int] = Counter()
@@ -199,6 +201,7 @@ def test_b29_without_headroom_victims_come_and_go_and_all_answers_are_right() ->
 
 
 def test_e83_c11_s44_transfers_land_while_a_victim_waits_and_it_resumes_in_the_end() -> None:
+    """F49."""
     engine = tight(num_blocks=7, seats=3, skip_ahead_window=1)
     landing = engine.add(make_request(1, seed=3, max_tokens=2, ignore_eos=True), has_remote_kv=True)
     old, victim = add(engine, 8, 16, 1), add(engine, 8, 16, 2)
@@ -246,6 +249,7 @@ def test_s38_s13_a_lone_decode_waits_until_a_transfer_ends_and_admissions_with_i
 
 
 def test_s34_one_that_can_never_grow_is_told_and_the_others_go_on() -> None:
+    """F50."""
     # No node starts with a pool that is smaller than its model's longest sequence (S54).
     engine = Engine(num_blocks=2, seats=2, caching=False, max_model_len=40, **STRICT)
     starving = add(engine, 6, 10, 1)

@@ -96,6 +96,7 @@ def test_wrong_drafts_cost_rows_and_change_nothing() -> None:
 
 
 def test_a_rejected_draft_leaves_no_kv_and_publishes_no_block() -> None:
+    """F102."""
     engine = drafting(7, caching=True)
     sequence = Oracle(engine, wrong_from=3).add(engine, 5, max_tokens=30)
     engine.step()
@@ -123,6 +124,7 @@ def test_s04_an_answer_ends_at_its_last_token_with_any_number_of_drafts(max_toke
 
 
 def test_e13_s04_nothing_is_computed_past_the_models_length() -> None:
+    """F106."""
     engine = drafting(4, num_blocks=4, max_model_len=13)
     sequence = Oracle(engine).add(engine, 6, max_tokens=100)
     engine.run()
@@ -132,6 +134,7 @@ def test_e13_s04_nothing_is_computed_past_the_models_length() -> None:
 
 
 def test_a_stop_among_right_drafts_ends_the_output_there() -> None:
+    """F106."""
     engine = drafting(6)
     oracle = Oracle(engine)
     plain = plain_answer(5, 9)
@@ -186,6 +189,7 @@ def test_s08_a_landed_sequence_needs_no_block_for_its_first_drafts() -> None:
 
 
 def test_drafts_from_a_node_that_speculates_are_dropped_where_nobody_does() -> None:
+    """F101."""
     engine = Engine()
     sequence = engine.add(make_request(3, max_tokens=9), has_remote_kv=True)
     engine.plan()

@@ -114,6 +114,7 @@ def test_recompute_uses_no_host_memory_even_if_there_is_some() -> None:
 
 @pytest.mark.parametrize("num_host_blocks", [8, 2])
 def test_s39_places_are_free_again_when_one_ends_while_it_is_out(num_host_blocks: int) -> None:
+    """F48."""
     engine = swap_engine(num_host_blocks)
     old, young = two_that_collide(engine)
     engine.scheduler.finish(young)

@@ -70,6 +70,7 @@ def test_seats_are_held_by_who_runs_and_who_waits_for_kv(
 
 
 def test_e64_c10_an_idle_node_takes_what_fits_its_pool() -> None:
+    """F08."""
     pool, length, most = 128, 7800, 100
     required = max(length + 512, length + most)
     assert (required, pool * BS) == (8312, 8192), "upstream: never admitted, never refused"
@@ -116,6 +117,7 @@ def test_s24_the_waiver_is_for_one_the_next_sees_who_was_seated() -> None:
 def test_e65_s25_what_exceeds_the_pool_with_its_first_step_is_never_seated(
     length: int, fits: bool
 ) -> None:
+    """F08."""
     # A prompt like that is refused at arrival: the model's length leaves room for a step (S54).
     step = plan(queue=[waiting(1, length, remote=True)], pool=128)
     assert stop(step) == (([1], StopRule.NOTHING_WAITS) if fits else ([], StopRule.NO_BLOCKS))
@@ -176,6 +178,7 @@ def test_c01_speculation_does_not_cap_what_is_kept_back() -> None:
 
 
 def test_e79_c12_a_landed_sequence_does_not_pass_admission_again() -> None:
+    """F07."""
     landed = decoding(1, 4000, 65, most=4096)
     upstream_needs = blocks_for(int((4096 - 1) * 0.7), BS)
     assert upstream_needs == 45 > 30, "upstream: refused for its own future, and stops all behind"

@@ -164,6 +164,7 @@ def test_nothing_is_reserved_past_the_models_length() -> None:
 def test_s47_a_prompt_computes_and_allocates_what_the_cache_lacks(
     known: int, num_cached: int, new: int, computed: int
 ) -> None:
+    """F111."""
     cached = {1: tuple(range(num_cached))}
     step = plan(queue=[waiting(1, known, most=0)], cached=cached)
     assert step.admissions == [Admission(1, cached[1], new, computed)]
@@ -199,6 +200,7 @@ def test_s39_the_longer_of_cached_prefix_and_host_copy_counts(
 
 
 def test_a_claimed_cached_block_is_no_longer_evictable() -> None:
+    """F114."""
     # Both blocks that are available are the hit itself: nothing is left for the last token.
     cached = {1: (5, 6)}
     evictable = frozenset({5, 6})

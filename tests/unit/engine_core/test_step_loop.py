@@ -315,6 +315,7 @@ class BrokenFlow(ScriptedFlow):
 def test_a_bug_in_the_flow_ends_the_thread_and_is_reported(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    """F71."""
     crashed = threading.Event()
     with caplog.at_level(logging.CRITICAL, "pdserve.engine"):
         loop = make_loop(ScriptedInbox(["m"]), BrokenFlow([], []))

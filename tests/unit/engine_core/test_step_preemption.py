@@ -71,6 +71,7 @@ def test_whoever_needs_a_block_and_is_the_youngest_preempts_itself() -> None:
 
 
 def test_no_sequence_is_both_planned_and_preempted() -> None:
+    """F54."""
     running = [decoding(i, 64, drafts=i % 3) for i in range(1, 8)]
     for available in range(9):
         step = plan(running=running, pool=available, k=2)
@@ -148,6 +149,7 @@ def test_nobody_is_preempted_for_tokens_that_nobody_will_produce() -> None:
 def test_s37_one_that_came_back_is_spared_until_it_has_produced_something(
     since_resume: int | None, victim: int
 ) -> None:
+    """F47."""
     running = [
         decoding(1, 64),
         decoding(2, 70, 2, output=50),

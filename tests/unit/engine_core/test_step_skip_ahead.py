@@ -29,6 +29,7 @@ def outcome(step: StepPlan) -> tuple[list[int], dict[int, int], StopRule]:
 
 
 def test_e66_c25_s43_two_may_pass_a_head_that_does_not_fit() -> None:
+    """F99."""
     queue = needs(60, 20, 25)
     assert outcome(plan(queue=queue, pool=50, window=0)) == ([], {}, StopRule.NO_BLOCKS)
     assert outcome(plan(queue=queue, pool=50, window=2)) == (

@@ -141,6 +141,7 @@ def test_admissions_use_the_budget_up_and_the_last_takes_a_part() -> None:
 
 
 def test_b02_s05_a_budget_that_decodes_alone_exceed_is_not_exceeded() -> None:
+    """F100."""
     # No such configuration starts (S52); the planner keeps to its cap all the same.
     step = plan(running=decodes(6, 3), queue=[waiting(9, 10)], cap=4, k=3)
     assert tokens(step) == {1: 1, 2: 1, 3: 1, 4: 1}
@@ -151,6 +152,7 @@ def test_b02_s05_a_budget_that_decodes_alone_exceed_is_not_exceeded() -> None:
 
 
 def test_while_others_wait_one_prompt_gets_no_more_than_the_threshold() -> None:
+    """F99."""
     running = [prefilling(1, 9000, 0)]
     step = plan(running=running, queue=[waiting(2, 300), waiting(3, 9000)], cap=2048, threshold=512)
     assert tokens(step) == {1: 512, 2: 300, 3: 512}

@@ -76,6 +76,7 @@ async def test_parts_of_both_ways_arrive_in_order_and_as_chunks() -> None:
 
 
 async def test_a_client_that_does_not_read_takes_the_way_that_waits() -> None:
+    """F88."""
     is_full = asyncio.Event()
 
     async def answer(write: WritePart, send: Send) -> None:

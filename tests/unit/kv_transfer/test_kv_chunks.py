@@ -42,6 +42,7 @@ def test_a_push_is_ordered_by_source_and_split() -> None:
 
 
 def test_a_piece_counts_once() -> None:
+    """F23."""
     pieces = PieceSet(2, 3)
     for layer, ordinal in [(0, 0), (1, 2), (1, 2), (0, 1), (0, 2), (1, 0), (1, 0)]:
         pieces.add(layer, ordinal)
@@ -62,6 +63,7 @@ def test_a_frame_is_at_most_half_a_window(window: int, frame: int, blocks: int) 
 
 
 def test_a_window_too_small_for_a_block_names_both() -> None:
+    """F31."""
     with pytest.raises(ConfigError, match=f"{PAIR_BYTES - 1} bytes: wanted at least {PAIR_BYTES}"):
         Limits(window_bytes=PAIR_BYTES - 1).blocks_per_frame(LAYOUT)
 

@@ -26,6 +26,7 @@ def sources(step: HandoffStep) -> set[HandoffState]:
 
 @pytest.mark.parametrize("state", OPEN_STATES)
 def test_an_open_handoff_can_be_ended_in_every_way(state: HandoffState) -> None:
+    """F62."""
     assert advance(HANDOFF_TABLE, state, E.FAIL) is S.FAILED
     assert advance(HANDOFF_TABLE, state, E.EXPIRE) is S.EXPIRED
     assert advance(HANDOFF_TABLE, state, E.REVOKE) is S.ABORTED
@@ -49,6 +50,7 @@ def test_a_sender_aborts_by_asking() -> None:
 
 
 def test_only_what_was_promised_completes() -> None:
+    """F26."""
     assert sources(E.COMPLETE) == {S.COMMITTING, S.ABORTING}
 
 

@@ -72,7 +72,7 @@ def sizes(effects: list[SenderEffect]) -> list[tuple[int, int]]:
 def test_frames_grow_with_what_is_under_way(
     lane: str, first_layer: list[int], second_layer: list[int]
 ) -> None:
-    """The first are small, so that the other end has something to do; none spans two layers."""
+    """F33: the first are small, so that the other end has work at once; none spans two layers."""
     sender = new_sender(window_blocks=100)
     wanted = [(0, size) for size in first_layer] + [(1, size) for size in second_layer]
     assert sizes(connect(sender, lane)) == wanted

@@ -185,6 +185,7 @@ def test_a_lane_that_cannot_be_taken_after_all_gives_way(
 def test_a_write_that_failed_falls_back_until_the_lane_is_mended(
     cluster: Cluster, kind: FakeRdmaKind
 ) -> None:
+    """F28."""
     # A connection that is gone is soon a silent one; a stall of this process is no silence.
     clock = StallFreeClock(0.1)
     prefill, decode = (cluster.node(name, peer_timeout_s=0.4, clock=clock) for name in "pd")

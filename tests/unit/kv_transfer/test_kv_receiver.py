@@ -102,6 +102,7 @@ def test_without_files_further_senders_are_refused_and_connected_ones_go_on() ->
 
 
 def test_sessions_are_bounded_and_the_refusal_says_so() -> None:
+    """F65, F120."""
     machine = receiver()
     for name in (b"a", b"b", b"c"):
         assert hello(machine, name) == WELCOME
@@ -139,6 +140,7 @@ def test_epochs_are_remembered_within_bounds() -> None:
 
 
 def test_outcomes_are_remembered_within_bounds() -> None:
+    """F78."""
     machine = receiver()
     hello(machine, b"a")
     for token in range(1, MAX_REMEMBERED_OUTCOMES + 2):

@@ -89,6 +89,7 @@ def ends(effects: list[SenderEffect]) -> list[object]:
 
 
 def test_open_says_hello_and_nothing_more_until_welcomed() -> None:
+    """F120."""
     sender = Sender(ME, LAYOUT, LIMITS)
     assert sender.on_open(ticket(), 5.0, 0.0) == [Connect(PEER), SayHello(PEER)]
     hello = frames.Hello(ME, DECODE, LAYOUT, {"zmq": b"x"}, "commit", can_repeat=True)
@@ -100,6 +101,7 @@ def test_open_says_hello_and_nothing_more_until_welcomed() -> None:
 
 
 def test_the_window_fills_stops_and_opens_by_what_was_acknowledged() -> None:
+    """F20."""
     sender = ready(ticket())
     assert chunks(push(sender, 1, 0) + push(sender, 1, 1)) == [
         (0, 1, 0),
@@ -225,6 +227,7 @@ def test_hello_is_repeated_until_answered_and_two_answers_are_one() -> None:
 
 
 def test_reconnecting_in_vain_is_silence() -> None:
+    """F32."""
     sender = ready(ticket())
     sender.on_link_lost(PEER, 1.0)
     now_s = 1.0
@@ -248,6 +251,7 @@ def test_an_abort_while_disconnected_is_told_after_the_reconnect() -> None:
 
 
 def test_an_idle_link_is_closed_and_a_busy_one_is_not() -> None:
+    """F120."""
     sender = ready(ticket())
     sender.on_abort(1)
     sender.on_frame(PEER, frames.Aborted(1, 3), 1.0)
@@ -308,6 +312,7 @@ def test_one_sided_writes_wait_for_the_answer_to_begin() -> None:
 
 
 def test_begun_on_a_connection_that_broke_counts_no_more() -> None:
+    """F68."""
     sender = one_sided(ticket(1))
     sender.on_frame(PEER, frames.Begun(1, 3), 0.1)
     sender.on_link_lost(PEER, 1.0)

@@ -97,7 +97,7 @@ def test_a_peer_with_nothing_more_to_send_leaves_its_share_to_those_who_wait() -
 
 
 def test_a_slow_peer_slows_only_its_own_transfers() -> None:
-    """F27: peer 0 acknowledges nothing; 29 more frames go to peer 1 as it takes them."""
+    """F05, F27: peer 0 acknowledges nothing; 29 more frames go to peer 1 as it takes them."""
     sender = connected(2)
     push(sender, 0)
     push(sender, 1)

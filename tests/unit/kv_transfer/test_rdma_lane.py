@@ -278,6 +278,7 @@ def test_writers_that_are_stuck_count(ends: Ends, monkeypatch: pytest.MonkeyPatc
 def test_a_peer_that_is_stuck_stops_neither_others_nor_close(
     ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """F27."""
     monkeypatch.setattr(rdma_lane, "CLOSE_WITHIN_S", 0.1)
     ends.connect()
     ends.engine.is_held = True

@@ -34,6 +34,7 @@ NUM_LAYERS = 3
 def test_as_many_slabs_as_the_bounds_allow(
     num_layers: int, num_blocks: int, num_slabs: int, blocks_per_slab: int
 ) -> None:
+    """F21."""
     pool = slabbed(num_layers, num_blocks, PIECE)
     assert (pool.num_slabs, pool.blocks_per_slab) == (num_slabs, blocks_per_slab)
     assert pool.num_slabs <= MAX_SLABS
@@ -42,6 +43,7 @@ def test_as_many_slabs_as_the_bounds_allow(
 
 @pytest.mark.parametrize("num_blocks", [1, 7, 12])
 def test_the_regions_of_all_slabs_are_the_pool(num_blocks: int) -> None:
+    """F21."""
     pool = slabbed(NUM_LAYERS, num_blocks, PIECE, max_slabs=3)
     regions = sorted(region for slab in range(pool.num_slabs) for region in pool.regions(slab))
     assert regions[0][0] == 0

@@ -110,6 +110,7 @@ def test_what_was_removed_has_no_deadline_any_more() -> None:
 def test_closed_attempts_are_remembered_up_to_a_bound_oldest_forgotten_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """F59."""
     monkeypatch.setattr(attempt_table, "MAX_CLOSED_ATTEMPTS", 3)
     table = AttemptTable()
     ids = [AttemptId(name, 1) for name in "abcd"]

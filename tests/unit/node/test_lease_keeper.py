@@ -103,6 +103,7 @@ async def test_a_lease_that_is_not_renewed_expires_and_one_that_is_does_not(worl
 
 
 async def test_an_emptied_store_fills_again_by_itself(world: World) -> None:
+    """F74."""
     keeper = world.keeper()
     await keeper.renew()
     world.store.clear()
@@ -142,6 +143,7 @@ async def test_a_failure_that_lasts_is_logged_now_and_then_and_each_is_counted(
 
 
 async def test_a_node_whose_successor_holds_the_lease_is_fenced(world: World) -> None:
+    """F75."""
     old, new = world.keeper(1), world.keeper(2)
     await old.renew()
     await new.renew()

@@ -219,6 +219,7 @@ def test_refusals_keep_type_text_and_time() -> None:
     [(0.0, 1), (-1.0, 1), (0.0001, 1), (1.0, 1000), (1.0001, 1001), (1e12, 2**32 - 1)],
 )
 def test_spans_are_rounded_up_and_bounded(span_s: float, ms: int) -> None:
+    """F70."""
     assert to_ms(span_s) == ms
     assert to_ms(float("nan")) == to_ms(float("inf")) == 2**32 - 1
 

@@ -37,6 +37,7 @@ def test_the_previous_version_is_the_oldest_that_is_understood() -> None:
 
 
 def test_a_router_of_the_previous_version_is_understood_by_a_node() -> None:
+    """F118."""
     message = router_message()
     assert message.envelope.protocol_version == 2
     assert check_envelope(message.envelope, NODE) == ROUTER
@@ -72,6 +73,7 @@ def test_a_newer_node_gets_this_version() -> None:
 
 
 def test_a_node_of_the_previous_version_is_understood_by_a_router() -> None:
+    """F118."""
     message = pb.NodeMessage.FromString(bytes.fromhex(OLD["messages"]["node_message"]))
     assert message.replies[0].ticket.kv_description == "31 layers"
     (output,) = outputs_from_proto(message.outputs)
@@ -87,6 +89,7 @@ def test_its_entries_in_the_store_are_read() -> None:
 
 @pytest.mark.parametrize("name", sorted(OLD["fields"]))
 def test_no_field_of_a_message_was_given_another_meaning(name: str) -> None:
+    """F118."""
     described = descriptor_pb2.FileDescriptorProto()
     pb.DESCRIPTOR.CopyToProto(described)
     (message,) = [message for message in described.message_type if message.name == name]

@@ -253,7 +253,7 @@ def num_requests(membership: Membership) -> int:
 
 
 def test_requests_sent_since_the_last_report_count() -> None:
-    """F76: a burst between two reports does not land on one node."""
+    """F76, F92: a burst between two reports does not land on one node."""
     node = Incarnation("d0", 1)
     membership = with_nodes(live(num_running=10))
     assert num_requests(membership) == 11
@@ -269,6 +269,7 @@ def test_requests_sent_since_the_last_report_count() -> None:
 
 
 def test_a_frozen_report_is_corrected_by_what_this_router_runs() -> None:
+    """F76."""
     node = Incarnation("d0", 1)
     membership = with_nodes(live())
     for _ in range(5):

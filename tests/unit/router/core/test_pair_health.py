@@ -10,6 +10,7 @@ PAIR, OTHER = (P, D), (Incarnation("p", 2), D)
 
 
 def test_a_pair_that_failed_is_avoided_for_a_pause() -> None:
+    """F30."""
     pairs = PairHealth()
     assert pairs.avoided(0.0) == frozenset()
     assert pairs.on_failed(PAIR, 5.0) == (1, FIRST_PAUSE_S)

@@ -179,6 +179,7 @@ def test_round_robin_takes_turns_on_both_sides() -> None:
 
 
 def test_a_common_start_goes_where_it_was_before() -> None:
+    """F112."""
     placer = Placer("prefix_affinity")
     nodes = [node("d0"), node("d1"), prefill("p0"), prefill("p1")]
     assert names(placer.choose(nodes, query(), NOBODY)) == ("d0", "p0")
@@ -188,6 +189,7 @@ def test_a_common_start_goes_where_it_was_before() -> None:
 
 
 def test_a_common_start_does_not_pile_up_on_a_full_node() -> None:
+    """F112."""
     placer = Placer("prefix_affinity")
     placer.choose([node("d0"), node("d1")], query(), NOBODY)
     full = [node("d0", num_requests=10, free_blocks=20), node("d1")]
@@ -195,6 +197,7 @@ def test_a_common_start_does_not_pile_up_on_a_full_node() -> None:
 
 
 def test_a_new_life_of_a_node_is_not_believed_to_hold_anything() -> None:
+    """F110."""
     state = PolicyState()
     nodes = [node("d0"), node("d1")]
     request = query()

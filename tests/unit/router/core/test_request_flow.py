@@ -111,6 +111,7 @@ def aborts(effects: list[Effect]) -> set[tuple[Incarnation, AttemptId]]:
 
 
 def test_the_requests_carry_what_is_left_of_the_deadline() -> None:
+    """F84."""
     flow = new_flow()
     (reserve,) = flow.on_choice(D0, P0, "why", 10.0)
     assert isinstance(reserve, SendReserve)
@@ -187,6 +188,7 @@ def test_tokens_that_run_ahead_of_token_0_are_held_back() -> None:
 
 
 def test_duplicates_are_dropped_and_the_first_arrival_counts() -> None:
+    """F44."""
     flow = running()
     assert emitted(flow.on_output(D0, output(FIRST, 1, 11, 12))) == [11, 12]
     assert emitted(flow.on_output(D0, output(FIRST, 1, 11, 12, 13))) == [13]
@@ -319,7 +321,7 @@ def test_without_another_prefill_node_the_decode_node_prefills_in_a_new_attempt(
 
 
 def test_a_failed_prefill_call_fences_the_attempt() -> None:
-    """Nobody knows whether the first node writes: its ticket goes to no second one."""
+    """F86: nobody knows whether the first node writes: its ticket goes to no second one."""
     flow = prefilling()
     effects = flow.on_call_failed(P0, FIRST, NodeLost("timeout"))
     assert aborts(effects) == {(D0, FIRST), (P0, FIRST)}
@@ -389,6 +391,7 @@ def test_a_lost_node_before_any_token_starts_another_attempt(node: Incarnation) 
 
 @pytest.mark.parametrize("node", [P0, D0])
 def test_a_lost_node_after_a_token_is_continued_behind_it(node: Incarnation) -> None:
+    """F87."""
     flow = prefilling()
     flow.on_output(P0, output(FIRST, 0, 10))
     effects = flow.on_node_lost(node)
@@ -429,6 +432,7 @@ def test_the_prefill_node_matters_until_token_0_is_here() -> None:
     ],
 )
 def test_an_error_output_before_any_token(error: PdserveError, is_retried: bool) -> None:
+    """F85."""
     flow = prefilling()
     effects = flow.on_output(D0, output(FIRST, 0, error=error))
     assert (D0, FIRST) not in aborts(effects), "it ended by itself"

@@ -91,6 +91,7 @@ def test_an_answer_goes_on_where_its_node_is_heard_again() -> None:
 
 
 def test_a_node_that_is_heard_again_is_a_candidate_while_another_one_runs() -> None:
+    """F67."""
     flow = running()
     flow.on_node_lost(D0)
     flow.on_choice(D1, None, "next", 0.0)
@@ -167,7 +168,7 @@ def test_tokens_forgive_all_failures() -> None:
 
 
 def test_a_request_that_may_end_nodes_gets_no_fourth_one() -> None:
-    """Three nodes died of it, as far as anybody can know."""
+    """F85: three nodes died of it, as far as anybody can know."""
     flow = new_flow()
     for number in range(1, MAX_DEATHS):
         assert isinstance(fail_before_any_token(flow, number, NodeLost("died"))[-1], Choose)

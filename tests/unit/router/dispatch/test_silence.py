@@ -63,5 +63,6 @@ def test_every_word_begins_it_anew() -> None:
 def test_a_frozen_node_is_noticed_within_one_and_a_half_seconds_and_one_busy_for_two_is_not() -> (
     None
 ):
+    """F80."""
     assert SUSPICION_TICKS * TICK_S <= 1.5
     assert BUSY_TICKS * TICK_S >= 2.5
