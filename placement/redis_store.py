@@ -59,6 +59,8 @@ log = logging.getLogger("pdserve.placement")
 CALL_TIMEOUT_S = 0.5
 EPOCH_MEMORY_S = 3600.0
 MAX_ENTRIES = 10_000
+KEEPS_KEYS = "noeviction"
+"""The maxmemory-policy that refuses writes instead: the others drop keys that have an expiry."""
 
 _Entry = TypeVar("_Entry", LiveNode, Placement)
 _Command = Callable[[Redis], Awaitable[Any]]
@@ -92,7 +94,9 @@ class RedisStore:
 
     async def next_epoch(self, node_id: str) -> int:
         keys = [self._key("epoch", node_id), self._key("node", node_id)]
-        return int(await self._run(scripts.NEXT_EPOCH, keys, [_ms(EPOCH_MEMORY_S)]))
+        epoch = int(await self._run(scripts.NEXT_EPOCH, keys, [_ms(EPOCH_MEMORY_S)]))
+        await self._warn_of_eviction()
+        return epoch
 
     async def heartbeat(self, record: NodeRecord, load: NodeLoad, *, lease_s: float) -> None:
         """Register or renew; `StaleEpoch` when a later incarnation holds the lease."""
@@ -137,6 +141,24 @@ class RedisStore:
 
     async def close(self) -> None:
         await self._primary.close()
+
+    async def _warn_of_eviction(self) -> None:
+        """Log that the server drops keys when its memory is full, so that nodes disappear.
+
+        A server that does not answer INFO, or not this user, is not judged.
+        """
+        try:
+            memory = await self._call(lambda redis: redis.info("memory"))
+        except PlacementUnavailable:
+            return
+        policy = memory.get("maxmemory_policy", KEEPS_KEYS)
+        if memory.get("maxmemory") and policy != KEEPS_KEYS:
+            log.warning(
+                "Redis drops leases and placements when its memory is full (maxmemory-policy %s): "
+                "wanted %s",
+                policy,
+                KEEPS_KEYS,
+            )
 
     def _key(self, family: str, name: str) -> str:
         return f"{self._prefix}{family}:{name}"

@@ -26,6 +26,7 @@ COMMANDS = (
     "ping",
     "select",
     "cluster|slots",
+    "info",
 )
 _LEASES = ("pdserve:*:node:*", "pdserve:*:nodes", "pdserve:*:epoch:*")
 _PLACEMENTS = ("pdserve:*:placement:*", "pdserve:*:placements")
