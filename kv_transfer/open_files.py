@@ -15,7 +15,7 @@ import time
 FEW = 48
 """New senders are refused when fewer files are left."""
 NEARLY_NONE = 16
-"""The port is closed when fewer files are left."""
+"""The port is closed, with its connections, when fewer files are left."""
 LOOK_EVERY_S = 0.25
 MANY = 1 << 20
 

@@ -246,13 +246,16 @@ class ZmqTransport:
         return self._files.are_few
 
     def _listen_while_there_are_files(self) -> None:
-        """Close the port when nearly no file is left, and open it when there are enough."""
+        """Close the port when nearly no file is left, and open it when there are enough.
+
+        ZMQ ends the port's connections with it, and cannot stop accepting alone.
+        """
         if self._is_listening and self._files.are_nearly_none:
             self._router.unbind(self._bound)
             self._is_listening = False
             logger.error(
-                "nearly all files that this process may open are open: the KV port is closed to "
-                "new prefill nodes until there are more (ulimit -n)"
+                "nearly all files that this process may open are open: the KV port is closed, with "
+                "its connections, until there are more (ulimit -n)"
             )
         elif not self._is_listening and not self._files.are_few:
             try:

@@ -12,11 +12,22 @@ from pathlib import Path
 
 import pytest
 
+from common.errors import HandoffFailed
 from kv_transfer import open_files
+from kv_transfer.connector import Landed, TransferEnded
 from kv_transfer.core.limits import Limits
+from kv_transfer.core.transfer_errors import PeerUnreachable
 from kv_transfer.open_files import FEW, NEARLY_NONE, OpenFiles, files_left
 from kv_transfer.zmq_transport import ZmqTransport
-from tests.contract.kv_connector.cluster import LAYOUT
+from tests.contract.kv_connector.cluster import (
+    LAYOUT,
+    Cluster,
+    Node,
+    cluster_of,
+    error_of,
+    send,
+    wait_until,
+)
 
 ROOM = 100
 WAIT_S = 20.0
@@ -128,6 +139,62 @@ def test_a_port_without_files_is_closed_and_opens_again(
         "nearly all files that this process may open are open",
         "the KV port is open again",
     ]
+
+
+class Pairs:
+    """A prefill node with a connection to `known`, and none to `other`; all in this process."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.prefill = cluster.node("p", peer_timeout_s=0.5)
+        self.known, self.other = cluster.node("known"), cluster.node("other")
+        self.hand_over(self.known)
+
+    def hand_over(self, to: Node) -> None:
+        ticket = self.cluster.ticket(to, [1, 2, 3])
+        send(self.prefill, to, ticket, [4, 5, 6])
+        assert self.prefill.wait_event() == TransferEnded(ticket.lease_token, None)
+        assert isinstance(to.wait_event(), Landed)
+
+    def count_files(self) -> None:
+        """Let each node count its files, and tell its machine, which it does a turn later."""
+        for node in self.cluster.nodes:
+            connector, turn = node.connector, node.connector.num_turns
+            wait_until(lambda: connector.num_turns >= turn + 2, node.look_at_the_time)  # noqa: B023
+
+    def error_to(self, to: Node) -> HandoffFailed:
+        """Return how a transfer ends that must not succeed."""
+        self.prefill.connector.open(self.cluster.ticket(to, [1]), deadline_s=30)
+        return error_of(self.prefill.wait_event())
+
+
+@pytest.fixture
+def pairs(few_files: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pairs]:
+    monkeypatch.setattr(open_files, "LOOK_EVERY_S", 0.0)
+    with contextlib.closing(cluster_of("zmq")) as cluster:
+        yield Pairs(cluster)
+
+
+def test_f98_with_few_files_new_senders_are_refused_and_connected_ones_go_on(pairs: Pairs) -> None:
+    with only_left(FEW - 1):
+        pairs.count_files()
+        assert "can open no more files" in str(pairs.error_to(pairs.other))
+        pairs.hand_over(pairs.known)
+    pairs.count_files()
+    pairs.hand_over(pairs.other)
+
+
+def test_f98_without_files_transfers_end_typed_until_there_are_some(pairs: Pairs) -> None:
+    """The port is closed with its connections: ZMQ ends them with the listener."""
+    with only_left(0):
+        for node in (pairs.known, pairs.other):
+            assert isinstance(pairs.error_to(node), PeerUnreachable)
+    pairs.count_files()
+    for node in (pairs.known, pairs.other):
+        wait_until(lambda: not isinstance(pairs.error_to(node), PeerUnreachable))  # noqa: B023
+        pairs.hand_over(node)
+    for node in pairs.cluster.nodes:
+        node.assert_books_are_empty()
 
 
 def _wait_until_refused(address: tuple[str, int]) -> None:
