@@ -142,6 +142,27 @@ def test_a_full_node_refuses_at_once_and_says_what_room_it_has() -> None:
     assert_finished(world, first)
 
 
+@pytest.mark.parametrize(
+    ("size", "num_granted"),
+    [(NodeSize(seats=4, num_blocks=100), 4), (NodeSize(seats=50, num_blocks=24), 5)],
+)
+def test_f96_an_empty_node_grants_a_burst_only_what_it_has_room_for(
+    size: NodeSize, num_granted: int
+) -> None:
+    """A node that joins is empty, so all routers choose it; no transfer queues for it."""
+    world = World(decode=size)
+    asked = [world.ask(9, seed=seed, max_tokens=8, ignore_eos=True) for seed in range(50)]
+    world.messages_arrive()
+    world.d.turn()
+    world.messages_arrive()
+    assert sum(one.ticket is not None for one in asked) == num_granted
+    assert world.d.flow.attempts.num_leases == num_granted
+    assert not world.d.scheduler.waiting
+    world.settle()
+    assert world.outcomes() == {"finished": num_granted, "refused: overloaded": 50 - num_granted}
+    world.check_closed()
+
+
 def test_who_may_wait_is_answered_in_order_when_a_seat_frees() -> None:
     world = World(decode=NodeSize(seats=1))
     asked = [world.ask(5, seed=i, max_tokens=6, ignore_eos=True, may_wait=True) for i in range(4)]

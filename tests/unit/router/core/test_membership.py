@@ -8,6 +8,8 @@ from common.ids import Incarnation
 from common.nodes import NodeLoad, NodeRecord, Role
 from placement.store import LiveNode
 from router.core.membership import Membership
+from router.core.placement import Placer
+from router.core.policies.query import Query
 
 LEASE_S = 5.0
 
@@ -276,6 +278,18 @@ def test_a_frozen_report_is_corrected_by_what_this_router_runs() -> None:
         membership.on_leg_opened(node)
         membership.on_listing([live()], 0.0)
     assert num_requests(membership) == 5
+
+
+def test_f96_a_node_that_joins_gets_no_more_of_a_burst_than_levels_it_with_the_others() -> None:
+    """Its report says that it is empty until the next one, so what was sent since must count."""
+    members = with_nodes(live("d0", num_running=20), live("d1", num_running=20), live("d2"))
+    placer = Placer("least_loaded")
+    for _ in range(60):
+        choice = placer.choose(members.nodes(), Query((1, 2), 8), frozenset())
+        assert choice.decode is not None
+        members.on_leg_opened(choice.decode)
+    # One request waited on each before: 21, 21 and 1.
+    assert [node.num_requests for node in members.nodes()] == [35, 34, 34]
 
 
 def test_unknown_nodes_are_ignored() -> None:
