@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import time
 
-from kv_transfer.connector import Landed
+import pytest
+
+from common.clock import MonotonicClock
+from kv_transfer.connector import Landed, TransferEnded
 from tests.contract.kv_connector.cluster import (
     Cluster,
     assert_ended_once,
     commit_for,
     error_of,
+    send,
     wait_until,
 )
 from tests.fakes.manual_clock import ManualClock
+
+YEAR_S = 365 * 86400.0
 
 
 def test_abort_before_anybody_answers(cluster: Cluster) -> None:
@@ -88,3 +96,20 @@ def test_an_open_transfer_keeps_its_landing(cluster: Cluster) -> None:
     prefill.push_all(ticket, [0])
     prefill.connector.commit(ticket.lease_token, commit_for(ticket))
     assert isinstance(decode.wait_event(), Landed)
+
+
+def test_f70_a_wall_clock_that_jumps_ends_nothing(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A year back or forth between any two looks; nobody waits for the length of a lease."""
+    jumps = itertools.cycle([YEAR_S, -YEAR_S, 0.0])
+    base_s = time.time()
+    monkeypatch.setattr(time, "time", lambda: base_s + next(jumps))
+    monkeypatch.setattr(time, "time_ns", lambda: int(1e9 * (base_s + next(jumps))))
+    prefill, decode = (cluster.node(name, clock=MonotonicClock()) for name in "pd")
+    for _ in range(3):
+        ticket = cluster.ticket(decode, [1, 2, 3])
+        send(prefill, decode, ticket, [4, 5, 6])
+        assert isinstance(decode.wait_event(), Landed)
+        assert prefill.wait_event() == TransferEnded(ticket.lease_token, None)
+    assert_ended_once(prefill, decode)

@@ -1,0 +1,122 @@
+"""A network that stops carrying between one pair, in one direction or both, and heals again."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import socket
+
+import numpy as np
+import pytest
+
+from common.errors import HandoffFailed
+from kv_transfer.connector import Landed, LandingFailed, Released, TransferEnded
+from tests.contract.kv_connector.cluster import (
+    TIME_STEP_S,
+    Cluster,
+    Node,
+    commit_for,
+    endings,
+    wait_until,
+)
+from tests.contract.kv_connector.tcp_proxy import TcpProxy, close_socket
+from tests.fakes.manual_clock import ManualClock
+
+TO_DECODE, TO_PREFILL = False, True
+MOST_REFUSED = 50
+
+
+class Partition(TcpProxy):
+    """Swallows what goes in the directions of `lost`; closes nothing."""
+
+    def __init__(self, target: str) -> None:
+        super().__init__(target)
+        self.lost: frozenset[bool] = frozenset()
+        self.open()
+
+    def pump(self, source: socket.socket, sink: socket.socket, number: int, is_back: bool) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(4096):
+                if is_back not in self.lost:
+                    sink.sendall(data)
+        close_socket(source)
+        close_socket(sink)
+
+
+class Pair:
+    """A prefill and a decode node behind a partition, on a clock of the test's."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster, self.clock = cluster, ManualClock()
+        self.prefill = cluster.node("p", clock=self.clock)
+        self.decode = cluster.node("d", clock=self.clock)
+        self.network = Partition(self.decode.connector.endpoint)
+
+    def open(self) -> int:
+        """Open a handoff of blocks 4 and 5 to blocks 1 and 2; return its lease."""
+        ticket = dataclasses.replace(
+            self.cluster.ticket(self.decode, [1, 2]), kv_endpoint=self.network.endpoint
+        )
+        self.decode.connector.expect(ticket, sender_deadline_s=30)
+        self.prefill.connector.open(ticket, deadline_s=self.clock.now_s() + 30)
+        self.prefill.push_all(ticket, [4, 5])
+        self.ticket = ticket
+        return ticket.lease_token
+
+    def commit(self) -> None:
+        self.prefill.connector.commit(self.ticket.lease_token, commit_for(self.ticket))
+
+    def pass_time_until_ended(self, token: int) -> TransferEnded:
+        """Let time pass until both ends have ended this handoff; return how prefill's did."""
+
+        def has_ended(node: Node, last: set[type]) -> bool:
+            return bool(last & set(endings(node).get(token, ())))
+
+        def pass_time() -> None:
+            self.clock.advance(TIME_STEP_S)
+            for node in (self.prefill, self.decode):
+                node.look_at_the_time()
+
+        wait_until(
+            lambda: (
+                has_ended(self.prefill, {TransferEnded})
+                and has_ended(self.decode, {Landed, Released})
+            ),
+            pass_time,
+        )
+        (ended,) = [event for event in self.prefill.events if event.lease_token == token]
+        assert isinstance(ended, TransferEnded)
+        return ended
+
+
+@pytest.mark.parametrize(
+    "lost", [{TO_DECODE}, {TO_PREFILL}, {TO_DECODE, TO_PREFILL}], ids=["there", "back", "both"]
+)
+def test_f81_both_ends_of_a_partition_free_what_they_hold_and_meet_again(
+    zmq_cluster: Cluster, lost: set[bool]
+) -> None:
+    pair = Pair(zmq_cluster)
+    with contextlib.closing(pair.network):
+        first = pair.open()
+        wait_until(lambda: pair.decode.connector.statistics().bytes_received > 0)
+        pair.network.lost = frozenset(lost)
+        pair.commit()
+        assert isinstance(pair.pass_time_until_ended(first).error, HandoffFailed)
+        # What still reaches it may be a whole handoff; else it fails and lets go of its blocks.
+        assert endings(pair.decode)[first] in ([Landed], [LandingFailed, Released])
+        for node in (pair.prefill, pair.decode):
+            node.assert_books_are_empty()
+
+        pair.network.lost = frozenset()
+        for _ in range(MOST_REFUSED):
+            again = pair.open()
+            pair.commit()
+            ended = pair.pass_time_until_ended(again)
+            if ended.error is None:
+                break
+            assert isinstance(ended.error, HandoffFailed), "until it is tried again"
+        assert ended.error is None
+        wanted = pair.prefill.pool[:, :, [4, 5]]
+        assert np.array_equal(pair.decode.pool[:, :, [1, 2]], wanted)
+        for node in (pair.prefill, pair.decode):
+            node.assert_books_are_empty()

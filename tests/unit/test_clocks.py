@@ -1,0 +1,47 @@
+"""Which clock the code reads: the wall clock may jump, so no wait or lease may depend on it."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+WALL_CLOCKS = {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "datetime.today"}
+NODE_PACKAGES = (
+    *("common", "decode_node", "engine", "kv_transfer"),
+    *("node", "placement", "prefill_node", "protos"),
+)
+# Time stamps for people and other systems, and the end of a certificate.
+ROUTER_READS = {
+    "http_serving/certificate.py": {"time.time"},
+    "router/app.py": {"time.time"},
+    "router/dispatch/dispatcher.py": {"time.time_ns"},
+    "router/openai/api.py": {"time.time"},
+    "router/text/chat_template.py": {"datetime.now"},
+}
+
+
+def wall_clocks_read(package: str) -> dict[str, set[str]]:
+    """Return the wall clocks that each file of a package names."""
+    found: dict[str, set[str]] = {}
+    for path in sorted((ROOT / package).rglob("*.py")):
+        names: set[str] = set()
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute):
+                names.add(".".join(ast.unparse(node).split(".")[-2:]))
+            if isinstance(node, ast.ImportFrom):
+                names |= {f"{node.module}.{alias.name}" for alias in node.names}
+        if read := names & WALL_CLOCKS:
+            found[str(path.relative_to(ROOT))] = read
+    return found
+
+
+@pytest.mark.parametrize("package", NODE_PACKAGES)
+def test_f70_no_node_reads_the_wall_clock(package: str) -> None:
+    assert wall_clocks_read(package) == {}
+
+
+def test_f70_a_router_reads_the_wall_clock_for_time_stamps_alone() -> None:
+    assert wall_clocks_read("router") | wall_clocks_read("http_serving") == ROUTER_READS
