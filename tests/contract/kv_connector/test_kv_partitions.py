@@ -17,6 +17,7 @@ from tests.contract.kv_connector.cluster import (
     Node,
     commit_for,
     endings,
+    send,
     wait_until,
 )
 from tests.contract.kv_connector.tcp_proxy import TcpProxy, close_socket
@@ -24,6 +25,7 @@ from tests.fakes.manual_clock import ManualClock
 
 TO_DECODE, TO_PREFILL = False, True
 MOST_REFUSED = 50
+NUM_SLOW = 12
 
 
 class Partition(TcpProxy):
@@ -120,3 +122,31 @@ def test_f81_both_ends_of_a_partition_free_what_they_hold_and_meet_again(
         assert np.array_equal(pair.decode.pool[:, :, [1, 2]], wanted)
         for node in (pair.prefill, pair.decode):
             node.assert_books_are_empty()
+
+
+def test_f27_many_decode_nodes_that_acknowledge_nothing_hold_up_no_other(
+    zmq_cluster: Cluster,
+) -> None:
+    """More than there are full windows in what a prefill node may have under way."""
+    clock = ManualClock()  # It stands still, so nobody is given up.
+    prefill, healthy = zmq_cluster.node("p", clock=clock), zmq_cluster.node("d", clock=clock)
+    with contextlib.ExitStack() as exits:
+        for number in range(NUM_SLOW):
+            slow = zmq_cluster.node(f"slow{number}", clock=clock)
+            network = exits.enter_context(contextlib.closing(Partition(slow.connector.endpoint)))
+            ticket = dataclasses.replace(
+                zmq_cluster.ticket(slow, range(12)), kv_endpoint=network.endpoint
+            )
+            slow.connector.expect(ticket, sender_deadline_s=30)
+            prefill.connector.open(ticket, deadline_s=30)
+            wait_until(lambda: f"slow{number}" in prefill.connector.statistics().lanes)  # noqa: B023
+            network.lost = frozenset({TO_PREFILL})
+            prefill.push_all(ticket, range(12))
+            wait_until(lambda: slow.connector.statistics().bytes_received > 0)  # noqa: B023
+        for _ in range(3):
+            ticket = zmq_cluster.ticket(healthy, range(12))
+            send(prefill, healthy, ticket, range(12))
+            assert isinstance(healthy.wait_event(), Landed)
+            assert prefill.wait_event() == TransferEnded(ticket.lease_token, None)
+        assert np.array_equal(healthy.pool, prefill.pool)
+        assert prefill.connector.statistics().transfers_open == NUM_SLOW
