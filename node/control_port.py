@@ -12,14 +12,17 @@ from protos import pdserve_node_pb2_grpc as pb_grpc
 from protos.transport_security import add_port, make_server
 
 KEEPALIVE_MS = 5000
-MAX_CONNECTIONS = 256
-"""A router needs one."""
+MAX_CONNECTIONS = 512
+"""A router needs two: one for its calls, and one for its pings."""
 MAX_CALLS_PER_CONNECTION = 64
 """A router's stream and its calls to drain."""
 MAX_METADATA_BYTES = 16 << 10
 HANDSHAKE_TIMEOUT_MS = 10_000
-IDLE_MS = 60_000
-"""A connected router always has its token stream open, so its connection is never idle."""
+MIN_PING_INTERVAL_MS = 250
+"""Half of what routers keep to (`router/dispatch/pings.py`)."""
+IDLE_MS = 3_600_000
+"""A router's pings are no calls. While this node's Python is busy, a router whose connection for
+pings is closed cannot open another, and suspects the node."""
 
 SERVER_OPTIONS: list[tuple[str, Any]] = [
     # Without this two processes could listen on one port and share its calls.
@@ -31,8 +34,7 @@ SERVER_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.http2.ping_timeout_ms", KEEPALIVE_MS),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
-    # Clients may send pings at the same rate.
-    ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_MS),
+    ("grpc.http2.min_ping_interval_without_data_ms", MIN_PING_INTERVAL_MS),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_metadata_size", MAX_METADATA_BYTES),

@@ -4,8 +4,8 @@ Calls and aborts of the router go one way. Replies, all tokens of the node for t
 heartbeat every quarter of a second without them come the other way. A node that is silent for
 `SUSPICION_S` is suspected, until it is heard again. A stream that broke, or was silent for
 `LOSS_S`, means that the node is lost, at once, for all that ran there and every call without a
-reply. The stream is opened again for as long as the node is a member. The heartbeats make HTTP/2
-keepalive pings superfluous.
+reply. The stream is opened again for as long as the node is a member. Pings over a connection of
+their own (`pings`) tell a busy node from one that is gone.
 
 Calls of one turn of the event loop, and those made while a message is on its way, travel in one
 message: a gRPC call for each would cost more than the rest of a request. Order is kept, so an abort
@@ -40,7 +40,7 @@ from protos.transport_security import open_channel
 from router.core.request_flow import Reservation
 from router.dispatch.fairness import FEW_OUTPUTS, TURNS_FOR_OTHERS, part_size
 from router.dispatch.node_listener import ENDED_BY_NODE, NodeListener
-from router.dispatch.probes import Probes
+from router.dispatch.pings import PINGED_SINCE_PROTOCOL, Pings
 from router.dispatch.silence import Silence, Verdict
 from router.dispatch.unsent_calls import UnsentCalls
 from router.dispatch.waiting_calls import (
@@ -93,15 +93,14 @@ class NodeClient:
         record: NodeRecord,
         router: Incarnation,
         listener: NodeListener,
-        probes: Probes,
         *,
         keys: Keys | None = None,
     ) -> None:
         self._node = record.incarnation
         self._listener = listener
-        self._probes = probes
-        self._probe: asyncio.Task[None] | None = None
         self._address = record.control_address
+        can_ping = record.protocol >= PINGED_SINCE_PROTOCOL
+        self._pings = Pings(self._address, CHANNEL_OPTIONS, keys) if can_ping else None
         self._silence = Silence()
         self._is_silent = asyncio.Event()
         self._envelope = make_envelope(router, record.incarnation, record.protocol)
@@ -144,20 +143,15 @@ class NodeClient:
             await asyncio.wait({self._task}, timeout=CLOSE_TIMEOUT_S if self._is_heard else 0.0)
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        if self._probe is not None:
-            self._probe.cancel()
-            await asyncio.gather(self._probe, return_exceptions=True)
         self._forget_all(f"{self._node} has left")
+        if self._pings is not None:
+            await self._pings.close()
         await self._channel.close(None)
 
     def tick(self) -> None:
         """Count the time in which nothing was heard, and judge it."""
-        match self._silence.tick():
-            case Verdict.PROBE if self._is_heard:
-                if self._probe is None or self._probe.done():
-                    self._probe = asyncio.create_task(
-                        self._ask_process(), name=f"probe {self._node}"
-                    )
+        is_running = self._pings is not None and self._pings.are_answered()
+        match self._silence.tick(is_running=is_running):
             case Verdict.SUSPECTED if self._is_heard:
                 self._listener.on_suspected(self._node, self._silence.reason)
             case Verdict.LOST:
@@ -256,10 +250,6 @@ class NodeClient:
         """Fail every call, and drop what is queued."""
         self._unsent.clear()
         self._waiting.fail_all(reason)
-
-    async def _ask_process(self) -> None:
-        if await self._probes.is_accepted(self._address):
-            self._silence.answered()
 
     async def _keep_stream(self) -> None:
         num_failures, has_ended = 0, False

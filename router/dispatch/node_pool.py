@@ -16,9 +16,8 @@ from common.version import PROTOCOL_VERSION, can_speak
 from placement.store import LiveNode, PlacementStore, PlacementUnavailable
 from router.core.membership import MAX_NODES, Membership
 from router.core.policies.query import NodeView
-from router.dispatch.node_clients import CHANNEL_OPTIONS, NodeClient
+from router.dispatch.node_clients import NodeClient
 from router.dispatch.node_listener import ENDED_BY_NODE
-from router.dispatch.probes import Probes
 from router.dispatch.silence import TICK_S
 from router.watch.router_metrics import RouterMetrics
 
@@ -52,7 +51,6 @@ class NodePool:
     ) -> None:
         self._store = store
         self._keys = keys
-        self._probes = Probes(CHANNEL_OPTIONS, keys)
         self._model = model
         self._refresh_s = lease_s / 4
         self._clock = clock
@@ -258,7 +256,7 @@ class NodePool:
         """Open a client. A bad record of one node keeps no other node out."""
         node = record.incarnation
         try:
-            client = NodeClient(record, router, self, self._probes, keys=self._keys)
+            client = NodeClient(record, router, self, keys=self._keys)
         except Exception:
             if node not in self._unusable:
                 log.exception("%s at %r cannot be called", node, record.control_address)

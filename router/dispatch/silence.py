@@ -1,8 +1,8 @@
 """How long a node has been silent, counted in ticks of this process.
 
-A node that was not heard for `PROBE_TICKS` is asked for a new connection, which gRPC's own threads
-accept however busy the node's Python is. Without that it is suspected after `SUSPICION_S`. A busy
-node is suspected after `BUSY_S`, because its requests make no progress either.
+A node that was not heard for `SUSPICION_S` is suspected. If its process runs nevertheless, its
+Python is busy (`pings`), and it is suspected after `BUSY_S`, because its requests make no progress
+either.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 from enum import Enum
 
 TICK_S = 0.25
-PROBE_TICKS = 3
 SUSPICION_TICKS = 5
 BUSY_TICKS = 12
 LOSS_TICKS = 20
@@ -23,7 +22,6 @@ class Verdict(Enum):
     """What a tick changes about a silent node."""
 
     NONE = "none"
-    PROBE = "probe"
     SUSPECTED = "suspected"
     LOST = "lost"
 
@@ -38,36 +36,28 @@ class Silence:
 
     def __init__(self) -> None:
         self._num_ticks = 0
-        self._num_unanswered = 0
+        self._is_running = False
         self._is_suspected = False
 
     def heard(self) -> None:
         """Start again from zero: the node sent something."""
         self._num_ticks = 0
-        self._num_unanswered = 0
         self._is_suspected = False
-
-    def answered(self) -> None:
-        """Take the new connection that a verdict of `PROBE` asked for: the node is busy."""
-        self._num_unanswered = 0
 
     @property
     def reason(self) -> str:
         """How long nothing was heard, in words."""
-        is_busy = self._num_unanswered < self._num_ticks
         return f"nothing was heard for {self._num_ticks * TICK_S} s" + (
-            ", although its process runs" if is_busy else ""
+            ", although its process runs" if self._is_running else ""
         )
 
-    def tick(self) -> Verdict:
-        """Count a tick; return the verdict that it brings."""
+    def tick(self, *, is_running: bool) -> Verdict:
+        """Count a tick; return the verdict that it brings. `is_running`: so the process shows."""
         self._num_ticks += 1
-        self._num_unanswered += 1
+        self._is_running = is_running
         if self._num_ticks == LOSS_TICKS:
             return Verdict.LOST
-        if self._is_suspected:
+        if self._is_suspected or self._num_ticks < (BUSY_TICKS if is_running else SUSPICION_TICKS):
             return Verdict.NONE
-        if self._num_unanswered >= SUSPICION_TICKS or self._num_ticks >= BUSY_TICKS:
-            self._is_suspected = True
-            return Verdict.SUSPECTED
-        return Verdict.PROBE if self._num_unanswered == PROBE_TICKS else Verdict.NONE
+        self._is_suspected = True
+        return Verdict.SUSPECTED

@@ -13,6 +13,7 @@ from common.ids import AttemptId, Incarnation
 from common.keys_folder import Keys
 from common.nodes import NodeLoad, NodeRecord, Role
 from common.request import GenerationRequest, RequestOutput
+from node.control_port import SERVER_OPTIONS
 from placement.store import PlacementStore
 from protos import pdserve_node_pb2 as pb
 from protos.codec import attempts_from_proto, check_envelope, request_from_proto
@@ -67,7 +68,7 @@ class FakeNode(cast(Any, NodeServicer)):  # type: ignore[misc]
     async def start(
         self, store: PlacementStore, *, port: int = 0, keys: Keys | None = None
     ) -> None:
-        self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+        self._server = grpc.aio.server(options=SERVER_OPTIONS)
         cast(Any, add_NodeServicer_to_server)(self, self._server)
         self.port = add_port(self._server, f"127.0.0.1:{port}", keys)
         await self._server.start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import time
 from collections.abc import Iterator
@@ -23,33 +24,39 @@ from tests.redis_server import RedisServer
 pytestmark = [pytest.mark.endurance, pytest.mark.timeout(300)]
 
 NUM_STREAMS = 4
+SALTS = itertools.count(80)
 FROZEN_GAP_S = 2.0
 HUNG_GAP_S = 5.0
 COMPUTING_S = 1.5
 """For the recomputation of four short contexts on a machine that does other things as well."""
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", params=["clear", "keyed"])
 def cluster(
-    cluster_redis: RedisServer, cluster_folder: Path, tiny_model: Path
+    request: pytest.FixtureRequest, cluster_folder: Path, tiny_model: Path
 ) -> Iterator[Cluster]:
+    """Two nodes, whose connections to the router are in clear or TLS."""
+    is_keyed = request.param == "keyed"
+    redis: RedisServer = request.getfixturevalue("keyed_redis" if is_keyed else "cluster_redis")
     spec = ClusterSpec(
-        name="frozen",
+        name=f"frozen_{request.param}",
         model=tiny_model,
+        keys=request.getfixturevalue("keys") if is_keyed else None,
         nodes=(NodeSpec("mixed-1", Role.MIXED), NodeSpec("mixed-2", Role.MIXED)),
         flags=("--block-size", "16", "--num-threads", "1", "--kv-cache-memory", "16MiB"),
         can_be_slow=True,
     )
-    with running([spec], cluster_redis, cluster_folder) as (cluster,):
+    with running([spec], redis, cluster_folder) as (cluster,):
         yield cluster
 
 
 class Reader:
     """Reads one answer and notes the longest time between two of its events."""
 
-    def __init__(self, api: Api, number: int) -> None:
+    def __init__(self, api: Api) -> None:
         self.fields: Fields = {
-            "prompt": prompt_tokens(40, salt=80 + number),
+            # New to both nodes, so that what is cached does not send all streams to one.
+            "prompt": prompt_tokens(40, salt=next(SALTS)),
             "max_tokens": 100,
             "temperature": 0,
             "ignore_eos": True,
@@ -75,7 +82,7 @@ class Streams:
 
     def __init__(self, cluster: Cluster, api: Api, threads: ThreadPoolExecutor) -> None:
         self._api = api
-        self.readers = [Reader(api, number) for number in range(NUM_STREAMS)]
+        self.readers = [Reader(api) for _ in range(NUM_STREAMS)]
         self._answers = [threads.submit(reader.read) for reader in self.readers]
         wait_until(self._are_all_under_way, "every stream has tokens")
         for node in cluster.spec.nodes:
@@ -98,7 +105,7 @@ class Streams:
 
 @pytest.fixture
 def api(cluster: Cluster) -> Iterator[Api]:
-    with Api(cluster.url, "tiny") as api:
+    with Api(cluster.url, "tiny", cluster.headers) as api:
         yield api
     cluster.wait_ready()
     cluster.check_settled()
@@ -111,7 +118,11 @@ def threads() -> Iterator[ThreadPoolExecutor]:
 
 
 def num_suspected(cluster: Cluster) -> int:
-    text = httpx.get(f"{cluster.url}/metrics").text
+    headers = {}
+    if cluster.spec.keys:
+        token = (cluster.spec.keys / "client/metrics.token").read_text()
+        headers["authorization"] = f"Bearer {token}"
+    text = httpx.get(f"{cluster.url}/metrics", headers=headers).text
     found = re.search(r"^pdserve_router_nodes_suspected_total (\S+)$", text, re.MULTILINE)
     assert found is not None
     return round(float(found[1]))

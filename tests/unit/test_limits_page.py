@@ -109,6 +109,7 @@ CONTROL = {
     "connections at once": str(control_port.MAX_CONNECTIONS),
     "time of a handshake": f"{control_port.HANDSHAKE_TIMEOUT_MS / 1000:g} s",
     "time without a call": f"{control_port.IDLE_MS / 1000:g} s",
+    "time between two pings": f"{control_port.MIN_PING_INTERVAL_MS} ms",
     "calls at once on a connection": str(control_port.MAX_CALLS_PER_CONNECTION),
     "message": size(MAX_MESSAGE_BYTES),
     "metadata of a call": size(control_port.MAX_METADATA_BYTES),

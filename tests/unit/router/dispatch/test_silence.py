@@ -5,7 +5,6 @@ from __future__ import annotations
 from router.dispatch.silence import (
     BUSY_TICKS,
     LOSS_TICKS,
-    PROBE_TICKS,
     SUSPICION_TICKS,
     TICK_S,
     Silence,
@@ -13,47 +12,44 @@ from router.dispatch.silence import (
 )
 
 
-def verdicts(silence: Silence, num_ticks: int, *, is_answered: bool = False) -> dict[int, Verdict]:
-    """The ticks, from 1, that brought a verdict; every probe gets an answer if `is_answered`."""
-    seen: dict[int, Verdict] = {}
-    for number in range(1, num_ticks + 1):
-        verdict = silence.tick()
-        if verdict is not Verdict.NONE:
-            seen[number] = verdict
-        if verdict is Verdict.PROBE and is_answered:
-            silence.answered()
-    return seen
+def verdicts(silence: Silence, num_ticks: int, *, is_running: bool = False) -> dict[int, Verdict]:
+    """The ticks, from 1, that brought a verdict."""
+    seen = {number: silence.tick(is_running=is_running) for number in range(1, num_ticks + 1)}
+    return {number: verdict for number, verdict in seen.items() if verdict is not Verdict.NONE}
 
 
-def test_a_probe_comes_first_then_suspicion_then_the_loss_and_each_once() -> None:
+def test_suspicion_comes_first_then_the_loss_and_each_once() -> None:
     assert verdicts(Silence(), 10 * LOSS_TICKS) == {
-        PROBE_TICKS: Verdict.PROBE,
         SUSPICION_TICKS: Verdict.SUSPECTED,
         LOSS_TICKS: Verdict.LOST,
     }
 
 
 def test_a_busy_node_is_suspected_later_and_lost_as_soon() -> None:
-    assert verdicts(Silence(), 10 * LOSS_TICKS, is_answered=True) == {
-        **dict.fromkeys(range(PROBE_TICKS, BUSY_TICKS, PROBE_TICKS), Verdict.PROBE),
+    assert verdicts(Silence(), 10 * LOSS_TICKS, is_running=True) == {
         BUSY_TICKS: Verdict.SUSPECTED,
         LOSS_TICKS: Verdict.LOST,
     }
 
 
-def test_a_node_that_answers_no_more_is_suspected_as_soon_as_if_it_never_had() -> None:
+def test_a_busy_node_that_stops_is_suspected_at_once() -> None:
     silence = Silence()
-    verdicts(silence, PROBE_TICKS, is_answered=True)
-    assert verdicts(silence, SUSPICION_TICKS) == {
-        PROBE_TICKS: Verdict.PROBE,
-        SUSPICION_TICKS: Verdict.SUSPECTED,
-    }
+    assert verdicts(silence, BUSY_TICKS - 2, is_running=True) == {}
+    assert verdicts(silence, 2) == {1: Verdict.SUSPECTED}
+
+
+def test_the_reason_says_whether_the_process_runs() -> None:
+    silence = Silence()
+    verdicts(silence, BUSY_TICKS, is_running=True)
+    assert silence.reason == "nothing was heard for 3.0 s, although its process runs"
+    verdicts(silence, LOSS_TICKS - BUSY_TICKS)
+    assert silence.reason == "nothing was heard for 5.0 s"
 
 
 def test_every_word_begins_it_anew() -> None:
     silence = Silence()
     for _ in range(30):
-        assert verdicts(silence, SUSPICION_TICKS - 1) == {PROBE_TICKS: Verdict.PROBE}
+        assert verdicts(silence, SUSPICION_TICKS - 1) == {}
         silence.heard()
     assert verdicts(silence, SUSPICION_TICKS)[SUSPICION_TICKS] is Verdict.SUSPECTED
     silence.heard()

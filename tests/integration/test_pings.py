@@ -1,0 +1,152 @@
+"""Whether a process runs: a real one that is frozen, or whose interpreter lock is held."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from common.keys_folder import Keys
+from node.control_port import SERVER_OPTIONS
+from pdserve.keys.keys_init import HOLDERS
+from router.dispatch.node_clients import CHANNEL_OPTIONS
+from router.dispatch.pings import PING_INTERVAL_MS, PING_TIMEOUT_MS, Pings
+from tests.key_folders import expired, issue, make_keys, put, router_keys, with_certificate
+
+HELD_S = 2
+# A node's port. Each line that it reads makes it hold the interpreter lock for a while.
+CHILD = f"""
+import asyncio, ctypes, sys
+from pathlib import Path
+from common.keys_folder import load_keys
+from common.nodes import Role
+from node.control_port import ControlPort
+from protos.pdserve_node_pb2_grpc import NodeServicer
+
+def hold():
+    for _ in sys.stdin:
+        print("holds", flush=True)
+        ctypes.PyDLL(None).sleep({HELD_S})
+
+async def main():
+    keys = load_keys(Path(sys.argv[1]), Role.DECODE) if len(sys.argv) > 1 else None
+    control = ControlPort("127.0.0.1", 0, keys)
+    await control.serve(NodeServicer())
+    print(control.port, flush=True)
+    await asyncio.to_thread(hold)
+
+asyncio.run(main())
+"""
+
+
+class Child:
+    """A process that listens like a node."""
+
+    def __init__(self, keys: Path | None) -> None:
+        arguments = [] if keys is None else [str(keys / "node")]
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", CHILD, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    async def read_line(self) -> str:
+        assert self._process.stdout is not None
+        return (await asyncio.to_thread(self._process.stdout.readline)).strip()
+
+    async def hold_the_lock(self) -> None:
+        """Return when its Python has stopped."""
+        assert self._process.stdin is not None
+        self._process.stdin.write("now\n")
+        self._process.stdin.flush()
+        assert await self.read_line() == "holds"
+
+    def send(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+@asynccontextmanager
+async def child(keys: Path | None = None) -> AsyncIterator[tuple[Child, str]]:
+    """The child and its address."""
+    process = Child(keys)
+    try:
+        yield process, f"127.0.0.1:{await process.read_line()}"
+    finally:
+        process.end()
+
+
+@asynccontextmanager
+async def pinged(address: str, keys: Keys | None = None) -> AsyncIterator[Pings]:
+    pings = Pings(address, CHANNEL_OPTIONS, keys)
+    yield pings
+    await pings.close()
+
+
+async def wait_answered(pings: Pings, is_answered: bool = True) -> float:
+    """Return after how many seconds they were, or were not any more."""
+    asked_at_s = time.monotonic()
+    for _ in range(5000):
+        if pings.are_answered() is is_answered:
+            return time.monotonic() - asked_at_s
+        await asyncio.sleep(0.002)
+    pytest.fail("not within 10 s")
+
+
+@pytest.fixture(params=["clear", "keyed"])
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path | None:
+    return make_keys(tmp_path / "keys") if request.param == "keyed" else None
+
+
+async def test_a_process_whose_python_is_busy_answers_and_a_frozen_one_does_not(
+    folder: Path | None,
+) -> None:
+    keys = router_keys(folder) if folder else None
+    async with child(folder) as (process, address), pinged(address, keys) as pings:
+        await wait_answered(pings)
+        await process.hold_the_lock()
+        held_at_s = time.monotonic()
+        # A handshake with keys waits for Python: it must hold up no other connection.
+        async with pinged(address, keys) as another:
+            while time.monotonic() - held_at_s < 0.9 * HELD_S:
+                assert pings.are_answered()
+                another.are_answered()
+                await asyncio.sleep(0.05)
+        process.send(signal.SIGSTOP)
+        after_s = await wait_answered(pings, False)
+        assert after_s < (PING_INTERVAL_MS + PING_TIMEOUT_MS) / 1000 + 0.25
+        process.send(signal.SIGCONT)
+        await wait_answered(pings)
+
+
+def test_a_node_takes_as_many_pings_as_routers_send() -> None:
+    options = dict(SERVER_OPTIONS)
+    assert options["grpc.http2.min_ping_interval_without_data_ms"] <= PING_INTERVAL_MS / 2
+
+
+async def test_with_a_renewed_certificate_another_connection_is_opened(tmp_path: Path) -> None:
+    folder = make_keys(tmp_path / "keys")
+    keys = with_certificate(router_keys(folder), expired(folder, "router"))
+    async with child(folder) as (_, address), pinged(address, keys) as pings:
+        assert not pings.are_answered()
+        put(issue(folder, HOLDERS["router"]), folder / "router")
+        assert keys.reload_if_changed()
+        await wait_answered(pings)
+
+
+async def test_nobody_listens() -> None:
+    async with pinged("127.0.0.1:1") as pings:
+        for _ in range(20):
+            assert not pings.are_answered()
+            await asyncio.sleep(0.01)
