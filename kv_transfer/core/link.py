@@ -16,6 +16,7 @@ from kv_transfer.core.handshake import LINK_TABLE, HandoffState, LinkState, Link
 from kv_transfer.core.lanes import ONE_SIDED_LANES, PULLING_LANES, verification
 from kv_transfer.core.limits import MAX_BLOCKS_PER_FRAME, MAX_FRAMES_IN_FLIGHT, Limits
 from kv_transfer.core.link_rates import SLOW_FOR_S, SLOW_LOOK_S, RateMeter, is_slow
+from kv_transfer.core.node_window import NodeWindow
 from kv_transfer.core.transfer import Transfer
 from kv_transfer.core.transfer_errors import PeerUnreachable
 
@@ -34,18 +35,6 @@ class LeaseFrame(Protocol):
     def lease_token(self) -> int: ...
     @property
     def generation(self) -> int: ...
-
-
-class NodeWindow:
-    """The bytes that all links of a sender have in flight together, and the most they may have."""
-
-    def __init__(self, most_bytes: int) -> None:
-        self._most_bytes = most_bytes
-        self.in_flight_bytes = 0
-
-    @property
-    def left_bytes(self) -> int:
-        return self._most_bytes - self.in_flight_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +201,13 @@ class Link:
             if not transfer.num_in_flight and self.transfers.get(transfer.token) is transfer:
                 self.has_work(transfer.token)
         if num_new:
-            self.rate.on_acknowledged(num_bytes, now_s, is_idle=not self._in_flight)
+            is_idle = not self._in_flight and not self._has_more()
+            self.rate.on_acknowledged(num_bytes, now_s, is_idle=is_idle)
+
+    def _has_more(self) -> bool:
+        """Return whether a frame follows at once: one may always be in flight."""
+        queued = (self.transfers[token] for token in self._turns)
+        return any(transfer.is_begun and transfer.pending for transfer in queued)
 
     def expired(self, now_s: float) -> list[Transfer]:
         """Return the transfers whose deadline has passed."""
@@ -246,7 +241,10 @@ class Link:
         ]
 
     def on_suspended(self, span_s: float, now_s: float) -> None:
-        """Leave `span_s` until now, in which this process stood still, out of what is slow."""
+        """Leave `span_s` until now, in which this process stood still, out of what is slow or
+        silent."""
+        if self.asked_at_s is not None:
+            self.asked_at_s = min(now_s, self.asked_at_s + span_s)
         self.rate.on_suspended(span_s, now_s)
         for transfer in self.transfers.values():
             transfer.on_suspended(span_s, now_s)

@@ -12,7 +12,8 @@ from collections import OrderedDict
 from kv_transfer.core.deadlines import Deadlines
 from kv_transfer.core.effects import Peer
 from kv_transfer.core.limits import Limits
-from kv_transfer.core.link import Link, NodeWindow
+from kv_transfer.core.link import Link
+from kv_transfer.core.node_window import NodeWindow
 
 
 class Links:

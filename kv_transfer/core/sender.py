@@ -159,10 +159,11 @@ class Sender:
         if link is None:
             return []
         link.asked_at_s = None
+        effects: Effects = [PeerAnswers(peer)] if self._unreachable.answered(peer) else []
         try:
-            return self._dispatch(link, frame, now_s)
+            return effects + self._dispatch(link, frame, now_s)
         except PeerProtocolError as error:
-            return self.on_peer_failed(peer, error, now_s)
+            return effects + self.on_peer_failed(peer, error, now_s)
 
     def on_link_lost(self, peer: Peer, now_s: float) -> Effects:
         """Handle a broken connection; with transfers on it, it is opened again until a timeout."""
@@ -257,8 +258,6 @@ class Sender:
             # HELLO was repeated and both were answered, or the lane's other end changed.
             return [take] if link.takes_anew(welcome) else []
         effects: Effects = [take]
-        if self._unreachable.answered(link.peer):
-            effects.append(PeerAnswers(link.peer))
         for transfer in link.all():
             effects += self._begin(link, transfer, now_s)
         return effects + self._pump(link)

@@ -10,6 +10,7 @@ from common.ids import AttemptId
 from kv_transfer.connector import Commit, TransferEnded
 from kv_transfer.core import frames
 from kv_transfer.core.effects import Connect, Emit, SenderEffect, SendToPeer
+from kv_transfer.core.limits import WINDOWS_PER_NODE
 from kv_transfer.core.link import RECONNECT_AFTER_S
 from kv_transfer.core.link_rates import (
     MIN_SPAN_S,
@@ -128,6 +129,32 @@ def test_a_link_that_is_never_busy_for_long_counts_by_its_whole_transfers() -> N
     at_s, _ = moved(fast_s=brief_s, num_others_end=1)
     assert at_s is not None
     assert SLOW_FOR_S + PREFILL_S <= at_s <= SLOW_FOR_S + PREFILL_S + 2 * SLOW_S
+
+
+def test_a_link_whose_frames_go_one_at_a_time_is_measured_too() -> None:
+    """Peers 0 to 3 fill the shared window; peer 4 has a rate of its own, and peer 5 the same."""
+    sender = connected(6)
+    num_frames, frame_s = NUM_BLOCKS * LAYOUT.num_layers, 0.05
+    for number in (4, 5):
+        for layer in range(LAYOUT.num_layers):
+            push(sender, number, layer)
+        if number == 4:
+            for consumed in range(1, num_frames + 1):
+                sender.on_frame(peer(4), frames.Ack(consumed), consumed * frame_s)
+            sender.on_commit(4, Commit(num_tokens=NUM_BLOCKS * 4, first_token_id=1))
+            sender.on_frame(peer(4), frames.Committed(4, 3), num_frames * frame_s)
+            for others in range(WINDOWS_PER_NODE):
+                push(sender, others)
+    sender.on_commit(5, Commit(num_tokens=NUM_BLOCKS * 4, first_token_id=1))
+    now_s = num_frames * frame_s
+    for consumed in range(1, num_frames):
+        now_s += frame_s
+        for number in range(5):
+            sender.on_frame(peer(number), frames.Pong(), now_s)
+        sender.on_frame(peer(5), frames.Ack(consumed), now_s)
+        assert sender.in_flight_bytes[peer(5)] == PAIR_BYTES, "one frame at a time"
+        assert not [e for e in sender.on_tick(now_s) if isinstance(e, Emit)]
+    assert now_s > num_frames * frame_s + SLOW_FOR_S + SLOW_LOOK_S
 
 
 def test_a_transfer_that_waits_for_its_prompt_is_not_slow() -> None:

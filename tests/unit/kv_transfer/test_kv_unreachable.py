@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from common.ids import Incarnation
 from kv_transfer.connector import TransferEnded
-from kv_transfer.core.effects import Connect, Peer, PeerAnswers, PeerSilent, SayHello
+from kv_transfer.core import frames
+from kv_transfer.core.effects import (
+    Connect,
+    Disconnect,
+    Peer,
+    PeerAnswers,
+    PeerSilent,
+    SayHello,
+)
 from kv_transfer.core.limits import MAX_REMEMBERED_PEERS
 from kv_transfer.core.sender import Sender
 from kv_transfer.core.transfer_errors import PeerUnreachable
@@ -60,6 +68,22 @@ def test_it_is_tried_again_without_a_transfer_and_used_when_it_answers() -> None
     assert sender.num_transfers == 1
 
 
+def test_one_that_refuses_the_connection_has_answered() -> None:
+    """Transfers to it end with what it says, not with its silence of before."""
+    sender, now_s = silent_sender()
+    now_s += FIRST_PAUSE_S
+    sender.on_tick(now_s)
+    sender.hello(PEER, {"zmq": b""}, "auto")
+    refused = frames.Refused("overloaded", "too many senders")
+    assert sender.on_frame(PEER, refused, now_s) == [PeerAnswers(PEER), Disconnect(PEER)]
+    assert sender.next_deadline_s() is None
+    assert ends(sender.on_open(ticket(2), 100.0, now_s)) == []
+    sender.hello(PEER, {"zmq": b""}, "auto")
+    (ended,) = ends(sender.on_frame(PEER, refused, now_s))
+    assert isinstance(ended, TransferEnded)
+    assert "too many senders" in str(ended.error)
+
+
 def test_the_pauses_grow_and_every_try_is_reported() -> None:
     sender, now_s = silent_sender()
     pauses = []
@@ -99,6 +123,18 @@ def test_a_peer_that_fell_silent_in_the_middle_is_refused_too() -> None:
     (ended,) = ends(sender.on_tick(LIMITS.ping_interval_s + LIMITS.answer_timeout_s))
     assert isinstance(ended, TransferEnded)
     assert len(ends(sender.on_open(ticket(2), 100.0, 3.0))) == 1
+
+
+def test_time_in_which_this_process_stood_still_is_no_silence() -> None:
+    """HELLO was sent before; the answer may lie in a socket, or have been lost meanwhile."""
+    sender = Sender(ME, LAYOUT, LIMITS)
+    sender.on_open(ticket(), 100.0, 0.0)
+    sender.on_tick(0.1)
+    assert ends(sender.on_tick(60.0)) == []
+    assert ends(sender.on_tick(60.0 + LIMITS.answer_timeout_s / 2)) == []
+    (ended,) = ends(sender.on_tick(60.0 + LIMITS.answer_timeout_s))
+    assert isinstance(ended, TransferEnded)
+    assert isinstance(ended.error, PeerUnreachable)
 
 
 def test_another_life_of_the_node_is_not_refused() -> None:
