@@ -122,7 +122,7 @@ KVEvent = Landed | LandingFailed | Released | TransferEnded
 class ConnectorFailed:
     """The connector's thread failed. It ends everything that is open and accepts nothing more."""
 
-    error: Exception
+    error: BaseException
 
 
 class KVConnector(Protocol):

@@ -26,7 +26,7 @@ MAX_LOOK_UPS = 32
 SLOW_S = 1.0
 """A name server that takes longer is logged."""
 
-Found = str | OSError | UnicodeError
+Found = str | Exception
 """An address, or why there is none."""
 
 
@@ -81,7 +81,19 @@ class NameLookup:
             if self._num_threads == MAX_LOOK_UPS:
                 return
             self._num_threads += 1
-        threading.Thread(target=self._run, name="pdserve-kv-names", daemon=True).start()
+        thread = threading.Thread(target=self._run, name="pdserve-kv-names", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            self._give_up(error)
+
+    def _give_up(self, error: Exception) -> None:
+        """Take back a thread that does not start; the others, if there are any, do its work."""
+        with self._lock:
+            self._num_threads -= 1
+            while self._waiting and not self._num_threads:
+                self._note(self._waiting.popleft(), error)
+        self._wake()
 
     def take(self) -> list[tuple[Peer, Found]]:
         """Return the results that came since the last call."""
@@ -97,14 +109,18 @@ class NameLookup:
             found: Found
             try:
                 found = endpoints.look_up(host)
-            except (OSError, UnicodeError) as error:
+            except Exception as error:  # Whatever it is, this thread has other names to look up.
                 found = error
             span_s = time.monotonic() - began_at_s
             if span_s > SLOW_S:
                 logger.warning("resolving the name %s took %.1f s", host, span_s)
             with self._lock:
-                self._found += [(peer, found) for peer in self._peers_of.pop(host)]
+                self._note(host, found)
             self._wake()
+
+    def _note(self, host: str, found: Found) -> None:
+        """Keep a result for `take`; the caller has the lock."""
+        self._found += [(peer, found) for peer in self._peers_of.pop(host)]
 
     def _next_name(self) -> str | None:
         with self._lock:

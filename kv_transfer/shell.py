@@ -205,7 +205,7 @@ class TransportConnector:
                 self._sending.take_written()
                 self._receiving.tick()
                 self._sending.tick()
-        except Exception as error:
+        except BaseException as error:  # A thread that ends by `SystemExit` says nothing itself.
             logger.exception("the KV connector's thread failed, with all that is open")
             self._tell(ConnectorFailed(error))
         finally:
@@ -313,5 +313,5 @@ def _logging_errors() -> Iterator[None]:
     """Log an error raised inside, and continue behind the block."""
     try:
         yield
-    except Exception:
+    except BaseException:
         logger.exception("error while closing the KV connector; closing goes on")

@@ -83,6 +83,7 @@ class ZmqTransport:
         self._endpoint = tcp(advertised_host, int(self._bound.rpartition(":")[2]))
         self._files = OpenFiles()
         self._is_listening = True
+        self._was_bind_refused = False
         self._wake_read, self._wake_write = socket.socketpair()
         self._wake_read.setblocking(False)
         self._wake_write.setblocking(False)
@@ -252,7 +253,7 @@ class ZmqTransport:
         """
         if self._is_listening and self._files.are_nearly_none:
             self._router.unbind(self._bound)
-            self._is_listening = False
+            self._is_listening = self._was_bind_refused = False
             logger.error(
                 "nearly all files that this process may open are open: the KV port is closed, with "
                 "its connections, until there are more (ulimit -n)"
@@ -261,7 +262,9 @@ class ZmqTransport:
             try:
                 self._router.bind(self._bound)
             except zmq.ZMQError as error:
-                logger.warning("the KV port cannot be opened again yet: %s", error)
+                if not self._was_bind_refused:
+                    logger.warning("the KV port cannot be opened again yet: %s", error)
+                self._was_bind_refused = True
                 return
             self._is_listening = True
             logger.warning("the KV port is open again")

@@ -66,7 +66,7 @@ class Node:
     events: list[KVEvent] = field(default_factory=list)
     inbox: queue.Queue[KVEvent] = field(default_factory=queue.Queue)
     # What ended the connector, and how many events had come before.
-    failures: list[tuple[Exception, int]] = field(default_factory=list)
+    failures: list[tuple[BaseException, int]] = field(default_factory=list)
 
     def wait_event(self) -> KVEvent:
         return self.inbox.get(timeout=WAIT_S)
@@ -151,7 +151,7 @@ class Cluster:
         pool[:] = rng.integers(0, 256, pool.shape, dtype=np.uint8)
         events: list[KVEvent] = []
         inbox: queue.Queue[KVEvent] = queue.Queue()
-        failures: list[tuple[Exception, int]] = []
+        failures: list[tuple[BaseException, int]] = []
 
         def take(event: ConnectorEvent) -> None:
             if isinstance(event, ConnectorFailed):

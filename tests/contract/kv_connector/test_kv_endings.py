@@ -90,13 +90,17 @@ def test_a_transfer_that_was_given_up_stops_within_one_chunk(
     assert_ended_once(prefill, decode)
 
 
+@pytest.mark.parametrize("error", [RuntimeError, SystemExit])
 def test_a_bug_on_the_connectors_thread_ends_everything_all_the_same(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
 ) -> None:
-    """The error occurs again for the next chunk, while everything is being ended."""
+    """The error occurs again for the next chunk, while everything is being ended.
+
+    A thread that ends by `SystemExit` ends without a word.
+    """
 
     def fail(self: SendingEnd, effect: SendChunk) -> None:
-        raise RuntimeError("a bug")
+        raise error("a bug")
 
     monkeypatch.setattr(SendingEnd, "_send_chunk", fail)
     prefill, decode, ticket = begin(cluster)

@@ -112,6 +112,38 @@ def test_a_name_that_is_unknown(names: Names) -> None:
     assert isinstance(error, OSError)
 
 
+def test_a_lookup_that_fails_in_an_unknown_way_keeps_no_place(
+    names: Names, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(host: str) -> str:
+        raise KeyError(host)
+
+    monkeypatch.setattr(name_lookup, "MAX_LOOK_UPS", 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(endpoints, "look_up", broken)
+        names.lookup.ask(PEER, "d.example")
+        assert isinstance(names.take(1)[PEER], KeyError)
+    names.may_answer.set()
+    names.lookup.ask(PEER, "d.example")
+    assert names.take(1) == {PEER: "10.0.0.7"}
+
+
+def test_without_a_thread_no_name_is_found_and_the_next_may_be(
+    names: Names, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cannot_start(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(name_lookup, "MAX_LOOK_UPS", 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", cannot_start)
+        names.lookup.ask(PEER, "d.example")
+        assert isinstance(names.take(1)[PEER], RuntimeError)
+    names.may_answer.set()
+    names.lookup.ask(PEER, "d.example")
+    assert names.take(1) == {PEER: "10.0.0.7"}
+
+
 def test_lookups_at_once_are_bounded(names: Names, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(name_lookup, "MAX_LOOK_UPS", 1)
     names.lookup.ask(PEER, "d.example")

@@ -197,6 +197,33 @@ def test_f98_without_files_transfers_end_typed_until_there_are_some(pairs: Pairs
         node.assert_books_are_empty()
 
 
+@pytest.mark.usefixtures("few_files")
+def test_a_port_that_cannot_be_opened_again_is_logged_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(open_files, "LOOK_EVERY_S", 0.0)
+    with contextlib.closing(
+        ZmqTransport("127.0.0.1", 0, "127.0.0.1", LAYOUT, Limits())
+    ) as transport:
+        address = ("127.0.0.1", int(transport.endpoint.rpartition(":")[2]))
+        with only_left(NEARLY_NONE - 1):
+            transport.wait(0.0)
+            _wait_until_refused(address)
+        with socket.socket() as other:
+            other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            other.bind(address)
+            other.listen()
+            for _ in range(5):
+                transport.wait(0.0)
+        transport.wait(0.0)
+        socket.create_connection(address).close()
+    assert [message.partition(":")[0] for message in caplog.messages] == [
+        "nearly all files that this process may open are open",
+        "the KV port cannot be opened again yet",
+        "the KV port is open again",
+    ]
+
+
 def _wait_until_refused(address: tuple[str, int]) -> None:
     """ZMQ closes its listener in its own thread."""
     deadline_at_s = time.monotonic() + WAIT_S
