@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry, Gauge
 
 from common.errors import ConfigError
 from common.file_stamp import FileStamp, file_stamp
+from common.secret_files import secret_file_problem
 from common.tls_handshake import handshake_in_memory, no_password
 
 log = logging.getLogger("pdserve")
@@ -22,40 +23,37 @@ CHECK_EVERY_S = 10.0
 class Certificate:
     """A certificate with its chain, and its key, both PEM. `context` serves the latest valid ones.
 
-    Connections that are open keep the certificate with which they began.
+    Connections that are open keep the certificate with which they began. Each new one is passed to
+    the context of the latest pair that was checked: a context into which two files are loaded again
+    may have the new certificate and the old key meanwhile.
     """
 
     def __init__(self, certificate: Path, key: Path) -> None:
         """Read both files. Raises `ConfigError`, which names what is wrong with them."""
         self._certificate, self._key = certificate, key
         self._stamp = self._read_stamp()
-        self.expires_at_s = checked_certificate(certificate, key)
-        self.context = _server_context()
-        self.context.load_cert_chain(certificate, key, password=no_password)
+        self._latest, self.expires_at_s = checked_certificate(certificate, key)
+        self.context = self._latest
+        self.context.sni_callback = self._take_latest
+
+    def _take_latest(self, connection: ssl.SSLObject, _name: str, _at: ssl.SSLContext) -> None:
+        """Pass a new connection on; TLS calls this whether the client names a host or not."""
+        connection.context = self._latest
 
     def reload_if_changed(self) -> bool:
         """Take over changed files; return whether there were any.
 
-        If they are broken, that is logged once, and the earlier certificate stays. Files that
-        change after the check are read again by the next call; until then new connections may fail.
+        If they are broken, that is logged once, and the earlier certificate stays.
         """
         stamp = self._read_stamp()
         if stamp == self._stamp:
             return False
         self._stamp = stamp
         try:
-            expires_at_s = checked_certificate(self._certificate, self._key)
+            self._latest, self.expires_at_s = checked_certificate(self._certificate, self._key)
         except ConfigError as broken:
             log.error("the earlier certificate stays: %s", broken)
             return False
-        try:
-            self.context.load_cert_chain(self._certificate, self._key, password=no_password)
-        except (OSError, ValueError) as changed:
-            # The context may have the new certificate without its key now.
-            self._stamp = (None, None)
-            log.error("%s changed while it was read: %s", self._certificate, changed)
-            return False
-        self.expires_at_s = expires_at_s
         log.info("%s was read again; it ends in %.1f days", self._certificate, self._days_left())
         return True
 
@@ -82,14 +80,17 @@ def show_end(registry: CollectorRegistry, certificate: Certificate | None) -> No
     gauge.set_function(lambda: certificate.expires_at_s if certificate else 0.0)
 
 
-def checked_certificate(certificate: Path, key: Path) -> float:
-    """Return the end of a certificate, in seconds since 1970, after a handshake with it in memory.
+def checked_certificate(certificate: Path, key: Path) -> tuple[ssl.SSLContext, float]:
+    """Return a context with a certificate, after a handshake in memory, and its end, in seconds
+    since 1970.
 
-    Raises `ConfigError` when a file cannot be read, the key is another one's, the certificate is
-    not valid now, or TLS does not accept its kind of key.
+    Raises `ConfigError` when a file cannot be read, others may use the key's, the key is another
+    one's, the certificate is not valid now, or TLS does not accept its kind of key.
     """
     server = _server_context()
     try:
+        if problem := secret_file_problem(key, key.stat()):
+            raise ConfigError(problem)
         server.load_cert_chain(certificate, key, password=no_password)
     except OSError as error:
         if not isinstance(error, ssl.SSLError):
@@ -110,7 +111,7 @@ def checked_certificate(certificate: Path, key: Path) -> float:
         raise ConfigError(f"{certificate} is not valid: {error.verify_message}") from None
     except OSError as error:
         raise ConfigError(f"{certificate} cannot be used for TLS: {error}") from None
-    return float(ssl.cert_time_to_seconds(str(shown["notAfter"])))
+    return server, float(ssl.cert_time_to_seconds(str(shown["notAfter"])))
 
 
 def _server_context() -> ssl.SSLContext:

@@ -56,6 +56,7 @@ def write_certificate(
         lock = serialization.BestAvailableEncryption(password)
     form = serialization.PrivateFormat.PKCS8
     paths[1].write_bytes(key.private_bytes(serialization.Encoding.PEM, form, lock))
+    paths[1].chmod(0o600)
     return paths
 
 
@@ -142,28 +143,51 @@ async def test_a_broken_renewal_keeps_the_earlier_certificate(
     assert "the earlier certificate stays" in errors[0].getMessage()
 
 
-async def test_files_that_change_between_check_and_use_are_read_again(
+async def test_a_torn_renewal_leaves_no_certificate_without_its_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The files change again just after they were checked."""
     paths = write_certificate(tmp_path)
     certificate = Certificate(*paths)
     (tmp_path / "other").mkdir()
     other = write_certificate(tmp_path / "other")
 
-    def check_and_change(one: Path, key: Path) -> float:
-        ends_at_s = checked_certificate(one, key)
+    def check_and_change(one: Path, key: Path) -> tuple[ssl.SSLContext, float]:
+        checked = checked_certificate(one, key)
         paths[1].write_bytes(other[1].read_bytes())
-        return ends_at_s
+        return checked
 
     async with serving(certificate) as port:
-        first = await shown_serial(port)
+        serials = [await shown_serial(port)]
         write_certificate(tmp_path)
         with monkeypatch.context() as patch:
             patch.setattr("http_serving.certificate.checked_certificate", check_and_change)
-            assert not certificate.reload_if_changed()
+            assert certificate.reload_if_changed()
+        serials.append(await shown_serial(port))
+        assert not certificate.reload_if_changed()
+        assert await shown_serial(port) == serials[-1]
         paths[0].write_bytes(other[0].read_bytes())
         assert certificate.reload_if_changed()
-        assert await shown_serial(port) != first
+        serials.append(await shown_serial(port))
+    assert len(set(serials)) == 3
+
+
+async def test_a_renewed_certificate_is_served_to_who_names_the_host_and_who_does_not(
+    tmp_path: Path,
+) -> None:
+    certificate = Certificate(*write_certificate(tmp_path))
+    async with serving(certificate) as port:
+        paths = write_certificate(tmp_path)
+        assert certificate.reload_if_changed()
+        trusts_renewed = trusting(paths[0])
+        trusts_renewed.set_alpn_protocols(["h2", "http/1.1"])
+        for name in ("localhost", ""):
+            trusts_renewed.check_hostname = bool(name)
+            _, writer = await asyncio.open_connection(
+                "127.0.0.1", port, ssl=trusts_renewed, server_hostname=name
+            )
+            assert writer.get_extra_info("ssl_object").selected_alpn_protocol() == "http/1.1"
+            writer.close()
 
 
 def test_its_end_is_a_metric(tmp_path: Path) -> None:
@@ -179,6 +203,7 @@ def test_its_end_is_a_metric(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
+        (lambda cert, key: key.chmod(0o640), "may be used by others than its owner"),
         (lambda cert, key: cert.unlink(), "cannot be read"),
         (lambda cert, key: key.write_text("x"), "not a certificate and its key"),
         (lambda cert, key: cert.write_text("x"), "not a certificate and its key"),
