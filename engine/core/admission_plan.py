@@ -110,10 +110,8 @@ class _Admissions:
         self.freed: set[int] = set()
         """Blocks that this walk's victims give back: available, but not evictable yet."""
         self.reserve = budget.policy.reservation.reserve(growth())
-        for chunk in budget.plan.chunks.values():
-            if chunk.num_new_blocks:
-                growing = self.seated[chunk.sequence_id]
-                self.reserve = self.reserve.grown(growing, chunk.num_new_blocks)
+        for sequence, num_new_blocks in budget.growing:
+            self.reserve = self.reserve.grown(sequence, num_new_blocks)
 
     def run(self, waiting: Iterable[SequenceView]) -> None:
         plan, policy = self.budget.plan, self.budget.policy

@@ -51,8 +51,10 @@ def plan_step(
     have no seat, but their blocks are still read by a transfer, or may still be written. `growth`
     returns the columns of all seated sequences; it is called only if admissions are tried.
     """
-    decoding = [s for s in running if s.status is SequenceStatus.RUNNING_DECODE]
-    prefilling = [s for s in running if s.status is SequenceStatus.RUNNING_PREFILL]
+    # A member of an enumeration costs more to look up than all else that is done for a sequence.
+    decode = SequenceStatus.RUNNING_DECODE
+    decoding = [s for s in running if s.status is decode]
+    prefilling = [s for s in running if s.status is not decode]
     budget = StepBudget(limits, pool, policy, limits.max_num_seqs - len(running) - len(receiving))
     if decoding:
         decoding = plan_decodes(

@@ -19,7 +19,7 @@ from common.request import FinishReason
 from engine.core.block_pool import BlockPool, BlockUse
 from engine.core.forecast import Forecast
 from engine.core.host_pool import HostPool
-from engine.core.plan import DrawnTokens, ScheduledSequence
+from engine.core.plan import DrawnTokens
 from engine.core.plan_ahead import AheadRule, PlanAhead
 from engine.core.planned_step import PlannedStep, Preempted, StepOutput
 from engine.core.planner import plan_step
@@ -31,8 +31,9 @@ from engine.core.sequence import NO_SEAT, Sequence
 from engine.core.speculation.speculation import Speculation
 from engine.core.statistics import SchedulerStatistics, StepCounters
 from engine.core.status import SequenceStatus
-from engine.core.step_batch import StepBatch
+from engine.core.step_batch import planned_batch
 from engine.core.step_plan import (
+    PLAIN_DECODE,
     Admission,
     Chunk,
     Limits,
@@ -315,8 +316,10 @@ class Scheduler:
         for admission in plan.admissions:
             self.pool.acquire_cached(admission.cached_block_ids)
         chunks = list(plan.chunks.values())
-        step.sequences = [by_id[chunk.sequence_id] for chunk in chunks]
+        step.sequences = [by_id[sequence_id] for sequence_id in plan.chunks]
         for sequence, chunk in zip(step.sequences, chunks, strict=True):
+            if chunk is PLAIN_DECODE:
+                continue
             if chunk.num_new_blocks:
                 block_ids = self.pool.allocate(chunk.num_new_blocks, BlockUse.RUNNING)
                 self.seats.add_blocks(sequence, block_ids)
@@ -328,8 +331,8 @@ class Scheduler:
                 sequence = admitted[admission.sequence_id]
                 if self._seat(step, sequence, admission):
                     step.sequences.append(sequence)
-                    chunks.append(Chunk(sequence.sequence_id, admission.num_tokens))
-        step.batch = self._batch(step.sequences, chunks)
+                    chunks.append(Chunk(admission.num_tokens))
+        step.batch = planned_batch(self.seats, step.sequences, chunks, plan.num_decode_tokens)
         self._count_bypasses(plan)
         self._set_proposals(step)
         return step
@@ -369,24 +372,6 @@ class Scheduler:
         self.seats.add_blocks(sequence, self.pool.allocate(num_more, BlockUse.RESERVED))
         sequence.move_to(SequenceStatus.WAITING_FOR_KV)
         self.receiving[sequence.sequence_id] = sequence
-
-    def _batch(self, sequences: Items[Sequence], chunks: Items[Chunk]) -> StepBatch:
-        """Return the batch that computes `chunks` of `sequences`, which hold their blocks."""
-        rows = [sequence.seat for sequence in sequences]
-        starts = [sequence.num_computed for sequence in sequences]
-        num_drafts = [chunk.num_drafts for chunk in chunks]
-        num_known = [chunk.num_tokens for chunk in chunks]
-        ends = [start + count for start, count in zip(starts, num_known, strict=True)]
-        batch = StepBatch(
-            self.seats,
-            rows,
-            starts,
-            [count + drafts for count, drafts in zip(num_known, num_drafts, strict=True)],
-            num_drafts,
-            [end == sequence.num_known for end, sequence in zip(ends, sequences, strict=True)],
-            lambda entry: _scheduled(sequences[entry], batch, entry),
-        )
-        return batch
 
     def _set_proposals(self, step: PlannedStep) -> None:
         """Set how many drafts a drafter inside the runner may add to each drawn token."""
@@ -495,21 +480,3 @@ class Scheduler:
 
 def _by_arrival(sequence: Sequence) -> int:
     return sequence.arrival
-
-
-def _scheduled(sequence: Sequence, batch: StepBatch, entry: int) -> ScheduledSequence:
-    """Return an entry of `batch` with the sequence's own tokens and blocks."""
-    num_drafts = int(batch.num_drafts[entry])
-    start = int(batch.starts[entry])
-    end = start + int(batch.num_tokens[entry]) - num_drafts
-    is_sampled = bool(batch.is_sampled[entry])
-    return ScheduledSequence(
-        sequence.sequence_id,
-        [*sequence.tokens(start, end), *sequence.draft_token_ids[:num_drafts]],
-        start,
-        sequence.block_table,
-        sequence.sample_input() if is_sampled else None,
-        num_drafts,
-        int(batch.num_proposals[entry]),
-        None if is_sampled else sequence.tokens(end, end + 1)[0],
-    )

@@ -16,6 +16,7 @@ from engine.core.policies.growth import GrowthColumns
 from engine.core.sequence import NO_SEAT, Sequence
 
 Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
 
 SAMPLING_COLUMNS = np.dtype(
     [
@@ -113,12 +114,10 @@ class Seats:
         self.token_ids[sequence.seat, known - len(token_ids) : known] = token_ids
         self.num_known[sequence.seat] = known
 
-    def append_one_each(self, seats: list[int], token_ids: list[int]) -> None:
-        """Append one token to each of these seats."""
-        rows = np.array(seats, np.int64)
-        ends = self.num_known[rows]
-        self.token_ids[rows, ends] = token_ids
-        self.num_known[rows] = ends + 1
+    def append_one_each(self, rows: Ints, known: Ints, token_ids: list[int]) -> None:
+        """Append one token to each of these seats, which have `known` tokens."""
+        self.token_ids[rows, known] = token_ids
+        self.num_known[rows] = known + 1
 
     def growth(self) -> GrowthColumns:
         """Return what a reservation reads of every seat, as copies; empty seats need nothing."""

@@ -10,6 +10,8 @@ import numpy.typing as npt
 
 from engine.core.plan import ScheduledSequence
 from engine.core.seats import Seats
+from engine.core.sequence import Sequence as SeatedSequence
+from engine.core.step_plan import Chunk
 
 Ints = npt.NDArray[np.int64]
 
@@ -75,6 +77,49 @@ class StepBatch(Sequence[ScheduledSequence]):
         )
         part.num_proposals = self.num_proposals[kept]
         return part
+
+
+def planned_batch(
+    seats: Seats, sequences: Sequence[SeatedSequence], chunks: Sequence[Chunk], num_decodes: int
+) -> StepBatch:
+    """Return the batch that computes `chunks` of `sequences`, which hold their blocks.
+
+    The first `num_decodes` compute their last known token, and drafts behind it.
+    """
+    rows = np.array([sequence.seat for sequence in sequences], np.int64)
+    known = seats.num_known[rows]
+    starts, num_tokens = known - 1, np.ones_like(known)
+    starts[num_decodes:] = [sequence.num_computed for sequence in sequences[num_decodes:]]
+    num_tokens[num_decodes:] = [chunk.num_tokens for chunk in chunks[num_decodes:]]
+    num_drafts = np.array([chunk.num_drafts for chunk in chunks], np.int64)
+    batch = StepBatch(
+        seats,
+        rows,
+        starts,
+        num_tokens + num_drafts,
+        num_drafts,
+        starts + num_tokens == known,
+        lambda entry: _view(sequences[entry], batch, entry),
+    )
+    return batch
+
+
+def _view(sequence: SeatedSequence, batch: StepBatch, entry: int) -> ScheduledSequence:
+    """Return an entry of `batch` with the sequence's own tokens and blocks."""
+    num_drafts = int(batch.num_drafts[entry])
+    start = int(batch.starts[entry])
+    end = start + int(batch.num_tokens[entry]) - num_drafts
+    is_sampled = bool(batch.is_sampled[entry])
+    return ScheduledSequence(
+        sequence.sequence_id,
+        [*sequence.tokens(start, end), *sequence.draft_token_ids[:num_drafts]],
+        start,
+        sequence.block_table,
+        sequence.sample_input() if is_sampled else None,
+        num_drafts,
+        int(batch.num_proposals[entry]),
+        None if is_sampled else sequence.tokens(end, end + 1)[0],
+    )
 
 
 def batch_of(entries: Sequence[ScheduledSequence]) -> StepBatch:

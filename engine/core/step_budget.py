@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import compress
 
 from engine.core.chunk_work import chunk_work, tokens_within
 from engine.core.step_plan import (
+    PLAIN_DECODE,
     Admission,
     Chunk,
     Limits,
@@ -33,6 +35,8 @@ class StepBudget:
         self.num_seats = num_seats
         self.tokens_left = limits.max_num_batched_tokens
         self.available = pool.num_available
+        self.growing: list[tuple[SequenceView, int]] = []
+        """Decoding sequences that get blocks, and how many, as they were planned."""
         self._longest_chunk = limits.max_num_batched_tokens
         self._work_left: int | None = None
         self._least_chunk_tokens = 0
@@ -51,9 +55,9 @@ class StepBudget:
 
     def plan_decode(self, sequence: SequenceView, num_new_blocks: int, num_drafts: int) -> None:
         """Plan one known token and its drafts."""
-        self.plan.chunks[sequence.sequence_id] = Chunk(
-            sequence.sequence_id, 1, num_new_blocks, num_drafts
-        )
+        self.plan.chunks[sequence.sequence_id] = Chunk(1, num_new_blocks, num_drafts)
+        if num_new_blocks:
+            self.growing.append((sequence, num_new_blocks))
         self.plan.num_decode_tokens += 1
         self.plan.num_draft_tokens += num_drafts
         self.tokens_left -= 1 + num_drafts
@@ -61,9 +65,10 @@ class StepBudget:
 
     def plan_chunk(self, sequence: SequenceView, num_tokens: int) -> None:
         """Plan `num_tokens` of a prompt, beyond those planned for it already."""
-        chunk = self.plan.chunks.setdefault(sequence.sequence_id, Chunk(sequence.sequence_id, 0))
-        self._charge(sequence.num_computed + chunk.num_tokens, num_tokens)
-        chunk.num_tokens += num_tokens
+        planned = self.plan.chunks.get(sequence.sequence_id)
+        num_planned = 0 if planned is None else planned.num_tokens
+        self._charge(sequence.num_computed + num_planned, num_tokens)
+        self.plan.chunks[sequence.sequence_id] = Chunk(num_planned + num_tokens)
 
     def plan_admission(self, admission: Admission, start: int, num_claimed: int) -> None:
         """Plan an admission with its first chunk behind `start` tokens.
@@ -106,10 +111,11 @@ class StepBudget:
         if len(sequences) > self.tokens_left:
             sequences = sequences[: self.tokens_left]
             num_new_blocks = num_new_blocks[: self.tokens_left]
-        self.plan.chunks |= {
-            sequence.sequence_id: Chunk(sequence.sequence_id, 1, count)
-            for sequence, count in zip(sequences, num_new_blocks, strict=True)
-        }
+        self.plan.chunks |= dict.fromkeys([s.sequence_id for s in sequences], PLAIN_DECODE)
+        growing = list(compress(zip(sequences, num_new_blocks, strict=True), num_new_blocks))
+        for sequence, count in growing:
+            self.plan.chunks[sequence.sequence_id] = Chunk(1, count)
+        self.growing += growing
         self.plan.num_decode_tokens += len(sequences)
         self.tokens_left -= len(sequences)
         self.available -= sum(num_new_blocks)

@@ -119,14 +119,17 @@ class PreemptionReason(Enum):
     PRIORITY = "priority"
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Chunk:
     """Compute `num_tokens` known tokens and `num_drafts` drafts, after adding `num_new_blocks`."""
 
-    sequence_id: int
     num_tokens: int
     num_new_blocks: int = 0
     num_drafts: int = 0
+
+
+PLAIN_DECODE = Chunk(1)
+"""The chunk of nearly every decoding sequence: one for all of them, so that none is made."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Items
+from itertools import compress, repeat
+from typing import cast
+
+import numpy as np
 
 from common.request import FinishReason
 from engine.core.plan import DrawnTokens
 from engine.core.planned_step import PlannedStep, StepOutput
 from engine.core.prefix_index import PrefixIndex
-from engine.core.seats import Seats
+from engine.core.seats import Bools, Ints, Seats
 from engine.core.sequence import Sequence
 from engine.core.speculation.speculation import Speculation
 from engine.core.statistics import StepCounters
@@ -42,35 +46,31 @@ class StepResults:
         self._on_end = on_end
 
     def apply(self, step: PlannedStep, results: Items[DrawnTokens | None]) -> list[StepOutput]:
-        """Write the results of a step, one per sequence, None where nothing was drawn."""
-        outputs: list[StepOutput] = []
-        batch = step.batch
-        if self._speculation is not None and step.took_s:
-            num_proposals = int(batch.num_proposals.sum())
-            self._speculation.observe(step.num_tokens, step.took_s, num_proposals)
-        num_drafts = batch.num_drafts.tolist()
-        seats: list[int] = []
-        token_ids: list[int] = []
-        for entry, (sequence, drawn) in enumerate(zip(step.sequences, results, strict=True)):
+        """Write the results of a step, one per sequence, None where nothing was drawn.
+
+        Decodes that go on are written together first. What happens to any sequence beyond that
+        (blocks are published, an output ends, a prompt ends) happens in the order of the batch.
+        """
+        self._observe(step)
+        decode = SequenceStatus.RUNNING_DECODE
+        was_decoding = [s.status is decode for s in step.sequences]
+        known = self._seats.num_known[step.batch.rows]
+        goes_on = np.array(self._goes_on(step, results, known, was_decoding), np.bool_)
+        outputs = self._append_one_each(step, results, known, goes_on)
+        is_block_full = known % self._limits.block_size == 0
+        num_idle = 0
+        for entry in np.flatnonzero(is_block_full | ~goes_on).tolist():
+            sequence, drawn = step.sequences[entry], results[entry]
             if drawn is None:
-                sequence.num_computed += int(batch.num_tokens[entry])
+                num_idle += 1
+                sequence.num_computed += int(step.batch.num_tokens[entry])
                 self._prefixes.publish(sequence)
-                continue
-            if self._goes_on(sequence, drawn):
-                seats.append(sequence.seat)
-                token_ids.append(drawn.token_ids[0])
-                outputs.append(self._append_one(sequence, drawn))
-                was_decoding = True
+            elif goes_on[entry]:
+                self._prefixes.publish(sequence)
             else:
-                was_decoding = sequence.is_decoding
-                outputs.append(self.append(sequence, drawn))
-            if self._speculation is not None and was_decoding:
-                # With an end token among the drafts, accepted drafts behind it are not part of the
-                # output.
-                num_accepted = min(len(outputs[-1].token_ids), len(drawn.token_ids) - 1)
-                self._learn(self._speculation, sequence, num_drafts[entry], num_accepted)
-        if seats:
-            self._seats.append_one_each(seats, token_ids)
+                outputs.insert(entry - num_idle, self.append(sequence, drawn))
+        if self._speculation is not None:
+            self._learn(self._speculation, step, results, was_decoding, outputs)
         return outputs
 
     def append(self, sequence: Sequence, drawn: DrawnTokens) -> StepOutput:
@@ -97,33 +97,81 @@ class StepResults:
             sequence.move_to(SequenceStatus.RUNNING_DECODE)
         return StepOutput(sequence, first_index, kept, drawn.logprobs[: len(kept)], reason)
 
-    def _goes_on(self, sequence: Sequence, drawn: DrawnTokens) -> bool:
-        """Return whether a decoding sequence gets one token and does not end: the usual case."""
-        return (
-            len(drawn.token_ids) == 1
-            and sequence.status is SequenceStatus.RUNNING_DECODE
-            and drawn.token_ids[0] not in sequence.end_token_ids
-            and sequence.num_known + 1 < sequence.num_prompt + sequence.max_new_tokens
-        )
+    def _observe(self, step: PlannedStep) -> None:
+        if self._speculation is not None and step.took_s:
+            num_proposals = int(step.batch.num_proposals.sum())
+            self._speculation.observe(step.num_tokens, step.took_s, num_proposals)
 
-    def _append_one(self, sequence: Sequence, drawn: DrawnTokens) -> StepOutput:
-        """Append one token to a sequence that goes on; its row in `seats` is written later."""
-        num_known = sequence.num_known
-        sequence.output_token_ids.append(drawn.token_ids[0])
-        sequence.num_computed = num_known
-        sequence.num_known = num_known + 1
-        sequence.draft_token_ids = ()
-        sequence.proposed_token_ids = drawn.draft_token_ids
-        if num_known % self._limits.block_size == 0:
-            self._prefixes.publish(sequence)
-        first_index = num_known - sequence.num_prompt
-        return StepOutput(sequence, first_index, drawn.token_ids, drawn.logprobs, None)
+    def _goes_on(
+        self,
+        step: PlannedStep,
+        results: Items[DrawnTokens | None],
+        known: Ints,
+        was_decoding: Items[bool],
+    ) -> list[bool]:
+        """Return which sequences were decoding, get one token and do not end: the usual case."""
+        rows = step.batch.rows
+        last = self._seats.num_prompt[rows] + self._seats.max_new_tokens[rows] - 1
+        return [
+            is_inside
+            and decodes
+            and drawn is not None
+            and len(drawn.token_ids) == 1
+            and drawn.token_ids[0] not in sequence.end_token_ids
+            for is_inside, decodes, drawn, sequence in zip(
+                (known < last).tolist(), was_decoding, results, step.sequences, strict=True
+            )
+        ]
+
+    def _append_one_each(
+        self,
+        step: PlannedStep,
+        results: Items[DrawnTokens | None],
+        known: Ints,
+        goes_on: Bools,
+    ) -> list[StepOutput]:
+        """Append one token to each sequence that goes on, and return these outputs.
+
+        Hundreds of sequences are written here in each step, without a call for each.
+        """
+        sequences, drawn = step.sequences, cast(Items[DrawnTokens], results)
+        if not goes_on.all():
+            chosen = goes_on.tolist()
+            sequences, drawn = list(compress(sequences, chosen)), list(compress(drawn, chosen))
+        token_ids = [one.token_ids for one in drawn]
+        rows, known = step.batch.rows[goes_on], known[goes_on]
+        firsts = (known - self._seats.num_prompt[rows]).tolist()
+        for sequence, num_known, one in zip(sequences, known.tolist(), drawn, strict=True):
+            sequence.output_token_ids.append(one.token_ids[0])
+            sequence.num_computed = num_known
+            sequence.num_known = num_known + 1
+            sequence.draft_token_ids = ()
+            sequence.proposed_token_ids = one.draft_token_ids
+        self._seats.append_one_each(rows, known, [ids[0] for ids in token_ids])
+        logprobs = [one.logprobs for one in drawn]
+        return list(map(StepOutput, sequences, firsts, token_ids, logprobs, repeat(None)))
 
     def _learn(
-        self, speculation: Speculation, sequence: Sequence, num_drafted: int, num_accepted: int
+        self,
+        speculation: Speculation,
+        step: PlannedStep,
+        results: Items[DrawnTokens | None],
+        was_decoding: Items[bool],
+        outputs: Items[StepOutput],
     ) -> None:
-        if num_drafted:
-            sequence.num_drafted += num_drafted
-            sequence.num_accepted_drafts += num_accepted
-            self._counters.on_verified(num_drafted, num_accepted)
-        sequence.acceptance = speculation.learn(sequence, num_drafted, num_accepted)
+        """Learn from the drafts of every sequence that was decoding."""
+        num_drafts = step.batch.num_drafts.tolist()
+        drawing = [entry for entry, drawn in enumerate(results) if drawn is not None]
+        for entry, output in zip(drawing, outputs, strict=True):
+            if not was_decoding[entry]:
+                continue
+            sequence, num_drafted = step.sequences[entry], num_drafts[entry]
+            # With an end token among the drafts, accepted drafts behind it are not part of the
+            # output.
+            num_drawn = len(cast(DrawnTokens, results[entry]).token_ids)
+            num_accepted = min(len(output.token_ids), num_drawn - 1)
+            if num_drafted:
+                sequence.num_drafted += num_drafted
+                sequence.num_accepted_drafts += num_accepted
+                self._counters.on_verified(num_drafted, num_accepted)
+            sequence.acceptance = speculation.learn(sequence, num_drafted, num_accepted)

@@ -254,5 +254,5 @@ def victims(step: StepPlan) -> list[int]:
 
 def tokens(step: StepPlan) -> dict[int, int]:
     """Tokens of each planned sequence, drafts included, in the order of the plan."""
-    planned = {c.sequence_id: c.num_tokens + c.num_drafts for c in step.chunks.values()}
+    planned = {i: c.num_tokens + c.num_drafts for i, c in step.chunks.items()}
     return planned | {a.sequence_id: a.num_tokens for a in step.admissions if a.num_tokens}

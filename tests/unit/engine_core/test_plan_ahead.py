@@ -429,7 +429,7 @@ def test_stopping_at_the_last_possible_token_by_a_token_is_the_same_end() -> Non
 
 def test_a_plan_without_some_sequences_counts_what_is_left() -> None:
     plan = StepPlan(
-        chunks={1: Chunk(1, 1), 2: Chunk(2, 1, 1, num_drafts=3), 3: Chunk(3, 7), 4: Chunk(4, 5)},
+        chunks={1: Chunk(1), 2: Chunk(1, 1, num_drafts=3), 3: Chunk(7), 4: Chunk(5)},
         admissions=[Admission(5, (), 2, 6), Admission(6, (), 2, 4)],
         stopped_by=StopRule.NO_SEAT,
         num_decode_tokens=2,

@@ -77,13 +77,13 @@ def test_s04_no_more_than_there_are_slots(
     computed: int, free: int, granted: int, new_blocks: int
 ) -> None:
     step = plan(running=[decoding(1, computed, 1, drafts=8)], pool=free, k=8)
-    assert list(step.chunks.values()) == [Chunk(1, 1, new_blocks, granted)]
+    assert step.chunks == {1: Chunk(1, new_blocks, granted)}
 
 
 def test_many_drafts_may_need_several_blocks_and_take_as_many_as_there_are() -> None:
     for free, granted in ((0, 3), (1, 67), (2, 131), (3, 150)):
         step = plan(running=[decoding(1, 60, 1, drafts=150)], pool=free, k=150)
-        assert list(step.chunks.values()) == [Chunk(1, 1, min(free, 3), granted)]
+        assert step.chunks == {1: Chunk(1, min(free, 3), granted)}
 
 
 def test_s04_drafts_take_no_token_that_another_decode_needs() -> None:
@@ -103,9 +103,9 @@ def test_s04_lookahead_never_takes_the_block_another_decode_needs() -> None:
     # Sequence 1 has one slot left and wants two more blocks for its drafts; 2 needs one to go on.
     running = [decoding(1, 63, 1, drafts=100), decoding(2, 64, 1)]
     step = plan(running=running, pool=1, k=100)
-    assert list(step.chunks.values()) == [Chunk(1, 1, 0, 0), Chunk(2, 1, 1, 0)]
+    assert step.chunks == {1: Chunk(1, 0, 0), 2: Chunk(1, 1, 0)}
     step = plan(running=running, pool=2, k=100)
-    assert list(step.chunks.values()) == [Chunk(1, 1, 1, 64), Chunk(2, 1, 1, 0)]
+    assert step.chunks == {1: Chunk(1, 1, 64), 2: Chunk(1, 1, 0)}
 
 
 def test_s04_drafts_are_trimmed_before_anybody_is_preempted() -> None:
@@ -117,7 +117,7 @@ def test_s04_drafts_are_trimmed_before_anybody_is_preempted() -> None:
     step = plan(running=running, queue=[waiting(4, 10)], pool=1, k=4)
     assert victims(step) == []
     # The one block also has slots for its owner's drafts; the others verify none.
-    assert list(step.chunks.values()) == [Chunk(1, 1, 1, 4), Chunk(2, 1), Chunk(3, 1)]
+    assert step.chunks == {1: Chunk(1, 1, 4), 2: Chunk(1), 3: Chunk(1)}
     assert step.stopped_by is StopRule.NO_BLOCKS
 
 
@@ -125,7 +125,7 @@ def test_s04_somebody_is_preempted_for_the_own_token_and_never_for_drafts() -> N
     running = [decoding(1, 64, 1, drafts=4), decoding(2, 64, 1, drafts=4), decoding(3, 63, 1)]
     step = plan(running=running, pool=1, k=4)
     assert victims(step) == [3]
-    assert list(step.chunks.values()) == [Chunk(1, 1, 1, 4), Chunk(2, 1, 1, 4)]
+    assert step.chunks == {1: Chunk(1, 1, 4), 2: Chunk(1, 1, 4)}
 
 
 def test_s04_a_sequence_that_will_end_with_its_next_token_drafts_nothing() -> None:

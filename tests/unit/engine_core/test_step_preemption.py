@@ -61,7 +61,7 @@ def test_s33_the_youngest_decode_pays_and_no_more_than_needed() -> None:
     running = [decoding(i, 64) for i in (1, 2, 3, 4, 5)]
     step = plan(running=running, pool=1)
     assert victims(step) == [5, 4]
-    assert list(step.chunks.values()) == [Chunk(i, 1, 1) for i in (1, 2, 3)]
+    assert step.chunks == {i: Chunk(1, 1) for i in (1, 2, 3)}
 
 
 def test_whoever_needs_a_block_and_is_the_youngest_preempts_itself() -> None:
@@ -219,7 +219,7 @@ def test_e46_s34_s38_the_last_decode_is_kept_and_ends_only_if_nothing_can_come_b
 
 def test_e46_cached_blocks_are_evicted_before_a_lone_decode_is_given_up() -> None:
     step = plan(running=[decoding(1, 64)], pool=Pool(1, evictable=frozenset({5})))
-    assert (step.starved, list(step.chunks.values())) == ([], [Chunk(1, 1, 1)])
+    assert (step.starved, step.chunks) == ([], {1: Chunk(1, 1)})
 
 
 def test_s34_one_is_kept_even_if_all_the_others_free_nothing() -> None:

@@ -98,7 +98,7 @@ def test_e07_c03_s06_at_a_budget_of_0_every_decode_still_grows() -> None:
     upstream_budget = cap - len(running) * (k + 1)
     assert upstream_budget == 0, "a loop that runs while the budget is above 0 visits nobody"
     step = plan(running=running, queue=[waiting(999, 10)], cap=cap, seats=300, k=k)
-    assert list(step.chunks.values()) == [Chunk(i, 1, 1, 1) for i in range(1, 257)]
+    assert list(step.chunks.items()) == [(i, Chunk(1, 1, 1)) for i in range(1, 257)]
     assert (step.num_tokens, step.admissions, step.stopped_by) == (512, [], StopRule.NO_BUDGET)
 
 
@@ -111,10 +111,10 @@ def test_e11_c04_s12_decodes_come_before_running_chunks(first: int) -> None:
     upstream_left = cap - 2 * (k + 1)
     assert upstream_left - min(prompt_left, upstream_left) == 0, "nothing is left for the decodes"
     step = plan(running=running, queue=[waiting(10, 10)], cap=cap, k=k)
-    assert list(step.chunks.values()) == [
-        Chunk(2, 1, 1, 1),
-        Chunk(3, 1, 1, 1),
-        Chunk(first, 1020),
+    assert list(step.chunks.items()) == [
+        (2, Chunk(1, 1, 1)),
+        (3, Chunk(1, 1, 1)),
+        (first, Chunk(1020)),
     ]
     assert step.admissions == []
     assert step.num_tokens == 1024

@@ -1,0 +1,66 @@
+"""The results of a step, recorded together, do what the same results do one after the other."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from engine.core.planned_step import StepOutput
+from tests.unit.engine_core.build import Engine, make_prompt, make_request, state_of
+
+
+def made(method: str, seed: int) -> Engine:
+    """A small engine: blocks are filled, prompts end and sequences are preempted all the time."""
+    engine = Engine(
+        num_blocks=20,
+        seats=6,
+        budget=30,
+        block_size=2,
+        method=method,
+        num_drafts=0 if method == "none" else 2,
+        skip_ahead_window=2,
+        reservation_policy="none",
+    )
+    rng = random.Random(seed)
+    prompt = make_prompt(12)
+    for number in range(16):
+        given: dict[str, Any] = {"max_tokens": rng.randint(1, 12), "seed": rng.randrange(4)}
+        if rng.random() < 0.3:
+            given["stop_token_ids"] = tuple(rng.sample(range(1000), 60))
+        # Equal prompts fill equal blocks in one step: the first that is published stays.
+        length = rng.randint(1, 12)
+        request = make_request(prompt[:length], name=f"r{number}", **given)
+        engine.add(request, is_exported=rng.random() < 0.1)
+    return engine
+
+
+def tell(outputs: list[StepOutput]) -> list[object]:
+    return [
+        (o.sequence.sequence_id, o.first_index, o.token_ids, o.logprobs, o.finish_reason)
+        for o in outputs
+    ]
+
+
+@pytest.mark.parametrize("method", ["none", "ngram", "mtp"])
+@pytest.mark.parametrize("seed", range(8))
+def test_results_together_are_results_one_after_the_other(method: str, seed: int) -> None:
+    together, apart = made(method, seed), made(method, seed)
+    most_drawn = 0
+    while together.scheduler.waiting or together.scheduler.running:
+        step, same = together.plan(), apart.plan()
+        results = together.runner.execute(step.batch)
+        assert results == apart.runner.execute(same.batch)
+        parts = [
+            apart.scheduler.apply(same.only([entry]), [result])
+            for entry, result in enumerate(results)
+        ]
+        outputs = together.scheduler.apply(step, results)
+        assert tell(outputs) == [told for part in parts for told in tell(part)]
+        assert state_of(together.scheduler) == state_of(apart.scheduler)
+        most_drawn = max(most_drawn, len(outputs))
+        for engine in (together, apart):
+            for sequence in list(engine.scheduler.exporting.values()):
+                engine.scheduler.release(sequence)
+    assert most_drawn >= 4, "sequences did not decode together"
