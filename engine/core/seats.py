@@ -54,6 +54,8 @@ def _sampling_row(params: SamplingParams) -> tuple[float, ...]:
 class Seats:
     """Rows of `num_seats` seats. The row of an empty seat has zeros in all counts.
 
+    A row of `block_tables` has zeros behind the blocks that are held.
+
     Drafts stand behind the known tokens of `token_ids` while a step verifies them. Memory of a row
     is touched as far as its sequence reaches, never `max_len` tokens at once.
     """
@@ -90,6 +92,7 @@ class Seats:
     def leave(self, sequence: Sequence) -> None:
         """Empty the sequence's seat."""
         seat = sequence.seat
+        self.block_tables[seat, : self.num_blocks[seat]] = 0
         for column in (self.num_prompt, self.num_known, self.num_blocks, self.max_new_tokens):
             column[seat] = 0
         self.params[seat] = None
@@ -144,5 +147,7 @@ class Seats:
             assert row.tolist() == list(known), "other tokens in a row"
             table = self.block_tables[seat, :held]
             assert table.tolist() == sequence.block_table, "other blocks in a row"
+            assert not self.block_tables[seat, held:].any(), "a block behind those that are held"
         for seat in self._free:
             assert self.num_blocks[seat] == self.num_known[seat] == 0, "an empty seat holds blocks"
+            assert not self.block_tables[seat].any(), "blocks in the row of an empty seat"

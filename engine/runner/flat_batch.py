@@ -45,19 +45,23 @@ def flatten(batch: StepBatch, limits: BatchLimits) -> FlatBatch:
     The kernels do not check bounds, so every index is checked here. The arrays are copies, so the
     batch's seats may change while the step runs.
     """
-    row_starts = np.concatenate(([0], np.cumsum(batch.num_tokens)))
+    row_starts = np.zeros(len(batch) + 1, np.int64)
+    batch.num_tokens.cumsum(out=row_starts[1:])
     num_rows = int(row_starts[-1])
     if num_rows > limits.max_tokens:
         raise InternalError(f"a step of {num_rows} tokens: wanted at most {limits.max_tokens}")
     _check_entries(batch, limits)
     seats, size = batch.seats, limits.block_size
-    rows = np.repeat(batch.rows, batch.num_tokens)
-    positions = np.arange(num_rows) + np.repeat(batch.starts - row_starts[:-1], batch.num_tokens)
+    if num_rows == len(batch):  # only decodes, one token each
+        rows, positions = batch.rows, batch.starts.copy()
+    else:
+        rows = np.repeat(batch.rows, batch.num_tokens)
+        positions = np.repeat(batch.starts - row_starts[:-1], batch.num_tokens)
+        positions += np.arange(num_rows)
     token_ids = seats.token_ids[rows, positions].astype(np.int64)
     width = max(1, int(seats.num_blocks[batch.rows].max()))
     block_tables = seats.block_tables[batch.rows, :width].astype(np.int64)
-    block_tables[np.arange(width) >= seats.num_blocks[batch.rows, None]] = 0
-    slots = seats.block_tables[rows, positions // size].astype(np.int64) * size + positions % size
+    slots = seats.block_tables[rows, positions // size] * np.int64(size) + positions % size
     _check_range("token id", token_ids, limits.vocab_size)
     _check_range("block id", block_tables, limits.num_blocks)
     _check_next_tokens(batch, limits)
@@ -68,14 +72,19 @@ def flatten(batch: StepBatch, limits: BatchLimits) -> FlatBatch:
 
 def _check_next_tokens(batch: StepBatch, limits: BatchLimits) -> None:
     """Check the known tokens behind chunks, which a drafting layer reads; -1: there is none."""
-    ends = (batch.starts + batch.num_tokens)[~batch.is_sampled]
-    next_ids = batch.seats.token_ids[batch.rows[~batch.is_sampled], ends]
-    if len(next_ids) and next_ids.max() >= limits.vocab_size:
+    chunks = np.flatnonzero(~batch.is_sampled)
+    if not len(chunks):
+        return
+    ends = batch.starts[chunks] + batch.num_tokens[chunks]
+    next_ids = batch.seats.token_ids[batch.rows[chunks], ends]
+    if next_ids.max() >= limits.vocab_size:
         raise InternalError(f"next token id {next_ids.max()}: wanted 0 to {limits.vocab_size - 1}")
 
 
 def _sampled_rows(batch: StepBatch, row_starts: np.ndarray) -> np.ndarray:
     entries = np.flatnonzero(batch.is_sampled)
+    if row_starts[-1] == len(batch):
+        return entries
     counts = batch.num_drafts[entries] + 1
     ends = row_starts[entries + 1]
     behind = np.cumsum(counts)
@@ -83,36 +92,36 @@ def _sampled_rows(batch: StepBatch, row_starts: np.ndarray) -> np.ndarray:
 
 
 def _check_range(name: str, values: np.ndarray, limit: int) -> None:
-    if values.min() < 0 or values.max() >= limit:
+    if values.view(np.uint64).max() >= limit:  # a negative number is a huge one there
         wrong = values.min() if values.min() < 0 else values.max()
         raise InternalError(f"{name} {wrong}: wanted 0 to {limit - 1}")
 
 
 def _check_entries(batch: StepBatch, limits: BatchLimits) -> None:
     """Raise `InternalError` for the first entry whose positions, drafts or blocks do not fit."""
-    seats = batch.seats
     ends = batch.starts + batch.num_tokens
-    held = seats.num_blocks[batch.rows]
-    needed = -(-ends // limits.block_size)
-    is_outside = (batch.starts < 0) | (batch.num_tokens < 1) | (ends > limits.max_len)
-    is_mistaken = (batch.num_drafts < 0) | (batch.num_drafts >= batch.num_tokens)
-    is_idle = (batch.num_drafts > 0) & ~batch.is_sampled
-    wrong = np.flatnonzero(is_outside | is_mistaken | is_idle | (held < needed))
+    num_slots = batch.seats.num_blocks[batch.rows] * limits.block_size
+    num_behind = batch.num_tokens - batch.num_drafts - 1
+    # Joined bit by bit, numbers are negative if one of them is.
+    joined = batch.starts | batch.num_drafts | num_behind | (limits.max_len - ends)
+    joined |= num_slots - ends
+    wrong = np.flatnonzero((joined < 0) | (batch.num_drafts > 0) & ~batch.is_sampled)
     if len(wrong):
         entry = int(wrong[0])
-        start, end, count = batch.starts[entry], ends[entry], batch.num_tokens[entry]
-        drafts = batch.num_drafts[entry]
-        if is_outside[entry]:
-            problem = (
-                f"positions {start} to {end}: wanted at least one token, "
-                f"within 0 to {limits.max_len}"
-            )
-        elif is_mistaken[entry]:
-            problem = (
-                f"{drafts} drafts among {count} tokens: wanted at least one known token before them"
-            )
-        elif is_idle[entry]:
-            problem = "drafts without a sample to verify them with"
-        else:
-            problem = f"{held[entry]} blocks for {end} tokens: wanted {needed[entry]}"
+        problem = _problem_with(batch, entry, limits)
         raise InternalError(f"sequence {batch[entry].sequence_id}: {problem}")
+
+
+def _problem_with(batch: StepBatch, entry: int, limits: BatchLimits) -> str:
+    start, count = int(batch.starts[entry]), int(batch.num_tokens[entry])
+    end, drafts = start + count, int(batch.num_drafts[entry])
+    if start < 0 or count < 1 or end > limits.max_len:
+        return (
+            f"positions {start} to {end}: wanted at least one token, within 0 to {limits.max_len}"
+        )
+    if not 0 <= drafts < count:
+        return f"{drafts} drafts among {count} tokens: wanted at least one known token before them"
+    if drafts and not batch.is_sampled[entry]:
+        return "drafts without a sample to verify them with"
+    held = batch.seats.num_blocks[batch.rows[entry]]
+    return f"{held} blocks for {end} tokens: wanted {-(-end // limits.block_size)}"
