@@ -19,6 +19,7 @@ from common.ids import Incarnation
 from common.kv_layout import KVLayout
 from kv_transfer.connector import Landed, LandingFailed, Released, Ticket
 from kv_transfer.core import frames
+from kv_transfer.core.deadlines import Deadlines
 from kv_transfer.core.effects import (
     CloseLane,
     Dropped,
@@ -70,6 +71,8 @@ class Receiver:
         self._sessions = Sessions(me, layout, limits)
         self._landings: dict[int, Landing] = {}
         self._landing_of_block: dict[int, int] = {}
+        # Times at which a landing expires unless its sender was heard since.
+        self._leases: Deadlines[int] = Deadlines()
         self._verify = verify
         self._ticked_at_s = float("inf")
         self._quarantine = Quarantine(blocks_per_slab or num_blocks)
@@ -106,9 +109,9 @@ class Receiver:
             if self._quarantine.holds(block):
                 raise ValueError(f"target block {block} was not released yet")
         self._landing_of_block.update(dict.fromkeys(blocks, token))
-        self._landings[token] = Landing(
-            ticket, self._layout, sender_deadline_s=sender_deadline_s, now_s=now_s
-        )
+        landing = Landing(ticket, self._layout, sender_deadline_s=sender_deadline_s, now_s=now_s)
+        self._landings[token] = landing
+        self._leases.set_no_later(token, landing.expires_at_s)
 
     def on_revoke(self, token: int) -> Effects:
         landing = self._landings.get(token)
@@ -224,15 +227,17 @@ class Receiver:
             self._sessions.hear_all(now_s)
             self._fences.wait_anew(now_s)
         self._ticked_at_s = now_s
-        for session in self._sessions.silent(now_s):
+        for session in self._sessions.take_silent(now_s):
             error = HandoffFailed(
                 f"{session.sender} was silent for {self._limits.peer_timeout_s:g} s"
             )
             effects += self._drop_session(session.id, HandoffStep.EXPIRE, error)
-        for landing in list(self._landings.values()):
+        for landing in [self._landings[token] for token in self._leases.take_due(now_s)]:
             if now_s >= landing.expires_at_s:
                 error = HandoffFailed(f"the sender was silent for {landing.sender_deadline_s:g} s")
                 effects += self._fail(landing, HandoffStep.EXPIRE, error)
+            else:
+                self._leases.set_no_later(landing.token, landing.expires_at_s)
         return effects + self._next_fence(now_s)
 
     def on_moved(self, lane: str, lane_reply: bytes, now_s: float) -> Effects:
@@ -250,8 +255,7 @@ class Receiver:
         return [*released, *self._next_fence(now_s)]
 
     def next_deadline_s(self) -> float | None:
-        landings = min((one.expires_at_s for one in self._landings.values()), default=None)
-        sessions = self._sessions.next_deadline_s()
+        landings, sessions = self._leases.next_s(), self._sessions.next_deadline_s()
         times = (landings, sessions, self._fences.next_deadline_s())
         return min((at_s for at_s in times if at_s is not None), default=None)
 
@@ -259,14 +263,16 @@ class Receiver:
 
     def _on_hello(self, session_id: bytes, hello: frames.Hello, now_s: float) -> Effects:
         try:
-            self._sessions.admit(session_id, hello, now_s)
+            earlier = self._sessions.admit(session_id, hello, now_s)
         except PeerProtocolError as error:
             return self.on_malformed(session_id, error)
         except PdserveError as error:
             return [Reply(session_id, frames.Refused(error.code, str(error)))]
         session = self._sessions.get(session_id)
         assert session is not None, "it was just admitted"
-        return [self._welcome(session)] if session.lane else [OpenLane(session_id, hello.offers)]
+        effects = [] if earlier is None else self._replace(earlier, session)
+        welcome = self._welcome(session) if session.lane else OpenLane(session_id, hello.offers)
+        return [*effects, welcome]
 
     def _welcome(self, session: Session) -> Reply:
         welcome = frames.Welcome(
@@ -355,10 +361,6 @@ class Receiver:
         landing = self._find(session, frame)
         if not isinstance(landing, Landing):
             return [Reply(session.id, landing)]
-        begun = None if landing.session is None else self._sessions.get(landing.session)
-        if begun is not None and begun.number > session.number:
-            detail = f"BEGIN of lease {landing.token:#x} on a connection before the present one"
-            return [Dropped(DropReason.WRONG_SENDER, detail)]
         if landing.may_be_written and landing.session != session.id:
             # Writes of the other connection may still arrive.
             error = HandoffFailed(f"the connection of {session.sender} broke while it wrote")
@@ -439,6 +441,7 @@ class Receiver:
     def _forget(self, landing: Landing, outcome: _Outcome) -> Effects:
         """Close the landing, keep its outcome, notify its sender."""
         del self._landings[landing.token]
+        self._leases.discard(landing.token)
         for block in landing.ticket.target_block_ids:
             del self._landing_of_block[block]
         self._outcomes[landing.token] = outcome
@@ -458,20 +461,34 @@ class Receiver:
         for landing in list(self._landings.values()):
             if landing.session == session_id and not landing.damaged.may_lose_header():
                 effects += self._fail(landing, HandoffStep.FAIL, error)
-        return effects + ([CloseLane(session_id, session.lane)] if session.lane else [])
+        return effects + _closed(session)
+
+    def _replace(self, earlier: Session, session: Session) -> Effects:
+        """End a session whose sender has begun another one.
+
+        Its landings continue when the same life begins them there, and fail after another life's.
+        """
+        effects: Effects = []
+        if earlier.sender != session.sender:
+            error = HandoffFailed(f"{earlier.sender} restarted")
+            effects = self._fail_all(earlier.sender, HandoffStep.FAIL, error)
+        return effects + _closed(earlier)
 
     def _drop_session(self, session_id: bytes, step: HandoffStep, error: HandoffFailed) -> Effects:
         session = self._sessions.get(session_id)
+        if session is None:
+            return []
         self._sessions.drop(session_id)
-        effects: Effects = [
-            effect
-            for landing in list(self._landings.values())
-            if landing.session == session_id
-            for effect in self._fail(landing, step, error)
-        ]
-        if session is not None and session.lane:
-            effects.append(CloseLane(session_id, session.lane))
-        return effects
+        return self._fail_all(session.sender, step, error) + _closed(session)
+
+    def _fail_all(self, sender: Incarnation, step: HandoffStep, error: HandoffFailed) -> Effects:
+        """Fail the landings of a sender, which has no session; some began on earlier ones."""
+        landings = [one for one in self._landings.values() if one.sender == sender]
+        return [effect for one in landings for effect in self._fail(one, step, error)]
+
+
+def _closed(session: Session) -> Effects:
+    return [CloseLane(session.id, session.lane)] if session.lane else []
 
 
 def _repeat(landing: Landing, layer: int, ordinals: tuple[int, ...]) -> frames.Repeat:

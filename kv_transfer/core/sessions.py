@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from common.errors import Overloaded, PeerProtocolError, StaleEpoch
 from common.ids import Incarnation
 from common.kv_layout import KVLayout, check_compatible
+from kv_transfer.core.deadlines import Deadlines
 from kv_transfer.core.frames import Ack, Hello
 from kv_transfer.core.limits import MAX_REMEMBERED_EPOCHS, Limits
 
@@ -17,11 +18,10 @@ from kv_transfer.core.limits import MAX_REMEMBERED_EPOCHS, Limits
 class Session:
     """One connection: its sender, the agreed lane and verification, its consumed DATA frames.
 
-    `lane` is "" until one was chosen. Of two sessions, the one with the higher `number` is newer.
+    `lane` is "" until one was chosen.
     """
 
     id: bytes
-    number: int
     sender: Incarnation
     heard_at_s: float
     wanted_verify: str
@@ -55,14 +55,19 @@ class Session:
 
 
 class Sessions:
-    """All sessions, at most `limits.max_sessions`, and the latest epoch of recent senders."""
+    """All sessions, at most `limits.max_sessions`, and the latest epoch of recent senders.
+
+    A node has one session: its next one replaces it.
+    """
 
     def __init__(self, me: Incarnation, layout: KVLayout, limits: Limits) -> None:
         self._me = me
         self._layout = layout
         self._limits = limits
         self._by_id: dict[bytes, Session] = {}
-        self._next_number = 0
+        self._of_node: dict[str, Session] = {}
+        # Times at which a session is silent unless it was heard since.
+        self._deadlines: Deadlines[bytes] = Deadlines()
         self._epochs: OrderedDict[str, int] = OrderedDict()
         self.is_short_of_files = False
 
@@ -79,10 +84,16 @@ class Sessions:
         return self._by_id.keys()
 
     def drop(self, session_id: bytes) -> None:
-        self._by_id.pop(session_id, None)
+        session = self._by_id.pop(session_id, None)
+        self._deadlines.discard(session_id)
+        if session is not None and self._of_node.get(session.sender.node_id) is session:
+            del self._of_node[session.sender.node_id]
 
-    def admit(self, session_id: bytes, hello: Hello, now_s: float) -> None:
+    def admit(self, session_id: bytes, hello: Hello, now_s: float) -> Session | None:
         """Begin a session; a repeated HELLO changes nothing.
+
+        Return the session that it replaces, which is over: the same node had it, on an earlier
+        connection or in an earlier life.
 
         Raises, with a code for the other side, `StaleEpoch` for another incarnation of either node,
         `PeerProtocolError` for a second sender on one connection, and `Overloaded` at the limit of
@@ -90,47 +101,56 @@ class Sessions:
         """
         if hello.receiver != self._me:
             raise StaleEpoch(f"HELLO is meant for {hello.receiver}, this is {self._me}")
-        latest = self._epochs.get(hello.sender.node_id, 0)
+        earlier = self._of_node.get(hello.sender.node_id)
+        latest = self._epochs.get(hello.sender.node_id, earlier.sender.epoch if earlier else 0)
         if hello.sender.epoch < latest:
             raise StaleEpoch(f"HELLO is from {hello.sender}, whose epoch {latest} is known here")
         check_compatible(self._layout, hello.layout)
         known = self._by_id.get(session_id)
         if known is not None and known.sender == hello.sender:
             known.heard_at_s = now_s
-            return
+            return None
         if known is not None:
             raise PeerProtocolError(f"HELLO from {hello.sender} on a connection of {known.sender}")
-        if len(self._by_id) >= self._limits.max_sessions:
+        if earlier is None and len(self._by_id) >= self._limits.max_sessions:
             raise Overloaded(f"{self._me} has {self._limits.max_sessions} KV connections already")
-        if self.is_short_of_files:
+        if earlier is None and self.is_short_of_files:
             raise Overloaded(f"{self._me} can open no more files for KV connections (ulimit -n)")
         self._epochs[hello.sender.node_id] = hello.sender.epoch
         self._epochs.move_to_end(hello.sender.node_id)
         if len(self._epochs) > MAX_REMEMBERED_EPOCHS:
             self._epochs.popitem(last=False)
+        if earlier is not None:
+            self.drop(earlier.id)
         granted = sum(session.window_bytes for session in self._by_id.values())
         window_bytes = self._limits.granted_bytes(granted)
-        self._by_id[session_id] = Session(
+        session = Session(
             id=session_id,
-            number=self._next_number,
             sender=hello.sender,
             heard_at_s=now_s,
             wanted_verify=hello.verify,
             window_bytes=window_bytes,
             can_repeat=hello.can_repeat,
         )
-        self._next_number += 1
+        self._by_id[session_id] = self._of_node[hello.sender.node_id] = session
+        self._watch(session)
+        return earlier
 
     def hear_all(self, now_s: float) -> None:
         """Restart all deadlines, because this process itself was suspended."""
         for session in self._by_id.values():
             session.heard_at_s = now_s
 
-    def silent(self, now_s: float) -> list[Session]:
+    def take_silent(self, now_s: float) -> list[Session]:
         """Return the sessions that were silent for longer than a sender that pings."""
-        limit_s = self._limits.peer_timeout_s
-        return [s for s in self._by_id.values() if now_s >= s.heard_at_s + limit_s]
+        due = [self._by_id[session_id] for session_id in self._deadlines.take_due(now_s)]
+        for session in due:
+            self._watch(session)
+        return [one for one in due if now_s >= one.heard_at_s + self._limits.peer_timeout_s]
 
     def next_deadline_s(self) -> float | None:
-        heard = min((s.heard_at_s for s in self._by_id.values()), default=None)
-        return None if heard is None else heard + self._limits.peer_timeout_s
+        """Return when to call `take_silent`."""
+        return self._deadlines.next_s()
+
+    def _watch(self, session: Session) -> None:
+        self._deadlines.set_no_later(session.id, session.heard_at_s + self._limits.peer_timeout_s)

@@ -28,8 +28,9 @@ from kv_transfer.core.receiver import Receiver
 from tests.property.kv_transfer.frame_mutator import LAYOUT
 
 ME = Incarnation("d", 1)
-SENDERS = (Incarnation("p", 1), Incarnation("q", 1))
 SESSIONS = tuple(b"s%d" % number for number in range(6))
+# Mostly one for each connection: a sender's next connection ends the one before.
+SENDERS = {session: Incarnation(f"p{number}", 1) for number, session in enumerate(SESSIONS)}
 NUM_BLOCKS, BLOCKS_PER_SLAB = 32, 4
 LIMITS = Limits(max_sessions=5, peer_timeout_s=2.0)
 MOST_TOKENS_KEPT = 64
@@ -71,8 +72,6 @@ class ReceiverFuzz:
         self._sessions: dict[bytes, tuple[Incarnation, str]] = {}
         self._seqs: dict[bytes, int] = {}
         self._verify: dict[bytes, str] = {}
-        self._began: dict[bytes, int] = {}
-        self._num_sessions = 0
         # What honest senders answer to FAILED, in time.
         self._due: list[tuple[bytes, frames.Abort]] = []
         # What was just given to the machine: the only cause of what it does next.
@@ -155,7 +154,7 @@ class ReceiverFuzz:
             verify = rng.choice(("off", "commit", "block"))
             sender = self._sessions[session][0] if session in self._sessions else None
             if sender is None or rng.random() < 0.3:
-                sender = rng.choice(SENDERS)
+                sender = SENDERS[session if rng.random() < 0.8 else rng.choice(SESSIONS)]
             return frames.Hello(sender, ME, LAYOUT, {lane: b""}, verify, rng.random() < 0.8)
         if rng.random() < 0.6 and lease.session is None:
             kind = 0.1
@@ -237,8 +236,6 @@ class ReceiverFuzz:
             or lease.sender not in (None, sender)
         ):
             return
-        if lease.session in self._sessions and self._began[lease.session] > self._began[session]:
-            return  # Late news of an earlier connection.
         if lease.is_one_sided and lease.session != session:
             return  # It must fail: `_emit` sees to that.
         lease.sender, lease.session, lease.is_one_sided = sender, session, lane == "rdma"
@@ -312,8 +309,6 @@ class ReceiverFuzz:
         lane = next((lane for lane in ("shm", "rdma", "zmq") if lane in offers), "")
         if lane:
             self._sessions[session] = (hello.sender, lane)
-            self._began[session] = self._num_sessions
-            self._num_sessions += 1
         self._do(self._machine.on_lane(session, lane, self._lane_reply(), offers))
 
     def _lane_reply(self) -> bytes:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-import sys
-from collections.abc import Callable
 
 import pytest
 
@@ -12,6 +10,7 @@ from kv_transfer.core import frames
 from kv_transfer.core.deadlines import Deadlines
 from kv_transfer.core.limits import WINDOWS_PER_NODE
 from kv_transfer.core.sender import Sender
+from tests.unit.kv_transfer.lines_run import lines_run
 from tests.unit.kv_transfer.test_kv_windows import (
     LIMITS,
     PAIR_BYTES,
@@ -20,24 +19,6 @@ from tests.unit.kv_transfer.test_kv_windows import (
     push,
     sent_to,
 )
-
-
-def lines_run(act: Callable[[], object]) -> int:
-    """Return how many lines of Python ran: a cost that no other load on the machine changes."""
-    count = 0
-
-    def trace(frame: object, event: str, _: object) -> object:
-        nonlocal count
-        count += event == "line"
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)  # type: ignore[arg-type]
-    try:
-        act()
-    finally:
-        sys.settrace(before)
-    return count
 
 
 def cost_of_an_acknowledgement(num_links: int, *, are_others_waiting: bool) -> int:

@@ -19,6 +19,7 @@ from kv_transfer.core.effects import (
 )
 from kv_transfer.core.limits import Limits
 from kv_transfer.core.receiver import Receiver
+from kv_transfer.core.slab_fences import NO_LEASE
 
 LAYOUT = KVLayout(
     model_digest="m", num_layers=1, num_kv_heads=1, head_dim=2, block_size=4, dtype="float16"
@@ -75,7 +76,7 @@ class Machine:
 
     def hello(self, session: bytes, lane: str = "rdma", sender: Incarnation = SENDER) -> None:
         hello = frames.Hello(sender, ME, LAYOUT, {lane: b""}, "auto")
-        (opened,) = self.receiver.on_frame(session, hello, [], 0.0)
+        *_, opened = self.receiver.on_frame(session, hello, [], 0.0)
         assert isinstance(opened, OpenLane)
         self.receiver.on_lane(session, lane, b"")
 
@@ -172,14 +173,20 @@ def test_an_abort_on_another_session_releases_nothing(machine: Machine) -> None:
     """It overtakes writes: it proves their end only behind them, on their connection."""
     machine.begun(b"a", 1, 0)
     machine.begun(b"a", 2, 1)
-    machine.hello(b"b")
     machine.revoke(1)
+    machine.hello(b"x", sender=Incarnation("other", 1))
+    assert machine.say(b"x", abort(1)) == []
+    machine.hello(b"b")
     assert machine.say(b"b", abort(1)) == []
     (failed,) = machine.say(b"b", abort(2))
     assert isinstance(failed, LandingFailed)
     assert machine.receiver.num_quarantined_blocks == 2
-    assert machine.say(b"a", abort(1)) == [Released(1)]
-    assert machine.say(b"a", abort(2)) == [Released(2)]
+    # Its earlier connection is over, so only a fence releases them.
+    assert machine.say(b"a", abort(1)) == machine.say(b"a", abort(2)) == []
+    machine.tick(0.1)
+    assert machine.say(b"x", abort(NO_LEASE, 1)) == []
+    assert machine.say(b"b", abort(NO_LEASE, 1)) == [Released(1), Released(2)]
+    assert machine.fences == [0]
 
 
 def test_an_abort_of_another_generation_or_token_releases_nothing(machine: Machine) -> None:
@@ -190,7 +197,7 @@ def test_an_abort_of_another_generation_or_token_releases_nothing(machine: Machi
     assert machine.say(b"a", abort(1)) == [Released(1)]
 
 
-def test_a_resumed_landing_fails_and_waits_for_its_first_session(machine: Machine) -> None:
+def test_a_resumed_landing_fails_and_waits_for_a_fence(machine: Machine) -> None:
     """Writes of the earlier connection may still arrive."""
     machine.begun(b"a", 1, 0)
     machine.hello(b"b")
@@ -199,10 +206,8 @@ def test_a_resumed_landing_fails_and_waits_for_its_first_session(machine: Machin
     assert [session for session, _ in machine.replies[-2:]] == [b"a", b"b"]
     assert machine.say(b"b", abort(1)) == []
     assert machine.end_session(b"b") == []
-    assert machine.tick(0.1) == []
     assert machine.fences == []
-    machine.end_session(b"a")
-    assert machine.tick(0.2) == [Released(1)]
+    assert machine.tick(0.1) == [Released(1)]
     assert machine.fences == [0]
 
 

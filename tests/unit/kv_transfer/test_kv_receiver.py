@@ -11,6 +11,7 @@ from common.kv_layout import KVLayout
 from kv_transfer.connector import Landed, LandingFailed, Released, Ticket
 from kv_transfer.core import frames
 from kv_transfer.core.effects import (
+    CloseLane,
     Dropped,
     Emit,
     OpenLane,
@@ -20,13 +21,14 @@ from kv_transfer.core.effects import (
 )
 from kv_transfer.core.limits import MAX_REMEMBERED_EPOCHS, MAX_REMEMBERED_OUTCOMES, Limits
 from kv_transfer.core.receiver import Receiver
+from tests.unit.kv_transfer.lines_run import lines_run
 
 LAYOUT = KVLayout(
     model_digest="m", num_layers=1, num_kv_heads=1, head_dim=2, block_size=4, dtype="float16"
 )
 P = LAYOUT.piece_bytes
 LIMITS = Limits(window_bytes=32 * P, max_frame_bytes=4 * P, max_sessions=3)
-SENDER, ME = Incarnation("p", 5), Incarnation("d", 1)
+SENDER, OTHER, ME = Incarnation("p", 5), Incarnation("other", 1), Incarnation("d", 1)
 WELCOME = frames.Welcome(ME, "zmq", b"", LIMITS.window_bytes, "block")
 BEGIN = frames.Begin(1, 3)
 COMMIT = frames.CommitFrame(1, 3, 2, 0, 8, 7, ())
@@ -63,7 +65,7 @@ def hello(
 ) -> frames.Frame:
     """Return the answer to a HELLO that offers this lane."""
     greeting = frames.Hello(sender, ME, LAYOUT, {lane: b""}, "auto")
-    (effect,) = machine.on_frame(session, greeting, [], now_s)
+    *_, effect = machine.on_frame(session, greeting, [], now_s)
     if isinstance(effect, OpenLane):
         (effect,) = machine.on_lane(session, lane, b"")
     assert isinstance(effect, Reply)
@@ -92,26 +94,103 @@ def test_without_files_further_senders_are_refused_and_connected_ones_go_on() ->
     machine = receiver()
     hello(machine, b"x")
     machine.on_files(is_short=True)
-    refused = hello(machine, b"y")
+    refused = hello(machine, b"y", OTHER)
     assert isinstance(refused, frames.Refused)
     assert refused.code == "overloaded"
     assert "can open no more files" in refused.message
     assert hello(machine, b"x") == WELCOME
+    assert hello(machine, b"z") == WELCOME
     machine.on_files(is_short=False)
-    assert hello(machine, b"y") == WELCOME
+    assert hello(machine, b"y", OTHER) == WELCOME
+    assert machine.num_sessions == 2
 
 
 def test_sessions_are_bounded_and_the_refusal_says_so() -> None:
     """F65, F120."""
     machine = receiver()
-    for name in (b"a", b"b", b"c"):
-        assert hello(machine, name) == WELCOME
+    for number in range(3):
+        assert hello(machine, b"%d" % number, Incarnation(f"p{number}", 1)) == WELCOME
     refused = hello(machine, b"d")
     assert isinstance(refused, frames.Refused)
     assert refused.code == "overloaded"
     machine.on_tick(2.0)
     assert machine.num_sessions == 0
     assert hello(machine, b"d") == WELCOME
+
+
+def test_a_sender_that_connects_again_replaces_its_session() -> None:
+    """Peers that flap every 50 ms do not fill the table: another one is welcome all the time."""
+    machine = receiver()
+    flapping = [Incarnation(f"p{number}", 1) for number in range(2)]
+    for turn in range(100):
+        now_s = turn * 0.05
+        for number, sender in enumerate(flapping):
+            assert hello(machine, b"%d of %d" % (turn, number), sender, now_s) == WELCOME
+        assert hello(machine, b"honest", OTHER, now_s) == WELCOME
+        assert machine.num_sessions == 3
+    (refused,) = replies(machine.on_frame(b"98 of 0", BEGIN, [], now_s))
+    assert isinstance(refused, frames.Refused)
+    assert refused.code == frames.NO_SESSION
+
+
+def test_a_replaced_session_closes_its_lane_and_keeps_its_landings() -> None:
+    machine = receiver(ticket())
+    hello(machine, b"a")
+    machine.on_frame(b"a", BEGIN, [], 0.0)
+    greeting = frames.Hello(SENDER, ME, LAYOUT, {"zmq": b""}, "auto")
+    closed, opened = machine.on_frame(b"b", greeting, [], 0.0)
+    assert closed == CloseLane(b"a", "zmq")
+    assert opened == OpenLane(b"b", {"zmq": b""})
+    assert (machine.num_sessions, machine.num_landings) == (1, 1)
+    assert land(machine, b"a", 0, 0) == []
+
+
+def test_the_landings_of_a_replaced_session_fail_with_the_next_one() -> None:
+    """Its sender may have died before it began them there."""
+    machine = receiver(ticket(), sender_deadline_s=100.0)
+    hello(machine, b"a")
+    machine.on_frame(b"a", BEGIN, [], 0.0)
+    hello(machine, b"b", now_s=1.0)
+    assert events(machine.on_tick(2.9)) == []
+    assert [type(event) for event in events(machine.on_tick(3.0))] == [LandingFailed, Released]
+    assert machine.num_sessions == 0
+
+
+def test_a_sender_that_restarted_ends_what_its_earlier_life_began() -> None:
+    machine = receiver(ticket())
+    hello(machine, b"a")
+    machine.on_frame(b"a", BEGIN, [], 0.0)
+    later = Incarnation(SENDER.node_id, SENDER.epoch + 1)
+    greeting = frames.Hello(later, ME, LAYOUT, {"zmq": b""}, "auto")
+    failed, released = events(machine.on_frame(b"b", greeting, [], 0.0))
+    assert isinstance(failed, LandingFailed)
+    assert "restarted" in str(failed.error)
+    assert released == Released(1)
+    assert machine.num_sessions == 1
+    assert isinstance(hello(machine, b"c"), frames.Refused)
+
+
+def test_no_message_visits_every_session_or_landing() -> None:
+    """F120: a turn of the thread and a frame cost the same with 8 and with 800 senders."""
+
+    def cost(num_senders: int) -> int:
+        limits = Limits(max_sessions=1000)
+        machine = Receiver(ME, LAYOUT, limits, num_blocks=1000)
+        for number in range(num_senders):
+            machine.on_expect(ticket(number + 1, (number,)), 10.0, 0.0)
+            session = b"%d" % number
+            hello(machine, session, Incarnation(f"p{number}", 1))
+            machine.on_frame(session, frames.Begin(number + 1, 3), [], 0.0)
+
+        def turn() -> None:
+            machine.on_tick(0.1)
+            machine.next_deadline_s()
+            machine.on_frame(b"1", frames.Ping((2,)), [], 0.1)
+            machine.on_frame(b"1", dataclasses.replace(data(0, 0), lease_token=2), [P, P], 0.1)
+
+        return lines_run(turn)
+
+    assert cost(800) <= 1.2 * cost(8)
 
 
 def test_hello_again_is_the_same_session_and_another_sender_is_not() -> None:
@@ -251,6 +330,7 @@ def test_a_ping_renews_only_what_it_names() -> None:
     assert isinstance(failed, LandingFailed)
     assert failed.lease_token == 2
     assert released == Released(2)
+    assert events(machine.on_tick(2.49)) == []
     assert machine.next_deadline_s() == 2.5
 
 
@@ -271,7 +351,7 @@ def test_a_stranger_cannot_renew_or_abort_a_landing() -> None:
     machine = receiver(ticket(), sender_deadline_s=1.5)
     hello(machine, b"a")
     machine.on_frame(b"a", BEGIN, [], 0.0)
-    hello(machine, b"b", Incarnation("other", 1))
+    hello(machine, b"b", OTHER)
     machine.on_frame(b"b", frames.Ping((1,)), [], 1.0)
     assert replies(machine.on_frame(b"b", frames.Abort(1, 3), [], 1.0)) == [frames.Aborted(1, 3)]
     assert machine.num_landings == 1
@@ -328,7 +408,7 @@ def test_a_begin_that_comes_late_does_not_take_the_landing_back() -> None:
     hello(machine, b"a")
     hello(machine, b"b")
     machine.on_frame(b"b", BEGIN, [], 0.0)
-    (dropped,) = machine.on_frame(b"a", BEGIN, [], 0.0)
+    dropped, _ = machine.on_frame(b"a", BEGIN, [], 0.0)
     assert isinstance(dropped, Dropped)
     assert land(machine, b"a", 0, 0) == []
     land(machine, b"b", 0, 0)
@@ -350,21 +430,24 @@ def test_a_begin_on_a_later_connection_takes_the_landing_over() -> None:
 
 def test_a_commit_counts_only_where_the_landing_was_begun() -> None:
     machine = receiver(ticket(), sender_deadline_s=100.0)
-    for session in (b"a", b"b"):
-        hello(machine, session)
+    hello(machine, b"a")
     machine.on_frame(b"a", BEGIN, [], 0.0)
     land(machine, b"a", 0, 0)
     land(machine, b"a", 1, 1)
-    (refused,) = replies(machine.on_frame(b"b", COMMIT, [], 0.0))
-    assert isinstance(refused, frames.Refused)
+    hello(machine, b"x", OTHER)
+    (refused,) = replies(machine.on_frame(b"x", COMMIT, [], 0.0))
+    assert isinstance(refused, frames.Failed)
     assert machine.num_landings == 1
-    assert replies(machine.on_frame(b"a", COMMIT, [], 0.0)) == [frames.Committed(1, 3)]
+    hello(machine, b"b")
+    refused, *_ = replies(machine.on_frame(b"b", COMMIT, [], 0.0))
+    assert isinstance(refused, frames.Refused)
+    assert (machine.num_sessions, machine.num_landings) == (1, 0)
 
 
 def test_an_abort_by_a_stranger_is_confirmed_and_changes_nothing() -> None:
     machine = receiver(ticket(), sender_deadline_s=100.0)
     hello(machine, b"a")
-    hello(machine, b"b", Incarnation("other", 1))
+    hello(machine, b"b", OTHER)
     machine.on_frame(b"a", BEGIN, [], 0.0)
     for session, generation in [(b"b", 3), (b"a", 4), (b"a", 2)]:
         effects = machine.on_frame(session, frames.Abort(1, generation), [], 0.0)

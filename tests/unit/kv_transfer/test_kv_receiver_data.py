@@ -16,6 +16,7 @@ from tests.unit.kv_transfer.test_kv_receiver import (
     LAYOUT,
     LIMITS,
     ME,
+    OTHER,
     SENDER,
     P,
     data,
@@ -99,8 +100,8 @@ def test_data_says_where_its_blocks_are_as_its_lane_does(
 def test_data_counts_for_its_landing_generation_and_connection_alone() -> None:
     """F69: nothing else passes, however well it is formed."""
     machine = receiver(ticket(), sender_deadline_s=100.0)
-    for session in (b"a", b"b"):
-        hello(machine, session)
+    hello(machine, b"a")
+    hello(machine, b"b", OTHER)
     machine.on_frame(b"a", BEGIN, [], 0.0)
     reasons: list[DropReason] = []
     for session, token, generation in [(b"a", 1, 2), (b"a", 1, 4), (b"a", 2, 3), (b"b", 1, 3)]:
