@@ -7,6 +7,7 @@ outcome. Frames of the KV plane grant no rights: the control plane decides who m
     connector       the contract: Ticket, Commit, events, KVConnector
     zmq_connector   ZmqConnector: nodes on different machines
     zmq_transport   its sockets; curve_keys: the key pair that encrypts them
+    zmq_readiness   which of the sockets have something to read
     endpoints       KV addresses as text; name_lookup: host names, resolved in other threads
     open_files      how many files are left; without any, a port would spin
     zmq_gate        authentication of connections when the cluster has a key

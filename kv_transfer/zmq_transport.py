@@ -14,7 +14,7 @@ import logging
 import math
 import socket
 import threading
-from collections import deque
+from collections import OrderedDict, deque
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -32,6 +32,7 @@ from kv_transfer.name_lookup import NameLookup
 from kv_transfer.open_files import OpenFiles
 from kv_transfer.transport import Arrival, FromPeer, FromSession, NoConnection, Parts
 from kv_transfer.zmq_gate import OVERHEAD_BYTES, ZmqGate
+from kv_transfer.zmq_readiness import Readiness
 
 if TYPE_CHECKING:
     from kv_transfer.zmq_parts import PartSender
@@ -98,11 +99,12 @@ class ZmqTransport:
         self._holding: dict[PartSender, None] = {}
         # The peer behind each DEALER; None for the ROUTER.
         self._peer_of: dict[zmq.Socket[bytes], Peer | None] = {}
-        self._ready: deque[zmq.Socket[bytes]] = deque()
-        self._poller = zmq.Poller()
-        self._poller.register(self._wake_read.fileno(), zmq.POLLIN)
+        # Those with something to read, in turn.
+        self._ready: OrderedDict[zmq.Socket[bytes], None] = OrderedDict()
+        self._readiness = Readiness()
+        self._readiness.watch_file(self._wake_read.fileno())
         if self._gate:
-            self._poller.register(self._gate.socket, zmq.POLLIN)
+            self._readiness.watch(self._gate.socket)
         self._watch(self._router, None)
 
     def _listening(self, wanted: str, layout: KVLayout, limits: Limits) -> zmq.Socket[bytes]:
@@ -208,6 +210,7 @@ class ZmqTransport:
             unsent.append(parts)
             return True
         part_sender = self._part_senders.get(peer)
+        self._readiness.used(dealer)
         try:
             if part_sender is not None and len(parts) > 1:
                 self._holding[part_sender] = None
@@ -221,6 +224,7 @@ class ZmqTransport:
         return True
 
     def reply(self, session: bytes, parts: Parts) -> None:
+        self._readiness.used(self._router)
         try:
             self._router.send_multipart([session, *parts], zmq.NOBLOCK)
         except zmq.ZMQError as error:
@@ -228,16 +232,17 @@ class ZmqTransport:
                 raise
 
     def wait(self, timeout_s: float) -> None:
-        arrived = self._poller.poll(_ms(timeout_s))
+        arrived = self._readiness.wait(0.0 if self._ready else timeout_s)
         # Now rather than before: an answer may be sent from memory that this frees.
         self._forget_sent()
-        for source, _ in arrived:
-            if source == self._wake_read.fileno():
+        for source in arrived:
+            if isinstance(source, int):
                 self._wake_read.recv(4096)
             elif self._gate and source == self._gate.socket:
                 self._gate.answer()
-            elif source not in self._ready:
-                self._ready.append(source)
+                self._readiness.used(source)
+            else:
+                self._ready[source] = None
         self._connect_found()
         if self._files.look():
             self._listen_while_there_are_files()
@@ -253,6 +258,7 @@ class ZmqTransport:
         """
         if self._is_listening and self._files.are_nearly_none:
             self._router.unbind(self._bound)
+            self._readiness.used(self._router)
             self._is_listening = self._was_bind_refused = False
             logger.error(
                 "nearly all files that this process may open are open: the KV port is closed, with "
@@ -267,19 +273,20 @@ class ZmqTransport:
                 self._was_bind_refused = True
                 return
             self._is_listening = True
+            self._readiness.used(self._router)
             logger.warning("the KV port is open again")
 
     def receive_nowait(self) -> Arrival | None:
         if self._failed:
             return self._failed.popleft()
         while self._ready:
-            source = self._ready[0]
+            source = next(iter(self._ready))
             try:
                 parts = source.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
-                self._ready.popleft()
+                del self._ready[source]
                 continue
-            self._ready.rotate(-1)
+            self._ready.move_to_end(source)
             peer = self._peer_of[source]
             if peer is not None:
                 self._names.answered(peer)
@@ -295,6 +302,7 @@ class ZmqTransport:
     def close(self) -> None:
         for peer in list(self._dealers):
             self._close_dealer(peer, linger_ms=LINGER_MS)
+        self._readiness.close()
         self._router.close(LINGER_MS)
         if self._gate:
             self._gate.close()
@@ -324,10 +332,9 @@ class ZmqTransport:
         dealer = self._dealers.pop(peer, None)
         if dealer is None:
             return
-        self._poller.unregister(dealer)
+        self._readiness.forget(dealer)
         del self._peer_of[dealer]
-        if dealer in self._ready:
-            self._ready.remove(dealer)
+        self._ready.pop(dealer, None)
         self._part_senders.pop(peer, None)
         dealer.close(linger_ms)
 
@@ -336,7 +343,7 @@ class ZmqTransport:
 
     def _watch(self, source: zmq.Socket[bytes], peer: Peer | None) -> None:
         self._peer_of[source] = peer
-        self._poller.register(source, zmq.POLLIN)
+        self._readiness.watch(source)
 
 
 def _part_sender(dealer: zmq.Socket[bytes]) -> PartSender | None:

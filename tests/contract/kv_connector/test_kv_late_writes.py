@@ -131,32 +131,33 @@ def test_the_last_look_at_a_landing_is_right_before_the_write(
 
 
 def test_the_same_sender_on_another_connection_is_not_the_writer(two_sided: Cluster) -> None:
-    """DATA counts only on the connection that began the landing."""
+    """DATA counts only on the connection that began the landing, while that is its sender's."""
     cluster = two_sided
     decode = cluster.node("d")
     ticket = cluster.ticket(decode, BLOCKS)
-    with (
-        contextlib.closing(RawSender(cluster, decode)) as first,
-        contextlib.closing(RawSender(cluster, decode)) as second,
-    ):
-        decode.connector.expect(ticket, sender_deadline_s=30)
-        first.send(frames.Begin(ticket.lease_token, ticket.generation))
+    decode.connector.expect(ticket, sender_deadline_s=30)
+    begin = frames.Begin(ticket.lease_token, ticket.generation)
+    with contextlib.closing(RawSender(cluster, decode)) as first:
+        first.send(begin)
         first.settle()
         untouched = decode.pool.copy()
-        second.data(ticket, generation=ticket.generation, layer=0, ordinal=0)
-        commit = frames.CommitFrame(ticket.lease_token, ticket.generation, 9, 0, 12, 0, ())
-        second.settle()
-        assert np.array_equal(decode.pool, untouched)
-        assert decode.connector.statistics().frames_dropped["wrong_sender"] == 1
-        second.send(commit)
-        assert isinstance(second.answer(), frames.Refused)
-        assert decode.events == []
-        # It takes over by beginning again; then the first is the stranger.
-    with contextlib.closing(RawSender(cluster, decode)) as third:
-        third.send(frames.Begin(ticket.lease_token, ticket.generation))
-        third.data(ticket, generation=ticket.generation, layer=0, ordinal=0)
-        third.settle()
-        assert np.array_equal(decode.pool[0, :, BLOCKS[0]], third.pool[0, :, 0])
+        with contextlib.closing(RawSender(cluster, decode)) as second:
+            second.data(ticket, generation=ticket.generation, layer=0, ordinal=0)
+            second.settle()
+            assert np.array_equal(decode.pool, untouched)
+            assert decode.connector.statistics().frames_dropped["wrong_sender"] == 1
+            # It takes over by beginning again. The first connection is over.
+            second.send(begin)
+            second.settle()
+            first.data(ticket, generation=ticket.generation, layer=0, ordinal=1)
+            refused = first.answer()
+            assert isinstance(refused, frames.Refused)
+            assert refused.code == frames.NO_SESSION
+            assert np.array_equal(decode.pool, untouched)
+            second.data(ticket, generation=ticket.generation, layer=0, ordinal=2)
+            second.settle()
+            assert np.array_equal(decode.pool[0, :, BLOCKS[2]], second.pool[0, :, 0])
+    assert decode.events == []
 
 
 @pytest.fixture

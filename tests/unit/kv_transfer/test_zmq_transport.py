@@ -74,12 +74,12 @@ def test_what_was_sent_during_a_wait_is_let_go_of_when_it_ends(
     assert transport.send(itself, [memoryview(b"header"), part.data])
     del part
 
-    def until_it_is_sent(_: int) -> list[tuple[int, int]]:
+    def until_it_is_sent(_: float) -> list[object]:
         while 0 in transport._part_senders[itself]._held[0][0]:
             pass
         return []
 
-    monkeypatch.setattr(transport._poller, "poll", until_it_is_sent)
+    monkeypatch.setattr(transport._readiness, "wait", until_it_is_sent)
     transport.wait(1.0)
     assert kept() is None
 
