@@ -17,7 +17,7 @@ from kv_transfer.core.effects import Emit, Peer, SayHello, SendChunk, SenderEffe
 from kv_transfer.core.sender import Sender
 
 _SESSION = b"prefill"
-_LANE = "shm"  # Its frames name their blocks and carry no bytes.
+_LANE = "zmq"
 
 
 class SimulatedFanout:
@@ -75,8 +75,8 @@ class SimulatedFanout:
             if isinstance(effect, Emit) and isinstance(effect.event, TransferEnded):
                 self._ended.append(effect.event)
             elif isinstance(effect, SayHello | SendToPeer | SendChunk):
-                frame = self._frame(effect)
-                for answer in self._ends[effect.peer].answers(_SESSION, frame, [], self.now_s):
+                frame, end = self._frame(effect), self._ends[effect.peer]
+                for answer in end.answers(_SESSION, frame, _part_sizes(frame), self.now_s):
                     todo += self._timed(self._sender.on_frame, effect.peer, answer, self.now_s)
 
     def _timed(self, act: Callable[..., Any], *arguments: Any) -> deque[SenderEffect]:
@@ -92,6 +92,11 @@ class SimulatedFanout:
             case SendToPeer(_, frame):
                 return frame
             case SendChunk(_, seq, token, generation, chunk, wants_ack=wants_ack):
-                place, sources = (chunk.layer, chunk.ordinals), chunk.source_blocks
-                sums = bytes(len(sources) * frames.SUM_BYTES_PER_BLOCK)
-                return frames.Data(seq, token, generation, *place, (), sources, sums, wants_ack)
+                place, size = (chunk.layer, chunk.ordinals), len(chunk.ordinals)
+                sums = bytes(size * frames.SUM_BYTES_PER_BLOCK)
+                return frames.Data(seq, token, generation, *place, (size,), (), sums, wants_ack)
+
+
+def _part_sizes(frame: frames.Frame) -> list[int]:
+    runs = frame.runs if isinstance(frame, frames.Data) else ()
+    return [count * LAYOUT.piece_bytes for count in runs for _ in "kv"]

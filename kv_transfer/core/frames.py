@@ -44,6 +44,7 @@ from kv_transfer.core.field_checks import (
     shown,
     text,
     uint,
+    uint_or_0,
     uints,
 )
 from kv_transfer.core.header_seal import seal, unsealed
@@ -88,7 +89,9 @@ class Welcome:
     """HELLO is accepted by this incarnation, which chose one of the offered lanes.
 
     `lane_reply` is the data of the receiver's end of the lane. At most `window_bytes` of data may
-    be unacknowledged on this connection. `verify` is the mode that both sides use.
+    be unacknowledged on this connection. `verify` is the mode that both sides use. A sender without
+    a transfer may say nothing for `quiet_s`; releases before it do not send the field, and 0 means
+    that its silence ends the connection as ever.
     """
 
     receiver: Incarnation
@@ -96,6 +99,7 @@ class Welcome:
     lane_reply: bytes
     window_bytes: int
     verify: str
+    quiet_s: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,6 +273,7 @@ _SCHEMAS: dict[int, tuple[type[Frame], dict[str, Check]]] = {
             "lane_reply": blob(MAX_LANE_BYTES),
             "window_bytes": uint(63),
             "verify": one_of(VERIFY_MODES),
+            "quiet_s": uint_or_0(32),
         },
     ),
     3: (Refused, _REASON),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from common.errors import ConfigError
@@ -63,6 +64,11 @@ class Limits:
         """Return the window of a new sender while `num_granted` bytes are granted to others."""
         least = min(self.window_bytes, 2 * self.max_frame_bytes)
         return max(least, min(self.window_bytes, self.node_window_bytes - num_granted))
+
+    @property
+    def quiet_s(self) -> int:
+        """How long a sender without a transfer may say nothing; it closes its connection before."""
+        return math.ceil(self.idle_s + self.peer_timeout_s)
 
     @property
     def ping_interval_s(self) -> float:

@@ -16,7 +16,7 @@ from kv_transfer.core.handshake import LINK_TABLE, HandoffState, LinkState, Link
 from kv_transfer.core.lanes import ONE_SIDED_LANES, PULLING_LANES, verification
 from kv_transfer.core.limits import MAX_BLOCKS_PER_FRAME, MAX_FRAMES_IN_FLIGHT, Limits
 from kv_transfer.core.link_rates import SLOW_FOR_S, SLOW_LOOK_S, RateMeter, is_slow
-from kv_transfer.core.node_window import NodeWindow
+from kv_transfer.core.shared_window import SharedWindow
 from kv_transfer.core.transfer import Transfer
 from kv_transfer.core.transfer_errors import PeerUnreachable
 
@@ -60,7 +60,7 @@ class Link:
         peer: Peer,
         limits: Limits,
         piece_pair_bytes: int,
-        node_window: NodeWindow,
+        node_window: SharedWindow,
         now_s: float,
     ) -> None:
         self.peer = peer
@@ -71,6 +71,7 @@ class Link:
         self.wanted_verify = self.lane = self.verify = ""
         self._lane_reply = b""
         self._window_bytes = 0
+        self._quiet_s = 0
         self._limits = limits
         self._pair_bytes = piece_pair_bytes
         self._num_damaged_headers = 0
@@ -271,6 +272,7 @@ class Link:
         self._advance(LinkStep.WELCOMED)
         self.lane, self.verify = lane, verify
         self._lane_reply = welcome.lane_reply
+        self._quiet_s = welcome.quiet_s
         self._window_bytes = min(welcome.window_bytes, self._limits.window_bytes)
         if lane in PULLING_LANES:
             self._window_bytes *= PULLED_WINDOWS
@@ -316,7 +318,7 @@ class Link:
 
         HELLO is repeated too: the transport may have lost it with a connection that broke early.
         """
-        if self.state is LinkState.WAITING or now_s < self._next_ping_at_s:
+        if self.state is LinkState.WAITING or self._is_quiet or now_s < self._next_ping_at_s:
             return False
         self._next_ping_at_s = now_s + self._limits.ping_interval_s
         if self.asked_at_s is None:
@@ -340,13 +342,21 @@ class Link:
         deadlines = [transfer.deadline_at_s for transfer in self.transfers.values()]
         if self.asked_at_s is not None:
             deadlines.append(self.asked_at_s + self._limits.answer_timeout_s)
-        is_waiting = self.state is LinkState.WAITING
-        deadlines.append(self._retry_at_s if is_waiting else self._next_ping_at_s)
+        if self.state is LinkState.WAITING:
+            deadlines.append(self._retry_at_s)
+        elif not self._is_quiet:
+            deadlines.append(self._next_ping_at_s)
         if self._look_again_at_s is not None:
             deadlines.append(self._look_again_at_s)
         if not self.transfers:
             deadlines.append(self._idle_since_s + self._limits.idle_s)
         return min(deadlines)
+
+    @property
+    def _is_quiet(self) -> bool:
+        """Whether the peer expects nothing until the next transfer, or until the link is closed."""
+        is_idle = self.state is LinkState.READY and not self.transfers
+        return is_idle and self._quiet_s > self._limits.idle_s
 
     def question(self) -> SenderEffect:
         """Return the frame that a live peer answers and that renews the leases there."""
@@ -376,7 +386,7 @@ class Link:
             or len(self._in_flight) >= MAX_FRAMES_IN_FLIGHT
         ):
             return False
-        self.waits_for_node = num_bytes > self._node_window.left_bytes
+        self.waits_for_node = not self._node_window.has_room(num_bytes)
         return not self.waits_for_node
 
     def _advance(self, step: LinkStep) -> bool:

@@ -13,7 +13,7 @@ from kv_transfer.core.deadlines import Deadlines
 from kv_transfer.core.effects import Peer
 from kv_transfer.core.limits import Limits
 from kv_transfer.core.link import Link
-from kv_transfer.core.node_window import NodeWindow
+from kv_transfer.core.shared_window import SharedWindow
 
 
 class Links:
@@ -23,7 +23,7 @@ class Links:
         self._limits = limits
         self._pair_bytes = piece_pair_bytes
         self._by_peer: dict[Peer, Link] = {}
-        self._window = NodeWindow(limits.node_window_bytes)
+        self._window = SharedWindow(limits.node_window_bytes)
         self._waiting: OrderedDict[Peer, None] = OrderedDict()
         self._deadlines: Deadlines[Peer] = Deadlines()
 

@@ -276,7 +276,12 @@ class Receiver:
 
     def _welcome(self, session: Session) -> Reply:
         welcome = frames.Welcome(
-            self._me, session.lane, session.lane_reply, session.window_bytes, session.verify
+            self._me,
+            session.lane,
+            session.lane_reply,
+            session.window_bytes,
+            session.verify,
+            self._sessions.quiet_s(session),
         )
         return Reply(session.id, welcome)
 
@@ -367,7 +372,9 @@ class Receiver:
             failed = self._fail(landing, HandoffStep.FAIL, error)
             return [*failed, Reply(session.id, _failed(landing, error))]
         landing.advance(HandoffStep.BEGIN)
-        landing.sender = session.sender
+        if landing.sender is None:
+            landing.sender = session.sender
+            self._sessions.began(session)
         landing.session = session.id
         landing.lane = session.lane
         landing.renew(now_s)
@@ -442,6 +449,8 @@ class Receiver:
         """Close the landing, keep its outcome, notify its sender."""
         del self._landings[landing.token]
         self._leases.discard(landing.token)
+        if landing.sender is not None:
+            self._sessions.ended(landing.sender)
         for block in landing.ticket.target_block_ids:
             del self._landing_of_block[block]
         self._outcomes[landing.token] = outcome

@@ -87,7 +87,7 @@ class Sender:
         )
         link.add(transfer)
         self._link_of[transfer.token] = link
-        self._links.look_at(link, transfer.deadline_at_s)
+        self._links.look_at(link, link.next_deadline_s())
         if link.state is LinkState.READY:
             effects += self._begin(link, transfer, now_s)
         return effects

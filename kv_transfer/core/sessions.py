@@ -11,6 +11,7 @@ from common.ids import Incarnation
 from common.kv_layout import KVLayout, check_compatible
 from kv_transfer.core.deadlines import Deadlines
 from kv_transfer.core.frames import Ack, Hello
+from kv_transfer.core.lanes import INLINE_LANES
 from kv_transfer.core.limits import MAX_REMEMBERED_EPOCHS, Limits
 
 
@@ -68,6 +69,8 @@ class Sessions:
         self._of_node: dict[str, Session] = {}
         # Times at which a session is silent unless it was heard since.
         self._deadlines: Deadlines[bytes] = Deadlines()
+        # The open landings of each sender that has some.
+        self._num_landings: dict[Incarnation, int] = {}
         self._epochs: OrderedDict[str, int] = OrderedDict()
         self.is_short_of_files = False
 
@@ -141,16 +144,38 @@ class Sessions:
         for session in self._by_id.values():
             session.heard_at_s = now_s
 
+    def began(self, session: Session) -> None:
+        """Record that the sender began a landing: from now on its silence counts."""
+        self._num_landings[session.sender] = self._num_landings.get(session.sender, 0) + 1
+        self._watch(session)
+
+    def ended(self, sender: Incarnation) -> None:
+        """Record that a landing that the sender began is closed."""
+        self._num_landings[sender] -= 1
+        if not self._num_landings[sender]:
+            del self._num_landings[sender]
+
     def take_silent(self, now_s: float) -> list[Session]:
         """Return the sessions that were silent for longer than a sender that pings."""
         due = [self._by_id[session_id] for session_id in self._deadlines.take_due(now_s)]
         for session in due:
             self._watch(session)
-        return [one for one in due if now_s >= one.heard_at_s + self._limits.peer_timeout_s]
+        return [one for one in due if now_s >= one.heard_at_s + self._patience_s(one)]
+
+    def quiet_s(self, session: Session) -> int:
+        """Return how long its sender may say nothing without a landing.
+
+        0 where the lane keeps memory for it, or where a fence waits for its report.
+        """
+        return self._limits.quiet_s if session.lane in INLINE_LANES else 0
 
     def next_deadline_s(self) -> float | None:
         """Return when to call `take_silent`."""
         return self._deadlines.next_s()
 
     def _watch(self, session: Session) -> None:
-        self._deadlines.set_no_later(session.id, session.heard_at_s + self._limits.peer_timeout_s)
+        self._deadlines.set_no_later(session.id, session.heard_at_s + self._patience_s(session))
+
+    def _patience_s(self, session: Session) -> float:
+        is_idle = session.sender not in self._num_landings
+        return (is_idle and self.quiet_s(session)) or self._limits.peer_timeout_s

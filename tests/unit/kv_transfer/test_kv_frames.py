@@ -47,7 +47,9 @@ ALL: list[frames.Frame] = [
         {f"lane{number}": bytes(MAX_LANE_BYTES) for number in range(MAX_LANES)},
         "auto",
     ),
-    frames.Welcome(Incarnation("d", 7), "rdma", bytes(MAX_LANE_BYTES), 2**63 - 1, "commit"),
+    frames.Welcome(
+        Incarnation("d", 7), "rdma", bytes(MAX_LANE_BYTES), 2**63 - 1, "commit", 2**32 - 1
+    ),
     frames.Refused("overloaded", "full"),
     frames.Begin(1, 2),
     DATA,
@@ -87,6 +89,11 @@ def sealed(value: object) -> bytes:
 def change(frame: frames.Frame, **changes: Any) -> bytes:
     body = {**fields_of(frame), **changes}
     return sealed({key: value for key, value in body.items() if value != "gone"})
+
+
+def test_a_welcome_of_an_earlier_release_allows_no_silence() -> None:
+    assert frames.decode(change(WELCOME, quiet_s="gone")) == WELCOME
+    assert WELCOME.quiet_s == 0
 
 
 SMALL = frames.Data(0, 1, 1, 0, (0, 1), (2,), (), bytes(32))
@@ -142,6 +149,7 @@ LAYOUT_WIRE = fields_of(ALL[0])["layout"]
         (change(WELCOME, lane_reply="text"), "Welcome.lane_reply"),
         (change(WELCOME, lane_reply=bytes(MAX_LANE_BYTES + 1)), "Welcome.lane_reply"),
         (change(WELCOME, window_bytes=2**63), "Welcome.window_bytes"),
+        (change(WELCOME, quiet_s=2**32), "Welcome.quiet_s"),
         (change(ALL[0], sender=None), "Hello.sender"),
         (change(ALL[0], sender={"node_id": "x" * 257, "epoch": 1}), "Hello.sender.node_id"),
         (change(ALL[0], sender={"node_id": b"x", "epoch": 1}), "Hello.sender.node_id"),

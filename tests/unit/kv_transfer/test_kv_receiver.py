@@ -29,7 +29,7 @@ LAYOUT = KVLayout(
 P = LAYOUT.piece_bytes
 LIMITS = Limits(window_bytes=32 * P, max_frame_bytes=4 * P, max_sessions=3)
 SENDER, OTHER, ME = Incarnation("p", 5), Incarnation("other", 1), Incarnation("d", 1)
-WELCOME = frames.Welcome(ME, "zmq", b"", LIMITS.window_bytes, "block")
+WELCOME = frames.Welcome(ME, "zmq", b"", LIMITS.window_bytes, "block", LIMITS.quiet_s)
 BEGIN = frames.Begin(1, 3)
 COMMIT = frames.CommitFrame(1, 3, 2, 0, 8, 7, ())
 
@@ -113,7 +113,7 @@ def test_sessions_are_bounded_and_the_refusal_says_so() -> None:
     refused = hello(machine, b"d")
     assert isinstance(refused, frames.Refused)
     assert refused.code == "overloaded"
-    machine.on_tick(2.0)
+    machine.on_tick(32.0)
     assert machine.num_sessions == 0
     assert hello(machine, b"d") == WELCOME
 
@@ -368,6 +368,41 @@ def test_a_silent_session_fails_what_it_was_writing() -> None:
     assert failed.lease_token == 1
     assert released == Released(1)
     assert (machine.num_sessions, machine.num_landings) == (0, 1)
+
+
+def test_a_sender_without_a_landing_may_say_nothing_for_long() -> None:
+    """It does not ping then, and closes its connection before."""
+    machine = receiver(ticket(), sender_deadline_s=100.0)
+    hello(machine, b"a")
+    assert machine.on_tick(LIMITS.idle_s) == []
+    assert machine.num_sessions == 1
+    machine.on_frame(b"a", BEGIN, [], 31.0)
+    for now_s in (31.0, 32.0, 32.9):
+        assert events(machine.on_tick(now_s)) == []
+    assert [type(event) for event in events(machine.on_tick(33.0))] == [LandingFailed, Released]
+    assert machine.num_sessions == 0
+
+
+def test_an_idle_sender_is_forgotten_when_its_last_landing_is_long_over() -> None:
+    machine = receiver(ticket(), sender_deadline_s=100.0)
+    hello(machine, b"a")
+    machine.on_frame(b"a", BEGIN, [], 1.0)
+    machine.on_frame(b"a", frames.Abort(1, 3), [], 1.0)
+    machine.on_tick(32.9)
+    assert machine.num_sessions == 1
+    machine.on_tick(33.0)
+    assert (machine.num_sessions, machine.next_deadline_s()) == (0, None)
+
+
+@pytest.mark.parametrize("lane", ["shm", "rdma"])
+def test_a_sender_whose_lane_keeps_memory_must_ping(lane: str) -> None:
+    """A pool that is mapped, or one that it may write, is not kept for a dead process."""
+    machine = receiver()
+    welcome = hello(machine, b"a", lane=lane)
+    assert isinstance(welcome, frames.Welcome)
+    assert welcome.quiet_s == 0
+    machine.on_tick(2.0)
+    assert machine.num_sessions == 0
 
 
 def test_a_process_that_slept_takes_nobody_for_dead() -> None:
