@@ -1,19 +1,24 @@
 """Speed of KV transfer between two processes of this machine: `python -m bench.transfer --json`.
 
-Blocks of 64 KiB, 256 MiB in all, adjacent in both pools or scattered over both. Every way takes its
-turn in every round, so that a noisy machine is noisy for all; figures are medians over the rounds,
-in GB/s (10^9 bytes). Every move's bytes are compared once per way and pattern.
+256 MiB of blocks, adjacent in both pools or scattered over both, in three sizes: the keys of a
+block in one layer are 64, 16 or 4 KiB, and so are its values. Every way takes its turn in every
+round, so that a noisy machine is noisy for all; figures are medians over the rounds, in GB/s (10^9
+bytes). Every move's bytes are compared once per way and pattern.
 
     raw_socket      TCP over loopback, sendall to recv_into, straight into the pool
     memcpy          one thread, within one process
     mooncake_tcp    Mooncake's Transfer Engine called directly, over TCP
     zmq, shm        the connectors as nodes use them: checksums, acknowledgements, commit
     zmq_encrypted   the same as zmq, between nodes with a key (CURVE)
+    rdma_python     the rdma connector with writes that take no time: what its own work allows
     rdma_over_direct  what the rdma connector reaches of the same writes made with Mooncake itself;
                     it needs RDMA devices: `make test-rdma` measures it
     …_over_…        ratios of those figures
     memory_beyond_pools_mib  most memory of sender and receiver besides their pools
     cpu_s_per_gb    CPU seconds of sender and receiver per 10^9 bytes
+    cpu_us_per_block  CPU microseconds of sender and receiver by thread, per block and layer
+
+With --json the figures of 64 KiB are at the top level, and those of each size in `piece_kib`.
 """
 
 from __future__ import annotations
@@ -28,10 +33,19 @@ from typing import Any
 from bench.transfer import connector_ends, mooncake_tcp, plain
 from bench.transfer.processes import Move, Pair
 from bench.transfer.ways import Way
-from bench.transfer.workload import MOVED_BYTES, PATTERNS, private_memory, shared_memory
+from bench.transfer.workload import (
+    MOVED_BYTES,
+    PATTERNS,
+    Workload,
+    private_memory,
+    shared_memory,
+    workload,
+)
 from kv_transfer.curve_keys import new_curve_keys
 
 _GB = 1e9
+PIECE_KIB = (64, 16, 4)
+CONNECTORS = ("zmq", "zmq_encrypted", "shm", "rdma_python")
 
 
 @dataclass(slots=True)
@@ -45,16 +59,16 @@ class Figures:
         """Return median GB/s."""
         return MOVED_BYTES / _GB / statistics.median(move.seconds for move in self.moves[pattern])
 
-    def cpu(self) -> list[float]:
-        """Return median CPU seconds per GB of sender and receiver, over all patterns."""
+    def cpu(self, per: float) -> list[dict[str, float]]:
+        """Return median CPU seconds of sender and receiver by thread, times `per`."""
         moves = [move for moves in self.moves.values() for move in moves]
-        per_gb = _GB / MOVED_BYTES
+        ends = [move.sender_cpu_s for move in moves], [move.receiver_cpu_s for move in moves]
         return [
-            round(per_gb * statistics.median(spans), 3)
-            for spans in (
-                [move.sender_cpu_s for move in moves],
-                [move.receiver_cpu_s for move in moves],
-            )
+            {
+                name: round(per * statistics.median(one.get(name, 0.0) for one in spans), 3)
+                for name in sorted({name for one in spans for name in one})
+            }
+            for spans in ends
         ]
 
 
@@ -82,6 +96,14 @@ def ways() -> tuple[list[Way], dict[str, str]]:
             source=shared_memory,
             imports=("kv_transfer.fused_copy",),
         ),
+        Way(
+            "rdma_python",
+            connector_ends.free_rdma_receiver,
+            connector_ends.free_rdma_sender,
+            target=shared_memory,
+            imports=("kv_transfer.fused_copy",),
+            is_checked=False,
+        ),
     ]
     missing = {"rdma_over_direct": "needs RDMA devices: make test-rdma"}
     reason = mooncake_tcp.why_missing()
@@ -93,15 +115,17 @@ def ways() -> tuple[list[Way], dict[str, str]]:
     return found, missing
 
 
-def measure(found: list[Way], num_rounds: int) -> tuple[dict[str, Figures], list[float]]:
+def measure(
+    found: list[Way], moved: Workload, num_rounds: int
+) -> tuple[dict[str, Figures], list[float]]:
     """Return figures by way, and the seconds of each memcpy. One earlier round is not counted."""
-    source, target = private_memory(0).pool, private_memory(1).pool
+    source, target = private_memory(moved, 0).pool, private_memory(moved, 1).pool
     copies_s = []
     figures = {way.name: Figures({pattern: [] for pattern in way.patterns}) for way in found}
     pairs: list[Pair] = []
     try:
         for way in found:
-            pairs.append(Pair(way))
+            pairs.append(Pair(way, moved))
         for index in range(num_rounds + 1):
             copies_s.append(plain.memcpy_s(source, target))
             for pair in pairs:
@@ -120,15 +144,15 @@ def measure(found: list[Way], num_rounds: int) -> tuple[dict[str, Figures], list
 
 
 def summary(
-    figures: dict[str, Figures], copies_s: list[float], missing: dict[str, str]
+    figures: dict[str, Figures], copies_s: list[float], moved: Workload, missing: dict[str, str]
 ) -> dict[str, Any]:
-    """Return the content of the JSON line: null for what was not measured."""
+    """Return the figures of one size of blocks: None for what was not measured."""
     memcpy = MOVED_BYTES / _GB / statistics.median(copies_s)
     result: dict[str, Any] = {
         "raw_socket": round(figures["raw_socket"].speed("adjacent"), 3),
         "memcpy": round(memcpy, 3),
     }
-    for name in ("mooncake_tcp", "zmq", "zmq_encrypted", "shm"):
+    for name in ("mooncake_tcp", *CONNECTORS):
         result[name] = (
             {pattern: round(figures[name].speed(pattern), 3) for pattern in PATTERNS}
             if name in figures
@@ -136,12 +160,20 @@ def summary(
         )
     result["rdma_over_direct"] = None
     result |= _ratios(result)
-    connectors = [name for name in ("zmq", "zmq_encrypted", "shm") if name in figures]
+    connectors = [name for name in CONNECTORS if name in figures]
     result["memory_beyond_pools_mib"] = {
         name: [round(count / (1 << 20), 1) for count in figures[name].memory_bytes]
         for name in connectors
     }
-    result["cpu_s_per_gb"] = {name: one.cpu() for name, one in figures.items()}
+    result["cpu_s_per_gb"] = {
+        name: [end["all"] for end in one.cpu(_GB / MOVED_BYTES)] for name, one in figures.items()
+    }
+    result["cpu_us_per_block"] = {
+        name: dict(
+            zip(("sender", "receiver"), figures[name].cpu(1e6 / moved.num_pairs), strict=True)
+        )
+        for name in connectors
+    }
     result["not_measured"] = missing
     return result
 
@@ -169,7 +201,7 @@ def _ratios(result: dict[str, Any]) -> dict[str, float | None]:
 def table(result: dict[str, Any]) -> str:
     """Return the same as a readable table."""
     lines = [f"{'GB/s':22}{'adjacent':>10}{'scattered':>10}"]
-    for name in ("raw_socket", "memcpy", "mooncake_tcp", "zmq", "zmq_encrypted", "shm"):
+    for name in ("raw_socket", "memcpy", "mooncake_tcp", *CONNECTORS):
         value = result[name]
         if value is None:
             lines.append(f"{name:22}{'-':>10}{'-':>10}")
@@ -188,6 +220,10 @@ def table(result: dict[str, Any]) -> str:
         f"{name}: {sent:g} MiB beyond the pool on the sender, {received:g} MiB on the receiver"
         for name, (sent, received) in result["memory_beyond_pools_mib"].items()
     ]
+    for name, ends in result["cpu_us_per_block"].items():
+        for end, spans in ends.items():
+            threads = ", ".join(f"{thread} {span:g}" for thread, span in spans.items())
+            lines.append(f"{name}, {end}: CPU microseconds per block: {threads}")
     lines += [f"{name} was not measured: {why}" for name, why in result["not_measured"].items()]
     return "\n".join(lines)
 
@@ -205,10 +241,14 @@ def main() -> None:
     if arguments.rounds < 1:
         parser.error("--rounds: wanted at least 1")
     found, missing = ways()
-    result = summary(*measure(found, arguments.rounds), missing)
-    print(table(result))
+    results = {}
+    for piece_kib in PIECE_KIB:
+        moved = workload(piece_kib)
+        measured = measure(found, moved, arguments.rounds)
+        results[piece_kib] = summary(*measured, moved, missing)
+        print(f"keys and values of {piece_kib} KiB each\n\n{table(results[piece_kib])}\n")
     if arguments.json:
-        print(json.dumps(result))
+        print(json.dumps({**results[64], "piece_kib": results}))
 
 
 if __name__ == "__main__":

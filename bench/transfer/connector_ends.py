@@ -6,12 +6,14 @@ import itertools
 import queue
 from collections.abc import Sequence
 
+from bench.transfer.free_engine import FreeEngine
 from bench.transfer.ways import Span, now_s
-from bench.transfer.workload import LAYOUT, NUM_MOVED, Memory, source_blocks, target_blocks
+from bench.transfer.workload import Memory
 from common.ids import AttemptId, Incarnation
 from kv_transfer.connector import Commit, ConnectorEvent, Landed, Ticket, TransferEnded
 from kv_transfer.curve_keys import CurveKeys
 from kv_transfer.lane import Lane
+from kv_transfer.rdma.rdma_lane import RdmaLane
 from kv_transfer.shm.shm_lane import ShmLane
 from kv_transfer.zmq_connector import ZmqConnector
 
@@ -27,9 +29,10 @@ class _End:
     ) -> None:
         self._events: queue.SimpleQueue[tuple[ConnectorEvent, float]] = queue.SimpleQueue()
         self.me = Incarnation(name, 1)
+        self.workload = memory.workload
         self.connector = ZmqConnector(
             memory.pool,
-            LAYOUT,
+            memory.workload.layout,
             self.me,
             self._on_event,
             peer_timeout_s=_PEER_TIMEOUT_S,
@@ -64,9 +67,9 @@ class ConnectorReceiver(_End):
             kv_endpoint=self.connector.endpoint,
             lease_token=token,
             generation=1,
-            target_block_ids=target_blocks(pattern),
+            target_block_ids=self.workload.target_blocks(pattern),
             num_cached_tokens=0,
-            fingerprint=LAYOUT.fingerprint,
+            fingerprint=self.workload.layout.fingerprint,
             lease_s=_DEADLINE_S,
         )
         self.connector.expect(ticket, sender_deadline_s=_DEADLINE_S)
@@ -91,12 +94,13 @@ class ConnectorSender(_End):
     def send(self, pattern: str, prepared: Ticket) -> Span:
         """Push and commit all layers; `RuntimeError` when the transfer failed."""
         token = prepared.lease_token
-        blocks = source_blocks(pattern)
+        layout, ordinals = self.workload.layout, range(self.workload.num_moved)
+        blocks = self.workload.source_blocks(pattern)
         began_at_s = now_s()
         self.connector.open(prepared, deadline_s=_DEADLINE_S)
-        for layer in range(LAYOUT.num_layers):
-            self.connector.push(token, layer=layer, ordinals=range(NUM_MOVED), source_blocks=blocks)
-        num_tokens = NUM_MOVED * LAYOUT.block_size
+        for layer in range(layout.num_layers):
+            self.connector.push(token, layer=layer, ordinals=ordinals, source_blocks=blocks)
+        num_tokens = len(ordinals) * layout.block_size
         self.connector.commit(token, Commit(num_tokens=num_tokens, first_token_id=0))
         event, _ = self.wait_event()
         if not isinstance(event, TransferEnded) or event.error is not None:
@@ -106,9 +110,19 @@ class ConnectorSender(_End):
 
 def shm_receiver(memory: Memory) -> ConnectorReceiver:
     """Return a receiver that reads the shared pools of senders on this host."""
-    return ConnectorReceiver(memory, [ShmLane(LAYOUT)])
+    return ConnectorReceiver(memory, [ShmLane(memory.workload.layout)])
 
 
 def shm_sender(memory: Memory) -> ConnectorSender:
     """Return a sender whose pool is shared."""
-    return ConnectorSender(memory, [ShmLane(LAYOUT, memory.shared)])
+    return ConnectorSender(memory, [ShmLane(memory.workload.layout, memory.shared)])
+
+
+def free_rdma_receiver(memory: Memory) -> ConnectorReceiver:
+    """Return a receiver that is written by an RDMA engine whose writes cost nothing."""
+    return ConnectorReceiver(memory, [RdmaLane(memory.pool, FreeEngine())])
+
+
+def free_rdma_sender(memory: Memory) -> ConnectorSender:
+    """Return a sender that writes with such an engine."""
+    return ConnectorSender(memory, [RdmaLane(memory.pool, FreeEngine())])

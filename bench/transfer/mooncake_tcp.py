@@ -12,7 +12,7 @@ import os
 from typing import Any
 
 from bench.transfer.ways import Span, now_s
-from bench.transfer.workload import Memory, ranges, source_blocks, target_blocks
+from bench.transfer.workload import Memory, ranges
 from kv_transfer.pieces import Pool
 
 _MOST_WRITES = 1024
@@ -51,12 +51,12 @@ def _address_ranges(pool: Pool, blocks: tuple[int, ...]) -> list[tuple[int, int]
 
 class MooncakeReceiver:
     def __init__(self, memory: Memory) -> None:
-        self._pool = memory.pool
+        self._pool, self._workload = memory.pool, memory.workload
         self._engine = _engine(self._pool)
 
     def prepare(self, pattern: str) -> Prepared:
         name = f"127.0.0.1:{self._engine.get_rpc_port()}"
-        return name, _address_ranges(self._pool, target_blocks(pattern))
+        return name, _address_ranges(self._pool, self._workload.target_blocks(pattern))
 
     def receive(self) -> Span:
         return Span(None, None)  # This side is not notified.
@@ -67,13 +67,13 @@ class MooncakeReceiver:
 
 class MooncakeSender:
     def __init__(self, memory: Memory) -> None:
-        self._pool = memory.pool
+        self._pool, self._workload = memory.pool, memory.workload
         self._engine = _engine(self._pool)
 
     def send(self, pattern: str, prepared: Prepared) -> Span:
         """Write all ranges; `RuntimeError` when a write failed."""
         peer, targets = prepared
-        sources = _address_ranges(self._pool, source_blocks(pattern))
+        sources = _address_ranges(self._pool, self._workload.source_blocks(pattern))
         addresses, lengths = zip(*sources, strict=True)
         target_addresses = [address for address, _ in targets]
         began_at_s = now_s()

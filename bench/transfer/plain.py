@@ -7,7 +7,7 @@ import socket
 import numpy as np
 
 from bench.transfer.ways import Span, now_s
-from bench.transfer.workload import MOVED_BYTES, Memory, ranges, source_blocks, target_blocks
+from bench.transfer.workload import MOVED_BYTES, Memory, ranges
 from kv_transfer.pieces import Pool
 
 _WRITE_BYTES = 1 << 20
@@ -21,14 +21,14 @@ class SocketReceiver:
     """
 
     def __init__(self, memory: Memory) -> None:
-        self._pool = memory.pool
+        self._pool, self._workload = memory.pool, memory.workload
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._listener.settimeout(_TIMEOUT_S)
         self._connection: socket.socket | None = None
         self._blocks: tuple[int, ...] = ()
 
     def prepare(self, pattern: str) -> int:
-        self._blocks = target_blocks(pattern)
+        self._blocks = self._workload.target_blocks(pattern)
         port: int = self._listener.getsockname()[1]
         return port
 
@@ -54,14 +54,14 @@ class SocketReceiver:
 
 class SocketSender:
     def __init__(self, memory: Memory) -> None:
-        self._pool = memory.pool
+        self._pool, self._workload = memory.pool, memory.workload
         self._connection: socket.socket | None = None
 
     def send(self, pattern: str, prepared: int) -> Span:
         if self._connection is None:
             self._connection = socket.create_connection(("127.0.0.1", prepared), _TIMEOUT_S)
         began_at_s = now_s()
-        for part in ranges(self._pool, source_blocks(pattern)):
+        for part in ranges(self._pool, self._workload.source_blocks(pattern)):
             for start in range(0, part.nbytes, _WRITE_BYTES):
                 self._connection.sendall(part.data[start : start + _WRITE_BYTES])
         return Span(began_at_s, None)

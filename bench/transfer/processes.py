@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import importlib
 import multiprocessing
-import resource
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
 from bench.transfer.memory import memory_bytes, reset_peak_memory
+from bench.transfer.threads import cpu_s
 from bench.transfer.ways import Span, Way
-from bench.transfer.workload import Memory, digest, source_blocks, target_blocks
+from bench.transfer.workload import Memory, Workload, digest
 
 _ANSWER_WITHIN_S = 120.0
 _END_WITHIN_S = 20.0
@@ -20,18 +20,18 @@ _END_WITHIN_S = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One move of all blocks: its time, and CPU seconds of each process meanwhile."""
+    """One move of all blocks: its time, and CPU seconds of each process by `threads`."""
 
     seconds: float
-    sender_cpu_s: float
-    receiver_cpu_s: float
+    sender_cpu_s: dict[str, float]
+    receiver_cpu_s: dict[str, float]
 
 
 class Process:
     """Calls `_serve` in a new process; answers are in the order of the calls."""
 
     def __init__(
-        self, make_end: Callable[[Memory], Any], make_memory: Callable[[int], Memory]
+        self, make_end: Callable[[Memory], Any], make_memory: Callable[[Workload, int], Memory]
     ) -> None:
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
@@ -68,13 +68,14 @@ class Process:
 class Pair:
     """Both ends of a way."""
 
-    def __init__(self, way: Way) -> None:
+    def __init__(self, way: Way, workload: Workload) -> None:
         self.way = way
+        self._workload = workload
         self._receiver = Process(way.receiver, way.target)
         self._sender = Process(way.sender, way.source)
         try:
             for seed, end in enumerate((self._receiver, self._sender)):
-                end.call("start", seed, way.imports)
+                end.call("start", workload, seed, way.imports)
         except BaseException:
             self.close()
             raise
@@ -89,8 +90,9 @@ class Pair:
 
     def check(self, pattern: str) -> None:
         """Raise `RuntimeError` unless the blocks of the last move have arrived."""
-        sent = self._sender.call("digest", source_blocks(pattern))
-        if self._receiver.call("digest", target_blocks(pattern)) != sent:
+        sent = self._sender.call("digest", self._workload.source_blocks(pattern))
+        found = self._receiver.call("digest", self._workload.target_blocks(pattern))
+        if self.way.is_checked and found != sent:
             raise RuntimeError(f"{self.way.name}: {pattern} blocks did not arrive unchanged")
 
     def memory_bytes(self) -> tuple[int, int]:
@@ -112,7 +114,9 @@ def _seconds(sent: Span, received: Span) -> float:
 
 
 def _serve(
-    pipe: Connection, make_end: Callable[[Memory], Any], make_memory: Callable[[int], Memory]
+    pipe: Connection,
+    make_end: Callable[[Memory], Any],
+    make_memory: Callable[[Workload, int], Memory],
 ) -> None:
     worker = _Worker(make_end, make_memory)
     while True:
@@ -131,16 +135,16 @@ class _Worker:
     """One method for each kind of call."""
 
     def __init__(
-        self, make_end: Callable[[Memory], Any], make_memory: Callable[[int], Memory]
+        self, make_end: Callable[[Memory], Any], make_memory: Callable[[Workload, int], Memory]
     ) -> None:
         self._make_end = make_end
         self._make_memory = make_memory
         self._end: Any = None
 
-    def start(self, seed: int, imports: tuple[str, ...]) -> None:
+    def start(self, workload: Workload, seed: int, imports: tuple[str, ...]) -> None:
         for name in imports:
             importlib.import_module(name)
-        self._memory = self._make_memory(seed)
+        self._memory = self._make_memory(workload, seed)
         reset_peak_memory()
         self._before = memory_bytes()
         self._end = self._make_end(self._memory)
@@ -148,10 +152,10 @@ class _Worker:
     def prepare(self, pattern: str) -> Any:
         return self._end.prepare(pattern)
 
-    def receive(self) -> tuple[Span, float]:
+    def receive(self) -> tuple[Span, dict[str, float]]:
         return self._timed(self._end.receive)
 
-    def send(self, pattern: str, prepared: Any) -> tuple[Span, float]:
+    def send(self, pattern: str, prepared: Any) -> tuple[Span, dict[str, float]]:
         return self._timed(lambda: self._end.send(pattern, prepared))
 
     def digest(self, blocks: tuple[int, ...]) -> int:
@@ -166,12 +170,7 @@ class _Worker:
         if self._end is not None:
             self._end.close()
 
-    def _timed(self, work: Callable[[], Span]) -> tuple[Span, float]:
-        before_s = _cpu_s()
+    def _timed(self, work: Callable[[], Span]) -> tuple[Span, dict[str, float]]:
+        before_s = cpu_s()
         span = work()
-        return span, _cpu_s() - before_s
-
-
-def _cpu_s() -> float:
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    return usage.ru_utime + usage.ru_stime
+        return span, {name: at_s - before_s.get(name, 0.0) for name, at_s in cpu_s().items()}

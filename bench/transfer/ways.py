@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from bench.transfer.workload import PATTERNS, Memory, private_memory
+from bench.transfer.workload import PATTERNS, Memory, Workload, private_memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,16 +47,17 @@ class Way:
     """`receiver` and `sender` are called in their processes, so they are importable functions.
 
     `source` makes the sender's pool from a seed; `target` the receiver's. `imports` are loaded
-    before memory is measured: code does not belong to a transfer.
+    before memory is measured: code does not belong to a transfer. `is_checked`: the bytes arrive.
     """
 
     name: str
     receiver: Callable[[Memory], Receiver]
     sender: Callable[[Memory], Sender]
     patterns: tuple[str, ...] = PATTERNS
-    source: Callable[[int], Memory] = private_memory
-    target: Callable[[int], Memory] = private_memory
+    source: Callable[[Workload, int], Memory] = private_memory
+    target: Callable[[Workload, int], Memory] = private_memory
     imports: tuple[str, ...] = ()
+    is_checked: bool = True
 
 
 def now_s() -> float:

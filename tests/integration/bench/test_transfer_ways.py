@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench.transfer import connector_ends, plain, workload
+from bench.transfer import connector_ends, plain, threads, workload
 from bench.transfer.processes import Pair
 from bench.transfer.ways import Receiver, Sender, Span, Way
-from bench.transfer.workload import Memory
+from bench.transfer.workload import Memory, Workload
 from common.kv_layout import KVLayout
 from kv_transfer.curve_keys import new_curve_keys
 from kv_transfer.shm.shared_pool import SharedPool
@@ -21,28 +21,18 @@ from kv_transfer.shm.shared_pool import SharedPool
 SMALL = KVLayout(
     model_digest="t", num_layers=2, num_kv_heads=1, head_dim=64, block_size=16, dtype="bfloat16"
 )
-NUM_MOVED = 9
+MOVED = Workload(SMALL, num_moved=9)
 KEYS = new_curve_keys()
 
 
-@pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (workload, connector_ends):
-        monkeypatch.setattr(module, "LAYOUT", SMALL)
-        monkeypatch.setattr(module, "NUM_MOVED", NUM_MOVED)
-    monkeypatch.setattr(workload, "NUM_BLOCKS", 2 * NUM_MOVED)
-    monkeypatch.setattr(workload, "POOL_BYTES", 2 * NUM_MOVED * SMALL.block_bytes)
-
-
 def memory(seed: int) -> Memory:
-    shape = (SMALL.num_layers, 2, 2 * NUM_MOVED, SMALL.piece_bytes)
+    shape = (SMALL.num_layers, 2, MOVED.num_blocks, SMALL.piece_bytes)
     shared = SharedPool(int(np.prod(shape)), is_touched=False)
     pool = shared.memory.reshape(shape)
     pool[:] = np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
-    return Memory(pool, shared)
+    return Memory(MOVED, pool, shared)
 
 
-@pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("pattern", workload.PATTERNS)
 @pytest.mark.parametrize(
     ("make_receiver", "make_sender"),
@@ -62,10 +52,27 @@ def test_a_way_moves_every_block_and_no_other(
     pattern: str,
 ) -> None:
     source, target = memory(1), memory(2)
-    sources, targets = workload.source_blocks(pattern), workload.target_blocks(pattern)
+    sources, targets = MOVED.source_blocks(pattern), MOVED.target_blocks(pattern)
     wanted = target.pool.copy()
     wanted[:, :, targets] = source.pool[:, :, sources]
-    receiver, sender = make_receiver(target), make_sender(source)
+    move(make_receiver(target), make_sender(source), pattern)
+    assert np.array_equal(target.pool, wanted)
+    assert workload.digest(source.pool, sources) == workload.digest(target.pool, targets)
+    assert workload.digest(source.pool, sources) != workload.digest(target.pool, targets[::-1])
+
+
+def test_a_handoff_whose_writes_cost_nothing_commits_and_moves_nothing() -> None:
+    source, target = memory(1), memory(2)
+    before = target.pool.copy()
+    receiver, sender = (
+        connector_ends.free_rdma_receiver(target),
+        connector_ends.free_rdma_sender(source),
+    )
+    move(receiver, sender, "scattered")
+    assert np.array_equal(target.pool, before)
+
+
+def move(receiver: Receiver, sender: Sender, pattern: str) -> None:
     try:
         prepared = receiver.prepare(pattern)
         spans: list[Span] = []
@@ -79,20 +86,26 @@ def test_a_way_moves_every_block_and_no_other(
     finally:
         sender.close()
         receiver.close()
-    assert np.array_equal(target.pool, wanted)
-    assert workload.digest(source.pool, sources) == workload.digest(target.pool, targets)
-    assert workload.digest(source.pool, sources) != workload.digest(target.pool, targets[::-1])
+
+
+def test_processor_time_is_told_by_thread() -> None:
+    before = threads.cpu_s()
+    while threads.cpu_s()["caller"] - before["caller"] < 0.01:
+        pass
+    spans = threads.cpu_s()
+    assert spans["all"] - before["all"] >= 0.01
+    assert spans["all"] == pytest.approx(sum(s for name, s in spans.items() if name != "all"))
 
 
 def failing(memory: Memory) -> Any:
     raise OSError("no such device")
 
 
-def one_page(seed: int) -> Memory:
-    return Memory(np.zeros((1, 2, 1, 64), np.uint8))
+def one_page(moved: Workload, seed: int) -> Memory:
+    return Memory(moved, np.zeros((1, 2, 1, 64), np.uint8))
 
 
 def test_what_fails_in_a_process_is_told() -> None:
     way = Way("failing", failing, failing, source=one_page, target=one_page)
     with pytest.raises(RuntimeError, match="OSError: no such device"):
-        Pair(way)
+        Pair(way, MOVED)

@@ -12,21 +12,30 @@ from bench.transfer.processes import Move
 from kv_transfer.core.chunks import runs_of
 
 
-def test_the_workload_is_256_mib_in_pieces_of_64_kib() -> None:
-    assert workload.LAYOUT.piece_bytes == 64 << 10
-    assert workload.MOVED_BYTES == 256 << 20
-    for blocks in (workload.source_blocks, workload.target_blocks):
+@pytest.mark.parametrize("piece_kib", command.PIECE_KIB)
+def test_the_workload_is_256_mib_in_pieces_of_a_size(piece_kib: int) -> None:
+    moved = workload.workload(piece_kib)
+    assert moved.layout.piece_bytes == piece_kib << 10
+    assert moved.num_moved * moved.layout.block_bytes == workload.MOVED_BYTES == 256 << 20
+    assert moved.num_pairs * 2 * moved.layout.piece_bytes == workload.MOVED_BYTES
+    for blocks in (moved.source_blocks, moved.target_blocks):
         assert len(runs_of(blocks("adjacent"))) == 1
         scattered = blocks("scattered")
-        assert len(set(scattered)) == workload.NUM_MOVED
+        assert len(set(scattered)) == moved.num_moved
         # Not even in another order do two of them touch.
-        assert len(runs_of(sorted(scattered))) == workload.NUM_MOVED
-        assert max(scattered) < workload.NUM_BLOCKS
-    assert workload.source_blocks("scattered") != workload.target_blocks("scattered")
+        assert len(runs_of(sorted(scattered))) == moved.num_moved
+        assert max(scattered) < moved.num_blocks
+    assert moved.source_blocks("scattered") != moved.target_blocks("scattered")
+
+
+MOVED = workload.workload(16)
 
 
 def figures(seconds: float, patterns: tuple[str, ...]) -> command.Figures:
-    moves = [Move(seconds * factor, 0.2, 0.1) for factor in (1.0, 7.0, 0.5)]
+    moves = [
+        Move(seconds * factor, {"all": 0.2, "zmq_io": 0.15}, {"all": 0.1})
+        for factor in (1.0, 7.0, 0.5)
+    ]
     return command.Figures(
         {pattern: moves if pattern == "adjacent" else moves[:1] * 3 for pattern in patterns},
         (3 << 20, 5 << 20),
@@ -40,7 +49,7 @@ def test_figures_are_medians_and_their_ratios() -> None:
         "zmq": figures(gb / 3, workload.PATTERNS),
         "mooncake_tcp": figures(gb / 2, workload.PATTERNS),
     }
-    result = command.summary(measured, [gb / 16, gb / 10, gb / 1], {"shm": "no memory"})
+    result = command.summary(measured, [gb / 16, gb / 10, gb / 1], MOVED, {"shm": "no memory"})
     assert (result["raw_socket"], result["memcpy"]) == (4.0, 10.0)
     assert result["zmq"] == {"adjacent": 3.0, "scattered": 3.0}
     assert result["shm"] is None
@@ -50,6 +59,11 @@ def test_figures_are_medians_and_their_ratios() -> None:
     assert result["shm_scattered_over_memcpy"] is None
     assert result["memory_beyond_pools_mib"] == {"zmq": [3.0, 5.0]}
     assert result["cpu_s_per_gb"]["zmq"] == [round(0.2 / gb, 3), round(0.1 / gb, 3)]
+    per_block = 1e6 / MOVED.num_pairs
+    assert result["cpu_us_per_block"]["zmq"] == {
+        "sender": {"all": round(0.2 * per_block, 3), "zmq_io": round(0.15 * per_block, 3)},
+        "receiver": {"all": round(0.1 * per_block, 3)},
+    }
     text = command.table(result)
     assert "shm was not measured: no memory" in text
     assert "zmq: 3 MiB beyond the pool on the sender, 5 MiB on the receiver" in text
@@ -58,5 +72,11 @@ def test_figures_are_medians_and_their_ratios() -> None:
 def test_mooncake_is_left_out_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     found, missing = command.ways()
-    assert [way.name for way in found] == ["raw_socket", "zmq", "zmq_encrypted", "shm"]
+    assert [way.name for way in found] == [
+        "raw_socket",
+        "zmq",
+        "zmq_encrypted",
+        "shm",
+        "rdma_python",
+    ]
     assert missing["mooncake_tcp"] == "not installed: pip install '.[rdma]'"
