@@ -12,7 +12,9 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
+import numpy.typing as npt
 
+from kv_transfer.core.block_arrays import Blocks, run_lengths
 from kv_transfer.core.chunks import Chunk
 from kv_transfer.core.limits import DEFAULT_WINDOW_BYTES
 from kv_transfer.lane import Payload
@@ -40,11 +42,11 @@ class Gatherer:
 
     def payload(self, chunk: Chunk, *, is_summed: bool) -> Payload:
         """Return the chunk's bytes: for each run its keys, then its values; with sums if asked."""
-        runs = chunk.runs
-        groups = _groups(runs, self._pool.shape[3])
+        lengths = run_lengths(chunk.source_blocks)
+        groups = _groups(lengths, self._pool.shape[3])
         num_copied = sum(count for count, is_range in groups if not is_range)
         if num_copied and not self._fits(2 * num_copied * self._pool.shape[3]):
-            groups = [(count, True) for _, count in runs]
+            groups = [(count, True) for count in lengths.tolist()]
         parts: list[memoryview] = []
         part_runs: list[int] = []
         sums: list[Sums] = []
@@ -79,17 +81,18 @@ class Gatherer:
         return in_use + num_bytes <= self._most_bytes
 
     def _copy(
-        self, layer: int, blocks: Sequence[int], ordinals: Sequence[int], is_summed: bool
+        self, layer: int, blocks: Blocks, ordinals: Blocks, is_summed: bool
     ) -> tuple[Pool, Sums]:
         copy, sums = self._rows.gathered(self._pool, layer, blocks, ordinals, is_summed=is_summed)
         self._copies.append(weakref.ref(copy))
         return copy[0], sums
 
     def _range(
-        self, layer: int, blocks: Sequence[int], ordinals: Sequence[int], is_summed: bool
+        self, layer: int, blocks: Blocks, ordinals: Blocks, is_summed: bool
     ) -> tuple[Pool, Sums]:
         sums = self._rows.sums(self._pool, layer, blocks, ordinals) if is_summed else NO_SUMS
-        return self._pool[layer, :, blocks[0] : blocks[0] + len(blocks)], sums
+        first = int(blocks[0])
+        return self._pool[layer, :, first : first + blocks.size], sums
 
 
 def _joined(sums: Sequence[Sums]) -> Sums:
@@ -99,15 +102,9 @@ def _joined(sums: Sequence[Sums]) -> Sums:
     return np.concatenate([unpacked_sums(one) for one in sums], axis=1).tobytes()
 
 
-def _groups(runs: Sequence[tuple[int, int]], piece_bytes: int) -> list[tuple[int, bool]]:
+def _groups(lengths: npt.NDArray[np.int64], piece_bytes: int) -> list[tuple[int, bool]]:
     """Return (blocks, is one range) of each message part; consecutive short runs are joined."""
-    groups: list[tuple[int, bool]] = []
-    is_open = False
-    for _, count in runs:
-        is_short = count * piece_bytes < GATHER_BELOW_BYTES
-        if is_short and is_open:
-            groups[-1] = (groups[-1][0] + count, False)
-        else:
-            groups.append((count, True))
-        is_open = is_short
-    return groups
+    is_short = lengths * piece_bytes < GATHER_BELOW_BYTES
+    starts = np.flatnonzero(~(is_short & np.concatenate(([False], is_short[:-1]))))
+    sizes = np.add.reduceat(lengths, starts)
+    return [(size, size == lengths[at]) for size, at in zip(sizes.tolist(), starts, strict=True)]

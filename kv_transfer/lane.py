@@ -8,11 +8,12 @@ connector's thread unless a method says otherwise.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 from common.errors import HandoffFailed
+from kv_transfer.core.block_arrays import Blocks
 from kv_transfer.core.chunks import Chunk
 from kv_transfer.core.effects import Peer, Write
 from kv_transfer.pieces import NO_SUMS, Pool, Sums
@@ -114,7 +115,7 @@ class OneSidedLane(Lane, Protocol):
         The connector calls this once.
         """
 
-    def write(self, peer: Peer, chunk: Chunk, target_blocks: Sequence[int]) -> None:
+    def write(self, peer: Peer, chunk: Chunk, target_blocks: Blocks) -> None:
         """Queue a write of the chunk's blocks to `target_blocks[i]`; returns at once."""
 
     def send_after(self, peer: Peer, parts: Parts) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kv_transfer import pieces
+from kv_transfer.core.block_arrays import Blocks, as_blocks
 from kv_transfer.core.effects import Write
 from kv_transfer.pieces import NO_SUMS, Pool, Sums
 from kv_transfer.transport import Parts
@@ -31,7 +32,7 @@ class PieceRows:
         else:
             self._kernel = fused_copy
 
-    def sums(self, pool: Pool, layer: int, blocks: Sequence[int], ordinals: Sequence[int]) -> Sums:
+    def sums(self, pool: Pool, layer: int, blocks: Blocks, ordinals: Blocks) -> Sums:
         """Return the sums of blocks of a pool, like `pieces.pool_sums`."""
         piece_bytes = pool.shape[3]
         if self._kernel is None or not self._kernel.can_sum(piece_bytes):
@@ -43,15 +44,15 @@ class PieceRows:
         self,
         pool: Pool,
         layer: int,
-        blocks: Sequence[int],
-        ordinals: Sequence[int],
+        blocks: Blocks,
+        ordinals: Blocks,
         *,
         is_summed: bool,
     ) -> tuple[Pool, Sums]:
         """Copy some blocks of a layer to a pool of one layer; with their sums if asked."""
         piece_bytes = pool.shape[3]
         copy = np.empty((1, 2, len(blocks), piece_bytes), np.uint8)
-        targets = _rows(copy, 0, range(len(blocks)))
+        targets = _rows(copy, 0, np.arange(len(blocks), dtype=np.uint32))
         if self._can_copy(piece_bytes, targets):
             sources = _rows(pool, layer, blocks)
             return copy, self._copy(targets, sources, piece_bytes, _seeds(layer, ordinals))
@@ -70,11 +71,10 @@ class PieceRows:
 
     def copy_blocks(self, write: Write, source: Pool, pool: Pool) -> Sums:
         """Copy the blocks that a frame names out of another pool; return sums like `copy_parts`."""
-        layer, blocks = write.data.layer, write.data.source_blocks
+        layer, blocks = write.data.layer, as_blocks(write.data.source_blocks)
         piece_bytes, targets = pool.shape[3], _target_rows(write, pool)
         if not self._can_copy(piece_bytes, targets):
-            parts = [memoryview(kind[block]) for block in blocks for kind in source[layer]]
-            return _write_parts(write, parts, pool)
+            return _write_parts(write, [kind[blocks].data for kind in source[layer]], pool)
         sources = _rows(source, layer, blocks)
         return self._copy(targets, sources, piece_bytes, _write_seeds(write))
 
@@ -92,12 +92,13 @@ def _write_parts(write: Write, parts: Parts, pool: Pool) -> Sums:
     pieces.write(pool, write.data, write.target_blocks, parts)
     if write.verify == "off":
         return NO_SUMS
-    return pieces.pool_sums(pool, write.data.layer, write.target_blocks, write.data.ordinals)
+    ordinals = as_blocks(write.data.ordinals)
+    return pieces.pool_sums(pool, write.data.layer, write.target_blocks, ordinals)
 
 
-def _rows(pool: Pool, layer: int, blocks: Sequence[int]) -> Addresses:
-    piece_bytes = pool.strides[2]
-    keys = pool[layer, 0].ctypes.data + piece_bytes * np.array(blocks, np.uint64)
+def _rows(pool: Pool, layer: int, blocks: Blocks) -> Addresses:
+    piece_bytes = np.uint64(pool.strides[2])
+    keys = np.uint64(pool[layer, 0].ctypes.data) + piece_bytes * blocks.astype(np.uint64)
     return np.concatenate((keys, keys + np.uint64(pool.strides[1])))
 
 
@@ -114,14 +115,14 @@ def _part_rows(runs: Sequence[int], parts: Parts, piece_bytes: int) -> Addresses
     return np.concatenate((keys, values))
 
 
-def _seeds(layer: int, ordinals: Sequence[int]) -> Addresses:
+def _seeds(layer: int, ordinals: Blocks) -> Addresses:
     """Return `pieces.piece_seed` of each block, for its keys and again for its values."""
-    seeds = np.array(ordinals, np.uint64) | np.uint64(pieces.piece_seed(layer, 0))
+    seeds = ordinals.astype(np.uint64) | np.uint64(pieces.piece_seed(layer, 0))
     return np.concatenate((seeds, seeds))
 
 
 def _write_seeds(write: Write) -> Addresses:
-    return _seeds(write.data.layer, write.data.ordinals)
+    return _seeds(write.data.layer, as_blocks(write.data.ordinals))
 
 
 def _as_sums(sums: npt.NDArray[np.uint64]) -> Sums:

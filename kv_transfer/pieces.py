@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,8 @@ import numpy.typing as npt
 from xxhash import xxh3_64_intdigest
 
 from common.kv_layout import KVLayout
-from kv_transfer.core.chunks import runs_of
+from kv_transfer.core.block_arrays import Blocks, runs_of
+from kv_transfer.core.chunks import BlockSums
 from kv_transfer.core.frames import Data
 from kv_transfer.transport import Parts
 
@@ -52,14 +53,14 @@ def piece_sum(piece: Any, layer: int, ordinal: int) -> int:
     return digest
 
 
-def pool_sums(pool: Pool, layer: int, blocks: Sequence[int], ordinals: Sequence[int]) -> Sums:
+def pool_sums(pool: Pool, layer: int, blocks: Blocks, ordinals: Blocks) -> Sums:
     """Return the sums of the pool's `blocks`, which are `ordinals` of a ticket."""
     size = pool.shape[3]
-    starts = [block * size for block in blocks]
+    starts, places = [block * size for block in blocks.tolist()], ordinals.tolist()
     return packed_sums(
         piece_sum(part[at : at + size], layer, ordinal)
         for part in (pool[layer, kind].reshape(-1).data for kind in (0, 1))
-        for at, ordinal in zip(starts, ordinals, strict=True)
+        for at, ordinal in zip(starts, places, strict=True)
     )
 
 
@@ -72,13 +73,13 @@ def unpacked_sums(sums: Sums) -> npt.NDArray[np.uint64]:
     return np.frombuffer(sums, _SUM).reshape(2, -1)
 
 
-def block_sums(sums: Sums) -> list[int]:
+def block_sums(sums: Sums) -> BlockSums:
     """Return one number per block from its keys' and values' sums, for the commit's digest.
 
     The values' sum counts three times, so swapping keys and values changes the result.
     """
     keys, values = unpacked_sums(sums)
-    both: list[int] = (keys + np.uint64(3) * values).tolist()
+    both: BlockSums = keys + np.uint64(3) * values
     return both
 
 
@@ -101,13 +102,13 @@ def describe_damage(data: Data, found: Sums) -> str:
     )
 
 
-def write(pool: Pool, data: Data, targets: Sequence[int], source: Parts) -> None:
-    """Copy block `i` of the source to block `targets[i]`: the only writer of a pool.
+def write(pool: Pool, data: Data, targets: Blocks, source: Parts) -> None:
+    """Copy block `i` of the source to block `targets[i]`, without the kernel.
 
-    `source` holds keys and values of each of `data.runs`, or of each block when there are no runs.
+    `source` holds keys and values of each of `data.runs`, or of all blocks when there are no runs.
     """
     done = 0
-    for run, count in enumerate(data.runs or (1,) * len(targets)):
+    for run, count in enumerate(data.runs or (targets.size,)):
         blocks = targets[done : done + count]
         for kind in (0, 1):
             part = np.frombuffer(source[2 * run + kind], np.uint8).reshape(count, pool.shape[3])
@@ -115,10 +116,10 @@ def write(pool: Pool, data: Data, targets: Sequence[int], source: Parts) -> None
         done += count
 
 
-def _scatter(pieces: Pool, blocks: Sequence[int], part: Pool) -> None:
+def _scatter(pieces: Pool, blocks: Blocks, part: Pool) -> None:
     runs = runs_of(blocks)
     if len(runs) > 1 and part.nbytes < len(runs) * SCATTER_BELOW_BYTES:
-        pieces[list(blocks)] = part
+        pieces[blocks] = part
         return
     offset = 0
     for first, length in runs:

@@ -11,10 +11,12 @@ from kv_transfer import pieces
 from kv_transfer.connector import Ticket
 from kv_transfer.connector_parts import ConnectorParts
 from kv_transfer.core import frames
+from kv_transfer.core.block_arrays import as_blocks
 from kv_transfer.core.effects import CloseLane, Fence, MoveSlab, OpenLane, Reply, Write
 from kv_transfer.core.lanes import LANES_BY_SPEED
 from kv_transfer.core.receiver import Receiver
 from kv_transfer.lane import CopyingLane
+from kv_transfer.piece_rows import PieceRows
 from kv_transfer.transport import Parts
 
 
@@ -30,6 +32,7 @@ class ReceivingEnd:
 
     def __init__(self, parts: ConnectorParts) -> None:
         self._pool = parts.pool
+        self._rows = PieceRows()
         self._layout = parts.layout
         self._transport = parts.transport
         self._lanes = parts.lanes
@@ -149,12 +152,11 @@ class ReceivingEnd:
         """
         lane = self._copying.get(write.lane)
         found = self._copy(lane, write, parts) if lane else self._sums_of_written(write)
-        if found is None:
+        if found is None or not self._is_intact(write, found):
             return
-        sums = self._checked(write, found)
-        if sums is not None:
-            with self._lock:
-                self._effects.extend(self._machine.on_written(write, sums))
+        sums = pieces.block_sums(found) if write.verify == "commit" else None
+        with self._lock:
+            self._effects.extend(self._machine.on_written(write, sums))
 
     def _copy(self, lane: CopyingLane, write: Write, parts: Parts) -> pieces.Sums | None:
         """Return the sums of the copy; None when the landing was closed, or the frame bad."""
@@ -171,23 +173,21 @@ class ReceivingEnd:
         """Return the sums of what the sender wrote, computed without the lock: it takes long."""
         if write.verify == "off":
             return pieces.NO_SUMS
-        data = write.data
-        return pieces.pool_sums(self._pool, data.layer, write.target_blocks, data.ordinals)
+        ordinals = as_blocks(write.data.ordinals)
+        return self._rows.sums(self._pool, write.data.layer, write.target_blocks, ordinals)
 
-    def _checked(self, write: Write, sums: pieces.Sums) -> list[int] | None:
-        """Return the sums for the commit's digest; None if the bytes are corrupt."""
-        if write.verify == "off":
-            return []
-        if write.verify == "commit":
-            return pieces.block_sums(sums)
+    def _is_intact(self, write: Write, sums: pieces.Sums) -> bool:
+        """Return whether the sums are those that the sender sent, if it did; report others."""
+        if write.verify != "block":
+            return True
         damaged = pieces.damaged_ordinals(write.data, sums)
         if not damaged:
-            return []
+            return True
         self._checksum_failures[write.lane] += 1
         detail = pieces.describe_damage(write.data, sums)
         with self._lock:
             self._effects.extend(self._machine.on_corrupt(write, damaged, detail))
-        return None
+        return False
 
     def _open_lane(self, session: bytes, offers: Mapping[str, bytes]) -> None:
         chosen, reply = "", b""

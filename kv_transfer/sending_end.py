@@ -264,7 +264,7 @@ class SendingEnd:
         chunk = effect.chunk
         payload = lane.payload(self._pool, chunk, is_summed=effect.verify != "off")
         sums = self._sums_with_frame(effect, payload.sums)
-        num_bytes = 2 * len(chunk.ordinals) * self._layout.piece_bytes
+        num_bytes = 2 * len(chunk) * self._layout.piece_bytes
         self._count(lane, effect, num_bytes)
         one_sided = self._one_sided.get(lane.name)
         if one_sided is not None:
@@ -327,7 +327,7 @@ def _header(effect: SendChunk, payload: Payload, sums: pieces.Sums) -> memoryvie
         lease_token=effect.lease_token,
         generation=effect.generation,
         layer=effect.chunk.layer,
-        ordinals=effect.chunk.ordinals,
+        ordinals=tuple(effect.chunk.ordinals.tolist()),
         runs=payload.runs,
         source_blocks=payload.source_blocks,
         sums=sums,

@@ -6,6 +6,7 @@ It bounds what this code can reach on any network.
 from __future__ import annotations
 
 from kv_transfer.rdma.peer_writer import Engine
+from kv_transfer.rdma.slabs import Ranges
 
 
 class FreeEngine(Engine):
@@ -22,7 +23,7 @@ class FreeEngine(Engine):
     def can_reach(self, peer_name: str) -> bool:
         return True
 
-    def submit(self, peer_name: str, ranges: object) -> int:
+    def submit(self, peer_name: str, ranges: Ranges) -> int:
         return 1
 
     def wait(self, batch: int) -> bool:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from xxhash import xxh3_64
 
 from common.kv_layout import KVLayout
-from kv_transfer.core.chunks import runs_of
+from kv_transfer.core.block_arrays import runs_of
 from kv_transfer.pieces import Pool
 from kv_transfer.shm.shared_pool import SharedPool
 

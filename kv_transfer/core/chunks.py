@@ -5,57 +5,51 @@ A *piece* here is one block in one layer, keys and values together.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
+
+import numpy as np
+import numpy.typing as npt
+
+from kv_transfer.core.block_arrays import Blocks
+
+BlockSums = npt.NDArray[np.uint64]
+"""One sum for each piece: of its keys and its values together."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Chunk:
     """Some blocks of one layer, ordered so that adjacent blocks of the source pool are adjacent."""
 
     layer: int
-    ordinals: tuple[int, ...]
-    source_blocks: tuple[int, ...]
+    ordinals: Blocks
+    source_blocks: Blocks
 
-    @property
-    def runs(self) -> tuple[tuple[int, int], ...]:
-        """(first source block, count) of each range of adjacent source blocks."""
-        return runs_of(self.source_blocks)
+    def __len__(self) -> int:
+        return self.ordinals.size
 
     def joined(self, others: Sequence[Chunk]) -> Chunk:
         """Return this chunk and others of its layer as one."""
+        if not others:
+            return self
         chunks = (self, *others)
         return Chunk(
             self.layer,
-            tuple(chain.from_iterable(chunk.ordinals for chunk in chunks)),
-            tuple(chain.from_iterable(chunk.source_blocks for chunk in chunks)),
+            np.concatenate([chunk.ordinals for chunk in chunks]),
+            np.concatenate([chunk.source_blocks for chunk in chunks]),
         )
 
 
-def runs_of(blocks: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    """Return (first block, count) of each longest run of ascending adjacent `blocks`, in order."""
-    runs: list[tuple[int, int]] = []
-    for block in blocks:
-        if runs and block == runs[-1][0] + runs[-1][1]:
-            runs[-1] = (runs[-1][0], runs[-1][1] + 1)
-        else:
-            runs.append((block, 1))
-    return tuple(runs)
-
-
 def split_chunks(
-    layer: int, ordinals: Sequence[int], source_blocks: Sequence[int], *, max_blocks: int
+    layer: int, ordinals: Blocks, source_blocks: Blocks, *, max_blocks: int
 ) -> list[Chunk]:
     """Return chunks of at most `max_blocks` that cover every (ordinal, source block) pair once."""
-    if not ordinals:
-        return []
-    pairs = sorted(zip(source_blocks, ordinals, strict=True))
-    blocks, ordered = zip(*pairs, strict=True)
+    order = np.argsort(source_blocks, kind="stable")
+    ordinals, source_blocks = ordinals[order], source_blocks[order]
     return [
-        Chunk(layer, ordered[start : start + max_blocks], blocks[start : start + max_blocks])
-        for start in range(0, len(pairs), max_blocks)
+        Chunk(layer, ordinals[start:end], source_blocks[start:end])
+        for start in range(0, ordinals.size, max_blocks)
+        for end in (start + max_blocks,)
     ]
 
 
@@ -63,78 +57,82 @@ class PieceSet:
     """The set of done pieces out of `num_layers * num_blocks`; adding one again changes nothing."""
 
     def __init__(self, num_layers: int, num_blocks: int) -> None:
-        self._num_blocks = num_blocks
-        self._is_done = bytearray(num_layers * num_blocks)
+        self._is_done = np.zeros((num_layers, num_blocks), bool)
         self.count = 0
 
-    def has(self, layer: int, ordinal: int) -> bool:
-        return bool(self._is_done[layer * self._num_blocks + ordinal])
+    def has_all(self, layer: int, ordinals: Blocks) -> bool:
+        return bool(self._is_done[layer][ordinals].all())
 
-    def add(self, layer: int, ordinal: int) -> bool:
-        """Add a piece; return whether it is new."""
-        index = layer * self._num_blocks + ordinal
-        if self._is_done[index]:
-            return False
-        self._is_done[index] = 1
-        self.count += 1
-        return True
+    def add(self, layer: int, ordinals: Blocks) -> npt.NDArray[np.bool_]:
+        """Add pieces, each named once; return which of them are new."""
+        of_layer = self._is_done[layer]
+        is_new: npt.NDArray[np.bool_] = ~of_layer[ordinals]
+        of_layer[ordinals] = True
+        self.count += int(np.count_nonzero(is_new))
+        return is_new
 
-    def discard(self, layer: int, ordinal: int) -> None:
-        """Remove a piece, if it is there."""
-        index = layer * self._num_blocks + ordinal
-        self.count -= self._is_done[index]
-        self._is_done[index] = 0
+    def discard(self, layer: int, ordinals: Blocks) -> None:
+        """Remove pieces, each named once, as far as they are there."""
+        of_layer = self._is_done[layer]
+        self.count -= int(np.count_nonzero(of_layer[ordinals]))
+        of_layer[ordinals] = False
 
     @property
     def is_full(self) -> bool:
-        return self.count == len(self._is_done)
+        return self.count == self._is_done.size
 
 
 class PushedPieces:
     """The pieces of a transfer that were pushed, with the source block of each."""
 
     def __init__(self, num_layers: int, num_blocks: int) -> None:
-        self._num_layers = num_layers
-        self._num_blocks = num_blocks
         # Source block + 1; 0 is not pushed.
-        self._sources = array("I", [0]) * (num_layers * num_blocks)
+        self._sources = np.zeros((num_layers, num_blocks), np.uint32)
         self.count = 0
 
-    def add(self, layer: int, ordinal: int, source_block: int) -> bool:
-        """Add a piece; return whether it is new."""
-        index = layer * self._num_blocks + ordinal
-        if self._sources[index]:
-            return False
-        self._sources[index] = source_block + 1
-        self.count += 1
-        return True
+    def add(self, layer: int, ordinals: Blocks, source_blocks: Blocks) -> npt.NDArray[np.intp]:
+        """Add pieces; return the indices of the new ones. Of one named twice the first counts."""
+        of_layer = self._sources[layer]
+        first = _first_of_each(ordinals)
+        new: npt.NDArray[np.intp] = first[of_layer[ordinals[first]] == 0]
+        of_layer[ordinals[new]] = source_blocks[new] + 1
+        self.count += new.size
+        return new
 
     def source_of(self, layer: int, ordinal: int) -> int | None:
         """Return the source block of a piece; None if there is no such piece, or not yet."""
-        if layer >= self._num_layers or ordinal >= self._num_blocks:
+        num_layers, num_blocks = self._sources.shape
+        if layer >= num_layers or ordinal >= num_blocks:
             return None
-        block = self._sources[layer * self._num_blocks + ordinal]
+        block = int(self._sources[layer, ordinal])
         return block - 1 if block else None
 
 
-def add_to_digest(digest: int, piece_sum: int) -> int:
-    """Return the digest with one more piece in it: a sum, so that pieces may come in any order."""
-    return (digest + piece_sum) % (1 << 64)
+def _first_of_each(ordinals: Blocks) -> npt.NDArray[np.intp]:
+    """Return the index of each ordinal where it is named first."""
+    if (ordinals[1:] > ordinals[:-1]).all():
+        return np.arange(ordinals.size)
+    return np.sort(np.unique(ordinals, return_index=True)[1])
+
+
+def add_to_digest(digest: int, sums: BlockSums) -> int:
+    """Return the digest with more pieces in it: a sum, so that pieces may come in any order."""
+    return (digest + int(sums.sum())) % (1 << 64)
 
 
 class ArrivedSums:
     """The digest of the pieces in a pool; of a piece that came again the last sum counts."""
 
     def __init__(self, num_layers: int, num_blocks: int) -> None:
-        self._num_layers = num_layers
-        self._num_blocks = num_blocks
-        # Eight bytes each, allocated with the first sum: most pairs verify otherwise.
-        self._sums = array("Q")
+        self._shape = num_layers, num_blocks
+        # Allocated with the first sum: most pairs verify otherwise.
+        self._sums: BlockSums | None = None
         self.digest = 0
 
-    def put(self, layer: int, ordinal: int, piece_sum: int) -> None:
-        if not self._sums:
-            self._sums.frombytes(bytes(8 * self._num_layers * self._num_blocks))
-        index = layer * self._num_blocks + ordinal
-        self.digest = add_to_digest(self.digest, piece_sum - self._sums[index])
-        self._sums[index] = piece_sum
+    def put(self, layer: int, ordinals: Blocks, sums: BlockSums) -> None:
+        """Set the sums of pieces, each named once."""
+        if self._sums is None:
+            self._sums = np.zeros(self._shape, np.uint64)
+        of_layer = self._sums[layer]
+        self.digest = add_to_digest(self.digest, sums - of_layer[ordinals])
+        of_layer[ordinals] = sums

@@ -8,6 +8,7 @@ from enum import Enum
 
 from common.ids import Incarnation
 from kv_transfer.connector import KVEvent
+from kv_transfer.core.block_arrays import Blocks
 from kv_transfer.core.chunks import Chunk
 from kv_transfer.core.frames import Data, Frame
 
@@ -81,7 +82,7 @@ class SendToPeer:
     is_behind_writes: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class SendChunk:
     """Send a DATA frame: checksums and payload are read from the pool when it is sent.
 
@@ -93,7 +94,7 @@ class SendChunk:
     lease_token: int
     generation: int
     chunk: Chunk
-    target_blocks: tuple[int, ...]
+    target_blocks: Blocks
     verify: str
     wants_ack: bool = False
 
@@ -122,7 +123,7 @@ class CloseLane:
     lane: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Write:
     """Copy block `i` of `data` to `target_blocks[i]` if the lane copies; verify it by `verify`.
 
@@ -133,7 +134,7 @@ class Write:
     lane: str
     verify: str
     data: Data
-    target_blocks: tuple[int, ...]
+    target_blocks: Blocks
 
 
 @dataclass(frozen=True, slots=True)

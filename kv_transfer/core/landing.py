@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Set
 
 from common.blocks import blocks_for
 from common.errors import HandoffFailed, PeerProtocolError
 from common.ids import Incarnation
 from common.kv_layout import KVLayout
 from kv_transfer.connector import Commit, Ticket
-from kv_transfer.core.chunks import ArrivedSums, PieceSet
+from kv_transfer.core.block_arrays import Blocks, as_blocks
+from kv_transfer.core.chunks import ArrivedSums, BlockSums, PieceSet
 from kv_transfer.core.damaged import DamagedPieces
 from kv_transfer.core.frames import CommitFrame, Data
 from kv_transfer.core.handshake import HANDOFF_TABLE, HandoffState, HandoffStep, advance
@@ -31,7 +32,8 @@ class Landing:
         self.expires_at_s = now_s + sender_deadline_s
         self.commit: Commit | None = None
         self._layout = layout
-        num_blocks = len(ticket.target_block_ids)
+        self._targets = as_blocks(ticket.target_block_ids)
+        num_blocks = self._targets.size
         self.damaged = DamagedPieces()
         self._arrived = PieceSet(layout.num_layers, num_blocks)
         self._sums = ArrivedSums(layout.num_layers, num_blocks)
@@ -61,7 +63,7 @@ class Landing:
             raise PeerProtocolError(
                 f"layer {data.layer}: the cache has {self._layout.num_layers} layers"
             )
-        num_targets = len(self.ticket.target_block_ids)
+        num_targets = self._targets.size
         if max(data.ordinals) >= num_targets:
             raise PeerProtocolError(
                 f"block {max(data.ordinals)} of the ticket: it has {num_targets} blocks"
@@ -77,33 +79,35 @@ class Landing:
                 f"wanted {len(wanted)} parts and {sum(wanted)} bytes"
             )
 
+    def targets_of(self, data: Data) -> Blocks:
+        """Return the target block of each block of `data`, which `check_bounds` passed."""
+        return self._targets[as_blocks(data.ordinals)]
+
     def has_all(self, data: Data) -> bool:
         """Return whether every piece of `data` arrived before."""
-        return all(self._arrived.has(data.layer, ordinal) for ordinal in data.ordinals)
+        return self._arrived.has_all(data.layer, as_blocks(data.ordinals))
 
-    def record(self, data: Data, sums: Sequence[int]) -> None:
+    def record(self, data: Data, sums: BlockSums | None) -> None:
         """Record that the pieces of `data` are in the pool; add `sums`, if any, to the digest."""
         self._add(data.layer, data.ordinals)
-        for ordinal, piece_sum in zip(data.ordinals, sums, strict=False):
-            self._sums.put(data.layer, ordinal, piece_sum)
+        if sums is not None:
+            self._sums.put(data.layer, as_blocks(data.ordinals), sums)
 
     def record_damaged(self, data: Data, damaged: Set[int]) -> None:
         """Record the pieces of `data` but for the `damaged` ones, which the pool lost with it.
 
         A damaged piece may have arrived before, in another frame: it was overwritten.
         """
-        self._add(data.layer, [one for one in data.ordinals if one not in damaged])
-        for ordinal in damaged:
-            self._arrived.discard(data.layer, ordinal)
+        self._add(data.layer, tuple(one for one in data.ordinals if one not in damaged))
+        self._arrived.discard(data.layer, as_blocks(tuple(damaged)))
 
-    def _add(self, layer: int, ordinals: Sequence[int]) -> None:
-        for ordinal in ordinals:
-            self._arrived.add(layer, ordinal)
+    def _add(self, layer: int, ordinals: tuple[int, ...]) -> None:
+        self._arrived.add(layer, as_blocks(ordinals))
         self.damaged.arrived(layer, ordinals)
 
     def promise(self, frame: CommitFrame, verify: str) -> None:
         """Store the commit. Raises `HandoffFailed` unless ticket and bytes agree with it."""
-        num_blocks = len(self.ticket.target_block_ids)
+        num_blocks = self._targets.size
         num_pieces = num_blocks * self._layout.num_layers
         if frame.num_pieces != num_pieces:
             raise HandoffFailed(

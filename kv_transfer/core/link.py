@@ -132,7 +132,7 @@ class Link:
                 self._turns.popitem(last=False)
                 continue
             if transfer.pending:
-                num_blocks = sum(len(chunk.ordinals) for chunk in self._next_chunks(transfer))
+                num_blocks = sum(len(chunk) for chunk in self._next_chunks(transfer))
                 if not self._fits(num_blocks * self._pair_bytes):
                     return None
             self._turns.popitem(last=False)
@@ -163,7 +163,7 @@ class Link:
         num_blocks, pair = 0, self._pair_bytes
         chunks: list[Chunk] = []
         for chunk in islice(transfer.pending, most):
-            num_blocks += len(chunk.ordinals)
+            num_blocks += len(chunk)
             is_too_much = num_blocks > MAX_BLOCKS_PER_FRAME or num_blocks * pair > most_bytes
             if chunks and (is_too_much or chunk.layer != first.layer):
                 break
@@ -172,7 +172,7 @@ class Link:
 
     def launch(self, token: int, chunk: Chunk) -> int:
         """Count `chunk` as in flight; return its sequence number on this connection."""
-        num_bytes = len(chunk.ordinals) * self._pair_bytes
+        num_bytes = len(chunk) * self._pair_bytes
         transfer = self.transfers[token]
         self._in_flight.append(_InFlight(transfer, chunk, num_bytes))
         self.in_flight_bytes += num_bytes

@@ -12,13 +12,14 @@ which the sender writes by itself.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Set
 
 from common.errors import HandoffFailed, PdserveError, PeerProtocolError
 from common.ids import Incarnation
 from common.kv_layout import KVLayout
 from kv_transfer.connector import Landed, LandingFailed, Released, Ticket
 from kv_transfer.core import frames
+from kv_transfer.core.chunks import BlockSums
 from kv_transfer.core.deadlines import Deadlines
 from kv_transfer.core.effects import (
     CloseLane,
@@ -189,7 +190,7 @@ class Receiver:
         landing = self._landings.get(write.data.lease_token)
         return landing is not None and landing.ticket.generation == write.data.generation
 
-    def on_written(self, write: Write, sums: Sequence[int]) -> Effects:
+    def on_written(self, write: Write, sums: BlockSums | None = None) -> Effects:
         """Record that the pieces of `write` are in the pool; ignored if its landing was closed.
 
         `sums` are those of its blocks if the pair verifies at commit.
@@ -338,7 +339,7 @@ class Receiver:
             what = f"block {changed} of the ticket in layer {data.layer}"
             other = HandoffFailed(f"bad checksum: {what} was sent again with another sum")
             return self._fail(landing, HandoffStep.FAIL, other)
-        targets = tuple(landing.ticket.target_block_ids[ordinal] for ordinal in data.ordinals)
+        targets = landing.targets_of(data)
         return [Write(session.id, session.lane, session.verify, data, targets)]
 
     def _find(

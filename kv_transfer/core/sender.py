@@ -9,7 +9,7 @@ from common.ids import Incarnation
 from common.kv_layout import KVLayout
 from kv_transfer.connector import Commit, Ticket, TransferEnded
 from kv_transfer.core import frames
-from kv_transfer.core.chunks import Chunk
+from kv_transfer.core.chunks import BlockSums, Chunk
 from kv_transfer.core.effects import (
     Connect,
     Disconnect,
@@ -146,7 +146,7 @@ class Sender:
         link = self._link_of.get(token)
         return link is not None and link.transfers[token].state is not HandoffState.ABORTING
 
-    def on_summed(self, token: int, chunk: Chunk, sums: Sequence[int]) -> None:
+    def on_summed(self, token: int, chunk: Chunk, sums: BlockSums) -> None:
         """Add the piece sums of a chunk's blocks to the commit's digest."""
         link = self._link_of.get(token)
         if link is not None:
@@ -325,7 +325,7 @@ class Sender:
             lease_token=transfer.token,
             generation=ticket.generation,
             chunk=chunk,
-            target_blocks=tuple(ticket.target_block_ids[ordinal] for ordinal in chunk.ordinals),
+            target_blocks=transfer.targets_of(chunk),
             verify=link.verify,
         )
 

@@ -7,7 +7,15 @@ from collections.abc import Sequence
 
 from common.errors import PeerProtocolError
 from kv_transfer.connector import Commit, Ticket
-from kv_transfer.core.chunks import Chunk, PieceSet, PushedPieces, add_to_digest, split_chunks
+from kv_transfer.core.block_arrays import Blocks, as_blocks
+from kv_transfer.core.chunks import (
+    BlockSums,
+    Chunk,
+    PieceSet,
+    PushedPieces,
+    add_to_digest,
+    split_chunks,
+)
 from kv_transfer.core.frames import CommitFrame
 from kv_transfer.core.handshake import HANDOFF_TABLE, HandoffState, HandoffStep, advance
 from kv_transfer.core.limits import MAX_DRAFT_TOKENS, MAX_REPEATS_PER_TRANSFER
@@ -38,7 +46,8 @@ class Transfer:
         self._max_blocks = max_blocks
         self._num_layers = num_layers
         self._num_repeats = 0
-        self._pushed = PushedPieces(num_layers, len(ticket.target_block_ids))
+        self._targets = as_blocks(ticket.target_block_ids)
+        self._pushed = PushedPieces(num_layers, self._targets.size)
         self._commit: Commit | None = None
         self._is_commit_sent = False
         self.has_promised = False
@@ -47,7 +56,7 @@ class Transfer:
         self._num_acknowledged = 0
         self.opened_at_s = now_s
         self.committing_since_s: float | None = None
-        self._summed = PieceSet(num_layers, len(ticket.target_block_ids))
+        self._summed = PieceSet(num_layers, self._targets.size)
         self._digest = 0
 
     @property
@@ -67,7 +76,7 @@ class Transfer:
     def acknowledge(self, chunk: Chunk) -> None:
         """Record that the peer consumed a chunk."""
         self.num_in_flight -= 1
-        self._num_acknowledged += len(chunk.ordinals)
+        self._num_acknowledged += len(chunk)
 
     @property
     def prefill_s(self) -> float:
@@ -98,20 +107,21 @@ class Transfer:
         """Queue the pieces that were not pushed before. Raises `ValueError` on misuse."""
         if self.state is HandoffState.COMMITTING:
             raise ValueError(f"lease {self.token:#x}: push after commit")
-        num_targets = len(self.ticket.target_block_ids)
         if not 0 <= layer < self._num_layers:
             raise ValueError(f"layer {layer}: wanted 0 to {self._num_layers - 1}")
         if len(ordinals) != len(source_blocks):
             raise ValueError(f"{len(ordinals)} ordinals for {len(source_blocks)} source blocks")
-        if not 0 <= min(ordinals, default=0) <= max(ordinals, default=0) < num_targets:
-            raise ValueError(f"ordinals {ordinals}: wanted 0 to {num_targets - 1}")
-        new: dict[int, int] = {}
-        for ordinal, block in zip(ordinals, source_blocks, strict=True):
-            if self._pushed.add(layer, ordinal, block):
-                new[ordinal] = block
+        wanted, sources = as_blocks(ordinals), as_blocks(source_blocks)
+        if wanted.size and wanted.max() >= self._targets.size:
+            raise ValueError(f"ordinals {ordinals}: wanted 0 to {self._targets.size - 1}")
+        new = self._pushed.add(layer, wanted, sources)
         self.pending.extend(
-            split_chunks(layer, list(new), list(new.values()), max_blocks=self._max_blocks)
+            split_chunks(layer, wanted[new], sources[new], max_blocks=self._max_blocks)
         )
+
+    def targets_of(self, chunk: Chunk) -> Blocks:
+        """Return the target block of each block of a chunk."""
+        return self._targets[chunk.ordinals]
 
     def commit(self, commit: Commit) -> None:
         """Store the commit: nothing more is pushed. Raises `ValueError` on misuse."""
@@ -144,21 +154,21 @@ class Transfer:
 
         Raises `PeerProtocolError` for pieces that were not pushed, and when asked too often.
         """
-        sources = [self._pushed.source_of(layer, ordinal) for ordinal in ordinals]
-        blocks = [block for block in sources if block is not None]
+        found = [self._pushed.source_of(layer, ordinal) for ordinal in ordinals]
+        blocks = [block for block in found if block is not None]
         if len(blocks) < max(1, len(ordinals)):
             raise PeerProtocolError(f"REPEAT of layer {layer} names pieces that were not sent")
         self._num_repeats += 1
         if self._num_repeats > MAX_REPEATS_PER_TRANSFER:
             raise PeerProtocolError(f"more than {MAX_REPEATS_PER_TRANSFER} REPEAT for one transfer")
         self._num_acknowledged -= len(blocks)  # The damaged ones will count once more.
-        self.pending.extend(split_chunks(layer, ordinals, blocks, max_blocks=self._max_blocks))
+        wanted, sources = as_blocks(ordinals), as_blocks(blocks)
+        self.pending.extend(split_chunks(layer, wanted, sources, max_blocks=self._max_blocks))
 
-    def add_sums(self, chunk: Chunk, sums: Sequence[int]) -> None:
+    def add_sums(self, chunk: Chunk, sums: BlockSums) -> None:
         """Add the piece sums of the chunk's blocks, keys and values together, to the digest."""
-        for ordinal, piece_sum in zip(chunk.ordinals, sums, strict=True):
-            if self._summed.add(chunk.layer, ordinal):
-                self._digest = add_to_digest(self._digest, piece_sum)
+        is_new = self._summed.add(chunk.layer, chunk.ordinals)
+        self._digest = add_to_digest(self._digest, sums[is_new])
 
     def take_commit(self) -> CommitFrame | None:
         """Return the COMMIT frame, once per connection, when every piece was consumed.

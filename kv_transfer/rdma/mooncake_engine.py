@@ -19,11 +19,10 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
 from pathlib import Path
 
 from common.addresses import host_port
-from kv_transfer.rdma.slabs import Range
+from kv_transfer.rdma.slabs import Ranges
 
 logger = logging.getLogger("pdserve.kv_transfer")
 
@@ -100,9 +99,9 @@ class MooncakeEngine:
         """
         return bool(self._engine.send_probe(peer_name) == 0)
 
-    def submit(self, peer_name: str, ranges: Sequence[Range]) -> int:
-        """Begin to write `(address here, address there, bytes)`; return the batch, 0 on failure."""
-        here, there, sizes = (list(column) for column in zip(*ranges, strict=True))
+    def submit(self, peer_name: str, ranges: Ranges) -> int:
+        """Begin to write; return the batch, 0 on failure."""
+        here, there, sizes = ranges.T.tolist()
         return int(self._engine.batch_transfer_async_write(peer_name, here, there, sizes))
 
     def wait(self, batch: int) -> bool:

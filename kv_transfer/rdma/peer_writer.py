@@ -17,12 +17,14 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
+
 from common.errors import HandoffFailed
-from kv_transfer.rdma.slabs import Range
+from kv_transfer.rdma.slabs import Ranges
 from kv_transfer.transport import Parts
 
 logger = logging.getLogger("pdserve.kv_transfer")
@@ -41,7 +43,7 @@ class Engine(Protocol):
     def register(self, address: int, num_bytes: int) -> None: ...
     def unregister(self, address: int) -> None: ...
     def can_reach(self, peer_name: str) -> bool: ...
-    def submit(self, peer_name: str, ranges: Sequence[Range]) -> int: ...
+    def submit(self, peer_name: str, ranges: Ranges) -> int: ...
     def wait(self, batch: int) -> bool: ...
 
 
@@ -49,14 +51,17 @@ class Engine(Protocol):
 class _Batch:
     """Ranges that are written together, and the headers that may be sent afterwards."""
 
-    ranges: list[Range] = field(default_factory=list)
+    ranges: list[Ranges] = field(default_factory=list)
     headers: list[Parts] = field(default_factory=list)
+    num_ranges: int = 0
+    num_bytes: int = 0
     id: int = 0
     submitted_at_s: float = 0.0
 
-    @property
-    def num_bytes(self) -> int:
-        return sum(size for _, _, size in self.ranges)
+    def add(self, ranges: Ranges, num_bytes: int) -> None:
+        self.ranges.append(ranges)
+        self.num_ranges += len(ranges)
+        self.num_bytes += num_bytes
 
 
 class PeerWriter:
@@ -78,7 +83,7 @@ class PeerWriter:
         self._peer_name = peer_name
         self._on_ready = on_ready
         self._batch_bytes = batch_bytes
-        self._queue: deque[list[Range] | Parts] = deque()
+        self._queue: deque[Ranges | Parts] = deque()
         self._changed = threading.Condition()
         self._is_busy = self._is_stopped = self._is_ending = False
         # Of the last two batches, because a single delayed one does not predict the next.
@@ -87,8 +92,9 @@ class PeerWriter:
         self._thread = threading.Thread(target=self._run, name="pdserve-rdma", daemon=True)
         self._thread.start()
 
-    def write(self, ranges: list[Range]) -> None:
-        self._put(ranges)
+    def write(self, ranges: Ranges) -> None:
+        for start in range(0, len(ranges), MAX_BATCH_RANGES):
+            self._put(ranges[start : start + MAX_BATCH_RANGES])
 
     def send_after(self, parts: Parts) -> None:
         with self._changed:
@@ -116,7 +122,7 @@ class PeerWriter:
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
-    def _put(self, item: list[Range] | Parts) -> None:
+    def _put(self, item: Ranges | Parts) -> None:
         with self._changed:
             if not (self._is_stopped or self._is_ending):
                 self._queue.append(item)
@@ -181,24 +187,25 @@ class PeerWriter:
             if not self._queue:
                 return None
             self._is_busy = True
-            batch, num_bytes = _Batch(), 0
+            batch = _Batch()
             while self._queue:
                 item = self._queue[0]
-                if not isinstance(item, list):
+                if not isinstance(item, np.ndarray):
                     batch.headers.append(item)
                 else:
-                    num_bytes += sum(size for _, _, size in item)
-                    is_too_much = num_bytes > self._batch_bytes
-                    if batch.ranges and (is_too_much or len(batch.ranges) >= MAX_BATCH_RANGES):
+                    num_bytes = int(item[:, 2].sum())
+                    is_too_much = batch.num_bytes + num_bytes > self._batch_bytes
+                    is_too_many = batch.num_ranges + len(item) > MAX_BATCH_RANGES
+                    if batch.ranges and (is_too_much or is_too_many):
                         break
-                    batch.ranges += item
+                    batch.add(item, num_bytes)
                 self._queue.popleft()
             return batch
 
     def _submit(self, batch: _Batch) -> None:
         if batch.ranges:
             batch.submitted_at_s = time.monotonic()
-            batch.id = self._engine.submit(self._peer_name, batch.ranges)
+            batch.id = self._engine.submit(self._peer_name, np.concatenate(batch.ranges))
             if not batch.id:
                 raise HandoffFailed(f"a write to {self._peer_name} could not be started")
 

@@ -19,18 +19,19 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgpack  # type: ignore[import-untyped]
 
 from common.clock import Clock, MonotonicClock
 from common.errors import HandoffFailed, PeerProtocolError
-from kv_transfer import pieces
+from kv_transfer.core.block_arrays import Blocks
 from kv_transfer.core.chunks import Chunk
 from kv_transfer.core.effects import Peer
 from kv_transfer.core.limits import DEFAULT_WINDOW_BYTES
 from kv_transfer.lane import Broken, Payload, Ready
+from kv_transfer.piece_rows import PieceRows
 from kv_transfer.pieces import Pool
 from kv_transfer.rdma.peer_writer import Engine, PeerWriter
 from kv_transfer.rdma.registered_pool import RegisteredPool
@@ -76,6 +77,7 @@ class RdmaLane:
         clock: Clock | None = None,
     ) -> None:
         self._engine = engine
+        self._rows = PieceRows()
         num_layers, _, num_blocks, piece_bytes = pool.shape
         self._pool = slabbed(num_layers, num_blocks, piece_bytes, max_slabs=max_slabs)
         self._batch_bytes = window_bytes // BATCHES_PER_WINDOW
@@ -132,14 +134,15 @@ class RdmaLane:
         if not is_summed:
             return Payload()
         layer, blocks = chunk.layer, chunk.source_blocks
-        return Payload(sums=pieces.pool_sums(pool, layer, blocks, chunk.ordinals))
+        return Payload(sums=self._rows.sums(pool, layer, blocks, chunk.ordinals))
 
-    def write(self, peer: Peer, chunk: Chunk, target_blocks: Sequence[int]) -> None:
+    def write(self, peer: Peer, chunk: Chunk, target_blocks: Blocks) -> None:
         writer, target = self._writers[peer]
         num_blocks = target.place.pool.num_blocks
-        if max(target_blocks) >= num_blocks:
+        last = int(target_blocks.max())
+        if last >= num_blocks:
             writer.stop()
-            error = f"target block {max(target_blocks)}: {peer} has {num_blocks}"
+            error = f"target block {last}: {peer} has {num_blocks}"
             self._on_ready(peer, writer, PeerProtocolError(error))
             return
         mine = self._registered.placed

@@ -20,16 +20,20 @@ there are at most `MAX_REGIONS`, and those of one slab more while it moves.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
+from kv_transfer.core.block_arrays import Blocks
 from kv_transfer.core.chunks import Chunk
 
 MAX_REGIONS = 1024
 MAX_SLABS = 16
 
-Range = tuple[int, int, int]
-"""(address here, address there, number of bytes)."""
+Ranges = npt.NDArray[np.uint64]
+"""`[num_ranges, 3]`: address here, address there, number of bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +69,12 @@ class PlacedPool:
     pool: SlabbedPool
     starts: tuple[int, ...]
 
-    def address(self, layer: int, kind: int, block: int) -> int:
-        """Return the address of a block's keys (`kind` 0) or values (1)."""
-        start = self.starts[block // self.pool.blocks_per_slab]
-        return start + self.pool.offset(layer, kind, block)
+    def addresses(self, layer: int, blocks: Blocks) -> npt.NDArray[np.uint64]:
+        """Return the addresses of the blocks' keys and values: `[num_blocks, 2]`."""
+        starts = np.array(self.starts, np.uint64)[blocks // self.pool.blocks_per_slab]
+        keys, values = (np.uint64(self.pool.offset(layer, kind, 0)) for kind in (0, 1))
+        keys_at = starts + keys + np.uint64(self.pool.piece_bytes) * blocks.astype(np.uint64)
+        return np.stack((keys_at, keys_at + (values - keys)), axis=1)
 
 
 def slabbed(
@@ -80,32 +86,29 @@ def slabbed(
 
 
 def ranges_of(
-    chunk: Chunk, target_blocks: Sequence[int], source: PlacedPool, target: PlacedPool
-) -> list[Range]:
+    chunk: Chunk, target_blocks: Blocks, source: PlacedPool, target: PlacedPool
+) -> Ranges:
     """Return the ranges that write block `i` of the chunk to `target_blocks[i]`.
 
     Blocks that are adjacent in both pools, and in one slab of each, are one range.
     """
-    ranges: list[Range] = []
-    for first, count in _runs(chunk.source_blocks, target_blocks, source.pool, target.pool):
-        for kind in (0, 1):
-            here = source.address(chunk.layer, kind, chunk.source_blocks[first])
-            there = target.address(chunk.layer, kind, target_blocks[first])
-            ranges.append((here, there, count * source.pool.piece_bytes))
-    return ranges
+    firsts = _firsts(chunk.source_blocks, target_blocks, source.pool, target.pool)
+    counts = np.diff(firsts, append=len(chunk))
+    ranges = np.empty((firsts.size, 2, 3), np.uint64)
+    ranges[:, :, 0] = source.addresses(chunk.layer, chunk.source_blocks[firsts])
+    ranges[:, :, 1] = target.addresses(chunk.layer, target_blocks[firsts])
+    ranges[:, :, 2] = counts[:, None] * source.pool.piece_bytes
+    return ranges.reshape(-1, 3)
 
 
-def _runs(
-    sources: Sequence[int], targets: Sequence[int], source: SlabbedPool, target: SlabbedPool
-) -> list[tuple[int, int]]:
-    """Return (first index, count) of each run of blocks that can be written as one range."""
-    runs: list[tuple[int, int]] = []
-    previous = (-2, -2)
-    for index, pair in enumerate(zip(sources, targets, strict=True)):
-        is_next = pair == (previous[0] + 1, previous[1] + 1)
-        if is_next and pair[0] % source.blocks_per_slab and pair[1] % target.blocks_per_slab:
-            runs[-1] = (runs[-1][0], runs[-1][1] + 1)
-        else:
-            runs.append((index, 1))
-        previous = pair
-    return runs
+def _firsts(
+    sources: Blocks, targets: Blocks, source: SlabbedPool, target: SlabbedPool
+) -> npt.NDArray[np.intp]:
+    """Return the index of the first block of each run that can be written as one range."""
+    is_first = np.ones(sources.size, bool)
+    rest = is_first[1:]
+    rest[:] = sources[1:] - sources[:-1] != 1
+    rest |= targets[1:] - targets[:-1] != 1
+    rest |= sources[1:] % source.blocks_per_slab == 0
+    rest |= targets[1:] % target.blocks_per_slab == 0
+    return np.flatnonzero(is_first)

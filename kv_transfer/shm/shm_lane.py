@@ -65,7 +65,7 @@ class ShmLane:
     def payload(self, pool: Pool, chunk: Chunk, *, is_summed: bool) -> Payload:
         layer, blocks = chunk.layer, chunk.source_blocks
         sums = self._rows.sums(pool, layer, blocks, chunk.ordinals) if is_summed else NO_SUMS
-        return Payload(source_blocks=blocks, sums=sums)
+        return Payload(source_blocks=tuple(blocks.tolist()), sums=sums)
 
     def forget(self, peer: Peer) -> None:
         pass

@@ -9,9 +9,8 @@ from __future__ import annotations
 import ctypes
 import itertools
 import threading
-from collections.abc import Sequence
 
-from kv_transfer.rdma.slabs import Range
+from kv_transfer.rdma.slabs import Ranges
 
 
 class FakeEngine:
@@ -27,12 +26,12 @@ class FakeEngine:
         self.fails_after: int | None = None
         self.is_reachable = True
         self.can_begin = True
-        self.batches: list[list[Range]] = []
+        self.batches: list[Ranges] = []
         self.let_go = threading.Semaphore(0)
         self.is_held = False
         self.most_under_way = 0
         self._ids = itertools.count(1)
-        self._under_way: dict[int, list[Range]] = {}
+        self._under_way: dict[int, Ranges] = {}
         self._held: set[int] = set()
         self._lock = threading.Lock()
 
@@ -58,15 +57,15 @@ class FakeEngine:
     def can_reach(self, peer_name: str) -> bool:
         return self.is_reachable
 
-    def submit(self, peer_name: str, ranges: Sequence[Range]) -> int:
+    def submit(self, peer_name: str, ranges: Ranges) -> int:
         if not self.can_begin:
             return 0
         with self._lock:
             batch = next(self._ids)
-            self._under_way[batch] = list(ranges)
+            self._under_way[batch] = ranges
             if self.is_held:
                 self._held.add(batch)
-            self.batches.append(list(ranges))
+            self.batches.append(ranges)
             self.most_under_way = max(self.most_under_way, len(self._under_way))
         return batch
 
@@ -75,7 +74,7 @@ class FakeEngine:
             assert self.let_go.acquire(timeout=20)
         with self._lock:
             ranges = self._under_way.pop(batch)  # Asked twice: a KeyError.
-        for here, there, num_bytes in ranges:
+        for here, there, num_bytes in ranges.tolist():
             if not (self._is_registered(here, num_bytes) and self._is_registered(there, num_bytes)):
                 return False
             ctypes.memmove(there, here, num_bytes)

@@ -11,13 +11,15 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import msgpack  # type: ignore[import-untyped]
+import numpy as np
 
 from common.errors import HandoffFailed
 from kv_transfer import pieces
+from kv_transfer.core.block_arrays import Blocks
 from kv_transfer.core.chunks import Chunk
 from kv_transfer.core.effects import Peer
 from kv_transfer.lane import Broken, Payload, Ready
@@ -177,14 +179,14 @@ class FakeOneSidedLane:
         layer, blocks = chunk.layer, chunk.source_blocks
         return Payload(sums=pieces.pool_sums(pool, layer, blocks, chunk.ordinals))
 
-    def write(self, peer: Peer, chunk: Chunk, target_blocks: Sequence[int]) -> None:
+    def write(self, peer: Peer, chunk: Chunk, target_blocks: Blocks) -> None:
         with self._fabric.lock:
             stream = self._streams[peer]
             if stream.is_over:
                 return
             writes = [
                 _Write(stream, chunk.layer, source, target, stream.keys[target // BLOCKS_PER_SLAB])
-                for source, target in zip(chunk.source_blocks, target_blocks, strict=True)
+                for source, target in np.stack((chunk.source_blocks, target_blocks), 1).tolist()
             ]
             stream.queue.extend(writes)
             for write in writes:

@@ -22,8 +22,9 @@ import numpy as np
 
 from common.kv_layout import KVLayout
 from kv_transfer.connector import Landed, Released, Ticket, TransferEnded
+from kv_transfer.core.block_arrays import as_blocks
 from kv_transfer.core.chunks import Chunk
-from kv_transfer.rdma.slabs import PlacedPool, Range, ranges_of, slabbed
+from kv_transfer.rdma.slabs import PlacedPool, Ranges, ranges_of, slabbed
 from tests.contract.kv_connector.cluster import Cluster, Node, commit_for
 from tests.rdma.devices import WAIT_S, engine_of
 from tests.rdma.rdma_kind import MAX_SLABS, RdmaKind
@@ -108,21 +109,22 @@ def _node(cluster: Cluster, name: str) -> Node:
     )
 
 
-def _ranges(node: Node, peer_start: int, targets: Sequence[int]) -> list[Range]:
+def _ranges(node: Node, peer_start: int, targets: Sequence[int]) -> Ranges:
     """What the lane would write."""
     pool = slabbed(LAYOUT.num_layers, NUM_BLOCKS, LAYOUT.piece_bytes, max_slabs=MAX_SLABS)
     here, there = (
         PlacedPool(pool, (start,) * pool.num_slabs) for start in (node.pool.ctypes.data, peer_start)
     )
-    sources = tuple(range(NUM_BLOCKS))
-    return [
-        piece
-        for layer in range(LAYOUT.num_layers)
-        for piece in ranges_of(Chunk(layer, sources, sources), targets, here, there)
-    ]
+    sources = as_blocks(range(NUM_BLOCKS))
+    return np.concatenate(
+        [
+            ranges_of(Chunk(layer, sources, sources), as_blocks(targets), here, there)
+            for layer in range(LAYOUT.num_layers)
+        ]
+    )
 
 
-def _write(peer_name: str, ranges: Sequence[Range]) -> float:
+def _write(peer_name: str, ranges: Ranges) -> float:
     engine = engine_of(0)
     began_at_s = time.perf_counter()
     assert engine.wait(engine.submit(peer_name, ranges)), "a direct write failed"

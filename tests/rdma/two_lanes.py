@@ -9,6 +9,7 @@ import numpy as np
 
 from common.ids import Incarnation
 from common.kv_layout import KVLayout
+from kv_transfer.core.block_arrays import as_blocks
 from kv_transfer.core.chunks import Chunk
 from kv_transfer.core.effects import Peer
 from kv_transfer.lane import Broken, Ready
@@ -44,7 +45,8 @@ class End:
 
     def write(self, target: End, blocks: tuple[int, ...] = ALL_BLOCKS, layer: int = 0) -> None:
         """Write the same blocks there as here, and send a header behind them."""
-        self.lane.write(target.peer, Chunk(layer, blocks, blocks), blocks)
+        numbers = as_blocks(blocks)
+        self.lane.write(target.peer, Chunk(layer, numbers, numbers), numbers)
         self.lane.send_after(target.peer, [memoryview(b"header")])
 
     def wait_ready(self) -> Ready | Broken:

@@ -14,11 +14,13 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from common.ids import AttemptId, Incarnation
 from common.kv_layout import KVLayout
 from kv_transfer.connector import Commit, KVEvent, Landed, Released, Ticket
 from kv_transfer.core import frames
-from kv_transfer.core.chunks import add_to_digest
+from kv_transfer.core.block_arrays import run_lengths
 from kv_transfer.core.effects import (
     CloseLane,
     Connect,
@@ -181,12 +183,13 @@ class World:
 
     def _send_chunk(self, effect: SendChunk) -> None:
         chunk = effect.chunk
-        sums = tuple(self.source[chunk.layer, b] for b in chunk.source_blocks)
+        blocks = tuple(chunk.source_blocks.tolist())
+        sums = tuple(self.source[chunk.layer, b] for b in blocks)
         if effect.verify == "commit":
-            self.sender.on_summed(effect.lease_token, chunk, [2 * one for one in sums])
+            self.sender.on_summed(effect.lease_token, chunk, 2 * np.array(sums, np.uint64))
         sums = sums if effect.verify == "block" else ()
         if self.is_one_sided and self.connection is not None:
-            for source, target in zip(chunk.source_blocks, effect.target_blocks, strict=True):
+            for source, target in zip(blocks, effect.target_blocks.tolist(), strict=True):
                 key = self.known_keys[target // BLOCKS_PER_SLAB]
                 post = Post(self.connection, effect.lease_token, chunk.layer, source, target, key)
                 self.posted.append(post)
@@ -196,13 +199,13 @@ class World:
             lease_token=effect.lease_token,
             generation=effect.generation,
             layer=chunk.layer,
-            ordinals=chunk.ordinals,
-            runs=() if self.is_one_sided else tuple(count for _, count in chunk.runs),
+            ordinals=tuple(chunk.ordinals.tolist()),
+            runs=() if self.is_one_sided else tuple(run_lengths(chunk.source_blocks).tolist()),
             source_blocks=(),
             sums=packed(sums),
             wants_ack=effect.wants_ack,
         )
-        self.carry(Message(data, chunk.source_blocks), is_behind_writes=True)
+        self.carry(Message(data, blocks), is_behind_writes=True)
 
     def carry(self, message: Message, *, is_behind_writes: bool = False) -> None:
         if self.connection is None:
@@ -253,9 +256,9 @@ class World:
         self.do(effects)
 
     def _write(self, write: Write, blocks: tuple[int, ...]) -> None:
-        layer = write.data.layer
+        layer, targets = write.data.layer, write.target_blocks.tolist()
         if self.is_one_sided:
-            payload = [self.target[layer, block] for block in write.target_blocks]
+            payload = [self.target[layer, block] for block in targets]
         else:
             payload = [self.source[layer, block] for block in blocks]
         if self.damage_next:
@@ -264,7 +267,7 @@ class World:
         if not self.is_one_sided:
             if not self.receiver.may_write(write):
                 return
-            for block, value in zip(write.target_blocks, payload, strict=True):
+            for block, value in zip(targets, payload, strict=True):
                 assert self.holder.get(block) == write.data.lease_token
                 self.target[layer, block] = value
         damaged = frozenset(
@@ -276,7 +279,7 @@ class World:
         if damaged:
             self.do(self.receiver.on_corrupt(write, damaged, "changed"))
             return
-        sums = [add_to_digest(one, one) for one in payload] if write.verify == "commit" else []
+        sums = 2 * np.array(payload, np.uint64) if write.verify == "commit" else None
         self.do(self.receiver.on_written(write, sums))
 
     def deliver_to_sender(self) -> None:

@@ -255,14 +255,14 @@ class ReceiverFuzz:
         assert session in self._sessions
         assert frame.layer < LAYOUT.num_layers
         wanted = tuple(lease.ticket.target_block_ids[ordinal] for ordinal in frame.ordinals)
-        assert write.target_blocks == wanted
+        assert tuple(write.target_blocks.tolist()) == wanted
         self.counts["writes"] += 1
         chance = self._rng.random()
         if chance < 0.03:
             self._revoke(frame.lease_token)
             assert not self._machine.may_write(write)
             assert self._machine.on_corrupt(write, set(frame.ordinals), "late") == []
-            assert self._machine.on_written(write, []) == []
+            assert self._machine.on_written(write) == []
         elif chance < 0.05:
             damaged = {ordinal for ordinal in frame.ordinals if self._rng.random() < 0.6}
             good = {(frame.layer, one) for one in frame.ordinals if one not in damaged}
@@ -272,7 +272,7 @@ class ReceiverFuzz:
         else:
             assert self._machine.may_write(write)
             lease.written |= {(frame.layer, ordinal) for ordinal in frame.ordinals}
-            self._do(self._machine.on_written(write, []))
+            self._do(self._machine.on_written(write))
 
     def _do(self, effects: Iterable[ReceiverEffect]) -> None:
         for effect in effects:

@@ -239,9 +239,10 @@ class SenderFuzz:
         assert transfer.token in connection.begun, "a piece before BEGIN"
         assert connection.lane != "rdma" or transfer.token in connection.answered
         chunk = effect.chunk
-        assert {(chunk.layer, ordinal) for ordinal in chunk.ordinals} <= transfer.pushed
-        wanted = tuple(ticket.target_block_ids[ordinal] for ordinal in chunk.ordinals)
-        assert effect.target_blocks == wanted
+        ordinals = chunk.ordinals.tolist()
+        assert {(chunk.layer, ordinal) for ordinal in ordinals} <= transfer.pushed
+        wanted = tuple(ticket.target_block_ids[ordinal] for ordinal in ordinals)
+        assert tuple(effect.target_blocks.tolist()) == wanted
         assert effect.seq == connection.num_sent
         connection.num_sent += 1
         connection.sent.append((transfer.token, len(chunk.ordinals) * PAIR_BYTES))

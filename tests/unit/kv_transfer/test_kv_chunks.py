@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 
 from common.errors import ConfigError
 from common.kv_layout import KVLayout
-from kv_transfer.core.chunks import Chunk, PieceSet, runs_of, split_chunks
+from kv_transfer.core.block_arrays import as_blocks, run_lengths, runs_of
+from kv_transfer.core.chunks import PieceSet, PushedPieces, split_chunks
 from kv_transfer.core.limits import MAX_BLOCKS_PER_FRAME, Limits
 
 LAYOUT = KVLayout(
@@ -20,37 +22,69 @@ PAIR_BYTES = 2 * LAYOUT.piece_bytes
 @pytest.mark.parametrize(
     ("blocks", "runs"),
     [
-        ((), ()),
-        ((4,), ((4, 1),)),
-        ((4, 5, 6), ((4, 3),)),
-        ((4, 6, 7, 9), ((4, 1), (6, 2), (9, 1))),
-        ((6, 5, 4), ((6, 1), (5, 1), (4, 1))),
+        ((), []),
+        ((4,), [(4, 1)]),
+        ((4, 5, 6), [(4, 3)]),
+        ((4, 6, 7, 9), [(4, 1), (6, 2), (9, 1)]),
+        ((6, 5, 4), [(6, 1), (5, 1), (4, 1)]),
+        ((4, 4, 5), [(4, 1), (4, 2)]),
     ],
 )
 def test_neighbours_leave_as_one_range(
-    blocks: tuple[int, ...], runs: tuple[tuple[int, int], ...]
+    blocks: tuple[int, ...], runs: list[tuple[int, int]]
 ) -> None:
     """F33."""
     assert runs_of(blocks) == runs
+    assert run_lengths(as_blocks(blocks)).tolist() == [count for _, count in runs]
+
+
+@pytest.mark.parametrize("values", [[-1], [1 << 32], [0.5], ["1"], [None]])
+def test_what_is_no_block_is_refused(values: list[Any]) -> None:
+    with pytest.raises(ValueError, match="no numbers of blocks"):
+        as_blocks(values)
 
 
 def test_a_push_is_ordered_by_source_and_split() -> None:
-    chunks = split_chunks(2, [0, 1, 2, 3, 4], [9, 5, 4, 6, 8], max_blocks=3)
-    assert chunks == [Chunk(2, (2, 1, 3), (4, 5, 6)), Chunk(2, (4, 0), (8, 9))]
-    assert [chunk.runs for chunk in chunks] == [((4, 3),), ((8, 2),)]
-    assert split_chunks(0, [], [], max_blocks=3) == []
+    blocks = as_blocks([9, 5, 4, 6, 8])
+    chunks = split_chunks(2, as_blocks(range(5)), blocks, max_blocks=3)
+    found = [(one.layer, one.ordinals.tolist(), one.source_blocks.tolist()) for one in chunks]
+    assert found == [(2, [2, 1, 3], [4, 5, 6]), (2, [4, 0], [8, 9])]
+    assert [len(one) for one in chunks] == [3, 2]
+    assert split_chunks(0, as_blocks([]), as_blocks([]), max_blocks=3) == []
+
+    both = chunks[0].joined(chunks[1:])
+    assert (both.ordinals.tolist(), both.source_blocks.tolist()) == (
+        [2, 1, 3, 4, 0],
+        [4, 5, 6, 8, 9],
+    )
 
 
 def test_a_piece_counts_once() -> None:
     """F23."""
     pieces = PieceSet(2, 3)
-    for layer, ordinal in [(0, 0), (1, 2), (1, 2), (0, 1), (0, 2), (1, 0), (1, 0)]:
-        pieces.add(layer, ordinal)
+    added = [(0, [0]), (1, [2]), (1, [2]), (0, [2, 0, 1]), (1, [0]), (1, [])]
+    new = [pieces.add(layer, as_blocks(ordinals)).tolist() for layer, ordinals in added]
+    assert new == [[True], [True], [False], [True, False, True], [True], []]
     assert (pieces.count, pieces.is_full) == (5, False)
-    assert pieces.has(1, 2)
-    assert not pieces.has(1, 1)
-    pieces.add(1, 1)
+    assert pieces.has_all(1, as_blocks([2, 0]))
+    assert not pieces.has_all(1, as_blocks([2, 1]))
+    pieces.add(1, as_blocks([1]))
     assert (pieces.count, pieces.is_full) == (6, True)
+    pieces.discard(1, as_blocks([1, 2]))
+    pieces.discard(1, as_blocks([1]))
+    assert (pieces.count, pieces.is_full) == (4, False)
+    assert not pieces.has_all(1, as_blocks([2]))
+
+
+def test_of_a_piece_that_is_pushed_twice_the_first_source_counts() -> None:
+    pushed = PushedPieces(2, 5)
+    new = [
+        pushed.add(1, as_blocks(ordinals), as_blocks(blocks)).tolist()
+        for ordinals, blocks in [([3, 1, 3], [7, 0, 9]), ([0, 1, 2], [4, 5, 6]), ([], [])]
+    ]
+    assert new == [[0, 1], [0, 2], []]
+    assert [pushed.source_of(1, ordinal) for ordinal in range(6)] == [4, 0, 6, 7, None, None]
+    assert (pushed.source_of(0, 3), pushed.source_of(2, 0), pushed.count) == (None, None, 4)
 
 
 @pytest.mark.parametrize(

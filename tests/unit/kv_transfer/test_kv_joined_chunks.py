@@ -119,8 +119,8 @@ def test_what_was_joined_comes_apart_for_another_lane() -> None:
     sender.on_tick(2.0)
     again = connect(sender, "rdma", 2.0)
     assert sizes(again) == [(0, 1)] * 3 + [(1, 1)] * NUM_BLOCKS
-    left = [e.chunk.source_blocks for e in again if isinstance(e, SendChunk)]
-    assert left == [(8,), (9,), (10,)] + [(block,) for block in range(NUM_BLOCKS)]
+    left = [e.chunk.source_blocks.tolist() for e in again if isinstance(e, SendChunk)]
+    assert left == [[8], [9], [10]] + [[block] for block in range(NUM_BLOCKS)]
 
 
 def test_a_frame_does_not_hold_too_many_blocks() -> None:

@@ -259,7 +259,7 @@ def test_a_landed_landing_is_not_quarantined(machine: Machine) -> None:
     machine.begun(b"a", 1, 0)
     machine.say(b"a", frames.Data(0, 1, GENERATION, 0, (0,), (), (), b""))
     (write,) = machine.writes
-    machine.take(machine.receiver.on_written(write, []))
+    machine.take(machine.receiver.on_written(write))
     (landed,) = machine.say(b"a", frames.CommitFrame(1, GENERATION, 1, 0, 4, 7, ()))
     assert isinstance(landed, Landed)
     assert machine.revoke(1) == []
@@ -273,7 +273,7 @@ def test_a_notice_of_a_write_to_a_quarantined_block_counts_for_nothing(machine: 
     (write,) = machine.writes
     machine.revoke(1)
     assert not machine.receiver.may_write(write)
-    assert machine.take(machine.receiver.on_written(write, [])) == []
+    assert machine.take(machine.receiver.on_written(write)) == []
     assert machine.say(b"a", frames.CommitFrame(1, GENERATION, 1, 0, 4, 7, ())) == []
     assert isinstance(machine.replies[-1][1], frames.Failed)
 

@@ -79,7 +79,7 @@ def data(seq: int, ordinal: int, *, wants_ack: bool = False) -> frames.Data:
 def land(machine: Receiver, session: bytes, seq: int, ordinal: int) -> list[ReceiverEffect]:
     effects = machine.on_frame(session, data(seq, ordinal), [P, P], 0.0)
     writes = [effect for effect in effects if isinstance(effect, Write)]
-    return [effect for write in writes for effect in machine.on_written(write, [])]
+    return [effect for write in writes for effect in machine.on_written(write)]
 
 
 def events(effects: list[ReceiverEffect]) -> list[object]:
@@ -314,9 +314,9 @@ def test_a_write_of_another_generation_is_not_made(generation: int) -> None:
     assert isinstance(write, Write)
     late = dataclasses.replace(write, data=dataclasses.replace(write.data, generation=generation))
     assert not machine.may_write(late)
-    assert machine.on_written(late, []) == machine.on_corrupt(late, {0}, "late") == []
+    assert machine.on_written(late) == machine.on_corrupt(late, {0}, "late") == []
     assert machine.may_write(write)
-    assert isinstance(events(machine.on_written(write, []))[0], Landed)
+    assert isinstance(events(machine.on_written(write))[0], Landed)
 
 
 def test_a_ping_renews_only_what_it_names() -> None:

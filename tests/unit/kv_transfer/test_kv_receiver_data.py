@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import pytest
 
 from kv_transfer.connector import KVEvent, Landed, LandingFailed, Released
@@ -63,7 +64,7 @@ def test_a_piece_counts_in_the_digest_as_it_came_last(
         frame = frames.Data(seq, 1, 3, 0, tuple(sums), (len(sums),), (), b"")
         effects = machine.on_frame(b"a", frame, [len(sums) * P] * 2, 0.0)
         (write,) = (effect for effect in effects if isinstance(effect, Write))
-        machine.on_written(write, list(sums.values()))
+        machine.on_written(write, np.array(list(sums.values()), np.uint64))
     commit = dataclasses.replace(COMMIT, digest=17)
     assert isinstance(events(machine.on_frame(b"a", commit, [], 0.0))[0], ending)
 

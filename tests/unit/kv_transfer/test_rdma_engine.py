@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
+import numpy as np
 import pytest
 
 from kv_transfer.rdma import mooncake_engine
@@ -149,7 +150,7 @@ def test_answers_of_the_library(library: type[Library]) -> None:
         engine.register(4096, 10)
     engine.unregister(4096)
     assert not engine.can_reach("x:1")
-    assert engine.submit("x:1", [(1, 2, 3), (4, 5, 6)]) == 0
+    assert engine.submit("x:1", np.array([(1, 2, 3), (4, 5, 6)], np.uint64)) == 0
     assert not engine.wait(8)
     assert calls[-2:] == [("x:1", [1, 4], [2, 5], [3, 6]), ([8],)]
     engine._engine = SimpleNamespace(unregister_memory=answer(-1))

@@ -13,6 +13,7 @@ import pytest
 
 from common.errors import HandoffFailed, PeerProtocolError
 from common.ids import Incarnation
+from kv_transfer.core.block_arrays import as_blocks
 from kv_transfer.core.chunks import Chunk
 from kv_transfer.core.effects import Peer
 from kv_transfer.lane import Broken, Ready
@@ -58,7 +59,8 @@ class Ends:
         self.sender.accept(peer, reply)
 
     def write(self, blocks: tuple[int, ...], header: bytes = b"header", peer: Peer = PEER) -> None:
-        self.sender.write(peer, Chunk(0, blocks, blocks), blocks)
+        numbers = as_blocks(blocks)
+        self.sender.write(peer, Chunk(0, numbers, numbers), numbers)
         self.sender.send_after(peer, [memoryview(header)])
 
     def wait_ready(self, count: int = 1) -> list[Ready | Broken]:
@@ -324,7 +326,8 @@ def test_writers_are_bounded(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_target_outside_the_peers_pool(ends: Ends) -> None:
     """Whatever a ticket says: other memory of the peer may lie there."""
     ends.connect()
-    ends.sender.write(PEER, Chunk(0, (0,), (1,)), (NUM_BLOCKS,))
+    chunk = Chunk(0, as_blocks([0]), as_blocks([1]))
+    ends.sender.write(PEER, chunk, as_blocks([NUM_BLOCKS]))
     (broken,) = ends.wait_ready()
     assert isinstance(broken, Broken)
     assert isinstance(broken.error, PeerProtocolError)

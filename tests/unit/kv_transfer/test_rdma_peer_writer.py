@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,7 +13,7 @@ import pytest
 from common.errors import HandoffFailed
 from kv_transfer.rdma import peer_writer
 from kv_transfer.rdma.peer_writer import MAX_SLEEP_S, PeerWriter
-from kv_transfer.rdma.slabs import Range
+from kv_transfer.rdma.slabs import Ranges
 from kv_transfer.transport import Parts
 from tests.fakes.fake_engine import FakeEngine
 
@@ -40,10 +40,10 @@ class Wire(FakeEngine):
         self.now_s += span_s
         self.while_asleep()
 
-    def submit(self, peer_name: str, ranges: Sequence[Range]) -> int:
+    def submit(self, peer_name: str, ranges: Ranges) -> int:
         batch = super().submit(peer_name, ranges)
         began_at_s = max(self.now_s, self._is_free_at_s)
-        num_bytes = sum(size for _, _, size in ranges)
+        num_bytes = int(ranges[:, 2].sum())
         self._is_free_at_s = self._done_at_s[batch] = began_at_s + num_bytes * self.s_per_byte
         return batch
 
@@ -69,7 +69,7 @@ class Writing:
         self.left.put((bytes(ready[0]), len(self.wire.batches)))
 
     def put(self, num_bytes: int, header: bytes = b"header") -> None:
-        self.writer.write([(0, 0, num_bytes)])
+        self.writer.write(np.array([(0, 0, num_bytes)], np.uint64))
         self.writer.send_after([memoryview(header)])
 
     def wait_left(self) -> tuple[bytes, int]:
@@ -128,7 +128,7 @@ def test_no_batch_is_larger_than_its_bound_unless_one_write_is(writing: Writing)
     writing.wire.let_go.release(100)
     for _ in range(7):
         writing.wait_left()
-    sizes = [[size for _, _, size in batch] for batch in writing.wire.batches]
+    sizes = [batch[:, 2].tolist() for batch in writing.wire.batches]
     assert [size for batch in sizes for size in batch] == [10, 60, 60, 30, 30, 250, 10]
     assert all(sum(batch) <= BATCH_BYTES or len(batch) == 1 for batch in sizes), sizes
 
@@ -175,7 +175,9 @@ def test_a_writer_that_failed_ends_when_nothing_is_under_way() -> None:
     engine, said = SlowToReach(), queue.Queue[Parts | HandoffFailed]()
     writer = PeerWriter(engine, "there", lambda _, ready: said.put(ready), batch_bytes=BATCH_BYTES)
     for _ in range(2):
-        writer.write([(0, 0, BATCH_BYTES)])  # To memory that nobody registered.
+        writer.write(
+            np.array([(0, 0, BATCH_BYTES)], np.uint64)
+        )  # To memory that nobody registered.
     engine.may_begin.set()
     assert isinstance(said.get(timeout=WAIT_S), HandoffFailed)
     assert writer.join(WAIT_S)

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kv_transfer.core.block_arrays import as_blocks
 from kv_transfer.core.chunks import Chunk
 from kv_transfer.rdma.slabs import (
     MAX_REGIONS,
@@ -55,10 +56,11 @@ def test_the_regions_of_all_slabs_are_the_pool(num_blocks: int) -> None:
 def test_neighbours_in_both_pools_and_one_slab_of_each_are_one_range() -> None:
     source = PlacedPool(SlabbedPool(NUM_LAYERS, 12, PIECE, 12), (0,))
     target = PlacedPool(SlabbedPool(NUM_LAYERS, 8, PIECE, 4), (10_000, 20_000))
-    chunk = Chunk(1, (0, 1, 2, 3, 4), (3, 4, 5, 7, 8))
+    chunk = Chunk(1, as_blocks(range(5)), as_blocks([3, 4, 5, 7, 8]))
     keys_at, values_at = 2 * 12 * PIECE, 3 * 12 * PIECE
     keys_to, values_to = 2 * 8 * PIECE, 3 * 8 * PIECE
-    assert ranges_of(chunk, (2, 3, 4, 5, 6), source, target) == [
+    ranges = ranges_of(chunk, as_blocks([2, 3, 4, 5, 6]), source, target)
+    assert [tuple(one) for one in ranges.tolist()] == [
         (keys_at + 3 * PIECE, 10_000 + keys_to + 2 * PIECE, 2 * PIECE),
         (values_at + 3 * PIECE, 10_000 + values_to + 2 * PIECE, 2 * PIECE),
         (keys_at + 5 * PIECE, 20_000 + keys_to + 4 * PIECE, PIECE),
@@ -86,18 +88,23 @@ def test_ranges_bring_each_block_to_its_target_within_one_region(
         PlacedPool(pool, tuple(100_000 * (slab + 1) for slab in range(pool.num_slabs)))
         for pool in pools
     )
-    chunk = Chunk(layer, tuple(range(len(sources))), tuple(sources))
+    chunk = Chunk(layer, as_blocks(range(len(sources))), as_blocks(sources))
     written = {}
-    for here, there, num_bytes in ranges_of(chunk, targets, source, target):
+    for here, there, num_bytes in ranges_of(chunk, as_blocks(targets), source, target).tolist():
         assert _is_in_one_region(source, here, num_bytes)
         assert _is_in_one_region(target, there, num_bytes)
         for offset in range(0, num_bytes, PIECE):
             written[there + offset] = here + offset
     assert written == {
-        target.address(layer, kind, targets[i]): source.address(layer, kind, sources[i])
+        _address(target, layer, kind, targets[i]): _address(source, layer, kind, sources[i])
         for i in range(len(sources))
         for kind in (0, 1)
     }
+
+
+def _address(place: PlacedPool, layer: int, kind: int, block: int) -> int:
+    start = place.starts[block // place.pool.blocks_per_slab]
+    return start + place.pool.offset(layer, kind, block)
 
 
 def _is_in_one_region(place: PlacedPool, address: int, num_bytes: int) -> bool:
