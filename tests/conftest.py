@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
@@ -23,6 +23,12 @@ settings.register_profile(
     deadline=None,
     database=None,
     suppress_health_check=[HealthCheck.too_slow],
+)
+# For mutants (`tools/mutate.py`): what matters there is the failure, not its smallest example.
+settings.register_profile(
+    "unshrunk",
+    parent=settings.get_profile("pdserve"),
+    phases=(Phase.explicit, Phase.generate),
 )
 settings.load_profile("pdserve")
 

@@ -91,7 +91,7 @@ def mutated(text: str, mutant: Mutant) -> str:
     lines = text.splitlines(keepends=True)
     places, function = [], ""
     for i, line in enumerate(lines):
-        if line.lstrip().startswith("def "):
+        if line.lstrip().startswith(("def ", "async def ")):
             function = line.split("(")[0].split()[-1]
         if line.strip() == mutant.line and mutant.function in ("", function):
             places.append(i)
@@ -143,6 +143,7 @@ class TreeCopy:
     def passes(self, tests: Sequence[str]) -> bool:
         """Return whether these tests pass, each within its time."""
         command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
+        command += ["--hypothesis-profile=unshrunk"]
         try:
             ended = subprocess.run(  # noqa: S603 (the tests of mutants.toml, no shell)
                 [*command, f"--timeout={TEST_TIMEOUT_S}", *tests],
@@ -181,11 +182,11 @@ class Run:
         self._pool = ThreadPoolExecutor(len(copies))
 
     def check_tests(self) -> None:
-        """Raise `BadMutants` when tests fail without a mutant."""
-        suites = list(dict.fromkeys(mutant.tests for mutant in self._mutants))
-        for tests, is_passed in zip(suites, self._pool.map(self._passes, suites), strict=True):
+        """Raise `BadMutants` when tests fail without a mutant. Each path runs once."""
+        paths = list(dict.fromkeys(path for mutant in self._mutants for path in mutant.tests))
+        for path, is_passed in zip(paths, self._pool.map(self._passes, paths), strict=True):
             if not is_passed:
-                raise BadMutants(f"these tests fail without a mutant: {' '.join(tests)}")
+                raise BadMutants(f"these tests fail without a mutant: {path}")
 
     def verdicts(self) -> list[str]:
         """Print each mutant's verdict as it comes, in order, and return them."""
@@ -197,10 +198,10 @@ class Run:
             print(f"{found[-1]}: {mutant.name}", flush=True)
         return found
 
-    def _passes(self, tests: Sequence[str]) -> bool:
+    def _passes(self, path: str) -> bool:
         copy = self._copies.get()
         try:
-            return copy.passes(tests)
+            return copy.passes([path])
         finally:
             self._copies.put(copy)
 

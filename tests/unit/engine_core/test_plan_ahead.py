@@ -247,6 +247,16 @@ def test_one_that_starves_or_waits_for_a_block_prevents_it() -> None:
     assert engine.plans_ahead["blocks"] == 1
     engine.scheduler.finish(one)
     check_idle(engine.scheduler)
+    leaving = engine.add(make_request(4, seed=2), is_exported=True)
+    engine.run()
+    two = add(engine, 4, 6, 3)
+    engine.run_until(lambda: two.num_known == 9)
+    step = engine.plan()
+    assert (list(step.batch), step.starved) == ([], [])
+    assert engine.plans_ahead["blocks"] == 2
+    engine.scheduler.release(leaving)
+    engine.run()
+    check_answers(engine, two)
 
 
 def test_when_all_have_ended_the_next_ones_are_planned_at_once() -> None:
@@ -337,6 +347,35 @@ def test_one_that_could_pass_the_head_of_the_queue_is_planned_at_once() -> None:
     assert step.sequences == [load[0], load[2]]
     assert engine.plans_ahead["new_work"] == 1
     engine.apply(step)
+    engine.run()
+    check_answers(engine, *load)
+
+
+def test_one_that_passes_the_head_of_the_queue_is_seated_ahead() -> None:
+    engine = Engine(
+        num_blocks=9, seats=2, caching=False, is_ahead=True, **{**STRICT, "skip_ahead_window": 1}
+    )
+    first, second = add(engine, 5, 4, 1), add(engine, 12, 12, 2)
+    head, passing = add(engine, 20, 2, 3), add(engine, 4, 2, 4)
+    engine.run_until(lambda: status_of(first) is SequenceStatus.FINISHED)
+    step = engine.plan()
+    assert engine.was_ahead
+    assert step.sequences == [second, passing]
+    engine.apply(step)
+    engine.run()
+    check_answers(engine, first, second, head, passing)
+
+
+def test_a_request_behind_a_head_that_nobody_may_pass_prevents_nothing() -> None:
+    strict = {**STRICT, "skip_ahead_window": 4, "skip_ahead_limit": 1}
+    engine = Engine(num_blocks=8, seats=8, caching=False, is_ahead=True, **strict)
+    load = [add(engine, 9, 8, 1), add(engine, 20, 4, 2), add(engine, 2, 2, 3)]
+    engine.step()
+    assert engine.scheduler.statistics().counters.stops["barrier"] == 1
+    engine.step()
+    load.append(add(engine, 2, 2, 4))
+    engine.step()
+    assert engine.was_ahead
     engine.run()
     check_answers(engine, *load)
 

@@ -256,6 +256,7 @@ def test_s34_one_that_can_never_grow_is_told_and_the_others_go_on() -> None:
     engine.run_until(lambda: starving.num_computed == 8)
     step = engine.plan()
     assert (step.starved, list(step.batch)) == ([starving], [])
+    assert step.made_progress, "the next plan differs when it has been finished"
     assert (
         engine.outputs[1]
         == expected_tokens(starving.prompt_token_ids, starving.request.sampling)[:3]

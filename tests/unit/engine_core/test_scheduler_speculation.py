@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from common.request import FinishReason
+from common.request import FinishReason, TokenLogprobs
 from engine.core.sequence import Sequence
 from tests.fakes.hash_runner import VOCAB_SIZE, expected_tokens
 from tests.unit.engine_core.build import STRICT, Engine, check_idle, make_request
@@ -145,6 +145,20 @@ def test_a_stop_among_right_drafts_ends_the_output_there() -> None:
     assert output.finish_reason is FinishReason.STOP
     assert engine.outputs[sequence.sequence_id] == plain[:4] == answer(sequence)
     check_idle(engine.scheduler)
+
+
+def test_there_are_no_log_probabilities_of_what_was_drawn_behind_a_stop() -> None:
+    engine = drafting(6)
+    plain = plain_answer(5, 9)
+    Oracle(engine).add(engine, 5, max_tokens=9, stop_token_ids=(plain[3],))
+    engine.step()
+    step = engine.plan()
+    (drawn,) = engine.runner.execute(step.batch)
+    assert drawn is not None
+    assert len(drawn.token_ids) == 7
+    logprobs = tuple(TokenLogprobs(-float(n)) for n in range(7))
+    (output,) = engine.scheduler.apply(step, [replace(drawn, logprobs=logprobs)])
+    assert output.logprobs == logprobs[:3]
 
 
 def test_drafts_behind_a_stop_are_not_counted_as_accepted() -> None:

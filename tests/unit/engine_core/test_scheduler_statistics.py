@@ -164,6 +164,18 @@ def test_seats_queue_and_blocks_are_told_as_they_are_now() -> None:
     assert engine.scheduler.num_queued_tokens == 3 + 8
 
 
+def test_counters_that_were_read_change_no_more() -> None:
+    engine = Engine(num_blocks=6, seats=2, caching=False, is_ahead=True, **STRICT)
+    before = seen(engine).counters
+    for seed in (1, 2):
+        engine.add(make_request(8, seed=seed, max_tokens=12, ignore_eos=True))
+    engine.run()
+    assert before == StepCounters()
+    after = seen(engine).counters
+    for name in ("preemptions", "stops", "plans_ahead"):
+        assert getattr(after, name) != getattr(before, name), name
+
+
 def test_acceptance_length_is_one_and_the_accepted_drafts_of_a_verifying_step() -> None:
     counters = StepCounters()
     for drafted, accepted in ((3, 3), (3, 0), (2, 1)):

@@ -25,10 +25,11 @@ def swap_engine(num_host_blocks: int, **given: Any) -> Engine:
     return Engine(num_host_blocks=num_host_blocks, preemption_mode="swap", **settings)
 
 
-def two_that_collide(engine: Engine) -> tuple[Sequence, Sequence]:
+def two_that_collide(engine: Engine, young_length: int = 8) -> tuple[Sequence, Sequence]:
     """Runs until the younger of two sequences has just been preempted."""
     old, young = (
-        engine.add(make_request(8, seed=seed, max_tokens=12, ignore_eos=True)) for seed in (1, 2)
+        engine.add(make_request(length, seed=seed, max_tokens=12, ignore_eos=True))
+        for seed, length in ((1, 8), (2, young_length))
     )
     engine.run_until(lambda: engine.num_preemptions > 0)
     assert status_of(young) is SequenceStatus.PREEMPTED
@@ -65,6 +66,15 @@ def test_s39_kv_comes_back_from_host_memory_and_nothing_is_computed_twice() -> N
         0,
     )
     assert computed_tokens(engine, young) == 8 + 12 - 1
+
+
+def test_a_block_that_is_partly_full_is_copied_too() -> None:
+    engine = swap_engine(8)
+    old, young = two_that_collide(engine, young_length=6)
+    assert (young.num_swapped, len(young.host_block_ids)) == (10, 3)
+    engine.run()
+    check_answers(engine, old, young)
+    check_idle(engine.scheduler)
 
 
 def test_one_that_came_back_decodes_at_once() -> None:

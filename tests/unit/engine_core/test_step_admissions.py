@@ -12,6 +12,7 @@ from engine.core.policies.reservation import RESERVATION_POLICIES, NoReservation
 from engine.core.step_plan import StepPlan, StopRule
 from tests.unit.engine_core.planner_views import (
     BS,
+    Pool,
     View,
     admitted,
     decoding,
@@ -151,6 +152,27 @@ def test_s22_the_candidates_own_growth_counts_once() -> None:
         step = plan(running=running, queue=[candidate], pool=pool, reservation=token_ratio())
         assert (admitted(step) == [9]) is seated
         assert step.num_growth_blocks == 45 + 20 * seated
+
+
+def test_a_cached_block_that_is_claimed_is_not_there_for_the_next_candidate() -> None:
+    queue, found = [waiting(1, 3 * BS + 1, most=0), waiting(2, BS, most=0)], (900, 901, 902)
+    for num_available, seated in ((5, [1, 2]), (4, [1])):
+        pool = Pool(num_available, evictable=frozenset(found))
+        assert admitted(plan(queue=queue, pool=pool, cached={1: found})) == seated
+
+
+def test_s20_a_cached_block_that_is_claimed_is_not_there_for_growth() -> None:
+    candidate, found = waiting(9, 3 * BS + 1, most=0), (900, 901, 902)
+    for num_available, seated in ((45 + 4, [9]), (45 + 3, [])):
+        pool = Pool(num_available, evictable=frozenset(found))
+        step = plan(
+            running=[grows_45(1)],
+            queue=[candidate],
+            pool=pool,
+            cached={9: found},
+            reservation=token_ratio(),
+        )
+        assert admitted(step) == seated
 
 
 def test_s20_c13_a_block_taken_in_this_step_is_not_kept_back_a_second_time() -> None:

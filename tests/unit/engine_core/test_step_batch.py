@@ -46,3 +46,10 @@ def test_a_part_of_a_part() -> None:
     part = batch.only([4, 2, 0]).only([2, 1])
     assert [view.sequence_id for view in part] == [1, 3]
     assert part.num_proposals.tolist() == [21, 23]
+
+
+def test_the_drafts_of_an_entry_are_its_last_tokens() -> None:
+    entries = [entry(number) for number in range(1, 6)]
+    batch = batch_of(entries)
+    drafts = [batch.drafts(i) for i in range(5)]
+    assert drafts == [[15], [], [35, 36, 37], [], [55, 56, 57, 58, 59]]

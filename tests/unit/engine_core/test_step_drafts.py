@@ -108,6 +108,12 @@ def test_s04_lookahead_never_takes_the_block_another_decode_needs() -> None:
     assert step.chunks == {1: Chunk(1, 1, 64), 2: Chunk(1, 1, 0)}
 
 
+def test_s04_a_spare_block_is_for_the_drafts_of_one() -> None:
+    running = [decoding(i, 63, 1, drafts=4) for i in (1, 2)]
+    assert tokens(plan(running=running, pool=1, k=4)) == {1: 5, 2: 1}
+    assert tokens(plan(running=running, pool=2, k=4)) == {1: 5, 2: 5}
+
+
 def test_s04_drafts_are_trimmed_before_anybody_is_preempted() -> None:
     running = [
         decoding(1, 64, 1, drafts=4),

@@ -149,6 +149,8 @@ def test_tokens_that_an_urgent_prompt_cannot_use_go_to_the_running_ones() -> Non
     queue = [waiting(9, 640, priority=1, remote=True)]
     step = plan(running=running, queue=queue, cap=2048, priorities=True)
     assert (tokens(step), admitted(step)) == ({1: 2048}, [9])
+    step = plan(running=running, queue=[*queue, waiting(10, 640)], cap=2048, priorities=True)
+    assert (tokens(step), admitted(step)) == ({1: 2048}, [9])
 
 
 def test_nobody_goes_when_it_would_not_be_enough() -> None:

@@ -40,6 +40,15 @@ def test_s41_by_priority_then_arrival_where_priorities_count() -> None:
     assert ids(queue) == [3, 5, 1, 4, 2]
 
 
+def test_those_of_the_same_priority_wait_before_a_new_one() -> None:
+    waiting = [new(1), new(2, length=5, priority=2), new(3, length=9, priority=7)]
+    queue = queue_of(*waiting, priorities=True)
+    assert [queue.tokens_ahead(priority) for priority in (-1, 0, 2, 5, 7, 8)] == [
+        17, 17, 14, 9, 9, 0
+    ]  # fmt: skip
+    assert queue_of(*waiting).tokens_ahead(8) == 17
+
+
 def test_s41_a_victim_keeps_its_place_by_arrival() -> None:
     queue = queue_of(new(2), new(4))
     queue.rejoin(new(3))

@@ -246,6 +246,15 @@ async def test_replies_that_nobody_reads_cut_a_router_off_too(
     assert world.gone == [R1]
 
 
+async def test_nothing_is_sent_on_a_stream_that_was_closed(world: Streams) -> None:
+    stream, reader = await opened(world)
+    waiting = asyncio.ensure_future(anext(reader))
+    await delivered()
+    world.streams.reply(stream, pb.Reply(call_id=5))
+    world.streams.close(stream)
+    assert await waiting == HEARTBEAT
+
+
 async def test_a_stream_that_is_closed_ends(world: Streams) -> None:
     stream, reader = await opened(world)
     world.streams.close(stream)

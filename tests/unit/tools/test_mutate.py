@@ -99,8 +99,9 @@ def test_a_line_that_is_there_twice_is_refused() -> None:
         mutated(TEXT + "    return b\n", mutant("return b"))
 
 
-def test_a_line_that_several_functions_have_is_changed_in_one() -> None:
-    other = TEXT.replace("least", "most")
+@pytest.mark.parametrize("keyword", ["def", "async def"])
+def test_a_line_that_several_functions_have_is_changed_in_one(keyword: str) -> None:
+    other = TEXT.replace("def least", f"{keyword} most")
     one = replace(mutant("return b"), function="most")
     assert mutated(TEXT + other, one) == TEXT + other.replace("return b", "pass")
     for function in ("", "mos", "neither"):

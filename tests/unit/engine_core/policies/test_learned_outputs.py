@@ -27,8 +27,10 @@ def learned(*lengths: int, most: int = 1024, quantile: float = 0.5) -> LearnedOu
 
 
 def expected(policy: LearnedOutputs, num_output: int, most: int = 1024) -> int:
-    rows = growth_columns([View(num_known=num_output, num_output=num_output, max_new_tokens=most)])
-    return int(policy.expected(rows)[0])
+    view = View(num_known=num_output, num_output=num_output, max_new_tokens=most)
+    (found,) = policy.expected(growth_columns([view])).tolist()
+    assert policy.expected_of(view) == found
+    return int(found)
 
 
 def test_without_outputs_a_share_is_expected_as_by_other_policies() -> None:

@@ -14,6 +14,7 @@ from engine.core.policies.reservation import (
     TokenRatio,
 )
 from pdserve.configuration.options import all_options
+from tests.unit.engine_core.planner_views import growth_columns
 from tests.unit.engine_core.policies.views import View, policy
 
 
@@ -87,6 +88,12 @@ def test_fixed_blocks_are_never_more_than_a_sequence_can_still_use() -> None:
     assert reservation.demand(View(num_known=64, num_held_blocks=2, max_new_tokens=64)) == 0
     # A sequence that leaves after its prompt grows no further here.
     assert reservation.demand(View(num_known=64, num_held_blocks=1, max_new_tokens=0)) == 0
+
+
+def test_fixed_blocks_are_for_those_that_run_and_not_for_a_candidate() -> None:
+    reserve = policy("fixed_blocks").reserve(growth_columns([View()]))
+    assert (reserve.blocks, reserve.blocks_with(View())) == (16, 16)
+    assert reserve.plus(View()).blocks == 32
 
 
 def test_the_global_ratio_rounds_the_sum_up_once() -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from common.config import SpeculationConfig
 from engine.core.plan import StepCosts
+from engine.core.speculation.draft_length import Acceptance
 from engine.core.speculation.ngram import NgramDrafter
 from engine.core.speculation.speculation import Speculation, make_speculation
 from engine.core.speculation.suffix import SuffixDrafter
@@ -114,6 +115,15 @@ def test_useless_drafts_end_and_cost_less_than_two_percent() -> None:
     assert spent_s < 1.02 * plain_s
 
 
+def test_a_probe_is_due_after_its_period_and_not_before() -> None:
+    speculation, view = make("mtp", 3, costs=MTP_COSTS), view_of("x")
+    period = speculation.length.probe_period(1)
+    assert period > 1
+    for num_idle_steps, num_proposals in ((period - 1, 0), (period, 1), (period + 1, 1)):
+        view.acceptance = Acceptance(0.0, num_idle_steps)
+        assert speculation.num_proposals([view]) == [num_proposals]
+
+
 def test_drafts_return_soon_after_acceptance_does() -> None:
     speculation, view = make("mtp", 3, costs=MTP_COSTS), view_of("x")
     for _ in range(300):
@@ -150,6 +160,7 @@ def test_a_long_match_knows_better_than_the_layer() -> None:
     assert len(set(learnt)) == 1
     assert speculation.num_proposals([view_of("x")]) == before
     speculation.forget(repeating)
+    assert not speculation._looked_up
 
 
 def test_without_a_match_the_layer_drafts() -> None:

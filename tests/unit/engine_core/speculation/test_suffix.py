@@ -141,6 +141,29 @@ def test_an_output_longer_than_all_room_is_not_remembered() -> None:
     assert len(drafter._recent.tokens) == 7
 
 
+def test_recent_outputs_are_looked_up_again_when_the_text_went_another_way() -> None:
+    drafter = SuffixDrafter()
+    remember(drafter, "hello world")
+    view = view_of("xhel", sequence_id=1)
+    assert text_of(drafter.propose(view, 4).token_ids) == "lo w"
+    for token in tokens_of("p a wor"):
+        view.output_token_ids.append(token)
+        drafter.propose(view, 4)
+    assert text_of(drafter.propose(view, 4).token_ids) == "ld"
+
+
+def test_of_two_matches_the_one_that_was_dropped_meanwhile_counts_no_more() -> None:
+    drafter = SuffixDrafter(most_recent_tokens=12)
+    remember(drafter, "abcx")
+    remember(drafter, "abcy")
+    asked = view_of("zabc", sequence_id=1)
+    torn = drafter.propose(asked, 1)
+    remember(drafter, "012")
+    alone = drafter.propose(asked, 1)
+    assert text_of(alone.token_ids) == "y"
+    assert alone.chances[0] == pytest.approx(2 * torn.chances[0])
+
+
 def test_a_match_in_an_output_that_was_dropped_meanwhile_is_given_up() -> None:
     drafter = SuffixDrafter(most_recent_tokens=12)
     remember(drafter, "hello world")
