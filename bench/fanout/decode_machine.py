@@ -48,7 +48,7 @@ class DecodeMachine:
                 case OpenLane():
                     todo += self._machine.on_lane(session, self._lane, b"")
                 case Write() as write:
-                    todo += self._machine.on_written(write, ())
+                    todo += self._machine.on_written(write, None)
                 case Emit(Landed()):
                     self.num_landed += 1
                 case other:

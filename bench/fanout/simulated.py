@@ -92,9 +92,12 @@ class SimulatedFanout:
             case SendToPeer(_, frame):
                 return frame
             case SendChunk(_, seq, token, generation, chunk, wants_ack=wants_ack):
-                place, size = (chunk.layer, chunk.ordinals), len(chunk.ordinals)
-                sums = bytes(size * frames.SUM_BYTES_PER_BLOCK)
-                return frames.Data(seq, token, generation, *place, (size,), (), sums, wants_ack)
+                ordinals = tuple(chunk.ordinals.tolist())
+                sums = bytes(len(ordinals) * frames.SUM_BYTES_PER_BLOCK)
+                runs = (len(ordinals),)
+                return frames.Data(
+                    seq, token, generation, chunk.layer, ordinals, runs, (), sums, wants_ack
+                )
 
 
 def _part_sizes(frame: frames.Frame) -> list[int]:

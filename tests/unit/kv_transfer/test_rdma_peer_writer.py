@@ -194,7 +194,7 @@ class FewSlots(SlowToReach):
         self.num_slots = num_slots
         self.num_refused = 0
 
-    def submit(self, peer_name: str, ranges: Sequence[Range]) -> int:
+    def submit(self, peer_name: str, ranges: Ranges) -> int:
         if self.num_under_way == self.num_slots:
             self.num_refused += 1
             return 0
@@ -210,7 +210,7 @@ def write_forty(engine: FewSlots) -> list[Parts | HandoffFailed]:
     writer = PeerWriter(engine, "there", lambda _, ready: said.put(ready), batch_bytes=BATCH_BYTES)
     for index in range(40):
         at = index * BATCH_BYTES
-        writer.write([(here + at, there + at, BATCH_BYTES)])
+        writer.write(np.array([(here + at, there + at, BATCH_BYTES)], np.uint64))
         writer.send_after([memoryview(bytes([index]))])
     writer.end()
     engine.may_begin.set()
