@@ -16,6 +16,7 @@ outcome. Frames of the KV plane grant no rights: the control plane decides who m
       sending_end     the sending machine, the pool it reads, its end of every lane
       receiving_end   the receiving machine, the pool it writes, the fence of `revoke`
     connector_parts what the halves share
+    wake_up         wakes that thread: free while it is awake
     transport       what the shell needs from a network: one connection for the frames of a pair
     lane            how the bytes get from pool to pool, and three ways for it:
       inline_lane   behind the header, on the same connection

@@ -26,9 +26,11 @@ Sending side (prefill node)
 Events come from the connector's own thread, through `on_event`, which must not block and may call
 the connector. After `ConnectorFailed` no event is reliable: blocks that could not be fenced are
 reported as released too, so their owner must reuse no block and must end. Every method is
-thread-safe and returns without waiting for the peer. Misuse of the contract (a token opened twice,
-a push after commit, two landings for one block, any call that begins something after `close`)
-raises `ValueError`; a peer's misbehaviour never raises here.
+thread-safe and returns without waiting for the peer. On the sending side calls are only queued for
+the connector's thread, in order: they take microseconds, for any number of blocks. Misuse of
+`expect` and `open` (a token opened twice, two landings for one block, any call after `close`)
+raises `ValueError`; misuse of `push` and `commit` (a push after commit, a block that does not
+exist) ends the transfer with an error; a peer's misbehaviour never raises here.
 """
 
 from __future__ import annotations
@@ -152,14 +154,14 @@ class KVConnector(Protocol):
         """Send the written layer `layer` of `source_blocks`, each to target block `ordinals[i]`.
 
         Ordinals index the ticket's `target_block_ids`. A piece pushed again (recomputed after a
-        preemption) is not sent again. Pushes for an ended transfer are ignored. Raises `ValueError`
-        on misuse.
+        preemption) is not sent again. Pushes for an ended transfer are ignored. The sequences are
+        read later, so they must not change. Misuse fails the transfer.
         """
 
     def commit(self, lease_token: int, commit: Commit) -> None:
         """Declare that everything was pushed; ignored for an ended transfer.
 
-        Raises `ValueError` on misuse.
+        Misuse fails the transfer.
         """
 
     def abort(self, lease_token: int) -> None:

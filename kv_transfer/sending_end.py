@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import assert_never
 
 from common.errors import HandoffFailed, PeerProtocolError
@@ -20,6 +22,7 @@ from kv_transfer.core.effects import (
     PeerSilent,
     SayHello,
     SendChunk,
+    SenderEffect,
     SendToPeer,
     TakeLane,
 )
@@ -36,15 +39,17 @@ logger = logging.getLogger("pdserve.kv_transfer")
 class SendingEnd:
     """The sending half of a connector.
 
-    Any thread may call `open`, `push`, `commit`, `abort` and the properties; everything else
-    belongs to the connector's thread. The machine is called under a lock, and its effects go into
-    the connector's queue. Its size is read without the lock.
+    Any thread may call `open`, `push`, `commit`, `abort` and the properties. These four only queue
+    a call of the machine, so that the thread which runs steps is hardly delayed. Everything else,
+    with the machine, belongs to the connector's thread: `take_calls` makes these calls there, in
+    their order. Effects go into the connector's queue.
     """
 
     def __init__(self, parts: ConnectorParts) -> None:
         self._pool = parts.pool
         self._layout = parts.layout
-        self._machine = Sender(parts.incarnation, parts.layout, parts.limits)
+        num_blocks = parts.pool.shape[2]
+        self._machine = Sender(parts.incarnation, parts.layout, parts.limits, num_blocks)
         self._transport = parts.transport
         self._lanes = parts.lanes
         self._one_sided = parts.one_sided
@@ -52,8 +57,11 @@ class SendingEnd:
         self._metrics = parts.metrics
         self._clock = parts.clock
         self._effects = parts.effects
+        self._calls: deque[Callable[[], list[SenderEffect]]] = deque()
+        # For what `open` checks; not held while the machine works.
         self._lock = threading.Lock()
         self._is_closed = False
+        self._open: set[int] = set()
         self._lane_to: dict[Peer, Lane] = {}
         # One-sided lanes that were not offered to a connected peer, because they cool down after a
         # failure.
@@ -62,7 +70,8 @@ class SendingEnd:
 
     @property
     def num_transfers(self) -> int:
-        return self._machine.num_transfers
+        """The transfers whose end was not reported yet."""
+        return len(self._open)
 
     @property
     def lane_names(self) -> dict[str, str]:
@@ -74,41 +83,44 @@ class SendingEnd:
 
     def open(self, ticket: Ticket, deadline_s: float) -> None:
         """Begin a transfer; `ValueError` on misuse and after `close`."""
+        token, now_s = ticket.lease_token, self._clock.now_s()
+        if not ticket.target_block_ids:
+            raise ValueError(f"lease {token:#x} has no target block")
         with self._lock:
             if self._is_closed:
                 raise ValueError("the KV connector is closed")
-            now_s = self._clock.now_s()
-            effects = self._machine.on_open(ticket, deadline_s, now_s)
-            peer = Peer(ticket.kv_endpoint, ticket.decode_node)
-            self._metrics.on_open(ticket.lease_token, peer, now_s)
-            self._effects.extend(effects)
+            if token in self._open:
+                raise ValueError(f"lease {token:#x} is open already")
+            self._open.add(token)
+            self._metrics.on_open(token, Peer(ticket.kv_endpoint, ticket.decode_node), now_s)
+            self._calls.append(partial(self._machine.on_open, ticket, deadline_s, now_s))
 
     def push(
         self, lease_token: int, layer: int, ordinals: Sequence[int], source_blocks: Sequence[int]
     ) -> None:
-        """Queue a layer's blocks; `ValueError` on misuse, as for blocks outside the pool."""
-        num_blocks = self._pool.shape[2]
-        if not 0 <= min(source_blocks, default=0) <= max(source_blocks, default=0) < num_blocks:
-            raise ValueError(f"source blocks {source_blocks}: the pool has {num_blocks}")
-        with self._lock:
-            effects = self._machine.on_push(lease_token, layer, ordinals, source_blocks)
-            self._effects.extend(effects)
+        push = partial(self._machine.on_push, lease_token, layer, ordinals, source_blocks)
+        self._calls.append(push)
 
     def commit(self, lease_token: int, commit: Commit) -> None:
-        with self._lock:
-            effects = self._machine.on_commit(lease_token, commit)
-            self._metrics.on_commit(lease_token, self._clock.now_s())
-            self._effects.extend(effects)
+        self._metrics.on_commit(lease_token, self._clock.now_s())
+        self._calls.append(partial(self._machine.on_commit, lease_token, commit))
 
     def abort(self, lease_token: int) -> None:
-        with self._lock:
-            self._effects.extend(self._machine.on_abort(lease_token))
+        self._calls.append(partial(self._machine.on_abort, lease_token))
+
+    def take_calls(self) -> None:
+        """Make the queued calls."""
+        while self._calls:
+            self._effects.extend(self._calls.popleft()())
+
+    def on_ended(self, lease_token: int) -> None:
+        """Forget a transfer whose end is being reported."""
+        self._open.discard(lease_token)
 
     # -- events of the network --------------------------------------------------------------------
 
     def on_link_lost(self, peer: Peer) -> None:
-        with self._lock:
-            self._effects.extend(self._machine.on_link_lost(peer, self._clock.now_s()))
+        self._effects.extend(self._machine.on_link_lost(peer, self._clock.now_s()))
 
     def on_no_connection(self, peer: Peer, error: HandoffFailed) -> None:
         self._give_up(peer, error)
@@ -118,16 +130,14 @@ class SendingEnd:
         try:
             frame = frames.decode_message(parts)
         except DamagedHeader as error:
-            with self._lock:
-                self._effects.extend(self._machine.on_damaged_header(peer, error, now_s))
+            self._effects.extend(self._machine.on_damaged_header(peer, error, now_s))
             return
         except PeerProtocolError as error:
             self._give_up(peer, error)
             return
         if isinstance(frame, frames.Ack):
             self._metrics.on_acknowledged(peer, frame.consumed, now_s)
-        with self._lock:
-            self._effects.extend(self._machine.on_frame(peer, frame, now_s))
+        self._effects.extend(self._machine.on_frame(peer, frame, now_s))
 
     def take_written(self) -> None:
         """Send the headers whose bytes were written; report lanes that failed."""
@@ -144,17 +154,16 @@ class SendingEnd:
             if any(lane.offer(peer) is not None for lane in lanes):
                 logger.info("%s to %s is offered again", lanes[0].name, peer)
                 self._lose_link(peer)
-        with self._lock:
-            self._effects.extend(self._machine.on_tick(self._clock.now_s()))
+        self._effects.extend(self._machine.on_tick(self._clock.now_s()))
 
     def next_deadline_s(self) -> float | None:
-        with self._lock:
-            return self._machine.next_deadline_s()
+        return self._machine.next_deadline_s()
 
     def close(self) -> None:
         with self._lock:
             self._is_closed = True
-            self._effects.extend(self._machine.on_close(self._clock.now_s()))
+        self.take_calls()
+        self._effects.extend(self._machine.on_close(self._clock.now_s()))
 
     # -- effects ---------------------------------------------------------------------------------
 
@@ -213,8 +222,7 @@ class SendingEnd:
             for name, lane in self._lanes.items()
             if (offer := lane.offer(peer)) is not None
         }
-        with self._lock:
-            hello = self._machine.hello(peer, offers, self._verify)
+        hello = self._machine.hello(peer, offers, self._verify)
         self._send(peer, [memoryview(frames.encode(hello))])
 
     def _take_lane(self, peer: Peer, name: str, reply: bytes) -> None:
@@ -256,8 +264,7 @@ class SendingEnd:
         lane = self._lane_to.get(effect.peer)
         if lane is None:
             return  # The link broke in this turn: the chunk is sent again on the next one.
-        with self._lock:
-            is_wanted = self._machine.is_sending(effect.lease_token)
+        is_wanted = self._machine.is_sending(effect.lease_token)
         if not is_wanted:
             self._send_without_bytes(lane, effect)
             return
@@ -287,9 +294,8 @@ class SendingEnd:
         """Return the sums to send with the chunk; with `commit` they go to the commit's digest."""
         if effect.verify != "commit":
             return sums if effect.verify == "block" else NO_SUMS
-        with self._lock:
-            block_sums = pieces.block_sums(sums)
-            self._machine.on_summed(effect.lease_token, effect.chunk, block_sums)
+        block_sums = pieces.block_sums(sums)
+        self._machine.on_summed(effect.lease_token, effect.chunk, block_sums)
         return NO_SUMS
 
     def _count(self, lane: Lane, effect: SendChunk, num_bytes: int) -> None:
@@ -316,9 +322,8 @@ class SendingEnd:
         self.on_link_lost(peer)
 
     def _give_up(self, peer: Peer, error: HandoffFailed) -> None:
-        with self._lock:
-            now_s = self._clock.now_s()
-            self._effects.extend(self._machine.on_peer_failed(peer, error, now_s))
+        now_s = self._clock.now_s()
+        self._effects.extend(self._machine.on_peer_failed(peer, error, now_s))
 
 
 def _header(effect: SendChunk, payload: Payload, sums: pieces.Sums) -> memoryview:

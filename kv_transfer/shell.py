@@ -1,9 +1,10 @@
 """A KV connector over any transport and lanes: one thread, two halves, one pool.
 
-The connector's thread owns the transport and the lanes, reads the pool to send and is the only
-writer of it here. Other threads call the machines of the two halves under a lock each and add the
-effects to one queue, in order; its length is bounded by the window and the open transfers. Events
-are emitted with no lock held, so `on_event` may call the connector.
+The connector's thread owns the transport, the lanes and the sending machine, reads the pool to send
+and is the only writer of it here. Other threads queue calls for the sending half, and call the
+receiving machine under a lock. The effects of both stand in one queue, in order; its length is
+bounded by the window and the open transfers. Events are emitted with no lock held, so `on_event`
+may call the connector.
 """
 
 from __future__ import annotations
@@ -253,7 +254,11 @@ class TransportConnector:
     # -- effects ---------------------------------------------------------------------------------
 
     def _perform_all(self) -> None:
-        while self._effects:
+        while True:
+            # Between two effects, so that an abort stops chunks that are queued.
+            self._sending.take_calls()
+            if not self._effects:
+                return
             self._perform(self._effects.popleft())
 
     def _perform_what_can_be(self) -> None:
@@ -283,6 +288,7 @@ class TransportConnector:
         match event:
             case TransferEnded(token, error):
                 timing = self._metrics.on_ended(token, error, self._clock.now_s())
+                self._sending.on_ended(token)
                 event = replace(event, timing=timing)
             case Landed(token):
                 self._metrics.on_landed(token, self._clock.now_s())

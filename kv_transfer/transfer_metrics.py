@@ -11,9 +11,9 @@
 waits for KV after the prefill; the rest of the transfer overlapped with it. The histograms are of
 transfers that were committed.
 
-Written on the connector's thread, except for `on_open` and `on_commit`: those are called under the
-sender's lock, before anything else of their transfer. Read on any thread. Has no clock: times are
-arguments.
+Written on the connector's thread, except for `on_open` and `on_commit`: those are called on the
+owner's thread, before the connector's thread hears of it. Read on any thread. Has no clock: times
+are arguments.
 """
 
 from __future__ import annotations

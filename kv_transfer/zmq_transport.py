@@ -1,6 +1,6 @@
 """ZMQ sockets of one connector: a ROUTER that senders connect to, a DEALER per decode node.
 
-All sockets belong to the connector's thread; other threads only write a byte to the wake-up pair. A
+All sockets belong to the connector's thread; other threads only wake it. A
 DEALER that lost its TCP connection reconnects by itself, without a session there: its first frame
 is answered with "no session", and the machine above closes the DEALER and makes a new one, so that
 no frame of an earlier connection counts on a later one. (Socket monitors would notice a little
@@ -9,10 +9,8 @@ sooner; they are not used because closing them has a history of hangs.)
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
-import socket
 import threading
 from collections import OrderedDict, deque
 from typing import TYPE_CHECKING
@@ -31,6 +29,7 @@ from kv_transfer.endpoints import address_to_bind, is_number, parse_tcp, tcp
 from kv_transfer.name_lookup import NameLookup
 from kv_transfer.open_files import OpenFiles
 from kv_transfer.transport import Arrival, FromPeer, FromSession, NoConnection, Parts
+from kv_transfer.wake_up import WakeUp
 from kv_transfer.zmq_gate import OVERHEAD_BYTES, ZmqGate
 from kv_transfer.zmq_readiness import Readiness
 
@@ -85,10 +84,7 @@ class ZmqTransport:
         self._files = OpenFiles()
         self._is_listening = True
         self._was_bind_refused = False
-        self._wake_read, self._wake_write = socket.socketpair()
-        self._wake_read.setblocking(False)
-        self._wake_write.setblocking(False)
-        self._wake_lock = threading.Lock()
+        self._wake_up = WakeUp()
         self._names = NameLookup(self.wake)
         # What is to be sent to peers whose name is being looked up.
         self._unsent: dict[Peer, list[Parts]] = {}
@@ -102,7 +98,7 @@ class ZmqTransport:
         # Those with something to read, in turn.
         self._ready: OrderedDict[zmq.Socket[bytes], None] = OrderedDict()
         self._readiness = Readiness()
-        self._readiness.watch_file(self._wake_read.fileno())
+        self._readiness.watch_file(self._wake_up.fileno())
         if self._gate:
             self._readiness.watch(self._gate.socket)
         self._watch(self._router, None)
@@ -232,13 +228,14 @@ class ZmqTransport:
                 raise
 
     def wait(self, timeout_s: float) -> None:
-        arrived = self._readiness.wait(0.0 if self._ready else timeout_s)
+        arrived = self._readiness.wait(self._wake_up.before_wait(0.0 if self._ready else timeout_s))
+        self._wake_up.after_wait(is_ready=self._wake_up.fileno() in arrived)
         # Now rather than before: an answer may be sent from memory that this frees.
         self._forget_sent()
         for source in arrived:
             if isinstance(source, int):
-                self._wake_read.recv(4096)
-            elif self._gate and source == self._gate.socket:
+                continue
+            if self._gate and source == self._gate.socket:
                 self._gate.answer()
                 self._readiness.used(source)
             else:
@@ -295,9 +292,7 @@ class ZmqTransport:
         return None
 
     def wake(self) -> None:
-        # An error means that the pair is full, so enough bytes wait there, or closed.
-        with self._wake_lock, contextlib.suppress(OSError):
-            self._wake_write.send(b"\0")
+        self._wake_up.wake()
 
     def close(self) -> None:
         for peer in list(self._dealers):
@@ -307,10 +302,7 @@ class ZmqTransport:
         if self._gate:
             self._gate.close()
         self._terminate()
-        # Under the lock, so that no thread writes to a file descriptor that is reused.
-        with self._wake_lock:
-            self._wake_read.close()
-            self._wake_write.close()
+        self._wake_up.close()
 
     def _forget_sent(self) -> None:
         for part_sender in [one for one in self._holding if one.forget_sent()]:

@@ -17,6 +17,8 @@ bytes). Every move's bytes are compared once per way and pattern.
     memory_beyond_pools_mib  most memory of sender and receiver besides their pools
     cpu_s_per_gb    CPU seconds of sender and receiver per 10^9 bytes
     cpu_us_per_block  CPU microseconds of sender and receiver by thread, per block and layer
+    push            microseconds that one call of `push` keeps its caller, by its number of blocks:
+                    a layer of 8 sequences every millisecond, on zmq
 
 With --json the figures of 64 KiB are at the top level, and those of each size in `piece_kib`.
 """
@@ -30,7 +32,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from bench.transfer import connector_ends, mooncake_tcp, plain
+from bench.transfer import connector_ends, mooncake_tcp, plain, push_calls
 from bench.transfer.processes import Move, Pair
 from bench.transfer.ways import Way
 from bench.transfer.workload import (
@@ -228,6 +230,14 @@ def table(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def push_table(push: dict[str, dict[str, float]]) -> str:
+    """Return the lines for a reader of what a push costs its caller."""
+    return "\n".join(
+        f"push of {count:>6} blocks: {one['push_us_p50']:6.1f} us, p99 {one['push_us_p99']:6.1f} us"
+        for count, one in push.items()
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m bench.transfer",
@@ -241,14 +251,16 @@ def main() -> None:
     if arguments.rounds < 1:
         parser.error("--rounds: wanted at least 1")
     found, missing = ways()
+    push = push_calls.measure()
     results = {}
     for piece_kib in PIECE_KIB:
         moved = workload(piece_kib)
         measured = measure(found, moved, arguments.rounds)
         results[piece_kib] = summary(*measured, moved, missing)
         print(f"keys and values of {piece_kib} KiB each\n\n{table(results[piece_kib])}\n")
+    print(push_table(push))
     if arguments.json:
-        print(json.dumps({**results[64], "piece_kib": results}))
+        print(json.dumps({**results[64], "push": push, "piece_kib": results}))
 
 
 if __name__ == "__main__":

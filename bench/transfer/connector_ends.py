@@ -25,7 +25,11 @@ class _End:
     """A connector and the events it emitted, each with the time of its arrival."""
 
     def __init__(
-        self, name: str, memory: Memory, lanes: Sequence[Lane], keys: CurveKeys | None
+        self,
+        name: str,
+        memory: Memory,
+        lanes: Sequence[Lane],
+        keys: CurveKeys | None,
     ) -> None:
         self._events: queue.SimpleQueue[tuple[ConnectorEvent, float]] = queue.SimpleQueue()
         self.me = Incarnation(name, 1)
@@ -54,12 +58,19 @@ class ConnectorReceiver(_End):
     """A decode node's connector."""
 
     def __init__(
-        self, memory: Memory, lanes: Sequence[Lane] = (), keys: CurveKeys | None = None
+        self,
+        memory: Memory,
+        lanes: Sequence[Lane] = (),
+        keys: CurveKeys | None = None,
     ) -> None:
         super().__init__("decode", memory, lanes, keys)
         self._tokens = itertools.count(1)
 
     def prepare(self, pattern: str) -> Ticket:
+        return self.reserve(self.workload.target_blocks(pattern))
+
+    def reserve(self, blocks: tuple[int, ...]) -> Ticket:
+        """Open a landing in these blocks; return its ticket."""
         token = next(self._tokens)
         ticket = Ticket(
             attempt=AttemptId(f"bench-{token}", 0),
@@ -67,7 +78,7 @@ class ConnectorReceiver(_End):
             kv_endpoint=self.connector.endpoint,
             lease_token=token,
             generation=1,
-            target_block_ids=self.workload.target_blocks(pattern),
+            target_block_ids=blocks,
             num_cached_tokens=0,
             fingerprint=self.workload.layout.fingerprint,
             lease_s=_DEADLINE_S,
@@ -87,7 +98,10 @@ class ConnectorSender(_End):
     """A prefill node's connector."""
 
     def __init__(
-        self, memory: Memory, lanes: Sequence[Lane] = (), keys: CurveKeys | None = None
+        self,
+        memory: Memory,
+        lanes: Sequence[Lane] = (),
+        keys: CurveKeys | None = None,
     ) -> None:
         super().__init__("prefill", memory, lanes, keys)
 

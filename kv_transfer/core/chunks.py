@@ -16,6 +16,9 @@ from kv_transfer.core.block_arrays import Blocks
 BlockSums = npt.NDArray[np.uint64]
 """One sum for each piece: of its keys and its values together."""
 
+MAX_SOURCE_BLOCKS = (1 << 32) - 1
+"""So many blocks can be told apart by `PushedPieces`."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Chunk:

@@ -18,6 +18,8 @@ MAX_HEADER_BYTES = 16 * 1024
 MAX_TEXT_CHARS = 1024
 MAX_NODE_ID_CHARS = 256
 MAX_BLOCKS_PER_FRAME = 256
+# Pushed blocks are prepared for sending in parts of so many, which takes about a millisecond.
+MAX_BLOCKS_PER_PART = 1024
 MAX_DRAFT_TOKENS = 64
 MAX_LANES = 4
 MAX_LANE_BYTES = 3072

@@ -128,9 +128,10 @@ class Link:
         self.waits_for_node = False
         while self._turns:
             transfer = self.transfers[next(iter(self._turns))]
-            if transfer.pending and not transfer.is_begun:
+            if transfer.has_pieces and not transfer.is_begun:
                 self._turns.popitem(last=False)
                 continue
+            transfer.split_pushes(self._limits.max_joined_pulled)
             if transfer.pending:
                 num_blocks = sum(len(chunk) for chunk in self._next_chunks(transfer))
                 if not self._fits(num_blocks * self._pair_bytes):

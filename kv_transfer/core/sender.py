@@ -9,7 +9,7 @@ from common.ids import Incarnation
 from common.kv_layout import KVLayout
 from kv_transfer.connector import Commit, Ticket, TransferEnded
 from kv_transfer.core import frames
-from kv_transfer.core.chunks import BlockSums, Chunk
+from kv_transfer.core.chunks import MAX_SOURCE_BLOCKS, BlockSums, Chunk
 from kv_transfer.core.effects import (
     Connect,
     Disconnect,
@@ -28,7 +28,7 @@ from kv_transfer.core.lanes import ONE_SIDED_LANES
 from kv_transfer.core.limits import MAX_DAMAGED_HEADERS, MAX_TRANSFERS_PER_LINK, MAX_WAIT_S, Limits
 from kv_transfer.core.link import LeaseFrame, Link, asking_for_credit
 from kv_transfer.core.links import Links
-from kv_transfer.core.transfer import Transfer
+from kv_transfer.core.transfer import Source, Transfer
 from kv_transfer.core.transfer_errors import TransferAborted, TransferSlow, error_of_peer
 from kv_transfer.core.unreachable import UnreachablePeers
 
@@ -36,13 +36,15 @@ Effects = list[SenderEffect]
 
 
 class Sender:
-    """A state machine: `on_…` methods return effects, to be performed in order. Misuse by the
-    connector's owner raises `ValueError`; frames of a peer never raise."""
+    """A state machine: `on_…` methods return effects, to be performed in order. Nothing raises:
+    misuse by the connector's owner ends the transfer at the next tick."""
 
-    def __init__(self, me: Incarnation, layout: KVLayout, limits: Limits) -> None:
+    def __init__(
+        self, me: Incarnation, layout: KVLayout, limits: Limits, num_blocks: int = MAX_SOURCE_BLOCKS
+    ) -> None:
         self._me = me
         self._layout = layout
-        self._max_blocks = limits.blocks_per_frame(layout)
+        self._source = Source(layout.num_layers, num_blocks, limits.blocks_per_frame(layout))
         self._links = Links(limits, 2 * layout.piece_bytes)
         self._link_of: dict[int, Link] = {}
         self._unreachable = UnreachablePeers()
@@ -61,11 +63,7 @@ class Sender:
     # -- calls of the owner ----------------------------------------------------------------------
 
     def on_open(self, ticket: Ticket, deadline_s: float, now_s: float) -> Effects:
-        """Begin a transfer; `ValueError` for an open token or a ticket without blocks."""
-        if ticket.lease_token in self._link_of:
-            raise ValueError(f"lease {ticket.lease_token:#x} is open already")
-        if not ticket.target_block_ids:
-            raise ValueError(f"lease {ticket.lease_token:#x} has no target block")
+        """Begin a transfer. Its token must not be open, and its ticket has target blocks."""
         peer = Peer(ticket.kv_endpoint, ticket.decode_node)
         refusal = self._unreachable.refusal(peer)
         if refusal is not None:
@@ -78,13 +76,7 @@ class Sender:
         if len(link.transfers) >= MAX_TRANSFERS_PER_LINK:
             error = HandoffFailed(f"{peer} has {MAX_TRANSFERS_PER_LINK} open transfers already")
             return [*effects, Emit(TransferEnded(ticket.lease_token, error))]
-        transfer = Transfer(
-            ticket,
-            num_layers=self._layout.num_layers,
-            max_blocks=self._max_blocks,
-            deadline_at_s=now_s + deadline_s,
-            now_s=now_s,
-        )
+        transfer = Transfer(ticket, self._source, deadline_at_s=now_s + deadline_s, now_s=now_s)
         link.add(transfer)
         self._link_of[transfer.token] = link
         self._links.look_at(link, link.next_deadline_s())
@@ -96,7 +88,7 @@ class Sender:
         self, token: int, layer: int, ordinals: Sequence[int], source_blocks: Sequence[int]
     ) -> Effects:
         link = self._link_of.get(token)
-        if link is None or link.transfers[token].state is HandoffState.ABORTING:
+        if link is None or link.transfers[token].is_stopped:
             return []
         link.transfers[token].push(layer, ordinals, source_blocks)
         link.has_work(token)
@@ -118,7 +110,7 @@ class Sender:
         transfer = link.transfers[token]
         is_first = transfer.state is not HandoffState.ABORTING
         transfer.advance(HandoffStep.ABORT)
-        transfer.pending.clear()
+        transfer.drop_pieces()
         return link.abort_frames(transfer.ticket) if is_first else []
 
     def on_close(self, now_s: float) -> Effects:
@@ -144,7 +136,7 @@ class Sender:
     def is_sending(self, token: int) -> bool:
         """Return whether the pieces of a transfer are still needed: not ended nor aborted."""
         link = self._link_of.get(token)
-        return link is not None and link.transfers[token].state is not HandoffState.ABORTING
+        return link is not None and not link.transfers[token].is_stopped
 
     def on_summed(self, token: int, chunk: Chunk, sums: BlockSums) -> None:
         """Add the piece sums of a chunk's blocks to the commit's digest."""
@@ -290,7 +282,7 @@ class Sender:
         transfer = link.transfer_named(frame)
         if transfer is None:
             return link.abort_frames(frame)
-        if transfer.state is HandoffState.ABORTING:
+        if transfer.is_stopped:
             return []
         transfer.repeat(frame.layer, frame.ordinals)
         link.has_work(transfer.token)
@@ -314,6 +306,8 @@ class Sender:
                 link.has_work(transfer.token)
             elif commit := transfer.take_commit():
                 effects.append(SendToPeer(link.peer, commit))
+            elif transfer.misuse:
+                self._links.look_at(link, 0.0)
         self._links.note_wait(link)
         return asking_for_credit(effects)
 
@@ -367,9 +361,13 @@ class Sender:
         return [PeerSilent(link.peer, num_failures, pause_s), *ended]
 
     def _end_overdue(self, link: Link, now_s: float) -> Effects:
-        """End transfers whose deadline passed, or whose link is much slower than the others."""
+        """End transfers that were misused, are late, or are much slower than on other links."""
+        effects: Effects = []
+        for one in link.all():
+            if one.misuse is not None:
+                effects += self._give_up(link, [one], HandoffStep.FAIL, one.misuse, now_s)
         late = HandoffFailed(f"{link.peer} did not acknowledge the KV by the deadline")
-        effects = self._give_up(link, link.expired(now_s), HandoffStep.EXPIRE, late, now_s)
+        effects += self._give_up(link, link.expired(now_s), HandoffStep.EXPIRE, late, now_s)
         waiting = link.waiting_long(now_s)
         others_per_s = self._links.rates_beside(link, now_s) if waiting else []
         moved = link.slow(waiting, others_per_s, now_s)

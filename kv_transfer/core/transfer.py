@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 
-from common.errors import PeerProtocolError
+from common.errors import HandoffFailed, PeerProtocolError
 from kv_transfer.connector import Commit, Ticket
 from kv_transfer.core.block_arrays import Blocks, as_blocks
 from kv_transfer.core.chunks import (
@@ -18,11 +20,37 @@ from kv_transfer.core.chunks import (
 )
 from kv_transfer.core.frames import CommitFrame
 from kv_transfer.core.handshake import HANDOFF_TABLE, HandoffState, HandoffStep, advance
-from kv_transfer.core.limits import MAX_DRAFT_TOKENS, MAX_REPEATS_PER_TRANSFER
+from kv_transfer.core.limits import (
+    MAX_BLOCKS_PER_PART,
+    MAX_DRAFT_TOKENS,
+    MAX_REPEATS_PER_TRANSFER,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The pool that is read; `max_blocks` of it fit into one chunk."""
+
+    num_layers: int
+    num_blocks: int
+    max_blocks: int
+
+
+@dataclass(slots=True)
+class _Push:
+    """Pushed blocks of a layer, of which the first `num_split` are in chunks."""
+
+    layer: int
+    ordinals: Sequence[int] | Blocks
+    source_blocks: Sequence[int] | Blocks
+    num_split: int = 0
 
 
 class Transfer:
     """State, pending chunks and deadline of one `open`.
+
+    Pushed blocks become chunks only shortly before they are sent, so a push costs the same for any
+    number of blocks. `misuse` is what its owner did wrong: such a transfer sends nothing more.
 
     `num_in_flight` chunks were sent and are not acknowledged. `has_promised` is whether a COMMIT
     was ever sent: only then can the peer have committed. `committing_since_s` is when a tick first
@@ -31,23 +59,19 @@ class Transfer:
     """
 
     def __init__(
-        self,
-        ticket: Ticket,
-        *,
-        num_layers: int,
-        max_blocks: int,
-        deadline_at_s: float,
-        now_s: float,
+        self, ticket: Ticket, source: Source, *, deadline_at_s: float, now_s: float
     ) -> None:
         self.ticket = ticket
         self.state = HandoffState.TRANSFERRING
         self.deadline_at_s = deadline_at_s
         self.pending: deque[Chunk] = deque()
-        self._max_blocks = max_blocks
-        self._num_layers = num_layers
+        self.misuse: HandoffFailed | None = None
+        self._source = source
+        self._pushes: deque[_Push] = deque()
+        self._num_unsplit = 0
         self._num_repeats = 0
         self._targets = as_blocks(ticket.target_block_ids)
-        self._pushed = PushedPieces(num_layers, self._targets.size)
+        self._pushed = PushedPieces(source.num_layers, self._targets.size)
         self._commit: Commit | None = None
         self._is_commit_sent = False
         self.has_promised = False
@@ -56,7 +80,7 @@ class Transfer:
         self._num_acknowledged = 0
         self.opened_at_s = now_s
         self.committing_since_s: float | None = None
-        self._summed = PieceSet(num_layers, self._targets.size)
+        self._summed = PieceSet(source.num_layers, self._targets.size)
         self._digest = 0
 
     @property
@@ -70,8 +94,18 @@ class Transfer:
 
     @property
     def num_remaining(self) -> int:
-        """The pushed pieces that were not acknowledged."""
-        return max(0, self._pushed.count - self._num_acknowledged)
+        """The pushed pieces that were not acknowledged; those pushed twice may count twice."""
+        return max(0, self._pushed.count + self._num_unsplit - self._num_acknowledged)
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether nothing more is sent, although the transfer has not ended."""
+        return self.state is HandoffState.ABORTING or self.misuse is not None
+
+    @property
+    def has_pieces(self) -> bool:
+        """Whether there are pieces to be sent."""
+        return bool(self.pending or self._pushes)
 
     def acknowledge(self, chunk: Chunk) -> None:
         """Record that the peer consumed a chunk."""
@@ -103,49 +137,86 @@ class Transfer:
         self.state = state or self.state
         return state is not None
 
-    def push(self, layer: int, ordinals: Sequence[int], source_blocks: Sequence[int]) -> None:
-        """Queue the pieces that were not pushed before. Raises `ValueError` on misuse."""
+    def push(
+        self, layer: int, ordinals: Sequence[int] | Blocks, source_blocks: Sequence[int] | Blocks
+    ) -> None:
+        """Queue the pieces that were not pushed before, whatever their number."""
         if self.state is HandoffState.COMMITTING:
-            raise ValueError(f"lease {self.token:#x}: push after commit")
-        if not 0 <= layer < self._num_layers:
-            raise ValueError(f"layer {layer}: wanted 0 to {self._num_layers - 1}")
-        if len(ordinals) != len(source_blocks):
-            raise ValueError(f"{len(ordinals)} ordinals for {len(source_blocks)} source blocks")
-        wanted, sources = as_blocks(ordinals), as_blocks(source_blocks)
-        if wanted.size and wanted.max() >= self._targets.size:
-            raise ValueError(f"ordinals {ordinals}: wanted 0 to {self._targets.size - 1}")
-        new = self._pushed.add(layer, wanted, sources)
-        self.pending.extend(
-            split_chunks(layer, wanted[new], sources[new], max_blocks=self._max_blocks)
-        )
+            self._stop("push after commit")
+        elif not 0 <= layer < self._source.num_layers:
+            self._stop(f"layer {layer}: wanted 0 to {self._source.num_layers - 1}")
+        elif len(ordinals) != len(source_blocks):
+            self._stop(f"{len(ordinals)} ordinals for {len(source_blocks)} source blocks")
+        else:
+            self._pushes.append(_Push(layer, ordinals, source_blocks))
+            self._num_unsplit += len(ordinals)
+
+    def split_pushes(self, num_wanted: int) -> None:
+        """Make chunks of pushed blocks until there are `num_wanted`, if there are so many."""
+        while self._pushes and len(self.pending) < num_wanted:
+            self._split_part(self._pushes[0])
+
+    def _split_part(self, push: _Push) -> None:
+        part = slice(push.num_split, push.num_split + MAX_BLOCKS_PER_PART)
+        ordinals = self._checked("ordinal", push.ordinals[part], self._targets.size)
+        blocks = self._checked("source block", push.source_blocks[part], self._source.num_blocks)
+        if ordinals is None or blocks is None:
+            return
+        new = self._pushed.add(push.layer, ordinals, blocks)
+        self.pending.extend(self._split(push.layer, ordinals[new], blocks[new]))
+        push.num_split += ordinals.size
+        self._num_unsplit -= ordinals.size
+        if push.num_split == len(push.ordinals):
+            self._pushes.popleft()
+
+    def _checked(self, name: str, numbers: Sequence[int] | Blocks, limit: int) -> Blocks | None:
+        """Return the numbers as an array; None, and stop, where one is not below `limit`."""
+        with suppress(ValueError):
+            blocks = as_blocks(numbers)
+            if not blocks.size or blocks.max() < limit:
+                return blocks
+        wrong = next(one for one in numbers if not 0 <= one < limit)
+        self._stop(f"{name} {wrong}: wanted 0 to {limit - 1}")
+        return None
+
+    def _split(self, layer: int, ordinals: Blocks, source_blocks: Blocks) -> list[Chunk]:
+        return split_chunks(layer, ordinals, source_blocks, max_blocks=self._source.max_blocks)
+
+    def _stop(self, misuse: str) -> None:
+        self.misuse = HandoffFailed(f"lease {self.token:#x}: {misuse}")
+        self.drop_pieces()
+
+    def drop_pieces(self) -> None:
+        """Send none of the pieces that were not sent yet."""
+        self.pending.clear()
+        self._pushes.clear()
+        self._num_unsplit = 0
 
     def targets_of(self, chunk: Chunk) -> Blocks:
         """Return the target block of each block of a chunk."""
         return self._targets[chunk.ordinals]
 
     def commit(self, commit: Commit) -> None:
-        """Store the commit: nothing more is pushed. Raises `ValueError` on misuse."""
+        """Store the commit: nothing more is pushed."""
         if self.state is HandoffState.COMMITTING:
-            raise ValueError(f"lease {self.token:#x}: committed twice")
-        if len(commit.draft_token_ids) > MAX_DRAFT_TOKENS:
-            raise ValueError(
+            self._stop("committed twice")
+        elif len(commit.draft_token_ids) > MAX_DRAFT_TOKENS:
+            self._stop(
                 f"{len(commit.draft_token_ids)} draft tokens: wanted at most {MAX_DRAFT_TOKENS}"
             )
-        if self.advance(HandoffStep.COMMIT):
+        elif self.advance(HandoffStep.COMMIT):
             self._commit = commit
 
     def rewind(self, unacknowledged: Sequence[Chunk]) -> None:
         """Queue unacknowledged chunks of a broken connection again, in their old order."""
         self._is_commit_sent = False
         self.num_in_flight = 0
-        if self.state is not HandoffState.ABORTING:
+        if not self.is_stopped:
             # A chunk joined for the old lane may be too large for a frame of the new one.
             parts = [
                 part
                 for chunk in unacknowledged
-                for part in split_chunks(
-                    chunk.layer, chunk.ordinals, chunk.source_blocks, max_blocks=self._max_blocks
-                )
+                for part in self._split(chunk.layer, chunk.ordinals, chunk.source_blocks)
             ]
             self.pending.extendleft(reversed(parts))
 
@@ -162,8 +233,7 @@ class Transfer:
         if self._num_repeats > MAX_REPEATS_PER_TRANSFER:
             raise PeerProtocolError(f"more than {MAX_REPEATS_PER_TRANSFER} REPEAT for one transfer")
         self._num_acknowledged -= len(blocks)  # The damaged ones will count once more.
-        wanted, sources = as_blocks(ordinals), as_blocks(blocks)
-        self.pending.extend(split_chunks(layer, wanted, sources, max_blocks=self._max_blocks))
+        self.pending.extend(self._split(layer, as_blocks(ordinals), as_blocks(blocks)))
 
     def add_sums(self, chunk: Chunk, sums: BlockSums) -> None:
         """Add the piece sums of the chunk's blocks, keys and values together, to the digest."""
@@ -176,7 +246,7 @@ class Transfer:
         Not before: a source block that is reused after a transfer ended in an error might still be
         read by a frame that was not sent yet. Without a COMMIT none of that can ever be landed.
         """
-        is_due = self.state is HandoffState.COMMITTING and not self.pending
+        is_due = self.state is HandoffState.COMMITTING and not self.has_pieces and not self.misuse
         if not is_due or self.num_in_flight or self._is_commit_sent or self._commit is None:
             return None
         self._is_commit_sent = True

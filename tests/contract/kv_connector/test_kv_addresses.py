@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+from functools import partial
 
 import numpy as np
 import pytest
@@ -135,12 +136,13 @@ def test_a_peer_that_has_answered_is_not_looked_up_again(
     """Not when its link was closed because it was idle; a name server may be away then."""
     asked = fake_names(monkeypatch, {"d.example": "127.0.0.1"})
     prefill, decode = zmq_cluster.node("p"), named(zmq_cluster, "d", "d.example")
+    sending = prefill.connector._sending
     for _ in range(3):
         hand_over(zmq_cluster, prefill, decode)
-        (peer,) = prefill.connector._sending._machine.in_flight_bytes
-        prefill.connector._sending.on_link_lost(peer)
+        (peer,) = sending._machine.in_flight_bytes
+        sending._calls.append(partial(sending._machine.on_link_lost, peer, sending._clock.now_s()))
         prefill.look_at_the_time()
-        wait_until(lambda: not prefill.connector._sending._machine.in_flight_bytes)
+        wait_until(lambda: not sending._machine.in_flight_bytes)
     assert asked == ["d.example"]
 
 

@@ -19,7 +19,9 @@ from tests.contract.kv_connector.cluster import (
     PAIR_BYTES,
     WINDOW_BYTES,
     Cluster,
+    assert_ended_once,
     commit_for,
+    error_of,
 )
 from tests.contract.kv_connector.kinds import NodeOptions
 
@@ -175,22 +177,8 @@ def test_misuse_raises_and_changes_nothing(cluster: Cluster) -> None:
             decode.connector.expect(refused, sender_deadline_s=30)
     with pytest.raises(ValueError, match="open already"):
         prefill.connector.open(ticket, deadline_s=30)
-    for layer, ordinals, blocks in [
-        (3, [0], [0]),
-        (-1, [0], [0]),
-        (0, [2], [0]),
-        (0, [-1], [0]),
-        (0, [0], [12]),
-        (0, [0], [-1]),
-        (0, [0, 1], [0]),
-    ]:
-        with pytest.raises(ValueError, match=r"layer|ordinal|block"):
-            prefill.connector.push(
-                ticket.lease_token, layer=layer, ordinals=ordinals, source_blocks=blocks
-            )
-    commit = dataclasses.replace(commit_for(ticket), draft_token_ids=tuple(range(65)))
-    with pytest.raises(ValueError, match="draft"):
-        prefill.connector.commit(ticket.lease_token, commit)
+    with pytest.raises(ValueError, match="no target block"):
+        prefill.connector.open(dataclasses.replace(other, target_block_ids=()), deadline_s=30)
     prefill.push_all(ticket, [4, 5])
     prefill.connector.commit(ticket.lease_token, commit_for(ticket))
     assert isinstance(decode.wait_event(), Landed)
@@ -199,17 +187,59 @@ def test_misuse_raises_and_changes_nothing(cluster: Cluster) -> None:
         decode.connector.expect(ticket, sender_deadline_s=30)
 
 
-def test_nothing_more_after_commit(cluster: Cluster) -> None:
+@pytest.mark.parametrize(
+    ("layer", "ordinals", "blocks", "wrong"),
+    [
+        (3, [0], [0], "layer 3"),
+        (-1, [0], [0], "layer -1"),
+        (0, [0, 2], [0, 1], "ordinal 2"),
+        (0, [-1], [0], "ordinal -1"),
+        (0, [0, 1], [0, 12], "source block 12"),
+        (0, [0], [-1], "source block -1"),
+        (0, [0, 1], [0], "2 ordinals for 1 source blocks"),
+    ],
+)
+def test_a_push_that_is_misuse_fails_its_transfer_alone(
+    cluster: Cluster, layer: int, ordinals: list[int], blocks: list[int], wrong: str
+) -> None:
+    prefill, decode = cluster.node("p"), cluster.node("d")
+    misused, good = cluster.ticket(decode, [1, 2]), cluster.ticket(decode, [3, 4])
+    for ticket in (misused, good):
+        decode.connector.expect(ticket, sender_deadline_s=30)
+        prefill.connector.open(ticket, deadline_s=30)
+    prefill.push_all(good, [6, 7], layers=[0])
+    prefill.connector.push(
+        misused.lease_token, layer=layer, ordinals=ordinals, source_blocks=blocks
+    )
+    assert wrong in str(error_of(prefill.wait_event()))
+    assert "aborted the transfer" in str(decode.wait_failed())
+    prefill.push_all(good, [6, 7], layers=[1, 2])
+    prefill.connector.commit(good.lease_token, commit_for(good))
+    assert isinstance(decode.wait_event(), Landed)
+    assert prefill.wait_event() == TransferEnded(good.lease_token, None)
+    assert_ended_once(prefill, decode)
+
+
+@pytest.mark.parametrize(
+    ("change", "wrong"),
+    [("push", "push after commit"), ("commit", "committed twice"), ("drafts", "65 draft tokens")],
+)
+def test_nothing_more_after_commit(cluster: Cluster, change: str, wrong: str) -> None:
+    """The decode node does not answer, so nothing is sent, and the error is told all the same."""
     prefill = cluster.node("p")
     ticket = dataclasses.replace(
         cluster.ticket(cluster.node("d"), [1, 2]), kv_endpoint=cluster.silent_endpoint()
     )
     prefill.connector.open(ticket, deadline_s=30)
-    prefill.connector.commit(ticket.lease_token, commit_for(ticket))
-    with pytest.raises(ValueError, match="push after commit"):
-        prefill.push_all(ticket, [1, 2])
-    with pytest.raises(ValueError, match="committed twice"):
-        prefill.connector.commit(ticket.lease_token, commit_for(ticket))
+    drafts = tuple(range(65 if change == "drafts" else 64))
+    commit = dataclasses.replace(commit_for(ticket), draft_token_ids=drafts)
+    prefill.connector.commit(ticket.lease_token, commit)
+    if change == "push":
+        prefill.push_all(ticket, [1, 2], layers=[0])
+    elif change == "commit":
+        prefill.connector.commit(ticket.lease_token, commit)
+    assert wrong in str(error_of(prefill.wait_event()))
+    assert_ended_once(prefill)
 
 
 def test_unknown_tokens_are_ignored(cluster: Cluster) -> None:

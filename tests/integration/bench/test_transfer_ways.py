@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench.transfer import connector_ends, plain, threads, workload
+from bench.transfer import connector_ends, plain, push_calls, threads, workload
 from bench.transfer.processes import Pair
 from bench.transfer.ways import Receiver, Sender, Span, Way
 from bench.transfer.workload import Memory, Workload
@@ -109,3 +109,10 @@ def test_what_fails_in_a_process_is_told() -> None:
     way = Way("failing", failing, failing, source=one_page, target=one_page)
     with pytest.raises(RuntimeError, match="OSError: no such device"):
         Pair(way, MOVED)
+
+
+def test_the_calls_of_push_are_measured() -> None:
+    figures = push_calls.measure((1, 3))
+    assert list(figures) == ["1", "3"]
+    for one in figures.values():
+        assert 0 < one["push_us_p50"] <= one["push_us_p99"]

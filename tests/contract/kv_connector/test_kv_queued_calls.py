@@ -1,0 +1,119 @@
+"""What the thread that runs steps does of a transfer: it queues calls, and nothing else."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from kv_transfer.connector import Landed, TransferEnded
+from kv_transfer.core.effects import SendChunk
+from kv_transfer.core.sender import Sender
+from kv_transfer.sending_end import SendingEnd
+from tests.contract.kv_connector.cluster import (
+    PAIR_BYTES,
+    WAIT_S,
+    Cluster,
+    Node,
+    assert_ended_once,
+    begin,
+    commit_for,
+    error_of,
+    send,
+)
+
+
+@contextmanager
+def held(monkeypatch: pytest.MonkeyPatch, node: Node) -> Iterator[Callable[[], bool]]:
+    """Hold the node's thread at its first chunk; yield what waits until it is there."""
+    is_held, goes_on = threading.Event(), threading.Event()
+    send_chunk = SendingEnd._send_chunk
+
+    def hold(self: SendingEnd, effect: SendChunk) -> None:
+        if self is node.connector._sending:
+            is_held.set()
+            assert goes_on.wait(WAIT_S)
+        send_chunk(self, effect)
+
+    monkeypatch.setattr(SendingEnd, "_send_chunk", hold)
+    try:
+        yield lambda: is_held.wait(WAIT_S)
+    finally:
+        goes_on.set()
+
+
+@pytest.mark.parametrize("call", ["on_open", "on_push", "on_commit", "on_abort"])
+def test_the_machine_runs_on_the_connectors_thread(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    threads: list[str] = []
+    original = getattr(Sender, call)
+
+    def recorded(*args: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        return original(*args)
+
+    monkeypatch.setattr(Sender, call, recorded)
+    prefill, decode = cluster.node("p"), cluster.node("d")
+    send(prefill, decode, ticket := cluster.ticket(decode, [1, 2]), [4, 5])
+    assert isinstance(decode.wait_event(), Landed)
+    assert prefill.wait_event() == TransferEnded(ticket.lease_token, None)
+    prefill.connector.abort(ticket.lease_token)
+    prefill.connector.close()
+    assert set(threads) <= {"pdserve-kv"}
+    assert threads or call == "on_abort"
+
+
+def test_an_abort_behind_queued_pushes_leaves_nothing_of_them_to_send(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefill, decode, first = begin(cluster, targets=(1,))
+    second = cluster.ticket(decode, [4, 5, 6])
+    with held(monkeypatch, prefill) as is_held:
+        prefill.push_all(first, [11])
+        assert is_held()
+        decode.connector.expect(second, sender_deadline_s=30)
+        prefill.connector.open(second, deadline_s=30)
+        prefill.push_all(second, [4, 5, 6])
+        prefill.connector.abort(second.lease_token)
+    prefill.connector.commit(first.lease_token, commit_for(first))
+    ends = {event.lease_token: event for event in (prefill.wait_event(), prefill.wait_event())}
+    assert ends[first.lease_token] == TransferEnded(first.lease_token, None)
+    error_of(ends[second.lease_token])
+    assert prefill.connector.statistics().bytes_sent == 3 * PAIR_BYTES
+    assert_ended_once(prefill)
+
+
+def test_what_is_queued_when_the_connector_closes_ends_once(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefill, decode, first = begin(cluster, targets=(1,))
+    second = cluster.ticket(decode, [4, 5, 6])
+    with held(monkeypatch, prefill) as is_held:
+        prefill.push_all(first, [11])
+        assert is_held()
+        prefill.connector.open(second, deadline_s=30)
+        prefill.push_all(second, [4, 5, 6])
+        prefill.connector.commit(second.lease_token, commit_for(second))
+        closing = threading.Thread(target=prefill.connector.close)
+        closing.start()
+    closing.join(WAIT_S)
+    errors = {event.lease_token: error_of(event) for event in prefill.events}
+    assert errors.keys() == {first.lease_token, second.lease_token}
+    assert all("closed" in str(error) for error in errors.values())
+    assert_ended_once(prefill)
+
+
+def test_a_token_is_free_again_when_its_end_is_reported(cluster: Cluster) -> None:
+    """An owner may open it from within that event."""
+    prefill, _, ticket = begin(cluster)
+    prefill.connector.abort(ticket.lease_token)
+    error_of(prefill.wait_event())
+    prefill.connector.open(ticket, deadline_s=30)
+    with pytest.raises(ValueError, match="open already"):
+        prefill.connector.open(ticket, deadline_s=30)
+    prefill.connector.abort(ticket.lease_token)
+    error_of(prefill.wait_event())
