@@ -93,7 +93,6 @@ def test_processor_time_is_told_by_thread() -> None:
     while threads.cpu_s()["caller"] - before["caller"] < 0.01:
         pass
     spans = threads.cpu_s()
-    assert spans["all"] - before["all"] >= 0.01
     assert spans["all"] == pytest.approx(sum(s for name, s in spans.items() if name != "all"))
 
 
