@@ -37,7 +37,7 @@ outcome. Frames of the KV plane grant no rights: the control plane decides who m
       chunks        pieces gathered into frames; which pieces are done
       sender        the sending machine: links (all of them, with their deadlines), link (one
                     decode node), shared_window (what they may send together),
-                    transfer (one handoff),
+                    transfer (one handoff), turns (which one sends next),
                     unreachable (decode nodes that did not answer), transfer_errors,
                     link_rates (which transfers are too slow)
       receiver      the receiving machine: sessions (connected senders), landing (one handoff),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from common.ids import Incarnation
@@ -201,3 +201,13 @@ SenderEffect = (
 )
 ReceiverEffect = Reply | OpenLane | CloseLane | Write | MoveSlab | Fence | Emit | Dropped
 Effect = SenderEffect | ReceiverEffect
+
+
+def asking_for_credit(effects: list[SenderEffect]) -> list[SenderEffect]:
+    """Ask for an immediate acknowledgement of the last chunk, because the sender stops there."""
+    for index in range(len(effects) - 1, -1, -1):
+        effect = effects[index]
+        if isinstance(effect, SendChunk):
+            effects[index] = replace(effect, wants_ack=True)
+            break
+    return effects

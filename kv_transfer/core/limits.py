@@ -26,6 +26,8 @@ MAX_LANE_BYTES = 3072
 # One ping renews every transfer of a link, so this also bounds the transfers per link.
 MAX_TRANSFERS_PER_LINK = 512
 MAX_FRAMES_IN_FLIGHT = 256
+MAX_TURNS_PER_ACK = 4
+"""Links that an acknowledgement lets send: enough to use the room that it makes."""
 MAX_REMEMBERED_OUTCOMES = 1024
 MAX_REMEMBERED_EPOCHS = 1024
 MAX_REMEMBERED_PEERS = 1024
@@ -43,7 +45,7 @@ class Limits:
     """The limits of one connector.
 
     `window_bytes` of data may be unacknowledged per decode node, and `WINDOWS_PER_NODE` times as
-    much in all: beyond that a sender has one frame in flight to each, and a receiver grants new
+    much in all: beyond that a sender has two frames in flight to each, and a receiver grants new
     senders two frames each. A peer that is pinged and stays silent for `peer_timeout_s` fails
     everything shared with it. Connections without a transfer are closed after `idle_s`. At most
     `max_sessions` senders are connected at once.
@@ -62,10 +64,18 @@ class Limits:
         """The most unacknowledged data of all peers together, in bytes."""
         return WINDOWS_PER_NODE * self.window_bytes
 
+    @property
+    def least_window_bytes(self) -> int:
+        """Two frames: what a pair may have in flight whatever others have, in bytes.
+
+        One is acknowledged while the other one is sent.
+        """
+        return min(self.window_bytes, 2 * self.max_frame_bytes)
+
     def granted_bytes(self, num_granted: int) -> int:
         """Return the window of a new sender while `num_granted` bytes are granted to others."""
-        least = min(self.window_bytes, 2 * self.max_frame_bytes)
-        return max(least, min(self.window_bytes, self.node_window_bytes - num_granted))
+        left_bytes = self.node_window_bytes - num_granted
+        return max(self.least_window_bytes, min(self.window_bytes, left_bytes))
 
     @property
     def quiet_s(self) -> int:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+import math
+from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from typing import Protocol
 
 from common.errors import PeerProtocolError
 from kv_transfer.core.chunks import Chunk
-from kv_transfer.core.effects import Peer, SayHello, SendChunk, SenderEffect, SendToPeer
+from kv_transfer.core.effects import Peer, SayHello, SenderEffect, SendToPeer
 from kv_transfer.core.frames import Abort, Ping, Welcome
 from kv_transfer.core.handshake import LINK_TABLE, HandoffState, LinkState, LinkStep, advance
 from kv_transfer.core.lanes import ONE_SIDED_LANES, PULLING_LANES, verification
@@ -19,6 +20,7 @@ from kv_transfer.core.link_rates import SLOW_FOR_S, SLOW_LOOK_S, RateMeter, is_s
 from kv_transfer.core.shared_window import SharedWindow
 from kv_transfer.core.transfer import Transfer
 from kv_transfer.core.transfer_errors import PeerUnreachable
+from kv_transfer.core.turns import Turns
 
 RECONNECT_AFTER_S = 0.05
 PULLED_WINDOWS = 2
@@ -45,7 +47,7 @@ class _InFlight:
 
 
 class Link:
-    """A connection. Its transfers share a window and take turns, one chunk each.
+    """A connection. Its transfers share a window and send by urgency: see `turns`.
 
     `offered` lanes and `wanted_verify` are from the HELLO of this connection; `lane` and `verify`
     are from its WELCOME, "" before.
@@ -78,9 +80,10 @@ class Link:
         self.rate = RateMeter()
         self._look_again_at_s: float | None = None
         self._node_window = node_window
-        self.waits_for_node = False
-        # The tokens of transfers that have something to send, in turn.
-        self._turns: OrderedDict[int, None] = OrderedDict()
+        self.waits_for_node = self.lacks_budget = False
+        # What it may send on its present turn, and what it kept of earlier ones: see `links`.
+        self.budget_bytes, self.deficit_bytes = math.inf, 0.0
+        self._turns = Turns()
         self._in_flight: deque[_InFlight] = deque()
         self._next_seq = 0
         self._idle_since_s = now_s
@@ -107,7 +110,7 @@ class Link:
         if transfer.state is HandoffState.COMMITTED:
             num_bytes = transfer.num_pushed * self._pair_bytes
             self.rate.on_committed(num_bytes, now_s - transfer.opened_at_s, now_s)
-        self._turns.pop(token, None)
+        self._turns.discard(token)
         self._idle_since_s = now_s
 
     def count_damaged_header(self) -> int:
@@ -117,26 +120,26 @@ class Link:
 
     def has_work(self, token: int) -> None:
         """Queue the transfer for a turn, unless it is queued already."""
-        self._turns.setdefault(token)
+        self._turns.add(self.transfers[token])
 
     def next_turn(self) -> Transfer | None:
         """Return the transfer whose turn it is, if its next frame fits the window.
 
-        It is removed from the queue. One frame may always be in flight; `waits_for_node` says
-        whether another one waits for the window that all peers share.
+        It is removed from the queue. Two frames may always be in flight; `waits_for_node` says
+        whether another one waits for the window that all peers share, or for a turn on it.
         """
-        self.waits_for_node = False
-        while self._turns:
-            transfer = self.transfers[next(iter(self._turns))]
+        self.waits_for_node = self.lacks_budget = False
+        while (token := self._turns.first()) is not None:
+            transfer = self.transfers[token]
             if transfer.has_pieces and not transfer.is_begun:
-                self._turns.popitem(last=False)
+                self._turns.discard(token)
                 continue
             transfer.split_pushes(self._limits.max_joined_pulled)
             if transfer.pending:
                 num_blocks = sum(len(chunk) for chunk in self._next_chunks(transfer))
                 if not self._fits(num_blocks * self._pair_bytes):
                     return None
-            self._turns.popitem(last=False)
+            self._turns.discard(token)
             return transfer
         return None
 
@@ -178,6 +181,7 @@ class Link:
         self._in_flight.append(_InFlight(transfer, chunk, num_bytes))
         self.in_flight_bytes += num_bytes
         self._node_window.in_flight_bytes += num_bytes
+        self.budget_bytes -= num_bytes
         transfer.num_in_flight += 1
         self._next_seq += 1
         return self._next_seq - 1
@@ -387,20 +391,13 @@ class Link:
             or len(self._in_flight) >= MAX_FRAMES_IN_FLIGHT
         ):
             return False
-        self.waits_for_node = not self._node_window.has_room(num_bytes)
+        is_least = self.in_flight_bytes + num_bytes <= self._limits.least_window_bytes
+        has_room = is_least or self._node_window.has_room(self.in_flight_bytes, num_bytes)
+        self.lacks_budget = has_room and not is_least and num_bytes > self.budget_bytes
+        self.waits_for_node = not has_room or self.lacks_budget
         return not self.waits_for_node
 
     def _advance(self, step: LinkStep) -> bool:
         state = advance(LINK_TABLE, self.state, step)
         self.state = state or self.state
         return state is not None
-
-
-def asking_for_credit(effects: list[SenderEffect]) -> list[SenderEffect]:
-    """Ask for an immediate acknowledgement of the last chunk, because the sender stops there."""
-    for index in range(len(effects) - 1, -1, -1):
-        effect = effects[index]
-        if isinstance(effect, SendChunk):
-            effects[index] = replace(effect, wants_ack=True)
-            break
-    return effects

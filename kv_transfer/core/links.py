@@ -2,16 +2,22 @@
 
 Nothing here visits every link for one acknowledgement or one turn of the thread: the bytes in
 flight are a running sum, links that wait for the shared window stand in a queue, and times in a
-heap. A link that is idle costs one ping per interval.
+heap.
+
+Links that wait for the shared window are served by deficit round robin: on each turn a link earns
+so many bytes and sends no more than that. It keeps what its next frame is too large for, so links
+with small frames and with large ones get the same.
 """
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
+from collections.abc import Iterator
 
 from kv_transfer.core.deadlines import Deadlines
 from kv_transfer.core.effects import Peer
-from kv_transfer.core.limits import Limits
+from kv_transfer.core.limits import MAX_TURNS_PER_ACK, Limits
 from kv_transfer.core.link import Link
 from kv_transfer.core.shared_window import SharedWindow
 
@@ -25,6 +31,7 @@ class Links:
         self._by_peer: dict[Peer, Link] = {}
         self._window = SharedWindow(limits.node_window_bytes)
         self._waiting: OrderedDict[Peer, None] = OrderedDict()
+        self._quantum_bytes = limits.max_frame_bytes
         self._deadlines: Deadlines[Peer] = Deadlines()
 
     def get(self, peer: Peer) -> Link | None:
@@ -69,11 +76,19 @@ class Links:
 
     def note_wait(self, link: Link) -> None:
         """Note whether the link, which has just sent, waits for the shared window."""
+        self._waiting.pop(link.peer, None)
         if link.waits_for_node:
-            self._waiting.setdefault(link.peer)
-        else:
-            self._waiting.pop(link.peer, None)
+            self._waiting[link.peer] = None
 
-    def first_waiting(self) -> Link | None:
-        """Return the link that has waited longest for the shared window."""
-        return self._by_peer[next(iter(self._waiting))] if self._waiting else None
+    def turns(self, first: Link) -> Iterator[Link]:
+        """Yield `first`, then a few of the links that wait, each to send within its budget."""
+        link = first
+        for _ in range(MAX_TURNS_PER_ACK):
+            if len(self._waiting) > (link.peer in self._waiting):
+                link.budget_bytes = link.deficit_bytes + self._quantum_bytes
+            yield link
+            link.deficit_bytes = max(0.0, link.budget_bytes) if link.lacks_budget else 0.0
+            link.budget_bytes = math.inf
+            if not self._waiting:
+                return
+            link = self._by_peer[next(iter(self._waiting))]

@@ -22,11 +22,12 @@ from kv_transfer.core.effects import (
     SenderEffect,
     SendToPeer,
     TakeLane,
+    asking_for_credit,
 )
 from kv_transfer.core.handshake import HandoffState, HandoffStep, LinkState
 from kv_transfer.core.lanes import ONE_SIDED_LANES
 from kv_transfer.core.limits import MAX_DAMAGED_HEADERS, MAX_TRANSFERS_PER_LINK, MAX_WAIT_S, Limits
-from kv_transfer.core.link import LeaseFrame, Link, asking_for_credit
+from kv_transfer.core.link import LeaseFrame, Link
 from kv_transfer.core.links import Links
 from kv_transfer.core.transfer import Source, Transfer
 from kv_transfer.core.transfer_errors import TransferAborted, TransferSlow, error_of_peer
@@ -62,7 +63,9 @@ class Sender:
 
     # -- calls of the owner ----------------------------------------------------------------------
 
-    def on_open(self, ticket: Ticket, deadline_s: float, now_s: float) -> Effects:
+    def on_open(
+        self, ticket: Ticket, deadline_s: float, now_s: float, priority: int = 0
+    ) -> Effects:
         """Begin a transfer. Its token must not be open, and its ticket has target blocks."""
         peer = Peer(ticket.kv_endpoint, ticket.decode_node)
         refusal = self._unreachable.refusal(peer)
@@ -76,7 +79,13 @@ class Sender:
         if len(link.transfers) >= MAX_TRANSFERS_PER_LINK:
             error = HandoffFailed(f"{peer} has {MAX_TRANSFERS_PER_LINK} open transfers already")
             return [*effects, Emit(TransferEnded(ticket.lease_token, error))]
-        transfer = Transfer(ticket, self._source, deadline_at_s=now_s + deadline_s, now_s=now_s)
+        transfer = Transfer(
+            ticket,
+            self._source,
+            deadline_at_s=now_s + deadline_s,
+            now_s=now_s,
+            priority=priority,
+        )
         link.add(transfer)
         self._link_of[transfer.token] = link
         self._links.look_at(link, link.next_deadline_s())
@@ -92,7 +101,7 @@ class Sender:
             return []
         link.transfers[token].push(layer, ordinals, source_blocks)
         link.has_work(token)
-        return self._pump(link)
+        return [] if link.waits_for_node else self._pump(link)
 
     def on_commit(self, token: int, commit: Commit) -> Effects:
         link = self._link_of.get(token)
@@ -289,16 +298,11 @@ class Sender:
         return self._pump(link)
 
     def _pump_all(self, *, first: Link) -> Effects:
-        """Send on `first`, then on those that wait for the window they share, in order."""
-        effects = self._pump(first)
-        while (link := self._links.first_waiting()) is not None:
-            effects += self._pump(link)
-            if link.waits_for_node:
-                break
-        return effects
+        """Send on `first`, then on those that wait for the window they share, in turn."""
+        return [effect for link in self._links.turns(first) for effect in self._pump(link)]
 
     def _pump(self, link: Link) -> Effects:
-        """Send while the windows have space, one chunk per transfer and turn."""
+        """Send while the windows have space, the most urgent transfer first."""
         effects: Effects = []
         while link.state is LinkState.READY and (transfer := link.next_turn()):
             if transfer.pending:

@@ -59,9 +59,16 @@ class Transfer:
     """
 
     def __init__(
-        self, ticket: Ticket, source: Source, *, deadline_at_s: float, now_s: float
+        self,
+        ticket: Ticket,
+        source: Source,
+        *,
+        deadline_at_s: float,
+        now_s: float,
+        priority: int = 0,
     ) -> None:
         self.ticket = ticket
+        self.priority = priority
         self.state = HandoffState.TRANSFERRING
         self.deadline_at_s = deadline_at_s
         self.pending: deque[Chunk] = deque()

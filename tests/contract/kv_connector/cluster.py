@@ -71,9 +71,9 @@ class Node:
     def wait_event(self) -> KVEvent:
         return self.inbox.get(timeout=WAIT_S)
 
-    def next_deadline_s(self) -> float | None:
-        """Return when a landing or a connection ends unless its peer is heard."""
-        return self.connector._receiving.next_deadline_s()
+    def lease_ends_at_s(self, lease_token: int) -> float:
+        """Return when an open landing ends unless its sender is heard."""
+        return self.connector._receiving._machine._landings[lease_token].expires_at_s
 
     def look_at_the_time(self) -> None:
         """Wake the connector's thread, which then does what is due."""

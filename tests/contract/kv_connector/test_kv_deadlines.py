@@ -89,10 +89,11 @@ def test_an_open_transfer_keeps_its_landing(cluster: Cluster) -> None:
     ticket = cluster.ticket(decode, [1])
     decode.connector.expect(ticket, sender_deadline_s=expires_after_s)
     prefill.connector.open(ticket, deadline_s=30)
+    token = ticket.lease_token
     for _ in range(10):
         clock.advance(1.0)  # A ping is due.
         prefill.look_at_the_time()
-        wait_until(lambda: decode.next_deadline_s() == clock.now_s() + expires_after_s)
+        wait_until(lambda: decode.lease_ends_at_s(token) == clock.now_s() + expires_after_s)
     prefill.push_all(ticket, [0])
     prefill.connector.commit(ticket.lease_token, commit_for(ticket))
     assert isinstance(decode.wait_event(), Landed)

@@ -22,6 +22,7 @@ from kv_transfer.core.limits import MAX_HEADER_BYTES, PROTOCOL_VERSION, Limits
 from kv_transfer.pieces import packed_sums, piece_sum
 from tests.contract.kv_connector.cluster import (
     LAYOUT,
+    PEER_TIMEOUT_S,
     WINDOW_BYTES,
     Cluster,
     Node,
@@ -30,7 +31,8 @@ from tests.contract.kv_connector.cluster import (
 
 P = LAYOUT.piece_bytes
 ROGUE = Incarnation("rogue", 1)
-WELCOME = frames.Welcome(Incarnation("d", 1), "zmq", b"", WINDOW_BYTES, "block")
+LIMITS = Limits(window_bytes=WINDOW_BYTES, peer_timeout_s=PEER_TIMEOUT_S)
+WELCOME = frames.Welcome(Incarnation("d", 1), "zmq", b"", WINDOW_BYTES, "block", LIMITS.quiet_s)
 
 
 def sealed(value: object) -> bytes:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import random
 
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from kv_transfer.core import frames
 from kv_transfer.core.deadlines import Deadlines
 from kv_transfer.core.limits import WINDOWS_PER_NODE
+from kv_transfer.core.links import Links
 from kv_transfer.core.sender import Sender
 from tests.unit.kv_transfer.lines_run import lines_run
 from tests.unit.kv_transfer.test_kv_windows import (
@@ -47,23 +50,52 @@ def test_a_turn_of_the_thread_without_anything_due_costs_the_same_with_many_link
     assert turn(many) <= 1.2 * turn(few)
 
 
-def test_links_that_wait_for_the_shared_window_are_served_in_order() -> None:
-    """Each has one frame in flight, and gets another one when it is its turn."""
-    num_links = WINDOWS_PER_NODE + 6
-    sender = connected(num_links)
-    for number in range(num_links):
+def test_links_that_wait_for_the_shared_window_are_served_in_turn() -> None:
+    """Each has two frames in flight, and gets another one when it is its turn."""
+    sender = connected(6)
+    for number in range(6):
         push(sender, number)
-    waiting = list(range(WINDOWS_PER_NODE, num_links))
-    # Link 0 gives back what is over the limit, and then room for one more each time.
-    sender.on_abort(0)
-    served: list[int] = []
-    for number in (0, 1, 2):
-        if number:
-            sender.on_abort(number)
-        served += sent_to(sender.on_frame(peer(number), frames.Ack(4), 0.1))
-    assert served[0] == waiting[0]
-    assert len(served) == 3 * 4 - 6
-    assert sum(sender.in_flight_bytes.values()) == LIMITS.node_window_bytes
+    for number in range(3):
+        sender.on_abort(number)
+    answers = [sent_to(sender.on_frame(peer(n), frames.Ack(4), 0.1)) for n in range(3)]
+    assert answers == [[], [3, 4, 5], [3, 4, 5]]
+
+
+def test_waiting_links_get_the_same_bytes_with_small_and_with_large_frames() -> None:
+    """Deficit round robin counts bytes: who has larger frames has its turn less often."""
+    limits = dataclasses.replace(LIMITS, window_bytes=8 * PAIR_BYTES, max_frame_bytes=PAIR_BYTES)
+    limits = dataclasses.replace(limits, max_joined=4)
+    sender = Links(limits, PAIR_BYTES)
+    small, large = (sender.open(peer(number), 0.0) for number in (0, 1))
+    frame_bytes = {small.peer: PAIR_BYTES, large.peer: 3 * PAIR_BYTES}
+    sent_bytes = dict.fromkeys(frame_bytes, 0)
+    for link in (small, large):
+        link.waits_for_node = True
+        sender.note_wait(link)
+    for number in range(300):
+        for link in sender.turns((small, large)[number % 2]):
+            while link.budget_bytes >= frame_bytes[link.peer]:
+                link.budget_bytes -= frame_bytes[link.peer]
+                sent_bytes[link.peer] += frame_bytes[link.peer]
+            link.lacks_budget = True
+            sender.note_wait(link)
+    assert abs(sent_bytes[small.peer] - sent_bytes[large.peer]) <= 3 * PAIR_BYTES
+    assert sent_bytes[small.peer] >= 300 * PAIR_BYTES
+
+
+def test_a_link_that_sent_all_it_had_keeps_no_deficit() -> None:
+    links = Links(LIMITS, PAIR_BYTES)
+    first, done, busy = (links.open(peer(number), 0.0) for number in range(3))
+    for link in (done, busy):
+        link.waits_for_node = True
+        links.note_wait(link)
+    for link in links.turns(first):
+        if link is done and link.waits_for_node:
+            assert link.budget_bytes == PAIR_BYTES
+            link.waits_for_node = False
+        links.note_wait(link)
+    assert first.deficit_bytes == done.deficit_bytes == 0
+    assert first.budget_bytes == done.budget_bytes == busy.budget_bytes == math.inf
 
 
 def test_a_link_that_is_lost_leaves_its_room_to_those_who_wait() -> None:
@@ -71,9 +103,8 @@ def test_a_link_that_is_lost_leaves_its_room_to_those_who_wait() -> None:
     for number in range(WINDOWS_PER_NODE + 1):
         push(sender, number)
     sender.on_link_lost(peer(0), 0.1)
-    # One frame is over the limit, which link 0 leaves; the room is taken with the next answer.
-    assert sent_to(sender.on_frame(peer(4), frames.Ack(1), 0.1)) == [4, 4, 4, 4]
-    assert sum(sender.in_flight_bytes.values()) == LIMITS.node_window_bytes
+    # The room is taken with the next answer: by the peer that it is from, then by one that waits.
+    assert sent_to(sender.on_frame(peer(4), frames.Ack(1), 0.1)) == [4, 3, 4]
 
 
 def test_the_shared_window_is_the_sum_whatever_happens_to_links() -> None:

@@ -9,7 +9,7 @@ from common.kv_layout import KVLayout
 from kv_transfer.connector import Ticket
 from kv_transfer.core import frames
 from kv_transfer.core.effects import OpenLane, Peer, Reply, SendChunk, SenderEffect
-from kv_transfer.core.limits import MAX_FRAMES_IN_FLIGHT, WINDOWS_PER_NODE, Limits
+from kv_transfer.core.limits import MAX_FRAMES_IN_FLIGHT, Limits
 from kv_transfer.core.receiver import Receiver
 from kv_transfer.core.sender import Sender
 
@@ -65,35 +65,58 @@ def sent_to(effects: list[SenderEffect]) -> list[int]:
     return [int(e.peer.endpoint[5:]) for e in effects if isinstance(e, SendChunk)]
 
 
+def frames_in_flight(sender: Sender) -> list[int]:
+    """By the number of the peer."""
+    return [num_bytes // PAIR_BYTES for num_bytes in sender.in_flight_bytes.values()]
+
+
 def test_peers_share_the_nodes_window() -> None:
-    sender = connected(6)
-    for number in range(WINDOWS_PER_NODE):
-        assert sent_to(push(sender, number)) == [number] * 4
-    # The node's share is used up: one frame is always allowed, so that nobody starves.
-    assert sent_to(push(sender, 4)) == [4]
-    assert sent_to(push(sender, 5)) == [5]
-    assert sum(sender.in_flight_bytes.values()) == LIMITS.node_window_bytes + 2 * PAIR_BYTES
+    """Each may have as much in flight as is left for all, and two frames in any case."""
+    sender = connected(8)
+    counts = []
+    for number in range(8):
+        sent = sent_to(push(sender, number))
+        assert set(sent) == {number}
+        counts.append(len(sent))
+    assert counts == [4, 4, 4, 2, 2, 2, 2, 2]
 
 
 def test_what_one_peer_gives_back_another_may_take() -> None:
     sender = connected(5)
     for number in range(5):
         push(sender, number)
-    # Peer 0 took two frames. It goes first; what then is left of the node's share is peer 4's.
-    effects = sender.on_frame(peer(0), frames.Ack(2), 0.1)
-    assert sent_to(effects) == [0]
-    effects = sender.on_frame(peer(1), frames.Ack(4), 0.1)
-    assert sent_to(effects) == [1, 1, 1, 1]
-    assert sum(sender.in_flight_bytes.values()) == LIMITS.node_window_bytes
+    assert frames_in_flight(sender) == [4, 4, 4, 2, 2]
+    # Peer 0, whose answer it is, goes first: no further than to what is left for all.
+    assert sent_to(sender.on_frame(peer(0), frames.Ack(4), 0.1)) == [0, 0]
+    assert sent_to(sender.on_frame(peer(1), frames.Ack(4), 0.1)) == [1, 1, 3, 4]
+    assert frames_in_flight(sender) == [2, 2, 4, 3, 3]
 
 
 def test_a_peer_with_nothing_more_to_send_leaves_its_share_to_those_who_wait() -> None:
     sender = connected(5)
     for number in range(4):
         sender.on_push(number, 0, range(4), range(4))
-    assert sent_to(push(sender, 4)) == [4]
-    effects = sender.on_frame(peer(0), frames.Ack(4), 0.1)
-    assert sent_to(effects) == [4, 4, 4]
+    push(sender, 4)
+    assert frames_in_flight(sender) == [4, 4, 4, 2, 2]
+    assert sent_to(sender.on_frame(peer(0), frames.Ack(4), 0.1)) == [3, 4]
+    assert frames_in_flight(sender) == [0, 4, 4, 3, 3]
+
+
+@pytest.mark.parametrize("num_slow", [5, 8, 30, 250])
+def test_more_slow_peers_than_windows_do_not_use_up_the_nodes_window(num_slow: int) -> None:
+    """F27: nobody but the last peer acknowledges anything, and it keeps its frames coming."""
+    limits = Limits(window_bytes=32 * PAIR_BYTES, max_frame_bytes=PAIR_BYTES, max_joined=1)
+    sender = connected(num_slow + 1, limits=limits)
+    for number in range(num_slow + 1):
+        for layer in range(4):
+            push(sender, number, layer)
+    healthy = num_slow
+    assert frames_in_flight(sender)[healthy] >= 2
+    for consumed in range(1, 4 * NUM_BLOCKS - 2):
+        sender.on_frame(peer(healthy), frames.Ack(consumed), 0.1)
+        assert frames_in_flight(sender)[healthy] >= 2
+    least = 2 * PAIR_BYTES * (num_slow + 1)
+    assert sum(sender.in_flight_bytes.values()) <= limits.node_window_bytes + least
 
 
 def test_a_slow_peer_slows_only_its_own_transfers() -> None:

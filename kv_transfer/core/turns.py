@@ -1,0 +1,45 @@
+"""Which transfer of a link sends next: the most important one, and the most urgent of equals."""
+
+from __future__ import annotations
+
+import heapq
+
+from kv_transfer.core.transfer import Transfer
+
+
+class Turns:
+    """Transfers with something to send: the highest priority, then the earliest deadline, first.
+
+    Transfers that are equal in both take turns, one frame each.
+    """
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, float, int, int]] = []
+        # By token the number of its entry; other entries are outdated.
+        self._entry_of: dict[int, int] = {}
+        self._num_entries = 0
+
+    def add(self, transfer: Transfer) -> None:
+        """Add a transfer behind its equals, unless it is there."""
+        if transfer.token in self._entry_of:
+            return
+        self._num_entries += 1
+        self._entry_of[transfer.token] = self._num_entries
+        urgency = -transfer.priority, transfer.deadline_at_s
+        heapq.heappush(self._heap, (*urgency, self._num_entries, transfer.token))
+
+    def discard(self, token: int) -> None:
+        self._entry_of.pop(token, None)
+
+    def clear(self) -> None:
+        self._heap.clear()
+        self._entry_of.clear()
+
+    def first(self) -> int | None:
+        """Return the token of the transfer whose turn it is."""
+        while self._heap:
+            _, _, entry, token = self._heap[0]
+            if self._entry_of.get(token) == entry:
+                return token
+            heapq.heappop(self._heap)
+        return None
