@@ -7,7 +7,7 @@
                                    ◄──  BEGUN   on a one-sided lane: now it may be written
     DATA    pieces of one layer    ──►          on an inline lane the bytes follow as message parts
                                    ◄──  REPEAT  these pieces arrived damaged: send them again
-                                   ◄──  ACK     how many DATA frames were consumed: credit
+                                   ◄──  ACK     how many DATA frames were consumed: credit; window
     COMMIT  when all were consumed ──►
                                    ◄──  COMMITTED | FAILED(code, message)
     ABORT                          ──►
@@ -89,9 +89,9 @@ class Welcome:
     """HELLO is accepted by this incarnation, which chose one of the offered lanes.
 
     `lane_reply` is the data of the receiver's end of the lane. At most `window_bytes` of data may
-    be unacknowledged on this connection. `verify` is the mode that both sides use. A sender without
-    a transfer may say nothing for `quiet_s`; releases before it do not send the field, and 0 means
-    that its silence ends the connection as ever.
+    be unacknowledged on this connection, until an ACK says otherwise. `verify` is the mode that
+    both sides use. A sender without a transfer may say nothing for `quiet_s`; releases before it do
+    not send the field, and 0 means that its silence ends the connection as ever.
     """
 
     receiver: Incarnation
@@ -163,9 +163,14 @@ class Repeat:
 
 @dataclass(frozen=True, slots=True)
 class Ack:
-    """`consumed` DATA frames of this connection were consumed; their bytes are credit again."""
+    """`consumed` DATA frames of this connection were consumed; their bytes are credit again.
+
+    `window_bytes` is the sender's window from now on. Releases before it do not send the field, and
+    0 means that the window stays what it is.
+    """
 
     consumed: int
+    window_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,7 +296,7 @@ _SCHEMAS: dict[int, tuple[type[Frame], dict[str, Check]]] = {
             "wants_ack": boolean,
         },
     ),
-    6: (Ack, {"consumed": _U64}),
+    6: (Ack, {"consumed": _U64, "window_bytes": uint_or_0(63)}),
     7: (
         CommitFrame,
         {

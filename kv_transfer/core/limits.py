@@ -45,8 +45,8 @@ class Limits:
     """The limits of one connector.
 
     `window_bytes` of data may be unacknowledged per decode node, and `WINDOWS_PER_NODE` times as
-    much in all: beyond that a sender has two frames in flight to each, and a receiver grants new
-    senders two frames each. A peer that is pinged and stays silent for `peer_timeout_s` fails
+    much in all: beyond that a sender has two frames in flight to each, and a receiver grants two
+    frames to each. A peer that is pinged and stays silent for `peer_timeout_s` fails
     everything shared with it. Connections without a transfer are closed after `idle_s`. At most
     `max_sessions` senders are connected at once.
     """
@@ -71,11 +71,6 @@ class Limits:
         One is acknowledged while the other one is sent.
         """
         return min(self.window_bytes, 2 * self.max_frame_bytes)
-
-    def granted_bytes(self, num_granted: int) -> int:
-        """Return the window of a new sender while `num_granted` bytes are granted to others."""
-        left_bytes = self.node_window_bytes - num_granted
-        return max(self.least_window_bytes, min(self.window_bytes, left_bytes))
 
     @property
     def quiet_s(self) -> int:

@@ -278,10 +278,14 @@ class Link:
         self.lane, self.verify = lane, verify
         self._lane_reply = welcome.lane_reply
         self._quiet_s = welcome.quiet_s
-        self._window_bytes = min(welcome.window_bytes, self._limits.window_bytes)
-        if lane in PULLING_LANES:
-            self._window_bytes *= PULLED_WINDOWS
+        self.grant(welcome.window_bytes)
         return True
+
+    def grant(self, window_bytes: int) -> None:
+        """Take the window that the peer grants from now on; less may be in flight already."""
+        self._window_bytes = min(window_bytes, self._limits.window_bytes)
+        if self.lane in PULLING_LANES:
+            self._window_bytes *= PULLED_WINDOWS
 
     def takes_anew(self, welcome: Welcome) -> bool:
         """Return whether a further WELCOME has a new reply of the agreed lane."""

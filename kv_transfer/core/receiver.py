@@ -39,6 +39,7 @@ from kv_transfer.core.limits import MAX_REMEMBERED_OUTCOMES, MAX_WAIT_S, Limits
 from kv_transfer.core.quarantine import Quarantine
 from kv_transfer.core.sessions import Session, Sessions
 from kv_transfer.core.slab_fences import NO_LEASE, SlabFences
+from kv_transfer.core.window_shares import WindowShares
 
 Effects = list[ReceiverEffect]
 _Outcome = frames.Committed | frames.Failed
@@ -70,6 +71,7 @@ class Receiver:
         self._pair_bytes = 2 * layout.piece_bytes
         self._num_blocks = num_blocks
         self._sessions = Sessions(me, layout, limits)
+        self._windows = WindowShares(limits)
         self._landings: dict[int, Landing] = {}
         self._landing_of_block: dict[int, int] = {}
         # Times at which a landing expires unless its sender was heard since.
@@ -272,6 +274,8 @@ class Receiver:
         session = self._sessions.get(session_id)
         assert session is not None, "it was just admitted"
         effects = [] if earlier is None else self._replace(earlier, session)
+        session.window_bytes = self._windows.share_bytes(session_id, now_s)
+        session.welcome_bytes = session.welcome_bytes or session.window_bytes
         welcome = self._welcome(session) if session.lane else OpenLane(session_id, hello.offers)
         return [*effects, welcome]
 
@@ -292,9 +296,10 @@ class Receiver:
         match frame:
             case frames.Data():
                 session.consume(frame.seq, len(frame.ordinals) * self._pair_bytes)
+                self._windows.sent(session.id, now_s)
                 effects = self._on_data(session, frame, part_sizes, now_s)
-                is_much = session.unacknowledged_bytes >= session.window_bytes // 8
-                return effects + (_ack(session) if is_much or frame.wants_ack else [])
+                is_due = session.owes_credit or frame.wants_ack
+                return effects + (self._ack(session, now_s) if is_due else [])
             case frames.Begin():
                 return self._on_begin(session, frame, now_s)
             case frames.CommitFrame():
@@ -307,6 +312,7 @@ class Receiver:
                     if landing is not None and landing.session == session.id:
                         landing.renew(now_s)
                 # The last credit again, in case its frame did not fit into a full queue.
+                session.window_bytes = self._windows.share_bytes(session.id, now_s)
                 pong, ack = Reply(session.id, frames.Pong()), Reply(session.id, session.last_ack())
                 return [pong, ack, *self._fences.on_ping(session.id)]
             case _:
@@ -459,6 +465,11 @@ class Receiver:
             self._outcomes.popitem(last=False)
         return [] if landing.session is None else [Reply(landing.session, outcome)]
 
+    def _ack(self, session: Session, now_s: float) -> Effects:
+        session.window_bytes = self._windows.share_bytes(session.id, now_s)
+        ack = session.take_ack()
+        return [] if ack is None else [Reply(session.id, ack)]
+
     def _next_fence(self, now_s: float) -> Effects:
         return self._fences.next_step(self._sessions.ids(), now_s)
 
@@ -471,7 +482,7 @@ class Receiver:
         for landing in list(self._landings.values()):
             if landing.session == session_id and not landing.damaged.may_lose_header():
                 effects += self._fail(landing, HandoffStep.FAIL, error)
-        return effects + _closed(session)
+        return effects + self._closed(session)
 
     def _replace(self, earlier: Session, session: Session) -> Effects:
         """End a session whose sender has begun another one.
@@ -482,14 +493,18 @@ class Receiver:
         if earlier.sender != session.sender:
             error = HandoffFailed(f"{earlier.sender} restarted")
             effects = self._fail_all(earlier.sender, HandoffStep.FAIL, error)
-        return effects + _closed(earlier)
+        return effects + self._closed(earlier)
 
     def _drop_session(self, session_id: bytes, step: HandoffStep, error: HandoffFailed) -> Effects:
         session = self._sessions.get(session_id)
         if session is None:
             return []
         self._sessions.drop(session_id)
-        return self._fail_all(session.sender, step, error) + _closed(session)
+        return self._fail_all(session.sender, step, error) + self._closed(session)
+
+    def _closed(self, session: Session) -> Effects:
+        self._windows.drop(session.id)
+        return [CloseLane(session.id, session.lane)] if session.lane else []
 
     def _fail_all(self, sender: Incarnation, step: HandoffStep, error: HandoffFailed) -> Effects:
         """Fail the landings of a sender, which has no session; some began on earlier ones."""
@@ -497,17 +512,8 @@ class Receiver:
         return [effect for one in landings for effect in self._fail(one, step, error)]
 
 
-def _closed(session: Session) -> Effects:
-    return [CloseLane(session.id, session.lane)] if session.lane else []
-
-
 def _repeat(landing: Landing, layer: int, ordinals: tuple[int, ...]) -> frames.Repeat:
     return frames.Repeat(landing.token, landing.ticket.generation, layer, ordinals)
-
-
-def _ack(session: Session) -> Effects:
-    ack = session.take_ack()
-    return [] if ack is None else [Reply(session.id, ack)]
 
 
 def _failed(landing: Landing, error: HandoffFailed) -> frames.Failed:

@@ -232,8 +232,10 @@ class Sender:
                 return self.on_peer_failed(link.peer, error_of_peer(code, message), now_s)
             case frames.Pong():
                 return []
-            case frames.Ack(consumed):
+            case frames.Ack(consumed, window_bytes):
                 link.acknowledge(consumed, now_s)
+                if window_bytes:
+                    link.grant(window_bytes)
                 return self._pump_all(first=link)
             case frames.Begun():
                 return self._on_begun(link, frame)

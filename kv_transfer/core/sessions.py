@@ -19,15 +19,17 @@ from kv_transfer.core.limits import MAX_REMEMBERED_EPOCHS, Limits
 class Session:
     """One connection: its sender, the agreed lane and verification, its consumed DATA frames.
 
-    `lane` is "" until one was chosen.
+    `lane` is "" until one was chosen. The sender's window is `window_bytes`, as it was last told;
+    one of an earlier release keeps `welcome_bytes`, its first.
     """
 
     id: bytes
     sender: Incarnation
     heard_at_s: float
     wanted_verify: str
-    window_bytes: int
     can_repeat: bool
+    welcome_bytes: int = 0
+    window_bytes: int = 0
     lane: str = ""
     lane_reply: bytes = b""
     verify: str = ""
@@ -42,6 +44,11 @@ class Session:
         self.num_consumed += 1
         self.unacknowledged_bytes += num_bytes
 
+    @property
+    def owes_credit(self) -> bool:
+        """Whether an eighth of its sender's window was consumed since the last acknowledgement."""
+        return self.unacknowledged_bytes >= min(self.welcome_bytes, self.window_bytes) // 8
+
     def take_ack(self) -> Ack | None:
         """Return the credit that is owed, once."""
         if self.num_acknowledged == self.num_consumed:
@@ -52,7 +59,7 @@ class Session:
 
     def last_ack(self) -> Ack:
         """Return the last credit again: it counts from the start, so repeating is harmless."""
-        return Ack(self.num_acknowledged)
+        return Ack(self.num_acknowledged, self.window_bytes)
 
 
 class Sessions:
@@ -125,14 +132,11 @@ class Sessions:
             self._epochs.popitem(last=False)
         if earlier is not None:
             self.drop(earlier.id)
-        granted = sum(session.window_bytes for session in self._by_id.values())
-        window_bytes = self._limits.granted_bytes(granted)
         session = Session(
             id=session_id,
             sender=hello.sender,
             heard_at_s=now_s,
             wanted_verify=hello.verify,
-            window_bytes=window_bytes,
             can_repeat=hello.can_repeat,
         )
         self._by_id[session_id] = self._of_node[hello.sender.node_id] = session

@@ -26,7 +26,7 @@ CORPUS: tuple[frames.Frame, ...] = (
     frames.Begun(1, 2),
     frames.Data(0, 1, 2, 0, (0, 1, 2), (1, 2), (), bytes(range(48))),
     frames.Data(7, 1, 2, 1, (3,), (), (4,), b""),
-    frames.Ack(3),
+    frames.Ack(3, 1 << 20),
     frames.CommitFrame(1, 2, 8, 99, 16, 7, (1, 2, 3)),
     frames.Committed(1, 2),
     frames.Failed(1, 2, "handoff_failed", "why"),

@@ -176,7 +176,8 @@ class SenderFuzz:
         if not mine or kind < 0.4:
             most = connection.num_sent
             consumed = rng.randrange(connection.num_acknowledged, most + 1)
-            return frames.Ack(consumed if rng.random() < 0.995 else most + 1)
+            window_bytes = rng.choice((0, 0, 1, 1 << 12, 1 << 40))
+            return frames.Ack(consumed if rng.random() < 0.995 else most + 1, window_bytes)
         transfer = rng.choice(mine)
         token, generation = transfer.token, transfer.ticket.generation
         if rng.random() < 0.05:

@@ -53,7 +53,7 @@ ALL: list[frames.Frame] = [
     frames.Refused("overloaded", "full"),
     frames.Begin(1, 2),
     DATA,
-    frames.Ack(3),
+    frames.Ack(3, 2**63 - 1),
     frames.CommitFrame(1, 2, 3, MOST, 4, 5, tuple(range(MAX_DRAFT_TOKENS))),
     frames.Committed(1, 2),
     frames.Failed(1, 2, "handoff_failed", "why"),
@@ -94,6 +94,10 @@ def change(frame: frames.Frame, **changes: Any) -> bytes:
 def test_a_welcome_of_an_earlier_release_allows_no_silence() -> None:
     assert frames.decode(change(WELCOME, quiet_s="gone")) == WELCOME
     assert WELCOME.quiet_s == 0
+
+
+def test_an_acknowledgement_of_an_earlier_release_changes_no_window() -> None:
+    assert frames.decode(change(frames.Ack(3, 4), window_bytes="gone")) == frames.Ack(3)
 
 
 SMALL = frames.Data(0, 1, 1, 0, (0, 1), (2,), (), bytes(32))
@@ -150,6 +154,7 @@ LAYOUT_WIRE = fields_of(ALL[0])["layout"]
         (change(WELCOME, lane_reply=bytes(MAX_LANE_BYTES + 1)), "Welcome.lane_reply"),
         (change(WELCOME, window_bytes=2**63), "Welcome.window_bytes"),
         (change(WELCOME, quiet_s=2**32), "Welcome.quiet_s"),
+        (change(frames.Ack(1), window_bytes=-1), "Ack.window_bytes"),
         (change(ALL[0], sender=None), "Hello.sender"),
         (change(ALL[0], sender={"node_id": "x" * 257, "epoch": 1}), "Hello.sender.node_id"),
         (change(ALL[0], sender={"node_id": b"x", "epoch": 1}), "Hello.sender.node_id"),

@@ -264,9 +264,9 @@ def test_credit_comes_back_at_an_eighth_of_a_window_and_when_asked_for() -> None
     hello(machine, b"a")
     machine.on_frame(b"a", BEGIN, [], 0.0)
     acks = [replies(machine.on_frame(b"a", data(seq, 0), [P, P], 0.0)) for seq in range(3)]
-    assert acks == [[], [frames.Ack(2)], []]
+    assert acks == [[], [frames.Ack(2, LIMITS.window_bytes)], []]
     asked = machine.on_frame(b"a", data(3, 0, wants_ack=True), [P, P], 0.0)
-    assert replies(asked) == [frames.Ack(4)]
+    assert replies(asked) == [frames.Ack(4, LIMITS.window_bytes)]
 
 
 def test_bytes_that_travel_beside_their_frame_are_credit_too() -> None:
@@ -282,7 +282,7 @@ def test_bytes_that_travel_beside_their_frame_are_credit_too() -> None:
         )
         for seq in range(3)
     ]
-    assert acks == [[], [frames.Ack(2)], []]
+    assert acks == [[], [frames.Ack(2, LIMITS.window_bytes)], []]
 
 
 def test_a_revoked_landing_takes_no_write_that_was_checked_before() -> None:
@@ -340,11 +340,11 @@ def test_a_ping_is_answered_with_the_credit_given_so_far() -> None:
     hello(machine, b"a")
     machine.on_frame(b"a", BEGIN, [], 0.0)
     asked = machine.on_frame(b"a", data(0, 0, wants_ack=True), [P, P], 0.0)
-    assert replies(asked) == [frames.Ack(1)]
+    assert replies(asked) == [frames.Ack(1, LIMITS.window_bytes)]
     land(machine, b"a", 1, 1)
     for _ in range(2):
         pinged = machine.on_frame(b"a", frames.Ping((1,)), [], 0.1)
-        assert replies(pinged) == [frames.Pong(), frames.Ack(1)]
+        assert replies(pinged) == [frames.Pong(), frames.Ack(1, LIMITS.window_bytes)]
 
 
 def test_a_stranger_cannot_renew_or_abort_a_landing() -> None:

@@ -12,6 +12,8 @@ from kv_transfer.core.effects import OpenLane, Peer, Reply, SendChunk, SenderEff
 from kv_transfer.core.limits import MAX_FRAMES_IN_FLIGHT, Limits
 from kv_transfer.core.receiver import Receiver
 from kv_transfer.core.sender import Sender
+from kv_transfer.core.sessions import Session
+from kv_transfer.core.window_shares import ACTIVE_S, WindowShares
 
 LAYOUT = KVLayout(
     model_digest="m", num_layers=4, num_kv_heads=1, head_dim=2, block_size=4, dtype="float16"
@@ -157,34 +159,121 @@ def test_frames_in_flight_are_counted_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_granted", "wanted"),
-    [(0, 100), (300, 100), (301, 99), (380, 20), (381, 20), (100_000, 20)],
+    ("num_active", "wanted"), [(1, 100), (4, 100), (5, 80), (16, 25), (20, 20), (500, 20)]
 )
-def test_what_a_receiver_grants_shrinks_to_two_frames(num_granted: int, wanted: int) -> None:
-    limits = Limits(window_bytes=100, max_frame_bytes=10)
-    assert limits.granted_bytes(num_granted) == wanted
+def test_the_share_of_a_sender_shrinks_to_two_frames(num_active: int, wanted: int) -> None:
+    shares = WindowShares(Limits(window_bytes=100, max_frame_bytes=10))
+    for number in range(1, num_active):
+        shares.sent(b"%d" % number, 0.0)
+    # The same before its first frame and after it.
+    assert shares.share_bytes(b"0", 0.1) == wanted
+    shares.sent(b"0", 0.1)
+    assert shares.share_bytes(b"0", 0.1) == wanted
+
+
+def test_who_stopped_sending_leaves_its_share_to_the_others() -> None:
+    shares = WindowShares(Limits(window_bytes=100, max_frame_bytes=10))
+    for number in range(8):
+        shares.sent(b"%d" % number, 0.0)
+    for number in range(6):
+        shares.sent(b"%d" % number, 0.5)
+    assert shares.share_bytes(b"0", ACTIVE_S) == 50
+    assert shares.share_bytes(b"0", ACTIVE_S + 0.1) == 66
+    shares.drop(b"1")
+    assert shares.share_bytes(b"0", ACTIVE_S + 0.1) == 80
+    assert shares.share_bytes(b"0", ACTIVE_S + 0.6) == 100
 
 
 def test_a_window_smaller_than_two_frames_is_granted_whole() -> None:
-    assert Limits(window_bytes=15, max_frame_bytes=10).granted_bytes(10**9) == 15
+    shares = WindowShares(Limits(window_bytes=15, max_frame_bytes=10))
+    for number in range(99):
+        shares.sent(b"%d" % number, 0.0)
+    assert shares.share_bytes(b"0", 0.0) == 15
 
 
-def test_windows_of_sessions_that_ended_are_granted_again() -> None:
-    me = Incarnation("d", 1)
-    limits = Limits(window_bytes=8 * PAIR_BYTES, max_frame_bytes=PAIR_BYTES, max_joined=1)
-    receiver = Receiver(me, LAYOUT, limits, num_blocks=4)
+def test_an_acknowledgement_changes_the_window_while_the_connection_lives() -> None:
+    sender = connected(1)
+    assert sent_to(push(sender, 0)) == [0] * 4
+    assert sent_to(sender.on_frame(peer(0), frames.Ack(1, PAIR_BYTES), 0.1)) == []
+    assert sent_to(sender.on_frame(peer(0), frames.Ack(3, PAIR_BYTES), 0.1)) == []
+    assert sent_to(sender.on_frame(peer(0), frames.Ack(4, PAIR_BYTES), 0.1)) == [0]
+    # An earlier release says nothing of windows; more than this side wants changes nothing.
+    assert sent_to(sender.on_frame(peer(0), frames.Ack(5), 0.1)) == [0]
+    assert sent_to(sender.on_frame(peer(0), frames.Ack(6, 99 * PAIR_BYTES), 0.1)) == [0] * 4
 
-    def granted(number: int) -> int:
+
+class Receiving:
+    """A receiver that prefill nodes connect to, each with a landing of its own."""
+
+    def __init__(self) -> None:
+        self.me = Incarnation("d", 1)
+        limits = Limits(window_bytes=8 * PAIR_BYTES, max_frame_bytes=PAIR_BYTES, max_joined=1)
+        self.machine = Receiver(self.me, LAYOUT, limits, num_blocks=40)
+        self._seqs: dict[int, int] = {}
+
+    def welcomed(self, number: int, now_s: float = 0.0) -> int:
+        """Return the window of WELCOME, in frames."""
         session = b"%d" % number
-        hello = frames.Hello(Incarnation(f"p{number}", 1), me, LAYOUT, {"zmq": b""}, "auto")
-        (opened,) = receiver.on_frame(session, hello, [], 0.0)
+        hello = frames.Hello(Incarnation(f"p{number}", 1), self.me, LAYOUT, {"zmq": b""}, "off")
+        *_, opened = self.machine.on_frame(session, hello, [], now_s)
         assert isinstance(opened, OpenLane)
-        (reply,) = receiver.on_lane(session, "zmq", b"")
+        (reply,) = self.machine.on_lane(session, "zmq", b"")
         assert isinstance(reply, Reply)
         assert isinstance(reply.frame, frames.Welcome)
+        self._seqs[number] = 0
         return reply.frame.window_bytes // PAIR_BYTES
 
-    assert [granted(number) for number in range(6)] == [8, 8, 8, 8, 2, 2]
-    for number in range(4):
-        receiver.on_malformed(b"%d" % number, frames.UnknownVersion("bye"))
-    assert [granted(number) for number in range(6, 10)] == [8, 8, 8, 4]
+    def acknowledged(self, number: int, now_s: float) -> int:
+        """Return the window of the answer to a DATA frame, in frames."""
+        seq = self._seqs[number]
+        self._seqs[number] += 1
+        data = frames.Data(seq, number + 1, 1, 0, (0,), (1,), (), b"", wants_ack=True)
+        part_sizes = [LAYOUT.piece_bytes] * 2
+        *_, reply = self.machine.on_frame(b"%d" % number, data, part_sizes, now_s)
+        assert isinstance(reply, Reply)
+        assert isinstance(reply.frame, frames.Ack)
+        return reply.frame.window_bytes // PAIR_BYTES
+
+
+def test_active_senders_share_the_receivers_bound() -> None:
+    """Those that are connected and send nothing take no share of it."""
+    receiving = Receiving()
+    assert [receiving.welcomed(number) for number in range(20)] == [8] * 20
+    assert [receiving.acknowledged(number, 0.1) for number in range(6)] == [8, 8, 8, 8, 6, 5]
+    assert receiving.acknowledged(0, 0.2) == 5
+    assert receiving.welcomed(20, 0.2) == 4
+    # Two of them go on for a while.
+    for tenth in range(3, 15):
+        receiving.acknowledged(0, tenth / 10)
+        receiving.acknowledged(1, tenth / 10)
+    assert receiving.acknowledged(0, 1.5) == 8
+    # A connection that ended takes no share either.
+    for number in range(2, 8):
+        receiving.acknowledged(number, 1.5)
+    assert receiving.acknowledged(0, 1.5) == 4
+    for number in range(2, 8):
+        receiving.machine.on_malformed(b"%d" % number, frames.UnknownVersion("bye"))
+    assert receiving.acknowledged(0, 1.5) == 8
+
+
+def test_a_ping_tells_the_window_again() -> None:
+    """The acknowledgement that changed it may have been lost."""
+    receiving = Receiving()
+    for number in range(8):
+        receiving.welcomed(number)
+        receiving.acknowledged(number, 0.1)
+    ping = frames.Ping(())
+    _, reply = receiving.machine.on_frame(b"0", ping, [], 0.2)
+    assert reply == Reply(b"0", frames.Ack(1, 4 * PAIR_BYTES))
+
+
+def test_credit_follows_the_smaller_of_the_first_window_and_the_present_one() -> None:
+    """A sender of an earlier release keeps its first window, so the present one is not its."""
+    session = Session(b"a", Incarnation("p", 1), 0.0, "off", can_repeat=True)
+    session.welcome_bytes, session.window_bytes = 80, 800
+    owed = []
+    for seq, num_bytes in enumerate((9, 1)):
+        session.consume(seq, num_bytes)
+        owed.append(session.owes_credit)
+    session.welcome_bytes, session.window_bytes = 800, 88
+    assert [*owed, session.owes_credit] == [False, True, False]
