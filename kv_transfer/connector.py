@@ -142,8 +142,10 @@ class KVConnector(Protocol):
     def revoke(self, lease_token: int) -> None:
         """Close a landing and notify the sender; `Released` follows. Unknown tokens are ignored."""
 
-    def open(self, ticket: Ticket, *, deadline_s: float) -> None:
+    def open(self, ticket: Ticket, *, deadline_s: float, priority: int = 0) -> None:
         """Begin a transfer; it fails when not acknowledged within `deadline_s`.
+
+        Of the transfers to one node, those with the highest priority send first.
 
         Raises `ValueError` on misuse.
         """

@@ -81,7 +81,7 @@ class SendingEnd:
 
     # -- the contract ----------------------------------------------------------------------------
 
-    def open(self, ticket: Ticket, deadline_s: float) -> None:
+    def open(self, ticket: Ticket, deadline_s: float, priority: int) -> None:
         """Begin a transfer; `ValueError` on misuse and after `close`."""
         token, now_s = ticket.lease_token, self._clock.now_s()
         if not ticket.target_block_ids:
@@ -93,7 +93,7 @@ class SendingEnd:
                 raise ValueError(f"lease {token:#x} is open already")
             self._open.add(token)
             self._metrics.on_open(token, Peer(ticket.kv_endpoint, ticket.decode_node), now_s)
-            self._calls.append(partial(self._machine.on_open, ticket, deadline_s, now_s))
+            self._calls.append(partial(self._machine.on_open, ticket, deadline_s, now_s, priority))
 
     def push(
         self, lease_token: int, layer: int, ordinals: Sequence[int], source_blocks: Sequence[int]

@@ -140,9 +140,9 @@ class TransportConnector:
         self._receiving.revoke(lease_token)
         self._transport.wake()
 
-    def open(self, ticket: Ticket, *, deadline_s: float) -> None:
+    def open(self, ticket: Ticket, *, deadline_s: float, priority: int = 0) -> None:
         self._refuse_when_closing()
-        self._sending.open(ticket, deadline_s)
+        self._sending.open(ticket, deadline_s, priority)
         self._transport.wake()
 
     def push(

@@ -153,10 +153,14 @@ class CloseLanding:
 
 @dataclass(frozen=True, slots=True)
 class OpenTransfer:
-    """Begin to write into a ticket's blocks; the transfer ends within `deadline_s`."""
+    """Begin to write into a ticket's blocks; the transfer ends within `deadline_s`.
+
+    `priority` is that of the request, where the node schedules by priority.
+    """
 
     ticket: Ticket
     deadline_s: float
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,8 +103,8 @@ class NodeEffects:
                 self._check_staged()
             case CloseLanding(lease_token):
                 self._connector.revoke(lease_token)
-            case OpenTransfer(ticket, deadline_s):
-                self._connector.open(ticket, deadline_s=deadline_s)
+            case OpenTransfer(ticket, deadline_s, priority):
+                self._connector.open(ticket, deadline_s=deadline_s, priority=priority)
             case CommitTransfer(lease_token, commit):
                 self._connector.commit(lease_token, commit)
             case AbortTransfer(lease_token):

@@ -73,7 +73,8 @@ class PrefillFlow(NodeFlow):
             self.attempts.set_lease(attempt, ticket.lease_token)
             self._tickets[ticket.lease_token] = ticket
             # Opened at once: an open transfer renews its lease while the prompt waits here.
-            effects.append(OpenTransfer(ticket, request.deadline_s))
+            priority = request.priority if self.scheduler.has_priorities else 0
+            effects.append(OpenTransfer(ticket, request.deadline_s, priority))
         return effects
 
     def _problem_with_ticket(self, message: Submit) -> InvalidRequest | LayoutMismatch | None:

@@ -75,9 +75,9 @@ class _TimedConnector:
         self._connector = connector
         self.cpu_s = 0.0
 
-    def open(self, ticket: Ticket, *, deadline_s: float) -> None:
+    def open(self, ticket: Ticket, *, deadline_s: float, priority: int = 0) -> None:
         began_s = time.thread_time()
-        self._connector.open(ticket, deadline_s=deadline_s)
+        self._connector.open(ticket, deadline_s=deadline_s, priority=priority)
         self.cpu_s += time.thread_time() - began_s
 
     def push(self, lease_token: int, **what: Any) -> None:

@@ -289,6 +289,11 @@ class Scheduler:
             policy=self._policy(),
         )
 
+    @property
+    def has_priorities(self) -> bool:
+        """Whether requests with a higher priority go first."""
+        return self._config.enable_priority_scheduling
+
     def _policy(self) -> PlanPolicy:
         config = self._config
         return PlanPolicy(

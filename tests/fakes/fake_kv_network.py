@@ -185,7 +185,7 @@ class FakeConnector:
 
     # --- sending ------------------------------------------------------------------------------
 
-    def open(self, ticket: Ticket, *, deadline_s: float) -> None:
+    def open(self, ticket: Ticket, *, deadline_s: float, priority: int = 0) -> None:
         if ticket.lease_token in self.transfers:
             raise ValueError(f"lease {ticket.lease_token} is open already")
         transfer = _Transfer(ticket, self.network.clock.now_s() + deadline_s)

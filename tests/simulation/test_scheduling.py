@@ -12,6 +12,7 @@ from common.errors import Overloaded
 from engine.core.sequence import Sequence
 from engine.core.status import SequenceStatus
 from engine.core.waiting_queue import WaitingQueue
+from kv_transfer.connector import Ticket
 from node.messages import Refused
 from tests.simulation.scripted_router import Asked
 from tests.simulation.world import DECODE, NodeSize, ReplyToRouter, World, assert_finished
@@ -80,6 +81,27 @@ def test_without_priority_scheduling_a_priority_changes_nothing() -> None:
     assert not high.tokens
     assert world.d.scheduler.statistics().counters.num_preemptions == 0
     assert_finished(world, high, *low)
+
+
+@pytest.mark.parametrize(("is_enabled", "wanted"), [(True, [5, -5]), (False, [0, 0])])
+def test_a_transfer_has_the_priority_of_its_request_where_priorities_count(
+    is_enabled: bool, wanted: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    knobs = scheduling(enable_priority_scheduling=is_enabled)
+    world = World(prefill=NodeSize(num_blocks=60, seats=8, scheduling=knobs), decode=MANY)
+    asked = [
+        ask(world, seed=i, max_tokens=4, priority=priority) for i, priority in ((1, 5), (2, -5))
+    ]
+    priorities: list[int] = []
+    open_transfer = world.p.connector.open
+
+    def noted(ticket: Ticket, *, deadline_s: float, priority: int) -> None:
+        priorities.append(priority)
+        open_transfer(ticket, deadline_s=deadline_s)
+
+    monkeypatch.setattr(world.p.connector, "open", noted)
+    assert_finished(world, *asked)
+    assert priorities == wanted
 
 
 def test_transfers_land_while_a_preempted_sequence_waits() -> None:

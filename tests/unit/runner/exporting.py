@@ -44,7 +44,7 @@ class KeepingConnector:
         self.commits: dict[int, Commit] = {}
         self.aborted: list[int] = []
 
-    def open(self, ticket: Ticket, *, deadline_s: float) -> None:
+    def open(self, ticket: Ticket, *, deadline_s: float, priority: int = 0) -> None:
         self.tickets[ticket.lease_token] = ticket
         self.pieces[ticket.lease_token] = {}
         self.source_blocks[ticket.lease_token] = {}
