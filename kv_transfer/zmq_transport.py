@@ -22,7 +22,7 @@ from common.addresses import is_loopback
 from common.errors import ConfigError, HandoffFailed
 from common.kv_layout import KVLayout
 from kv_transfer.core.effects import Peer
-from kv_transfer.core.limits import MAX_HEADER_BYTES, Limits
+from kv_transfer.core.limits import MAX_HEADER_BYTES, MAX_PEERS, Limits
 from kv_transfer.core.transfer_errors import PeerUnreachable
 from kv_transfer.curve_keys import CurveKeys
 from kv_transfer.endpoints import address_to_bind, is_number, parse_tcp, tcp
@@ -51,7 +51,7 @@ KERNELS_CHOICE = -1
 LINGER_MS = 200
 TERMINATE_WITHIN_S = 2.0
 KEEPALIVE_S = 10
-MAX_SOCKETS = 8192
+MAX_SOCKETS = MAX_PEERS
 """One for each decode node; ZMQ's own limit is 1023."""
 MAX_UNSENT = 16
 """Messages to a peer whose name is being looked up: one HELLO, and its repetitions."""

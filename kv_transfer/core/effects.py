@@ -167,7 +167,8 @@ class DropReason(Enum):
     """Why a received message was dropped without touching memory.
 
     LATE (its landing is closed) and DUPLICATE are expected of correct senders. Of a DAMAGED one
-    some pieces had a wrong checksum; only those do not count.
+    some pieces had a wrong checksum; only those do not count. REFUSED is a connection, for example
+    because there are too many.
     """
 
     MALFORMED = "malformed"
@@ -178,6 +179,7 @@ class DropReason(Enum):
     WRONG_SENDER = "wrong_sender"
     DUPLICATE = "duplicate"
     DAMAGED = "damaged"
+    REFUSED = "refused"
 
 
 @dataclass(frozen=True, slots=True)

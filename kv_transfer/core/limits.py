@@ -9,6 +9,8 @@ from common.errors import ConfigError
 from common.kv_layout import KVLayout
 
 PROTOCOL_VERSION = 4
+MAX_PEERS = 8192
+"""Nodes that one node is connected to; its open files usually end before (`ulimit -n`)."""
 DEFAULT_WINDOW_BYTES = 32 << 20
 DEFAULT_PEER_TIMEOUT_S = 2.0
 WINDOWS_PER_NODE = 4
@@ -57,7 +59,7 @@ class Limits:
     max_joined_pulled: int = 8
     peer_timeout_s: float = DEFAULT_PEER_TIMEOUT_S
     idle_s: float = 30.0
-    max_sessions: int = 256
+    max_sessions: int = MAX_PEERS
 
     @property
     def node_window_bytes(self) -> int:

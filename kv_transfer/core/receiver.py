@@ -270,7 +270,9 @@ class Receiver:
         except PeerProtocolError as error:
             return self.on_malformed(session_id, error)
         except PdserveError as error:
-            return [Reply(session_id, frames.Refused(error.code, str(error)))]
+            refusal = frames.Refused(error.code, str(error))
+            detail = f"{hello.sender}: {error}"
+            return [Dropped(DropReason.REFUSED, detail), Reply(session_id, refusal)]
         session = self._sessions.get(session_id)
         assert session is not None, "it was just admitted"
         effects = [] if earlier is None else self._replace(earlier, session)

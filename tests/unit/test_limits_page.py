@@ -130,7 +130,7 @@ KV = {
     ),
     "header of a frame": size(kv.MAX_HEADER_BYTES),
     "blocks in a frame": str(kv.MAX_BLOCKS_PER_FRAME),
-    "senders at once": str(kv.Limits().max_sessions),
+    "senders at once": f"{kv.Limits().max_sessions}, or what the open files allow (`ulimit -n`)",
     "transfers of a sender": str(kv.MAX_TRANSFERS_PER_LINK),
     "unacknowledged bytes of a sender": f"{size(HANDOFF.kv_window)} (`--kv-window`)",
     "messages that wait to be read": f"{RECEIVER_HIGH_WATER_MARK} from each sender",

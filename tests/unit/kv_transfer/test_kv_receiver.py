@@ -13,6 +13,7 @@ from kv_transfer.core import frames
 from kv_transfer.core.effects import (
     CloseLane,
     Dropped,
+    DropReason,
     Emit,
     OpenLane,
     ReceiverEffect,
@@ -110,9 +111,11 @@ def test_sessions_are_bounded_and_the_refusal_says_so() -> None:
     machine = receiver()
     for number in range(3):
         assert hello(machine, b"%d" % number, Incarnation(f"p{number}", 1)) == WELCOME
-    refused = hello(machine, b"d")
-    assert isinstance(refused, frames.Refused)
-    assert refused.code == "overloaded"
+    greeting = frames.Hello(SENDER, ME, LAYOUT, {"zmq": b""}, "auto")
+    dropped, answer = machine.on_frame(b"d", greeting, [], 0.0)
+    error = f"{ME} has 3 KV connections already"
+    assert dropped == Dropped(DropReason.REFUSED, f"{SENDER}: {error}")
+    assert answer == Reply(b"d", frames.Refused("overloaded", error))
     machine.on_tick(32.0)
     assert machine.num_sessions == 0
     assert hello(machine, b"d") == WELCOME
