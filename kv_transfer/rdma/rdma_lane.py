@@ -43,7 +43,7 @@ logger = logging.getLogger("pdserve.kv_transfer")
 VERSION = 1
 COOL_DOWN_S = 30.0
 # Each has a thread, and a queue pair for each pair of devices.
-MAX_WRITERS = 256
+MAX_WRITERS = 1024
 # Two in flight, and as much again waiting for acknowledgement.
 BATCHES_PER_WINDOW = 4
 CLOSE_WITHIN_S = 2.0

@@ -9,6 +9,7 @@ import pytest
 from bench.fanout.decode_ends import DecodeEnds
 from bench.fanout.prefill_end import PrefillEnd
 from bench.fanout.simulated import SimulatedFanout
+from tests.unit.kv_transfer.lines_run import lines_run
 
 
 def test_simulated_nodes_take_every_handoff() -> None:
@@ -17,6 +18,27 @@ def test_simulated_nodes_take_every_handoff() -> None:
     assert [end.num_landed for end in world._ends.values()] == [3, 2, 2]
     assert world.idle(1.0) >= 0.0
     assert world.now_s == 1.0
+
+
+def test_a_handoff_costs_the_same_with_many_nodes() -> None:
+    """F120: lines of Python of both machines, all of whose links are open."""
+
+    def cost(num_ends: int) -> float:
+        world = SimulatedFanout(num_ends)
+        world.hand_off(num_ends)
+        world.idle(1.0)
+        return lines_run(lambda: world.hand_off(num_ends)) / num_ends
+
+    assert cost(300) <= 1.05 * cost(4)
+
+
+def test_many_idle_links_cost_nothing() -> None:
+    """F120."""
+    world = SimulatedFanout(300)
+    world.hand_off(300)
+    world.idle(1.0)
+    # Less than one line per link in 10 s.
+    assert lines_run(lambda: world.idle(10.0)) < 300
 
 
 def test_handoffs_land_over_sockets() -> None:

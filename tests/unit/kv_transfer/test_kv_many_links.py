@@ -35,12 +35,14 @@ def cost_of_an_acknowledgement(num_links: int, *, are_others_waiting: bool) -> i
 
 @pytest.mark.parametrize("are_others_waiting", [False, True])
 def test_an_acknowledgement_costs_the_same_with_many_links(are_others_waiting: bool) -> None:
+    """F120."""
     few = cost_of_an_acknowledgement(8, are_others_waiting=are_others_waiting)
     many = cost_of_an_acknowledgement(800, are_others_waiting=are_others_waiting)
     assert many <= 1.2 * few
 
 
 def test_a_turn_of_the_thread_without_anything_due_costs_the_same_with_many_links() -> None:
+    """F120."""
     few, many = connected(8), connected(800)
 
     def turn(sender: Sender) -> int:
