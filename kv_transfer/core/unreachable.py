@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 
+from kv_transfer.core.deadlines import Deadlines
 from kv_transfer.core.effects import Peer
 from kv_transfer.core.limits import MAX_REMEMBERED_PEERS
 from kv_transfer.core.transfer_errors import PeerUnreachable
@@ -38,6 +39,7 @@ class UnreachablePeers:
 
     def __init__(self) -> None:
         self._peers: OrderedDict[Peer, _Silence] = OrderedDict()
+        self._retries: Deadlines[Peer] = Deadlines()
 
     def failed(self, peer: Peer, now_s: float) -> tuple[int, float]:
         """Record that `peer` did not answer; return how often in a row, and the pause in s."""
@@ -45,12 +47,15 @@ class UnreachablePeers:
         num_failures = known.num_failures + 1 if known else 1
         pause_s = min(MOST_PAUSE_S, FIRST_PAUSE_S * 2 ** min(num_failures - 1, 10))
         self._peers[peer] = _Silence(num_failures, now_s + pause_s)
+        self._plan(peer)
         if len(self._peers) > MAX_REMEMBERED_PEERS:
-            self._peers.popitem(last=False)
+            forgotten, _ = self._peers.popitem(last=False)
+            self._retries.discard(forgotten)
         return num_failures, pause_s
 
     def answered(self, peer: Peer) -> bool:
         """Record that `peer` answered; return whether it had not before."""
+        self._retries.discard(peer)
         return self._peers.pop(peer, None) is not None
 
     def refusal(self, peer: Peer) -> PeerUnreachable | None:
@@ -59,22 +64,24 @@ class UnreachablePeers:
         if silence is None:
             return None
         silence.is_wanted = True
+        self._plan(peer)
         times = "once" if silence.num_failures == 1 else f"{silence.num_failures} times in a row"
         return PeerUnreachable(f"{peer} did not answer {times}; it is being tried again")
 
     def take_due(self, now_s: float) -> list[Peer]:
         """Return the peers to connect to now, each once per pause."""
-        due = [
-            peer
-            for peer, silence in self._peers.items()
-            if silence.is_retried and silence.retry_at_s <= now_s
-        ]
+        due = self._retries.take_due(now_s)
         for peer in due:
             self._peers[peer].retry_at_s = now_s + MOST_PAUSE_S
             self._peers[peer].is_wanted = False
+            self._plan(peer)
         return due
 
     def next_deadline_s(self) -> float | None:
         """Return when `take_due` has a peer; None: nothing is to be tried."""
-        times = (one.retry_at_s for one in self._peers.values() if one.is_retried)
-        return min(times, default=None)
+        return self._retries.next_s()
+
+    def _plan(self, peer: Peer) -> None:
+        self._retries.discard(peer)
+        if self._peers[peer].is_retried:
+            self._retries.set_no_later(peer, self._peers[peer].retry_at_s)

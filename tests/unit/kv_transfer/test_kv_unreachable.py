@@ -22,6 +22,7 @@ from kv_transfer.core.unreachable import (
     MOST_PAUSE_S,
     UnreachablePeers,
 )
+from tests.unit.kv_transfer.lines_run import lines_run
 from tests.unit.kv_transfer.test_kv_sender import (
     LAYOUT,
     LIMITS,
@@ -149,3 +150,15 @@ def test_what_is_remembered_is_bounded() -> None:
         peers.failed(Peer("there", Incarnation("d", number)), 0.0)
     assert peers.refusal(Peer("there", Incarnation("d", 0))) is None
     assert peers.refusal(Peer("there", Incarnation("d", 1))) is not None
+
+
+def test_a_turn_does_not_visit_every_peer_that_is_silent() -> None:
+    """F120."""
+
+    def cost(num_peers: int) -> int:
+        peers = UnreachablePeers()
+        for number in range(num_peers):
+            peers.failed(Peer(f"there{number}", Incarnation(f"d{number}", 1)), 0.0)
+        return lines_run(lambda: (peers.take_due(0.1), peers.next_deadline_s()))
+
+    assert cost(800) == cost(8)
