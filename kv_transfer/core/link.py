@@ -134,7 +134,7 @@ class Link:
             if transfer.has_pieces and not transfer.is_begun:
                 self._turns.discard(token)
                 continue
-            transfer.split_pushes(self._limits.max_joined_pulled)
+            transfer.split_pushes(max(self._limits.max_joined, self._limits.max_joined_pulled))
             if transfer.pending:
                 num_blocks = sum(len(chunk) for chunk in self._next_chunks(transfer))
                 if not self._fits(num_blocks * self._pair_bytes):

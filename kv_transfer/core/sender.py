@@ -100,6 +100,8 @@ class Sender:
         if link is None or link.transfers[token].is_stopped:
             return []
         link.transfers[token].push(layer, ordinals, source_blocks)
+        if link.transfers[token].misuse:
+            self._links.look_at(link, 0.0)
         link.has_work(token)
         return [] if link.waits_for_node else self._pump(link)
 

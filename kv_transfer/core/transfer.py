@@ -164,7 +164,9 @@ class Transfer:
             self._split_part(self._pushes[0])
 
     def _split_part(self, push: _Push) -> None:
-        part = slice(push.num_split, push.num_split + MAX_BLOCKS_PER_PART)
+        # Whole chunks, so that none is short before the last part.
+        num_chunks = max(1, MAX_BLOCKS_PER_PART // self._source.max_blocks)
+        part = slice(push.num_split, push.num_split + num_chunks * self._source.max_blocks)
         ordinals = self._checked("ordinal", push.ordinals[part], self._targets.size)
         blocks = self._checked("source block", push.source_blocks[part], self._source.num_blocks)
         if ordinals is None or blocks is None:

@@ -22,6 +22,7 @@ from tests.contract.kv_connector.cluster import (
     assert_ended_once,
     commit_for,
     error_of,
+    send,
 )
 from tests.contract.kv_connector.kinds import NodeOptions
 
@@ -203,6 +204,10 @@ def test_a_push_that_is_misuse_fails_its_transfer_alone(
     cluster: Cluster, layer: int, ordinals: list[int], blocks: list[int], wrong: str
 ) -> None:
     prefill, decode = cluster.node("p"), cluster.node("d")
+    # The connection stands then, so the decode node is told at once.
+    send(prefill, decode, first := cluster.ticket(decode, [1]), [4])
+    assert isinstance(decode.wait_event(), Landed)
+    assert prefill.wait_event() == TransferEnded(first.lease_token, None)
     misused, good = cluster.ticket(decode, [1, 2]), cluster.ticket(decode, [3, 4])
     for ticket in (misused, good):
         decode.connector.expect(ticket, sender_deadline_s=30)

@@ -133,6 +133,43 @@ def test_a_wrong_block_in_a_later_part_ends_the_transfer_there(has_broken: bool)
     assert sent(effects) == ([] if has_broken else [frames.Abort(1, 3)])
 
 
+def test_misuse_is_told_of_before_the_peer_answers() -> None:
+    sender = Sender(ME, LAYOUT, LIMITS)
+    sender.on_open(ticket(), 100.0, 0.0)
+    assert sender.on_tick(0.0) == []
+    assert sender.on_push(1, 0, [0], []) == []
+    assert sender.next_deadline_s() == 0.0
+    [ended] = ends(sender.on_tick(0.1))
+    assert "1 ordinals for 0 source blocks" in str(getattr(ended, "error", ""))
+
+
+def test_chunks_are_whole_across_parts() -> None:
+    """A part holds no remainder that would leave in a frame of its own."""
+    in_chunk = 7
+    limits = Limits(window_bytes=1 << 30, max_frame_bytes=in_chunk * PAIR_BYTES, max_joined=1)
+    sender = Sender(ME, LAYOUT, limits)
+    sender.on_open(ticket(1, NUM_BLOCKS), 100.0, 0.0)
+    sender.on_push(1, 0, range(NUM_BLOCKS), range(NUM_BLOCKS))
+    sender.hello(PEER, {"zmq": b""}, "off")
+    effects = sender.on_frame(PEER, frames.Welcome(DECODE, "zmq", b"", 1 << 30, "off"), 0.0)
+    sizes = [len(one.chunk.ordinals) for one in effects if isinstance(one, SendChunk)]
+    assert set(sizes) == {in_chunk}
+    assert len(sizes) * in_chunk > MAX_BLOCKS_PER_PART
+
+
+def test_as_many_chunks_are_prepared_as_a_frame_may_join() -> None:
+    joined = 40
+    limits = Limits(window_bytes=1 << 30, max_frame_bytes=PAIR_BYTES, max_joined=joined)
+    sender = Sender(ME, LAYOUT, limits)
+    sender.on_open(ticket(1, 8 * joined), 100.0, 0.0)
+    for first in range(0, 8 * joined, 2):
+        sender.on_push(1, 0, [first, first + 1], [first, first + 1])
+    sender.hello(PEER, {"zmq": b""}, "off")
+    effects = sender.on_frame(PEER, frames.Welcome(DECODE, "zmq", b"", 1 << 30, "off"), 0.0)
+    sizes = [len(one.chunk.ordinals) for one in effects if isinstance(one, SendChunk)]
+    assert sizes == [1, 1, 2, 4, 8, 16, 32, *6 * [joined], 16]
+
+
 def test_pieces_that_were_not_sent_are_not_repeated_after_misuse() -> None:
     sending = Sending()
     sending.push(1)
