@@ -51,7 +51,7 @@ class ZmqConnector(TransportConnector):
     ) -> None:
         limits = Limits(window_bytes=window_bytes, peer_timeout_s=peer_timeout_s)
         check_pool(pool, layout)
-        limits.blocks_per_frame(layout)
+        limits.blocks_per_chunk(layout)
         super().__init__(
             pool,
             layout,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from array import array
 from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
@@ -13,6 +15,9 @@ from kv_transfer.core.limits import MAX_LANE_BYTES, MAX_LANES, MAX_NODE_ID_CHARS
 
 Check = Callable[[str, object], Any]
 """Takes a field's name and value, returns the value to use. Raises `PeerProtocolError`."""
+
+_ARRAY_TYPES = {16: "H", 32: "I", 64: "Q"}
+"""Of unsigned integers, by their bits."""
 
 
 def shown(value: object) -> str:
@@ -57,17 +62,14 @@ def uints(bits: int, max_items: int) -> Check:
     """Return a check for lists of at most `max_items` integers from 0 to 2**bits - 1."""
 
     def check(name: str, value: object) -> tuple[int, ...]:
-        if (
-            type(value) is not list
-            or len(value) > max_items
-            # With compiled functions: every DATA frame has some hundreds of integers.
-            or not set(map(type, value)) <= {int}
-            or not 0 <= min(value, default=0) <= max(value, default=0) < 1 << bits
-        ):
-            raise PeerProtocolError(
-                f"{name} is not a list of at most {max_items} integers of {bits} bits"
-            )
-        return tuple(value)
+        # With compiled functions: every DATA frame has some hundreds of integers.
+        if type(value) is list and len(value) <= max_items and set(map(type, value)) <= {int}:
+            with contextlib.suppress(OverflowError):
+                array(_ARRAY_TYPES[bits], value)
+                return tuple(value)
+        raise PeerProtocolError(
+            f"{name} is not a list of at most {max_items} integers of {bits} bits"
+        )
 
     return check
 
@@ -79,9 +81,9 @@ def boolean(name: str, value: object) -> bool:
     return value
 
 
-def flag(name: str, value: object) -> bool:
-    """Return a boolean that earlier releases do not send: missing means False."""
-    return value is not None and boolean(name, value)
+def missing_means(default: object, check: Check) -> Check:
+    """Return `check` for a field that earlier releases do not send; without it, `default`."""
+    return lambda name, value: default if value is None else check(name, value)
 
 
 def one_of(choices: tuple[str, ...]) -> Check:

@@ -36,9 +36,9 @@ from kv_transfer.core.field_checks import (
     Check,
     blob,
     boolean,
-    flag,
     incarnation,
     layout,
+    missing_means,
     offers,
     one_of,
     shown,
@@ -50,6 +50,7 @@ from kv_transfer.core.field_checks import (
 from kv_transfer.core.header_seal import seal, unsealed
 from kv_transfer.core.lanes import VERIFY_AUTO, VERIFY_MODES
 from kv_transfer.core.limits import (
+    LEAST_BLOCKS_PER_FRAME,
     MAX_BLOCKS_PER_FRAME,
     MAX_DRAFT_TOKENS,
     MAX_LANE_BYTES,
@@ -90,8 +91,9 @@ class Welcome:
 
     `lane_reply` is the data of the receiver's end of the lane. At most `window_bytes` of data may
     be unacknowledged on this connection, until an ACK says otherwise. `verify` is the mode that
-    both sides use. A sender without a transfer may say nothing for `quiet_s`; releases before it do
-    not send the field, and 0 means that its silence ends the connection as ever.
+    both sides use. A sender without a transfer may say nothing for `quiet_s`; 0 means that its
+    silence ends the connection as ever. A DATA frame may have `frame_blocks` blocks. Earlier
+    releases do not send the last two fields.
     """
 
     receiver: Incarnation
@@ -100,6 +102,7 @@ class Welcome:
     window_bytes: int
     verify: str
     quiet_s: int = 0
+    frame_blocks: int = LEAST_BLOCKS_PER_FRAME
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,7 +270,7 @@ _SCHEMAS: dict[int, tuple[type[Frame], dict[str, Check]]] = {
             "layout": layout,
             "offers": offers,
             "verify": one_of((VERIFY_AUTO, *VERIFY_MODES)),
-            "can_repeat": flag,
+            "can_repeat": missing_means(False, boolean),
         },
     ),
     2: (
@@ -279,6 +282,7 @@ _SCHEMAS: dict[int, tuple[type[Frame], dict[str, Check]]] = {
             "window_bytes": uint(63),
             "verify": one_of(VERIFY_MODES),
             "quiet_s": uint_or_0(32),
+            "frame_blocks": missing_means(LEAST_BLOCKS_PER_FRAME, _U32),
         },
     ),
     3: (Refused, _REASON),

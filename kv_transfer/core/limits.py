@@ -16,12 +16,14 @@ DEFAULT_PEER_TIMEOUT_S = 2.0
 WINDOWS_PER_NODE = 4
 MAX_WAIT_S = 1.0
 """The longest wait of a connector before it checks the time again."""
-MAX_HEADER_BYTES = 16 * 1024
+MAX_HEADER_BYTES = 32 * 1024
 MAX_TEXT_CHARS = 1024
 MAX_NODE_ID_CHARS = 256
-MAX_BLOCKS_PER_FRAME = 256
-# Pushed blocks are prepared for sending in parts of so many, which takes about a millisecond.
+MAX_BLOCKS_PER_FRAME = 1024
+LEAST_BLOCKS_PER_FRAME = 256
+"""What a frame may have towards every release; a chunk has no more."""
 MAX_BLOCKS_PER_PART = 1024
+"""Pushed blocks are prepared for sending in parts of so many, which takes about a millisecond."""
 MAX_DRAFT_TOKENS = 64
 MAX_LANES = 4
 MAX_LANE_BYTES = 3072
@@ -40,6 +42,11 @@ MAX_REPEATS_PER_LANDING = 16
 MAX_REPEATS_PER_TRANSFER = 4 * MAX_REPEATS_PER_LANDING
 MAX_DAMAGED_HEADERS = 16
 """Headers with a wrong checksum after which a landing fails, or a decode node is given up."""
+
+
+def frame_blocks_towards(said: int) -> int:
+    """Return how many blocks a frame may have to a receiver that said that it takes so many."""
+    return max(LEAST_BLOCKS_PER_FRAME, min(said, MAX_BLOCKS_PER_FRAME))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +96,7 @@ class Limits:
         """How long a ping may stay unanswered: with the interval before it, `peer_timeout_s`."""
         return self.peer_timeout_s - self.ping_interval_s
 
-    def blocks_per_frame(self, layout: KVLayout) -> int:
+    def blocks_per_chunk(self, layout: KVLayout) -> int:
         """Return the most blocks whose keys and values of one layer fit a frame and the window.
 
         Raises `ConfigError` when the window cannot hold even one block.
@@ -102,7 +109,7 @@ class Limits:
             )
         # Half a window at most, so that one frame is sent while the other is acknowledged.
         fitting = min(self.max_frame_bytes, self.window_bytes // 2) // pair_bytes
-        return max(1, min(MAX_BLOCKS_PER_FRAME, fitting))
+        return max(1, min(LEAST_BLOCKS_PER_FRAME, fitting))
 
     def max_part_bytes(self, layout: KVLayout) -> int:
         """Return the largest message part that a sender with any window may send, in bytes."""

@@ -15,7 +15,7 @@ from kv_transfer.core.effects import Peer, SayHello, SenderEffect, SendToPeer
 from kv_transfer.core.frames import Abort, Ping, Welcome
 from kv_transfer.core.handshake import LINK_TABLE, HandoffState, LinkState, LinkStep, advance
 from kv_transfer.core.lanes import ONE_SIDED_LANES, PULLING_LANES, verification
-from kv_transfer.core.limits import MAX_BLOCKS_PER_FRAME, MAX_FRAMES_IN_FLIGHT, Limits
+from kv_transfer.core.limits import MAX_FRAMES_IN_FLIGHT, Limits, frame_blocks_towards
 from kv_transfer.core.link_rates import SLOW_FOR_S, SLOW_LOOK_S, RateMeter, is_slow
 from kv_transfer.core.shared_window import SharedWindow
 from kv_transfer.core.transfer import Transfer
@@ -72,7 +72,7 @@ class Link:
         self.offered: frozenset[str] = frozenset()
         self.wanted_verify = self.lane = self.verify = ""
         self._lane_reply = b""
-        self._window_bytes = 0
+        self._window_bytes = self._frame_blocks = 0
         self._quiet_s = 0
         self._limits = limits
         self._pair_bytes = piece_pair_bytes
@@ -159,8 +159,6 @@ class Link:
         syndrome).
         """
         first = transfer.pending[0]
-        if self.lane in ONE_SIDED_LANES:
-            return [first]
         limits = self._limits
         most = limits.max_joined_pulled if self.lane in PULLING_LANES else limits.max_joined
         most_bytes = min(self._window_bytes // 2, self.in_flight_bytes)
@@ -168,7 +166,7 @@ class Link:
         chunks: list[Chunk] = []
         for chunk in islice(transfer.pending, most):
             num_blocks += len(chunk)
-            is_too_much = num_blocks > MAX_BLOCKS_PER_FRAME or num_blocks * pair > most_bytes
+            is_too_much = num_blocks > self._frame_blocks or num_blocks * pair > most_bytes
             if chunks and (is_too_much or chunk.layer != first.layer):
                 break
             chunks.append(chunk)
@@ -278,6 +276,7 @@ class Link:
         self.lane, self.verify = lane, verify
         self._lane_reply = welcome.lane_reply
         self._quiet_s = welcome.quiet_s
+        self._frame_blocks = frame_blocks_towards(welcome.frame_blocks)
         self.grant(welcome.window_bytes)
         return True
 

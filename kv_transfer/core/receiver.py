@@ -35,7 +35,12 @@ from kv_transfer.core.handshake import HandoffStep
 from kv_transfer.core.header_seal import DamagedHeader
 from kv_transfer.core.landing import Landing
 from kv_transfer.core.lanes import LANE_NEEDS, VERIFY_AUTO, verification
-from kv_transfer.core.limits import MAX_REMEMBERED_OUTCOMES, MAX_WAIT_S, Limits
+from kv_transfer.core.limits import (
+    MAX_BLOCKS_PER_FRAME,
+    MAX_REMEMBERED_OUTCOMES,
+    MAX_WAIT_S,
+    Limits,
+)
 from kv_transfer.core.quarantine import Quarantine
 from kv_transfer.core.sessions import Session, Sessions
 from kv_transfer.core.slab_fences import NO_LEASE, SlabFences
@@ -283,12 +288,13 @@ class Receiver:
 
     def _welcome(self, session: Session) -> Reply:
         welcome = frames.Welcome(
-            self._me,
-            session.lane,
-            session.lane_reply,
-            session.window_bytes,
-            session.verify,
-            self._sessions.quiet_s(session),
+            receiver=self._me,
+            lane=session.lane,
+            lane_reply=session.lane_reply,
+            window_bytes=session.window_bytes,
+            verify=session.verify,
+            quiet_s=self._sessions.quiet_s(session),
+            frame_blocks=MAX_BLOCKS_PER_FRAME,
         )
         return Reply(session.id, welcome)
 

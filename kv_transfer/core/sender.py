@@ -45,7 +45,7 @@ class Sender:
     ) -> None:
         self._me = me
         self._layout = layout
-        self._source = Source(layout.num_layers, num_blocks, limits.blocks_per_frame(layout))
+        self._source = Source(layout.num_layers, num_blocks, limits.blocks_per_chunk(layout))
         self._links = Links(limits, 2 * layout.piece_bytes)
         self._link_of: dict[int, Link] = {}
         self._unreachable = UnreachablePeers()

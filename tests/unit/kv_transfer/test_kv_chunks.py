@@ -11,7 +11,7 @@ from common.errors import ConfigError
 from common.kv_layout import KVLayout
 from kv_transfer.core.block_arrays import as_blocks, run_lengths, runs_of
 from kv_transfer.core.chunks import PieceSet, PushedPieces, split_chunks
-from kv_transfer.core.limits import MAX_BLOCKS_PER_FRAME, Limits
+from kv_transfer.core.limits import LEAST_BLOCKS_PER_FRAME, Limits
 
 LAYOUT = KVLayout(
     model_digest="m", num_layers=3, num_kv_heads=2, head_dim=8, block_size=4, dtype="float32"
@@ -89,17 +89,17 @@ def test_of_a_piece_that_is_pushed_twice_the_first_source_counts() -> None:
 
 @pytest.mark.parametrize(
     ("window", "frame", "blocks"),
-    [(1, 8, 1), (2, 8, 1), (5, 8, 2), (100, 8, 8), (10_000, 10_000, MAX_BLOCKS_PER_FRAME)],
+    [(1, 8, 1), (2, 8, 1), (5, 8, 2), (100, 8, 8), (10_000, 10_000, LEAST_BLOCKS_PER_FRAME)],
 )
 def test_a_frame_is_at_most_half_a_window(window: int, frame: int, blocks: int) -> None:
     limits = Limits(window_bytes=window * PAIR_BYTES, max_frame_bytes=frame * PAIR_BYTES)
-    assert limits.blocks_per_frame(LAYOUT) == blocks
+    assert limits.blocks_per_chunk(LAYOUT) == blocks
 
 
 def test_a_window_too_small_for_a_block_names_both() -> None:
     """F31."""
     with pytest.raises(ConfigError, match=f"{PAIR_BYTES - 1} bytes: wanted at least {PAIR_BYTES}"):
-        Limits(window_bytes=PAIR_BYTES - 1).blocks_per_frame(LAYOUT)
+        Limits(window_bytes=PAIR_BYTES - 1).blocks_per_chunk(LAYOUT)
 
 
 def test_a_piece_larger_than_a_frame_still_fits_a_part() -> None:

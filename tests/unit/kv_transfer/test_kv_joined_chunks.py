@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import msgpack  # type: ignore[import-untyped]
 import pytest
 
 from common.ids import AttemptId, Incarnation
@@ -11,7 +12,8 @@ from common.kv_layout import KVLayout
 from kv_transfer.connector import Ticket
 from kv_transfer.core import frames
 from kv_transfer.core.effects import Peer, SendChunk, SenderEffect
-from kv_transfer.core.limits import MAX_BLOCKS_PER_FRAME, Limits
+from kv_transfer.core.header_seal import SEAL_BYTES, seal
+from kv_transfer.core.limits import LEAST_BLOCKS_PER_FRAME, MAX_BLOCKS_PER_FRAME, Limits
 from kv_transfer.core.sender import Sender
 
 LAYOUT = KVLayout(
@@ -46,10 +48,12 @@ def new_sender(*, window_blocks: int) -> Sender:
     return sender
 
 
-def connect(sender: Sender, lane: str, now_s: float = 0.0) -> list[SenderEffect]:
+def connect(
+    sender: Sender, lane: str, now_s: float = 0.0, frame_blocks: int = LEAST_BLOCKS_PER_FRAME
+) -> list[SenderEffect]:
     sender.hello(PEER, {lane: b""}, "off")
     window_bytes = 1 << 30
-    welcome = frames.Welcome(DECODE, lane, b"", window_bytes, "off")
+    welcome = frames.Welcome(DECODE, lane, b"", window_bytes, "off", frame_blocks)
     effects = sender.on_frame(PEER, welcome, now_s)
     return [*effects, *sender.on_frame(PEER, frames.Begun(1, 3), now_s)]
 
@@ -66,6 +70,7 @@ def sizes(effects: list[SenderEffect]) -> list[tuple[int, int]]:
     [
         ("zmq", [1, 1, 2, 4, 3], [4, 4, 3]),
         ("loopback", [1, 1, 2, 4, 3], [4, 4, 3]),
+        ("rdma", [1, 1, 2, 4, 3], [4, 4, 3]),
         ("shm", [1, 1, 2, 4, 3], [8, 3]),
     ],
 )
@@ -76,11 +81,6 @@ def test_frames_grow_with_what_is_under_way(
     sender = new_sender(window_blocks=100)
     wanted = [(0, size) for size in first_layer] + [(1, size) for size in second_layer]
     assert sizes(connect(sender, lane)) == wanted
-
-
-def test_a_frame_that_is_written_by_the_sender_is_one_chunk() -> None:
-    rdma = sizes(connect(new_sender(window_blocks=100), "rdma"))
-    assert rdma == [(layer, 1) for layer in (0, 1) for _ in range(NUM_BLOCKS)]
 
 
 @pytest.mark.parametrize(("lane", "window_blocks"), [("shm", 4), ("zmq", 8)])
@@ -118,20 +118,45 @@ def test_what_was_joined_comes_apart_for_another_lane() -> None:
     sender.on_link_lost(PEER, 1.0)
     sender.on_tick(2.0)
     again = connect(sender, "rdma", 2.0)
-    assert sizes(again) == [(0, 1)] * 3 + [(1, 1)] * NUM_BLOCKS
+    assert sizes(again) == [(0, 1), (0, 1), (0, 1), (1, 3), (1, 4), (1, 4)]
     left = [e.chunk.source_blocks.tolist() for e in again if isinstance(e, SendChunk)]
-    assert left == [[8], [9], [10]] + [[block] for block in range(NUM_BLOCKS)]
+    assert [block for blocks in left for block in blocks] == [8, 9, 10, *range(NUM_BLOCKS)]
 
 
-def test_a_frame_does_not_hold_too_many_blocks() -> None:
-    third = MAX_BLOCKS_PER_FRAME // 3
-    count = 12 * third
-    limits = Limits(
-        window_bytes=1 << 30, max_frame_bytes=third * PAIR_BYTES, max_joined=4, max_joined_pulled=8
-    )
+@pytest.mark.parametrize(
+    ("said", "wanted"),
+    [
+        (LEAST_BLOCKS_PER_FRAME, [1, 1, 2] + 12 * [3]),
+        (0, [1, 1, 2] + 12 * [3]),
+        (4 * LEAST_BLOCKS_PER_FRAME // 3, [1, 1, 2, 4, 4, 4, 4, 4, 4, 4, 4, 4]),
+        (MAX_BLOCKS_PER_FRAME, [1, 1, 2, 4, 8, 12, 12]),
+        (1 << 30, [1, 1, 2, 4, 8, 12, 12]),
+    ],
+)
+@pytest.mark.parametrize("lane", ["zmq", "rdma"])
+def test_a_frame_holds_as_many_blocks_as_its_receiver_takes(
+    lane: str, said: int, wanted: list[int]
+) -> None:
+    third = LEAST_BLOCKS_PER_FRAME // 3
+    count = 40 * third
+    limits = Limits(window_bytes=1 << 30, max_frame_bytes=third * PAIR_BYTES, max_joined=40)
     sender = Sender(ME, LAYOUT, limits)
     sender.on_open(dataclasses.replace(TICKET, target_block_ids=tuple(range(count))), 100.0, 0.0)
     sender.on_push(1, 0, range(count), range(count))
-    found = [blocks // third for _, blocks in sizes(connect(sender, "zmq"))]
-    assert found == [1, 1, 2, 3, 3, 2]
-    assert sum(found) == 12
+    effects = connect(sender, lane, frame_blocks=said)
+    assert [blocks / third for _, blocks in sizes(effects)] == wanted
+    # Another connection may be to a release that takes fewer.
+    sender.on_link_lost(PEER, 1.0)
+    sender.on_tick(2.0)
+    again = sizes(connect(sender, lane, 2.0))
+    assert max(blocks for _, blocks in again) <= LEAST_BLOCKS_PER_FRAME
+    assert sum(blocks for _, blocks in again) == count
+
+
+def test_a_receiver_that_does_not_say_takes_what_each_release_takes() -> None:
+    welcome = frames.Welcome(DECODE, "zmq", b"", 1, "off", MAX_BLOCKS_PER_FRAME)
+    assert frames.decode(frames.encode(welcome)) == welcome
+    body = msgpack.unpackb(frames.encode(welcome)[:-SEAL_BYTES])
+    assert body.pop("frame_blocks") == MAX_BLOCKS_PER_FRAME
+    earlier = frames.decode(seal(msgpack.packb(body)))
+    assert earlier == dataclasses.replace(welcome, frame_blocks=LEAST_BLOCKS_PER_FRAME)

@@ -20,7 +20,12 @@ from kv_transfer.core.effects import (
     Reply,
     Write,
 )
-from kv_transfer.core.limits import MAX_REMEMBERED_EPOCHS, MAX_REMEMBERED_OUTCOMES, Limits
+from kv_transfer.core.limits import (
+    MAX_BLOCKS_PER_FRAME,
+    MAX_REMEMBERED_EPOCHS,
+    MAX_REMEMBERED_OUTCOMES,
+    Limits,
+)
 from kv_transfer.core.receiver import Receiver
 from tests.unit.kv_transfer.lines_run import lines_run
 
@@ -30,7 +35,9 @@ LAYOUT = KVLayout(
 P = LAYOUT.piece_bytes
 LIMITS = Limits(window_bytes=32 * P, max_frame_bytes=4 * P, max_sessions=3)
 SENDER, OTHER, ME = Incarnation("p", 5), Incarnation("other", 1), Incarnation("d", 1)
-WELCOME = frames.Welcome(ME, "zmq", b"", LIMITS.window_bytes, "block", LIMITS.quiet_s)
+WELCOME = frames.Welcome(
+    ME, "zmq", b"", LIMITS.window_bytes, "block", LIMITS.quiet_s, MAX_BLOCKS_PER_FRAME
+)
 BEGIN = frames.Begin(1, 3)
 COMMIT = frames.CommitFrame(1, 3, 2, 0, 8, 7, ())
 
