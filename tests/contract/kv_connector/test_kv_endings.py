@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from kv_transfer import pieces
 from kv_transfer.connector import Landed, Released, TransferEnded
 from kv_transfer.core.effects import SendChunk
 from kv_transfer.core.limits import MAX_REPEATS_PER_LANDING, MAX_REPEATS_PER_PIECE
+from kv_transfer.piece_rows import PieceRows
 from kv_transfer.receiving_end import ReceivingEnd
 from kv_transfer.sending_end import SendingEnd
 from tests.contract.kv_connector.cluster import (
@@ -186,14 +188,17 @@ def test_revoke_waits_for_a_write_under_way(kind: str, monkeypatch: pytest.Monke
     """F14: `revoke` does not return while a frame of the landing is being copied."""
     writing, returned = threading.Event(), threading.Event()
     returned_early: list[bool] = []
-    write = pieces.write
 
-    def slow(*args: object) -> None:
-        writing.set()
-        returned_early.append(returned.wait(0.2))
-        write(*args)  # type: ignore[arg-type]
+    def slowed(copy: Callable[..., pieces.Sums]) -> Callable[..., pieces.Sums]:
+        def slow(*args: object) -> pieces.Sums:
+            writing.set()
+            returned_early.append(returned.wait(0.2))
+            return copy(*args)
 
-    monkeypatch.setattr(pieces, "write", slow)
+        return slow
+
+    for name in ("copy_parts", "copy_blocks"):
+        monkeypatch.setattr(PieceRows, name, slowed(getattr(PieceRows, name)))
     with contextlib.closing(cluster_of(kind)) as cluster:
         prefill, decode, ticket = begin(cluster)
         prefill.push_all(ticket, [4, 5, 6])
@@ -383,15 +388,15 @@ def test_a_bad_checksum_never_lands(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, which: int
 ) -> None:
     """F24: the keys' or the values' sum of one block is never what arrives, however often."""
-    pool_sums = pieces.pool_sums
+    sums_with_frame = SendingEnd._sums_with_frame
 
-    def lie(pool: pieces.Pool, *args: Any) -> pieces.Sums:
-        sums = pieces.unpacked_sums(pool_sums(pool, *args)).copy()
-        sums[which, -1] ^= np.uint64(pool is prefill.pool)
-        return sums.tobytes()
+    def lie(end: SendingEnd, effect: SendChunk, sums: pieces.Sums) -> pieces.Sums:
+        changed = pieces.unpacked_sums(sums).copy()
+        changed[which, -1] ^= np.uint64(1)
+        return sums_with_frame(end, effect, changed.tobytes())
 
     prefill, decode = cluster.node("p", verify="block"), cluster.node("d")
-    monkeypatch.setattr(pieces, "pool_sums", lie)
+    monkeypatch.setattr(SendingEnd, "_sums_with_frame", lie)
     ticket = cluster.ticket(decode, [1, 2, 3])
     send(prefill, decode, ticket, [4, 5, 6])
     assert "bad checksum" in str(decode.wait_failed())
