@@ -37,16 +37,6 @@ def uint(bits: int) -> Check:
     return check
 
 
-def uint_or_0(bits: int) -> Check:
-    """Return a check for integers that earlier releases do not send: missing means 0."""
-    present = uint(bits)
-
-    def check(name: str, value: object) -> int:
-        return 0 if value is None else int(present(name, value))
-
-    return check
-
-
 def text(max_chars: int) -> Check:
     """Return a check for texts of at most `max_chars` characters."""
 

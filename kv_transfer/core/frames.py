@@ -44,7 +44,6 @@ from kv_transfer.core.field_checks import (
     shown,
     text,
     uint,
-    uint_or_0,
     uints,
 )
 from kv_transfer.core.header_seal import seal, unsealed
@@ -281,7 +280,7 @@ _SCHEMAS: dict[int, tuple[type[Frame], dict[str, Check]]] = {
             "lane_reply": blob(MAX_LANE_BYTES),
             "window_bytes": uint(63),
             "verify": one_of(VERIFY_MODES),
-            "quiet_s": uint_or_0(32),
+            "quiet_s": missing_means(0, _U32),
             "frame_blocks": missing_means(LEAST_BLOCKS_PER_FRAME, _U32),
         },
     ),
@@ -300,7 +299,7 @@ _SCHEMAS: dict[int, tuple[type[Frame], dict[str, Check]]] = {
             "wants_ack": boolean,
         },
     ),
-    6: (Ack, {"consumed": _U64, "window_bytes": uint_or_0(63)}),
+    6: (Ack, {"consumed": _U64, "window_bytes": missing_means(0, uint(63))}),
     7: (
         CommitFrame,
         {

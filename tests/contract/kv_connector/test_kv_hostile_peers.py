@@ -18,7 +18,12 @@ from kv_transfer.connector import Landed, LandingFailed, Ticket, TransferEnded
 from kv_transfer.core import frames
 from kv_transfer.core.effects import DropReason
 from kv_transfer.core.header_seal import SEAL_BYTES, seal
-from kv_transfer.core.limits import MAX_HEADER_BYTES, PROTOCOL_VERSION, Limits
+from kv_transfer.core.limits import (
+    MAX_BLOCKS_PER_FRAME,
+    MAX_HEADER_BYTES,
+    PROTOCOL_VERSION,
+    Limits,
+)
 from kv_transfer.pieces import packed_sums, piece_sum
 from tests.contract.kv_connector.cluster import (
     LAYOUT,
@@ -32,7 +37,15 @@ from tests.contract.kv_connector.cluster import (
 P = LAYOUT.piece_bytes
 ROGUE = Incarnation("rogue", 1)
 LIMITS = Limits(window_bytes=WINDOW_BYTES, peer_timeout_s=PEER_TIMEOUT_S)
-WELCOME = frames.Welcome(Incarnation("d", 1), "zmq", b"", WINDOW_BYTES, "block", LIMITS.quiet_s)
+WELCOME = frames.Welcome(
+    Incarnation("d", 1),
+    "zmq",
+    b"",
+    WINDOW_BYTES,
+    "block",
+    LIMITS.quiet_s,
+    MAX_BLOCKS_PER_FRAME,
+)
 
 
 def sealed(value: object) -> bytes:
