@@ -12,14 +12,17 @@ DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVLayout:
-    """One allocation `[num_layers, 2, num_blocks, num_kv_heads, block_size, head_dim]`: 2 for K, V.
+    """One allocation `[num_layers, num_planes, num_blocks, num_kv_heads, block_size, head_dim]`.
 
-    `model_digest` names the weights and their dtype. So when two nodes have equal fingerprints,
-    each would compute the same block as the other. `num_blocks` is left out, because pools can
-    differ in size. Raises `ValueError` for an unknown `dtype`.
+    `model_digest` names the weights and their dtype: the model, whatever part of it a node holds.
+    All other fields are geometry. When two nodes have equal fingerprints, each would compute the
+    same block as the other. `num_blocks` is left out, because pools can differ in size. Raises
+    `ValueError` for an unknown `dtype`.
 
     A tensor-parallel node would attach here: a field for the slice, as a range of the model's KV
-    heads, beside `num_kv_heads` of this rank. It would become part of the fingerprint.
+    heads, beside `num_kv_heads` of this rank. It would become part of the fingerprint, and nodes of
+    one model and different slices could still exchange the heads that both have, each of which is
+    one range of a piece.
     """
 
     model_digest: str
@@ -34,14 +37,33 @@ class KVLayout:
             raise ValueError(f"KV dtype {self.dtype!r}: wanted one of {sorted(DTYPE_BYTES)}")
 
     @property
+    def num_planes(self) -> int:
+        """Pieces of a block in one layer: keys and values. A latent cache would have one."""
+        return 2
+
+    @property
+    def head_bytes(self) -> int:
+        """Bytes of one head in a piece. Heads follow each other; scales would lie inside."""
+        return self.block_size * self.head_dim * DTYPE_BYTES[self.dtype]
+
+    @property
     def piece_bytes(self) -> int:
         """Bytes of one block's keys (or values) in one layer: the unit of a transfer."""
-        return self.num_kv_heads * self.block_size * self.head_dim * DTYPE_BYTES[self.dtype]
+        return self.num_kv_heads * self.head_bytes
+
+    @property
+    def layer_bytes(self) -> int:
+        """Bytes of one block in one layer, keys and values."""
+        return self.num_planes * self.piece_bytes
 
     @property
     def block_bytes(self) -> int:
         """Bytes of one block over all layers, keys and values."""
-        return self.piece_bytes * 2 * self.num_layers
+        return self.num_layers * self.layer_bytes
+
+    def pool_shape(self, num_blocks: int) -> tuple[int, int, int, int]:
+        """Return `(num_layers, num_planes, num_blocks, piece_bytes)`: a pool as bytes."""
+        return self.num_layers, self.num_planes, num_blocks, self.piece_bytes
 
     @property
     def description(self) -> str:
@@ -59,8 +81,12 @@ class KVLayout:
 
 
 def check_compatible(ours: KVLayout, theirs: KVLayout) -> None:
-    """Raise `LayoutMismatch` naming every field in which the two differ, with both values."""
+    """Raise `LayoutMismatch` naming every field in which the two differ, with both values.
+
+    It says apart whether the models differ or only their geometry.
+    """
     mine, other = asdict(ours), asdict(theirs)
     wrong = [f"{k}: here {mine[k]!r}, peer {other[k]!r}" for k in mine if mine[k] != other[k]]
     if wrong:
-        raise LayoutMismatch("KV layouts differ: " + "; ".join(wrong))
+        what = "KV layouts" if ours.model_digest == theirs.model_digest else "models"
+        raise LayoutMismatch(f"{what} differ: " + "; ".join(wrong))

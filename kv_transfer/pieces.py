@@ -34,7 +34,7 @@ SCATTER_BELOW_BYTES = 32 << 10
 
 def check_pool(pool: Pool, layout: KVLayout) -> None:
     """Raise `ValueError` unless `pool` is the bytes of a cache of this layout."""
-    wanted = (layout.num_layers, 2, pool.shape[2] if pool.ndim == 4 else 0, layout.piece_bytes)
+    wanted = layout.pool_shape(pool.shape[2] if pool.ndim == 4 else 0)
     if pool.dtype != np.uint8 or pool.shape != wanted or not pool.flags.c_contiguous:
         raise ValueError(
             f"KV pool is {pool.dtype} {pool.shape}: wanted contiguous uint8 "

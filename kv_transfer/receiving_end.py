@@ -141,7 +141,7 @@ class ReceivingEnd:
                 assert_never(effect)
 
     def _count(self, write: Write, now_s: float) -> None:
-        num_bytes = 2 * len(write.target_blocks) * self._layout.piece_bytes
+        num_bytes = len(write.target_blocks) * self._layout.layer_bytes
         self.bytes_received += num_bytes
         self._metrics.on_piece(write.data.lease_token, write.lane, num_bytes, now_s)
 

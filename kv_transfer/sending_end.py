@@ -271,7 +271,7 @@ class SendingEnd:
         chunk = effect.chunk
         payload = lane.payload(self._pool, chunk, is_summed=effect.verify != "off")
         sums = self._sums_with_frame(effect, payload.sums)
-        num_bytes = 2 * len(chunk) * self._layout.piece_bytes
+        num_bytes = len(chunk) * self._layout.layer_bytes
         self._count(lane, effect, num_bytes)
         one_sided = self._one_sided.get(lane.name)
         if one_sided is not None:

@@ -25,7 +25,7 @@ class DecodeEnd:
     def __init__(self, case: Case, layout: KVLayout) -> None:
         self._layout = layout
         self._num_blocks = blocks_for(case.prompt_tokens, layout.block_size)
-        shape = (layout.num_layers, 2, self._num_blocks, layout.piece_bytes)
+        shape = layout.pool_shape(self._num_blocks)
         self._pool = np.zeros(shape, np.uint8)
         self._pool[:] = 1  # so that no page is allocated during the measurement
         self._me = Incarnation("decode", 1)

@@ -59,7 +59,7 @@ class PacedRunner:
     @property
     def kv_bytes(self) -> npt.NDArray[np.uint8]:
         """`[num_layers, 2, num_blocks, piece_bytes]`."""
-        shape = (self.layout.num_layers, 2, self.num_blocks, self.layout.piece_bytes)
+        shape = self.layout.pool_shape(self.num_blocks)
         return self._pool.reshape(shape)
 
     def execute(

@@ -98,5 +98,4 @@ class _Receiver:
 
 
 def _memory(moved: Workload, seed: int) -> Memory:
-    shape = (LAYOUT.num_layers, 2, moved.num_blocks, LAYOUT.piece_bytes)
-    return Memory(moved, np.full(shape, seed, np.uint8))
+    return Memory(moved, np.full(LAYOUT.pool_shape(moved.num_blocks), seed, np.uint8))

@@ -98,8 +98,7 @@ def _filled(memory: npt.NDArray[np.uint8], workload: Workload, seed: int) -> Poo
     rng = np.random.default_rng(seed)
     for part in np.split(memory.view(np.int64), POOL_BYTES >> 20):  # so that no second pool is made
         part[:] = rng.integers(0, 1 << 63, part.size)
-    layout = workload.layout
-    return memory.reshape(layout.num_layers, 2, workload.num_blocks, layout.piece_bytes)
+    return memory.reshape(workload.layout.pool_shape(workload.num_blocks))
 
 
 def ranges(pool: Pool, blocks: Blocks) -> Iterator[npt.NDArray[np.uint8]]:

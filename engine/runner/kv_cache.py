@@ -133,7 +133,7 @@ class KVCache:
             self._landings = LandingsIn(
                 side,
                 num_layers=self.layout.num_layers,
-                block_bytes=2 * self.layout.piece_bytes,
+                block_bytes=self.layout.layer_bytes,
             )
         return self._landings.begin(block_ids)
 
@@ -150,7 +150,7 @@ class KVCache:
     def _tensor(self, memory: np.ndarray | None) -> paddle.Tensor:
         layout = self.layout
         heads = [layout.num_kv_heads, layout.block_size, layout.head_dim]
-        shape = [layout.num_layers, 2, self.num_blocks, *heads]
+        shape = [*layout.pool_shape(self.num_blocks)[:3], *heads]
         if memory is None:
             return paddle.zeros(shape, dtype=layout.dtype)
         return paddle.from_dlpack(memory).view(layout.dtype).reshape(shape)
@@ -161,8 +161,7 @@ class KVCache:
 
     @property
     def _bytes_shape(self) -> tuple[int, int, int, int]:
-        layout = self.layout
-        return (layout.num_layers, 2, self.num_blocks, layout.piece_bytes)
+        return self.layout.pool_shape(self.num_blocks)
 
     def _bytes(self) -> np.ndarray:
         return self.as_numpy().view(np.uint8).reshape(self._bytes_shape)

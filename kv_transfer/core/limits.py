@@ -101,7 +101,7 @@ class Limits:
 
         Raises `ConfigError` when the window cannot hold even one block.
         """
-        pair_bytes = 2 * layout.piece_bytes
+        pair_bytes = layout.layer_bytes
         if self.window_bytes < pair_bytes:
             raise ConfigError(
                 f"the KV window is {self.window_bytes} bytes: wanted at least {pair_bytes}, "

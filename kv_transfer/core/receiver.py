@@ -73,7 +73,7 @@ class Receiver:
         self._me = me
         self._layout = layout
         self._limits = limits
-        self._pair_bytes = 2 * layout.piece_bytes
+        self._pair_bytes = layout.layer_bytes
         self._num_blocks = num_blocks
         self._sessions = Sessions(me, layout, limits)
         self._windows = WindowShares(limits)

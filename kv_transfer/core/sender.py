@@ -46,7 +46,7 @@ class Sender:
         self._me = me
         self._layout = layout
         self._source = Source(layout.num_layers, num_blocks, limits.blocks_per_chunk(layout))
-        self._links = Links(limits, 2 * layout.piece_bytes)
+        self._links = Links(limits, layout.layer_bytes)
         self._link_of: dict[int, Link] = {}
         self._unreachable = UnreachablePeers()
         self._longest_turn_s = MAX_WAIT_S + limits.ping_interval_s

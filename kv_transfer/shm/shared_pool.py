@@ -147,9 +147,7 @@ def map_pool(offer: bytes, layout: KVLayout) -> Bytes:
     wanted = _HEADER.pack(_MAGIC, _VERSION, offered.nonce, offered.num_bytes)
     if whole[: _HEADER.size].tobytes() != wanted:
         raise NotShared(f"process {offered.pid} shares another pool")
-    return whole[mmap.PAGESIZE :].reshape(
-        layout.num_layers, 2, offered.num_blocks, layout.piece_bytes
-    )
+    return whole[mmap.PAGESIZE :].reshape(layout.pool_shape(offered.num_blocks))
 
 
 def _unpack(offer: bytes) -> _Offer:
