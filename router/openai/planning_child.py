@@ -1,13 +1,14 @@
 """The planning process: `python -m router.openai.planning_child FOLDER MODEL_NAME MAX_MODEL_LEN`.
 
 It reads bodies from its standard input and writes plans or errors to its standard output, one after
-the other; see `planning_messages`. It ends at the end of its input, so it never outlives its
-router, and by no signal that a terminal or a service's stop sends to a whole group: a router that
-drains still plans what has arrived.
+the other; see `planning_messages`. It ends at the end of its input and, also while it is stopped,
+when its router dies, so it never outlives its router. It ends by no signal that a terminal or a
+service's stop sends to a whole group: a router that drains still plans what has arrived.
 """
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import json
 import os
@@ -33,6 +34,7 @@ from router.openai.planning_messages import (
 from router.openai.request_plan import Planner
 from router.text.text_model import TextModel
 
+_PR_SET_PDEATHSIG = 1
 _OOM_SCORE = "900"
 """Where memory runs out, the kernel ends this process before the router, which starts another."""
 
@@ -71,10 +73,20 @@ def serve(requests: BinaryIO, replies: BinaryIO, model: TextModel) -> None:
             replies.flush()
 
 
+def end_with_parent() -> None:
+    """Make the kernel kill this process when its parent dies, where it can (Linux).
+
+    A parent that died before is noticed by the end of the input.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
 def main(arguments: Sequence[str]) -> int:
     """Load the model's text side, then serve; return the exit code."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    end_with_parent()
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE)
     # Nothing else that is printed may come between the replies.

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -77,6 +78,20 @@ def test_the_child_ends_with_its_router(
     assert planning_pid(router) == pid
     end(router)
     assert not is_alive(pid)
+
+
+def test_a_stopped_child_ends_with_its_router(cluster: Cluster) -> None:
+    """It cannot read the end of its input."""
+    router = cluster.processes["router-1"]
+    assert post(cluster, BODY).status_code == 503
+    pid = planning_pid(router)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        os.kill(router.pid, signal.SIGKILL)
+        wait_until(lambda: not is_alive(pid), "the child has ended")
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def test_a_router_outlives_its_child(cluster: Cluster) -> None:
