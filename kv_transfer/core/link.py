@@ -211,7 +211,7 @@ class Link:
     def _has_more(self) -> bool:
         """Return whether a frame follows at once: one may always be in flight."""
         queued = (self.transfers[token] for token in self._turns)
-        return any(transfer.is_begun and transfer.pending for transfer in queued)
+        return any(transfer.is_begun and transfer.has_pieces for transfer in queued)
 
     def expired(self, now_s: float) -> list[Transfer]:
         """Return the transfers whose deadline has passed."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterator
 
 from kv_transfer.core.transfer import Transfer
 
@@ -34,6 +35,10 @@ class Turns:
     def clear(self) -> None:
         self._heap.clear()
         self._entry_of.clear()
+
+    def __iter__(self) -> Iterator[int]:
+        """Iterate over the tokens, in no order."""
+        return iter(self._entry_of)
 
     def first(self) -> int | None:
         """Return the token of the transfer whose turn it is."""

@@ -18,6 +18,7 @@ from common.errors import (
 from common.ids import AttemptId, Incarnation
 from common.nodes import Role
 from common.request import FinishReason, GenerationRequest, SamplingParams
+from common.version import PROTOCOL_VERSION, VERSION
 from protos import pdserve_node_pb2 as pb
 from protos.codec import refusal_to_proto
 from router.cluster.drain import DrainingNode, UnknownNode, drain_node
@@ -422,6 +423,11 @@ async def test_the_cluster_described(cluster: Cluster) -> None:
     description = view.describe()
     assert description["placement_store"] == "ok"
     assert description["router"]["router_id"] == "router-0"
+    assert (description["router"]["version"], description["router"]["protocol"]) == (
+        VERSION,
+        PROTOCOL_VERSION,
+    )
+    assert all({"version", "protocol"} <= node.keys() for node in description["nodes"])
     assert [(n["node_id"], n["role"], n["num_requests"]) for n in description["nodes"]] == [
         ("d0", "decode", 1),
         ("p0", "prefill", 1),

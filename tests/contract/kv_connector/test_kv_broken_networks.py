@@ -128,7 +128,7 @@ def test_a_dead_receiver_is_noticed_before_the_deadline(zmq_cluster: Cluster) ->
 
 
 def test_a_dead_kv_port_stalls_one_transfer_and_is_used_again_when_it_answers(
-    zmq_cluster: Cluster,
+    zmq_cluster: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     """F30, F67: the next ones end at once, and none waits to find out that it works again."""
     dead: set[int] = set()
@@ -153,6 +153,9 @@ def test_a_dead_kv_port_stalls_one_transfer_and_is_used_again_when_it_answers(
             assert "did not answer" in str(error_of(prefill.wait_event()))
         ended = prefill.connector.statistics().measured.ended
         assert ended["none", "unreachable"] == 21
+        assert "KV to d#1" in caplog.text
+        assert "no answer, 1 in a row" in caplog.text
+        assert prefill.connector.statistics().measured.num_silences >= 1
         is_alive.set()
         wait_until(lambda: prefill.connector.statistics().lanes)
         send(prefill, decode, ticket(), SOURCES)

@@ -6,7 +6,7 @@ import pytest
 
 from kv_transfer.core import frames
 from kv_transfer.core.sender import Sender
-from kv_transfer.core.transfer import Transfer
+from kv_transfer.core.transfer import Source, Transfer
 from kv_transfer.core.turns import Turns
 from tests.unit.kv_transfer.test_kv_sender import LAYOUT, LIMITS, ME, PEER, WELCOME, chunks, ticket
 
@@ -14,8 +14,7 @@ from tests.unit.kv_transfer.test_kv_sender import LAYOUT, LIMITS, ME, PEER, WELC
 def transfer(token: int, deadline_at_s: float = 9.0, priority: int = 0) -> Transfer:
     return Transfer(
         ticket(token),
-        num_layers=4,
-        max_blocks=1,
+        Source(num_layers=4, num_blocks=64, max_blocks=1),
         deadline_at_s=deadline_at_s,
         now_s=0.0,
         priority=priority,

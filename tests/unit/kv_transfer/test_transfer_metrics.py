@@ -8,6 +8,7 @@ from common.errors import HandoffFailed
 from common.histogram import Histogram, HistogramView
 from common.ids import Incarnation
 from kv_transfer.core.effects import Peer
+from kv_transfer.core.transfer_errors import PeerUnreachable, TransferAborted, TransferSlow
 from kv_transfer.transfer_metrics import MAX_REMEMBERED_PEERS, TransferMetrics
 
 D1, D2 = (Peer(f"tcp://h:{n}", Incarnation(f"d{n}", 1)) for n in (1, 2))
@@ -46,6 +47,28 @@ def test_a_transfer_with_most_of_it_hidden() -> None:
     assert view.lanes["rdma"].duration_s.count == 0
     assert view.ended["zmq", "committed"] == 1
     assert view.ended["zmq", "failed"] == view.ended["rdma", "committed"] == 0
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        (None, "committed"),
+        # Also where token 0 ended the answer, so that nothing is to be decoded.
+        (TransferAborted("given up"), "aborted"),
+        (PeerUnreachable("silent"), "unreachable"),
+        (TransferSlow("slow"), "slow"),
+        (HandoffFailed("no"), "failed"),
+    ],
+)
+def test_a_transfer_that_was_given_up_is_not_counted_as_failed(
+    error: HandoffFailed | None, outcome: str
+) -> None:
+    metrics = new()
+    metrics.on_open(7, D1, 10.0)
+    metrics.on_ended(7, error, 25.0)
+    assert {key: count for key, count in metrics.view().ended.items() if count} == {
+        ("none", outcome): 1
+    }
 
 
 @pytest.mark.parametrize("has_sent", [True, False])
