@@ -48,11 +48,15 @@ def test_the_build_context_is_what_is_installed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("paddle", "hashed", "unhashed"),
-    [("cpu", ["paddlepaddle"], ""), ("gpu", [], "paddlepaddle-gpu==3.3.1\n")],
+    ("paddle", "rdma", "hashed", "unhashed"),
+    [
+        ("cpu", "", ["paddlepaddle"], ""),
+        ("gpu", "", [], "paddlepaddle-gpu==3.3.1\n"),
+        ("cpu", "1", ["mooncake-transfer-engine-non-cuda", "paddlepaddle"], ""),
+    ],
 )
-def test_an_image_installs_the_paddle_that_it_names(
-    tmp_path: Path, paddle: str, hashed: list[str], unhashed: str
+def test_an_image_installs_the_paddle_and_the_rdma_that_it_names(
+    tmp_path: Path, paddle: str, rdma: str, hashed: list[str], unhashed: str
 ) -> None:
     """The first command of Dockerfile.node, run by a shell."""
     text = (COMPOSE / "Dockerfile.node").read_text()
@@ -63,12 +67,12 @@ def test_an_image_installs_the_paddle_that_it_names(
     variables = {
         "PADDLE": paddle,
         "PADDLE_INDEX_URL": "an index",
-        "RDMA": "",
+        "RDMA": rdma,
         "PATH": f"{tmp_path}:{os.environ['PATH']}",
     }
     subprocess.run(["sh", "-c", command], cwd=tmp_path, env=variables, check=True)
     names = list(pins((tmp_path / "dependencies.txt").read_text()))
-    assert [name for name in names if name.startswith("paddle")] == hashed
+    assert [name for name in names if name.startswith(("mooncake", "paddle"))] == hashed
     assert {"fastapi", "numba", "networkx"} < set(names)
     assert (tmp_path / "gpu.txt").read_text() == unhashed
     assert list(pins((tmp_path / "build.txt").read_text())) == ["setuptools"]
