@@ -150,14 +150,17 @@ class NodeClient:
 
     def tick(self) -> None:
         """Count the time in which nothing was heard, and judge it."""
-        is_running = self._pings is not None and self._pings.are_answered()
-        match self._silence.tick(is_running=is_running):
+        match self._silence.tick(is_running=self._is_running()):
             case Verdict.SUSPECTED if self._is_heard:
                 self._listener.on_suspected(self._node, self._silence.reason)
             case Verdict.LOST:
                 self._is_silent.set()
             case _:
                 pass
+
+    def _is_running(self) -> bool:
+        """Return whether the node's process shows that it runs. A lost node is not connected to."""
+        return self._is_heard and self._pings is not None and self._pings.are_answered()
 
     def reserve_nowait(
         self,

@@ -157,6 +157,18 @@ def test_a_link_whose_frames_go_one_at_a_time_is_measured_too() -> None:
     assert now_s > num_frames * frame_s + SLOW_FOR_S + SLOW_LOOK_S
 
 
+def test_the_time_until_the_next_layer_is_computed_does_not_count() -> None:
+    """The transfer has its turn to commit, and no frame to send."""
+    sender = connected(1)
+    link = sender._links.get(peer(0))
+    assert link is not None
+    push(sender, 0)
+    for consumed in range(1, NUM_BLOCKS + 1):
+        assert (link.rate.present(0.1) is None) == (consumed == 1)
+        sender.on_frame(peer(0), frames.Ack(consumed), 0.1)
+    assert link.rate.present(0.1) is None
+
+
 def test_a_transfer_that_waits_for_its_prompt_is_not_slow() -> None:
     assert moved(has_committed=False)[0] is None
 
