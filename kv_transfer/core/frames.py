@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import Protocol
 
 import msgpack  # type: ignore[import-untyped]
 
@@ -110,6 +111,15 @@ class Refused:
 
     code: str
     message: str
+
+
+class LeaseFrame(Protocol):
+    """A frame about one transfer."""
+
+    @property
+    def lease_token(self) -> int: ...
+    @property
+    def generation(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)

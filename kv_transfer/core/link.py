@@ -7,12 +7,11 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Protocol
 
 from common.errors import PeerProtocolError
 from kv_transfer.core.chunks import Chunk
 from kv_transfer.core.effects import Peer, SayHello, SenderEffect, SendToPeer
-from kv_transfer.core.frames import Abort, Ping, Welcome
+from kv_transfer.core.frames import Abort, LeaseFrame, Ping, Welcome
 from kv_transfer.core.handshake import LINK_TABLE, HandoffState, LinkState, LinkStep, advance
 from kv_transfer.core.lanes import ONE_SIDED_LANES, PULLING_LANES, verification
 from kv_transfer.core.limits import MAX_FRAMES_IN_FLIGHT, Limits, frame_blocks_towards
@@ -28,15 +27,6 @@ PULLED_WINDOWS = 2
 
 With one window the receiver stalls on checksums while it copies.
 """
-
-
-class LeaseFrame(Protocol):
-    """A frame about one transfer."""
-
-    @property
-    def lease_token(self) -> int: ...
-    @property
-    def generation(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)

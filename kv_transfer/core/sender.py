@@ -27,7 +27,7 @@ from kv_transfer.core.effects import (
 from kv_transfer.core.handshake import HandoffState, HandoffStep, LinkState
 from kv_transfer.core.lanes import ONE_SIDED_LANES
 from kv_transfer.core.limits import MAX_DAMAGED_HEADERS, MAX_TRANSFERS_PER_LINK, MAX_WAIT_S, Limits
-from kv_transfer.core.link import LeaseFrame, Link
+from kv_transfer.core.link import Link
 from kv_transfer.core.links import Links
 from kv_transfer.core.transfer import Source, Transfer
 from kv_transfer.core.transfer_errors import TransferAborted, TransferSlow, error_of_peer
@@ -75,7 +75,7 @@ class Sender:
         effects: Effects = []
         if link is None:
             link = self._links.open(peer, now_s)
-            effects += self._connect(peer)
+            effects += [Connect(peer), SayHello(peer)]
         if len(link.transfers) >= MAX_TRANSFERS_PER_LINK:
             error = HandoffFailed(f"{peer} has {MAX_TRANSFERS_PER_LINK} open transfers already")
             return [*effects, Emit(TransferEnded(ticket.lease_token, error))]
@@ -208,14 +208,15 @@ class Sender:
             elif link.is_idle(now_s):
                 effects += self._drop(link)
             elif link.retry(now_s):
-                effects += self._connect(link.peer)
+                effects += [Connect(link.peer), SayHello(link.peer)]
             elif link.take_ping(now_s):
                 effects.append(link.question())
             if self._links.get(link.peer) is link:
                 self._links.look_at(link, link.next_deadline_s())
         for peer in self._unreachable.take_due(now_s):
             if self._links.get(peer) is None:
-                effects += self._connect(self._links.open(peer, now_s).peer)
+                self._links.open(peer, now_s)
+                effects += [Connect(peer), SayHello(peer)]
         return effects
 
     def next_deadline_s(self) -> float | None:
@@ -340,7 +341,7 @@ class Sender:
     def _on_end(
         self,
         link: Link,
-        frame: LeaseFrame,
+        frame: frames.LeaseFrame,
         step: HandoffStep,
         error: HandoffFailed | None,
         now_s: float,
@@ -395,9 +396,6 @@ class Sender:
             effects += link.abort_frames(transfer.ticket)
             effects += self._end(link, transfer, step, error, now_s)
         return effects
-
-    def _connect(self, peer: Peer) -> Effects:
-        return [Connect(peer), SayHello(peer)]
 
     def _drop(self, link: Link) -> Effects:
         self._links.drop(link)

@@ -23,6 +23,7 @@ from tests.contract.kv_connector.cluster import (
     commit_for,
     error_of,
     send,
+    wait_until,
 )
 
 
@@ -100,6 +101,7 @@ def test_what_is_queued_when_the_connector_closes_ends_once(
         prefill.connector.commit(second.lease_token, commit_for(second))
         closing = threading.Thread(target=prefill.connector.close)
         closing.start()
+        wait_until(lambda: prefill.connector._is_closing)
     closing.join(WAIT_S)
     errors = {event.lease_token: error_of(event) for event in prefill.events}
     assert errors.keys() == {first.lease_token, second.lease_token}

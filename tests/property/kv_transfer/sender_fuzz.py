@@ -172,7 +172,7 @@ class SenderFuzz:
             receiver = peer.incarnation if rng.random() < 0.97 else ME
             window_bytes = rng.choice((0, 2, 4, 99)) * PAIR_BYTES
             verify, most = rng.choice(("off", "block")), rng.choice((0, 256, 1024, 1 << 31))
-            return frames.Welcome(receiver, lane, b"", window_bytes, verify, most)
+            return frames.Welcome(receiver, lane, b"", window_bytes, verify, frame_blocks=most)
         mine = [one for one in self._open.values() if one.peer == peer]
         if not mine or kind < 0.4:
             most = connection.num_sent

@@ -53,7 +53,7 @@ def connect(
 ) -> list[SenderEffect]:
     sender.hello(PEER, {lane: b""}, "off")
     window_bytes = 1 << 30
-    welcome = frames.Welcome(DECODE, lane, b"", window_bytes, "off", frame_blocks)
+    welcome = frames.Welcome(DECODE, lane, b"", window_bytes, "off", frame_blocks=frame_blocks)
     effects = sender.on_frame(PEER, welcome, now_s)
     return [*effects, *sender.on_frame(PEER, frames.Begun(1, 3), now_s)]
 
@@ -154,7 +154,7 @@ def test_a_frame_holds_as_many_blocks_as_its_receiver_takes(
 
 
 def test_a_receiver_that_does_not_say_takes_what_each_release_takes() -> None:
-    welcome = frames.Welcome(DECODE, "zmq", b"", 1, "off", MAX_BLOCKS_PER_FRAME)
+    welcome = frames.Welcome(DECODE, "zmq", b"", 1, "off", frame_blocks=MAX_BLOCKS_PER_FRAME)
     assert frames.decode(frames.encode(welcome)) == welcome
     body = msgpack.unpackb(frames.encode(welcome)[:-SEAL_BYTES])
     assert body.pop("frame_blocks") == MAX_BLOCKS_PER_FRAME

@@ -10,7 +10,6 @@ from common.ids import AttemptId
 from kv_transfer.connector import Commit, TransferEnded
 from kv_transfer.core import frames
 from kv_transfer.core.effects import Connect, Emit, SenderEffect, SendToPeer
-from kv_transfer.core.limits import WINDOWS_PER_NODE
 from kv_transfer.core.link import RECONNECT_AFTER_S
 from kv_transfer.core.link_rates import (
     MIN_SPAN_S,
@@ -132,7 +131,7 @@ def test_a_link_that_is_never_busy_for_long_counts_by_its_whole_transfers() -> N
 
 
 def test_a_link_whose_frames_go_one_at_a_time_is_measured_too() -> None:
-    """Peers 0 to 3 fill the shared window; peer 4 has a rate of its own, and peer 5 the same."""
+    """Peer 4 has a rate of its own, and peer 5 the same, which grants one frame."""
     sender = connected(6)
     num_frames, frame_s = NUM_BLOCKS * LAYOUT.num_layers, 0.05
     for number in (4, 5):
@@ -143,18 +142,18 @@ def test_a_link_whose_frames_go_one_at_a_time_is_measured_too() -> None:
                 sender.on_frame(peer(4), frames.Ack(consumed), consumed * frame_s)
             sender.on_commit(4, Commit(num_tokens=NUM_BLOCKS * 4, first_token_id=1))
             sender.on_frame(peer(4), frames.Committed(4, 3), num_frames * frame_s)
-            for others in range(WINDOWS_PER_NODE):
-                push(sender, others)
+    sender.on_frame(peer(5), frames.Ack(0, PAIR_BYTES), 0.0)
     sender.on_commit(5, Commit(num_tokens=NUM_BLOCKS * 4, first_token_id=1))
-    now_s = num_frames * frame_s
+    now_s, num_alone = num_frames * frame_s, 0
     for consumed in range(1, num_frames):
         now_s += frame_s
         for number in range(5):
             sender.on_frame(peer(number), frames.Pong(), now_s)
         sender.on_frame(peer(5), frames.Ack(consumed), now_s)
-        assert sender.in_flight_bytes[peer(5)] == PAIR_BYTES, "one frame at a time"
+        if sender.in_flight_bytes[peer(5)] <= PAIR_BYTES:
+            num_alone += 1
         assert not [e for e in sender.on_tick(now_s) if isinstance(e, Emit)]
-    assert now_s > num_frames * frame_s + SLOW_FOR_S + SLOW_LOOK_S
+    assert num_alone * frame_s > SLOW_FOR_S + SLOW_LOOK_S
 
 
 def test_the_time_until_the_next_layer_is_computed_does_not_count() -> None:
