@@ -19,6 +19,8 @@ and those behind it that may skip ahead; none fits, because its blocks are reser
     ngram_w1000         as `w1000`, and drafts from the n-gram drafter are proposed and verified
     w10000_over_w100    the ratio of the two medians (`…_cpu`: of processor time)
 
+As in a node, what exists before the first measured step is excluded from garbage collection.
+
 The three queues take turns, step by step and in a new order each time: a machine whose speed drifts
 does so for all, and none always finds the processor's caches as the same other one left them. The
 further cases follow, in turns as well.
@@ -50,6 +52,7 @@ from engine.core.speculation.speculation import make_speculation
 from engine.core.step_batch import StepBatch
 from engine.core.step_plan import Limits
 from engine.runner.flat_batch import BatchLimits, flatten
+from pdserve.roles.long_lived import exclude_from_collection
 
 NUM_RUNNING = 256
 BLOCK_SIZE = 64
@@ -238,6 +241,7 @@ def measure(cases: Items[Case], num_steps: int) -> dict[str, list[StepSpans]]:
     for case in cases:
         print(f"setting up {case.name}", file=sys.stderr)
         nodes.append(BusyNode(case))
+    exclude_from_collection()
     spans: dict[str, list[StepSpans]] = {case.name: [] for case in cases}
     rng = random.Random(0)
     for _ in range(num_steps):

@@ -70,7 +70,8 @@ def _first_step_blocks(sequence: SequenceView, limits: Limits) -> int:
     return blocks_for(max(min(most, longest), sequence.num_known), limits.block_size)
 
 
-@dataclass(frozen=True, slots=True)
+# Not frozen, because one is made for each candidate of each step.
+@dataclass(slots=True)
 class _Need:
     """Blocks of a candidate: `num_new` to allocate, and `claimed`, the evictable of `cached`."""
 
@@ -133,7 +134,7 @@ class _Admissions:
             else:
                 rule = rule if blocked else stop
                 blocked.append(sequence)
-            if any(self._is_barrier(one) for one in blocked):
+            if any(map(self._is_barrier, blocked)):
                 rule = StopRule.BARRIER
                 break
         plan.stopped_by = rule

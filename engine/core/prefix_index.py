@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
 from common.blocks import hash_block, root_hash
 from engine.core.block_pool import BlockPool
 from engine.core.sequence import Sequence
@@ -31,7 +33,7 @@ class PrefixIndex:
             return []
         num_hashes = (sequence.num_known - 1) // self._block_size
         self._extend_hashes(sequence, num_hashes)
-        return self._pool.prefix_cache.match(sequence.block_hashes[:num_hashes])
+        return self._pool.prefix_cache.match(islice(sequence.block_hashes, num_hashes))
 
     def publish(self, sequence: Sequence) -> None:
         """Make every block findable whose tokens are all known and computed."""

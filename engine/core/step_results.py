@@ -145,8 +145,10 @@ class StepResults:
             sequence.output_token_ids.append(one.token_ids[0])
             sequence.num_computed = num_known
             sequence.num_known = num_known + 1
-            sequence.draft_token_ids = ()
-            sequence.proposed_token_ids = one.draft_token_ids
+        if self._speculation is not None:
+            for sequence, one in zip(sequences, drawn, strict=True):
+                sequence.draft_token_ids = ()
+                sequence.proposed_token_ids = one.draft_token_ids
         self._seats.append_one_each(rows, known, [ids[0] for ids in token_ids])
         logprobs = [one.logprobs for one in drawn]
         return list(map(StepOutput, sequences, firsts, token_ids, logprobs, repeat(None)))

@@ -11,6 +11,8 @@ def end_tokens(sampling: SamplingParams, eos_token_ids: Set[int]) -> Set[int]:
     """Return the tokens that end an output: the model's own ones and the request's."""
     if sampling.ignore_eos:
         return frozenset(sampling.stop_token_ids)
+    if not sampling.stop_token_ids:
+        return eos_token_ids  # one set for most sequences
     return eos_token_ids | frozenset(sampling.stop_token_ids)
 
 

@@ -104,21 +104,19 @@ class PeakReserve:
     @classmethod
     def of(cls, policy: LearnedOutputs, rows: GrowthColumns) -> PeakReserve:
         """Return the reserve of `rows`. A sequence that leaves after its prompt never grows."""
-        grows = rows.max_new_tokens > 0
-        held_tokens = int(rows.num_held_blocks[grows].sum()) * policy.block_size
+        held_tokens = int(rows.num_held_blocks[rows.max_new_tokens > 0].sum()) * policy.block_size
         ends = policy.expected(rows)
-        lasts = grows & (ends > 0)
-        weights = np.ones(int(lasts.sum()), np.int64)
-        return cls._sorted(policy, ends[lasts], rows.num_known[lasts], weights, held_tokens)
+        order = ends.argsort(kind="stable")
+        order = order[int((ends <= 0).sum()) :]
+        ends, known = ends[order], rows.num_known[order]
+        return cls._of_sorted(policy, ends, known, np.ones_like(ends), held_tokens)
 
     @classmethod
-    def _sorted(
+    def _of_sorted(
         cls, policy: LearnedOutputs, ends: Ints, known: Ints, weights: Ints, held_tokens: int
     ) -> PeakReserve:
-        order = np.argsort(ends, kind="stable")
-        ends, known, weights = ends[order], known[order], weights[order]
-        num_left = np.cumsum(weights[::-1])[::-1]
-        left_known = np.cumsum((known * weights)[::-1])[::-1]
+        num_left = weights[::-1].cumsum()[::-1]
+        left_known = (known * weights)[::-1].cumsum()[::-1]
         used = left_known + num_left * (ends + _rest(policy))
         most_used = int(used.max(initial=0))
         with_one = np.maximum.accumulate(used + ends)
@@ -172,11 +170,12 @@ class PeakReserve:
         end = self.policy.expected_of(view)
         if end <= 0:
             return replace(self, held_tokens=held_tokens)
-        return self._sorted(
+        place = self.ends.searchsorted(end, side="right")
+        return self._of_sorted(
             self.policy,
-            np.append(self.ends, end),
-            np.append(self.known, view.num_known),
-            np.append(self.weights, weight),
+            np.insert(self.ends, place, end),
+            np.insert(self.known, place, view.num_known),
+            np.insert(self.weights, place, weight),
             held_tokens,
         )
 
