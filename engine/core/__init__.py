@@ -14,6 +14,7 @@ plan            a step as the runner sees it
 step_batch      the sequences of one step, as arrays and one by one
 planned_step    a step on its way to the runner, and its outcome on the way back
 step_results    what a step drew, written into its sequences
+running         the running sequences, by arrival
 seats           the seated sequences as arrays, changed in place
 sequence        one stream of tokens on one node
 status          the life of a sequence, as one table

@@ -17,19 +17,19 @@ from engine.core.step_plan import PreemptionReason, SequenceView, StopRule
 
 
 def plan_decodes(
-    budget: StepBudget, decoding: list[SequenceView], *, is_anything_else_held: bool
+    budget: StepBudget,
+    decoding: list[SequenceView],
+    new: list[int],
+    *,
+    is_anything_else_held: bool,
 ) -> list[SequenceView]:
     """Plan all of `decoding`, in order of arrival; return the sequences that keep their blocks.
 
+    Each needs `new` blocks for its last known token, and those for its drafts.
     `is_anything_else_held`: prefills, transfers or exports hold blocks that they will release.
     Otherwise a single remaining sequence that cannot grow never will.
     """
     size = budget.limits.block_size
-    # Hundreds of sequences are looked at in each step, so the usual case is tested without a call.
-    new = [
-        0 if len(s.block_table) * size > s.num_computed else _blocks_needed(s, 0, size)
-        for s in decoding
-    ]
     num_needed = sum(new)
     if num_needed > budget.available:
         decoding, num_needed = _retract(budget, decoding, num_needed)

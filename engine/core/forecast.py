@@ -14,7 +14,7 @@ import numpy as np
 from engine.core.block_pool import BlockPool
 from engine.core.planned_step import PlannedStep
 from engine.core.policies.growth import GrowthColumns
-from engine.core.seats import Seats
+from engine.core.seats import Ints, Seats
 from engine.core.sequence import Sequence
 from engine.core.status import SequenceStatus
 from engine.core.step_plan import SequenceView
@@ -107,11 +107,14 @@ class Forecast:
         self.num_exporting = 0
         """Sequences that leave the node with the token they draw, and keep their blocks."""
         self._seats = seats
+        self._rows: list[int] = []
+        """The seats of `running`."""
         self._drawing: list[int] = []
         self._leaving: list[int] = []
         entries = {s.sequence_id: entry for entry, s in enumerate(step.sequences)}
         num_tokens, is_sampled = step.batch.num_tokens.tolist(), step.batch.is_sampled.tolist()
         freed: list[int] = []
+        decode = SequenceStatus.RUNNING_DECODE
         for sequence in running:
             entry = entries.get(sequence.sequence_id)
             if entry is None or not is_sampled[entry]:
@@ -119,6 +122,7 @@ class Forecast:
                 self.running.append(
                     SequenceForecast(sequence, sequence.num_known, num_computed, sequence.status)
                 )
+                self._rows.append(sequence.seat)
             elif sequence.is_exported:
                 self._leaving.append(sequence.seat)
                 self.num_exporting += 1
@@ -128,12 +132,14 @@ class Forecast:
             else:
                 self._drawing.append(sequence.seat)
                 num_known = sequence.num_known
-                self.running.append(
-                    SequenceForecast(
-                        sequence, num_known + 1, num_known, SequenceStatus.RUNNING_DECODE
-                    )
-                )
+                self.running.append(SequenceForecast(sequence, num_known + 1, num_known, decode))
+                self._rows.append(sequence.seat)
         self.pool = PoolForecast(pool, frozenset(freed)) if freed else pool
+
+    def num_lacking(self, block_size: int) -> Ints:
+        """Return how many blocks each of `running` will lack for its last known token."""
+        num_known = np.array([sequence.num_known for sequence in self.running], np.int64)
+        return self._seats.num_lacking(np.array(self._rows, np.int64), num_known, block_size)
 
     def growth(self) -> GrowthColumns:
         """Return what a reservation will read of every seat."""

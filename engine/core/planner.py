@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Sequence
 from engine.core.admission_plan import plan_admissions
 from engine.core.chunk_plan import ChunkPlan
 from engine.core.decode_plan import plan_decodes
-from engine.core.policies.growth import GrowthColumns
+from engine.core.policies.growth import GrowthColumns, Ints
 from engine.core.status import SequenceStatus
 from engine.core.step_budget import StepBudget
 from engine.core.step_plan import (
@@ -36,6 +36,7 @@ from engine.core.step_plan import (
 def plan_step(
     *,
     running: Sequence[SequenceView],
+    num_lacking: Ints,
     receiving: Sequence[SequenceView],
     waiting: Collection[SequenceView],
     num_exporting: int,
@@ -47,6 +48,7 @@ def plan_step(
 ) -> StepPlan:
     """Plan one step. `running` is by arrival, `waiting` in the order of the queue.
 
+    `num_lacking[i]` blocks are missing for the last known token of `running[i]`, if it decodes.
     `receiving` sequences hold seats and blocks while their KV arrives. `num_exporting` sequences
     have no seat, but their blocks are still read by a transfer, or may still be written. `growth`
     returns the columns of all seated sequences; it is called only if admissions are tried.
@@ -55,11 +57,14 @@ def plan_step(
     decode = SequenceStatus.RUNNING_DECODE
     decoding = [s for s in running if s.status is decode]
     prefilling = [s for s in running if s.status is not decode]
+    if prefilling:
+        num_lacking = num_lacking[[s.status is decode for s in running]]
     budget = StepBudget(limits, pool, policy, limits.max_num_seqs - len(running) - len(receiving))
     if decoding:
         decoding = plan_decodes(
             budget,
             decoding,
+            num_lacking.tolist(),
             is_anything_else_held=bool(prefilling or receiving or num_exporting),
         )
         budget.bound_work()

@@ -7,7 +7,6 @@ the caller reports them.
 
 from __future__ import annotations
 
-from bisect import insort
 from collections.abc import Mapping, Set
 from collections.abc import Sequence as Items
 from itertools import islice
@@ -26,7 +25,8 @@ from engine.core.planner import plan_step
 from engine.core.policies.reservation import make_reservation
 from engine.core.policies.victims import VICTIM_ORDERS
 from engine.core.prefix_index import PrefixIndex
-from engine.core.seats import Seats
+from engine.core.running import Running
+from engine.core.seats import Ints, Seats
 from engine.core.sequence import NO_SEAT, Sequence
 from engine.core.speculation.speculation import Speculation
 from engine.core.statistics import SchedulerStatistics, StepCounters
@@ -78,7 +78,7 @@ class Scheduler:
             limits.max_model_len,
             blocks_for(limits.max_model_len, limits.block_size),
         )
-        self.running: list[Sequence] = []
+        self.running = Running()
         self.receiving: dict[int, Sequence] = {}
         self.exporting: dict[int, Sequence] = {}
         self.quarantined: dict[int, list[int]] = {}
@@ -160,7 +160,7 @@ class Scheduler:
 
     def plan(self) -> PlannedStep:
         """Decide the next step and take what it needs; `apply` must follow."""
-        by_id = {s.sequence_id: s for s in self.running}
+        by_id = self.running.by_id
         has_drafts = self._draft()
         plan = self._take_ahead(by_id.keys(), has_drafts=has_drafts)
         if plan is None:
@@ -200,7 +200,7 @@ class Scheduler:
         self.pool.start_running(sequence.block_table)
         sequence.has_remote_kv = False
         sequence.move_to(SequenceStatus.RUNNING_DECODE)
-        insort(self.running, sequence, key=_by_arrival)
+        self.running.add(sequence)
         if self._ahead is not None:
             self._ahead.on_landing()
         drawn = DrawnTokens((first_token_id,), draft_token_ids=tuple(draft_token_ids))
@@ -277,8 +277,12 @@ class Scheduler:
     def _decide(self, forecast: Forecast | None = None) -> StepPlan:
         """Decide the next step from the present state, or from what it will be."""
         num_exporting = len(self.exporting) + len(self.quarantined)
+        block_size = self.limits.block_size
         return plan_step(
             running=self.running if forecast is None else forecast.running,
+            num_lacking=(
+                self._num_lacking() if forecast is None else forecast.num_lacking(block_size)
+            ),
             receiving=list(self.receiving.values()),
             waiting=self.waiting,
             num_exporting=num_exporting + (0 if forecast is None else forecast.num_exporting),
@@ -293,6 +297,11 @@ class Scheduler:
     def has_priorities(self) -> bool:
         """Whether requests with a higher priority go first."""
         return self._config.enable_priority_scheduling
+
+    def _num_lacking(self) -> Ints:
+        """Return how many blocks each running sequence lacks for its last known token."""
+        rows = self.running.rows
+        return self.seats.num_lacking(rows, self.seats.num_known[rows], self.limits.block_size)
 
     def _policy(self) -> PlanPolicy:
         config = self._config
@@ -321,7 +330,10 @@ class Scheduler:
         for admission in plan.admissions:
             self.pool.acquire_cached(admission.cached_block_ids)
         chunks = list(plan.chunks.values())
-        step.sequences = [by_id[sequence_id] for sequence_id in plan.chunks]
+        if plan.num_decode_tokens == len(plan.chunks) == len(self.running):
+            step.sequences = list(self.running)
+        else:
+            step.sequences = [by_id[sequence_id] for sequence_id in plan.chunks]
         for sequence, chunk in zip(step.sequences, chunks, strict=True):
             if chunk is PLAIN_DECODE:
                 continue
@@ -366,7 +378,7 @@ class Scheduler:
         sequence.move_to(
             SequenceStatus.RUNNING_DECODE if is_caught_up else SequenceStatus.RUNNING_PREFILL
         )
-        insort(self.running, sequence, key=_by_arrival)
+        self.running.add(sequence)
         return True
 
     def _receive(self, sequence: Sequence, admission: Admission) -> None:
@@ -481,7 +493,3 @@ class Scheduler:
         sequence.move_to(SequenceStatus.FINISHED)
         if not (self.running or self.receiving or self.waiting):
             self.reservation = self.reservation.when_idle()
-
-
-def _by_arrival(sequence: Sequence) -> int:
-    return sequence.arrival

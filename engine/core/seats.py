@@ -122,6 +122,11 @@ class Seats:
         self.token_ids[rows, known] = token_ids
         self.num_known[rows] = known + 1
 
+    def num_lacking(self, rows: Ints, num_known: Ints, block_size: int) -> Ints:
+        """Return how many more blocks each of these seats needs for so many tokens."""
+        missing: Ints = -(-num_known // block_size) - self.num_blocks[rows]
+        return np.maximum(missing, 0)
+
     def growth(self) -> GrowthColumns:
         """Return what a reservation reads of every seat, as copies; empty seats need nothing."""
         return GrowthColumns(

@@ -14,6 +14,9 @@ from engine.core.status import SequenceStatus, check_transition
 NO_SEAT = -1
 """The seat of a sequence that has none."""
 
+# To look up a member of an enumeration costs more than all else in `is_decoding`.
+_DECODE = SequenceStatus.RUNNING_DECODE
+
 
 class Sequence:
     """Known tokens, how far they are computed, and the blocks that hold their KV.
@@ -121,7 +124,7 @@ class Sequence:
     @property
     def is_decoding(self) -> bool:
         """The only predicate for decoding; `Scheduler.check` compares it with the counts."""
-        return self.status is SequenceStatus.RUNNING_DECODE
+        return self.status is _DECODE
 
     @property
     def num_output_since_resume(self) -> int | None:

@@ -173,6 +173,11 @@ def block_ids(sequence_id: int, count: int) -> tuple[int, ...]:
     return tuple(range(1000 * sequence_id, 1000 * sequence_id + count))
 
 
+def lacking_blocks(view: View) -> int:
+    """Return how many blocks a view lacks for its next token."""
+    return max(blocks_for(view.num_computed + 1, BS) - view.num_held_blocks, 0)
+
+
 def growth_columns(views: Sequence[GrowthView]) -> GrowthColumns:
     """Return the columns of these views."""
 
@@ -214,6 +219,7 @@ def plan(
     found = cached or {}
     return plan_step(
         running=running,
+        num_lacking=np.array([lacking_blocks(view) for view in running], np.int64),
         receiving=landing,
         waiting=queue,
         num_exporting=exporting,

@@ -185,7 +185,7 @@ def test_drafts_of_one_that_waits_for_a_block_are_not_those_of_a_later_step() ->
     )  # fmt: skip
     DraftsIn(engine, 7)
     one, long = add(engine, 3, 12, 1), add(engine, 40, 1, 2)
-    engine.run_until(lambda: engine.scheduler.running == [one])
+    engine.run_until(lambda: list(engine.scheduler.running) == [one])
     assert one.draft_token_ids, "it waited with a draft"
     step = engine.plan()
     assert engine.was_ahead

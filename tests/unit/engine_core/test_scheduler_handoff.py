@@ -341,10 +341,10 @@ def test_the_checker_notices_a_sequence_too_many_and_a_lost_block() -> None:
     engine = Engine(seats=1)
     running_decode(engine)
     sequence = engine.scheduler.running[0]
-    engine.scheduler.running.append(sequence)
+    engine.scheduler.running.add(sequence)
     with pytest.raises(AssertionError, match="more sequences than seats"):
         engine.scheduler.check()
-    engine.scheduler.running.pop()
+    engine.scheduler.running.remove(sequence)
     sequence.num_computed += 1
     with pytest.raises(AssertionError, match="not caught up"):
         engine.scheduler.check()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 
 from common.config import SchedulingConfig
@@ -89,9 +90,11 @@ def planned(*, cap: int, seats: int, num_decodes: int, method: str, configured: 
         block_table=tuple(range(1000, 1157)),
     )
     config = SchedulingConfig()
+    # The prompt stands in front: that must cost the decodes nothing.
+    running = [prefill, *decodes] if num_decodes < seats else decodes
     return plan_step(
-        # The prompt stands in front: that must cost the decodes nothing.
-        running=[prefill, *decodes] if num_decodes < seats else decodes,
+        running=running,
+        num_lacking=np.ones(len(running), np.int64),
         receiving=[],
         waiting=[],
         num_exporting=0,
