@@ -12,6 +12,8 @@ from collections.abc import Sequence as Items
 from itertools import islice
 from typing import cast
 
+import numpy as np
+
 from common.blocks import blocks_for
 from common.config import SchedulingConfig
 from common.request import FinishReason
@@ -100,6 +102,7 @@ class Scheduler:
         )
         self._eos_token_ids = eos_token_ids
         self._results = StepResults(
+            self.running,
             self.seats,
             self._prefixes,
             limits,
@@ -330,10 +333,7 @@ class Scheduler:
         for admission in plan.admissions:
             self.pool.acquire_cached(admission.cached_block_ids)
         chunks = list(plan.chunks.values())
-        if plan.num_decode_tokens == len(plan.chunks) == len(self.running):
-            step.sequences = list(self.running)
-        else:
-            step.sequences = [by_id[sequence_id] for sequence_id in plan.chunks]
+        step.sequences = [by_id[sequence_id] for sequence_id in plan.chunks]
         for sequence, chunk in zip(step.sequences, chunks, strict=True):
             if chunk is PLAIN_DECODE:
                 continue
@@ -349,7 +349,11 @@ class Scheduler:
                 if self._seat(step, sequence, admission):
                     step.sequences.append(sequence)
                     chunks.append(Chunk(admission.num_tokens))
-        step.batch = planned_batch(self.seats, step.sequences, chunks, plan.num_decode_tokens)
+        # If all decode they are in the order of arrival.
+        num_decodes, rows = plan.num_decode_tokens, self.running.rows
+        if not num_decodes == len(step.sequences) == len(rows):
+            rows = np.array([sequence.seat for sequence in step.sequences], np.int64)
+        step.batch = planned_batch(self.seats, rows, step.sequences, chunks, num_decodes)
         self._count_bypasses(plan)
         self._set_proposals(step)
         return step

@@ -152,7 +152,7 @@ class Seats:
             assert row.tolist() == list(known), "other tokens in a row"
             table = self.block_tables[seat, :held]
             assert table.tolist() == sequence.block_table, "other blocks in a row"
-            assert not self.block_tables[seat, held:].any(), "a block behind those that are held"
         for seat in self._free:
             assert self.num_blocks[seat] == self.num_known[seat] == 0, "an empty seat holds blocks"
-            assert not self.block_tables[seat].any(), "blocks in the row of an empty seat"
+        is_behind = np.arange(self.block_tables.shape[1]) >= self.num_blocks[:, None]
+        assert not self.block_tables[is_behind].any(), "a block behind those that are held"

@@ -21,6 +21,7 @@ class StepBatch(Sequence[ScheduledSequence]):
 
     The last `num_drafts[i]` of them are drafts, which stand behind the row's known tokens. Where
     `is_sampled[i]`, tokens are drawn after the last known token and after each draft.
+    Where `is_decode[i]`, a decoding sequence computes its last known token, and drafts.
     `num_proposals[i]` drafts may be proposed for the next step. `view(i)` makes the entry as a
     `ScheduledSequence`, which the runner does not read.
     """
@@ -36,11 +37,12 @@ class StepBatch(Sequence[ScheduledSequence]):
         view: Callable[[int], ScheduledSequence],
     ) -> None:
         self.seats = seats
-        self.rows: Ints = np.array(rows, np.int64)
-        self.starts: Ints = np.array(starts, np.int64)
-        self.num_tokens: Ints = np.array(num_tokens, np.int64)
-        self.num_drafts: Ints = np.array(num_drafts, np.int64)
-        self.is_sampled = np.array(is_sampled, np.bool_)
+        self.rows: Ints = np.asarray(rows, np.int64)
+        self.starts: Ints = np.asarray(starts, np.int64)
+        self.num_tokens: Ints = np.asarray(num_tokens, np.int64)
+        self.num_drafts: Ints = np.asarray(num_drafts, np.int64)
+        self.is_sampled = np.asarray(is_sampled, np.bool_)
+        self.is_decode = np.zeros(len(self.rows), np.bool_)
         self.num_proposals: Ints = np.zeros(len(self.rows), np.int64)
         self._view = view
         self._views: list[ScheduledSequence] = []
@@ -75,18 +77,22 @@ class StepBatch(Sequence[ScheduledSequence]):
             self.is_sampled[kept],
             lambda i: self[entries[i]],
         )
+        part.is_decode = self.is_decode[kept]
         part.num_proposals = self.num_proposals[kept]
         return part
 
 
 def planned_batch(
-    seats: Seats, sequences: Sequence[SeatedSequence], chunks: Sequence[Chunk], num_decodes: int
+    seats: Seats,
+    rows: Ints,
+    sequences: Sequence[SeatedSequence],
+    chunks: Sequence[Chunk],
+    num_decodes: int,
 ) -> StepBatch:
-    """Return the batch that computes `chunks` of `sequences`, which hold their blocks.
+    """Return the batch that computes `chunks` of `sequences`, which hold their blocks, at `rows`.
 
     The first `num_decodes` compute their last known token, and drafts behind it.
     """
-    rows = np.array([sequence.seat for sequence in sequences], np.int64)
     known = seats.num_known[rows]
     starts, num_tokens = known - 1, np.ones_like(known)
     starts[num_decodes:] = [sequence.num_computed for sequence in sequences[num_decodes:]]
@@ -101,6 +107,7 @@ def planned_batch(
         starts + num_tokens == known,
         lambda entry: _view(sequences[entry], batch, entry),
     )
+    batch.is_decode[:num_decodes] = True
     return batch
 
 

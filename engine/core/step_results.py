@@ -13,11 +13,13 @@ from common.request import FinishReason
 from engine.core.plan import DrawnTokens
 from engine.core.planned_step import PlannedStep, StepOutput
 from engine.core.prefix_index import PrefixIndex
+from engine.core.running import Running
 from engine.core.seats import Bools, Ints, Seats
 from engine.core.sequence import Sequence
 from engine.core.speculation.speculation import Speculation
 from engine.core.statistics import StepCounters
 from engine.core.status import SequenceStatus
+from engine.core.step_batch import StepBatch
 from engine.core.step_plan import Limits
 from engine.core.stop_rules import until_end
 
@@ -30,6 +32,7 @@ class StepResults:
 
     def __init__(
         self,
+        running: Running,
         seats: Seats,
         prefixes: PrefixIndex,
         limits: Limits,
@@ -38,6 +41,7 @@ class StepResults:
         *,
         on_end: OnEnd,
     ) -> None:
+        self._running = running
         self._seats = seats
         self._prefixes = prefixes
         self._limits = limits
@@ -52,10 +56,9 @@ class StepResults:
         (blocks are published, an output ends, a prompt ends) happens in the order of the batch.
         """
         self._observe(step)
-        decode = SequenceStatus.RUNNING_DECODE
-        was_decoding = [s.status is decode for s in step.sequences]
+        was_decoding = [s.is_decoding for s in step.sequences] if self._speculation else []
         known = self._seats.num_known[step.batch.rows]
-        goes_on = np.array(self._goes_on(step, results, known, was_decoding), np.bool_)
+        goes_on = self._goes_on(step.batch, results, known)
         outputs = self._append_one_each(step, results, known, goes_on)
         is_block_full = known % self._limits.block_size == 0
         num_idle = 0
@@ -102,26 +105,19 @@ class StepResults:
             num_proposals = int(step.batch.num_proposals.sum())
             self._speculation.observe(step.num_tokens, step.took_s, num_proposals)
 
-    def _goes_on(
-        self,
-        step: PlannedStep,
-        results: Items[DrawnTokens | None],
-        known: Ints,
-        was_decoding: Items[bool],
-    ) -> list[bool]:
-        """Return which sequences were decoding, get one token and do not end: the usual case."""
-        rows = step.batch.rows
-        last = self._seats.num_prompt[rows] + self._seats.max_new_tokens[rows] - 1
-        return [
-            is_inside
-            and decodes
-            and drawn is not None
-            and len(drawn.token_ids) == 1
-            and drawn.token_ids[0] not in sequence.end_token_ids
-            for is_inside, decodes, drawn, sequence in zip(
-                (known < last).tolist(), was_decoding, results, step.sequences, strict=True
-            )
+    def _goes_on(self, batch: StepBatch, results: Items[DrawnTokens | None], known: Ints) -> Bools:
+        """Return which sequences decode, get one token and do not end: the usual case.
+
+        A token that ends any of the running sequences is left to `append` to judge.
+        """
+        last = self._seats.num_prompt[batch.rows] + self._seats.max_new_tokens[batch.rows] - 1
+        ends = self._running.end_token_ids
+        is_plain = [
+            drawn is not None and len(drawn.token_ids) == 1 and drawn.token_ids[0] not in ends
+            for drawn in results
         ]
+        goes_on: Bools = batch.is_decode & (known < last) & np.array(is_plain, np.bool_)
+        return goes_on
 
     def _append_one_each(
         self,

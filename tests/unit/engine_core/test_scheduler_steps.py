@@ -99,6 +99,22 @@ def test_a_stop_token_is_part_of_the_output_and_its_last() -> None:
     check_idle(engine.scheduler)
 
 
+def test_a_stop_token_of_one_that_comes_later_ends_its_output() -> None:
+    engine = Engine()
+    first = make_request(5, max_tokens=20, ignore_eos=True)
+    plain = make_request(6, seed=1, max_tokens=8, ignore_eos=True)
+    stop = answer(plain)[2]
+    before = engine.add(first)
+    engine.step()
+    engine.step()
+    after = engine.add(
+        make_request(6, seed=1, max_tokens=8, ignore_eos=True, stop_token_ids=(stop,))
+    )
+    engine.run()
+    assert engine.outputs[after.sequence_id] == answer(plain)[:3]
+    assert engine.outputs[before.sequence_id] == answer(first)
+
+
 def test_the_longest_sequence_of_the_model_ends_by_length_and_fits_its_blocks() -> None:
     engine = Engine(num_blocks=3, max_model_len=12)
     sequence = engine.add(make_request(9, max_tokens=100, ignore_eos=True))

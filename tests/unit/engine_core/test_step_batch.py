@@ -8,7 +8,7 @@ from common.request import SamplingParams
 from engine.core.plan import SampleInput, ScheduledSequence
 from engine.core.step_batch import batch_of
 
-COLUMNS = ("starts", "num_tokens", "num_drafts", "is_sampled", "num_proposals")
+COLUMNS = ("starts", "num_tokens", "num_drafts", "is_sampled", "is_decode", "num_proposals")
 
 
 def entry(number: int) -> ScheduledSequence:
@@ -30,6 +30,7 @@ def entry(number: int) -> ScheduledSequence:
 def test_a_part_has_the_columns_and_views_of_its_entries() -> None:
     entries = [entry(number) for number in range(1, 6)]
     batch = batch_of(entries)
+    batch.is_decode[[1, 4]] = True
     assert list(batch) == entries
     for chosen in ([], [0], [3, 1], [1, 2, 4], range(5)):
         part = batch.only(list(chosen))
