@@ -7,9 +7,15 @@ from typing import Generic, TypeVar
 
 Key = TypeVar("Key")
 
+MANY_OUTDATED = 64
+"""Entries beyond the keys, and once more their number, after which outdated ones are removed."""
+
 
 class Deadlines(Generic[Key]):
-    """One time per key; setting, taking and removing cost the logarithm of their number."""
+    """One time per key; setting, taking and removing cost the logarithm of their number.
+
+    Memory is bounded by the number of keys.
+    """
 
     def __init__(self) -> None:
         self._at_s: dict[Key, float] = {}
@@ -23,6 +29,9 @@ class Deadlines(Generic[Key]):
             self._at_s[key] = at_s
             self._num_pushed += 1
             heapq.heappush(self._heap, (at_s, self._num_pushed, key))
+            if len(self._heap) > 2 * len(self._at_s) + MANY_OUTDATED:
+                self._heap = [entry for entry in self._heap if self._at_s.get(entry[2]) == entry[0]]
+                heapq.heapify(self._heap)
 
     def discard(self, key: Key) -> None:
         self._at_s.pop(key, None)

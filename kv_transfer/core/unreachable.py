@@ -63,8 +63,9 @@ class UnreachablePeers:
         silence = self._peers.get(peer)
         if silence is None:
             return None
-        silence.is_wanted = True
-        self._plan(peer)
+        if not silence.is_wanted:
+            silence.is_wanted = True
+            self._plan(peer)
         times = "once" if silence.num_failures == 1 else f"{silence.num_failures} times in a row"
         return PeerUnreachable(f"{peer} did not answer {times}; it is being tried again")
 

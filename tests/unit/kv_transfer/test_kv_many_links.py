@@ -9,7 +9,7 @@ import random
 import pytest
 
 from kv_transfer.core import frames
-from kv_transfer.core.deadlines import Deadlines
+from kv_transfer.core.deadlines import MANY_OUTDATED, Deadlines
 from kv_transfer.core.limits import WINDOWS_PER_NODE
 from kv_transfer.core.links import Links
 from kv_transfer.core.sender import Sender
@@ -130,6 +130,17 @@ def test_the_shared_window_is_the_sum_whatever_happens_to_links() -> None:
                 sender.on_link_lost(peer(number), now_s)
         in_flight = sum(sender.in_flight_bytes.values())
         assert sender._links._window.in_flight_bytes == in_flight
+
+
+def test_times_of_what_ended_early_take_no_memory() -> None:
+    """A landing that ends after a second had ten minutes."""
+    deadlines: Deadlines[int] = Deadlines()
+    for number in range(10_000):
+        deadlines.set_no_later(number, 600.0 + number)
+        deadlines.discard(number - 3)
+        assert len(deadlines._heap) <= 2 * 4 + MANY_OUTDATED
+    assert deadlines.next_s() == 600.0 + 9_997
+    assert deadlines.take_due(1e9) == [9_997, 9_998, 9_999]
 
 
 def test_the_earliest_time_comes_first_and_later_ones_do_not_replace_it() -> None:
