@@ -63,6 +63,18 @@ def test_links_that_wait_for_the_shared_window_are_served_in_turn() -> None:
     assert answers == [[], [3, 4, 5], [3, 4, 5]]
 
 
+def test_a_push_on_a_link_that_waits_takes_nobodys_turn() -> None:
+    sender = connected(7, limits=dataclasses.replace(LIMITS, window_bytes=8 * PAIR_BYTES))
+    for number in range(7):
+        push(sender, number)
+    assert [b // PAIR_BYTES for b in sender.in_flight_bytes.values()] == [8, 8, 8, 4, 2, 2, 2]
+    sender.on_abort(0)
+    assert sent_to(sender.on_frame(peer(0), frames.Ack(8), 0.1)) == [3, 4, 5]
+    # There is room for one more, which is the next one's that waits when somebody acknowledges.
+    assert sent_to(push(sender, 3, layer=1) + push(sender, 6, layer=1)) == []
+    assert sent_to(sender.on_frame(peer(1), frames.Ack(1), 0.1))[0] == 6
+
+
 def test_waiting_links_get_the_same_bytes_with_small_and_with_large_frames() -> None:
     """Deficit round robin counts bytes: who has larger frames has its turn less often."""
     limits = dataclasses.replace(LIMITS, window_bytes=8 * PAIR_BYTES, max_frame_bytes=PAIR_BYTES)

@@ -109,3 +109,26 @@ def test_an_address_that_is_found_too_late_is_used_the_next_time(
     transport.connect(peer)
     assert peer in transport._dealers
     assert asked == ["d.example"]
+
+
+def test_nobody_waits_while_something_that_arrived_was_not_read(
+    transport: ZmqTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A turn reads a part of many messages; ZMQ does not signal the others again."""
+    itself = Peer(transport.endpoint, Incarnation("itself", 1))
+    transport.connect(itself)
+    assert transport.send(itself, [memoryview(b"hello")])
+    while transport.receive_nowait() is None:
+        transport.wait(1.0)
+    timeouts: list[float] = []
+
+    def noted(timeout_s: float) -> list[object]:
+        timeouts.append(timeout_s)
+        return []
+
+    monkeypatch.setattr(transport._readiness, "wait", noted)
+    transport.wait(1.0)
+    # There is nothing more to read, which only the next look finds out.
+    assert transport.receive_nowait() is None
+    transport.wait(1.0)
+    assert timeouts == [0.0, 1.0]
