@@ -54,6 +54,9 @@ def test_a_peer_that_expects_pings_gets_them(quiet_s: int) -> None:
 
 def test_the_first_transfer_after_a_pause_asks_at_once_whether_the_peer_lives() -> None:
     sender = idle()
+    for second in range(1, 5):
+        sender.on_tick(second)
+    assert sender.next_deadline_s() == LIMITS.idle_s
     assert sent(sender.on_open(ticket(2), 100.0, 5.0)) == [frames.Begin(2, 3)]
     assert (sender.next_deadline_s() or 9.0) <= 5.0
     assert sender.on_tick(5.0) == [SendToPeer(PEER, frames.Ping((2,)))]

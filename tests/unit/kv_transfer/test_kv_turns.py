@@ -40,8 +40,7 @@ def test_the_earliest_deadline_is_first_and_priority_before_it() -> None:
 def test_equals_take_turns() -> None:
     turns = Turns()
     pair = transfer(1), transfer(2)
-    for one in pair:
-        turns.add(one)
+    for one in (*pair, pair[0]):
         turns.add(one)
     for wanted in (1, 2, 1, 2):
         assert turns.first() == wanted
