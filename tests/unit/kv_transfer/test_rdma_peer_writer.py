@@ -12,7 +12,7 @@ import pytest
 
 from common.errors import HandoffFailed
 from kv_transfer.rdma import peer_writer
-from kv_transfer.rdma.peer_writer import MAX_SLEEP_S, PeerWriter
+from kv_transfer.rdma.peer_writer import MAX_BATCH_RANGES, MAX_SLEEP_S, PeerWriter
 from kv_transfer.rdma.slabs import Ranges
 from kv_transfer.transport import Parts
 from tests.fakes.fake_engine import FakeEngine
@@ -59,10 +59,10 @@ class Wire(FakeEngine):
 class Writing:
     """A writer to a peer; `left` are the headers that left, each with the batches begun by then."""
 
-    def __init__(self, wire: Wire) -> None:
+    def __init__(self, wire: Wire, batch_bytes: int = BATCH_BYTES) -> None:
         self.wire = wire
         self.left: queue.Queue[tuple[bytes, int]] = queue.Queue()
-        self.writer = PeerWriter(wire, "there:1", self._take, batch_bytes=BATCH_BYTES)
+        self.writer = PeerWriter(wire, "there:1", self._take, batch_bytes=batch_bytes)
 
     def _take(self, writer: PeerWriter, ready: Parts | HandoffFailed) -> None:
         assert not isinstance(ready, HandoffFailed), ready
@@ -184,6 +184,23 @@ def test_a_writer_that_failed_ends_when_nothing_is_under_way() -> None:
     assert len(engine.batches) == 2
     assert engine.num_under_way == 0
     assert said.empty()
+
+
+def test_no_batch_has_more_ranges_than_the_engine_takes(writing: Writing) -> None:
+    """However many are written at once or queued; the header follows the last of them."""
+    many = Writing(writing.wire, batch_bytes=1 << 20)
+    many.wire.is_held = True
+    counts = MAX_BATCH_RANGES // 2 + 1, MAX_BATCH_RANGES // 2, 2 * MAX_BATCH_RANGES + 3
+    for count in (1, *counts):
+        many.writer.write(np.ones((count, 3), np.uint64))
+    many.writer.send_after([memoryview(b"header")])
+    many.wire.let_go.release(100)
+    assert many.wait_left()[0] == b"header"
+    sizes = [len(batch) for batch in many.wire.batches]
+    assert sum(sizes) == 1 + sum(counts)
+    assert max(sizes) <= MAX_BATCH_RANGES
+    many.writer.end()
+    assert many.writer.join(WAIT_S)
 
 
 class FewSlots(SlowToReach):
