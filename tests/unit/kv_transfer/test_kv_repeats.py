@@ -111,6 +111,8 @@ def test_a_piece_that_had_arrived_is_lost_when_a_damaged_frame_overwrites_it() -
     machine.on_written(write_of(machine, one(0, 1, SUM_1)))
     machine.on_corrupt(write_of(machine, dataclasses.replace(BOTH, seq=1)), {1}, "here")
     assert events(machine.on_frame(b"a", COMMIT, [], 0.0)) == []
+    landed, *_ = events(machine.on_written(write_of(machine, one(2, 1, SUM_1))))
+    assert isinstance(landed, Landed)
 
 
 def test_a_sender_that_does_not_understand_it_fails_at_once() -> None:
