@@ -347,3 +347,28 @@ def test_blocks_of_a_dead_sender_come_back_however_many_landings_are_open(num_op
     assert dead <= failed
     # No other landing ended but by its own sender.
     assert not failed & {one for tokens in open_of.values() for one in tokens}
+
+
+class SlowFences(Senders):
+    """Fences are only noted: a lane may take seconds for one."""
+
+    def __init__(self) -> None:
+        super().__init__(num_blocks=8, blocks_per_slab=4)
+        self.asked: list[ReceiverEffect] = []
+
+    def do(self, effects: list[ReceiverEffect]) -> None:
+        self.asked += [effect for effect in effects if isinstance(effect, Fence)]
+        super().do([effect for effect in effects if not isinstance(effect, Fence)])
+
+
+def test_a_fence_is_asked_for_once_however_long_it_takes() -> None:
+    senders = SlowFences()
+    senders.connect(b"a")
+    senders.begun(b"a", 1, 0, 1)
+    senders.end(b"a")
+    for _ in range(5):
+        senders.tick(1.0)
+    assert senders.asked == [Fence("rdma", 0)]
+    assert not any(isinstance(event, Released) for event in senders.events)
+    Senders.do(senders, senders.asked)
+    assert senders.events[-1] == Released(1)
