@@ -12,7 +12,7 @@ from common.errors import PeerProtocolError
 from common.ids import Incarnation
 from common.kv_layout import KVLayout
 from kv_transfer.core import frames
-from kv_transfer.core.header_seal import SEAL_BYTES, seal
+from kv_transfer.core.header_seal import SEAL_BYTES, DamagedHeader, seal
 from kv_transfer.core.limits import (
     MAX_BLOCKS_PER_FRAME,
     MAX_DRAFT_TOKENS,
@@ -212,3 +212,20 @@ def test_one_wrong_byte_is_found_wherever_it_is(frame: frames.Frame) -> None:
         wrong[at] ^= 1 << at % 8
         with pytest.raises(PeerProtocolError):
             frames.decode(bytes(wrong))
+
+
+@pytest.mark.parametrize(
+    "header", [b"", bytes(64), b"GET / HTTP/1.1\r\n\r\n", b"\x82\xa1w\x04" * 8]
+)
+def test_bytes_of_no_version_are_no_damaged_header(header: bytes) -> None:
+    """Their connection ends for good; one whose header was damaged is opened again."""
+    with pytest.raises(PeerProtocolError) as caught:
+        frames.decode(header)
+    assert not isinstance(caught.value, DamagedHeader)
+
+
+def test_a_header_of_this_version_with_a_wrong_byte_is_a_damaged_one() -> None:
+    header = bytearray(frames.encode(frames.Ack(7)))
+    header[-SEAL_BYTES - 1] ^= 1
+    with pytest.raises(DamagedHeader):
+        frames.decode(bytes(header))
