@@ -1,4 +1,4 @@
-"""Break the engine's core and the nodes in a hundred small ways, and see that tests notice.
+"""Break the engine's core, the nodes and the KV transfer in small ways, and see that tests notice.
 
 Usage: python tools/mutate.py [--only PATTERN] [--jobs NUMBER]
 
