@@ -123,7 +123,8 @@ def state_of(scheduler: Scheduler) -> str:
     of_seats = [
         seats.token_ids.tobytes(),
         seats.block_tables.tobytes(),
-        [column.tolist() for column in (seats.num_known, seats.num_blocks, seats.num_prompt)],
+        seats.growth(),
+        seats.num_prompt.tolist(),
     ]
     return repr(
         (

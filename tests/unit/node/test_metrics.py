@@ -145,6 +145,8 @@ async def test_a_node_is_scraped_over_http() -> None:
     assert found["pdserve_steps_total"] == num_steps
     assert found['pdserve_step_tokens_total{kind="decode"}'] == num_steps - 1
     assert outputs[-1].num_accepted + num_steps == 40
+    # Its model has memory of its own, so steps are planned ahead where no drafts prevent it.
+    assert found['pdserve_plans_ahead_total{rule="drafts"}'] > 0
     assert found["pdserve_running_sequences"] == 0
     assert found['pdserve_refusals_total{reason="overloaded"}'] == 0
     assert sum(v for k, v in found.items() if k.startswith("pdserve_kv_blocks")) == 16

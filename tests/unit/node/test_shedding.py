@@ -31,11 +31,13 @@ def measured(queue: WaitingQueue, *, tokens_per_s: int, for_s: int = 4) -> Shedd
     return shedding
 
 
-def end(shedding: Shedding, num_tokens: int, span_s: float) -> None:
+def end(
+    shedding: Shedding, num_tokens: int, span_s: float, landed_at_s: float | None = None
+) -> None:
     sequence = Sequence(99, make_request(4))
     sequence.append(list(range(num_tokens)))
     attempt = Attempt(AttemptId("r", 1), Incarnation("router", 1), sequence, 1e9, 0.0)
-    attempt.first_token_at_s = 200.0
+    attempt.first_token_at_s, attempt.landed_at_s = 200.0, landed_at_s
     shedding.on_end(attempt, 200.0 + span_s)
 
 
@@ -78,6 +80,32 @@ def test_nobody_is_refused_without_a_queue_or_before_it_has_moved() -> None:
     shedding = measured(queue, tokens_per_s=100)
     assert refusal(shedding, queue, 0.1) is not None
     assert refusal(shedding, queue_of(), 0.1) is None
+
+
+@pytest.mark.parametrize(("span_s", "is_known"), [(0.9, False), (1.0, True)])
+def test_less_than_a_second_says_nothing(span_s: float, is_known: bool) -> None:
+    queue, shedding = queue_of(900), Shedding()
+    shedding.on_step(100.0, queue)
+    queue.num_taken_tokens = 100
+    shedding.on_step(100.0 + span_s, queue)
+    assert (refusal(shedding, queue, 0.1) is not None) is is_known
+
+
+def test_what_leaves_within_one_moment_counts_with_the_next_step() -> None:
+    queue, shedding = queue_of(900), Shedding()
+    for now_s in (100.0, 100.0, 102.0):
+        shedding.on_step(now_s, queue)
+        queue.num_taken_tokens += 100
+    assert refusal(shedding, queue, 10.0) is None
+    assert refusal(shedding, queue, 9.9) is not None
+
+
+def test_an_output_whose_prompt_was_computed_elsewhere_began_when_it_landed() -> None:
+    queue = queue_of(900)
+    shedding = measured(queue, tokens_per_s=100)
+    end(shedding, num_tokens=20, span_s=4.0, landed_at_s=201.0)
+    assert refusal(shedding, queue, 13.1, max_tokens=1000) is None
+    assert refusal(shedding, queue, 12.9, max_tokens=1000) is not None
 
 
 def test_what_leaves_while_nobody_waits_measures_nothing() -> None:

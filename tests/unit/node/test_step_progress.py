@@ -39,6 +39,13 @@ def test_a_turn_is_stuck_behind_its_limit_and_not_before() -> None:
     assert (progress.turn_s, progress.stuck_s) == (0.0, 0.0)
 
 
+def test_the_turn_after_a_stuck_one_is_not_stuck() -> None:
+    progress = StepProgress(0.0)
+    busy_for(progress, LEAST_LIMIT_S + TICK_S)
+    busy_for(progress, TICK_S, since_s=2.0)
+    assert (progress.turn_s, progress.stuck_s) == (TICK_S, 0.0)
+
+
 def test_turn_after_turn_is_progress_and_so_is_waiting_for_work() -> None:
     progress = StepProgress(0.0)
     for number in range(1000):
