@@ -11,7 +11,8 @@ import grpc
 import grpc.aio
 import pytest
 
-from node.control_port import MAX_CONNECTIONS, MAX_METADATA_BYTES, SERVER_OPTIONS
+from common.errors import ConfigError
+from node.control_port import MAX_CONNECTIONS, MAX_METADATA_BYTES, SERVER_OPTIONS, ControlPort
 from node.control_service import MAX_MESSAGE_BYTES
 
 HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
@@ -108,3 +109,10 @@ async def test_what_is_too_large_is_refused_and_the_next_call_works(
 async def test_a_message_of_the_most_bytes_is_taken() -> None:
     async with node_port() as port, calling(port) as call:
         assert await call(b"x" * MAX_MESSAGE_BYTES) == b"%d" % MAX_MESSAGE_BYTES
+
+
+async def test_no_two_nodes_listen_on_one_port() -> None:
+    first = ControlPort("127.0.0.1", 0, None)
+    with pytest.raises(ConfigError, match=f"127.0.0.1:{first.port}: the port is in use"):
+        ControlPort("127.0.0.1", first.port, None)
+    await first.stop(0.0)

@@ -309,7 +309,10 @@ async def test_calls_without_a_reply_are_bounded(
         pb.RouterMessage(calls=[pb.Call(id=1, reserve=reserve())] * 2),
         pb.RouterMessage(calls=[pb.Call()] * (router_calls.MAX_CALLS_PER_MESSAGE + 1)),
         pb.RouterMessage(
-            aborts=pb.Attempts(request_ids=["a"] * (router_calls.MAX_ABORTS_PER_MESSAGE + 1))
+            aborts=pb.Attempts(
+                request_ids=["a"] * (router_calls.MAX_ABORTS_PER_MESSAGE + 1),
+                attempts=[1] * (router_calls.MAX_ABORTS_PER_MESSAGE + 1),
+            )
         ),
         pb.RouterMessage(aborts=pb.Attempts(request_ids=[""], attempts=[1])),
         pb.RouterMessage(aborts=pb.Attempts(request_ids=["a"], attempts=[0])),
