@@ -325,9 +325,9 @@ def test_a_last_decode_waits_for_quarantined_blocks_and_does_not_starve() -> Non
     alone = engine.add(make_request(4, seed=1, max_tokens=9, ignore_eos=True))
     engine.scheduler.finish(given_up)
     while (step := engine.plan()).made_progress:
+        assert not step.starved
         engine.apply(step)
     assert alone.is_decoding
-    assert not step.starved
     engine.scheduler.end_quarantine(given_up)
     engine.run()
     assert len(engine.outputs[alone.sequence_id]) == 9

@@ -9,9 +9,9 @@ from engine.core.step_plan import Limits
 from node.flow_limits import FlowLimits
 from tests.unit.engine_core.build import make_request
 
-LIMITS = FlowLimits(vocab_size=100, max_model_len=41, max_queued_requests=1)
+LIMITS = FlowLimits(vocab_size=100, max_model_len=40, max_queued_requests=1)
 STEP = Limits(
-    max_num_seqs=1, max_num_batched_tokens=8, block_size=4, max_model_len=41,
+    max_num_seqs=1, max_num_batched_tokens=8, block_size=4, max_model_len=40,
     num_speculative_tokens=3,
 )  # fmt: skip
 
@@ -24,15 +24,15 @@ def request(num_prompt: int, num_output: int = 0, *, token: int = 1) -> Generati
     )
 
 
-def problem(given: GenerationRequest, num_blocks: int = 11) -> str:
+def problem(given: GenerationRequest, num_blocks: int = 10) -> str:
     found = LIMITS.problem_with(given, STEP, num_blocks)
     return "" if found is None else str(found)
 
 
 @pytest.mark.parametrize("num_output", [0, 1, 30])
 def test_one_token_must_follow_within_the_models_length(num_output: int) -> None:
-    assert problem(request(40 - num_output, num_output)) == ""
-    assert "at most 40, so that one can follow" in problem(request(41 - num_output, num_output))
+    assert problem(request(39 - num_output, num_output)) == ""
+    assert "at most 39, so that one can follow" in problem(request(40 - num_output, num_output))
 
 
 @pytest.mark.parametrize("num_output", [0, 5])
@@ -42,8 +42,8 @@ def test_known_tokens_and_those_of_the_first_step_must_fit_the_blocks(num_output
 
 
 def test_no_slots_are_needed_beyond_the_models_length() -> None:
-    assert problem(request(40), num_blocks=11) == ""
-    assert "needs 11 KV blocks" in problem(request(40), num_blocks=10)
+    assert problem(request(39), num_blocks=10) == ""
+    assert "needs 10 KV blocks" in problem(request(39), num_blocks=9)
 
 
 @pytest.mark.parametrize("num_output", [0, 2])

@@ -61,7 +61,7 @@ async def test_nobody_is_answered_when_the_stream_has_ended() -> None:
     calls = Calls()
     submit = await calls.begin(10.0)
     calls.calls.close()
+    assert len(calls.replies) == 0
     calls.replies.resolve(submit.reply_to, Accepted())
     await calls.wait(20.0)
     assert calls.answers == []
-    assert len(calls.replies) == 0
