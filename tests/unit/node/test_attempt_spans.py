@@ -123,3 +123,12 @@ def test_a_step_that_failed() -> None:
 def test_an_answer_that_goes_on_here() -> None:
     attempt = attempt_with(output_token_ids=(1, 2), outcome="length", computing_since_s=12.0)
     assert spans_of(attempt).shown() == [("decode", PARENT, 12.0, 20.0, "")]
+
+
+def test_an_answer_that_goes_on_elsewhere_after_its_tokens_were_computed_here() -> None:
+    attempt = attempt_with(
+        is_exported=True, output_token_ids=(1, 2), outcome=HANDED_OFF, transfer=TIMING, **COMPUTED
+    )
+    assert [span[0] for span in spans_of(attempt).shown()] == [
+        "prefill", "queue", "compute", "kv transfer", "exposed"
+    ]  # fmt: skip

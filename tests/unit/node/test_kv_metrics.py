@@ -68,6 +68,9 @@ def test_links_carry_what_each_pair_has_moved() -> None:
         KVLink("d2", "rdma", True, 3 * MIB),
         KVLink("d", "zmq", False, 0),
     )
+    # What was sent over one transport is not told of a connection over another.
+    (_, link) = kv_links(replace(statistics, lanes={"d2": "rdma", "d": "rdma"}))
+    assert link == KVLink("d", "zmq", False, 0)
 
 
 def shown() -> dict[str, float]:

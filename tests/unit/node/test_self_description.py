@@ -1,4 +1,4 @@
-"""Under which addresses a node registers."""
+"""What a node registers: its addresses, and how it drafts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from common.config import Config, ServerConfig
+from common.config import Config, ServerConfig, SpeculationConfig
 from common.ids import Incarnation
 from common.nodes import Role
 from node.self_description import advertised_host, advertised_kv_host, node_record
@@ -54,3 +54,18 @@ def test_every_address_of_the_record_has_the_advertised_host() -> None:
     record = node_record(config, runner, Incarnation("d", 1), 9000, 9100)
     assert record.control_address == "[fd00::7]:9000"
     assert record.metrics_address == "[fd00::7]:9100"
+
+
+@pytest.mark.parametrize(
+    ("role", "method", "wanted"),
+    [
+        (Role.PREFILL, "ngram", "none"),
+        (Role.PREFILL, "mtp", "mtp"),
+        (Role.DECODE, "ngram", "ngram"),
+    ],
+)
+def test_a_node_registers_with_how_it_drafts_itself(role: Role, method: str, wanted: str) -> None:
+    config = Config(role=role, speculation=SpeculationConfig(speculative_method=method))
+    runner = HashRunner(num_blocks=16, block_size=config.engine.block_size)
+    record = node_record(config, runner, Incarnation("n", 1), 9000, 9100)
+    assert record.speculative_method == wanted
