@@ -34,6 +34,7 @@ from tests.fakes.hash_runner import HashRunner, expected_tokens
 from tests.fakes.loopback_connector import LoopbackConnector, LoopbackNetwork
 from tests.fakes.memory_store import MemoryStore
 from tests.fakes.node_caller import NodeCaller
+from tests.fakes.stopped_time import StoppedTime
 from tests.unit.engine_core.build import make_request
 
 WAIT_S = 60.0
@@ -237,6 +238,19 @@ async def test_what_is_left_at_the_time_out_is_handed_over(
         said = [t for o in outputs for t in o.token_ids]
         assert said == right_answer()[1 : 1 + len(said)]
         assert await ends(serving) == 0
+
+
+async def test_the_last_grace_follows_the_time_to_finish() -> None:
+    time, requested = StoppedTime(), asyncio.Event()
+    requested.set()
+    drain = drain_module.NodeDrain(requested, timeout_s=10.0)
+    running = asyncio.create_task(drain.run(Inbox(max_requests=1), lambda: None))
+    for by_s, is_over in ((0.0, False), (609.0, False), (1.0, True)):
+        time.advance(by_s)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert running.done() is is_over
+    time.go_on()
 
 
 async def test_an_idle_node_is_gone_at_once() -> None:
