@@ -80,11 +80,7 @@ class Sender:
             error = HandoffFailed(f"{peer} has {MAX_TRANSFERS_PER_LINK} open transfers already")
             return [*effects, Emit(TransferEnded(ticket.lease_token, error))]
         transfer = Transfer(
-            ticket,
-            self._source,
-            deadline_at_s=now_s + deadline_s,
-            now_s=now_s,
-            priority=priority,
+            ticket, self._source, deadline_at_s=now_s + deadline_s, now_s=now_s, priority=priority
         )
         link.add(transfer)
         self._link_of[transfer.token] = link
@@ -137,8 +133,7 @@ class Sender:
 
     def hello(self, peer: Peer, offers: Mapping[str, bytes], verify: str) -> frames.Hello:
         """Return the frame for a `SayHello`, and record that it is sent now."""
-        link = self._links.get(peer)
-        if link is not None:
+        if link := self._links.get(peer):
             link.greet(offers, verify)
         return frames.Hello(
             self._me, peer.incarnation, self._layout, offers, verify, can_repeat=True

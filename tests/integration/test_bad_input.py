@@ -41,7 +41,6 @@ CASES: dict[str, tuple[str, bytes, int, str | None, str]] = {
     "lone surrogate": (CHAT, b'{"model": "tiny", "messages": "\\ud800"}', 400, None, ""),
     "deep nesting": (COMPLETIONS, b'{"prompt": ' + b"[" * 50_000, 400, None, ""),
     "20 MB": (COMPLETIONS, completion(prompt="a" * 20 * MIB), 413, None, "bytes"),
-    "no model": (COMPLETIONS, b'{"prompt": "a"}', 400, "model", "missing"),
     "another model": (COMPLETIONS, completion(model="gpt-9"), 404, "model", "gpt-9"),
     "no prompt": (COMPLETIONS, b'{"model": "tiny"}', 400, "prompt", "missing"),
     "empty prompt": (COMPLETIONS, completion(prompt=""), 400, "prompt", "empty"),

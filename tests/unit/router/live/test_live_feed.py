@@ -17,11 +17,12 @@ from typing import Any
 
 import pytest
 
+from common.errors import NodeLost
 from router.live import feed as live_feed
 from router.live import page as page_module
 from router.live.feed import MAX_BEHIND, MAX_VIEWERS, LiveFeed
 from router.live.page import live_page
-from tests.fakes.http_edge import FakeCluster, events, make_edge
+from tests.fakes.http_edge import FakeCluster, events, fails, make_edge
 from tests.fakes.http_server import eventually, served
 from tests.fakes.manual_clock import ManualClock
 
@@ -309,13 +310,16 @@ async def test_with_keys_a_stranger_gets_the_page_and_nothing_that_it_shows() ->
 
 
 async def test_the_edge_counts_for_the_page() -> None:
+    """A failure is one of the server: a client's mistake is none."""
     edge = make_edge()
     async with edge.client() as client:
         body = {"model": "tiny", "prompt": "Hi"}
         assert (await client.post("/v1/completions", json=body)).status_code == 200
         assert (await client.post("/v1/completions", json={})).status_code == 400
+        edge.generator.script = fails(NodeLost("gone"))
+        assert (await client.post("/v1/completions", json=body)).status_code == 502
     counters = edge.live.edge
-    assert (counters.num_requests, counters.num_failed) == (2, 1)
+    assert (counters.num_requests, counters.num_failed) == (3, 1)
     assert counters.num_tokens == edge.metric("pdserve_output_tokens_total") > 1
     assert counters.ttft.percentiles_s(0.5) != [None]
     assert counters.tpot.percentiles_s(0.5) != [None]
