@@ -50,7 +50,7 @@ def _is_host(host: str) -> bool:
         return _HOST_NAME.fullmatch(host) is not None
 
 
-_ORIGIN = re.compile(r"https?://[^/\s]+")
+_ORIGIN = re.compile(r"https?://[a-z0-9.:\[\]-]+")
 _HOST_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9_.])?")
 MOST_DRAIN_S = 3600
 _PORTS = (0, 65535)

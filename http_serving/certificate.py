@@ -32,6 +32,7 @@ class Certificate:
         """Read both files. Raises `ConfigError`, which names what is wrong with them."""
         self._certificate, self._key = certificate, key
         self._stamp = self._read_stamp()
+        self._logged = ""
         self._latest, self.expires_at_s = checked_certificate(certificate, key)
         self.context = self._latest
         self.context.sni_callback = self._take_latest
@@ -43,17 +44,20 @@ class Certificate:
     def reload_if_changed(self) -> bool:
         """Take over changed files; return whether there were any.
 
-        If they are broken, that is logged once, and the earlier certificate stays.
+        If they are broken, that is logged once, the earlier certificate stays, and they are tried
+        again at the next call: a mode that is changed, or a date that comes, shows in no stamp.
         """
         stamp = self._read_stamp()
         if stamp == self._stamp:
             return False
-        self._stamp = stamp
         try:
             self._latest, self.expires_at_s = checked_certificate(self._certificate, self._key)
         except ConfigError as broken:
-            log.error("the earlier certificate stays: %s", broken)
+            if str(broken) != self._logged:
+                self._logged = str(broken)
+                log.error("the earlier certificate stays: %s", broken)
             return False
+        self._stamp, self._logged = stamp, ""
         log.info("%s was read again; it ends in %.1f days", self._certificate, self._days_left())
         return True
 

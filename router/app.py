@@ -129,6 +129,7 @@ def _guarded(app: ASGIApp, config: Config, book: ApiKeyBook, refused: RefusedLog
             allow_origins=origins,
             allow_methods=("GET", "POST"),
             allow_headers=("*",),
+            allow_private_network=True,
             expose_headers=("x-request-id", "retry-after"),
         )
     return RequestIdMiddleware(app)
@@ -193,7 +194,7 @@ def _add_models(app: FastAPI, text_model: TextModel, api: OpenAiApi) -> None:
 def _add_tokenization(
     app: FastAPI, config: ApiConfig, text_model: TextModel, planner: BodyPlanner, api: OpenAiApi
 ) -> None:
-    tokenization = TokenizationApi(config, text_model, planner, lambda: api.max_model_len)
+    tokenization = TokenizationApi(config, text_model, planner, api)
 
     @app.post("/tokenize", description="The token ids of a prompt or of a conversation.")
     async def tokenize() -> Response:

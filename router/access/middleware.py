@@ -28,8 +28,8 @@ METRICS_PATHS = frozenset({"/metrics", "/v1/cluster/targets"})
 """What Prometheus reads: the metrics token opens these paths, and no others."""
 
 ADMIN_PATHS = frozenset({"/v1/cluster/drain"})
-LIMITED_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
-"""Paths that a key's limits count: requests that nodes compute."""
+LIMITED_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"})
+"""Paths that a key's limits count: requests that nodes or the router compute."""
 
 
 def _header(scope: Scope, name: bytes) -> bytes:

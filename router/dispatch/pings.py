@@ -16,6 +16,7 @@ from protos.transport_security import Options, open_channel
 
 PING_INTERVAL_MS = 500
 PING_TIMEOUT_MS = 500
+_NEVER_MS = 2**31 - 1
 PINGED_SINCE_PROTOCOL = 3
 """Nodes of an earlier protocol version close a connection with a ping twice a second."""
 
@@ -26,6 +27,8 @@ _PING_OPTIONS = (
     ("grpc.http2.ping_timeout_ms", PING_TIMEOUT_MS),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
+    # A channel without calls is idle, and gRPC closes idle ones.
+    ("grpc.client_idle_timeout_ms", _NEVER_MS),
 )
 
 

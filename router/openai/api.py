@@ -102,7 +102,7 @@ class OpenAiApi:
         self._metrics = metrics
         self._clock = clock
         self._watcher = watcher
-        self._unknown_fields = UnknownFields(are_refused=config.strict_fields)
+        self.unknown_fields = UnknownFields(are_refused=config.strict_fields)
         self._num_in_progress = 0
 
     @property
@@ -116,7 +116,7 @@ class OpenAiApi:
         outcome, why, has_failed = "cancelled", "", False
         watch = self._watcher.begin(endpoint.name, scope)
         try:
-            with self._seat():
+            with self.seat():
                 await self._serve(endpoint, scope, receive, reply, watch)
             outcome = "ok"
         except ClientClosed:
@@ -142,7 +142,8 @@ class OpenAiApi:
             watch.end(outcome, reply.status, self._clock.now_s(), why=why)
 
     @contextmanager
-    def _seat(self) -> Iterator[None]:
+    def seat(self) -> Iterator[None]:
+        """Hold one of the places for requests in progress; `TooManyRequests` without any."""
         limit = self._config.max_concurrent_requests
         if self._num_in_progress >= limit:
             raise TooManyRequests(limit)
@@ -175,7 +176,7 @@ class OpenAiApi:
     ) -> None:
         began_at_s = self._clock.now_s()
         plan = await self._planner.plan(endpoint.kind, body, self.max_model_len)
-        self._unknown_fields.take(plan.ignored_fields)
+        self.unknown_fields.take(plan.ignored_fields)
         head = AnswerHead(
             id=f"{endpoint.id_prefix}-{secrets.token_hex(12)}",
             created_s=int(time.time()),

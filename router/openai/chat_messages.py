@@ -8,6 +8,10 @@ from common.errors import InvalidRequest
 from router.openai.schemas import ChatBody, ChatMessage
 from router.text.chat_template import ChatOptions
 
+MAX_VARIABLES = 32
+MAX_VARIABLE_CHARS = 256
+"""Of a variable's name and of its value. Templates may repeat them for each message."""
+
 
 def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, str]]:
     """Return role, content as text, and name and `reasoning_content` where they are given.
@@ -40,6 +44,18 @@ def template_options(body: ChatBody) -> ChatOptions:
     variables = dict(body.chat_template_kwargs or {})
     if body.reasoning_effort is not None:
         variables.setdefault("reasoning_effort", body.reasoning_effort)
+    if len(variables) > MAX_VARIABLES:
+        raise InvalidRequest(
+            f"chat_template_kwargs has {len(variables)} fields: wanted at most {MAX_VARIABLES}",
+            param="chat_template_kwargs",
+        )
+    for name, value in variables.items():
+        if len(name) > MAX_VARIABLE_CHARS or len(str(value)) > MAX_VARIABLE_CHARS:
+            raise InvalidRequest(
+                f"chat_template_kwargs.{name[:40]} is too long: wanted at most "
+                f"{MAX_VARIABLE_CHARS} characters",
+                param="chat_template_kwargs",
+            )
     return ChatOptions(
         variables=variables,
         has_generation_prompt=body.add_generation_prompt is not False,

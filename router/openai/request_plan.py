@@ -20,7 +20,7 @@ from common.errors import InvalidRequest
 from common.request import MAX_LOGPROBS, SamplingParams, check_priority
 from router.http.errors import ModelNotFound
 from router.openai.chat_messages import template_messages, template_options
-from router.openai.schemas import ChatBody, CompletionBody, SamplingFields, parse_body
+from router.openai.schemas import AnyBody, ChatBody, CompletionBody, SamplingFields, parse_body
 from router.text.context_limits import output_limit, prompt_too_long
 from router.text.stop_strings import MAX_STOP_CHARS, MAX_STOP_STRINGS
 from router.text.text_model import TextModel
@@ -37,10 +37,11 @@ MAX_FIELD_CHARS = 64
 
 
 class RequestKind(Enum):
-    """Which of the two APIs a body is for."""
+    """Which of the two APIs a body is for; either: a chat if it has messages."""
 
     CHAT = "chat"
     COMPLETION = "completion"
+    EITHER = "either"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +103,9 @@ class Planner:
 
     def plan(self, kind: RequestKind, raw: bytes) -> RequestPlan:
         """Plan a body of either API. Raises `InvalidRequest` and `ModelNotFound`."""
+        if kind is RequestKind.EITHER:
+            has_messages = parse_body(AnyBody, raw).messages is not None
+            kind = RequestKind.CHAT if has_messages else RequestKind.COMPLETION
         return self.plan_chat(raw) if kind is RequestKind.CHAT else self.plan_completion(raw)
 
     def plan_chat(self, raw: bytes) -> RequestPlan:

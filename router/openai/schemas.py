@@ -28,7 +28,7 @@ Nothing = tuple[Any, ...]
 
 _MAX_NAME_CHARS = 200
 
-_UNION_ARMS = ("str", "list[str]", "list[any]")
+_UNION_ARMS = ("str", "list[str]", "list[any]", "bool")
 """How pydantic names the member of `str | list` that it tried, as if it were a field."""
 
 
@@ -165,7 +165,7 @@ class ChatBody(SamplingFields):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: dict[str, bool | int | float | str | None] | None = None
     reasoning_effort: str | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -190,6 +190,12 @@ class CompletionBody(SamplingFields):
     prompt: str | list[Any]
     logprobs: int | None = None
     echo: bool | None = None
+
+
+class AnyBody(Body):
+    """A body of either API, of which nothing is known yet."""
+
+    messages: Any = None
 
 
 BodyT = TypeVar("BodyT", bound=Body)
@@ -220,6 +226,8 @@ def _invalid(error: ValidationError) -> InvalidRequest:
     if path[-1] in _UNION_ARMS:
         name = _name(path[:-1])
         wanted = "text or a list of texts" if name == "stop" else "text or a list"
+        if path[0] == "chat_template_kwargs":
+            wanted = "text, a number, true, false or null"
         return InvalidRequest(f"{name} has the wrong type: wanted {wanted}", param=name)
     name = _name(path)
     if kind == "missing":

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -13,8 +12,9 @@ from starlette.types import Receive, Scope, Send
 from common.config import ApiConfig
 from common.errors import DeadlineExceeded, InvalidRequest
 from router.http.errors import api_error
-from router.http.exchange import ClientClosed, Reply, read_body
+from router.http.exchange import ClientClosed, Reply, read_body, while_client_waits
 from router.http.sse import to_json
+from router.openai.api import OpenAiApi
 from router.openai.planning import BodyPlanner
 from router.openai.request_plan import RequestKind, check_model
 from router.openai.schemas import Body, parse_body
@@ -23,10 +23,7 @@ from router.text.text_model import TextModel
 MAX_DETOKENIZE_BYTES = 128 << 10
 """The largest body of `/detokenize`: its tokens become text on the event loop, in some 10 ms."""
 
-_MESSAGES = re.compile(rb'"messages"\s*:')
-"""A field of that name. Within a text its quotation marks would have backslashes."""
-
-Answer = Callable[[bytes], Awaitable[dict[str, Any]]]
+Answer = Callable[[bytes], Coroutine[Any, Any, dict[str, Any]]]
 
 
 class DetokenizeBody(Body):
@@ -44,12 +41,12 @@ class TokenizationApi:
         config: ApiConfig,
         text_model: TextModel,
         planner: BodyPlanner,
-        max_model_len: Callable[[], int],
+        api: OpenAiApi,
     ) -> None:
         self._config = config
         self._model = text_model
         self._planner = planner
-        self._max_model_len = max_model_len
+        self._api = api
 
     async def tokenize(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer with the tokens of a body's `prompt` or `messages`, as a node would get them."""
@@ -65,8 +62,10 @@ class TokenizationApi:
         reply = Reply(send)
         timeout_s = self._config.request_timeout_s
         try:
-            async with asyncio.timeout(timeout_s):
-                text = to_json(await answer(await read_body(scope, receive, max_bytes)))
+            with self._api.seat():
+                async with asyncio.timeout(timeout_s):
+                    body = await read_body(scope, receive, max_bytes)
+                    await while_client_waits(receive, self._send(reply, answer(body)))
         except ClientClosed:
             return
         except TimeoutError:
@@ -77,13 +76,14 @@ class TokenizationApi:
             if wrong.status == 500:
                 raise
             await reply.send_error(wrong)
-        else:
-            await reply.send_json(text)
+
+    async def _send(self, reply: Reply, answer: Coroutine[Any, Any, dict[str, Any]]) -> None:
+        await reply.send_json(to_json(await answer))
 
     async def _tokens(self, body: bytes) -> dict[str, Any]:
-        kind = RequestKind.CHAT if _MESSAGES.search(body) else RequestKind.COMPLETION
-        max_model_len = self._max_model_len()
-        plan = await self._planner.plan(kind, body, max_model_len)
+        max_model_len = self._api.max_model_len
+        plan = await self._planner.plan(RequestKind.EITHER, body, max_model_len)
+        self._api.unknown_fields.take(plan.ignored_fields)
         if len(plan.choices) != plan.choices_per_prompt:
             raise InvalidRequest("prompt holds several prompts: wanted one", param="prompt")
         tokens = plan.choices[0].prompt_token_ids

@@ -119,7 +119,8 @@ class ChatTemplate:
                 "the model's chat template leaves out the last message, which was to be continued",
                 param="continue_final_message",
             )
-        return text
+        # A template may write the last message more than once.
+        return text.replace(_END_OF_FINAL_MESSAGE, "")
 
     def _rendered(
         self,
@@ -140,7 +141,7 @@ class ChatTemplate:
             raise TemplateRefused(
                 f"the model's chat template refuses these messages: {error}", param="messages"
             ) from error
-        except (TypeError, ValueError, KeyError, OverflowError) as error:
+        except Exception as error:  # the template's own, of any kind, for these messages
             raise TemplateRefused(
                 f"the model's chat template cannot render these messages: {error!r}",
                 param="messages",

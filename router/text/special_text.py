@@ -9,17 +9,15 @@ it, of which none is the text of a special token.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection
 
 _BEGIN, _END = "\ue000", "\ue001"
 """Characters for private use, which templates copy. `_BEGIN` in a user's text gets a mark too."""
 _MARK = re.compile(f"{_BEGIN}([0-9]+){_END}")
 
-Encode = Callable[[str], Sequence[int]]
-
 
 class SpecialText:
-    """Marks the text of special tokens, and tokenises marked text."""
+    """Marks the text of special tokens, and cuts marked text into pieces."""
 
     def __init__(self, texts: Collection[str]) -> None:
         """Know the special tokens' `texts`."""
@@ -28,26 +26,31 @@ class SpecialText:
         self._number = {text: number for number, text in enumerate(self._texts)}
         # The longest first, as tokenizers do it.
         self._any = re.compile("|".join(map(re.escape, reversed(self._texts))))
+        self._parts = [self._as_text(text) for text in self._texts]
 
     def marked(self, text: str) -> str:
         """Return `text` with a mark for each special token's text."""
         return self._any.sub(lambda found: f"{_BEGIN}{self._number[found[0]]}{_END}", text)
 
-    def encoded(self, text: str, encode: Encode) -> list[int]:
-        """Return the tokens of a text with marks; other special tokens in it are themselves."""
-        ids: list[int] = []
+    def pieces(self, text: str) -> list[str]:
+        """Return a text with marks as pieces, to be tokenised one by one, at least one.
+
+        What was marked is in pieces of which none is the text of a special token; other special
+        tokens are themselves.
+        """
+        pieces: list[str] = []
         end = 0
         for mark in _MARK.finditer(text):
-            ids += encode(text[end : mark.start()])
-            ids += self._as_text(self._texts[int(mark[1])], encode)
+            pieces.append(text[end : mark.start()])
+            pieces += self._parts[int(mark[1])]
             end = mark.end()
-        ids += encode(text[end:])
-        return ids
+        pieces.append(text[end:])
+        return [piece for piece in pieces if piece] or [""]
 
-    def _as_text(self, text: str, encode: Encode) -> list[int]:
-        """Return the tokens of the characters of `text`, none of which is a special token."""
+    def _as_text(self, text: str) -> list[str]:
+        """Cut `text` behind the first character of each special token in it."""
         found = self._any.search(text)
         if found is None or text == _BEGIN:
-            return list(encode(text))
+            return [text]
         cut = found.start() + 1
-        return [*encode(text[:cut]), *self._as_text(text[cut:], encode)]
+        return [text[:cut], *self._as_text(text[cut:])]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +102,7 @@ class TextModel:
             {key: self._special_text.marked(value) for key, value in one.items()}
             for one in messages
         ]
-        return self._chat_template.render(marked, options)
+        return self._chat_template.render(marked, self._marked_options(options))
 
     def encode(
         self, text: str, *, add_special_tokens: bool, param: str, max_model_len: int | None = None
@@ -124,17 +125,19 @@ class TextModel:
         return tuple(self._ids(text, add_special_tokens))
 
     def _ids(self, text: str, add_special_tokens: bool) -> list[int]:
-        if not add_special_tokens:
-            return self._special_text.encoded(text, self._plain_ids)
-        return self._fast_ids(text, True)
-
-    def _plain_ids(self, text: str) -> list[int]:
-        return self._fast_ids(text, False)
-
-    def _fast_ids(self, text: str, add_special_tokens: bool) -> list[int]:
+        pieces = [text] if add_special_tokens else self._special_text.pieces(text)
         # The fast variant leaves out the position of each token in the text.
-        encodings = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-        return encodings[0].ids
+        encodings = self._tokenizer.encode_batch_fast(pieces, add_special_tokens=add_special_tokens)
+        return encodings[0].ids if len(encodings) == 1 else list(chain(*(e.ids for e in encodings)))
+
+    def _marked_options(self, options: ChatOptions | None) -> ChatOptions | None:
+        if options is None or not options.variables:
+            return options
+        marked = {
+            name: self._special_text.marked(value) if isinstance(value, str) else value
+            for name, value in options.variables.items()
+        }
+        return replace(options, variables=marked)
 
     def decode(self, token_ids: Sequence[int], *, with_special_tokens: bool = False) -> str:
         """Return the text of `token_ids`, as a rule without special tokens."""

@@ -21,6 +21,7 @@ from protos.codec import MAX_ID_LENGTH
 from router.access import api_keys, middleware
 from router.http import server as http_server
 from router.openai import (
+    chat_messages,
     json_limits,
     planning,
     planning_process,
@@ -82,6 +83,8 @@ ROUTER = {
     ),
     "time to plan such a body": f"{planning_process.MAX_PLAN_S:g} s",
     "body of `/detokenize`": size(tokenization.MAX_DETOKENIZE_BYTES),
+    "`chat_template_kwargs`": str(chat_messages.MAX_VARIABLES),
+    "characters of a name or a value in them": str(chat_messages.MAX_VARIABLE_CHARS),
     "unknown fields of a request that are logged": (
         f"{request_plan.MAX_IGNORED}, with {request_plan.MAX_FIELD_CHARS} characters each; "
         f"{unknown_fields.MAX_NAMES} in all"

@@ -143,6 +143,22 @@ async def test_a_broken_renewal_keeps_the_earlier_certificate(
     assert "the earlier certificate stays" in errors[0].getMessage()
 
 
+def test_a_key_whose_mode_is_corrected_is_taken_over(tmp_path: Path) -> None:
+    """The mode of a file is in no stamp."""
+    certificate, key = write_certificate(tmp_path)
+    served = Certificate(certificate, key)
+    (tmp_path / "other").mkdir()
+    for path, renewed in zip(
+        (certificate, key), write_certificate(tmp_path / "other"), strict=True
+    ):
+        path.write_bytes(renewed.read_bytes())
+    key.chmod(0o644)
+    assert not served.reload_if_changed()
+    key.chmod(0o600)
+    assert served.reload_if_changed()
+    assert not served.reload_if_changed()
+
+
 async def test_a_torn_renewal_leaves_no_certificate_without_its_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -56,7 +56,16 @@ async def test_a_browser_asks_before_it_sends_a_key() -> None:
     assert "access-control-allow-origin" not in other.headers
 
 
-@pytest.mark.parametrize("wrong", ["chat.example.org", "https://a.example.org/", "https://"])
+NO_ORIGINS = [
+    "chat.example.org",
+    "https://a.example.org/",
+    "https://",
+    "https://*.example.org",
+    "https://Chat.example.org",
+]
+
+
+@pytest.mark.parametrize("wrong", NO_ORIGINS)
 def test_what_is_no_origin_is_named(wrong: str) -> None:
     [problem] = ApiConfig(cors_origins=f"{PAGE},{wrong}").problems()
     assert repr(wrong) in problem.text

@@ -107,6 +107,15 @@ CHATS: list[tuple[dict[str, Any], str | None, str]] = [
     ({"max_completion_tokens": 0}, "max_completion_tokens", "at least 1"),
     ({"reasoning_effort": 5}, "reasoning_effort", "valid string"),
     ({"chat_template": "{{ messages }}"}, "chat_template", "not supported"),
+    ({"chat_template_kwargs": {"a": [1]}}, "chat_template_kwargs.a", "text, a number"),
+    ({"chat_template_kwargs": {"a": "x" * 257}}, "chat_template_kwargs", "at most 256"),
+    ({"chat_template_kwargs": {"x" * 257: 1}}, "chat_template_kwargs", "at most 256"),
+    ({"reasoning_effort": "x" * 257}, "chat_template_kwargs", "at most 256"),
+    (
+        {"chat_template_kwargs": {str(i): i for i in range(33)}},
+        "chat_template_kwargs",
+        "at most 32",
+    ),
     ({"chat_template_kwargs": []}, "chat_template_kwargs", "object"),
     ({"continue_final_message": True}, "continue_final_message", "role is user"),
     (

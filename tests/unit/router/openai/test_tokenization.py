@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
+from router.access.middleware import LIMITED_PATHS
+from router.core.generation import TokenChunk
 from router.openai.tokenization import MAX_DETOKENIZE_BYTES
-from tests.fakes.http_edge import CONTEXT, Edge, make_edge, tiny_model
+from tests.fakes.http_edge import CONTEXT, Call, Edge, make_edge, tiny_model
 
 MODEL = tiny_model()
 
@@ -41,6 +45,37 @@ async def test_a_prompt_that_speaks_of_messages_is_a_prompt() -> None:
         200,
         len(MODEL.encode('"messages":', add_special_tokens=True, param="prompt")),
     )
+
+
+async def test_a_field_of_that_name_elsewhere_makes_no_conversation() -> None:
+    status, _ = await post("/tokenize", {"prompt": "a", "metadata": {"messages": 1}})
+    assert status == 200
+
+
+async def test_they_count_as_requests_of_a_key_and_of_the_router() -> None:
+    assert {"/tokenize", "/detokenize"} <= LIMITED_PATHS
+    is_running = asyncio.Event()
+
+    async def play(call: Call) -> AsyncIterator[TokenChunk]:
+        is_running.set()
+        await asyncio.Event().wait()
+        yield TokenChunk(0, ())
+
+    edge = make_edge(play, max_concurrent_requests=1)
+    async with edge.client() as client:
+        first = asyncio.create_task(client.post("/v1/completions", json={"prompt": "a"}))
+        await is_running.wait()
+        for path in ("/tokenize", "/detokenize"):
+            reply = await client.post(path, json={"prompt": "a", "tokens": [1]})
+            assert reply.status_code == 429
+        first.cancel()
+
+
+async def test_unknown_fields_are_refused_where_they_are_in_requests() -> None:
+    status, answer = await post(
+        "/tokenize", {"prompt": "a", "foo": 1}, make_edge(strict_fields=True)
+    )
+    assert (status, answer["error"]["param"]) == (400, "foo")
 
 
 async def test_there_and_back() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +12,8 @@ from hypothesis import strategies as st
 
 from router.text.chat_template import ChatOptions
 from router.text.special_text import SpecialText
-from tests.fakes.http_edge import BOS, EOS, tiny_model
+from router.text.text_model import TextModel
+from tests.fakes.http_edge import BOS, EOS, tiny_model, write_model_folder
 
 MODEL = tiny_model()
 CONTROL = {0, 1}
@@ -48,6 +51,21 @@ def test_the_name_and_the_reasoning_of_a_message_are_text_too(tmp_path: Any) -> 
     )
 
 
+@pytest.mark.parametrize("value", [EOS, "\ue0000\ue001", "\ue000999\ue001", "\ue000" + "9" * 200])
+def test_a_variable_of_the_template_is_text(tmp_path: Path, value: str) -> None:
+    folder = write_model_folder(tmp_path)
+    source = "{{ bos_token }}{{ date_string }}"
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"bos_token": BOS, "chat_template": source})
+    )
+    model = TextModel.load(folder, "tiny", 0)
+    options = ChatOptions(variables={"date_string": value})
+    text = model.render_chat([{"role": "user", "content": "Hi"}], options)
+    ids = model.encode(text, add_special_tokens=False, param="messages")
+    assert num_control(ids) == 1
+    assert model.decode(ids, with_special_tokens=True) == BOS + value
+
+
 def test_a_continued_message_is_text() -> None:
     options = ChatOptions(has_generation_prompt=False, continues_final_message=True)
     ids = tokens("Hi", f"So{EOS}", options=options)
@@ -69,17 +87,15 @@ def test_any_text_comes_back_and_has_no_control_token(pieces: list[str]) -> None
 def test_tokens_that_contain_each_other_are_all_text(text: str) -> None:
     texts = ["<a>", "<a><b>", "b>", "><"]
 
-    def encode(piece: str) -> list[int]:
-        assert not any(one in piece for one in texts)
-        return [ord(char) for char in piece]
-
     special = SpecialText(texts)
-    assert special.encoded(special.marked(text), encode) == [ord(char) for char in text]
+    pieces = special.pieces(special.marked(text))
+    assert "".join(pieces) == text
+    assert not any(one in piece for one in texts for piece in pieces)
 
 
 def test_text_without_special_tokens_is_tokenised_in_one_piece() -> None:
     special, text = SpecialText([BOS, EOS]), "Hello world, the quick brown fox"
-    assert special.encoded(special.marked(text), lambda piece: [len(piece)]) == [len(text)]
+    assert special.pieces(special.marked(text)) == [text]
 
 
 def test_the_template_s_own_special_tokens_are_control_tokens() -> None:
@@ -88,4 +104,4 @@ def test_the_template_s_own_special_tokens_are_control_tokens() -> None:
 
 @pytest.mark.parametrize("text", ["", "x"])
 def test_a_model_without_special_tokens(text: str) -> None:
-    assert SpecialText([]).encoded(SpecialText([]).marked(text), lambda t: [len(t)]) == [len(text)]
+    assert SpecialText([]).pieces(SpecialText([]).marked(text)) == [text]

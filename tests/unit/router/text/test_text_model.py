@@ -131,6 +131,8 @@ def test_what_templates_may_use(source: str, text: str) -> None:
     [
         ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
         ("{{ messages[0]['content'] + 5 }}", "cannot render"),
+        ("{{ messages[0]['content']|dictsort }}", "cannot render"),
+        ("{{ 1 // (messages|length - 1) }}", "cannot render"),
         ("{{ messages[7]['role'] }}", "refuses"),
         ("{{ ''.__class__.__mro__ }}", "refuses"),
         ("{{ messages.append(1) }}", "refuses"),
