@@ -33,6 +33,7 @@ outcome. Frames of the KV plane grant no rights: the control plane decides who m
       lanes         names of the lanes and of the ways to verify
       handshake     the states of both sides, as one table
       effects       what the machines ask the shell to do
+      deadlines     times at which something is to be looked at
       block_arrays  numbers of blocks as arrays
       chunks        pieces gathered into frames; which pieces are done
       sender        the sending machine: links (all of them, with their deadlines), link (one

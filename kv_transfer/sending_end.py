@@ -162,7 +162,11 @@ class SendingEnd:
     def close(self) -> None:
         with self._lock:
             self._is_closed = True
-        self.take_calls()
+        while self._calls:
+            try:
+                self._effects.extend(self._calls.popleft()())
+            except Exception:  # What is open ends in any case.
+                logger.exception("a call of the KV connector failed while it was closed")
         self._effects.extend(self._machine.on_close(self._clock.now_s()))
 
     # -- effects ---------------------------------------------------------------------------------

@@ -215,7 +215,8 @@ class TransportConnector:
     def _finish(self) -> None:
         """Emit outstanding events and release the network, even if a part of it fails."""
         self._receiving.refuse()
-        self._sending.close()
+        with _logging_errors():
+            self._sending.close()
         self._perform_what_can_be()
         for lane in self._lanes.values():
             with _logging_errors():
@@ -223,7 +224,8 @@ class TransportConnector:
         with _logging_errors():
             # `close` of the lanes waited for these: an ABORT behind the last write reports the end.
             self._sending.take_written()
-        self._receiving.close()
+        with _logging_errors():
+            self._receiving.close()
         self._perform_what_can_be()
         self._transport.close()
 

@@ -28,14 +28,17 @@ class Readiness:
         self._selector.register(file, selectors.EVENT_READ)
 
     def watch(self, source: Socket) -> None:
+        """Watch a socket. Raises `OSError` where the kernel takes no more files."""
         file = int(source.getsockopt(zmq.FD))
-        self._files[source] = file
         self._selector.register(file, selectors.EVENT_READ, source)
+        self._files[source] = file
         self.used(source)
 
     def forget(self, source: Socket) -> None:
-        """Stop watching a socket, before it is closed."""
-        self._selector.unregister(self._files.pop(source))
+        """Stop watching a socket, if it is watched, before it is closed."""
+        file = self._files.pop(source, None)
+        if file is not None:
+            self._selector.unregister(file)
         self._used.pop(source, None)
 
     def used(self, source: Socket) -> None:

@@ -150,7 +150,7 @@ class ZmqTransport:
     def _connect_to(self, peer: Peer, address: str, port: int) -> None:
         try:
             self._open_dealer(peer, address).connect(tcp(address, port))
-        except zmq.ZMQError as error:
+        except (zmq.ZMQError, OSError) as error:
             self.disconnect(peer)
             raise HandoffFailed(f"cannot connect to {peer}: {error}") from None
 
@@ -228,7 +228,9 @@ class ZmqTransport:
                 raise
 
     def wait(self, timeout_s: float) -> None:
-        arrived = self._readiness.wait(self._wake_up.before_wait(0.0 if self._ready else timeout_s))
+        arrived = self._readiness.wait(
+            self._wake_up.before_wait(0.0 if self._ready or self._failed else timeout_s)
+        )
         self._wake_up.after_wait(is_ready=self._wake_up.fileno() in arrived)
         # Now rather than before: an answer may be sent from memory that this frees.
         self._forget_sent()

@@ -15,7 +15,9 @@ Blocks = npt.NDArray[np.uint32]
 def as_blocks(values: Sequence[int] | Blocks) -> Blocks:
     """Return the numbers as an array. Raises `ValueError` for one that has not 32 bits."""
     if isinstance(values, np.ndarray):
-        return values
+        if values.dtype == np.uint32:
+            return values
+        values = values.tolist()
     try:
         # Several times as fast as numpy's own conversion.
         return np.asarray(array("I", values))

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 
 from kv_transfer.core.frames import Data
 from kv_transfer.core.limits import (
+    LEAST_BLOCKS_PER_FRAME,
     MAX_DAMAGED_HEADERS,
     MAX_REPEATS_PER_LANDING,
     MAX_REPEATS_PER_PIECE,
@@ -65,11 +66,18 @@ class DamagedPieces:
             self._missing.difference_update((layer, ordinal) for ordinal in ordinals)
 
     def missing(self) -> list[tuple[int, tuple[int, ...]]]:
-        """Return the layer and the ordinals of all that was asked for and has not arrived."""
+        """Return the layer and the ordinals of all that was asked for and has not arrived.
+
+        In groups of as many as every release takes in one REPEAT.
+        """
         by_layer: dict[int, list[int]] = {}
         for layer, ordinal in sorted(self._missing):
             by_layer.setdefault(layer, []).append(ordinal)
-        return [(layer, tuple(ordinals)) for layer, ordinals in by_layer.items()]
+        return [
+            (layer, tuple(ordinals[first : first + LEAST_BLOCKS_PER_FRAME]))
+            for layer, ordinals in by_layer.items()
+            for first in range(0, len(ordinals), LEAST_BLOCKS_PER_FRAME)
+        ]
 
 
 def _sums_of(data: Data) -> Iterator[tuple[int, bytes]]:

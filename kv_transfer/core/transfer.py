@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+import numpy as np
+
 from common.errors import HandoffFailed, PeerProtocolError
 from kv_transfer.connector import Commit, Ticket
 from kv_transfer.core.block_arrays import Blocks, as_blocks
@@ -184,8 +186,9 @@ class Transfer:
             blocks = as_blocks(numbers)
             if not blocks.size or blocks.max() < limit:
                 return blocks
-        wrong = next(one for one in numbers if not 0 <= one < limit)
-        self._stop(f"{name} {wrong}: wanted 0 to {limit - 1}")
+        is_good = (isinstance(one, int | np.integer) and 0 <= one < limit for one in numbers)
+        wrong = next((one for one, good in zip(numbers, is_good, strict=True) if not good), "")
+        self._stop(f"{name} {wrong!r:.80}: wanted 0 to {limit - 1}")
         return None
 
     def _split(self, layer: int, ordinals: Blocks, source_blocks: Blocks) -> list[Chunk]:

@@ -110,6 +110,22 @@ def test_what_is_queued_when_the_connector_closes_ends_once(
     assert_ended_once(prefill)
 
 
+def test_calls_that_fail_end_everything_all_the_same(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same call is queued again while the connector ends."""
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("a bug")
+
+    prefill, _, ticket = begin(cluster)
+    monkeypatch.setattr(Sender, "on_push", fail)
+    for _ in range(3):
+        prefill.push_all(ticket, [4, 5, 6])
+    assert "closed" in str(error_of(prefill.wait_event()))
+    assert [str(error) for error, _ in prefill.failures] == ["a bug"]
+
+
 def test_a_token_is_free_again_when_its_end_is_reported(cluster: Cluster) -> None:
     """An owner may open it from within that event."""
     prefill, _, ticket = begin(cluster)

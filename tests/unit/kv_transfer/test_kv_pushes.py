@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
 
 from common.errors import HandoffFailed
@@ -131,6 +134,18 @@ def test_a_wrong_block_in_a_later_part_ends_the_transfer_there(has_broken: bool)
     assert f"source block {bad}: wanted 0 to {bad - 1}" in str(ended.error)
     assert sending.sender.num_transfers == 1
     assert sent(effects) == ([] if has_broken else [frames.Abort(1, 3)])
+
+
+@pytest.mark.parametrize(
+    "blocks",
+    [(1.5,), (None,), ("a",), (1 << 40,), np.array([-1]), np.array([-1], np.int8), np.array([0.5])],
+)
+def test_what_is_no_block_ends_the_transfer_and_not_the_thread(blocks: Any) -> None:
+    sending = Sending()
+    sending.sender.on_push(1, 0, (0,), blocks)
+    assert "source block" in str(sending.transfer(1).misuse)
+    [ended] = ends(sending.sender.on_tick(0.1))
+    assert isinstance(ended, TransferEnded)
 
 
 def test_misuse_is_told_of_before_the_peer_answers() -> None:

@@ -15,6 +15,7 @@ from kv_transfer.core.damaged import DamagedPieces
 from kv_transfer.core.effects import Dropped, DropReason, ReceiverEffect, Reply, SendChunk, Write
 from kv_transfer.core.header_seal import SEAL_BYTES, DamagedHeader, seal
 from kv_transfer.core.limits import (
+    LEAST_BLOCKS_PER_FRAME,
     MAX_DAMAGED_HEADERS,
     MAX_REPEATS_PER_LANDING,
     MAX_REPEATS_PER_PIECE,
@@ -129,6 +130,17 @@ def test_a_hello_of_an_earlier_release_is_understood() -> None:
     packed = msgpack.unpackb(frames.encode(greeting)[:-SEAL_BYTES])
     del packed["can_repeat"]
     assert frames.decode(seal(msgpack.packb(packed))) == greeting
+
+
+def test_no_repeat_asks_for_more_than_every_release_takes() -> None:
+    damaged, count = DamagedPieces(), 2 * LEAST_BLOCKS_PER_FRAME + 1
+    for first in range(0, count, LEAST_BLOCKS_PER_FRAME):
+        ordinals = tuple(range(first, min(count, first + LEAST_BLOCKS_PER_FRAME)))
+        sums = bytes(16 * len(ordinals))
+        damaged.ask(frames.Data(0, 1, 3, 0, ordinals, (len(ordinals),), (), sums), ordinals)
+    asked = [ordinals for layer, ordinals in damaged.missing()]
+    assert [len(ordinals) for ordinals in asked] == 2 * [LEAST_BLOCKS_PER_FRAME] + [1]
+    assert [one for ordinals in asked for one in ordinals] == list(range(count))
 
 
 def test_a_piece_is_asked_for_a_few_times() -> None:
