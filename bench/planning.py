@@ -69,6 +69,8 @@ def bodies() -> dict[str, MakeBody]:
         "escaped characters": partial(_completion, b'"', b"\\u6f22", b'"', None),
         "backslashes": partial(_completion, b'"', b"\\\\", b'"', None),
         "spaces around": partial(_completion, b'"a"', b" ", b"", None),
+        "special tokens": partial(_message, b"<|im_end|>"),
+        "characters of marks": partial(_message, "\ue000".encode()),
         "messages": partial(_chat, b'{"role":"user","content":"a"},', MAX_JSON_CONTAINERS - 3),
         "messages of the assistant": partial(
             _chat, b'{"role":"assistant"},', MAX_JSON_CONTAINERS - 3
@@ -95,8 +97,13 @@ def _chat(message: bytes, most: int, num_bytes: int) -> Body:
     return RequestKind.CHAT, _filled(b'{"model":"m","messages":[', message, tail, most, num_bytes)
 
 
+def _message(piece: bytes, num_bytes: int) -> Body:
+    head = b'{"model":"m","messages":[{"role":"user","content":"'
+    return RequestKind.CHAT, _filled(head, piece, b'"}]}', None, num_bytes)
+
+
 def _unknown_fields(num_bytes: int) -> Body:
-    """Return a body of fields that are each an error."""
+    """Return a body of fields that the server does not know."""
     head = b'{"model":"m","prompt":"a"'
     num_fields = min((num_bytes - len(head) - 1) // 10, MAX_JSON_MEMBERS - 2)
     fields = b"".join(b',"%05x":1' % number for number in range(num_fields))
