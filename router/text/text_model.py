@@ -127,8 +127,15 @@ class TextModel:
     def _ids(self, text: str, add_special_tokens: bool) -> list[int]:
         pieces = [text] if add_special_tokens else self._special_text.pieces(text)
         # The fast variant leaves out the position of each token in the text.
-        encodings = self._tokenizer.encode_batch_fast(pieces, add_special_tokens=add_special_tokens)
-        return encodings[0].ids if len(encodings) == 1 else list(chain(*(e.ids for e in encodings)))
+        # A text full of special tokens has few different pieces.
+        different = list(dict.fromkeys(pieces))
+        encodings = self._tokenizer.encode_batch_fast(
+            different, add_special_tokens=add_special_tokens
+        )
+        if len(pieces) == 1:
+            return encodings[0].ids
+        ids = {piece: one.ids for piece, one in zip(different, encodings, strict=True)}
+        return list(chain.from_iterable(ids[piece] for piece in pieces))
 
     def _marked_options(self, options: ChatOptions | None) -> ChatOptions | None:
         if options is None or not options.variables:
