@@ -98,15 +98,18 @@ class SendingEnd:
     def push(
         self, lease_token: int, layer: int, ordinals: Sequence[int], source_blocks: Sequence[int]
     ) -> None:
-        push = partial(self._machine.on_push, lease_token, layer, ordinals, source_blocks)
-        self._calls.append(push)
+        self._queue(partial(self._machine.on_push, lease_token, layer, ordinals, source_blocks))
 
     def commit(self, lease_token: int, commit: Commit) -> None:
         self._metrics.on_commit(lease_token, self._clock.now_s())
-        self._calls.append(partial(self._machine.on_commit, lease_token, commit))
+        self._queue(partial(self._machine.on_commit, lease_token, commit))
 
     def abort(self, lease_token: int) -> None:
-        self._calls.append(partial(self._machine.on_abort, lease_token))
+        self._queue(partial(self._machine.on_abort, lease_token))
+
+    def _queue(self, call: Callable[[], list[SenderEffect]]) -> None:
+        if not self._is_closed:  # Everything has ended then, and no thread makes calls.
+            self._calls.append(call)
 
     def take_calls(self) -> None:
         """Make the queued calls."""

@@ -110,6 +110,15 @@ def test_what_is_queued_when_the_connector_closes_ends_once(
     assert_ended_once(prefill)
 
 
+def test_nothing_is_queued_behind_a_close(cluster: Cluster) -> None:
+    prefill, _, ticket = begin(cluster)
+    prefill.connector.close()
+    prefill.push_all(ticket, [4, 5, 6])
+    prefill.connector.commit(ticket.lease_token, commit_for(ticket))
+    prefill.connector.abort(ticket.lease_token)
+    assert not prefill.connector._sending._calls
+
+
 def test_calls_that_fail_end_everything_all_the_same(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
