@@ -75,7 +75,7 @@ async def run_router_role(
     try:
         name_node(dispatcher.incarnation.node_id)
         cluster = DispatcherView(dispatcher, shutdown.drain)
-        live = LiveFeed(cluster, MonotonicClock())
+        live = LiveFeed(cluster, MonotonicClock(), quotes_requests=keys is None)
         app = create_app(
             config=config,
             text_model=text_model,

@@ -41,6 +41,7 @@ from router.text.chat_template import TemplateRefused
 from router.text.choice_text import ChoiceText
 from router.text.text_model import TextModel
 from router.text.usage import Usage
+from router.watch.edge_counters import RequestError
 from router.watch.http_metrics import ChoiceTimer, HttpMetrics
 from router.watch.request_watch import RequestWatch, RequestWatcher
 
@@ -113,7 +114,7 @@ class OpenAiApi:
     async def handle(self, endpoint: Endpoint, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request, errors included. Raises only when the server itself is stopping."""
         reply = Reply(send, part_writer(scope))
-        outcome, why, has_failed = "cancelled", "", False
+        outcome, why, failure = "cancelled", "", None
         watch = self._watcher.begin(endpoint.name, scope)
         try:
             with self.seat():
@@ -127,9 +128,17 @@ class OpenAiApi:
             raise
         except Exception as error:
             wrong = api_error(error)
-            outcome, has_failed = wrong.code, wrong.status >= 500
+            outcome = wrong.code
             # The log has no part of a conversation, which this text may quote.
             why = "" if isinstance(error, TemplateRefused) else wrong.message
+            failure = RequestError(
+                at_s=self._clock.now_s(),
+                endpoint=endpoint.name,
+                request_id=watch.request_id,
+                status=wrong.status,
+                code=wrong.code,
+                text=why,
+            )
             if wrong.status == 500:
                 logger.exception(
                     "request failed: %s", error, extra=log_fields(request_id=watch.request_id)
@@ -138,7 +147,7 @@ class OpenAiApi:
             del wrong  # where it is `error` itself, its traceback holds this frame: a cycle
         finally:
             self._metrics.requests.labels(endpoint.name, outcome).inc()
-            self._metrics.edge.on_request_end(has_failed=has_failed)
+            self._metrics.edge.on_request_end(failure)
             watch.end(outcome, reply.status, self._clock.now_s(), why=why)
 
     @contextmanager
