@@ -4,6 +4,7 @@ api                 both generation endpoints
 schemas             the request bodies, and what becomes of every field
 json_limits         bounds on a body's structure, checked before it is parsed
 unknown_fields      fields that the server does not know: a warning each, or a refusal
+checked_fields      bounds of fields, and fields that go together
 request_plan        from a parsed body to prompts and sampling parameters
 planning            where a body is planned: on the event loop, a thread, or by another process
 planning_process    the router's side of that process: its queue, its starts and ends

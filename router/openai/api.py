@@ -199,11 +199,23 @@ class OpenAiApi:
             usage=usage,
             has_logprobs=plan.has_logprobs,
             usage_events=plan.usage_events,
+            prompts=[choice.prompt_token_ids for choice in plan.returned_choices]
+            if plan.returns_token_ids
+            else (),
         )
         watch.on_planned(usage, began_at_s, self._clock.now_s())
         self._metrics.prompt_tokens.inc(usage.prompt_tokens)
-        kind = StreamedAnswer if plan.is_stream else WholeAnswer
-        answer = kind(form, usage, reply, len(plan.choices))
+        if plan.is_stream:
+            answer: Answer = StreamedAnswer(form, usage, reply, len(plan.choices))
+        else:
+            answer = WholeAnswer(
+                form,
+                usage,
+                reply,
+                len(plan.choices),
+                best_of=plan.choices_per_prompt,
+                num_best=plan.returned_per_prompt,
+            )
         try:
             await self._start_all(answer, plan, watch)
             await answer.send()
@@ -232,8 +244,9 @@ class OpenAiApi:
             ),
             plan.stop,
             min_tokens=choice.sampling.min_tokens,
-            has_logprobs=plan.has_logprobs,
+            has_logprobs=choice.sampling.logprobs is not None,
             hidden_token_ids=plan.hidden_token_ids,
+            stop_token_ids=plan.stop_token_ids,
             shows_stop=plan.shows_stop,
             echo=choice.echo,
         )

@@ -63,7 +63,6 @@ class SamplingFields(Body):
         "logit_bias": (None, {}),
         "bad_words": (None, []),
         "allowed_token_ids": (None,),
-        "best_of": (None, 1),
         "use_beam_search": (None, False),
         "length_penalty": (None, 1),
         "prompt_logprobs": (None,),
@@ -79,7 +78,6 @@ class SamplingFields(Body):
         "kv_transfer_params": (None,),
         "lora_path": (None,),
         "spaces_between_special_tokens": (None, True),
-        "return_token_ids": (None, False),
         "return_tokens_as_token_ids": (None, False),
     }
 
@@ -105,6 +103,7 @@ class SamplingFields(Body):
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
     no_stop_trim: bool | None = None
+    return_token_ids: bool | None = None
 
     def unknown_fields(self) -> list[str]:
         """Return the paths of the fields that are in no group, each once, in no order."""
@@ -159,6 +158,7 @@ class ChatBody(SamplingFields):
         "chat_template": (None,),
         "add_special_tokens": (None, False),
         "echo": (None, False),
+        "best_of": (None, 1),
     }
 
     messages: Annotated[list[ChatMessage], Field(fail_fast=True)]
@@ -190,6 +190,7 @@ class CompletionBody(SamplingFields):
     prompt: str | list[Any]
     logprobs: int | None = None
     echo: bool | None = None
+    best_of: int | None = None
 
 
 class AnyBody(Body):

@@ -29,7 +29,7 @@ from router.openai import (
     tokenization,
     unknown_fields,
 )
-from router.openai.request_plan import MAX_CHOICES
+from router.openai.checked_fields import MAX_CHOICES
 from router.openai.schemas import CompletionBody, parse_body
 from router.text.stop_strings import MAX_STOP_CHARS, MAX_STOP_STRINGS
 

@@ -147,7 +147,9 @@ TEXTS: list[tuple[dict[str, Any], str | None, str]] = [
     ({"logprobs": 21}, "logprobs", "0 to 20"),
     ({"logprobs": True}, "logprobs", "valid integer"),
     ({"echo": True, "logprobs": 1}, "echo", "logprobs"),
-    ({"best_of": 2}, "best_of", "not supported"),
+    ({"best_of": 2, "n": 3}, "best_of", "n or more"),
+    ({"best_of": 129}, "best_of", "at most 128 choices"),
+    ({"best_of": 2, "stream": True}, "best_of", "cannot be streamed"),
     ({"suffix": "x"}, "suffix", "not supported"),
 ]
 CASES = [
