@@ -10,6 +10,7 @@ planning            where a body is planned: on the event loop, a thread, or by 
 planning_process    the router's side of that process: its queue, its starts and ends
 planning_child      what runs in that process
 planning_messages   what travels between the two: bodies, plans, errors
+described_answers   answers, events and errors as JSON schemas, for `/openapi.json`
 tokenization        `/tokenize` and `/detokenize`
 chat_messages       chat messages as chat templates expect them
 answer              the sink of all choices of a request, on its way to its client
