@@ -117,7 +117,7 @@ class Seats:
         self.token_ids[sequence.seat, known - len(token_ids) : known] = token_ids
         self.num_known[sequence.seat] = known
 
-    def append_one_each(self, rows: Ints, known: Ints, token_ids: list[int]) -> None:
+    def append_one_each(self, rows: Ints, known: Ints, token_ids: Items[int]) -> None:
         """Append one token to each of these seats, which have `known` tokens."""
         self.token_ids[rows, known] = token_ids
         self.num_known[rows] = known + 1

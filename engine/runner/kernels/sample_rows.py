@@ -12,21 +12,15 @@ import math
 import numpy as np
 from numba import njit, prange, uint32, uint64
 
-from engine.runner.kernels.filters import (
-    cannot_win,
-    draw,
-    gumbel_noise,
-    kept_prefix,
-    top_k_end,
-    top_p_end,
-)
-from engine.runner.kernels.philox import philox_at
+from engine.runner.kernels.draw import draw, draw_listed
+from engine.runner.kernels.filters import kept_prefix, top_k_end, top_p_end
 from engine.runner.kernels.row_scan import (
     BLOCK,
     count_bits,
+    least_shallow,
     lowest_bit,
+    mask_from,
     scan_blocks,
-    shallow_mask,
 )
 from engine.runner.kernels.team import claim, new_progress
 from engine.runner.kernels.vector_ir import LANES
@@ -41,8 +35,6 @@ DRAWN, NOT_FINITE, NO_TOKEN_LEFT = 0, 1, 2
 
 _SHORTLIST = 1 << 15
 """The most tokens of a shortlist."""
-_FEW = 4096
-"""Of more kept tokens the noise is computed for stripes of the vocabulary, which is faster."""
 _EXPONENT = 0x7F800000
 
 
@@ -120,19 +112,19 @@ def _likeliest(values, maxima, largest) -> int:  # type: ignore[no-untyped-def]
 @njit(nogil=True, cache=True, error_model="numpy")
 def _list_shallow(values, maxima, largest, temperature, within, ids, listed) -> int:  # type: ignore[no-untyped-def]
     """List the tokens of a depth below `within`, by id; return their number, -1: too many."""
-    within = np.float32(within)
+    least = least_shallow(largest, temperature, np.float32(within))
     num_whole = len(values) // BLOCK
     num = 0
     for number in range(len(maxima)):
-        if not (largest - maxima[number]) / temperature < within:
+        if maxima[number] < least:
             continue
         start = number * BLOCK
         if number < num_whole:
-            mask = shallow_mask(values[start:].ctypes.data, largest, temperature, within)
+            mask = mask_from(values[start:].ctypes.data, least)
         else:
             mask = 0
             for i in range(start, len(values)):
-                if (largest - values[i]) / temperature < within:
+                if values[i] >= least:
                     mask |= 1 << (i - start)
         if num + BLOCK > len(ids):
             return -1
@@ -219,36 +211,10 @@ def _kept_of_shortlist(  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _draw_listed(ids, listed, last_depth, last_id, seed, output_index):  # type: ignore[no-untyped-def]
-    """Return what `draw` does, of the kept tokens of a shortlist; -1 if these are not few."""
-    kept = np.empty(len(ids), np.int32)
-    num_kept = 0
-    for i in range(len(ids)):  # without a branch, which would often be mispredicted
-        kept[num_kept] = i
-        is_last = (listed[i] == last_depth) & (ids[i] <= last_id)
-        num_kept += (listed[i] < last_depth) | is_last
-    if num_kept > _FEW:
-        return -1
-    words = np.empty((4, num_kept), np.uint32)
-    for n in range(num_kept):
-        words[0, n] = uint32(ids[kept[n]] // 4)
-    philox_at(words, output_index, seed)
-    best, best_id = -np.inf, -1
-    for n in range(num_kept):
-        token_id, depth = ids[kept[n]], listed[kept[n]]
-        word = words[token_id & 3, n]
-        if cannot_win(word, best + depth):
-            continue
-        score = gumbel_noise(word) - depth
-        if score > best:
-            best, best_id = score, token_id
-    return best_id
-
-
-@njit(nogil=True, cache=True, error_model="numpy")
 def _sample_row(  # type: ignore[no-untyped-def]
-    values, maxima, largest, way, output_index, depths, weights, sums, shallow, ids, listed
-):
+    values, maxima, largest, way, output_index, depths, weights, sums, shallow, ids, listed,
+    following,
+):  # fmt: skip
     """Return a drawn token; `depths` and `weights` are a whole number of vectors long."""
     vocab_size = len(values)
     temperature = np.float32(way["temperature"])
@@ -263,26 +229,29 @@ def _sample_row(  # type: ignore[no-untyped-def]
             values, maxima, largest, temperature, way, total, shallow, ids, listed
         )
         if num >= 0:
-            token_id = _draw_listed(ids[:num], listed[0, :num], last_depth, last_id, seed, index)
+            token_id = draw_listed(ids[:num], listed[0, :num], last_depth, last_id, seed, index)
             if token_id >= 0:
                 return token_id
-    for i in range(vocab_size):
-        depths[i] = (largest - values[i]) / temperature
-    row = depths[:vocab_size]
     if has_filter and num < 0:
+        row = depths[:vocab_size]
+        for i in range(vocab_size):
+            row[i] = (largest - values[i]) / temperature
         write_weights(depths.ctypes.data, weights.ctypes.data, len(depths) // LANES)
         last_depth, last_id = kept_prefix(
             row, weights[:vocab_size], total, way["top_k"], way["top_p"], way["min_p"]
         )
-    return draw(row, last_depth, last_id, seed, index)
+    return draw(values, maxima, largest, temperature, last_depth, last_id, seed, index, following)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _draw_row(  # type: ignore[no-untyped-def]
     logits_row, way, output_index, history, num_prompt, num_tokens, withheld, values, maxima,
-    depths, weights, sums, shallow, counts, ids, listed,
+    depths, weights, sums, shallow, counts, ids, listed, following,
 ):  # fmt: skip
-    """Return what became of a row and its token, 0 without one."""
+    """Return what became of a row and its token, 0 without one.
+
+    `following` is the address of the row that this thread looks at next.
+    """
     row = logits_row
     is_penalised = (
         way["repetition_penalty"] != 1.0
@@ -306,8 +275,9 @@ def _draw_row(  # type: ignore[no-untyped-def]
     if way["temperature"] < GREEDY_BELOW:
         return DRAWN, _likeliest(row, maxima, largest)
     return DRAWN, _sample_row(
-        row, maxima, largest, way, output_index, depths, weights, sums, shallow, ids, listed
-    )
+        row, maxima, largest, way, output_index, depths, weights, sums, shallow, ids, listed,
+        following,
+    )  # fmt: skip
 
 
 @njit(nogil=True, cache=True, error_model="numpy", parallel=True)
@@ -321,16 +291,20 @@ def sample_rows(  # type: ignore[no-untyped-def]
     `ways` has `SAMPLING_COLUMNS`. The tokens before row r are the first `num_tokens[r]` of
     `token_ids[histories[r]]`, `num_prompts[r]` of them the prompt's. It must not draw
     `withheld_ids[withheld_starts[r]:withheld_starts[r + 1]]`. Each thread claims the next row, so
-    that a thread that the system has paused delays the others by no more than a row.
+    that a thread that the system has paused delays the others by no more than two rows: while
+    enough are left, it claims one ahead, and brings it into the cache while it computes.
     """
     progress = new_progress(1)
     for member in prange(len(values)):
         r = claim(progress, 0)
         while r < len(logits):
+            is_ahead = r + 2 * len(values) < len(logits)
+            next_row = claim(progress, 0) if is_ahead else r
             outcomes[r], drawn[r] = _draw_row(
                 logits[r], ways[r], output_indices[r], token_ids[histories[r]], num_prompts[r],
                 num_tokens[r], withheld_ids[withheld_starts[r] : withheld_starts[r + 1]],
                 values[member], maxima[member], depths[member], weights[member], sums[member],
                 shallow[member], counts[member], listed_ids[member], listed[member],
+                logits[min(next_row, len(logits) - 1)].ctypes.data,
             )  # fmt: skip
-            r = claim(progress, 0)
+            r = next_row if is_ahead else claim(progress, 0)
