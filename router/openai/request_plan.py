@@ -17,9 +17,11 @@ from enum import Enum
 from typing import Any
 
 from common.errors import InvalidRequest
+from common.grammar import Grammar
 from common.request import MAX_LOGPROBS, SamplingParams, check_priority
 from router.http.errors import ModelNotFound
 from router.openai.chat_messages import template_messages, template_options
+from router.openai.response_format import grammar_of
 from router.openai.schemas import AnyBody, ChatBody, CompletionBody, SamplingFields, parse_body
 from router.text.context_limits import output_limit, prompt_too_long
 from router.text.stop_strings import MAX_STOP_CHARS, MAX_STOP_STRINGS
@@ -74,6 +76,11 @@ class RequestPlan:
     usage_events: UsageEvents
     continues_prompt: bool
     ignored_fields: tuple[str, ...] = ()
+
+    @property
+    def grammar(self) -> Grammar | None:
+        """The grammar of all choices."""
+        return self.choices[0].sampling.grammar
 
     @property
     def prompt_lengths(self) -> tuple[int, ...]:
@@ -171,7 +178,8 @@ class Planner:
             )
         priority = body.priority or 0
         check_priority(priority)
-        common = self._sampling_fields(body) | {"logprobs": num_logprobs}
+        common = self._sampling_fields(body)
+        common |= {"logprobs": num_logprobs, "grammar": grammar_of(body)}
         choices = []
         for prompt in prompts:
             limit = output_limit(
