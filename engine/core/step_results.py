@@ -71,6 +71,7 @@ class StepResults:
             for sequence, one in zip(sequences, drawn_each, strict=True):
                 sequence.draft_token_ids = ()
                 sequence.proposed_token_ids = one.draft_token_ids
+                sequence.forced_token_ids = one.forced_token_ids
         others: dict[int, StepOutput] = {}
         is_block_full = known % self._limits.block_size == 0
         num_idle = 0
@@ -106,6 +107,7 @@ class StepResults:
         sequence.num_computed = sequence.num_known - 1
         sequence.draft_token_ids = ()
         sequence.proposed_token_ids = drawn.draft_token_ids
+        sequence.forced_token_ids = drawn.forced_token_ids
         self._prefixes.publish(sequence)
         if reason is not None or sequence.is_exported:
             self._on_end(sequence, reason)

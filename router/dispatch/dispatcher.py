@@ -188,7 +188,9 @@ class Dispatcher:
             deadline_at_s=deadline_at_s,
             priority=priority,
         )
-        query = Query(prompt_token_ids, sampling.max_tokens)
+        query = Query(
+            prompt_token_ids, sampling.max_tokens, needs_grammars=sampling.grammar is not None
+        )
         listener = listener or RequestWatch("", self.model, now_s)
         trace = ChoiceTrace(listener, request_id, self.recent_placements, now_s)
         choice = RunningChoice(flow, sink, query, deadline_at_s, trace)

@@ -6,6 +6,7 @@ json_limits         bounds on a body's structure, checked before it is parsed
 unknown_fields      fields that the server does not know: a warning each, or a refusal
 checked_fields      bounds of fields, and fields that go together
 request_plan        from a parsed body to prompts and sampling parameters
+response_format     from the fields that constrain an answer to its grammar
 planning            where a body is planned: on the event loop, a thread, or by another process
 planning_process    the router's side of that process: its queue, its starts and ends
 planning_child      what runs in that process

@@ -13,10 +13,11 @@ import struct
 import sys
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
 from common.errors import InternalError, InvalidRequest
+from common.grammar import Grammar, GrammarKind
 from common.request import SamplingParams
 from router.http.errors import MAX_MESSAGE_CHARS, ModelNotFound
 from router.openai.request_plan import ChoicePlan, RequestKind, RequestPlan
@@ -68,9 +69,13 @@ def pack_plan(plan: RequestPlan) -> Iterator[Message]:
         {
             "num_prompts": len(firsts),
             "choices": [
-                {"sampling": asdict(choice.sampling), "priority": choice.priority}
+                {
+                    "sampling": asdict(replace(choice.sampling, grammar=None)),
+                    "priority": choice.priority,
+                }
                 for choice in plan.choices
             ],
+            "grammar": _described(plan.grammar),
             "choices_per_prompt": plan.choices_per_prompt,
             "returned_per_prompt": plan.returned_per_prompt,
             "stop": plan.stop,
@@ -102,13 +107,13 @@ def unpack_prompt(message: Message) -> Prompt:
 def unpack_plan(head: Mapping[str, Any], prompts: Sequence[Prompt]) -> RequestPlan:
     """Return the plan of its first message's head, with its prompts."""
     per_prompt = head["choices_per_prompt"]
-    choices = []
+    choices, grammar = [], _grammar(head["grammar"])
     for index, choice in enumerate(head["choices"]):
         token_ids, echo = prompts[index // per_prompt]
         choices.append(
             ChoicePlan(
                 prompt_token_ids=token_ids,
-                sampling=_sampling(choice["sampling"]),
+                sampling=_sampling({**choice["sampling"], "grammar": grammar}),
                 priority=choice["priority"],
                 echo=echo,
             )
@@ -156,6 +161,17 @@ def unpack_error(described: Mapping[str, Any]) -> Exception:
     error = InternalError("the server failed on this request")
     error.add_note(described["trace"])
     return error
+
+
+def _described(grammar: Grammar | None) -> list[str] | None:
+    return None if grammar is None else [grammar.kind.value, grammar.text, grammar.source]
+
+
+def _grammar(described: Sequence[str] | None) -> Grammar | None:
+    if described is None:
+        return None
+    kind, text, source = described
+    return Grammar(GrammarKind(kind), text, source)
 
 
 def _sampling(fields: Mapping[str, Any]) -> SamplingParams:

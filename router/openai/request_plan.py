@@ -17,6 +17,7 @@ from enum import Enum
 from typing import Any
 
 from common.errors import InvalidRequest
+from common.grammar import Grammar
 from common.request import SamplingParams, check_priority
 from router.http.errors import ModelNotFound
 from router.openai.chat_messages import template_messages, template_options
@@ -28,6 +29,7 @@ from router.openai.checked_fields import (
     stop_strings,
     usage_events,
 )
+from router.openai.response_format import grammar_of
 from router.openai.schemas import AnyBody, ChatBody, CompletionBody, SamplingFields, parse_body
 from router.text.context_limits import output_limit, prompt_too_long
 from router.text.text_model import TextModel
@@ -89,6 +91,11 @@ class RequestPlan:
         """One plan for each choice that the client gets."""
         num_run, num_returned = self.choices_per_prompt, self.returned_per_prompt
         return tuple(c for i, c in enumerate(self.choices) if i % num_run < num_returned)
+
+    @property
+    def grammar(self) -> Grammar | None:
+        """The grammar of all choices."""
+        return self.choices[0].sampling.grammar
 
     @property
     def prompt_lengths(self) -> tuple[int, ...]:
@@ -185,7 +192,8 @@ class Planner:
         check_priority(priority)
         # Which choices are the best is found from the probabilities of their tokens.
         run_logprobs = 0 if num_logprobs is None and num_run > n else num_logprobs
-        common = self._sampling_fields(body) | {"logprobs": run_logprobs}
+        common = self._sampling_fields(body)
+        common |= {"logprobs": run_logprobs, "grammar": grammar_of(body)}
         choices = []
         for prompt in prompts:
             limit = output_limit(

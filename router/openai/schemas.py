@@ -56,6 +56,7 @@ class SamplingFields(Body):
     harmless: ClassVar[frozenset[str]] = frozenset(
         (
             *("user", "metadata", "store", "service_tier", "safety_identifier"),
+            *("guided_decoding_backend", "guided_whitespace_pattern"),
             *("prompt_cache_key", "prompt_cache_retention", "request_id", "rid"),
         )
     )
@@ -66,14 +67,6 @@ class SamplingFields(Body):
         "use_beam_search": (None, False),
         "length_penalty": (None, 1),
         "prompt_logprobs": (None,),
-        "structured_outputs": (None,),
-        "guided_json": (None,),
-        "guided_regex": (None,),
-        "guided_choice": (None,),
-        "guided_grammar": (None,),
-        "json_schema": (None,),
-        "regex": (None,),
-        "ebnf": (None,),
         "cache_salt": (None,),
         "kv_transfer_params": (None,),
         "lora_path": (None,),
@@ -104,6 +97,17 @@ class SamplingFields(Body):
     include_stop_str_in_output: bool | None = None
     no_stop_trim: bool | None = None
     return_token_ids: bool | None = None
+    # Read by `response_format`, which names what is wrong in them.
+    response_format: Any = None
+    structured_outputs: Any = None
+    guided_json: Any = None
+    guided_json_object: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    json_schema: Any = None
+    regex: Any = None
+    ebnf: Any = None
 
     def unknown_fields(self) -> list[str]:
         """Return the paths of the fields that are in no group, each once, in no order."""
@@ -149,7 +153,6 @@ class ChatBody(SamplingFields):
         "tool_choice": (None, "none", "auto"),
         "functions": (None, []),
         "function_call": (None, "none", "auto"),
-        "response_format": (None, {"type": "text"}),
         "modalities": (None, ["text"]),
         "audio": (None,),
         "verbosity": (None, "medium"),
@@ -183,7 +186,6 @@ class CompletionBody(SamplingFields):
     not_supported: ClassVar[Mapping[str, Nothing]] = {
         **SamplingFields.not_supported,
         "suffix": (None, ""),
-        "response_format": (None, {"type": "text"}),
         "add_special_tokens": (None, True),
     }
 

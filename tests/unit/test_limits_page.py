@@ -7,7 +7,9 @@ from typing import Any
 
 from common.config import ApiConfig, HandoffConfig
 from common.errors import InvalidRequest
+from common.grammar import MAX_GRAMMAR_BYTES
 from common.request import MAX_LOGPROBS, MAX_PRIORITY, MAX_STOP_TOKEN_IDS
+from grammars.compiler import MAX_DEPTH
 from http_serving.bounded_connections import ConnectionLimits
 from kv_transfer.core import limits as kv
 from kv_transfer.zmq_transport import RECEIVER_HIGH_WATER_MARK
@@ -97,6 +99,8 @@ ROUTER = {
     "characters of a `stop` string": str(MAX_STOP_CHARS),
     "`stop_token_ids`": str(MAX_STOP_TOKEN_IDS),
     "`logprobs`, `top_logprobs`": str(MAX_LOGPROBS),
+    "schema, regular expression or grammar, in UTF-8": f"{MAX_GRAMMAR_BYTES >> 10} KiB",
+    "levels of a schema": str(MAX_DEPTH),
     "`priority`, up or down": str(MAX_PRIORITY),
     "characters of `x-request-id`": str(longest_request_id()),
 }
