@@ -35,6 +35,7 @@ from engine.runner.layers_out import FinishedCopy
 from engine.runner.mtp.draft_step import MtpLayer, plan_drafts, run_drafts
 from engine.runner.sampler import sampled_rows
 from engine.runner.step_costs import DecodeShape, measure_step_costs
+from engine.runner.token_rules import AllowedMasks
 from engine.runner.verification import accept_drafts
 
 
@@ -73,6 +74,7 @@ class ModelRunner:
         self.grammars: GrammarMasks | None = None
         """What draws under grammars; None: nothing, and no request with one may come."""
         self._host_pool = HostPool(cache, swap_space)
+        self._allowed_masks = AllowedMasks(limits.vocab_size)
         self._step_costs: StepCosts | None = None
 
     @property
@@ -159,7 +161,9 @@ class ModelRunner:
             self._decoder.run_layer(index, hidden)
             layers.on_computed(index)
         allowed = None if pending is None else pending.wait()
-        rows = sampled_rows(batch, self.vocab_size, self.eos_token_ids, allowed)
+        rows = sampled_rows(
+            batch, self.vocab_size, self.eos_token_ids, allowed, self._allowed_masks
+        )
         if on_queued is not None and self.needs_staging:
             on_queued()
         draws = self._row_draw.draw(hidden, flat.sampled_rows, rows, batch)

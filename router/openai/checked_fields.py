@@ -7,10 +7,14 @@ from __future__ import annotations
 
 from common.errors import InvalidRequest
 from common.request import MAX_LOGPROBS
+from common.token_rules import MAX_BAD_WORDS
 from router.openai.schemas import SamplingFields
 from router.text.stop_strings import MAX_STOP_CHARS, MAX_STOP_STRINGS
+from router.text.text_model import TextModel
 from router.text.usage import UsageEvents
 
+MAX_WORDS = MAX_BAD_WORDS // 2
+MAX_WORD_CHARS = 128
 MAX_CHOICES = 128
 """Most choices of one request, over all its prompts."""
 
@@ -78,3 +82,42 @@ def usage_events(body: SamplingFields) -> UsageEvents:
         return UsageEvents.NONE
     is_each = body.stream_options.continuous_usage_stats
     return UsageEvents.EACH if is_each else UsageEvents.LAST
+
+
+def logit_biases(body: SamplingFields, vocab_size: int) -> tuple[tuple[int, float], ...]:
+    """Return what is added to the logits of single tokens, in order of their ids."""
+    biases = {}
+    for name, bias in (body.logit_bias or {}).items():
+        if not (name.isascii() and name.isdecimal() and int(name) < vocab_size):
+            raise InvalidRequest(
+                f"logit_bias names token {name[:20]!r}: wanted a token id, 0 to {vocab_size - 1}",
+                param="logit_bias",
+            )
+        biases[int(name)] = bias
+    return tuple(sorted(biases.items()))
+
+
+def bad_words(body: SamplingFields, model: TextModel) -> tuple[tuple[int, ...], ...]:
+    """Return the sequences of tokens that spell words which must not be written.
+
+    A word is spelt in two ways, as in vLLM: as it is, and as its tokens behind a space are.
+    """
+    words = body.bad_words or []
+    if len(words) > MAX_WORDS:
+        raise InvalidRequest(
+            f"bad_words has {len(words)} words: wanted at most {MAX_WORDS}", param="bad_words"
+        )
+    spelt: dict[tuple[int, ...], None] = {}
+    for word in words:
+        text = word.lstrip()
+        if not 1 <= len(text) <= MAX_WORD_CHARS:
+            raise InvalidRequest(
+                f"bad_words has an empty or too long word: wanted 1 to {MAX_WORD_CHARS} characters",
+                param="bad_words",
+            )
+        alone = model.encode(text, add_special_tokens=False, param="bad_words")
+        behind_space = model.encode(f" {text}", add_special_tokens=False, param="bad_words")
+        spelt[alone] = None
+        if len(behind_space) == len(alone) and behind_space[0] != alone[0]:
+            spelt[behind_space] = None
+    return tuple(spelt)

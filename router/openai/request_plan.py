@@ -18,12 +18,15 @@ from typing import Any
 
 from common.errors import InvalidRequest
 from common.grammar import Grammar
-from common.request import SamplingParams, check_priority
+from common.request import SamplingParams, check_cache_salt, check_priority
+from common.token_rules import TokenRules
 from router.http.errors import ModelNotFound
 from router.openai.chat_messages import template_messages, template_options
 from router.openai.checked_fields import (
     MAX_CHOICES,
+    bad_words,
     checked_logprobs,
+    logit_biases,
     most_prompt_tokens,
     num_choices,
     stop_strings,
@@ -67,7 +70,8 @@ class RequestPlan:
     `continues_prompt`: the answer's text goes straight on from the prompt's. `shows_stop`: stop
     strings and stop tokens are a part of the text. An answer that stops at one of `stop_token_ids`
     names it; the model's own end is not among them. `returned_per_prompt`: the choices of a prompt
-    that the client gets, the likeliest ones. `ignored_fields` are some of those that the server
+    that the client gets, the likeliest ones. KV is shared with requests of the same `cache_salt`
+    alone. `ignored_fields` are some of those that the server
     does not know.
     """
 
@@ -84,7 +88,13 @@ class RequestPlan:
     is_stream: bool
     usage_events: UsageEvents
     continues_prompt: bool
+    cache_salt: str = ""
     ignored_fields: tuple[str, ...] = ()
+
+    @property
+    def rules(self) -> TokenRules:
+        """The rules about single tokens of all choices."""
+        return self.choices[0].sampling.rules
 
     @property
     def returned_choices(self) -> tuple[ChoicePlan, ...]:
@@ -190,10 +200,16 @@ class Planner:
         n, num_run = num_choices(body, best_of, len(prompts))
         priority = body.priority or 0
         check_priority(priority)
+        cache_salt = body.cache_salt or ""
+        check_cache_salt(cache_salt)
         # Which choices are the best is found from the probabilities of their tokens.
         run_logprobs = 0 if num_logprobs is None and num_run > n else num_logprobs
         common = self._sampling_fields(body)
-        common |= {"logprobs": run_logprobs, "grammar": grammar_of(body)}
+        common |= {
+            "logprobs": run_logprobs,
+            "grammar": grammar_of(body),
+            "rules": self._rules(body),
+        }
         choices = []
         for prompt in prompts:
             limit = output_limit(
@@ -233,6 +249,7 @@ class Planner:
             is_stream=bool(body.stream),
             usage_events=usage_events(body),
             continues_prompt=continues_prompt,
+            cache_salt=cache_salt,
             ignored_fields=tuple(
                 name[:MAX_FIELD_CHARS] for name in sorted(body.unknown_fields())[:MAX_IGNORED]
             ),
@@ -260,6 +277,15 @@ class Planner:
         fields["stop_token_ids"] = tuple(stop_token_ids)
         fields["ignore_eos"] = bool(body.ignore_eos)
         return fields
+
+    def _rules(self, body: SamplingFields) -> TokenRules:
+        allowed = body.allowed_token_ids or []
+        self._check_token_ids(allowed, "allowed_token_ids")
+        return TokenRules(
+            biases=logit_biases(body, self._vocab),
+            bad_words=bad_words(body, self._model),
+            allowed_token_ids=tuple(allowed),
+        )
 
     @property
     def _vocab(self) -> int:

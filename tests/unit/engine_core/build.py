@@ -50,6 +50,7 @@ def make_request(
     deadline_s = given.pop("deadline_s", 600.0)
     priority = given.pop("priority", 0)
     output_token_ids = given.pop("output_token_ids", ())
+    cache_salt = given.pop("cache_salt", "")
     sampling = SamplingParams(**{"max_tokens": 4, "seed": seed, **given})
     tokens = make_prompt(prompt, seed) if isinstance(prompt, int) else prompt
     return GenerationRequest(
@@ -59,6 +60,7 @@ def make_request(
         deadline_s=deadline_s,
         priority=priority,
         output_token_ids=output_token_ids,
+        cache_salt=cache_salt,
     )
 
 
