@@ -24,7 +24,13 @@ from engine.runner.kernels.row_scan import (
 )
 from engine.runner.kernels.team import claim, new_progress
 from engine.runner.kernels.vector_ir import LANES
-from engine.runner.kernels.weights import SHORTLIST_DEPTHS, add_weights, write_weights
+from engine.runner.kernels.weights import (
+    LEAST_LARGEST,
+    MOST_TEMPERATURE,
+    SHORTLIST_DEPTHS,
+    add_weights,
+    write_weights,
+)
 
 # Below this the division would leave float32's range. The largest logit would be drawn anyway
 # unless another one is within 1e-4 of it.
@@ -144,23 +150,29 @@ def _list_shallow(values, maxima, largest, temperature, within, ids, listed) -> 
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _total_weight(values, largest, temperature, tail, sums, shallow) -> float:  # type: ignore[no-untyped-def]
+def _total_weight(  # type: ignore[no-untyped-def]
+    values, largest, temperature, depths, tail, sums, shallow, following
+) -> float:
     """Return the sum of all weights; leave those of shallow tokens in `shallow[:, 0]`.
 
-    A sum has a chain for each lane of a vector, and the chains are added in order. `tail` has room
-    for a block.
+    A sum has a chain for each lane of a vector, and the chains are added in order. `depths` has
+    room for the row, and `tail` for a block. `following` is the address of the next row.
     """
     sums[:] = 0.0
     shallow[:] = np.float32(0.0)
+    if abs(largest) < LEAST_LARGEST or temperature > MOST_TEMPERATURE:
+        for i in range(len(values)):
+            depths[i] = -((largest - values[i]) / temperature)
+        values, largest, temperature = depths[: len(values)], np.float32(0.0), np.float32(1.0)
     num_whole = len(values) // LANES
     at, shallow_at = sums.ctypes.data, shallow.ctypes.data
     if num_whole:
-        add_weights(values.ctypes.data, num_whole, largest, temperature, at, shallow_at)
+        add_weights(values.ctypes.data, num_whole, largest, temperature, at, shallow_at, following)
     rest = len(values) - num_whole * LANES
     if rest:
         tail[:LANES] = -np.inf
         tail[:rest] = values[num_whole * LANES :]
-        add_weights(tail.ctypes.data, 1, largest, temperature, at, shallow_at)
+        add_weights(tail.ctypes.data, 1, largest, temperature, at, shallow_at, following)
     total = sums[0]
     for lane in range(1, LANES):
         total += sums[lane]
@@ -224,7 +236,9 @@ def _sample_row(  # type: ignore[no-untyped-def]
     has_filter = has_top_k or way["top_p"] < 1.0 or way["min_p"] > 0.0
     if has_filter:
         if way["top_p"] < 1.0 and not has_top_k:
-            total = _total_weight(values, largest, temperature, depths, sums, shallow)
+            total = _total_weight(
+                values, largest, temperature, depths, weights, sums, shallow, following
+            )
         last_depth, last_id, num = _kept_of_shortlist(
             values, maxima, largest, temperature, way, total, shallow, ids, listed
         )
