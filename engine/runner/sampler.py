@@ -153,7 +153,9 @@ def _check_histories(rows: SampledRows, vocab_size: int) -> None:
     )
     for row in np.flatnonzero(is_penalised):
         ids = rows.token_ids[rows.histories[row], : rows.num_tokens[row]]
-        if len(ids) and (ids.min() < 0 or ids.max() >= vocab_size):
+        if (
+            len(ids) and ids.view(np.uint32).max() >= vocab_size
+        ):  # a negative id is a huge one there
             raise InternalError(
                 f"token ids {ids.min()} to {ids.max()}: wanted 0 to {vocab_size - 1}, the "
                 "vocabulary"

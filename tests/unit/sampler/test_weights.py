@@ -26,9 +26,9 @@ def weigh(depths, weights) -> None:  # type: ignore[no-untyped-def]
 
 
 @njit
-def total_weight(values, largest, temperature, depths, weights, sums, shallow):  # type: ignore[no-untyped-def]
-    at = values.ctypes.data
-    return _total_weight(values, largest, temperature, depths, weights, sums, shallow, at)
+def total_weight(values, temperature, depths, weights, sums, shallow):  # type: ignore[no-untyped-def]
+    largest, floor, at = values.max(), values.min(), values.ctypes.data
+    return _total_weight(values, largest, floor, temperature, depths, weights, sums, shallow, at)
 
 
 def row(seed: int, size: int, scale: float, offset: float) -> np.ndarray:
@@ -37,7 +37,7 @@ def row(seed: int, size: int, scale: float, offset: float) -> np.ndarray:
     values = np.clip(rng.normal(size=size) * scale + offset, -3.2e38, 3.2e38).astype(np.float32)
     largest = values.max()
     values[rng.integers(size, size=size // 8)] = np.nextafter(largest, np.float32(-np.inf))
-    if size > 3:
+    if seed % 2:  # then there is a weight of 0
         values[rng.integers(size)] = -np.inf
     values[rng.integers(size)] = largest
     return values
@@ -66,9 +66,8 @@ def test_the_total_weight_is_that_of_depths_by_division(
         chains += vector
     scratch = Scratch(size, 1)
     total = total_weight(
-        values, values.max(), divisor, scratch.depths[0], scratch.weights[0],
-        scratch.sums[0], scratch.shallow[0],
-    )  # fmt: skip
+        values, divisor, scratch.depths[0], scratch.weights[0], scratch.sums[0], scratch.shallow[0]
+    )
     assert total == sum(chains.tolist())
     for number, within in enumerate(SHORTLIST_DEPTHS):
         share = weights[padded < np.float32(within)].sum(dtype=np.float64)
