@@ -1,4 +1,4 @@
-"""Weights without a division for each token, and shortlists by a value: the same to the last bit."""
+"""Weights without divisions, and shortlists by a value, are the same to the last bit."""
 
 from __future__ import annotations
 
