@@ -153,9 +153,8 @@ def _check_histories(rows: SampledRows, vocab_size: int) -> None:
     )
     for row in np.flatnonzero(is_penalised):
         ids = rows.token_ids[rows.histories[row], : rows.num_tokens[row]]
-        if (
-            len(ids) and ids.view(np.uint32).max() >= vocab_size
-        ):  # a negative id is a huge one there
+        # As unsigned numbers, negative ids are huge.
+        if len(ids) and ids.view(np.uint32).max() >= vocab_size:
             raise InternalError(
                 f"token ids {ids.min()} to {ids.max()}: wanted 0 to {vocab_size - 1}, the "
                 "vocabulary"
