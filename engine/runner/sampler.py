@@ -192,7 +192,8 @@ def _check_histories(rows: SampledRows, vocab_size: int) -> None:
     )
     for row in np.flatnonzero(is_penalised):
         ids = rows.token_ids[rows.histories[row], : rows.num_tokens[row]]
-        if len(ids) and (ids.min() < 0 or ids.max() >= vocab_size):
+        # As unsigned numbers, negative ids are huge.
+        if len(ids) and ids.view(np.uint32).max() >= vocab_size:
             raise InternalError(
                 f"token ids {ids.min()} to {ids.max()}: wanted 0 to {vocab_size - 1}, the "
                 "vocabulary"

@@ -31,11 +31,6 @@ def _larger_int(builder: Any, x: Any, y: Any) -> Any:
     return builder.select(builder.icmp_signed(">", x, y), x, y)
 
 
-def depth_of(builder: Any, values: Any, largest: Any, temperature: Any) -> Any:
-    """Emit (largest - value) / temperature; see `filters`."""
-    return builder.fdiv(builder.fsub(largest, values), temperature)
-
-
 @intrinsic
 def scan_blocks(typing: Any, values: Any, num_blocks: Any, maxima: Any) -> Any:
     """Write the largest of each `BLOCK` floats to `maxima`; return the largest magnitude's bits.

@@ -24,7 +24,15 @@ from engine.runner.kernels.row_scan import (
 )
 from engine.runner.kernels.team import claim, new_progress
 from engine.runner.kernels.vector_ir import LANES
-from engine.runner.kernels.weights import SHORTLIST_DEPTHS, add_weights, write_weights
+from engine.runner.kernels.weights import (
+    LEAST_LARGEST,
+    MOST_TEMPERATURE,
+    SHALLOW_ROW,
+    SHORTLIST_DEPTHS,
+    add_shallow_weights,
+    add_weights,
+    write_weights,
+)
 
 # Below this the division would leave float32's range. The largest logit would be drawn anyway
 # unless another one is within 1e-4 of it.
@@ -35,7 +43,6 @@ DRAWN, NOT_FINITE, NO_TOKEN_LEFT = 0, 1, 2
 
 _SHORTLIST = 1 << 15
 """The most tokens of a shortlist."""
-_EXPONENT = 0x7F800000
 
 
 class Scratch:
@@ -81,7 +88,10 @@ def _penalise(values, counts, way, token_ids, num_prompt, num_tokens) -> None:  
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _scan(values, maxima):  # type: ignore[no-untyped-def]
-    """Find the largest value of each block; return whether all are finite, and the largest."""
+    """Find the largest value of each block; return the largest magnitude, and the largest value.
+
+    The magnitude is not below infinity if a value is NaN or infinite.
+    """
     num_whole = len(values) // BLOCK
     most = np.int32(0)
     if num_whole:
@@ -95,7 +105,9 @@ def _scan(values, maxima):  # type: ignore[no-untyped-def]
     largest = maxima[0]
     for i in range(len(maxima)):
         largest = max(largest, maxima[i])
-    return most < _EXPONENT, largest
+    magnitude = np.empty(1, np.int32)
+    magnitude[0] = most
+    return magnitude.view(np.float32)[0], largest
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -144,23 +156,34 @@ def _list_shallow(values, maxima, largest, temperature, within, ids, listed) -> 
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _total_weight(values, largest, temperature, tail, sums, shallow) -> float:  # type: ignore[no-untyped-def]
+def _total_weight(  # type: ignore[no-untyped-def]
+    values, largest, floor, temperature, depths, tail, sums, shallow, following
+) -> float:
     """Return the sum of all weights; leave those of shallow tokens in `shallow[:, 0]`.
 
-    A sum has a chain for each lane of a vector, and the chains are added in order. `tail` has room
-    for a block.
+    A sum has a chain for each lane of a vector, and the chains are added in order. `depths` has
+    room for the row, and `tail` for a block. No value is below `floor`.
     """
     sums[:] = 0.0
     shallow[:] = np.float32(0.0)
+    if abs(largest) < LEAST_LARGEST or temperature > MOST_TEMPERATURE:
+        for i in range(len(values)):
+            depths[i] = -((largest - values[i]) / temperature)
+        values, largest, temperature = depths[: len(values)], np.float32(0.0), np.float32(1.0)
+        floor = np.float32(-np.inf)
     num_whole = len(values) // LANES
     at, shallow_at = sums.ctypes.data, shallow.ctypes.data
-    if num_whole:
-        add_weights(values.ctypes.data, num_whole, largest, temperature, at, shallow_at)
+    if num_whole and (largest - floor) / temperature <= SHALLOW_ROW:
+        add_shallow_weights(
+            values.ctypes.data, num_whole, largest, temperature, at, shallow_at, following
+        )
+    elif num_whole:
+        add_weights(values.ctypes.data, num_whole, largest, temperature, at, shallow_at, following)
     rest = len(values) - num_whole * LANES
     if rest:
         tail[:LANES] = -np.inf
         tail[:rest] = values[num_whole * LANES :]
-        add_weights(tail.ctypes.data, 1, largest, temperature, at, shallow_at)
+        add_weights(tail.ctypes.data, 1, largest, temperature, at, shallow_at, following)
     total = sums[0]
     for lane in range(1, LANES):
         total += sums[lane]
@@ -212,10 +235,13 @@ def _kept_of_shortlist(  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _sample_row(  # type: ignore[no-untyped-def]
-    values, maxima, largest, way, output_index, depths, weights, sums, shallow, ids, listed,
+    values, maxima, largest, floor, way, output_index, depths, weights, sums, shallow, ids, listed,
     following,
 ):  # fmt: skip
-    """Return a drawn token; `depths` and `weights` are a whole number of vectors long."""
+    """Return a drawn token; `depths` and `weights` are a whole number of vectors long.
+
+    No value is below `floor`. `following` is the address of the next row.
+    """
     vocab_size = len(values)
     temperature = np.float32(way["temperature"])
     seed, index = uint64(way["seed"]), uint32(output_index)
@@ -224,7 +250,9 @@ def _sample_row(  # type: ignore[no-untyped-def]
     has_filter = has_top_k or way["top_p"] < 1.0 or way["min_p"] > 0.0
     if has_filter:
         if way["top_p"] < 1.0 and not has_top_k:
-            total = _total_weight(values, largest, temperature, depths, sums, shallow)
+            total = _total_weight(
+                values, largest, floor, temperature, depths, weights, sums, shallow, following
+            )
         last_depth, last_id, num = _kept_of_shortlist(
             values, maxima, largest, temperature, way, total, shallow, ids, listed
         )
@@ -263,20 +291,20 @@ def _draw_row(  # type: ignore[no-untyped-def]
         row[:] = logits_row
     if is_penalised:
         _penalise(row, counts, way, history, num_prompt, num_tokens)
-    is_finite, largest = _scan(row, maxima)
-    if not is_finite:
+    magnitude, largest = _scan(row, maxima)
+    if not magnitude < np.inf:
         return NOT_FINITE, 0
     if len(withheld):
         for token_id in withheld:
             row[token_id] = -np.inf
-        _, largest = _scan(row, maxima)
+        magnitude, largest = _scan(row, maxima)
         if largest == -np.inf:
             return NO_TOKEN_LEFT, 0
     if way["temperature"] < GREEDY_BELOW:
         return DRAWN, _likeliest(row, maxima, largest)
     return DRAWN, _sample_row(
-        row, maxima, largest, way, output_index, depths, weights, sums, shallow, ids, listed,
-        following,
+        row, maxima, largest, -magnitude, way, output_index, depths, weights, sums, shallow, ids,
+        listed, following,
     )  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 """Filters and the draw against plain numpy, and the draw's frequencies against probabilities."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -111,7 +112,7 @@ def noise_of(vocab_size: int, seed: int, output_index: int) -> np.ndarray:
     return np.array([gumbel_noise(word) for word in in_order])
 
 
-def drawn(depths: np.ndarray, last_depth: float, last_id: int, seed: int, index: int) -> int:
+def drawn(depths: np.ndarray, last_depth: float, last_id: int, seed: int, index: int) -> Any:
     """Draw from a row with these depths, one of which is 0."""
     values = np.float32(0) - depths
     maxima = np.array([values[at : at + BLOCK].max() for at in range(0, len(values), BLOCK)])

@@ -1,5 +1,7 @@
 """Philox4x32-10 against the published vectors, by way of a plain Python version of it."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -53,8 +55,8 @@ def test_blocks_are_those_of_successive_counters(
         assert tuple(words[:, column].tolist()) == wanted
 
 
-@njit
-def largest_of(first: int, num_blocks: int, second: int, key: int) -> int:
+@njit  # type: ignore[untyped-decorator]
+def largest_of(first: int, num_blocks: int, second: int, key: int) -> Any:
     return largest_word(first, num_blocks, second, key)
 
 
