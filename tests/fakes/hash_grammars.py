@@ -83,6 +83,11 @@ def compiler() -> GrammarCompiler:
     return GrammarCompiler(LLTokenizer(TokenizerWrapper(_Words()), n_vocab=VOCAB_SIZE))
 
 
+def token_ids(text: str) -> list[int]:
+    """Return the tokens of a text, the longest first."""
+    return _Words()(text)
+
+
 def text_of(token_ids: list[int]) -> str:
     """Return the text of an output, without the token that ends it."""
     words = _Words().tokens
