@@ -2,7 +2,7 @@
 
 The demo model, in this process, driven as a node's step loop drives it. One JSON line:
 
-    compile.p50_ms, .p99_ms     CPU time from the text of a schema to a matcher, over 100 schemas, anew
+    compile.p50_ms, .p99_ms     CPU time from a schema's text to a matcher, over 100 schemas, anew
     schema.b<N>.step_ratio      the median decode step of N sequences under a schema, over that of N
                                 without one; the two take turns answer by answer
     schema.b<N>.share           the part of such a step in which the step's thread waits for

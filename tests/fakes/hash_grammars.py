@@ -108,6 +108,13 @@ def allowed_by(matcher: LLMatcher) -> np.ndarray:
     return bits(mask[0])
 
 
+def allowed_ids(matcher: LLMatcher, vocab_size: int) -> np.ndarray:
+    """Return the tokens that a matcher allows now, of any vocabulary."""
+    mask = np.zeros((1, -(-vocab_size // 32)), np.int32)
+    fill_next_token_bitmask(matcher, mask)
+    return np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
+
+
 def bits(mask: np.ndarray) -> np.ndarray:
     """Return the bits of a mask of the vocabulary as booleans."""
     return np.unpackbits(mask.view(np.uint8), bitorder="little")[:VOCAB_SIZE].astype(bool)
