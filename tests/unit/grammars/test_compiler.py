@@ -89,7 +89,7 @@ def nested(depth: int) -> str:
 def test_the_depth_of_a_schema_is_bounded(compiler: GrammarCompiler) -> None:
     compiler.matcher(schema(nested(MAX_DEPTH - 1)))
     for depth in (MAX_DEPTH, 1000, 10_000):
-        with pytest.raises(InvalidRequest, match="levels|valid JSON"):
+        with pytest.raises(InvalidRequest, match=r"levels|valid JSON"):
             compiler.matcher(schema(nested(depth)))
 
 
@@ -138,8 +138,9 @@ def test_hostile_grammars_take_bounded_time_and_memory(
     try:
         matcher = compiler.matcher(HOSTILE[name])
     except InvalidRequest as refused:
-        assert len(str(refused)) < 600
+        told = str(refused)
     else:
+        told = ""
         for _ in range(5):
             if matcher.is_stopped():
                 break
@@ -147,6 +148,7 @@ def test_hostile_grammars_take_bounded_time_and_memory(
             if matcher.is_error() or not len(allowed):
                 break
             matcher.consume_token(int(allowed[-1]))
+    assert len(told) < 600
     assert time.thread_time() - began_s < 2.0
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 256 << 10
 

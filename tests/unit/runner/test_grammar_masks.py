@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,7 +31,7 @@ def masks_of(*, proposes: bool = True) -> GrammarMasks:
 
 
 def entry(
-    grammar: Grammar | None, output: list[int], drafts: list[int] | None = None, **given: int
+    grammar: Grammar | None, output: list[int], drafts: list[int] | None = None, **given: Any
 ) -> ScheduledSequence:
     """A decoding sequence, and its drafts."""
     drafts = drafts or []
