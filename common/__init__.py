@@ -3,6 +3,7 @@
 Requests and nodes
     ids             incarnations, attempts, request ids
     request         what a client asks for, and what a node answers
+    grammar         a grammar that an answer must follow, as text
     nodes           what the cluster knows of a node: its record and its load
     wire_types      types of received values, with the limits that decoders check
     errors          the typed errors, each with a stable code

@@ -7,6 +7,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from common.errors import InvalidRequest
+from common.grammar import Grammar
 from common.ids import AttemptId
 
 MAX_LOGPROBS = 20
@@ -31,7 +32,10 @@ class SamplingParams:
     of alternatives to report per token (0: the drawn token alone; None: nothing).
     `max_tokens` counts output tokens; the router always sets it. Before `min_tokens` of them no
     end-of-sequence token (with `ignore_eos` neither) and no stop token is drawn. The lower bound of
-    `repetition_penalty` keeps logits finite. Raises `InvalidRequest` for a value out of range.
+    `repetition_penalty` keeps logits finite. With a `grammar` only tokens that it allows are drawn,
+    and it ends the output: the end-of-sequence token is allowed where the text is complete, and
+    alone where nothing can follow, before `min_tokens` too. Raises `InvalidRequest` for a value out
+    of range, and for `ignore_eos` with a grammar.
     """
 
     max_tokens: int
@@ -47,6 +51,7 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     min_tokens: int = 0
+    grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
         for name, value, is_good, wanted in (
@@ -90,6 +95,12 @@ class SamplingParams:
         ):
             if not is_good:
                 raise InvalidRequest(f"{name} is {value}: wanted {wanted}", param=name)
+        if self.grammar is not None and self.ignore_eos:
+            raise InvalidRequest(
+                "ignore_eos is true: wanted false with a grammar, which decides where the answer "
+                "ends",
+                param="ignore_eos",
+            )
 
     @property
     def has_penalties(self) -> bool:

@@ -12,12 +12,16 @@ from engine.core.step_plan import Limits
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowLimits:
-    """What a node accepts; with `sheds`, no request that would end after its deadline."""
+    """What a node accepts; with `sheds`, no request that would end after its deadline.
+
+    Without `has_grammars` no request with a grammar: its answer would not follow it.
+    """
 
     vocab_size: int
     max_model_len: int
     max_queued_requests: int
     sheds: bool = False
+    has_grammars: bool = False
 
     def problem_with(
         self, request: GenerationRequest, step: Limits, num_blocks: int
@@ -47,6 +51,11 @@ class FlowLimits:
             return InvalidRequest(
                 f"token id {highest} is not in the vocabulary of {self.vocab_size}",
                 param="prompt",
+            )
+        if request.sampling.grammar is not None and not self.has_grammars:
+            return InvalidRequest(
+                "this node does not follow grammars: its model has no tokenizer.json, or no "
+                "end-of-sequence token"
             )
         return None
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from common.errors import InvalidRequest, Overloaded, PdserveError, PeerProtocolError, StaleEpoch
 from common.errors import error_from_code as _error_from_code
+from common.grammar import Grammar, GrammarKind
 from common.ids import AttemptId, Incarnation
 from common.request import GenerationRequest, SamplingParams
 from common.tracing import is_traceparent
@@ -82,6 +83,9 @@ def sampling_to_proto(params: SamplingParams) -> pb.SamplingParams:
         raise InvalidRequest(f"sampling parameters do not fit the wire: {wrong}") from wrong
     if params.logprobs is not None:
         message.logprobs = params.logprobs
+    if params.grammar is not None:
+        message.grammar.kind = params.grammar.kind.value
+        message.grammar.text = params.grammar.text
     return message
 
 
@@ -101,7 +105,19 @@ def sampling_from_proto(message: pb.SamplingParams) -> SamplingParams:
         stop_token_ids=tuple(message.stop_token_ids),
         ignore_eos=message.ignore_eos,
         min_tokens=message.min_tokens,
+        grammar=_grammar_from_proto(message.grammar) if message.HasField("grammar") else None,
     )
+
+
+def _grammar_from_proto(message: pb.Grammar) -> Grammar:
+    try:
+        kind = GrammarKind(message.kind)
+    except ValueError:
+        wanted = ", ".join(kind.value for kind in GrammarKind)
+        raise InvalidRequest(
+            f"the kind of a grammar is {message.kind[:MAX_ID_LENGTH]!r}: wanted {wanted}"
+        ) from None
+    return Grammar(kind, message.text)
 
 
 def request_to_proto(request: GenerationRequest) -> pb.GenerationRequest:

@@ -438,7 +438,7 @@ class Scheduler:
         step.num_lost_tokens += sequence.num_computed
         sequence.num_computed = 0
         sequence.num_hashed_blocks = 0
-        sequence.draft_token_ids = sequence.proposed_token_ids = ()
+        sequence.draft_token_ids = sequence.proposed_token_ids = sequence.forced_token_ids = ()
         sequence.num_output_at_preemption = sequence.num_output
         sequence.move_to(SequenceStatus.PREEMPTED)
         self.waiting.rejoin(sequence)

@@ -69,6 +69,7 @@ class Seats:
         self.num_blocks: Ints = np.zeros(num_seats, np.int64)
         self.max_new_tokens: Ints = np.zeros(num_seats, np.int64)
         self.sampling = np.zeros(num_seats, SAMPLING_COLUMNS)
+        self.has_grammar: Bools = np.zeros(num_seats, np.bool_)
         self.params: list[SamplingParams | None] = [None] * num_seats
         self._free = list(range(num_seats - 1, -1, -1))
 
@@ -88,6 +89,7 @@ class Seats:
         """Write the sampling parameters of a seat."""
         self.params[seat] = params
         self.sampling[seat] = _sampling_row(params)
+        self.has_grammar[seat] = params.grammar is not None
 
     def leave(self, sequence: Sequence) -> None:
         """Empty the sequence's seat."""
@@ -96,6 +98,7 @@ class Seats:
         for column in (self.num_prompt, self.num_known, self.num_blocks, self.max_new_tokens):
             column[seat] = 0
         self.params[seat] = None
+        self.has_grammar[seat] = False
         self._free.append(seat)
         sequence.seat = NO_SEAT
 

@@ -93,6 +93,7 @@ class StepResults:
         sequence.num_computed = sequence.num_known - 1
         sequence.draft_token_ids = ()
         sequence.proposed_token_ids = drawn.draft_token_ids
+        sequence.forced_token_ids = drawn.forced_token_ids
         self._prefixes.publish(sequence)
         if reason is not None or sequence.is_exported:
             self._on_end(sequence, reason)
@@ -145,6 +146,7 @@ class StepResults:
             for sequence, one in zip(sequences, drawn, strict=True):
                 sequence.draft_token_ids = ()
                 sequence.proposed_token_ids = one.draft_token_ids
+                sequence.forced_token_ids = one.forced_token_ids
         self._seats.append_one_each(rows, known, [ids[0] for ids in token_ids])
         logprobs = [one.logprobs for one in drawn]
         return list(map(StepOutput, sequences, firsts, token_ids, logprobs, repeat(None)))

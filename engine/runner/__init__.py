@@ -28,6 +28,7 @@ With either, `mtp` drafts tokens with one more layer.
     host_draw           draws from logits on the host
     device_draw         draws with one read from a device: device_sampler finds the tokens that can
                         be drawn (device_noise: their noise), head_draw draws from them exactly
+    grammar_masks       which tokens grammars allow, found while the layers compute
     sampler             from logits to tokens, all rows at once
     checkpoint          safetensors, checked before any weight is read
     model_spec          the parameters of a decoder; decoder: its three parts

@@ -50,6 +50,10 @@ class DeviceDraw:
             self._on_device.draw(head, width, one)
             for head, one in zip(_read(parts), inputs, strict=True)
         ]
+        if rows.allowed is not None:
+            # The device does not know grammars, so these rows are read whole.
+            for row in np.flatnonzero(rows.allowed.mask_rows >= 0):
+                found[row] = None
         draws = Draws([token_id or 0 for token_id in found], [True] * len(found))
         for group in groups:
             left = np.array([row for row in group if found[row] is None], np.int64)

@@ -8,6 +8,8 @@ import numpy as np
 
 from engine.core.step_batch import StepBatch
 from engine.runner.decoder import Decoder
+from engine.runner.grammar_masks import AllowedTokens
+from engine.runner.kernels.withhold import withhold
 from engine.runner.sampler import SampledRows, Sampler, token_logprobs
 from engine.runner.verification import Draws
 
@@ -33,8 +35,13 @@ class HostDraw:
 
 
 def add_draws(draws: Draws, sampler: Sampler, logits: np.ndarray, rows: SampledRows) -> None:
-    """Draw after `rows` and append what was drawn, with log probabilities where asked for."""
+    """Draw after `rows` and append what was drawn, with log probabilities where asked for.
+
+    The logits of tokens that a grammar does not allow are changed.
+    """
     first = len(draws.token_ids)
+    if rows.allowed is not None:
+        logits = _withheld(logits, rows.allowed)
     drawn, is_drawn = sampler.draw(logits, rows)
     draws.token_ids += drawn.tolist()
     draws.is_drawn += is_drawn.tolist()
@@ -43,3 +50,13 @@ def add_draws(draws: Draws, sampler: Sampler, logits: np.ndarray, rows: SampledR
         draws.logprobs[first + row] = token_logprobs(
             logits[row], int(drawn[row]), int(num_logprobs[row])
         )
+
+
+def _withheld(logits: np.ndarray, allowed: AllowedTokens) -> np.ndarray:
+    """Return `logits` without the tokens that are not allowed, changed in place where possible."""
+    if not (allowed.mask_rows >= 0).any():
+        return logits
+    if not logits.flags.writeable:
+        logits = logits.copy()
+    withhold(logits, allowed.mask_rows, allowed.masks)
+    return logits

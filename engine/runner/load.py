@@ -10,8 +10,10 @@ from common.config import EngineConfig, ModelConfig, SpeculationConfig
 from common.errors import CheckpointError, ConfigError
 from common.token_budget import num_speculative_tokens
 from engine.runner.checkpoint import Checkpoint
+from engine.runner.grammar_masks import GrammarMasks
 from engine.runner.model_spec import read_decoder_spec, read_eos_token_ids
 from engine.runner.mtp.mtp_weights import read_mtp_weights
+from grammars.compiler import GrammarCompiler
 
 if TYPE_CHECKING:
     from engine.runner.kv_cache import HostMemory
@@ -66,18 +68,25 @@ def load_model_runner(
     set_num_threads(engine.num_threads)
     from engine.runner.assemble import assemble_runner
 
-    return assemble_runner(
+    num_drafts = num_speculative_tokens(
+        speculation.speculative_method, speculation.num_speculative_tokens
+    )
+    runner = assemble_runner(
         model,
         engine,
         spec,
         checkpoint,
         eos_token_ids,
         mtp,
-        num_drafts=num_speculative_tokens(
-            speculation.speculative_method, speculation.num_speculative_tokens
-        ),
+        num_drafts=num_drafts,
         swap_space=swap_space,
         max_chunk_tokens=max_chunk_tokens or engine.max_num_batched_tokens,
         host_memory=host_memory,
         meter=meter,
     )
+    grammars = GrammarCompiler.load(folder, spec.vocab_size, eos_token_ids)
+    if grammars is not None:
+        runner.grammars = GrammarMasks(
+            grammars.matcher, spec.vocab_size, eos_token_ids, proposes=num_drafts > 0
+        )
+    return runner

@@ -9,6 +9,7 @@ import numpy as np
 
 from common.blocks import blocks_for
 from common.errors import InternalError
+from common.grammar import Grammar
 from common.kv_layout import KVLayout
 from common.memory_plan import MemoryPlan
 from common.request import SamplingParams
@@ -25,6 +26,7 @@ from engine.core.step_batch import StepBatch, batch_of
 from engine.runner.decoder import Decoder
 from engine.runner.device_draw import DeviceDraw
 from engine.runner.flat_batch import BatchLimits, FlatBatch, flatten
+from engine.runner.grammar_masks import GrammarMasks
 from engine.runner.host_draw import HostDraw
 from engine.runner.host_pool import HostPool
 from engine.runner.kv_cache import KVCache
@@ -68,8 +70,20 @@ class ModelRunner:
         self._widest = widest
         self._row_draw = device_draw or HostDraw(decoder, limits.vocab_size)
         self._mtp = mtp
+        self.grammars: GrammarMasks | None = None
+        """What draws under grammars; None: nothing, and no request with one may come."""
         self._host_pool = HostPool(cache, swap_space)
         self._step_costs: StepCosts | None = None
+
+    @property
+    def has_grammars(self) -> bool:
+        """Whether it draws under grammars: its checkpoint has a tokenizer."""
+        return self.grammars is not None
+
+    def prepare_grammar(self, grammar: Grammar) -> None:
+        """Begin to compile a grammar; any thread may call this."""
+        if self.grammars is not None:
+            self.grammars.prepare(grammar)
 
     @property
     def layout(self) -> KVLayout:
@@ -136,6 +150,7 @@ class ModelRunner:
         if not isinstance(batch, StepBatch):
             batch = batch_of(batch)
         flat = flatten(batch, self._limits)
+        pending = None if self.grammars is None else self.grammars.begin(batch)
         layers = self._cache.layers_out(flat.slots, on_layer)
         hidden = self._decoder.begin(flat)
         if on_queued is not None and not self.needs_staging:
@@ -143,18 +158,21 @@ class ModelRunner:
         for index in range(self._decoder.num_layers):
             self._decoder.run_layer(index, hidden)
             layers.on_computed(index)
-        rows = sampled_rows(batch, self.vocab_size, self.eos_token_ids)
+        allowed = None if pending is None else pending.wait()
+        rows = sampled_rows(batch, self.vocab_size, self.eos_token_ids, allowed)
         if on_queued is not None and self.needs_staging:
             on_queued()
         draws = self._row_draw.draw(hidden, flat.sampled_rows, rows, batch)
         results, bad = accept_drafts(batch, draws)
+        if pending is not None and self.grammars is not None:
+            self.grammars.propose(batch, results)
         if self._mtp is not None:
             self._propose(self._mtp, batch, flat, hidden, results)
             layers.on_computed(self._decoder.num_layers)
         layers.finish()
         if bad:
             raise SequencesFailed(
-                "logits are not finite, or all tokens are withheld", tuple(bad), tuple(results)
+                "logits are not finite, or no token can be drawn", tuple(bad), tuple(results)
             )
         return results
 

@@ -2,6 +2,7 @@
 
 In this order, with the source of each rule:
 
+0. Tokens that a grammar does not allow are taken out of the row (vLLM does so here too).
 1. Log probabilities: log-softmax of the model's own logits, before anything below.
 2. Repetition penalty r over prompt and output tokens, once per distinct token: logit / r where it
    is positive, logit * r elsewhere (CTRL, Keskar et al. 2019; transformers, vLLM).
@@ -30,6 +31,7 @@ from common.errors import InternalError
 from common.request import TokenLogprobs
 from engine.core.step_batch import StepBatch
 from engine.core.stop_rules import withheld_token_ids
+from engine.runner.grammar_masks import AllowedTokens
 from engine.runner.kernels.filters import likeliest
 from engine.runner.kernels.sample_rows import DRAWN, Scratch, sample_rows
 from engine.runner.numba_layer import KERNEL_LOCK
@@ -41,7 +43,8 @@ class SampledRows:
 
     `ways` has `SAMPLING_COLUMNS`. The tokens before the drawn one are the first `num_tokens` of row
     `histories` of `token_ids`; `num_prompts` of them are the prompt's. Row r must not draw
-    `withheld_ids[withheld_starts[r]:withheld_starts[r + 1]]`.
+    `withheld_ids[withheld_starts[r]:withheld_starts[r + 1]]`. `allowed` says which tokens
+    grammars allow; None without grammars.
     """
 
     ways: np.ndarray
@@ -52,6 +55,7 @@ class SampledRows:
     num_tokens: np.ndarray
     withheld_starts: np.ndarray
     withheld_ids: np.ndarray
+    allowed: AllowedTokens | None = None
 
     def __len__(self) -> int:
         return len(self.ways)
@@ -69,10 +73,16 @@ class SampledRows:
             self.num_tokens[rows],
             np.concatenate(([0], np.cumsum(ends - starts))),
             np.concatenate(withheld) if withheld else self.withheld_ids[:0],
+            None if self.allowed is None else self.allowed.take(rows),
         )
 
 
-def sampled_rows(batch: StepBatch, vocab_size: int, eos_token_ids: Set[int]) -> SampledRows:
+def sampled_rows(
+    batch: StepBatch,
+    vocab_size: int,
+    eos_token_ids: Set[int],
+    allowed: AllowedTokens | None = None,
+) -> SampledRows:
     """Return the rows of a batch's draws, in the order of `FlatBatch.sampled_rows`."""
     seats = batch.seats
     entries = np.flatnonzero(batch.is_sampled)
@@ -101,6 +111,7 @@ def sampled_rows(batch: StepBatch, vocab_size: int, eos_token_ids: Set[int]) -> 
         num_tokens,
         np.cumsum(starts),
         np.array(withheld, np.int64),
+        allowed,
     )
 
 

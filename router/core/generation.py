@@ -45,6 +45,10 @@ class RequestListener(Protocol):
     """Receives the events of a request. Each of its choices runs by itself."""
 
     @property
+    def request_id(self) -> str:
+        """The id under which the client and the log know the request; may be empty."""
+
+    @property
     def span(self) -> Span:
         """The parent of the spans of its choices."""
 

@@ -123,6 +123,16 @@ class RequestFlow:
         return self._newest.id
 
     @property
+    def answering_attempt(self) -> AttemptId:
+        """The attempt whose tokens are passed on: the first of those in progress."""
+        return self._main.id
+
+    @property
+    def num_output_tokens(self) -> int:
+        """The tokens of the answer that were passed on so far, over all attempts."""
+        return self._main.ledger.num_emitted
+
+    @property
     def failure(self) -> PdserveError | None:
         """What ended the attempt before the current one, if there was one."""
         return self._candidates.failure

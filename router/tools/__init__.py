@@ -12,6 +12,7 @@ json_extent     where a JSON object in a text ends
 call_parser     an answer's text to text and calls
 thinking        an answer's text to thinking and the rest
 answer_parser   both parsers, one behind the other
+whole_answer    the parts of a whole answer, put together
 grammars        grammars of answers that hold calls, and of answers behind thinking
 plain_messages  calls and their results as plain messages, for templates that know neither
 """

@@ -10,10 +10,10 @@ from router.tools.llama_json import LLAMA_JSON
 FORMATS = {one.name: one for one in (HERMES, LLAMA_JSON, FENCED)}
 
 
-def format_of(template: str) -> CallFormat:
-    """Return the format that a chat template describes; `FENCED` where it names no known one."""
+def format_of(template: str) -> CallFormat | None:
+    """Return the format that a chat template describes, or None where it is not a known one."""
     if HERMES.trigger in template:
         return HERMES
     if "<|python_tag|>" in template or '"parameters": ' in template:
         return LLAMA_JSON
-    return FENCED
+    return FENCED if FENCED.trigger in template else None

@@ -33,8 +33,13 @@ class GrammarWriter:
     def __init__(self, tag_tokens: Collection[str]) -> None:
         self._tag_tokens = frozenset(tag_tokens)
 
-    def calls(self, form: CallFormat, use: ToolUse, thinking: ThinkingFormat) -> str:
-        """Return the grammar of the answers to a request with tools."""
+    def calls(
+        self, form: CallFormat, use: ToolUse, thinking: ThinkingFormat, text_rule: str = ""
+    ) -> str:
+        """Return the grammar of the answers to a request with tools.
+
+        With a `text_rule`, which defines the rule `asked`, an answer without calls is of that rule.
+        """
         tools = use.callable_tools
         most = form.most_calls if use.is_parallel else 1
         rules = [self._call_rule(form, number, tool) for number, tool in enumerate(tools)]
@@ -43,6 +48,9 @@ class GrammarWriter:
         calls = f"call ({more} call){{0,{most - 1}}}" if most > 1 else "call"
         if use.must_call:
             return self._lark(f"{self._expression(form.trigger)} {calls}", rules, thinking)
+        if text_rule:
+            first = self._expression(form.trigger)
+            return self._lark(f"asked | {first} {calls}", [*rules, text_rule], thinking)
         # What begins with thinking is thinking.
         no_thought = rf" & ~/\s*{BEGIN}{_ANY}/" if thinking is ThinkingFormat.TAGGED else ""
         if not form.trigger:
@@ -53,9 +61,9 @@ class GrammarWriter:
         rules.append(f"TEXT: {self._free(form.trigger)}{no_thought}")
         return self._lark(f"TEXT | before {calls}", rules, thinking)
 
-    def behind_thinking(self, answer: str, thinking: ThinkingFormat) -> str:
-        """Return the grammar of what may be thought, and then the Lark expression `answer`."""
-        return self._lark(answer, [], thinking)
+    def behind_thinking(self, text_rule: str, thinking: ThinkingFormat) -> str:
+        """Return the grammar of what may be thought, and then of the rule `asked`."""
+        return self._lark("asked", [text_rule], thinking)
 
     def _lark(self, answer: str, rules: list[str], thinking: ThinkingFormat) -> str:
         lines = [f"answer: {answer}", *rules]

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from llguidance import LLTokenizer
 from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
@@ -21,6 +22,7 @@ from common.clock import Clock, MonotonicClock
 from common.config import ApiConfig, Config, ModelConfig
 from common.nodes import Role
 from common.request import FinishReason, SamplingParams, TokenLogprobs
+from grammars.compiler import GrammarCompiler
 from router.access.api_key_book import ApiKeyBook
 from router.app import create_app
 from router.cluster.drain import DrainingNode, DrainNode, UnknownNode
@@ -310,7 +312,16 @@ class PlansHere:
 
     async def plan(self, kind: RequestKind, body: bytes, max_model_len: int) -> RequestPlan:
         self.sizes.append(len(body))
-        return Planner(self._model, max_model_len, draw_seed=lambda: 1).plan(kind, body)
+        plan = Planner(self._model, max_model_len, draw_seed=lambda: 1).plan(kind, body)
+        if plan.grammar is not None:
+            grammars_of(self._model).matcher(plan.grammar)
+        return plan
+
+
+def grammars_of(model: TextModel) -> GrammarCompiler:
+    """What compiles grammars for a model."""
+    text, ends = model._tokenizer.to_str(), sorted(model.eos_token_ids)
+    return GrammarCompiler(LLTokenizer(text, n_vocab=model.vocab_size, eos_token=ends))
 
 
 @cache

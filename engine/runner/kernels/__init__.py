@@ -12,6 +12,7 @@ and requests are batched.
     rotary          head norms, rotary positions, writing the KV cache
     layer           a whole decoder layer out of these, in few entries into the thread pool
     sample_rows     draws from rows of logits; filters: top-k, top-p, min-p, and the draw
+    withhold        takes tokens that grammars do not allow out of rows of logits
     row_scan        the largest logits of a row by block, and masks of the tokens near them
     weights         e^-depth of many tokens; philox: the noise of the draws
     team            phases that a few threads share

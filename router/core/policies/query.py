@@ -34,10 +34,14 @@ class NodeView:
 
 @dataclass(slots=True)
 class Query:
-    """The request to place. Hashes of its prompt are computed once per layout, when asked for."""
+    """The request to place. Hashes of its prompt are computed once per layout, when asked for.
+
+    With `needs_grammars` only nodes that follow grammars can take it.
+    """
 
     prompt_token_ids: tuple[int, ...]
     max_tokens: int
+    needs_grammars: bool = False
     _hashes: dict[tuple[str, int], list[BlockHash]] = field(default_factory=dict)
 
     def block_hashes(self, record: NodeRecord) -> list[BlockHash]:

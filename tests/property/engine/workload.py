@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from common.blocks import blocks_for
+from common.grammar import Grammar
 from common.request import MAX_STOP_TOKEN_IDS
 from engine.core.planned_step import PlannedStep, StepOutput
 from engine.core.sequence import Sequence
@@ -33,6 +34,7 @@ class Arrival:
     abort_after: int | None = None
     priority: int = 0
     min_tokens: int = 0
+    grammar: Grammar | None = None
 
 
 @dataclass(slots=True)
@@ -97,6 +99,7 @@ class Run:
             max_tokens=arrival.max_tokens,
             min_tokens=arrival.min_tokens,
             stop_token_ids=STOP_TOKEN_IDS if arrival.min_tokens else (),
+            grammar=arrival.grammar,
             temperature=1.0,
             priority=arrival.priority,
         )

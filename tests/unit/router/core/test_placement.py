@@ -27,6 +27,7 @@ def node(
     is_draining: bool = False,
     is_suspected: bool = False,
     kv_protocol: int = 4,
+    has_grammars: bool = False,
 ) -> NodeView:
     record = NodeRecord(
         node_id=node_id,
@@ -40,6 +41,7 @@ def node(
         max_num_seqs=10,
         max_model_len=max_model_len,
         kv_protocol=kv_protocol,
+        has_grammars=has_grammars,
     )
     load = NodeLoad(
         free_blocks=free_blocks,
@@ -119,6 +121,30 @@ def test_who_is_chosen(
 )
 def test_the_reason_says_why_a_prompt_stays(others: list[NodeView], why: str) -> None:
     assert choose([node("d0"), *others]).reason.endswith(why)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "max_tokens", "expected"),
+    [
+        ([node("d0"), node("d1", has_grammars=True), prefill("p0")], 8, ("d1", None)),
+        ([node("d1", has_grammars=True), prefill("p0", has_grammars=True)], 8, ("d1", "p0")),
+        ([node("d0"), node("m0", Role.MIXED, has_grammars=True)], 8, ("m0", None)),
+        ([node("d1", has_grammars=True), prefill("p0")], 1, ("d1", None)),
+    ],
+)
+def test_only_nodes_that_follow_grammars_get_one(
+    nodes: list[NodeView], max_tokens: int, expected: tuple[str | None, str | None]
+) -> None:
+    request = query(max_tokens=max_tokens)
+    request.needs_grammars = True
+    assert names(choose(nodes, request)) == expected
+
+
+def test_without_a_node_that_follows_grammars_none_is_chosen() -> None:
+    request = query()
+    request.needs_grammars = True
+    with pytest.raises(Overloaded, match="no decode or mixed node follows grammars"):
+        choose([node("d0"), prefill("p0", has_grammars=True)], request)
 
 
 def test_nodes_that_were_tried_are_not_chosen() -> None:

@@ -159,14 +159,23 @@ def test_a_spelled_tag_begins_no_call_either() -> None:
 
 
 def test_an_answer_behind_thinking(of: Judge) -> None:
-    grammar = of.writer.behind_thinking('"yes" | "no"', ThinkingFormat.BEGUN)
+    grammar = of.writer.behind_thinking('asked: "yes" | "no"', ThinkingFormat.BEGUN)
     assert of.accepts(grammar, "\nyes or no?\n</think>\n\nno")
     assert not of.accepts(grammar, "\nyes or no?\n</think>\n\nnot")
     assert not of.accepts(grammar, "no")
-    tagged = of.writer.behind_thinking('"yes" | "no"', ThinkingFormat.TAGGED)
+    tagged = of.writer.behind_thinking('asked: "yes" | "no"', ThinkingFormat.TAGGED)
     assert of.accepts(tagged, "<think>no?</think>\n\nno")
     assert of.accepts(tagged, "no")
     assert not of.accepts(tagged, "<think>no?</think>\n\nNo")
+
+
+@pytest.mark.parametrize("form", FORMATS.values(), ids=lambda form: form.name)
+def test_an_answer_without_calls_is_what_the_request_asks_for(of: Judge, form: CallFormat) -> None:
+    grammar = of.writer.calls(form, use(), ThinkingFormat.NONE, 'asked: "yes" | "no"')
+    for right in ("yes", "no", weather(form)):
+        assert of.accepts(grammar, right), right
+    for wrong in ("maybe", "yes" + weather(form), form.call_text("other", "{}")):
+        assert not of.accepts(grammar, wrong), wrong
 
 
 def test_only_a_strict_tool_is_refused_for_what_cannot_be_enforced() -> None:
