@@ -10,7 +10,7 @@ ARGS ?=
 PINNED_EXTRAS := node cpu rdma local keys otel bench dev
 
 .DEFAULT_GOAL := help
-.PHONY: help env up demo demo-model test test-equality test-rdma test-endurance test-soak test-upgrade test-page test-compose test-chart fuzz-kv sbom check check-format check-lint check-types \
+.PHONY: help env up demo demo-model test test-equality test-rdma test-endurance test-soak test-upgrade test-clients test-page test-compose test-chart fuzz-kv sbom check check-format check-lint check-types \
 	check-imports check-protos check-docs format protos docs pins clean
 
 help:  ## list these targets
@@ -45,6 +45,9 @@ test-soak: env  ## run a real cluster under mixed load, with one random fault ev
 
 test-upgrade: env  ## upgrade a real cluster from the previous release under load, and roll a part of it back
 	$(BIN)/python -m tests.upgrade $(ARGS)
+
+test-clients: env  ## run clients of other projects (anthropic, langchain-openai, instructor, litellm), each in its own environment
+	$(BIN)/python -m tests.clients $(ARGS)
 
 test-page: env  ## test the live page in a headless Chromium, which is installed if possible
 	$(BIN)/python -m tests.page $(ARGS)

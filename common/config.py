@@ -242,6 +242,23 @@ class ApiConfig(Section):
     strict_fields: bool = setting(
         False, "refuse requests with unknown fields instead of ignoring these fields"
     )
+    tool_template: str = setting(
+        "",
+        "chat template of requests with tools: a file, or builtin: plain text for any model",
+        note="default: the model's own chat template",
+    )
+    tool_format: str = setting(
+        "auto",
+        "how the model writes calls of tools",
+        note="auto: as its chat template says",
+        one_of=("auto", "hermes", "llama3_json", "fenced"),
+    )
+    reasoning_format: str = setting(
+        "auto",
+        "what models think before they answer: `think`: it is between <think> and </think>",
+        note="auto: think where the chat template has </think>",
+        one_of=("auto", "think", "none"),
+    )
     max_concurrent_requests: int = setting(
         1024, "maximum number of requests in progress; the router answers more with 429", at_least=1
     )

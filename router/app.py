@@ -33,18 +33,25 @@ from router.http.errors import ApiError, ModelNotFound
 from router.http.exchange import Exchange
 from router.live.feed import LiveFeed
 from router.live.page import live_page
-from router.openai.api import Endpoint, OpenAiApi
+from router.openai.api import OpenAiApi
 from router.openai.described_answers import (
     CHAT_ANSWER,
     CHAT_EVENT,
     COMPLETION_ANSWER,
     COMPLETION_EVENT,
+    MESSAGE_ANSWER,
+    MESSAGE_ERROR,
+    NAMED_EVENT,
+    RESPONSE_ANSWER,
     error_responses,
     responses,
 )
+from router.openai.endpoints import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Endpoint
+from router.openai.messages.request import MessageBody
 from router.openai.planning import BodyPlanner
 from router.openai.planning_process import LargeBodies
-from router.openai.schemas import ChatBody, CompletionBody, SamplingFields
+from router.openai.responses.request import ResponseBody
+from router.openai.schemas import ChatBody, CompletionBody, WholeBody
 from router.openai.tokenization import TokenizationApi
 from router.text.text_model import TextModel
 from router.watch.http_metrics import HttpMetrics
@@ -108,15 +115,15 @@ def create_app(
         clock=clock,
         watcher=RequestWatcher(text_model.name, clock, tracing),
     )
-    chat_answers = responses(CHAT_ANSWER, CHAT_EVENT)
-    completion_answers = responses(COMPLETION_ANSWER, COMPLETION_EVENT)
-    generation: tuple[tuple[str, Endpoint, type[SamplingFields], Answers], ...] = (
-        ("/v1/chat/completions", api.chat, ChatBody, chat_answers),
-        ("/v1/completions", api.completions, CompletionBody, completion_answers),
+    generation: tuple[tuple[Endpoint, type[WholeBody], Answers], ...] = (
+        (CHAT, ChatBody, responses(CHAT_ANSWER, CHAT_EVENT)),
+        (COMPLETIONS, CompletionBody, responses(COMPLETION_ANSWER, COMPLETION_EVENT)),
+        (RESPONSES, ResponseBody, responses(RESPONSE_ANSWER, NAMED_EVENT)),
+        (MESSAGES, MessageBody, responses(MESSAGE_ANSWER, NAMED_EVENT, MESSAGE_ERROR)),
     )
     handlers = {
-        path: _add_generation(app, path, api, endpoint, body, answers)
-        for path, endpoint, body, answers in generation
+        endpoint.path: _add_generation(app, api, endpoint, body, answers)
+        for endpoint, body, answers in generation
     }
     _add_models(app, text_model, api)
     _add_tokenization(app, config.api, text_model, planner, api)
@@ -154,12 +161,7 @@ def _guarded(app: ASGIApp, config: Config, book: ApiKeyBook, refused: RefusedLog
 
 
 def _add_generation(
-    app: FastAPI,
-    path: str,
-    api: OpenAiApi,
-    endpoint: Endpoint,
-    body: type[SamplingFields],
-    answers: Answers,
+    app: FastAPI, api: OpenAiApi, endpoint: Endpoint, body: type[WholeBody], answers: Answers
 ) -> Handler:
     """Describe the path; what is returned serves it, here and in `_GenerationRoutes`."""
     handle = partial(api.handle, endpoint)
@@ -171,7 +173,7 @@ def _add_generation(
     definitions = schema.pop("$defs", {})
     content = {"application/json": {"schema": _inlined(schema, definitions)}}
     app.post(
-        path,
+        endpoint.path,
         name=endpoint.name,
         description=body.__doc__,
         response_class=Response,

@@ -15,8 +15,7 @@ from collections.abc import Callable, Sequence
 
 from router.core.generation import Sink, TokenChunk
 from router.http.exchange import Reply
-from router.http.sse import DONE
-from router.openai.formats import AnswerFormat, WholeChoice
+from router.openai.formats import AnswerForm, WholeChoice
 from router.text.choice_text import ChoiceText, Delta
 from router.text.usage import Usage
 
@@ -82,7 +81,7 @@ class Choice:
 class Answer(ABC):
     """One answer, streamed or whole: `start` its choices, `send` it, and `abort` in any case."""
 
-    def __init__(self, form: AnswerFormat, usage: Usage, reply: Reply, num_choices: int) -> None:
+    def __init__(self, form: AnswerForm, usage: Usage, reply: Reply, num_choices: int) -> None:
         self._form = form
         self._usage = usage
         self._reply = reply
@@ -142,7 +141,7 @@ class Answer(ABC):
 class StreamedAnswer(Answer):
     """Server-sent events. The status is sent with the first, `[DONE]` with the last."""
 
-    def __init__(self, form: AnswerFormat, usage: Usage, reply: Reply, num_choices: int) -> None:
+    def __init__(self, form: AnswerForm, usage: Usage, reply: Reply, num_choices: int) -> None:
         super().__init__(form, usage, reply, num_choices)
         self._parts: list[bytes] = []
 
@@ -159,7 +158,7 @@ class StreamedAnswer(Answer):
             if not reply.is_started:
                 await reply.start_stream()
             if is_last:
-                await reply.end_stream(part + self._form.usage_event() + DONE)
+                await reply.end_stream(part + self._form.end_of_stream())
                 return
             await reply.send_part(part)
 
@@ -177,7 +176,7 @@ class WholeAnswer(Answer):
 
     def __init__(
         self,
-        form: AnswerFormat,
+        form: AnswerForm,
         usage: Usage,
         reply: Reply,
         num_choices: int,

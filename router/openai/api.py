@@ -1,4 +1,4 @@
-"""`/v1/chat/completions` and `/v1/completions`: from a body to tokens to an answer.
+"""The endpoints that generate: from a body to tokens to an answer.
 
 One request, in order: a seat (or 429), one deadline for everything that follows, the body, the
 plan, the choices, then either a stream or one JSON answer. The status is sent with the first token,
@@ -15,7 +15,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 
 from starlette.types import Receive, Scope, Send
@@ -31,11 +30,11 @@ from router.core.cluster_view import ClusterView
 from router.core.generation import SHUTTING_DOWN, Generator
 from router.http.errors import ApiError, TooManyRequests, api_error
 from router.http.exchange import ClientClosed, Reply, read_body, while_client_waits
-from router.http.sse import DONE, event
 from router.openai.answer import Answer, StreamedAnswer, WholeAnswer
-from router.openai.formats import AnswerFormat, AnswerHead, ChatFormat, CompletionFormat
+from router.openai.endpoints import Endpoint
+from router.openai.formats import AnswerHead
 from router.openai.planning import BodyPlanner
-from router.openai.request_plan import ChoicePlan, RequestKind, RequestPlan
+from router.openai.request_plan import ChoicePlan, RequestPlan
 from router.openai.unknown_fields import UnknownFields
 from router.text.chat_template import TemplateRefused
 from router.text.choice_text import ChoiceText
@@ -58,18 +57,8 @@ FINAL_EVENT_TIMEOUT_S = 1.0
 """How long the last event of a broken stream may wait for a client that does not read."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Endpoint:
-    """What tells the two APIs apart."""
-
-    name: str
-    id_prefix: str
-    kind: RequestKind
-    answer_format: type[AnswerFormat]
-
-
 class OpenAiApi:
-    """Both generation endpoints, over one model and one generator."""
+    """All endpoints that generate, over one model and one generator."""
 
     def __init__(
         self,
@@ -83,18 +72,6 @@ class OpenAiApi:
         clock: Clock,
         watcher: RequestWatcher,
     ) -> None:
-        self.chat = Endpoint(
-            name="chat.completions",
-            id_prefix="chatcmpl",
-            kind=RequestKind.CHAT,
-            answer_format=ChatFormat,
-        )
-        self.completions = Endpoint(
-            name="completions",
-            id_prefix="cmpl",
-            kind=RequestKind.COMPLETION,
-            answer_format=CompletionFormat,
-        )
         self._config = config
         self._model = text_model
         self._planner = planner
@@ -193,16 +170,8 @@ class OpenAiApi:
             system_fingerprint=SYSTEM_FINGERPRINT,
         )
         usage = Usage(plan.prompt_lengths, plan.choices_per_prompt)
-        form = endpoint.answer_format(
-            head,
-            self._model.describe_token,
-            usage=usage,
-            has_logprobs=plan.has_logprobs,
-            usage_events=plan.usage_events,
-            prompts=[choice.prompt_token_ids for choice in plan.returned_choices]
-            if plan.returns_token_ids
-            else (),
-        )
+        form = endpoint.make_format(head, plan, usage, self._model.describe_token)
+        reply.error_event = form.error_event
         watch.on_planned(usage, began_at_s, self._clock.now_s())
         self._metrics.prompt_tokens.inc(usage.prompt_tokens)
         if plan.is_stream:
@@ -264,16 +233,16 @@ class OpenAiApi:
 
 
 async def _report(scope: Scope, reply: Reply, error: ApiError, watch: RequestWatch) -> None:
-    """Tell the client: with a status, or in an event before `[DONE]` when the status is out.
+    """Tell the client: with a status, or in the last event when the status is out.
 
     One that does not read is let go, with what it has not read.
     """
     if not reply.is_started:
-        await reply.send_error(error)
+        await reply.send_error(error, scope["path"])
         return
     try:
         async with asyncio.timeout(FINAL_EVENT_TIMEOUT_S):
-            await reply.end_stream(event(error.as_json()) + DONE)
+            await reply.end_stream(reply.error_event(error))
     except TimeoutError:
         logger.info(
             "a client that does not read was not told: %s",

@@ -80,7 +80,7 @@ _COMPLETION_LOGPROBS = _object(
     }
 )
 _ENDS: dict[str, Schema] = {
-    "finish_reason": {"enum": ["stop", "length"]},
+    "finish_reason": {"enum": ["stop", "length", "tool_calls"]},
     "stop_reason": {
         "anyOf": [_TEXT, _COUNT, {"type": "null"}],
         "description": "The stop string or stop token that ended the choice.",
@@ -112,8 +112,29 @@ def _event(choice: dict[str, Schema], *optional: str) -> Schema:
     return _object({"index": _COUNT, **choice, **ends}, *optional, "stop_reason", "token_ids")
 
 
-_MESSAGE = _object({"role": {"const": "assistant"}, "content": _TEXT, "refusal": {"type": "null"}})
-_DELTA = _object({"role": {"const": "assistant"}, "content": _TEXT}, "role", "content")
+_CALL: dict[str, Schema] = {"id": _TEXT, "type": {"const": "function"}}
+_FUNCTION: dict[str, Schema] = {
+    "name": _TEXT,
+    "arguments": {**_TEXT, "description": "The text of a JSON object."},
+}
+_SAID: dict[str, Schema] = {
+    "role": {"const": "assistant"},
+    "content": {**_or_null(_TEXT), "description": "null where the answer is calls alone."},
+    "reasoning_content": {**_TEXT, "description": "What a reasoning model thinks before it."},
+}
+_MESSAGE = _object(
+    {
+        **_SAID,
+        "refusal": {"type": "null"},
+        "tool_calls": _list(_object({**_CALL, "function": _object(_FUNCTION)})),
+    },
+    "reasoning_content",
+    "tool_calls",
+)
+_CALL_DELTA = _object(
+    {"index": _COUNT, **_CALL, "function": _object(_FUNCTION, "name")}, "id", "type"
+)
+_DELTA = _object({**_SAID, "tool_calls": _list(_CALL_DELTA)}, *_SAID, "tool_calls")
 
 CHAT_ANSWER = _answer(
     "chat.completion",
@@ -147,8 +168,42 @@ COMPLETION_EVENT = {
     "required": ["id", "object", "created", "model", "system_fingerprint", "choices"],
 }
 
+_ITEMS = _list(_object({"type": _TEXT}))
+RESPONSE_ANSWER = _object(
+    {
+        "id": _TEXT,
+        "object": {"const": "response"},
+        "created_at": _COUNT,
+        "status": {"enum": ["in_progress", "completed", "incomplete"]},
+        "model": _TEXT,
+        "output": {**_ITEMS, "description": "reasoning, message and function_call items."},
+        "usage": _or_null(_object({"input_tokens": _COUNT, "output_tokens": _COUNT})),
+    }
+)
+MESSAGE_ANSWER = _object(
+    {
+        "id": _TEXT,
+        "type": {"const": "message"},
+        "role": {"const": "assistant"},
+        "model": _TEXT,
+        "content": {**_ITEMS, "description": "thinking, text and tool_use blocks."},
+        "stop_reason": {"enum": ["end_turn", "max_tokens", "stop_sequence", "tool_use"]},
+        "stop_sequence": _or_null(_TEXT),
+        "usage": _object({"input_tokens": _COUNT, "output_tokens": _COUNT}),
+    }
+)
+NAMED_EVENT = {
+    **_object({"type": _TEXT}),
+    "description": "Its type is the name of the event; no [DONE] follows the last one.",
+}
+MESSAGE_ERROR = _object(
+    {"type": {"const": "error"}, "error": _object({"type": _TEXT, "message": _TEXT})}
+)
 
-def responses(answer: Schema, event: Schema) -> dict[int | str, dict[str, Any]]:
+
+def responses(
+    answer: Schema, event: Schema, error: Schema = ERROR
+) -> dict[int | str, dict[str, Any]]:
     """Return what a generation endpoint answers, by status, as OpenAPI describes it."""
     stream = {
         "schema": event,
@@ -158,10 +213,10 @@ def responses(answer: Schema, event: Schema) -> dict[int | str, dict[str, Any]]:
         "description": "The answer, or with `stream` its events",
         "content": {"application/json": {"schema": answer}, "text/event-stream": stream},
     }
-    return {200: good, **error_responses(*ERRORS)}
+    return {200: good, **error_responses(*ERRORS, schema=error)}
 
 
-def error_responses(*statuses: int | str) -> dict[int | str, dict[str, Any]]:
+def error_responses(*statuses: int | str, schema: Schema = ERROR) -> dict[int | str, Any]:
     """Return errors by status, as OpenAPI describes them."""
-    content = {"application/json": {"schema": ERROR}}
+    content = {"application/json": {"schema": schema}}
     return {status: {"description": ERRORS[status], "content": content} for status in statuses}

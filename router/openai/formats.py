@@ -9,12 +9,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from common.request import FinishReason
-from router.http.sse import event, event_text, text_json, to_json
+from router.http.errors import ApiError, error_event
+from router.http.sse import DONE, event, event_text, text_json, to_json
 from router.text.choice_text import Delta, LogprobEntry
 from router.text.logprobs_json import DescribeToken, chat_logprobs, completion_logprobs
 from router.text.usage import Usage, UsageEvents
+from router.tools.answer_parser import PLAIN, AnswerParser, AnswerSyntax
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +54,22 @@ class WholeChoice:
         return sum(logprobs) / len(logprobs) if logprobs else float("-inf")
 
 
+class AnswerForm(Protocol):
+    """The interface that gives answers the shape of an API; made once per request."""
+
+    def events(self, index: int, deltas: Sequence[Delta]) -> bytes:
+        """Return the events for these deltas of choice `index`; empty when they show nothing."""
+
+    def end_of_stream(self) -> bytes:
+        """Return what follows the events of all choices."""
+
+    def error_event(self, error: ApiError) -> bytes:
+        """Return the end of a stream that failed."""
+
+    def whole(self, choices: Sequence[WholeChoice]) -> Iterator[str]:
+        """Yield the JSON of the answer of a request that does not stream."""
+
+
 class AnswerFormat(ABC):
     """Turns deltas into bytes of events, or whole choices into one JSON object."""
 
@@ -66,11 +85,15 @@ class AnswerFormat(ABC):
         has_logprobs: bool,
         usage_events: UsageEvents,
         prompts: Sequence[tuple[int, ...]] = (),
+        syntax: AnswerSyntax = PLAIN,
     ) -> None:
         """Set the format up; `usage` is that of the answer so far.
 
-        With `prompts`, those of each choice, the answer also has the ids of all tokens.
+        With `prompts`, those of each choice, the answer also has the ids of all tokens. `syntax` is
+        what the text of a choice may hold.
         """
+        self._syntax = syntax
+        self._parsers: dict[int, AnswerParser] = {}
         self._head = head
         self._describe = describe
         self._usage = usage
@@ -104,12 +127,16 @@ class AnswerFormat(ABC):
                 events.append(self._event(index, last, reason))
         return "".join(events).encode()
 
-    def usage_event(self) -> bytes:
-        """Return the last event, with the usage, which the client may ask for; empty otherwise."""
+    def end_of_stream(self) -> bytes:
+        """Return what follows the events of the choices: the usage, if asked for, and `[DONE]`."""
         if self._usage_events is UsageEvents.NONE:
-            return b""
+            return DONE
         top = self._top(self.stream_object)
-        return event(to_json(top | {"choices": [], "usage": self._usage.as_json()}))
+        return event(to_json(top | {"choices": [], "usage": self._usage.as_json()})) + DONE
+
+    def error_event(self, error: ApiError) -> bytes:
+        """Return the event of an error, and `[DONE]`."""
+        return error_event(error)
 
     def whole(self, choices: Sequence[WholeChoice]) -> Iterator[str]:
         """Yield the JSON of the answer of a request that does not stream, choice by choice."""

@@ -25,6 +25,8 @@ from router.openai.request_plan import ChoicePlan, RequestKind, RequestPlan
 from router.text.chat_template import TemplateRefused
 from router.text.context_limits import ContextExceeded
 from router.text.usage import UsageEvents
+from router.tools.answer_parser import AnswerSyntax
+from router.tools.thinking import ThinkingFormat
 
 LENGTHS = struct.Struct(">QQ")
 """How many bytes the head and the rest of a message have."""
@@ -71,7 +73,7 @@ def pack_plan(plan: RequestPlan) -> Iterator[Message]:
             "num_prompts": len(firsts),
             "choices": [
                 {
-                    "sampling": asdict(replace(choice.sampling, grammar=None, rules=NO_RULES)),
+                    "sampling": _own_sampling(choice.sampling),
                     "priority": choice.priority,
                 }
                 for choice in plan.choices
@@ -91,6 +93,8 @@ def pack_plan(plan: RequestPlan) -> Iterator[Message]:
             "is_stream": plan.is_stream,
             "usage_events": plan.usage_events.value,
             "continues_prompt": plan.continues_prompt,
+            "repeated": dict(plan.repeated),
+            "syntax": asdict(plan.syntax) | {"thinking": plan.syntax.thinking.value},
             "ignored_fields": plan.ignored_fields,
         }
     )
@@ -136,6 +140,8 @@ def unpack_plan(head: Mapping[str, Any], prompts: Sequence[Prompt]) -> RequestPl
         cache_salt=head["cache_salt"],
         usage_events=UsageEvents(head["usage_events"]),
         continues_prompt=head["continues_prompt"],
+        syntax=_syntax(head["syntax"]),
+        repeated=head["repeated"],
         ignored_fields=tuple(head["ignored_fields"]),
     )
 
@@ -167,6 +173,10 @@ def unpack_error(described: Mapping[str, Any]) -> Exception:
     return error
 
 
+def _syntax(fields: Mapping[str, Any]) -> AnswerSyntax:
+    return AnswerSyntax(**{**fields, "thinking": ThinkingFormat(fields["thinking"])})
+
+
 def _described(grammar: Grammar | None) -> list[str] | None:
     return None if grammar is None else [grammar.kind.value, grammar.text, grammar.source]
 
@@ -184,6 +194,13 @@ def _rules(described: Mapping[str, Any]) -> TokenRules:
         bad_words=tuple(tuple(word) for word in described["bad_words"]),
         allowed_token_ids=tuple(described["allowed_token_ids"]),
     )
+
+
+def _own_sampling(sampling: SamplingParams) -> dict[str, Any]:
+    """Return the parameters without those that all choices share, which can be long."""
+    fields = asdict(replace(sampling, grammar=None, rules=NO_RULES))
+    del fields["grammar"], fields["rules"]
+    return fields
 
 
 def _sampling(fields: Mapping[str, Any]) -> SamplingParams:

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
@@ -21,6 +21,7 @@ from common.grammar import Grammar
 from common.request import SamplingParams, check_cache_salt, check_priority
 from common.token_rules import TokenRules
 from router.http.errors import ModelNotFound
+from router.openai.answer_syntax import answer_syntax
 from router.openai.chat_messages import template_messages, template_options
 from router.openai.checked_fields import (
     MAX_CHOICES,
@@ -33,23 +34,36 @@ from router.openai.checked_fields import (
     usage_events,
 )
 from router.openai.response_format import grammar_of
-from router.openai.schemas import AnyBody, ChatBody, CompletionBody, SamplingFields, parse_body
+from router.openai.schemas import (
+    AnyBody,
+    ChatBody,
+    CompletionBody,
+    SamplingFields,
+    parse_body,
+)
+from router.openai.tool_fields import tool_use
+from router.openai.translations import (
+    Translation,
+    in_words_of,
+    translated_message,
+    translated_response,
+)
+from router.openai.unknown_fields import named_fields
 from router.text.context_limits import output_limit, prompt_too_long
 from router.text.text_model import TextModel
 from router.text.usage import UsageEvents
+from router.tools.answer_parser import PLAIN, AnswerSyntax
 
 COMPLETION_MAX_TOKENS = 16
 
-MAX_IGNORED = 32
-"""Most fields of one request that are named as ignored, each with its first characters."""
-MAX_FIELD_CHARS = 64
-
 
 class RequestKind(Enum):
-    """Which of the two APIs a body is for; either: a chat if it has messages."""
+    """Which of the APIs a body is for; either of the first two: a chat if it has messages."""
 
     CHAT = "chat"
     COMPLETION = "completion"
+    RESPONSE = "response"
+    MESSAGE = "message"
     EITHER = "either"
 
 
@@ -70,9 +84,9 @@ class RequestPlan:
     `continues_prompt`: the answer's text goes straight on from the prompt's. `shows_stop`: stop
     strings and stop tokens are a part of the text. An answer that stops at one of `stop_token_ids`
     names it; the model's own end is not among them. `returned_per_prompt`: the choices of a prompt
-    that the client gets, the likeliest ones. KV is shared with requests of the same `cache_salt`
-    alone. `ignored_fields` are some of those that the server
-    does not know.
+    that the client gets, the likeliest ones. `syntax` is what an answer's text may hold,
+    `repeated` the fields of the request that the answer has too. KV is shared with requests of the
+    same `cache_salt` alone. `ignored_fields` are some of those that the server does not know.
     """
 
     choices: tuple[ChoicePlan, ...]
@@ -88,6 +102,8 @@ class RequestPlan:
     is_stream: bool
     usage_events: UsageEvents
     continues_prompt: bool
+    syntax: AnswerSyntax = PLAIN
+    repeated: Mapping[str, Any] = field(default_factory=dict)
     cache_salt: str = ""
     ignored_fields: tuple[str, ...] = ()
 
@@ -134,18 +150,35 @@ class Planner:
         self._draw_seed = draw_seed
 
     def plan(self, kind: RequestKind, raw: bytes) -> RequestPlan:
-        """Plan a body of either API. Raises `InvalidRequest` and `ModelNotFound`."""
+        """Plan a body of any API. Raises `InvalidRequest` and `ModelNotFound`."""
         if kind is RequestKind.EITHER:
             has_messages = parse_body(AnyBody, raw).messages is not None
             kind = RequestKind.CHAT if has_messages else RequestKind.COMPLETION
-        return self.plan_chat(raw) if kind is RequestKind.CHAT else self.plan_completion(raw)
+        match kind:
+            case RequestKind.COMPLETION:
+                return self.plan_completion(raw)
+            case RequestKind.RESPONSE:
+                return self._plan_translated(translated_response(raw))
+            case RequestKind.MESSAGE:
+                return self._plan_translated(translated_message(raw))
+            case _:
+                return self._plan_chat(parse_body(ChatBody, raw))
 
-    def plan_chat(self, raw: bytes) -> RequestPlan:
-        """Plan a `/v1/chat/completions` body. Raises `InvalidRequest` and `ModelNotFound`."""
-        body = parse_body(ChatBody, raw)
+    def _plan_translated(self, translation: Translation) -> RequestPlan:
+        try:
+            plan = self._plan_chat(translation.chat)
+        except InvalidRequest as error:
+            raise in_words_of(error, translation.names) from None
+        ignored = named_fields(translation.body.unknown_fields())
+        return replace(plan, repeated=translation.repeated, ignored_fields=ignored)
+
+    def _plan_chat(self, body: ChatBody) -> RequestPlan:
         check_model(body.model, self._model)
-        messages, options = template_messages(body.messages), template_options(body)
+        use = tool_use(body.tools, body.tool_choice, is_parallel=body.parallel_tool_calls)
+        tools = tuple(tool.as_json() for tool in use.tools) if use else ()
+        messages, options = template_messages(body.messages), template_options(body, tools)
         text = self._model.render_chat(messages, options)
+        syntax, grammar = answer_syntax(self._model.chat, text, options, use, grammar_of(body))
         most_tokens = most_prompt_tokens(body)
         prompt = self._prompt(text, most_tokens, add_special_tokens=False, param="messages")
         has_logprobs = bool(body.logprobs)
@@ -161,6 +194,8 @@ class Planner:
             default_max_tokens=None,
             num_logprobs=num_logprobs if has_logprobs else None,
             continues_prompt=options.continues_final_message,
+            grammar=grammar,
+            syntax=syntax,
         )
 
     def plan_completion(self, raw: bytes) -> RequestPlan:
@@ -182,6 +217,7 @@ class Planner:
             best_of=body.best_of,
             is_echo=bool(body.echo),
             continues_prompt=True,
+            grammar=grammar_of(body),
         )
 
     def _plan(
@@ -196,6 +232,8 @@ class Planner:
         best_of: int | None = None,
         is_echo: bool = False,
         continues_prompt: bool = False,
+        grammar: Grammar | None,
+        syntax: AnswerSyntax = PLAIN,
     ) -> RequestPlan:
         n, num_run = num_choices(body, best_of, len(prompts))
         priority = body.priority or 0
@@ -205,11 +243,7 @@ class Planner:
         # Which choices are the best is found from the probabilities of their tokens.
         run_logprobs = 0 if num_logprobs is None and num_run > n else num_logprobs
         common = self._sampling_fields(body)
-        common |= {
-            "logprobs": run_logprobs,
-            "grammar": grammar_of(body),
-            "rules": self._rules(body),
-        }
+        common |= {"logprobs": run_logprobs, "grammar": grammar, "rules": self._rules(body)}
         choices = []
         for prompt in prompts:
             limit = output_limit(
@@ -243,16 +277,16 @@ class Planner:
             hidden_token_ids=frozenset() if shows_stop else eos_ids | stop_ids,
             stop_token_ids=stop_ids if body.ignore_eos else stop_ids - eos_ids,
             shows_stop=shows_stop,
-            shows_special_tokens=body.skip_special_tokens is False,
+            shows_special_tokens=body.skip_special_tokens is False
+            or (not syntax.is_plain and self._model.has_special_tags),
             has_logprobs=num_logprobs is not None,
             returns_token_ids=bool(body.return_token_ids),
             is_stream=bool(body.stream),
             usage_events=usage_events(body),
             continues_prompt=continues_prompt,
+            syntax=syntax,
             cache_salt=cache_salt,
-            ignored_fields=tuple(
-                name[:MAX_FIELD_CHARS] for name in sorted(body.unknown_fields())[:MAX_IGNORED]
-            ),
+            ignored_fields=named_fields(body.unknown_fields()),
         )
 
     def _sampling_fields(self, body: SamplingFields) -> dict[str, Any]:

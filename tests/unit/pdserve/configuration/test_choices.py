@@ -10,6 +10,7 @@ from engine.core.policies.victims import VICTIM_ORDERS
 from kv_transfer.core.lanes import LANES_BY_SPEED, VERIFY_AUTO, VERIFY_MODES
 from pdserve.configuration.options import all_options
 from router.core.policies import POLICIES
+from router.tools.formats import FORMATS
 
 # The loopback lane joins two nodes of one process, which no command starts.
 NETWORK_LANES = [lane for lane in LANES_BY_SPEED if lane != "loopback"]
@@ -24,6 +25,7 @@ NETWORK_LANES = [lane for lane in LANES_BY_SPEED if lane != "loopback"]
         ("kv_transport", ["auto", *NETWORK_LANES]),
         ("kv_verify", [VERIFY_AUTO, *VERIFY_MODES]),
         ("dtype", ["auto", *DTYPE_BYTES]),
+        ("tool_format", ["auto", *FORMATS]),
     ],
 )
 def test_the_choices_are_those_of_the_code(key: str, known: list[str]) -> None:
