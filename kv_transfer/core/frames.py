@@ -25,7 +25,7 @@ header that breaks a rule raises `PeerProtocolError`, which names the field, and
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Protocol
 
 import msgpack  # type: ignore[import-untyped]
@@ -348,7 +348,7 @@ def _to_wire(value: object) -> object:
         return value[:MAX_TEXT_CHARS]
     if isinstance(value, Incarnation):
         return {"node_id": value.node_id, "epoch": value.epoch}
-    return asdict(value) if isinstance(value, KVLayout) else value
+    return value.fields if isinstance(value, KVLayout) else value
 
 
 def decode(header: bytes | memoryview) -> Frame:
