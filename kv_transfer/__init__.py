@@ -24,6 +24,7 @@ outcome. Frames of the KV plane grant no rights: the control plane decides who m
       rdma/         written into the receiver's registered pool
     transfer_metrics  times and bytes of each transfer and landing; transfer_timing: of one transfer
     statistics      a snapshot of all counters
+    pool_memory     a pool: memory of the host or of a device, its addresses and aliases
     pieces          the pool's bytes: checksums, and the one write
     piece_rows      the same in one pass, where fused_copy can: a kernel that copies and hashes
     gather          message parts out of a pool
@@ -35,6 +36,7 @@ outcome. Frames of the KV plane grant no rights: the control plane decides who m
       effects       what the machines ask the shell to do
       deadlines     times at which something is to be looked at
       block_arrays  numbers of blocks as arrays
+      pool_shape    where the pieces of a pool are
       chunks        pieces gathered into frames; which pieces are done
       sender        the sending machine: links (all of them, with their deadlines), link (one
                     decode node), shared_window (what they may send together),

@@ -13,7 +13,7 @@ from kv_transfer.core.effects import Effect
 from kv_transfer.core.lanes import ONE_SIDED_LANES
 from kv_transfer.core.limits import Limits
 from kv_transfer.lane import CopyingLane, Lane, OneSidedLane
-from kv_transfer.pieces import Pool
+from kv_transfer.pool_memory import Pool
 from kv_transfer.transfer_metrics import TransferMetrics
 from kv_transfer.transport import Transport
 

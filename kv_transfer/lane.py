@@ -16,7 +16,8 @@ from common.errors import HandoffFailed
 from kv_transfer.core.block_arrays import Blocks
 from kv_transfer.core.chunks import Chunk
 from kv_transfer.core.effects import Peer, Write
-from kv_transfer.pieces import NO_SUMS, Pool, Sums
+from kv_transfer.pieces import NO_SUMS, Sums
+from kv_transfer.pool_memory import Pool
 from kv_transfer.transport import Parts
 
 

@@ -33,7 +33,7 @@ class ReceivingEnd:
     def __init__(self, parts: ConnectorParts) -> None:
         self._pool = parts.pool
         self._rows = PieceRows()
-        self._layout = parts.layout
+        self._block_bytes = [layer.num_bytes for layer in parts.layout.layers]
         self._transport = parts.transport
         self._lanes = parts.lanes
         self._copying = parts.copying
@@ -46,7 +46,7 @@ class ReceivingEnd:
             parts.incarnation,
             parts.layout,
             parts.limits,
-            num_blocks=parts.pool.shape[2],
+            num_blocks=parts.pool.num_blocks,
             verify=parts.verify,
             blocks_per_slab=min(slabs, default=None),
         )
@@ -141,7 +141,7 @@ class ReceivingEnd:
                 assert_never(effect)
 
     def _count(self, write: Write, now_s: float) -> None:
-        num_bytes = len(write.target_blocks) * self._layout.layer_bytes
+        num_bytes = len(write.target_blocks) * self._block_bytes[write.data.layer]
         self.bytes_received += num_bytes
         self._metrics.on_piece(write.data.lease_token, write.lane, num_bytes, now_s)
 
@@ -154,7 +154,8 @@ class ReceivingEnd:
         found = self._copy(lane, write, parts) if lane else self._sums_of_written(write)
         if found is None or not self._is_intact(write, found):
             return
-        sums = pieces.block_sums(found) if write.verify == "commit" else None
+        num_blocks = len(write.target_blocks)
+        sums = pieces.block_sums(found, num_blocks) if write.verify == "commit" else None
         with self._lock:
             self._effects.extend(self._machine.on_written(write, sums))
 

@@ -47,8 +47,8 @@ class SendingEnd:
 
     def __init__(self, parts: ConnectorParts) -> None:
         self._pool = parts.pool
-        self._layout = parts.layout
-        num_blocks = parts.pool.shape[2]
+        self._block_bytes = [layer.num_bytes for layer in parts.layout.layers]
+        num_blocks = parts.pool.num_blocks
         self._machine = Sender(parts.incarnation, parts.layout, parts.limits, num_blocks)
         self._transport = parts.transport
         self._lanes = parts.lanes
@@ -278,7 +278,7 @@ class SendingEnd:
         chunk = effect.chunk
         payload = lane.payload(self._pool, chunk, is_summed=effect.verify != "off")
         sums = self._sums_with_frame(effect, payload.sums)
-        num_bytes = len(chunk) * self._layout.layer_bytes
+        num_bytes = len(chunk) * self._block_bytes[chunk.layer]
         self._count(lane, effect, num_bytes)
         one_sided = self._one_sided.get(lane.name)
         if one_sided is not None:
@@ -301,7 +301,7 @@ class SendingEnd:
         """Return the sums to send with the chunk; with `commit` they go to the commit's digest."""
         if effect.verify != "commit":
             return sums if effect.verify == "block" else NO_SUMS
-        block_sums = pieces.block_sums(sums)
+        block_sums = pieces.block_sums(sums, len(effect.chunk))
         self._machine.on_summed(effect.lease_token, effect.chunk, block_sums)
         return NO_SUMS
 

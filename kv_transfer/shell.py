@@ -19,7 +19,6 @@ from typing import assert_never
 from common.clock import Clock
 from common.ids import Incarnation
 from common.kv_layout import KVLayout
-from kv_transfer import pieces
 from kv_transfer.connector import (
     Commit,
     ConnectorEvent,
@@ -56,6 +55,7 @@ from kv_transfer.core.effects import (
 from kv_transfer.core.lanes import VERIFY_AUTO
 from kv_transfer.core.limits import MAX_WAIT_S, Limits
 from kv_transfer.lane import Lane
+from kv_transfer.pool_memory import Pool, as_pool
 from kv_transfer.receiving_end import ReceivingEnd
 from kv_transfer.sending_end import SendingEnd
 from kv_transfer.statistics import ConnectorStatistics
@@ -79,7 +79,7 @@ class TransportConnector:
 
     def __init__(
         self,
-        pool: pieces.Pool,
+        pool: Pool,
         layout: KVLayout,
         incarnation: Incarnation,
         on_event: OnEvent,
@@ -95,7 +95,7 @@ class TransportConnector:
         `lanes` are offered to decode nodes and accepted from prefill nodes; `verify` is a mode of
         `core.lanes` or auto.
         """
-        pieces.check_pool(pool, layout)
+        pool = as_pool(pool, layout)
         self._on_event = on_event
         self._transport = transport
         self._clock = clock

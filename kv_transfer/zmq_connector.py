@@ -13,7 +13,7 @@ from kv_transfer.core.limits import DEFAULT_PEER_TIMEOUT_S, DEFAULT_WINDOW_BYTES
 from kv_transfer.curve_keys import CurveKeys
 from kv_transfer.inline_lane import InlineLane
 from kv_transfer.lane import Lane
-from kv_transfer.pieces import Pool, check_pool
+from kv_transfer.pool_memory import Bytes, Pool, as_pool
 from kv_transfer.shell import TransportConnector
 from kv_transfer.zmq_transport import ZmqTransport
 
@@ -33,7 +33,7 @@ class ZmqConnector(TransportConnector):
 
     def __init__(
         self,
-        pool: Pool,
+        pool: Pool | Bytes,
         layout: KVLayout,
         incarnation: Incarnation,
         on_event: OnEvent,
@@ -50,7 +50,7 @@ class ZmqConnector(TransportConnector):
         clock: Clock | None = None,
     ) -> None:
         limits = Limits(window_bytes=window_bytes, peer_timeout_s=peer_timeout_s)
-        check_pool(pool, layout)
+        pool = as_pool(pool, layout)
         limits.blocks_per_chunk(layout)
         super().__init__(
             pool,

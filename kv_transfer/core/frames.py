@@ -32,7 +32,7 @@ import msgpack  # type: ignore[import-untyped]
 
 from common.errors import PeerProtocolError
 from common.ids import Incarnation
-from common.kv_layout import KVLayout
+from common.kv_layout import MAX_PLANES, KVLayout
 from kv_transfer.core.field_checks import (
     Check,
     blob,
@@ -60,7 +60,7 @@ from kv_transfer.core.limits import (
     PROTOCOL_VERSION,
 )
 
-SUM_BYTES_PER_BLOCK = 16
+SUM_BYTES = 8
 NO_SESSION = "no_session"
 """The code of a REFUSED that asks for a new HELLO."""
 
@@ -305,7 +305,7 @@ _SCHEMAS: dict[int, tuple[type[Frame], dict[str, Check]]] = {
             "ordinals": uints(32, MAX_BLOCKS_PER_FRAME),
             "runs": uints(16, MAX_BLOCKS_PER_FRAME),
             "source_blocks": uints(32, MAX_BLOCKS_PER_FRAME),
-            "sums": blob(MAX_BLOCKS_PER_FRAME * SUM_BYTES_PER_BLOCK),
+            "sums": blob(MAX_BLOCKS_PER_FRAME * MAX_PLANES * SUM_BYTES),
             "wants_ack": boolean,
         },
     ),
@@ -389,5 +389,5 @@ def _check_counts(data: Data) -> None:
         raise PeerProtocolError(
             f"Data has {num_blocks} blocks and {len(data.source_blocks)} source_blocks"
         )
-    if len(data.sums) not in (0, num_blocks * SUM_BYTES_PER_BLOCK):
+    if len(data.sums) not in [num_blocks * SUM_BYTES * planes for planes in range(MAX_PLANES + 1)]:
         raise PeerProtocolError(f"Data has {num_blocks} blocks and {len(data.sums)} bytes of sums")

@@ -51,7 +51,7 @@ class Link:
         self,
         peer: Peer,
         limits: Limits,
-        piece_pair_bytes: int,
+        block_bytes: Sequence[int],
         node_window: SharedWindow,
         now_s: float,
     ) -> None:
@@ -65,7 +65,8 @@ class Link:
         self._window_bytes = self._frame_blocks = 0
         self._quiet_s = 0
         self._limits = limits
-        self._pair_bytes = piece_pair_bytes
+        self._block_bytes = block_bytes
+        self._mean_bytes = sum(block_bytes) / len(block_bytes)
         self._num_damaged_headers = 0
         self.rate = RateMeter()
         self._look_again_at_s: float | None = None
@@ -98,7 +99,8 @@ class Link:
         """Forget a transfer that has ended."""
         transfer = self.transfers.pop(token)
         if transfer.state is HandoffState.COMMITTED:
-            num_bytes = transfer.num_pushed * self._pair_bytes
+            # As many pieces of each layer.
+            num_bytes = round(transfer.num_pushed * self._mean_bytes)
             self.rate.on_committed(num_bytes, now_s - transfer.opened_at_s, now_s)
         self._turns.discard(token)
         self._idle_since_s = now_s
@@ -125,10 +127,8 @@ class Link:
                 self._turns.discard(token)
                 continue
             transfer.split_pushes(max(self._limits.max_joined, self._limits.max_joined_pulled))
-            if transfer.pending:
-                num_blocks = sum(len(chunk) for chunk in self._next_chunks(transfer))
-                if not self._fits(num_blocks * self._pair_bytes):
-                    return None
+            if transfer.pending and not self._fits(self._size(*self._next_chunks(transfer))):
+                return None
             self._turns.discard(token)
             return transfer
         return None
@@ -152,19 +152,22 @@ class Link:
         limits = self._limits
         most = limits.max_joined_pulled if self.lane in PULLING_LANES else limits.max_joined
         most_bytes = min(self._window_bytes // 2, self.in_flight_bytes)
-        num_blocks, pair = 0, self._pair_bytes
+        num_blocks, block_bytes = 0, self._block_bytes[first.layer]
         chunks: list[Chunk] = []
         for chunk in islice(transfer.pending, most):
             num_blocks += len(chunk)
-            is_too_much = num_blocks > self._frame_blocks or num_blocks * pair > most_bytes
+            is_too_much = num_blocks > self._frame_blocks or num_blocks * block_bytes > most_bytes
             if chunks and (is_too_much or chunk.layer != first.layer):
                 break
             chunks.append(chunk)
         return chunks
 
+    def _size(self, *chunks: Chunk) -> int:
+        return sum(len(chunk) * self._block_bytes[chunk.layer] for chunk in chunks)
+
     def launch(self, token: int, chunk: Chunk) -> int:
         """Count `chunk` as in flight; return its sequence number on this connection."""
-        num_bytes = len(chunk) * self._pair_bytes
+        num_bytes = self._size(chunk)
         transfer = self.transfers[token]
         self._in_flight.append(_InFlight(transfer, chunk, num_bytes))
         self.in_flight_bytes += num_bytes
@@ -226,7 +229,7 @@ class Link:
         """
         own_per_s = self.rate.present(now_s)
         # They share the link, so each waits for all.
-        num_bytes = sum(one.num_remaining for one in waiting) * self._pair_bytes
+        num_bytes = round(sum(one.num_remaining for one in waiting) * self._mean_bytes)
         return [
             one
             for one in waiting

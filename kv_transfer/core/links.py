@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from kv_transfer.core.deadlines import Deadlines
 from kv_transfer.core.effects import Peer
@@ -25,9 +25,10 @@ from kv_transfer.core.shared_window import SharedWindow
 class Links:
     """Links by their peer."""
 
-    def __init__(self, limits: Limits, piece_pair_bytes: int) -> None:
+    def __init__(self, limits: Limits, block_bytes: Sequence[int]) -> None:
+        """`block_bytes` is the size of a block in each layer."""
         self._limits = limits
-        self._pair_bytes = piece_pair_bytes
+        self._block_bytes = block_bytes
         self._by_peer: dict[Peer, Link] = {}
         self._window = SharedWindow(limits.node_window_bytes)
         self._waiting: OrderedDict[Peer, None] = OrderedDict()
@@ -42,7 +43,7 @@ class Links:
 
     def open(self, peer: Peer, now_s: float) -> Link:
         """Add a link to `peer`, which has none."""
-        link = Link(peer, self._limits, self._pair_bytes, self._window, now_s)
+        link = Link(peer, self._limits, self._block_bytes, self._window, now_s)
         self._by_peer[peer] = link
         self.look_at(link, link.next_deadline_s())
         return link

@@ -73,7 +73,7 @@ class Receiver:
         self._me = me
         self._layout = layout
         self._limits = limits
-        self._pair_bytes = layout.layer_bytes
+        self._block_bytes = [layer.num_bytes for layer in layout.layers]
         self._num_blocks = num_blocks
         self._sessions = Sessions(me, layout, limits)
         self._windows = WindowShares(limits)
@@ -303,7 +303,9 @@ class Receiver:
     ) -> Effects:
         match frame:
             case frames.Data():
-                session.consume(frame.seq, len(frame.ordinals) * self._pair_bytes)
+                # A layer that is not there fails its landing below.
+                layer = min(frame.layer, len(self._block_bytes) - 1)
+                session.consume(frame.seq, len(frame.ordinals) * self._block_bytes[layer])
                 self._windows.sent(session.id, now_s)
                 effects = self._on_data(session, frame, part_sizes, now_s)
                 is_due = session.owes_credit or frame.wants_ack

@@ -45,8 +45,8 @@ class Sender:
     ) -> None:
         self._me = me
         self._layout = layout
-        self._source = Source(layout.num_layers, num_blocks, limits.blocks_per_chunk(layout))
-        self._links = Links(limits, layout.layer_bytes)
+        self._source = Source(num_blocks, limits.blocks_per_chunk(layout))
+        self._links = Links(limits, [layer.num_bytes for layer in layout.layers])
         self._link_of: dict[int, Link] = {}
         self._unreachable = UnreachablePeers()
         self._longest_turn_s = MAX_WAIT_S + limits.ping_interval_s

@@ -31,11 +31,14 @@ from kv_transfer.core.limits import (
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The pool that is read; `max_blocks` of it fit into one chunk."""
+    """The pool that is read; `max_blocks` of each layer fit into one chunk."""
 
-    num_layers: int
     num_blocks: int
-    max_blocks: int
+    max_blocks: tuple[int, ...]
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.max_blocks)
 
 
 @dataclass(slots=True)
@@ -167,8 +170,9 @@ class Transfer:
 
     def _split_part(self, push: _Push) -> None:
         # Whole chunks, so that none is short before the last part.
-        num_chunks = max(1, MAX_BLOCKS_PER_PART // self._source.max_blocks)
-        part = slice(push.num_split, push.num_split + num_chunks * self._source.max_blocks)
+        max_blocks = self._source.max_blocks[push.layer]
+        num_chunks = max(1, MAX_BLOCKS_PER_PART // max_blocks)
+        part = slice(push.num_split, push.num_split + num_chunks * max_blocks)
         ordinals = self._checked("ordinal", push.ordinals[part], self._targets.size)
         blocks = self._checked("source block", push.source_blocks[part], self._source.num_blocks)
         if ordinals is None or blocks is None:
@@ -192,7 +196,8 @@ class Transfer:
         return None
 
     def _split(self, layer: int, ordinals: Blocks, source_blocks: Blocks) -> list[Chunk]:
-        return split_chunks(layer, ordinals, source_blocks, max_blocks=self._source.max_blocks)
+        max_blocks = self._source.max_blocks[layer]
+        return split_chunks(layer, ordinals, source_blocks, max_blocks=max_blocks)
 
     def _stop(self, misuse: str) -> None:
         self.misuse = HandoffFailed(f"lease {self.token:#x}: {misuse}")

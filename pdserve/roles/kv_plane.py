@@ -18,7 +18,7 @@ from common.nodes import Role
 from kv_transfer.connector import OnEvent
 from kv_transfer.curve_keys import load_curve_keys
 from kv_transfer.lane import Lane
-from kv_transfer.pieces import Pool
+from kv_transfer.pool_memory import Pool, host_pool
 from kv_transfer.rdma.mooncake_engine import MooncakeEngine, RdmaUnavailable
 from kv_transfer.rdma.rdma_lane import RdmaLane
 from kv_transfer.shm.shared_pool import SharedPool
@@ -90,7 +90,8 @@ class KVPlane:
         """
         from engine.runner.model_runner import ModelRunner
 
-        config, pool = self._config, cast(ModelRunner, model).kv_bytes
+        config = self._config
+        pool = host_pool(cast(ModelRunner, model).kv_bytes, model.layout)
         return ZmqConnector(
             pool,
             model.layout,

@@ -21,7 +21,7 @@ from kv_transfer.core.lanes import VERIFY_AUTO
 from kv_transfer.core.limits import DEFAULT_PEER_TIMEOUT_S, DEFAULT_WINDOW_BYTES, Limits
 from kv_transfer.inline_lane import InlineLane
 from kv_transfer.lane import Lane
-from kv_transfer.pieces import Pool
+from kv_transfer.pool_memory import Bytes, Pool, as_pool
 from kv_transfer.shell import TransportConnector
 from kv_transfer.transport import Arrival, FromPeer, FromSession, LinkLost, Parts
 
@@ -187,7 +187,7 @@ class LoopbackConnector(TransportConnector):
 
     def __init__(
         self,
-        pool: Pool,
+        pool: Pool | Bytes,
         layout: KVLayout,
         incarnation: Incarnation,
         on_event: OnEvent,
@@ -199,6 +199,7 @@ class LoopbackConnector(TransportConnector):
         verify: str = VERIFY_AUTO,
         clock: Clock | None = None,
     ) -> None:
+        pool = as_pool(pool, layout)
         super().__init__(
             pool,
             layout,

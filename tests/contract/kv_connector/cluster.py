@@ -28,7 +28,7 @@ from kv_transfer.connector import (
 )
 from kv_transfer.core.lanes import VERIFY_AUTO
 from kv_transfer.core.limits import MAX_WAIT_S
-from kv_transfer.pieces import Pool
+from kv_transfer.pool_memory import Bytes
 from kv_transfer.shell import TransportConnector
 from tests.contract.kv_connector.kinds import KINDS, Kind, NodeOptions
 from tests.fakes.manual_clock import ManualClock
@@ -60,7 +60,7 @@ class Node:
     """A connector with its pool and the events it emitted, in order."""
 
     incarnation: Incarnation
-    pool: Pool
+    pool: Bytes
     connector: TransportConnector
     layout: KVLayout
     events: list[KVEvent] = field(default_factory=list)

@@ -21,7 +21,7 @@ from kv_transfer.connector import OnEvent
 from kv_transfer.core.effects import Peer
 from kv_transfer.core.lanes import VERIFY_AUTO
 from kv_transfer.lane import Lane
-from kv_transfer.pieces import Pool
+from kv_transfer.pool_memory import Bytes, host_pool
 from kv_transfer.shell import TransportConnector
 from kv_transfer.zmq_connector import ZmqConnector
 from tests.fakes.fake_one_sided_lane import Fabric, FakeOneSidedLane
@@ -50,13 +50,14 @@ class Kind:
     lane = ""
     is_one_sided = False
 
-    def pool(self, layout: KVLayout, num_blocks: int) -> Pool:
+    def pool(self, layout: KVLayout, num_blocks: int) -> Bytes:
+        """Return `pool_shape`, or uint8 `[num_bytes]` where layers differ."""
         return np.zeros(_shape(layout, num_blocks), np.uint8)
 
-    def connector(self, pool: Pool, options: NodeOptions, on_event: OnEvent) -> TransportConnector:
+    def connector(self, pool: Bytes, options: NodeOptions, on_event: OnEvent) -> TransportConnector:
         raise NotImplementedError
 
-    def offer(self, pool: Pool, layout: KVLayout) -> bytes:
+    def offer(self, pool: Bytes, layout: KVLayout) -> bytes:
         """Return the HELLO's offer of `lane`, for bytes out of `pool`."""
         return b""
 
@@ -76,11 +77,11 @@ class LoopbackKind(Kind):
     def __init__(self) -> None:
         self.network = LoopbackNetwork()
 
-    def lanes(self, pool: Pool) -> Sequence[Lane]:
+    def lanes(self, pool: Bytes, layout: KVLayout) -> Sequence[Lane]:
         """Return the lanes that are offered besides the inline one."""
         return []
 
-    def connector(self, pool: Pool, options: NodeOptions, on_event: OnEvent) -> TransportConnector:
+    def connector(self, pool: Bytes, options: NodeOptions, on_event: OnEvent) -> TransportConnector:
         return LoopbackConnector(
             pool,
             options.layout,
@@ -90,7 +91,7 @@ class LoopbackKind(Kind):
             window_bytes=options.window_bytes,
             peer_timeout_s=options.peer_timeout_s,
             clock=options.clock,
-            lanes=self.lanes(pool),
+            lanes=self.lanes(pool, options.layout),
             verify=options.verify,
         )
 
@@ -109,8 +110,8 @@ class FakeRdmaKind(LoopbackKind):
         self.fabric = Fabric()
         self.one_sided: list[FakeOneSidedLane] = []
 
-    def lanes(self, pool: Pool) -> Sequence[Lane]:
-        self.one_sided.append(FakeOneSidedLane(self.fabric, pool))
+    def lanes(self, pool: Bytes, layout: KVLayout) -> Sequence[Lane]:
+        self.one_sided.append(FakeOneSidedLane(self.fabric, host_pool(pool, layout)))
         return [self.one_sided[-1]]
 
 
@@ -124,11 +125,11 @@ class ZmqKind(Kind):
         self.advertised_host: str | None = None
         self._exit = contextlib.ExitStack()
 
-    def lanes(self, pool: Pool, layout: KVLayout) -> Sequence[Lane]:
+    def lanes(self, pool: Bytes, layout: KVLayout) -> Sequence[Lane]:
         """Return the lanes that are offered besides the inline one."""
         return []
 
-    def connector(self, pool: Pool, options: NodeOptions, on_event: OnEvent) -> TransportConnector:
+    def connector(self, pool: Bytes, options: NodeOptions, on_event: OnEvent) -> TransportConnector:
         return ZmqConnector(
             pool,
             options.layout,
@@ -160,7 +161,7 @@ class ShmKind(ZmqKind):
         super().__init__()
         self._shared: dict[int, Any] = {}
 
-    def pool(self, layout: KVLayout, num_blocks: int) -> Pool:
+    def pool(self, layout: KVLayout, num_blocks: int) -> Bytes:
         from kv_transfer.shm.shared_pool import SharedPool
 
         shared = SharedPool(num_blocks * layout.block_bytes, is_touched=False)
@@ -168,19 +169,20 @@ class ShmKind(ZmqKind):
         self._shared[pool.ctypes.data] = shared
         return pool
 
-    def lanes(self, pool: Pool, layout: KVLayout) -> Sequence[Lane]:
+    def lanes(self, pool: Bytes, layout: KVLayout) -> Sequence[Lane]:
         from kv_transfer.shm.shm_lane import ShmLane
 
         return [ShmLane(layout, self._shared[pool.ctypes.data])]
 
-    def offer(self, pool: Pool, layout: KVLayout) -> bytes:
+    def offer(self, pool: Bytes, layout: KVLayout) -> bytes:
         offer = self.lanes(pool, layout)[0].offer(Peer("", Incarnation("anyone", 1)))
         assert offer is not None
         return offer
 
 
-def _shape(layout: KVLayout, num_blocks: int) -> tuple[int, int, int, int]:
-    return layout.num_layers, 2, num_blocks, layout.piece_bytes
+def _shape(layout: KVLayout, num_blocks: int) -> tuple[int, ...]:
+    is_equal = all(layer == layout.layers[0] for layer in layout.layers)
+    return layout.pool_shape(num_blocks) if is_equal else (num_blocks * layout.block_bytes,)
 
 
 KINDS: dict[str, Callable[[], Kind]] = {

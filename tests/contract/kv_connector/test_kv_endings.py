@@ -391,7 +391,7 @@ def test_a_bad_checksum_never_lands(
     sums_with_frame = SendingEnd._sums_with_frame
 
     def lie(end: SendingEnd, effect: SendChunk, sums: pieces.Sums) -> pieces.Sums:
-        changed = pieces.unpacked_sums(sums).copy()
+        changed = pieces.unpacked_sums(sums, len(effect.chunk)).copy()
         changed[which, -1] ^= np.uint64(1)
         return sums_with_frame(end, effect, changed.tobytes())
 

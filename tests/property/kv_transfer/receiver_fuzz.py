@@ -190,7 +190,7 @@ class ReceiverFuzz:
         lane = self._sessions[session][1]
         size = len(ordinals)
         has_sums = self._machine_verifies_blocks(session) != (rng.random() < 0.01)
-        sums = bytes(size * frames.SUM_BYTES_PER_BLOCK) if has_sums else b""
+        sums = bytes(size * 2 * frames.SUM_BYTES) if has_sums else b""
         return frames.Data(
             seq=self._seqs.get(session, 0) + (rng.random() < 0.003),
             lease_token=lease.ticket.lease_token,

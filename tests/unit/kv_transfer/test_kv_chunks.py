@@ -93,7 +93,7 @@ def test_of_a_piece_that_is_pushed_twice_the_first_source_counts() -> None:
 )
 def test_a_frame_is_at_most_half_a_window(window: int, frame: int, blocks: int) -> None:
     limits = Limits(window_bytes=window * PAIR_BYTES, max_frame_bytes=frame * PAIR_BYTES)
-    assert limits.blocks_per_chunk(LAYOUT) == blocks
+    assert limits.blocks_per_chunk(LAYOUT) == (blocks,) * LAYOUT.num_layers
 
 
 def test_a_window_too_small_for_a_block_names_both() -> None:

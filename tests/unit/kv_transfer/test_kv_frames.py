@@ -38,7 +38,7 @@ DATA = frames.Data(
     ordinals=tuple(2**32 - 1 - n for n in FULL),
     runs=tuple(1 for _ in FULL),
     source_blocks=tuple(2**32 - 1 - n for n in FULL),
-    sums=b"\xff" * (frames.SUM_BYTES_PER_BLOCK * MAX_BLOCKS_PER_FRAME),
+    sums=b"\xff" * (2 * frames.SUM_BYTES * MAX_BLOCKS_PER_FRAME),
 )
 ALL: list[frames.Frame] = [
     frames.Hello(
@@ -151,7 +151,7 @@ LAYOUT_WIRE = fields_of(ALL[0])["layout"]
         (change(SMALL, ordinals=list(range(MAX_BLOCKS_PER_FRAME + 1))), "Data.ordinals"),
         (change(SMALL, runs=[1]), "Data.runs"),
         (change(SMALL, runs=[2, 0]), "Data.runs"),
-        (change(SMALL, sums=bytes(16)), "2 blocks and 16 bytes of sums"),
+        (change(SMALL, sums=bytes(24)), "2 blocks and 24 bytes of sums"),
         (change(SMALL, sums=bytes(33)), "2 blocks and 33 bytes of sums"),
         (change(SMALL, sums=bytes(16 * MAX_BLOCKS_PER_FRAME + 1)), "Data.sums"),
         (change(SMALL, sums=[5, 6, 7, 8]), "Data.sums is not bytes"),
