@@ -11,10 +11,11 @@ from typing import Any
 from common.errors import LayoutMismatch
 
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
-"""Bytes of a number, of types that can be computed in."""
-KV_DTYPE_BYTES = {**DTYPE_BYTES, "int8": 1}
-SCALED_DTYPES = {"int8": "float32"}
-"""Types of which each token has a scale in each head, and the type of that scale."""
+"""Bytes of a number, by the types that a model is computed in."""
+STORED_BYTES = DTYPE_BYTES | {"int8": 1}
+"""Bytes of a stored number, by the types of a KV cache."""
+SCALE_BYTES = 4
+"""Bytes of an int8 slot's scale, a little-endian float32."""
 MAX_PLANES = 2
 MAX_LAYERS = 1024
 
@@ -57,7 +58,7 @@ class Layer:
         return self.num_planes * self.piece_bytes
 
     def range_of_heads(self, first: int, count: int) -> tuple[int, int]:
-        """Return (offset in a piece, bytes) of `count` heads from `first` on, with their scales.
+        """Return (offset in a piece, bytes) of `count` heads from `first` on.
 
         Raises `ValueError` for heads that are not there.
         """
@@ -72,9 +73,10 @@ class Layer:
 class KVLayout:
     """Blocks of a cache: in memory layer by layer, in each plane by plane, in each all blocks.
 
-    One block in one plane is a *piece*: `[num_kv_heads, block_size, head_dim]` of `dtype`. Where
-    `scale_dtype` is not empty, each head's `[block_size, head_dim]` is followed by its scales, one
-    per token: `[block_size]`. So a piece is the same bytes wherever it is, and a head is one range.
+    One block in one plane is a *piece*: `[num_kv_heads, block_size, slot_bytes]`. A *slot* is one
+    head's key or value of one token: `head_dim` numbers of `dtype`, and with int8 their scale
+    behind them. So what is stored of a token depends on that token alone, and a head of a piece is
+    one range of it.
 
     `model_digest` names the weights and their dtype: the model, whatever part of it a node holds.
     All other fields are geometry. When two nodes have equal fingerprints, each would compute the
@@ -96,7 +98,6 @@ class KVLayout:
     head_dim: int
     block_size: int
     dtype: str
-    scale_dtype: str = ""
     shapes: tuple[LayerShape, ...] = ()
 
     @classmethod
@@ -107,7 +108,6 @@ class KVLayout:
         model_digest: str,
         block_size: int,
         dtype: str,
-        scale_dtype: str = "",
     ) -> KVLayout:
         """Return the layout of these layers, whatever they are. Raises `ValueError`."""
         is_usual = bool(shapes) and _is_usual(shapes)
@@ -118,18 +118,12 @@ class KVLayout:
             head_dim=shapes[0].head_dim if is_usual else 0,
             block_size=block_size,
             dtype=dtype,
-            scale_dtype=scale_dtype,
             shapes=() if is_usual else shapes,
         )
 
     def __post_init__(self) -> None:
-        if self.dtype not in KV_DTYPE_BYTES:
-            raise ValueError(f"KV dtype {self.dtype!r}: wanted one of {sorted(KV_DTYPE_BYTES)}")
-        wanted = SCALED_DTYPES.get(self.dtype, "")
-        if self.scale_dtype != wanted:
-            raise ValueError(
-                f"KV scale dtype {self.scale_dtype!r}: wanted {wanted!r} with {self.dtype}"
-            )
+        if self.dtype not in STORED_BYTES:
+            raise ValueError(f"KV dtype {self.dtype!r}: wanted one of {sorted(STORED_BYTES)}")
         if self.shapes:
             self._check_shapes()
 
@@ -163,8 +157,13 @@ class KVLayout:
         return self._each_layer.num_planes
 
     @property
+    def slot_bytes(self) -> int:
+        """Bytes of one head's key or value of one token. `ValueError` when layers differ."""
+        return self.head_bytes // self.block_size
+
+    @property
     def head_bytes(self) -> int:
-        """Bytes of one head in a piece, with its scales. `ValueError` when layers differ."""
+        """Bytes of one head in a piece. Raises `ValueError` when layers differ."""
         return self._each_layer.head_bytes
 
     @property
@@ -203,10 +202,9 @@ class KVLayout:
         if self.shapes:
             runs = [(shape, len(list(run))) for shape, run in groupby(self.shapes)]
             heads = " then ".join(f"{count} with {shape}" for shape, count in runs)
-        scales = f" with {self.scale_dtype} scales" * bool(self.scale_dtype)
         return (
             f"{self.num_layers} layers, {heads}, "
-            f"blocks of {self.block_size}, {self.dtype}{scales}, weights {self.model_digest[:8]}"
+            f"blocks of {self.block_size}, {self.dtype}, weights {self.model_digest[:8]}"
         )
 
     @property
@@ -225,8 +223,6 @@ class KVLayout:
             "block_size": self.block_size,
             "dtype": self.dtype,
         }
-        if self.scale_dtype:
-            found["scale_dtype"] = self.scale_dtype
         if self.shapes:
             found["shapes"] = [
                 [shape.num_planes, shape.num_kv_heads, shape.head_dim] for shape in self.shapes
@@ -264,8 +260,8 @@ def _is_usual(shapes: tuple[LayerShape, ...]) -> bool:
 @lru_cache(maxsize=64)
 def _layers(layout: KVLayout) -> tuple[Layer, ...]:
     usual = LayerShape(2, layout.num_kv_heads, layout.head_dim)
-    value_bytes = KV_DTYPE_BYTES[layout.dtype]
-    scale_bytes = KV_DTYPE_BYTES[layout.scale_dtype] if layout.scale_dtype else 0
+    value_bytes = STORED_BYTES[layout.dtype]
+    scale_bytes = SCALE_BYTES if layout.dtype == "int8" else 0
     return tuple(
         Layer(
             shape.num_planes,

@@ -146,6 +146,5 @@ _OF_LAYOUT: dict[str, Check] = {
     "head_dim": uint(31),
     "block_size": uint(31),
     "dtype": text(MAX_NODE_ID_CHARS),
-    "scale_dtype": missing_means("", text(MAX_NODE_ID_CHARS)),
     "shapes": missing_means((), _shapes),
 }

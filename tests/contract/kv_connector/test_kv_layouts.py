@@ -24,10 +24,8 @@ NUM_BLOCKS = 12
 BLOCK_SIZE = 4
 
 
-def of_layers(*shapes: LayerShape, dtype: str = "float32", scale_dtype: str = "") -> KVLayout:
-    return KVLayout.of_layers(
-        shapes, model_digest="m", block_size=BLOCK_SIZE, dtype=dtype, scale_dtype=scale_dtype
-    )
+def of_layers(*shapes: LayerShape, dtype: str = "float32") -> KVLayout:
+    return KVLayout.of_layers(shapes, model_digest="m", block_size=BLOCK_SIZE, dtype=dtype)
 
 
 LAYOUTS = {
@@ -37,10 +35,8 @@ LAYOUTS = {
     "layers differ": of_layers(
         LayerShape(2, 4, 16), LayerShape(1, 1, 9), LayerShape(2, 1, 8), LayerShape(1, 36, 16)
     ),
-    "scales": of_layers(*(LayerShape(2, 2, 28),) * 2, dtype="int8", scale_dtype="float32"),
-    "latents with scales": of_layers(
-        LayerShape(1, 1, 576), LayerShape(1, 1, 128), dtype="int8", scale_dtype="float32"
-    ),
+    "scales": of_layers(*(LayerShape(2, 2, 28),) * 2, dtype="int8"),
+    "latents with scales": of_layers(LayerShape(1, 1, 576), LayerShape(1, 1, 128), dtype="int8"),
 }
 
 

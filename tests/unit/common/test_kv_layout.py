@@ -13,7 +13,7 @@ from common.kv_layout import KVLayout, LayerShape, check_compatible
 LAYOUT = KVLayout(
     model_digest="w", num_layers=3, num_kv_heads=2, head_dim=8, block_size=4, dtype="bfloat16"
 )
-SCALED = dataclasses.replace(LAYOUT, dtype="int8", scale_dtype="float32")
+SCALED = dataclasses.replace(LAYOUT, dtype="int8")
 HYBRID = KVLayout.of_layers(
     (LayerShape(2, 4, 8), LayerShape(1, 1, 20), LayerShape(2, 2, 8)),
     model_digest="w",
@@ -32,6 +32,18 @@ def test_a_piece_is_its_heads_and_a_block_its_pieces_in_all_planes_and_layers() 
     assert LAYOUT.layer_bytes == 2 * LAYOUT.piece_bytes
     assert LAYOUT.block_bytes == 3 * LAYOUT.layer_bytes
     assert LAYOUT.pool_shape(7) == (3, 2, 7, LAYOUT.piece_bytes)
+
+
+def test_a_slot_of_int8_has_a_scale_behind_its_bytes() -> None:
+    """68 bytes for 64 numbers: 3.8 times less than 256 of float32."""
+    wide, narrow = (
+        dataclasses.replace(LAYOUT, head_dim=64, dtype=dtype) for dtype in ("float32", "int8")
+    )
+    assert (wide.slot_bytes, narrow.slot_bytes) == (256, 68)
+    assert narrow.head_bytes == narrow.block_size * 68
+    assert wide.block_bytes / narrow.block_bytes > 3.76
+    with pytest.raises(LayoutMismatch, match="dtype: here 'int8', peer 'float32'$"):
+        check_compatible(narrow, wide)
 
 
 def test_the_fingerprint_is_that_of_earlier_releases() -> None:
@@ -53,13 +65,6 @@ def test_every_field_is_in_the_fingerprint() -> None:
     assert len(prints) == 4
     one_less = (LayerShape(2, 4, 16), *HYBRID.shapes[1:])
     assert dataclasses.replace(HYBRID, shapes=one_less).fingerprint not in prints
-
-
-def test_scales_follow_the_values_of_their_head() -> None:
-    assert SCALED.head_bytes == 4 * (8 + 4)
-    assert SCALED.piece_bytes == 2 * SCALED.head_bytes
-    assert SCALED.pool_shape(5) == (3, 2, 5, SCALED.piece_bytes)
-    assert "int8 with float32 scales" in SCALED.description
 
 
 def test_layers_may_differ_in_planes_and_sizes() -> None:
@@ -98,8 +103,6 @@ def test_adjacent_heads_are_one_range_of_a_piece() -> None:
     ("changes", "error"),
     [
         ({"dtype": "int3"}, "KV dtype 'int3': wanted one of"),
-        ({"dtype": "int8"}, "KV scale dtype '': wanted 'float32' with int8"),
-        ({"scale_dtype": "float32"}, "KV scale dtype 'float32': wanted '' with bfloat16"),
         ({"shapes": (LayerShape(1, 1, 8),) * 3}, "either num_kv_heads and head_dim"),
         ({"shapes": (LayerShape(1, 1, 8),) * 2}, "of 2 layers: wanted 3"),
         ({**NO_HEADS, "shapes": (LayerShape(2, 2, 8),) * 3}, "either num_kv_heads and head_dim"),
@@ -126,5 +129,5 @@ def test_a_mismatch_says_whether_it_is_another_model() -> None:
         check_compatible(LAYOUT, dataclasses.replace(LAYOUT, block_size=8))
     with pytest.raises(LayoutMismatch, match=r"^KV layouts differ: num_kv_heads: here 2, peer 0"):
         check_compatible(LAYOUT, dataclasses.replace(HYBRID))
-    with pytest.raises(LayoutMismatch, match=r"scale_dtype: here None, peer 'float32'"):
+    with pytest.raises(LayoutMismatch, match=r"dtype: here 'bfloat16', peer 'int8'"):
         check_compatible(LAYOUT, SCALED)

@@ -98,13 +98,12 @@ def test_layouts_of_every_kind_travel_and_usual_ones_as_in_earlier_releases() ->
     assert list(LAYOUT_WIRE) == [
         "model_digest", "num_layers", "num_kv_heads", "head_dim", "block_size", "dtype"
     ]  # fmt: skip
-    scaled = replace(hello.layout, dtype="int8", scale_dtype="float32")
+    scaled = replace(hello.layout, dtype="int8")
     most = KVLayout.of_layers(
         (*(LayerShape(1, 2**16, 2**16),) * 1023, LayerShape(2, 1, 1)),
         model_digest="w",
         block_size=16,
         dtype="int8",
-        scale_dtype="float32",
     )
     for layout in (scaled, most):
         header = frames.encode(replace(hello, layout=layout))
@@ -182,7 +181,6 @@ LAYOUT_WIRE = fields_of(ALL[0])["layout"]
         (change(ALL[0], receiver={"node_id": "x"}), "Hello.receiver.epoch"),
         (change(ALL[0], layout={**LAYOUT_WIRE, "head_dim": "8"}), "Hello.layout.head_dim"),
         (change(ALL[0], layout={**LAYOUT_WIRE, "dtype": "int3"}), "'int3'"),
-        (change(ALL[0], layout={**LAYOUT_WIRE, "scale_dtype": "x"}), "KV scale dtype 'x'"),
         (change(ALL[0], layout={**LAYOUT_WIRE, "shapes": 3}), "Hello.layout.shapes"),
         (change(ALL[0], layout={**LAYOUT_WIRE, "shapes": [3]}), "Hello.layout.shapes"),
         (change(ALL[0], layout={**LAYOUT_WIRE, "shapes": [[1, 1]]}), "wanted 3"),
