@@ -46,6 +46,7 @@ outcome. Frames of the KV plane grant no rights: the control plane decides who m
       receiver      the receiving machine: sessions (connected senders), connections (how they
                     begin and end), window_shares (what each of them may send), landings (all of
                     them, with their blocks), landing (one handoff),
-                    quarantine (blocks that a sender may still write), slab_fences (how those
+                    pending_copies (copies that complete later),
+                    quarantine (blocks that may still be written), slab_fences (how those
                     of a dead sender come back), damaged (pieces that are asked for again)
 """

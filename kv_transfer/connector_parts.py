@@ -12,7 +12,7 @@ from common.kv_layout import KVLayout
 from kv_transfer.core.effects import Effect
 from kv_transfer.core.lanes import ONE_SIDED_LANES
 from kv_transfer.core.limits import Limits
-from kv_transfer.lane import CopyingLane, Lane, OneSidedLane
+from kv_transfer.lane import CopyingLane, Lane, LateCopyingLane, OneSidedLane
 from kv_transfer.pool_memory import Pool
 from kv_transfer.transfer_metrics import TransferMetrics
 from kv_transfer.transport import Transport
@@ -47,9 +47,14 @@ class ConnectorParts:
 
     @property
     def copying(self) -> dict[str, CopyingLane]:
-        """The lanes on which the receiver copies."""
+        """The lanes on which the receiver copies, and waits for it."""
+        others = {*ONE_SIDED_LANES, *self.copying_late}
         return {
-            name: cast(CopyingLane, lane)
-            for name, lane in self.lanes.items()
-            if name not in ONE_SIDED_LANES
+            name: cast(CopyingLane, lane) for name, lane in self.lanes.items() if name not in others
         }
+
+    @property
+    def copying_late(self) -> dict[str, LateCopyingLane]:
+        """The lanes whose copies are completed later."""
+        lanes = self.lanes.items()
+        return {name: lane for name, lane in lanes if isinstance(lane, LateCopyingLane)}

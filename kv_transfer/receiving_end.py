@@ -15,7 +15,7 @@ from kv_transfer.core.block_arrays import as_blocks
 from kv_transfer.core.effects import CloseLane, Fence, MoveSlab, OpenLane, Reply, Write
 from kv_transfer.core.lanes import LANES_BY_SPEED
 from kv_transfer.core.receiver import Receiver
-from kv_transfer.lane import CopyingLane
+from kv_transfer.lane import CopyingLane, LateCopyingLane
 from kv_transfer.piece_rows import PieceRows
 from kv_transfer.transport import Parts
 
@@ -37,6 +37,7 @@ class ReceivingEnd:
         self._transport = parts.transport
         self._lanes = parts.lanes
         self._copying = parts.copying
+        self._copying_late = parts.copying_late
         self._one_sided = parts.one_sided
         self._metrics = parts.metrics
         self._clock = parts.clock
@@ -49,6 +50,7 @@ class ReceivingEnd:
             num_blocks=parts.pool.num_blocks,
             verify=parts.verify,
             blocks_per_slab=min(slabs, default=None),
+            late_lanes=parts.copying_late,
         )
         self._lock = threading.Lock()
         self._is_closed = False
@@ -100,9 +102,26 @@ class ReceivingEnd:
             if isinstance(effect, Write):
                 # Counted before the acknowledgement behind it is sent.
                 self._count(effect, now_s)
-                self._write(effect, parts[1:])
+                late = self._copying_late.get(effect.lane)
+                if late is not None:
+                    self._begin_copy(late, effect, parts[1:])
+                else:
+                    self._write(effect, parts[1:])
             else:
                 self._effects.append(effect)
+
+    def take_copied(self) -> None:
+        """Verify and acknowledge the copies that are over, on lanes that complete them later."""
+        for lane in self._copying_late.values():
+            for copied in lane.take_copied():
+                write = copied.write
+                if copied.error is not None:
+                    with self._lock:
+                        failed = self._machine.on_copy_failed(write, copied.error)
+                    self._effects.extend(failed)
+                else:
+                    self._record(write, copied.sums)
+                self._end_copy(write)
 
     def tick(self) -> None:
         with self._lock:
@@ -152,7 +171,26 @@ class ReceivingEnd:
         """
         lane = self._copying.get(write.lane)
         found = self._copy(lane, write, parts) if lane else self._sums_of_written(write)
-        if found is None or not self._is_intact(write, found):
+        if found is not None:
+            self._record(write, found)
+
+    def _begin_copy(self, lane: LateCopyingLane, write: Write, parts: Parts) -> None:
+        with self._lock:
+            try:
+                if self._machine.may_write(write):
+                    lane.begin_copy(write, parts, self._pool)
+                    return
+            except PeerProtocolError as error:
+                self._effects.extend(self._machine.on_malformed(write.session, error))
+        self._end_copy(write)
+
+    def _end_copy(self, write: Write) -> None:
+        with self._lock:
+            self._effects.extend(self._machine.on_copied(write, self._clock.now_s()))
+
+    def _record(self, write: Write, found: pieces.Sums) -> None:
+        """Record the pieces of a write if they are intact, with the sums that were found."""
+        if not self._is_intact(write, found):
             return
         num_blocks = len(write.target_blocks)
         sums = pieces.block_sums(found, num_blocks) if write.verify == "commit" else None

@@ -121,6 +121,8 @@ class TransportConnector:
         self._logged_at_s: dict[DropReason, float] = {}
         for lane in parts.one_sided.values():
             lane.attach(transport.wake)
+        for late in parts.copying_late.values():
+            late.attach(transport.wake)
         self._thread = threading.Thread(target=self._run, name="pdserve-kv", daemon=True)
         self._thread.start()
 
@@ -204,6 +206,7 @@ class TransportConnector:
                 self._transport.wait(self._timeout_s())
                 self._take_arrivals()
                 self._sending.take_written()
+                self._receiving.take_copied()
                 self._receiving.tick()
                 self._sending.tick()
         except BaseException as error:  # A thread that ends by `SystemExit` says nothing itself.

@@ -18,6 +18,7 @@ from kv_transfer.core.effects import Emit, ReceiverEffect, Reply
 from kv_transfer.core.handshake import HandoffStep
 from kv_transfer.core.landing import Landing
 from kv_transfer.core.limits import MAX_REMEMBERED_OUTCOMES
+from kv_transfer.core.pending_copies import PendingCopies
 from kv_transfer.core.quarantine import Quarantine
 from kv_transfer.core.sessions import Session, Sessions
 
@@ -41,6 +42,7 @@ class Landings:
         self._sessions = sessions
         self._quarantine = quarantine
         self._num_blocks = num_blocks
+        self._copies = PendingCopies()
         self._by_token: dict[int, Landing] = {}
         self._token_of_block: dict[int, int] = {}
         # Times at which a landing expires unless its sender was heard since.
@@ -115,7 +117,9 @@ class Landings:
         return self._leases.next_s()
 
     def complete(self, landing: Landing) -> Effects:
-        """Land the landing if nothing is missing."""
+        """Land the landing if nothing is missing, and nothing is copied to it any more."""
+        if self._copies.has(landing.token):
+            return []
         commit = landing.complete()
         if commit is None:
             return []
@@ -133,12 +137,27 @@ class Landings:
 
     def close(self, landing: Landing, step: HandoffStep, error: HandoffFailed) -> Effects:
         """End a landing without KV; release or quarantine its blocks."""
-        session, outcome = landing.session, failed_frame(landing, error)
-        if landing.may_be_written and session is not None:
-            self._quarantine.add(landing, session, landing.lane)
+        outcome, is_copied = failed_frame(landing, error), self._copies.has(landing.token)
+        session = landing.session if landing.may_be_written else None
+        if session is not None or is_copied:
+            self._quarantine.add(landing, session, landing.lane, is_copied=is_copied)
             return self._forget(landing, outcome)
         landing.advance(step)
         return [*self._forget(landing, outcome), Emit(Released(landing.token))]
+
+    def copy_begun(self, token: int) -> None:
+        """Record that a copy to the landing's blocks is about to begin."""
+        self._copies.begin(token)
+
+    def copy_over(self, token: int) -> Effects:
+        """Record that a copy that was begun is over; land or release what waited for it."""
+        self._copies.end(token)
+        if self._copies.has(token):
+            return []
+        landing = self._by_token.get(token)
+        if landing is not None:
+            return self.complete(landing)
+        return [Emit(Released(token))] if self._quarantine.copied(token) else []
 
     def _forget(self, landing: Landing, outcome: Outcome) -> Effects:
         """Close the landing, keep its outcome, notify its sender."""

@@ -10,7 +10,7 @@ is asked for again a few times before its landing fails.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set
+from collections.abc import Collection, Iterable, Set
 
 from common.errors import HandoffFailed, PeerProtocolError
 from common.ids import Incarnation
@@ -46,14 +46,17 @@ class Receiver:
         num_blocks: int,
         verify: str = VERIFY_AUTO,
         blocks_per_slab: int | None = None,
+        late_lanes: Collection[str] = (),
     ) -> None:
         """Make a receiver.
 
-        `verify` is the least that is accepted; `blocks_per_slab`: see `Quarantine`.
+        `verify` is the least that is accepted; `blocks_per_slab`: see `Quarantine`. Each `Write` on
+        one of `late_lanes` is followed by `on_copied`, once.
         """
         self._me = me
         self._limits = limits
         self._block_bytes = [layer.num_bytes for layer in layout.layers]
+        self._late_lanes = frozenset(late_lanes)
         self._ticked_at_s = float("inf")
         self._quarantine = Quarantine(blocks_per_slab or num_blocks)
         self._fences = SlabFences(self._quarantine, limits.peer_timeout_s)
@@ -152,6 +155,23 @@ class Receiver:
         landing.record(write.data, sums)
         return self._landings.complete(landing)
 
+    def on_copied(self, write: Write, now_s: float) -> Effects:
+        """Acknowledge a write on a late lane, which is over or never began; land what waited."""
+        effects = self._landings.copy_over(write.data.lease_token)
+        session = self._sessions.get(write.session)
+        if session is None:
+            return effects
+        session.copied(write.data.seq)
+        is_due = session.owes_credit or session.is_copied
+        return effects + (self._ack(session, now_s) if is_due else [])
+
+    def on_copy_failed(self, write: Write, error: HandoffFailed) -> Effects:
+        """Fail the landing of a write on a late lane."""
+        landing = self._landings.get(write.data.lease_token)
+        if landing is None or not self.may_write(write):
+            return []
+        return self._landings.fail(landing, HandoffStep.FAIL, error)
+
     def on_corrupt(self, write: Write, damaged: Set[int], detail: str) -> Effects:
         """Ask again for the blocks of a write with a wrong checksum; `damaged` are their ordinals.
 
@@ -215,11 +235,13 @@ class Receiver:
     ) -> Effects:
         match frame:
             case frames.Data():
-                # A layer that is not there fails its landing below.
-                layer = min(frame.layer, len(self._block_bytes) - 1)
-                session.consume(frame.seq, len(frame.ordinals) * self._block_bytes[layer])
+                session.receive(frame.seq)
                 self._windows.sent(session.id, now_s)
                 effects = self._on_data(session, frame, part_sizes, now_s)
+                is_late = session.lane in self._late_lanes and isinstance(effects[-1], Write)
+                if is_late:
+                    self._landings.copy_begun(frame.lease_token)
+                session.consume(frame.seq, self._num_bytes(frame), is_over=not is_late)
                 is_due = session.owes_credit or frame.wants_ack
                 return effects + (self._ack(session, now_s) if is_due else [])
             case frames.Begin():
@@ -239,6 +261,10 @@ class Receiver:
                 return [pong, ack, *self._fences.on_ping(session.id)]
             case _:
                 raise PeerProtocolError(f"{type(frame).__name__} from a sender")
+
+    def _num_bytes(self, data: frames.Data) -> int:
+        layer = min(data.layer, len(self._block_bytes) - 1)  # Another one fails its landing.
+        return len(data.ordinals) * self._block_bytes[layer]
 
     def _on_data(
         self, session: Session, data: frames.Data, part_sizes: list[int], now_s: float

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import KeysView
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from common.errors import Overloaded, PeerProtocolError, StaleEpoch
 from common.ids import Incarnation
@@ -33,16 +33,44 @@ class Session:
     lane: str = ""
     lane_reply: bytes = b""
     verify: str = ""
+    num_received: int = 0
     num_consumed: int = 0
     unacknowledged_bytes: int = 0
     num_acknowledged: int = 0
+    # Received DATA frames from the first that is still copied: bytes, and whether it is over.
+    _copied: dict[int, tuple[int, bool]] = field(default_factory=dict)
 
-    def consume(self, seq: int, num_bytes: int) -> None:
+    def receive(self, seq: int) -> None:
         """Count one DATA frame. Raises `PeerProtocolError` when one is missing before it."""
-        if seq != self.num_consumed:
-            raise PeerProtocolError(f"DATA frame {seq} arrived: wanted {self.num_consumed}")
-        self.num_consumed += 1
-        self.unacknowledged_bytes += num_bytes
+        if seq != self.num_received:
+            raise PeerProtocolError(f"DATA frame {seq} arrived: wanted {self.num_received}")
+        self.num_received += 1
+
+    def consume(self, seq: int, num_bytes: int, *, is_over: bool = True) -> None:
+        """Record what became of a received frame; acknowledge it only when its copy `is_over`."""
+        self._copied[seq] = num_bytes, is_over
+        self._count_copied()
+
+    def copied(self, seq: int) -> None:
+        """Record that the copy of a frame is over; of an earlier session's it changes nothing."""
+        if seq in self._copied:
+            self._copied[seq] = self._copied[seq][0], True
+            self._count_copied()
+
+    def _count_copied(self) -> None:
+        while self._copied:
+            first = next(iter(self._copied))
+            num_bytes, is_over = self._copied[first]
+            if not is_over:
+                return
+            del self._copied[first]
+            self.num_consumed += 1
+            self.unacknowledged_bytes += num_bytes
+
+    @property
+    def is_copied(self) -> bool:
+        """Whether no received frame waits for a copy."""
+        return not self._copied
 
     @property
     def owes_credit(self) -> bool:

@@ -24,6 +24,7 @@ from kv_transfer.lane import Lane
 from kv_transfer.pool_memory import Bytes, host_pool
 from kv_transfer.shell import TransportConnector
 from kv_transfer.zmq_connector import ZmqConnector
+from tests.fakes.fake_late_lane import Copier, FakeLateLane
 from tests.fakes.fake_one_sided_lane import Fabric, FakeOneSidedLane
 from tests.fakes.loopback_connector import LoopbackConnector, LoopbackNetwork, LoopbackTransport
 
@@ -115,6 +116,27 @@ class FakeRdmaKind(LoopbackKind):
         return [self.one_sided[-1]]
 
 
+class FakeLateKind(LoopbackKind):
+    """Copies that are completed later, on a thread that the test controls too."""
+
+    lane = "shm"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.copier = Copier()
+
+    def lanes(self, pool: Bytes, layout: KVLayout) -> Sequence[Lane]:
+        return [FakeLateLane(self.copier, host_pool(pool, layout))]
+
+    def offer(self, pool: Bytes, layout: KVLayout) -> bytes:
+        offer = self.lanes(pool, layout)[0].offer(Peer("", Incarnation("anyone", 1)))
+        assert offer is not None
+        return offer
+
+    def close(self) -> None:
+        self.copier.close()
+
+
 class ZmqKind(Kind):
     """Connectors over TCP."""
 
@@ -188,6 +210,7 @@ def _shape(layout: KVLayout, num_blocks: int) -> tuple[int, ...]:
 KINDS: dict[str, Callable[[], Kind]] = {
     "loopback": LoopbackKind,
     "fake-rdma": FakeRdmaKind,
+    "fake-late": FakeLateKind,
     "zmq": ZmqKind,
     "shm": ShmKind,
 }
