@@ -26,7 +26,7 @@ class Links:
     """Links by their peer."""
 
     def __init__(self, limits: Limits, block_bytes: Sequence[int]) -> None:
-        """`block_bytes` is the size of a block in each layer."""
+        """Make a record without links; `block_bytes` is the size of a block in each layer."""
         self._limits = limits
         self._block_bytes = block_bytes
         self._by_peer: dict[Peer, Link] = {}
