@@ -41,8 +41,9 @@ outcome. Frames of the KV plane grant no rights: the control plane decides who m
                     transfer (one handoff), turns (which one sends next),
                     unreachable (decode nodes that did not answer), transfer_errors,
                     link_rates (which transfers are too slow)
-      receiver      the receiving machine: sessions (connected senders), window_shares (what
-                    each of them may send), landing (one handoff),
+      receiver      the receiving machine: sessions (connected senders), connections (how they
+                    begin and end), window_shares (what each of them may send), landings (all of
+                    them, with their blocks), landing (one handoff),
                     quarantine (blocks that a sender may still write), slab_fences (how those
                     of a dead sender come back), damaged (pieces that are asked for again)
 """

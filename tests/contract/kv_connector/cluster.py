@@ -73,7 +73,7 @@ class Node:
 
     def lease_ends_at_s(self, lease_token: int) -> float:
         """Return when an open landing ends unless its sender is heard."""
-        return self.connector._receiving._machine._landings[lease_token].expires_at_s
+        return self.connector._receiving._machine._landings._by_token[lease_token].expires_at_s
 
     def look_at_the_time(self) -> None:
         """Wake the connector's thread, which then does what is due."""
