@@ -4,7 +4,8 @@
     HELLO   sender, receiver, layout ──►
                                    ◄──  WELCOME(lane, window) | REFUSED(code, message)
     BEGIN   lease, generation      ──►
-                                   ◄──  BEGUN   on a one-sided lane: now it may be written
+                                   ◄──  BEGUN   on a one-sided lane: now it may be written;
+                                                with further connections: now they may carry DATA
     DATA    pieces of one layer    ──►          on an inline lane the bytes follow as message parts
                                    ◄──  REPEAT  these pieces arrived damaged: send them again
                                    ◄──  ACK     how many DATA frames were consumed: credit; window
@@ -14,6 +15,9 @@
                                    ◄──  ABORTED
     PING    leases still held      ──►
                                    ◄──  PONG
+
+A pair may have further connections, which begin with HELLO too and carry DATA, REPEAT, ACK, PING
+and PONG alone.
 
 Every header is a map with the protocol version `v`, the kind `k` and the fields of one dataclass
 below, followed by the map's XXH3-64, 8 bytes: a COMMIT with one wrong bit in a token would cause a
@@ -53,6 +57,7 @@ from kv_transfer.core.limits import (
     LEAST_BLOCKS_PER_FRAME,
     MAX_BLOCKS_PER_FRAME,
     MAX_DRAFT_TOKENS,
+    MAX_GROUP_BYTES,
     MAX_LANE_BYTES,
     MAX_NODE_ID_CHARS,
     MAX_TEXT_CHARS,
@@ -74,7 +79,10 @@ class Hello:
     """The first frame of every connection; repeated until it is answered.
 
     `offers`: data of the sender's end of each lane, by the lane's name. `can_repeat`: the sender
-    understands REPEAT; releases before it do not send the field.
+    understands REPEAT. `number` counts the connections that this sender began: a HELLO that arrives
+    late is known by it. `num_channels` is how many connections the sender would have to this
+    receiver. `channel` is which of them this is: of a further one `group` is that of the first
+    one's WELCOME. Earlier releases do not send the last five fields.
     """
 
     sender: Incarnation
@@ -83,6 +91,10 @@ class Hello:
     offers: Mapping[str, bytes]
     verify: str
     can_repeat: bool = False
+    number: int = 0
+    num_channels: int = 1
+    channel: int = 0
+    group: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +104,9 @@ class Welcome:
     `lane_reply` is the data of the receiver's end of the lane. At most `window_bytes` of data may
     be unacknowledged on this connection, until an ACK says otherwise. `verify` is the mode that
     both sides use. A sender without a transfer may say nothing for `quiet_s`; 0 means that its
-    silence ends the connection as ever. A DATA frame may have `frame_blocks` blocks. Earlier
-    releases do not send the last two fields.
+    silence ends the connection as ever. A DATA frame may have `frame_blocks` blocks. The sender may
+    have `num_channels` connections, and names `group` in the HELLO of further ones. Earlier
+    releases do not send the last four fields.
     """
 
     receiver: Incarnation
@@ -103,6 +116,8 @@ class Welcome:
     verify: str
     quiet_s: int = 0
     frame_blocks: int = LEAST_BLOCKS_PER_FRAME
+    num_channels: int = 1
+    group: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,6 +295,10 @@ _SCHEMAS: dict[int, tuple[type[Frame], dict[str, Check]]] = {
             "offers": offers,
             "verify": one_of((VERIFY_AUTO, *VERIFY_MODES)),
             "can_repeat": missing_means(False, boolean),
+            "number": missing_means(0, _U64),
+            "num_channels": missing_means(1, _U32),
+            "channel": missing_means(0, _U32),
+            "group": missing_means(b"", blob(MAX_GROUP_BYTES)),
         },
     ),
     2: (
@@ -292,6 +311,8 @@ _SCHEMAS: dict[int, tuple[type[Frame], dict[str, Check]]] = {
             "verify": one_of(VERIFY_MODES),
             "quiet_s": missing_means(0, _U32),
             "frame_blocks": missing_means(LEAST_BLOCKS_PER_FRAME, _U32),
+            "num_channels": missing_means(1, _U32),
+            "group": missing_means(b"", blob(MAX_GROUP_BYTES)),
         },
     ),
     3: (Refused, _REASON),

@@ -75,17 +75,26 @@ class Links:
     # The shared window.
 
     def note_wait(self, link: Link) -> None:
-        """Note whether the link, which has just sent, waits for the shared window."""
-        self._waiting.pop(link.peer, None)
+        """Note whether the link, which has just sent, waits for the shared window.
+
+        One that waited already keeps its place.
+        """
         if link.waits_for_node:
             self._waiting[link.peer] = None
+        else:
+            self._waiting.pop(link.peer, None)
+
+    def others_wait(self, link: Link) -> bool:
+        """Return whether a link other than this one waits for the shared window."""
+        return len(self._waiting) > (link.peer in self._waiting)
 
     def turns(self, first: Link) -> Iterator[Link]:
         """Yield `first`, then a few of the links that wait, each to send within its budget."""
         link = first
         for _ in range(MAX_TURNS_PER_ACK):
-            if len(self._waiting) > (link.peer in self._waiting):
+            if self.others_wait(link):
                 link.budget_bytes = link.deficit_bytes + self._quantum_bytes
+            self._waiting.pop(link.peer, None)  # It waits behind the others after its turn.
             yield link
             link.deficit_bytes = max(0.0, link.budget_bytes) if link.lacks_budget else 0.0
             link.budget_bytes = math.inf

@@ -43,12 +43,13 @@ class NodeOptions:
 class Kind:
     """Makes the pools and connectors of one cluster.
 
-    `lane` is the one that its pairs agree on. `is_one_sided`: blocks of a landing that ended early
+    `lane` is the one that its pairs agree on, with `kv_lanes` connections. `is_one_sided`: blocks of a landing that ended early
     may be released later.
     """
 
     lane = ""
     is_one_sided = False
+    kv_lanes = 1
 
     def pool(self, layout: KVLayout, num_blocks: int) -> Pool:
         return np.zeros(_shape(layout, num_blocks), np.uint8)
@@ -92,6 +93,7 @@ class LoopbackKind(Kind):
             clock=options.clock,
             lanes=self.lanes(pool),
             verify=options.verify,
+            kv_lanes=self.kv_lanes,
         )
 
     def silent_endpoint(self) -> str:
@@ -141,6 +143,7 @@ class ZmqKind(Kind):
             clock=options.clock,
             lanes=self.lanes(pool, options.layout),
             verify=options.verify,
+            kv_lanes=self.kv_lanes,
         )
 
     def silent_endpoint(self) -> str:
@@ -183,9 +186,23 @@ def _shape(layout: KVLayout, num_blocks: int) -> tuple[int, int, int, int]:
     return layout.num_layers, 2, num_blocks, layout.piece_bytes
 
 
+def _with_lanes(kind: Kind, kv_lanes: int) -> Kind:
+    kind.kv_lanes = kv_lanes
+    return kind
+
+
 KINDS: dict[str, Callable[[], Kind]] = {
     "loopback": LoopbackKind,
     "fake-rdma": FakeRdmaKind,
     "zmq": ZmqKind,
     "shm": ShmKind,
+    "loopback-2": lambda: _with_lanes(LoopbackKind(), 2),
+    "zmq-4": lambda: _with_lanes(ZmqKind(), 4),
 }
+"""The suite runs over each of these."""
+
+MORE_KINDS: dict[str, Callable[[], Kind]] = {
+    "zmq-2": lambda: _with_lanes(ZmqKind(), 2),
+    "shm-2": lambda: _with_lanes(ShmKind(), 2),
+}
+"""Single tests name these."""
