@@ -28,7 +28,7 @@ header that breaks a rule raises `PeerProtocolError`, which names the field, and
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Protocol
 
@@ -51,6 +51,9 @@ from kv_transfer.core.field_checks import (
     uint,
     uints,
 )
+from kv_transfer.core.greetings import Hello as Hello
+from kv_transfer.core.greetings import Refused as Refused
+from kv_transfer.core.greetings import Welcome as Welcome
 from kv_transfer.core.header_seal import seal, unsealed
 from kv_transfer.core.lanes import VERIFY_AUTO, VERIFY_MODES
 from kv_transfer.core.limits import (
@@ -72,60 +75,6 @@ NO_SESSION = "no_session"
 
 class UnknownVersion(PeerProtocolError):
     """The header is of another protocol version; its sender gets an answer with the reason."""
-
-
-@dataclass(frozen=True, slots=True)
-class Hello:
-    """The first frame of every connection; repeated until it is answered.
-
-    `offers`: data of the sender's end of each lane, by the lane's name. `can_repeat`: the sender
-    understands REPEAT. `number` counts the connections that this sender began: a HELLO that arrives
-    late is known by it. `num_channels` is how many connections the sender would have to this
-    receiver. `channel` is which of them this is: of a further one `group` is that of the first
-    one's WELCOME. Earlier releases do not send the last five fields.
-    """
-
-    sender: Incarnation
-    receiver: Incarnation
-    layout: KVLayout
-    offers: Mapping[str, bytes]
-    verify: str
-    can_repeat: bool = False
-    number: int = 0
-    num_channels: int = 1
-    channel: int = 0
-    group: bytes = b""
-
-
-@dataclass(frozen=True, slots=True)
-class Welcome:
-    """HELLO is accepted by this incarnation, which chose one of the offered lanes.
-
-    `lane_reply` is the data of the receiver's end of the lane. At most `window_bytes` of data may
-    be unacknowledged on this connection, until an ACK says otherwise. `verify` is the mode that
-    both sides use. A sender without a transfer may say nothing for `quiet_s`; 0 means that its
-    silence ends the connection as ever. A DATA frame may have `frame_blocks` blocks. The sender may
-    have `num_channels` connections, and names `group` in the HELLO of further ones. Earlier
-    releases do not send the last four fields.
-    """
-
-    receiver: Incarnation
-    lane: str
-    lane_reply: bytes
-    window_bytes: int
-    verify: str
-    quiet_s: int = 0
-    frame_blocks: int = LEAST_BLOCKS_PER_FRAME
-    num_channels: int = 1
-    group: bytes = b""
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """The receiver refuses this connection."""
-
-    code: str
-    message: str
 
 
 class LeaseFrame(Protocol):

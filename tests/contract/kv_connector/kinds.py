@@ -43,8 +43,8 @@ class NodeOptions:
 class Kind:
     """Makes the pools and connectors of one cluster.
 
-    `lane` is the one that its pairs agree on, with `kv_lanes` connections. `is_one_sided`: blocks of a landing that ended early
-    may be released later.
+    `lane` is the one that its pairs agree on, with `kv_lanes` connections. `is_one_sided`: blocks
+    of a landing that ended early may be released later.
     """
 
     lane = ""

@@ -82,7 +82,11 @@ def test_a_transfer_that_was_given_up_stops_within_one_chunk(
         closing.join(WAIT_S)
     error_of(prefill.wait_event())
     assert "p#1 aborted the transfer" in str(decode.wait_failed())
-    assert prefill.connector.statistics().bytes_sent == 2 * PAIR_BYTES
+    num_bytes = prefill.connector.statistics().bytes_sent
+    # With more lanes other threads may not even have read the first chunk.
+    assert (
+        num_bytes == 2 * PAIR_BYTES if cluster.kind.kv_lanes == 1 else num_bytes <= 2 * PAIR_BYTES
+    )
     if ending == "abort":
         # Nothing is missing on the connection: the next one goes over it.
         send(prefill, decode, again := cluster.ticket(decode, [1, 2, 3]), [7, 8, 9])
