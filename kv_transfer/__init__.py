@@ -29,7 +29,7 @@ outcome. Frames of the KV plane grant no rights: the control plane decides who m
     piece_rows      the same in one pass, where fused_copy can: a kernel that copies and hashes
     gather          message parts out of a pool
     core/           pure: no I/O, no clock, no thread
-      frames        headers on the wire, with greetings; field_checks, header_seal: the checks on them
+      frames        headers on the wire, with greetings; field_checks, header_seal: the checks
       limits        every bound
       lanes         names of the lanes and of the ways to verify
       handshake     the states of both sides, as one table
@@ -46,6 +46,7 @@ outcome. Frames of the KV plane grant no rights: the control plane decides who m
       receiver      the receiving machine: sessions (connected senders), connections (how they
                     begin and end), window_shares (what each of them may send), landings (all of
                     them, with their blocks), landing (one handoff),
-                    copies (what is being copied, and what waits for that), quarantine (blocks that a sender may still write), slab_fences (how those
+                    copies (what is being copied, and what waits for that),
+                    quarantine (blocks that a sender may still write), slab_fences (how those
                     of a dead sender come back), damaged (pieces that are asked for again)
 """

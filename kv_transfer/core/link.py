@@ -222,9 +222,9 @@ class Link:
         return [one for one, waiting_s in waits if waiting_s >= SLOW_FOR_S]
 
     def slow(
-        self, waiting: Sequence[Transfer], others_per_s: Sequence[float], now_s: float
+        self, waiting: Sequence[Transfer], usual_per_s: float | None, now_s: float
     ) -> list[Transfer]:
-        """Return which of `waiting_long` take much longer than on the other links.
+        """Return which of `waiting_long` take much longer than at the usual rate of other links.
 
         Only first attempts: a request is moved once at most.
         """
@@ -235,7 +235,7 @@ class Link:
             one
             for one in waiting
             if one.ticket.attempt.attempt <= 1
-            and is_slow(num_bytes, own_per_s, others_per_s, one.prefill_s)
+            and is_slow(num_bytes, own_per_s, usual_per_s, one.prefill_s)
         ]
 
     def on_suspended(self, span_s: float, now_s: float) -> None:

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 
 from kv_transfer.core.deadlines import Deadlines
 from kv_transfer.core.effects import Peer
 from kv_transfer.core.limits import MAX_TURNS_PER_ACK, Limits
 from kv_transfer.core.link import Link
+from kv_transfer.core.link_rates import RateMeter, UsualRates
 from kv_transfer.core.shared_window import SharedWindow
 
 
@@ -33,6 +34,8 @@ class Links:
         self._waiting: OrderedDict[Peer, None] = OrderedDict()
         self._quantum_bytes = limits.max_frame_bytes
         self._deadlines: Deadlines[Peer] = Deadlines()
+        self._meters: dict[Hashable, RateMeter] = {}
+        self._usual = UsualRates()
 
     def get(self, peer: Peer) -> Link | None:
         return self._by_peer.get(peer)
@@ -44,13 +47,14 @@ class Links:
         """Add a link to `peer`, which has none."""
         link = Link(peer, self._limits, self._pair_bytes, self._window, now_s)
         self._by_peer[peer] = link
+        self._meters[peer] = link.rate
         self.look_at(link, link.next_deadline_s())
         return link
 
     def drop(self, link: Link) -> None:
         """Remove a link; what it had in flight is room for the others."""
         link.let_go()
-        del self._by_peer[link.peer]
+        del self._by_peer[link.peer], self._meters[link.peer]
         self._waiting.pop(link.peer, None)
         self._deadlines.discard(link.peer)
 
@@ -67,10 +71,9 @@ class Links:
     def next_deadline_s(self) -> float | None:
         return self._deadlines.next_s()
 
-    def rates_beside(self, link: Link, now_s: float) -> list[float]:
-        """Return the latest rates of all other links, in bytes/s."""
-        rates = (one.rate.latest(now_s) for one in self._by_peer.values() if one is not link)
-        return [per_s for per_s in rates if per_s is not None]
+    def rate_beside(self, link: Link, now_s: float) -> float | None:
+        """Return what another link would usually carry, in bytes/s; None if nothing is known."""
+        return self._usual.beside(link.peer, self._meters, now_s)
 
     # The shared window.
 

@@ -370,8 +370,8 @@ class Sender:
         late = HandoffFailed(f"{link.peer} did not acknowledge the KV by the deadline")
         effects += self._give_up(link, link.expired(now_s), HandoffStep.EXPIRE, late, now_s)
         waiting = link.waiting_long(now_s)
-        others_per_s = self._links.rates_beside(link, now_s) if waiting else []
-        moved = link.slow(waiting, others_per_s, now_s)
+        usual_per_s = self._links.rate_beside(link, now_s) if waiting else None
+        moved = link.slow(waiting, usual_per_s, now_s)
         slow = TransferSlow(f"{link.peer} takes KV much more slowly than other decode nodes")
         return effects + self._give_up(link, moved, HandoffStep.FAIL, slow, now_s)
 
