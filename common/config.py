@@ -183,6 +183,12 @@ class HandoffConfig(Section):
     kv_window: int = setting(
         32 << 20, "maximum unacknowledged KV of a node pair", unit="bytes", at_least=1 << 16
     )
+    kv_lanes: int = setting(
+        1,
+        "connections of a node pair over zmq, and threads that hash and copy KV",
+        note="of two nodes that differ the smaller number counts",
+        between=(1, 16),
+    )
     kv_transport: str = setting(
         "auto",
         "how KV travels",

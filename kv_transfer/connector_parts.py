@@ -16,11 +16,12 @@ from kv_transfer.lane import CopyingLane, Lane, LateCopyingLane, OneSidedLane
 from kv_transfer.pool_memory import Pool
 from kv_transfer.transfer_metrics import TransferMetrics
 from kv_transfer.transport import Transport
+from kv_transfer.workers import Workers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectorParts:
-    """Queue, lanes and settings of a connector.
+    """Queue, lanes, threads and settings of a connector.
 
     `effects` is the connector's queue; `verify` is a mode of `core.lanes` or auto.
     """
@@ -34,6 +35,7 @@ class ConnectorParts:
     clock: Clock
     limits: Limits
     metrics: TransferMetrics
+    workers: Workers
     effects: deque[Effect] = field(default_factory=deque)
 
     @property

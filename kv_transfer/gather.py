@@ -7,6 +7,7 @@ yet are bounded.
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Sequence
 from itertools import pairwise
@@ -32,7 +33,8 @@ class Gatherer:
     """Makes payloads out of one pool, with at most `most_bytes` in copies that still exist.
 
     The window bounds unacknowledged bytes, but not these copies: a copy lives until the transport
-    releases it, which may be late in a busy process.
+    releases it, which may be late in a busy process. Any thread may call `payload`; each may exceed
+    the bound by its own copy.
     """
 
     def __init__(self, pool: Pool, rows: PieceRows, most_bytes: int = DEFAULT_WINDOW_BYTES) -> None:
@@ -40,6 +42,7 @@ class Gatherer:
         self._rows = rows
         self._most_bytes = most_bytes
         self._copies: list[weakref.ref[Bytes]] = []
+        self._lock = threading.Lock()
 
     def payload(self, chunk: Chunk, *, is_summed: bool) -> Payload:
         """Return the chunk's bytes: each run, one plane after the other; with sums if asked."""
@@ -71,15 +74,17 @@ class Gatherer:
         )
 
     def _fits(self, num_bytes: int) -> bool:
-        self._copies = [copy for copy in self._copies if copy() is not None]
-        in_use = sum(copy.nbytes for one in self._copies if (copy := one()) is not None)
+        with self._lock:
+            self._copies = [copy for copy in self._copies if copy() is not None]
+            in_use = sum(copy.nbytes for one in self._copies if (copy := one()) is not None)
         return in_use + num_bytes <= self._most_bytes
 
     def _copy(
         self, layer: int, blocks: Blocks, ordinals: Blocks, is_summed: bool
     ) -> tuple[Sequence[Bytes], Sums]:
         copy, sums = self._rows.gathered(self._pool, layer, blocks, ordinals, is_summed=is_summed)
-        self._copies.append(weakref.ref(copy))
+        with self._lock:
+            self._copies.append(weakref.ref(copy))
         return list(copy), sums
 
     def _range(

@@ -109,10 +109,10 @@ class LateCopyingLane(Lane, Protocol):
         """Store `wake`, which is called, from any thread, when `take_copied` has something."""
 
     def begin_copy(self, write: Write, parts: Parts, pool: Pool) -> None:
-        """Begin to copy the blocks of `write` into `pool`; called with the receiving lock held.
+        """Begin to copy the blocks of `write` into `pool`; returns at once.
 
-        Returns at once. `parts`, the source and the pool's blocks stay in use until the copy is
-        over, whatever becomes of its landing; also after `drop` of its session. Raises
+        `parts`, the source and the pool's blocks may be used until the copy is over, whatever
+        becomes of its landing; `drop` of its session follows behind that. Raises
         `PeerProtocolError`, before `pool` is touched.
         """
 

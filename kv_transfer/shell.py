@@ -1,10 +1,10 @@
 """A KV connector over any transport and lanes: one thread, two halves, one pool.
 
-The connector's thread owns the transport, the lanes and the sending machine, reads the pool to send
-and is the only writer of it here. Other threads queue calls for the sending half, and call the
-receiving machine under a lock. The effects of both stand in one queue, in order; its length is
-bounded by the window and the open transfers. Events are emitted with no lock held, so `on_event`
-may call the connector.
+The connector's thread owns the transport, the lanes and the sending machine. It reads the pool to
+send and writes it, or leaves both to `workers`. Other threads queue calls for the sending half, and
+call the receiving machine under a lock. The effects of both stand in one queue, in order; its
+length is bounded by the window and the open transfers. Events are emitted with no lock held, so
+`on_event` may call the connector.
 """
 
 from __future__ import annotations
@@ -62,6 +62,7 @@ from kv_transfer.statistics import ConnectorStatistics
 from kv_transfer.transfer_metrics import TransferMetrics
 from kv_transfer.transfer_timing import TransferTiming
 from kv_transfer.transport import FromPeer, FromSession, LinkLost, NoConnection, Transport
+from kv_transfer.workers import Workers
 
 logger = logging.getLogger("pdserve.kv_transfer")
 
@@ -101,6 +102,8 @@ class TransportConnector:
         self._clock = clock
         self._lanes = {lane.name: lane for lane in lanes}
         self._metrics = TransferMetrics(self._lanes)
+        num_workers = limits.max_channels if limits.max_channels > 1 else 0
+        self._workers = Workers(num_workers, transport.wake)
         parts = ConnectorParts(
             pool=pool,
             layout=layout,
@@ -111,6 +114,7 @@ class TransportConnector:
             clock=clock,
             limits=limits,
             metrics=self._metrics,
+            workers=self._workers,
         )
         self._effects = parts.effects
         self._sending = SendingEnd(parts)
@@ -204,6 +208,7 @@ class TransportConnector:
                 self.num_turns += 1
                 self._perform_all()
                 self._transport.wait(self._timeout_s())
+                self._workers.finish()
                 self._take_arrivals()
                 self._sending.take_written()
                 self._receiving.take_copied()
@@ -221,6 +226,9 @@ class TransportConnector:
         with _logging_errors():
             self._sending.close()
         self._perform_what_can_be()
+        with _logging_errors():
+            self._workers.close()
+            self._workers.finish()
         for lane in self._lanes.values():
             with _logging_errors():
                 lane.close()

@@ -1,7 +1,7 @@
 """The open landings of a receiver: their blocks, their leases, and how each of them ends.
 
-A landing's hold on its blocks ends when it lands or with `Released`; see `quarantine` for lanes on
-which the sender writes by itself.
+A landing's hold on its blocks ends when it lands or with `Released`; see `copies` for what is being
+copied then, and `quarantine` for lanes on which the sender writes by itself.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from common.ids import Incarnation
 from common.kv_layout import KVLayout
 from kv_transfer.connector import Landed, LandingFailed, Released, Ticket
 from kv_transfer.core import frames
+from kv_transfer.core.copies import Copies, Lease
 from kv_transfer.core.deadlines import Deadlines
 from kv_transfer.core.effects import Emit, ReceiverEffect, Reply
 from kv_transfer.core.handshake import HandoffStep
 from kv_transfer.core.landing import Landing
 from kv_transfer.core.limits import MAX_REMEMBERED_OUTCOMES
-from kv_transfer.core.pending_copies import PendingCopies
 from kv_transfer.core.quarantine import Quarantine
 from kv_transfer.core.sessions import Session, Sessions
 
@@ -35,14 +35,15 @@ class Landings:
         layout: KVLayout,
         sessions: Sessions,
         quarantine: Quarantine,
+        copies: Copies,
         num_blocks: int,
     ) -> None:
         self._me = me
         self._layout = layout
         self._sessions = sessions
         self._quarantine = quarantine
+        self._copies = copies
         self._num_blocks = num_blocks
-        self._copies = PendingCopies()
         self._by_token: dict[int, Landing] = {}
         self._token_of_block: dict[int, int] = {}
         # Times at which a landing expires unless its sender was heard since.
@@ -75,7 +76,7 @@ class Landings:
         for block in blocks:
             if not 0 <= block < self._num_blocks or block in self._token_of_block:
                 raise ValueError(f"target block {block} is outside the pool or lands already")
-            if self._quarantine.holds(block):
+            if self._quarantine.holds(block) or self._copies.holds(block):
                 raise ValueError(f"target block {block} was not released yet")
         self._token_of_block.update(dict.fromkeys(blocks, token))
         landing = Landing(ticket, self._layout, sender_deadline_s=sender_deadline_s, now_s=now_s)
@@ -117,10 +118,11 @@ class Landings:
         return self._leases.next_s()
 
     def complete(self, landing: Landing) -> Effects:
-        """Land the landing if nothing is missing, and nothing is copied to it any more."""
-        if self._copies.has(landing.token):
-            return []
-        commit = landing.complete()
+        """Land the landing if nothing is missing and nothing is being copied.
+
+        A piece that came twice may be copied once more when all have arrived.
+        """
+        commit = None if self._copies.is_under_way(_lease(landing)) else landing.complete()
         if commit is None:
             return []
         outcome = frames.Committed(landing.token, landing.ticket.generation)
@@ -136,28 +138,17 @@ class Landings:
         return [effect for one in landings for effect in self.fail(one, step, error)]
 
     def close(self, landing: Landing, step: HandoffStep, error: HandoffFailed) -> Effects:
-        """End a landing without KV; release or quarantine its blocks."""
-        outcome, is_copied = failed_frame(landing, error), self._copies.has(landing.token)
-        session = landing.session if landing.may_be_written else None
-        if session is not None or is_copied:
-            self._quarantine.add(landing, session, landing.lane, is_copied=is_copied)
+        """End a landing without KV; its blocks are released when nothing can write them."""
+        session, outcome = landing.session, failed_frame(landing, error)
+        if landing.may_be_written and session is not None:
+            self._quarantine.add(landing, session, landing.lane)
             return self._forget(landing, outcome)
         landing.advance(step)
-        return [*self._forget(landing, outcome), Emit(Released(landing.token))]
-
-    def copy_begun(self, token: int) -> None:
-        """Record that a copy to the landing's blocks is about to begin."""
-        self._copies.begin(token)
-
-    def copy_over(self, token: int) -> Effects:
-        """Record that a copy that was begun is over; land or release what waited for it."""
-        self._copies.end(token)
-        if self._copies.has(token):
-            return []
-        landing = self._by_token.get(token)
-        if landing is not None:
-            return self.complete(landing)
-        return [Emit(Released(token))] if self._quarantine.copied(token) else []
+        ended = self._forget(landing, outcome)
+        if self._copies.is_under_way(_lease(landing)):
+            self._copies.hold(_lease(landing), landing.ticket.target_block_ids)
+            return ended
+        return [*ended, Emit(Released(landing.token))]
 
     def _forget(self, landing: Landing, outcome: Outcome) -> Effects:
         """Close the landing, keep its outcome, notify its sender."""
@@ -176,3 +167,7 @@ class Landings:
 def failed_frame(landing: Landing, error: HandoffFailed) -> frames.Failed:
     """Return what the sender of a landing that ended with `error` is told."""
     return frames.Failed(landing.token, landing.ticket.generation, error.code, str(error))
+
+
+def _lease(landing: Landing) -> Lease:
+    return landing.token, landing.ticket.generation

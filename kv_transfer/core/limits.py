@@ -26,7 +26,10 @@ MAX_BLOCKS_PER_PART = 1024
 """Pushed blocks are prepared for sending in parts of so many, which takes about a millisecond."""
 MAX_DRAFT_TOKENS = 64
 MAX_LANES = 4
+MAX_CHANNELS = 16
+"""Connections of one pair of nodes."""
 MAX_LANE_BYTES = 3072
+MAX_GROUP_BYTES = 256
 # One ping renews every transfer of a link, so this also bounds the transfers per link.
 MAX_TRANSFERS_PER_LINK = 512
 MAX_FRAMES_IN_FLIGHT = 256
@@ -57,7 +60,7 @@ class Limits:
     much in all: beyond that a sender has two frames in flight to each, and a receiver grants two
     frames to each. A peer that is pinged and stays silent for `peer_timeout_s` fails
     everything shared with it. Connections without a transfer are closed after `idle_s`. At most
-    `max_sessions` senders are connected at once.
+    `max_sessions` senders are connected at once, each by at most `max_channels` connections.
     """
 
     window_bytes: int = DEFAULT_WINDOW_BYTES
@@ -67,6 +70,7 @@ class Limits:
     peer_timeout_s: float = DEFAULT_PEER_TIMEOUT_S
     idle_s: float = 30.0
     max_sessions: int = MAX_PEERS
+    max_channels: int = 1
 
     @property
     def node_window_bytes(self) -> int:

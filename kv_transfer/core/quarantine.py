@@ -1,15 +1,14 @@
-"""Blocks of landings that ended while something may still write them.
+"""Blocks of landings that ended while a sender on a one-sided lane may still write them.
 
-Those of a one-sided lane are released when their sender has reported, on the connection where it
-wrote, that it stopped; or when that connection is over and the slabs that hold them were fenced
-since (`slab_fences`). Those of a lane whose copies are completed later are released when the last
-copy is over. Never on a timer.
+They are released when that sender has reported, on the connection where it wrote, that it stopped;
+or when that connection is over and the slabs that hold them were fenced since (`slab_fences`).
+Never on a timer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from kv_transfer.core.handshake import HandoffStep
 from kv_transfer.core.landing import Landing
@@ -17,17 +16,12 @@ from kv_transfer.core.landing import Landing
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A landing that ended; `slabs` are those of its blocks that were not fenced since.
-
-    `session` is None when no sender writes its blocks; `is_copied` is whether this side still
-    copies to them.
-    """
+    """A landing that ended; `slabs` are those of its blocks that were not fenced since."""
 
     landing: Landing
-    session: bytes | None
+    session: bytes
     lane: str
     slabs: set[int]
-    is_copied: bool = False
 
     @property
     def blocks(self) -> tuple[int, ...]:
@@ -49,26 +43,13 @@ class Quarantine:
     def num_blocks(self) -> int:
         return len(self._blocks)
 
-    def add(
-        self, landing: Landing, session: bytes | None, lane: str, *, is_copied: bool = False
-    ) -> None:
-        """Keep the blocks of a landing that its sender may write, on `session`.
-
-        None: only its own copies are waited for, which `is_copied` says.
-        """
+    def add(self, landing: Landing, session: bytes, lane: str) -> None:
+        """Keep the blocks of a landing that was begun on `session`."""
         landing.advance(HandoffStep.QUARANTINE)
         blocks = landing.ticket.target_block_ids
-        slabs = set() if session is None else {block // self._blocks_per_slab for block in blocks}
-        self._entries[landing.token] = _Entry(landing, session, lane, slabs, is_copied)
+        slabs = {block // self._blocks_per_slab for block in blocks}
+        self._entries[landing.token] = _Entry(landing, session, lane, slabs)
         self._blocks.update(blocks)
-
-    def copied(self, token: int) -> bool:
-        """Record that the last copy of a lease is over; return whether that releases it."""
-        entry = self._entries.get(token)
-        if entry is None:
-            return False
-        self._entries[token] = entry = replace(entry, is_copied=False)
-        return entry.session is None and self._release(token)
 
     def holds(self, block: int) -> bool:
         return block in self._blocks
@@ -81,7 +62,10 @@ class Quarantine:
         entry = self._entries.get(token)
         if entry is None or entry.session != session:
             return False
-        return entry.landing.ticket.generation == generation and self._release(token)
+        if entry.landing.ticket.generation != generation:
+            return False
+        self._remove(token)
+        return True
 
     def next_slab(self, live_sessions: Iterable[bytes], *, after: int) -> tuple[str, int] | None:
         """Return the lane and the slab to fence next, in turn `after` the last; None: none is due.
@@ -113,8 +97,10 @@ class Quarantine:
             entry = self._entries.get(token)
             if entry is not None:
                 entry.slabs.discard(slab)
-                if not entry.slabs and self._release(token):
+                if not entry.slabs:
                     free.append(token)
+        for token in free:
+            self._remove(token)
         return free
 
     def release_all(self) -> list[int]:
@@ -123,15 +109,6 @@ class Quarantine:
         for token in tokens:
             self._remove(token)
         return tokens
-
-    def _release(self, token: int) -> bool:
-        """Release a lease that no sender writes, unless this side copies to it; say whether."""
-        entry = self._entries[token]
-        if entry.is_copied:
-            self._entries[token] = replace(entry, session=None, lane="", slabs=set())
-            return False
-        self._remove(token)
-        return True
 
     def _remove(self, token: int) -> None:
         entry = self._entries.pop(token)

@@ -1,16 +1,18 @@
 """The receiving side as a machine without I/O: landings, and the sessions that fill them.
 
 A DATA frame passes, in this order: session, landing, generation, sender, bounds and sizes (here),
-once more `may_write` (here, under the lock that `revoke` takes), and only then touches memory. The
-shell verifies checksums of the copied bytes: a piece with a wrong checksum is not in the pool, and
-is asked for again a few times before its landing fails.
+once more `may_write` (here, when its copy begins), and only then touches memory. The shell copies
+on any thread, verifies checksums of the copied bytes, and reports each `Write` once: `on_written`,
+`on_corrupt` or `on_unwritten`. Then the frame is acknowledged. A piece with a wrong checksum is not
+in the pool, and is asked for again a few times before its landing fails.
 
 `landings` has the open landings and how they end, `connections` how sessions begin and end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Set
+from collections.abc import Iterable, Set
+from dataclasses import replace
 
 from common.errors import HandoffFailed, PeerProtocolError
 from common.ids import Incarnation
@@ -19,11 +21,12 @@ from kv_transfer.connector import Released, Ticket
 from kv_transfer.core import frames
 from kv_transfer.core.chunks import BlockSums
 from kv_transfer.core.connections import Connections
+from kv_transfer.core.copies import Copies
 from kv_transfer.core.effects import Dropped, DropReason, Emit, Reply, Write
 from kv_transfer.core.handshake import HandoffStep
 from kv_transfer.core.landing import Landing
 from kv_transfer.core.landings import Effects, Landings, failed_frame
-from kv_transfer.core.lanes import VERIFY_AUTO
+from kv_transfer.core.lanes import ONE_SIDED_LANES, VERIFY_AUTO
 from kv_transfer.core.limits import MAX_WAIT_S, Limits
 from kv_transfer.core.quarantine import Quarantine
 from kv_transfer.core.sessions import Session, Sessions
@@ -46,24 +49,31 @@ class Receiver:
         num_blocks: int,
         verify: str = VERIFY_AUTO,
         blocks_per_slab: int | None = None,
-        late_lanes: Collection[str] = (),
     ) -> None:
         """Make a receiver.
 
-        `verify` is the least that is accepted; `blocks_per_slab`: see `Quarantine`. Each `Write` on
-        one of `late_lanes` is followed by `on_copied`, once.
+        `verify` is the least that is accepted; `blocks_per_slab`: see `Quarantine`.
         """
         self._me = me
         self._limits = limits
         self._block_bytes = [layer.num_bytes for layer in layout.layers]
-        self._late_lanes = frozenset(late_lanes)
         self._ticked_at_s = float("inf")
         self._quarantine = Quarantine(blocks_per_slab or num_blocks)
         self._fences = SlabFences(self._quarantine, limits.peer_timeout_s)
         self._sessions = Sessions(me, layout, limits)
         self._windows = WindowShares(limits)
-        self._landings = Landings(me, layout, self._sessions, self._quarantine, num_blocks)
-        self._connections = Connections(me, self._sessions, self._landings, self._windows, verify)
+        self._copies = Copies()
+        self._landings = Landings(
+            me, layout, self._sessions, self._quarantine, self._copies, num_blocks
+        )
+        self._connections = Connections(
+            me,
+            self._sessions,
+            self._landings,
+            self._windows,
+            verify=verify,
+            peer_timeout_s=limits.peer_timeout_s,
+        )
 
     @property
     def num_landings(self) -> int:
@@ -75,7 +85,7 @@ class Receiver:
 
     @property
     def num_quarantined_blocks(self) -> int:
-        return self._quarantine.num_blocks
+        return self._quarantine.num_blocks + self._copies.num_held_blocks
 
     # -- calls of the owner ----------------------------------------------------------------------
 
@@ -100,7 +110,8 @@ class Receiver:
         for landing in self._landings.all():
             effects += self._landings.fail(landing, HandoffStep.FAIL, error)
         self._fences.close()
-        effects += [Emit(Released(token)) for token in self._quarantine.release_all()]
+        free = self._quarantine.release_all() + self._copies.release_all()
+        effects += [Emit(Released(token)) for token in free]
         refusal = frames.Refused(error.code, str(error))
         return effects + [Reply(session.id, refusal) for session in self._sessions.all()]
 
@@ -120,7 +131,7 @@ class Receiver:
             refusal = frames.Refused(frames.NO_SESSION, "say HELLO first")
             detail = f"{type(frame).__name__} from {session_id.hex()}"
             return [Dropped(DropReason.NO_SESSION, detail), Reply(session_id, refusal)]
-        session.heard_at_s = now_s
+        self._sessions.hear(session, now_s)
         try:
             if part_sizes and not isinstance(frame, frames.Data):
                 raise PeerProtocolError(f"{type(frame).__name__} with a payload")
@@ -140,56 +151,48 @@ class Receiver:
 
     def may_write(self, write: Write) -> bool:
         """Return whether the landing that `write` was checked against is still open."""
-        landing = self._landings.get(write.data.lease_token)
-        return landing is not None and landing.ticket.generation == write.data.generation
+        return self._landing_of(write) is not None
 
     def on_written(self, write: Write, sums: BlockSums | None = None) -> Effects:
         """Record that the pieces of `write` are in the pool; ignored if its landing was closed.
 
         `sums` are those of its blocks if the pair verifies at commit.
         """
-        if not self.may_write(write):
-            return []
-        landing = self._landings.get(write.data.lease_token)
-        assert landing is not None
-        landing.record(write.data, sums)
-        return self._landings.complete(landing)
+        landing = self._landing_of(write)
+        if landing is not None:
+            landing.record(write.data, sums)
+        return self._copied(write)
 
-    def on_copied(self, write: Write, now_s: float) -> Effects:
-        """Acknowledge a write on a late lane, which is over or never began; land what waited."""
-        effects = self._landings.copy_over(write.data.lease_token)
-        session = self._sessions.get(write.session)
-        if session is None:
-            return effects
-        session.copied(write.data.seq)
-        is_due = session.owes_credit or session.is_copied
-        return effects + (self._ack(session, now_s) if is_due else [])
+    def on_unwritten(self, write: Write) -> Effects:
+        """Record that the copy of `write` was not made, or failed."""
+        return self._copied(write)
 
     def on_copy_failed(self, write: Write, error: HandoffFailed) -> Effects:
-        """Fail the landing of a write on a late lane."""
-        landing = self._landings.get(write.data.lease_token)
-        if landing is None or not self.may_write(write):
-            return []
-        return self._landings.fail(landing, HandoffStep.FAIL, error)
+        """Fail the landing of `write`, whose copy failed."""
+        landing = self._landing_of(write)
+        failed = self._landings.fail(landing, HandoffStep.FAIL, error) if landing else []
+        return failed + self._copied(write)
 
     def on_corrupt(self, write: Write, damaged: Set[int], detail: str) -> Effects:
         """Ask again for the blocks of a write with a wrong checksum; `damaged` are their ordinals.
 
         The landing fails when that was asked too often, or its sender does not understand it.
         """
-        landing = self._landings.get(write.data.lease_token)
-        if landing is None or not self.may_write(write):
-            return []
-        data, session = write.data, self._sessions.get(write.session)
+        landing = self._landing_of(write)
+        if landing is None:
+            return self._copied(write)
+        data = write.data
+        # One of several connections of the sender may be over.
+        session = self._sessions.get(write.session) or self._sessions.get(landing.session or b"")
         landing.record_damaged(data, damaged)
-        can_repeat = session is not None and session.can_repeat
-        if not can_repeat or not landing.damaged.may_ask(data.layer, damaged):
-            return self._landings.fail(
-                landing, HandoffStep.FAIL, HandoffFailed(f"bad checksum: {detail}")
-            )
+        may_ask = landing.damaged.may_ask(data.layer, damaged)
+        if session is None or not session.can_repeat or not may_ask:
+            error = HandoffFailed(f"bad checksum: {detail}")
+            return self._landings.fail(landing, HandoffStep.FAIL, error) + self._copied(write)
         landing.damaged.ask(data, damaged)
         repeat = _repeat(landing, data.layer, tuple(sorted(damaged)))
-        return [Dropped(DropReason.DAMAGED, detail), Reply(write.session, repeat)]
+        dropped = Dropped(DropReason.DAMAGED, detail)
+        return [dropped, Reply(session.id, repeat), *self._copied(write)]
 
     def on_files(self, *, is_short: bool) -> None:
         """Refuse further senders as long as this process can open hardly any more files."""
@@ -201,11 +204,7 @@ class Receiver:
             self._sessions.hear_all(now_s)
             self._fences.wait_anew(now_s)
         self._ticked_at_s = now_s
-        for session in self._sessions.take_silent(now_s):
-            error = HandoffFailed(
-                f"{session.sender} was silent for {self._limits.peer_timeout_s:g} s"
-            )
-            effects += self._connections.drop(session.id, HandoffStep.EXPIRE, error)
+        effects += self._connections.expire(now_s)
         effects += self._landings.expire(now_s)
         return effects + self._next_fence(now_s)
 
@@ -235,15 +234,20 @@ class Receiver:
     ) -> Effects:
         match frame:
             case frames.Data():
-                session.receive(frame.seq)
-                self._windows.sent(session.id, now_s)
+                # A layer that is not there fails its landing below.
+                layer = min(frame.layer, len(self._block_bytes) - 1)
+                num_bytes = len(frame.ordinals) * self._block_bytes[layer]
+                session.consume(frame.seq, num_bytes, wants_ack=frame.wants_ack)
+                self._windows.sent(session.main, now_s)
                 effects = self._on_data(session, frame, part_sizes, now_s)
-                is_late = session.lane in self._late_lanes and isinstance(effects[-1], Write)
-                if is_late:
-                    self._landings.copy_begun(frame.lease_token)
-                session.consume(frame.seq, self._num_bytes(frame), is_over=not is_late)
-                is_due = session.owes_credit or frame.wants_ack
-                return effects + (self._ack(session, now_s) if is_due else [])
+                if any(isinstance(effect, Write) for effect in effects):
+                    self._copies.begin((frame.lease_token, frame.generation))
+                    return effects
+                return effects + self._finished(session, frame.seq)
+            case frames.Ping() if session.channel:
+                return [Reply(session.id, frames.Pong()), self._last_ack(session)]
+            case _ if session.channel:
+                raise PeerProtocolError(f"{type(frame).__name__} on channel {session.channel}")
             case frames.Begin():
                 return self._on_begin(session, frame, now_s)
             case frames.CommitFrame():
@@ -255,16 +259,10 @@ class Receiver:
                     landing = self._landings.get(token)
                     if landing is not None and landing.session == session.id:
                         landing.renew(now_s)
-                # The last credit again, in case its frame did not fit into a full queue.
-                session.window_bytes = self._windows.share_bytes(session.id, now_s)
-                pong, ack = Reply(session.id, frames.Pong()), Reply(session.id, session.last_ack())
+                pong, ack = Reply(session.id, frames.Pong()), self._last_ack(session)
                 return [pong, ack, *self._fences.on_ping(session.id)]
             case _:
                 raise PeerProtocolError(f"{type(frame).__name__} from a sender")
-
-    def _num_bytes(self, data: frames.Data) -> int:
-        layer = min(data.layer, len(self._block_bytes) - 1)  # Another one fails its landing.
-        return len(data.ordinals) * self._block_bytes[layer]
 
     def _on_data(
         self, session: Session, data: frames.Data, part_sizes: list[int], now_s: float
@@ -276,7 +274,7 @@ class Receiver:
             return [Dropped(DropReason.LATE if is_late else DropReason.UNKNOWN_LEASE, detail)]
         if landing.ticket.generation != data.generation:
             return [Dropped(DropReason.STALE_GENERATION, detail)]
-        if landing.session != session.id:
+        if landing.session != session.main:
             return [Dropped(DropReason.WRONG_SENDER, detail)]
         landing.renew(now_s)
         try:
@@ -300,8 +298,12 @@ class Receiver:
         landing = self._landings.find(session, frame)
         if not isinstance(landing, Landing):
             return [Reply(session.id, landing)]
-        if landing.may_be_written and landing.session != session.id:
-            # Writes of the other connection may still arrive.
+        is_copied = self._copies.is_under_way((frame.lease_token, frame.generation))
+        will_be_written = session.lane in ONE_SIDED_LANES
+        if landing.session != session.id and (
+            landing.may_be_written or (will_be_written and is_copied)
+        ):
+            # Writes or copies of the other connection may still arrive.
             error = HandoffFailed(f"the connection of {session.sender} broke while it wrote")
             failed = self._landings.fail(landing, HandoffStep.FAIL, error)
             return [*failed, Reply(session.id, failed_frame(landing, error))]
@@ -312,9 +314,10 @@ class Receiver:
         landing.session = session.id
         landing.lane = session.lane
         landing.renew(now_s)
-        if not landing.may_be_written:
+        if not landing.may_be_written and session.num_channels == 1:
             return []
-        # Its sender waits for this: blocks that nobody began to write are released at once.
+        # Its sender waits for this: blocks that nobody began to write are released at once, and
+        # DATA on another connection would arrive before BEGIN.
         return [Reply(session.id, frames.Begun(landing.token, landing.ticket.generation))]
 
     def _on_commit(self, session: Session, frame: frames.CommitFrame, now_s: float) -> Effects:
@@ -358,10 +361,35 @@ class Receiver:
             effects.append(Emit(Released(frame.lease_token)))
         return effects
 
-    def _ack(self, session: Session, now_s: float) -> Effects:
-        session.window_bytes = self._windows.share_bytes(session.id, now_s)
-        ack = session.take_ack()
-        return [] if ack is None else [Reply(session.id, ack)]
+    def _landing_of(self, write: Write) -> Landing | None:
+        """Return the open landing that `write` was checked against."""
+        landing = self._landings.get(write.data.lease_token)
+        if landing is None or landing.ticket.generation != write.data.generation:
+            return None
+        return landing
+
+    def _copied(self, write: Write) -> Effects:
+        """Acknowledge a frame whose copy has ended; land or release what waited for that."""
+        token, lease = write.data.lease_token, (write.data.lease_token, write.data.generation)
+        effects: Effects = [Emit(Released(token))] if self._copies.end(lease) else []
+        session = self._sessions.get(write.session)
+        if session is not None:
+            effects += self._finished(session, write.data.seq)
+        landing = self._landing_of(write)
+        return effects if landing is None else effects + self._landings.complete(landing)
+
+    def _finished(self, session: Session, seq: int) -> Effects:
+        session.finish(seq)
+        ack = session.take_ack() if session.is_ack_due else None
+        return [] if ack is None else [Reply(session.id, self._with_window(session, ack))]
+
+    def _last_ack(self, session: Session) -> Reply:
+        """Return the last credit again, in case its frame did not fit into a full queue."""
+        return Reply(session.id, self._with_window(session, session.last_ack()))
+
+    def _with_window(self, session: Session, ack: frames.Ack) -> frames.Ack:
+        session.window_bytes = self._windows.share_bytes(session.main, session.heard_at_s)
+        return replace(ack, window_bytes=session.window_bytes)
 
     def _next_fence(self, now_s: float) -> Effects:
         return self._fences.next_step(self._sessions.ids(), now_s)

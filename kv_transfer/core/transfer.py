@@ -60,7 +60,8 @@ class Transfer:
     `num_in_flight` chunks were sent and are not acknowledged. `has_promised` is whether a COMMIT
     was ever sent: only then can the peer have committed. `committing_since_s` is when a tick first
     saw that everything was pushed. `is_begun` is whether pieces may be sent on this connection: on
-    a one-sided lane not before the receiver has registered the writer.
+    a one-sided lane not before the receiver has registered the writer. `may_spread` is whether they
+    may be sent on further ones: not before the receiver knows the transfer.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class Transfer:
         self._commit: Commit | None = None
         self._is_commit_sent = False
         self.has_promised = False
-        self.is_begun = False
+        self.is_begun = self.may_spread = False
         self.num_in_flight = 0
         self._num_acknowledged = 0
         self.opened_at_s = now_s
@@ -227,7 +228,11 @@ class Transfer:
     def rewind(self, unacknowledged: Sequence[Chunk]) -> None:
         """Queue unacknowledged chunks of a broken connection again, in their old order."""
         self._is_commit_sent = False
-        self.num_in_flight = 0
+        self.requeue(unacknowledged)
+
+    def requeue(self, unacknowledged: Sequence[Chunk]) -> None:
+        """Queue chunks again that were lost with one of several connections."""
+        self.num_in_flight -= len(unacknowledged)
         if not self.is_stopped:
             # A chunk joined for the old lane may be too large for a frame of the new one.
             parts = [

@@ -102,6 +102,7 @@ class KVPlane:
             advertised_host=self._host,
             window_bytes=config.handoff.kv_window,
             peer_timeout_s=KV_PEER_TIMEOUT_S,
+            kv_lanes=config.handoff.kv_lanes,
             lanes=self._lanes(pool, model.layout),
             has_inline=not self._is_shm_only,
             verify=config.handoff.kv_verify,

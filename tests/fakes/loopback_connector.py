@@ -195,6 +195,7 @@ class LoopbackConnector(TransportConnector):
         network: LoopbackNetwork,
         window_bytes: int = DEFAULT_WINDOW_BYTES,
         peer_timeout_s: float = DEFAULT_PEER_TIMEOUT_S,
+        kv_lanes: int = 1,
         lanes: Sequence[Lane] = (),
         verify: str = VERIFY_AUTO,
         clock: Clock | None = None,
@@ -208,6 +209,8 @@ class LoopbackConnector(TransportConnector):
             transport=LoopbackTransport(network),
             lanes=[*lanes, InlineLane("loopback", pool)],
             verify=verify,
-            limits=Limits(window_bytes=window_bytes, peer_timeout_s=peer_timeout_s),
+            limits=Limits(
+                window_bytes=window_bytes, peer_timeout_s=peer_timeout_s, max_channels=kv_lanes
+            ),
             clock=clock or MonotonicClock(),
         )

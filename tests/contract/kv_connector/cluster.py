@@ -30,7 +30,7 @@ from kv_transfer.core.lanes import VERIFY_AUTO
 from kv_transfer.core.limits import MAX_WAIT_S
 from kv_transfer.pool_memory import Bytes
 from kv_transfer.shell import TransportConnector
-from tests.contract.kv_connector.kinds import KINDS, Kind, NodeOptions
+from tests.contract.kv_connector.kinds import KINDS, MORE_KINDS, Kind, NodeOptions
 from tests.fakes.manual_clock import ManualClock
 from tests.fakes.stall_free_clock import StallFreeClock
 
@@ -199,7 +199,7 @@ class Cluster:
 
 
 def cluster_of(kind: str) -> Cluster:
-    return Cluster(KINDS[kind]())
+    return Cluster((KINDS | MORE_KINDS)[kind]())
 
 
 def commit_for(ticket: Ticket, layout: KVLayout = LAYOUT, *, missing: int = 0) -> Commit:

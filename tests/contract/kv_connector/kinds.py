@@ -44,12 +44,13 @@ class NodeOptions:
 class Kind:
     """Makes the pools and connectors of one cluster.
 
-    `lane` is the one that its pairs agree on. `is_one_sided`: blocks of a landing that ended early
-    may be released later.
+    `lane` is the one that its pairs agree on, with `kv_lanes` connections. `is_one_sided`: blocks
+    of a landing that ended early may be released later.
     """
 
     lane = ""
     is_one_sided = False
+    kv_lanes = 1
 
     def pool(self, layout: KVLayout, num_blocks: int) -> Bytes:
         """Return `pool_shape`, or uint8 `[num_bytes]` where layers differ."""
@@ -94,6 +95,7 @@ class LoopbackKind(Kind):
             clock=options.clock,
             lanes=self.lanes(pool, options.layout),
             verify=options.verify,
+            kv_lanes=self.kv_lanes,
         )
 
     def silent_endpoint(self) -> str:
@@ -164,6 +166,7 @@ class ZmqKind(Kind):
             clock=options.clock,
             lanes=self.lanes(pool, options.layout),
             verify=options.verify,
+            kv_lanes=self.kv_lanes,
         )
 
     def silent_endpoint(self) -> str:
@@ -207,10 +210,24 @@ def _shape(layout: KVLayout, num_blocks: int) -> tuple[int, ...]:
     return layout.pool_shape(num_blocks) if is_equal else (num_blocks * layout.block_bytes,)
 
 
+def _with_lanes(kind: Kind, kv_lanes: int) -> Kind:
+    kind.kv_lanes = kv_lanes
+    return kind
+
+
 KINDS: dict[str, Callable[[], Kind]] = {
     "loopback": LoopbackKind,
     "fake-rdma": FakeRdmaKind,
     "fake-late": FakeLateKind,
     "zmq": ZmqKind,
     "shm": ShmKind,
+    "loopback-2": lambda: _with_lanes(LoopbackKind(), 2),
+    "zmq-4": lambda: _with_lanes(ZmqKind(), 4),
 }
+"""The suite runs over each of these."""
+
+MORE_KINDS: dict[str, Callable[[], Kind]] = {
+    "zmq-2": lambda: _with_lanes(ZmqKind(), 2),
+    "shm-2": lambda: _with_lanes(ShmKind(), 2),
+}
+"""Single tests name these."""

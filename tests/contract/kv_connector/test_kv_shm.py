@@ -26,6 +26,7 @@ from kv_transfer.lane import Payload
 from kv_transfer.pool_memory import Pool
 from kv_transfer.receiving_end import ReceivingEnd
 from kv_transfer.shm.shm_lane import ShmLane
+from kv_transfer.workers import Finish
 from kv_transfer.zmq_connector import ZmqConnector
 from tests.contract.kv_connector.cluster import (
     LAYOUT,
@@ -150,7 +151,7 @@ def test_a_landing_that_is_revoked_just_before_the_copy_is_not_written(
     """F14: its frame was accepted, and then the blocks went to another landing."""
     copy = ReceivingEnd._copy
 
-    def revoke_first(self: ReceivingEnd, *args: Any) -> pieces.Sums | None:
+    def revoke_first(self: ReceivingEnd, *args: Any) -> Finish:
         self.revoke(ticket.lease_token)
         return copy(self, *args)
 

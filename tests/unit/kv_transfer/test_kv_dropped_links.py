@@ -46,4 +46,4 @@ def test_a_link_is_compared_with_the_others_alone(monkeypatch: pytest.MonkeyPatc
         monkeypatch.setattr(link.rate, "latest", lambda _, number=number: float(number))
     one = links.get(peer(1))
     assert one is not None
-    assert links.rates_beside(one, 0.0) == [0.0, 2.0]
+    assert links.rate_beside(one, 0.0) == 1.0

@@ -136,7 +136,8 @@ def test_the_shared_window_is_the_sum_whatever_happens_to_links() -> None:
             case 2 if sent:
                 link = sender._links.get(peer(number))
                 assert link is not None
-                done = link._next_seq - len(link._in_flight)
+                channel = link.channels.main
+                done = channel._next_seq - len(channel)
                 sender.on_frame(peer(number), frames.Ack(done + rng.randint(1, sent)), now_s)
             case 3 if rng.random() < 0.1:
                 sender.on_link_lost(peer(number), now_s)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from kv_transfer.connector import Landed, LandingFailed, Released
 from kv_transfer.core import frames
 from kv_transfer.core.effects import ReceiverEffect, Reply, Write
@@ -23,7 +21,7 @@ PIECES = [(layer, ordinal) for layer in range(LAYOUT.num_layers) for ordinal in 
 
 
 def machine() -> Receiver:
-    made = Receiver(ME, LAYOUT, LIMITS, num_blocks=4, verify="off", late_lanes=["shm"])
+    made = Receiver(ME, LAYOUT, LIMITS, num_blocks=4, verify="off")
     made.on_expect(ticket(), 10.0, 0.0)
     return made
 
@@ -53,7 +51,7 @@ def acks(effects: list[ReceiverEffect]) -> list[int]:
 
 
 def end(made: Receiver, write: Write) -> list[ReceiverEffect]:
-    return [*made.on_written(write), *made.on_copied(write, 0.0)]
+    return made.on_written(write)
 
 
 def test_frames_are_acknowledged_in_order_when_their_copies_are_over() -> None:
@@ -91,50 +89,29 @@ def test_it_lands_with_the_last_of_them() -> None:
     assert [type(event) for event in ended] == [Landed]
 
 
-def test_a_session_that_comes_again_is_not_acknowledged_for_earlier_copies() -> None:
-    made = machine()
-    connect(made, b"a")
-    earlier = send(made, b"a")
-    made.on_frame(b"a", frames.Pong(), [], 0.0)  # Ends the session, and the landing with it.
-    made.on_frame(b"a", frames.Hello(SENDER, ME, LAYOUT, {"shm": b""}, "off"), [], 0.0)
-    made.on_lane(b"a", "shm", b"")
-    assert [acks(made.on_copied(write, 0.0)) for write in earlier] == [[]] * len(earlier)
-
-
 def test_what_ended_is_released_with_its_last_copy() -> None:
     made = machine()
     connect(made, b"a")
     first, *others = send(made, b"a")
     assert events(made.on_revoke(1)) == []
-    assert made.num_quarantined_blocks == 2
     for write in others:
         assert events(end(made, write)) == []
     assert events(end(made, first)) == [Released(1)]
-    assert made.num_quarantined_blocks == 0
 
 
-@pytest.mark.parametrize("is_copied_first", [True, False])
-def test_copies_and_a_writer_are_both_waited_for(is_copied_first: bool) -> None:
-    """Its connection broke while it was copied, and the next one is of a lane that writes."""
+def test_a_connection_that_writes_by_itself_does_not_take_over_what_is_copied() -> None:
+    """Each of the two would have to be waited for; the attempt is repeated instead."""
     made = machine()
     connect(made, b"a")
-    writes = send(made, b"a")
+    first, *others = send(made, b"a")
     made.on_frame(b"b", frames.Hello(SENDER, ME, LAYOUT, {"rdma": b""}, "off"), [], 0.0)
     made.on_lane(b"b", "rdma", b"")
-    made.on_frame(b"b", BEGIN, [], 0.0)
-    assert events(made.on_revoke(1)) == []
-
-    def copied() -> list[object]:
-        return [event for write in writes for event in events(end(made, write))]
-
-    def stopped() -> list[object]:
-        return events(made.on_frame(b"b", frames.Abort(1, 3), [], 0.0))
-
-    first, second = (copied, stopped) if is_copied_first else (stopped, copied)
-    assert first() == []
-    assert made.num_quarantined_blocks == 2
-    assert second() == [Released(1)]
-    assert made.num_quarantined_blocks == 0
+    failed, *rest = events(made.on_frame(b"b", BEGIN, [], 0.0))
+    assert isinstance(failed, LandingFailed)
+    assert rest == []
+    for write in others:
+        assert events(end(made, write)) == []
+    assert events(end(made, first)) == [Released(1)]
 
 
 def test_closing_releases_what_was_copied() -> None:
