@@ -283,14 +283,14 @@ def test_two_senders_with_one_ticket(cluster: Cluster) -> None:
 def test_layouts_that_differ_name_both_values(cluster: Cluster) -> None:
     """F29."""
     decode = cluster.node("d")
-    prefill = cluster.node("p", layout=dataclasses.replace(LAYOUT, block_size=8, dtype="float16"))
+    prefill = cluster.node("p", layout=dataclasses.replace(LAYOUT, block_size=8, dtype="int8"))
     ticket = cluster.ticket(decode, [1])
     decode.connector.expect(ticket, sender_deadline_s=30)
     prefill.connector.open(ticket, deadline_s=30)
     error = error_of(prefill.wait_event())
     assert isinstance(error, LayoutMismatch)
     assert "block_size: here 4, peer 8" in str(error)
-    assert "dtype: here 'float32', peer 'float16'" in str(error)
+    assert "dtype: here 'float32', peer 'int8'" in str(error)
 
 
 def test_a_ticket_of_another_fingerprint(cluster: Cluster) -> None:
