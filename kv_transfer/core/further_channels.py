@@ -24,7 +24,8 @@ class FurtherChannels:
     def on_frame(self, link: Link, peer: Peer, frame: frames.Frame, now_s: float) -> Effects:
         """Handle a frame of a further connection.
 
-        Raises `HandoffFailed` when the peer breaks the protocol or refuses for good.
+        Raises `PeerProtocolError` when the peer breaks the protocol, and the `HandoffFailed` of a
+        peer that refuses for good.
         """
         channel = link.channels.further.get(peer.channel)
         if channel is None:
