@@ -70,7 +70,7 @@ def sizes(effects: list[SenderEffect]) -> list[tuple[int, int]]:
     [
         ("zmq", [1, 1, 2, 4, 3], [4, 4, 3]),
         ("loopback", [1, 1, 2, 4, 3], [4, 4, 3]),
-        ("rdma", [1, 1, 2, 4, 3], [11]),
+        ("rdma", [1, 1, 2, 4, 3], [4, 4, 3]),
         ("shm", [1, 1, 2, 4, 3], [8, 3]),
     ],
 )
