@@ -155,6 +155,12 @@ class EngineConfig(Section):
         unit="bytes",
         form=_KV_CACHE_MEMORY,
     )
+    kv_cache_dtype: str = setting(
+        "auto",
+        "what the KV cache stores of a number",
+        note="auto: as computed; int8: a byte, and a scale per token and head",
+        one_of=("auto", "float32", "bfloat16", "int8"),
+    )
     enable_prefix_caching: bool = setting(True, "reuse the KV of prompts with a common start")
     attention_backend: str = setting(
         "auto", "what computes attention", one_of=("auto", "paddle", "numba", "fused")
@@ -177,6 +183,12 @@ class HandoffConfig(Section):
     )
     kv_window: int = setting(
         32 << 20, "maximum unacknowledged KV of a node pair", unit="bytes", at_least=1 << 16
+    )
+    kv_lanes: int = setting(
+        1,
+        "connections of a node pair over zmq, and threads that hash and copy KV",
+        note="of two nodes that differ the smaller number counts",
+        between=(1, 16),
     )
     kv_transport: str = setting(
         "auto",

@@ -5,6 +5,7 @@ prompts of 2,048 tokens in chunks of 512 and hands them to a decode node's proce
 and pool), one at a time, for each transport (zmq, shm) with two layouts:
 
     demo           the demo model, computed by the real engine
+    demo_int8      the same with --kv-cache-dtype int8; only where --layout asks for it
     synthetic_8b   36 layers, 8 KV heads of 128, bfloat16 (302 MB a prompt); the compute sleeps,
                    layer by layer, at --tokens-per-s
 
@@ -39,6 +40,7 @@ from bench.handoff.processes import Remote
 
 TRANSPORTS = ("zmq", "shm")
 LAYOUTS = ("demo", "synthetic_8b")
+MORE_LAYOUTS = ("demo_int8",)
 _NUM_WARM_UPS = 2
 
 
@@ -98,7 +100,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--json", action="store_true", help="one JSON line and no indentation")
     parser.add_argument("--transport", action="append", choices=TRANSPORTS, help="default: both")
-    parser.add_argument("--layout", action="append", choices=LAYOUTS, help="default: both")
+    parser.add_argument(
+        "--layout", action="append", choices=(*LAYOUTS, *MORE_LAYOUTS),
+        help=f"default: {' and '.join(LAYOUTS)}",
+    )  # fmt: skip
     parser.add_argument("--handoffs", type=int, default=16, help="counted prompts of each case")
     parser.add_argument(
         "--tokens-per-s", type=float, default=4000.0, help="pace of the synthetic compute"

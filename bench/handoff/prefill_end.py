@@ -39,7 +39,7 @@ _SPARE_BLOCKS = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """The measured case: `layout` demo or synthetic_8b, `transport` as in `--kv-transport`."""
+    """The measured case: `layout` as in `--layout`, `transport` as in `--kv-transport`."""
 
     layout: str
     transport: str
@@ -53,7 +53,10 @@ class Case:
             role=role,
             model=ModelConfig(model="demo"),
             engine=EngineConfig(
-                max_num_batched_tokens=CHUNK_TOKENS, kv_cache_memory=256 << 20, max_num_seqs=8
+                max_num_batched_tokens=CHUNK_TOKENS,
+                kv_cache_memory=256 << 20,
+                kv_cache_dtype="int8" if self.layout == "demo_int8" else "auto",
+                max_num_seqs=8,
             ),
             handoff=HandoffConfig(kv_transport=self.transport, kv_verify=self.kv_verify),
         )
@@ -111,7 +114,7 @@ class PrefillEnd:
     def __init__(self, case: Case) -> None:
         config = case.config(Role.PREFILL)
         self._prompt_tokens = case.prompt_tokens
-        self._is_paced = case.layout != "demo"
+        self._is_paced = case.layout == "synthetic_8b"
         kv = KVPlane(config)
         self._runner = _paced(case, kv) if self._is_paced else _demo_model(config, kv)
         self._runner.warm_up()

@@ -13,6 +13,7 @@ from common.ids import AttemptId, Incarnation
 from kv_transfer.connector import Commit, ConnectorEvent, Landed, Ticket, TransferEnded
 from kv_transfer.curve_keys import CurveKeys
 from kv_transfer.lane import Lane
+from kv_transfer.pool_memory import host_pool
 from kv_transfer.rdma.rdma_lane import RdmaLane
 from kv_transfer.shm.shm_lane import ShmLane
 from kv_transfer.zmq_connector import ZmqConnector
@@ -134,9 +135,13 @@ def shm_sender(memory: Memory) -> ConnectorSender:
 
 def free_rdma_receiver(memory: Memory) -> ConnectorReceiver:
     """Return a receiver that is written by an RDMA engine whose writes cost nothing."""
-    return ConnectorReceiver(memory, [RdmaLane(memory.pool, FreeEngine())])
+    return ConnectorReceiver(memory, [_free_rdma_lane(memory)])
 
 
 def free_rdma_sender(memory: Memory) -> ConnectorSender:
     """Return a sender that writes with such an engine."""
-    return ConnectorSender(memory, [RdmaLane(memory.pool, FreeEngine())])
+    return ConnectorSender(memory, [_free_rdma_lane(memory)])
+
+
+def _free_rdma_lane(memory: Memory) -> RdmaLane:
+    return RdmaLane(host_pool(memory.pool, memory.workload.layout), FreeEngine())

@@ -59,11 +59,11 @@ def assemble_runner(
     Raises `ConfigError` when a setting does not fit the model or the machine.
     """
     paddle.set_device("gpu" if has_gpu() else "cpu")
-    dtype = _compute_dtype(model.dtype)
-    backend = _choose_backend(engine, spec, dtype)
+    dtype, stored = _dtypes(model, engine)
+    backend = _choose_backend(engine, spec, dtype, stored)
     has_flash = backend == "fused" and _has_flash(spec, dtype, engine.block_size)
-    arithmetic = _arithmetic(backend, has_flash)
-    layout = _layout(spec, checkpoint, mtp_weights, dtype, arithmetic, engine.block_size)
+    arithmetic = f"{dtype}\n{_arithmetic(backend, has_flash)}"
+    layout = _layout(spec, checkpoint, mtp_weights, arithmetic, stored, engine.block_size)
     size = CacheSize(
         model=model, engine=engine, model_limit=spec.max_position, tokens_per_seq=1 + num_drafts,
         max_chunk_tokens=max_chunk_tokens, swap_space=swap_space, host_memory=host_memory,
@@ -78,8 +78,8 @@ def assemble_runner(
     )
     attention = None
     if backend != "numba":
-        attention = _attention(backend, spec, cache, has_flash=has_flash)
-    parts = _load(spec, checkpoint, mtp_weights, cache, max_len, shape, attention)
+        attention = _attention(backend, spec, cache, dtype, has_flash=has_flash)
+    parts = _load(spec, checkpoint, mtp_weights, cache, max_len, shape, attention, dtype)
     limits = BatchLimits(
         max_tokens=max_chunk_tokens,
         max_len=max_len,
@@ -141,11 +141,12 @@ def _load(
     max_len: int,
     shape: StepShape,
     attention: PaddleAttention | None,
+    dtype: str,
 ) -> _Parts:
     """Read the weights, for the CPU kernels if `attention` is None."""
     mtp: MtpLayer | None = None
     if attention is not None:
-        decoder = PaddleDecoder(spec, checkpoint, cache, max_len, attention)
+        decoder = PaddleDecoder(spec, checkpoint, cache, max_len, attention, dtype)
         if mtp_weights is not None:
             mtp = PaddleMtp(mtp_weights, decoder, spec.num_layers)
         return _Parts(decoder, mtp, 0)
@@ -153,6 +154,13 @@ def _load(
     if mtp_weights is not None:
         mtp = NumbaMtp(mtp_weights, on_kernels, cache, spec.num_layers)
     return _Parts(on_kernels, mtp, on_kernels.step_buffers.num_bytes)
+
+
+def _dtypes(model: ModelConfig, engine: EngineConfig) -> tuple[str, str]:
+    """Return what the model is computed in, and what the KV cache stores."""
+    computed = _compute_dtype(model.dtype)
+    stored = engine.kv_cache_dtype
+    return computed, computed if stored == "auto" else stored
 
 
 def _compute_dtype(wanted: str) -> str:
@@ -174,16 +182,16 @@ def _layout(
     spec: DecoderSpec,
     checkpoint: Checkpoint,
     mtp_weights: MtpWeights | None,
-    dtype: str,
     arithmetic: str,
+    stored: str,
     block_size: int,
 ) -> KVLayout:
-    """Return the layout of the KV cache.
+    """Return the layout of a KV cache that stores numbers as `stored`.
 
     It contains the operators' names, because they add in different orders: last bits of KV differ.
     """
     described = json.dumps(asdict(spec), sort_keys=True)
-    computed = f"{described}\n{checkpoint.identity()}\n{dtype}\n{arithmetic}"
+    computed = f"{described}\n{checkpoint.identity()}\n{arithmetic}"
     if mtp_weights is not None:
         computed += f"\n{mtp_weights.identity()}"
     digest = hashlib.sha256(computed.encode()).hexdigest()
@@ -193,11 +201,11 @@ def _layout(
         num_kv_heads=spec.num_kv_heads,
         head_dim=spec.head_dim,
         block_size=block_size,
-        dtype=dtype,
+        dtype=stored,
     )
 
 
-def _choose_backend(engine: EngineConfig, spec: DecoderSpec, dtype: str) -> str:
+def _choose_backend(engine: EngineConfig, spec: DecoderSpec, dtype: str, stored: str) -> str:
     """Return the attention back end; `ConfigError` if the configured one cannot run here."""
     wanted = engine.attention_backend
     if wanted == "paddle":
@@ -213,6 +221,8 @@ def _choose_backend(engine: EngineConfig, spec: DecoderSpec, dtype: str) -> str:
     if wanted == "numba":
         raise ConfigError("attention_backend is numba: wanted fused or paddle on a GPU")
     problem = paged_problem(spec, dtype, engine.block_size)
+    if stored != dtype:
+        problem = f"kv_cache_dtype is {stored} and the fused operators compute in {dtype}"
     if problem and wanted == "fused":
         raise ConfigError(f"attention_backend is fused, but here {problem}; wanted paddle")
     if problem:
@@ -222,11 +232,11 @@ def _choose_backend(engine: EngineConfig, spec: DecoderSpec, dtype: str) -> str:
 
 
 def _attention(
-    backend: str, spec: DecoderSpec, cache: KVCache, *, has_flash: bool
+    backend: str, spec: DecoderSpec, cache: KVCache, dtype: str, *, has_flash: bool
 ) -> PaddleAttention:
     if backend == "fused":
         return FusedAttention(spec, cache, has_flash=has_flash)
-    return PaddleAttention(spec, cache)
+    return PaddleAttention(spec, cache, dtype)
 
 
 def _has_flash(spec: DecoderSpec, dtype: str, block_size: int) -> bool:

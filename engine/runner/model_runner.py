@@ -27,7 +27,7 @@ from engine.runner.decoder import Decoder
 from engine.runner.device_draw import DeviceDraw
 from engine.runner.flat_batch import BatchLimits, FlatBatch, flatten
 from engine.runner.grammar_masks import GrammarMasks
-from engine.runner.host_draw import HostDraw
+from engine.runner.host_draw import MAX_SAMPLED_ROWS, HostDraw
 from engine.runner.host_pool import HostPool
 from engine.runner.kv_cache import KVCache
 from engine.runner.landings_in import LandingCopy
@@ -196,6 +196,30 @@ class ModelRunner:
             result = results[entry]
             assert result is not None
             result.draft_token_ids = draft_token_ids
+
+    def log_likelihoods(self, token_ids: Sequence[int]) -> np.ndarray:
+        """Return ln p of each token but the first, after all before it: float64.
+
+        For measurements of a model's accuracy. Overwrites the first blocks. Raises `InternalError`
+        for more tokens than a sequence may have.
+        """
+        size, most = self.layout.block_size, self._limits.max_tokens
+        table = range(blocks_for(len(token_ids), size))
+        found = np.empty(len(token_ids) - 1)
+        for start in range(0, len(found), most):
+            chunk = token_ids[start : min(start + most, len(found))]
+            scheduled = ScheduledSequence(0, chunk, start, table, None)
+            hidden = self._decoder.begin(flatten(batch_of([scheduled]), self._limits))
+            for index in range(self._decoder.num_layers):
+                self._decoder.run_layer(index, hidden)
+            for first in range(0, len(chunk), MAX_SAMPLED_ROWS):
+                rows = np.arange(first, min(first + MAX_SAMPLED_ROWS, len(chunk)))
+                logits = self._decoder.logits(hidden, rows).astype(np.float64)
+                logits -= logits.max(axis=1, keepdims=True)
+                following = np.asarray(token_ids[start + first + 1 :][: len(rows)])
+                chosen = logits[np.arange(len(rows)), following]
+                found[start + rows] = chosen - np.log(np.exp(logits).sum(axis=1))
+        return found
 
     @property
     def step_costs(self) -> StepCosts:

@@ -8,7 +8,7 @@ import msgpack  # type: ignore[import-untyped]
 import pytest
 
 from common.ids import AttemptId, Incarnation
-from common.kv_layout import KVLayout
+from common.kv_layout import KVLayout, LayerShape
 from kv_transfer.connector import Ticket
 from kv_transfer.core import frames
 from kv_transfer.core.effects import Peer, SendChunk, SenderEffect
@@ -160,3 +160,43 @@ def test_a_receiver_that_does_not_say_takes_what_each_release_takes() -> None:
     assert body.pop("frame_blocks") == MAX_BLOCKS_PER_FRAME
     earlier = frames.decode(seal(msgpack.packb(body)))
     assert earlier == dataclasses.replace(welcome, frame_blocks=LEAST_BLOCKS_PER_FRAME)
+
+
+def test_a_block_of_a_larger_layer_takes_more_of_the_window() -> None:
+    """A block is 128 bytes in the first layer, and 1024 in the second."""
+    layout = KVLayout.of_layers(
+        (LayerShape(2, 1, 8), LayerShape(1, 1, 128)),
+        model_digest="m",
+        block_size=4,
+        dtype="float16",
+    )
+    limits = Limits(window_bytes=2560, max_frame_bytes=256)
+    sender = Sender(ME, layout, limits)
+    ticket = dataclasses.replace(TICKET, fingerprint=layout.fingerprint)
+    sender.on_open(ticket, 100.0, 0.0)
+    for layer in range(2):
+        sender.on_push(1, layer, range(4), range(4))
+    sent = connect(sender, "zmq")
+    assert sizes(sent) == [(0, 2), (0, 2), (1, 1), (1, 1)]
+    assert sender.in_flight_bytes == {PEER: 2 * 256 + 2 * 1024}
+    # One frame of each layer makes room for a larger one.
+    sent = sender.on_frame(PEER, frames.Ack(2), 0.0)
+    assert sizes(sent) == []
+    sent = sender.on_frame(PEER, frames.Ack(3), 0.0)
+    assert sizes(sent) == [(1, 1)]
+    assert sender.in_flight_bytes == {PEER: 2 * 1024}
+
+
+def test_chunks_of_a_larger_layer_are_joined_by_their_bytes() -> None:
+    layout = KVLayout.of_layers(
+        (LayerShape(1, 1, 8), LayerShape(1, 1, 128)),
+        model_digest="m",
+        block_size=4,
+        dtype="float16",
+    )
+    limits = Limits(window_bytes=8192, max_frame_bytes=1024, max_joined=4)
+    sender = Sender(ME, layout, limits)
+    sender.on_open(dataclasses.replace(TICKET, fingerprint=layout.fingerprint), 100.0, 0.0)
+    sender.on_push(1, 1, range(8), range(8))
+    # As large as what is in flight before it: 1024, 1024, 2048, 4096 bytes.
+    assert sizes(connect(sender, "zmq")) == [(1, 1), (1, 1), (1, 2), (1, 4)]
