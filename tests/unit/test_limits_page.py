@@ -137,7 +137,8 @@ KV = {
     "connections of a sender": f"`--kv-lanes`, {HANDOFF.kv_lanes} unless it is set",
     "transfers of a sender": str(kv.MAX_TRANSFERS_PER_LINK),
     "unacknowledged bytes of a sender": (
-        f"{size(HANDOFF.kv_window)} (`--kv-window`); with more than {kv.WINDOWS_PER_NODE} that send, "
+        f"{size(HANDOFF.kv_window)} (`--kv-window`); "
+        f"with more than {kv.WINDOWS_PER_NODE} that send, "
         f"an equal share of {size(kv.WINDOWS_PER_NODE * HANDOFF.kv_window)}; "
         "on shm and rdma twice as much"
     ),
