@@ -15,12 +15,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.runner.checkpoint import TensorFiles
 from engine.runner.kernels.matmul import pack_rows, pack_rows_as_bytes
 from engine.runner.kernels.panel_product import SCALE_ROWS
 from engine.runner.kernels.vector_ir import LANES
 from engine.runner.model_spec import DecoderSpec
 from engine.runner.rope import halves_first
+from engine.runner.tensor_source import TensorSource
 from engine.runner.weight_memory import WeightMemory
 
 NONE_1D = np.zeros(0, np.float32)
@@ -51,7 +51,7 @@ class NumbaLayer:
 
 
 def load_layer(
-    files: TensorFiles,
+    files: TensorSource,
     prefix: str,
     spec: DecoderSpec,
     memory: WeightMemory,
@@ -97,7 +97,7 @@ def load_layer(
 
 
 def pack(
-    files: TensorFiles,
+    files: TensorSource,
     names: list[str],
     memory: WeightMemory,
     rotated: int = 0,
@@ -133,7 +133,7 @@ def pack_as_bytes(weight: np.ndarray, memory: WeightMemory) -> np.ndarray:
     return panels
 
 
-def _biases(files: TensorFiles, names: list[str], rotated: int = 0) -> np.ndarray:
+def _biases(files: TensorSource, names: list[str], rotated: int = 0) -> np.ndarray:
     biases = [files.read(f"{name}.bias") for name in names]
     if rotated:
         biases[:2] = [halves_first(bias, rotated) for bias in biases[:2]]

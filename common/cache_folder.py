@@ -45,6 +45,21 @@ def build_once(folder: Path, build: Callable[[Path], None]) -> Path:
     return folder
 
 
+def rebuild(folder: Path, build: Callable[[Path], None], is_good: Callable[[], bool]) -> None:
+    """Build `folder` anew, like `build_once`, unless another process has: then `is_good` is true.
+
+    What still uses the old folder's files keeps them.
+    """
+    try:
+        with _locked(folder.with_name(f".{folder.name}.lock")):
+            if folder.is_dir() and is_good():
+                return
+            shutil.rmtree(folder, ignore_errors=True)
+            _build_and_rename(folder, build)
+    except OSError as error:
+        raise CheckpointError(f"{folder}: cannot be written: {error}") from error
+
+
 def _build_and_rename(folder: Path, build: Callable[[Path], None]) -> None:
     prefix = f".{folder.name}.building-"
     for left_behind in folder.parent.glob(f"{prefix}*"):
