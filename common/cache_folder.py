@@ -37,7 +37,7 @@ def build_once(folder: Path, build: Callable[[Path], None]) -> Path:
         return folder
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(folder.with_name(f".{folder.name}.lock")):
+        with locked(folder.with_name(f".{folder.name}.lock")):
             if not folder.is_dir():
                 _build_and_rename(folder, build)
     except OSError as error:
@@ -51,7 +51,7 @@ def rebuild(folder: Path, build: Callable[[Path], None], is_good: Callable[[], b
     What still uses the old folder's files keeps them.
     """
     try:
-        with _locked(folder.with_name(f".{folder.name}.lock")):
+        with locked(folder.with_name(f".{folder.name}.lock")):
             if folder.is_dir() and is_good():
                 return
             shutil.rmtree(folder, ignore_errors=True)
@@ -74,7 +74,7 @@ def _build_and_rename(folder: Path, build: Callable[[Path], None]) -> None:
 
 
 @contextmanager
-def _locked(lock_path: Path) -> Iterator[None]:
+def locked(lock_path: Path) -> Iterator[None]:
     """Hold the lock file; the kernel releases it if this process dies."""
     give_up_at_s = time.monotonic() + _BUILD_WAIT_S
     with lock_path.open("w") as lock_file:

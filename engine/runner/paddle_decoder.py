@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.runner.checkpoint import Checkpoint
 from engine.runner.flat_batch import FlatBatch
 from engine.runner.framework import paddle
 from engine.runner.kv_cache import KVCache
@@ -54,7 +53,7 @@ class PaddleDecoder:
     def __init__(
         self,
         spec: DecoderSpec,
-        checkpoint: Checkpoint,
+        checkpoint: TensorSource,
         cache: KVCache,
         max_len: int,
         attention: PaddleAttention,
