@@ -128,6 +128,17 @@ class ModelConfig(Section):
     dtype: str = setting(
         "auto", "compute type", note="auto: float32 on a CPU", one_of=("auto", *DTYPE_BYTES)
     )
+    activation_dtype: str = setting(
+        "auto",
+        "what products with quantised weights compute in",
+        note="auto: float32; int8: each row in blocks of 32, faster and less exact",
+        one_of=("auto", "float32", "int8"),
+    )
+    quantization: str = setting(
+        "none",
+        "quantise wide weights while they are loaded, embedding and head in 8 bits",
+        one_of=("none", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"),
+    )
     max_model_len: int = setting(
         0, "longest prompt and output in tokens", note="0: what the model allows", form=_MODEL_LEN
     )

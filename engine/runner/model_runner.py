@@ -23,6 +23,7 @@ from engine.core.plan import (
     StepCosts,
 )
 from engine.core.step_batch import StepBatch, batch_of
+from engine.runner.compile_once import compile_once
 from engine.runner.decoder import Decoder
 from engine.runner.device_draw import DeviceDraw
 from engine.runner.flat_batch import BatchLimits, FlatBatch, flatten
@@ -235,16 +236,19 @@ class ModelRunner:
         """
         length = min(32, self.max_model_len, self._limits.max_tokens)
         table = range(blocks_for(length, self.layout.block_size))
-        for params in (
+        kinds = (
             SamplingParams(max_tokens=1, temperature=0.0, logprobs=1),
             SamplingParams(
                 max_tokens=1, temperature=1.0, top_k=5, top_p=0.9, min_p=0.01,
                 repetition_penalty=1.1, presence_penalty=0.1, frequency_penalty=0.1,
             ),
-        ):  # fmt: skip
-            sample = SampleInput(params, 0, [0] * length, [])
-            self.execute([ScheduledSequence(0, [0] * length, 0, table, sample, num_proposals=2)])
-            self.execute([ScheduledSequence(0, [0], length - 1, table, sample)])
+        )  # fmt: skip
+        with compile_once(f"warm-up {self.attention_backend}, drafts: {self._mtp is not None}"):
+            for params in kinds:
+                sample = SampleInput(params, 0, [0] * length, [])
+                many = ScheduledSequence(0, [0] * length, 0, table, sample, num_proposals=2)
+                self.execute([many])
+                self.execute([ScheduledSequence(0, [0], length - 1, table, sample)])
         self._step_costs = measure_step_costs(
             self.execute, self._limits, self._widest, has_proposals=self._mtp is not None
         )

@@ -3,9 +3,10 @@
     python make_reference.py MODEL_FOLDER
 
 MODEL_FOLDER is the demo model as `pdserve.checkpoints.demo_model.demo_model_folder()` makes it; an
-environment with torch and transformers is needed. Each step keeps the likeliest token, whatever it
-is (the end of sequence too), and notes by how much its logit exceeds the second: where that margin
-is about the rounding of float32, another correct implementation may choose the other token.
+environment with torch, transformers and gguf is needed. Each step keeps the likeliest token,
+whatever it is (the end of sequence too), and notes by how much its logit exceeds the second: where
+that margin is about the rounding of float32, another correct implementation may choose the other
+token.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ PROMPTS: list[dict[str, str]] = [
 def main(model_folder: str) -> None:
     """Compute every answer and write the file."""
     tokenizer = AutoTokenizer.from_pretrained(model_folder)
-    model = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_pretrained(
+        model_folder, dtype=torch.float32, gguf_file="weights.gguf"
+    ).eval()
     with torch.no_grad():
         answers = [answer(model, prompt, token_ids(tokenizer, prompt)) for prompt in PROMPTS]
     lines = ",\n".join(json.dumps(entry, ensure_ascii=False) for entry in answers)

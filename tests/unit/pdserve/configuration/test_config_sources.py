@@ -85,6 +85,8 @@ LEGAL_VALUES = {
     "otel_endpoint": "http://collector:4317",
     "attention_backend": "numba",
     "kv_cache_dtype": "int8",
+    "activation_dtype": "int8",
+    "quantization": "q4_0",
     "redis_url": "unix://s",
     "placement_policy": "round_robin",
     "reservation_policy": "global_ratio",
