@@ -60,7 +60,9 @@ def write_gguf(path: Path, name: str) -> dict[str, np.ndarray]:
         (writer.add_float32 if isinstance(value, float) else writer.add_uint32)(key, value)
     writer.add_string("tokenizer.ggml.model", "gpt2")
     writer.add_string("tokenizer.ggml.pre", "qwen2")
-    writer.add_array("tokenizer.ggml.tokens", ["a", "b", "ab", *(f"t{i}" for i in range(3, VOCAB_SIZE))])
+    writer.add_array(
+        "tokenizer.ggml.tokens", ["a", "b", "ab", *(f"t{i}" for i in range(3, VOCAB_SIZE))]
+    )
     writer.add_array("tokenizer.ggml.token_type", [1] * VOCAB_SIZE)
     writer.add_array("tokenizer.ggml.merges", ["a b"])
     writer.add_uint32("tokenizer.ggml.eos_token_id", 2)
