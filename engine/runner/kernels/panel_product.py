@@ -118,15 +118,13 @@ def _emit_product(
     builder: Any, num_rows: int, num_panels: int, item_bytes: int, args: Sequence[Any]
 ) -> None:
     """Emit the product for exactly `num_rows` rows and `num_panels` panels."""
-    a, b, depth, c, *ahead_ats = args
+    a, b, second, depth, c, *ahead_ats = args
     # All rows are addressed from one pointer, so the compiler needs few registers for them.
     rows_at = builder.inttoptr(a, FLOAT.as_pointer())
     row_ats = [builder.gep(rows_at, [builder.mul(depth, INT64(r))]) for r in range(num_rows)]
     is_bytes = item_bytes == 1
     weights_bytes = builder.mul(depth, INT64(LANES * item_bytes))
-    scale_bytes = INT64(SCALE_ROWS * LANES if is_bytes else 0)
-    panel_bytes = builder.add(weights_bytes, scale_bytes)
-    panel_ats = [builder.add(b, builder.mul(panel_bytes, INT64(n))) for n in range(num_panels)]
+    panel_ats = [b, second][:num_panels]
     sums = _emit_sums(builder, row_ats, panel_ats, ahead_ats, depth, item_bytes)
     for (row, panel), total in sums.items():
         if is_bytes:
@@ -141,7 +139,7 @@ def _own_function(module: Any, num_rows: int, num_panels: int, item_bytes: int) 
 
     Its loop then has all registers, whatever the code around the call needs.
     """
-    kind = ir.FunctionType(ir.VoidType(), [INT64] * 6)
+    kind = ir.FunctionType(ir.VoidType(), [INT64] * 7)
     name = f"product_of_{num_rows}_rows_{num_panels}_panels_{item_bytes}_bytes"
     function = ir.Function(module, kind, name)
     function.linkage = "internal"
@@ -172,9 +170,10 @@ def _products(num_panels: int, item_bytes: int, most_rows: int) -> Any:
 
     @intrinsic
     def products(
-        typing: Any, rows: Any, a: Any, b: Any, depth: Any, c: Any, ahead: Any, second_ahead: Any
-    ) -> Any:
-        return types.void(*[types.int64] * 7), codegen
+        typing: Any, rows: Any, a: Any, b: Any, second: Any, depth: Any, c: Any, ahead: Any,
+        second_ahead: Any,
+    ) -> Any:  # fmt: skip
+        return types.void(*[types.int64] * 8), codegen
 
     return products
 
@@ -186,20 +185,22 @@ _two_panels_of_bytes = _products(2, 1, _BYTE_PAIR_ROWS)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _float_product(rows, panels, a, b, depth, c, ahead, second_ahead) -> None:  # type: ignore[no-untyped-def]
-    if panels == 2 and rows <= _PAIR_ROWS:
-        _two_panels(rows, a, b, depth, c, ahead, second_ahead)
+def float_product(rows, a, b, second, depth, c, ahead, second_ahead) -> None:  # type: ignore[no-untyped-def]
+    """Compute `panel_product` with the panels of floats at `b` and `second` (0: only one)."""
+    if second and rows <= _PAIR_ROWS:
+        _two_panels(rows, a, b, second, depth, c, ahead, second_ahead)
         return
-    for panel in range(panels):
-        b_at = b + panel * depth * LANES * _FLOAT_BYTES
+    for panel in range(2 if second else 1):
+        b_at, ahead_at = (second, second_ahead) if panel else (b, ahead)
         c_at = c + panel * PANEL_ROWS * LANES * _FLOAT_BYTES
-        _one_panel(rows, a, b_at, depth, c_at, second_ahead if panel else ahead, 0)
+        _one_panel(rows, a, b_at, 0, depth, c_at, ahead_at, 0)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _byte_product(rows, panels, a, b, depth, c, ahead, second_ahead) -> None:  # type: ignore[no-untyped-def]
     if panels == 2 and rows <= _BYTE_PAIR_ROWS:
-        _two_panels_of_bytes(rows, a, b, depth, c, ahead, second_ahead)
+        second = b + (depth + SCALE_ROWS) * LANES
+        _two_panels_of_bytes(rows, a, b, second, depth, c, ahead, second_ahead)
         return
     for panel in range(panels):
         b_at = b + panel * (depth + SCALE_ROWS) * LANES
@@ -207,7 +208,8 @@ def _byte_product(rows, panels, a, b, depth, c, ahead, second_ahead) -> None:  #
         for first in range(0, rows, _BYTE_ROWS):
             a_at = a + first * depth * _FLOAT_BYTES
             c_at = c + (panel * PANEL_ROWS + first) * LANES * _FLOAT_BYTES
-            _one_panel_of_bytes(min(_BYTE_ROWS, rows - first), a_at, b_at, depth, c_at, ahead_at, 0)
+            few = min(_BYTE_ROWS, rows - first)
+            _one_panel_of_bytes(few, a_at, b_at, 0, depth, c_at, ahead_at, 0)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -226,4 +228,5 @@ def panel_product(
     if item_bytes == 1:
         _byte_product(rows, panels, a, b, depth, c, ahead, second_ahead)
     else:
-        _float_product(rows, panels, a, b, depth, c, ahead, second_ahead)
+        second = b + depth * LANES * _FLOAT_BYTES if panels == 2 else 0
+        float_product(rows, a, b, second, depth, c, ahead, second_ahead)

@@ -36,9 +36,14 @@ def constant(value: float) -> Any:
     return ir.Constant(VECTOR, [value] * LANES)
 
 
+def int_constant(value: int) -> Any:
+    """Return a vector with the integer `value` in every lane."""
+    return ir.Constant(INT_VECTOR, [value] * LANES)
+
+
 def splat(builder: Any, scalar: Any) -> Any:
-    """Return a vector with a float known only at run time in every lane."""
-    undefined = ir.Constant(VECTOR, ir.Undefined)
+    """Return a vector with a number known only at run time in every lane."""
+    undefined = ir.Constant(ir.VectorType(scalar.type, LANES), ir.Undefined)
     single = builder.insert_element(undefined, scalar, INT32(0))
     return builder.shuffle_vector(single, undefined, ir.Constant(INT_VECTOR, [0] * LANES))
 
