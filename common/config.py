@@ -154,6 +154,12 @@ class EngineConfig(Section):
         unit="bytes",
         form=_KV_CACHE_MEMORY,
     )
+    kv_cache_dtype: str = setting(
+        "auto",
+        "what the KV cache stores of a number",
+        note="auto: as computed; int8: a byte, and a scale per token and head",
+        one_of=("auto", "float32", "bfloat16", "int8"),
+    )
     enable_prefix_caching: bool = setting(True, "reuse the KV of prompts with a common start")
     attention_backend: str = setting(
         "auto", "what computes attention", one_of=("auto", "paddle", "numba", "fused")

@@ -8,11 +8,19 @@ from dataclasses import asdict, dataclass
 from common.errors import LayoutMismatch
 
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+"""Bytes of a number, by the types that a model is computed in."""
+STORED_BYTES = DTYPE_BYTES | {"int8": 1}
+"""Bytes of a stored number, by the types of a KV cache."""
+SCALE_BYTES = 4
+"""Bytes of an int8 slot's scale, a little-endian float32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVLayout:
-    """One allocation `[num_layers, num_planes, num_blocks, num_kv_heads, block_size, head_dim]`.
+    """One allocation `[num_layers, num_planes, num_blocks, num_kv_heads, block_size, slot_bytes]`.
+
+    A *slot* is one head's key or value of one token: `head_dim` numbers of `dtype`, and with int8
+    their scale behind them. So what is stored of a token depends on that token alone.
 
     `model_digest` names the weights and their dtype: the model, whatever part of it a node holds.
     All other fields are geometry. When two nodes have equal fingerprints, each would compute the
@@ -33,8 +41,8 @@ class KVLayout:
     dtype: str
 
     def __post_init__(self) -> None:
-        if self.dtype not in DTYPE_BYTES:
-            raise ValueError(f"KV dtype {self.dtype!r}: wanted one of {sorted(DTYPE_BYTES)}")
+        if self.dtype not in STORED_BYTES:
+            raise ValueError(f"KV dtype {self.dtype!r}: wanted one of {sorted(STORED_BYTES)}")
 
     @property
     def num_planes(self) -> int:
@@ -42,9 +50,15 @@ class KVLayout:
         return 2
 
     @property
+    def slot_bytes(self) -> int:
+        """Bytes of one head's key or value of one token."""
+        scale_bytes = SCALE_BYTES if self.dtype == "int8" else 0
+        return self.head_dim * STORED_BYTES[self.dtype] + scale_bytes
+
+    @property
     def head_bytes(self) -> int:
-        """Bytes of one head in a piece. Heads follow each other; scales would lie inside."""
-        return self.block_size * self.head_dim * DTYPE_BYTES[self.dtype]
+        """Bytes of one head in a piece. Heads follow each other; scales lie inside."""
+        return self.block_size * self.slot_bytes
 
     @property
     def piece_bytes(self) -> int:

@@ -60,10 +60,13 @@ def assemble_runner(
     """
     paddle.set_device("gpu" if has_gpu() else "cpu")
     dtype = _compute_dtype(model.dtype)
-    backend = _choose_backend(engine, spec, dtype)
+    stored = dtype if engine.kv_cache_dtype == "auto" else engine.kv_cache_dtype
+    backend = _choose_backend(engine, spec, dtype, stored)
     has_flash = backend == "fused" and _has_flash(spec, dtype, engine.block_size)
     arithmetic = _arithmetic(backend, has_flash)
-    layout = _layout(spec, checkpoint, mtp_weights, dtype, arithmetic, engine.block_size)
+    layout = _layout(
+        spec, checkpoint, mtp_weights, dtype, stored, arithmetic, engine.block_size
+    )  # fmt: skip
     size = CacheSize(
         model=model, engine=engine, model_limit=spec.max_position, tokens_per_seq=1 + num_drafts,
         max_chunk_tokens=max_chunk_tokens, swap_space=swap_space, host_memory=host_memory,
@@ -78,8 +81,8 @@ def assemble_runner(
     )
     attention = None
     if backend != "numba":
-        attention = _attention(backend, spec, cache, has_flash=has_flash)
-    parts = _load(spec, checkpoint, mtp_weights, cache, max_len, shape, attention)
+        attention = _attention(backend, spec, cache, dtype, has_flash=has_flash)
+    parts = _load(spec, checkpoint, mtp_weights, cache, max_len, shape, attention, dtype)
     limits = BatchLimits(
         max_tokens=max_chunk_tokens,
         max_len=max_len,
@@ -141,11 +144,12 @@ def _load(
     max_len: int,
     shape: StepShape,
     attention: PaddleAttention | None,
+    dtype: str,
 ) -> _Parts:
     """Read the weights, for the CPU kernels if `attention` is None."""
     mtp: MtpLayer | None = None
     if attention is not None:
-        decoder = PaddleDecoder(spec, checkpoint, cache, max_len, attention)
+        decoder = PaddleDecoder(spec, checkpoint, cache, max_len, attention, dtype)
         if mtp_weights is not None:
             mtp = PaddleMtp(mtp_weights, decoder, spec.num_layers)
         return _Parts(decoder, mtp, 0)
@@ -175,10 +179,11 @@ def _layout(
     checkpoint: Checkpoint,
     mtp_weights: MtpWeights | None,
     dtype: str,
+    stored: str,
     arithmetic: str,
     block_size: int,
 ) -> KVLayout:
-    """Return the layout of the KV cache.
+    """Return the layout of a KV cache that stores KV computed in `dtype` as `stored`.
 
     It contains the operators' names, because they add in different orders: last bits of KV differ.
     """
@@ -193,11 +198,11 @@ def _layout(
         num_kv_heads=spec.num_kv_heads,
         head_dim=spec.head_dim,
         block_size=block_size,
-        dtype=dtype,
+        dtype=stored,
     )
 
 
-def _choose_backend(engine: EngineConfig, spec: DecoderSpec, dtype: str) -> str:
+def _choose_backend(engine: EngineConfig, spec: DecoderSpec, dtype: str, stored: str) -> str:
     """Return the attention back end; `ConfigError` if the configured one cannot run here."""
     wanted = engine.attention_backend
     if wanted == "paddle":
@@ -213,6 +218,8 @@ def _choose_backend(engine: EngineConfig, spec: DecoderSpec, dtype: str) -> str:
     if wanted == "numba":
         raise ConfigError("attention_backend is numba: wanted fused or paddle on a GPU")
     problem = paged_problem(spec, dtype, engine.block_size)
+    if stored != dtype:
+        problem = f"kv_cache_dtype is {stored} and the fused operators compute in {dtype}"
     if problem and wanted == "fused":
         raise ConfigError(f"attention_backend is fused, but here {problem}; wanted paddle")
     if problem:
@@ -222,11 +229,11 @@ def _choose_backend(engine: EngineConfig, spec: DecoderSpec, dtype: str) -> str:
 
 
 def _attention(
-    backend: str, spec: DecoderSpec, cache: KVCache, *, has_flash: bool
+    backend: str, spec: DecoderSpec, cache: KVCache, dtype: str, *, has_flash: bool
 ) -> PaddleAttention:
     if backend == "fused":
         return FusedAttention(spec, cache, has_flash=has_flash)
-    return PaddleAttention(spec, cache)
+    return PaddleAttention(spec, cache, dtype)
 
 
 def _has_flash(spec: DecoderSpec, dtype: str, block_size: int) -> bool:

@@ -110,8 +110,7 @@ class NumbaDecoder:
 
     def use_cache(self, cache: KVCache) -> None:
         """Keep keys and values in `cache` from now on."""
-        kv = cache.as_numpy()
-        self._kv = [(layer[0], layer[1]) for layer in kv]
+        self._kv = [(layer[0], layer[1]) for layer in cache.slots()]
 
     def begin(self, batch: FlatBatch) -> np.ndarray:
         rows = batch.token_ids.size

@@ -57,10 +57,12 @@ class PaddleDecoder:
         cache: KVCache,
         max_len: int,
         attention: PaddleAttention,
+        dtype: str,
     ) -> None:
+        """Read the weights, and compute in `dtype`."""
         self.num_layers = spec.num_layers
         self.spec, self._attention = spec, attention
-        self._dtype = cache.layout.dtype
+        self._dtype = dtype
         cosines, sines = rotary_tables(spec, max_len)
         self._cosines, self._sines = paddle.to_tensor(cosines), paddle.to_tensor(sines)
         self.embedding = self.tensor(checkpoint.read("model.embed_tokens.weight"))

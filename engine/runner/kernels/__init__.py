@@ -9,6 +9,7 @@ and requests are batched.
     matmul          products on packed weights: panel_product and tile_product under it
     attention       paged attention with an online softmax
     attention_plan  the work items of a step's attention
+    kv_slots        a token's key or value in the KV cache: float32, bfloat16 or int8
     rotary          head norms, rotary positions, writing the KV cache
     layer           a whole decoder layer out of these, in few entries into the thread pool
     sample_rows     draws from rows of logits; filters: top-k, top-p, min-p, and the draw

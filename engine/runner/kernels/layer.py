@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from numba import njit, prange
 
-from engine.runner.kernels.attention import attention_phase, merge_phase
+from engine.runner.kernels.attention import STATE_LANES, attention_phase, merge_phase
 from engine.runner.kernels.matmul import gated_phase, gather_columns, linear_phase, norm_phase
 from engine.runner.kernels.rotary import rotary_phase
 from engine.runner.kernels.team import new_progress
@@ -22,7 +22,7 @@ def _project_and_store(  # type: ignore[no-untyped-def]
 ) -> None:  # fmt: skip
     """Compute `qkv = rotary(qkv(norm(hidden)))`, and write keys and values into the cache."""
     rows = hidden.shape[0]
-    head_dim = keys.shape[3]
+    head_dim = 2 * cosines.shape[1]
     norm_phase(progress, phase, hidden, norm, epsilon, normed)
     linear_phase(
         progress, phase + 1, normed, qkv_panels, qkv_bias, hidden[:0], qkv, num_threads
@@ -44,10 +44,10 @@ def _attend_and_add(  # type: ignore[no-untyped-def]
     `work` has the items and merges of an `attention_plan.AttentionPlan`, and its `parts`.
     """
     rows = hidden.shape[0]
-    head_dim = keys.shape[3]
+    items, merges, parts = work
+    head_dim = parts.shape[1] - STATE_LANES
     heads = qkv.reshape((rows, qkv.shape[1] // head_dim, head_dim))
     out = attended.reshape((rows, attended.shape[1] // head_dim, head_dim))
-    items, merges, parts = work
     attention_phase(
         progress, phase, heads, keys, values, block_tables, positions, items, parts, out
     )  # fmt: skip

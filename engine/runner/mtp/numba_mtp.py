@@ -67,8 +67,7 @@ class NumbaMtp:
 
     def use_cache(self, cache: KVCache) -> None:
         """Keep keys and values in `cache` from now on."""
-        kv = cache.as_numpy()[self._index]
-        self._keys, self._values = kv[0], kv[1]
+        self._keys, self._values = cache.slots()[self._index]
 
     def first_drafts(self, hidden: np.ndarray, rows: np.ndarray, batch: FlatBatch) -> np.ndarray:
         last, states = batch.sampled_rows, self._entered.first(len(rows))

@@ -23,6 +23,18 @@ def test_a_piece_is_its_heads_and_a_block_its_pieces_in_all_planes_and_layers() 
     assert LAYOUT.pool_shape(7) == (3, 2, 7, LAYOUT.piece_bytes)
 
 
+def test_a_slot_of_int8_has_a_scale_behind_its_bytes() -> None:
+    """68 bytes for 64 numbers: 3.8 times less than 256 of float32."""
+    wide, narrow = (
+        dataclasses.replace(LAYOUT, head_dim=64, dtype=dtype) for dtype in ("float32", "int8")
+    )
+    assert (wide.slot_bytes, narrow.slot_bytes) == (256, 68)
+    assert narrow.head_bytes == narrow.block_size * 68
+    assert wide.block_bytes / narrow.block_bytes > 3.76
+    with pytest.raises(LayoutMismatch, match="dtype: here 'int8', peer 'float32'$"):
+        check_compatible(narrow, wide)
+
+
 def test_the_fingerprint_is_that_of_earlier_releases() -> None:
     """It goes into tickets and block hashes, and nodes of two releases compare it."""
     assert LAYOUT.fingerprint == "5d7e3dd6fb8af0a791c7f06437843bc6"

@@ -82,6 +82,7 @@ LEGAL_VALUES = {
     "log_format": "json",
     "otel_endpoint": "http://collector:4317",
     "attention_backend": "numba",
+    "kv_cache_dtype": "int8",
     "redis_url": "unix://s",
     "placement_policy": "round_robin",
     "reservation_policy": "global_ratio",
