@@ -59,14 +59,11 @@ def assemble_runner(
     Raises `ConfigError` when a setting does not fit the model or the machine.
     """
     paddle.set_device("gpu" if has_gpu() else "cpu")
-    dtype = _compute_dtype(model.dtype)
-    stored = dtype if engine.kv_cache_dtype == "auto" else engine.kv_cache_dtype
+    dtype, stored = _dtypes(model, engine)
     backend = _choose_backend(engine, spec, dtype, stored)
     has_flash = backend == "fused" and _has_flash(spec, dtype, engine.block_size)
-    arithmetic = _arithmetic(backend, has_flash)
-    layout = _layout(
-        spec, checkpoint, mtp_weights, dtype, stored, arithmetic, engine.block_size
-    )  # fmt: skip
+    arithmetic = f"{dtype}\n{_arithmetic(backend, has_flash)}"
+    layout = _layout(spec, checkpoint, mtp_weights, arithmetic, stored, engine.block_size)
     size = CacheSize(
         model=model, engine=engine, model_limit=spec.max_position, tokens_per_seq=1 + num_drafts,
         max_chunk_tokens=max_chunk_tokens, swap_space=swap_space, host_memory=host_memory,
@@ -159,6 +156,13 @@ def _load(
     return _Parts(on_kernels, mtp, on_kernels.step_buffers.num_bytes)
 
 
+def _dtypes(model: ModelConfig, engine: EngineConfig) -> tuple[str, str]:
+    """Return what the model is computed in, and what the KV cache stores."""
+    computed = _compute_dtype(model.dtype)
+    stored = engine.kv_cache_dtype
+    return computed, computed if stored == "auto" else stored
+
+
 def _compute_dtype(wanted: str) -> str:
     if has_gpu():
         return "bfloat16" if wanted == "auto" else wanted
@@ -178,17 +182,16 @@ def _layout(
     spec: DecoderSpec,
     checkpoint: Checkpoint,
     mtp_weights: MtpWeights | None,
-    dtype: str,
-    stored: str,
     arithmetic: str,
+    stored: str,
     block_size: int,
 ) -> KVLayout:
-    """Return the layout of a KV cache that stores KV computed in `dtype` as `stored`.
+    """Return the layout of a KV cache that stores numbers as `stored`.
 
     It contains the operators' names, because they add in different orders: last bits of KV differ.
     """
     described = json.dumps(asdict(spec), sort_keys=True)
-    computed = f"{described}\n{checkpoint.identity()}\n{dtype}\n{arithmetic}"
+    computed = f"{described}\n{checkpoint.identity()}\n{arithmetic}"
     if mtp_weights is not None:
         computed += f"\n{mtp_weights.identity()}"
     digest = hashlib.sha256(computed.encode()).hexdigest()
