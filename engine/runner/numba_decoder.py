@@ -13,7 +13,8 @@ from engine.runner.flat_batch import FlatBatch
 from engine.runner.kernels.attention import STATE_LANES
 from engine.runner.kernels.attention_plan import PART_ROWS, plan_attention
 from engine.runner.kernels.layer import whole_layer
-from engine.runner.kernels.matmul import gather_columns, linear, rms_norm
+from engine.runner.kernels.linear import gather_columns, linear
+from engine.runner.kernels.rows import rms_norm
 from engine.runner.kernels.vector_ir import LANES
 from engine.runner.kv_cache import KVCache
 from engine.runner.model_spec import DecoderSpec
@@ -125,7 +126,7 @@ class NumbaDecoder:
             gated=buffers.gated.first(rows),
         )
         hidden = buffers.hidden.first(rows)
-        gather_columns(self.embedding, batch.token_ids, hidden)
+        gather_columns(self.embedding.table, batch.token_ids, hidden)
         return hidden
 
     def plan_attention(self, row_starts: np.ndarray, positions: np.ndarray) -> AttentionWork:
@@ -141,11 +142,12 @@ class NumbaDecoder:
         keys, values = self._kv[index]
         with KERNEL_LOCK:
             whole_layer(
-                hidden, layer.input_norm, layer.qkv, layer.qkv_bias, layer.head_norms, layer.output,
-                layer.output_bias, layer.mlp_norm, layer.gate_up, layer.gate_up_bias, layer.down,
-                layer.down_bias, keys, values, self.epsilon, self.cosines,
-                self.sines, self.scale, batch.positions, batch.slots, batch.block_tables,
-                work.attention, work.normed, work.qkv, work.attended, work.gated, self.num_threads,
+                hidden, layer.input_norm, layer.qkv.table, layer.qkv_bias, layer.head_norms,
+                layer.output.table, layer.output_bias, layer.mlp_norm, layer.gate_up.table,
+                layer.gate_up_bias, layer.down.table, layer.down_bias, keys, values, self.epsilon,
+                self.cosines, self.sines, self.scale, batch.positions, batch.slots,
+                batch.block_tables, work.attention, work.normed, work.qkv, work.attended,
+                work.gated, NONE_2D, self.num_threads,
             )  # fmt: skip
 
     def apply_final_norm(self, states: np.ndarray, out: np.ndarray) -> None:
@@ -159,5 +161,5 @@ class NumbaDecoder:
         self.apply_final_norm(buffers.chosen.copy_rows(hidden, rows), normed)
         out = buffers.logits.first(len(rows))
         with KERNEL_LOCK:
-            linear(normed, self.head, NONE_1D, NONE_2D, out, self.num_threads)
+            linear(normed, self.head.table, NONE_1D, NONE_2D, NONE_2D, out, self.num_threads)
         return out

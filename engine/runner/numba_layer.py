@@ -1,9 +1,5 @@
 """One decoder layer's weights, packed for the CPU kernels.
 
-A quantised weight format attaches here: `pack` returns panels of floats or of bytes with scales
-(`kernels.panel_product`), and every kernel takes either. A further format adds a packing function
-like `pack_as_bytes` and a kind of panel in `kernels.panel_product`.
-
 A mixture-of-experts layer attaches here: `load_layer` fills `gate_up` and `down` with one MLP's
 panels; with experts they become one pair per expert, and `kernels.layer` chooses by row.
 """
@@ -15,9 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from engine.runner.block_formats import quantise
+from engine.runner.block_tensor import BlockTensor
 from engine.runner.checkpoint import TensorFiles
-from engine.runner.kernels.matmul import pack_rows, pack_rows_as_bytes
-from engine.runner.kernels.panel_product import SCALE_ROWS
+from engine.runner.kernels.block_layout import BLOCK
+from engine.runner.kernels.packed import PackedWeight, pack_into, packed_bytes, packed_view
 from engine.runner.kernels.vector_ir import LANES
 from engine.runner.model_spec import DecoderSpec
 from engine.runner.rope import halves_first
@@ -38,15 +36,15 @@ class NumbaLayer:
     """One layer's packed weights; empty arrays for parts that the family does not have."""
 
     input_norm: np.ndarray
-    qkv: np.ndarray
+    qkv: PackedWeight
     qkv_bias: np.ndarray
     head_norms: np.ndarray
-    output: np.ndarray
+    output: PackedWeight
     output_bias: np.ndarray
     mlp_norm: np.ndarray
-    gate_up: np.ndarray
+    gate_up: PackedWeight
     gate_up_bias: np.ndarray
-    down: np.ndarray
+    down: PackedWeight
     down_bias: np.ndarray
 
 
@@ -63,11 +61,9 @@ def load_layer(
     With `as_bytes` each weight of a product is rounded to a byte.
     """
 
-    def packed(names: list[str], rotated: int = 0, *, is_alternating: bool = False) -> np.ndarray:
+    def packed(names: list[str], rotated: int = 0) -> PackedWeight:
         weights = [f"{name}.weight" for name in names]
-        return pack(
-            files, weights, memory, rotated, is_alternating=is_alternating, as_bytes=as_bytes
-        )
+        return pack(files, weights, memory, rotated, as_bytes=as_bytes)
 
     qkv = [f"{prefix}self_attn.{name}_proj" for name in "qkv"]
     rotated = spec.head_dim if spec.is_rope_interleaved else 0
@@ -89,7 +85,7 @@ def load_layer(
         output=packed([output]),
         output_bias=_biases(files, [output]) if spec.has_output_bias else NONE_1D,
         mlp_norm=files.read(f"{prefix}post_attention_layernorm.weight"),
-        gate_up=packed(gate_up, is_alternating=True),
+        gate_up=packed(gate_up),
         gate_up_bias=gate_up_bias,
         down=packed([down]),
         down_bias=_biases(files, [down]) if spec.has_mlp_bias else NONE_1D,
@@ -102,35 +98,42 @@ def pack(
     memory: WeightMemory,
     rotated: int = 0,
     *,
-    is_alternating: bool = False,
     as_bytes: bool = False,
-) -> np.ndarray:
-    """Pack several weights with equal inputs into one, consecutively or alternating.
+) -> PackedWeight:
+    """Pack several weights with equal inputs into one.
 
     With `rotated`, a head size, the heads of the first two (query and key) are reordered, halves
     first.
     """
-    sizes = [files.shape(name)[0] for name in names]
-    panels = _empty_panels(memory, sum(sizes), files.shape(names[0])[1], as_bytes)
-    pack_some = pack_rows_as_bytes if as_bytes else pack_rows
-    first = 0
+    tensors = []
     for i, name in enumerate(names):
         weight = files.read(name)
         if rotated and i < 2:
             weight = halves_first(weight, rotated)
-        pack_some(
-            weight, panels, i if is_alternating else first, len(names) if is_alternating else 1
-        )
-        first += sizes[i] // LANES
-    return panels
+        tensors.append(_as_bytes(weight) if as_bytes else _as_floats(weight))
+    return _packed(tensors, memory)
 
 
-def pack_as_bytes(weight: np.ndarray, memory: WeightMemory) -> np.ndarray:
+def pack_as_bytes(weight: np.ndarray, memory: WeightMemory) -> PackedWeight:
     """Pack a weight `[outputs, inputs]` with each value rounded to a byte."""
-    num_outputs, num_inputs = weight.shape
-    panels = _empty_panels(memory, num_outputs, num_inputs, as_bytes=True)
-    pack_rows_as_bytes(weight, panels, 0, 1)
-    return panels
+    return _packed([_as_bytes(weight)], memory)
+
+
+def _as_floats(weight: np.ndarray) -> BlockTensor:
+    rows = np.ascontiguousarray(weight, np.float32)
+    return BlockTensor("F32", (rows.shape[0], rows.shape[1]), rows.view(np.uint8))
+
+
+def _as_bytes(weight: np.ndarray) -> BlockTensor:
+    """Return a weight in blocks of bytes, if blocks divide its inputs."""
+    return _as_floats(weight) if weight.shape[1] % BLOCK else quantise(weight, "Q8_0")
+
+
+def _packed(tensors: list[BlockTensor], memory: WeightMemory) -> PackedWeight:
+    described = [(tensor.format, tensor.shape) for tensor in tensors]
+    data = memory.zeros((packed_bytes(described),), np.dtype(np.uint8))
+    pack_into(tensors, data)
+    return packed_view(described, data)
 
 
 def _biases(files: TensorFiles, names: list[str], rotated: int = 0) -> np.ndarray:
@@ -138,11 +141,3 @@ def _biases(files: TensorFiles, names: list[str], rotated: int = 0) -> np.ndarra
     if rotated:
         biases[:2] = [halves_first(bias, rotated) for bias in biases[:2]]
     return np.concatenate(biases)
-
-
-def _empty_panels(
-    memory: WeightMemory, num_outputs: int, num_inputs: int, as_bytes: bool
-) -> np.ndarray:
-    depth = num_inputs + SCALE_ROWS if as_bytes else num_inputs
-    shape = (-(-num_outputs // LANES), depth, LANES)
-    return memory.zeros(shape, np.dtype(np.int8 if as_bytes else np.float32))

@@ -11,22 +11,21 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-from llvmlite import ir
 from llvmlite.binding import get_host_cpu_features
 from numba import cfunc, types
 from numba.extending import intrinsic
 
 from engine.runner.kernels.block_layout import LAYOUTS, PanelLayout, block_at, emit_weights
-from engine.runner.kernels.compiled import SIGNATURE, address_of
-from engine.runner.kernels.panel_product import PANEL_ROWS
+from engine.runner.kernels.compiled import SIGNATURE, address_of, own_function, switch_rows
+from engine.runner.kernels.panel_product import TILE_BYTES
 from engine.runner.kernels.vector_ir import (
     FLOAT,
     INT64,
     LANES,
     constant,
     declare_fma,
+    emit_loop,
     keep_loads_behind,
-    keep_rolled,
     prefetch,
     splat,
     vector_at,
@@ -35,29 +34,8 @@ from engine.runner.kernels.vector_ir import (
 FEW_ROWS = 4 if get_host_cpu_features().get("avx512f") else 2
 """The most rows of a product; more are computed from widened panels."""
 _PANELS = 2
-_TILE_BYTES = 4 * LANES
+_VECTOR_BYTES = 4 * LANES
 _CACHE_LINE_BYTES = 64
-
-
-def emit_loop(builder: Any, count: Any, begun: list[Any], body: Any) -> list[Any]:
-    """Emit `for index in range(count): state = body(index, state)`; return the state."""
-    start = builder.block
-    loop, end = builder.append_basic_block("loop"), builder.append_basic_block("end")
-    builder.branch(loop)
-    builder.position_at_end(loop)
-    index = builder.phi(INT64)
-    phis = [builder.phi(value.type) for value in begun]
-    state = body(index, phis)
-    following = builder.add(index, INT64(1))
-    index.add_incoming(INT64(0), start)
-    index.add_incoming(following, builder.block)
-    for phi, first, new in zip(phis, begun, state, strict=True):
-        phi.add_incoming(first, start)
-        phi.add_incoming(new, builder.block)
-    branch = builder.cbranch(builder.icmp_signed("<", following, count), loop, end)
-    keep_rolled(builder, branch)
-    builder.position_at_end(end)
-    return state
 
 
 def prefetch_block(builder: Any, layout: PanelLayout, ahead: Any, index: Any) -> None:
@@ -96,38 +74,8 @@ def _emit_product(builder: Any, layout: PanelLayout, num_rows: int, args: Sequen
     count = builder.sdiv(depth, INT64(layout.inputs))
     sums = emit_loop(builder, count, [constant(0.0)] * (num_rows * _PANELS), block)
     for n, total in enumerate(sums):
-        place = INT64(_TILE_BYTES * (n % _PANELS * PANEL_ROWS + n // _PANELS))
+        place = INT64(n % _PANELS * TILE_BYTES + n // _PANELS * _VECTOR_BYTES)
         builder.store(total, vector_at(builder, builder.add(c, place)), align=4)
-
-
-def own_function(module: Any, name: str, num_args: int, emit: Any) -> Any:
-    """Return a function of integers that is never inlined; `emit(builder, args)` is its body.
-
-    Its loop then has all registers, whatever the code around the call needs.
-    """
-    kind = ir.FunctionType(ir.VoidType(), [INT64] * num_args)
-    function = ir.Function(module, kind, name)
-    function.linkage = "internal"
-    function.attributes.add("noinline")
-    function.attributes.add("nounwind")
-    builder = ir.IRBuilder(function.append_basic_block("entry"))
-    emit(builder, function.args)
-    builder.ret_void()
-    return function
-
-
-def switch_rows(builder: Any, rows: Any, most_rows: int, args: Sequence[Any], make: Any) -> None:
-    """Emit a call of `make(num_rows)`'s function with `args` for the number `rows`."""
-    done = builder.append_basic_block("done")
-    cases = [builder.append_basic_block(f"rows_{n}") for n in range(1, most_rows + 1)]
-    switch = builder.switch(rows, cases[0])
-    for num_rows, case in enumerate(cases, 1):
-        if num_rows > 1:
-            switch.add_case(INT64(num_rows), case)
-        builder.position_at_end(case)
-        builder.call(make(num_rows), args)
-        builder.branch(done)
-    builder.position_at_end(done)
 
 
 @intrinsic(prefer_literal=True)
@@ -160,9 +108,9 @@ def _widen(typing: Any, code: Any, panel: Any, depth: Any, out: Any) -> Any:
 
         def block(index: Any, _: list[Any]) -> list[Any]:
             at = block_at(builder, layout, panel, index)
-            target = builder.add(out, builder.mul(index, INT64(layout.inputs * _TILE_BYTES)))
+            target = builder.add(out, builder.mul(index, INT64(layout.inputs * _VECTOR_BYTES)))
             for k, weight in enumerate(emit_weights(builder, layout, at)):
-                place = builder.add(target, INT64(k * _TILE_BYTES))
+                place = builder.add(target, INT64(k * _VECTOR_BYTES))
                 builder.store(weight, vector_at(builder, place), align=4)
             return []
 

@@ -24,12 +24,7 @@ from engine.runner.kernels.block_layout import (
     emit_groups,
     emit_scales,
 )
-from engine.runner.kernels.block_product import (
-    emit_loop,
-    own_function,
-    prefetch_block,
-    switch_rows,
-)
+from engine.runner.kernels.block_product import prefetch_block
 from engine.runner.kernels.byte_dot import (
     INSTRUCTIONS,
     available,
@@ -38,7 +33,7 @@ from engine.runner.kernels.byte_dot import (
     makes_signed,
 )
 from engine.runner.kernels.byte_rows import OFFSET_AT, RECORD_BYTES, STEP_AT, SUM_AT
-from engine.runner.kernels.compiled import SIGNATURE, address_of
+from engine.runner.kernels.compiled import SIGNATURE, address_of, own_function, switch_rows
 from engine.runner.kernels.vector_ir import (
     FLOAT,
     INT32,
@@ -47,6 +42,7 @@ from engine.runner.kernels.vector_ir import (
     VECTOR,
     constant,
     declare_fma,
+    emit_loop,
     int_constant,
     splat,
     vector_at,

@@ -34,8 +34,8 @@ RECORD_BYTES = 64
 STEP_AT, SUM_AT = 32, 36
 OFFSET_AT = {8: 40, 16: 44, 128: 48, 32: 52}
 """Where a record has minus the sum of its bytes, times an offset; for 32 two halves' sums."""
-FLOATS_PER_VALUE = RECORD_BYTES / BLOCK / 4
-"""Floats of a buffer for one value of a row."""
+BYTES_PER_VALUE = RECORD_BYTES // BLOCK
+"""Of a row in int8, with its blocks' steps and sums."""
 _LARGEST_BYTE = 127.0
 _ROUNDER = 12582912.0  # 1.5 · 2^23: adding it rounds, and leaves an integer in the low bits
 _LANE_BYTES = ir.VectorType(ir.IntType(8), LANES)

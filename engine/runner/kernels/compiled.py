@@ -6,6 +6,7 @@ once for all formats, and of the formats only those that a model has.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from llvmlite import ir
@@ -31,6 +32,36 @@ def call_at(
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * (NUM_ARGUMENTS + 1)), codegen
+
+
+def own_function(module: Any, name: str, num_args: int, emit: Any) -> Any:
+    """Return a function of integers that is never inlined; `emit(builder, args)` is its body.
+
+    Its loop then has all registers, whatever the code around the call needs.
+    """
+    kind = ir.FunctionType(ir.VoidType(), [INT64] * num_args)
+    function = ir.Function(module, kind, name)
+    function.linkage = "internal"
+    function.attributes.add("noinline")
+    function.attributes.add("nounwind")
+    builder = ir.IRBuilder(function.append_basic_block("entry"))
+    emit(builder, function.args)
+    builder.ret_void()
+    return function
+
+
+def switch_rows(builder: Any, rows: Any, most_rows: int, args: Sequence[Any], make: Any) -> None:
+    """Emit a call of `make(num_rows)`'s function with `args` for the number `rows`."""
+    done = builder.append_basic_block("done")
+    cases = [builder.append_basic_block(f"rows_{n}") for n in range(1, most_rows + 1)]
+    switch = builder.switch(rows, cases[0])
+    for num_rows, case in enumerate(cases, 1):
+        if num_rows > 1:
+            switch.add_case(INT64(num_rows), case)
+        builder.position_at_end(case)
+        builder.call(make(num_rows), args)
+        builder.branch(done)
+    builder.position_at_end(done)
 
 
 _kept: list[Any] = []

@@ -16,8 +16,9 @@ import numpy as np
 from numba import njit, prange
 
 from engine.runner.kernels.byte_product import BYTE_ROWS
+from engine.runner.kernels.byte_rows import BYTES_PER_VALUE
 from engine.runner.kernels.compiled import call_at
-from engine.runner.kernels.panel_product import PANEL_ROWS, PREFETCH_BYTES
+from engine.runner.kernels.panel_product import PANEL_ROWS, PREFETCH_BYTES, TILE_BYTES
 from engine.runner.kernels.team import (
     SHARES_PER_THREAD,
     claim,
@@ -35,9 +36,6 @@ activations, 0 for float32 ones."""
 FIELDS = 9
 _BLOCK_ROWS = 96
 _FLOAT_BYTES = 4
-_BYTES_PER_VALUE = 2
-"""Of a row in int8, with its blocks' steps and sums."""
-_TILE = PANEL_ROWS * LANES * _FLOAT_BYTES
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -73,7 +71,7 @@ def _float_tile(first, second, rows, x_at, a, b, depth, c, ahead, second_ahead) 
         call_at(first, rows, x_at, a, b, depth, c, ahead, second_ahead)
         return
     call_at(first, rows, x_at, a, 0, depth, c, ahead, 0)
-    call_at(second, rows, x_at, b, 0, depth, c + _TILE, second_ahead, 0)
+    call_at(second, rows, x_at, b, 0, depth, c + TILE_BYTES, second_ahead, 0)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -143,7 +141,7 @@ def _byte_tile(weight, panel, is_last, rows, row, block, num_tiles, quantised, t
     ahead = at + PREFETCH_BYTES
     if num_tiles > 1 and row == block and not is_last:
         ahead = at + weight[PANEL_BYTES]
-    x_at = quantised.ctypes.data + row * weight[DEPTH] * _BYTES_PER_VALUE
+    x_at = quantised.ctypes.data + row * weight[DEPTH] * BYTES_PER_VALUE
     call_at(weight[BYTES], rows, x_at, at, weight[DEPTH], tiles_at, ahead, 0, 0)
 
 
@@ -253,7 +251,7 @@ def _gated_tile(tiles, rows, bias, out, row, column) -> None:  # type: ignore[no
                 tiles[1, r, lane] += bias[2 * column + LANES + lane]
         at = gate_at + r * LANES * _FLOAT_BYTES
         target = out.ctypes.data + ((row + r) * out.shape[1] + column) * _FLOAT_BYTES
-        silu_product(at, at + _TILE, target)
+        silu_product(at, at + TILE_BYTES, target)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -301,7 +299,15 @@ def _bytes_gated(quantised, gate, up, bias, out, first, last, tiles) -> None:  #
                 rows = min(tile_rows, block_end - row)
                 _byte_tile(gate, panel, is_last, rows, row, block, num_tiles, quantised, tiles_at)
                 _byte_tile(
-                    up, panel, is_last, rows, row, block, num_tiles, quantised, tiles_at + _TILE
+                    up,
+                    panel,
+                    is_last,
+                    rows,
+                    row,
+                    block,
+                    num_tiles,
+                    quantised,
+                    tiles_at + TILE_BYTES,
                 )
                 _gated_tile(tiles, rows, bias, out, row, panel * LANES)
 

@@ -17,7 +17,6 @@ from engine.runner.block_tensor import BLOCK_SIZES, BlockTensor
 from engine.runner.kernels.block_layout import BLOCK, CODES, GROUPS, LAYOUTS, PanelLayout
 from engine.runner.kernels.block_product import FEW_ROWS, few_rows_kernel, widening_kernel
 from engine.runner.kernels.byte_product import byte_kernel
-from engine.runner.kernels.float_panels import float_kernel
 from engine.runner.kernels.linear import (
     BYTES,
     DEPTH,
@@ -30,6 +29,7 @@ from engine.runner.kernels.linear import (
     PANELS,
     WIDEN,
 )
+from engine.runner.kernels.panel_product import float_kernel
 from engine.runner.kernels.vector_ir import LANES
 
 Bytes = np.ndarray
@@ -156,7 +156,7 @@ def _planes(layout: PanelLayout, groups: Bytes) -> Bytes:
     if layout.bits == 8:
         return groups.reshape(*leading, -1)
     low = groups & 15
-    planes = [low[:, :, 0::2] | low[:, :, 1::2] << 4]
+    planes: list[Bytes] = [low[:, :, 0::2] | low[:, :, 1::2] << 4]
     high = groups >> 4
     if layout.bits == 5:
         planes.append(np.packbits(high, axis=2, bitorder="little"))

@@ -6,8 +6,7 @@ import numpy as np
 
 from engine.runner.flat_batch import FlatBatch
 from engine.runner.kernels.layer import enter_mtp, leave_mtp
-from engine.runner.kernels.matmul import gather_columns
-from engine.runner.kernels.vector_ir import LANES
+from engine.runner.kernels.linear import gather_columns
 from engine.runner.kv_cache import KVCache
 from engine.runner.mtp.mtp_weights import MtpWeights
 from engine.runner.numba_decoder import NumbaDecoder
@@ -54,7 +53,7 @@ class NumbaMtp:
             if self._draft_ids is not None:
                 self._num_drafted = len(self._draft_ids)
                 rows = np.empty((self._num_drafted, self._spec.hidden_size), np.float32)
-                gather_columns(decoder.head, self._draft_ids, rows)
+                gather_columns(decoder.head.table, self._draft_ids, rows)
                 self._head = pack_as_bytes(rows, decoder.memory)
         buffers, shape = decoder.step_buffers, decoder.shape
         width = self._spec.hidden_size
@@ -95,16 +94,18 @@ class NumbaMtp:
         """Return the layer's inputs `[rows, hidden_size]`, and queries ready for attention."""
         layer, decoder, spec = self._layer, self._decoder, self._spec
         left_out = 0 if has_queries else spec.num_heads * spec.head_dim
+        qkv_table = layer.qkv.table if has_queries else layer.qkv.table[1:]  # keys and values
         rows, shared = len(states), decoder.buffers
         inputs, normed = self._inputs.first(rows), shared.normed.first(rows)
         qkv = shared.qkv.first(rows, spec.qkv_size - left_out)
         with KERNEL_LOCK:
             enter_mtp(
-                batch.token_ids, decoder.embedding, self._embedding_norm, states, self._hidden_norm,
-                decoder.epsilon, self._token_panels, self._hidden_panels, self._projection_bias,
-                layer.input_norm, layer.qkv[left_out // LANES :], layer.qkv_bias[left_out:],
+                batch.token_ids, decoder.embedding.table, self._embedding_norm, states,
+                self._hidden_norm, decoder.epsilon, self._token_panels.table,
+                self._hidden_panels.table, self._projection_bias, layer.input_norm, qkv_table,
+                layer.qkv_bias[left_out:],
                 layer.head_norms, decoder.cosines, decoder.sines, decoder.scale, self._keys,
-                self._values, batch.positions, batch.slots, inputs, normed, qkv,
+                self._values, batch.positions, batch.slots, inputs, normed, qkv, NONE_2D,
                 decoder.num_threads,
             )  # fmt: skip
         return inputs, qkv
@@ -121,10 +122,11 @@ class NumbaMtp:
         normed = shared.normed.first(count)
         with KERNEL_LOCK:
             leave_mtp(
-                outputs, qkv, layer.output, layer.output_bias, self._keys, self._values, positions,
-                block_tables, work, decoder.epsilon, layer.mlp_norm, layer.gate_up,
-                layer.gate_up_bias, layer.down, layer.down_bias, self._output_norm, self._head,
-                attended, gated, normed, logits, decoder.num_threads,
+                outputs, qkv, layer.output.table, layer.output_bias, self._keys, self._values,
+                positions, block_tables, work, decoder.epsilon, layer.mlp_norm,
+                layer.gate_up.table, layer.gate_up_bias, layer.down.table, layer.down_bias,
+                self._output_norm, self._head.table,
+                attended, gated, normed, NONE_2D, logits, decoder.num_threads,
             )  # fmt: skip
         self._states = normed if self._recurses_on_normed else outputs
         best: np.ndarray = logits.argmax(axis=1)
