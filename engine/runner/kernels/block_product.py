@@ -93,7 +93,7 @@ def _few_rows(
                 lambda own, own_args: _emit_product(own, layout, num_rows, own_args),
             )  # fmt: skip
 
-        switch_rows(builder, args[1], FEW_ROWS, args[2:], make)
+        switch_rows(builder, args[1], range(1, FEW_ROWS + 1), args[2:], make)
         return context.get_dummy_value()
 
     return types.void(code, *[types.int64] * 8), codegen
@@ -125,7 +125,7 @@ def few_rows_kernel(code: int) -> int:
     """Return the address of a format's product, which is compiled now or loaded.
 
     Its arguments: `rows` ≤ `FEW_ROWS`, the rows' address, those of one panel or two (0: no second
-    one), `depth`, the sums' `[2, PANEL_ROWS, 16]`, and two from which as many bytes as a panel has
+    one), `depth`, the sums' `[2, TILE_ROWS, 16]`, and two from which as many bytes as a panel has
     are prefetched.
     """
 

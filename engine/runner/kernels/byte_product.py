@@ -34,6 +34,7 @@ from engine.runner.kernels.byte_dot import (
 )
 from engine.runner.kernels.byte_rows import OFFSET_AT, RECORD_BYTES, STEP_AT, SUM_AT
 from engine.runner.kernels.compiled import SIGNATURE, address_of, own_function, switch_rows
+from engine.runner.kernels.panel_product import TILE_ROWS
 from engine.runner.kernels.vector_ir import (
     FLOAT,
     INT32,
@@ -48,8 +49,12 @@ from engine.runner.kernels.vector_ir import (
     vector_at,
 )
 
-BYTE_ROWS = 8 if get_host_cpu_features().get("avx512f") else 3
-"""The most rows of a product: beside their sums, a block's weights stay in registers."""
+_HAS_WIDE_REGISTERS = bool(get_host_cpu_features().get("avx512f"))
+FEW_BYTE_ROWS = 8 if _HAS_WIDE_REGISTERS else 3
+"""There is a product for any number of rows up to this one,"""
+BYTE_ROWS = TILE_ROWS if _HAS_WIDE_REGISTERS else FEW_BYTE_ROWS
+"""and one for so many rows: beside their sums, a block's weights just stay in registers."""
+_CHOICES = sorted({*range(1, FEW_BYTE_ROWS + 1), BYTE_ROWS})
 _TILE_BYTES = 4 * LANES
 
 
@@ -126,7 +131,7 @@ def _byte_rows(
                 lambda own, own_args: _emit_product(own, layout, instruction, num_rows, own_args),
             )  # fmt: skip
 
-        switch_rows(builder, args[2], BYTE_ROWS, args[3:], make)
+        switch_rows(builder, args[2], _CHOICES, args[3:], make)
         return context.get_dummy_value()
 
     return types.void(code, dot, *[types.int64] * 6), codegen
@@ -136,9 +141,9 @@ def _byte_rows(
 def byte_kernel(code: int, instruction: str = "") -> int:
     """Return the address of a format's product with int8 rows, which is compiled now or loaded.
 
-    Its arguments: `rows` ≤ `BYTE_ROWS`, their records' address, a panel's, `depth`, the sums'
-    `[rows, 16]`, and one from which as many bytes as a panel has are prefetched. `instruction` is
-    one of `byte_dot.INSTRUCTIONS` (empty: the fastest).
+    Its arguments: `rows` ≤ `FEW_BYTE_ROWS` or = `BYTE_ROWS`, their records' address, a panel's,
+    `depth`, the sums' `[rows, 16]`, and one from which as many bytes as a panel has are prefetched.
+    `instruction` is one of `byte_dot.INSTRUCTIONS` (empty: the fastest).
     """
     dot = INSTRUCTIONS.index(instruction or available()[0])
 

@@ -50,14 +50,15 @@ def own_function(module: Any, name: str, num_args: int, emit: Any) -> Any:
     return function
 
 
-def switch_rows(builder: Any, rows: Any, most_rows: int, args: Sequence[Any], make: Any) -> None:
-    """Emit a call of `make(num_rows)`'s function with `args` for the number `rows`."""
+def switch_rows(
+    builder: Any, rows: Any, choices: Sequence[int], args: Sequence[Any], make: Any
+) -> None:
+    """Emit a call of `make(num_rows)`'s function with `args`; `rows` is one of `choices`."""
     done = builder.append_basic_block("done")
-    cases = [builder.append_basic_block(f"rows_{n}") for n in range(1, most_rows + 1)]
+    cases = [builder.append_basic_block(f"rows_{n}") for n in choices]
     switch = builder.switch(rows, cases[0])
-    for num_rows, case in enumerate(cases, 1):
-        if num_rows > 1:
-            switch.add_case(INT64(num_rows), case)
+    for num_rows, case in zip(choices, cases, strict=True):
+        switch.add_case(INT64(num_rows), case)
         builder.position_at_end(case)
         builder.call(make(num_rows), args)
         builder.branch(done)

@@ -15,10 +15,10 @@ from __future__ import annotations
 import numpy as np
 from numba import njit, prange
 
-from engine.runner.kernels.byte_product import BYTE_ROWS
+from engine.runner.kernels.byte_product import BYTE_ROWS, FEW_BYTE_ROWS
 from engine.runner.kernels.byte_rows import BYTES_PER_VALUE
 from engine.runner.kernels.compiled import call_at
-from engine.runner.kernels.panel_product import PANEL_ROWS, PREFETCH_BYTES, TILE_BYTES
+from engine.runner.kernels.panel_product import PANEL_ROWS, PREFETCH_BYTES, TILE_BYTES, TILE_ROWS
 from engine.runner.kernels.team import (
     SHARES_PER_THREAD,
     claim,
@@ -135,37 +135,40 @@ def _floats_linear(  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _byte_tile(weight, panel, is_last, rows, row, block, num_tiles, quantised, tiles_at) -> None:  # type: ignore[no-untyped-def]
-    """Multiply a tile of int8 rows from `row` on with a panel."""
+def _byte_tile_rows(left) -> int:  # type: ignore[no-untyped-def]
+    """Return the rows of the next tile of int8 rows, of which so many are left."""
+    return BYTE_ROWS if left >= BYTE_ROWS else _even_part(left, FEW_BYTE_ROWS)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _byte_tile(weight, panel, rows, row, has_next, quantised, tiles_at) -> None:  # type: ignore[no-untyped-def]
+    """Multiply int8 rows from `row` on with a panel; prefetch the next one if it `has_next`."""
     at = weight[PANELS] + panel * weight[PANEL_BYTES]
-    ahead = at + PREFETCH_BYTES
-    if num_tiles > 1 and row == block and not is_last:
-        ahead = at + weight[PANEL_BYTES]
+    ahead = at + (weight[PANEL_BYTES] if has_next else PREFETCH_BYTES)
     x_at = quantised.ctypes.data + row * weight[DEPTH] * BYTES_PER_VALUE
     call_at(weight[BYTES], rows, x_at, at, weight[DEPTH], tiles_at, ahead, 0, 0)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _bytes_linear(  # type: ignore[no-untyped-def]
-    x, quantised, weight, bias, residual, out, column, first, last, tiles
+    quantised, weight, bias, residual, out, column, first, last, tiles
 ) -> None:
-    num_rows, tiles_at = x.shape[0], tiles.ctypes.data
+    num_rows, tiles_at = out.shape[0], tiles.ctypes.data
     block_rows = _even_part(num_rows, _BLOCK_ROWS)
     for block in range(0, num_rows, block_rows):
         block_end = min(num_rows, block + block_rows)
-        tile_rows = _even_part(block_end - block, BYTE_ROWS)
-        num_tiles = -(-(block_end - block) // tile_rows)
         for panel in range(first, last):
             lanes = min(LANES, weight[OUTPUTS] - panel * LANES)
-            for row in range(block, block_end, tile_rows):
-                rows = min(tile_rows, block_end - row)
-                _byte_tile(
-                    weight, panel, panel + 1 == last, rows, row, block, num_tiles, quantised,
-                    tiles_at,
-                )  # fmt: skip
+            row = block
+            while row < block_end:
+                rows = _byte_tile_rows(block_end - row)
+                # The first of several tiles leaves time to read the next panel.
+                has_next = row == block and row + rows < block_end and panel + 1 < last
+                _byte_tile(weight, panel, rows, row, has_next, quantised, tiles_at)
                 _put(
                     tiles[0], rows, bias, residual, out, row, column + panel * LANES, lanes
                 )  # fmt: skip
+                row += rows
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -182,9 +185,7 @@ def _linear_share(  # type: ignore[no-untyped-def]
         last = min(num_panels, 2 * (last_pair - pair))
         if first < last:
             if weight[BYTES]:
-                _bytes_linear(
-                    x, quantised, weight, bias, residual, out, column, first, last, tiles
-                )  # fmt: skip
+                _bytes_linear(quantised, weight, bias, residual, out, column, first, last, tiles)
             else:
                 _floats_linear(x, weight, bias, residual, out, column, first, last, tiles, widened)
         pair += num_pairs
@@ -209,7 +210,7 @@ def linear_phase(  # type: ignore[no-untyped-def]
     for n in range(table.shape[0]):
         num_pairs += (-(-table[n, OUTPUTS] // LANES) + 1) // 2
     num_shares = min(num_pairs, SHARES_PER_THREAD * num_threads)
-    tiles = np.empty((2, PANEL_ROWS, LANES), np.float32)
+    tiles = np.empty((2, TILE_ROWS, LANES), np.float32)
     widened = _scratch(table, x.shape[0])
     share = claim(progress, phase)
     while share < num_shares:
@@ -291,25 +292,15 @@ def _bytes_gated(quantised, gate, up, bias, out, first, last, tiles) -> None:  #
     block_rows = _even_part(num_rows, _BLOCK_ROWS)
     for block in range(0, num_rows, block_rows):
         block_end = min(num_rows, block + block_rows)
-        tile_rows = _even_part(block_end - block, BYTE_ROWS)
-        num_tiles = -(-(block_end - block) // tile_rows)
         for panel in range(first, last):
-            is_last = panel + 1 == last
-            for row in range(block, block_end, tile_rows):
-                rows = min(tile_rows, block_end - row)
-                _byte_tile(gate, panel, is_last, rows, row, block, num_tiles, quantised, tiles_at)
-                _byte_tile(
-                    up,
-                    panel,
-                    is_last,
-                    rows,
-                    row,
-                    block,
-                    num_tiles,
-                    quantised,
-                    tiles_at + TILE_BYTES,
-                )
+            row = block
+            while row < block_end:
+                rows = _byte_tile_rows(block_end - row)
+                has_next = row == block and row + rows < block_end and panel + 1 < last
+                _byte_tile(gate, panel, rows, row, has_next, quantised, tiles_at)
+                _byte_tile(up, panel, rows, row, has_next, quantised, tiles_at + TILE_BYTES)
                 _gated_tile(tiles, rows, bias, out, row, panel * LANES)
+                row += rows
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -318,7 +309,7 @@ def gated_phase(progress, phase, x, table, bias, quantised, out, num_threads) ->
     gate, up = table[0], table[1]
     num_pairs = gate[OUTPUTS] // LANES
     num_shares = min(num_pairs, SHARES_PER_THREAD * num_threads)
-    tiles = np.empty((2, PANEL_ROWS, LANES), np.float32)
+    tiles = np.empty((2, TILE_ROWS, LANES), np.float32)
     widened = _scratch(table, x.shape[0])
     has_bytes = gate[BYTES] != 0 and up[BYTES] != 0
     share = claim(progress, phase)

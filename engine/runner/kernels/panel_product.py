@@ -41,8 +41,9 @@ A vector is one of AVX-512's 32 registers, or two of AVX2's 16.
 _PAIR_ROWS = 10 if _HAS_WIDE_REGISTERS else 3
 """The most rows for two panels."""
 _VECTOR_BYTES = 4 * LANES
-TILE_BYTES = PANEL_ROWS * _VECTOR_BYTES
-"""Bytes of one panel's sums."""
+TILE_ROWS = 16
+"""Rows that one panel's sums have room for."""
+TILE_BYTES = TILE_ROWS * _VECTOR_BYTES
 PREFETCH_BYTES = 3072
 
 
@@ -88,7 +89,7 @@ def _products(num_panels: int, most_rows: int) -> Any:
                 lambda own, own_args: _emit_product(own, num_rows, num_panels, own_args),
             )  # fmt: skip
 
-        switch_rows(builder, args[0], most_rows, args[1:], make)
+        switch_rows(builder, args[0], range(1, most_rows + 1), args[1:], make)
         return context.get_dummy_value()
 
     @intrinsic
@@ -112,7 +113,7 @@ def panel_product(
     """Compute `c[p, r, 0:16] = Σ_k a[r, k] · panel_p[k, 0:16]`.
 
     `rows` ≤ `PANEL_ROWS`; `a` is `[rows, depth]`; `first` and `second` (0: none) are panels, `c` is
-    `[2, PANEL_ROWS, 16]`. Meanwhile as many bytes as a panel has are prefetched from `ahead`, and
+    `[2, TILE_ROWS, 16]`. Meanwhile as many bytes as a panel has are prefetched from `ahead`, and
     from `second_ahead` for the second one. A panel prefetches itself from `PREFETCH_BYTES` behind
     its beginning.
     """
