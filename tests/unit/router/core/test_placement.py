@@ -8,7 +8,7 @@ from common.errors import InvalidRequest, Overloaded
 from common.ids import Incarnation
 from common.nodes import NodeLoad, NodeRecord, Role
 from common.request import SamplingParams
-from common.token_rules import TokenRules
+from common.token_rules import NO_RULES, TokenRules
 from router.core.placement import Choice, Placer
 from router.core.policies import POLICIES
 from router.core.policies.query import NodeView, PolicyState, Query, query_of
@@ -152,18 +152,18 @@ def test_without_a_node_that_follows_grammars_none_is_chosen() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sampling", "salt", "is_needed"),
+    ("rules", "salt", "is_needed"),
     [
-        ({}, "", False),
-        ({}, "mine", True),
-        ({"rules": TokenRules(biases=((1, 2.0),))}, "", True),
-        ({"rules": TokenRules(bad_words=((1,),))}, "", True),
+        (NO_RULES, "", False),
+        (NO_RULES, "mine", True),
+        (TokenRules(biases=((1, 2.0),)), "", True),
+        (TokenRules(bad_words=((1,),)), "", True),
     ],
 )
 def test_only_nodes_that_know_rules_and_salts_get_them(
-    sampling: dict[str, TokenRules], salt: str, is_needed: bool
+    rules: TokenRules, salt: str, is_needed: bool
 ) -> None:
-    request = query_of((1, 2, 3), SamplingParams(max_tokens=8, **sampling), salt)
+    request = query_of((1, 2, 3), SamplingParams(max_tokens=8, rules=rules), salt)
     old = [node("d0"), prefill("p0")]
     new = [node("d1", has_token_rules=True), prefill("p1", has_token_rules=True)]
     if is_needed:

@@ -9,7 +9,7 @@ import pytest
 from common.token_rules import NO_RULES, TokenRules
 from tests.fakes.http_edge import Call, make_edge, tiny_model
 
-PATHS = {
+PATHS: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}]},
     "/v1/completions": {"prompt": "Hi"},
 }
