@@ -115,7 +115,7 @@ def noise_of(vocab_size: int, seed: int, output_index: int) -> np.ndarray:
 def drawn(depths: np.ndarray, last_depth: float, last_id: int, seed: int, index: int) -> Any:
     """Draw from a row with these depths, one of which is 0."""
     values = np.float32(0) - depths
-    maxima = np.array([values[at : at + BLOCK].max() for at in range(0, len(values), BLOCK)])
+    maxima = np.maximum.reduceat(values, np.arange(0, len(values), BLOCK))
     return draw(
         values, maxima, np.float32(0), np.float32(1), last_depth, last_id,
         np.uint64(seed), np.uint32(index), values.ctypes.data,
