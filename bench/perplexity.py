@@ -1,10 +1,11 @@
 """What a model loses by fewer bits: `python -m bench.perplexity --json`.
 
 The perplexity of a text, e to the mean of -ln p over its tokens, under each combination of the
-settings in `AXES`; of every setting all values are measured, or those given by its flag. The text
-is divided into windows of `--context` tokens. Each is computed for itself, and its first half is
-only context, as in llama.cpp's tool of this name: the first tokens of a text are hard to foretell,
-and would hide the rest.
+settings in `AXES`, which are those of a node; the flag of each chooses other values. The weights
+have the format of the model's file, or that of --quantization. The text is divided into windows of
+`--context` tokens. Each is computed for itself, and its first half is only context, as in
+llama.cpp's tool of this name: the first tokens of a text are hard to foretell, and would hide the
+rest.
 
     perplexity       for each combination
     loss             its perplexity / that of the first combination - 1
@@ -29,10 +30,15 @@ from common.config import EngineConfig, ModelConfig
 from engine.runner.load import load_model_runner
 from engine.runner.model_runner import ModelRunner
 from pdserve.checkpoints.resolve import resolve_checkpoint
+from pdserve.configuration.options import all_options
 from router.text.text_model import TextModel
 
 TEXT = Path(__file__).parent / "texts" / "alice_in_wonderland.txt"
-AXES: Mapping[str, tuple[str, ...]] = {"kv_cache_dtype": ("float32", "bfloat16", "int8")}
+AXES: Mapping[str, tuple[str, ...]] = {
+    "quantization": ("none",),
+    "activation_dtype": ("float32", "int8"),
+    "kv_cache_dtype": ("float32", "bfloat16", "int8"),
+}
 """Settings of a model or an engine; the first values are what others are compared with."""
 _BLOCK_SIZE = 64
 _MODEL_SETTINGS = {field.name for field in fields(ModelConfig)}
@@ -116,7 +122,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--windows", type=int, default=0, help="most windows; 0: all of the text")
     parser.add_argument("--num-threads", type=int, default=0)
     for key, values in AXES.items():
-        parser.add_argument(f"--{key.replace('_', '-')}", action="append", choices=values)
+        choices = all_options()[key].declared.one_of
+        flag, default = f"--{key.replace('_', '-')}", f"default: {' '.join(values)}"
+        parser.add_argument(flag, action="append", choices=choices, help=default)
     options = parser.parse_args(arguments)
     if options.context < 2 or options.windows < 0:
         parser.error("wanted a context of at least 2 tokens, and no negative number of windows")

@@ -31,6 +31,7 @@ class _End:
         memory: Memory,
         lanes: Sequence[Lane],
         keys: CurveKeys | None,
+        kv_lanes: int,
     ) -> None:
         self._events: queue.SimpleQueue[tuple[ConnectorEvent, float]] = queue.SimpleQueue()
         self.me = Incarnation(name, 1)
@@ -43,6 +44,7 @@ class _End:
             peer_timeout_s=_PEER_TIMEOUT_S,
             lanes=lanes,
             keys=keys,
+            kv_lanes=kv_lanes,
         )
 
     def _on_event(self, event: ConnectorEvent) -> None:
@@ -63,8 +65,9 @@ class ConnectorReceiver(_End):
         memory: Memory,
         lanes: Sequence[Lane] = (),
         keys: CurveKeys | None = None,
+        kv_lanes: int = 1,
     ) -> None:
-        super().__init__("decode", memory, lanes, keys)
+        super().__init__("decode", memory, lanes, keys, kv_lanes)
         self._tokens = itertools.count(1)
 
     def prepare(self, pattern: str) -> Ticket:
@@ -103,8 +106,9 @@ class ConnectorSender(_End):
         memory: Memory,
         lanes: Sequence[Lane] = (),
         keys: CurveKeys | None = None,
+        kv_lanes: int = 1,
     ) -> None:
-        super().__init__("prefill", memory, lanes, keys)
+        super().__init__("prefill", memory, lanes, keys, kv_lanes)
 
     def send(self, pattern: str, prepared: Ticket) -> Span:
         """Push and commit all layers; `RuntimeError` when the transfer failed."""
@@ -123,14 +127,15 @@ class ConnectorSender(_End):
         return Span(began_at_s, None)
 
 
-def shm_receiver(memory: Memory) -> ConnectorReceiver:
+def shm_receiver(memory: Memory, kv_lanes: int = 1) -> ConnectorReceiver:
     """Return a receiver that reads the shared pools of senders on this host."""
-    return ConnectorReceiver(memory, [ShmLane(memory.workload.layout)])
+    return ConnectorReceiver(memory, [ShmLane(memory.workload.layout)], kv_lanes=kv_lanes)
 
 
-def shm_sender(memory: Memory) -> ConnectorSender:
+def shm_sender(memory: Memory, kv_lanes: int = 1) -> ConnectorSender:
     """Return a sender whose pool is shared."""
-    return ConnectorSender(memory, [ShmLane(memory.workload.layout, memory.shared)])
+    lane = ShmLane(memory.workload.layout, memory.shared)
+    return ConnectorSender(memory, [lane], kv_lanes=kv_lanes)
 
 
 def free_rdma_receiver(memory: Memory) -> ConnectorReceiver:

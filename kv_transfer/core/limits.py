@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from common.errors import ConfigError
 from common.kv_layout import KVLayout
+from kv_transfer.core.lanes import ONE_SIDED_LANES, PULLING_LANES
 
 PROTOCOL_VERSION = 4
 MAX_PEERS = 8192
@@ -16,10 +17,10 @@ DEFAULT_PEER_TIMEOUT_S = 2.0
 WINDOWS_PER_NODE = 4
 MAX_WAIT_S = 1.0
 """The longest wait of a connector before it checks the time again."""
-MAX_HEADER_BYTES = 32 * 1024
+MAX_HEADER_BYTES = 128 * 1024
 MAX_TEXT_CHARS = 1024
 MAX_NODE_ID_CHARS = 256
-MAX_BLOCKS_PER_FRAME = 1024
+MAX_BLOCKS_PER_FRAME = 4096
 LEAST_BLOCKS_PER_FRAME = 256
 """What a frame may have towards every release; a chunk has no more."""
 MAX_BLOCKS_PER_PART = 1024
@@ -67,6 +68,7 @@ class Limits:
     max_frame_bytes: int = 2 << 20
     max_joined: int = 4
     max_joined_pulled: int = 8
+    max_joined_one_sided: int = 16
     peer_timeout_s: float = DEFAULT_PEER_TIMEOUT_S
     idle_s: float = 30.0
     max_sessions: int = MAX_PEERS
@@ -99,6 +101,12 @@ class Limits:
     def answer_timeout_s(self) -> float:
         """How long a ping may stay unanswered: with the interval before it, `peer_timeout_s`."""
         return self.peer_timeout_s - self.ping_interval_s
+
+    def joined_on(self, lane: str) -> int:
+        """Return the most chunks of one frame on a lane."""
+        if lane in PULLING_LANES:
+            return self.max_joined_pulled
+        return self.max_joined_one_sided if lane in ONE_SIDED_LANES else self.max_joined
 
     def blocks_per_chunk(self, layout: KVLayout) -> tuple[int, ...]:
         """Return the most blocks of each layer that fit a frame and the window.

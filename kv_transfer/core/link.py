@@ -21,10 +21,10 @@ from kv_transfer.core.transfer_errors import PeerUnreachable
 from kv_transfer.core.turns import Turns
 
 RECONNECT_AFTER_S = 0.05
-PULLED_WINDOWS = 2
-"""Window factor of pull lanes (shm): bytes in flight stay in the sender's pool.
+BESIDE_WINDOWS = 2
+"""Window factor of lanes whose bytes travel beside the frames: in flight they take no memory.
 
-With one window the receiver stalls on checksums while it copies.
+With one window the receiver of a pull lane stalls on checksums while it copies.
 """
 
 
@@ -120,7 +120,7 @@ class Link:
             if transfer.has_pieces and not transfer.is_begun:
                 self._turns.discard(token)
                 continue
-            transfer.split_pushes(max(self._limits.max_joined, self._limits.max_joined_pulled))
+            transfer.split_pushes(self._limits.joined_on(self.lane))
             if transfer.pending and not self._fits(self._size(*self._next_chunks(transfer))):
                 return None
             self._turns.discard(token)
@@ -143,12 +143,10 @@ class Link:
         syndrome).
         """
         first = transfer.pending[0]
-        limits = self._limits
-        most = limits.max_joined_pulled if self.lane in PULLING_LANES else limits.max_joined
         most_bytes = min(self._window_bytes // 2, self.in_flight_bytes)
         num_blocks, block_bytes = 0, self._block_bytes[first.layer]
         chunks: list[Chunk] = []
-        for chunk in islice(transfer.pending, most):
+        for chunk in islice(transfer.pending, self._limits.joined_on(self.lane)):
             num_blocks += len(chunk)
             is_too_much = num_blocks > self._frame_blocks or num_blocks * block_bytes > most_bytes
             if chunks and (is_too_much or chunk.layer != first.layer):
@@ -280,8 +278,8 @@ class Link:
     def grant(self, window_bytes: int) -> None:
         """Take the window that the peer grants from now on; less may be in flight already."""
         self._window_bytes = min(window_bytes, self._limits.window_bytes)
-        if self.lane in PULLING_LANES:
-            self._window_bytes *= PULLED_WINDOWS
+        if self.lane in PULLING_LANES | ONE_SIDED_LANES:
+            self._window_bytes *= BESIDE_WINDOWS
 
     def takes_anew(self, welcome: Welcome) -> bool:
         """Return whether a further WELCOME has a new reply of the agreed lane."""

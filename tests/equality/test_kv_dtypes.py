@@ -23,20 +23,20 @@ from tests.equality.test_under_pressure import (
 )
 
 __all__ = ["requests"]
-COMBINATIONS: tuple[Combination, ...] = (
-    ("none", "last_in_first_out", "recompute", "mtp", "sync"),
-    ("token_ratio", "shortest_output", "swap", "mtp", "sync"),
-    ("fixed_blocks", "priority", "swap", "none", "async"),
+WITH_LAYER: Combination = ("token_ratio", "shortest_output", "swap", "mtp", "sync")
+COMBINATIONS: tuple[tuple[str, Combination], ...] = (
+    ("int8", ("none", "last_in_first_out", "recompute", "mtp", "sync")),
+    ("int8", WITH_LAYER),
+    ("int8", ("fixed_blocks", "priority", "swap", "none", "async")),
+    ("bfloat16", WITH_LAYER),
 )
 
 
-@pytest.fixture(scope="module", params=["int8", "bfloat16"])
+@pytest.fixture(scope="module")
 def runners(request: pytest.FixtureRequest) -> tuple[ModelRunner, ModelRunner]:
-    folder = demo_model_folder()
-    first, second = (
-        load_runner(folder, NUM_DRAFTS, kv_cache_dtype=request.param) for _ in range(2)
-    )
-    assert first.layout.dtype == request.param
+    folder, dtype = demo_model_folder(), request.param
+    first, second = (load_runner(folder, NUM_DRAFTS, kv_cache_dtype=dtype) for _ in range(2))
+    assert first.layout.dtype == dtype
     assert first.layout.fingerprint == second.layout.fingerprint
     return first, second
 
@@ -57,7 +57,7 @@ def undisturbed(
     return answers
 
 
-@pytest.mark.parametrize("combination", COMBINATIONS, ids="-".join)
+@pytest.mark.parametrize(("runners", "combination"), COMBINATIONS, indirect=["runners"], ids=str)
 def test_preempted_and_handed_over(
     combination: Combination,
     runners: tuple[ModelRunner, ModelRunner],

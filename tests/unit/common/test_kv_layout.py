@@ -42,6 +42,8 @@ def test_a_slot_of_int8_has_a_scale_behind_its_bytes() -> None:
     assert (wide.slot_bytes, narrow.slot_bytes) == (256, 68)
     assert narrow.head_bytes == narrow.block_size * 68
     assert wide.block_bytes / narrow.block_bytes > 3.76
+    assert ", int8, " in narrow.description
+    assert wide.fingerprint != narrow.fingerprint
     with pytest.raises(LayoutMismatch, match=r"dtype: here 'int8', peer 'float32'$"):
         check_compatible(narrow, wide)
 

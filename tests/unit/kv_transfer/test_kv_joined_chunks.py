@@ -70,7 +70,7 @@ def sizes(effects: list[SenderEffect]) -> list[tuple[int, int]]:
     [
         ("zmq", [1, 1, 2, 4, 3], [4, 4, 3]),
         ("loopback", [1, 1, 2, 4, 3], [4, 4, 3]),
-        ("rdma", [1, 1, 2, 4, 3], [4, 4, 3]),
+        ("rdma", [1, 1, 2, 4, 3], [11]),
         ("shm", [1, 1, 2, 4, 3], [8, 3]),
     ],
 )
@@ -118,7 +118,7 @@ def test_what_was_joined_comes_apart_for_another_lane() -> None:
     sender.on_link_lost(PEER, 1.0)
     sender.on_tick(2.0)
     again = connect(sender, "rdma", 2.0)
-    assert sizes(again) == [(0, 1), (0, 1), (0, 1), (1, 3), (1, 4), (1, 4)]
+    assert sizes(again) == [(0, 1), (0, 1), (0, 1), (1, 3), (1, 6), (1, 2)]
     left = [e.chunk.source_blocks.tolist() for e in again if isinstance(e, SendChunk)]
     assert [block for blocks in left for block in blocks] == [8, 9, 10, *range(NUM_BLOCKS)]
 
@@ -129,8 +129,9 @@ def test_what_was_joined_comes_apart_for_another_lane() -> None:
         (LEAST_BLOCKS_PER_FRAME, [1, 1, 2] + 12 * [3]),
         (0, [1, 1, 2] + 12 * [3]),
         (4 * LEAST_BLOCKS_PER_FRAME // 3, [1, 1, 2, 4, 4, 4, 4, 4, 4, 4, 4, 4]),
-        (MAX_BLOCKS_PER_FRAME, [1, 1, 2, 4, 8, 12, 12]),
-        (1 << 30, [1, 1, 2, 4, 8, 12, 12]),
+        (1024, [1, 1, 2, 4, 8, 12, 12]),
+        (MAX_BLOCKS_PER_FRAME, [1, 1, 2, 4, 8, 16, 8]),
+        (1 << 30, [1, 1, 2, 4, 8, 16, 8]),
     ],
 )
 @pytest.mark.parametrize("lane", ["zmq", "rdma"])
@@ -139,7 +140,12 @@ def test_a_frame_holds_as_many_blocks_as_its_receiver_takes(
 ) -> None:
     third = LEAST_BLOCKS_PER_FRAME // 3
     count = 40 * third
-    limits = Limits(window_bytes=1 << 30, max_frame_bytes=third * PAIR_BYTES, max_joined=40)
+    limits = Limits(
+        window_bytes=1 << 30,
+        max_frame_bytes=third * PAIR_BYTES,
+        max_joined=40,
+        max_joined_one_sided=40,
+    )
     sender = Sender(ME, LAYOUT, limits)
     sender.on_open(dataclasses.replace(TICKET, target_block_ids=tuple(range(count))), 100.0, 0.0)
     sender.on_push(1, 0, range(count), range(count))
