@@ -12,7 +12,8 @@ from common.kv_layout import KVLayout
 from kv_transfer.connector import Ticket
 from kv_transfer.core.effects import Write
 from kv_transfer.inline_lane import InlineLane
-from kv_transfer.pieces import Pool, Sums
+from kv_transfer.pieces import Sums
+from kv_transfer.pool_memory import Pool, host_pool
 from kv_transfer.transport import Parts
 from kv_transfer.zmq_connector import ZmqConnector
 
@@ -39,7 +40,8 @@ class SlowNodes:
         self._connectors = [self._connector(case, node) for node in self._nodes]
 
     def _connector(self, case: Case, node: Incarnation) -> ZmqConnector:
-        pool = np.zeros(self._layout.pool_shape(NUM_BLOCKS), np.uint8)
+        memory = np.zeros(NUM_BLOCKS * self._layout.block_bytes, np.uint8)
+        pool = host_pool(memory, self._layout)
         return ZmqConnector(
             pool,
             self._layout,

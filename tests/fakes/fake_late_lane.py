@@ -47,6 +47,12 @@ class Copier:
         with self._changed:
             return self._num_begun - self._num_over
 
+    @property
+    def num_over(self) -> int:
+        """Return how many copies were made or failed."""
+        with self._changed:
+            return self._num_over
+
     def hold(self) -> None:
         """Let no copy be done from now on."""
         with self._changed:
