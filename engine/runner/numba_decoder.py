@@ -14,7 +14,7 @@ from engine.runner.kernels.attention import STATE_LANES
 from engine.runner.kernels.attention_plan import PART_ROWS, plan_attention
 from engine.runner.kernels.layer import whole_layer
 from engine.runner.kernels.linear import gather_columns, linear
-from engine.runner.kernels.rows import rms_norm
+from engine.runner.kernels.rows import quantise_rows, rms_norm
 from engine.runner.kernels.vector_ir import LANES
 from engine.runner.kv_cache import KVCache
 from engine.runner.model_spec import DecoderSpec
@@ -188,10 +188,11 @@ class NumbaDecoder:
         buffers = self.buffers
         normed = buffers.final.first(len(rows))
         self.apply_final_norm(buffers.chosen.copy_rows(hidden, rows), normed)
-        out = buffers.logits.first(len(rows))
+        out, quantised = buffers.logits.first(len(rows)), self.quantised_rows(len(rows))
         with KERNEL_LOCK:
+            if self.with_bytes:
+                quantise_rows(normed, quantised)
             linear(
-                normed, self.head.table, NONE_1D, NONE_2D, self.quantised_rows(len(rows)), out,
-                self.num_threads,
+                normed, self.head.table, NONE_1D, NONE_2D, quantised, out, self.num_threads
             )  # fmt: skip
         return out

@@ -15,7 +15,7 @@ from engine.runner.checkpoint import Checkpoint
 from engine.runner.gguf_weights import gguf_name
 from engine.runner.model_spec import read_decoder_spec
 from pdserve.checkpoints.gguf_folder import make_gguf_folder
-from tests.unit.runner.running import load, logits_of, scheduled
+from tests.unit.runner.running import load, logits_in_chunks, logits_of, scheduled
 from tests.unit.runner.tiny_checkpoints import (
     CONFIGS,
     VOCAB_SIZE,
@@ -116,6 +116,20 @@ def test_reference_operators_compute_with_the_same_values(pair: tuple[Path, Path
     np.testing.assert_array_equal(found, logits_of(wide, scheduled(prompt, 0, range(10))))
     on_kernels = logits_of(load(pair[0]), scheduled(prompt, 0, range(10)))
     np.testing.assert_allclose(on_kernels, found, atol=1e-4)
+
+
+def test_int8_activations_are_near_and_leave_no_trace_of_chunks(pair: tuple[Path, Path]) -> None:
+    stored = load(pair[0])
+    in_bytes = load(pair[0], activation_dtype="int8")
+    assert in_bytes.layout.model_digest != stored.layout.model_digest
+    prompt = prompt_of(33)
+    [exact] = logits_of(stored, scheduled(prompt, 0, range(10)))
+    [found] = logits_of(in_bytes, scheduled(prompt, 0, range(10)))
+    assert not np.array_equal(found, exact)
+    np.testing.assert_allclose(found, exact, atol=0.05 * np.abs(exact).max())
+    for chunk in (1, 7):
+        in_chunks = logits_in_chunks(in_bytes, prompt, list(range(10)), chunk)
+        np.testing.assert_array_equal(in_chunks, found)
 
 
 def test_the_decoder_is_the_one_of_the_family(pair: tuple[Path, Path]) -> None:
