@@ -6,5 +6,4 @@ same text with the same options.
 - `texts`: every kind of grammar as Lark text; choices; white space
 - `places`: where in a schema a problem is
 - `compiler`: from a grammar and a tokenizer to a matcher, within limits; a bounded cache
-- `check`: what a router refuses
 """

@@ -53,7 +53,7 @@ class GrammarCompiler:
 
     def __init__(self, tokenizer: LLTokenizer, added_texts: Iterable[str] = ()) -> None:
         """Compile for `tokenizer`, whose added tokens have `added_texts`."""
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._added_texts = tuple(added_texts)
         self._lock = Lock()
         self._cache: OrderedDict[Grammar, LLMatcher] = OrderedDict()
@@ -78,6 +78,11 @@ class GrammarCompiler:
         except Exception as error:  # the library raises bare `ValueError` and its like
             raise CheckpointError(f"{path} cannot be read: {error}") from error
         return cls(tokenizer, texts)
+
+    @property
+    def num_cached(self) -> int:
+        """Compiled grammars that are kept."""
+        return len(self._cache)
 
     def matcher(self, grammar: Grammar) -> LLMatcher:
         """Return a matcher that has consumed nothing.
@@ -110,7 +115,7 @@ class GrammarCompiler:
 
     def _compile(self, grammar: Grammar) -> LLMatcher:
         text = compiled_text(grammar, self._added_texts)
-        return LLMatcher(self._tokenizer, text, log_level=0, limits=_LIMITS)
+        return LLMatcher(self.tokenizer, text, log_level=0, limits=_LIMITS)
 
     def _schema_problem(self, schema: dict[str, Any]) -> str:
         return _problem(self._compile(Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema))))

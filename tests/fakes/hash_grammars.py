@@ -83,6 +83,11 @@ def compiler() -> GrammarCompiler:
     return GrammarCompiler(LLTokenizer(TokenizerWrapper(_Words()), n_vocab=VOCAB_SIZE))
 
 
+def token_ids(text: str) -> list[int]:
+    """Return the tokens of a text, the longest first."""
+    return _Words()(text)
+
+
 def text_of(token_ids: list[int]) -> str:
     """Return the text of an output, without the token that ends it."""
     words = _Words().tokens
@@ -101,6 +106,13 @@ def allowed_by(matcher: LLMatcher) -> np.ndarray:
     mask = np.zeros((1, -(-VOCAB_SIZE // 32)), np.int32)
     fill_next_token_bitmask(matcher, mask)
     return bits(mask[0])
+
+
+def allowed_ids(matcher: LLMatcher, vocab_size: int) -> np.ndarray:
+    """Return the tokens that a matcher allows now, of any vocabulary."""
+    mask = np.zeros((1, -(-vocab_size // 32)), np.int32)
+    fill_next_token_bitmask(matcher, mask)
+    return np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
 
 
 def bits(mask: np.ndarray) -> np.ndarray:
