@@ -29,6 +29,7 @@ With either, `mtp` drafts tokens with one more layer.
     device_draw         draws with one read from a device: device_sampler finds the tokens that can
                         be drawn (device_noise: their noise), head_draw draws from them exactly
     grammar_masks       which tokens grammars allow, found while the layers compute
+    token_rules         biases, bad words and allowed tokens, row by row
     sampler             from logits to tokens, all rows at once
     checkpoint          the weights of a folder, checked before any is read: safetensors, or
                         gguf_weights (gguf_file); quantised_source quantises them while loading

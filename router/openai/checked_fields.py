@@ -1,6 +1,6 @@
 """Values of fields that the schema alone cannot check: bounds, and fields that go together.
 
-Each function raises `InvalidRequest` naming the field.
+An error names the field.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ MAX_CHOICES = 128
 
 
 def num_choices(body: SamplingFields, best_of: int | None, num_prompts: int) -> tuple[int, int]:
-    """Return how many choices of each prompt are returned, and how many run."""
+    """Return how many choices of each prompt are returned, and how many run.
+
+    Raises `InvalidRequest` for numbers out of range, and for the best of several in a stream.
+    """
     n = 1 if body.n is None else body.n
     if not 1 <= n * num_prompts <= MAX_CHOICES or n < 1:
         raise InvalidRequest(
@@ -41,14 +44,17 @@ def num_choices(body: SamplingFields, best_of: int | None, num_prompts: int) -> 
 
 
 def checked_logprobs(value: int, param: str) -> int:
-    """Return a number of alternatives per token, if it is within its bounds."""
+    """Return a number of alternatives per token. Raises `InvalidRequest` out of its bounds."""
     if not 0 <= value <= MAX_LOGPROBS:
         raise InvalidRequest(f"{param} is {value}: wanted 0 to {MAX_LOGPROBS}", param=param)
     return value
 
 
 def most_prompt_tokens(body: SamplingFields) -> int | None:
-    """Return how many tokens of a prompt are kept, its last ones; None: all of them."""
+    """Return how many tokens of a prompt are kept, its last ones; None: all of them.
+
+    Raises `InvalidRequest` for less than one.
+    """
     most = body.truncate_prompt_tokens
     if most is not None and most < 1:
         raise InvalidRequest(
@@ -58,7 +64,7 @@ def most_prompt_tokens(body: SamplingFields) -> int | None:
 
 
 def stop_strings(stop: str | list[str] | None) -> tuple[str, ...]:
-    """Return the stop strings: none, one or several."""
+    """Return the stop strings. Raises `InvalidRequest` for too many, an empty or a long one."""
     stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
     if len(stops) > MAX_STOP_STRINGS:
         raise InvalidRequest(
@@ -73,7 +79,7 @@ def stop_strings(stop: str | list[str] | None) -> tuple[str, ...]:
 
 
 def usage_events(body: SamplingFields) -> UsageEvents:
-    """Return which events of a stream have the usage."""
+    """Return which events have the usage. Raises `InvalidRequest` for options without a stream."""
     if body.stream_options is None:
         return UsageEvents.NONE
     if not body.stream:
@@ -85,7 +91,10 @@ def usage_events(body: SamplingFields) -> UsageEvents:
 
 
 def logit_biases(body: SamplingFields, vocab_size: int) -> tuple[tuple[int, float], ...]:
-    """Return what is added to the logits of single tokens, in order of their ids."""
+    """Return what is added to the logits of single tokens, in order of their ids.
+
+    Raises `InvalidRequest` for what is no token id.
+    """
     biases = {}
     for name, bias in (body.logit_bias or {}).items():
         if not (name.isascii() and name.isdecimal() and int(name) < vocab_size):
@@ -100,7 +109,8 @@ def logit_biases(body: SamplingFields, vocab_size: int) -> tuple[tuple[int, floa
 def bad_words(body: SamplingFields, model: TextModel) -> tuple[tuple[int, ...], ...]:
     """Return the sequences of tokens that spell words which must not be written.
 
-    A word is spelt in two ways, as in vLLM: as it is, and as its tokens behind a space are.
+    A word is spelt in two ways, as in vLLM: as it is, and as its tokens behind a space are. Raises
+    `InvalidRequest` for too many words, an empty or a long one.
     """
     words = body.bad_words or []
     if len(words) > MAX_WORDS:

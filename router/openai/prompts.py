@@ -1,7 +1,4 @@
-"""Prompts of requests as token ids that leave room for an answer.
-
-Raises `InvalidRequest` for an empty prompt, one that is too long, and ids out of the vocabulary.
-"""
+"""Prompts of requests as token ids that leave room for an answer."""
 
 from __future__ import annotations
 
@@ -32,7 +29,10 @@ class Prompts:
         self._max_model_len = max_model_len
 
     def of_body(self, prompt: str | list[Any], most_tokens: int | None) -> list[Prompt]:
-        """Return the prompts of text, several texts, token ids, or several lists of token ids."""
+        """Return the prompts of text, several texts, token ids, or several lists of token ids.
+
+        Raises `InvalidRequest` for what is none of these, and as `of_text` does.
+        """
         if isinstance(prompt, str):
             return [self.of_text(prompt, most_tokens, add_special_tokens=True, param="prompt")]
         if not prompt:
@@ -53,7 +53,10 @@ class Prompts:
     def of_text(
         self, text: str, most_tokens: int | None, *, add_special_tokens: bool, param: str
     ) -> Prompt:
-        """Return one text as a prompt; of more than `most_tokens` it keeps the last ones."""
+        """Return one text as a prompt; of more than `most_tokens` it keeps the last ones.
+
+        Raises `InvalidRequest` for a text without tokens, or with more than fit.
+        """
         if not text:
             raise InvalidRequest(f"{param} is empty: wanted some text", param=param)
         token_ids = self._model.encode(
