@@ -29,6 +29,8 @@ from router.openai.planning_messages import (
 from router.openai.request_plan import ChoicePlan, RequestKind, RequestPlan
 from router.text.context_limits import ContextExceeded
 from router.text.usage import UsageEvents
+from router.tools.answer_parser import AnswerSyntax
+from router.tools.thinking import ThinkingFormat
 
 SAMPLING = SamplingParams(
     max_tokens=9,
@@ -73,6 +75,8 @@ PLAN = RequestPlan(
     is_stream=True,
     usage_events=UsageEvents.EACH,
     continues_prompt=True,
+    syntax=AnswerSyntax(thinking=ThinkingFormat.BEGUN, call_format="hermes", is_named=True),
+    repeated={"tools": [{"name": "f"}], "top_p": 0.5, "user": None},
     ignored_fields=("foo", "messages.id"),
 )
 
