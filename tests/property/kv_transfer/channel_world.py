@@ -11,6 +11,7 @@ import random
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from common.errors import PdserveError
 from kv_transfer.connector import Landed, LandingFailed, Released, Ticket, TransferEnded
@@ -175,7 +176,9 @@ class ChannelWorld:
 
     def step(self) -> None:
         """Do one thing that is due, or let time pass."""
-        moves = [("in", one) for one, queue in self.to_receiver.items() if queue]
+        moves: list[tuple[str, Any]] = [
+            ("in", one) for one, queue in self.to_receiver.items() if queue
+        ]
         moves += [("out", one) for one, queue in self.to_sender.items() if queue]
         moves += [("copy", one) for one in self.copies]
         if not moves or self.rng.random() < 0.02:
