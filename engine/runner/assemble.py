@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,7 @@ from common.config import EngineConfig, ModelConfig
 from common.errors import ConfigError
 from common.kv_layout import KVLayout
 from common.memory_plan import MemoryPlan
+from engine.core.plan import ScheduledSequence
 from engine.runner.cache_size import CacheSize
 from engine.runner.checkpoint import expected_shapes
 from engine.runner.compile_once import compile_once
@@ -81,10 +83,7 @@ def assemble_runner(
         num_seqs=min(engine.max_num_seqs, max_chunk_tokens),
         num_logits_rows=min(MAX_SAMPLED_ROWS, max_chunk_tokens),
     )
-    attention = None
-    if backend != "numba":
-        attention = _attention(backend, spec, cache, dtype, has_flash=has_flash)
-    if attention is None:
+    if backend == "numba":
         with compile_once(f"products of {_formats(spec, checkpoint)}, int8: {with_bytes}"):
             kernels = NumbaDecoder(
                 spec, checkpoint, cache, max_len, shape, with_bytes=with_bytes,
@@ -92,16 +91,14 @@ def assemble_runner(
             )  # fmt: skip
             parts = _on_kernels(kernels, mtp_weights, cache)
     else:
+        attention = _attention(backend, spec, cache, dtype, has_flash=has_flash)
         parts = _in_operators(
             PaddleDecoder(spec, checkpoint, cache, max_len, attention, dtype), mtp_weights
         )
     limits = BatchLimits(
-        max_tokens=max_chunk_tokens,
-        max_len=max_len,
-        num_blocks=cache.num_blocks,
-        block_size=engine.block_size,
-        vocab_size=spec.vocab_size,
-    )
+        max_tokens=max_chunk_tokens, max_len=max_len, num_blocks=cache.num_blocks,
+        block_size=engine.block_size, vocab_size=spec.vocab_size,
+    )  # fmt: skip
     make = partial(
         ModelRunner, eos_token_ids=eos_token_ids, attention_backend=backend,
         pairs_per_token=spec.pairs_per_token, mtp=parts.mtp,
@@ -113,9 +110,7 @@ def assemble_runner(
         meter = meter or memory_meter()
         batches = profile_batches(shape, limits, num_drafts, has_longest_context=backend != "numba")
         first_layer = make(FirstLayer(parts.decoder), cache, limits)
-        # The meter leaves out mapped files, of which the machine has one copy for all nodes.
-        with compile_once(f"steps of {backend}, {mtp_weights is not None}"):
-            peak_bytes = measured_peak_bytes(first_layer, batches, meter) + parts.shared_bytes
+        peak_bytes = _peak_bytes(first_layer, batches, meter, parts)
         size.allocate_beside(peak_bytes, cache, meter)
         parts.use_cache(cache)
         limits = replace(limits, max_len=size.max_len(cache), num_blocks=cache.num_blocks)
@@ -128,6 +123,20 @@ def assemble_runner(
     )
     _logger.info("memory: %s", memory.description)
     return make(parts.decoder, cache, limits, swap_space=swap_space, memory=memory)
+
+
+def _peak_bytes(
+    first_layer: ModelRunner,
+    batches: Sequence[Sequence[ScheduledSequence]],
+    meter: MemoryMeter,
+    parts: _Parts,
+) -> int:
+    """Return the memory of the largest step and of the weights.
+
+    The meter leaves out mapped files, of which the machine has one copy for all nodes.
+    """
+    with compile_once(f"steps of {first_layer.attention_backend}, {parts.mtp is not None}"):
+        return measured_peak_bytes(first_layer, batches, meter) + parts.shared_bytes
 
 
 @dataclass(frozen=True, slots=True)

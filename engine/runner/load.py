@@ -90,12 +90,18 @@ def load_model_runner(
         meter=meter,
         packed_folder=packed_folder,
     )
-    grammars = GrammarCompiler.load(folder, spec.vocab_size, eos_token_ids)
-    if grammars is not None:
-        runner.grammars = GrammarMasks(
-            grammars.matcher, spec.vocab_size, eos_token_ids, proposes=num_drafts > 0
-        )
+    runner.grammars = _masks(folder, spec.vocab_size, eos_token_ids, proposes=num_drafts > 0)
     return runner
+
+
+def _masks(
+    folder: Path, vocab_size: int, eos_token_ids: frozenset[int], *, proposes: bool
+) -> GrammarMasks | None:
+    """Return the masks of the model's tokenizer; None where grammars cannot be followed."""
+    grammars = GrammarCompiler.load(folder, vocab_size, eos_token_ids)
+    if grammars is None:
+        return None
+    return GrammarMasks(grammars.matcher, vocab_size, eos_token_ids, proposes=proposes)
 
 
 def _quantised(checkpoint: Checkpoint, spec: DecoderSpec, quantization: str) -> TensorSource:
