@@ -38,7 +38,8 @@ def runner(qwen_folder: Path) -> ModelRunner:
 
 
 def greedy_tokens(runner: ModelRunner, prompt: list[int], count: int) -> list[int]:
-    known, start, drawn = prompt, 0, []
+    known, start = prompt, 0
+    drawn: list[int] = []
     while len(drawn) < count:
         table = range(-(-(len(prompt) + count) // BLOCK_SIZE))
         sample = SampleInput(GREEDY, len(drawn), prompt, drawn)
