@@ -31,7 +31,13 @@ LAYOUT = KVLayout(
 )
 PAIR_BYTES = 2 * LAYOUT.piece_bytes
 # One block per frame, four frames in the window.
-LIMITS = Limits(window_bytes=4 * PAIR_BYTES, max_frame_bytes=PAIR_BYTES, max_joined=1, idle_s=10.0)
+LIMITS = Limits(
+    window_bytes=4 * PAIR_BYTES,
+    max_frame_bytes=PAIR_BYTES,
+    max_joined=1,
+    max_joined_one_sided=1,
+    idle_s=10.0,
+)
 ME, DECODE = Incarnation("p", 1), Incarnation("d", 1)
 PEER = Peer("there", DECODE)
 WELCOME = frames.Welcome(DECODE, "zmq", b"", LIMITS.window_bytes, "block")
