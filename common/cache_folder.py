@@ -48,7 +48,8 @@ def build_once(folder: Path, build: Callable[[Path], None]) -> Path:
 def rebuild(folder: Path, build: Callable[[Path], None], is_good: Callable[[], bool]) -> None:
     """Build `folder` anew, like `build_once`, unless another process has: then `is_good` is true.
 
-    What still uses the old folder's files keeps them.
+    What still uses the old folder's files keeps them. Raises `CheckpointError` as `build_once`
+    does.
     """
     try:
         with locked(folder.with_name(f".{folder.name}.lock")):
@@ -75,7 +76,10 @@ def _build_and_rename(folder: Path, build: Callable[[Path], None]) -> None:
 
 @contextmanager
 def locked(lock_path: Path) -> Iterator[None]:
-    """Hold the lock file; the kernel releases it if this process dies."""
+    """Hold the lock file; the kernel releases it if this process dies.
+
+    Raises `CheckpointError` when another process holds it for too long.
+    """
     give_up_at_s = time.monotonic() + _BUILD_WAIT_S
     with lock_path.open("w") as lock_file:
         while True:

@@ -84,12 +84,10 @@ def assemble_runner(
         num_logits_rows=min(MAX_SAMPLED_ROWS, max_chunk_tokens),
     )
     if backend == "numba":
-        with compile_once(f"products of {_formats(spec, checkpoint)}, int8: {with_bytes}"):
-            kernels = NumbaDecoder(
-                spec, checkpoint, cache, max_len, shape, with_bytes=with_bytes,
-                packed_folder=packed_folder,
-            )  # fmt: skip
-            parts = _on_kernels(kernels, mtp_weights, cache)
+        parts = _on_kernels(
+            spec, checkpoint, cache, max_len, shape, mtp_weights, with_bytes=with_bytes,
+            packed_folder=packed_folder,
+        )  # fmt: skip
     else:
         attention = _attention(backend, spec, cache, dtype, has_flash=has_flash)
         parts = _in_operators(
@@ -176,10 +174,25 @@ def _in_operators(decoder: PaddleDecoder, mtp_weights: MtpWeights | None) -> _Pa
     return _Parts(decoder, PaddleMtp(mtp_weights, decoder, decoder.num_layers))
 
 
-def _on_kernels(decoder: NumbaDecoder, mtp_weights: MtpWeights | None, cache: KVCache) -> _Parts:
+def _on_kernels(
+    spec: DecoderSpec,
+    checkpoint: TensorSource,
+    cache: KVCache,
+    max_len: int,
+    shape: StepShape,
+    mtp_weights: MtpWeights | None,
+    *,
+    with_bytes: bool,
+    packed_folder: Path | None,
+) -> _Parts:
     mtp: MtpLayer | None = None
-    if mtp_weights is not None:
-        mtp = NumbaMtp(mtp_weights, decoder, cache, decoder.num_layers)
+    with compile_once(f"products of {_formats(spec, checkpoint)}, int8: {with_bytes}"):
+        decoder = NumbaDecoder(
+            spec, checkpoint, cache, max_len, shape, with_bytes=with_bytes,
+            packed_folder=packed_folder,
+        )  # fmt: skip
+        if mtp_weights is not None:
+            mtp = NumbaMtp(mtp_weights, decoder, cache, decoder.num_layers)
     return _Parts(decoder, mtp, decoder.step_buffers.num_bytes, decoder.shared_bytes)
 
 
