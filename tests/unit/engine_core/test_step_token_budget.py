@@ -257,3 +257,9 @@ def test_a_plan_for_nobody_is_empty() -> None:
     step = plan()
     assert (step.chunks, step.admissions, step.preempted, step.num_tokens) == ({}, [], [], 0)
     assert step.stopped_by is StopRule.NOTHING_WAITS
+
+
+def test_decodes_beyond_the_budget_take_neither_tokens_nor_blocks() -> None:
+    step = plan(running=[decoding(i, 64, blocks=1) for i in range(1, 6)], cap=3, pool=5)
+    assert step.chunks == {1: Chunk(1, 1), 2: Chunk(1, 1), 3: Chunk(1, 1)}
+    assert (step.num_decode_tokens, step.num_tokens) == (3, 3)
