@@ -12,6 +12,7 @@ import ipaddress
 import re
 from dataclasses import dataclass, field, fields
 
+from common.api_config import ApiConfig
 from common.kv_layout import DTYPE_BYTES
 from common.nodes import Role
 from common.redis_url import parse_redis_url
@@ -50,7 +51,6 @@ def _is_host(host: str) -> bool:
         return _HOST_NAME.fullmatch(host) is not None
 
 
-_ORIGIN = re.compile(r"https?://[a-z0-9.:\[\]-]+")
 _HOST_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9_.])?")
 MOST_DRAIN_S = 3600
 _PORTS = (0, 65535)
@@ -127,6 +127,17 @@ class ModelConfig(Section):
     dtype: str = setting(
         "auto", "compute type", note="auto: float32 on a CPU", one_of=("auto", *DTYPE_BYTES)
     )
+    activation_dtype: str = setting(
+        "auto",
+        "what products with quantised weights compute in",
+        note="auto: float32; int8: each row in blocks of 32, faster and less exact",
+        one_of=("auto", "float32", "int8"),
+    )
+    quantization: str = setting(
+        "none",
+        "quantise wide weights while they are loaded, embedding and head in 8 bits",
+        one_of=("none", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"),
+    )
     max_model_len: int = setting(
         0, "longest prompt and output in tokens", note="0: what the model allows", form=_MODEL_LEN
     )
@@ -183,6 +194,12 @@ class HandoffConfig(Section):
     kv_window: int = setting(
         32 << 20, "maximum unacknowledged KV of a node pair", unit="bytes", at_least=1 << 16
     )
+    kv_lanes: int = setting(
+        1,
+        "connections of a node pair over zmq, and threads that hash and copy KV",
+        note="of two nodes that differ the smaller number counts",
+        between=(1, 16),
+    )
     kv_transport: str = setting(
         "auto",
         "how KV travels",
@@ -224,55 +241,6 @@ class PlacementConfig(Section):
         "how a router chooses nodes",
         one_of=("round_robin", "least_loaded", "prefix_affinity"),
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ApiConfig(Section):
-    """The router's HTTP API."""
-
-    api_key: str = setting(
-        "", "when set, clients must send this key as a bearer token", is_secret=True
-    )
-    tls_cert: str = setting(
-        "", "certificate with its chain (PEM) of the HTTP port, which then speaks HTTPS alone"
-    )
-    tls_key: str = setting("", "key (PEM) of tls_cert; both files are read again when they change")
-    request_timeout_s: float = setting(
-        600.0, "maximum time of a request", unit="seconds", above=0, at_most=86400
-    )
-    max_body: int = setting(10 << 20, "largest request body", unit="bytes", at_least=1024)
-    cors_origins: str = setting(
-        "", "web pages that may call the API: their origins, separated by commas, or *"
-    )
-    strict_fields: bool = setting(
-        False, "refuse requests with unknown fields instead of ignoring these fields"
-    )
-    max_concurrent_requests: int = setting(
-        1024, "maximum number of requests in progress; the router answers more with 429", at_least=1
-    )
-    max_connections: int = setting(
-        4096, "maximum number of connections; beyond it idle ones close", between=(1, 1_000_000)
-    )
-
-    @property
-    def allowed_origins(self) -> tuple[str, ...]:
-        return tuple(part.strip() for part in self.cors_origins.split(",") if part.strip())
-
-    def joint_problems(self) -> list[Problem]:
-        """Return those of origins, or of a certificate without its key, or the other way round."""
-        for origin in self.allowed_origins:
-            if origin != "*" and not _ORIGIN.fullmatch(origin):
-                return [
-                    Problem(
-                        ("cors_origins",),
-                        f"cors_origins has {origin!r}: wanted origins such as "
-                        "https://chat.example.org, without a path, or *",
-                    )
-                ]
-        for one, other in (("tls_cert", "tls_key"), ("tls_key", "tls_cert")):
-            if getattr(self, one) and not getattr(self, other):
-                return [Problem((one, other), f"{one} is set: wanted {other} too")]
-        return []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

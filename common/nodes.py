@@ -34,7 +34,8 @@ class NodeRecord:
     HTTP. `fingerprint` is the KV layout's and `kv_protocol` the version of the frames with KV: a
     prefill and a decode node pair up only when both are equal. `kv_description` says for people
     what enters the fingerprint. `version` is that of the package, `protocol` that of the messages
-    to and from routers.
+    to and from routers. `has_grammars`: answers under a grammar can be asked of it.
+    `has_token_rules`: it knows `common.token_rules` and salts.
 
     A field that is added needs a default: nodes of earlier versions do not send it.
     """
@@ -55,6 +56,8 @@ class NodeRecord:
     version: Text = ""
     protocol: Count = UNNAMED_PROTOCOL
     kv_protocol: Count = UNNAMED_KV_PROTOCOL
+    has_grammars: Flag = False
+    has_token_rules: Flag = False
 
     def can_exchange_kv(self, other: NodeRecord) -> bool:
         """Return whether KV that one of the two nodes computed can be used by the other."""

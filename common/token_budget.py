@@ -6,7 +6,7 @@ from common.blocks import blocks_for
 from common.errors import ConfigError
 from common.nodes import Role
 
-DEFAULT_NUM_SPECULATIVE_TOKENS = {"none": 0, "ngram": 8, "suffix": 8, "mtp": 5}
+DEFAULT_NUM_SPECULATIVE_TOKENS = {"none": 0, "ngram": 8, "suffix": 8, "mtp": 5, "grammar": 8}
 """Drafts per sequence and step by method, unless the configuration sets a number."""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import Any
 
@@ -21,6 +21,7 @@ from common.errors import (
     PdserveError,
     PeerProtocolError,
 )
+from common.grammar import Grammar
 from common.ids import Incarnation
 from common.nodes import Role
 from node.drain import NodeDrain
@@ -66,6 +67,7 @@ class ControlService(pb_grpc.NodeServicer):
         clock: Clock,
         drain: NodeDrain,
         progress: StepProgress,
+        prepare_grammar: Callable[[Grammar], object],
     ) -> None:
         self._incarnation = incarnation
         self._role = role
@@ -75,6 +77,7 @@ class ControlService(pb_grpc.NodeServicer):
         self._clock = clock
         self._drain = drain
         self._progress = progress
+        self._prepare_grammar = prepare_grammar
         # Zero from the start, so that Prometheus sees the first refusal as a rise.
         self.refusals = Counter({error.code: 0 for error in USUAL_REFUSALS})
 
@@ -94,6 +97,7 @@ class ControlService(pb_grpc.NodeServicer):
             self._replies,
             self._clock,
             answer=partial(self._answer, stream),
+            prepare_grammar=self._prepare_grammar,
         )
         listening = asyncio.create_task(self._listen(messages, calls, stream))
         try:

@@ -12,12 +12,16 @@ from engine.core.step_plan import Limits
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowLimits:
-    """What a node accepts; with `sheds`, no request that would end after its deadline."""
+    """What a node accepts; with `sheds`, no request that would end after its deadline.
+
+    Without `has_grammars` no request with a grammar: its answer would not follow it.
+    """
 
     vocab_size: int
     max_model_len: int
     max_queued_requests: int
     sheds: bool = False
+    has_grammars: bool = False
 
     def problem_with(
         self, request: GenerationRequest, step: Limits, num_blocks: int
@@ -43,10 +47,17 @@ class FlowLimits:
                 param="prompt",
             )
         highest = max(max(request.prompt_token_ids), max(request.output_token_ids, default=0))
-        if highest >= self.vocab_size:
+        highest_ruled = request.sampling.rules.highest_token_id
+        if max(highest, highest_ruled) >= self.vocab_size:
             return InvalidRequest(
-                f"token id {highest} is not in the vocabulary of {self.vocab_size}",
-                param="prompt",
+                f"token id {max(highest, highest_ruled)} is not in the vocabulary of "
+                f"{self.vocab_size}",
+                param="prompt" if highest >= self.vocab_size else None,
+            )
+        if request.sampling.grammar is not None and not self.has_grammars:
+            return InvalidRequest(
+                "this node does not follow grammars: its model has no tokenizer.json, or no "
+                "end-of-sequence token"
             )
         return None
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from common.clock import Clock
+from common.grammar import Grammar
 from common.ids import Incarnation
 from common.keys_folder import Keys
 from common.tracing import NO_TRACING, Tracing
@@ -25,6 +26,9 @@ class LoadedModel(Runner, SchedulableModel, StagedModel, Protocol):
 
     @property
     def vocab_size(self) -> int: ...
+    @property
+    def has_grammars(self) -> bool: ...
+    def prepare_grammar(self, grammar: Grammar) -> None: ...
     def warm_up(self) -> None: ...
 
 

@@ -64,6 +64,7 @@ class RequestPath:
             clock=parts.clock,
             drain=drain,
             progress=self.progress,
+            prepare_grammar=model.prepare_grammar,
         )
         self._effects = NodeEffects(
             connector,

@@ -14,6 +14,7 @@ from itertools import count
 
 from common.clock import Clock
 from common.errors import DeadlineExceeded, Overloaded, PdserveError, PeerProtocolError
+from common.grammar import Grammar
 from common.ids import Incarnation
 from common.logs import log_fields
 from common.nodes import Role
@@ -84,6 +85,7 @@ class RouterCalls:
         clock: Clock,
         *,
         answer: Callable[[int, Answer], None],
+        prepare_grammar: Callable[[Grammar], object],
     ) -> None:
         self._router = router
         self._role = role
@@ -91,6 +93,7 @@ class RouterCalls:
         self._replies = replies
         self._clock = clock
         self._answer = answer
+        self._prepare_grammar = prepare_grammar
         self._loop = asyncio.get_running_loop()
         self._waiting: dict[int, _Waiting] = {}
 
@@ -144,6 +147,9 @@ class RouterCalls:
             self._replies.forget(reply_to)
             self._answer(call_id, Refused(error))
             return
+        if submit.request.sampling.grammar is not None:
+            # Compiled beside what runs now, so that the step that draws under it rarely waits.
+            self._prepare_grammar(submit.request.sampling.grammar)
         # The call waits no longer than the request's deadline allows.
         timer = self._loop.call_later(submit.request.deadline_s, self._on_deadline, call_id)
         self._waiting[call_id] = _Waiting(submit, timer)

@@ -42,6 +42,8 @@ def node_record(
         version=VERSION,
         protocol=PROTOCOL_VERSION,
         kv_protocol=KV_PROTOCOL_VERSION,
+        has_grammars=model.has_grammars,
+        has_token_rules=True,
     )
 
 
@@ -52,6 +54,7 @@ def flow_limits(config: Config, model: LoadedModel) -> FlowLimits:
         max_model_len=model.max_model_len,
         max_queued_requests=config.handoff.max_queued_requests,
         sheds=config.scheduling.shed,
+        has_grammars=model.has_grammars,
     )
 
 

@@ -55,12 +55,14 @@ class DrawnTokens:
     `token_ids` has 1 to `num_drafts + 1` entries, all drawn by the model itself: a draft is
     accepted exactly when it equals the token drawn at its position. `logprobs` has one entry for
     each of them if the request asked for log probabilities, else none. `draft_token_ids` are
-    proposals for the tokens after the last of them.
+    proposals for the tokens after the last of them, and `forced_token_ids` the only tokens that can
+    follow it under the request's grammar.
     """
 
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...] = ()
     draft_token_ids: tuple[int, ...] = ()
+    forced_token_ids: tuple[int, ...] = ()
 
 
 class SequencesFailed(InternalError):

@@ -33,6 +33,7 @@ class Sequence:
         "block_table",
         "draft_token_ids",
         "end_token_ids",
+        "forced_token_ids",
         "has_remote_kv",
         "host_block_ids",
         "is_exported",
@@ -95,6 +96,8 @@ class Sequence:
         """Drafts to be verified behind the last known token in the next step."""
         self.proposed_token_ids: Tokens[int] = ()
         """Drafts that the model itself (mtp) proposed with the last token."""
+        self.forced_token_ids: Tokens[int] = ()
+        """The only tokens that can follow the last one, under the request's grammar."""
         self.num_drafted = 0
         self.num_accepted_drafts = 0
         self.acceptance: Acceptance | None = None

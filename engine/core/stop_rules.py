@@ -22,9 +22,9 @@ def withheld_token_ids(
     """Return the token ids that must not be drawn as token `output_index` of the output.
 
     Before `min_tokens` these are all stop and end-of-sequence tokens, the latter even with
-    `ignore_eos` (as in vLLM).
+    `ignore_eos` (as in vLLM). A grammar decides itself, since it may allow nothing but the end.
     """
-    if output_index >= sampling.min_tokens:
+    if output_index >= sampling.min_tokens or sampling.grammar is not None:
         return ()
     return (*sampling.stop_token_ids, *eos_token_ids)
 

@@ -28,10 +28,17 @@ With either, `mtp` drafts tokens with one more layer.
     host_draw           draws from logits on the host
     device_draw         draws with one read from a device: device_sampler finds the tokens that can
                         be drawn (device_noise: their noise), head_draw draws from them exactly
+    grammar_masks       which tokens grammars allow, found while the layers compute
+    token_rules         biases, bad words and allowed tokens, row by row
     sampler             from logits to tokens, all rows at once
-    checkpoint          safetensors, checked before any weight is read
+    checkpoint          the weights of a folder, checked before any is read: safetensors, or
+                        gguf_weights (gguf_file); quantised_source quantises them while loading
+    tensor_source       what both have in common: block_tensor, a weight as stored, and
+                        block_formats, its values
+    packed_weights      weights for the CPU kernels, in a mapped file that nodes share
+    compile_once        kernels are compiled by one process of a machine
     model_spec          the parameters of a decoder; decoder: its three parts
-    numba_layer, weight_memory   weights packed for the CPU kernels
+    numba_layer         a layer's weights for the CPU kernels; weight_memory: private memory
     rope                angles of rotary positions
     kernels/            CPU kernels in numba
     mtp/                the drafting layer

@@ -13,12 +13,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import NDArray
 
 from engine.runner.block_tensor import BLOCK_SIZES, BlockTensor
 
-Floats = NDArray[np.float32]
-Bytes = NDArray[np.uint8]
+Floats = np.ndarray
+"""float32."""
+Bytes = np.ndarray
+"""uint8."""
 
 _PART_BYTES = 4 << 20
 """Bytes of stored rows that are widened at a time: temporary arrays stay small."""
@@ -137,8 +138,8 @@ def _q5_k(blocks: Bytes) -> Floats:
 
 def _q6_k(blocks: Bytes) -> Floats:
     count = len(blocks)
-    low = blocks[:, :128].reshape(count, 2, 1, 64)
-    low = np.concatenate([low & 15, low >> 4], axis=2).reshape(count, 8, 32)
+    pairs = blocks[:, :128].reshape(count, 2, 1, 64)
+    low = np.concatenate([pairs & 15, pairs >> 4], axis=2).reshape(count, 8, 32)
     shifts = np.array([0, 2, 4, 6], np.uint8).reshape(1, 1, 4, 1)
     high = ((blocks[:, 128:192].reshape(count, 2, 1, 32) >> shifts) & 3).reshape(count, 8, 32)
     steps = (low | (high << 4)).astype(np.int8) - np.int8(32)
@@ -160,7 +161,8 @@ _DEQUANTISERS: dict[str, Callable[[Bytes], Floats]] = {
 
 
 def _inverse(scale: Floats) -> Floats:
-    return np.where(scale == 0, np.float32(0), np.float32(1) / scale)
+    inverse: Floats = np.where(scale == 0, np.float32(0), np.float32(1) / scale)
+    return inverse
 
 
 def _halves(values: Floats) -> Bytes:
@@ -168,7 +170,8 @@ def _halves(values: Floats) -> Bytes:
 
 
 def _steps_of(values: Floats, largest_step: int) -> Bytes:
-    return np.trunc(values).astype(np.uint8).clip(0, largest_step)
+    steps: Bytes = np.trunc(values).astype(np.uint8).clip(0, largest_step)
+    return steps
 
 
 def _packed_nibbles(steps: Bytes) -> Bytes:

@@ -8,7 +8,10 @@ import numpy as np
 
 from engine.core.step_batch import StepBatch
 from engine.runner.decoder import Decoder
+from engine.runner.grammar_masks import AllowedTokens
+from engine.runner.kernels.withhold import withhold
 from engine.runner.sampler import SampledRows, Sampler, token_logprobs
+from engine.runner.token_rules import Biases
 from engine.runner.verification import Draws
 
 MAX_SAMPLED_ROWS = 64
@@ -33,9 +36,14 @@ class HostDraw:
 
 
 def add_draws(draws: Draws, sampler: Sampler, logits: np.ndarray, rows: SampledRows) -> None:
-    """Draw after `rows` and append what was drawn, with log probabilities where asked for."""
+    """Draw after `rows` and append what was drawn, with log probabilities where asked for.
+
+    The logits of tokens that are not allowed are changed.
+    """
     first = len(draws.token_ids)
-    drawn, is_drawn = sampler.draw(logits, rows)
+    if rows.allowed is not None:
+        logits = _withheld(logits, rows.allowed)
+    drawn, is_drawn = sampler.draw(_biased(logits, rows.biases), rows)
     draws.token_ids += drawn.tolist()
     draws.is_drawn += is_drawn.tolist()
     num_logprobs = rows.ways["num_logprobs"]
@@ -43,3 +51,24 @@ def add_draws(draws: Draws, sampler: Sampler, logits: np.ndarray, rows: SampledR
         draws.logprobs[first + row] = token_logprobs(
             logits[row], int(drawn[row]), int(num_logprobs[row])
         )
+
+
+def _biased(logits: np.ndarray, biases: Biases | None) -> np.ndarray:
+    """Return logits with these biases; log probabilities are those of the logits without them."""
+    if biases is None:
+        return logits
+    biased = logits.copy()
+    for row in np.flatnonzero(biases.has_rows).tolist():
+        token_ids, values = biases.of_row(row)
+        np.add.at(biased[row], token_ids, values)
+    return biased
+
+
+def _withheld(logits: np.ndarray, allowed: AllowedTokens) -> np.ndarray:
+    """Return `logits` without the tokens that are not allowed, changed in place where possible."""
+    if not (allowed.mask_rows >= 0).any():
+        return logits
+    if not logits.flags.writeable:
+        logits = logits.copy()
+    withhold(logits, allowed.mask_rows, allowed.masks)
+    return logits

@@ -40,7 +40,8 @@ def widened_slots(slots: np.ndarray, dtype: str) -> np.ndarray:
     if dtype == "bfloat16":
         return (slots.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
     scales = np.ascontiguousarray(slots[..., -_SCALE_BYTES:]).view(np.float32)
-    return slots[..., :-_SCALE_BYTES].view(np.int8).astype(np.float32) * scales
+    with np.errstate(over="ignore"):  # a slot near the largest float, as `kv_slots` says
+        return slots[..., :-_SCALE_BYTES].view(np.int8).astype(np.float32) * scales
 
 
 def _halves(values: np.ndarray) -> np.ndarray:

@@ -172,6 +172,7 @@ def _prefillers(nodes: Sequence[NodeView], query: Query) -> list[NodeView]:
         if node.record.role is Role.PREFILL
         and not (node.load.is_draining or node.is_suspected)
         and _fits(node, query)
+        and _follows(node, query)
     ]
 
 
@@ -182,6 +183,9 @@ def _decoders(nodes: Sequence[NodeView], query: Query) -> list[NodeView]:
     if not staying:
         state = "is draining" if heard else "is heard"
         raise Overloaded(f"{'every' if heard else 'no'} decode or mixed node {state}")
+    staying = [node for node in staying if _follows(node, query)]
+    if not staying:
+        raise Overloaded(f"no decode or mixed node {_wanted(query)}")
     fitting = [node for node in staying if _fits(node, query)]
     if not fitting:
         longest = max(node.record.max_model_len for node in staying)
@@ -200,6 +204,18 @@ def _trusted_first(nodes: list[NodeView]) -> list[NodeView]:
 
 def _fits(node: NodeView, query: Query) -> bool:
     return _num_tokens(query) <= node.record.max_model_len
+
+
+def _follows(node: NodeView, query: Query) -> bool:
+    """Return whether the node knows all that the request asks; another one would ignore it."""
+    record = node.record
+    return (record.has_grammars or not query.needs_grammars) and (
+        record.has_token_rules or not query.needs_token_rules
+    )
+
+
+def _wanted(query: Query) -> str:
+    return "follows grammars" if query.needs_grammars else "knows biases, bad words and salts"
 
 
 def _num_tokens(query: Query) -> int:

@@ -1,4 +1,4 @@
-"""The planning process: `python -m router.openai.planning_child FOLDER MODEL_NAME MAX_MODEL_LEN`.
+"""The planning process: `python -m router.openai.planning_child FOLDER NAME MAX_MODEL_LEN CHAT`.
 
 It reads bodies from its standard input and writes plans or errors to its standard output, one after
 the other; see `planning_messages`. It ends at the end of its input and, also while it is stopped,
@@ -16,12 +16,14 @@ import secrets
 import signal
 import sys
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
 from common.errors import InvalidRequest, PdserveError
+from common.grammar import Grammar
+from grammars.compiler import GrammarCompiler
 from router.http.errors import ModelNotFound
 from router.openai.planning_messages import (
     LENGTHS,
@@ -32,6 +34,7 @@ from router.openai.planning_messages import (
     unpack_request,
 )
 from router.openai.request_plan import Planner
+from router.text.conversation import ChatSettings
 from router.text.text_model import TextModel
 
 _PR_SET_PDEATHSIG = 1
@@ -39,16 +42,46 @@ _OOM_SCORE = "900"
 """Where memory runs out, the kernel ends this process before the router, which starts another."""
 
 
-def replies_to(request: Message, model: TextModel) -> Iterable[Message]:
-    """Return the messages that answer a request. Raises nothing."""
+def replies_to(
+    request: Message, model: TextModel, check: Callable[[Grammar], object]
+) -> Iterable[Message]:
+    """Return the messages that answer a request. Raises nothing.
+
+    `check` raises `InvalidRequest` for a grammar that does not compile.
+    """
     kind, max_model_len, body = unpack_request(request)
     planner = Planner(model, max_model_len, draw_seed=lambda: secrets.randbits(64))
     try:
-        return list(pack_plan(planner.plan(kind, body)))
+        plan = planner.plan(kind, body)
+        if plan.grammar is not None:
+            check(plan.grammar)
+        return list(pack_plan(plan))
     except (InvalidRequest, ModelNotFound) as error:
         return [pack_error(error)]
     except Exception as error:
         return [pack_error(error, traceback.format_exc())]
+
+
+class GrammarCheck:
+    """Compiles grammars for a model, whose tokenizer it reads for the first of them."""
+
+    def __init__(self, folder: Path, model: TextModel) -> None:
+        self._folder = folder
+        self._model = model
+        self._compiler: GrammarCompiler | None = None
+
+    def check(self, grammar: Grammar) -> None:
+        """Raise `InvalidRequest` for a grammar that cannot be followed."""
+        if self._compiler is None:
+            self._compiler = GrammarCompiler.load(
+                self._folder, self._model.vocab_size, self._model.eos_token_ids
+            )
+        if self._compiler is None:
+            raise InvalidRequest(
+                f"model {self._model.name!r} has no end-of-sequence token, which grammars need",
+                param=grammar.source or None,
+            )
+        self._compiler.matcher(grammar)
 
 
 def read_message(source: BinaryIO) -> Message | None:
@@ -63,11 +96,13 @@ def read_message(source: BinaryIO) -> Message | None:
     return Message(json.loads(head), rest)
 
 
-def serve(requests: BinaryIO, replies: BinaryIO, model: TextModel) -> None:
+def serve(
+    requests: BinaryIO, replies: BinaryIO, model: TextModel, check: Callable[[Grammar], object]
+) -> None:
     """Answer every request, until the input ends or nobody reads the output."""
     with suppress(BrokenPipeError):
         while (request := read_message(requests)) is not None:
-            for reply in replies_to(request, model):
+            for reply in replies_to(request, model, check):
                 replies.writelines(pack_message(reply))
             del request, reply  # not kept while it waits for the next
             replies.flush()
@@ -92,14 +127,15 @@ def main(arguments: Sequence[str]) -> int:
     # Nothing else that is printed may come between the replies.
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    folder, name, max_model_len = arguments
+    folder, name, max_model_len, settings = arguments
+    chat = ChatSettings(**json.loads(settings))
     try:
-        model = TextModel.load(Path(folder), name, int(max_model_len))
+        model = TextModel.load(Path(folder), name, int(max_model_len), chat)
     except PdserveError as error:
         sys.stderr.write(f"planning process: {error}\n")
         return 1
     gc.freeze()
-    serve(sys.stdin.buffer, replies, model)
+    serve(sys.stdin.buffer, replies, model, GrammarCheck(Path(folder), model).check)
     # Without the interpreter's own end: nothing is left to flush, and a pipe may be broken.
     os._exit(0)
 

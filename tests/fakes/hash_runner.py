@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from common.grammar import Grammar
 from common.kv_layout import KVLayout
 from common.request import SamplingParams
 from engine.core.plan import (
@@ -23,11 +24,14 @@ from engine.core.plan import (
     ScheduledSequence,
     StepCosts,
 )
+from engine.core.step_batch import StepBatch, batch_of
 from engine.core.stop_rules import withheld_token_ids
+from engine.runner.grammar_masks import GrammarMasks, PendingMasks
+from tests.fakes import hash_grammars
 
-VOCAB_SIZE = 997
+VOCAB_SIZE = hash_grammars.VOCAB_SIZE
 NUM_LAYERS = 2
-EOS_TOKEN_ID = 996
+EOS_TOKEN_ID = hash_grammars.EOS_TOKEN_ID
 TOKEN_BYTES = 8
 
 
@@ -74,9 +78,17 @@ class HashRunner:
         self.num_host_blocks = num_host_blocks
         self.host_cache = np.zeros((*shape[:2], num_host_blocks, shape[3]), dtype=np.uint8)
         self.batches: list[list[ScheduledSequence]] = []
+        self.has_grammars = True
+        self._grammars = GrammarMasks(
+            hash_grammars.compiler().matcher, VOCAB_SIZE, self.eos_token_ids, proposes=True
+        )
         self.num_staging_polls = 0
         self.num_staging = 0
         """Copies that were begun and are not done."""
+
+    def prepare_grammar(self, grammar: Grammar) -> None:
+        """Begin to compile a grammar."""
+        self._grammars.prepare(grammar)
 
     def warm_up(self) -> None:
         """Do nothing: there is nothing to compile."""
@@ -112,6 +124,8 @@ class HashRunner:
     ) -> list[DrawnTokens | None]:
         """Write the new tokens' KV, layer by layer; draw from all of it where asked to."""
         self.batches.append(list(batch))
+        together = batch if isinstance(batch, StepBatch) else batch_of(batch)
+        pending = self._grammars.begin(together)
         if on_queued is not None:
             on_queued()
         computed = [self._compute(scheduled) for scheduled in batch]
@@ -121,9 +135,14 @@ class HashRunner:
             if on_layer is not None:
                 self._stage_layer_out(layer, batch)
                 on_layer(layer)
-        return [
-            self._draw(scheduled, states) for scheduled, states in zip(batch, computed, strict=True)
+        masks = _masks(together, pending)
+        results = [
+            self._draw(scheduled, states, rows)
+            for scheduled, states, rows in zip(batch, computed, masks, strict=True)
         ]
+        if pending is not None:
+            self._grammars.propose(together, results)
+        return results
 
     def _compute(self, scheduled: ScheduledSequence) -> list[bytes]:
         """Return the KV of all tokens up to each new one, from the token before the first on."""
@@ -133,7 +152,12 @@ class HashRunner:
             states.append(states[-1] + _token_kv(states[-1], token_id, position))
         return states
 
-    def _draw(self, scheduled: ScheduledSequence, states: list[bytes]) -> DrawnTokens | None:
+    def _draw(
+        self,
+        scheduled: ScheduledSequence,
+        states: list[bytes],
+        masks: Sequence[np.ndarray | None],
+    ) -> DrawnTokens | None:
         sample = scheduled.sample
         if sample is None:
             assert scheduled.next_token_id is not None, "a chunk that ends within the known tokens"
@@ -145,7 +169,8 @@ class HashRunner:
             len(drawn) <= len(drafts) and drawn[-1] == drafts[len(drawn) - 1]
         ):
             index = sample.output_index + len(drawn)
-            drawn.append(_draw(states[last + len(drawn)], sample.params, index))
+            mask = masks[len(drawn)]
+            drawn.append(_draw(states[last + len(drawn)], sample.params, index, mask))
         state = states[last + len(drawn) - 1]
         proposals = self._propose(state, drawn, sample, scheduled.num_proposals)
         return DrawnTokens(tuple(drawn), draft_token_ids=proposals)
@@ -194,7 +219,10 @@ def expected_tokens(prompt: Sequence[int], sampling: SamplingParams) -> list[int
         state += _token_kv(state, token_id, position)
     output: list[int] = []
     while True:
-        token_id = _draw(state, sampling, len(output))
+        allowed = None
+        if sampling.grammar is not None:
+            allowed = hash_grammars.allowed_after(sampling.grammar, output)
+        token_id = _draw(state, sampling, len(output), allowed)
         output.append(token_id)
         ends = token_id == EOS_TOKEN_ID and not sampling.ignore_eos
         if ends or token_id in sampling.stop_token_ids or len(output) == sampling.max_tokens:
@@ -210,15 +238,39 @@ def _token_kv(state: bytes, token_id: int, position: int) -> bytes:
     ).digest()
 
 
-def _draw(state: bytes, sampling: SamplingParams, output_index: int) -> int:
+def _draw(
+    state: bytes,
+    sampling: SamplingParams,
+    output_index: int,
+    allowed: np.ndarray | None = None,
+) -> int:
+    assert allowed is None or allowed.any(), "a grammar allows nothing"
     noise = sampling.seed if sampling.temperature > 0 else 0
     key = noise.to_bytes(8, "little") + output_index.to_bytes(4, "little")
     digest = hashlib.blake2b(state, digest_size=8, key=key).digest()
     token_id = int.from_bytes(digest, "little") % VOCAB_SIZE
     withheld = withheld_token_ids(sampling, output_index, {EOS_TOKEN_ID})
-    while token_id in withheld:
+    while token_id in withheld or not (allowed is None or allowed[token_id]):
         token_id = (token_id + 1) % VOCAB_SIZE
     return token_id
+
+
+def _masks(batch: StepBatch, pending: PendingMasks | None) -> list[list[np.ndarray | None]]:
+    """Return for each entry what each of its rows may draw."""
+    counts = [
+        int(n) + 1 if s else 0 for n, s in zip(batch.num_drafts, batch.is_sampled, strict=True)
+    ]
+    if pending is None:
+        return [[None] * count for count in counts]
+    allowed = pending.wait()
+    rows = iter(allowed.mask_rows.tolist())
+    return [
+        [
+            None if (row := next(rows)) < 0 else hash_grammars.bits(allowed.masks[row])
+            for _ in range(count)
+        ]
+        for count in counts
+    ]
 
 
 class LateCopy:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from llguidance import LLTokenizer
 from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
@@ -21,6 +22,7 @@ from common.clock import Clock, MonotonicClock
 from common.config import ApiConfig, Config, ModelConfig
 from common.nodes import Role
 from common.request import FinishReason, SamplingParams, TokenLogprobs
+from grammars.compiler import GrammarCompiler
 from router.access.api_key_book import ApiKeyBook
 from router.app import create_app
 from router.cluster.drain import DrainingNode, DrainNode, UnknownNode
@@ -84,6 +86,7 @@ class Call:
     sampling: SamplingParams
     deadline_s: float
     priority: int = 0
+    cache_salt: str = ""
     num_pushed: int = 0
     closed: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -106,9 +109,10 @@ class ScriptedGenerator:
         *,
         deadline_s: float,
         priority: int = 0,
+        cache_salt: str = "",
         listener: RequestListener | None = None,
     ) -> Callable[[], None]:
-        call = Call(prompt_token_ids, sampling, deadline_s, priority)
+        call = Call(prompt_token_ids, sampling, deadline_s, priority, cache_salt)
         self.calls.append(call)
         playing = asyncio.create_task(self._play(call, sink))
 
@@ -310,7 +314,16 @@ class PlansHere:
 
     async def plan(self, kind: RequestKind, body: bytes, max_model_len: int) -> RequestPlan:
         self.sizes.append(len(body))
-        return Planner(self._model, max_model_len, draw_seed=lambda: 1).plan(kind, body)
+        plan = Planner(self._model, max_model_len, draw_seed=lambda: 1).plan(kind, body)
+        if plan.grammar is not None:
+            grammars_of(self._model).matcher(plan.grammar)
+        return plan
+
+
+def grammars_of(model: TextModel) -> GrammarCompiler:
+    """What compiles grammars for a model."""
+    text, ends = model._tokenizer.to_str(), sorted(model.eos_token_ids)
+    return GrammarCompiler(LLTokenizer(text, n_vocab=model.vocab_size, eos_token=ends))
 
 
 @cache

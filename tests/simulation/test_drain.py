@@ -15,6 +15,7 @@ import pytest
 from common.errors import Draining
 from common.ids import Incarnation
 from node.messages import Drain, Message, Refused, StartedLocally, Submit
+from tests.fakes.hash_grammars import GRAMMARS
 from tests.simulation.flow_router import Client, FlowRouter
 from tests.simulation.world import (
     DECODE,
@@ -334,7 +335,7 @@ def test_nodes_may_leave_in_any_order_of_events() -> None:
             budget=rng.randint(5, 20),
             num_blocks=rng.randint(12, 24),
             seats=rng.randint(2, 4),
-            method=rng.choice(["none", "ngram", "mtp"]),
+            method=rng.choice(["none", "ngram", "mtp", "grammar"]),
             num_drafts=2,
         )
         world = Cluster(threshold=rng.choice([0, 6, None]), size=size)
@@ -348,6 +349,7 @@ def test_nodes_may_leave_in_any_order_of_events() -> None:
                         name=f"c{len(clients)}",
                         seed=rng.randint(0, 3),
                         max_tokens=rng.randint(1, 14),
+                        grammar=(None, *GRAMMARS)[len(clients) % (1 + len(GRAMMARS))],
                         deadline_s=500.0,
                     )
                 )

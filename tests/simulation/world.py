@@ -429,4 +429,5 @@ def _limits(size: NodeSize, runner: HashRunner) -> FlowLimits:
         max_model_len=size.max_model_len or runner.max_model_len,
         max_queued_requests=size.max_queued,
         sheds=size.scheduling.shed,
+        has_grammars=True,
     )

@@ -44,3 +44,14 @@ class Drafter(Protocol):
 
     def forget(self, view: DraftView) -> None:
         """Drop the state of a sequence that ended; unknown sequences are ignored."""
+
+
+class NoDrafter:
+    """Proposes nothing."""
+
+    def propose(self, view: DraftView, max_drafts: int, lowest_chance: float = 0.0) -> Proposal:
+        """Return no drafts."""
+        return NO_PROPOSAL
+
+    def forget(self, view: DraftView) -> None:
+        """Do nothing: there is no state."""

@@ -2,7 +2,8 @@
 
 `ngram` and `suffix` look drafts up when a step is planned. With `mtp` a layer of the model drafts:
 the runner returns proposals with the tokens that it draws, and they are verified a step later.
-Where text repeats, looked-up drafts are better, and are taken instead.
+Where text repeats, looked-up drafts are better, and are taken instead. Tokens that a grammar forces
+are drafts with every method, and with `grammar` the only ones.
 """
 
 from __future__ import annotations
@@ -19,7 +20,13 @@ from engine.core.speculation.draft_length import (
     DraftLength,
     moving_average,
 )
-from engine.core.speculation.drafter import NO_PROPOSAL, Drafter, DraftView, Proposal
+from engine.core.speculation.drafter import (
+    NO_PROPOSAL,
+    Drafter,
+    DraftView,
+    NoDrafter,
+    Proposal,
+)
 from engine.core.speculation.ngram import NgramDrafter
 from engine.core.speculation.suffix import SuffixDrafter
 
@@ -31,11 +38,14 @@ class SpeculatingView(DraftView, Protocol):
     """A sequence that draws a token in this step.
 
     `proposed_token_ids` are the drafts that the runner returned with its last token (mtp).
-    `acceptance` is the last result of `learn`; None at first.
+    `forced_token_ids` are certain: a grammar allows no others. `acceptance` is the last result of
+    `learn`; None at first.
     """
 
     @property
     def proposed_token_ids(self) -> Sequence[int]: ...
+    @property
+    def forced_token_ids(self) -> Sequence[int]: ...
     @property
     def acceptance(self) -> Acceptance | None: ...
 
@@ -113,14 +123,17 @@ class Speculation:
         found = NO_PROPOSAL
         if lowest_chance < 1.0:  # otherwise not even a certain draft pays
             found = self.drafter.propose(view, self.num_speculative_tokens, lowest_chance)
+        forced = view.forced_token_ids[: self.num_speculative_tokens]
         if not self.has_proposals:
-            return found
+            return _after_forced(forced, found)
         chances = self._chances(view, len(view.proposed_token_ids))
-        if sum(found.chances) > sum(chances):
-            self._looked_up.add(view.sequence_id)
-            return found
-        self._looked_up.discard(view.sequence_id)
-        return Proposal(tuple(view.proposed_token_ids), tuple(chances))
+        if sum(found.chances) <= sum(chances):
+            found = Proposal(tuple(view.proposed_token_ids), tuple(chances))
+            if not forced:
+                self._looked_up.discard(view.sequence_id)
+                return found
+        self._looked_up.add(view.sequence_id)
+        return _after_forced(forced, found)
 
     def _at_least(self, view: SpeculatingView, length: int) -> int:
         """Return `length`, but at least 1 for a probe: drafting it would be wasted otherwise."""
@@ -141,11 +154,25 @@ class Speculation:
         )
 
 
+def _after_forced(forced: Sequence[int], found: Proposal) -> Proposal:
+    """Return drafts that begin with the forced tokens, and go on where `found` has them too."""
+    if not forced:
+        return found
+    certain = (1.0,) * len(forced)
+    if found.token_ids[: len(forced)] != tuple(forced):
+        return Proposal(tuple(forced), certain)
+    reached = found.chances[len(forced) - 1]
+    behind = tuple(chance / reached for chance in found.chances[len(forced) :]) if reached else ()
+    return Proposal(found.token_ids[: len(forced) + len(behind)], certain + behind)
+
+
 def make_speculation(config: SpeculationConfig, costs: StepCosts) -> Speculation | None:
     """Return the speculation that `config` asks for; None for the method "none"."""
     method = config.speculative_method
     if method == "none":
         return None
     most = num_speculative_tokens(method, config.num_speculative_tokens)
-    drafter = SuffixDrafter() if method == "suffix" else NgramDrafter()
+    drafter: Drafter = NgramDrafter()
+    if method in ("suffix", "grammar"):
+        drafter = SuffixDrafter() if method == "suffix" else NoDrafter()
     return Speculation(method, most, drafter, DraftLength(costs, most))

@@ -9,7 +9,7 @@ A *slot* holds one head's key or value of one token. Its bytes depend on that to
 An int8 slot stands for `byte · scale`. The scale is the largest magnitude / 127, and a float
 becomes the nearest byte, ties to even, of its product with 127 / magnitude. A slot whose largest
 magnitude is below 2^-100 becomes zeros. One with an infinity or a NaN gets the scale NaN, so what
-is broken stays visible.
+is broken stays visible. In either format, what is rounded up from the largest float is an infinity.
 
 Kernels take the cache as bytes, `[num_blocks, kv_heads, block_size, slot_bytes]`, and recognise the
 format by `item_bytes`. So one compilation serves all formats. `engine.runner.kv_formats` has the

@@ -22,7 +22,7 @@ fixed = settings(derandomize=True, deadline=None, database=None)
 def engines(draw: st.DrawFn, *, least_blocks: int = 2) -> Engine:
     """Small engines, so that seats, blocks and tokens run out all the time."""
     seats = draw(st.integers(1, 5))
-    method = draw(st.sampled_from(["none", "ngram", "suffix", "mtp"]))
+    method = draw(st.sampled_from(["none", "ngram", "suffix", "mtp", "grammar"]))
     num_drafts = 0 if method == "none" else draw(st.integers(1, 4))
     least_budget = seats * (1 + num_drafts)
     return Engine(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 
 from common.blocks import blocks_for
+from common.grammar import Grammar
 from common.request import MAX_STOP_TOKEN_IDS
 from engine.core.planned_step import PlannedStep, StepOutput
 from engine.core.sequence import Sequence
@@ -33,6 +35,7 @@ class Arrival:
     abort_after: int | None = None
     priority: int = 0
     min_tokens: int = 0
+    grammar: Grammar | None = None
 
 
 @dataclass(slots=True)
@@ -97,6 +100,7 @@ class Run:
             max_tokens=arrival.max_tokens,
             min_tokens=arrival.min_tokens,
             stop_token_ids=STOP_TOKEN_IDS if arrival.min_tokens else (),
+            grammar=arrival.grammar,
             temperature=1.0,
             priority=arrival.priority,
         )
@@ -186,7 +190,7 @@ class Run:
         needed = blocks_for(known, limits.block_size) - num_cached + claimed
         assert needed > scheduler.pool.num_available, "a seat is free and the head would fit"
 
-    def _check_outputs(self, outputs: list[StepOutput]) -> None:
+    def _check_outputs(self, outputs: Items[StepOutput]) -> None:
         for output in outputs:
             sequence = output.sequence
             tokens = self.engine.outputs[sequence.sequence_id]

@@ -7,6 +7,7 @@ from typing import Any
 
 import grpc.aio
 
+from common.grammar import Grammar
 from common.ids import Incarnation
 from common.nodes import Role
 from common.request import GenerationRequest, RequestOutput
@@ -88,6 +89,7 @@ class Service:
         self.streams = OutputStreams(loop, lambda router: self.inbox.put(RouterGone(router)))
         self.drain = NodeDrain(asyncio.Event(), timeout_s=7.0)
         self.progress = StepProgress(0.0)
+        self.prepared: list[Grammar] = []
         self.server = grpc.aio.server()
         self.service = ControlService(
             incarnation=ME,
@@ -98,6 +100,7 @@ class Service:
             clock=ManualClock(RECEIVED_AT_S),
             drain=self.drain,
             progress=self.progress,
+            prepare_grammar=self.prepared.append,
         )
         pb_grpc.add_NodeServicer_to_server(self.service, self.server)  # type: ignore[no-untyped-call]
         port = self.server.add_insecure_port("127.0.0.1:0")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from common.grammar import Grammar, GrammarKind
 from common.request import GenerationRequest
 from engine.core.step_plan import Limits
 from node.flow_limits import FlowLimits
@@ -52,3 +55,10 @@ def test_every_token_must_be_in_the_vocabulary(num_output: int) -> None:
     assert "token id 100 is not in the vocabulary of 100" in problem(
         request(5, num_output, token=100)
     )
+
+
+def test_a_grammar_is_refused_where_it_would_be_ignored() -> None:
+    asked = make_request((1,) * 5, grammar=Grammar(GrammarKind.REGEX, "a"))
+    assert "does not follow grammars" in problem(asked)
+    follows = replace(LIMITS, vocab_size=1000, has_grammars=True)
+    assert follows.problem_with(asked, STEP, 10) is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
+from common.grammar import Grammar, GrammarKind
 from common.nodes import Role
 from node.inbox import Inbox
 from node.messages import Accepted, Answer, Refused, Submit
@@ -22,9 +23,11 @@ class Calls:
         self.replies = Replies(asyncio.get_running_loop())
         self.inbox = Inbox(max_requests=9)
         self.answers: list[tuple[int, Answer]] = []
+        self.prepared: list[Grammar] = []
         self.calls = RouterCalls(
             ROUTER, Role.DECODE, self.inbox, self.replies, self.time,
             answer=lambda call_id, answer: self.answers.append((call_id, answer)),
+            prepare_grammar=self.prepared.append,
         )  # fmt: skip
 
     async def begin(self, deadline_s: float) -> Submit:
@@ -65,3 +68,12 @@ async def test_nobody_is_answered_when_the_stream_has_ended() -> None:
     calls.replies.resolve(submit.reply_to, Accepted())
     await calls.wait(20.0)
     assert calls.answers == []
+
+
+async def test_a_grammar_is_prepared_when_its_request_arrives() -> None:
+    calls = Calls()
+    grammar = Grammar(GrammarKind.REGEX, "a")
+    request = replace(REQUEST, sampling=replace(REQUEST.sampling, grammar=grammar))
+    await calls.calls.take(pb.RouterMessage(calls=[pb.Call(id=1, reserve=reserve(request))]))
+    await calls.calls.take(pb.RouterMessage(calls=[pb.Call(id=2, reserve=reserve(REQUEST))]))
+    assert calls.prepared == [grammar]

@@ -20,11 +20,13 @@ from common.errors import (
     PeerProtocolError,
     StaleEpoch,
 )
+from common.grammar import Grammar, GrammarKind
 from common.ids import AttemptId, Incarnation
 from common.request import (
     GenerationRequest,
     SamplingParams,
 )
+from common.token_rules import TokenRules
 from common.version import PROTOCOL_VERSION
 from protos import pdserve_node_pb2 as pb
 from protos.codec import (
@@ -68,6 +70,14 @@ sampling_params = st.builds(
     logprobs=st.none() | st.integers(0, 20),
     stop_token_ids=st.lists(token_ids, max_size=64).map(tuple),
     ignore_eos=st.booleans(),
+    rules=st.builds(
+        TokenRules,
+        biases=st.lists(st.tuples(token_ids, st.floats(-100, 100)), max_size=5).map(tuple),
+        bad_words=st.lists(st.lists(token_ids, min_size=2, max_size=4).map(tuple), max_size=3).map(
+            tuple
+        ),
+        allowed_token_ids=st.lists(token_ids, max_size=5).map(tuple),
+    ),
 )
 
 
@@ -93,6 +103,24 @@ def test_requests_survive_the_wire(
     assert received.sampling == request.sampling
     assert received.priority == priority
     assert received.deadline_s == pytest.approx(request.deadline_s, abs=0.0011)
+
+
+@pytest.mark.parametrize("kind", GrammarKind)
+def test_a_grammar_survives_the_wire(kind: GrammarKind) -> None:
+    params = SamplingParams(max_tokens=1, grammar=Grammar(kind, 'start: "é" \n', "guided_grammar"))
+    assert sampling_from_proto(sampling_to_proto(params)) == params
+
+
+def test_a_grammar_of_an_unknown_kind_is_refused() -> None:
+    message = sampling_to_proto(SamplingParams(max_tokens=1))
+    assert sampling_from_proto(message).grammar is None
+    message.grammar.kind, message.grammar.text = "ebnf", "a"
+    with pytest.raises(InvalidRequest, match="'ebnf': wanted json_schema, regex, lark"):
+        sampling_from_proto(message)
+    message.grammar.kind = "lark"
+    message.grammar.text = ""
+    with pytest.raises(InvalidRequest, match="has 0 bytes"):
+        sampling_from_proto(message)
 
 
 def test_logprobs_of_none_differ_from_logprobs_of_0() -> None:

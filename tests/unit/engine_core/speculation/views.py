@@ -18,6 +18,7 @@ class View:
     output_token_ids: list[int] = field(default_factory=list)
     sequence_id: int = 1
     proposed_token_ids: tuple[int, ...] = ()
+    forced_token_ids: tuple[int, ...] = ()
     acceptance: Acceptance | None = None
 
     @property

@@ -7,9 +7,11 @@ import pytest
 from common.errors import InvalidRequest, Overloaded
 from common.ids import Incarnation
 from common.nodes import NodeLoad, NodeRecord, Role
+from common.request import SamplingParams
+from common.token_rules import NO_RULES, TokenRules
 from router.core.placement import Choice, Placer
 from router.core.policies import POLICIES
-from router.core.policies.query import NodeView, PolicyState, Query
+from router.core.policies.query import NodeView, PolicyState, Query, query_of
 from router.core.prefix_map import PrefixMap
 
 NOBODY: frozenset[Incarnation] = frozenset()
@@ -27,6 +29,8 @@ def node(
     is_draining: bool = False,
     is_suspected: bool = False,
     kv_protocol: int = 4,
+    has_grammars: bool = False,
+    has_token_rules: bool = False,
 ) -> NodeView:
     record = NodeRecord(
         node_id=node_id,
@@ -40,6 +44,8 @@ def node(
         max_num_seqs=10,
         max_model_len=max_model_len,
         kv_protocol=kv_protocol,
+        has_grammars=has_grammars,
+        has_token_rules=has_token_rules,
     )
     load = NodeLoad(
         free_blocks=free_blocks,
@@ -119,6 +125,62 @@ def test_who_is_chosen(
 )
 def test_the_reason_says_why_a_prompt_stays(others: list[NodeView], why: str) -> None:
     assert choose([node("d0"), *others]).reason.endswith(why)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "max_tokens", "expected"),
+    [
+        ([node("d0"), node("d1", has_grammars=True), prefill("p0")], 8, ("d1", None)),
+        ([node("d1", has_grammars=True), prefill("p0", has_grammars=True)], 8, ("d1", "p0")),
+        ([node("d0"), node("m0", Role.MIXED, has_grammars=True)], 8, ("m0", None)),
+        ([node("d1", has_grammars=True), prefill("p0")], 1, ("d1", None)),
+    ],
+)
+def test_only_nodes_that_follow_grammars_get_one(
+    nodes: list[NodeView], max_tokens: int, expected: tuple[str | None, str | None]
+) -> None:
+    request = query(max_tokens=max_tokens)
+    request.needs_grammars = True
+    assert names(choose(nodes, request)) == expected
+
+
+def test_without_a_node_that_follows_grammars_none_is_chosen() -> None:
+    request = query()
+    request.needs_grammars = True
+    with pytest.raises(Overloaded, match="no decode or mixed node follows grammars"):
+        choose([node("d0"), prefill("p0", has_grammars=True)], request)
+
+
+@pytest.mark.parametrize(
+    ("rules", "salt", "is_needed"),
+    [
+        (NO_RULES, "", False),
+        (NO_RULES, "mine", True),
+        (TokenRules(biases=((1, 2.0),)), "", True),
+        (TokenRules(bad_words=((1,),)), "", True),
+    ],
+)
+def test_only_nodes_that_know_rules_and_salts_get_them(
+    rules: TokenRules, salt: str, is_needed: bool
+) -> None:
+    request = query_of((1, 2, 3), SamplingParams(max_tokens=8, rules=rules), salt)
+    old = [node("d0"), prefill("p0")]
+    new = [node("d1", has_token_rules=True), prefill("p1", has_token_rules=True)]
+    if is_needed:
+        assert names(choose([*old, *new], request)) == ("d1", "p1")
+        with pytest.raises(Overloaded, match="knows biases, bad words and salts"):
+            choose(old, request)
+    else:
+        assert names(choose(old, request)) == ("d0", "p0")
+
+
+def test_hashes_of_prompts_with_a_salt_are_their_own() -> None:
+    record = node("d0").record
+    of = [
+        query_of((1, 2, 3, 4), SamplingParams(max_tokens=8), salt).block_hashes(record)
+        for salt in ("", "mine", "yours")
+    ]
+    assert len({hashes[0] for hashes in of}) == 3
 
 
 def test_nodes_that_were_tried_are_not_chosen() -> None:

@@ -10,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.errors import InternalError, InvalidRequest
+from common.grammar import Grammar, GrammarKind
 from common.request import SamplingParams
+from common.token_rules import NO_RULES, TokenRules
 from router.http.errors import MAX_MESSAGE_CHARS, ModelNotFound, api_error
 from router.openai.planning_messages import (
     LENGTHS,
@@ -27,6 +29,8 @@ from router.openai.planning_messages import (
 from router.openai.request_plan import ChoicePlan, RequestKind, RequestPlan
 from router.text.context_limits import ContextExceeded
 from router.text.usage import UsageEvents
+from router.tools.answer_parser import AnswerSyntax
+from router.tools.thinking import ThinkingFormat
 
 SAMPLING = SamplingParams(
     max_tokens=9,
@@ -40,6 +44,7 @@ SAMPLING = SamplingParams(
     seed=2**64 - 1,
     logprobs=0,
     stop_token_ids=(5, 6),
+    rules=TokenRules(biases=((3, 1.5),), bad_words=((7, 8), (9,)), allowed_token_ids=(3, 4)),
     ignore_eos=True,
     min_tokens=2,
 )
@@ -57,15 +62,21 @@ PLAN = RequestPlan(
         ChoicePlan(prompt_token_ids=(7,), sampling=replace(SAMPLING, max_tokens=2)),
         ChoicePlan(prompt_token_ids=(7,), sampling=SAMPLING),
     ),
+    cache_salt="mine",
     choices_per_prompt=2,
+    returned_per_prompt=1,
     stop=("\n", '"'),
+    stop_token_ids=frozenset({7}),
     hidden_token_ids=frozenset({1, 4}),
     shows_stop=True,
     shows_special_tokens=True,
+    returns_token_ids=True,
     has_logprobs=True,
     is_stream=True,
     usage_events=UsageEvents.EACH,
     continues_prompt=True,
+    syntax=AnswerSyntax(thinking=ThinkingFormat.BEGUN, call_format="hermes", is_named=True),
+    repeated={"tools": [{"name": "f"}], "top_p": 0.5, "user": None},
     ignored_fields=("foo", "messages.id"),
 )
 
@@ -88,6 +99,20 @@ def test_a_plan_arrives_with_every_field() -> None:
     plan = delivered_plan(PLAN)
     assert plan == PLAN
     assert plan.prompt_lengths == (3, 1)
+
+
+def test_a_grammar_arrives_once_for_all_choices() -> None:
+    grammar = Grammar(GrammarKind.LARK, 'start: "é"' + " " * 1000, "guided_grammar")
+    sampling = replace(SAMPLING, ignore_eos=False, grammar=grammar, rules=NO_RULES)
+    plan = replace(
+        PLAN, choices=tuple(replace(choice, sampling=sampling) for choice in PLAN.choices)
+    )
+    arrived = delivered_plan(plan)
+    assert arrived == plan
+    assert arrived.grammar is not None
+    assert arrived.grammar.source == "guided_grammar"
+    first = next(iter(pack_plan(plan)))
+    assert len(json.dumps(first.head)) < 1000 + 2000
 
 
 def test_choices_of_a_prompt_share_its_tokens() -> None:

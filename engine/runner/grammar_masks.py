@@ -1,0 +1,237 @@
+"""Which tokens a step may draw under grammars, found on a thread while its layers compute.
+
+A matcher belongs to a seat and is only a cache: its state is a function of the grammar and of the
+output tokens. Where the seat has another sequence now, or tokens that the matcher has not seen, it
+is made again or moved. Each draft's row has the mask after the drafts before it. Behind a draft
+that the grammar refuses no row is used: that draft is never drawn.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+from llguidance import LLMatcher
+from llguidance.numpy import fill_next_token_bitmask
+
+from common.errors import InternalError, PdserveError
+from common.grammar import Grammar
+from common.request import SamplingParams
+from engine.core.plan import DrawnTokens
+from engine.core.step_batch import StepBatch
+
+log = logging.getLogger("pdserve.engine")
+
+MAX_FORCED = 16
+"""Forced tokens that are proposed at a time."""
+
+NewMatcher = Callable[[Grammar], LLMatcher]
+
+
+@dataclass(frozen=True, slots=True)
+class AllowedTokens:
+    """Row r of a step's draws has mask `masks[mask_rows[r]]`, none below 0.
+
+    A mask has a bit for each token, 32 to a word, lowest first. One without a bit fails its row.
+    """
+
+    mask_rows: np.ndarray
+    masks: np.ndarray
+
+    def take(self, rows: np.ndarray) -> AllowedTokens:
+        """Return these rows."""
+        return AllowedTokens(self.mask_rows[rows], self.masks)
+
+
+class PendingMasks:
+    """The masks of a step, while a thread fills them."""
+
+    def __init__(self, allowed: AllowedTokens, filled: Future[None]) -> None:
+        self._allowed = allowed
+        self._filled = filled
+
+    def wait(self) -> AllowedTokens:
+        """Return the masks when they are filled."""
+        self._filled.result()
+        return self._allowed
+
+
+@dataclass(slots=True)
+class _Seat:
+    """The matcher of a seat, and the tokens that it has consumed."""
+
+    grammar: Grammar
+    matcher: LLMatcher
+    token_ids: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """The rows of one sequence: `output` tokens are known, `drafts` follow them."""
+
+    seat: int
+    first_row: int
+    params: SamplingParams
+    output: list[int]
+    drafts: list[int]
+
+
+class GrammarMasks:
+    """The matchers of a runner's seats. The runner's thread calls it, one step after the other."""
+
+    def __init__(
+        self,
+        new_matcher: NewMatcher,
+        vocab_size: int,
+        eos_token_ids: frozenset[int],
+        *,
+        proposes: bool,
+    ) -> None:
+        """Make matchers with `new_matcher`; propose forced tokens if it `proposes`."""
+        self._new_matcher = new_matcher
+        self._num_words = -(-vocab_size // 32)
+        self._eos_token_ids = eos_token_ids
+        self._proposes = proposes
+        self._seats: dict[int, _Seat] = {}
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="pdserve-masks")
+        # A thread of its own: no step waits for a compilation that it does not need.
+        self._compiling = ThreadPoolExecutor(1, thread_name_prefix="pdserve-grammars")
+
+    def prepare(self, grammar: Grammar) -> None:
+        """Begin to compile a grammar that will be needed."""
+        self._compiling.submit(self._compile, grammar)
+
+    def begin(self, batch: StepBatch) -> PendingMasks | None:
+        """Begin to find the masks of a batch; None where it draws without grammars."""
+        seats = batch.seats
+        is_needed = batch.is_sampled & seats.has_grammar[batch.rows]
+        if not is_needed.any():
+            return None
+        counts = np.where(batch.is_sampled, batch.num_drafts + 1, 0)
+        first_rows = np.cumsum(counts) - counts
+        mask_rows = np.full(int(counts.sum()), -1, np.int64)
+        jobs, num_masks = [], 0
+        for entry in np.flatnonzero(is_needed).tolist():
+            seat, count = int(batch.rows[entry]), int(counts[entry])
+            params = seats.params[seat]
+            assert params is not None
+            first, known = int(seats.num_prompt[seat]), int(seats.num_known[seat])
+            tokens = seats.token_ids[seat, first : known + count - 1].tolist()
+            output, drafts = tokens[: known - first], tokens[known - first :]
+            jobs.append(_Job(seat, num_masks, params, output, drafts))
+            mask_rows[first_rows[entry] : first_rows[entry] + count] = np.arange(
+                num_masks, num_masks + count
+            )
+            num_masks += count
+        # Rows that are not filled stand behind what ends the output or is never drawn.
+        allowed = AllowedTokens(mask_rows, np.full((num_masks, self._num_words), -1, np.int32))
+        return PendingMasks(allowed, self._thread.submit(self._fill_all, jobs, allowed.masks))
+
+    def propose(self, batch: StepBatch, results: Sequence[DrawnTokens | None]) -> None:
+        """Write into `results` which tokens the grammars force behind those that were drawn."""
+        if not self._proposes:
+            return
+        is_needed = batch.is_sampled & batch.seats.has_grammar[batch.rows]
+        for entry in np.flatnonzero(is_needed).tolist():
+            drawn, held = results[entry], self._seats.get(int(batch.rows[entry]))
+            if drawn is not None and held is not None:
+                drawn.forced_token_ids = self._forced(batch, entry, drawn, held)
+
+    def _forced(
+        self, batch: StepBatch, entry: int, drawn: DrawnTokens, held: _Seat
+    ) -> tuple[int, ...]:
+        if not self._eos_token_ids.isdisjoint(drawn.token_ids):
+            return ()  # accepted drafts behind the end are not part of the output
+        seats, seat = batch.seats, int(batch.rows[entry])
+        first, known = int(seats.num_prompt[seat]), int(seats.num_known[seat])
+        output = [*seats.token_ids[seat, first:known].tolist(), *drawn.token_ids]
+        try:
+            _move(held, output)
+        except InternalError:  # the next step makes another matcher, and reports it
+            del self._seats[seat]
+            return ()
+        if held.matcher.is_stopped() and len(self._eos_token_ids) == 1:
+            return tuple(self._eos_token_ids)
+        return tuple(held.matcher.compute_ff_tokens()[:MAX_FORCED])
+
+    def _compile(self, grammar: Grammar) -> None:
+        try:
+            self._new_matcher(grammar)
+        except PdserveError:
+            log.debug("a grammar does not compile; its requests will fail")
+
+    def _fill_all(self, jobs: Sequence[_Job], masks: np.ndarray) -> None:
+        for job in jobs:
+            rows = masks[job.first_row : job.first_row + len(job.drafts) + 1]
+            try:
+                self._fill(job, rows)
+            except Exception as error:
+                # Nothing is allowed in these rows, so this request fails, and no other one.
+                log.error(
+                    "a grammar cannot be followed behind %d tokens: %s", len(job.output), error
+                )
+                self._seats.pop(job.seat, None)
+                rows[:] = 0
+
+    def _fill(self, job: _Job, masks: np.ndarray) -> None:
+        """Write the mask of each row; raise `PdserveError` where there is none."""
+        held = self._seat(job)
+        for number in range(len(job.drafts) + 1):
+            fill_next_token_bitmask(held.matcher, masks, number)
+            if held.matcher.is_error() or not masks[number].any():
+                raise InternalError(held.matcher.get_error() or "it allows no token")
+            self._withhold_ends(job, len(job.output) + number, masks[number])
+            if number == len(job.drafts):
+                return
+            draft = job.drafts[number]
+            is_end = draft in self._eos_token_ids
+            if is_end or not _is_allowed(masks[number], draft):
+                return
+            _consume(held, draft)
+
+    def _seat(self, job: _Job) -> _Seat:
+        """Return the seat's matcher with the job's output consumed."""
+        grammar = job.params.grammar
+        assert grammar is not None
+        held = self._seats.get(job.seat)
+        if held is None or held.grammar != grammar:
+            held = self._seats[job.seat] = _Seat(grammar, self._new_matcher(grammar), [])
+        _move(held, job.output)
+        return held
+
+    def _withhold_ends(self, job: _Job, output_index: int, mask: np.ndarray) -> None:
+        """Before `min_tokens` allow no end, unless the grammar allows nothing else."""
+        if output_index >= job.params.min_tokens:
+            return
+        left = mask.copy()
+        for token_id in (*self._eos_token_ids, *job.params.stop_token_ids):
+            if 0 <= token_id < 32 * len(mask):
+                left.view(np.uint32)[token_id // 32] &= ~np.uint32(1 << token_id % 32)
+        if left.any():
+            mask[:] = left
+
+
+def _move(held: _Seat, output: Sequence[int]) -> None:
+    """Let a matcher have consumed `output` and nothing else. Raises `InternalError`."""
+    had, num_same = held.token_ids, 0
+    if had != output[: len(had)]:
+        while num_same < len(output) and had[num_same] == output[num_same]:
+            num_same += 1
+        if not held.matcher.rollback(len(had) - num_same):
+            raise InternalError("a matcher does not return to earlier tokens")
+        del had[num_same:]
+    for token_id in output[len(had) :]:
+        _consume(held, token_id)
+
+
+def _consume(held: _Seat, token_id: int) -> None:
+    if not held.matcher.consume_token(token_id):
+        raise InternalError(f"token {token_id} was drawn and is refused")
+    held.token_ids.append(token_id)
+
+
+def _is_allowed(mask: np.ndarray, token_id: int) -> bool:
+    return bool(mask.view(np.uint32)[token_id // 32] >> np.uint32(token_id % 32) & 1)

@@ -1,0 +1,9 @@
+"""Grammars of answers: their texts, their bounds, and matchers of tokens, by llguidance.
+
+Routers check grammars with it before a request goes on, and nodes draw under them. Both compile the
+same text with the same options.
+
+- `texts`: every kind of grammar as Lark text; choices; white space
+- `places`: where in a schema a problem is
+- `compiler`: from a grammar and a tokenizer to a matcher, within limits; a bounded cache
+"""

@@ -1,0 +1,154 @@
+"""From a grammar and a tokenizer to a matcher of tokens, within limits.
+
+A matcher's state is a function of the grammar and of the tokens that it has consumed. So whoever
+has the tokens can make it again: another node, a resumed sequence, a retry.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+from common.errors import CheckpointError, InvalidRequest
+from common.grammar import Grammar, GrammarKind
+from grammars.places import place_of
+from grammars.texts import compiled_text, schema_of
+
+MAX_CACHED = 64
+"""Compiled grammars that are kept, the last used."""
+MAX_CACHED_BYTES = 4 << 20
+"""Of the texts of the compiled grammars that are kept."""
+MAX_DEPTH = 64
+"""Of objects and lists within each other in a schema: llguidance reads 128 in all."""
+_MAX_PROBLEM_CHARS = 400
+
+_NAMES = {
+    GrammarKind.JSON_SCHEMA: "JSON schema",
+    GrammarKind.REGEX: "regular expression",
+    GrammarKind.LARK: "grammar",
+}
+_REPEATED = re.compile(r"^ *[0-9]+ \| ", re.MULTILINE)
+_PLACE_OF_JSON = re.compile(r"^at [0-9]+\([0-9]+\): failed to compile JSON schema: ")
+
+# Work is counted in the library's own units, not in time: every process refuses the same grammars.
+_LIMITS = LLParserLimits(
+    initial_lexer_fuel=1_000_000,  # of a compilation: 50,000 take a millisecond
+    step_lexer_fuel=200_000,  # of a mask: 14,000 take a millisecond
+    step_max_items=50_000,
+    max_lexer_states=50_000,  # 1 to 2 kB each
+    max_grammar_size=200_000,
+    verbose_errors=False,
+)
+
+
+class GrammarCompiler:
+    """Makes matchers for one tokenizer. Threads may share it."""
+
+    def __init__(self, tokenizer: LLTokenizer, added_texts: Iterable[str] = ()) -> None:
+        """Compile for `tokenizer`, whose added tokens have `added_texts`."""
+        self.tokenizer = tokenizer
+        self._added_texts = tuple(added_texts)
+        self._lock = Lock()
+        self._cache: OrderedDict[Grammar, LLMatcher] = OrderedDict()
+        self._cached_bytes = 0
+
+    @classmethod
+    def load(
+        cls, folder: Path, vocab_size: int, eos_token_ids: Iterable[int]
+    ) -> GrammarCompiler | None:
+        """Read `tokenizer.json` of a checkpoint; None where there is none, or no end token.
+
+        Raises `CheckpointError` when it cannot be read.
+        """
+        path, ends = folder / "tokenizer.json", sorted(eos_token_ids)
+        if not path.exists() or not ends:
+            return None
+        try:
+            text = path.read_text(encoding="utf-8")
+            added = json.loads(text).get("added_tokens") or []
+            texts = [str(one["content"]) for one in added]
+            tokenizer = LLTokenizer(text, n_vocab=vocab_size, eos_token=ends)
+        except Exception as error:  # the library raises bare `ValueError` and its like
+            raise CheckpointError(f"{path} cannot be read: {error}") from error
+        return cls(tokenizer, texts)
+
+    @property
+    def num_cached(self) -> int:
+        """Compiled grammars that are kept."""
+        return len(self._cache)
+
+    def matcher(self, grammar: Grammar) -> LLMatcher:
+        """Return a matcher that has consumed nothing.
+
+        Raises `InvalidRequest` for a grammar that cannot be followed, naming the place in a schema.
+        """
+        with self._lock:
+            found = self._cache.get(grammar)
+            if found is not None:
+                self._cache.move_to_end(grammar)
+        if found is None:
+            found = self._compiled(grammar)
+            with self._lock:
+                self._keep(grammar, found)
+        return found.deep_copy()
+
+    def _compiled(self, grammar: Grammar) -> LLMatcher:
+        if grammar.kind is GrammarKind.JSON_SCHEMA:
+            _check_depth(schema_of(grammar), grammar.source)
+        matcher = self._compile(grammar)
+        if matcher.is_error():
+            problem = _problem(matcher)
+            if grammar.kind is GrammarKind.JSON_SCHEMA:
+                problem = f"{place_of(schema_of(grammar), self._schema_problem)}: {problem}"
+            raise InvalidRequest(
+                f"the {_NAMES[grammar.kind]} cannot be followed: {problem}",
+                param=grammar.source or None,
+            )
+        return matcher
+
+    def _compile(self, grammar: Grammar) -> LLMatcher:
+        text = compiled_text(grammar, self._added_texts)
+        return LLMatcher(self.tokenizer, text, log_level=0, limits=_LIMITS)
+
+    def _schema_problem(self, schema: dict[str, Any]) -> str:
+        return _problem(self._compile(Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema))))
+
+    def _keep(self, grammar: Grammar, matcher: LLMatcher) -> None:
+        if grammar in self._cache:
+            return
+        self._cache[grammar] = matcher
+        self._cached_bytes += len(grammar.text)
+        while len(self._cache) > MAX_CACHED or self._cached_bytes > MAX_CACHED_BYTES:
+            gone, _ = self._cache.popitem(last=False)
+            self._cached_bytes -= len(gone.text)
+
+
+def _problem(matcher: LLMatcher) -> str:
+    """Return why there is no grammar, without the text that the library repeats."""
+    text = " ".join(_REPEATED.split(matcher.get_error())[0].split())
+    text = _PLACE_OF_JSON.sub("", text)
+    return text if len(text) <= _MAX_PROBLEM_CHARS else f"{text[:_MAX_PROBLEM_CHARS]}…"
+
+
+def _check_depth(schema: dict[str, Any], source: str) -> None:
+    """Raise `InvalidRequest` for a schema of too many levels, without recursion."""
+    parts: Sequence[Any] = [schema]
+    for _ in range(MAX_DEPTH):
+        inner: list[Any] = []
+        for part in parts:
+            values = part.values() if isinstance(part, dict) else part
+            inner += [value for value in values if isinstance(value, dict | list)]
+        if not inner:
+            return
+        parts = inner
+    raise InvalidRequest(
+        f"the JSON schema has more than {MAX_DEPTH} levels: wanted at most {MAX_DEPTH}",
+        param=source or None,
+    )

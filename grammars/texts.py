@@ -1,0 +1,81 @@
+"""Every kind of grammar as Lark text for llguidance.
+
+JSON has one form, the most usual one: on one line, with a space behind each comma and each colon of
+an object. So no answer is filled with blanks, and the text between two values is known beforehand.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import llguidance
+
+from common.errors import InvalidRequest
+from common.grammar import Grammar, GrammarKind
+
+_WHITE_SPACE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_NO_FORCING = '%llguidance {"no_forcing": true}\n'
+_LITERALS = re.compile(r'"(?:[^"\\\n]|\\.)*"|/(?:[^/\\\n]|\\.)+/')
+
+
+def json_rule(schema: Mapping[str, Any]) -> str:
+    """Return the right side of a Lark rule that describes a JSON value of `schema`."""
+    # Not escaped: `mentions` looks for the texts of tokens in it.
+    described = json.dumps({**schema, "x-guidance": _WHITE_SPACE}, ensure_ascii=False)
+    return f"%json {described}"
+
+
+def choice_grammar(choices: Sequence[str], source: str) -> Grammar:
+    """Return the grammar of one of several texts; `InvalidRequest` for none or an empty one."""
+    if not choices or not all(choices):
+        wrong = "an empty text" if choices else "no texts"
+        raise InvalidRequest(f"{source} has {wrong}: wanted texts", param=source)
+    # DEL is escaped by no JSON writer, and no Lark literal may hold it.
+    texts = [json.dumps(one, ensure_ascii=False).replace("\x7f", "\\u007f") for one in choices]
+    return Grammar(GrammarKind.LARK, f"start: {' | '.join(texts)}", source)
+
+
+def as_lark(grammar: Grammar, rule: str) -> str:
+    """Return Lark text that defines `rule` as the whole grammar.
+
+    Raises `InvalidRequest` for a JSON schema that is no JSON, or neither an object nor true.
+    """
+    if grammar.kind is GrammarKind.JSON_SCHEMA:
+        return f"{rule}: {json_rule(schema_of(grammar))}"
+    if grammar.kind is GrammarKind.REGEX:
+        return f"{rule}: /{llguidance.regex_to_lark(grammar.text)}/"
+    return grammar.text if rule == "start" else f"{rule}: %lark {{\n{grammar.text}\n}}"
+
+
+def schema_of(grammar: Grammar) -> dict[str, Any]:
+    """Return the schema of a grammar of that kind; `InvalidRequest` where it is none."""
+    try:
+        schema = json.loads(grammar.text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(
+            f"the JSON schema is not valid JSON: {error}", param=grammar.source or None
+        ) from None
+    if schema is True:
+        return {}
+    if not isinstance(schema, dict):
+        raise InvalidRequest(
+            f"the JSON schema is a {type(schema).__name__}: wanted an object or true",
+            param=grammar.source or None,
+        )
+    return schema
+
+
+def compiled_text(grammar: Grammar, added_texts: Sequence[str]) -> str:
+    """Return what is compiled. `added_texts` are those of the tokenizer's added tokens.
+
+    llguidance forces text that must follow in the pieces that the tokenizer makes of it. Where a
+    literal holds the text of an added token, that piece is the token itself, which is no text: no
+    token could follow. Such a grammar is compiled without forcing.
+    """
+    text = as_lark(grammar, "start")
+    # A rule may name added tokens; only the texts that it quotes are text.
+    quoted = "\n".join(_LITERALS.findall(text)).replace("\\", "")
+    return _NO_FORCING + text if any(one in quoted for one in added_texts) else text

@@ -1,0 +1,183 @@
+"""From the fields that constrain an answer to its grammar.
+
+OpenAI's `response_format`, vLLM's `structured_outputs` and its older `guided_…` fields, and
+SGLang's `json_schema`, `regex` and `ebnf` say the same things in different words. A schema is
+enforced with `strict` or without. A request has one of them at most: two would have to hold both.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from llguidance.gbnf_to_lark import any_to_lark
+
+from common.errors import InvalidRequest
+from common.grammar import MAX_GRAMMAR_BYTES, Grammar, GrammarKind
+from grammars.texts import choice_grammar
+
+_ANY_OBJECT = '{"type":"object"}'
+_EMPTY_HEADER = "%llguidance {}"
+
+Body = Mapping[str, Any]
+
+
+class Constrained(Protocol):
+    """The fields of a body that constrain its answer, as the client wrote them."""
+
+    response_format: Any
+    structured_outputs: Any
+    guided_json: Any
+    guided_json_object: Any
+    guided_regex: Any
+    guided_choice: Any
+    guided_grammar: Any
+    json_schema: Any
+    regex: Any
+    ebnf: Any
+
+
+def grammar_of(body: Constrained) -> Grammar | None:
+    """Return the grammar that a body asks for, not compiled yet; None where its answer is free.
+
+    Raises `InvalidRequest` naming the field for a form that is not known, and for two grammars.
+    """
+    found = [
+        grammar
+        for name, read in _FIELDS.items()
+        if (value := getattr(body, name)) is not None and (grammar := read(value, name)) is not None
+    ]
+    if len(found) > 1:
+        raise InvalidRequest(
+            f"{found[1].source} and {found[0].source} both constrain the answer: wanted one of "
+            "them",
+            param=found[1].source,
+        )
+    return found[0] if found else None
+
+
+def _response_format(value: Any, name: str) -> Grammar | None:
+    if not isinstance(value, dict):
+        raise _wrong(name, value, "an object with a type")
+    kind = value.get("type")
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return Grammar(GrammarKind.JSON_SCHEMA, _ANY_OBJECT, name)
+    if kind == "json_schema":
+        described = value.get("json_schema")
+        if not isinstance(described, dict):
+            raise _wrong(f"{name}.json_schema", described, "an object with a schema")
+        place = f"{name}.json_schema.schema"
+        if described.get("schema") is None:
+            raise InvalidRequest(f"{place} is missing", param=place)
+        return _json(described["schema"], place)
+    raise InvalidRequest(
+        f"{name}.type is {_shown(kind)}: wanted text, json_object or json_schema",
+        param=f"{name}.type",
+    )
+
+
+def _structured_outputs(value: Any, name: str) -> Grammar | None:
+    if not isinstance(value, dict):
+        raise _wrong(name, value, "an object")
+    asked = {key: one for key, one in value.items() if one is not None and one is not False}
+    unknown = sorted(set(asked) - _STRUCTURED.keys() - _STYLE)
+    if unknown:
+        raise InvalidRequest(
+            f"{name}.{unknown[0][:64]} is not supported by this server", param=name
+        )
+    chosen = [key for key in _STRUCTURED if key in asked]
+    if len(chosen) != 1:
+        raise InvalidRequest(
+            f"{name} has {' and '.join(chosen) or 'nothing'}: wanted one of "
+            f"{', '.join(_STRUCTURED)}",
+            param=name,
+        )
+    return _STRUCTURED[chosen[0]](asked[chosen[0]], f"{name}.{chosen[0]}")
+
+
+def _json(value: Any, name: str) -> Grammar:
+    if isinstance(value, str):
+        return Grammar(GrammarKind.JSON_SCHEMA, value, name)
+    if not isinstance(value, dict | bool):
+        raise _wrong(name, value, "a JSON schema, as an object or as text")
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return Grammar(GrammarKind.JSON_SCHEMA, text, name)
+
+
+def _json_object(value: Any, name: str) -> Grammar | None:
+    if not isinstance(value, bool):
+        raise _wrong(name, value, "true or false")
+    return Grammar(GrammarKind.JSON_SCHEMA, _ANY_OBJECT, name) if value else None
+
+
+def _regex(value: Any, name: str) -> Grammar:
+    return Grammar(GrammarKind.REGEX, _text(value, name), name)
+
+
+def _choice(value: Any, name: str) -> Grammar:
+    if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+        raise _wrong(name, value, "a list of texts")
+    return choice_grammar(value, name)
+
+
+def _lark(value: Any, name: str) -> Grammar:
+    """Return a grammar of Lark text, or of GBNF (llama.cpp's form, `root ::= …`) translated."""
+    text = _text(value, name)
+    if len(text) <= MAX_GRAMMAR_BYTES:
+        try:
+            text = any_to_lark(text).removeprefix(_EMPTY_HEADER).lstrip()
+        except Exception as error:  # the parser raises what its input makes of it
+            raise InvalidRequest(f"{name} is no grammar: {str(error)[:400]}", param=name) from None
+    return Grammar(GrammarKind.LARK, text, name)
+
+
+def _text(value: Any, name: str) -> str:
+    if not isinstance(value, str):
+        raise _wrong(name, value, "text")
+    return value
+
+
+def _wrong(name: str, value: Any, wanted: str) -> InvalidRequest:
+    return InvalidRequest(f"{name} is {_shown(value)}: wanted {wanted}", param=name)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, str):
+        return repr(value[:64])
+    return "missing" if value is None else f"of type {type(value).__name__}"
+
+
+_Read = Callable[[Any, str], Grammar | None]
+
+_FIELDS: Mapping[str, _Read] = {
+    "response_format": _response_format,
+    "structured_outputs": _structured_outputs,
+    "guided_json": _json,
+    "guided_json_object": _json_object,
+    "guided_regex": _regex,
+    "guided_choice": _choice,
+    "guided_grammar": _lark,
+    "json_schema": _json,
+    "regex": _regex,
+    "ebnf": _lark,
+}
+_STRUCTURED: Mapping[str, _Read] = {
+    "json": _json,
+    "json_object": _json_object,
+    "regex": _regex,
+    "choice": _choice,
+    "grammar": _lark,
+}
+_STYLE = frozenset(
+    (
+        "disable_fallback",
+        "disable_any_whitespace",
+        "disable_additional_properties",
+        "whitespace_pattern",
+        "backend",
+    )
+)
+"""Wishes about white space and back ends, which differ between servers; they do nothing here."""

@@ -1,0 +1,120 @@
+"""Grammars over the tokens of `hash_runner`: every byte is one, and so are many short texts."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from itertools import product
+
+import numpy as np
+from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+from llguidance.numpy import fill_next_token_bitmask
+
+from common.grammar import Grammar, GrammarKind
+from grammars.compiler import GrammarCompiler
+
+VOCAB_SIZE = 997
+EOS_TOKEN_ID = 996
+
+_TEXTS = [a + b for a, b in product("abcdefghijklmnopqrstuvwxy0", repeat=2)]
+_MARKS = [
+    '{"',
+    '":',
+    '","',
+    '"}',
+    '":"',
+    "[{",
+    "}]",
+    "true",
+    "null",
+    ', "',
+    '": "',
+    "name",
+    "value",
+]
+
+
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 4},
+        "value": {"enum": ["alpha", "beta"]},
+        "true": {"type": "boolean"},
+    },
+    "required": ["name", "value", "true"],
+    "additionalProperties": False,
+}
+NUMBERS = {"type": "array", "items": {"type": "integer", "maximum": 99}, "maxItems": 4}
+GRAMMARS = [
+    Grammar(GrammarKind.JSON_SCHEMA, json.dumps(PERSON)),
+    Grammar(GrammarKind.JSON_SCHEMA, json.dumps(NUMBERS)),
+    Grammar(GrammarKind.REGEX, "(ab|cd){2,5}[0-9]?"),
+    Grammar(GrammarKind.LARK, 'start: "name" ("true" | "null")'),
+]
+
+
+class _Words:
+    """A tokenizer in the form that llguidance asks for; the longest token first."""
+
+    eos_token_id = EOS_TOKEN_ID
+    bos_token_id = None
+    special_token_ids = (EOS_TOKEN_ID,)
+
+    def __init__(self) -> None:
+        words = [bytes([value]) for value in range(256)]
+        words += [text.encode() for text in (*_MARKS, *_TEXTS)]
+        words += [f"<unused {number}>".encode() for number in range(len(words), EOS_TOKEN_ID)]
+        self.tokens = [*words[:EOS_TOKEN_ID], b"<eos>"]
+        self._ids = {word: token_id for token_id, word in enumerate(self.tokens)}
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        data = text.encode() if isinstance(text, str) else text
+        ids, start = [], 0
+        while start < len(data):
+            end = next(end for end in range(start + 5, start, -1) if data[start:end] in self._ids)
+            ids.append(self._ids[data[start:end]])
+            start = end if end <= len(data) else len(data)
+        return ids
+
+
+@cache
+def compiler() -> GrammarCompiler:
+    """Return the compiler of all hash runners; a tokenizer takes a while to make."""
+    return GrammarCompiler(LLTokenizer(TokenizerWrapper(_Words()), n_vocab=VOCAB_SIZE))
+
+
+def token_ids(text: str) -> list[int]:
+    """Return the tokens of a text, the longest first."""
+    return _Words()(text)
+
+
+def text_of(token_ids: list[int]) -> str:
+    """Return the text of an output, without the token that ends it."""
+    words = _Words().tokens
+    return b"".join(words[one] for one in token_ids if one != EOS_TOKEN_ID).decode()
+
+
+def allowed_after(grammar: Grammar, output: list[int]) -> np.ndarray:
+    """Return which tokens may follow `output`, as booleans, by a matcher made for this alone."""
+    matcher = compiler().matcher(grammar)
+    assert matcher.consume_tokens(output), "the output breaks its grammar"
+    return allowed_by(matcher)
+
+
+def allowed_by(matcher: LLMatcher) -> np.ndarray:
+    """Return which tokens a matcher allows now, as booleans."""
+    mask = np.zeros((1, -(-VOCAB_SIZE // 32)), np.int32)
+    fill_next_token_bitmask(matcher, mask)
+    return bits(mask[0])
+
+
+def allowed_ids(matcher: LLMatcher, vocab_size: int) -> np.ndarray:
+    """Return the tokens that a matcher allows now, of any vocabulary."""
+    mask = np.zeros((1, -(-vocab_size // 32)), np.int32)
+    fill_next_token_bitmask(matcher, mask)
+    return np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
+
+
+def bits(mask: np.ndarray) -> np.ndarray:
+    """Return the bits of a mask of the vocabulary as booleans."""
+    return np.unpackbits(mask.view(np.uint8), bitorder="little")[:VOCAB_SIZE].astype(bool)

@@ -1,0 +1,79 @@
+"""Answers under grammars: the same tokens whatever happens around them, and each of them whole.
+
+The grammar of a request and its output tokens alone decide what may follow.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import jsonschema
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from common.request import SamplingParams
+from tests.fakes import hash_grammars
+from tests.fakes.hash_grammars import GRAMMARS, NUMBERS, PERSON
+from tests.fakes.hash_runner import EOS_TOKEN_ID, expected_tokens
+from tests.property.engine.test_scheduler_workloads import engines, fixed
+from tests.property.engine.workload import Arrival, Run, check_answers
+from tests.unit.engine_core.build import Engine
+
+
+@st.composite
+def constrained(draw: st.DrawFn, engine: Engine) -> list[Arrival]:
+    """Requests with and without grammars, long enough that most answers are whole."""
+    room = engine.runner.max_model_len
+    arrival = st.builds(
+        Arrival,
+        at_step=st.integers(0, 6),
+        family=st.integers(0, 2),
+        length=st.integers(1, 12),
+        max_tokens=st.integers(1, 40),
+        seed=st.integers(0, 3),
+        kind=st.sampled_from(("local", "remote", "exported")),
+        delay=st.integers(0, 4),
+        abort_after=st.none() | st.integers(0, 12),
+        grammar=st.sampled_from([*GRAMMARS, None]),
+    )
+    found = draw(st.lists(arrival, min_size=1, max_size=6))
+    return sorted(
+        (one for one in found if one.length + one.max_tokens <= room), key=lambda a: a.at_step
+    )
+
+
+@settings(fixed, max_examples=150)
+@given(st.data())
+def test_the_same_tokens_whatever_happens(data: st.DataObject) -> None:
+    engine = data.draw(engines(least_blocks=8))
+    run = Run(engine, data.draw(constrained(engine)))
+    check_answers(run, run.to_the_end())
+
+
+@settings(fixed, max_examples=60)
+@given(st.integers(0, 10**6), st.sampled_from([0, 3, 12, 30]))
+def test_whole_answers_follow_their_schema(seed: int, min_tokens: int) -> None:
+    for grammar, schema in zip(GRAMMARS, (PERSON, NUMBERS), strict=False):
+        sampling = SamplingParams(max_tokens=60, seed=seed, grammar=grammar, min_tokens=min_tokens)
+        tokens = expected_tokens((1, 2, 3), sampling)
+        if tokens[-1] == EOS_TOKEN_ID:
+            jsonschema.validate(json.loads(hash_grammars.text_of(tokens)), schema)
+
+
+def _outputs(**given: Any) -> tuple[list[list[int]], Engine]:
+    engine = Engine(num_blocks=200, seats=4, budget=80, **given)
+    arrivals = [Arrival(0, i, 5, 60, 7, grammar=GRAMMARS[0]) for i in range(4)]
+    run = Run(engine, arrivals)
+    outputs = run.to_the_end()
+    check_answers(run, outputs)
+    return outputs, engine
+
+
+def test_forced_tokens_are_drafts_that_are_always_accepted() -> None:
+    plain, slow = _outputs()
+    drafted, fast = _outputs(method="grammar", num_drafts=8)
+    assert drafted == plain
+    counters = fast.scheduler.statistics().counters
+    assert counters.num_drafted == counters.num_accepted > 10
+    assert len(fast.runner.batches) < 0.8 * len(slow.runner.batches)

@@ -1,0 +1,197 @@
+"""Grammars compile within limits; what cannot be followed is refused with its place."""
+
+from __future__ import annotations
+
+import json
+import re
+import resource
+import time
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from bench.structured_schemas import SCHEMAS
+from common.errors import CheckpointError, InvalidRequest
+from common.grammar import MAX_GRAMMAR_BYTES, Grammar, GrammarKind
+from grammars import compiler as limits
+from grammars.compiler import MAX_DEPTH, GrammarCompiler
+from tests.fakes import hash_grammars
+from tests.fakes.http_edge import write_model_folder
+
+
+@pytest.fixture(scope="module")
+def compiler(tmp_path_factory: pytest.TempPathFactory) -> GrammarCompiler:
+    """Of a tokenizer with every byte, a few words, and two special tokens."""
+    folder = write_model_folder(tmp_path_factory.mktemp("tiny"))
+    found = GrammarCompiler.load(folder, 320, {1})
+    assert found is not None
+    return found
+
+
+def schema(value: Any) -> Grammar:
+    text = value if isinstance(value, str) else json.dumps(value)
+    return Grammar(GrammarKind.JSON_SCHEMA, text, "guided_json")
+
+
+def follows(compiler: GrammarCompiler, grammar: Grammar, text: str) -> bool:
+    """Whether a grammar allows a text, token by token, and its end behind it."""
+    matcher = compiler.matcher(grammar)
+    tokens = compiler.tokenizer.tokenize_str(text)
+    return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_schemas_of_every_kind_compile(name: str, compiler: GrammarCompiler) -> None:
+    jsonschema.Draft202012Validator.check_schema(SCHEMAS[name])
+    compiler.matcher(schema(SCHEMAS[name]))
+
+
+def test_json_has_one_form(compiler: GrammarCompiler) -> None:
+    grammar = schema({"type": "object"})
+    assert follows(compiler, grammar, '{"a": [1, 2], "b": {"c": null}}')
+    for text in ('{"a":1}', '{ "a": 1}', '{"a": [1,2]}', '{"a":  1}', '{"a": 1\n}', "[1]", "{"):
+        assert not follows(compiler, grammar, text)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "place", "why"),
+    [
+        ({"not": {}}, "#", "not"),
+        (
+            {"properties": {"a": {"items": {"uniqueItems": True}}}},
+            "#/properties/a/items",
+            "uniqueI",
+        ),
+        ({"anyOf": [{}, {"if": {}}]}, "#/anyOf/1", "if"),
+        ({"$defs": {"x": {"contains": {}}}, "$ref": "#/$defs/x"}, "#/$defs/x", "contains"),
+        ({"properties": {"a~/b": {"type": "word"}}}, "#/properties/a~0~1b", "Invalid type"),
+        ({"items": {"$ref": "https://example.org/a"}}, "#/items", "example.org"),
+        ({"properties": {"a": {"pattern": "(?<=a)b"}}}, "#/properties/a", "look-around"),
+        ({"type": "integer", "minimum": 3, "maximum": 2}, "#", "Unsatisfiable"),
+        ({"oneOf": [{"minimum": 1}, {"maximum": 5}]}, "#", "oneOf"),
+    ],
+)
+def test_what_cannot_be_followed_is_named_with_its_place(
+    wrong: dict[str, Any], place: str, why: str, compiler: GrammarCompiler
+) -> None:
+    with pytest.raises(InvalidRequest, match=why) as raised:
+        compiler.matcher(schema(wrong))
+    assert raised.value.param == "guided_json"
+    assert f"followed: {place}: " in str(raised.value)
+
+
+def nested(depth: int) -> str:
+    return '{"items":' * depth + "{}" + "}" * depth
+
+
+def test_the_depth_of_a_schema_is_bounded(compiler: GrammarCompiler) -> None:
+    compiler.matcher(schema(nested(MAX_DEPTH - 1)))
+    for depth in (MAX_DEPTH, 1000, 10_000):
+        with pytest.raises(InvalidRequest, match=r"levels|valid JSON"):
+            compiler.matcher(schema(nested(depth)))
+
+
+def doubling(count: int) -> dict[str, Any]:
+    """References that would double with each definition if they were written out."""
+    parts: dict[str, Any] = {
+        f"d{i}": {"anyOf": [{"$ref": f"#/$defs/d{i + 1}"}, {"allOf": [
+            {"$ref": f"#/$defs/d{i + 1}"}, {"properties": {f"x{i}": {}}}]}]}
+        for i in range(count)
+    }  # fmt: skip
+    return {"$defs": {**parts, f"d{count}": {"type": "object"}}, "$ref": "#/$defs/d0"}
+
+
+HOSTILE = {
+    "doubling references": schema(doubling(40)),
+    "a chain of references": schema({"$defs": {
+        **{f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(2000)}, "d2000": {}},
+        "$ref": "#/$defs/d0"}),
+    "itself": schema({"$ref": "#"}),
+    "two that name each other": schema(
+        {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}
+    ),
+    "many properties": schema(
+        {"properties": (p := {f"p{i}": {"type": "string"} for i in range(3000)}), "required": [*p]}
+    ),
+    "a long enum": schema({"enum": [f"value {i}" for i in range(6000)]}),
+    "huge counts": schema({"type": "array", "minItems": 10**9, "items": {"minLength": 10**9}}),
+    "a pattern of patterns": schema({"type": "string", "pattern": "((a{1,99}){1,99}){1,99}"}),
+    "a catastrophic pattern": schema({"type": "string", "pattern": "^(([a-z])+.)+[A-Z]([a-z])+$"}),
+    "nested repetition": Grammar(GrammarKind.REGEX, "(x+x+)+y"),
+    "repeated repetition": Grammar(GrammarKind.REGEX, "((((a{0,999}){0,999}){0,999}){0,999})b"),
+    "many alternatives": Grammar(GrammarKind.REGEX, "|".join(f"{i}x" for i in range(12_000))),
+    "deep parentheses": Grammar(GrammarKind.REGEX, "(" * 30_000 + "a" + ")" * 30_000),
+    "an ambiguous grammar": Grammar(GrammarKind.LARK, 'start: a\na: a a | "x" | '),
+    "deep rules": Grammar(GrammarKind.LARK, "start: " + "(" * 20_000 + '"a"' + ")" * 20_000),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_grammars_take_bounded_time_and_memory(
+    name: str, compiler: GrammarCompiler
+) -> None:
+    """They are refused, or followed for a while; no step of it takes long."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    began_s = time.thread_time()
+    try:
+        matcher = compiler.matcher(HOSTILE[name])
+    except InvalidRequest as refused:
+        told = str(refused)
+    else:
+        told = ""
+        for _ in range(5):
+            if matcher.is_stopped():
+                break
+            allowed = hash_grammars.allowed_ids(matcher, 320)
+            if matcher.is_error() or not len(allowed):
+                break
+            matcher.consume_token(int(allowed[-1]))
+    assert len(told) < 600
+    assert time.thread_time() - began_s < 2.0
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 256 << 10
+
+
+def test_the_text_of_a_special_token_is_text(compiler: GrammarCompiler) -> None:
+    """Forced text that spells a token would be that token, which is no text."""
+    for text in ("<|im_end|>x", "<|im_start|>"):
+        for grammar in (
+            schema({"const": text}),
+            Grammar(GrammarKind.REGEX, re.escape(text)),
+            Grammar(GrammarKind.LARK, f"start: {json.dumps(text)}"),
+        ):
+            matcher, drawn = compiler.matcher(grammar), b""
+            while not matcher.is_accepting():
+                allowed = hash_grammars.allowed_ids(matcher, 320)
+                assert not {0, 1} & set(allowed.tolist()), "a special token is no text"
+                token_id = int(allowed[0])
+                assert matcher.consume_token(token_id)
+                drawn += compiler.tokenizer.decode_bytes([token_id])
+            assert drawn.decode().strip('"') == text
+
+
+def test_compiled_grammars_are_kept_while_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MAX_CACHED_BYTES", 100)
+    compiler = GrammarCompiler(hash_grammars.compiler().tokenizer)
+    for number in range(50):
+        compiler.matcher(Grammar(GrammarKind.REGEX, f"a{number}" + "x" * 20))
+        assert compiler.num_cached <= 5
+    assert compiler.num_cached >= 3
+
+
+def test_texts_are_bounded() -> None:
+    Grammar(GrammarKind.REGEX, "a" * MAX_GRAMMAR_BYTES)
+    for text in ("", "a" * (MAX_GRAMMAR_BYTES + 1), "é" * (MAX_GRAMMAR_BYTES // 2 + 1)):
+        with pytest.raises(InvalidRequest, match=f"wanted 1 to {MAX_GRAMMAR_BYTES}"):
+            Grammar(GrammarKind.REGEX, text)
+    with pytest.raises(InvalidRequest, match="surrogate"):
+        Grammar(GrammarKind.REGEX, "\ud800")
+
+
+def test_a_broken_tokenizer_is_named(tmp_path: Path) -> None:
+    assert GrammarCompiler.load(tmp_path, 10, {1}) is None
+    (tmp_path / "tokenizer.json").write_text("{}")
+    assert GrammarCompiler.load(tmp_path, 10, set()) is None
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json cannot be read"):
+        GrammarCompiler.load(tmp_path, 10, {1})

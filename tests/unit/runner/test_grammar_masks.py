@@ -1,0 +1,188 @@
+"""Masks of grammars: of drafts' rows too, whatever a seat held before; a failure is one row's."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from common.errors import InvalidRequest
+from common.grammar import Grammar, GrammarKind
+from common.request import SamplingParams
+from engine.core.plan import DrawnTokens, SampleInput, ScheduledSequence
+from engine.core.step_batch import StepBatch, batch_of
+from engine.runner.grammar_masks import MAX_FORCED, AllowedTokens, GrammarMasks
+from tests.fakes import hash_grammars
+from tests.fakes.hash_grammars import EOS_TOKEN_ID, GRAMMARS, VOCAB_SIZE, allowed_after
+
+PROMPT = [1, 2, 3]
+
+
+def masks_of(*, proposes: bool = True) -> GrammarMasks:
+    return GrammarMasks(
+        hash_grammars.compiler().matcher,
+        VOCAB_SIZE,
+        frozenset({EOS_TOKEN_ID}),
+        proposes=proposes,
+    )
+
+
+def entry(
+    grammar: Grammar | None, output: list[int], drafts: list[int] | None = None, **given: Any
+) -> ScheduledSequence:
+    """A decoding sequence, and its drafts."""
+    drafts = drafts or []
+    known = [*PROMPT, *output]
+    params = SamplingParams(max_tokens=100, grammar=grammar, **given)
+    return ScheduledSequence(
+        0,
+        [known[-1], *drafts],
+        len(known) - 1,
+        [0],
+        SampleInput(params, len(output), PROMPT, output),
+        len(drafts),
+    )
+
+
+def allowed(masks: GrammarMasks, batch: StepBatch) -> list[np.ndarray | None]:
+    """What each row may draw, None without a grammar."""
+    pending = masks.begin(batch)
+    assert pending is not None
+    found = pending.wait()
+    return [None if row < 0 else hash_grammars.bits(found.masks[row]) for row in found.mask_rows]
+
+
+def answers(grammar: Grammar, seed: int) -> list[int]:
+    """An output that the grammar allows, drawn at random, without its end."""
+    rng, output = np.random.default_rng(seed), list[int]()
+    while len(output) < 30:
+        ids = np.flatnonzero(allowed_after(grammar, output))
+        token_id = int(rng.choice(ids))
+        if token_id == EOS_TOKEN_ID:
+            break
+        output.append(token_id)
+    return output
+
+
+@pytest.mark.parametrize("grammar", GRAMMARS)
+def test_each_row_has_the_mask_after_the_drafts_before_it(grammar: Grammar) -> None:
+    masks = masks_of()
+    tokens = answers(grammar, 1)
+    for num_known in range(len(tokens)):
+        output, drafts = tokens[:num_known], tokens[num_known : num_known + 3]
+        rows = allowed(masks, batch_of([entry(None, [5], [6]), entry(grammar, output, drafts)]))
+        assert rows[:2] == [None, None]
+        for count, row in enumerate(rows[2:]):
+            assert row is not None
+            assert (row == allowed_after(grammar, output + drafts[:count])).all()
+
+
+def visits() -> Iterator[tuple[Grammar, list[int]]]:
+    """A seat's occupants: other answers under the same grammar, earlier and later tokens."""
+    for grammar, seed, end in itertools.product(GRAMMARS[:2], (1, 2), (7, 2, 9, 0, 5)):
+        yield grammar, answers(grammar, seed)[:end]
+
+
+def test_a_matcher_is_a_cache_of_what_was_output() -> None:
+    masks = masks_of()
+    for grammar, output in visits():
+        (row,) = allowed(masks, batch_of([entry(grammar, output)]))
+        assert row is not None
+        assert (row == allowed_after(grammar, output)).all()
+
+
+@pytest.mark.parametrize("wrong", [EOS_TOKEN_ID, 200])
+def test_an_illegal_draft_is_not_consumed(wrong: int) -> None:
+    masks, grammar = masks_of(), GRAMMARS[0]
+    output = answers(grammar, 1)[:4]
+    first, *_ = allowed(masks, batch_of([entry(grammar, output, [wrong, wrong])]))
+    assert first is not None
+    assert not first[wrong]
+    assert (first == allowed_after(grammar, output)).all()
+    (again,) = allowed(masks, batch_of([entry(grammar, output)]))
+    assert again is not None
+    assert (again == allowed_after(grammar, output)).all()
+
+
+def test_drafts_accepted_behind_the_end_leave_no_broken_matcher() -> None:
+    """They are equal to what was drawn there, and are no part of the output."""
+    masks, grammar = masks_of(), Grammar(GrammarKind.LARK, 'start: "name"')
+    output = hash_grammars.token_ids("name")
+    batch = batch_of([entry(grammar, [], [*output, EOS_TOKEN_ID, 7])])
+    allowed(masks, batch)
+    results: list[DrawnTokens | None] = [DrawnTokens((*output, EOS_TOKEN_ID, 7, 9))]
+    masks.propose(batch, results)
+    assert results[0] is not None
+    assert results[0].forced_token_ids == ()
+    (row,) = allowed(masks, batch_of([entry(grammar, [])]))
+    assert row is not None
+    assert np.flatnonzero(row).tolist() == output
+
+
+def test_before_its_least_length_an_answer_ends_only_where_nothing_else_can_follow() -> None:
+    masks, grammar = masks_of(), Grammar(GrammarKind.REGEX, "(ab){1,2}")
+    pair = hash_grammars.token_ids("ab")
+    free = [entry(grammar, pair), entry(grammar, pair * 2)]
+    held = [entry(grammar, pair, min_tokens=9), entry(grammar, pair * 2, min_tokens=9)]
+    ends = [row is not None and bool(row[EOS_TOKEN_ID]) for row in allowed(masks, batch_of(free))]
+    assert ends == [True, True]
+    rows = allowed(masks, batch_of(held))
+    ends = [row is not None and bool(row[EOS_TOKEN_ID]) for row in rows]
+    assert ends == [False, True]
+    assert all(row is not None and row.any() for row in rows)
+
+
+def test_what_must_follow_is_proposed() -> None:
+    masks = masks_of()
+    batch = batch_of([entry(GRAMMARS[0], [])])
+    allowed(masks, batch)
+    first = hash_grammars.token_ids('{"')
+    results: list[DrawnTokens | None] = [DrawnTokens(tuple(first))]
+    masks.propose(batch, results)
+    assert results[0] is not None
+    forced = list(results[0].forced_token_ids)
+    assert hash_grammars.text_of(first + forced).startswith('{"name')
+    assert len(forced) <= MAX_FORCED
+    for count, token_id in enumerate(forced):
+        alone = np.flatnonzero(allowed_after(GRAMMARS[0], first + forced[:count]))
+        assert alone.tolist() == [token_id]
+
+
+def test_without_drafts_nothing_is_proposed() -> None:
+    masks = masks_of(proposes=False)
+    batch = batch_of([entry(GRAMMARS[0], [])])
+    allowed(masks, batch)
+    results: list[DrawnTokens | None] = [DrawnTokens(tuple(hash_grammars.token_ids('{"')))]
+    masks.propose(batch, results)
+    assert results[0] is not None
+    assert results[0].forced_token_ids == ()
+
+
+def test_a_grammar_that_fails_allows_nothing_and_leaves_the_others() -> None:
+    good, refused = GRAMMARS[0], Grammar(GrammarKind.REGEX, "x")
+
+    def new_matcher(grammar: Grammar) -> object:
+        if grammar == refused:
+            raise InvalidRequest("too large")
+        return hash_grammars.compiler().matcher(grammar)
+
+    masks = GrammarMasks(new_matcher, VOCAB_SIZE, frozenset({EOS_TOKEN_ID}), proposes=True)  # type: ignore[arg-type]
+    illegal = [200, 201]
+    batch = batch_of([entry(refused, []), entry(good, []), entry(good, illegal)])
+    first, second, third = allowed(masks, batch)
+    assert first is not None
+    assert second is not None
+    assert third is not None
+    assert not first.any()
+    assert (second == allowed_after(good, [])).all()
+    assert not third.any(), "tokens that break the grammar came from elsewhere"
+
+
+def test_masks_of_some_rows() -> None:
+    whole = AllowedTokens(np.array([-1, 0, 1]), np.zeros((2, 4), np.int32))
+    part = whole.take(np.array([2, 0]))
+    assert part.mask_rows.tolist() == [1, -1]
+    assert part.masks is whole.masks
