@@ -1,12 +1,17 @@
 """CPU kernels in numba. A row's result does not depend on the rest of the batch, to the last bit.
 
-The products in `panel_product` and `tile_product` share one idea: a few rows times vectors of
-sixteen columns, every element one chain of fused multiply-adds in the order of the inner index. The
-number of rows and columns in a tile, the thread that computes it and the width of the machine's
-vectors change nothing in a chain. So results are equal to the last bit however prompts are chunked
-and requests are batched.
+The products share one idea: a few rows times vectors of sixteen columns, every element one chain
+of fused multiply-adds in a fixed order: of the inner index, or with int8 activations of the blocks,
+whose integer products are exact. The number of rows and columns in a tile, the thread that computes
+it and the width of the machine's vectors change nothing in a chain. So results are equal to the
+last bit however prompts are chunked and requests are batched.
 
-    matmul          products on packed weights: panel_product and tile_product under it
+    linear          products with packed weights of any stored format, chosen by address (compiled)
+    packed          stored weights as panels in one piece of memory; block_layout: a panel's bytes
+    panel_product   rows times panels of floats; block_product: times panels of blocks, widened in
+                    registers; tile_product: two unpacked operands
+    byte_product    int8 rows times panels of blocks; byte_dot: by which instruction
+    byte_rows       rows in int8; rows: norms, and that, for a team
     attention       paged attention with an online softmax
     attention_plan  the work items of a step's attention
     kv_slots        a token's key or value in the KV cache: float32, bfloat16 or int8

@@ -27,7 +27,7 @@ from engine.runner.kernels.team import (
     wait_for_all,
 )
 from engine.runner.kernels.vector_ir import LANES
-from engine.runner.kernels.vector_math import silu_product
+from engine.runner.kernels.vector_math import put_sums, silu_product
 
 PANELS, PANEL_BYTES, OUTPUTS, DEPTH, DIRECT, DIRECT_ROWS, WIDEN, FLOATS, BYTES = range(9)
 """What a table has of a matrix. `DIRECT` is the product with stored panels, for `DIRECT_ROWS` rows;
@@ -86,6 +86,16 @@ def _as_floats(weight, panel_at, rows, widened_at):  # type: ignore[no-untyped-d
 @njit(nogil=True, cache=True, error_model="numpy")
 def _put(tile, rows, bias, residual, out, row, column, lanes) -> None:  # type: ignore[no-untyped-def]
     """Write a finished tile, plus bias and residual, to `out` from `row` and `column` on."""
+    if lanes == LANES:
+        bias_at = bias.ctypes.data + column * _FLOAT_BYTES if bias.size else 0
+        for r in range(rows):
+            place = column * _FLOAT_BYTES
+            residual_at = 0
+            if residual.size:
+                residual_at = residual.ctypes.data + (row + r) * residual.strides[0] + place
+            out_at = out.ctypes.data + (row + r) * out.strides[0] + place
+            put_sums(tile.ctypes.data + r * LANES * _FLOAT_BYTES, bias_at, residual_at, out_at)
+        return
     if bias.size:
         for r in range(rows):
             for lane in range(lanes):

@@ -182,3 +182,31 @@ def emit_transpose(builder: Any, rows: list[Any], target: Any, stride: Any) -> N
     for j in range(8):
         offset = builder.mul(stride, INT64(4 * j))
         builder.store(rows[j], vector_at(builder, builder.add(target, offset), _HALF), align=4)
+
+
+@intrinsic
+def put_sums(typing: Any, sums: Any, bias: Any, residual: Any, out: Any) -> Any:
+    """Write the sixteen floats at `sums`, plus those at `bias`, plus those at `residual`, to `out`.
+
+    The address 0 adds nothing.
+    """
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        sums, bias, residual, out = args
+        total = builder.load(vector_at(builder, sums), align=4)
+        for address in (bias, residual):
+            before = builder.block
+            add, after = builder.append_basic_block("add"), builder.append_basic_block("after")
+            builder.cbranch(builder.icmp_signed("!=", address, INT64(0)), add, after)
+            builder.position_at_end(add)
+            more = builder.fadd(total, builder.load(vector_at(builder, address), align=4))
+            builder.branch(after)
+            builder.position_at_end(after)
+            phi = builder.phi(VECTOR)
+            phi.add_incoming(total, before)
+            phi.add_incoming(more, add)
+            total = phi
+        builder.store(total, vector_at(builder, out), align=4)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 4), codegen
