@@ -4,6 +4,7 @@ Requests and nodes
     ids             incarnations, attempts, request ids
     request         what a client asks for, and what a node answers
     grammar         a grammar that an answer must follow, as text
+    token_rules     biases, bad words and allowed tokens of a request
     nodes           what the cluster knows of a node: its record and its load
     wire_types      types of received values, with the limits that decoders check
     errors          the typed errors, each with a stable code
@@ -17,11 +18,13 @@ KV
 Configuration
     setting             how a setting declares its choices, bounds and unit
     config              all sections, and the rules between them
+    api_config          the section of the router's API
     scheduling_config   the sections of scheduling and speculation
     tracing_config      the section of tracing
     redis_url           the address of the placement store: its forms and parts
     keys_folder         the keys of one process, read and checked
     secret_files        which files may hold a secret
+    cache_folder        something is built in the cache folder once, whole or not at all
     file_stamp          what tells that a file has changed
     tls_handshake       TLS within this process, to check a certificate
 

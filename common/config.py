@@ -12,6 +12,7 @@ import ipaddress
 import re
 from dataclasses import dataclass, field, fields
 
+from common.api_config import ApiConfig
 from common.kv_layout import DTYPE_BYTES
 from common.nodes import Role
 from common.redis_url import parse_redis_url
@@ -50,8 +51,6 @@ def _is_host(host: str) -> bool:
         return _HOST_NAME.fullmatch(host) is not None
 
 
-_ORIGIN = re.compile(r"https?://[a-z0-9.:\[\]-]+")
-_WITH_DEFAULT_PORT = re.compile(r"(http://.*):80|(https://.*):443")
 _HOST_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9_.])?")
 MOST_DRAIN_S = 3600
 _PORTS = (0, 65535)
@@ -128,6 +127,17 @@ class ModelConfig(Section):
     dtype: str = setting(
         "auto", "compute type", note="auto: float32 on a CPU", one_of=("auto", *DTYPE_BYTES)
     )
+    activation_dtype: str = setting(
+        "auto",
+        "what products with quantised weights compute in",
+        note="auto: float32; int8: each row in blocks of 32, faster and less exact",
+        one_of=("auto", "float32", "int8"),
+    )
+    quantization: str = setting(
+        "none",
+        "quantise wide weights while they are loaded, embedding and head in 8 bits",
+        one_of=("none", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"),
+    )
     max_model_len: int = setting(
         0, "longest prompt and output in tokens", note="0: what the model allows", form=_MODEL_LEN
     )
@@ -155,6 +165,12 @@ class EngineConfig(Section):
         unit="bytes",
         form=_KV_CACHE_MEMORY,
     )
+    kv_cache_dtype: str = setting(
+        "auto",
+        "what the KV cache stores of a number",
+        note="auto: as computed; int8: a byte, and a scale per token and head",
+        one_of=("auto", "float32", "bfloat16", "int8"),
+    )
     enable_prefix_caching: bool = setting(True, "reuse the KV of prompts with a common start")
     attention_backend: str = setting(
         "auto", "what computes attention", one_of=("auto", "paddle", "numba", "fused")
@@ -177,6 +193,12 @@ class HandoffConfig(Section):
     )
     kv_window: int = setting(
         32 << 20, "maximum unacknowledged KV of a node pair", unit="bytes", at_least=1 << 16
+    )
+    kv_lanes: int = setting(
+        1,
+        "connections of a node pair over zmq, and threads that hash and copy KV",
+        note="of two nodes that differ the smaller number counts",
+        between=(1, 16),
     )
     kv_transport: str = setting(
         "auto",
@@ -219,75 +241,6 @@ class PlacementConfig(Section):
         "how a router chooses nodes",
         one_of=("round_robin", "least_loaded", "prefix_affinity"),
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ApiConfig(Section):
-    """The router's HTTP API."""
-
-    api_key: str = setting(
-        "", "when set, clients must send this key as a bearer token", is_secret=True
-    )
-    tls_cert: str = setting(
-        "", "certificate with its chain (PEM) of the HTTP port, which then speaks HTTPS alone"
-    )
-    tls_key: str = setting("", "key (PEM) of tls_cert; both files are read again when they change")
-    request_timeout_s: float = setting(
-        600.0, "maximum time of a request", unit="seconds", above=0, at_most=86400
-    )
-    max_body: int = setting(10 << 20, "largest request body", unit="bytes", at_least=1024)
-    cors_origins: str = setting(
-        "", "web pages that may call the API: their origins, separated by commas, or *"
-    )
-    strict_fields: bool = setting(
-        False, "refuse requests with unknown fields instead of ignoring these fields"
-    )
-    tool_template: str = setting(
-        "",
-        "chat template of requests with tools: a file, or builtin: plain text for any model",
-        note="default: the model's own chat template",
-    )
-    tool_format: str = setting(
-        "auto",
-        "how the model writes calls of tools",
-        note="auto: as its chat template says",
-        one_of=("auto", "hermes", "llama3_json", "fenced"),
-    )
-    reasoning_format: str = setting(
-        "auto",
-        "what models think before they answer: `think`: it is between <think> and </think>",
-        note="auto: think where the chat template has </think>",
-        one_of=("auto", "think", "none"),
-    )
-    max_concurrent_requests: int = setting(
-        1024, "maximum number of requests in progress; the router answers more with 429", at_least=1
-    )
-    max_connections: int = setting(
-        4096, "maximum number of connections; beyond it idle ones close", between=(1, 1_000_000)
-    )
-
-    @property
-    def allowed_origins(self) -> tuple[str, ...]:
-        """The origins as browsers name them: without a default port."""
-        listed = (part.strip() for part in self.cors_origins.split(","))
-        found = [(_WITH_DEFAULT_PORT.fullmatch(origin), origin) for origin in listed if origin]
-        return tuple(match[1] or match[2] if match else origin for match, origin in found)
-
-    def joint_problems(self) -> list[Problem]:
-        """Return those of origins, or of a certificate without its key, or the other way round."""
-        for origin in self.allowed_origins:
-            if origin != "*" and not _ORIGIN.fullmatch(origin):
-                return [
-                    Problem(
-                        ("cors_origins",),
-                        f"cors_origins has {origin!r}: wanted origins such as "
-                        "https://chat.example.org, without a path, or *",
-                    )
-                ]
-        for one, other in (("tls_cert", "tls_key"), ("tls_key", "tls_cert")):
-            if getattr(self, one) and not getattr(self, other):
-                return [Problem((one, other), f"{one} is set: wanted {other} too")]
-        return []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,7 +34,7 @@ from router.core.effects import (
     Wait,
 )
 from router.core.generation import SHUTTING_DOWN, RequestListener, Sink, TokenChunk
-from router.core.policies.query import Query
+from router.core.policies.query import query_of
 from router.core.request_flow import RequestFlow
 from router.dispatch.node_calls import PrefillCall, ReserveCall
 from router.dispatch.node_pool import NodePool
@@ -169,6 +169,7 @@ class Dispatcher:
         *,
         deadline_s: float,
         priority: int = 0,
+        cache_salt: str = "",
         listener: RequestListener | None = None,
     ) -> Callable[[], None]:
         """Start one answer; see `router.core.generation.Generator`.
@@ -187,10 +188,9 @@ class Dispatcher:
             sampling,
             deadline_at_s=deadline_at_s,
             priority=priority,
+            cache_salt=cache_salt,
         )
-        query = Query(
-            prompt_token_ids, sampling.max_tokens, needs_grammars=sampling.grammar is not None
-        )
+        query = query_of(prompt_token_ids, sampling, cache_salt)
         listener = listener or RequestWatch("", self.model, now_s)
         trace = ChoiceTrace(listener, request_id, self.recent_placements, now_s)
         choice = RunningChoice(flow, sink, query, deadline_at_s, trace)

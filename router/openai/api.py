@@ -226,6 +226,7 @@ class OpenAiApi:
             choice.sampling,
             deadline_s=max(left_s, 0.0),
             priority=choice.priority,
+            cache_salt=plan.cache_salt,
             listener=watch,
         )
         answer.start(text, ChoiceTimer(self._metrics, self._clock, watch).on_deltas, generate)

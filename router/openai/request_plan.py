@@ -10,7 +10,6 @@ choice 0 keeps the seed itself, so asking for more choices does not change the f
 from __future__ import annotations
 
 import hashlib
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -18,18 +17,21 @@ from typing import Any
 
 from common.errors import InvalidRequest
 from common.grammar import Grammar
-from common.request import SamplingParams, check_priority
+from common.request import SamplingParams, check_cache_salt, check_priority
+from common.token_rules import TokenRules
 from router.http.errors import ModelNotFound
 from router.openai.answer_syntax import answer_syntax
 from router.openai.chat_messages import template_messages, template_options
 from router.openai.checked_fields import (
-    MAX_CHOICES,
+    bad_words,
     checked_logprobs,
+    logit_biases,
     most_prompt_tokens,
     num_choices,
     stop_strings,
     usage_events,
 )
+from router.openai.prompts import Prompt, Prompts, check_token_ids
 from router.openai.response_format import grammar_of
 from router.openai.schemas import (
     AnyBody,
@@ -46,7 +48,7 @@ from router.openai.translations import (
     translated_response,
 )
 from router.openai.unknown_fields import named_fields
-from router.text.context_limits import output_limit, prompt_too_long
+from router.text.context_limits import output_limit
 from router.text.text_model import TextModel
 from router.text.usage import UsageEvents
 from router.tools.answer_parser import PLAIN, AnswerSyntax
@@ -82,8 +84,8 @@ class RequestPlan:
     strings and stop tokens are a part of the text. An answer that stops at one of `stop_token_ids`
     names it; the model's own end is not among them. `returned_per_prompt`: the choices of a prompt
     that the client gets, the likeliest ones. `syntax` is what an answer's text may hold,
-    `repeated` the fields of the request that the answer has too.
-    `ignored_fields` are some of those that the server does not know.
+    `repeated` the fields of the request that the answer has too. KV is shared with requests of the
+    same `cache_salt` alone. `ignored_fields` are some of those that the server does not know.
     """
 
     choices: tuple[ChoicePlan, ...]
@@ -101,7 +103,13 @@ class RequestPlan:
     continues_prompt: bool
     syntax: AnswerSyntax = PLAIN
     repeated: Mapping[str, Any] = field(default_factory=dict)
+    cache_salt: str = ""
     ignored_fields: tuple[str, ...] = ()
+
+    @property
+    def rules(self) -> TokenRules:
+        """The rules about single tokens of all choices."""
+        return self.choices[0].sampling.rules
 
     @property
     def returned_choices(self) -> tuple[ChoicePlan, ...]:
@@ -121,14 +129,6 @@ class RequestPlan:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Prompt:
-    """A prompt that leaves room for an answer. `text` is None unless the client gave that text."""
-
-    token_ids: tuple[int, ...]
-    text: str | None = None
-
-
 class Planner:
     """Plans requests for one model. Raises `InvalidRequest` and `ModelNotFound`, nothing else."""
 
@@ -139,6 +139,7 @@ class Planner:
         self._model = text_model
         self._max_model_len = max_model_len
         self._draw_seed = draw_seed
+        self._prompts = Prompts(text_model, max_model_len)
 
     def plan(self, kind: RequestKind, raw: bytes) -> RequestPlan:
         """Plan a body of any API. Raises `InvalidRequest` and `ModelNotFound`."""
@@ -171,7 +172,9 @@ class Planner:
         text = self._model.render_chat(messages, options)
         syntax, grammar = answer_syntax(self._model.chat, text, options, use, grammar_of(body))
         most_tokens = most_prompt_tokens(body)
-        prompt = self._prompt(text, most_tokens, add_special_tokens=False, param="messages")
+        prompt = self._prompts.of_text(
+            text, most_tokens, add_special_tokens=False, param="messages"
+        )
         has_logprobs = bool(body.logprobs)
         if body.top_logprobs and not has_logprobs:
             raise InvalidRequest("top_logprobs needs logprobs to be true", param="top_logprobs")
@@ -200,7 +203,7 @@ class Planner:
             checked_logprobs(num_logprobs, "logprobs")
         return self._plan(
             body,
-            self._prompts(body.prompt, most_prompt_tokens(body)),
+            self._prompts.of_body(body.prompt, most_prompt_tokens(body)),
             max_tokens=body.max_tokens,
             max_tokens_param="max_tokens",
             default_max_tokens=COMPLETION_MAX_TOKENS,
@@ -214,7 +217,7 @@ class Planner:
     def _plan(
         self,
         body: SamplingFields,
-        prompts: Sequence[_Prompt],
+        prompts: Sequence[Prompt],
         *,
         max_tokens: int | None,
         max_tokens_param: str,
@@ -229,10 +232,12 @@ class Planner:
         n, num_run = num_choices(body, best_of, len(prompts))
         priority = body.priority or 0
         check_priority(priority)
+        cache_salt = body.cache_salt or ""
+        check_cache_salt(cache_salt)
         # Which choices are the best is found from the probabilities of their tokens.
         run_logprobs = 0 if num_logprobs is None and num_run > n else num_logprobs
         common = self._sampling_fields(body)
-        common |= {"logprobs": run_logprobs, "grammar": grammar}
+        common |= {"logprobs": run_logprobs, "grammar": grammar, "rules": self._rules(body)}
         choices = []
         for prompt in prompts:
             limit = output_limit(
@@ -243,7 +248,7 @@ class Planner:
                 max_tokens_param=max_tokens_param,
             )
             seed = self._seed(body.seed)
-            echo = self._echo(prompt) if is_echo else ""
+            echo = self._prompts.shown(prompt) if is_echo else ""
             for index in range(num_run):
                 sampling = SamplingParams(
                     **common, max_tokens=limit, seed=seed_of_choice(seed, index)
@@ -274,6 +279,7 @@ class Planner:
             usage_events=usage_events(body),
             continues_prompt=continues_prompt,
             syntax=syntax,
+            cache_salt=cache_salt,
             ignored_fields=named_fields(body.unknown_fields()),
         )
 
@@ -295,10 +301,19 @@ class Planner:
         if "top_k" in fields:  # -1 is the field's other word for "all"
             fields["top_k"] = min(0 if fields["top_k"] == -1 else fields["top_k"], self._vocab)
         stop_token_ids = body.stop_token_ids or []
-        self._check_token_ids(stop_token_ids, "stop_token_ids")
+        check_token_ids(stop_token_ids, "stop_token_ids", self._vocab)
         fields["stop_token_ids"] = tuple(stop_token_ids)
         fields["ignore_eos"] = bool(body.ignore_eos)
         return fields
+
+    def _rules(self, body: SamplingFields) -> TokenRules:
+        allowed = body.allowed_token_ids or []
+        check_token_ids(allowed, "allowed_token_ids", self._vocab)
+        return TokenRules(
+            biases=logit_biases(body, self._vocab),
+            bad_words=bad_words(body, self._model),
+            allowed_token_ids=tuple(allowed),
+        )
 
     @property
     def _vocab(self) -> int:
@@ -310,72 +325,6 @@ class Planner:
         if not -(2**63) <= asked < 2**64:
             raise InvalidRequest("seed is out of range: wanted 64 bits", param="seed")
         return asked % 2**64
-
-    def _prompts(self, prompt: str | list[Any], most_tokens: int | None) -> list[_Prompt]:
-        """Return the prompts of text, several texts, token ids, or several lists of token ids."""
-        if isinstance(prompt, str):
-            return [self._prompt(prompt, most_tokens, add_special_tokens=True, param="prompt")]
-        if not prompt:
-            raise InvalidRequest("prompt is empty: wanted text or token ids", param="prompt")
-        if len(prompt) > MAX_CHOICES and not _is_int(prompt[0]):
-            raise InvalidRequest(
-                f"prompt lists {len(prompt)} prompts: wanted at most {MAX_CHOICES}", param="prompt"
-            )
-        if all(isinstance(part, str) for part in prompt):
-            return [
-                self._prompt(text, most_tokens, add_special_tokens=True, param="prompt")
-                for text in prompt
-            ]
-        if all(isinstance(part, list) for part in prompt):
-            return [self._prompt_of_ids(ids, most_tokens) for ids in prompt]
-        return [self._prompt_of_ids(prompt, most_tokens)]
-
-    def _prompt(
-        self, text: str, most_tokens: int | None, *, add_special_tokens: bool, param: str
-    ) -> _Prompt:
-        if not text:
-            raise InvalidRequest(f"{param} is empty: wanted some text", param=param)
-        token_ids = self._model.encode(
-            text,
-            add_special_tokens=add_special_tokens,
-            param=param,
-            max_model_len=self._max_model_len if most_tokens is None else sys.maxsize,
-        )
-        if not token_ids:
-            raise InvalidRequest(f"{param} has no tokens: wanted some text", param=param)
-        num_encoded = len(token_ids)
-        if most_tokens is not None:
-            token_ids = token_ids[-most_tokens:]
-        if len(token_ids) >= self._max_model_len:
-            raise prompt_too_long(len(token_ids), self._max_model_len, param=param)
-        return _Prompt(token_ids=token_ids, text=text if len(token_ids) == num_encoded else None)
-
-    def _prompt_of_ids(self, ids: list[Any], most_tokens: int | None) -> _Prompt:
-        if not ids:
-            raise InvalidRequest("prompt is empty: wanted text or token ids", param="prompt")
-        if most_tokens is not None:
-            ids = ids[-most_tokens:]
-        if len(ids) >= self._max_model_len:
-            raise prompt_too_long(len(ids), self._max_model_len, param="prompt")
-        self._check_token_ids(ids, "prompt")
-        return _Prompt(token_ids=tuple(ids))
-
-    def _echo(self, prompt: _Prompt) -> str:
-        return self._model.decode(prompt.token_ids) if prompt.text is None else prompt.text
-
-    def _check_token_ids(self, ids: Sequence[Any], param: str) -> None:
-        for token_id in ids:
-            if not _is_int(token_id):
-                raise InvalidRequest(
-                    f"{param} holds a {type(token_id).__name__} among token ids: wanted text, "
-                    "texts, token ids or lists of token ids",
-                    param=param,
-                )
-            if not 0 <= token_id < self._vocab:
-                raise InvalidRequest(
-                    f"{param} holds token id {token_id}: this model has ids 0 to {self._vocab - 1}",
-                    param=param,
-                )
 
 
 def check_model(asked: str | None, model: TextModel) -> None:
@@ -390,7 +339,3 @@ def seed_of_choice(seed: int, index: int) -> int:
         return seed
     data = seed.to_bytes(8, "little") + index.to_bytes(4, "little")
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
-
-
-def _is_int(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)

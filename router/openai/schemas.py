@@ -80,13 +80,9 @@ class SamplingFields(WholeBody):
         )
     )
     not_supported: ClassVar[Mapping[str, Nothing]] = {
-        "logit_bias": (None, {}),
-        "bad_words": (None, []),
-        "allowed_token_ids": (None,),
         "use_beam_search": (None, False),
         "length_penalty": (None, 1),
         "prompt_logprobs": (None,),
-        "cache_salt": (None,),
         "kv_transfer_params": (None,),
         "lora_path": (None,),
         "spaces_between_special_tokens": (None, True),
@@ -116,6 +112,10 @@ class SamplingFields(WholeBody):
     include_stop_str_in_output: bool | None = None
     no_stop_trim: bool | None = None
     return_token_ids: bool | None = None
+    logit_bias: dict[str, float] | None = None
+    bad_words: Annotated[list[str], Field(fail_fast=True)] | None = None
+    allowed_token_ids: Annotated[list[int], Field(fail_fast=True)] | None = None
+    cache_salt: str | None = None
     # Read by `response_format`, which names what is wrong in them.
     response_format: Any = None
     structured_outputs: Any = None

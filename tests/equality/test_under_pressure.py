@@ -15,7 +15,6 @@ import pytest
 from tokenizers import Tokenizer
 
 from common.config import SchedulingConfig, SpeculationConfig
-from common.grammar import Grammar, GrammarKind
 from common.ids import AttemptId
 from common.nodes import Role
 from common.request import GenerationRequest, SamplingParams
@@ -31,7 +30,7 @@ NUM_SEATS = 4
 RESERVATIONS = ("none", "fixed_blocks", "token_ratio", "global_ratio", "learned")
 ORDERS = ("last_in_first_out", "shortest_output", "priority")
 MODES = ("recompute", "swap")
-METHODS = ("none", "ngram", "suffix", "mtp", "grammar")
+METHODS = ("none", "ngram", "suffix", "mtp")
 STEPS = ("sync", "async")
 COLUMNS = (RESERVATIONS, ORDERS, MODES, METHODS)
 Combination = tuple[str, str, str, str, str]
@@ -42,13 +41,6 @@ PROMPTS = (
     "def add(a, b):\n    return a + b\n\ndef sub(a, b):\n    return a - b\n\ndef mul(a, b):\n",
     "Red, green, blue, red, green, blue, red, green, blue, red,",
 )
-
-COLOURS = Grammar(
-    GrammarKind.JSON_SCHEMA,
-    '{"type": "array", "minItems": 9, "items": {"type": "object", "properties": {"colour": {"enum":'
-    ' ["red", "green", "blue"]}}, "required": ["colour"], "additionalProperties": false}}',
-)
-"""Its answer is longer than `NUM_OUTPUT`, and many of its tokens are forced."""
 
 
 def every_combination() -> list[Combination]:
@@ -98,7 +90,7 @@ def runners() -> tuple[ModelRunner, ModelRunner]:
 
 @pytest.fixture(scope="module")
 def requests() -> list[GenerationRequest]:
-    """Greedy and sampled, with and without penalties, one under a grammar; priorities differ.
+    """Greedy and sampled, with and without penalties; priorities differ.
 
     One has a least length, and many stop tokens: those of its prompt.
     """
@@ -112,8 +104,8 @@ def requests() -> list[GenerationRequest]:
         ),
         SamplingParams(max_tokens=NUM_OUTPUT, temperature=0.0, ignore_eos=True, logprobs=2),
         SamplingParams(
-            max_tokens=NUM_OUTPUT, temperature=0.5, seed=9,
-            repetition_penalty=1.05, frequency_penalty=0.1, grammar=COLOURS,
+            max_tokens=NUM_OUTPUT, temperature=0.5, seed=9, ignore_eos=True,
+            repetition_penalty=1.05, frequency_penalty=0.1,
         ),
     )  # fmt: skip
     return [

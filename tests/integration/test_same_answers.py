@@ -12,8 +12,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 
+from bench.structured_schemas import SCHEMAS
 from common.nodes import Role
 from pdserve.checkpoints.demo_model import demo_model_folder
 from router.text.text_model import TextModel
@@ -152,6 +154,34 @@ def reference() -> list[dict[str, Any]]:
     return entries
 
 
+CONSTRAINED = ("name_age_city", "shape", "umlauts", "tree")
+
+
+def test_answers_under_schemas_are_the_same_and_follow_them(clusters: dict[str, Cluster]) -> None:
+    """Alone, in chunks and over a handoff."""
+    asked: list[Fields] = [
+        {
+            "prompt": f"One {name.replace('_', ' ')}, as JSON: ",
+            "max_tokens": 150,
+            "seed": 5,
+            "guided_json": SCHEMAS[name],
+        }
+        for name in CONSTRAINED
+    ]
+    answers = {}
+    for name, cluster in clusters.items():
+        with Api(cluster.url, MODEL) as api:
+            found = api.complete_all(asked)
+        answers[name] = [one for one in found if isinstance(one, Answer)]
+        assert len(answers[name]) == len(asked), found
+    assert answers["chunked"] == answers["handoff"] == answers["alone"]
+    whole = [one.finish_reason == "stop" for one in answers["alone"]]
+    assert sum(whole) >= 3
+    for name, answer in zip(CONSTRAINED, answers["alone"], strict=True):
+        if answer.finish_reason == "stop":
+            jsonschema.validate(json.loads(answer.text), SCHEMAS[name])
+
+
 def test_answers_are_those_of_transformers(
     clusters: dict[str, Cluster], text_model: TextModel
 ) -> None:
@@ -183,7 +213,7 @@ def test_transformers_still_says_so() -> None:
     import torch
 
     model = transformers.AutoModelForCausalLM.from_pretrained(
-        demo_model_folder(), dtype=torch.float32
+        demo_model_folder(), dtype=torch.float32, gguf_file="weights.gguf"
     )
     for entry in reference()[:3]:
         prompt = torch.tensor([entry["prompt_token_ids"]])

@@ -148,8 +148,14 @@ KV = {
     "header of a frame": size(kv.MAX_HEADER_BYTES),
     "blocks in a frame": str(kv.MAX_BLOCKS_PER_FRAME),
     "senders at once": f"{kv.Limits().max_sessions}, or what the open files allow (`ulimit -n`)",
+    "connections of a sender": f"`--kv-lanes`, {HANDOFF.kv_lanes} unless it is set",
     "transfers of a sender": str(kv.MAX_TRANSFERS_PER_LINK),
-    "unacknowledged bytes of a sender": f"{size(HANDOFF.kv_window)} (`--kv-window`)",
+    "unacknowledged bytes of a sender": (
+        f"{size(HANDOFF.kv_window)} (`--kv-window`); "
+        f"with more than {kv.WINDOWS_PER_NODE} that send, "
+        f"an equal share of {size(kv.WINDOWS_PER_NODE * HANDOFF.kv_window)}; "
+        "on shm and rdma twice as much"
+    ),
     "messages that wait to be read": f"{RECEIVER_HIGH_WATER_MARK} from each sender",
 }
 STORE = {

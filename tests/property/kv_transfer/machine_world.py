@@ -41,6 +41,7 @@ from kv_transfer.core.effects import (
 )
 from kv_transfer.core.lanes import ONE_SIDED_LANES
 from kv_transfer.core.limits import Limits
+from kv_transfer.core.link import BESIDE_WINDOWS
 from kv_transfer.core.receiver import Receiver
 from kv_transfer.core.sender import Sender
 
@@ -142,7 +143,8 @@ class World:
     def do(self, effects: Iterable[Effect]) -> None:
         for effect in effects:
             self._perform(effect)
-        assert all(n <= LIMITS.window_bytes for n in self.sender.in_flight_bytes.values())
+        most_bytes = LIMITS.window_bytes * (BESIDE_WINDOWS if self.is_one_sided else 1)
+        assert all(n <= most_bytes for n in self.sender.in_flight_bytes.values())
 
     def _perform(self, effect: Effect) -> None:
         match effect:

@@ -23,9 +23,9 @@ from kv_transfer.core.effects import (
     SenderEffect,
     SendToPeer,
 )
-from kv_transfer.core.lanes import PULLING_LANES
+from kv_transfer.core.lanes import ONE_SIDED_LANES, PULLING_LANES
 from kv_transfer.core.limits import MAX_FRAMES_IN_FLIGHT, Limits
-from kv_transfer.core.link import PULLED_WINDOWS
+from kv_transfer.core.link import BESIDE_WINDOWS
 from kv_transfer.core.sender import Sender
 from tests.property.kv_transfer.frame_mutator import LAYOUT
 
@@ -65,7 +65,8 @@ class _Connection:
 
     @property
     def window_bytes(self) -> int:
-        return LIMITS.window_bytes * (PULLED_WINDOWS if self.lane in PULLING_LANES else 1)
+        is_beside = self.lane in PULLING_LANES | ONE_SIDED_LANES
+        return LIMITS.window_bytes * (BESIDE_WINDOWS if is_beside else 1)
 
     def in_flight(self, token: int) -> int:
         return sum(one == token for one, _ in self.sent)

@@ -31,7 +31,13 @@ LAYOUT = KVLayout(
 )
 PAIR_BYTES = 2 * LAYOUT.piece_bytes
 # One block per frame, four frames in the window.
-LIMITS = Limits(window_bytes=4 * PAIR_BYTES, max_frame_bytes=PAIR_BYTES, max_joined=1, idle_s=10.0)
+LIMITS = Limits(
+    window_bytes=4 * PAIR_BYTES,
+    max_frame_bytes=PAIR_BYTES,
+    max_joined=1,
+    max_joined_one_sided=1,
+    idle_s=10.0,
+)
 ME, DECODE = Incarnation("p", 1), Incarnation("d", 1)
 PEER = Peer("there", DECODE)
 WELCOME = frames.Welcome(DECODE, "zmq", b"", LIMITS.window_bytes, "block")
@@ -92,7 +98,7 @@ def test_open_says_hello_and_nothing_more_until_welcomed() -> None:
     """F120."""
     sender = Sender(ME, LAYOUT, LIMITS)
     assert sender.on_open(ticket(), 5.0, 0.0) == [Connect(PEER), SayHello(PEER)]
-    hello = frames.Hello(ME, DECODE, LAYOUT, {"zmq": b"x"}, "commit", can_repeat=True)
+    hello = frames.Hello(ME, DECODE, LAYOUT, {"zmq": b"x"}, "commit", can_repeat=True, number=1)
     assert sender.hello(PEER, {"zmq": b"x"}, "commit") == hello
     assert push(sender, 1, 0) == []
     effects = welcome(sender, 0.1)

@@ -20,7 +20,12 @@ GREEDY = SamplingParams(max_tokens=64, temperature=0.0)
 
 
 def load(
-    folder: Path, max_model_len: int = 0, *, num_drafts: int = 0, **engine: Any
+    folder: Path,
+    max_model_len: int = 0,
+    *,
+    num_drafts: int = 0,
+    activation_dtype: str = "auto",
+    **engine: Any,
 ) -> ModelRunner:
     """A runner with a small cache of blocks of 16, unless `engine` says otherwise.
 
@@ -32,7 +37,9 @@ def load(
         "attention_backend": "numba",
     }
     return load_model_runner(
-        ModelConfig(model=str(folder), max_model_len=max_model_len),
+        ModelConfig(
+            model=str(folder), max_model_len=max_model_len, activation_dtype=activation_dtype
+        ),
         EngineConfig(**(settings | engine)),
         speculation=SpeculationConfig(
             speculative_method="ngram" if num_drafts else "none", num_speculative_tokens=num_drafts

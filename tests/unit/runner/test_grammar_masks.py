@@ -101,6 +101,7 @@ def test_an_illegal_draft_is_not_consumed(wrong: int) -> None:
     first, *_ = allowed(masks, batch_of([entry(grammar, output, [wrong, wrong])]))
     assert first is not None
     assert not first[wrong]
+    assert (first == allowed_after(grammar, output)).all()
     (again,) = allowed(masks, batch_of([entry(grammar, output)]))
     assert again is not None
     assert (again == allowed_after(grammar, output)).all()

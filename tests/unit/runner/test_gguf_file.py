@@ -1,19 +1,26 @@
 """Reading GGUF: what is written comes back, and nothing broken gets past the reader."""
 
 import struct
-from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import gguf
 import numpy as np
 import pytest
-from gguf import quants
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from common.errors import CheckpointError
-from pdserve.checkpoints.gguf_file import GgufFile
+from engine.runner.block_tensor import BLOCK_SIZES, row_bytes
+from engine.runner.gguf_file import GgufFile
+from tests.fakes.tiny_gguf import WriteGguf, write_tiny_gguf
+
+
+@pytest.fixture
+def write_gguf(tmp_path: Path) -> WriteGguf:
+    """Write a tiny GGUF file; None as a value leaves out a metadata key or a tensor."""
+    return partial(write_tiny_gguf, tmp_path / "tiny.gguf")
 
 
 def test_metadata_of_every_type_comes_back(tmp_path: Path) -> None:
@@ -45,26 +52,27 @@ def test_metadata_of_every_type_comes_back(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", ["F32", "F16", "Q8_0", "Q4_1", "Q4_0"])
-def test_tensors_are_dequantised(tmp_path: Path, kind: str) -> None:
-    values = np.random.default_rng(1).normal(size=(3, 64)).astype(np.float32)
+@pytest.mark.parametrize("kind", BLOCK_SIZES)
+def test_tensors_come_back_as_they_are_stored(tmp_path: Path, kind: str) -> None:
+    """Their values are those of `test_block_formats`."""
+    shape = (3, 512)
+    stored = np.random.default_rng(1).integers(0, 256, (3, row_bytes(kind, 512)), np.uint8)
     path = tmp_path / "one.gguf"
     writer = gguf.GGUFWriter(path, "llama")
-    kind_type = gguf.GGMLQuantizationType[kind]
-    writer.add_tensor("t", quants.quantize(values, kind_type), raw_dtype=kind_type)
+    writer.add_tensor("t", stored, raw_dtype=gguf.GGMLQuantizationType[kind])
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     tensor = GgufFile(path).tensors["t"]
-    assert (tensor.type_name, tensor.shape) == (kind, (3, 64))
-    dequantised = tensor.dequantised()
-    assert dequantised.dtype == np.float32
-    tolerance = {"F32": 0, "F16": 2e-3, "Q8_0": 0.02, "Q4_1": 0.3, "Q4_0": 0.5}[kind]
-    assert np.abs(dequantised - values).max() <= tolerance
+    assert (tensor.type_name, tensor.shape) == (kind, shape)
+    blocks = tensor.blocks()
+    assert (blocks.format, blocks.shape) == (kind, shape)
+    np.testing.assert_array_equal(blocks.rows, stored)
+    assert not blocks.rows.flags.owndata  # mapped, not read
 
 
-def test_every_truncation_is_an_error(write_gguf: Callable[..., Path], tmp_path: Path) -> None:
+def test_every_truncation_is_an_error(write_gguf: WriteGguf, tmp_path: Path) -> None:
     whole = write_gguf().read_bytes()
     cut = tmp_path / "cut.gguf"
     for size in [*range(0, 2200, 7), *range(2200, len(whole), 997), len(whole) - 33]:
@@ -76,7 +84,7 @@ def test_every_truncation_is_an_error(write_gguf: Callable[..., Path], tmp_path:
 @settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
 @given(at=st.integers(4, 2300), garbage=st.binary(min_size=1, max_size=16))
 def test_garbage_in_the_header_is_an_error_or_harmless(
-    write_gguf: Callable[..., Path], at: int, garbage: bytes
+    write_gguf: WriteGguf, at: int, garbage: bytes
 ) -> None:
     path = write_gguf()
     content = bytearray(path.read_bytes())
@@ -108,8 +116,14 @@ HUGE = 2**61
         (HEADER + struct.pack("<QQQ1sI", 1, 0, 1, b"t", 9), "9 dimensions"),
         (HEADER + struct.pack("<QQQ1sIQIQ", 1, 0, 1, b"t", 1, HUGE, 0, 0), "tensor t"),
         (HEADER + struct.pack("<QQQ1sIQIQ", 1, 0, 1, b"t", 1, 0, 0, 0), "shape (0,)"),
-        (HEADER + struct.pack("<QQQ1sIQIQ", 1, 0, 1, b"t", 1, 33, 8, 0), "blocks of 32"),
-        (HEADER + struct.pack("<QQQ1sIQIQ", 1, 0, 1, b"t", 1, 32, 999, 0), "unknown type 999"),
+        (HEADER + struct.pack("<QQQ1sIQIQ", 1, 0, 1, b"t", 1, 33, 8, 0), "whole blocks of 32"),
+        (HEADER + struct.pack("<QQQ1sIQIQ", 1, 0, 1, b"t", 1, 896, 12, 0), "blocks of 256 values"),
+        (HEADER + struct.pack("<QQQ1sIQIQ", 1, 0, 1, b"t", 1, 32, 10, 0), "has the type 10"),
+        (HEADER + struct.pack("<QQQ1sIQQIQ", 1, 0, 1, b"t", 2, 32, HUGE, 2, 0), "tensor t needs"),
+        (
+            HEADER + struct.pack("<QQQ1sIQIQ", 1, 0, 1, b"t", 1, 32, 999, 0),
+            "has the type 999: supported is F32",
+        ),
         (HEADER + struct.pack("<QQQ1sIQIQ", 1, 0, 1, b"t", 1, 1, 0, HUGE), "tensor t"),
     ],
 )
@@ -127,7 +141,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         GgufFile(tmp_path / "no.gguf")
 
 
-def test_values_of_another_type_name_key_and_value(write_gguf: Callable[..., Path]) -> None:
+def test_values_of_another_type_name_key_and_value(write_gguf: WriteGguf) -> None:
     file = GgufFile(write_gguf({"s": "x", "n": 3, "flag": True, "list": [1, 2]}))
     for read, key, wanted in (
         (file.integer, "s", "key s is 'x': wanted an integer"),

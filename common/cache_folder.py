@@ -37,12 +37,27 @@ def build_once(folder: Path, build: Callable[[Path], None]) -> Path:
         return folder
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(folder.with_name(f".{folder.name}.lock")):
+        with locked(folder.with_name(f".{folder.name}.lock")):
             if not folder.is_dir():
                 _build_and_rename(folder, build)
     except OSError as error:
         raise CheckpointError(f"{folder}: cannot be written: {error}") from error
     return folder
+
+
+def rebuild(folder: Path, build: Callable[[Path], None], is_good: Callable[[], bool]) -> None:
+    """Build `folder` anew, like `build_once`, unless another process has: then `is_good` is true.
+
+    What still uses the old folder's files keeps them.
+    """
+    try:
+        with locked(folder.with_name(f".{folder.name}.lock")):
+            if folder.is_dir() and is_good():
+                return
+            shutil.rmtree(folder, ignore_errors=True)
+            _build_and_rename(folder, build)
+    except OSError as error:
+        raise CheckpointError(f"{folder}: cannot be written: {error}") from error
 
 
 def _build_and_rename(folder: Path, build: Callable[[Path], None]) -> None:
@@ -59,7 +74,7 @@ def _build_and_rename(folder: Path, build: Callable[[Path], None]) -> None:
 
 
 @contextmanager
-def _locked(lock_path: Path) -> Iterator[None]:
+def locked(lock_path: Path) -> Iterator[None]:
     """Hold the lock file; the kernel releases it if this process dies."""
     give_up_at_s = time.monotonic() + _BUILD_WAIT_S
     with lock_path.open("w") as lock_file:

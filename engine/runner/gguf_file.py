@@ -16,14 +16,13 @@ import mmap
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
 
 from common.errors import CheckpointError
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
+from engine.runner.block_formats import dequantise
+from engine.runner.block_tensor import BLOCK_SIZES, BlockTensor, row_bytes
 
 GgufValue = int | float | bool | str | list[int] | list[float] | list[bool] | list[str]
 
@@ -36,37 +35,33 @@ _SCALAR_FORMATS = {
 }  # fmt: skip
 _STRING = 8
 _ARRAY = 9
+_FORMATS = {
+    0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0", 12: "Q4_K",
+    13: "Q5_K", 14: "Q6_K", 30: "BF16",
+}  # fmt: skip
+"""Tensor types of the GGUF specification, as far as they are computed."""
 
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
-    """One tensor as stored. `shape` is in row-major order, the last dimension contiguous."""
+    """One tensor as stored. `shape` is in row-major order, the last dimension contiguous.
+
+    `raw` is uint8, a part of the mapped file.
+    """
 
     name: str
     type_name: str
     shape: tuple[int, ...]
     raw: NDArray[np.uint8]
 
+    def blocks(self) -> BlockTensor:
+        """Return the stored rows; all dimensions but the last one are counted as outputs."""
+        outputs = math.prod(self.shape[:-1])
+        return BlockTensor(self.type_name, (outputs, self.shape[-1]), self.raw.reshape(outputs, -1))
+
     def dequantised(self) -> NDArray[np.float32]:
-        """Return the values as float32, of shape `shape`.
-
-        Raises `CheckpointError` when the type cannot be dequantised.
-        """
-        import numpy as np
-        from gguf import GGMLQuantizationType, quants
-
-        tensor_type = GGMLQuantizationType[self.type_name]
-        if self.type_name in ("F32", "F16"):
-            stored = self.raw.view(np.float32 if self.type_name == "F32" else np.float16)
-            return stored.astype(np.float32).reshape(self.shape)
-        rows = self.raw.reshape(*self.shape[:-1], -1)
-        try:
-            values: NDArray[np.float32] = quants.dequantize(rows, tensor_type)
-        except NotImplementedError:
-            raise CheckpointError(
-                f"tensor {self.name} is stored as {self.type_name}, which cannot be dequantised"
-            ) from None
-        return values.reshape(self.shape)
+        """Return the values as float32, of shape `shape`."""
+        return dequantise(self.blocks()).reshape(self.shape)
 
 
 class GgufFile:
@@ -252,8 +247,6 @@ def _read_metadata(cursor: _Cursor, num_keys: int) -> dict[str, GgufValue]:
 
 
 def _read_tensors(cursor: _Cursor, num_tensors: int, alignment: int) -> dict[str, GgufTensor]:
-    import numpy as np
-
     described = {}
     for _ in range(num_tensors):
         name, tensor_type, shape, offset = _read_tensor_description(cursor)
@@ -284,14 +277,17 @@ def _read_tensor_description(cursor: _Cursor) -> tuple[str, int, tuple[int, ...]
 def _stored_size(
     cursor: _Cursor, name: str, tensor_type: int, shape: tuple[int, ...]
 ) -> tuple[str, int]:
-    """Return (type name, bytes in the file)."""
-    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
-
-    try:
-        known_type = GGMLQuantizationType(tensor_type)
-        block_values, block_bytes = GGML_QUANT_SIZES[known_type]
-    except (ValueError, KeyError):
-        raise cursor.broken(f"tensor {name} has the unknown type {tensor_type}") from None
+    """Return (format, bytes in the file)."""
+    format_name = _FORMATS.get(tensor_type)
+    if format_name is None:
+        raise CheckpointError(
+            f"{cursor.path}: tensor {name} has the type {tensor_type}: supported is "
+            f"{', '.join(BLOCK_SIZES)}"
+        )
+    block_values = BLOCK_SIZES[format_name][0]
     if min(shape) < 1 or shape[-1] % block_values:
-        raise cursor.broken(f"tensor {name} has shape {shape} in blocks of {block_values}")
-    return known_type.name, math.prod(shape) // block_values * block_bytes
+        raise CheckpointError(
+            f"{cursor.path}: tensor {name} is {format_name} with shape {shape}: wanted rows of "
+            f"whole blocks of {block_values} values"
+        )
+    return format_name, math.prod(shape[:-1]) * row_bytes(format_name, shape[-1])

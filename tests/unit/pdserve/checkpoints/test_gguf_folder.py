@@ -1,4 +1,4 @@
-"""A tiny llama GGUF becomes a Hugging Face folder; anything else is refused by name."""
+"""A tiny GGUF file becomes a Hugging Face folder; anything else is refused by name."""
 
 import json
 from collections.abc import Callable
@@ -7,19 +7,24 @@ from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
 from common.errors import CheckpointError
-from pdserve.checkpoints.gguf_convert import convert_gguf, convert_gguf_cached
+from engine.runner.checkpoint import Checkpoint
+from engine.runner.model_spec import read_decoder_spec
+from pdserve.checkpoints.gguf_folder import gguf_folder_cached, make_gguf_folder
 
 WriteGguf = Callable[..., Path]
 
 
 def converted(gguf_path: Path, folder: Path) -> Path:
     folder.mkdir()
-    convert_gguf(gguf_path, folder, progress=False)
+    make_gguf_folder(gguf_path, folder)
     return folder
+
+
+def checkpoint_in(folder: Path) -> Checkpoint:
+    return Checkpoint(folder, read_decoder_spec(folder))
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -52,8 +57,8 @@ def test_weights_keep_their_values_under_hugging_face_names(
         "token_embd.weight": embedding,
     }
     path = write_gguf(tensors={name: array.astype(np.float32) for name, array in stored.items()})
-    weights = load_file(converted(path, tmp_path / "hf") / "model.safetensors")
-    assert len(weights) == 2 + 2 * 9
+    weights = checkpoint_in(converted(path, tmp_path / "hf"))
+    assert len(list(weights.names())) == 2 + 2 * 9
     layer = "model.layers.1.self_attn"
     for name, wanted in (
         (f"{layer}.q_proj.weight", queries),
@@ -61,10 +66,10 @@ def test_weights_keep_their_values_under_hugging_face_names(
         (f"{layer}.v_proj.weight", values),
         ("model.embed_tokens.weight", embedding),
     ):
-        assert weights[name].dtype == np.float32
-        np.testing.assert_array_equal(weights[name], wanted.astype(np.float32))
-    assert weights["model.layers.0.mlp.down_proj.weight"].shape == (32, 64)
-    assert weights["model.norm.weight"].shape == (32,)
+        assert weights.read(name).dtype == np.float32
+        np.testing.assert_array_equal(weights.read(name), wanted.astype(np.float32))
+    assert weights.shape("model.layers.0.mlp.down_proj.weight") == (32, 64)
+    assert weights.shape("model.norm.weight") == (32,)
 
 
 def test_config_says_what_the_file_says(write_gguf: WriteGguf, tmp_path: Path) -> None:
@@ -97,7 +102,7 @@ def test_an_output_matrix_unties_the_embedding(write_gguf: WriteGguf, tmp_path: 
     output = np.ones((9, 32), np.float32)
     folder = converted(write_gguf(tensors={"output.weight": output}), tmp_path / "hf")
     assert read_json(folder / "config.json")["tie_word_embeddings"] is False
-    np.testing.assert_array_equal(load_file(folder / "model.safetensors")["lm_head.weight"], output)
+    np.testing.assert_array_equal(checkpoint_in(folder).read("lm_head.weight"), output)
 
 
 def test_tokenizer_splits_digits_and_keeps_marked_tokens_whole(
@@ -140,7 +145,7 @@ WRONG_SHAPE = np.zeros((3, 32), np.float32)
     ("metadata", "tensors", "wanted"),
     [
         ({"tokenizer.ggml.model": "bert"}, {}, "ggml.model is 'bert': supported is gpt2, llama"),
-        ({"tokenizer.ggml.pre": "qwen2"}, {}, "pre is 'qwen2': supported is gpt-2, smollm"),
+        ({"tokenizer.ggml.pre": "bloom"}, {}, "pre is 'bloom': supported is gpt-2, smollm"),
         ({"tokenizer.ggml.pre": None}, {}, "tokenizer.ggml.pre is missing"),
         ({"tokenizer.ggml.tokens": ["a"] * 9}, {}, "names a token twice"),
         ({"tokenizer.ggml.token_type": [1]}, {}, "1 token types for 9 tokens"),
@@ -159,7 +164,7 @@ WRONG_SHAPE = np.zeros((3, 32), np.float32)
         ({"llama.rope.freq_base": 0.0}, {}, "RoPE base above 0"),
         ({}, {"blk.1.ffn_up.weight": None}, "blk.1.ffn_up.weight is missing"),
         ({}, {"blk.0.attn_q.bias": np.ones(16, np.float32)}, "attn_q.bias is not part of"),
-        ({}, {"blk.0.attn_k.weight": WRONG_SHAPE}, r"\(3, 32\): wanted \(8, 32\)"),
+        ({}, {"blk.0.attn_k.weight": WRONG_SHAPE}, r"\[3, 32\]: wanted \[8, 32\]"),
     ],
 )
 def test_what_is_not_supported_is_named(
@@ -180,14 +185,18 @@ def test_the_cache_is_keyed_by_the_file(
 ) -> None:
     monkeypatch.setenv("PDSERVE_CACHE", str(tmp_path / "cache"))
     path = write_gguf()
-    first = convert_gguf_cached(path, progress=False)
+    (tmp_path / "elsewhere").mkdir()
+    first = gguf_folder_cached(path)
     assert first.name == "tiny"
     assert first.is_relative_to(tmp_path / "cache")
-    weights = first / "model.safetensors"
-    written_at_ns = weights.stat().st_mtime_ns
-    assert convert_gguf_cached(path, progress=False) == first
-    assert weights.stat().st_mtime_ns == written_at_ns
-    other = convert_gguf_cached(write_gguf({"llama.rope.freq_base": 7000.0}), progress=False)
+    assert (first / "weights.gguf").readlink() == path
+    written_at_ns = (first / "config.json").stat().st_mtime_ns
+    assert gguf_folder_cached(path) == first
+    assert (first / "config.json").stat().st_mtime_ns == written_at_ns
+    moved = path.rename(tmp_path / "elsewhere" / path.name)
+    assert gguf_folder_cached(moved) == first
+    assert (first / "weights.gguf").readlink() == moved
+    other = gguf_folder_cached(write_gguf({"llama.rope.freq_base": 7000.0}))
     assert other != first
     assert read_json(other / "config.json")["rope_theta"] == 7000.0
 
@@ -198,6 +207,6 @@ def test_a_failed_conversion_leaves_nothing_behind(
     monkeypatch.setenv("PDSERVE_CACHE", str(tmp_path / "cache"))
     path = write_gguf(tensors={"output_norm.weight": None})
     with pytest.raises(CheckpointError, match="output_norm"):
-        convert_gguf_cached(path, progress=False)
+        gguf_folder_cached(path)
     left = [p.name for p in (tmp_path / "cache").rglob("*") if p.is_file()]
     assert left == [".tiny.lock"]

@@ -8,41 +8,21 @@ import numpy as np
 import pytest
 from numba import int64, njit
 
-from engine.runner.kernels.matmul import (
-    gated_linear,
-    gather_columns,
-    linear,
-    pack_rows,
-    pack_rows_as_bytes,
-    rms_norm,
-)
-from engine.runner.kernels.panel_product import PANEL_ROWS, SCALE_ROWS, panel_product
+from engine.runner.kernels.linear import gated_linear, gather_columns, linear
+from engine.runner.kernels.panel_product import PANEL_ROWS, panel_product
+from engine.runner.kernels.rows import rms_norm
 from engine.runner.kernels.vector_ir import LANES
 from engine.runner.kernels.vector_math import KEY_TILE, silu_product, softmax_tile
-from tests.unit.runner.tiny_checkpoints import in_bytes
+from tests.unit.runner.packing import NONE, NONE_2D, floats, normal
+from tests.unit.runner.packing import packed as pack
 
-NONE = np.zeros(0, np.float32)
-NONE_2D = np.zeros((0, 0), np.float32)
 ROWS = [*range(1, 15), 16, 17, 32, 33, 95, 96, 97, 130]
 # SmolLM2-135M: fused qkv, attention output, MLP down, and a slice of the vocabulary.
 SHAPES = [(960, 576), (576, 576), (576, 1536), (1000, 576)]
 
 
-def packed(weight: np.ndarray) -> np.ndarray:
-    panels = np.zeros((-(-len(weight) // LANES), weight.shape[1], LANES), np.float32)
-    pack_rows(weight, panels, 0, 1)
-    return panels
-
-
-def packed_as_bytes(weight: np.ndarray) -> np.ndarray:
-    shape = (-(-len(weight) // LANES), weight.shape[1] + SCALE_ROWS, LANES)
-    panels = np.zeros(shape, np.int8)
-    pack_rows_as_bytes(weight, panels, 0, 1)
-    return panels
-
-
-def normal(*shape: int, seed: int = 0) -> np.ndarray:
-    return np.random.RandomState(seed).standard_normal(shape).astype(np.float32)
+def packed(*weights: np.ndarray) -> np.ndarray:
+    return pack(*[floats(weight) for weight in weights]).table
 
 
 @pytest.mark.parametrize(("num_outputs", "num_inputs"), SHAPES)
@@ -51,32 +31,12 @@ def test_a_row_is_the_same_alone_and_in_any_batch(num_outputs: int, num_inputs: 
     panels = packed(weight)
     alone = np.empty((130, num_outputs), np.float32)
     for row in range(130):
-        linear(x[row : row + 1], panels, NONE, NONE_2D, alone[row : row + 1], 1)
+        linear(x[row : row + 1], panels, NONE, NONE_2D, NONE_2D, alone[row : row + 1], 1)
     np.testing.assert_allclose(alone, x.astype(np.float64) @ weight.astype(np.float64).T, atol=2e-3)
     for num_rows in ROWS:
         for num_threads in (1, 2):
             out = np.full((num_rows, num_outputs), np.nan, np.float32)
-            linear(x[:num_rows], panels, NONE, NONE_2D, out, num_threads)
-            np.testing.assert_array_equal(out, alone[:num_rows])
-
-
-@pytest.mark.parametrize(("num_outputs", "num_inputs"), SHAPES)
-def test_a_row_on_bytes_is_the_same_alone_and_in_any_batch(
-    num_outputs: int, num_inputs: int
-) -> None:
-    weight, x = in_bytes(normal(num_outputs, num_inputs)), normal(130, num_inputs, seed=1)
-    weight[7], weight[8] = 0.0, weight[8] / 1024  # outputs have steps of their own
-    panels = packed_as_bytes(weight)
-    alone = np.empty((130, num_outputs), np.float32)
-    for row in range(130):
-        linear(x[row : row + 1], panels, NONE, NONE_2D, alone[row : row + 1], 1)
-    exact = x.astype(np.float64) @ weight.astype(np.float64).T
-    np.testing.assert_allclose(alone, exact, atol=2e-3)
-    np.testing.assert_allclose(alone[:, 8], exact[:, 8], atol=2e-6)
-    for num_rows in ROWS:
-        for num_threads in (1, 2):
-            out = np.full((num_rows, num_outputs), np.nan, np.float32)
-            linear(x[:num_rows], panels, NONE, NONE_2D, out, num_threads)
+            linear(x[:num_rows], panels, NONE, NONE_2D, NONE_2D, out, num_threads)
             np.testing.assert_array_equal(out, alone[:num_rows])
 
 
@@ -86,60 +46,35 @@ LOOP = re.compile(r"^(\.L\w+):\n((?:(?!\.L\w+:).*\n)*?\s+j\w+\s+\1)$", re.MULTIL
 @pytest.mark.skipif(PANEL_ROWS != 10, reason="the processor has no AVX-512")
 def test_accumulators_stay_in_their_registers() -> None:
     product = njit(nogil=True, error_model="numpy")(panel_product.py_func)
-    product.compile((int64,) * 9)
+    product.compile((int64,) * 8)
     (assembly,) = product.inspect_asm().values()
     loops = [body for _, body in LOOP.findall(assembly) if "vfmadd" in body]
-    assert max(body.count("vfmadd") for body in loops) == 4 * 8  # bytes, two chains per element
     assert [body.count("vfmadd") for body in loops].count(2 * PANEL_ROWS) >= 1
     for body in loops:
         assert not re.search(r"vmov\w+\s+%zmm\d+, .*%rsp", body), body
-
-
-def test_a_byte_is_within_half_a_step_of_the_weight() -> None:
-    weight = normal(40, 64)
-    out = np.empty((64, 40), np.float32)
-    linear(np.eye(64, dtype=np.float32), packed_as_bytes(weight), NONE, NONE_2D, out, 1)
-    step = np.abs(weight).max(axis=1) / 127
-    assert (np.abs(out - weight.T) <= 0.501 * step).all()
-    assert (np.abs(out - weight.T) > 0.4 * step).any()
-
-
-@pytest.mark.parametrize("num_rows", [1, 6, 35, 100])
-def test_gate_and_up_on_bytes(num_rows: int) -> None:
-    gate, up = in_bytes(normal(1536, 576)), in_bytes(normal(1536, 576, seed=1))
-    x = normal(100, 576, seed=2) * 0.1
-    panels = np.zeros((2 * 1536 // LANES, 576 + SCALE_ROWS, LANES), np.int8)
-    pack_rows_as_bytes(gate, panels, 0, 2)
-    pack_rows_as_bytes(up, panels, 1, 2)
-    out = np.empty((num_rows, 1536), np.float32)
-    gated_linear(x[:num_rows], panels, NONE, out, 2)
-    gates, ups = x[:num_rows] @ gate.T, x[:num_rows] @ up.T
-    np.testing.assert_allclose(out, gates / (1 + np.exp(-gates)) * ups, atol=1e-3)
 
 
 @pytest.mark.parametrize("num_rows", [1, 6, 35, 100])
 def test_gate_and_up(num_rows: int) -> None:
     gate, up, x = normal(1536, 576), normal(1536, 576, seed=1), normal(100, 576, seed=2) * 0.1
     bias = normal(2 * 1536, seed=3)
-    panels = np.zeros((2 * 1536 // LANES, 576, LANES), np.float32)
-    pack_rows(gate, panels, 0, 2)
-    pack_rows(up, panels, 1, 2)
+    panels = packed(gate, up)
     by_panel = bias.reshape(-1, 2, LANES)
     for biases, added in ((NONE, (0.0, 0.0)), (bias, by_panel.swapaxes(0, 1).reshape(2, -1))):
         out = np.empty((num_rows, 1536), np.float32)
-        gated_linear(x[:num_rows], panels, biases, out, 2)
+        gated_linear(x[:num_rows], panels, biases, NONE_2D, out, 2)
         gates, ups = x[:num_rows] @ gate.T + added[0], x[:num_rows] @ up.T + added[1]
         np.testing.assert_allclose(out, gates / (1 + np.exp(-gates)) * ups, atol=1e-3)
         for row in range(0, num_rows, 7):
             alone = np.empty((1, 1536), np.float32)
-            gated_linear(x[row : row + 1], panels, biases, alone, 1)
+            gated_linear(x[row : row + 1], panels, biases, NONE_2D, alone, 1)
             np.testing.assert_array_equal(alone[0], out[row])
 
 
 def test_bias_and_a_residual_that_is_the_output() -> None:
     weight, x, bias, residual = normal(48, 32), normal(20, 32), normal(48), normal(20, 48, seed=5)
     out = residual.copy()
-    linear(x, packed(weight), bias, out, out, 2)
+    linear(x, packed(weight), bias, out, NONE_2D, out, 2)
     np.testing.assert_allclose(out, x @ weight.T + bias + residual, atol=1e-4)
 
 

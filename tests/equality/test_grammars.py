@@ -1,0 +1,131 @@
+"""Under grammars the demo model answers alike with every method, preempted, handed off, in chunks.
+
+The pool holds about half of what is asked for, so sequences are preempted.
+"""
+
+from __future__ import annotations
+
+import json
+
+import jsonschema
+import pytest
+from tokenizers import Tokenizer
+
+from common.config import SchedulingConfig, SpeculationConfig
+from common.grammar import Grammar, GrammarKind
+from common.ids import AttemptId
+from common.request import GenerationRequest, SamplingParams
+from engine.runner.model_runner import ModelRunner
+from pdserve.checkpoints.demo_model import demo_model_folder
+from tests.equality.pressure import Node, answer_together, answer_with_handoff, load_runner
+from tests.equality.test_under_pressure import NUM_DRAFTS, pressed
+
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"enum": ["Anna", "Ben"]},
+        "age": {"type": "integer", "maximum": 99, "minimum": 0},
+        "city": {"enum": ["Paris", "Rome"]},
+    },
+    "required": ["name", "age", "city"],
+    "additionalProperties": False,
+}
+GRAMMARS = (
+    Grammar(GrammarKind.JSON_SCHEMA, json.dumps(PERSON)),
+    Grammar(GrammarKind.REGEX, "([a-z]{2,5} ){9,12}the end"),
+    Grammar(GrammarKind.LARK, 'start: ("red" | "green" | "blue") (", " ("red" | "green")){8,9}'),
+    None,
+)
+WAYS = [
+    ("none", "recompute", "sync"),
+    ("ngram", "swap", "async"),
+    ("suffix", "recompute", "sync"),
+    ("mtp", "swap", "sync"),
+    ("grammar", "recompute", "async"),
+]
+
+
+@pytest.fixture(scope="module")
+def runners() -> tuple[ModelRunner, ModelRunner]:
+    folder = demo_model_folder()
+    return load_runner(folder, NUM_DRAFTS), load_runner(folder, NUM_DRAFTS)
+
+
+@pytest.fixture(scope="module")
+def requests() -> list[GenerationRequest]:
+    tokenizer = Tokenizer.from_file(str(demo_model_folder() / "tokenizer.json"))
+    return [
+        GenerationRequest(
+            id=AttemptId(f"r{i}", 1),
+            prompt_token_ids=tuple(tokenizer.encode("one two three four, as JSON: " * 2).ids),
+            sampling=SamplingParams(
+                max_tokens=32, temperature=0.9, seed=i, grammar=grammar, frequency_penalty=0.1
+            ),
+            deadline_s=60.0,
+        )
+        for i, grammar in enumerate(GRAMMARS)
+    ]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(
+    runners: tuple[ModelRunner, ModelRunner], requests: list[GenerationRequest]
+) -> list[list[int]]:
+    """One request at a time, in a pool that is large enough, without speculation."""
+    answers = []
+    for request in requests:
+        node = Node(
+            runners[0],
+            num_blocks=30,
+            budget=512,
+            config=SchedulingConfig(),
+            speculation=SpeculationConfig(),
+        )
+        answers += answer_together(node, [request])
+    return answers
+
+
+def test_whole_answers_follow_their_grammar(
+    runners: tuple[ModelRunner, ModelRunner], undisturbed: list[list[int]]
+) -> None:
+    assert undisturbed[0][-1] in runners[0].eos_token_ids
+    tokenizer = Tokenizer.from_file(str(demo_model_folder() / "tokenizer.json"))
+    jsonschema.validate(json.loads(tokenizer.decode(undisturbed[0])), PERSON)
+
+
+@pytest.mark.parametrize(("method", "mode", "steps"), WAYS)
+def test_one_node_that_preempts(
+    method: str,
+    mode: str,
+    steps: str,
+    runners: tuple[ModelRunner, ModelRunner],
+    requests: list[GenerationRequest],
+    undisturbed: list[list[int]],
+) -> None:
+    config, speculation = pressed(("none", "last_in_first_out", mode, method, steps))
+    node = Node(
+        runners[0],
+        num_blocks=8,
+        budget=20,
+        config=config,
+        speculation=speculation,
+        is_async=steps == "async",
+    )
+    assert answer_together(node, requests) == undisturbed
+    counters = node.scheduler.statistics().counters
+    assert counters.num_preemptions > 0
+    assert (counters.num_drafted > 0) == (method != "none")
+
+
+@pytest.mark.parametrize("method", ["mtp", "grammar"])
+def test_a_handoff(
+    method: str,
+    runners: tuple[ModelRunner, ModelRunner],
+    requests: list[GenerationRequest],
+    undisturbed: list[list[int]],
+) -> None:
+    config, speculation = pressed(("none", "last_in_first_out", "recompute", method, "sync"))
+    prefill, decode = (
+        Node(runner, num_blocks=12, config=config, speculation=speculation) for runner in runners
+    )
+    assert answer_with_handoff(prefill, decode, requests) == undisturbed
