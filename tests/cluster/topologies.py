@@ -21,7 +21,7 @@ LONG_DEADLINE_S = 60.0
 def handoff_spec(name: str, model: Path) -> ClusterSpec:
     """One prefill node, one decode node that prefills nothing if it can help it, three routers.
 
-    Its nodes can be slow.
+    Its nodes can be slow. Chats may have tools.
     """
     # Ports that outlive the process: a node that restarts comes back where it was.
     ports = ("--port", str(free_loopback_port()), "--kv-port", str(free_loopback_port()))
@@ -35,7 +35,7 @@ def handoff_spec(name: str, model: Path) -> ClusterSpec:
         ),
         flags=("--block-size", "16", "--num-threads", "1", "--kv-cache-memory", "16MiB"),
         routers=tuple(
-            ("--request-timeout-s", str(deadline_s))
+            ("--request-timeout-s", str(deadline_s), "--tool-template", "builtin")
             for deadline_s in (LONG_DEADLINE_S, LONG_DEADLINE_S, SHORT_DEADLINE_S)
         ),
         can_be_slow=True,
