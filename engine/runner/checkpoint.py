@@ -71,7 +71,7 @@ class TensorFiles(TensorSource):
         shape: tuple[int, ...],
         dtypes: Sequence[str] | None = None,
     ) -> None:
-        """Raise `CheckpointError` unless the tensor is there with this shape and one of `dtypes`."""
+        """Raise `CheckpointError` unless the tensor is there, with this shape and a known type."""
         dtypes = dtypes or _FLOAT_DTYPES
         tensor = self._tensors.get(name)
         if tensor is None:

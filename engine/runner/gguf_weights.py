@@ -101,7 +101,7 @@ class GgufWeights(TensorSource):
         shape: tuple[int, ...],
         dtypes: Sequence[str] | None = None,
     ) -> None:
-        """Raise `CheckpointError` unless the tensor is there with this shape and one of `dtypes`."""
+        """Raise `CheckpointError` unless the tensor is there, with this shape and a known type."""
         in_gguf = self._names.get(name, name)
         tensor = self._tensors.get(in_gguf)
         if tensor is None:
