@@ -112,15 +112,23 @@ def assemble_runner(
         size.allocate_beside(peak_bytes, cache, meter)
         parts.use_cache(cache)
         limits = replace(limits, max_len=size.max_len(cache), num_blocks=cache.num_blocks)
+    memory = _memory_plan(parts, cache, max_chunk_tokens, peak_bytes)
+    return make(parts.decoder, cache, limits, swap_space=swap_space, memory=memory)
+
+
+def _memory_plan(
+    parts: _Parts, cache: KVCache, max_chunk_tokens: int, peak_bytes: int
+) -> MemoryPlan:
+    """Return what was planned, and log it."""
     memory = MemoryPlan(
         max_chunk_tokens=max_chunk_tokens,
         step_buffer_bytes=parts.step_buffer_bytes,
         peak_bytes=peak_bytes,
-        kv_bytes=cache.num_blocks * layout.block_bytes,
+        kv_bytes=cache.num_blocks * cache.layout.block_bytes,
         shared_bytes=parts.shared_bytes,
     )
     _logger.info("memory: %s", memory.description)
-    return make(parts.decoder, cache, limits, swap_space=swap_space, memory=memory)
+    return memory
 
 
 def _peak_bytes(
