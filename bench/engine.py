@@ -1,4 +1,4 @@
-"""Speed of one engine: `python -m bench.engine --json [--peer transformers]`.
+"""Speed of one engine: `python -m bench.engine --json [--peer transformers|llama.cpp]`.
 
     decode_tok_s_N    tokens per second of a step that decodes N sequences (contexts of 128, 128
                       and 256 tokens for N = 1, 8, 32), greedy sampling included
@@ -12,9 +12,9 @@
 Every figure is the median over rounds. Sampled and penalised answers continue English text; all
 other prompts are token ids without a meaning, after which a model's distribution is flat.
 
-With `--peer` the same is measured on transformers (PyTorch, float32, SDPA, the same folder and
-threads) in a process of its own; the two take turns, measure by measure, so that a noisy machine is
-noisy for both.
+With `--peer` the same is measured on transformers (PyTorch, float32, SDPA) or on llama.cpp (the
+package llama-cpp-python, the same GGUF file) with the same threads in a process of its own; the two
+take turns, measure by measure, so that a noisy machine is noisy for both.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from bench.speculation_prompts import SUMMARISE
+from common.cache_folder import cache_root
 from common.config import EngineConfig, ModelConfig
 from common.request import SamplingParams
 from engine.core.plan import SampleInput, ScheduledSequence
@@ -53,6 +54,8 @@ DECODE_STEPS = 8
 """Steps of one round of decoding, of which the median counts."""
 _PEER_START_S = 300
 _PEER_KINDS = ("decode", "prefill")
+_PEERS = {"transformers": "transformers_peer.py", "llama.cpp": "llama_cpp_peer.py"}
+"""What `--peer` names, and the script beside this one that runs it."""
 _GREEDY = SamplingParams(max_tokens=DECODE_STEPS, temperature=0.0)
 _SAMPLED = SamplingParams(max_tokens=DECODE_STEPS, temperature=0.8, top_p=0.95, ignore_eos=True)
 _TEXT_KINDS = ("sampled", "penalised")
@@ -89,10 +92,11 @@ def text_prompt(text: list[int], length: int, sequence: int) -> list[int]:
 class EngineUnderTest:
     """This engine, driven like by its step loop."""
 
-    def __init__(self, folder: Path, num_threads: int) -> None:
+    def __init__(self, folder: Path, num_threads: int, activation_dtype: str = "auto") -> None:
         self._runner = load_model_runner(
-            ModelConfig(model=str(folder)),
+            ModelConfig(model=str(folder), activation_dtype=activation_dtype),
             EngineConfig(num_threads=num_threads, kv_cache_memory=512 << 20),
+            packed_folder=cache_root() / "packed",
         )
         self._runner.warm_up()
         self._block_size = self._runner.layout.block_size
@@ -149,13 +153,13 @@ def _scheduled(
     return ScheduledSequence(table.start, tokens, start, table, sample)
 
 
-class TransformersPeer:
-    """transformers in a process of its own; it sleeps between requests."""
+class Peer:
+    """Another engine in a process of its own, run by `script`; it sleeps between requests."""
 
-    def __init__(self, python: str, folder: Path, num_threads: int) -> None:
-        script = Path(__file__).with_name("transformers_peer.py")
+    def __init__(self, script: str, python: str, folder: Path, num_threads: int) -> None:
+        self._script = Path(__file__).with_name(script)
         self._process = subprocess.Popen(
-            [python, str(script), str(folder), str(num_threads), str(DECODE_STEPS)],
+            [python, str(self._script), str(folder), str(num_threads), str(DECODE_STEPS)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -170,7 +174,9 @@ class TransformersPeer:
         answer = self._process.stdout.readline()
         if not answer:
             code = self._process.wait(timeout=_PEER_START_S)
-            sys.exit(f"the peer ended with exit code {code}: is transformers in --peer-python?")
+            sys.exit(
+                f"{self._script.name} ended with exit code {code}: has --peer-python its packages?"
+            )
         return float(answer)
 
     def measure(self, kind: str, num_sequences: int, context: int) -> float:
@@ -189,7 +195,7 @@ def run(measures: dict[str, Measure], rounds: int) -> dict[str, dict[str, float]
     for round_index in range(rounds + 1):
         for kind, num_sequences, context in MEASURES:
             for name, measure in measures.items():
-                if name == "transformers" and kind not in _PEER_KINDS:
+                if name != "pdserve" and kind not in _PEER_KINDS:
                     continue
                 value = measure(kind, num_sequences, context)
                 if round_index > 0:  # the first round touches all memory and is not counted
@@ -202,26 +208,31 @@ def run(measures: dict[str, Measure], rounds: int) -> dict[str, dict[str, float]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Speed of one engine, and of transformers.")
+    parser = argparse.ArgumentParser(description="Speed of one engine, and of another.")
     parser.add_argument("--model", default="demo", help="a Hugging Face folder or .gguf file")
     parser.add_argument("--rounds", type=int, default=5, help="counted rounds of every measure")
     parser.add_argument("--num-threads", type=int, default=0, help="CPU threads (0: all cores)")
-    parser.add_argument("--peer", choices=["transformers"], help="measure this too, in turns")
+    parser.add_argument("--peer", choices=list(_PEERS), help="measure this too, in turns")
     parser.add_argument("--peer-python", default=sys.executable, help="a Python with its packages")
+    parser.add_argument(
+        "--activation-dtype", choices=["auto", "float32", "int8"], default="auto",
+        help="what products with quantised weights compute in",
+    )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print one JSON line last")
     arguments = parser.parse_args()
     folder = resolve_checkpoint(arguments.model)
-    engine = EngineUnderTest(folder, arguments.num_threads)
+    engine = EngineUnderTest(folder, arguments.num_threads, arguments.activation_dtype)
     measures: dict[str, Measure] = {"pdserve": engine.measure}
     peer = None
     if arguments.peer:
-        peer = TransformersPeer(arguments.peer_python, folder, arguments.num_threads)
-        measures["transformers"] = peer.measure
+        script = _PEERS[arguments.peer]
+        peer = Peer(script, arguments.peer_python, folder, arguments.num_threads)
+        measures[arguments.peer] = peer.measure
     figures = run(measures, arguments.rounds)
     peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     result: dict[str, object] = {**figures["pdserve"], "rss_mb": round(peak_kib / 1024)}
     if peer is not None:
-        result["peer"] = {**figures["transformers"], "rss_mb": round(peer.rss_mb())}
+        result["peer"] = {**figures[arguments.peer], "rss_mb": round(peer.rss_mb())}
         peer.close()
     if arguments.json:
         print(json.dumps(result))

@@ -37,10 +37,11 @@ import uvloop
 from common.config import ApiConfig
 from pdserve.checkpoints.demo_model import demo_model_folder
 from router.http.errors import api_error
+from router.openai.checked_fields import MAX_CHOICES
 from router.openai.json_limits import MAX_JSON_COMMAS, MAX_JSON_CONTAINERS, MAX_JSON_MEMBERS
 from router.openai.planning import INLINE_BODY_BYTES, MAX_THREAD_BODY_BYTES
 from router.openai.planning_process import PlanningProcess, planning_command
-from router.openai.request_plan import MAX_CHOICES, Planner, RequestKind
+from router.openai.request_plan import Planner, RequestKind
 from router.text.text_model import TextModel
 
 LOOK_S = 0.001

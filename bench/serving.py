@@ -7,8 +7,10 @@ cluster is started for each topology, with the same number of nodes and the same
     pd      half of the nodes prefill, half decode
     mixed   every node does both
 
-The topologies take turns (`--rounds`), so that a machine whose speed drifts drifts for both. With
-`--url` the load goes to a cluster that runs already.
+With `--kv-cache-dtype`, given several times, each topology is started with each of these types of
+the KV cache, and its figures stand under both names, as in `pd int8`. All of them take turns
+(`--rounds`), so that a machine whose speed drifts drifts for all. With `--url` the load goes to a
+cluster that runs already.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import random
 import sys
 import time
 from collections.abc import Sequence
+from itertools import product
 
 from bench.running_cluster import Load, RunningCluster, running_cluster, started_cluster
 from common.latency import (
@@ -96,8 +99,16 @@ def _ms(summary: LatencySummary | None) -> dict[str, float] | None:
     }
 
 
-def cluster_arguments(topology: str, num_nodes: int) -> list[str]:
-    """Return the flags of `pdserve up` for a topology of `num_nodes` nodes."""
+def cluster_names(topologies: Sequence[str], dtypes: Sequence[str]) -> list[str]:
+    """Return the clusters to start, each topology with each KV cache."""
+    return [" ".join(name) for name in product(topologies, *([dtypes] if dtypes else []))]
+
+
+def cluster_arguments(name: str, num_nodes: int) -> list[str]:
+    """Return the flags of `pdserve up` for one of `cluster_names`, with `num_nodes` nodes."""
+    topology, _, dtype = name.partition(" ")
+    if dtype:
+        return [*cluster_arguments(topology, num_nodes), "--kv-cache-dtype", dtype]
     if topology == "mixed":
         return ["--mixed", str(num_nodes)]
     return ["--prefill", str(num_nodes // 2), "--decode", str(num_nodes - num_nodes // 2)]
@@ -106,7 +117,9 @@ def cluster_arguments(topology: str, num_nodes: int) -> list[str]:
 async def measure(options: argparse.Namespace) -> dict[str, object]:
     """Run all rounds of all topologies."""
     targets = LatencyTargets(ttft_s=options.slo_ttft_ms / 1000, tpot_s=options.slo_tpot_ms / 1000)
-    names = ["running"] if options.url else (options.topology or list(TOPOLOGIES))
+    names = ["running"]
+    if not options.url:
+        names = cluster_names(options.topology or TOPOLOGIES, options.kv_cache_dtype or ())
     timings: dict[str, list[RequestTiming]] = {name: [] for name in names}
     failed = dict.fromkeys(names, 0)
     seconds = dict.fromkeys(names, 0.0)
@@ -149,6 +162,7 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="one JSON line and no indentation")
     parser.add_argument("--url", help="a router that runs already")
     parser.add_argument("--topology", action="append", choices=TOPOLOGIES, help="default: both")
+    parser.add_argument("--kv-cache-dtype", action="append", help="default: that of the node")
     parser.add_argument("--nodes", type=int, default=2, help="engine nodes of a started cluster")
     parser.add_argument("--rate-rps", type=float, default=0.5, help="mean arrivals per second")
     parser.add_argument("--duration-s", type=float, default=40.0, help="seconds of arrivals")

@@ -1,7 +1,8 @@
 """transformers on PyTorch, driven line by line: `python transformers_peer.py FOLDER THREADS STEPS`.
 
 Reads `ready`, `rss`, or `KIND SEQUENCES CONTEXT` from standard input and answers each with one
-number. Needs only torch and transformers, so any interpreter that has them will do.
+number. Needs only torch and transformers (and gguf for a GGUF file), so any interpreter that has
+them will do.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import resource
 import statistics
 import sys
 import time
+from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
@@ -48,11 +50,16 @@ def measure(
     return num_sequences / statistics.median(spans_s)
 
 
+def weights_in(folder: str) -> dict[str, str]:
+    """Return what tells transformers that the folder's weights are in a GGUF file, if they are."""
+    return {"gguf_file": "weights.gguf"} if Path(folder, "weights.gguf").exists() else {}
+
+
 def main() -> None:
     folder, num_threads, steps = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     torch.set_num_threads(num_threads or os.cpu_count() or 1)
     model = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="sdpa"
+        folder, dtype=torch.float32, attn_implementation="sdpa", **weights_in(folder)
     ).eval()
     for line in sys.stdin:
         if line.strip() == "ready":

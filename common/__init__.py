@@ -22,6 +22,7 @@ Configuration
     redis_url           the address of the placement store: its forms and parts
     keys_folder         the keys of one process, read and checked
     secret_files        which files may hold a secret
+    cache_folder        something is built in the cache folder once, whole or not at all
     file_stamp          what tells that a file has changed
     tls_handshake       TLS within this process, to check a certificate
 

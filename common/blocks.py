@@ -1,8 +1,8 @@
 """Block arithmetic and block hashes.
 
-The hash of a block covers the cache's fingerprint (model and layout) and every token before the
-block's end, so equal hashes mean equal KV. It is SHA-256, because after a collision one user would
-get the text of another.
+The hash of a block covers the cache's fingerprint (model and layout), the request's salt and every
+token before the block's end, so equal hashes mean equal KV. It is SHA-256, because after a
+collision one user would get the text of another.
 """
 
 from __future__ import annotations
@@ -25,17 +25,20 @@ def hash_block(parent: BlockHash, token_ids: Sequence[int]) -> BlockHash:
     return hashlib.sha256(parent + array("I", token_ids).tobytes()).digest()[:16]
 
 
-def root_hash(fingerprint: str) -> BlockHash:
-    """Return the parent of every first block of one model and layout."""
-    return hashlib.sha256(b"pdserve/1 " + fingerprint.encode()).digest()[:16]
+def root_hash(fingerprint: str, salt: str = "") -> BlockHash:
+    """Return the parent of every first block of one model, layout and salt."""
+    root = b"pdserve/1 " + fingerprint.encode()
+    if salt:
+        root += b"\0" + salt.encode()
+    return hashlib.sha256(root).digest()[:16]
 
 
 def hash_full_blocks(
-    token_ids: Sequence[int], block_size: int, fingerprint: str
+    token_ids: Sequence[int], block_size: int, fingerprint: str, salt: str = ""
 ) -> list[BlockHash]:
     """Return the hashes of the full blocks of `token_ids` in order, without a partial last one."""
     hashes: list[BlockHash] = []
-    parent = root_hash(fingerprint)
+    parent = root_hash(fingerprint, salt)
     for end in range(block_size, len(token_ids) + 1, block_size):
         parent = hash_block(parent, token_ids[end - block_size : end])
         hashes.append(parent)

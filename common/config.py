@@ -51,6 +51,7 @@ def _is_host(host: str) -> bool:
 
 
 _ORIGIN = re.compile(r"https?://[a-z0-9.:\[\]-]+")
+_WITH_DEFAULT_PORT = re.compile(r"(http://.*):80|(https://.*):443")
 _HOST_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9_.])?")
 MOST_DRAIN_S = 3600
 _PORTS = (0, 65535)
@@ -127,6 +128,17 @@ class ModelConfig(Section):
     dtype: str = setting(
         "auto", "compute type", note="auto: float32 on a CPU", one_of=("auto", *DTYPE_BYTES)
     )
+    activation_dtype: str = setting(
+        "auto",
+        "what products with quantised weights compute in",
+        note="auto: float32; int8: each row in blocks of 32, faster and less exact",
+        one_of=("auto", "float32", "int8"),
+    )
+    quantization: str = setting(
+        "none",
+        "quantise wide weights while they are loaded, embedding and head in 8 bits",
+        one_of=("none", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"),
+    )
     max_model_len: int = setting(
         0, "longest prompt and output in tokens", note="0: what the model allows", form=_MODEL_LEN
     )
@@ -154,6 +166,12 @@ class EngineConfig(Section):
         unit="bytes",
         form=_KV_CACHE_MEMORY,
     )
+    kv_cache_dtype: str = setting(
+        "auto",
+        "what the KV cache stores of a number",
+        note="auto: as computed; int8: a byte, and a scale per token and head",
+        one_of=("auto", "float32", "bfloat16", "int8"),
+    )
     enable_prefix_caching: bool = setting(True, "reuse the KV of prompts with a common start")
     attention_backend: str = setting(
         "auto", "what computes attention", one_of=("auto", "paddle", "numba", "fused")
@@ -176,6 +194,12 @@ class HandoffConfig(Section):
     )
     kv_window: int = setting(
         32 << 20, "maximum unacknowledged KV of a node pair", unit="bytes", at_least=1 << 16
+    )
+    kv_lanes: int = setting(
+        1,
+        "connections of a node pair over zmq, and threads that hash and copy KV",
+        note="of two nodes that differ the smaller number counts",
+        between=(1, 16),
     )
     kv_transport: str = setting(
         "auto",
@@ -241,6 +265,23 @@ class ApiConfig(Section):
     strict_fields: bool = setting(
         False, "refuse requests with unknown fields instead of ignoring these fields"
     )
+    tool_template: str = setting(
+        "",
+        "chat template of requests with tools: a file, or builtin: plain text for any model",
+        note="default: the model's own chat template",
+    )
+    tool_format: str = setting(
+        "auto",
+        "how the model writes calls of tools",
+        note="auto: as its chat template says",
+        one_of=("auto", "hermes", "llama3_json", "fenced"),
+    )
+    reasoning_format: str = setting(
+        "auto",
+        "what models think before they answer: `think`: it is between <think> and </think>",
+        note="auto: think where the chat template has </think>",
+        one_of=("auto", "think", "none"),
+    )
     max_concurrent_requests: int = setting(
         1024, "maximum number of requests in progress; the router answers more with 429", at_least=1
     )
@@ -250,7 +291,10 @@ class ApiConfig(Section):
 
     @property
     def allowed_origins(self) -> tuple[str, ...]:
-        return tuple(part.strip() for part in self.cors_origins.split(",") if part.strip())
+        """The origins as browsers name them: without a default port."""
+        listed = (part.strip() for part in self.cors_origins.split(","))
+        found = [(_WITH_DEFAULT_PORT.fullmatch(origin), origin) for origin in listed if origin]
+        return tuple(match[1] or match[2] if match else origin for match, origin in found)
 
     def joint_problems(self) -> list[Problem]:
         """Return those of origins, or of a certificate without its key, or the other way round."""

@@ -29,21 +29,24 @@ class MemoryPlan:
     `peak_bytes` is what the node takes without a KV cache while it computes its largest step, of
     `max_chunk_tokens` tokens: the process, the weights, and `step_buffer_bytes` of step buffers
     (0 where the framework allocates them). 0: not measured, because `kv_cache_memory` is set.
+    Of them `shared_bytes` are a mapped file of weights, which all nodes of the machine have once.
     """
 
     max_chunk_tokens: int
     step_buffer_bytes: int
     peak_bytes: int
     kv_bytes: int
+    shared_bytes: int = 0
 
     @property
     def description(self) -> str:
         """The plan in words, for a line of the log."""
         kv, buffers = _size(self.kv_bytes), _size(self.step_buffer_bytes)
         planned = f"beside at most {_size(self.peak_bytes)}" if self.peak_bytes else "as configured"
+        shared = f"; {_size(self.shared_bytes)} of weights are shared" if self.shared_bytes else ""
         return (
             f"{kv} of KV cache, {planned}; steps of up to {self.max_chunk_tokens} tokens, "
-            f"for which {buffers} of buffers are allocated"
+            f"for which {buffers} of buffers are allocated{shared}"
         )
 
 

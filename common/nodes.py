@@ -35,6 +35,7 @@ class NodeRecord:
     prefill and a decode node pair up only when both are equal. `kv_description` says for people
     what enters the fingerprint. `version` is that of the package, `protocol` that of the messages
     to and from routers. `has_grammars`: answers under a grammar can be asked of it.
+    `has_token_rules`: it knows `common.token_rules` and salts.
 
     A field that is added needs a default: nodes of earlier versions do not send it.
     """
@@ -56,6 +57,7 @@ class NodeRecord:
     protocol: Count = UNNAMED_PROTOCOL
     kv_protocol: Count = UNNAMED_KV_PROTOCOL
     has_grammars: Flag = False
+    has_token_rules: Flag = False
 
     def can_exchange_kv(self, other: NodeRecord) -> bool:
         """Return whether KV that one of the two nodes computed can be used by the other."""

@@ -9,10 +9,12 @@ from typing import NamedTuple
 from common.errors import InvalidRequest
 from common.grammar import Grammar
 from common.ids import AttemptId
+from common.token_rules import NO_RULES, TokenRules
 
 MAX_LOGPROBS = 20
 MAX_STOP_TOKEN_IDS = 64
 MAX_PRIORITY = 1000
+MAX_SALT_CHARS = 256
 
 
 class FinishReason(Enum):
@@ -34,8 +36,9 @@ class SamplingParams:
     end-of-sequence token (with `ignore_eos` neither) and no stop token is drawn. The lower bound of
     `repetition_penalty` keeps logits finite. With a `grammar` only tokens that it allows are drawn,
     and it ends the output: the end-of-sequence token is allowed where the text is complete, and
-    alone where nothing can follow, before `min_tokens` too. Raises `InvalidRequest` for a value out
-    of range, and for `ignore_eos` with a grammar.
+    alone where nothing can follow, before `min_tokens` too. `rules` are about single tokens. Raises
+    `InvalidRequest` for a value out of range, and for `ignore_eos`, bad words or allowed tokens
+    with a grammar.
     """
 
     max_tokens: int
@@ -52,6 +55,7 @@ class SamplingParams:
     ignore_eos: bool = False
     min_tokens: int = 0
     grammar: Grammar | None = None
+    rules: TokenRules = NO_RULES
 
     def __post_init__(self) -> None:
         for name, value, is_good, wanted in (
@@ -101,6 +105,12 @@ class SamplingParams:
                 "ends",
                 param="ignore_eos",
             )
+        for name in ("bad_words", "allowed_token_ids"):
+            if self.grammar is not None and getattr(self.rules, name):
+                raise InvalidRequest(
+                    f"{name} cannot be combined with a grammar, which says itself what may follow",
+                    param=name,
+                )
 
     @property
     def has_penalties(self) -> bool:
@@ -118,8 +128,10 @@ class GenerationRequest:
 
     A larger `priority` is more important, if nodes schedule by priority. Tokens in
     `output_token_ids` were answered by another node: the answer continues after them.
-    `traceparent` names the parent of the node's spans; empty when the request is not traced. Raises
-    `InvalidRequest` for a priority out of range, or when no token is left to answer.
+    `traceparent` names the parent of the node's spans; empty when the request is not traced. The
+    KV of requests with another `cache_salt` is not used, nor the other way round. Raises
+    `InvalidRequest` for a priority out of range, for a salt that is too long, or when no token is
+    left to answer.
     """
 
     id: AttemptId
@@ -129,14 +141,25 @@ class GenerationRequest:
     priority: int = 0
     output_token_ids: tuple[int, ...] = ()
     traceparent: str = ""
+    cache_salt: str = ""
 
     def __post_init__(self) -> None:
         check_priority(self.priority)
+        check_cache_salt(self.cache_salt)
         if len(self.output_token_ids) >= self.sampling.max_tokens:
             raise InvalidRequest(
                 f"{len(self.output_token_ids)} tokens were answered already: wanted fewer than "
                 f"max_tokens = {self.sampling.max_tokens}"
             )
+
+
+def check_cache_salt(salt: str) -> None:
+    """Raise `InvalidRequest` for a salt that is too long."""
+    if len(salt) > MAX_SALT_CHARS:
+        raise InvalidRequest(
+            f"cache_salt has {len(salt)} characters: wanted at most {MAX_SALT_CHARS}",
+            param="cache_salt",
+        )
 
 
 def check_priority(priority: int) -> None:

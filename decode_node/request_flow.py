@@ -19,7 +19,7 @@ from common.blocks import blocks_for
 from common.errors import HandoffFailed, Overloaded
 from common.ids import Incarnation
 from common.request import RequestOutput
-from engine.core.planned_step import PlannedStep, StepOutput
+from engine.core.planned_step import PlannedStep, StepOutputs
 from engine.core.scheduler import Scheduler
 from engine.core.sequence import Sequence
 from kv_transfer.connector import Commit, KVEvent, Landed, LandingFailed, Released, Ticket
@@ -238,7 +238,7 @@ class DecodeFlow(NodeFlow):
         num_left = sequence.request.sampling.max_tokens - sequence.num_output
         return num_left == 1 or sequence.num_known + 1 >= self._limits.max_model_len
 
-    def _on_outputs(self, outputs: list[StepOutput]) -> list[Effect]:
+    def _on_outputs(self, outputs: StepOutputs) -> list[Effect]:
         effects: list[Effect] = []
         for output in outputs:
             attempt = self.attempts.of_sequence(output.sequence)

@@ -23,26 +23,32 @@ outcome. Frames of the KV plane grant no rights: the control plane decides who m
       shm/          copied out of the sender's pool, which is shared memory
       rdma/         written into the receiver's registered pool
     transfer_metrics  times and bytes of each transfer and landing; transfer_timing: of one transfer
+    workers         threads that hash and copy
     statistics      a snapshot of all counters
+    pool_memory     a pool: memory of the host or of a device, its addresses and aliases
     pieces          the pool's bytes: checksums, and the one write
     piece_rows      the same in one pass, where fused_copy can: a kernel that copies and hashes
     gather          message parts out of a pool
     core/           pure: no I/O, no clock, no thread
-      frames        headers on the wire; field_checks, header_seal: the checks on them
+      frames        headers on the wire, with greetings; field_checks, header_seal: the checks
       limits        every bound
       lanes         names of the lanes and of the ways to verify
       handshake     the states of both sides, as one table
       effects       what the machines ask the shell to do
       deadlines     times at which something is to be looked at
       block_arrays  numbers of blocks as arrays
+      pool_shape    where the pieces of a pool are
       chunks        pieces gathered into frames; which pieces are done
       sender        the sending machine: links (all of them, with their deadlines), link (one
-                    decode node), shared_window (what they may send together),
+                    decode node), channels and further_channels (its connections), pump (which
+                    frames may be sent), shared_window (what they may send together),
                     transfer (one handoff), turns (which one sends next),
                     unreachable (decode nodes that did not answer), transfer_errors,
                     link_rates (which transfers are too slow)
-      receiver      the receiving machine: sessions (connected senders), window_shares (what
-                    each of them may send), landing (one handoff),
+      receiver      the receiving machine: sessions (connected senders), connections (how they
+                    begin and end), window_shares (what each of them may send), landings (all of
+                    them, with their blocks), landing (one handoff),
+                    copies (what is being copied, and what waits for that),
                     quarantine (blocks that a sender may still write), slab_fences (how those
                     of a dead sender come back), damaged (pieces that are asked for again)
 """

@@ -12,15 +12,16 @@ from common.kv_layout import KVLayout
 from kv_transfer.core.effects import Effect
 from kv_transfer.core.lanes import ONE_SIDED_LANES
 from kv_transfer.core.limits import Limits
-from kv_transfer.lane import CopyingLane, Lane, OneSidedLane
-from kv_transfer.pieces import Pool
+from kv_transfer.lane import CopyingLane, Lane, LateCopyingLane, OneSidedLane
+from kv_transfer.pool_memory import Pool
 from kv_transfer.transfer_metrics import TransferMetrics
 from kv_transfer.transport import Transport
+from kv_transfer.workers import Workers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectorParts:
-    """Queue, lanes and settings of a connector.
+    """Queue, lanes, threads and settings of a connector.
 
     `effects` is the connector's queue; `verify` is a mode of `core.lanes` or auto.
     """
@@ -34,6 +35,7 @@ class ConnectorParts:
     clock: Clock
     limits: Limits
     metrics: TransferMetrics
+    workers: Workers
     effects: deque[Effect] = field(default_factory=deque)
 
     @property
@@ -47,9 +49,14 @@ class ConnectorParts:
 
     @property
     def copying(self) -> dict[str, CopyingLane]:
-        """The lanes on which the receiver copies."""
+        """The lanes on which the receiver copies, and waits for it."""
+        others = {*ONE_SIDED_LANES, *self.copying_late}
         return {
-            name: cast(CopyingLane, lane)
-            for name, lane in self.lanes.items()
-            if name not in ONE_SIDED_LANES
+            name: cast(CopyingLane, lane) for name, lane in self.lanes.items() if name not in others
         }
+
+    @property
+    def copying_late(self) -> dict[str, LateCopyingLane]:
+        """The lanes whose copies are completed later."""
+        lanes = self.lanes.items()
+        return {name: lane for name, lane in lanes if isinstance(lane, LateCopyingLane)}

@@ -7,6 +7,7 @@ yet are bounded.
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Sequence
 from itertools import pairwise
@@ -19,7 +20,8 @@ from kv_transfer.core.chunks import Chunk
 from kv_transfer.core.limits import DEFAULT_WINDOW_BYTES
 from kv_transfer.lane import Payload
 from kv_transfer.piece_rows import PieceRows
-from kv_transfer.pieces import NO_SUMS, Pool, Sums, unpacked_sums
+from kv_transfer.pieces import NO_SUMS, Sums
+from kv_transfer.pool_memory import Bytes, Pool
 
 GATHER_BELOW_BYTES = 256 << 10
 """Shorter ranges are copied together."""
@@ -31,21 +33,24 @@ class Gatherer:
     """Makes payloads out of one pool, with at most `most_bytes` in copies that still exist.
 
     The window bounds unacknowledged bytes, but not these copies: a copy lives until the transport
-    releases it, which may be late in a busy process.
+    releases it, which may be late in a busy process. Any thread may call `payload`; each may exceed
+    the bound by its own copy.
     """
 
     def __init__(self, pool: Pool, rows: PieceRows, most_bytes: int = DEFAULT_WINDOW_BYTES) -> None:
         self._pool = pool
         self._rows = rows
         self._most_bytes = most_bytes
-        self._copies: list[weakref.ref[Pool]] = []
+        self._copies: list[weakref.ref[Bytes]] = []
+        self._lock = threading.Lock()
 
     def payload(self, chunk: Chunk, *, is_summed: bool) -> Payload:
-        """Return the chunk's bytes: for each run its keys, then its values; with sums if asked."""
+        """Return the chunk's bytes: each run, one plane after the other; with sums if asked."""
+        layer = self._pool.shape.layers[chunk.layer]
         lengths = run_lengths(chunk.source_blocks)
-        groups = _groups(lengths, self._pool.shape[3])
+        groups = _groups(lengths, layer.piece_bytes)
         num_copied = sum(count for count, is_range in groups if not is_range)
-        if num_copied and not self._fits(2 * num_copied * self._pool.shape[3]):
+        if num_copied and not self._fits(num_copied * layer.num_bytes):
             groups = [(count, True) for count in lengths.tolist()]
         parts: list[memoryview] = []
         part_runs: list[int] = []
@@ -56,50 +61,54 @@ class Gatherer:
                 column[end : end + count] for column in (chunk.source_blocks, chunk.ordinals)
             )
             take = self._range if is_range else self._copy
-            both, sums_of_both = take(chunk.layer, blocks, ordinals, is_summed)
-            for start, stop in self._cuts(count):
-                parts += [kind[start:stop].reshape(-1).data for kind in both]
+            planes, sums_of_planes = take(chunk.layer, blocks, ordinals, is_summed)
+            for start, stop in _cuts(count, layer.piece_bytes):
+                parts += [plane[start:stop].reshape(-1).data for plane in planes]
                 part_runs.append(stop - start)
-            sums.append(sums_of_both)
+            sums.append(sums_of_planes)
             end += count
         return Payload(
             runs=tuple(part_runs),
             parts=parts,
-            sums=_joined(sums),
+            sums=_joined(sums, layer.num_planes),
         )
 
-    def _cuts(self, count: int) -> list[tuple[int, int]]:
-        """Return the (first, end) blocks of each part of `count` blocks, about equal in size."""
-        most = max(1, MOST_PART_BYTES // self._pool.shape[3])
-        num_parts = -(-count // most)
-        ends = [count * index // num_parts for index in range(num_parts + 1)]
-        return list(pairwise(ends))
-
     def _fits(self, num_bytes: int) -> bool:
-        self._copies = [copy for copy in self._copies if copy() is not None]
-        in_use = sum(copy.nbytes for one in self._copies if (copy := one()) is not None)
+        with self._lock:
+            self._copies = [copy for copy in self._copies if copy() is not None]
+            in_use = sum(copy.nbytes for one in self._copies if (copy := one()) is not None)
         return in_use + num_bytes <= self._most_bytes
 
     def _copy(
         self, layer: int, blocks: Blocks, ordinals: Blocks, is_summed: bool
-    ) -> tuple[Pool, Sums]:
+    ) -> tuple[Sequence[Bytes], Sums]:
         copy, sums = self._rows.gathered(self._pool, layer, blocks, ordinals, is_summed=is_summed)
-        self._copies.append(weakref.ref(copy))
-        return copy[0], sums
+        with self._lock:
+            self._copies.append(weakref.ref(copy))
+        return list(copy), sums
 
     def _range(
         self, layer: int, blocks: Blocks, ordinals: Blocks, is_summed: bool
-    ) -> tuple[Pool, Sums]:
+    ) -> tuple[Sequence[Bytes], Sums]:
         sums = self._rows.sums(self._pool, layer, blocks, ordinals) if is_summed else NO_SUMS
-        first = int(blocks[0])
-        return self._pool[layer, :, first : first + blocks.size], sums
+        first, end = int(blocks[0]), int(blocks[0]) + blocks.size
+        return [plane[first:end] for plane in self._pool.planes(layer)], sums
 
 
-def _joined(sums: Sequence[Sums]) -> Sums:
+def _cuts(count: int, piece_bytes: int) -> list[tuple[int, int]]:
+    """Return the (first, end) blocks of each part of `count` blocks, about equal in size."""
+    most = max(1, MOST_PART_BYTES // piece_bytes)
+    num_parts = -(-count // most)
+    ends = [count * index // num_parts for index in range(num_parts + 1)]
+    return list(pairwise(ends))
+
+
+def _joined(sums: Sequence[Sums], num_planes: int) -> Sums:
     """Return the sums of several groups of blocks as one."""
     if len(sums) == 1:
         return sums[0]
-    return np.concatenate([unpacked_sums(one) for one in sums], axis=1).tobytes()
+    by_plane = [np.frombuffer(one, np.uint64).reshape(num_planes, -1) for one in sums]
+    return np.concatenate(by_plane, axis=1).tobytes()
 
 
 def _groups(lengths: npt.NDArray[np.int64], piece_bytes: int) -> list[tuple[int, bool]]:

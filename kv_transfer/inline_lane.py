@@ -7,7 +7,8 @@ from kv_transfer.core.effects import Peer, Write
 from kv_transfer.gather import Gatherer
 from kv_transfer.lane import Payload
 from kv_transfer.piece_rows import PieceRows
-from kv_transfer.pieces import Pool, Sums
+from kv_transfer.pieces import Sums
+from kv_transfer.pool_memory import Pool
 from kv_transfer.transport import Parts
 
 
@@ -15,6 +16,8 @@ class InlineLane:
     """A `lane.CopyingLane`. `name` is the transport's."""
 
     def __init__(self, name: str, pool: Pool) -> None:
+        """Make the lane. Raises `ValueError` for a pool that is not in host memory."""
+        pool.check_on_host(f"lane {name}")
         self.name = name
         self._rows = PieceRows()
         self._gatherer = Gatherer(pool, self._rows)

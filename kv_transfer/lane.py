@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from common.errors import HandoffFailed
 from kv_transfer.core.block_arrays import Blocks
 from kv_transfer.core.chunks import Chunk
 from kv_transfer.core.effects import Peer, Write
-from kv_transfer.pieces import NO_SUMS, Pool, Sums
+from kv_transfer.pieces import NO_SUMS, Sums
+from kv_transfer.pool_memory import Pool
 from kv_transfer.transport import Parts
 
 
@@ -72,7 +73,7 @@ class Lane(Protocol):
 
 
 class CopyingLane(Lane, Protocol):
-    """A lane on which the receiver copies the bytes into its pool: all but `ONE_SIDED_LANES`."""
+    """A lane on which the receiver copies the bytes into its pool, and waits for it."""
 
     def copy(self, write: Write, parts: Parts, pool: Pool) -> Sums:
         """Copy the blocks of `write` into `pool`; called with the receiving lock held.
@@ -81,6 +82,42 @@ class CopyingLane(Lane, Protocol):
         bytes that were copied, even if their source changed meanwhile, unless `write.verify` is
         off. Raises `PeerProtocolError`, before `pool` is touched.
         """
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """A copy that was begun is over: nothing of it reaches the pool any more.
+
+    `sums` are those of the bytes that were copied, unless `write.verify` is off. With `error` the
+    copy failed, and what the target blocks hold is unknown.
+    """
+
+    write: Write
+    sums: Sums = NO_SUMS
+    error: HandoffFailed | None = None
+
+
+@runtime_checkable
+class LateCopyingLane(Lane, Protocol):
+    """A lane whose copies are completed later, for example by a device's engine.
+
+    The frame of a copy is acknowledged, its landing lands and the blocks of one that was revoked
+    are released when the copy is over, and not before.
+    """
+
+    def attach(self, wake: Callable[[], None]) -> None:
+        """Store `wake`, which is called, from any thread, when `take_copied` has something."""
+
+    def begin_copy(self, write: Write, parts: Parts, pool: Pool) -> None:
+        """Begin to copy the blocks of `write` into `pool`; returns at once.
+
+        `parts`, the source and the pool's blocks may be used until the copy is over, whatever
+        becomes of its landing; `drop` of its session follows behind that. Raises
+        `PeerProtocolError`, before `pool` is touched.
+        """
+
+    def take_copied(self) -> list[Copied]:
+        """Return the copies that are over, each once, in any order. `close` waits for the rest."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Mapping
+from functools import partial
 from typing import assert_never
 
-from common.errors import PeerProtocolError
+from common.errors import HandoffFailed, PeerProtocolError
 from kv_transfer import pieces
 from kv_transfer.connector import Ticket
 from kv_transfer.connector_parts import ConnectorParts
 from kv_transfer.core import frames
 from kv_transfer.core.block_arrays import as_blocks
+from kv_transfer.core.chunks import BlockSums
 from kv_transfer.core.effects import CloseLane, Fence, MoveSlab, OpenLane, Reply, Write
 from kv_transfer.core.lanes import LANES_BY_SPEED
 from kv_transfer.core.receiver import Receiver
-from kv_transfer.lane import CopyingLane
+from kv_transfer.lane import LateCopyingLane
 from kv_transfer.piece_rows import PieceRows
 from kv_transfer.transport import Parts
+from kv_transfer.workers import Finish
 
 
 class ReceivingEnd:
@@ -26,27 +30,29 @@ class ReceivingEnd:
     Any thread may call `expect`, `revoke` and the properties; everything else belongs to the
     connector's thread. The machine is called under a lock, and its effects go into the connector's
     queue. Its sizes are read without the lock, so that metrics are there while a thread hangs in
-    it. The lock is also held from the last check of a landing to the end of its write: that
-    makes `revoke` a fence.
+    it. The workers copy without the lock: the machine counts copies, and releases the blocks of a
+    landing behind the last one.
     """
 
     def __init__(self, parts: ConnectorParts) -> None:
         self._pool = parts.pool
         self._rows = PieceRows()
-        self._layout = parts.layout
+        self._block_bytes = [layer.num_bytes for layer in parts.layout.layers]
         self._transport = parts.transport
         self._lanes = parts.lanes
         self._copying = parts.copying
+        self._copying_late = parts.copying_late
         self._one_sided = parts.one_sided
         self._metrics = parts.metrics
         self._clock = parts.clock
         self._effects = parts.effects
+        self._workers = parts.workers
         slabs = (lane.blocks_per_slab for lane in self._one_sided.values())
         self._machine = Receiver(
             parts.incarnation,
             parts.layout,
             parts.limits,
-            num_blocks=parts.pool.shape[2],
+            num_blocks=parts.pool.num_blocks,
             verify=parts.verify,
             blocks_per_slab=min(slabs, default=None),
         )
@@ -54,6 +60,9 @@ class ReceivingEnd:
         self._is_closed = False
         self.bytes_received = 0
         self._checksum_failures = dict.fromkeys(self._lanes, 0)
+        # Copies under way by session, and the lanes of sessions that ended meanwhile.
+        self._num_copies: Counter[bytes] = Counter()
+        self._left_open: dict[bytes, str] = {}
 
     @property
     def num_landings(self) -> int:
@@ -119,7 +128,7 @@ class ReceivingEnd:
             self._is_closed = True
 
     def close(self) -> None:
-        """Close the machine, when no lane can write the pool any more."""
+        """Close the machine, when no lane and no worker can write the pool any more."""
         with self._lock:
             self._effects.extend(self._machine.on_close())
 
@@ -132,7 +141,8 @@ class ReceivingEnd:
             case OpenLane(session, offers):
                 self._open_lane(session, offers)
             case CloseLane(session, lane):
-                self._lanes[lane].drop(session)
+                self._left_open[session] = lane
+                self._close_unused(session)
             case MoveSlab(lane, slab):
                 self._move_slab(lane, slab)
             case Fence(lane, slab):
@@ -141,53 +151,105 @@ class ReceivingEnd:
                 assert_never(effect)
 
     def _count(self, write: Write, now_s: float) -> None:
-        num_bytes = len(write.target_blocks) * self._layout.layer_bytes
+        num_bytes = len(write.target_blocks) * self._block_bytes[write.data.layer]
         self.bytes_received += num_bytes
         self._metrics.on_piece(write.data.lease_token, write.lane, num_bytes, now_s)
 
     def _write(self, write: Write, parts: Parts) -> None:
-        """Copy the pieces into the pool if the lane copies, and verify what the pool then holds.
+        """Have the pieces copied into the pool if the lane copies, and verified there."""
+        self._num_copies[write.session] += 1
+        late = self._copying_late.get(write.lane)
+        if late is None:
+            self._workers.run(lambda: self._copy(write, parts))
+        else:
+            self._begin_copy(late, write, parts)
 
-        Corrupt pieces never count as arrived.
-        """
-        lane = self._copying.get(write.lane)
-        found = self._copy(lane, write, parts) if lane else self._sums_of_written(write)
-        if found is None or not self._is_intact(write, found):
+    def _may_write(self, write: Write) -> bool:
+        with self._lock:
+            return self._machine.may_write(write)
+
+    def _begin_copy(self, lane: LateCopyingLane, write: Write, parts: Parts) -> None:
+        if not self._may_write(write):
+            self._on_unwritten(write, None)
             return
-        sums = pieces.block_sums(found) if write.verify == "commit" else None
-        with self._lock:
-            self._effects.extend(self._machine.on_written(write, sums))
+        try:
+            lane.begin_copy(write, parts, self._pool)
+        except PeerProtocolError as error:
+            self._on_unwritten(write, error)
 
-    def _copy(self, lane: CopyingLane, write: Write, parts: Parts) -> pieces.Sums | None:
-        """Return the sums of the copy; None when the landing was closed, or the frame bad."""
-        with self._lock:
-            if not self._machine.may_write(write):
-                return None
-            try:
-                return lane.copy(write, parts, self._pool)
-            except PeerProtocolError as error:
-                self._effects.extend(self._machine.on_malformed(write.session, error))
-                return None
+    def take_copied(self) -> None:
+        """Record the copies that are over, on lanes that complete them later."""
+        for lane in self._copying_late.values():
+            for copied in lane.take_copied():
+                if copied.error is not None:
+                    self._on_failed(copied.write, copied.error)
+                else:
+                    self._verified(copied.write, copied.sums)()
+
+    def _copy(self, write: Write, parts: Parts) -> Finish:
+        """Copy and verify; runs on any thread."""
+        lane = self._copying.get(write.lane)
+        if not self._may_write(write):
+            return partial(self._on_unwritten, write, None)
+        try:
+            found = lane.copy(write, parts, self._pool) if lane else self._sums_of_written(write)
+        except PeerProtocolError as error:
+            return partial(self._on_unwritten, write, error)
+        return self._verified(write, found)
+
+    def _verified(self, write: Write, found: pieces.Sums) -> Finish:
+        """Return what is to be done with the sums of a copy."""
+        if write.verify == "block":
+            damaged = pieces.damaged_ordinals(write.data, found)
+            if damaged:
+                detail = pieces.describe_damage(write.data, found)
+                return partial(self._on_corrupt, write, damaged, detail)
+        num_blocks = len(write.target_blocks)
+        sums = pieces.block_sums(found, num_blocks) if write.verify == "commit" else None
+        return partial(self._on_written, write, sums)
 
     def _sums_of_written(self, write: Write) -> pieces.Sums:
-        """Return the sums of what the sender wrote, computed without the lock: it takes long."""
+        """Return the sums of what the sender wrote by itself."""
         if write.verify == "off":
             return pieces.NO_SUMS
         ordinals = as_blocks(write.data.ordinals)
         return self._rows.sums(self._pool, write.data.layer, write.target_blocks, ordinals)
 
-    def _is_intact(self, write: Write, sums: pieces.Sums) -> bool:
-        """Return whether the sums are those that the sender sent, if it did; report others."""
-        if write.verify != "block":
-            return True
-        damaged = pieces.damaged_ordinals(write.data, sums)
-        if not damaged:
-            return True
+    # Results of copies.
+
+    def _on_written(self, write: Write, sums: BlockSums | None) -> None:
+        with self._lock:
+            self._effects.extend(self._machine.on_written(write, sums))
+        self._on_copy_ended(write.session)
+
+    def _on_unwritten(self, write: Write, error: PeerProtocolError | None) -> None:
+        with self._lock:
+            self._effects.extend(self._machine.on_unwritten(write))
+            if error is not None:
+                self._effects.extend(self._machine.on_malformed(write.session, error))
+        self._on_copy_ended(write.session)
+
+    def _on_failed(self, write: Write, error: HandoffFailed) -> None:
+        with self._lock:
+            self._effects.extend(self._machine.on_copy_failed(write, error))
+        self._on_copy_ended(write.session)
+
+    def _on_corrupt(self, write: Write, damaged: frozenset[int], detail: str) -> None:
         self._checksum_failures[write.lane] += 1
-        detail = pieces.describe_damage(write.data, sums)
         with self._lock:
             self._effects.extend(self._machine.on_corrupt(write, damaged, detail))
-        return False
+        self._on_copy_ended(write.session)
+
+    def _on_copy_ended(self, session: bytes) -> None:
+        self._num_copies[session] -= 1
+        if not self._num_copies[session]:
+            del self._num_copies[session]
+            self._close_unused(session)
+
+    def _close_unused(self, session: bytes) -> None:
+        """Close the lane of a session that is over when nothing is copied from it."""
+        if session in self._left_open and session not in self._num_copies:
+            self._lanes[self._left_open.pop(session)].drop(session)
 
     def _open_lane(self, session: bytes, offers: Mapping[str, bytes]) -> None:
         chosen, reply = "", b""

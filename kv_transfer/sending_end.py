@@ -6,6 +6,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import assert_never
 
@@ -32,8 +33,18 @@ from kv_transfer.core.sender import Sender
 from kv_transfer.lane import Broken, Lane, OneSidedLane, Payload
 from kv_transfer.pieces import NO_SUMS
 from kv_transfer.transport import Parts
+from kv_transfer.workers import Finish
 
 logger = logging.getLogger("pdserve.kv_transfer")
+
+
+@dataclass(eq=False, slots=True)
+class _Prepared:
+    """A DATA frame that is to be sent; `payload` is None until it was read and hashed."""
+
+    effect: SendChunk
+    lane: Lane
+    payload: Payload | None = None
 
 
 class SendingEnd:
@@ -43,12 +54,15 @@ class SendingEnd:
     a call of the machine, so that the thread which runs steps is hardly delayed. Everything else,
     with the machine, belongs to the connector's thread: `take_calls` makes these calls there, in
     their order. Effects go into the connector's queue.
+
+    The workers read and hash the bytes of a frame. The frames of a connection are sent in order,
+    each when it and all before it are ready.
     """
 
     def __init__(self, parts: ConnectorParts) -> None:
         self._pool = parts.pool
-        self._layout = parts.layout
-        num_blocks = parts.pool.shape[2]
+        self._block_bytes = [layer.num_bytes for layer in parts.layout.layers]
+        num_blocks = parts.pool.num_blocks
         self._machine = Sender(parts.incarnation, parts.layout, parts.limits, num_blocks)
         self._transport = parts.transport
         self._lanes = parts.lanes
@@ -57,6 +71,9 @@ class SendingEnd:
         self._metrics = parts.metrics
         self._clock = parts.clock
         self._effects = parts.effects
+        self._workers = parts.workers
+        # DATA frames of each connection that were not sent, in order.
+        self._prepared: dict[Peer, deque[_Prepared]] = {}
         self._calls: deque[Callable[[], list[SenderEffect]]] = deque()
         # For what `open` checks; not held while the machine works.
         self._lock = threading.Lock()
@@ -217,6 +234,7 @@ class SendingEnd:
 
     def _disconnect(self, peer: Peer) -> None:
         lane = self._lane_to.pop(peer, None)
+        self._prepared.pop(peer, None)
         self._withheld.pop(peer, None)
         if lane is not None:
             lane.forget(peer)
@@ -244,8 +262,9 @@ class SendingEnd:
             self._lose_link(peer)
         else:
             self._lane_to[peer] = lane
-            self._metrics.on_lane(peer, name)
-            self._note_fallback(peer, name)
+            if not peer.channel:
+                self._metrics.on_lane(peer, name)
+                self._note_fallback(peer, name)
 
     def _note_fallback(self, peer: Peer, taken: str) -> None:
         """Log once per connection that a faster lane of this node is not used.
@@ -268,21 +287,45 @@ class SendingEnd:
             self._withheld[peer] = resting
 
     def _send_chunk(self, effect: SendChunk) -> None:
+        """Have a chunk read and hashed, and sent when those before it were."""
         lane = self._lane_to.get(effect.peer)
         if lane is None:
             return  # The link broke in this turn: the chunk is sent again on the next one.
-        is_wanted = self._machine.is_sending(effect.lease_token)
-        if not is_wanted:
+        prepared = _Prepared(effect, lane)
+        self._prepared.setdefault(effect.peer, deque()).append(prepared)
+        if self._machine.is_sending(effect.lease_token):
+            self._workers.run(lambda: self._prepare(prepared))
+        else:
+            self._on_prepared(prepared, Payload())
+
+    def _prepare(self, prepared: _Prepared) -> Finish:
+        """Read and hash a chunk; runs on any thread."""
+        effect = prepared.effect
+        is_summed = effect.verify != "off"
+        payload = prepared.lane.payload(self._pool, effect.chunk, is_summed=is_summed)
+        return partial(self._on_prepared, prepared, payload)
+
+    def _on_prepared(self, prepared: _Prepared, payload: Payload) -> None:
+        """Send what is ready on a connection; a chunk of one that is over is not there any more."""
+        prepared.payload = payload
+        peer = prepared.effect.peer
+        while waiting := self._prepared.get(peer):
+            first = waiting[0]
+            if first.payload is None:
+                return
+            waiting.popleft()
+            self._send_prepared(first.effect, first.lane, first.payload)
+
+    def _send_prepared(self, effect: SendChunk, lane: Lane, payload: Payload) -> None:
+        if not self._machine.is_sending(effect.lease_token):
             self._send_without_bytes(lane, effect)
             return
-        chunk = effect.chunk
-        payload = lane.payload(self._pool, chunk, is_summed=effect.verify != "off")
         sums = self._sums_with_frame(effect, payload.sums)
-        num_bytes = len(chunk) * self._layout.layer_bytes
+        num_bytes = len(effect.chunk) * self._block_bytes[effect.chunk.layer]
         self._count(lane, effect, num_bytes)
         one_sided = self._one_sided.get(lane.name)
         if one_sided is not None:
-            one_sided.write(effect.peer, chunk, effect.target_blocks)
+            one_sided.write(effect.peer, effect.chunk, effect.target_blocks)
         parts = [_header(effect, payload, sums), *payload.parts]
         self._send_in_order(effect.peer, parts, is_behind_writes=True)
 
@@ -294,14 +337,16 @@ class SendingEnd:
         """
         self._count(lane, effect, 0)
         abort = frames.Abort(effect.lease_token, effect.generation)
-        for header in (memoryview(frames.encode(abort)), _header(effect, Payload(), NO_SUMS)):
-            self._send_in_order(effect.peer, [header], is_behind_writes=True)
+        told = memoryview(frames.encode(abort))
+        self._send_in_order(effect.peer.main, [told], is_behind_writes=True)
+        header = _header(effect, Payload(), NO_SUMS)
+        self._send_in_order(effect.peer, [header], is_behind_writes=True)
 
     def _sums_with_frame(self, effect: SendChunk, sums: pieces.Sums) -> pieces.Sums:
         """Return the sums to send with the chunk; with `commit` they go to the commit's digest."""
         if effect.verify != "commit":
             return sums if effect.verify == "block" else NO_SUMS
-        block_sums = pieces.block_sums(sums)
+        block_sums = pieces.block_sums(sums, len(effect.chunk))
         self._machine.on_summed(effect.lease_token, effect.chunk, block_sums)
         return NO_SUMS
 

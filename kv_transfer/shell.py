@@ -1,10 +1,10 @@
 """A KV connector over any transport and lanes: one thread, two halves, one pool.
 
-The connector's thread owns the transport, the lanes and the sending machine, reads the pool to send
-and is the only writer of it here. Other threads queue calls for the sending half, and call the
-receiving machine under a lock. The effects of both stand in one queue, in order; its length is
-bounded by the window and the open transfers. Events are emitted with no lock held, so `on_event`
-may call the connector.
+The connector's thread owns the transport, the lanes and the sending machine. It reads the pool to
+send and writes it, or leaves both to `workers`. Other threads queue calls for the sending half, and
+call the receiving machine under a lock. The effects of both stand in one queue, in order; its
+length is bounded by the window and the open transfers. Events are emitted with no lock held, so
+`on_event` may call the connector.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from typing import assert_never
 from common.clock import Clock
 from common.ids import Incarnation
 from common.kv_layout import KVLayout
-from kv_transfer import pieces
 from kv_transfer.connector import (
     Commit,
     ConnectorEvent,
@@ -56,12 +55,14 @@ from kv_transfer.core.effects import (
 from kv_transfer.core.lanes import VERIFY_AUTO
 from kv_transfer.core.limits import MAX_WAIT_S, Limits
 from kv_transfer.lane import Lane
+from kv_transfer.pool_memory import Pool, as_pool
 from kv_transfer.receiving_end import ReceivingEnd
 from kv_transfer.sending_end import SendingEnd
 from kv_transfer.statistics import ConnectorStatistics
 from kv_transfer.transfer_metrics import TransferMetrics
 from kv_transfer.transfer_timing import TransferTiming
 from kv_transfer.transport import FromPeer, FromSession, LinkLost, NoConnection, Transport
+from kv_transfer.workers import Workers
 
 logger = logging.getLogger("pdserve.kv_transfer")
 
@@ -79,7 +80,7 @@ class TransportConnector:
 
     def __init__(
         self,
-        pool: pieces.Pool,
+        pool: Pool,
         layout: KVLayout,
         incarnation: Incarnation,
         on_event: OnEvent,
@@ -95,12 +96,14 @@ class TransportConnector:
         `lanes` are offered to decode nodes and accepted from prefill nodes; `verify` is a mode of
         `core.lanes` or auto.
         """
-        pieces.check_pool(pool, layout)
+        pool = as_pool(pool, layout)
         self._on_event = on_event
         self._transport = transport
         self._clock = clock
         self._lanes = {lane.name: lane for lane in lanes}
         self._metrics = TransferMetrics(self._lanes)
+        num_workers = limits.max_channels if limits.max_channels > 1 else 0
+        self._workers = Workers(num_workers, transport.wake)
         parts = ConnectorParts(
             pool=pool,
             layout=layout,
@@ -111,6 +114,7 @@ class TransportConnector:
             clock=clock,
             limits=limits,
             metrics=self._metrics,
+            workers=self._workers,
         )
         self._effects = parts.effects
         self._sending = SendingEnd(parts)
@@ -121,6 +125,8 @@ class TransportConnector:
         self._logged_at_s: dict[DropReason, float] = {}
         for lane in parts.one_sided.values():
             lane.attach(transport.wake)
+        for late in parts.copying_late.values():
+            late.attach(transport.wake)
         self._thread = threading.Thread(target=self._run, name="pdserve-kv", daemon=True)
         self._thread.start()
 
@@ -202,8 +208,10 @@ class TransportConnector:
                 self.num_turns += 1
                 self._perform_all()
                 self._transport.wait(self._timeout_s())
+                self._workers.finish()
                 self._take_arrivals()
                 self._sending.take_written()
+                self._receiving.take_copied()
                 self._receiving.tick()
                 self._sending.tick()
         except BaseException as error:  # A thread that ends by `SystemExit` says nothing itself.
@@ -218,6 +226,9 @@ class TransportConnector:
         with _logging_errors():
             self._sending.close()
         self._perform_what_can_be()
+        with _logging_errors():
+            self._workers.close()
+            self._workers.finish()
         for lane in self._lanes.values():
             with _logging_errors():
                 lane.close()

@@ -13,7 +13,7 @@ from kv_transfer.core.limits import DEFAULT_PEER_TIMEOUT_S, DEFAULT_WINDOW_BYTES
 from kv_transfer.curve_keys import CurveKeys
 from kv_transfer.inline_lane import InlineLane
 from kv_transfer.lane import Lane
-from kv_transfer.pieces import Pool, check_pool
+from kv_transfer.pool_memory import Bytes, Pool, as_pool
 from kv_transfer.shell import TransportConnector
 from kv_transfer.zmq_transport import ZmqTransport
 
@@ -27,13 +27,15 @@ class ZmqConnector(TransportConnector):
     With `keys` only nodes that hold the same pair can connect, and all frames here are encrypted.
 
     At most `window_bytes` of data per decode node are unacknowledged; transfers to a peer that is
-    silent for `peer_timeout_s` fail. Raises `ConfigError` when the address cannot be bound or the
+    silent for `peer_timeout_s` fail. With `kv_lanes` above 1 a pair has so many connections, or as
+    many as its other node, and the connector as many threads that move bytes and as many that hash
+    and copy. Raises `ConfigError` when the address cannot be bound or the
     window is too small for one block.
     """
 
     def __init__(
         self,
-        pool: Pool,
+        pool: Pool | Bytes,
         layout: KVLayout,
         incarnation: Incarnation,
         on_event: OnEvent,
@@ -43,14 +45,17 @@ class ZmqConnector(TransportConnector):
         advertised_host: str | None = None,
         window_bytes: int = DEFAULT_WINDOW_BYTES,
         peer_timeout_s: float = DEFAULT_PEER_TIMEOUT_S,
+        kv_lanes: int = 1,
         lanes: Sequence[Lane] = (),
         has_inline: bool = True,
         verify: str = VERIFY_AUTO,
         keys: CurveKeys | None = None,
         clock: Clock | None = None,
     ) -> None:
-        limits = Limits(window_bytes=window_bytes, peer_timeout_s=peer_timeout_s)
-        check_pool(pool, layout)
+        limits = Limits(
+            window_bytes=window_bytes, peer_timeout_s=peer_timeout_s, max_channels=kv_lanes
+        )
+        pool = as_pool(pool, layout)
         limits.blocks_per_chunk(layout)
         super().__init__(
             pool,

@@ -74,8 +74,9 @@ class ZmqTransport:
         keys: CurveKeys | None = None,
     ) -> None:
         _keep_freed_memory()
+        self._num_io_threads = limits.max_channels
         wanted = tcp(address_to_bind(host), port)
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(self._num_io_threads)
         self._context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
         self._gate = ZmqGate(self._context, keys) if keys else None
         self._router = self._listening(wanted, layout, limits)
@@ -181,6 +182,8 @@ class ZmqTransport:
         local = is_loopback(address)
         dealer.setsockopt(zmq.SNDBUF, LOCAL_SEND_BUFFER_BYTES if local else KERNELS_CHOICE)
         dealer.setsockopt(zmq.LINGER, 0)
+        # The connections of a pair are moved by different threads.
+        dealer.setsockopt(zmq.AFFINITY, 1 << peer.channel % self._num_io_threads)
         dealer.setsockopt(zmq.IPV6, ":" in address)
         if self._gate:
             self._gate.introduce(dealer)

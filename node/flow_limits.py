@@ -47,10 +47,12 @@ class FlowLimits:
                 param="prompt",
             )
         highest = max(max(request.prompt_token_ids), max(request.output_token_ids, default=0))
-        if highest >= self.vocab_size:
+        highest_ruled = request.sampling.rules.highest_token_id
+        if max(highest, highest_ruled) >= self.vocab_size:
             return InvalidRequest(
-                f"token id {highest} is not in the vocabulary of {self.vocab_size}",
-                param="prompt",
+                f"token id {max(highest, highest_ruled)} is not in the vocabulary of "
+                f"{self.vocab_size}",
+                param="prompt" if highest >= self.vocab_size else None,
             )
         if request.sampling.grammar is not None and not self.has_grammars:
             return InvalidRequest(

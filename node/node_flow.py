@@ -23,7 +23,7 @@ from common.errors import (
 from common.nodes import NodeLoad
 from common.request import FinishReason, RequestOutput
 from engine.core.plan import DrawnTokens
-from engine.core.planned_step import PlannedStep, Pushes, StepOutput
+from engine.core.planned_step import PlannedStep, Pushes, StepOutput, StepOutputs
 from engine.core.scheduler import Scheduler
 from engine.core.sequence import Sequence
 from engine.core.status import SequenceStatus
@@ -64,7 +64,7 @@ class NodeFlow(ABC):
         self.is_draining = False
         self._hand_over_at_s: float | None = None
         self._has_said_drained = False
-        self._unreported: list[StepOutput] | None = None
+        self._unreported: StepOutputs | None = None
         self.statistics = self._current_statistics()
         self.load = self._current_load()
 
@@ -149,7 +149,7 @@ class NodeFlow(ABC):
     def end_step(self, step: PlannedStep, results: Items[DrawnTokens | None], now_s: float) -> None:
         """Record a step's results; `report` tells of them."""
         outputs = self.scheduler.apply(step, results)
-        for output in outputs:
+        for output in outputs.others.values():
             attempt = self.attempts.of_sequence(output.sequence)
             if attempt is not None and (output.first_index == 0 or output.sequence.is_exported):
                 attempt.first_token_at_s = now_s
@@ -202,7 +202,7 @@ class NodeFlow(ABC):
         """Handle the end of a landing or a transfer, or the release of its blocks."""
 
     @abstractmethod
-    def _on_outputs(self, outputs: list[StepOutput]) -> list[Effect]:
+    def _on_outputs(self, outputs: StepOutputs) -> list[Effect]:
         """Report the tokens that a step drew."""
 
     @abstractmethod

@@ -43,6 +43,7 @@ def node_record(
         protocol=PROTOCOL_VERSION,
         kv_protocol=KV_PROTOCOL_VERSION,
         has_grammars=model.has_grammars,
+        has_token_rules=True,
     )
 
 

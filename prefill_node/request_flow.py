@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from common.blocks import blocks_for
 from common.errors import InvalidRequest, LayoutMismatch, PeerProtocolError
-from engine.core.planned_step import PlannedStep, Pushes, StepOutput
+from engine.core.planned_step import PlannedStep, Pushes, StepOutput, StepOutputs
 from engine.core.scheduler import Scheduler
 from engine.core.sequence import Sequence
 from engine.core.status import SequenceStatus
@@ -141,7 +141,7 @@ class PrefillFlow(NodeFlow):
         source_blocks = tuple(attempt.sequence.block_table[start:end])
         return [(attempt.lease_token, tuple(range(start - skip, end - skip)), source_blocks)]
 
-    def _on_outputs(self, outputs: list[StepOutput]) -> list[Effect]:
+    def _on_outputs(self, outputs: StepOutputs) -> list[Effect]:
         return [e for output in outputs for e in self._on_first_token(output)]
 
     def _on_first_token(self, output: StepOutput) -> list[Effect]:

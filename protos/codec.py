@@ -15,6 +15,7 @@ from common.errors import error_from_code as _error_from_code
 from common.grammar import Grammar, GrammarKind
 from common.ids import AttemptId, Incarnation
 from common.request import GenerationRequest, SamplingParams
+from common.token_rules import NO_RULES, TokenRules
 from common.tracing import is_traceparent
 from common.version import OLDEST_PROTOCOL_VERSION, PROTOCOL_VERSION
 from protos import pdserve_node_pb2 as pb
@@ -86,7 +87,34 @@ def sampling_to_proto(params: SamplingParams) -> pb.SamplingParams:
     if params.grammar is not None:
         message.grammar.kind = params.grammar.kind.value
         message.grammar.text = params.grammar.text
+    if params.rules != NO_RULES:
+        _write_rules(params.rules, message.rules)
     return message
+
+
+def _write_rules(rules: TokenRules, message: pb.TokenRules) -> None:
+    try:
+        message.biased_token_ids.extend(token_id for token_id, _ in rules.biases)
+        message.biases.extend(bias for _, bias in rules.biases)
+        message.allowed_token_ids.extend(rules.allowed_token_ids)
+        for word in rules.bad_words:
+            message.bad_words.add(ids=word)
+    except (ValueError, TypeError, OverflowError) as wrong:
+        raise InvalidRequest(f"rules about tokens do not fit the wire: {wrong}") from wrong
+
+
+def _rules_from_proto(message: pb.TokenRules) -> TokenRules:
+    if len(message.biased_token_ids) != len(message.biases):
+        raise InvalidRequest(
+            f"{len(message.biases)} biases of {len(message.biased_token_ids)} tokens: wanted one "
+            "of each",
+            param="logit_bias",
+        )
+    return TokenRules(
+        biases=tuple(zip(message.biased_token_ids, message.biases, strict=True)),
+        bad_words=tuple(tuple(word.ids) for word in message.bad_words),
+        allowed_token_ids=tuple(message.allowed_token_ids),
+    )
 
 
 def sampling_from_proto(message: pb.SamplingParams) -> SamplingParams:
@@ -106,6 +134,7 @@ def sampling_from_proto(message: pb.SamplingParams) -> SamplingParams:
         ignore_eos=message.ignore_eos,
         min_tokens=message.min_tokens,
         grammar=_grammar_from_proto(message.grammar) if message.HasField("grammar") else None,
+        rules=_rules_from_proto(message.rules) if message.HasField("rules") else NO_RULES,
     )
 
 
@@ -133,6 +162,7 @@ def request_to_proto(request: GenerationRequest) -> pb.GenerationRequest:
             priority=request.priority,
             output_token_ids=request.output_token_ids,
             traceparent=request.traceparent,
+            cache_salt=request.cache_salt,
         )
     except (ValueError, TypeError, OverflowError) as wrong:
         raise InvalidRequest(f"the request does not fit the wire: {wrong}") from wrong
@@ -161,6 +191,7 @@ def request_from_proto(message: pb.GenerationRequest) -> GenerationRequest:
         priority=message.priority,
         output_token_ids=tuple(message.output_token_ids),
         traceparent=message.traceparent,
+        cache_salt=message.cache_salt,
     )
 
 

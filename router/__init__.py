@@ -12,5 +12,6 @@ imports go down this list only:
     watch/      metrics, the log line and the trace of a request
     http/       one HTTP exchange: server, body, reply, events, errors
     text/       the text side of a model: tokenizer, templates, detokenizing, stop strings
+    tools/      pure: calls of tools and thinking, in formats, parsers and grammars
     core/       pure: the machine of a request, placement, membership; the seams between the rooms
 """

@@ -28,14 +28,30 @@ from router.access.refused_logins import RefusedLogins
 from router.cluster.drain import DrainNode, add_drain_route
 from router.core.cluster_view import ClusterView
 from router.core.generation import Generator
+from router.http.api_docs import add_api_docs
 from router.http.errors import ApiError, ModelNotFound
 from router.http.exchange import Exchange
 from router.live.feed import LiveFeed
 from router.live.page import live_page
-from router.openai.api import Endpoint, OpenAiApi
+from router.openai.api import OpenAiApi
+from router.openai.described_answers import (
+    CHAT_ANSWER,
+    CHAT_EVENT,
+    COMPLETION_ANSWER,
+    COMPLETION_EVENT,
+    MESSAGE_ANSWER,
+    MESSAGE_ERROR,
+    NAMED_EVENT,
+    RESPONSE_ANSWER,
+    error_responses,
+    responses,
+)
+from router.openai.endpoints import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Endpoint
+from router.openai.messages.request import MessageBody
 from router.openai.planning import BodyPlanner
 from router.openai.planning_process import LargeBodies
-from router.openai.schemas import ChatBody, CompletionBody, SamplingFields
+from router.openai.responses.request import ResponseBody
+from router.openai.schemas import ChatBody, CompletionBody, WholeBody
 from router.openai.tokenization import TokenizationApi
 from router.text.text_model import TextModel
 from router.watch.http_metrics import HttpMetrics
@@ -46,6 +62,8 @@ logger = logging.getLogger("pdserve.router.http")
 NOT_READY_RETRY_S = "1"
 
 Handler = Callable[[Scope, Receive, Send], Awaitable[None]]
+Answers = dict[int | str, dict[str, Any]]
+"""What an endpoint answers, by status, as OpenAPI describes it."""
 
 
 def create_app(
@@ -79,9 +97,13 @@ def create_app(
     app = FastAPI(
         title="pdserve",
         description="OpenAI-compatible API of a pdserve cluster",
+        docs_url=None,
         redoc_url=None,
+        swagger_ui_oauth2_redirect_url=None,
         separate_input_output_schemas=False,
+        responses=error_responses(401),
     )
+    add_api_docs(app)
     planner = BodyPlanner(text_model, large_bodies)
     api = OpenAiApi(
         config=config.api,
@@ -93,12 +115,15 @@ def create_app(
         clock=clock,
         watcher=RequestWatcher(text_model.name, clock, tracing),
     )
-    generation: tuple[tuple[str, Endpoint, type[SamplingFields]], ...] = (
-        ("/v1/chat/completions", api.chat, ChatBody),
-        ("/v1/completions", api.completions, CompletionBody),
+    generation: tuple[tuple[Endpoint, type[WholeBody], Answers], ...] = (
+        (CHAT, ChatBody, responses(CHAT_ANSWER, CHAT_EVENT)),
+        (COMPLETIONS, CompletionBody, responses(COMPLETION_ANSWER, COMPLETION_EVENT)),
+        (RESPONSES, ResponseBody, responses(RESPONSE_ANSWER, NAMED_EVENT)),
+        (MESSAGES, MessageBody, responses(MESSAGE_ANSWER, NAMED_EVENT, MESSAGE_ERROR)),
     )
     handlers = {
-        path: _add_generation(app, path, api, endpoint, body) for path, endpoint, body in generation
+        endpoint.path: _add_generation(app, api, endpoint, body, answers)
+        for endpoint, body, answers in generation
     }
     _add_models(app, text_model, api)
     _add_tokenization(app, config.api, text_model, planner, api)
@@ -136,7 +161,7 @@ def _guarded(app: ASGIApp, config: Config, book: ApiKeyBook, refused: RefusedLog
 
 
 def _add_generation(
-    app: FastAPI, path: str, api: OpenAiApi, endpoint: Endpoint, body: type[SamplingFields]
+    app: FastAPI, api: OpenAiApi, endpoint: Endpoint, body: type[WholeBody], answers: Answers
 ) -> Handler:
     """Describe the path; what is returned serves it, here and in `_GenerationRoutes`."""
     handle = partial(api.handle, endpoint)
@@ -148,10 +173,11 @@ def _add_generation(
     definitions = schema.pop("$defs", {})
     content = {"application/json": {"schema": _inlined(schema, definitions)}}
     app.post(
-        path,
+        endpoint.path,
         name=endpoint.name,
         description=body.__doc__,
         response_class=Response,
+        responses=answers,
         openapi_extra={"requestBody": {"required": True, "content": content}},
     )(generate)
     return handle

@@ -24,7 +24,7 @@ class PrefillEnd:
 
     def __init__(self) -> None:
         self._events: queue.SimpleQueue[ConnectorEvent] = queue.SimpleQueue()
-        shape = (LAYOUT.num_layers, 2, len(BLOCKS), LAYOUT.piece_bytes)
+        shape = LAYOUT.pool_shape(len(BLOCKS))
         pool = np.random.default_rng(1).integers(0, 256, shape, np.uint8)
         self._connector = ZmqConnector(
             pool,

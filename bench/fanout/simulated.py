@@ -93,7 +93,7 @@ class SimulatedFanout:
                 return frame
             case SendChunk(_, seq, token, generation, chunk, wants_ack=wants_ack):
                 ordinals = tuple(chunk.ordinals.tolist())
-                sums = bytes(len(ordinals) * frames.SUM_BYTES_PER_BLOCK)
+                sums = bytes(len(ordinals) * LAYOUT.num_planes * frames.SUM_BYTES)
                 runs = (len(ordinals),)
                 return frames.Data(
                     seq, token, generation, chunk.layer, ordinals, runs, (), sums, wants_ack
@@ -102,4 +102,4 @@ class SimulatedFanout:
 
 def _part_sizes(frame: frames.Frame) -> list[int]:
     runs = frame.runs if isinstance(frame, frames.Data) else ()
-    return [count * LAYOUT.piece_bytes for count in runs for _ in "kv"]
+    return [count * LAYOUT.piece_bytes for count in runs for _ in range(LAYOUT.num_planes)]

@@ -5,6 +5,7 @@ prompts of 2,048 tokens in chunks of 512 and hands them to a decode node's proce
 and pool), one at a time, for each transport (zmq, shm) with two layouts:
 
     demo           the demo model, computed by the real engine
+    demo_int8      the same with --kv-cache-dtype int8; only where --layout asks for it
     synthetic_8b   36 layers, 8 KV heads of 128, bfloat16 (302 MB a prompt); the compute sleeps,
                    layer by layer, at --tokens-per-s
 
@@ -19,6 +20,9 @@ then, and its KV needs 590 MB/s of the wire.
                            socket threads, and the step thread inside the connector's methods;
                            synthetic_8b: the whole process, since its compute sleeps
     cpu_s_per_gb_receiver  the same of the decode node's process, all of it
+
+`beside_slow_nodes` are those of synthetic_8b while the prefill node also sends to --slow-nodes
+decode nodes (8) that take a frame a second over zmq; they say nothing of the CPU time of one node.
 
 The figures of each layout stand under zmq.demo, zmq.synthetic_8b and so on; those directly under a
 transport are the worse of the two. Both processes share this machine's cores with the compute.
@@ -36,19 +40,26 @@ from bench.handoff.decode_end import DecodeEnd
 from bench.handoff.figures import Handoff, figures, worst_of
 from bench.handoff.prefill_end import CHUNK_TOKENS, PROMPT_TOKENS, Case, Prefilled, PrefillEnd
 from bench.handoff.processes import Remote
+from bench.handoff.slow_nodes import SlowNodes
 
 TRANSPORTS = ("zmq", "shm")
 LAYOUTS = ("demo", "synthetic_8b")
+MORE_LAYOUTS = ("demo_int8",)
 _NUM_WARM_UPS = 2
 
 
-def measure(case: Case, num_handoffs: int) -> list[Handoff]:
-    """Measure prompts one after another, of which the first few are not counted."""
+def measure(case: Case, num_handoffs: int, num_slow: int = 0) -> list[Handoff]:
+    """Measure prompts one after another, of which the first few are not counted.
+
+    Meanwhile the prefill node sends to `num_slow` slow nodes too.
+    """
     handoffs = []
     with (
         closing(Remote(PrefillEnd, case)) as prefill,
         closing(Remote(DecodeEnd, case, prefill.call("layout"))) as decode,
+        closing(Remote(SlowNodes, case, prefill.call("layout"), num_slow)) as slow,
     ):
+        prefill.call("burden", slow.call("reserve"))
         for number in range(_NUM_WARM_UPS + num_handoffs):
             done: Prefilled = prefill.call("prefill", decode.call("reserve", number), number)
             handoffs.append(_handoff(case, done, decode.call("wait_landed")))
@@ -68,9 +79,9 @@ def _handoff(case: Case, done: Prefilled, receiver_cpu_s: float) -> Handoff:
     )
 
 
-def run(options: argparse.Namespace) -> dict[str, object]:
+def run(options: argparse.Namespace) -> dict[str, dict[str, object]]:
     """Return the figures of everything that was asked for."""
-    result: dict[str, object] = {}
+    result: dict[str, dict[str, object]] = {}
     for transport in options.transport or TRANSPORTS:
         layouts = {}
         for layout in options.layout or LAYOUTS:
@@ -82,12 +93,17 @@ def run(options: argparse.Namespace) -> dict[str, object]:
                 kv_verify=options.kv_verify,
             )
             layouts[layout] = figures(measure(case, options.handoffs))
-        result[transport] = {**worst_of(layouts), **layouts}
+            if layout == "synthetic_8b" and options.slow_nodes:
+                print(f"{transport}: beside slow nodes", file=sys.stderr)
+                beside = figures(measure(case, options.handoffs, options.slow_nodes))
+                result[transport] = {"beside_slow_nodes": beside}
+        result[transport] = {**worst_of(layouts), **layouts, **result.get(transport, {})}
     result["settings"] = {
         "prompt_tokens": PROMPT_TOKENS,
         "chunk_tokens": CHUNK_TOKENS,
         "synthetic_tokens_per_s": options.tokens_per_s,
         "kv_verify": options.kv_verify,
+        "slow_nodes": options.slow_nodes,
     }
     return result
 
@@ -98,12 +114,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--json", action="store_true", help="one JSON line and no indentation")
     parser.add_argument("--transport", action="append", choices=TRANSPORTS, help="default: both")
-    parser.add_argument("--layout", action="append", choices=LAYOUTS, help="default: both")
+    parser.add_argument(
+        "--layout", action="append", choices=(*LAYOUTS, *MORE_LAYOUTS),
+        help=f"default: {' and '.join(LAYOUTS)}",
+    )  # fmt: skip
     parser.add_argument("--handoffs", type=int, default=16, help="counted prompts of each case")
     parser.add_argument(
         "--tokens-per-s", type=float, default=4000.0, help="pace of the synthetic compute"
     )
     parser.add_argument("--kv-verify", default="auto", help="auto, off, commit or block")
+    parser.add_argument("--slow-nodes", type=int, default=8, help="0: do not measure beside them")
     options = parser.parse_args(arguments)
     if options.handoffs < 1 or options.tokens_per_s <= 0:
         parser.error("wanted at least 1 handoff and a pace above 0")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -39,7 +40,7 @@ _SPARE_BLOCKS = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """The measured case: `layout` demo or synthetic_8b, `transport` as in `--kv-transport`."""
+    """The measured case: `layout` as in `--layout`, `transport` as in `--kv-transport`."""
 
     layout: str
     transport: str
@@ -53,7 +54,10 @@ class Case:
             role=role,
             model=ModelConfig(model="demo"),
             engine=EngineConfig(
-                max_num_batched_tokens=CHUNK_TOKENS, kv_cache_memory=256 << 20, max_num_seqs=8
+                max_num_batched_tokens=CHUNK_TOKENS,
+                kv_cache_memory=256 << 20,
+                kv_cache_dtype="int8" if self.layout == "demo_int8" else "auto",
+                max_num_seqs=8,
             ),
             handoff=HandoffConfig(kv_transport=self.transport, kv_verify=self.kv_verify),
         )
@@ -111,12 +115,13 @@ class PrefillEnd:
     def __init__(self, case: Case) -> None:
         config = case.config(Role.PREFILL)
         self._prompt_tokens = case.prompt_tokens
-        self._is_paced = case.layout != "demo"
+        self._is_paced = case.layout == "synthetic_8b"
         kv = KVPlane(config)
         self._runner = _paced(case, kv) if self._is_paced else _demo_model(config, kv)
         self._runner.warm_up()
         self._inbox = Inbox(max_requests=8)
         self._ended: queue.SimpleQueue[TransferEnded] = queue.SimpleQueue()
+        self._burden: set[int] = set()
         me = Incarnation("prefill", 1)
         self._connector = kv.connect(self._runner, me, self._on_event)
         self._timed = _TimedConnector(self._connector)
@@ -179,6 +184,17 @@ class PrefillEnd:
             cpu_s=self._cpu_s() - cpu_before_s,
         )
 
+    def burden(self, tickets: Sequence[Ticket]) -> None:
+        """Send to nodes that take it slowly; these transfers are never committed."""
+        for ticket in tickets:
+            self._burden.add(ticket.lease_token)
+            self._connector.open(ticket, deadline_s=3600.0)
+            blocks = range(len(ticket.target_block_ids))
+            for layer in range(self.layout.num_layers):
+                self._connector.push(
+                    ticket.lease_token, layer=layer, ordinals=blocks, source_blocks=blocks
+                )
+
     def close(self) -> None:
         self._inbox.close()
         self._connector.close()
@@ -189,6 +205,8 @@ class PrefillEnd:
         return transfer_threads_cpu_s() + self._timed.cpu_s
 
     def _on_event(self, event: ConnectorEvent) -> None:
+        if isinstance(event, TransferEnded) and event.lease_token in self._burden:
+            return
         self._inbox.put(event)
         if isinstance(event, TransferEnded):
             self._ended.put(event)

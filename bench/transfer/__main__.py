@@ -9,6 +9,7 @@ bytes). Every move's bytes are compared once per way and pattern.
     memcpy          one thread, within one process
     mooncake_tcp    Mooncake's Transfer Engine called directly, over TCP
     zmq, shm        the connectors as nodes use them: checksums, acknowledgements, commit
+    …_2_lanes, …_4_lanes  the same with --kv-lanes 2 and 4
     zmq_encrypted   the same as zmq, between nodes with a key (CURVE)
     rdma_python     the rdma connector with writes that take no time: what its own work allows
     rdma_over_direct  what the rdma connector reaches of the same writes made with Mooncake itself;
@@ -47,7 +48,15 @@ from kv_transfer.curve_keys import new_curve_keys
 
 _GB = 1e9
 PIECE_KIB = (64, 16, 4)
-CONNECTORS = ("zmq", "zmq_encrypted", "shm", "rdma_python")
+LANES = (2, 4)
+CONNECTORS = (
+    "zmq",
+    *(f"zmq_{count}_lanes" for count in LANES),
+    "zmq_encrypted",
+    "shm",
+    *(f"shm_{count}_lanes" for count in LANES),
+    "rdma_python",
+)
 
 
 @dataclass(slots=True)
@@ -107,6 +116,22 @@ def ways() -> tuple[list[Way], dict[str, str]]:
             is_checked=False,
         ),
     ]
+    for count in LANES:
+        found += [
+            Way(
+                f"zmq_{count}_lanes",
+                partial(connector_ends.ConnectorReceiver, kv_lanes=count),
+                partial(connector_ends.ConnectorSender, kv_lanes=count),
+                imports=("kv_transfer.fused_copy",),
+            ),
+            Way(
+                f"shm_{count}_lanes",
+                partial(connector_ends.shm_receiver, kv_lanes=count),
+                partial(connector_ends.shm_sender, kv_lanes=count),
+                source=shared_memory,
+                imports=("kv_transfer.fused_copy",),
+            ),
+        ]
     missing = {"rdma_over_direct": "needs RDMA devices: make test-rdma"}
     reason = mooncake_tcp.why_missing()
     if reason is None:

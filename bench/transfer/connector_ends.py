@@ -13,6 +13,7 @@ from common.ids import AttemptId, Incarnation
 from kv_transfer.connector import Commit, ConnectorEvent, Landed, Ticket, TransferEnded
 from kv_transfer.curve_keys import CurveKeys
 from kv_transfer.lane import Lane
+from kv_transfer.pool_memory import host_pool
 from kv_transfer.rdma.rdma_lane import RdmaLane
 from kv_transfer.shm.shm_lane import ShmLane
 from kv_transfer.zmq_connector import ZmqConnector
@@ -30,6 +31,7 @@ class _End:
         memory: Memory,
         lanes: Sequence[Lane],
         keys: CurveKeys | None,
+        kv_lanes: int,
     ) -> None:
         self._events: queue.SimpleQueue[tuple[ConnectorEvent, float]] = queue.SimpleQueue()
         self.me = Incarnation(name, 1)
@@ -42,6 +44,7 @@ class _End:
             peer_timeout_s=_PEER_TIMEOUT_S,
             lanes=lanes,
             keys=keys,
+            kv_lanes=kv_lanes,
         )
 
     def _on_event(self, event: ConnectorEvent) -> None:
@@ -62,8 +65,9 @@ class ConnectorReceiver(_End):
         memory: Memory,
         lanes: Sequence[Lane] = (),
         keys: CurveKeys | None = None,
+        kv_lanes: int = 1,
     ) -> None:
-        super().__init__("decode", memory, lanes, keys)
+        super().__init__("decode", memory, lanes, keys, kv_lanes)
         self._tokens = itertools.count(1)
 
     def prepare(self, pattern: str) -> Ticket:
@@ -102,8 +106,9 @@ class ConnectorSender(_End):
         memory: Memory,
         lanes: Sequence[Lane] = (),
         keys: CurveKeys | None = None,
+        kv_lanes: int = 1,
     ) -> None:
-        super().__init__("prefill", memory, lanes, keys)
+        super().__init__("prefill", memory, lanes, keys, kv_lanes)
 
     def send(self, pattern: str, prepared: Ticket) -> Span:
         """Push and commit all layers; `RuntimeError` when the transfer failed."""
@@ -122,21 +127,26 @@ class ConnectorSender(_End):
         return Span(began_at_s, None)
 
 
-def shm_receiver(memory: Memory) -> ConnectorReceiver:
+def shm_receiver(memory: Memory, kv_lanes: int = 1) -> ConnectorReceiver:
     """Return a receiver that reads the shared pools of senders on this host."""
-    return ConnectorReceiver(memory, [ShmLane(memory.workload.layout)])
+    return ConnectorReceiver(memory, [ShmLane(memory.workload.layout)], kv_lanes=kv_lanes)
 
 
-def shm_sender(memory: Memory) -> ConnectorSender:
+def shm_sender(memory: Memory, kv_lanes: int = 1) -> ConnectorSender:
     """Return a sender whose pool is shared."""
-    return ConnectorSender(memory, [ShmLane(memory.workload.layout, memory.shared)])
+    lane = ShmLane(memory.workload.layout, memory.shared)
+    return ConnectorSender(memory, [lane], kv_lanes=kv_lanes)
 
 
 def free_rdma_receiver(memory: Memory) -> ConnectorReceiver:
     """Return a receiver that is written by an RDMA engine whose writes cost nothing."""
-    return ConnectorReceiver(memory, [RdmaLane(memory.pool, FreeEngine())])
+    return ConnectorReceiver(memory, [_free_rdma_lane(memory)])
 
 
 def free_rdma_sender(memory: Memory) -> ConnectorSender:
     """Return a sender that writes with such an engine."""
-    return ConnectorSender(memory, [RdmaLane(memory.pool, FreeEngine())])
+    return ConnectorSender(memory, [_free_rdma_lane(memory)])
+
+
+def _free_rdma_lane(memory: Memory) -> RdmaLane:
+    return RdmaLane(host_pool(memory.pool, memory.workload.layout), FreeEngine())

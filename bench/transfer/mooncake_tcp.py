@@ -13,7 +13,7 @@ from typing import Any
 
 from bench.transfer.ways import Span, now_s
 from bench.transfer.workload import Memory, ranges
-from kv_transfer.pieces import Pool
+from kv_transfer.pool_memory import Bytes
 
 _MOST_WRITES = 1024
 """The most writes of one batch; the library's queues refuse four times as many."""
@@ -33,7 +33,7 @@ def why_missing() -> str | None:
     return None
 
 
-def _engine(pool: Pool) -> Any:
+def _engine(pool: Bytes) -> Any:
     # Otherwise it uses RDMA wherever the machine has it, regardless of the protocol argument.
     os.environ["MC_FORCE_TCP"] = "1"
     os.environ.setdefault("MC_LOG_LEVEL", "ERROR")
@@ -45,7 +45,7 @@ def _engine(pool: Pool) -> Any:
     return engine
 
 
-def _address_ranges(pool: Pool, blocks: tuple[int, ...]) -> list[tuple[int, int]]:
+def _address_ranges(pool: Bytes, blocks: tuple[int, ...]) -> list[tuple[int, int]]:
     return [(part.ctypes.data, part.nbytes) for part in ranges(pool, blocks)]
 
 

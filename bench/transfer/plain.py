@@ -8,7 +8,7 @@ import numpy as np
 
 from bench.transfer.ways import Span, now_s
 from bench.transfer.workload import MOVED_BYTES, Memory, ranges
-from kv_transfer.pieces import Pool
+from kv_transfer.pool_memory import Bytes
 
 _WRITE_BYTES = 1 << 20
 _TIMEOUT_S = 60.0
@@ -71,7 +71,7 @@ class SocketSender:
             self._connection.close()
 
 
-def memcpy_s(source: Pool, target: Pool) -> float:
+def memcpy_s(source: Bytes, target: Bytes) -> float:
     """Return the seconds that one thread takes to copy as many bytes as a move has."""
     count = MOVED_BYTES
     began_at_s = now_s()

@@ -9,7 +9,8 @@ _NAMES = {
     "MainThread": "caller",
     "pdserve-kv": "connector",
     "pdserve-rdma": "rdma_writer",
-    "ZMQbg/IO/0": "zmq_io",
+    "pdserve-kv-": "workers",
+    "ZMQbg/IO/": "zmq_io",
 }
 
 
@@ -26,7 +27,7 @@ def cpu_s() -> dict[str, float]:
             span_s = int((task / "schedstat").read_text().split()[0]) / 1e9
         except (FileNotFoundError, ProcessLookupError):
             continue  # It ended meanwhile.
-        label = _NAMES.get(name, "other")
+        label = _NAMES.get(name.rstrip("0123456789"), "other")
         spans[label] = spans.get(label, 0.0) + span_s
         spans["all"] += span_s
     return spans

@@ -12,7 +12,7 @@ from xxhash import xxh3_64
 
 from common.kv_layout import KVLayout
 from kv_transfer.core.block_arrays import runs_of
-from kv_transfer.pieces import Pool
+from kv_transfer.pool_memory import Bytes
 from kv_transfer.shm.shared_pool import SharedPool
 
 PATTERNS = ("adjacent", "scattered")
@@ -76,7 +76,7 @@ class Memory:
     """A pool for a workload, and what shares its memory with other processes, if anything does."""
 
     workload: Workload
-    pool: Pool
+    pool: Bytes
     shared: SharedPool | None = None
 
 
@@ -93,7 +93,7 @@ def shared_memory(workload: Workload, seed: int) -> Memory:
     return Memory(workload, _filled(shared.memory, workload, seed), shared)
 
 
-def _filled(memory: npt.NDArray[np.uint8], workload: Workload, seed: int) -> Pool:
+def _filled(memory: npt.NDArray[np.uint8], workload: Workload, seed: int) -> Bytes:
     """Fill the memory with random bytes and return it as a pool."""
     rng = np.random.default_rng(seed)
     for part in np.split(memory.view(np.int64), POOL_BYTES >> 20):  # so that no second pool is made
@@ -101,7 +101,7 @@ def _filled(memory: npt.NDArray[np.uint8], workload: Workload, seed: int) -> Poo
     return memory.reshape(workload.layout.pool_shape(workload.num_blocks))
 
 
-def ranges(pool: Pool, blocks: Blocks) -> Iterator[npt.NDArray[np.uint8]]:
+def ranges(pool: Bytes, blocks: Blocks) -> Iterator[npt.NDArray[np.uint8]]:
     """Yield the bytes of `blocks`, layer by layer, keys before values, as contiguous ranges."""
     for layer in pool:
         for kind in layer:
@@ -109,7 +109,7 @@ def ranges(pool: Pool, blocks: Blocks) -> Iterator[npt.NDArray[np.uint8]]:
                 yield kind[first : first + count].reshape(-1)
 
 
-def digest(pool: Pool, blocks: Blocks) -> int:
+def digest(pool: Bytes, blocks: Blocks) -> int:
     """Return a digest of the blocks' bytes in order: equal on both sides when all arrived."""
     state = xxh3_64()
     for part in ranges(pool, blocks):

@@ -105,7 +105,7 @@ class _Admissions:
     ) -> None:
         self.budget = budget
         self.match_prefix = match_prefix
-        self.seated = {s.sequence_id: s for s in seated}
+        self.seated = list(seated)
         self.locked: set[int] = set()
         """Cached blocks that this walk shares: preempting a victim does not free them."""
         self.freed: set[int] = set()
@@ -180,7 +180,7 @@ class _Admissions:
             return stop
         self.locked.update(need.cached)
         self.reserve = self.reserve.plus(need.seated)
-        self.seated[sequence.sequence_id] = sequence
+        self.seated.append(sequence)
         admission = Admission(sequence.sequence_id, need.cached, need.num_new, num_tokens)
         budget.plan_admission(admission, start, len(need.claimed))
         return None
@@ -218,7 +218,7 @@ class _Admissions:
             return None
         reserved = self.reserve.blocks_with(need.seated)
         if sequence.status is SequenceStatus.PREEMPTED:
-            reserved = max(reserved, self._headroom(sequence, self.seated.values()))
+            reserved = max(reserved, self._headroom(sequence, self.seated))
         if need.num_new + len(need.claimed) + reserved > available:
             return StopRule.RESERVED
         return None
@@ -250,7 +250,7 @@ class _Admissions:
             return need
         for victim in room.victims:
             num_freed = len(self._blocks_of_its_own(victim))
-            del self.seated[victim.sequence_id]
+            self.seated.remove(victim)
             self.budget.preempt(victim, PreemptionReason.PRIORITY, num_freed)
         self.reserve, self.freed = room.reserve, room.freed
         return room.need
@@ -265,7 +265,7 @@ class _Admissions:
         least = self.budget.policy.min_progress_tokens
         lower = [
             s
-            for s in self.seated.values()
+            for s in self.seated
             if s.status is SequenceStatus.RUNNING_DECODE
             and s.priority < sequence.priority
             and not is_recently_resumed(s, least)
@@ -317,7 +317,7 @@ class _Admissions:
             reserved = reserve.blocks_with(need.seated)
             if sequence.status is SequenceStatus.PREEMPTED:
                 gone = {victim.sequence_id for victim in victims}
-                left = [s for s in self.seated.values() if s.sequence_id not in gone]
+                left = [s for s in self.seated if s.sequence_id not in gone]
                 reserved = max(reserved, self._headroom(sequence, left))
         if max(need.num_new + len(need.claimed) + reserved, need.num_now) > available:
             return None

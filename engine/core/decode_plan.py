@@ -7,6 +7,9 @@ that, so drafts are trimmed before a sequence is preempted.
 
 from __future__ import annotations
 
+import numpy as np
+
+from engine.core.policies.growth import Ints
 from engine.core.policies.victims import (
     headroom_blocks,
     lowest_priority_first,
@@ -19,7 +22,7 @@ from engine.core.step_plan import PreemptionReason, SequenceView, StopRule
 def plan_decodes(
     budget: StepBudget,
     decoding: list[SequenceView],
-    new: list[int],
+    new: Ints,
     *,
     is_anything_else_held: bool,
 ) -> list[SequenceView]:
@@ -30,10 +33,10 @@ def plan_decodes(
     Otherwise a single remaining sequence that cannot grow never will.
     """
     size = budget.limits.block_size
-    num_needed = sum(new)
+    num_needed = int(new.sum())
     if num_needed > budget.available:
         decoding, num_needed = _retract(budget, decoding, num_needed)
-        new = [_blocks_needed(s, 0, size) for s in decoding]
+        new = np.array([_blocks_needed(s, 0, size) for s in decoding], np.int64)
     if num_needed > budget.available:
         # The last one left: it waits until held blocks are released, or until it is preempted.
         budget.plan.stopped_by = StopRule.NO_VICTIM
@@ -45,7 +48,7 @@ def plan_decodes(
         return decoding
     spare_blocks = budget.available - num_needed
     spare_tokens = budget.tokens_left - len(decoding)
-    for sequence, num_new in zip(decoding, new, strict=True):
+    for sequence, num_new in zip(decoding, new.tolist(), strict=True):
         if budget.tokens_left == 0:
             break
         if sequence.draft_token_ids and spare_tokens > 0:

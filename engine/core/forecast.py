@@ -104,8 +104,6 @@ class Forecast:
         self, step: PlannedStep, running: Items[Sequence], seats: Seats, pool: BlockPool
     ) -> None:
         self.running: list[SequenceView] = []
-        self.num_exporting = 0
-        """Sequences that leave the node with the token they draw, and keep their blocks."""
         self._seats = seats
         self._rows: list[int] = []
         """The seats of `running`."""
@@ -125,7 +123,6 @@ class Forecast:
                 self._rows.append(sequence.seat)
             elif sequence.is_exported:
                 self._leaving.append(sequence.seat)
-                self.num_exporting += 1
             elif sequence.num_known + 1 >= sequence.num_prompt + sequence.max_new_tokens:
                 self._leaving.append(sequence.seat)
                 freed += filter(pool.is_unshared, sequence.block_table)

@@ -56,15 +56,16 @@ def plan_step(
     # A member of an enumeration costs more to look up than all else that is done for a sequence.
     decode = SequenceStatus.RUNNING_DECODE
     decoding = [s for s in running if s.status is decode]
-    prefilling = [s for s in running if s.status is not decode]
-    if prefilling:
+    prefilling: list[SequenceView] = []
+    if len(decoding) < len(running):
+        prefilling = [s for s in running if s.status is not decode]
         num_lacking = num_lacking[[s.status is decode for s in running]]
     budget = StepBudget(limits, pool, policy, limits.max_num_seqs - len(running) - len(receiving))
     if decoding:
         decoding = plan_decodes(
             budget,
             decoding,
-            num_lacking.tolist(),
+            num_lacking,
             is_anything_else_held=bool(prefilling or receiving or num_exporting),
         )
         budget.bound_work()

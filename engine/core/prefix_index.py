@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import islice
 
-from common.blocks import hash_block, root_hash
+from common.blocks import BlockHash, hash_block, root_hash
 from engine.core.block_pool import BlockPool
 from engine.core.sequence import Sequence
 
@@ -12,7 +12,8 @@ from engine.core.sequence import Sequence
 class PrefixIndex:
     """Hashes full blocks of known tokens, once each, and finds or publishes them in `pool`.
 
-    Hashes start from `fingerprint`, so that KV of another model or layout is never found.
+    Hashes start from `fingerprint` and the request's salt, so that KV of another model or layout,
+    or of requests with another salt, is never found.
     """
 
     def __init__(
@@ -20,6 +21,7 @@ class PrefixIndex:
     ) -> None:
         self._pool = pool
         self._block_size = block_size
+        self._fingerprint = fingerprint
         self._root_hash = root_hash(fingerprint)
         self._is_enabled = is_enabled
 
@@ -49,5 +51,8 @@ class PrefixIndex:
         size = self._block_size
         hashes = sequence.block_hashes
         for index in range(len(hashes), count):
-            parent = hashes[-1] if hashes else self._root_hash
+            parent = hashes[-1] if hashes else self._root(sequence.request.cache_salt)
             hashes.append(hash_block(parent, sequence.tokens(index * size, (index + 1) * size)))
+
+    def _root(self, salt: str) -> BlockHash:
+        return root_hash(self._fingerprint, salt) if salt else self._root_hash

@@ -23,7 +23,6 @@ class Running(Items[Sequence]):
         self._sequences: list[Sequence] = []
         self._by_id: dict[int, Sequence] | None = None
         self._rows: Ints | None = None
-        self._end_token_ids: frozenset[int] | None = None
 
     def __len__(self) -> int:
         return len(self._sequences)
@@ -52,14 +51,6 @@ class Running(Items[Sequence]):
             self._rows = np.array([sequence.seat for sequence in self._sequences], np.int64)
         return self._rows
 
-    @property
-    def end_token_ids(self) -> frozenset[int]:
-        """The tokens that end the output of at least one of the sequences."""
-        if self._end_token_ids is None:
-            ends = {id(s.end_token_ids): s.end_token_ids for s in self._sequences}
-            self._end_token_ids = frozenset().union(*ends.values())
-        return self._end_token_ids
-
     def add(self, sequence: Sequence) -> None:
         """Insert a seated sequence by its arrival."""
         insort(self._sequences, sequence, key=_by_arrival)
@@ -71,7 +62,7 @@ class Running(Items[Sequence]):
         self._forget()
 
     def _forget(self) -> None:
-        self._by_id = self._rows = self._end_token_ids = None
+        self._by_id = self._rows = None
 
 
 def _by_arrival(sequence: Sequence) -> int:

@@ -22,7 +22,7 @@ from engine.core.forecast import Forecast
 from engine.core.host_pool import HostPool
 from engine.core.plan import DrawnTokens
 from engine.core.plan_ahead import AheadRule, PlanAhead
-from engine.core.planned_step import PlannedStep, Preempted, StepOutput
+from engine.core.planned_step import PlannedStep, Preempted, StepOutput, StepOutputs
 from engine.core.planner import plan_step
 from engine.core.policies.reservation import make_reservation
 from engine.core.policies.victims import VICTIM_ORDERS
@@ -102,7 +102,6 @@ class Scheduler:
         )
         self._eos_token_ids = eos_token_ids
         self._results = StepResults(
-            self.running,
             self.seats,
             self._prefixes,
             limits,
@@ -184,7 +183,7 @@ class Scheduler:
         forecast = Forecast(step, self.running, self.seats, self.pool)
         self._ahead = PlanAhead(step, self._decide(forecast), self.waiting, self._policy())
 
-    def apply(self, step: PlannedStep, results: Items[DrawnTokens | None]) -> list[StepOutput]:
+    def apply(self, step: PlannedStep, results: Items[DrawnTokens | None]) -> StepOutputs:
         """Record what the runner computed; finished sequences have released their blocks.
 
         A sequence that finishes while it is exported keeps its blocks, see `finish`.
@@ -279,7 +278,6 @@ class Scheduler:
 
     def _decide(self, forecast: Forecast | None = None) -> StepPlan:
         """Decide the next step from the present state, or from what it will be."""
-        num_exporting = len(self.exporting) + len(self.quarantined)
         block_size = self.limits.block_size
         return plan_step(
             running=self.running if forecast is None else forecast.running,
@@ -288,7 +286,7 @@ class Scheduler:
             ),
             receiving=list(self.receiving.values()),
             waiting=self.waiting,
-            num_exporting=num_exporting + (0 if forecast is None else forecast.num_exporting),
+            num_exporting=len(self.exporting) + len(self.quarantined),
             growth=self.seats.growth if forecast is None else forecast.growth,
             pool=self.pool if forecast is None else forecast.pool,
             match_prefix=cast(MatchPrefix, self._prefixes.match),
@@ -332,11 +330,11 @@ class Scheduler:
         # evicts.
         for admission in plan.admissions:
             self.pool.acquire_cached(admission.cached_block_ids)
-        chunks = list(plan.chunks.values())
-        step.sequences = [by_id[sequence_id] for sequence_id in plan.chunks]
-        for sequence, chunk in zip(step.sequences, chunks, strict=True):
-            if chunk is PLAIN_DECODE:
-                continue
+        step.sequences = list(map(by_id.__getitem__, plan.chunks))
+        # All that is done for hundreds of plain decodes is to see that they are plain.
+        chunks = {n: c for n, c in enumerate(plan.chunks.values()) if c is not PLAIN_DECODE}
+        for entry, chunk in chunks.items():
+            sequence = step.sequences[entry]
             if chunk.num_new_blocks:
                 block_ids = self.pool.allocate(chunk.num_new_blocks, BlockUse.RUNNING)
                 self.seats.add_blocks(sequence, block_ids)
@@ -347,8 +345,8 @@ class Scheduler:
             for admission in plan.admissions:
                 sequence = admitted[admission.sequence_id]
                 if self._seat(step, sequence, admission):
+                    chunks[len(step.sequences)] = Chunk(admission.num_tokens)
                     step.sequences.append(sequence)
-                    chunks.append(Chunk(admission.num_tokens))
         # If all decode they are in the order of arrival.
         num_decodes, rows = plan.num_decode_tokens, self.running.rows
         if not num_decodes == len(step.sequences) == len(rows):

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from common.request import SamplingParams
+from common.token_rules import NO_RULES
 from engine.core.policies.growth import GrowthColumns
 from engine.core.sequence import NO_SEAT, Sequence
 
@@ -70,6 +71,7 @@ class Seats:
         self.max_new_tokens: Ints = np.zeros(num_seats, np.int64)
         self.sampling = np.zeros(num_seats, SAMPLING_COLUMNS)
         self.has_grammar: Bools = np.zeros(num_seats, np.bool_)
+        self.has_rules: Bools = np.zeros(num_seats, np.bool_)
         self.params: list[SamplingParams | None] = [None] * num_seats
         self._free = list(range(num_seats - 1, -1, -1))
 
@@ -90,6 +92,7 @@ class Seats:
         self.params[seat] = params
         self.sampling[seat] = _sampling_row(params)
         self.has_grammar[seat] = params.grammar is not None
+        self.has_rules[seat] = params.rules != NO_RULES
 
     def leave(self, sequence: Sequence) -> None:
         """Empty the sequence's seat."""
@@ -98,7 +101,7 @@ class Seats:
         for column in (self.num_prompt, self.num_known, self.num_blocks, self.max_new_tokens):
             column[seat] = 0
         self.params[seat] = None
-        self.has_grammar[seat] = False
+        self.has_grammar[seat] = self.has_rules[seat] = False
         self._free.append(seat)
         sequence.seat = NO_SEAT
 
@@ -120,7 +123,7 @@ class Seats:
         self.token_ids[sequence.seat, known - len(token_ids) : known] = token_ids
         self.num_known[sequence.seat] = known
 
-    def append_one_each(self, rows: Ints, known: Ints, token_ids: list[int]) -> None:
+    def append_one_each(self, rows: Ints, known: Ints, token_ids: Items[int]) -> None:
         """Append one token to each of these seats, which have `known` tokens."""
         self.token_ids[rows, known] = token_ids
         self.num_known[rows] = known + 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import overload
 
 import numpy as np
@@ -86,18 +86,21 @@ def planned_batch(
     seats: Seats,
     rows: Ints,
     sequences: Sequence[SeatedSequence],
-    chunks: Sequence[Chunk],
+    chunks: Mapping[int, Chunk],
     num_decodes: int,
 ) -> StepBatch:
-    """Return the batch that computes `chunks` of `sequences`, which hold their blocks, at `rows`.
+    """Return the batch that computes a chunk of each of `sequences`, which hold their blocks.
 
-    The first `num_decodes` compute their last known token, and drafts behind it.
+    They stand at `rows` of `seats`. The first `num_decodes` compute their last known token, and
+    drafts behind it. `chunks` are by entry; an entry without one is a plain decode.
     """
     known = seats.num_known[rows]
-    starts, num_tokens = known - 1, np.ones_like(known)
+    starts, num_tokens, num_drafts = known - 1, np.ones_like(known), np.zeros_like(known)
     starts[num_decodes:] = [sequence.num_computed for sequence in sequences[num_decodes:]]
-    num_tokens[num_decodes:] = [chunk.num_tokens for chunk in chunks[num_decodes:]]
-    num_drafts = np.array([chunk.num_drafts for chunk in chunks], np.int64)
+    if chunks:
+        entries = list(chunks)
+        num_tokens[entries] = [chunk.num_tokens for chunk in chunks.values()]
+        num_drafts[entries] = [chunk.num_drafts for chunk in chunks.values()]
     batch = StepBatch(
         seats,
         rows,

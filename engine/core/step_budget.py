@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import compress
 
 from engine.core.chunk_work import chunk_work, tokens_within
+from engine.core.policies.growth import Ints
 from engine.core.step_plan import (
     PLAIN_DECODE,
     Admission,
@@ -104,21 +104,23 @@ class StepBudget:
         """Return the tokens of a chunk of `num_tokens` that one prompt may have in a step."""
         return min(num_tokens, self._longest_chunk)
 
-    def plan_plain_decodes(
-        self, sequences: Sequence[SequenceView], num_new_blocks: Sequence[int]
-    ) -> None:
-        """Plan one known token each, as `plan_decode` does; no more than there are tokens left."""
+    def plan_plain_decodes(self, sequences: Sequence[SequenceView], num_new_blocks: Ints) -> None:
+        """Plan one known token each, as `plan_decode` does; no more than there are tokens left.
+
+        To be called before anything else is planned.
+        """
         if len(sequences) > self.tokens_left:
             sequences = sequences[: self.tokens_left]
             num_new_blocks = num_new_blocks[: self.tokens_left]
-        self.plan.chunks |= dict.fromkeys([s.sequence_id for s in sequences], PLAIN_DECODE)
-        growing = list(compress(zip(sequences, num_new_blocks, strict=True), num_new_blocks))
-        for sequence, count in growing:
-            self.plan.chunks[sequence.sequence_id] = Chunk(1, count)
-        self.growing += growing
-        self.plan.num_decode_tokens += len(sequences)
+        chunks = dict.fromkeys([s.sequence_id for s in sequences], PLAIN_DECODE)
+        for number in num_new_blocks.nonzero()[0].tolist():
+            sequence, count = sequences[number], int(num_new_blocks[number])
+            chunks[sequence.sequence_id] = Chunk(1, count)
+            self.growing.append((sequence, count))
+            self.available -= count
+        self.plan.chunks = chunks
+        self.plan.num_decode_tokens = len(sequences)
         self.tokens_left -= len(sequences)
-        self.available -= sum(num_new_blocks)
 
     def chunk_tokens(
         self, start: int, num_uncomputed: int, *, num_kept: int = 0, num_planned: int = 0

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Items
-from itertools import compress, repeat
-from typing import cast
+from itertools import compress
+from typing import TypeVar, cast
 
 import numpy as np
 
 from common.request import FinishReason
 from engine.core.plan import DrawnTokens
-from engine.core.planned_step import PlannedStep, StepOutput
+from engine.core.planned_step import PlannedStep, StepOutput, StepOutputs
 from engine.core.prefix_index import PrefixIndex
-from engine.core.running import Running
 from engine.core.seats import Bools, Ints, Seats
 from engine.core.sequence import Sequence
 from engine.core.speculation.speculation import Speculation
@@ -26,13 +25,16 @@ from engine.core.stop_rules import until_end
 OnEnd = Callable[[Sequence, FinishReason | None], None]
 """Ends a sequence by what it drew: with a reason, or without one when another node continues it."""
 
+T = TypeVar("T")
+_NOT_PLAIN = -1
+"""In the place of the token of a sequence that drew none or several, or one that ends it."""
+
 
 class StepResults:
     """Writes results for the scheduler, which alone owns what is written."""
 
     def __init__(
         self,
-        running: Running,
         seats: Seats,
         prefixes: PrefixIndex,
         limits: Limits,
@@ -41,7 +43,6 @@ class StepResults:
         *,
         on_end: OnEnd,
     ) -> None:
-        self._running = running
         self._seats = seats
         self._prefixes = prefixes
         self._limits = limits
@@ -49,7 +50,7 @@ class StepResults:
         self._speculation = speculation
         self._on_end = on_end
 
-    def apply(self, step: PlannedStep, results: Items[DrawnTokens | None]) -> list[StepOutput]:
+    def apply(self, step: PlannedStep, results: Items[DrawnTokens | None]) -> StepOutputs:
         """Write the results of a step, one per sequence, None where nothing was drawn.
 
         Decodes that go on are written together first. What happens to any sequence beyond that
@@ -58,8 +59,20 @@ class StepResults:
         self._observe(step)
         was_decoding = [s.is_decoding for s in step.sequences] if self._speculation else []
         known = self._seats.num_known[step.batch.rows]
-        goes_on = self._goes_on(step.batch, results, known)
-        outputs = self._append_one_each(step, results, known, goes_on)
+        num_prompt = self._seats.num_prompt[step.batch.rows]
+        token_ids = _plain_tokens(step.sequences, results)
+        goes_on = self._goes_on(step.batch, known - num_prompt, np.array(token_ids, np.int64))
+        sequences = _chosen(step.sequences, goes_on)
+        drawn_each = cast(Items[DrawnTokens], _chosen(results, goes_on))
+        self._append_one_each(
+            sequences, step.batch.rows[goes_on], known[goes_on], _chosen(token_ids, goes_on)
+        )
+        if self._speculation is not None:
+            for sequence, one in zip(sequences, drawn_each, strict=True):
+                sequence.draft_token_ids = ()
+                sequence.proposed_token_ids = one.draft_token_ids
+                sequence.forced_token_ids = one.forced_token_ids
+        others: dict[int, StepOutput] = {}
         is_block_full = known % self._limits.block_size == 0
         num_idle = 0
         for entry in np.flatnonzero(is_block_full | ~goes_on).tolist():
@@ -71,7 +84,8 @@ class StepResults:
             elif goes_on[entry]:
                 self._prefixes.publish(sequence)
             else:
-                outputs.insert(entry - num_idle, self.append(sequence, drawn))
+                others[entry - num_idle] = self.append(sequence, drawn)
+        outputs = StepOutputs(sequences, (known - num_prompt)[goes_on], drawn_each, others)
         if self._speculation is not None:
             self._learn(self._speculation, step, results, was_decoding, outputs)
         return outputs
@@ -106,50 +120,24 @@ class StepResults:
             num_proposals = int(step.batch.num_proposals.sum())
             self._speculation.observe(step.num_tokens, step.took_s, num_proposals)
 
-    def _goes_on(self, batch: StepBatch, results: Items[DrawnTokens | None], known: Ints) -> Bools:
-        """Return which sequences decode, get one token and do not end: the usual case.
-
-        A token that ends any of the running sequences is left to `append` to judge.
-        """
-        last = self._seats.num_prompt[batch.rows] + self._seats.max_new_tokens[batch.rows] - 1
-        ends = self._running.end_token_ids
-        is_plain = [
-            drawn is not None and len(drawn.token_ids) == 1 and drawn.token_ids[0] not in ends
-            for drawn in results
-        ]
-        goes_on: Bools = batch.is_decode & (known < last) & np.array(is_plain, np.bool_)
+    def _goes_on(self, batch: StepBatch, num_output: Ints, token_ids: Ints) -> Bools:
+        """Return which sequences decode, get one token and do not end: the usual case."""
+        is_last = num_output + 1 >= self._seats.max_new_tokens[batch.rows]
+        goes_on: Bools = batch.is_decode & ~is_last & (token_ids != _NOT_PLAIN)
         return goes_on
 
     def _append_one_each(
-        self,
-        step: PlannedStep,
-        results: Items[DrawnTokens | None],
-        known: Ints,
-        goes_on: Bools,
-    ) -> list[StepOutput]:
-        """Append one token to each sequence that goes on, and return these outputs.
+        self, sequences: Items[Sequence], rows: Ints, known: Ints, token_ids: Items[int]
+    ) -> None:
+        """Append one token to each of these sequences, which sit at `rows`.
 
         Hundreds of sequences are written here in each step, without a call for each.
         """
-        sequences, drawn = step.sequences, cast(Items[DrawnTokens], results)
-        if not goes_on.all():
-            chosen = goes_on.tolist()
-            sequences, drawn = list(compress(sequences, chosen)), list(compress(drawn, chosen))
-        token_ids = [one.token_ids for one in drawn]
-        rows, known = step.batch.rows[goes_on], known[goes_on]
-        firsts = (known - self._seats.num_prompt[rows]).tolist()
-        for sequence, num_known, one in zip(sequences, known.tolist(), drawn, strict=True):
-            sequence.output_token_ids.append(one.token_ids[0])
+        for sequence, num_known, token_id in zip(sequences, known.tolist(), token_ids, strict=True):
+            sequence.output_token_ids.append(token_id)
             sequence.num_computed = num_known
             sequence.num_known = num_known + 1
-        if self._speculation is not None:
-            for sequence, one in zip(sequences, drawn, strict=True):
-                sequence.draft_token_ids = ()
-                sequence.proposed_token_ids = one.draft_token_ids
-                sequence.forced_token_ids = one.forced_token_ids
-        self._seats.append_one_each(rows, known, [ids[0] for ids in token_ids])
-        logprobs = [one.logprobs for one in drawn]
-        return list(map(StepOutput, sequences, firsts, token_ids, logprobs, repeat(None)))
+        self._seats.append_one_each(rows, known, token_ids)
 
     def _learn(
         self,
@@ -175,3 +163,19 @@ class StepResults:
                 sequence.num_accepted_drafts += num_accepted
                 self._counters.on_verified(num_drafted, num_accepted)
             sequence.acceptance = speculation.learn(sequence, num_drafted, num_accepted)
+
+
+def _plain_tokens(sequences: Items[Sequence], results: Items[DrawnTokens | None]) -> list[int]:
+    """Return the token of each sequence that drew a single one that does not end it."""
+    return [
+        drawn.token_ids[0]
+        if drawn is not None
+        and len(drawn.token_ids) == 1
+        and drawn.token_ids[0] not in sequence.end_token_ids
+        else _NOT_PLAIN
+        for sequence, drawn in zip(sequences, results, strict=True)
+    ]
+
+
+def _chosen(items: Items[T], is_chosen: Bools) -> Items[T]:
+    return items if is_chosen.all() else list(compress(items, is_chosen.tolist()))

@@ -19,7 +19,7 @@ With either, `mtp` drafts tokens with one more layer.
     step_costs          measures at the start what steps cost on this machine
     flat_batch          a planned step as flat arrays
     step_buffers        the arrays of a step, allocated once for the largest one
-    kv_cache            the KV cache in one allocation
+    kv_cache            the KV cache in one allocation; kv_formats: what it stores of a number
     device_arrays       a step's index arrays, sent to the device in one copy
     layers_out          reports a step's layers as they become readable
     landings_in         copies landed KV to a device beside running steps
@@ -30,9 +30,14 @@ With either, `mtp` drafts tokens with one more layer.
                         be drawn (device_noise: their noise), head_draw draws from them exactly
     grammar_masks       which tokens grammars allow, found while the layers compute
     sampler             from logits to tokens, all rows at once
-    checkpoint          safetensors, checked before any weight is read
+    checkpoint          the weights of a folder, checked before any is read: safetensors, or
+                        gguf_weights (gguf_file); quantised_source quantises them while loading
+    tensor_source       what both have in common: block_tensor, a weight as stored, and
+                        block_formats, its values
+    packed_weights      weights for the CPU kernels, in a mapped file that nodes share
+    compile_once        kernels are compiled by one process of a machine
     model_spec          the parameters of a decoder; decoder: its three parts
-    numba_layer, weight_memory   weights packed for the CPU kernels
+    numba_layer         a layer's weights for the CPU kernels; weight_memory: private memory
     rope                angles of rotary positions
     kernels/            CPU kernels in numba
     mtp/                the drafting layer

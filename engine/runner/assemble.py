@@ -7,13 +7,15 @@ import json
 import logging
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from pathlib import Path
 
 from common.config import EngineConfig, ModelConfig
 from common.errors import ConfigError
 from common.kv_layout import KVLayout
 from common.memory_plan import MemoryPlan
 from engine.runner.cache_size import CacheSize
-from engine.runner.checkpoint import Checkpoint
+from engine.runner.checkpoint import expected_shapes
+from engine.runner.compile_once import compile_once
 from engine.runner.decoder import Decoder
 from engine.runner.device_draw import DeviceDraw
 from engine.runner.flat_batch import BatchLimits
@@ -36,6 +38,7 @@ from engine.runner.paddle_decoder import PaddleDecoder
 from engine.runner.profile_step import FirstLayer, measured_peak_bytes, profile_batches
 from engine.runner.step_buffers import StepShape
 from engine.runner.step_costs import DecodeShape
+from engine.runner.tensor_source import TensorSource
 
 _logger = logging.getLogger("pdserve.engine")
 
@@ -44,7 +47,7 @@ def assemble_runner(
     model: ModelConfig,
     engine: EngineConfig,
     spec: DecoderSpec,
-    checkpoint: Checkpoint,
+    checkpoint: TensorSource,
     eos_token_ids: frozenset[int],
     mtp_weights: MtpWeights | None,
     *,
@@ -53,17 +56,19 @@ def assemble_runner(
     max_chunk_tokens: int,
     host_memory: HostMemory | None,
     meter: MemoryMeter | None,
+    packed_folder: Path | None,
 ) -> ModelRunner:
     """Read the weights and allocate the KV cache; return the runner.
 
     Raises `ConfigError` when a setting does not fit the model or the machine.
     """
     paddle.set_device("gpu" if has_gpu() else "cpu")
-    dtype = _compute_dtype(model.dtype)
-    backend = _choose_backend(engine, spec, dtype)
+    dtype, stored = _dtypes(model, engine)
+    backend = _choose_backend(engine, spec, dtype, stored)
     has_flash = backend == "fused" and _has_flash(spec, dtype, engine.block_size)
-    arithmetic = _arithmetic(backend, has_flash)
-    layout = _layout(spec, checkpoint, mtp_weights, dtype, arithmetic, engine.block_size)
+    with_bytes = _has_byte_activations(model.activation_dtype, backend)
+    arithmetic = f"{dtype}\n{_arithmetic(backend, has_flash, with_bytes)}"
+    layout = _layout(spec, checkpoint, mtp_weights, arithmetic, stored, engine.block_size)
     size = CacheSize(
         model=model, engine=engine, model_limit=spec.max_position, tokens_per_seq=1 + num_drafts,
         max_chunk_tokens=max_chunk_tokens, swap_space=swap_space, host_memory=host_memory,
@@ -78,8 +83,18 @@ def assemble_runner(
     )
     attention = None
     if backend != "numba":
-        attention = _attention(backend, spec, cache, has_flash=has_flash)
-    parts = _load(spec, checkpoint, mtp_weights, cache, max_len, shape, attention)
+        attention = _attention(backend, spec, cache, dtype, has_flash=has_flash)
+    if attention is None:
+        with compile_once(f"products of {_formats(spec, checkpoint)}, int8: {with_bytes}"):
+            kernels = NumbaDecoder(
+                spec, checkpoint, cache, max_len, shape, with_bytes=with_bytes,
+                packed_folder=packed_folder,
+            )  # fmt: skip
+            parts = _on_kernels(kernels, mtp_weights, cache)
+    else:
+        parts = _in_operators(
+            PaddleDecoder(spec, checkpoint, cache, max_len, attention, dtype), mtp_weights
+        )
     limits = BatchLimits(
         max_tokens=max_chunk_tokens,
         max_len=max_len,
@@ -98,7 +113,9 @@ def assemble_runner(
         meter = meter or memory_meter()
         batches = profile_batches(shape, limits, num_drafts, has_longest_context=backend != "numba")
         first_layer = make(FirstLayer(parts.decoder), cache, limits)
-        peak_bytes = measured_peak_bytes(first_layer, batches, meter)
+        # The meter leaves out mapped files, of which the machine has one copy for all nodes.
+        with compile_once(f"steps of {backend}, {mtp_weights is not None}"):
+            peak_bytes = measured_peak_bytes(first_layer, batches, meter) + parts.shared_bytes
         size.allocate_beside(peak_bytes, cache, meter)
         parts.use_cache(cache)
         limits = replace(limits, max_len=size.max_len(cache), num_blocks=cache.num_blocks)
@@ -107,6 +124,7 @@ def assemble_runner(
         step_buffer_bytes=parts.step_buffer_bytes,
         peak_bytes=peak_bytes,
         kv_bytes=cache.num_blocks * layout.block_bytes,
+        shared_bytes=parts.shared_bytes,
     )
     _logger.info("memory: %s", memory.description)
     return make(parts.decoder, cache, limits, swap_space=swap_space, memory=memory)
@@ -114,11 +132,16 @@ def assemble_runner(
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """A loaded model. `step_buffer_bytes` is 0 where the framework allocates a step's memory."""
+    """A loaded model.
+
+    `step_buffer_bytes` is 0 where the framework allocates a step's memory. `shared_bytes` are those
+    of weights in a mapped file.
+    """
 
     decoder: Decoder
     mtp: MtpLayer | None
-    step_buffer_bytes: int
+    step_buffer_bytes: int = 0
+    shared_bytes: int = 0
 
     def device_draw(self, cache: KVCache, eos_token_ids: frozenset[int]) -> DeviceDraw | None:
         """Return what draws tokens on the device; None where the host computes."""
@@ -133,26 +156,29 @@ class _Parts:
                 part.use_cache(cache)
 
 
-def _load(
-    spec: DecoderSpec,
-    checkpoint: Checkpoint,
-    mtp_weights: MtpWeights | None,
-    cache: KVCache,
-    max_len: int,
-    shape: StepShape,
-    attention: PaddleAttention | None,
-) -> _Parts:
-    """Read the weights, for the CPU kernels if `attention` is None."""
+def _formats(spec: DecoderSpec, checkpoint: TensorSource) -> str:
+    """Return the formats of all weights, in words."""
+    return ", ".join(sorted({checkpoint.format_and_shape(n)[0] for n in expected_shapes(spec)}))
+
+
+def _in_operators(decoder: PaddleDecoder, mtp_weights: MtpWeights | None) -> _Parts:
+    if mtp_weights is None:
+        return _Parts(decoder, None)
+    return _Parts(decoder, PaddleMtp(mtp_weights, decoder, decoder.num_layers))
+
+
+def _on_kernels(decoder: NumbaDecoder, mtp_weights: MtpWeights | None, cache: KVCache) -> _Parts:
     mtp: MtpLayer | None = None
-    if attention is not None:
-        decoder = PaddleDecoder(spec, checkpoint, cache, max_len, attention)
-        if mtp_weights is not None:
-            mtp = PaddleMtp(mtp_weights, decoder, spec.num_layers)
-        return _Parts(decoder, mtp, 0)
-    on_kernels = NumbaDecoder(spec, checkpoint, cache, max_len, shape)
     if mtp_weights is not None:
-        mtp = NumbaMtp(mtp_weights, on_kernels, cache, spec.num_layers)
-    return _Parts(on_kernels, mtp, on_kernels.step_buffers.num_bytes)
+        mtp = NumbaMtp(mtp_weights, decoder, cache, decoder.num_layers)
+    return _Parts(decoder, mtp, decoder.step_buffers.num_bytes, decoder.shared_bytes)
+
+
+def _dtypes(model: ModelConfig, engine: EngineConfig) -> tuple[str, str]:
+    """Return what the model is computed in, and what the KV cache stores."""
+    computed = _compute_dtype(model.dtype)
+    stored = engine.kv_cache_dtype
+    return computed, computed if stored == "auto" else stored
 
 
 def _compute_dtype(wanted: str) -> str:
@@ -163,27 +189,36 @@ def _compute_dtype(wanted: str) -> str:
     return "float32"
 
 
-def _arithmetic(backend: str, has_flash: bool) -> str:
-    """Return what the order of additions depends on."""
+def _has_byte_activations(wanted: str, backend: str) -> bool:
+    if wanted == "int8" and backend != "numba":
+        raise ConfigError(
+            "activation_dtype is int8: wanted the CPU kernels, attention_backend numba; "
+            f"here: {backend}"
+        )
+    return wanted == "int8"
+
+
+def _arithmetic(backend: str, has_flash: bool, with_bytes: bool) -> str:
+    """Return what the values, and the order of additions, depend on."""
     if backend == "numba":
-        return f"numba, {PIECE_KEYS} keys"
+        return f"numba, {PIECE_KEYS} keys" + (", int8 activations" if with_bytes else "")
     return f"{backend} flash" if has_flash else backend
 
 
 def _layout(
     spec: DecoderSpec,
-    checkpoint: Checkpoint,
+    checkpoint: TensorSource,
     mtp_weights: MtpWeights | None,
-    dtype: str,
     arithmetic: str,
+    stored: str,
     block_size: int,
 ) -> KVLayout:
-    """Return the layout of the KV cache.
+    """Return the layout of a KV cache that stores numbers as `stored`.
 
     It contains the operators' names, because they add in different orders: last bits of KV differ.
     """
     described = json.dumps(asdict(spec), sort_keys=True)
-    computed = f"{described}\n{checkpoint.identity()}\n{dtype}\n{arithmetic}"
+    computed = f"{described}\n{checkpoint.identity()}\n{arithmetic}"
     if mtp_weights is not None:
         computed += f"\n{mtp_weights.identity()}"
     digest = hashlib.sha256(computed.encode()).hexdigest()
@@ -193,11 +228,11 @@ def _layout(
         num_kv_heads=spec.num_kv_heads,
         head_dim=spec.head_dim,
         block_size=block_size,
-        dtype=dtype,
+        dtype=stored,
     )
 
 
-def _choose_backend(engine: EngineConfig, spec: DecoderSpec, dtype: str) -> str:
+def _choose_backend(engine: EngineConfig, spec: DecoderSpec, dtype: str, stored: str) -> str:
     """Return the attention back end; `ConfigError` if the configured one cannot run here."""
     wanted = engine.attention_backend
     if wanted == "paddle":
@@ -213,6 +248,8 @@ def _choose_backend(engine: EngineConfig, spec: DecoderSpec, dtype: str) -> str:
     if wanted == "numba":
         raise ConfigError("attention_backend is numba: wanted fused or paddle on a GPU")
     problem = paged_problem(spec, dtype, engine.block_size)
+    if stored != dtype:
+        problem = f"kv_cache_dtype is {stored} and the fused operators compute in {dtype}"
     if problem and wanted == "fused":
         raise ConfigError(f"attention_backend is fused, but here {problem}; wanted paddle")
     if problem:
@@ -222,11 +259,11 @@ def _choose_backend(engine: EngineConfig, spec: DecoderSpec, dtype: str) -> str:
 
 
 def _attention(
-    backend: str, spec: DecoderSpec, cache: KVCache, *, has_flash: bool
+    backend: str, spec: DecoderSpec, cache: KVCache, dtype: str, *, has_flash: bool
 ) -> PaddleAttention:
     if backend == "fused":
         return FusedAttention(spec, cache, has_flash=has_flash)
-    return PaddleAttention(spec, cache)
+    return PaddleAttention(spec, cache, dtype)
 
 
 def _has_flash(spec: DecoderSpec, dtype: str, block_size: int) -> bool:

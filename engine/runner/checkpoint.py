@@ -1,14 +1,10 @@
-"""Read safetensors: every header is checked before any weight is read.
+"""The weights of a model folder, in the types in which its files store them.
 
-A file is eight bytes of header length (little endian), a JSON header that gives each tensor's
-dtype, shape and byte range, then the data. Tensors are read one at a time and converted to their
-final dtype, so loading never holds a second copy of the model. The files are not mapped, because
-mapped pages count as this process's memory.
+Every header is checked before any weight is read. A safetensors file is eight bytes of header
+length (little endian), a JSON header that gives each tensor's dtype, shape and byte range, then the
+data. Its tensors are read one at a time, so loading never holds a second copy of the model.
 
-A quantised weight format attaches here: `FLOAT_DTYPES` and `_STORED` list the stored types that
-`check` admits, and `TensorFiles.read` returns one tensor as float32. A format with scales in a
-second tensor adds both names in `layer_shapes`; `numba_layer.pack` and `paddle_decoder.Linear` then
-keep the quantised values.
+A folder with a file `weights.gguf` has its weights there (`gguf_weights`).
 """
 
 from __future__ import annotations
@@ -25,11 +21,13 @@ from typing import Any
 import numpy as np
 
 from common.errors import CheckpointError
+from engine.runner.block_tensor import BlockTensor
+from engine.runner.gguf_weights import WEIGHTS_FILE, GgufWeights
 from engine.runner.model_spec import DecoderSpec, read_json_object
+from engine.runner.tensor_source import TensorSource
 
-FLOAT_DTYPES = ("F32", "F16", "BF16")
+_FLOAT_DTYPES = ("F32", "F16", "BF16")
 _DTYPE_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "I32": 4}
-_STORED = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16, "I32": np.int32}
 _MAX_HEADER_BYTES = 100 << 20
 _SAMPLE_BYTES = 256
 
@@ -45,7 +43,7 @@ class StoredTensor:
     size_bytes: int
 
 
-class TensorFiles:
+class TensorFiles(TensorSource):
     """The tensors of some safetensors files, and a digest of the files."""
 
     def __init__(self, shards: Mapping[Path, Sequence[str]]) -> None:
@@ -56,6 +54,7 @@ class TensorFiles:
         self._digest = hashlib.sha256()
         self._tensors: dict[str, StoredTensor] = {}
         self.metadata: dict[str, str] = {}
+        self._paths = list(shards)
         for path, wanted in shards.items():
             found = self._read_header(path)
             for name in wanted or found:
@@ -70,9 +69,9 @@ class TensorFiles:
         source: Path,
         name: str,
         shape: tuple[int, ...],
-        dtypes: Sequence[str] = FLOAT_DTYPES,
+        dtypes: Sequence[str] | None = None,
     ) -> None:
-        """Raise `CheckpointError`, naming `source`, unless this tensor exists with this shape."""
+        dtypes = dtypes or _FLOAT_DTYPES
         tensor = self._tensors.get(name)
         if tensor is None:
             raise CheckpointError(f"{source}: tensor {name} is missing: wanted shape {list(shape)}")
@@ -117,37 +116,43 @@ class TensorFiles:
         return tensors
 
     def identity(self) -> str:
-        """Return a digest of these weights: headers, sizes and some bytes of every tensor."""
         return self._digest.hexdigest()
 
     def names(self) -> Iterable[str]:
-        """Return the names of all tensors."""
         return self._tensors.keys()
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return the stored shape of one tensor."""
         return self._tensors[name].shape
 
-    def read(self, name: str) -> np.ndarray:
-        """Read one tensor as a new array: float32, or int32 if it holds integers.
-
-        Raises `CheckpointError` if the file is truncated.
-        """
+    def format_and_shape(self, name: str) -> tuple[str, tuple[int, int]]:
         tensor = self._tensors[name]
-        stored = _STORED[tensor.dtype]
-        count = math.prod(tensor.shape)
-        data = np.fromfile(tensor.path, stored, count, offset=tensor.offset)
-        if data.size != count:
+        return tensor.dtype, (math.prod(tensor.shape[:-1]), tensor.shape[-1])
+
+    def blocks(self, name: str) -> BlockTensor:
+        dtype, shape = self.format_and_shape(name)
+        return BlockTensor(
+            dtype, shape, self._stored(self._tensors[name], name).reshape(shape[0], -1)
+        )
+
+    def stamps(self) -> list[list[int]]:
+        statuses = [path.stat() for path in self._paths]
+        return [[status.st_size, status.st_mtime_ns] for status in statuses]
+
+    def read(self, name: str) -> np.ndarray:
+        """Return one tensor as a new array: float32, or int32 if it holds integers."""
+        tensor = self._tensors[name]
+        if tensor.dtype == "I32":
+            return self._stored(tensor, name).view(np.int32).reshape(tensor.shape)
+        return super().read(name)
+
+    def _stored(self, tensor: StoredTensor, name: str) -> np.ndarray:
+        data = np.fromfile(tensor.path, np.uint8, tensor.size_bytes, offset=tensor.offset)
+        if data.size != tensor.size_bytes:
             raise CheckpointError(f"{tensor.path}: truncated within tensor {name}")
-        if tensor.dtype == "BF16":
-            wide = data.astype(np.uint32)
-            wide <<= 16
-            data = wide.view(np.float32)
-        wanted = np.int32 if tensor.dtype == "I32" else np.float32
-        return data.astype(wanted, copy=False).reshape(tensor.shape)
+        return data
 
 
-class Checkpoint(TensorFiles):
+class Checkpoint(TensorSource):
     """The tensors of one folder, checked against what the decoder needs."""
 
     def __init__(self, folder: Path, spec: DecoderSpec) -> None:
@@ -155,9 +160,46 @@ class Checkpoint(TensorFiles):
 
         Raises `CheckpointError`, naming the file and the first tensor that is missing or wrong.
         """
-        super().__init__(_shards(folder))
-        for name, shape in expected_shapes(spec).items():
-            self.check(folder, name, shape)
+        shapes = expected_shapes(spec)
+        gguf_path = folder / WEIGHTS_FILE
+        self._source: TensorSource
+        if gguf_path.is_symlink() or gguf_path.exists():
+            self._source = GgufWeights(gguf_path, shapes, spec.num_heads, spec.num_kv_heads)
+        else:
+            self._source = TensorFiles(_shards(folder))
+        self.metadata = self._source.metadata
+        for name, shape in shapes.items():
+            self._source.check(folder, name, shape)
+
+    def identity(self) -> str:
+        return self._source.identity()
+
+    def names(self) -> Iterable[str]:
+        return self._source.names()
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._source.shape(name)
+
+    def check(
+        self,
+        source: Path,
+        name: str,
+        shape: tuple[int, ...],
+        dtypes: Sequence[str] | None = None,
+    ) -> None:
+        self._source.check(source, name, shape, dtypes)
+
+    def format_and_shape(self, name: str) -> tuple[str, tuple[int, int]]:
+        return self._source.format_and_shape(name)
+
+    def blocks(self, name: str) -> BlockTensor:
+        return self._source.blocks(name)
+
+    def stamps(self) -> list[list[int]]:
+        return self._source.stamps()
+
+    def read(self, name: str) -> np.ndarray:
+        return self._source.read(name)
 
 
 def _parse_header(
@@ -229,23 +271,25 @@ def layer_shapes(spec: DecoderSpec, prefix: str) -> dict[str, tuple[int, ...]]:
     """Return all tensors of one layer: shapes by name, which begins with `prefix`."""
     hidden, inner = spec.hidden_size, spec.intermediate_size
     query, kv = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-    linears = {
-        "self_attn.q_proj": (query, hidden, spec.has_qkv_bias),
-        "self_attn.k_proj": (kv, hidden, spec.has_qkv_bias),
-        "self_attn.v_proj": (kv, hidden, spec.has_qkv_bias),
-        "self_attn.o_proj": (hidden, query, spec.has_output_bias),
-        "mlp.gate_proj": (inner, hidden, spec.has_mlp_bias),
-        "mlp.up_proj": (inner, hidden, spec.has_mlp_bias),
-        "mlp.down_proj": (hidden, inner, spec.has_mlp_bias),
+    qkv_bias, output_bias, mlp_bias = spec.has_qkv_bias, spec.has_output_bias, spec.has_mlp_bias
+    attention = {
+        "self_attn.q_proj": (query, hidden, qkv_bias),
+        "self_attn.k_proj": (kv, hidden, qkv_bias),
+        "self_attn.v_proj": (kv, hidden, qkv_bias),
+        "self_attn.o_proj": (hidden, query, output_bias),
     }
-    shapes: dict[str, tuple[int, ...]] = {
-        f"{prefix}input_layernorm.weight": (hidden,),
-        f"{prefix}post_attention_layernorm.weight": (hidden,),
+    mlp = {
+        "mlp.gate_proj": (inner, hidden, mlp_bias),
+        "mlp.up_proj": (inner, hidden, mlp_bias),
+        "mlp.down_proj": (hidden, inner, mlp_bias),
     }
-    for name, (num_outputs, num_inputs, has_bias) in linears.items():
-        shapes[f"{prefix}{name}.weight"] = (num_outputs, num_inputs)
-        if has_bias:
-            shapes[f"{prefix}{name}.bias"] = (num_outputs,)
+    shapes: dict[str, tuple[int, ...]] = {}
+    for norm, linears in (("input", attention), ("post_attention", mlp)):
+        shapes[f"{prefix}{norm}_layernorm.weight"] = (hidden,)
+        for name, (num_outputs, num_inputs, has_bias) in linears.items():
+            shapes[f"{prefix}{name}.weight"] = (num_outputs, num_inputs)
+            if has_bias:
+                shapes[f"{prefix}{name}.bias"] = (num_outputs,)
     if spec.has_head_norms:
         shapes[f"{prefix}self_attn.q_norm.weight"] = (spec.head_dim,)
         shapes[f"{prefix}self_attn.k_norm.weight"] = (spec.head_dim,)

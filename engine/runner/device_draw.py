@@ -50,10 +50,8 @@ class DeviceDraw:
             self._on_device.draw(head, width, one)
             for head, one in zip(_read(parts), inputs, strict=True)
         ]
-        if rows.allowed is not None:
-            # The device does not know grammars, so these rows are read whole.
-            for row in np.flatnonzero(rows.allowed.mask_rows >= 0):
-                found[row] = None
+        for row in _ruled_rows(rows):  # the device does not know rules: these rows are read whole
+            found[row] = None
         draws = Draws([token_id or 0 for token_id in found], [True] * len(found))
         for group in groups:
             left = np.array([row for row in group if found[row] is None], np.int64)
@@ -82,6 +80,16 @@ class DeviceDraw:
             draws.is_drawn[row] = part.is_drawn[number]
             if number in part.logprobs:
                 draws.logprobs[row] = part.logprobs[number]
+
+
+def _ruled_rows(rows: SampledRows) -> list[int]:
+    """Return the rows under a grammar, a set of allowed tokens, or biases."""
+    is_ruled = np.zeros(len(rows), np.bool_)
+    if rows.allowed is not None:
+        is_ruled |= rows.allowed.mask_rows >= 0
+    if rows.biases is not None:
+        is_ruled |= rows.biases.has_rows
+    return np.flatnonzero(is_ruled).tolist()
 
 
 def _read(parts: list[paddle.Tensor]) -> np.ndarray:

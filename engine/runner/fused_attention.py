@@ -29,7 +29,8 @@ class FusedAttention(PaddleAttention):
     """The paged operator for short runs behind cached tokens, another part for chunks."""
 
     def __init__(self, spec: DecoderSpec, cache: KVCache, *, has_flash: bool) -> None:
-        super().__init__(spec, cache)
+        """Attend in the dtype of the cache, which the fused operators require."""
+        super().__init__(spec, cache, cache.layout.dtype)
         self._paged = PagedRows(spec, cache)
         self._chunks: AttentionPart = FlashChunks(spec, cache) if has_flash else self._tiles
 

@@ -99,7 +99,7 @@ def _compare(
     for is_fused in (False, True):
         cache = KVCache(layout, num_blocks * layout.block_bytes)
         cache.tensor[:] = paddle.to_tensor(past).astype(dtype)
-        attention = PaddleAttention(spec, cache)
+        attention = PaddleAttention(spec, cache, dtype)
         if is_fused:
             attention = FusedAttention(spec, cache, has_flash=has_flash)
         parts = paddle.split(paddle.to_tensor(qkv).astype(dtype), counts, axis=1)

@@ -16,7 +16,8 @@ import numpy as np
 from numba import uint32
 
 from engine.core.plan import SampleInput
-from engine.runner.kernels.filters import gumbel_noise, kept_prefix
+from engine.runner.kernels.draw import gumbel_noise
+from engine.runner.kernels.filters import kept_prefix
 from engine.runner.kernels.philox import philox_blocks
 from engine.runner.kernels.sample_rows import GREEDY_BELOW
 
@@ -176,7 +177,7 @@ def _best(ids: np.ndarray, depths: np.ndarray, one: SampleInput) -> tuple[int, f
 
 @numba.njit("float64[::1](int64[::1], float32[::1], uint64, uint32)", nogil=True, cache=True)
 def _scores(ids: np.ndarray, depths: np.ndarray, seed: int, output_index: int) -> np.ndarray:
-    """Return noise - depth of each token; see `kernels.filters.draw`."""
+    """Return noise - depth of each token; see `kernels.draw`."""
     words = np.empty((4, 1), np.uint32)
     scores = np.empty(len(ids), np.float64)
     for at in range(len(ids)):

@@ -11,6 +11,7 @@ from engine.runner.decoder import Decoder
 from engine.runner.grammar_masks import AllowedTokens
 from engine.runner.kernels.withhold import withhold
 from engine.runner.sampler import SampledRows, Sampler, token_logprobs
+from engine.runner.token_rules import Biases
 from engine.runner.verification import Draws
 
 MAX_SAMPLED_ROWS = 64
@@ -37,12 +38,12 @@ class HostDraw:
 def add_draws(draws: Draws, sampler: Sampler, logits: np.ndarray, rows: SampledRows) -> None:
     """Draw after `rows` and append what was drawn, with log probabilities where asked for.
 
-    The logits of tokens that a grammar does not allow are changed.
+    The logits of tokens that are not allowed are changed.
     """
     first = len(draws.token_ids)
     if rows.allowed is not None:
         logits = _withheld(logits, rows.allowed)
-    drawn, is_drawn = sampler.draw(logits, rows)
+    drawn, is_drawn = sampler.draw(_biased(logits, rows.biases), rows)
     draws.token_ids += drawn.tolist()
     draws.is_drawn += is_drawn.tolist()
     num_logprobs = rows.ways["num_logprobs"]
@@ -50,6 +51,17 @@ def add_draws(draws: Draws, sampler: Sampler, logits: np.ndarray, rows: SampledR
         draws.logprobs[first + row] = token_logprobs(
             logits[row], int(drawn[row]), int(num_logprobs[row])
         )
+
+
+def _biased(logits: np.ndarray, biases: Biases | None) -> np.ndarray:
+    """Return logits with these biases; log probabilities are those of the logits without them."""
+    if biases is None:
+        return logits
+    biased = logits.copy()
+    for row in np.flatnonzero(biases.has_rows).tolist():
+        token_ids, values = biases.of_row(row)
+        np.add.at(biased[row], token_ids, values)
+    return biased
 
 
 def _withheld(logits: np.ndarray, allowed: AllowedTokens) -> np.ndarray:

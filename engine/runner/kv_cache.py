@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from common.errors import ConfigError
-from common.kv_layout import KVLayout
+from common.kv_layout import STORED_BYTES, KVLayout
 from engine.core.plan import OnLayer
 from engine.runner.framework import paddle
 from engine.runner.landings_in import GpuSide, LandingCopy, LandingsIn
@@ -30,7 +30,11 @@ MIN_BLOCKS = 2
 
 
 class KVCache:
-    """`[num_layers, 2, num_blocks, num_kv_heads, block_size, head_dim]`; 2 is key, value."""
+    """`[num_layers, 2, num_blocks, num_kv_heads, block_size, slot items]`; 2 is key, value.
+
+    A slot has `head_dim` items of the layout's dtype. With int8 four more bytes are its scale, a
+    float (`kv_formats`).
+    """
 
     def __init__(
         self,
@@ -138,18 +142,25 @@ class KVCache:
         return self._landings.begin(block_ids)
 
     def layer(self, index: int) -> tuple[paddle.Tensor, paddle.Tensor]:
-        """Return a layer's keys and values `[num_blocks, kv_heads, block_size, head_dim]`."""
+        """Return a layer's keys and values `[num_blocks, kv_heads, block_size, slot items]`."""
         return self.tensor[index, 0], self.tensor[index, 1]
 
-    def as_numpy(self) -> np.ndarray:
-        """Return the cache's own memory, writable; `ConfigError` if it is not on a CPU."""
+    def slots(self) -> np.ndarray:
+        """Return the cache's own memory, writable; `ConfigError` if it is not on a CPU.
+
+        It is uint8 `[num_layers, 2, num_blocks, num_kv_heads, block_size, slot_bytes]`.
+        """
         if not self.tensor.place.is_cpu_place():
             raise ConfigError(f"the KV cache lives on {self.tensor.place}: it has no host view")
-        return np.from_dlpack(self.tensor)
+        layout = self.layout
+        heads = (layout.num_kv_heads, layout.block_size, layout.slot_bytes)
+        stored: np.ndarray = np.from_dlpack(self.tensor.view("uint8"))
+        return stored.reshape(*layout.pool_shape(self.num_blocks)[:3], *heads)
 
     def _tensor(self, memory: np.ndarray | None) -> paddle.Tensor:
         layout = self.layout
-        heads = [layout.num_kv_heads, layout.block_size, layout.head_dim]
+        num_items = layout.slot_bytes // STORED_BYTES[layout.dtype]
+        heads = [layout.num_kv_heads, layout.block_size, num_items]
         shape = [*layout.pool_shape(self.num_blocks)[:3], *heads]
         if memory is None:
             return paddle.zeros(shape, dtype=layout.dtype)
@@ -164,4 +175,4 @@ class KVCache:
         return self.layout.pool_shape(self.num_blocks)
 
     def _bytes(self) -> np.ndarray:
-        return self.as_numpy().view(np.uint8).reshape(self._bytes_shape)
+        return self.slots().reshape(self._bytes_shape)

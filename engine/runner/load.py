@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING
 from common.config import EngineConfig, ModelConfig, SpeculationConfig
 from common.errors import CheckpointError, ConfigError
 from common.token_budget import num_speculative_tokens
-from engine.runner.checkpoint import Checkpoint
+from engine.runner.checkpoint import Checkpoint, expected_shapes
 from engine.runner.grammar_masks import GrammarMasks
-from engine.runner.model_spec import read_decoder_spec, read_eos_token_ids
+from engine.runner.model_spec import DecoderSpec, read_decoder_spec, read_eos_token_ids
 from engine.runner.mtp.mtp_weights import read_mtp_weights
+from engine.runner.quantised_source import WIDE_FORMATS, QuantisedSource
+from engine.runner.tensor_source import TensorSource
 from grammars.compiler import GrammarCompiler
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ def load_model_runner(
     max_chunk_tokens: int | None = None,
     host_memory: HostMemory | None = None,
     meter: MemoryMeter | None = None,
+    packed_folder: Path | None = None,
     on_imported: Callable[[], object] = lambda: None,
 ) -> ModelRunner:
     """Load `model.model`, a Hugging Face folder, and allocate its KV cache.
@@ -41,8 +44,9 @@ def load_model_runner(
     mtp the drafting layer is read too, from its own file or from the checkpoint. `host_memory`
     allocates the memory behind `kv_bytes` (None: private memory). Unless `engine.kv_cache_memory`
     is set, the largest step is computed once, and the cache takes what that leaves of the node's
-    share, which `meter` measures (None: on this machine's device). `on_imported` is called after
-    Paddle is imported, because Paddle installs signal handlers.
+    share, which `meter` measures (None: on this machine's device). Below `packed_folder` are the
+    weights for the CPU kernels, one copy for all nodes of the machine (None: private memory).
+    `on_imported` is called after Paddle is imported, because Paddle installs signal handlers.
 
     Raises `CheckpointError`, before any weight is read, when the folder is missing, broken or
     unsupported, and `ConfigError` when a setting does not fit the model or the machine.
@@ -61,6 +65,7 @@ def load_model_runner(
     mtp = None
     if speculation.speculative_method == "mtp":
         mtp = read_mtp_weights(speculation.speculative_model, folder, checkpoint, spec)
+    source = _quantised(checkpoint, spec, model.quantization)
     # Importing Paddle takes seconds; a wrong path or a broken file is reported before.
     from engine.runner.framework import set_num_threads
 
@@ -75,7 +80,7 @@ def load_model_runner(
         model,
         engine,
         spec,
-        checkpoint,
+        source,
         eos_token_ids,
         mtp,
         num_drafts=num_drafts,
@@ -83,6 +88,7 @@ def load_model_runner(
         max_chunk_tokens=max_chunk_tokens or engine.max_num_batched_tokens,
         host_memory=host_memory,
         meter=meter,
+        packed_folder=packed_folder,
     )
     grammars = GrammarCompiler.load(folder, spec.vocab_size, eos_token_ids)
     if grammars is not None:
@@ -90,3 +96,17 @@ def load_model_runner(
             grammars.matcher, spec.vocab_size, eos_token_ids, proposes=num_drafts > 0
         )
     return runner
+
+
+def _quantised(checkpoint: Checkpoint, spec: DecoderSpec, quantization: str) -> TensorSource:
+    """Return the weights as they will be computed with."""
+    if quantization == "none":
+        return checkpoint
+    for name in expected_shapes(spec):
+        stored, _ = checkpoint.format_and_shape(name)
+        if stored not in WIDE_FORMATS:
+            raise ConfigError(
+                f"quantization is {quantization}, but {name} is {stored}: wanted none, or weights "
+                f"in {', '.join(WIDE_FORMATS)}"
+            )
+    return QuantisedSource(checkpoint, quantization.upper())

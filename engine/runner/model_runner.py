@@ -23,11 +23,12 @@ from engine.core.plan import (
     StepCosts,
 )
 from engine.core.step_batch import StepBatch, batch_of
+from engine.runner.compile_once import compile_once
 from engine.runner.decoder import Decoder
 from engine.runner.device_draw import DeviceDraw
 from engine.runner.flat_batch import BatchLimits, FlatBatch, flatten
 from engine.runner.grammar_masks import GrammarMasks
-from engine.runner.host_draw import HostDraw
+from engine.runner.host_draw import MAX_SAMPLED_ROWS, HostDraw
 from engine.runner.host_pool import HostPool
 from engine.runner.kv_cache import KVCache
 from engine.runner.landings_in import LandingCopy
@@ -35,6 +36,7 @@ from engine.runner.layers_out import FinishedCopy
 from engine.runner.mtp.draft_step import MtpLayer, plan_drafts, run_drafts
 from engine.runner.sampler import sampled_rows
 from engine.runner.step_costs import DecodeShape, measure_step_costs
+from engine.runner.token_rules import AllowedMasks
 from engine.runner.verification import accept_drafts
 
 
@@ -73,6 +75,7 @@ class ModelRunner:
         self.grammars: GrammarMasks | None = None
         """What draws under grammars; None: nothing, and no request with one may come."""
         self._host_pool = HostPool(cache, swap_space)
+        self._allowed_masks = AllowedMasks(limits.vocab_size)
         self._step_costs: StepCosts | None = None
 
     @property
@@ -159,7 +162,9 @@ class ModelRunner:
             self._decoder.run_layer(index, hidden)
             layers.on_computed(index)
         allowed = None if pending is None else pending.wait()
-        rows = sampled_rows(batch, self.vocab_size, self.eos_token_ids, allowed)
+        rows = sampled_rows(
+            batch, self.vocab_size, self.eos_token_ids, allowed, self._allowed_masks
+        )
         if on_queued is not None and self.needs_staging:
             on_queued()
         draws = self._row_draw.draw(hidden, flat.sampled_rows, rows, batch)
@@ -193,6 +198,30 @@ class ModelRunner:
             assert result is not None
             result.draft_token_ids = draft_token_ids
 
+    def log_likelihoods(self, token_ids: Sequence[int]) -> np.ndarray:
+        """Return ln p of each token but the first, after all before it: float64.
+
+        For measurements of a model's accuracy. Overwrites the first blocks. Raises `InternalError`
+        for more tokens than a sequence may have.
+        """
+        size, most = self.layout.block_size, self._limits.max_tokens
+        table = range(blocks_for(len(token_ids), size))
+        found = np.empty(len(token_ids) - 1)
+        for start in range(0, len(found), most):
+            chunk = token_ids[start : min(start + most, len(found))]
+            scheduled = ScheduledSequence(0, chunk, start, table, None)
+            hidden = self._decoder.begin(flatten(batch_of([scheduled]), self._limits))
+            for index in range(self._decoder.num_layers):
+                self._decoder.run_layer(index, hidden)
+            for first in range(0, len(chunk), MAX_SAMPLED_ROWS):
+                rows = np.arange(first, min(first + MAX_SAMPLED_ROWS, len(chunk)))
+                logits = self._decoder.logits(hidden, rows).astype(np.float64)
+                logits -= logits.max(axis=1, keepdims=True)
+                following = np.asarray(token_ids[start + first + 1 :][: len(rows)])
+                chosen = logits[np.arange(len(rows)), following]
+                found[start + rows] = chosen - np.log(np.exp(logits).sum(axis=1))
+        return found
+
     @property
     def step_costs(self) -> StepCosts:
         """The cost of steps on this machine; `InternalError` before `warm_up` has measured it."""
@@ -207,16 +236,19 @@ class ModelRunner:
         """
         length = min(32, self.max_model_len, self._limits.max_tokens)
         table = range(blocks_for(length, self.layout.block_size))
-        for params in (
+        kinds = (
             SamplingParams(max_tokens=1, temperature=0.0, logprobs=1),
             SamplingParams(
                 max_tokens=1, temperature=1.0, top_k=5, top_p=0.9, min_p=0.01,
                 repetition_penalty=1.1, presence_penalty=0.1, frequency_penalty=0.1,
             ),
-        ):  # fmt: skip
-            sample = SampleInput(params, 0, [0] * length, [])
-            self.execute([ScheduledSequence(0, [0] * length, 0, table, sample, num_proposals=2)])
-            self.execute([ScheduledSequence(0, [0], length - 1, table, sample)])
+        )  # fmt: skip
+        with compile_once(f"warm-up {self.attention_backend}, drafts: {self._mtp is not None}"):
+            for params in kinds:
+                sample = SampleInput(params, 0, [0] * length, [])
+                many = ScheduledSequence(0, [0] * length, 0, table, sample, num_proposals=2)
+                self.execute([many])
+                self.execute([ScheduledSequence(0, [0], length - 1, table, sample)])
         self._step_costs = measure_step_costs(
             self.execute, self._limits, self._widest, has_proposals=self._mtp is not None
         )

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numba import get_num_threads, set_num_threads
 
 from common.errors import ConfigError
-from engine.runner.checkpoint import Checkpoint
 from engine.runner.flat_batch import FlatBatch
 from engine.runner.kernels.attention import STATE_LANES
 from engine.runner.kernels.attention_plan import PART_ROWS, plan_attention
 from engine.runner.kernels.layer import whole_layer
-from engine.runner.kernels.matmul import gather_columns, linear, rms_norm
+from engine.runner.kernels.linear import gather_columns, linear
+from engine.runner.kernels.rows import rms_norm
 from engine.runner.kernels.vector_ir import LANES
 from engine.runner.kv_cache import KVCache
 from engine.runner.model_spec import DecoderSpec
@@ -22,10 +23,11 @@ from engine.runner.numba_layer import (
     NONE_1D,
     NONE_2D,
     load_layer,
-    pack,
 )
+from engine.runner.packed_weights import decoder_plans, pack_privately, pack_shared
 from engine.runner.rope import rotary_tables
 from engine.runner.step_buffers import StepBuffers, StepShape
+from engine.runner.tensor_source import TensorSource
 from engine.runner.weight_memory import WeightMemory
 
 
@@ -45,16 +47,22 @@ AttentionWork = tuple[np.ndarray, np.ndarray, np.ndarray]
 class _Buffers:
     """Buffers of all steps. What a layer leaves in them is free for an MTP layer."""
 
-    def __init__(self, spec: DecoderSpec, shape: StepShape, made: StepBuffers) -> None:
+    def __init__(
+        self, spec: DecoderSpec, shape: StepShape, made: StepBuffers, *, with_bytes: bool
+    ) -> None:
         rows, width = shape.num_tokens, spec.hidden_size
+        attended = spec.num_heads * spec.head_dim
         self.hidden = made.rows(rows, width)
         self.normed = made.rows(rows, width)
         self.qkv = made.rows(rows, spec.qkv_size)
-        self.attended = made.rows(rows, spec.num_heads * spec.head_dim)
+        self.attended = made.rows(rows, attended)
         self.gated = made.rows(rows, spec.intermediate_size)
         self.chosen = made.rows(shape.num_logits_rows, width)
         self.final = made.rows(shape.num_logits_rows, width)
         self.logits = made.rows(shape.num_logits_rows, spec.vocab_size)
+        widest = max(width, attended, spec.intermediate_size)
+        # Two bytes per value: int8, with the scales and sums of its blocks.
+        self.quantised = made.rows(rows, widest // 2 if with_bytes else 0)
         self.parts = made.rows(PART_ROWS, spec.head_dim + STATE_LANES)
 
 
@@ -68,6 +76,7 @@ class _Workspace:
     qkv: np.ndarray
     attended: np.ndarray
     gated: np.ndarray
+    quantised: np.ndarray
 
 
 class NumbaDecoder:
@@ -79,11 +88,20 @@ class NumbaDecoder:
     def __init__(
         self,
         spec: DecoderSpec,
-        checkpoint: Checkpoint,
+        checkpoint: TensorSource,
         cache: KVCache,
         max_len: int,
         shape: StepShape,
+        *,
+        with_bytes: bool = False,
+        packed_folder: Path | None = None,
     ) -> None:
+        """Load the weights.
+
+        `with_bytes`: products of quantised weights take activations in int8. Below `packed_folder`
+        are the packed weights that nodes of this machine share (None: private memory). Raises
+        `ConfigError` for sizes that the kernels cannot divide.
+        """
         problem = unsupported_size(spec)
         if problem:
             raise ConfigError(f"attention_backend is numba, but {problem}; wanted paddle")
@@ -95,23 +113,29 @@ class NumbaDecoder:
         self.cosines, self.sines = rotary_tables(spec, max_len)
         self.memory = WeightMemory()
         self.shape, self.step_buffers = shape, StepBuffers()
-        self.buffers = _Buffers(spec, shape, self.step_buffers)
+        self.with_bytes = with_bytes
+        self.buffers = _Buffers(spec, shape, self.step_buffers, with_bytes=with_bytes)
         self.use_cache(cache)
+        plans = decoder_plans(spec)
         with KERNEL_LOCK:
-            self.embedding = pack(checkpoint, ["model.embed_tokens.weight"], self.memory)
-            self.head = self.embedding
-            if not spec.has_tied_embeddings:
-                self.head = pack(checkpoint, ["lm_head.weight"], self.memory)
-            self._final_norm = checkpoint.read("model.norm.weight")
-            self._layers = [
-                load_layer(checkpoint, f"model.layers.{i}.", spec, self.memory)
-                for i in range(spec.num_layers)
-            ]
+            if packed_folder is None:
+                packed = pack_privately(checkpoint, plans, self.memory, with_bytes=with_bytes)
+            else:
+                packed = pack_shared(checkpoint, plans, packed_folder, with_bytes=with_bytes)
+        self.shared_bytes = 0
+        if packed_folder is not None:
+            self.shared_bytes = sum(weight.data.nbytes for weight in packed.values())
+        self.embedding = packed["embedding"]
+        self.head = packed.get("head", self.embedding)
+        self._final_norm = checkpoint.read("model.norm.weight")
+        self._layers = [
+            load_layer(checkpoint, f"model.layers.{i}.", spec, packed)
+            for i in range(spec.num_layers)
+        ]
 
     def use_cache(self, cache: KVCache) -> None:
         """Keep keys and values in `cache` from now on."""
-        kv = cache.as_numpy()
-        self._kv = [(layer[0], layer[1]) for layer in kv]
+        self._kv = [(layer[0], layer[1]) for layer in cache.slots()]
 
     def begin(self, batch: FlatBatch) -> np.ndarray:
         rows = batch.token_ids.size
@@ -124,9 +148,10 @@ class NumbaDecoder:
             qkv=buffers.qkv.first(rows),
             attended=buffers.attended.first(rows),
             gated=buffers.gated.first(rows),
+            quantised=buffers.quantised.first(rows),
         )
         hidden = buffers.hidden.first(rows)
-        gather_columns(self.embedding, batch.token_ids, hidden)
+        gather_columns(self.embedding.table, batch.token_ids, hidden)
         return hidden
 
     def plan_attention(self, row_starts: np.ndarray, positions: np.ndarray) -> AttentionWork:
@@ -142,11 +167,12 @@ class NumbaDecoder:
         keys, values = self._kv[index]
         with KERNEL_LOCK:
             whole_layer(
-                hidden, layer.input_norm, layer.qkv, layer.qkv_bias, layer.head_norms, layer.output,
-                layer.output_bias, layer.mlp_norm, layer.gate_up, layer.gate_up_bias, layer.down,
-                layer.down_bias, keys, values, self.epsilon, self.cosines,
-                self.sines, self.scale, batch.positions, batch.slots, batch.block_tables,
-                work.attention, work.normed, work.qkv, work.attended, work.gated, self.num_threads,
+                hidden, layer.input_norm, layer.qkv.table, layer.qkv_bias, layer.head_norms,
+                layer.output.table, layer.output_bias, layer.mlp_norm, layer.gate_up.table,
+                layer.gate_up_bias, layer.down.table, layer.down_bias, keys, values, self.epsilon,
+                self.cosines, self.sines, self.scale, batch.positions, batch.slots,
+                batch.block_tables, work.attention, work.normed, work.qkv, work.attended,
+                work.gated, work.quantised, self.num_threads,
             )  # fmt: skip
 
     def apply_final_norm(self, states: np.ndarray, out: np.ndarray) -> None:
@@ -154,11 +180,18 @@ class NumbaDecoder:
         with KERNEL_LOCK:
             rms_norm(states, self._final_norm, self.epsilon, out)
 
+    def quantised_rows(self, count: int) -> np.ndarray:
+        """Return the buffer of `count` rows in int8, empty where products take float32."""
+        return self.buffers.quantised.first(count)
+
     def logits(self, hidden: np.ndarray, rows: np.ndarray) -> np.ndarray:
         buffers = self.buffers
         normed = buffers.final.first(len(rows))
         self.apply_final_norm(buffers.chosen.copy_rows(hidden, rows), normed)
         out = buffers.logits.first(len(rows))
         with KERNEL_LOCK:
-            linear(normed, self.head, NONE_1D, NONE_2D, out, self.num_threads)
+            linear(
+                normed, self.head.table, NONE_1D, NONE_2D, self.quantised_rows(len(rows)), out,
+                self.num_threads,
+            )  # fmt: skip
         return out

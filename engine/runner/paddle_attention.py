@@ -14,6 +14,7 @@ from engine.runner.device_arrays import to_device
 from engine.runner.flat_batch import FlatBatch
 from engine.runner.framework import paddle
 from engine.runner.kv_cache import KVCache
+from engine.runner.kv_formats import stored_items
 from engine.runner.model_spec import DecoderSpec
 from engine.runner.tiled_attention import TiledAttention
 
@@ -35,16 +36,17 @@ class AttentionPart(Protocol):
     ) -> paddle.Tensor:
         """Return `[rows, heads, head_dim]` for query, key and value of the whole batch.
 
-        `keys` and `values` are the layer's cache, `[num_blocks, kv_heads, block_size, head_dim]`.
+        `keys` and `values` are the layer's cache, `[num_blocks, kv_heads, block_size, slot items]`.
         """
 
 
 class PaddleAttention:
     """Paged attention in plain operators. A back end has `begin` and `attend`."""
 
-    def __init__(self, spec: DecoderSpec, cache: KVCache) -> None:
+    def __init__(self, spec: DecoderSpec, cache: KVCache, dtype: str) -> None:
+        """Attend in `dtype`, whatever the cache stores."""
         self._cache = cache
-        self._tiles = TiledAttention(spec, cache)
+        self._tiles = TiledAttention(spec, cache, dtype)
 
     def begin(self, batch: FlatBatch) -> None:
         """Send the device what all layers of one step share."""
@@ -70,7 +72,8 @@ class PaddleAttention:
         head_dim]`; query and key are rotated. Rows are the batch's.
         """
         keys, values = self._cache.layer(layer)
-        keys[self._blocks, :, self._offsets] = key
-        values[self._blocks, :, self._offsets] = value
+        stored = self._cache.layout.dtype
+        keys[self._blocks, :, self._offsets] = stored_items(key, stored)
+        values[self._blocks, :, self._offsets] = stored_items(value, stored)
         parts = [part.attend((query, key, value), keys, values) for part in self._parts]
         return paddle.concat(parts)[self._places]

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.runner.checkpoint import Checkpoint, TensorFiles
 from engine.runner.flat_batch import FlatBatch
 from engine.runner.framework import paddle
 from engine.runner.kv_cache import KVCache
 from engine.runner.model_spec import DecoderSpec
 from engine.runner.paddle_attention import PaddleAttention
 from engine.runner.rope import halves_first, rotary_tables
+from engine.runner.tensor_source import TensorSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +53,16 @@ class PaddleDecoder:
     def __init__(
         self,
         spec: DecoderSpec,
-        checkpoint: Checkpoint,
+        checkpoint: TensorSource,
         cache: KVCache,
         max_len: int,
         attention: PaddleAttention,
+        dtype: str,
     ) -> None:
+        """Read the weights, and compute in `dtype`."""
         self.num_layers = spec.num_layers
         self.spec, self._attention = spec, attention
-        self._dtype = cache.layout.dtype
+        self._dtype = dtype
         cosines, sines = rotary_tables(spec, max_len)
         self._cosines, self._sines = paddle.to_tensor(cosines), paddle.to_tensor(sines)
         self.embedding = self.tensor(checkpoint.read("model.embed_tokens.weight"))
@@ -76,7 +78,7 @@ class PaddleDecoder:
         """Return `values` on the device, in the dtype of the computation."""
         return paddle.to_tensor(values).astype(self._dtype)
 
-    def load_layer(self, files: TensorFiles, prefix: str) -> PaddleLayer:
+    def load_layer(self, files: TensorSource, prefix: str) -> PaddleLayer:
         """Load the layer whose tensors' names begin with `prefix`."""
         spec = self.spec
 

@@ -2,8 +2,11 @@
 
 In this order, with the source of each rule:
 
-0. Tokens that a grammar does not allow are taken out of the row (vLLM does so here too).
-1. Log probabilities: log-softmax of the model's own logits, before anything below.
+0. Tokens that a grammar or the request's `allowed_token_ids` do not allow are taken out of the row
+   (vLLM does so here too).
+1. Log probabilities: log-softmax of these logits, before anything below. Then biases are added to
+   the logits of single tokens (the OpenAI API's definition), and the last token of a bad word is
+   withheld behind the others (vLLM).
 2. Repetition penalty r over prompt and output tokens, once per distinct token: logit / r where it
    is positive, logit * r elsewhere (CTRL, Keskar et al. 2019; transformers, vLLM).
 3. Frequency and presence penalty over output tokens: logit - frequency * count - presence * (count
@@ -29,12 +32,15 @@ from numba import get_num_threads, set_num_threads
 
 from common.errors import InternalError
 from common.request import TokenLogprobs
+from common.token_rules import TokenRules
+from engine.core.seats import Seats
 from engine.core.step_batch import StepBatch
 from engine.core.stop_rules import withheld_token_ids
 from engine.runner.grammar_masks import AllowedTokens
 from engine.runner.kernels.filters import likeliest
 from engine.runner.kernels.sample_rows import DRAWN, Scratch, sample_rows
 from engine.runner.numba_layer import KERNEL_LOCK
+from engine.runner.token_rules import AllowedMasks, Biases, banned_token_ids, biases_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +49,8 @@ class SampledRows:
 
     `ways` has `SAMPLING_COLUMNS`. The tokens before the drawn one are the first `num_tokens` of row
     `histories` of `token_ids`; `num_prompts` of them are the prompt's. Row r must not draw
-    `withheld_ids[withheld_starts[r]:withheld_starts[r + 1]]`. `allowed` says which tokens
-    grammars allow; None without grammars.
+    `withheld_ids[withheld_starts[r]:withheld_starts[r + 1]]`. `allowed` says which tokens grammars
+    and requests allow, `biases` what is added to their logits; None where no row has any.
     """
 
     ways: np.ndarray
@@ -56,6 +62,7 @@ class SampledRows:
     withheld_starts: np.ndarray
     withheld_ids: np.ndarray
     allowed: AllowedTokens | None = None
+    biases: Biases | None = None
 
     def __len__(self) -> int:
         return len(self.ways)
@@ -74,6 +81,7 @@ class SampledRows:
             np.concatenate(([0], np.cumsum(ends - starts))),
             np.concatenate(withheld) if withheld else self.withheld_ids[:0],
             None if self.allowed is None else self.allowed.take(rows),
+            None if self.biases is None else self.biases.take(rows),
         )
 
 
@@ -82,8 +90,12 @@ def sampled_rows(
     vocab_size: int,
     eos_token_ids: Set[int],
     allowed: AllowedTokens | None = None,
+    masks: AllowedMasks | None = None,
 ) -> SampledRows:
-    """Return the rows of a batch's draws, in the order of `FlatBatch.sampled_rows`."""
+    """Return the rows of a batch's draws, in the order of `FlatBatch.sampled_rows`.
+
+    `allowed` are the masks of grammars, `masks` keeps those of requests.
+    """
     seats = batch.seats
     entries = np.flatnonzero(batch.is_sampled)
     counts = batch.num_drafts[entries] + 1
@@ -94,10 +106,19 @@ def sampled_rows(
     ways = seats.sampling[histories]
     starts = np.zeros(len(histories) + 1, np.int64)
     withheld: list[int] = []
-    for row in np.flatnonzero(output_indices < ways["min_tokens"]):
-        params = seats.params[histories[row]]
+    rules: list[TokenRules] = []
+    has_rules = seats.has_rules[histories]
+    if has_rules.any():
+        rules = [_rules(seats, row) for row in histories.tolist()]
+    for row in np.flatnonzero((output_indices < ways["min_tokens"]) | has_rules):
+        history, output_index = histories[row], int(output_indices[row])
+        params = seats.params[history]
         assert params is not None
-        ids = withheld_token_ids(params, int(output_indices[row]), eos_token_ids)
+        ids = [*withheld_token_ids(params, output_index, eos_token_ids)]
+        if has_rules[row]:
+            end = num_tokens[row]
+            output = seats.token_ids[history, end - output_index : end]
+            ids += banned_token_ids(rules[row], output)
         # An id outside the vocabulary, of a client or a checkpoint, is never drawn anyway.
         ids = [one for one in ids if 0 <= one < vocab_size]
         withheld += ids
@@ -111,8 +132,15 @@ def sampled_rows(
         num_tokens,
         np.cumsum(starts),
         np.array(withheld, np.int64),
-        allowed,
+        (masks or AllowedMasks(vocab_size)).add_to(allowed, rules),
+        biases_of(rules, vocab_size),
     )
+
+
+def _rules(seats: Seats, seat: int) -> TokenRules:
+    params = seats.params[seat]
+    assert params is not None
+    return params.rules
 
 
 class Sampler:
@@ -164,7 +192,8 @@ def _check_histories(rows: SampledRows, vocab_size: int) -> None:
     )
     for row in np.flatnonzero(is_penalised):
         ids = rows.token_ids[rows.histories[row], : rows.num_tokens[row]]
-        if len(ids) and (ids.min() < 0 or ids.max() >= vocab_size):
+        # As unsigned numbers, negative ids are huge.
+        if len(ids) and ids.view(np.uint32).max() >= vocab_size:
             raise InternalError(
                 f"token ids {ids.min()} to {ids.max()}: wanted 0 to {vocab_size - 1}, the "
                 "vocabulary"

@@ -11,6 +11,7 @@ from engine.runner.device_arrays import to_device
 from engine.runner.flat_batch import FlatBatch
 from engine.runner.framework import paddle
 from engine.runner.kv_cache import KVCache
+from engine.runner.kv_formats import widened_items
 from engine.runner.model_spec import DecoderSpec
 
 
@@ -37,7 +38,9 @@ class TiledAttention:
     the weighted values so far are kept, and corrected by each further tile.
     """
 
-    def __init__(self, spec: DecoderSpec, cache: KVCache) -> None:
+    def __init__(self, spec: DecoderSpec, cache: KVCache, dtype: str) -> None:
+        """Attend in `dtype`, whatever the cache stores."""
+        self._dtype, self._stored = dtype, cache.layout.dtype
         self._block_size = cache.layout.block_size
         self._num_heads, self._num_kv_heads = spec.num_heads, spec.num_kv_heads
         self._head_dim = spec.head_dim
@@ -47,7 +50,7 @@ class TiledAttention:
             kv_width=spec.num_kv_heads * spec.head_dim,
         )
         self._lowest = paddle.full([], -np.inf, "float32")
-        self._zero = paddle.zeros([], cache.layout.dtype)
+        self._zero = paddle.zeros([], dtype)
 
     def begin(self, batch: FlatBatch, sequences: np.ndarray) -> np.ndarray:
         groups = plan_tiles(batch, sequences, self._limits)
@@ -129,11 +132,12 @@ class TiledAttention:
     ) -> tuple[paddle.Tensor, paddle.Tensor]:
         """Return float32 scores `[items, kv_heads, rows, keys]` and the tile's values."""
         num, width = blocks.shape
-        shape = [num, width, self._num_kv_heads, self._block_size, self._head_dim]
+        shape = [num, width, self._num_kv_heads, self._block_size, -1]
         flat = blocks.reshape([-1])
 
         def gathered(part: paddle.Tensor) -> paddle.Tensor:
             found = paddle.gather(part, flat).reshape(shape).transpose([0, 2, 1, 3, 4])
+            found = widened_items(found, self._stored, self._dtype)
             return found.reshape([num, self._num_kv_heads, -1, self._head_dim])
 
         scores = paddle.matmul(rows, gathered(keys), transpose_y=True).astype("float32")

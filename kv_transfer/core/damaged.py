@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from kv_transfer.core.frames import Data
+from kv_transfer.core.frames import SUM_BYTES, Data
 from kv_transfer.core.limits import (
     LEAST_BLOCKS_PER_FRAME,
     MAX_DAMAGED_HEADERS,
@@ -81,8 +81,8 @@ class DamagedPieces:
 
 
 def _sums_of(data: Data) -> Iterator[tuple[int, bytes]]:
-    """Yield each block of `data` with the sums of its keys and of its values."""
-    values = 8 * len(data.ordinals)
+    """Yield each block of `data` with the sums of its pieces, one for each plane."""
+    plane_bytes = SUM_BYTES * len(data.ordinals)
     for index, ordinal in enumerate(data.ordinals):
-        at = 8 * index
-        yield ordinal, data.sums[at : at + 8] + data.sums[values + at : values + at + 8]
+        places = range(SUM_BYTES * index, len(data.sums), plane_bytes)
+        yield ordinal, b"".join(data.sums[at : at + SUM_BYTES] for at in places)

@@ -15,13 +15,23 @@ from kv_transfer.core.frames import Data, Frame
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A decode node as a ticket names it; an address alone does not identify it."""
+    """A decode node as a ticket names it; an address alone does not identify it.
+
+    `channel` is which connection to it; see `channels`.
+    """
 
     endpoint: str
     incarnation: Incarnation
+    channel: int = 0
+
+    @property
+    def main(self) -> Peer:
+        """The first connection to the same node."""
+        return replace(self, channel=0) if self.channel else self
 
     def __str__(self) -> str:
-        return f"{self.incarnation} at {self.endpoint}"
+        which = f", channel {self.channel}" if self.channel else ""
+        return f"{self.incarnation} at {self.endpoint}{which}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +137,8 @@ class CloseLane:
 class Write:
     """Copy block `i` of `data` to `target_blocks[i]` if the lane copies; verify it by `verify`.
 
-    Before copying, call `Receiver.may_write` under the lock that `revoke` takes.
+    On any thread: call `Receiver.may_write` before, and report the end to the `Receiver`, once. The
+    blocks are not released meanwhile.
     """
 
     session: bytes
@@ -206,10 +217,14 @@ Effect = SenderEffect | ReceiverEffect
 
 
 def asking_for_credit(effects: list[SenderEffect]) -> list[SenderEffect]:
-    """Ask for an immediate acknowledgement of the last chunk, because the sender stops there."""
+    """Ask for an immediate acknowledgement of the last chunk on each connection.
+
+    The sender stops there.
+    """
+    asked: set[Peer] = set()
     for index in range(len(effects) - 1, -1, -1):
         effect = effects[index]
-        if isinstance(effect, SendChunk):
+        if isinstance(effect, SendChunk) and effect.peer not in asked:
             effects[index] = replace(effect, wants_ack=True)
-            break
+            asked.add(effect.peer)
     return effects

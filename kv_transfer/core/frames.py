@@ -4,7 +4,8 @@
     HELLO   sender, receiver, layout ──►
                                    ◄──  WELCOME(lane, window) | REFUSED(code, message)
     BEGIN   lease, generation      ──►
-                                   ◄──  BEGUN   on a one-sided lane: now it may be written
+                                   ◄──  BEGUN   on a one-sided lane: now it may be written;
+                                                with further connections: now they may carry DATA
     DATA    pieces of one layer    ──►          on an inline lane the bytes follow as message parts
                                    ◄──  REPEAT  these pieces arrived damaged: send them again
                                    ◄──  ACK     how many DATA frames were consumed: credit; window
@@ -15,6 +16,9 @@
     PING    leases still held      ──►
                                    ◄──  PONG
 
+A pair may have further connections, which begin with HELLO too and carry DATA, REPEAT, ACK, PING
+and PONG alone.
+
 Every header is a map with the protocol version `v`, the kind `k` and the fields of one dataclass
 below, followed by the map's XXH3-64, 8 bytes: a COMMIT with one wrong bit in a token would cause a
 wrong answer even if all blocks are verified. Each field has a type and a bound. Unknown fields are
@@ -24,15 +28,15 @@ header that breaks a rule raises `PeerProtocolError`, which names the field, and
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import msgpack  # type: ignore[import-untyped]
 
 from common.errors import PeerProtocolError
 from common.ids import Incarnation
-from common.kv_layout import KVLayout
+from common.kv_layout import MAX_PLANES, KVLayout
 from kv_transfer.core.field_checks import (
     Check,
     blob,
@@ -47,12 +51,16 @@ from kv_transfer.core.field_checks import (
     uint,
     uints,
 )
+from kv_transfer.core.greetings import Hello as Hello
+from kv_transfer.core.greetings import Refused as Refused
+from kv_transfer.core.greetings import Welcome as Welcome
 from kv_transfer.core.header_seal import seal, unsealed
 from kv_transfer.core.lanes import VERIFY_AUTO, VERIFY_MODES
 from kv_transfer.core.limits import (
     LEAST_BLOCKS_PER_FRAME,
     MAX_BLOCKS_PER_FRAME,
     MAX_DRAFT_TOKENS,
+    MAX_GROUP_BYTES,
     MAX_LANE_BYTES,
     MAX_NODE_ID_CHARS,
     MAX_TEXT_CHARS,
@@ -60,57 +68,13 @@ from kv_transfer.core.limits import (
     PROTOCOL_VERSION,
 )
 
-SUM_BYTES_PER_BLOCK = 16
+SUM_BYTES = 8
 NO_SESSION = "no_session"
 """The code of a REFUSED that asks for a new HELLO."""
 
 
 class UnknownVersion(PeerProtocolError):
     """The header is of another protocol version; its sender gets an answer with the reason."""
-
-
-@dataclass(frozen=True, slots=True)
-class Hello:
-    """The first frame of every connection; repeated until it is answered.
-
-    `offers`: data of the sender's end of each lane, by the lane's name. `can_repeat`: the sender
-    understands REPEAT; releases before it do not send the field.
-    """
-
-    sender: Incarnation
-    receiver: Incarnation
-    layout: KVLayout
-    offers: Mapping[str, bytes]
-    verify: str
-    can_repeat: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Welcome:
-    """HELLO is accepted by this incarnation, which chose one of the offered lanes.
-
-    `lane_reply` is the data of the receiver's end of the lane. At most `window_bytes` of data may
-    be unacknowledged on this connection, until an ACK says otherwise. `verify` is the mode that
-    both sides use. A sender without a transfer may say nothing for `quiet_s`; 0 means that its
-    silence ends the connection as ever. A DATA frame may have `frame_blocks` blocks. Earlier
-    releases do not send the last two fields.
-    """
-
-    receiver: Incarnation
-    lane: str
-    lane_reply: bytes
-    window_bytes: int
-    verify: str
-    quiet_s: int = 0
-    frame_blocks: int = LEAST_BLOCKS_PER_FRAME
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """The receiver refuses this connection."""
-
-    code: str
-    message: str
 
 
 class LeaseFrame(Protocol):
@@ -280,6 +244,10 @@ _SCHEMAS: dict[int, tuple[type[Frame], dict[str, Check]]] = {
             "offers": offers,
             "verify": one_of((VERIFY_AUTO, *VERIFY_MODES)),
             "can_repeat": missing_means(False, boolean),
+            "number": missing_means(0, _U64),
+            "num_channels": missing_means(1, _U32),
+            "channel": missing_means(0, _U32),
+            "group": missing_means(b"", blob(MAX_GROUP_BYTES)),
         },
     ),
     2: (
@@ -292,6 +260,8 @@ _SCHEMAS: dict[int, tuple[type[Frame], dict[str, Check]]] = {
             "verify": one_of(VERIFY_MODES),
             "quiet_s": missing_means(0, _U32),
             "frame_blocks": missing_means(LEAST_BLOCKS_PER_FRAME, _U32),
+            "num_channels": missing_means(1, _U32),
+            "group": missing_means(b"", blob(MAX_GROUP_BYTES)),
         },
     ),
     3: (Refused, _REASON),
@@ -305,7 +275,7 @@ _SCHEMAS: dict[int, tuple[type[Frame], dict[str, Check]]] = {
             "ordinals": uints(32, MAX_BLOCKS_PER_FRAME),
             "runs": uints(16, MAX_BLOCKS_PER_FRAME),
             "source_blocks": uints(32, MAX_BLOCKS_PER_FRAME),
-            "sums": blob(MAX_BLOCKS_PER_FRAME * SUM_BYTES_PER_BLOCK),
+            "sums": blob(MAX_BLOCKS_PER_FRAME * MAX_PLANES * SUM_BYTES),
             "wants_ack": boolean,
         },
     ),
@@ -348,7 +318,7 @@ def _to_wire(value: object) -> object:
         return value[:MAX_TEXT_CHARS]
     if isinstance(value, Incarnation):
         return {"node_id": value.node_id, "epoch": value.epoch}
-    return asdict(value) if isinstance(value, KVLayout) else value
+    return value.fields if isinstance(value, KVLayout) else value
 
 
 def decode(header: bytes | memoryview) -> Frame:
@@ -389,5 +359,5 @@ def _check_counts(data: Data) -> None:
         raise PeerProtocolError(
             f"Data has {num_blocks} blocks and {len(data.source_blocks)} source_blocks"
         )
-    if len(data.sums) not in (0, num_blocks * SUM_BYTES_PER_BLOCK):
+    if len(data.sums) not in [num_blocks * SUM_BYTES * planes for planes in range(MAX_PLANES + 1)]:
         raise PeerProtocolError(f"Data has {num_blocks} blocks and {len(data.sums)} bytes of sums")

@@ -12,7 +12,7 @@ from kv_transfer.connector import Commit, Ticket
 from kv_transfer.core.block_arrays import Blocks, as_blocks
 from kv_transfer.core.chunks import ArrivedSums, BlockSums, PieceSet
 from kv_transfer.core.damaged import DamagedPieces
-from kv_transfer.core.frames import CommitFrame, Data
+from kv_transfer.core.frames import SUM_BYTES, CommitFrame, Data
 from kv_transfer.core.handshake import HANDOFF_TABLE, HandoffState, HandoffStep, advance
 from kv_transfer.core.lanes import INLINE_LANES, ONE_SIDED_LANES, PULLING_LANES
 
@@ -72,7 +72,13 @@ class Landing:
         is_pulled = self.lane in PULLING_LANES
         if is_inline != bool(data.runs) or is_pulled != bool(data.source_blocks):
             raise PeerProtocolError(f"DATA does not name its blocks as lane {self.lane} requires")
-        wanted = [count * self._layout.piece_bytes for count in data.runs for _ in "kv"]
+        layer = self._layout.layers[data.layer]
+        if len(data.sums) not in (0, SUM_BYTES * layer.num_planes * len(data.ordinals)):
+            raise PeerProtocolError(
+                f"{len(data.sums)} bytes of sums for {len(data.ordinals)} blocks of layer "
+                f"{data.layer}, which has {layer.num_planes} planes"
+            )
+        wanted = [count * layer.piece_bytes for count in data.runs for _ in range(layer.num_planes)]
         if part_sizes != wanted:
             raise PeerProtocolError(
                 f"payload of {len(part_sizes)} parts and {sum(part_sizes)} bytes: "

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from common.errors import ConfigError
 from common.kv_layout import KVLayout
+from kv_transfer.core.lanes import ONE_SIDED_LANES, PULLING_LANES
 
 PROTOCOL_VERSION = 4
 MAX_PEERS = 8192
@@ -16,17 +17,20 @@ DEFAULT_PEER_TIMEOUT_S = 2.0
 WINDOWS_PER_NODE = 4
 MAX_WAIT_S = 1.0
 """The longest wait of a connector before it checks the time again."""
-MAX_HEADER_BYTES = 32 * 1024
+MAX_HEADER_BYTES = 128 * 1024
 MAX_TEXT_CHARS = 1024
 MAX_NODE_ID_CHARS = 256
-MAX_BLOCKS_PER_FRAME = 1024
+MAX_BLOCKS_PER_FRAME = 4096
 LEAST_BLOCKS_PER_FRAME = 256
 """What a frame may have towards every release; a chunk has no more."""
 MAX_BLOCKS_PER_PART = 1024
 """Pushed blocks are prepared for sending in parts of so many, which takes about a millisecond."""
 MAX_DRAFT_TOKENS = 64
 MAX_LANES = 4
+MAX_CHANNELS = 16
+"""Connections of one pair of nodes."""
 MAX_LANE_BYTES = 3072
+MAX_GROUP_BYTES = 256
 # One ping renews every transfer of a link, so this also bounds the transfers per link.
 MAX_TRANSFERS_PER_LINK = 512
 MAX_FRAMES_IN_FLIGHT = 256
@@ -57,16 +61,18 @@ class Limits:
     much in all: beyond that a sender has two frames in flight to each, and a receiver grants two
     frames to each. A peer that is pinged and stays silent for `peer_timeout_s` fails
     everything shared with it. Connections without a transfer are closed after `idle_s`. At most
-    `max_sessions` senders are connected at once.
+    `max_sessions` senders are connected at once, each by at most `max_channels` connections.
     """
 
     window_bytes: int = DEFAULT_WINDOW_BYTES
     max_frame_bytes: int = 2 << 20
     max_joined: int = 4
     max_joined_pulled: int = 8
+    max_joined_one_sided: int = 16
     peer_timeout_s: float = DEFAULT_PEER_TIMEOUT_S
     idle_s: float = 30.0
     max_sessions: int = MAX_PEERS
+    max_channels: int = 1
 
     @property
     def node_window_bytes(self) -> int:
@@ -96,22 +102,34 @@ class Limits:
         """How long a ping may stay unanswered: with the interval before it, `peer_timeout_s`."""
         return self.peer_timeout_s - self.ping_interval_s
 
-    def blocks_per_chunk(self, layout: KVLayout) -> int:
-        """Return the most blocks whose keys and values of one layer fit a frame and the window.
+    def joined_on(self, lane: str) -> int:
+        """Return the most chunks of one frame on a lane."""
+        if lane in PULLING_LANES:
+            return self.max_joined_pulled
+        return self.max_joined_one_sided if lane in ONE_SIDED_LANES else self.max_joined
+
+    def blocks_per_chunk(self, layout: KVLayout) -> tuple[int, ...]:
+        """Return the most blocks of each layer that fit a frame and the window.
 
         Raises `ConfigError` when the window cannot hold even one block.
         """
-        pair_bytes = layout.layer_bytes
-        if self.window_bytes < pair_bytes:
+        sizes = [layer.num_bytes for layer in layout.layers]
+        if self.window_bytes < max(sizes):
             raise ConfigError(
-                f"the KV window is {self.window_bytes} bytes: wanted at least {pair_bytes}, "
-                "the keys and values of one block in one layer"
+                f"the KV window is {self.window_bytes} bytes: wanted at least {max(sizes)}, "
+                "one block in one layer"
             )
         # Half a window at most, so that one frame is sent while the other is acknowledged.
-        fitting = min(self.max_frame_bytes, self.window_bytes // 2) // pair_bytes
-        return max(1, min(LEAST_BLOCKS_PER_FRAME, fitting))
+        most_bytes = min(self.max_frame_bytes, self.window_bytes // 2)
+        return tuple(max(1, min(LEAST_BLOCKS_PER_FRAME, most_bytes // size)) for size in sizes)
 
     def max_part_bytes(self, layout: KVLayout) -> int:
         """Return the largest message part that a sender with any window may send, in bytes."""
-        joined = self.max_joined * self.max_frame_bytes // 2  # A part is keys or values.
-        return max(joined, layout.piece_bytes, MAX_HEADER_BYTES)
+        # A part is of one plane.
+        joined = (
+            self.max_joined
+            * self.max_frame_bytes
+            // min(layer.num_planes for layer in layout.layers)
+        )
+        piece_bytes = max(layer.piece_bytes for layer in layout.layers)
+        return max(joined, piece_bytes, MAX_HEADER_BYTES)

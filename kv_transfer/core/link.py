@@ -1,14 +1,13 @@
-"""The sender's connection to one decode node: its window, its turns, its liveness."""
+"""The sender's connections to one decode node: their window, their turns, their liveness."""
 
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import islice
 
 from common.errors import PeerProtocolError
+from kv_transfer.core.channels import Channel, Channels, FurtherChannel, InFlight, chunks_by_token
 from kv_transfer.core.chunks import Chunk
 from kv_transfer.core.effects import Peer, SayHello, SenderEffect, SendToPeer
 from kv_transfer.core.frames import Abort, LeaseFrame, Ping, Welcome
@@ -22,22 +21,18 @@ from kv_transfer.core.transfer_errors import PeerUnreachable
 from kv_transfer.core.turns import Turns
 
 RECONNECT_AFTER_S = 0.05
-PULLED_WINDOWS = 2
-"""Window factor of pull lanes (shm): bytes in flight stay in the sender's pool.
+BESIDE_WINDOWS = 2
+"""Window factor of lanes whose bytes travel beside the frames: in flight they take no memory.
 
-With one window the receiver stalls on checksums while it copies.
+With one window the receiver of a pull lane stalls on checksums while it copies.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class _InFlight:
-    transfer: Transfer
-    chunk: Chunk
-    num_bytes: int
-
-
 class Link:
-    """A connection. Its transfers share a window and send by urgency: see `turns`.
+    """The connections to one node. Their transfers share a window and send by urgency: see `turns`.
+
+    What is said of a connection here is the first one; `channels` has the further ones. `number`
+    is how many the sender had begun when it began this one.
 
     `offered` lanes and `wanted_verify` are from the HELLO of this connection; `lane` and `verify`
     are from its WELCOME, "" before.
@@ -51,13 +46,15 @@ class Link:
         self,
         peer: Peer,
         limits: Limits,
-        piece_pair_bytes: int,
+        block_bytes: Sequence[int],
         node_window: SharedWindow,
         now_s: float,
     ) -> None:
         self.peer = peer
         self.state = LinkState.CONNECTING
         self.transfers: dict[int, Transfer] = {}
+        self.channels = Channels(peer, limits)
+        self.number = 0
         self.in_flight_bytes = 0
         self.offered: frozenset[str] = frozenset()
         self.wanted_verify = self.lane = self.verify = ""
@@ -65,7 +62,8 @@ class Link:
         self._window_bytes = self._frame_blocks = 0
         self._quiet_s = 0
         self._limits = limits
-        self._pair_bytes = piece_pair_bytes
+        self._block_bytes = block_bytes
+        self._mean_bytes = sum(block_bytes) / len(block_bytes)
         self._num_damaged_headers = 0
         self.rate = RateMeter()
         self._look_again_at_s: float | None = None
@@ -74,8 +72,6 @@ class Link:
         # What it may send on its present turn, and what it kept of earlier ones: see `links`.
         self.budget_bytes, self.deficit_bytes = math.inf, 0.0
         self._turns = Turns()
-        self._in_flight: deque[_InFlight] = deque()
-        self._next_seq = 0
         self._idle_since_s = now_s
         self._next_ping_at_s = now_s + limits.ping_interval_s
         self._retry_at_s = now_s
@@ -98,7 +94,7 @@ class Link:
         """Forget a transfer that has ended."""
         transfer = self.transfers.pop(token)
         if transfer.state is HandoffState.COMMITTED:
-            num_bytes = transfer.num_pushed * self._pair_bytes
+            num_bytes = round(transfer.num_pushed * self._mean_bytes)  # As many of each layer.
             self.rate.on_committed(num_bytes, now_s - transfer.opened_at_s, now_s)
         self._turns.discard(token)
         self._idle_since_s = now_s
@@ -124,11 +120,9 @@ class Link:
             if transfer.has_pieces and not transfer.is_begun:
                 self._turns.discard(token)
                 continue
-            transfer.split_pushes(max(self._limits.max_joined, self._limits.max_joined_pulled))
-            if transfer.pending:
-                num_blocks = sum(len(chunk) for chunk in self._next_chunks(transfer))
-                if not self._fits(num_blocks * self._pair_bytes):
-                    return None
+            transfer.split_pushes(self._limits.joined_on(self.lane))
+            if transfer.pending and not self._fits(self._size(*self._next_chunks(transfer))):
+                return None
             self._turns.discard(token)
             return transfer
         return None
@@ -149,54 +143,64 @@ class Link:
         syndrome).
         """
         first = transfer.pending[0]
-        limits = self._limits
-        most = limits.max_joined_pulled if self.lane in PULLING_LANES else limits.max_joined
         most_bytes = min(self._window_bytes // 2, self.in_flight_bytes)
-        num_blocks, pair = 0, self._pair_bytes
+        num_blocks, block_bytes = 0, self._block_bytes[first.layer]
         chunks: list[Chunk] = []
-        for chunk in islice(transfer.pending, most):
+        for chunk in islice(transfer.pending, self._limits.joined_on(self.lane)):
             num_blocks += len(chunk)
-            is_too_much = num_blocks > self._frame_blocks or num_blocks * pair > most_bytes
+            is_too_much = num_blocks > self._frame_blocks or num_blocks * block_bytes > most_bytes
             if chunks and (is_too_much or chunk.layer != first.layer):
                 break
             chunks.append(chunk)
         return chunks
 
-    def launch(self, token: int, chunk: Chunk) -> int:
-        """Count `chunk` as in flight; return its sequence number on this connection."""
-        num_bytes = len(chunk) * self._pair_bytes
+    def _size(self, *chunks: Chunk) -> int:
+        return sum(len(chunk) * self._block_bytes[chunk.layer] for chunk in chunks)
+
+    def launch(self, token: int, chunk: Chunk) -> tuple[Channel, int]:
+        """Count `chunk` as in flight; return its connection and its sequence number there."""
+        num_bytes = self._size(chunk)
         transfer = self.transfers[token]
-        self._in_flight.append(_InFlight(transfer, chunk, num_bytes))
+        channel = self.channels.least_loaded(may_spread=transfer.may_spread)
         self.in_flight_bytes += num_bytes
         self._node_window.in_flight_bytes += num_bytes
         self.budget_bytes -= num_bytes
         transfer.num_in_flight += 1
-        self._next_seq += 1
-        return self._next_seq - 1
+        return channel, channel.launch(InFlight(transfer, chunk, num_bytes))
 
-    def acknowledge(self, consumed: int, now_s: float) -> None:
-        """Record that the peer consumed the first `consumed` DATA frames of this connection.
+    def acknowledge(self, channel: Channel, consumed: int, now_s: float) -> None:
+        """Record that the peer consumed the first `consumed` DATA frames of a connection.
 
         Raises `PeerProtocolError` when fewer were sent.
         """
-        num_new = consumed - (self._next_seq - len(self._in_flight))
-        if not 0 <= num_new <= len(self._in_flight):
-            raise PeerProtocolError(
-                f"{self.peer} acknowledged {consumed} frames: {self._next_seq} were sent"
-            )
-        num_bytes = 0
-        for _ in range(num_new):
-            flight = self._in_flight.popleft()
-            self.in_flight_bytes -= flight.num_bytes
-            self._node_window.in_flight_bytes -= flight.num_bytes
+        taken = channel.acknowledge(consumed)
+        for flight in taken:
             transfer = flight.transfer
             transfer.acknowledge(flight.chunk)
-            num_bytes += flight.num_bytes
             if not transfer.num_in_flight and self.transfers.get(transfer.token) is transfer:
                 self.has_work(transfer.token)
-        if num_new:
-            is_idle = not self._in_flight and not self._has_more()
+        if taken:
+            num_bytes = self._landed_or_lost(taken)
+            is_idle = not self.in_flight_bytes and not self._has_more()
             self.rate.on_acknowledged(num_bytes, now_s, is_idle=is_idle)
+
+    def lose(self, channel: FurtherChannel, now_s: float) -> None:
+        """Record that a further connection is over: its frames in flight are sent again."""
+        flights = channel.break_off(now_s)
+        self._landed_or_lost(flights)
+        for token, chunks in chunks_by_token(flights).items():
+            if token in self.transfers:
+                self.transfers[token].requeue(chunks)
+                self.has_work(token)
+        if not self.in_flight_bytes:
+            self.rate.on_idle()
+
+    def _landed_or_lost(self, flights: Sequence[InFlight]) -> int:
+        """Give the room of frames in the windows back; return their bytes."""
+        num_bytes = sum(flight.num_bytes for flight in flights)
+        self.in_flight_bytes -= num_bytes
+        self._node_window.in_flight_bytes -= num_bytes
+        return num_bytes
 
     def _has_more(self) -> bool:
         """Return whether a frame follows at once: one may always be in flight."""
@@ -218,20 +222,20 @@ class Link:
         return [one for one, waiting_s in waits if waiting_s >= SLOW_FOR_S]
 
     def slow(
-        self, waiting: Sequence[Transfer], others_per_s: Sequence[float], now_s: float
+        self, waiting: Sequence[Transfer], usual_per_s: float | None, now_s: float
     ) -> list[Transfer]:
-        """Return which of `waiting_long` take much longer than on the other links.
+        """Return which of `waiting_long` take much longer than at the usual rate of other links.
 
         Only first attempts: a request is moved once at most.
         """
         own_per_s = self.rate.present(now_s)
         # They share the link, so each waits for all.
-        num_bytes = sum(one.num_remaining for one in waiting) * self._pair_bytes
+        num_bytes = round(sum(one.num_remaining for one in waiting) * self._mean_bytes)
         return [
             one
             for one in waiting
             if one.ticket.attempt.attempt <= 1
-            and is_slow(num_bytes, own_per_s, others_per_s, one.prefill_s)
+            and is_slow(num_bytes, own_per_s, usual_per_s, one.prefill_s)
         ]
 
     def on_suspended(self, span_s: float, now_s: float) -> None:
@@ -239,6 +243,7 @@ class Link:
         silent."""
         if self.asked_at_s is not None:
             self.asked_at_s = min(now_s, self.asked_at_s + span_s)
+        self.channels.on_suspended(span_s, now_s)
         self.rate.on_suspended(span_s, now_s)
         for transfer in self.transfers.values():
             transfer.on_suspended(span_s, now_s)
@@ -273,8 +278,8 @@ class Link:
     def grant(self, window_bytes: int) -> None:
         """Take the window that the peer grants from now on; less may be in flight already."""
         self._window_bytes = min(window_bytes, self._limits.window_bytes)
-        if self.lane in PULLING_LANES:
-            self._window_bytes *= PULLED_WINDOWS
+        if self.lane in PULLING_LANES | ONE_SIDED_LANES:
+            self._window_bytes *= BESIDE_WINDOWS
 
     def takes_anew(self, welcome: Welcome) -> bool:
         """Return whether a further WELCOME has a new reply of the agreed lane."""
@@ -286,26 +291,22 @@ class Link:
     def break_off(self, now_s: float) -> None:
         """Record a lost connection: all its unacknowledged chunks are sent again."""
         self._advance(LinkStep.BROKEN)
-        lost: dict[int, list[Chunk]] = {}
-        for flight in self._in_flight:
-            lost.setdefault(flight.transfer.token, []).append(flight.chunk)
+        lost = chunks_by_token(self.let_go())
         for token, transfer in self.transfers.items():
             transfer.rewind(lost.get(token, []))
-        self.let_go()
         self.rate.on_idle()
         self._turns.clear()
         self.offered = frozenset()
-        self._next_seq = 0
         self._retry_at_s = now_s + RECONNECT_AFTER_S
         if self.asked_at_s is None:
             self.asked_at_s = now_s
 
-    def let_go(self) -> None:
-        """Forget what is in flight: it is room in the shared window again."""
-        self._in_flight.clear()
-        self._node_window.in_flight_bytes -= self.in_flight_bytes
-        self.in_flight_bytes = 0
+    def let_go(self) -> list[InFlight]:
+        """Forget and return what is in flight: it is room in the shared window again."""
+        flights = self.channels.take_all()
+        self._landed_or_lost(flights)
         self.waits_for_node = False
+        return flights
 
     def retry(self, now_s: float) -> bool:
         """Return whether a broken connection is to be opened again now."""
@@ -338,6 +339,7 @@ class Link:
 
     def next_deadline_s(self) -> float:
         deadlines = [transfer.deadline_at_s for transfer in self.transfers.values()]
+        deadlines += self.channels.next_deadlines_s()
         if self.asked_at_s is not None:
             deadlines.append(self.asked_at_s + self._limits.answer_timeout_s)
         if self.state is LinkState.WAITING:
@@ -377,11 +379,11 @@ class Link:
         return self.abort_frames(lease) if self.lane in ONE_SIDED_LANES else []
 
     def _fits(self, num_bytes: int) -> bool:
-        if not self._in_flight:
+        if not self.in_flight_bytes:
             return True
         if (
             self.in_flight_bytes + num_bytes > self._window_bytes
-            or len(self._in_flight) >= MAX_FRAMES_IN_FLIGHT
+            or self.channels.num_in_flight >= MAX_FRAMES_IN_FLIGHT
         ):
             return False
         is_least = self.in_flight_bytes + num_bytes <= self._limits.least_window_bytes

@@ -10,8 +10,10 @@ computed. There a whole transfer is the measure: the link is at least that fast.
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Hashable, Mapping
 
 MIN_SPAN_S = 0.02
 """Shorter measurements say more about scheduling than about the network."""
@@ -66,6 +68,12 @@ class RateMeter:
             return None
         return self._num_bytes / max(now_s - self._since_s, MIN_SPAN_S)
 
+    def measured(self, now_s: float) -> float | None:
+        """Return the rate while bytes are in flight; None when idle, or not for long enough."""
+        if self._since_s is None or now_s - self._since_s < MIN_SPAN_S:
+            return None
+        return self.present(now_s)
+
     def latest(self, now_s: float) -> float | None:
         """Return the last measured rate in bytes/s, unless it is old."""
         return self._last_per_s if now_s - self._last_at_s <= REMEMBERED_S else None
@@ -80,15 +88,56 @@ class RateMeter:
             self._since_s = now_s - span_s / 2
 
 
+class UsualRates:
+    """What links usually carry, from one look at all of them each `SLOW_LOOK_S`.
+
+    A link that is idle now was perhaps measured while all others were idle too. Where many links
+    are busy, they share this node's network: an idle one would get no more than an equal part of
+    the most that one link alone carried.
+    """
+
+    def __init__(self) -> None:
+        self._looked_at_s = -math.inf
+        self._per_s: list[float] = []
+        self._of_link: dict[Hashable, float] = {}
+
+    def beside(
+        self, link: Hashable, meters: Mapping[Hashable, RateMeter], now_s: float
+    ) -> float | None:
+        """Return the median rate of all links but this one, in bytes/s; None if none has one."""
+        if now_s >= self._looked_at_s + SLOW_LOOK_S:
+            self._looked_at_s = now_s
+            self._look(meters, now_s)
+        rates, own_per_s = self._per_s, self._of_link.get(link)
+        own_at = len(rates) if own_per_s is None else bisect_left(rates, own_per_s)
+        count = len(rates) - (own_per_s is not None)
+        middle = {(count - 1) // 2, count // 2} if count else set()
+        return statistics.mean(rates[at + (at >= own_at)] for at in middle) if middle else None
+
+    def _look(self, meters: Mapping[Hashable, RateMeter], now_s: float) -> None:
+        busy = {one: meter.measured(now_s) for one, meter in meters.items()}
+        latest = {one: meter.latest(now_s) for one, meter in meters.items()}
+        most_per_s = max((rate for rate in latest.values() if rate is not None), default=0.0)
+        share_per_s = most_per_s / max(1, sum(rate is not None for rate in busy.values()))
+        self._of_link = {}
+        for one, measured_per_s in busy.items():
+            remembered_per_s = latest[one]
+            if measured_per_s is not None:
+                self._of_link[one] = measured_per_s
+            elif remembered_per_s is not None:
+                self._of_link[one] = min(remembered_per_s, share_per_s)
+        self._per_s = sorted(self._of_link.values())
+
+
 def is_slow(
-    remaining_bytes: int, own_per_s: float | None, others_per_s: Sequence[float], prefill_s: float
+    remaining_bytes: int, own_per_s: float | None, usual_per_s: float | None, prefill_s: float
 ) -> bool:
     """Return whether these bytes take much longer than a new attempt elsewhere.
 
-    `prefill_s` is how long the prompt took the first time.
+    `usual_per_s` is the rate of other links; `prefill_s` is how long the prompt took the first
+    time.
     """
-    usual_per_s = statistics.median(others_per_s) if others_per_s else 0.0
-    if usual_per_s <= 0 or remaining_bytes <= 0:
+    if not usual_per_s or remaining_bytes <= 0:
         return False
     elsewhere_s = remaining_bytes / usual_per_s + prefill_s
     return remaining_bytes > (own_per_s or 0.0) * SLOW_FACTOR * elsewhere_s

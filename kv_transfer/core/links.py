@@ -13,26 +13,30 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator, Sequence
 
 from kv_transfer.core.deadlines import Deadlines
 from kv_transfer.core.effects import Peer
 from kv_transfer.core.limits import MAX_TURNS_PER_ACK, Limits
 from kv_transfer.core.link import Link
+from kv_transfer.core.link_rates import RateMeter, UsualRates
 from kv_transfer.core.shared_window import SharedWindow
 
 
 class Links:
     """Links by their peer."""
 
-    def __init__(self, limits: Limits, piece_pair_bytes: int) -> None:
+    def __init__(self, limits: Limits, block_bytes: Sequence[int]) -> None:
+        """Make a record without links; `block_bytes` is the size of a block in each layer."""
         self._limits = limits
-        self._pair_bytes = piece_pair_bytes
+        self._block_bytes = block_bytes
         self._by_peer: dict[Peer, Link] = {}
         self._window = SharedWindow(limits.node_window_bytes)
         self._waiting: OrderedDict[Peer, None] = OrderedDict()
         self._quantum_bytes = limits.max_frame_bytes
         self._deadlines: Deadlines[Peer] = Deadlines()
+        self._meters: dict[Hashable, RateMeter] = {}
+        self._usual = UsualRates()
 
     def get(self, peer: Peer) -> Link | None:
         return self._by_peer.get(peer)
@@ -42,15 +46,16 @@ class Links:
 
     def open(self, peer: Peer, now_s: float) -> Link:
         """Add a link to `peer`, which has none."""
-        link = Link(peer, self._limits, self._pair_bytes, self._window, now_s)
+        link = Link(peer, self._limits, self._block_bytes, self._window, now_s)
         self._by_peer[peer] = link
+        self._meters[peer] = link.rate
         self.look_at(link, link.next_deadline_s())
         return link
 
     def drop(self, link: Link) -> None:
         """Remove a link; what it had in flight is room for the others."""
         link.let_go()
-        del self._by_peer[link.peer]
+        del self._by_peer[link.peer], self._meters[link.peer]
         self._waiting.pop(link.peer, None)
         self._deadlines.discard(link.peer)
 
@@ -67,25 +72,33 @@ class Links:
     def next_deadline_s(self) -> float | None:
         return self._deadlines.next_s()
 
-    def rates_beside(self, link: Link, now_s: float) -> list[float]:
-        """Return the latest rates of all other links, in bytes/s."""
-        rates = (one.rate.latest(now_s) for one in self._by_peer.values() if one is not link)
-        return [per_s for per_s in rates if per_s is not None]
+    def rate_beside(self, link: Link, now_s: float) -> float | None:
+        """Return what another link would usually carry, in bytes/s; None if nothing is known."""
+        return self._usual.beside(link.peer, self._meters, now_s)
 
     # The shared window.
 
     def note_wait(self, link: Link) -> None:
-        """Note whether the link, which has just sent, waits for the shared window."""
-        self._waiting.pop(link.peer, None)
+        """Note whether the link, which has just sent, waits for the shared window.
+
+        One that waited already keeps its place.
+        """
         if link.waits_for_node:
             self._waiting[link.peer] = None
+        else:
+            self._waiting.pop(link.peer, None)
+
+    def others_wait(self, link: Link) -> bool:
+        """Return whether a link other than this one waits for the shared window."""
+        return len(self._waiting) > (link.peer in self._waiting)
 
     def turns(self, first: Link) -> Iterator[Link]:
         """Yield `first`, then a few of the links that wait, each to send within its budget."""
         link = first
         for _ in range(MAX_TURNS_PER_ACK):
-            if len(self._waiting) > (link.peer in self._waiting):
+            if self.others_wait(link):
                 link.budget_bytes = link.deficit_bytes + self._quantum_bytes
+            self._waiting.pop(link.peer, None)  # It waits behind the others after its turn.
             yield link
             link.deficit_bytes = max(0.0, link.budget_bytes) if link.lacks_budget else 0.0
             link.budget_bytes = math.inf

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from common.errors import HandoffFailed, LayoutMismatch, PeerProtocolError
 from common.ids import Incarnation
@@ -18,17 +19,17 @@ from kv_transfer.core.effects import (
     PeerAnswers,
     PeerSilent,
     SayHello,
-    SendChunk,
     SenderEffect,
     SendToPeer,
     TakeLane,
-    asking_for_credit,
 )
+from kv_transfer.core.further_channels import FurtherChannels
 from kv_transfer.core.handshake import HandoffState, HandoffStep, LinkState
 from kv_transfer.core.lanes import ONE_SIDED_LANES
 from kv_transfer.core.limits import MAX_DAMAGED_HEADERS, MAX_TRANSFERS_PER_LINK, MAX_WAIT_S, Limits
 from kv_transfer.core.link import Link
 from kv_transfer.core.links import Links
+from kv_transfer.core.pump import Pump
 from kv_transfer.core.transfer import Source, Transfer
 from kv_transfer.core.transfer_errors import TransferAborted, TransferSlow, error_of_peer
 from kv_transfer.core.unreachable import UnreachablePeers
@@ -45,9 +46,13 @@ class Sender:
     ) -> None:
         self._me = me
         self._layout = layout
-        self._source = Source(layout.num_layers, num_blocks, limits.blocks_per_chunk(layout))
-        self._links = Links(limits, layout.layer_bytes)
+        self._source = Source(num_blocks, limits.blocks_per_chunk(layout))
+        self._links = Links(limits, [layer.num_bytes for layer in layout.layers])
         self._link_of: dict[int, Link] = {}
+        self._pump = Pump(self._links)
+        self._further = FurtherChannels(self._links, self._pump)
+        self._max_channels = limits.max_channels
+        self._num_connections = 0
         self._unreachable = UnreachablePeers()
         self._longest_turn_s = MAX_WAIT_S + limits.ping_interval_s
         self._ticked_at_s = float("inf")
@@ -75,7 +80,7 @@ class Sender:
         effects: Effects = []
         if link is None:
             link = self._links.open(peer, now_s)
-            effects += [Connect(peer), SayHello(peer)]
+            effects += self._connect(link)
         if len(link.transfers) >= MAX_TRANSFERS_PER_LINK:
             error = HandoffFailed(f"{peer} has {MAX_TRANSFERS_PER_LINK} open transfers already")
             return [*effects, Emit(TransferEnded(ticket.lease_token, error))]
@@ -99,7 +104,7 @@ class Sender:
         if link.transfers[token].misuse:
             self._links.look_at(link, 0.0)
         link.has_work(token)
-        return [] if link.waits_for_node else self._pump(link)
+        return [] if link.waits_for_node else self._pump.out_of_turn(link)
 
     def on_commit(self, token: int, commit: Commit) -> Effects:
         link = self._link_of.get(token)
@@ -108,7 +113,7 @@ class Sender:
         link.transfers[token].commit(commit)
         link.has_work(token)
         self._links.look_at(link, 0.0)
-        return self._pump(link)
+        return self._pump.out_of_turn(link)
 
     def on_abort(self, token: int) -> Effects:
         link = self._link_of.get(token)
@@ -133,11 +138,16 @@ class Sender:
 
     def hello(self, peer: Peer, offers: Mapping[str, bytes], verify: str) -> frames.Hello:
         """Return the frame for a `SayHello`, and record that it is sent now."""
-        if link := self._links.get(peer):
-            link.greet(offers, verify)
-        return frames.Hello(
+        hello = frames.Hello(
             self._me, peer.incarnation, self._layout, offers, verify, can_repeat=True
         )
+        link = self._links.get(peer.main)
+        if link is None:
+            return hello
+        if peer.channel:
+            return replace(hello, channel=peer.channel, group=link.channels.group)
+        link.greet(offers, verify)
+        return replace(hello, number=link.number, num_channels=self._max_channels)
 
     def is_sending(self, token: int) -> bool:
         """Return whether the pieces of a transfer are still needed: not ended nor aborted."""
@@ -153,39 +163,52 @@ class Sender:
     # -- events of the network --------------------------------------------------------------------
 
     def on_frame(self, peer: Peer, frame: frames.Frame, now_s: float) -> Effects:
-        link = self._links.get(peer)
+        link = self._links.get(peer.main)
         if link is None:
             return []
-        link.asked_at_s = None
-        effects: Effects = [PeerAnswers(peer)] if self._unreachable.answered(peer) else []
         try:
+            if peer.channel and not isinstance(frame, frames.Repeat):
+                return self._further.on_frame(link, peer, frame, now_s)
+            if not peer.channel:
+                link.asked_at_s = None
+            effects: Effects = [PeerAnswers(peer)] if self._unreachable.answered(peer) else []
             return effects + self._dispatch(link, frame, now_s)
-        except PeerProtocolError as error:
-            return effects + self.on_peer_failed(peer, error, now_s)
+        except HandoffFailed as error:
+            return self.on_peer_failed(link.peer, error, now_s)
 
     def on_link_lost(self, peer: Peer, now_s: float) -> Effects:
-        """Handle a broken connection; with transfers on it, it is opened again until a timeout."""
-        link = self._links.get(peer)
+        """Handle a broken connection; with transfers on it, it is opened again until a timeout.
+
+        What was in flight on a further connection is sent on the others.
+        """
+        link = self._links.get(peer.main)
         if link is None:
             return []
+        if peer.channel:
+            return self._further.lose(link, peer, now_s)
         if not link.transfers:
             return self._drop(link)
         link.break_off(now_s)
         self._links.look_at(link, link.next_deadline_s())
-        return [Disconnect(peer)]
+        return [Disconnect(peer), *link.channels.close()]
 
     def on_damaged_header(self, peer: Peer, error: PeerProtocolError, now_s: float) -> Effects:
         """Take a header with a wrong checksum: the connection is opened again, a few times."""
-        link = self._links.get(peer)
+        link = self._links.get(peer.main)
         if link is not None and link.count_damaged_header() > MAX_DAMAGED_HEADERS:
             return self.on_peer_failed(peer, error, now_s)
         return self.on_link_lost(peer, now_s)
 
     def on_peer_failed(self, peer: Peer, error: HandoffFailed, now_s: float) -> Effects:
-        """End every transfer to `peer` with `error` and close the connection."""
-        link = self._links.get(peer)
+        """End every transfer to `peer` with `error` and close the connections.
+
+        A further connection that cannot be had fails nothing.
+        """
+        link = self._links.get(peer.main)
         if link is None:
             return []
+        if peer.channel and not isinstance(error, PeerProtocolError):
+            return self.on_link_lost(peer, now_s)
         fail = HandoffStep.FAIL
         ended = [e for one in link.all() for e in self._end(link, one, fail, error, now_s)]
         return ended + self._drop(link)
@@ -203,15 +226,15 @@ class Sender:
             elif link.is_idle(now_s):
                 effects += self._drop(link)
             elif link.retry(now_s):
-                effects += [Connect(link.peer), SayHello(link.peer)]
+                effects += self._connect(link)
             elif link.take_ping(now_s):
                 effects.append(link.question())
             if self._links.get(link.peer) is link:
+                effects += self._further.on_tick(link, now_s)
                 self._links.look_at(link, link.next_deadline_s())
         for peer in self._unreachable.take_due(now_s):
             if self._links.get(peer) is None:
-                self._links.open(peer, now_s)
-                effects += [Connect(peer), SayHello(peer)]
+                effects += self._connect(self._links.open(peer, now_s))
         return effects
 
     def next_deadline_s(self) -> float | None:
@@ -219,6 +242,12 @@ class Sender:
         return min((at_s for at_s in times if at_s is not None), default=None)
 
     # -- inside ----------------------------------------------------------------------------------
+
+    def _connect(self, link: Link) -> Effects:
+        """Begin a connection, later than all that were begun before."""
+        self._num_connections += 1
+        link.number = self._num_connections
+        return [Connect(link.peer), SayHello(link.peer)]
 
     def _dispatch(self, link: Link, frame: frames.Frame, now_s: float) -> Effects:
         match frame:
@@ -230,11 +259,8 @@ class Sender:
                 return self.on_peer_failed(link.peer, error_of_peer(code, message), now_s)
             case frames.Pong():
                 return []
-            case frames.Ack(consumed, window_bytes):
-                link.acknowledge(consumed, now_s)
-                if window_bytes:
-                    link.grant(window_bytes)
-                return self._pump_all(first=link)
+            case frames.Ack():
+                return self._pump.on_ack(link, link.channels.main, frame, now_s)
             case frames.Begun():
                 return self._on_begun(link, frame)
             case frames.Repeat():
@@ -259,9 +285,10 @@ class Sender:
             # HELLO was repeated and both were answered, or the lane's other end changed.
             return [take] if link.takes_anew(welcome) else []
         effects: Effects = [take]
+        effects += link.channels.open(welcome.num_channels, welcome.group, now_s)
         for transfer in link.all():
             effects += self._begin(link, transfer, now_s)
-        return effects + self._pump(link)
+        return effects + self._pump.out_of_turn(link)
 
     def _begin(self, link: Link, transfer: Transfer, now_s: float) -> Effects:
         """Begin or resume a transfer on a fresh connection."""
@@ -273,7 +300,7 @@ class Sender:
                 f"this cache has {self._layout.fingerprint}"
             )
             return self._give_up(link, [transfer], HandoffStep.FAIL, error, now_s)
-        transfer.is_begun = link.lane not in ONE_SIDED_LANES
+        transfer.is_begun, transfer.may_spread = link.lane not in ONE_SIDED_LANES, False
         link.has_work(transfer.token)
         begin = frames.Begin(transfer.token, transfer.ticket.generation)
         return [SendToPeer(link.peer, begin)]
@@ -282,9 +309,9 @@ class Sender:
         transfer = link.transfer_named(frame)
         if transfer is None:
             return []
-        transfer.is_begun = True
+        transfer.is_begun = transfer.may_spread = True
         link.has_work(transfer.token)
-        return self._pump(link)
+        return self._pump.out_of_turn(link)
 
     def _on_repeat(self, link: Link, frame: frames.Repeat) -> Effects:
         """Send damaged pieces again; a transfer that is over is reported so."""
@@ -295,37 +322,7 @@ class Sender:
             return []
         transfer.repeat(frame.layer, frame.ordinals)
         link.has_work(transfer.token)
-        return self._pump(link)
-
-    def _pump_all(self, *, first: Link) -> Effects:
-        """Send on `first`, then on those that wait for the window they share, in turn."""
-        return [effect for link in self._links.turns(first) for effect in self._pump(link)]
-
-    def _pump(self, link: Link) -> Effects:
-        """Send while the windows have space, the most urgent transfer first."""
-        effects: Effects = []
-        while link.state is LinkState.READY and (transfer := link.next_turn()):
-            if transfer.pending:
-                effects.append(self._launch(link, transfer))
-                link.has_work(transfer.token)
-            elif commit := transfer.take_commit():
-                effects.append(SendToPeer(link.peer, commit))
-            elif transfer.misuse:
-                self._links.look_at(link, 0.0)
-        self._links.note_wait(link)
-        return asking_for_credit(effects)
-
-    def _launch(self, link: Link, transfer: Transfer) -> SendChunk:
-        chunk, ticket = link.take_chunk(transfer), transfer.ticket
-        return SendChunk(
-            peer=link.peer,
-            seq=link.launch(transfer.token, chunk),
-            lease_token=transfer.token,
-            generation=ticket.generation,
-            chunk=chunk,
-            target_blocks=transfer.targets_of(chunk),
-            verify=link.verify,
-        )
+        return self._pump.out_of_turn(link)
 
     def _on_committed(self, link: Link, frame: frames.Committed, now_s: float) -> Effects:
         transfer = link.transfer_named(frame)
@@ -373,8 +370,8 @@ class Sender:
         late = HandoffFailed(f"{link.peer} did not acknowledge the KV by the deadline")
         effects += self._give_up(link, link.expired(now_s), HandoffStep.EXPIRE, late, now_s)
         waiting = link.waiting_long(now_s)
-        others_per_s = self._links.rates_beside(link, now_s) if waiting else []
-        moved = link.slow(waiting, others_per_s, now_s)
+        usual_per_s = self._links.rate_beside(link, now_s) if waiting else None
+        moved = link.slow(waiting, usual_per_s, now_s)
         slow = TransferSlow(f"{link.peer} takes KV much more slowly than other decode nodes")
         return effects + self._give_up(link, moved, HandoffStep.FAIL, slow, now_s)
 
@@ -394,4 +391,4 @@ class Sender:
 
     def _drop(self, link: Link) -> Effects:
         self._links.drop(link)
-        return [Disconnect(link.peer)]
+        return [Disconnect(link.peer), *link.channels.close()]

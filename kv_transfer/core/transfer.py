@@ -31,11 +31,14 @@ from kv_transfer.core.limits import (
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The pool that is read; `max_blocks` of it fit into one chunk."""
+    """The pool that is read; `max_blocks` of each layer fit into one chunk."""
 
-    num_layers: int
     num_blocks: int
-    max_blocks: int
+    max_blocks: tuple[int, ...]
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.max_blocks)
 
 
 @dataclass(slots=True)
@@ -57,7 +60,8 @@ class Transfer:
     `num_in_flight` chunks were sent and are not acknowledged. `has_promised` is whether a COMMIT
     was ever sent: only then can the peer have committed. `committing_since_s` is when a tick first
     saw that everything was pushed. `is_begun` is whether pieces may be sent on this connection: on
-    a one-sided lane not before the receiver has registered the writer.
+    a one-sided lane not before the receiver has registered the writer. `may_spread` is whether they
+    may be sent on further ones: not before the receiver knows the transfer.
     """
 
     def __init__(
@@ -84,7 +88,7 @@ class Transfer:
         self._commit: Commit | None = None
         self._is_commit_sent = False
         self.has_promised = False
-        self.is_begun = False
+        self.is_begun = self.may_spread = False
         self.num_in_flight = 0
         self._num_acknowledged = 0
         self.opened_at_s = now_s
@@ -167,8 +171,9 @@ class Transfer:
 
     def _split_part(self, push: _Push) -> None:
         # Whole chunks, so that none is short before the last part.
-        num_chunks = max(1, MAX_BLOCKS_PER_PART // self._source.max_blocks)
-        part = slice(push.num_split, push.num_split + num_chunks * self._source.max_blocks)
+        max_blocks = self._source.max_blocks[push.layer]
+        num_chunks = max(1, MAX_BLOCKS_PER_PART // max_blocks)
+        part = slice(push.num_split, push.num_split + num_chunks * max_blocks)
         ordinals = self._checked("ordinal", push.ordinals[part], self._targets.size)
         blocks = self._checked("source block", push.source_blocks[part], self._source.num_blocks)
         if ordinals is None or blocks is None:
@@ -192,7 +197,8 @@ class Transfer:
         return None
 
     def _split(self, layer: int, ordinals: Blocks, source_blocks: Blocks) -> list[Chunk]:
-        return split_chunks(layer, ordinals, source_blocks, max_blocks=self._source.max_blocks)
+        max_blocks = self._source.max_blocks[layer]
+        return split_chunks(layer, ordinals, source_blocks, max_blocks=max_blocks)
 
     def _stop(self, misuse: str) -> None:
         self.misuse = HandoffFailed(f"lease {self.token:#x}: {misuse}")
@@ -222,7 +228,11 @@ class Transfer:
     def rewind(self, unacknowledged: Sequence[Chunk]) -> None:
         """Queue unacknowledged chunks of a broken connection again, in their old order."""
         self._is_commit_sent = False
-        self.num_in_flight = 0
+        self.requeue(unacknowledged)
+
+    def requeue(self, unacknowledged: Sequence[Chunk]) -> None:
+        """Queue chunks again that were lost with one of several connections."""
+        self.num_in_flight -= len(unacknowledged)
         if not self.is_stopped:
             # A chunk joined for the old lane may be too large for a frame of the new one.
             parts = [

@@ -30,9 +30,10 @@ from kv_transfer.core.block_arrays import Blocks
 from kv_transfer.core.chunks import Chunk
 from kv_transfer.core.effects import Peer
 from kv_transfer.core.limits import DEFAULT_WINDOW_BYTES
+from kv_transfer.core.pool_shape import PoolShape
 from kv_transfer.lane import Broken, Payload, Ready
 from kv_transfer.piece_rows import PieceRows
-from kv_transfer.pieces import Pool
+from kv_transfer.pool_memory import Pool
 from kv_transfer.rdma.peer_writer import Engine, PeerWriter
 from kv_transfer.rdma.registered_pool import RegisteredPool
 from kv_transfer.rdma.slabs import MAX_SLABS, PlacedPool, SlabbedPool, ranges_of, slabbed
@@ -78,8 +79,7 @@ class RdmaLane:
     ) -> None:
         self._engine = engine
         self._rows = PieceRows()
-        num_layers, _, num_blocks, piece_bytes = pool.shape
-        self._pool = slabbed(num_layers, num_blocks, piece_bytes, max_slabs=max_slabs)
+        self._pool = slabbed(pool.shape, max_slabs=max_slabs)
         self._batch_bytes = window_bytes // BATCHES_PER_WINDOW
         self._clock = clock or MonotonicClock()
         self._lock = threading.Lock()
@@ -195,8 +195,8 @@ class RdmaLane:
                 and 0 < len(name) <= MAX_NAME_BYTES
                 and 0 < blocks_per_slab <= num_blocks < 1 << 32
             ):
-                mine = self._pool
-                theirs = SlabbedPool(mine.num_layers, num_blocks, mine.piece_bytes, blocks_per_slab)
+                shape = PoolShape(self._pool.shape.layers, num_blocks)
+                theirs = SlabbedPool(shape, blocks_per_slab)
                 good = [start for start in starts if type(start) is int and 0 < start < 1 << 64]
                 if len(good) == len(starts) == theirs.num_slabs:
                     return _Target(name, PlacedPool(theirs, tuple(good)))

@@ -2,7 +2,7 @@
 
 A slab that is fenced moves: it is registered at an address that was never used before, beside the
 old one, and the old one is removed when the senders know the new one. The addresses are those of
-`Aliases` of the whole pool. A slab moves to the newest alias, or to the next one if it is there
+aliases of the whole pool. A slab moves to the newest alias, or to the next one if it is there
 already, so the slabs of one dead sender share an alias. An alias that all slabs have left is
 dropped.
 """
@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import logging
 
-from kv_transfer.pieces import Pool
-from kv_transfer.rdma.aliases import Aliases
+from kv_transfer.pool_memory import Pool
 from kv_transfer.rdma.mooncake_engine import RdmaUnavailable
 from kv_transfer.rdma.peer_writer import Engine
 from kv_transfer.rdma.slabs import PlacedPool, SlabbedPool
@@ -27,8 +26,8 @@ class RegisteredPool:
         self._shape = shape
         self._engine = engine
         self._memory = pool  # Registered memory must not be freed.
-        self._first_start = pool.ctypes.data
-        self._aliases = Aliases(pool.ctypes.data, pool.nbytes)
+        self._first_start = pool.memory.address
+        self._aliases = pool.memory.aliases()
         # For writers and readers: the start of the pool as each slab is addressed.
         self._starts = [self._first_start] * shape.num_slabs
         # The earlier start of a slab that moves.

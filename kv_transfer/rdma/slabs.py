@@ -1,7 +1,7 @@
 """A pool divided into slabs, and the ranges of bytes that a chunk is written as.
 
-A pool is `[num_layers, 2, num_blocks, piece_bytes]`; 2 is keys, values. A slab is a range of block
-ids in every layer, so in memory it is `2 * num_layers` regions of equal length:
+A slab is a range of block ids in every layer, so in memory it is one region in each plane of each
+layer (see `PoolShape`; here with two planes):
 
                       block 0 ┌─ slab 0 ─┬─ slab 1 ─┬─ slab 2 ─┐
       layer 0   keys          │  region  │  region  │  region  │
@@ -28,6 +28,7 @@ import numpy.typing as npt
 
 from kv_transfer.core.block_arrays import Blocks
 from kv_transfer.core.chunks import Chunk
+from kv_transfer.core.pool_shape import PoolShape
 
 MAX_REGIONS = 1024
 MAX_SLABS = 16
@@ -40,26 +41,24 @@ Ranges = npt.NDArray[np.uint64]
 class SlabbedPool:
     """The shape of a registered pool. Offsets are bytes from its start."""
 
-    num_layers: int
-    num_blocks: int
-    piece_bytes: int
+    shape: PoolShape
     blocks_per_slab: int
+
+    @property
+    def num_blocks(self) -> int:
+        return self.shape.num_blocks
 
     @property
     def num_slabs(self) -> int:
         return -(-self.num_blocks // self.blocks_per_slab)
 
-    def offset(self, layer: int, kind: int, block: int) -> int:
-        """Return the offset of a block's keys (`kind` 0) or values (1)."""
-        return ((2 * layer + kind) * self.num_blocks + block) * self.piece_bytes
-
     def regions(self, slab: int) -> Iterator[tuple[int, int]]:
         """Yield (offset, bytes) of each region of a slab; the last slab may be smaller."""
         first = slab * self.blocks_per_slab
         count = min(self.blocks_per_slab, self.num_blocks - first)
-        for layer in range(self.num_layers):
-            for kind in (0, 1):
-                yield self.offset(layer, kind, first), count * self.piece_bytes
+        for index, layer in enumerate(self.shape.layers):
+            for plane in range(layer.num_planes):
+                yield self.shape.offset(index, plane, first), count * layer.piece_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,19 +69,21 @@ class PlacedPool:
     starts: tuple[int, ...]
 
     def addresses(self, layer: int, blocks: Blocks) -> npt.NDArray[np.uint64]:
-        """Return the addresses of the blocks' keys and values: `[num_blocks, 2]`."""
+        """Return the addresses of the blocks' pieces: `[num_blocks, num_planes]`."""
+        shape = self.pool.shape
+        sizes = shape.layers[layer]
         starts = np.array(self.starts, np.uint64)[blocks // self.pool.blocks_per_slab]
-        keys, values = (np.uint64(self.pool.offset(layer, kind, 0)) for kind in (0, 1))
-        keys_at = starts + keys + np.uint64(self.pool.piece_bytes) * blocks.astype(np.uint64)
-        return np.stack((keys_at, keys_at + (values - keys)), axis=1)
+        planes = np.array(
+            [shape.offset(layer, plane) for plane in range(sizes.num_planes)], np.uint64
+        )
+        pieces = starts + np.uint64(sizes.piece_bytes) * blocks.astype(np.uint64)
+        return pieces[:, None] + planes
 
 
-def slabbed(
-    num_layers: int, num_blocks: int, piece_bytes: int, *, max_slabs: int = MAX_SLABS
-) -> SlabbedPool:
+def slabbed(shape: PoolShape, *, max_slabs: int = MAX_SLABS) -> SlabbedPool:
     """Return a pool in as many slabs as the bounds allow."""
-    num_slabs = max(1, min(max_slabs, MAX_REGIONS // (2 * num_layers), num_blocks))
-    return SlabbedPool(num_layers, num_blocks, piece_bytes, -(-num_blocks // num_slabs))
+    num_slabs = max(1, min(max_slabs, MAX_REGIONS // shape.num_planes, shape.num_blocks))
+    return SlabbedPool(shape, -(-shape.num_blocks // num_slabs))
 
 
 def ranges_of(
@@ -94,10 +95,11 @@ def ranges_of(
     """
     firsts = _firsts(chunk.source_blocks, target_blocks, source.pool, target.pool)
     counts = np.diff(firsts, append=len(chunk))
-    ranges = np.empty((firsts.size, 2, 3), np.uint64)
+    layer = source.pool.shape.layers[chunk.layer]
+    ranges = np.empty((firsts.size, layer.num_planes, 3), np.uint64)
     ranges[:, :, 0] = source.addresses(chunk.layer, chunk.source_blocks[firsts])
     ranges[:, :, 1] = target.addresses(chunk.layer, target_blocks[firsts])
-    ranges[:, :, 2] = counts[:, None] * source.pool.piece_bytes
+    ranges[:, :, 2] = counts[:, None] * layer.piece_bytes
     return ranges.reshape(-1, 3)
 
 

@@ -29,12 +29,10 @@ from pathlib import Path
 
 import msgpack  # type: ignore[import-untyped]
 import numpy as np
-import numpy.typing as npt
 
 from common.kv_layout import KVLayout
+from kv_transfer.pool_memory import Bytes, Pool, host_pool
 from kv_transfer.shm.huge_pages import FileMapping
-
-Bytes = npt.NDArray[np.uint8]
 
 _HEADER = struct.Struct("<16sI16sQ")
 _MAGIC = b"pdserve KV pool\0"
@@ -123,11 +121,11 @@ class _Offer:
     num_blocks: int
 
 
-def map_pool(offer: bytes, layout: KVLayout) -> Bytes:
-    """Return the offered pool, read-only, as `[num_layers, 2, num_blocks, piece_bytes]`.
+def map_pool(offer: bytes, layout: KVLayout) -> Pool:
+    """Return the offered pool, read-only.
 
-    Raises `NotShared`, whatever `offer` is. The memory stays readable until the array and all its
-    views are gone, also when its owner dies.
+    Raises `NotShared`, whatever `offer` is. The memory stays readable until the pool and all views
+    of it are gone, also when its owner dies.
     """
     offered = _unpack(offer)
     if offered.num_bytes != offered.num_blocks * layout.block_bytes:
@@ -147,7 +145,7 @@ def map_pool(offer: bytes, layout: KVLayout) -> Bytes:
     wanted = _HEADER.pack(_MAGIC, _VERSION, offered.nonce, offered.num_bytes)
     if whole[: _HEADER.size].tobytes() != wanted:
         raise NotShared(f"process {offered.pid} shares another pool")
-    return whole[mmap.PAGESIZE :].reshape(layout.pool_shape(offered.num_blocks))
+    return host_pool(whole[mmap.PAGESIZE :], layout)
 
 
 def _unpack(offer: bytes) -> _Offer:

@@ -23,7 +23,8 @@ from kv_transfer.core.chunks import Chunk
 from kv_transfer.core.effects import Peer, Write
 from kv_transfer.lane import Payload
 from kv_transfer.piece_rows import PieceRows
-from kv_transfer.pieces import NO_SUMS, Pool, Sums
+from kv_transfer.pieces import NO_SUMS, Sums
+from kv_transfer.pool_memory import Pool
 from kv_transfer.shm.shared_pool import NotShared, SharedPool, map_pool
 from kv_transfer.transport import Parts
 
@@ -90,7 +91,7 @@ class ShmLane:
         A function of its own: a traceback keeps its frames' variables alive, and the mapped memory
         must be released in time.
         """
-        num_blocks = self._source_of[write.session].shape[2]
+        num_blocks = self._source_of[write.session].num_blocks
         last = max(write.data.source_blocks)
         if last >= num_blocks:
             raise PeerProtocolError(f"source block {last}: the sender's pool has {num_blocks}")

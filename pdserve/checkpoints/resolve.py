@@ -8,6 +8,8 @@ from pathlib import Path
 from common.errors import CheckpointError
 
 DEMO_MODEL = "demo"
+MODEL_NAMES = (DEMO_MODEL, "qwen2.5-coder-0.5b")
+"""The names of `known_models`, which is imported where one of them is wanted."""
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
@@ -15,17 +17,17 @@ _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 def resolve_checkpoint(model: str, *, progress: bool = True) -> Path:
     """Return the Hugging Face folder that `model` stands for, as an absolute path.
 
-    `model` is such a folder (returned as it is), a `.gguf` file (converted into the cache on first
-    use), or "demo". A folder called `demo` is written `./demo`. Raises CheckpointError naming the
-    path and what was wanted.
+    `model` is such a folder (returned as it is), a `.gguf` file (its config and tokenizer are
+    written into the cache on first use), or one of `MODEL_NAMES`. A folder called `demo` is written
+    `./demo`. Raises CheckpointError naming the path and what was wanted.
     """
     path = Path(model).expanduser().absolute()
-    if model != DEMO_MODEL and path.is_dir():
+    if model not in MODEL_NAMES and path.is_dir():
         if not (path / "config.json").is_file():
             raise CheckpointError(f"{path}: no config.json in it: wanted a Hugging Face folder")
         return path
-    if model == DEMO_MODEL or (path.is_file() and path.suffix == ".gguf"):
-        return _converted(model, path, progress=progress)
+    if model in MODEL_NAMES or (path.is_file() and path.suffix == ".gguf"):
+        return _from_gguf(model, path, progress=progress)
     if _HUB_ID.fullmatch(model) and not path.exists():
         raise CheckpointError(
             f"{path} does not exist: if {model} is a model of the Hugging Face Hub, download it "
@@ -33,23 +35,25 @@ def resolve_checkpoint(model: str, *, progress: bool = True) -> Path:
         )
     found = "is not a folder or .gguf file" if path.exists() else "does not exist"
     raise CheckpointError(
-        f"{path} {found}: wanted a Hugging Face folder, a .gguf file or '{DEMO_MODEL}'"
+        f"{path} {found}: wanted a Hugging Face folder, a .gguf file or one of the names "
+        f"{', '.join(MODEL_NAMES)}"
     )
 
 
-def _converted(model: str, path: Path, *, progress: bool) -> Path:
-    # Imported here: the converters need numpy, gguf and tqdm, which a router given a Hugging Face
-    # folder does not have.
+def _from_gguf(model: str, path: Path, *, progress: bool) -> Path:
+    # Imported here: reading GGUF needs numpy, which a router given a Hugging Face folder does not
+    # have.
     try:
-        if model == DEMO_MODEL:
-            from pdserve.checkpoints.demo_model import demo_model_folder
+        if model in MODEL_NAMES:
+            from pdserve.checkpoints.known_models import KNOWN_MODELS
+            from pdserve.checkpoints.packaged_model import packaged_model_folder
 
-            return demo_model_folder(progress)
-        from pdserve.checkpoints.gguf_convert import convert_gguf_cached
+            return packaged_model_folder(KNOWN_MODELS[model], progress=progress)
+        from pdserve.checkpoints.gguf_folder import gguf_folder_cached
 
-        return convert_gguf_cached(path, progress=progress)
+        return gguf_folder_cached(path)
     except ModuleNotFoundError as error:
         raise CheckpointError(
-            f"{model}: converting GGUF needs the Python package {error.name}: "
+            f"{model}: reading GGUF needs the Python package {error.name}: "
             "`pip install '.[local]'`, or name a Hugging Face folder"
         ) from None

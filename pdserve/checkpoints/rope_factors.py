@@ -10,9 +10,8 @@ import math
 from typing import Any
 
 from common.errors import CheckpointError
-from pdserve.checkpoints.gguf_file import GgufFile
-
-ROPE_FACTORS_TENSOR = "rope_freqs.weight"
+from engine.runner.gguf_file import GgufFile
+from engine.runner.gguf_weights import ROPE_FACTORS_TENSOR
 
 # Llama 3.1 and later.
 _LOW_FREQ_FACTOR = 1.0

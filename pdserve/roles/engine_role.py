@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import cast
 
+from common.cache_folder import cache_root
 from common.clock import MonotonicClock
 from common.config import Config
 from common.keys_folder import Keys
@@ -54,6 +55,7 @@ async def run_engine_role(
             swap_space=swap_space_of(config),
             max_chunk_tokens=max_chunk_tokens_of(config),
             host_memory=kv.host_memory,
+            packed_folder=cache_root() / "packed",
             on_imported=watch_again,
         )
         exclude_from_collection()

@@ -7,10 +7,12 @@ import resource
 
 log = logging.getLogger("pdserve")
 
-OTHER_FILES = 512
-"""Open files for nodes, the placement store, libraries, and connections that are closing."""
+OTHER_FILES = 2048
+"""Open files for nodes, of which each has two connections, for the placement store, libraries, and
+connections that are closing."""
 
-
+OTHER_NODE_FILES = 512
+"""Open files of a node that are no KV connections."""
 NODE_FILES = 8192
 """A prefill node opens two for each decode node that it sends to, a decode node one for each
 sender."""
@@ -39,7 +41,7 @@ def allow_node_files() -> None:
         log.warning(
             "KV connections to about %d nodes at most: the system allows this process %d open "
             "files (ulimit -n)",
-            max(1, soft - min(OTHER_FILES, soft // 2)) // 2,
+            max(1, soft - min(OTHER_NODE_FILES, soft // 2)) // 2,
             soft,
         )
 

@@ -18,7 +18,7 @@ from common.nodes import Role
 from kv_transfer.connector import OnEvent
 from kv_transfer.curve_keys import load_curve_keys
 from kv_transfer.lane import Lane
-from kv_transfer.pieces import Pool
+from kv_transfer.pool_memory import Pool, host_pool
 from kv_transfer.rdma.mooncake_engine import MooncakeEngine, RdmaUnavailable
 from kv_transfer.rdma.rdma_lane import RdmaLane
 from kv_transfer.shm.shared_pool import SharedPool
@@ -90,7 +90,8 @@ class KVPlane:
         """
         from engine.runner.model_runner import ModelRunner
 
-        config, pool = self._config, cast(ModelRunner, model).kv_bytes
+        config = self._config
+        pool = host_pool(cast(ModelRunner, model).kv_bytes, model.layout)
         return ZmqConnector(
             pool,
             model.layout,
@@ -101,6 +102,7 @@ class KVPlane:
             advertised_host=self._host,
             window_bytes=config.handoff.kv_window,
             peer_timeout_s=KV_PEER_TIMEOUT_S,
+            kv_lanes=config.handoff.kv_lanes,
             lanes=self._lanes(pool, model.layout),
             has_inline=not self._is_shm_only,
             verify=config.handoff.kv_verify,

@@ -33,6 +33,7 @@ from router.dispatch.dispatcher import Dispatcher
 from router.http.server import bind_http, count_refused, router_limits, serve_http
 from router.live.feed import LiveFeed
 from router.openai.planning_process import PlanningProcess, planning_command
+from router.text.conversation import ChatSettings
 from router.text.text_model import TextModel
 
 log = logging.getLogger("pdserve")
@@ -56,11 +57,18 @@ async def run_router_role(
     # One text at a time: handing it to the tokenizer's threads would only take longer.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     model, port = config.model, config.server.port or DEFAULT_HTTP_PORT
+    chat = ChatSettings(
+        tool_template=config.api.tool_template,
+        tool_format=config.api.tool_format,
+        reasoning_format=config.api.reasoning_format,
+    )
     api_keys = _api_keys(config, keys)
     certificate = _certificate(config)
     listener = bind_http(config.server.host, port)
     try:
-        text_model = TextModel.load(Path(model.model), model.served_model_name, model.max_model_len)
+        text_model = TextModel.load(
+            Path(model.model), model.served_model_name, model.max_model_len, chat
+        )
         await _require_welcome(store)
     except PdserveError:
         listener.close()
@@ -70,12 +78,12 @@ async def run_router_role(
     dispatcher = _make_dispatcher(config, router_id, store, registry, shutdown, keys)
     await dispatcher.start()
     planning = PlanningProcess(
-        planning_command(model.model, model.served_model_name, model.max_model_len)
+        planning_command(model.model, model.served_model_name, model.max_model_len, chat)
     )
     try:
         name_node(dispatcher.incarnation.node_id)
         cluster = DispatcherView(dispatcher, shutdown.drain)
-        live = LiveFeed(cluster, MonotonicClock())
+        live = LiveFeed(cluster, MonotonicClock(), quotes_requests=keys is None)
         app = create_app(
             config=config,
             text_model=text_model,

@@ -28,7 +28,12 @@ METRICS_PATHS = frozenset({"/metrics", "/v1/cluster/targets"})
 """What Prometheus reads: the metrics token opens these paths, and no others."""
 
 ADMIN_PATHS = frozenset({"/v1/cluster/drain"})
-LIMITED_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"})
+LIMITED_PATHS = frozenset(
+    (
+        *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"),
+        *("/tokenize", "/detokenize"),
+    )
+)
 """Paths that a key's limits count: requests that nodes or the router compute."""
 
 
@@ -107,7 +112,7 @@ class ApiKeyMiddleware:
                 return
         reason = LoginRefusal.WRONG_KEY if given else LoginRefusal.NO_KEY
         self._refused.on_refused(reason, scope)
-        await Reply(send).send_error(_unauthorized(bool(given)))
+        await Reply(send).send_error(_unauthorized(bool(given)), path)
 
     async def _serve_limited(
         self, used: KeyInUse, scope: Scope, receive: Receive, send: Send
@@ -115,7 +120,7 @@ class ApiKeyMiddleware:
         """Run the application under the key's limits; it returns when the answer has ended."""
         refusal = self._book.take(used)
         if refusal is not None:
-            await Reply(send).send_error(_too_many(used, refusal))
+            await Reply(send).send_error(_too_many(used, refusal), scope["path"])
             return
         try:
             await self._app(scope, receive, send)
@@ -124,8 +129,9 @@ class ApiKeyMiddleware:
 
 
 def _bearer(scope: Scope) -> bytes:
+    """Return the key as a bearer token, or where Anthropic's clients send it."""
     scheme, _, given = _header(scope, b"authorization").partition(b" ")
-    return given.strip() if scheme.lower() == b"bearer" else b""
+    return given.strip() if scheme.lower() == b"bearer" else _header(scope, b"x-api-key").strip()
 
 
 def _with_status_401(send: Send) -> Send:

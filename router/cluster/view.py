@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from itertools import islice
 from typing import Any
 
 from common.nodes import NodeRecord, Role
 from common.version import PROTOCOL_VERSION, VERSION
 from placement.records import facts_json
-from placement.store import Placement
 from router.cluster.layout_mismatches import unpaired_prefill_nodes
 from router.cluster.missing_nodes import unlisted_nodes, what_is_missing
 from router.core.policies.query import NodeView
 from router.dispatch.dispatcher import Dispatcher
 from router.live.reading import Reading, live_requests
+from router.watch.recent_placements import RecentPlacement
+
+NUM_LISTED_PLACEMENTS = 32
 
 
 class DispatcherView:
@@ -74,7 +77,6 @@ class DispatcherView:
             nodes=dispatcher.pool.nodes(),
             requests=live_requests(dispatcher.flows()),
             placements=dispatcher.recent_placements,
-            num_placements=dispatcher.num_placements,
         )
 
     def scrape_targets(self) -> list[dict[str, Any]]:
@@ -85,6 +87,7 @@ class DispatcherView:
         """Return this router, every node it can choose, and its latest placements, as JSON."""
         dispatcher = self._dispatcher
         is_store_away = dispatcher.pool.membership.is_store_away
+        latest_first = islice(reversed(dispatcher.recent_placements), NUM_LISTED_PLACEMENTS)
         return {
             "router": {
                 "router_id": dispatcher.incarnation.node_id,
@@ -97,7 +100,7 @@ class DispatcherView:
             "placement_store": "away" if is_store_away else "ok",
             "warnings": self.warnings(),
             "nodes": [node_json(node) for node in dispatcher.pool.nodes()],
-            "recent_placements": [_placement(p) for p in reversed(dispatcher.recent_placements)],
+            "recent_placements": [placement_json(p) for p in latest_first],
         }
 
 
@@ -126,12 +129,17 @@ def node_json(node: NodeView) -> dict[str, Any]:
     }
 
 
-def _placement(placement: Placement) -> dict[str, Any]:
+def placement_json(placement: RecentPlacement) -> dict[str, Any]:
+    """Return one attempt; `outcome` and `duration_s` are null while it is in progress."""
     decode, prefill = placement.decode, placement.prefill
     return {
         "request_id": placement.attempt.request_id,
         "attempt": placement.attempt.attempt,
+        "http_request_id": placement.http_request_id or None,
         "decode": None if decode is None else str(decode),
         "prefill": None if prefill is None else str(prefill),
         "reason": placement.reason,
+        "outcome": placement.outcome or None,
+        "output_tokens": placement.num_tokens,
+        "duration_s": placement.duration_s,
     }

@@ -45,6 +45,10 @@ class RequestListener(Protocol):
     """Receives the events of a request. Each of its choices runs by itself."""
 
     @property
+    def request_id(self) -> str:
+        """The id under which the client and the log know the request; may be empty."""
+
+    @property
     def span(self) -> Span:
         """The parent of the spans of its choices."""
 
@@ -82,9 +86,10 @@ class Generator(Protocol):
         *,
         deadline_s: float,
         priority: int = 0,
+        cache_salt: str = "",
         listener: RequestListener | None = None,
     ) -> Callable[[], None]:
-        """Start one answer and return its abort.
+        """Start one answer and return its abort. KV is shared within `cache_salt` alone.
 
         Chunks are pushed into `sink` as they come, followed by exactly one end. A failure may be
         pushed before this returns. The abort ends the answer on every node, and nothing is

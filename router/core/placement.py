@@ -185,7 +185,7 @@ def _decoders(nodes: Sequence[NodeView], query: Query) -> list[NodeView]:
         raise Overloaded(f"{'every' if heard else 'no'} decode or mixed node {state}")
     staying = [node for node in staying if _follows(node, query)]
     if not staying:
-        raise Overloaded("no decode or mixed node follows grammars")
+        raise Overloaded(f"no decode or mixed node {_wanted(query)}")
     fitting = [node for node in staying if _fits(node, query)]
     if not fitting:
         longest = max(node.record.max_model_len for node in staying)
@@ -207,8 +207,15 @@ def _fits(node: NodeView, query: Query) -> bool:
 
 
 def _follows(node: NodeView, query: Query) -> bool:
-    """Return whether the node draws under the request's grammar; another one would ignore it."""
-    return node.record.has_grammars or not query.needs_grammars
+    """Return whether the node knows all that the request asks; another one would ignore it."""
+    record = node.record
+    return (record.has_grammars or not query.needs_grammars) and (
+        record.has_token_rules or not query.needs_token_rules
+    )
+
+
+def _wanted(query: Query) -> str:
+    return "follows grammars" if query.needs_grammars else "knows biases, bad words and salts"
 
 
 def _num_tokens(query: Query) -> int:

@@ -93,11 +93,13 @@ class RequestFlow:
         *,
         deadline_at_s: float,
         priority: int = 0,
+        cache_salt: str = "",
     ) -> None:
         self._prompt_token_ids = prompt_token_ids
         self._sampling = sampling
         self._deadline_at_s = deadline_at_s
         self._priority = priority
+        self._cache_salt = cache_salt
         self._main = self._newest = Attempt(AttemptId(request_id, 1), TokenLedger(sampling))
         self._second: Attempt | None = None
         self._choosing: Attempt | None = None
@@ -121,6 +123,16 @@ class RequestFlow:
     def attempt(self) -> AttemptId:
         """The attempt that was begun last."""
         return self._newest.id
+
+    @property
+    def answering_attempt(self) -> AttemptId:
+        """The attempt whose tokens are passed on: the first of those in progress."""
+        return self._main.id
+
+    @property
+    def num_output_tokens(self) -> int:
+        """The tokens of the answer that were passed on so far, over all attempts."""
+        return self._main.ledger.num_emitted
 
     @property
     def failure(self) -> PdserveError | None:
@@ -446,6 +458,7 @@ class RequestFlow:
             deadline_s=max(_MIN_DEADLINE_S, self._deadline_at_s - now_s),
             priority=self._priority,
             output_token_ids=tuple(attempt.ledger.emitted),
+            cache_salt=self._cache_salt,
         )
 
     # Beginnings and endings.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -35,7 +34,7 @@ from router.core.effects import (
     Wait,
 )
 from router.core.generation import SHUTTING_DOWN, RequestListener, Sink, TokenChunk
-from router.core.policies.query import Query
+from router.core.policies.query import query_of
 from router.core.request_flow import RequestFlow
 from router.dispatch.node_calls import PrefillCall, ReserveCall
 from router.dispatch.node_pool import NodePool
@@ -44,13 +43,13 @@ from router.dispatch.placement_recorder import PlacementRecorder
 from router.dispatch.running_choice import RunningChoice
 from router.dispatch.silence import LOSS_S
 from router.watch.choice_trace import ChoiceTrace
+from router.watch.recent_placements import RecentPlacements
 from router.watch.request_watch import RequestWatch
 from router.watch.router_metrics import RouterMetrics
 
 log = logging.getLogger("pdserve.router")
 
 CLOSE_TIMEOUT_S = 3.0
-NUM_RECENT_PLACEMENTS = 32
 
 Args = TypeVarTuple("Args")
 
@@ -84,8 +83,7 @@ class Dispatcher:
         self._recorder = PlacementRecorder(store, router_id, self._clock, self._metrics)
         self.incarnation = Incarnation(router_id, 0)
         self.model = model
-        self.recent_placements: deque[Placement] = deque(maxlen=NUM_RECENT_PLACEMENTS)
-        self.num_placements = 0
+        self.recent_placements = RecentPlacements()
         self.pool = NodePool(
             store,
             model=model,
@@ -171,6 +169,7 @@ class Dispatcher:
         *,
         deadline_s: float,
         priority: int = 0,
+        cache_salt: str = "",
         listener: RequestListener | None = None,
     ) -> Callable[[], None]:
         """Start one answer; see `router.core.generation.Generator`.
@@ -189,12 +188,11 @@ class Dispatcher:
             sampling,
             deadline_at_s=deadline_at_s,
             priority=priority,
+            cache_salt=cache_salt,
         )
-        query = Query(
-            prompt_token_ids, sampling.max_tokens, needs_grammars=sampling.grammar is not None
-        )
+        query = query_of(prompt_token_ids, sampling, cache_salt)
         listener = listener or RequestWatch("", self.model, now_s)
-        trace = ChoiceTrace(listener, request_id, now_s)
+        trace = ChoiceTrace(listener, request_id, self.recent_placements, now_s)
         choice = RunningChoice(flow, sink, query, deadline_at_s, trace)
         self._choices[request_id] = choice
         self._metrics.running.set(len(self._choices))
@@ -359,8 +357,6 @@ class Dispatcher:
             prefill=effect.prefill,
             reason=effect.reason,
         )
-        self.recent_placements.append(placement)
-        self.num_placements += 1
         self._recorder.place_nowait(placement)
 
     def _deliver(self, choice: RunningChoice) -> None:
@@ -394,4 +390,7 @@ class Dispatcher:
         self._metrics.running.set(len(self._choices))
         self._metrics.requests.labels(outcome).inc()
         self._metrics.retries.inc(choice.flow.attempt.attempt - 1)
-        choice.trace.on_end(outcome, self._clock.now_s())
+        flow = choice.flow
+        choice.trace.on_end(
+            outcome, flow.answering_attempt, flow.num_output_tokens, self._clock.now_s()
+        )

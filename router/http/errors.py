@@ -23,7 +23,7 @@ from common.errors import (
     PoolExhausted,
     StaleEpoch,
 )
-from router.http.sse import to_json
+from router.http.sse import DONE, event, to_json
 
 MAX_MESSAGE_CHARS = 1000
 """Of the text of an error; what is longer is cut off."""
@@ -33,6 +33,8 @@ _MAX_NAME_CHARS = 200
 CLIENT_ERROR = "invalid_request_error"
 RATE_LIMIT_ERROR = "rate_limit_error"
 SERVER_ERROR = "server_error"
+
+ANTHROPIC_PATH = "/v1/messages"
 
 _BUSY_RETRY_S = 1
 
@@ -73,6 +75,27 @@ class ApiError(Exception):
         if self.status == 429:
             return RATE_LIMIT_ERROR
         return CLIENT_ERROR if self.status < 500 else SERVER_ERROR
+
+
+def anthropic_error(error: ApiError) -> dict[str, object]:
+    """Return the body of an error in the shape of Anthropic's API."""
+    types = {401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
+    types |= {413: "request_too_large", 429: "rate_limit_error", 503: "overloaded_error"}
+    types |= {504: "timeout_error"}
+    kind = types.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
+    return {"type": "error", "error": {"type": kind, "message": error.message}}
+
+
+def error_event(error: ApiError) -> bytes:
+    """Return the end of a stream that failed, in OpenAI's shape."""
+    return event(error.as_json()) + DONE
+
+
+def error_json(error: ApiError, path: str) -> str:
+    """Return the body of an error of the endpoint at `path`, in the shape of its API."""
+    if path.startswith(ANTHROPIC_PATH):
+        return to_json(anthropic_error(error))
+    return error.as_json()
 
 
 class TooManyRequests(ApiError):

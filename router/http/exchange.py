@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from common.errors import InvalidRequest
 from http_serving.part_writing import WritePart, writes_nothing
-from router.http.errors import ApiError, BodyTooLarge
+from router.http.errors import ApiError, BodyTooLarge, error_event, error_json
 from router.http.sse import MEDIA_TYPE
 
 RawHeaders = tuple[tuple[bytes, bytes], ...]
@@ -110,12 +110,16 @@ async def _client_gone(receive: Receive) -> None:
 
 
 class Reply:
-    """The one answer of an exchange. `is_started`: `status` was sent already."""
+    """The one answer of an exchange. `is_started`: `status` was sent already.
+
+    `error_event` makes the last event of a stream that failed, in the shape of the request's API.
+    """
 
     def __init__(self, send: Send, write_part: WritePart = writes_nothing) -> None:
         """Make a reply; `write_part` writes to the connection directly, if possible."""
         self._send = send
         self._write_part = write_part
+        self.error_event: Callable[[ApiError], bytes] = error_event
         self.is_started = False
         self.status: int | None = None
 
@@ -148,8 +152,10 @@ class Reply:
         await self._start(status, _raw(base | (headers or {})))
         await self.end_stream(data)
 
-    async def send_error(self, error: ApiError) -> None:
-        await self.send_json(error.as_json(), status=error.status, headers=error.headers)
+    async def send_error(self, error: ApiError, path: str = "") -> None:
+        """Send an error in the shape of the API at `path`."""
+        text = error_json(error, path)
+        await self.send_json(text, status=error.status, headers=error.headers)
 
     async def _start(self, status: int, headers: RawHeaders) -> None:
         self.is_started = True

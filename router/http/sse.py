@@ -29,6 +29,11 @@ def event(payload: str) -> bytes:
     return event_text(payload).encode()
 
 
+def named_event(name: str, payload: object) -> bytes:
+    """Return one event with a name, as APIs with many kinds of events have them."""
+    return f"event: {name}\ndata: {to_json(payload)}\n\n".encode()
+
+
 def event_text(payload: str) -> str:
     """Return the event before it is encoded, to be joined with others."""
     return f"data: {payload}\n\n"

@@ -21,8 +21,9 @@ from router.http.exchange import ClientClosed, Reply, while_client_waits
 from router.http.sse import event, to_json
 from router.live.history import LiveHistory
 from router.live.reading import Reading
-from router.live.snapshot import TimedPlacement, history_json, snapshot_json
-from router.watch.edge_counters import EdgeCounters
+from router.live.snapshot import SnapshotJson
+from router.watch.edge_counters import EdgeCounters, RequestError
+from router.watch.recent_placements import RecentPlacement
 
 logger = logging.getLogger("pdserve.router.live")
 
@@ -30,7 +31,6 @@ INTERVAL_S = 1.0
 MAX_VIEWERS = 32
 MAX_BEHIND = 5
 """The most snapshots that wait for a viewer, besides those in its connection's buffers."""
-NUM_PLACEMENTS = 32
 SNAPSHOTS_PER_STREAM = 300
 """Snapshots of one stream; then the page must connect again, with a key that is still valid."""
 
@@ -45,14 +45,16 @@ class LiveSource(Protocol):
 class LiveFeed:
     """`run` takes the samples, `serve` answers `GET /v1/live`."""
 
-    def __init__(self, source: LiveSource, clock: Clock) -> None:
+    def __init__(self, source: LiveSource, clock: Clock, *, quotes_requests: bool = True) -> None:
+        """Show `source`. With `quotes_requests` the texts of clients' errors are shown."""
         self.edge = EdgeCounters()
         self._source = source
         self._clock = clock
         self._began_at_s = clock.now_s()
         self._history = LiveHistory(self.edge)
-        self._placements: deque[TimedPlacement] = deque(maxlen=NUM_PLACEMENTS)
-        self._num_placements = 0
+        self._json = SnapshotJson(self._history, self._began_at_s, quotes_requests=quotes_requests)
+        self._last_change = 0
+        self._num_errors = 0
         self._viewers: set[_Viewer] = set()
         self._is_over = False
         self._greeting: bytes | None = None
@@ -85,10 +87,10 @@ class LiveFeed:
         self._reading = self._source.read_live()
         self._history.add(self._reading, now_s)
         self._greeting = None
-        new = self._new_placements(now_s)
-        self._placements.extend(new)
+        placements, errors = self._changed_placements(), self._new_errors()
         if self._viewers:
-            snapshot = self._encode("snapshot", snapshot_json(self._reading, self._history, new))
+            content = self._json.snapshot(self._reading, placements, errors)
+            snapshot = self._encode("snapshot", content)
             for viewer in self._viewers:
                 viewer.offer(snapshot)
 
@@ -125,8 +127,8 @@ class LiveFeed:
         if not self._history.samples:
             self.sample()
         if self._greeting is None:
-            history = history_json(self._history, list(self._placements))
-            snapshot = snapshot_json(self._reading, self._history, [])
+            history = self._json.history(self._reading, self.edge.errors)
+            snapshot = self._json.snapshot(self._reading)
             self._greeting = self._encode("history", history) + self._encode("snapshot", snapshot)
         return self._greeting
 
@@ -134,11 +136,17 @@ class LiveFeed:
         self.num_encoded += 1
         return event(to_json({"kind": kind, **content}))
 
-    def _new_placements(self, now_s: float) -> list[TimedPlacement]:
-        count = self._reading.num_placements - self._num_placements
-        self._num_placements += count
-        latest = list(self._reading.placements)[-count:] if count else []
-        return [(now_s, placement) for placement in latest]
+    def _changed_placements(self) -> list[RecentPlacement]:
+        placements = self._reading.placements
+        changed = placements.changed_since(self._last_change)
+        self._last_change = placements.num_changes
+        return changed
+
+    def _new_errors(self) -> list[RequestError]:
+        edge = self.edge
+        count = edge.num_failed + edge.num_refused - self._num_errors
+        self._num_errors += count
+        return list(edge.errors)[-count:] if count else []
 
 
 class _Viewer:

@@ -18,8 +18,9 @@ from router.watch.edge_counters import EdgeCounters
 NUM_SAMPLES = 900
 """The number of samples: a quarter of an hour."""
 
-NODE_INTERVALS = 5
-"""Intervals over which nodes' rates are smoothed: nodes report once a second, not in step."""
+RATE_INTERVALS = 5
+"""Intervals over which rates are smoothed. One second holds few requests, and nodes report once a
+second, not in step."""
 
 Value = float | None
 
@@ -28,8 +29,9 @@ Value = float | None
 class Sample:
     """The values of one moment. Spans are in seconds; a percentile or share without data is None.
 
-    Latencies are of the last 10 seconds, rates of nodes of the last 5, the router's own of the last
-    one. `acceptance` is the share of verified drafts that became output.
+    Latencies are of the last 10 seconds, rates of the last 5. `failures_per_s` are requests that
+    the server failed (5xx), `refusals_per_s` those that it refused (4xx). `acceptance` is the share
+    of verified drafts that became output.
     """
 
     at_s: float
@@ -44,6 +46,7 @@ class Sample:
     tokens_per_s: float
     requests_per_s: float
     failures_per_s: float
+    refusals_per_s: float
     kv_bytes_per_s: float
     preemptions_per_s: float
     acceptance: Value
@@ -62,8 +65,8 @@ class LiveHistory:
 
     def __init__(self, edge: EdgeCounters) -> None:
         self._edge = edge
-        self._edge_rates = CounterWindow(1)
-        self._node_rates = CounterWindow(NODE_INTERVALS)
+        self._edge_rates = CounterWindow(RATE_INTERVALS)
+        self._node_rates = CounterWindow(RATE_INTERVALS)
         self.samples: deque[Sample] = deque(maxlen=NUM_SAMPLES)
 
     def add(self, reading: Reading, now_s: float) -> Sample:
@@ -90,6 +93,7 @@ class LiveHistory:
             tokens_per_s=self._edge_rates.per_s("tokens"),
             requests_per_s=self._edge_rates.per_s("requests"),
             failures_per_s=self._edge_rates.per_s("failed"),
+            refusals_per_s=self._edge_rates.per_s("refused"),
             kv_bytes_per_s=sum(self.kv_bytes_per_s(*link) for link in links),
             preemptions_per_s=sum(self.preemptions_per_s(name) for name in names),
             acceptance=accepted / drafted if drafted else None,
@@ -113,7 +117,12 @@ class LiveHistory:
     def _push(self, nodes: Sequence[NodeView], now_s: float) -> None:
         edge = self._edge
         self._edge_rates.push(
-            {"tokens": edge.num_tokens, "requests": edge.num_requests, "failed": edge.num_failed},
+            {
+                "tokens": edge.num_tokens,
+                "requests": edge.num_requests,
+                "failed": edge.num_failed,
+                "refused": edge.num_refused,
+            },
             now_s,
         )
         counters: dict[Hashable, int] = {}

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from enum import Enum
 
 from common.ids import Incarnation
-from placement.store import Placement
 from router.core.attempt import State
 from router.core.policies.query import NodeView
 from router.core.request_flow import RequestFlow
+from router.watch.recent_placements import RecentPlacements
 
 
 class Phase(Enum):
@@ -38,10 +38,8 @@ class LiveRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """The state of the cluster. `placements` are the latest, oldest first.
-
-    `num_placements` counts all since the start. `trouble` is why no request can run now, or '';
-    `warnings` are other problems.
+    """The state of the cluster. `placements` are the latest. `trouble` is why no request can
+    run now, or ''; `warnings` are other problems.
     """
 
     router_id: str
@@ -51,8 +49,7 @@ class Reading:
     warnings: Sequence[str]
     nodes: Sequence[NodeView]
     requests: Sequence[LiveRequest]
-    placements: Sequence[Placement]
-    num_placements: int
+    placements: RecentPlacements
 
 
 def live_requests(flows: Iterable[RequestFlow]) -> list[LiveRequest]:

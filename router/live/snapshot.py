@@ -2,38 +2,93 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
-from placement.store import Placement
+from common.version import VERSION
 from router.core.policies.query import NodeView
 from router.live.history import COLUMNS, LiveHistory
 from router.live.reading import LiveRequest, Phase, Reading
+from router.watch.edge_counters import RequestError
+from router.watch.recent_placements import RecentPlacement
 
 MAX_NODES_SHOWN = 256
 MAX_PAIRS_SHOWN = 256
 MAX_REQUESTS_SHOWN = 64
-
-TimedPlacement = tuple[float, Placement]
-"""A placement with the time at which the router first had it, on the clock of the samples."""
+MAX_ERROR_CHARS = 300
 
 
-def history_json(history: LiveHistory, placements: list[TimedPlacement]) -> dict[str, Any]:
-    """Return what a page needs once: everything so far."""
-    return {
-        "columns": COLUMNS,
-        "samples": [sample.row() for sample in history.samples],
-        "placements": [_placement(*timed) for timed in placements],
-    }
+class SnapshotJson:
+    """Makes the events of the page. Their times count from `began_at_s` of the router's clock.
+
+    Without `quotes_requests` an error of a client has no text: it may name a value of the request,
+    and the page is open to holders of other keys.
+    """
+
+    def __init__(self, history: LiveHistory, began_at_s: float, *, quotes_requests: bool) -> None:
+        self._history = history
+        self._began_at_s = began_at_s
+        self._quotes_requests = quotes_requests
+
+    def history(self, reading: Reading, errors: Iterable[RequestError]) -> dict[str, Any]:
+        """Return what a page needs once: everything so far."""
+        return {
+            "columns": COLUMNS,
+            "samples": [sample.row() for sample in self._history.samples],
+            "placements": [self._placement(placement) for placement in reading.placements],
+            "errors": [self._error(error) for error in errors],
+        }
+
+    def snapshot(
+        self,
+        reading: Reading,
+        placements: Iterable[RecentPlacement] = (),
+        errors: Iterable[RequestError] = (),
+    ) -> dict[str, Any]:
+        """Return what a page needs every second: the history's last sample is of this reading.
+
+        `placements` were added or ended since the snapshot before, `errors` are those since then.
+        """
+        return {
+            **_cluster_json(reading, self._history),
+            "placements": [self._placement(placement) for placement in placements],
+            "errors": [self._error(error) for error in errors],
+            "sample": self._history.samples[-1].row(),
+        }
+
+    def _placement(self, placement: RecentPlacement) -> dict[str, Any]:
+        duration_s = placement.duration_s
+        return {
+            "at_s": round(placement.at_s - self._began_at_s, 3),
+            "request_id": placement.attempt.request_id,
+            "attempt": placement.attempt.attempt,
+            "http_request_id": placement.http_request_id,
+            "decode": placement.decode and placement.decode.node_id,
+            "prefill": placement.prefill and placement.prefill.node_id,
+            "reason": placement.reason,
+            "outcome": placement.outcome,
+            "output_tokens": placement.num_tokens,
+            "duration_s": None if duration_s is None else round(duration_s, 3),
+        }
+
+    def _error(self, error: RequestError) -> dict[str, Any]:
+        is_shown = self._quotes_requests or error.status >= 500
+        return {
+            "at_s": round(error.at_s - self._began_at_s, 3),
+            "request_id": error.request_id,
+            "endpoint": error.endpoint,
+            "status": error.status,
+            "code": error.code,
+            "text": error.text[:MAX_ERROR_CHARS] if is_shown else "",
+        }
 
 
-def snapshot_json(
-    reading: Reading, history: LiveHistory, new_placements: list[TimedPlacement]
-) -> dict[str, Any]:
-    """Return what a page needs every second; `history` holds this reading's sample."""
+def _cluster_json(reading: Reading, history: LiveHistory) -> dict[str, Any]:
     nodes = reading.nodes[:MAX_NODES_SHOWN]
     pairs = [pair for node in nodes for pair in _pairs(node, history)]
     return {
         "router_id": reading.router_id,
+        "version": VERSION,
         "model": reading.model,
         "is_store_away": reading.is_store_away,
         "trouble": reading.trouble,
@@ -42,8 +97,6 @@ def snapshot_json(
         "nodes": [_node(node, history) for node in nodes],
         "pairs": pairs[:MAX_PAIRS_SHOWN],
         "requests": [_request(request) for request in _shown(reading)],
-        "placements": [_placement(*timed) for timed in new_placements],
-        "sample": history.samples[-1].row(),
     }
 
 
@@ -102,15 +155,4 @@ def _request(request: LiveRequest) -> dict[str, Any]:
         "phase": request.phase.value,
         "decode": request.decode and request.decode.node_id,
         "prefill": request.prefill and request.prefill.node_id,
-    }
-
-
-def _placement(at_s: float, placement: Placement) -> dict[str, Any]:
-    return {
-        "at_s": round(at_s, 3),
-        "request_id": placement.attempt.request_id,
-        "attempt": placement.attempt.attempt,
-        "decode": placement.decode and placement.decode.node_id,
-        "prefill": placement.prefill and placement.prefill.node_id,
-        "reason": placement.reason,
     }

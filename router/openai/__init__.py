@@ -1,17 +1,27 @@
 """The OpenAI API: from a request body to tokens to an answer in OpenAI's shape.
 
-api                 both generation endpoints
+api                 the endpoints that generate: from a body to tokens to an answer
+endpoints           what tells them apart: the meaning of a body, the shape of the answer
 schemas             the request bodies, and what becomes of every field
 json_limits         bounds on a body's structure, checked before it is parsed
 unknown_fields      fields that the server does not know: a warning each, or a refusal
+checked_fields      bounds of fields, and fields that go together
 request_plan        from a parsed body to prompts and sampling parameters
 response_format     from the fields that constrain an answer to its grammar
 planning            where a body is planned: on the event loop, a thread, or by another process
 planning_process    the router's side of that process: its queue, its starts and ends
 planning_child      what runs in that process
 planning_messages   what travels between the two: bodies, plans, errors
+described_answers   answers, events and errors as JSON schemas, for `/openapi.json`
 tokenization        `/tokenize` and `/detokenize`
+tool_fields         the fields about tools: which there are, which may be called
+answer_syntax       what an answer may hold (thinking, calls), and its grammar
+translations        requests of other APIs as chats, and errors in their words
+responses/          `/v1/responses`
+messages/           Anthropic's `/v1/messages`
 chat_messages       chat messages as chat templates expect them
 answer              the sink of all choices of a request, on its way to its client
 formats             the two shapes of an answer, streamed and whole
+chat_parts          the answer of a chat that thinks or calls functions
+items_format        an answer as a list of items: thoughts, texts and calls
 """

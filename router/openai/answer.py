@@ -15,8 +15,7 @@ from collections.abc import Callable, Sequence
 
 from router.core.generation import Sink, TokenChunk
 from router.http.exchange import Reply
-from router.http.sse import DONE
-from router.openai.formats import AnswerFormat, WholeChoice
+from router.openai.formats import AnswerForm, WholeChoice
 from router.text.choice_text import ChoiceText, Delta
 from router.text.usage import Usage
 
@@ -82,7 +81,7 @@ class Choice:
 class Answer(ABC):
     """One answer, streamed or whole: `start` its choices, `send` it, and `abort` in any case."""
 
-    def __init__(self, form: AnswerFormat, usage: Usage, reply: Reply, num_choices: int) -> None:
+    def __init__(self, form: AnswerForm, usage: Usage, reply: Reply, num_choices: int) -> None:
         self._form = form
         self._usage = usage
         self._reply = reply
@@ -142,7 +141,7 @@ class Answer(ABC):
 class StreamedAnswer(Answer):
     """Server-sent events. The status is sent with the first, `[DONE]` with the last."""
 
-    def __init__(self, form: AnswerFormat, usage: Usage, reply: Reply, num_choices: int) -> None:
+    def __init__(self, form: AnswerForm, usage: Usage, reply: Reply, num_choices: int) -> None:
         super().__init__(form, usage, reply, num_choices)
         self._parts: list[bytes] = []
 
@@ -159,7 +158,7 @@ class StreamedAnswer(Answer):
             if not reply.is_started:
                 await reply.start_stream()
             if is_last:
-                await reply.end_stream(part + self._form.usage_event() + DONE)
+                await reply.end_stream(part + self._form.end_of_stream())
                 return
             await reply.send_part(part)
 
@@ -175,8 +174,21 @@ class StreamedAnswer(Answer):
 class WholeAnswer(Answer):
     """One JSON object, when every choice is over."""
 
-    def __init__(self, form: AnswerFormat, usage: Usage, reply: Reply, num_choices: int) -> None:
+    def __init__(
+        self,
+        form: AnswerForm,
+        usage: Usage,
+        reply: Reply,
+        num_choices: int,
+        *,
+        best_of: int = 1,
+        num_best: int = 1,
+    ) -> None:
+        """Of each `best_of` choices, which answer one prompt, the client gets the `num_best`
+        likeliest, best first; all of them, in order, where the two numbers are equal.
+        """
         super().__init__(form, usage, reply, num_choices)
+        self._best_of, self._num_best = best_of, num_best
         self._wholes = [WholeChoice() for _ in range(num_choices)]
 
     async def send(self) -> None:
@@ -189,13 +201,23 @@ class WholeAnswer(Answer):
 
     async def _json(self) -> str:
         parts, num_chars = [], 0
-        for part in self._form.whole(self._wholes):
+        for part in self._form.whole(self._returned()):
             parts.append(part)
             num_chars += len(part)
             if num_chars >= CHARS_PER_TURN:
                 num_chars = 0
                 await asyncio.sleep(0)
         return "".join(parts)
+
+    def _returned(self) -> list[WholeChoice]:
+        wholes, best_of = self._wholes, self._best_of
+        if best_of == self._num_best:
+            return wholes
+        returned: list[WholeChoice] = []
+        for first in range(0, len(wholes), best_of):
+            likeliest = sorted(wholes[first : first + best_of], key=lambda w: -w.mean_logprob)
+            returned += likeliest[: self._num_best]
+        return returned
 
     def _put(self, index: int, deltas: Sequence[Delta]) -> None:
         for delta in deltas:

@@ -1,4 +1,4 @@
-"""`/v1/chat/completions` and `/v1/completions`: from a body to tokens to an answer.
+"""The endpoints that generate: from a body to tokens to an answer.
 
 One request, in order: a seat (or 429), one deadline for everything that follows, the body, the
 plan, the choices, then either a stream or one JSON answer. The status is sent with the first token,
@@ -15,7 +15,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 
 from starlette.types import Receive, Scope, Send
@@ -31,16 +30,17 @@ from router.core.cluster_view import ClusterView
 from router.core.generation import SHUTTING_DOWN, Generator
 from router.http.errors import ApiError, TooManyRequests, api_error
 from router.http.exchange import ClientClosed, Reply, read_body, while_client_waits
-from router.http.sse import DONE, event
 from router.openai.answer import Answer, StreamedAnswer, WholeAnswer
-from router.openai.formats import AnswerFormat, AnswerHead, ChatFormat, CompletionFormat
+from router.openai.endpoints import Endpoint
+from router.openai.formats import AnswerHead
 from router.openai.planning import BodyPlanner
-from router.openai.request_plan import ChoicePlan, RequestKind, RequestPlan
+from router.openai.request_plan import ChoicePlan, RequestPlan
 from router.openai.unknown_fields import UnknownFields
 from router.text.chat_template import TemplateRefused
 from router.text.choice_text import ChoiceText
 from router.text.text_model import TextModel
 from router.text.usage import Usage
+from router.watch.edge_counters import RequestError
 from router.watch.http_metrics import ChoiceTimer, HttpMetrics
 from router.watch.request_watch import RequestWatch, RequestWatcher
 
@@ -57,18 +57,8 @@ FINAL_EVENT_TIMEOUT_S = 1.0
 """How long the last event of a broken stream may wait for a client that does not read."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Endpoint:
-    """What tells the two APIs apart."""
-
-    name: str
-    id_prefix: str
-    kind: RequestKind
-    answer_format: type[AnswerFormat]
-
-
 class OpenAiApi:
-    """Both generation endpoints, over one model and one generator."""
+    """All endpoints that generate, over one model and one generator."""
 
     def __init__(
         self,
@@ -82,18 +72,6 @@ class OpenAiApi:
         clock: Clock,
         watcher: RequestWatcher,
     ) -> None:
-        self.chat = Endpoint(
-            name="chat.completions",
-            id_prefix="chatcmpl",
-            kind=RequestKind.CHAT,
-            answer_format=ChatFormat,
-        )
-        self.completions = Endpoint(
-            name="completions",
-            id_prefix="cmpl",
-            kind=RequestKind.COMPLETION,
-            answer_format=CompletionFormat,
-        )
         self._config = config
         self._model = text_model
         self._planner = planner
@@ -113,7 +91,7 @@ class OpenAiApi:
     async def handle(self, endpoint: Endpoint, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request, errors included. Raises only when the server itself is stopping."""
         reply = Reply(send, part_writer(scope))
-        outcome, why, has_failed = "cancelled", "", False
+        outcome, why, failure = "cancelled", "", None
         watch = self._watcher.begin(endpoint.name, scope)
         try:
             with self.seat():
@@ -127,9 +105,17 @@ class OpenAiApi:
             raise
         except Exception as error:
             wrong = api_error(error)
-            outcome, has_failed = wrong.code, wrong.status >= 500
+            outcome = wrong.code
             # The log has no part of a conversation, which this text may quote.
             why = "" if isinstance(error, TemplateRefused) else wrong.message
+            failure = RequestError(
+                at_s=self._clock.now_s(),
+                endpoint=endpoint.name,
+                request_id=watch.request_id,
+                status=wrong.status,
+                code=wrong.code,
+                text=why,
+            )
             if wrong.status == 500:
                 logger.exception(
                     "request failed: %s", error, extra=log_fields(request_id=watch.request_id)
@@ -138,7 +124,7 @@ class OpenAiApi:
             del wrong  # where it is `error` itself, its traceback holds this frame: a cycle
         finally:
             self._metrics.requests.labels(endpoint.name, outcome).inc()
-            self._metrics.edge.on_request_end(has_failed=has_failed)
+            self._metrics.edge.on_request_end(failure)
             watch.end(outcome, reply.status, self._clock.now_s(), why=why)
 
     @contextmanager
@@ -184,17 +170,21 @@ class OpenAiApi:
             system_fingerprint=SYSTEM_FINGERPRINT,
         )
         usage = Usage(plan.prompt_lengths, plan.choices_per_prompt)
-        form = endpoint.answer_format(
-            head,
-            self._model.describe_token,
-            usage=usage,
-            has_logprobs=plan.has_logprobs,
-            usage_events=plan.usage_events,
-        )
+        form = endpoint.make_format(head, plan, usage, self._model.describe_token)
+        reply.error_event = form.error_event
         watch.on_planned(usage, began_at_s, self._clock.now_s())
         self._metrics.prompt_tokens.inc(usage.prompt_tokens)
-        kind = StreamedAnswer if plan.is_stream else WholeAnswer
-        answer = kind(form, usage, reply, len(plan.choices))
+        if plan.is_stream:
+            answer: Answer = StreamedAnswer(form, usage, reply, len(plan.choices))
+        else:
+            answer = WholeAnswer(
+                form,
+                usage,
+                reply,
+                len(plan.choices),
+                best_of=plan.choices_per_prompt,
+                num_best=plan.returned_per_prompt,
+            )
         try:
             await self._start_all(answer, plan, watch)
             await answer.send()
@@ -223,8 +213,9 @@ class OpenAiApi:
             ),
             plan.stop,
             min_tokens=choice.sampling.min_tokens,
-            has_logprobs=plan.has_logprobs,
+            has_logprobs=choice.sampling.logprobs is not None,
             hidden_token_ids=plan.hidden_token_ids,
+            stop_token_ids=plan.stop_token_ids,
             shows_stop=plan.shows_stop,
             echo=choice.echo,
         )
@@ -235,22 +226,23 @@ class OpenAiApi:
             choice.sampling,
             deadline_s=max(left_s, 0.0),
             priority=choice.priority,
+            cache_salt=plan.cache_salt,
             listener=watch,
         )
         answer.start(text, ChoiceTimer(self._metrics, self._clock, watch).on_deltas, generate)
 
 
 async def _report(scope: Scope, reply: Reply, error: ApiError, watch: RequestWatch) -> None:
-    """Tell the client: with a status, or in an event before `[DONE]` when the status is out.
+    """Tell the client: with a status, or in the last event when the status is out.
 
     One that does not read is let go, with what it has not read.
     """
     if not reply.is_started:
-        await reply.send_error(error)
+        await reply.send_error(error, scope["path"])
         return
     try:
         async with asyncio.timeout(FINAL_EVENT_TIMEOUT_S):
-            await reply.end_stream(event(error.as_json()) + DONE)
+            await reply.end_stream(reply.error_event(error))
     except TimeoutError:
         logger.info(
             "a client that does not read was not told: %s",

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from common.errors import InvalidRequest
-from router.openai.schemas import ChatBody, ChatMessage
+from router.openai.schemas import ChatBody, ChatMessage, ToolCall
 from router.text.chat_template import ChatOptions
 
 MAX_VARIABLES = 32
@@ -13,18 +15,19 @@ MAX_VARIABLE_CHARS = 256
 """Of a variable's name and of its value. Templates may repeat them for each message."""
 
 
-def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, str]]:
-    """Return role, content as text, and name and `reasoning_content` where they are given.
+def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
+    """Return role, content as text, and the other fields of a message where they are given.
 
-    `developer` is OpenAI's newer name for `system`; templates know `system` alone. Several
-    text parts become lines of one text. Raises `InvalidRequest` for anything that is not text.
+    The arguments of calls are objects, as templates expect them. `developer` is OpenAI's newer name
+    for `system`; templates know `system` alone. Several text parts become lines of one text. Raises
+    `InvalidRequest` for anything that is not text.
     """
     if not messages:
         raise InvalidRequest("messages is empty: wanted at least one message", param="messages")
     return [_template_message(i, message) for i, message in enumerate(messages)]
 
 
-def template_options(body: ChatBody) -> ChatOptions:
+def template_options(body: ChatBody, tools: Sequence[Mapping[str, Any]] = ()) -> ChatOptions:
     """Return what a template is told besides the messages.
 
     Raises `InvalidRequest` for a final message that cannot be continued.
@@ -60,15 +63,16 @@ def template_options(body: ChatBody) -> ChatOptions:
         variables=variables,
         has_generation_prompt=body.add_generation_prompt is not False,
         continues_final_message=continues,
+        tools=tools,
     )
 
 
-def _template_message(index: int, message: ChatMessage) -> dict[str, str]:
+def _template_message(index: int, message: ChatMessage) -> dict[str, Any]:
     for name in message.not_supported:
         if (message.model_extra or {}).get(name):
             field = f"messages.{index}.{name}"
             raise InvalidRequest(f"{field} is not supported by this server", param=field)
-    plain = {
+    plain: dict[str, Any] = {
         "role": "system" if message.role == "developer" else message.role,
         "content": _text(f"messages.{index}.content", message),
     }
@@ -76,7 +80,35 @@ def _template_message(index: int, message: ChatMessage) -> dict[str, str]:
         plain["name"] = message.name
     if message.reasoning_content is not None:
         plain["reasoning_content"] = message.reasoning_content
+    if message.tool_call_id is not None:
+        plain["tool_call_id"] = message.tool_call_id
+    if message.tool_calls:
+        if message.role != "assistant":
+            field = f"messages.{index}.tool_calls"
+            raise InvalidRequest(
+                f"{field} belongs to a message of the role {message.role}: wanted assistant",
+                param=field,
+            )
+        plain["tool_calls"] = [
+            _template_call(f"messages.{index}.tool_calls.{number}", call)
+            for number, call in enumerate(message.tool_calls)
+        ]
     return plain
+
+
+def _template_call(field: str, call: ToolCall) -> dict[str, Any]:
+    arguments = call.function.arguments
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments or "{}")
+        except (ValueError, RecursionError):
+            arguments = None
+    if not isinstance(arguments, dict):
+        field += ".function.arguments"
+        raise InvalidRequest(f"{field} is not the text of a JSON object", param=field)
+    known = {} if call.id is None else {"id": call.id}
+    function = {"name": call.function.name, "arguments": arguments}
+    return {**known, "type": "function", "function": function}
 
 
 def _text(field: str, message: ChatMessage) -> str:

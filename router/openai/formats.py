@@ -9,12 +9,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from common.request import FinishReason
-from router.http.sse import event, event_text, text_json, to_json
+from router.http.errors import ApiError, error_event
+from router.http.sse import DONE, event, event_text, text_json, to_json
 from router.text.choice_text import Delta, LogprobEntry
 from router.text.logprobs_json import DescribeToken, chat_logprobs, completion_logprobs
 from router.text.usage import Usage, UsageEvents
+from router.tools.answer_parser import PLAIN, AnswerParser, AnswerSyntax
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,12 +36,38 @@ class WholeChoice:
 
     text: list[str] = field(default_factory=list)
     entries: list[LogprobEntry] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
 
     def add(self, delta: Delta) -> None:
+        """Add the next delta."""
         self.text.append(delta.text)
         self.entries.extend(delta.entries)
-        self.finish_reason = delta.finish_reason
+        self.token_ids.extend(delta.token_ids)
+        self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
+
+    @property
+    def mean_logprob(self) -> float:
+        """The mean log probability of the tokens that are shown; that of none is the lowest."""
+        logprobs = [entry.logprobs.logprob for entry in self.entries]
+        return sum(logprobs) / len(logprobs) if logprobs else float("-inf")
+
+
+class AnswerForm(Protocol):
+    """The interface that gives answers the shape of an API; made once per request."""
+
+    def events(self, index: int, deltas: Sequence[Delta]) -> bytes:
+        """Return the events for these deltas of choice `index`; empty when they show nothing."""
+
+    def end_of_stream(self) -> bytes:
+        """Return what follows the events of all choices."""
+
+    def error_event(self, error: ApiError) -> bytes:
+        """Return the end of a stream that failed."""
+
+    def whole(self, choices: Sequence[WholeChoice]) -> Iterator[str]:
+        """Yield the JSON of the answer of a request that does not stream."""
 
 
 class AnswerFormat(ABC):
@@ -55,14 +84,24 @@ class AnswerFormat(ABC):
         usage: Usage,
         has_logprobs: bool,
         usage_events: UsageEvents,
+        prompts: Sequence[tuple[int, ...]] = (),
+        syntax: AnswerSyntax = PLAIN,
     ) -> None:
-        """Set the format up; `usage` is that of the answer so far."""
+        """Set the format up; `usage` is that of the answer so far.
+
+        With `prompts`, those of each choice, the answer also has the ids of all tokens. `syntax` is
+        what the text of a choice may hold.
+        """
+        self._syntax = syntax
+        self._parsers: dict[int, AnswerParser] = {}
         self._head = head
         self._describe = describe
         self._usage = usage
         self._has_logprobs = has_logprobs
         self._usage_events = usage_events
-        self._has_same_frame = not has_logprobs and usage_events is not UsageEvents.EACH
+        self._prompts = prompts
+        is_text_alone = not has_logprobs and not prompts
+        self._has_same_frame = is_text_alone and usage_events is not UsageEvents.EACH
         self._started: set[int] = set()
         top = to_json(self._top(self.stream_object))[:-1]
         self._open = f'{top},"choices":[{{"index":'
@@ -73,31 +112,36 @@ class AnswerFormat(ABC):
         events: list[str] = []
         if index not in self._started:
             self._started.add(index)
-            first = self._first_fields()
+            first = self._first_fields(index)
             if first:
-                events.append(self._event(index, first, "null"))
+                events.append(self._event(index, first, "null", self._top_tokens(index)))
         before, after = self._around_text(index) if self._has_same_frame else ("", "")
         for delta in deltas:
             if delta.text and self._has_same_frame:
                 events.append(f"{before}{text_json(delta.text)}{after}")
-            elif delta.text or delta.entries:
+            elif delta.text or delta.entries or (self._prompts and delta.token_ids):
                 events.append(self._event(index, self._delta_fields(delta), "null"))
             if delta.finish_reason is not None:
                 reason = f'"{delta.finish_reason.value}"'
-                events.append(self._event(index, self._last_fields(), reason))
+                last = f'{self._last_fields()},"stop_reason":{to_json(delta.stop_reason)}'
+                events.append(self._event(index, last, reason))
         return "".join(events).encode()
 
-    def usage_event(self) -> bytes:
-        """Return the last event, with the usage, which the client may ask for; empty otherwise."""
+    def end_of_stream(self) -> bytes:
+        """Return what follows the events of the choices: the usage, if asked for, and `[DONE]`."""
         if self._usage_events is UsageEvents.NONE:
-            return b""
+            return DONE
         top = self._top(self.stream_object)
-        return event(to_json(top | {"choices": [], "usage": self._usage.as_json()}))
+        return event(to_json(top | {"choices": [], "usage": self._usage.as_json()})) + DONE
+
+    def error_event(self, error: ApiError) -> bytes:
+        """Return the event of an error, and `[DONE]`."""
+        return error_event(error)
 
     def whole(self, choices: Sequence[WholeChoice]) -> Iterator[str]:
         """Yield the JSON of the answer of a request that does not stream, choice by choice."""
         top = to_json(self._top(self.whole_object))[:-1]
-        yield f'{top},"choices":['
+        yield f'{top}{self._top_tokens(0)},"choices":['
         for index, choice in enumerate(choices):
             comma = "," if index else ""
             yield comma + to_json(self._whole_choice(index, choice))
@@ -122,9 +166,9 @@ class AnswerFormat(ABC):
             self._frames[index] = before, after
         return self._frames[index]
 
-    def _event(self, index: int, fields: str, finish_reason: str) -> str:
+    def _event(self, index: int, fields: str, finish_reason: str, top: str = "") -> str:
         choice = f'{index},{fields},"finish_reason":{finish_reason}'
-        return event_text(f"{self._open}{choice}}}]{self._usage_so_far()}}}")
+        return event_text(f"{self._open}{choice}}}]{top}{self._usage_so_far()}}}")
 
     def _usage_so_far(self) -> str:
         """Return the field of an event that has the usage, or says that a later one has it."""
@@ -134,10 +178,24 @@ class AnswerFormat(ABC):
 
     def _delta_fields(self, delta: Delta) -> str:
         logprobs = to_json(self._logprobs(delta.entries)) if self._has_logprobs else "null"
-        return self._text_fields(text_json(delta.text), logprobs)
+        fields = self._text_fields(text_json(delta.text), logprobs)
+        return f'{fields},"token_ids":{to_json(delta.token_ids)}' if self._prompts else fields
+
+    def _ending(self, choice: WholeChoice) -> dict[str, object]:
+        """Return how a whole choice ended, and its tokens where they are asked for."""
+        token_ids: dict[str, object] = {"token_ids": choice.token_ids} if self._prompts else {}
+        return {
+            "finish_reason": choice.finish_reason and choice.finish_reason.value,
+            "stop_reason": choice.stop_reason,
+            **token_ids,
+        }
+
+    def _top_tokens(self, index: int) -> str:
+        """Return the prompt's tokens as a field beside the choices, where the API has it there."""
+        return ""
 
     @abstractmethod
-    def _first_fields(self) -> str:
+    def _first_fields(self, index: int) -> str:
         """Return the JSON fields of a choice's first event, '' without such an event."""
 
     @abstractmethod
@@ -159,7 +217,12 @@ class ChatFormat(AnswerFormat):
     stream_object = "chat.completion.chunk"
     whole_object = "chat.completion"
 
-    def _first_fields(self) -> str:
+    def _top_tokens(self, index: int) -> str:
+        if not self._prompts or index:  # all choices have the same prompt
+            return ""
+        return f',"prompt_token_ids":{to_json(self._prompts[0])}'
+
+    def _first_fields(self, index: int) -> str:
         return '"delta":{"role":"assistant","content":""},"logprobs":null'
 
     def _text_fields(self, text_json: str, logprobs_json: str) -> str:
@@ -177,7 +240,7 @@ class ChatFormat(AnswerFormat):
             "index": index,
             "message": {"role": "assistant", "content": text, "refusal": None},
             "logprobs": self._logprobs(choice.entries) if self._has_logprobs else None,
-            "finish_reason": choice.finish_reason and choice.finish_reason.value,
+            **self._ending(choice),
         }
 
 
@@ -187,8 +250,10 @@ class CompletionFormat(AnswerFormat):
     stream_object = "text_completion"
     whole_object = "text_completion"
 
-    def _first_fields(self) -> str:
-        return ""
+    def _first_fields(self, index: int) -> str:
+        if not self._prompts:
+            return ""
+        return f'"text":"","logprobs":null,"prompt_token_ids":{to_json(self._prompts[index])}'
 
     def _text_fields(self, text_json: str, logprobs_json: str) -> str:
         return f'"text":{text_json},"logprobs":{logprobs_json}'
@@ -203,6 +268,7 @@ class CompletionFormat(AnswerFormat):
         return {
             "index": index,
             "text": "".join(choice.text),
+            **({"prompt_token_ids": self._prompts[index]} if self._prompts else {}),
             "logprobs": self._logprobs(choice.entries) if self._has_logprobs else None,
-            "finish_reason": choice.finish_reason and choice.finish_reason.value,
+            **self._ending(choice),
         }

@@ -1,4 +1,4 @@
-"""The planning process: `python -m router.openai.planning_child FOLDER MODEL_NAME MAX_MODEL_LEN`.
+"""The planning process: `python -m router.openai.planning_child FOLDER NAME MAX_MODEL_LEN CHAT`.
 
 It reads bodies from its standard input and writes plans or errors to its standard output, one after
 the other; see `planning_messages`. It ends at the end of its input and, also while it is stopped,
@@ -34,6 +34,7 @@ from router.openai.planning_messages import (
     unpack_request,
 )
 from router.openai.request_plan import Planner
+from router.text.conversation import ChatSettings
 from router.text.text_model import TextModel
 
 _PR_SET_PDEATHSIG = 1
@@ -126,9 +127,10 @@ def main(arguments: Sequence[str]) -> int:
     # Nothing else that is printed may come between the replies.
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    folder, name, max_model_len = arguments
+    folder, name, max_model_len, settings = arguments
+    chat = ChatSettings(**json.loads(settings))
     try:
-        model = TextModel.load(Path(folder), name, int(max_model_len))
+        model = TextModel.load(Path(folder), name, int(max_model_len), chat)
     except PdserveError as error:
         sys.stderr.write(f"planning process: {error}\n")
         return 1

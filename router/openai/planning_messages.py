@@ -19,11 +19,14 @@ from typing import Any, NamedTuple
 from common.errors import InternalError, InvalidRequest
 from common.grammar import Grammar, GrammarKind
 from common.request import SamplingParams
+from common.token_rules import NO_RULES, TokenRules
 from router.http.errors import MAX_MESSAGE_CHARS, ModelNotFound
 from router.openai.request_plan import ChoicePlan, RequestKind, RequestPlan
 from router.text.chat_template import TemplateRefused
 from router.text.context_limits import ContextExceeded
 from router.text.usage import UsageEvents
+from router.tools.answer_parser import AnswerSyntax
+from router.tools.thinking import ThinkingFormat
 
 LENGTHS = struct.Struct(">QQ")
 """How many bytes the head and the rest of a message have."""
@@ -70,21 +73,28 @@ def pack_plan(plan: RequestPlan) -> Iterator[Message]:
             "num_prompts": len(firsts),
             "choices": [
                 {
-                    "sampling": asdict(replace(choice.sampling, grammar=None)),
+                    "sampling": _own_sampling(choice.sampling),
                     "priority": choice.priority,
                 }
                 for choice in plan.choices
             ],
             "grammar": _described(plan.grammar),
+            "rules": asdict(plan.rules),
+            "cache_salt": plan.cache_salt,
             "choices_per_prompt": plan.choices_per_prompt,
+            "returned_per_prompt": plan.returned_per_prompt,
             "stop": plan.stop,
             "hidden_token_ids": sorted(plan.hidden_token_ids),
+            "stop_token_ids": sorted(plan.stop_token_ids),
             "shows_stop": plan.shows_stop,
             "shows_special_tokens": plan.shows_special_tokens,
             "has_logprobs": plan.has_logprobs,
+            "returns_token_ids": plan.returns_token_ids,
             "is_stream": plan.is_stream,
             "usage_events": plan.usage_events.value,
             "continues_prompt": plan.continues_prompt,
+            "repeated": dict(plan.repeated),
+            "syntax": asdict(plan.syntax) | {"thinking": plan.syntax.thinking.value},
             "ignored_fields": plan.ignored_fields,
         }
     )
@@ -104,13 +114,13 @@ def unpack_prompt(message: Message) -> Prompt:
 def unpack_plan(head: Mapping[str, Any], prompts: Sequence[Prompt]) -> RequestPlan:
     """Return the plan of its first message's head, with its prompts."""
     per_prompt = head["choices_per_prompt"]
-    choices, grammar = [], _grammar(head["grammar"])
+    choices, grammar, rules = [], _grammar(head["grammar"]), _rules(head["rules"])
     for index, choice in enumerate(head["choices"]):
         token_ids, echo = prompts[index // per_prompt]
         choices.append(
             ChoicePlan(
                 prompt_token_ids=token_ids,
-                sampling=_sampling({**choice["sampling"], "grammar": grammar}),
+                sampling=_sampling({**choice["sampling"], "grammar": grammar, "rules": rules}),
                 priority=choice["priority"],
                 echo=echo,
             )
@@ -118,14 +128,20 @@ def unpack_plan(head: Mapping[str, Any], prompts: Sequence[Prompt]) -> RequestPl
     return RequestPlan(
         choices=tuple(choices),
         choices_per_prompt=per_prompt,
+        returned_per_prompt=head["returned_per_prompt"],
         stop=tuple(head["stop"]),
         hidden_token_ids=frozenset(head["hidden_token_ids"]),
+        stop_token_ids=frozenset(head["stop_token_ids"]),
         shows_stop=head["shows_stop"],
         shows_special_tokens=head["shows_special_tokens"],
         has_logprobs=head["has_logprobs"],
+        returns_token_ids=head["returns_token_ids"],
         is_stream=head["is_stream"],
+        cache_salt=head["cache_salt"],
         usage_events=UsageEvents(head["usage_events"]),
         continues_prompt=head["continues_prompt"],
+        syntax=_syntax(head["syntax"]),
+        repeated=head["repeated"],
         ignored_fields=tuple(head["ignored_fields"]),
     )
 
@@ -157,6 +173,10 @@ def unpack_error(described: Mapping[str, Any]) -> Exception:
     return error
 
 
+def _syntax(fields: Mapping[str, Any]) -> AnswerSyntax:
+    return AnswerSyntax(**{**fields, "thinking": ThinkingFormat(fields["thinking"])})
+
+
 def _described(grammar: Grammar | None) -> list[str] | None:
     return None if grammar is None else [grammar.kind.value, grammar.text, grammar.source]
 
@@ -166,6 +186,21 @@ def _grammar(described: Sequence[str] | None) -> Grammar | None:
         return None
     kind, text, source = described
     return Grammar(GrammarKind(kind), text, source)
+
+
+def _rules(described: Mapping[str, Any]) -> TokenRules:
+    return TokenRules(
+        biases=tuple((token_id, bias) for token_id, bias in described["biases"]),
+        bad_words=tuple(tuple(word) for word in described["bad_words"]),
+        allowed_token_ids=tuple(described["allowed_token_ids"]),
+    )
+
+
+def _own_sampling(sampling: SamplingParams) -> dict[str, Any]:
+    """Return the parameters without those that all choices share, which can be long."""
+    fields = asdict(replace(sampling, grammar=None, rules=NO_RULES))
+    del fields["grammar"], fields["rules"]
+    return fields
 
 
 def _sampling(fields: Mapping[str, Any]) -> SamplingParams:

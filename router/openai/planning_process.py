@@ -18,7 +18,7 @@ import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Protocol
 
 from common.errors import DeadlineExceeded, InternalError, Overloaded
@@ -33,6 +33,8 @@ from router.openai.planning_messages import (
     unpack_prompt,
 )
 from router.openai.request_plan import RequestKind, RequestPlan
+from router.text.conversation import ChatSettings
+from router.text.text_model import DEFAULT_CHAT
 
 log = logging.getLogger("pdserve.router.http")
 
@@ -64,10 +66,13 @@ class _Job:
     plan: asyncio.Future[RequestPlan]
 
 
-def planning_command(folder: str, model_name: str, max_model_len: int) -> tuple[str, ...]:
+def planning_command(
+    folder: str, model_name: str, max_model_len: int, chat: ChatSettings = DEFAULT_CHAT
+) -> tuple[str, ...]:
     """Return the command of the planning process of a model, as `TextModel.load` takes it."""
     module = "router.openai.planning_child"
-    return (sys.executable, "-m", module, folder, model_name, str(max_model_len))
+    settings = json.dumps(asdict(chat))
+    return (sys.executable, "-m", module, folder, model_name, str(max_model_len), settings)
 
 
 class PlanningProcess:

@@ -2,47 +2,68 @@
 
 Defaults: a sampling field that the request leaves out takes the model's own value from
 generation_config.json, else OpenAI's (temperature 1, top_p 1). Without `max_tokens` a chat may use
-the rest of the context and a completion gets 16 tokens. Without `seed` each prompt draws one.
-Choice i of a prompt uses a seed made from (seed, i); choice 0 keeps the seed itself, so asking for
-more choices does not change the first.
+the rest of the context and a completion gets 16 tokens. Without `seed` each prompt draws one. With
+`best_of` more choices run than are returned. Choice i of a prompt uses a seed made from (seed, i);
+choice 0 keeps the seed itself, so asking for more choices does not change the first.
 """
 
 from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
 from common.errors import InvalidRequest
 from common.grammar import Grammar
-from common.request import MAX_LOGPROBS, SamplingParams, check_priority
+from common.request import SamplingParams, check_cache_salt, check_priority
+from common.token_rules import TokenRules
 from router.http.errors import ModelNotFound
+from router.openai.answer_syntax import answer_syntax
 from router.openai.chat_messages import template_messages, template_options
+from router.openai.checked_fields import (
+    MAX_CHOICES,
+    bad_words,
+    checked_logprobs,
+    logit_biases,
+    most_prompt_tokens,
+    num_choices,
+    stop_strings,
+    usage_events,
+)
 from router.openai.response_format import grammar_of
-from router.openai.schemas import AnyBody, ChatBody, CompletionBody, SamplingFields, parse_body
+from router.openai.schemas import (
+    AnyBody,
+    ChatBody,
+    CompletionBody,
+    SamplingFields,
+    parse_body,
+)
+from router.openai.tool_fields import tool_use
+from router.openai.translations import (
+    Translation,
+    in_words_of,
+    translated_message,
+    translated_response,
+)
+from router.openai.unknown_fields import named_fields
 from router.text.context_limits import output_limit, prompt_too_long
-from router.text.stop_strings import MAX_STOP_CHARS, MAX_STOP_STRINGS
 from router.text.text_model import TextModel
 from router.text.usage import UsageEvents
-
-MAX_CHOICES = 128
-"""Most choices of one request, over all its prompts."""
+from router.tools.answer_parser import PLAIN, AnswerSyntax
 
 COMPLETION_MAX_TOKENS = 16
 
-MAX_IGNORED = 32
-"""Most fields of one request that are named as ignored, each with its first characters."""
-MAX_FIELD_CHARS = 64
-
 
 class RequestKind(Enum):
-    """Which of the two APIs a body is for; either: a chat if it has messages."""
+    """Which of the APIs a body is for; either of the first two: a chat if it has messages."""
 
     CHAT = "chat"
     COMPLETION = "completion"
+    RESPONSE = "response"
+    MESSAGE = "message"
     EITHER = "either"
 
 
@@ -61,21 +82,41 @@ class RequestPlan:
     """Everything one request asks for. Choice i answers prompt `i // choices_per_prompt`.
 
     `continues_prompt`: the answer's text goes straight on from the prompt's. `shows_stop`: stop
-    strings and stop tokens are a part of the text. `ignored_fields` are some of those that the
-    server does not know.
+    strings and stop tokens are a part of the text. An answer that stops at one of `stop_token_ids`
+    names it; the model's own end is not among them. `returned_per_prompt`: the choices of a prompt
+    that the client gets, the likeliest ones. `syntax` is what an answer's text may hold,
+    `repeated` the fields of the request that the answer has too. KV is shared with requests of the
+    same `cache_salt` alone. `ignored_fields` are some of those that the server does not know.
     """
 
     choices: tuple[ChoicePlan, ...]
     choices_per_prompt: int
+    returned_per_prompt: int
     stop: tuple[str, ...]
     hidden_token_ids: frozenset[int]
+    stop_token_ids: frozenset[int]
     shows_stop: bool
     shows_special_tokens: bool
     has_logprobs: bool
+    returns_token_ids: bool
     is_stream: bool
     usage_events: UsageEvents
     continues_prompt: bool
+    syntax: AnswerSyntax = PLAIN
+    repeated: Mapping[str, Any] = field(default_factory=dict)
+    cache_salt: str = ""
     ignored_fields: tuple[str, ...] = ()
+
+    @property
+    def rules(self) -> TokenRules:
+        """The rules about single tokens of all choices."""
+        return self.choices[0].sampling.rules
+
+    @property
+    def returned_choices(self) -> tuple[ChoicePlan, ...]:
+        """One plan for each choice that the client gets."""
+        num_run, num_returned = self.choices_per_prompt, self.returned_per_prompt
+        return tuple(c for i, c in enumerate(self.choices) if i % num_run < num_returned)
 
     @property
     def grammar(self) -> Grammar | None:
@@ -109,24 +150,41 @@ class Planner:
         self._draw_seed = draw_seed
 
     def plan(self, kind: RequestKind, raw: bytes) -> RequestPlan:
-        """Plan a body of either API. Raises `InvalidRequest` and `ModelNotFound`."""
+        """Plan a body of any API. Raises `InvalidRequest` and `ModelNotFound`."""
         if kind is RequestKind.EITHER:
             has_messages = parse_body(AnyBody, raw).messages is not None
             kind = RequestKind.CHAT if has_messages else RequestKind.COMPLETION
-        return self.plan_chat(raw) if kind is RequestKind.CHAT else self.plan_completion(raw)
+        match kind:
+            case RequestKind.COMPLETION:
+                return self.plan_completion(raw)
+            case RequestKind.RESPONSE:
+                return self._plan_translated(translated_response(raw))
+            case RequestKind.MESSAGE:
+                return self._plan_translated(translated_message(raw))
+            case _:
+                return self._plan_chat(parse_body(ChatBody, raw))
 
-    def plan_chat(self, raw: bytes) -> RequestPlan:
-        """Plan a `/v1/chat/completions` body. Raises `InvalidRequest` and `ModelNotFound`."""
-        body = parse_body(ChatBody, raw)
+    def _plan_translated(self, translation: Translation) -> RequestPlan:
+        try:
+            plan = self._plan_chat(translation.chat)
+        except InvalidRequest as error:
+            raise in_words_of(error, translation.names) from None
+        ignored = named_fields(translation.body.unknown_fields())
+        return replace(plan, repeated=translation.repeated, ignored_fields=ignored)
+
+    def _plan_chat(self, body: ChatBody) -> RequestPlan:
         check_model(body.model, self._model)
-        messages, options = template_messages(body.messages), template_options(body)
+        use = tool_use(body.tools, body.tool_choice, is_parallel=body.parallel_tool_calls)
+        tools = tuple(tool.as_json() for tool in use.tools) if use else ()
+        messages, options = template_messages(body.messages), template_options(body, tools)
         text = self._model.render_chat(messages, options)
-        most_tokens = _most_prompt_tokens(body)
+        syntax, grammar = answer_syntax(self._model.chat, text, options, use, grammar_of(body))
+        most_tokens = most_prompt_tokens(body)
         prompt = self._prompt(text, most_tokens, add_special_tokens=False, param="messages")
         has_logprobs = bool(body.logprobs)
         if body.top_logprobs and not has_logprobs:
             raise InvalidRequest("top_logprobs needs logprobs to be true", param="top_logprobs")
-        num_logprobs = _checked_logprobs(body.top_logprobs or 0, "top_logprobs")
+        num_logprobs = checked_logprobs(body.top_logprobs or 0, "top_logprobs")
         has_newer_limit = body.max_completion_tokens is not None
         return self._plan(
             body,
@@ -136,6 +194,8 @@ class Planner:
             default_max_tokens=None,
             num_logprobs=num_logprobs if has_logprobs else None,
             continues_prompt=options.continues_final_message,
+            grammar=grammar,
+            syntax=syntax,
         )
 
     def plan_completion(self, raw: bytes) -> RequestPlan:
@@ -146,16 +206,18 @@ class Planner:
             raise InvalidRequest("echo cannot be combined with logprobs", param="echo")
         num_logprobs = body.logprobs
         if num_logprobs is not None:
-            _checked_logprobs(num_logprobs, "logprobs")
+            checked_logprobs(num_logprobs, "logprobs")
         return self._plan(
             body,
-            self._prompts(body.prompt, _most_prompt_tokens(body)),
+            self._prompts(body.prompt, most_prompt_tokens(body)),
             max_tokens=body.max_tokens,
             max_tokens_param="max_tokens",
             default_max_tokens=COMPLETION_MAX_TOKENS,
             num_logprobs=num_logprobs,
+            best_of=body.best_of,
             is_echo=bool(body.echo),
             continues_prompt=True,
+            grammar=grammar_of(body),
         )
 
     def _plan(
@@ -167,19 +229,21 @@ class Planner:
         max_tokens_param: str,
         default_max_tokens: int | None,
         num_logprobs: int | None,
+        best_of: int | None = None,
         is_echo: bool = False,
         continues_prompt: bool = False,
+        grammar: Grammar | None,
+        syntax: AnswerSyntax = PLAIN,
     ) -> RequestPlan:
-        n = 1 if body.n is None else body.n
-        if not 1 <= n * len(prompts) <= MAX_CHOICES or n < 1:
-            raise InvalidRequest(
-                f"n is {n} for {len(prompts)} prompt(s): wanted 1 to {MAX_CHOICES} choices in all",
-                param="n",
-            )
+        n, num_run = num_choices(body, best_of, len(prompts))
         priority = body.priority or 0
         check_priority(priority)
+        cache_salt = body.cache_salt or ""
+        check_cache_salt(cache_salt)
+        # Which choices are the best is found from the probabilities of their tokens.
+        run_logprobs = 0 if num_logprobs is None and num_run > n else num_logprobs
         common = self._sampling_fields(body)
-        common |= {"logprobs": num_logprobs, "grammar": grammar_of(body)}
+        common |= {"logprobs": run_logprobs, "grammar": grammar, "rules": self._rules(body)}
         choices = []
         for prompt in prompts:
             limit = output_limit(
@@ -191,7 +255,7 @@ class Planner:
             )
             seed = self._seed(body.seed)
             echo = self._echo(prompt) if is_echo else ""
-            for index in range(n):
+            for index in range(num_run):
                 sampling = SamplingParams(
                     **common, max_tokens=limit, seed=seed_of_choice(seed, index)
                 )
@@ -204,21 +268,25 @@ class Planner:
                     )
                 )
         shows_stop = bool(body.include_stop_str_in_output or body.no_stop_trim)
-        stop_ids = self._model.eos_token_ids | frozenset(common["stop_token_ids"])
+        eos_ids, stop_ids = self._model.eos_token_ids, frozenset(common["stop_token_ids"])
         return RequestPlan(
             choices=tuple(choices),
-            choices_per_prompt=n,
-            stop=_stop_strings(body.stop),
-            hidden_token_ids=frozenset() if shows_stop else stop_ids,
+            choices_per_prompt=num_run,
+            returned_per_prompt=n,
+            stop=stop_strings(body.stop),
+            hidden_token_ids=frozenset() if shows_stop else eos_ids | stop_ids,
+            stop_token_ids=stop_ids if body.ignore_eos else stop_ids - eos_ids,
             shows_stop=shows_stop,
-            shows_special_tokens=body.skip_special_tokens is False,
+            shows_special_tokens=body.skip_special_tokens is False
+            or (not syntax.is_plain and self._model.has_special_tags),
             has_logprobs=num_logprobs is not None,
+            returns_token_ids=bool(body.return_token_ids),
             is_stream=bool(body.stream),
-            usage_events=_usage_events(body),
+            usage_events=usage_events(body),
             continues_prompt=continues_prompt,
-            ignored_fields=tuple(
-                name[:MAX_FIELD_CHARS] for name in sorted(body.unknown_fields())[:MAX_IGNORED]
-            ),
+            syntax=syntax,
+            cache_salt=cache_salt,
+            ignored_fields=named_fields(body.unknown_fields()),
         )
 
     def _sampling_fields(self, body: SamplingFields) -> dict[str, Any]:
@@ -243,6 +311,15 @@ class Planner:
         fields["stop_token_ids"] = tuple(stop_token_ids)
         fields["ignore_eos"] = bool(body.ignore_eos)
         return fields
+
+    def _rules(self, body: SamplingFields) -> TokenRules:
+        allowed = body.allowed_token_ids or []
+        self._check_token_ids(allowed, "allowed_token_ids")
+        return TokenRules(
+            biases=logit_biases(body, self._vocab),
+            bad_words=bad_words(body, self._model),
+            allowed_token_ids=tuple(allowed),
+        )
 
     @property
     def _vocab(self) -> int:
@@ -338,44 +415,3 @@ def seed_of_choice(seed: int, index: int) -> int:
 
 def _is_int(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _checked_logprobs(value: int, param: str) -> int:
-    if not 0 <= value <= MAX_LOGPROBS:
-        raise InvalidRequest(f"{param} is {value}: wanted 0 to {MAX_LOGPROBS}", param=param)
-    return value
-
-
-def _most_prompt_tokens(body: SamplingFields) -> int | None:
-    """Return how many tokens of a prompt are kept, its last ones; None: all of them."""
-    most = body.truncate_prompt_tokens
-    if most is not None and most < 1:
-        raise InvalidRequest(
-            f"truncate_prompt_tokens is {most}: wanted at least 1", param="truncate_prompt_tokens"
-        )
-    return most
-
-
-def _stop_strings(stop: str | list[str] | None) -> tuple[str, ...]:
-    stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
-    if len(stops) > MAX_STOP_STRINGS:
-        raise InvalidRequest(
-            f"stop has {len(stops)} strings: wanted at most {MAX_STOP_STRINGS}", param="stop"
-        )
-    if any(not 1 <= len(text) <= MAX_STOP_CHARS for text in stops):
-        raise InvalidRequest(
-            f"stop holds an empty or too long string: wanted 1 to {MAX_STOP_CHARS} characters",
-            param="stop",
-        )
-    return stops
-
-
-def _usage_events(body: SamplingFields) -> UsageEvents:
-    if body.stream_options is None:
-        return UsageEvents.NONE
-    if not body.stream:
-        raise InvalidRequest("stream_options needs stream to be true", param="stream_options")
-    if not body.stream_options.include_usage:
-        return UsageEvents.NONE
-    is_each = body.stream_options.continuous_usage_stats
-    return UsageEvents.EACH if is_each else UsageEvents.LAST

@@ -16,7 +16,7 @@ Lists stop at their first fault: each fault is an object, and a body can hold mi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -50,7 +50,26 @@ class StreamOptions(Body):
     continuous_usage_stats: bool | None = None
 
 
-class SamplingFields(Body):
+class WholeBody(Body):
+    """The body of a request, with the fields that it may have besides those that are declared."""
+
+    harmless: ClassVar[frozenset[str]] = frozenset()
+    not_supported: ClassVar[Mapping[str, Nothing]] = {}
+
+    def unknown_fields(self) -> list[str]:
+        """Return the paths of the fields that are in no group, each once, in no order."""
+        known = self.harmless.union(self.not_supported)
+        return [name for name in self.model_extra or () if name not in known]
+
+    def refuse_unsupported(self) -> None:
+        """Raise `InvalidRequest` for a field that would change the answer."""
+        extra = self.model_extra or {}
+        for name, nothing in self.not_supported.items():
+            if name in extra and extra[name] not in nothing:
+                raise InvalidRequest(f"{name} is not supported by this server", param=name)
+
+
+class SamplingFields(WholeBody):
     """Fields that both APIs have. Absent and null mean the same: the default."""
 
     harmless: ClassVar[frozenset[str]] = frozenset(
@@ -61,18 +80,12 @@ class SamplingFields(Body):
         )
     )
     not_supported: ClassVar[Mapping[str, Nothing]] = {
-        "logit_bias": (None, {}),
-        "bad_words": (None, []),
-        "allowed_token_ids": (None,),
-        "best_of": (None, 1),
         "use_beam_search": (None, False),
         "length_penalty": (None, 1),
         "prompt_logprobs": (None,),
-        "cache_salt": (None,),
         "kv_transfer_params": (None,),
         "lora_path": (None,),
         "spaces_between_special_tokens": (None, True),
-        "return_token_ids": (None, False),
         "return_tokens_as_token_ids": (None, False),
     }
 
@@ -98,6 +111,11 @@ class SamplingFields(Body):
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
     no_stop_trim: bool | None = None
+    return_token_ids: bool | None = None
+    logit_bias: dict[str, float] | None = None
+    bad_words: Annotated[list[str], Field(fail_fast=True)] | None = None
+    allowed_token_ids: Annotated[list[int], Field(fail_fast=True)] | None = None
+    cache_salt: str | None = None
     # Read by `response_format`, which names what is wrong in them.
     response_format: Any = None
     structured_outputs: Any = None
@@ -112,33 +130,40 @@ class SamplingFields(Body):
 
     def unknown_fields(self) -> list[str]:
         """Return the paths of the fields that are in no group, each once, in no order."""
-        return [name for name in self.model_extra or () if not self._is_known(name)] + [
+        return super().unknown_fields() + [
             f"stream_options.{name}"
             for name in (self.stream_options and self.stream_options.model_extra) or ()
             if name != "include_obfuscation"
         ]
 
-    def _is_known(self, name: str) -> bool:
-        return name in self.harmless or name in self.not_supported
 
-    def refuse_unsupported(self) -> None:
-        """Raise `InvalidRequest` for a field that would change the answer."""
-        extra = self.model_extra or {}
-        for name, nothing in self.not_supported.items():
-            if name in extra and extra[name] not in nothing:
-                raise InvalidRequest(f"{name} is not supported by this server", param=name)
+class CalledFunction(Body):
+    """The function of a call; `arguments` is the text of a JSON object, or the object."""
+
+    name: str
+    arguments: Any = "{}"
+
+
+class ToolCall(Body):
+    """A call that the model made earlier."""
+
+    id: str | None = None
+    type: Literal["function"] | None = None
+    function: CalledFunction
 
 
 class ChatMessage(Body):
     """One turn. What answers carry besides these fields comes back in a client's history."""
 
-    not_supported: ClassVar[tuple[str, ...]] = ("audio", "tool_calls", "function_call")
+    not_supported: ClassVar[tuple[str, ...]] = ("audio", "function_call")
     harmless: ClassVar[frozenset[str]] = frozenset({"refusal", "annotations"})
 
-    role: Literal["system", "developer", "user", "assistant"]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[Any] | None = None
     name: str | None = None
     reasoning_content: str | None = None
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
+    tool_call_id: str | None = None
 
 
 class ChatBody(SamplingFields):
@@ -146,12 +171,9 @@ class ChatBody(SamplingFields):
 
     harmless: ClassVar[frozenset[str]] = SamplingFields.harmless | {
         "prediction",
-        "parallel_tool_calls",
     }
     not_supported: ClassVar[Mapping[str, Nothing]] = {
         **SamplingFields.not_supported,
-        "tools": (None, []),
-        "tool_choice": (None, "none", "auto"),
         "functions": (None, []),
         "function_call": (None, "none", "auto"),
         "modalities": (None, ["text"]),
@@ -162,6 +184,7 @@ class ChatBody(SamplingFields):
         "chat_template": (None,),
         "add_special_tokens": (None, False),
         "echo": (None, False),
+        "best_of": (None, 1),
     }
 
     messages: Annotated[list[ChatMessage], Field(fail_fast=True)]
@@ -172,6 +195,10 @@ class ChatBody(SamplingFields):
     reasoning_effort: str | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    # Read by `tool_fields`, which names what is wrong in them.
+    tools: list[Any] | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
 
     def unknown_fields(self) -> list[str]:
         """Return the paths of the fields that are in no group; of messages without their index."""
@@ -192,6 +219,7 @@ class CompletionBody(SamplingFields):
     prompt: str | list[Any]
     logprobs: int | None = None
     echo: bool | None = None
+    best_of: int | None = None
 
 
 class AnyBody(Body):
@@ -206,8 +234,17 @@ BodyT = TypeVar("BodyT", bound=Body)
 def parse_body(kind: type[BodyT], body: bytes) -> BodyT:
     """Parse `body`. Raises `InvalidRequest` naming the first field at fault."""
     check_structure(body)
+    return _checked(lambda: kind.model_validate_json(body))
+
+
+def parse_fields(kind: type[BodyT], fields: Mapping[str, Any]) -> BodyT:
+    """Parse a body from its fields. Raises `InvalidRequest` naming the first field at fault."""
+    return _checked(lambda: kind.model_validate(fields))
+
+
+def _checked(parse: Callable[[], BodyT]) -> BodyT:
     try:
-        parsed = kind.model_validate_json(body)
+        parsed = parse()
     except ValidationError as error:
         raise _invalid(error) from None
     parsed.refuse_unsupported()

@@ -11,6 +11,14 @@ logger = logging.getLogger("pdserve.router.http")
 
 MAX_NAMES = 1000
 """Most fields that get a warning: clients choose their names."""
+MAX_IGNORED = 32
+"""Most fields of one request that are named as ignored, each with its first characters."""
+MAX_FIELD_CHARS = 64
+
+
+def named_fields(names: Sequence[str]) -> tuple[str, ...]:
+    """Return the first of a request's unknown fields, in alphabetical order."""
+    return tuple(name[:MAX_FIELD_CHARS] for name in sorted(names)[:MAX_IGNORED])
 
 
 class UnknownFields:

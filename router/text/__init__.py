@@ -3,6 +3,7 @@
 text_model      tokenizer, chat template and limits of the model that the cluster serves
 model_files     the small files of a checkpoint folder
 special_text    special tokens that a user wrote are text
+conversation    the chat side of a model: its templates, its tools, whether it thinks
 chat_template   a chat template, rendered in a sandbox
 context_limits  the longest prompt and output, and the errors for longer ones
 token_lookup    the bytes and the text of a single token

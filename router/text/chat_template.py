@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import Any, NoReturn
 
 import jinja2
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -70,12 +70,13 @@ class ChatOptions:
 
     `variables` may not replace those that this module sets. With `continues_final_message` the
     prompt ends with the text of the last message, which is left open, without any generation
-    prompt.
+    prompt. `tools` are the functions that the model may call, as OpenAI has them.
     """
 
     variables: Mapping[str, Any] = field(default_factory=dict)
     has_generation_prompt: bool = True
     continues_final_message: bool = False
+    tools: Sequence[Mapping[str, Any]] = ()
 
 
 class ChatTemplate:
@@ -96,8 +97,11 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
         try:
             self._template = environment.from_string(source)
+            variables = meta.find_undeclared_variables(environment.parse(source))
         except jinja2.TemplateError as error:
             raise CheckpointError(f"the chat template does not compile: {error}") from error
+        self.source = source
+        self.knows_tools = "tools" in variables
 
     def render(
         self, messages: Sequence[Mapping[str, Any]], options: ChatOptions | None = None
@@ -108,10 +112,10 @@ class ChatTemplate:
         """
         options = options or ChatOptions()
         if not options.continues_final_message:
-            return self._rendered(messages, options.variables, options.has_generation_prompt)
+            return self._rendered(messages, options, options.has_generation_prompt)
         *earlier, final = messages
         marked = dict(final) | {"content": final["content"] + _END_OF_FINAL_MESSAGE}
-        text, end, _ = self._rendered([*earlier, marked], options.variables, False).rpartition(
+        text, end, _ = self._rendered([*earlier, marked], options, False).rpartition(
             _END_OF_FINAL_MESSAGE
         )
         if not end:
@@ -125,18 +129,18 @@ class ChatTemplate:
     def _rendered(
         self,
         messages: Sequence[Mapping[str, Any]],
-        variables: Mapping[str, Any],
+        options: ChatOptions,
         has_generation_prompt: bool,
     ) -> str:
         fixed = {
             **self._special_tokens,
             "messages": messages,
-            "tools": None,
+            "tools": options.tools or None,
             "documents": None,
             "add_generation_prompt": has_generation_prompt,
         }
         try:
-            return self._template.render({**variables, **fixed})
+            return self._template.render({**options.variables, **fixed})
         except jinja2.TemplateError as error:
             raise TemplateRefused(
                 f"the model's chat template refuses these messages: {error}", param="messages"

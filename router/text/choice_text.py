@@ -44,7 +44,9 @@ class Delta(NamedTuple):
     """What one chunk of tokens adds to a choice. `num_tokens` counts every token generated.
 
     `num_drafted` and `num_accepted` are the choice's draft tokens so far, and how many of them are
-    among its tokens. `stages` is the chunk's.
+    among its tokens. `stages` is the chunk's. `token_ids` are all tokens, whether their text is
+    shown or not. `stop_reason` is the stop string, or the id of the stop token, that ended the
+    choice; None for any other end, such as an end-of-sequence token.
     """
 
     text: str
@@ -55,6 +57,8 @@ class Delta(NamedTuple):
     num_accepted: int
     finish_reason: FinishReason | None
     stages: DispatchStages | None
+    token_ids: tuple[int, ...]
+    stop_reason: str | int | None
 
 
 _new_delta: Callable[[tuple[object, ...]], Delta] = partial(tuple.__new__, Delta)
@@ -72,6 +76,7 @@ class ChoiceText:
         min_tokens: int = 0,
         has_logprobs: bool = False,
         hidden_token_ids: Container[int] = (),
+        stop_token_ids: Container[int] = (),
         shows_stop: bool = False,
         echo: str = "",
     ) -> None:
@@ -79,9 +84,9 @@ class ChoiceText:
 
         A stop string that ends in the text of the first `min_tokens` tokens is text like any other.
         `has_logprobs`: every token comes with its logprobs, which are passed on. A token in
-        `hidden_token_ids` is not shown if the answer stops at it; a stop string is shown with
-        `shows_stop` alone. `echo` (a prompt) is shown before
-        the answer; stop strings are not searched in it.
+        `hidden_token_ids` is not shown if the answer stops at it, and one in `stop_token_ids` is
+        then the reason of the stop; a stop string is shown with `shows_stop` alone. `echo` (a
+        prompt) is shown before the answer; stop strings are not searched in it.
         """
         self._decoder = decoder
         self._stops = StopStrings(stop, is_shown=shows_stop)
@@ -90,6 +95,7 @@ class ChoiceText:
         self._is_plain = not stop and not has_logprobs
         self._has_logprobs = has_logprobs
         self._hidden = hidden_token_ids
+        self._stop_token_ids = stop_token_ids
         self._echo = echo
         self._entries: deque[LogprobEntry] = deque()
         self._decoded_chars = self._sent_chars = len(echo)
@@ -111,6 +117,7 @@ class ChoiceText:
         """
         _, token_ids, _, finish_reason, cached, drafted, accepted, _, _, stages = chunk
         entries: tuple[LogprobEntry, ...] = ()
+        stop_reason: str | int | None = None
         num_tokens = len(token_ids)
         if self._is_plain:
             if finish_reason is None and num_tokens == 1:  # as in almost all chunks
@@ -119,18 +126,24 @@ class ChoiceText:
                 text = "".join(map(self._decoder.push, self._shown(chunk)))
                 if finish_reason is not None:
                     text += self._decoder.flush()
+                    stop_reason = self._stop_token(chunk)
         else:
             text, num_tokens = self._filter(chunk)
             entries = tuple(self._take_entries())
+            stop_reason = self._stops.found or self._stop_token(chunk)
             if self._stops.is_stopped:
                 finish_reason = FinishReason.STOP
                 # The token that ends a stop string is the model's own; the tokens it cut off were
                 # drafts.
                 accepted = max(accepted - max(len(token_ids) - num_tokens - 1, 0), 0)
+                token_ids = token_ids[:num_tokens]
         if self._echo:
             text, self._echo = self._echo + text, ""
         return _new_delta(
-            (text, entries, num_tokens, cached, drafted, accepted, finish_reason, stages)
+            (
+                *(text, entries, num_tokens, cached, drafted, accepted, finish_reason, stages),
+                *(token_ids, stop_reason),
+            )
         )
 
     def _filter(self, chunk: TokenChunk) -> tuple[str, int]:
@@ -163,6 +176,13 @@ class ChoiceText:
         if chunk.finish_reason is FinishReason.STOP and token_ids and token_ids[-1] in self._hidden:
             return token_ids[:-1]
         return token_ids
+
+    def _stop_token(self, chunk: TokenChunk) -> int | None:
+        """Return the stop token that ended the choice; None for another end, or none."""
+        if chunk.finish_reason is FinishReason.STOP and chunk.token_ids:
+            last = chunk.token_ids[-1]
+            return last if last in self._stop_token_ids else None
+        return None
 
     def _show(self, text: str) -> str:
         self._decoded_chars += len(text)

@@ -70,10 +70,15 @@ class StopStrings:
         self._automata = [_Automaton(stop) for stop in stops]
         self._is_shown = is_shown
         self._held = ""
-        self.is_stopped = False
+        self.found: str | None = None
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a stop string was found."""
+        return self.found is not None
 
     def push(self, text: str, *, can_stop: bool = True) -> str:
-        """Add `text`; return what can be shown now. Sets `is_stopped` at a stop string.
+        """Add `text`; return what can be shown now. Sets `found` at a stop string.
 
         Without `can_stop`, a stop string that ends in `text` is not one. Raises `ValueError` after
         a stop string.
@@ -87,9 +92,9 @@ class StopStrings:
         for end, char in enumerate(text, start + 1):
             complete = [a for a in self._automata if a.advance(char)]
             if complete and can_stop:
-                self.is_stopped = True
+                self.found = max((a.pattern for a in complete), key=len)
                 self._held = ""
-                cut = 0 if self._is_shown else max(len(a.pattern) for a in complete)
+                cut = 0 if self._is_shown else len(self.found)
                 return buffer[: end - cut]
         safe = len(buffer) - max(a.matched for a in self._automata)
         self._held = buffer[safe:]

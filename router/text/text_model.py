@@ -13,19 +13,20 @@ from tokenizers import Tokenizer
 
 from common.errors import CheckpointError, ConfigError, InvalidRequest
 from common.request import SamplingParams
-from router.text.chat_template import ChatOptions, ChatTemplate
+from router.text.chat_template import ChatOptions
 from router.text.context_limits import ContextExceeded
+from router.text.conversation import ChatSettings, Conversation
 from router.text.detokenizer import Detokenizer
 from router.text.logprobs_json import TokenText, token_text
 from router.text.model_files import (
-    read_chat_template,
     read_json,
     read_json_if_there,
     read_tokenizer,
-    special_token_texts,
 )
 from router.text.special_text import SpecialText
 from router.text.token_lookup import TokenBytes, TokenTextCache
+
+DEFAULT_CHAT = ChatSettings()
 
 _SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _PROBE_CHARS_PER_TOKEN = 32
@@ -39,6 +40,7 @@ class TextModel:
     `eos_token_ids` are those of config.json and of generation_config.json: nodes stop at both.
     `default_sampling` are `temperature`, `top_p`, `top_k`, `min_p` and `repetition_penalty` of
     generation_config.json: the model's defaults for parameters that a request does not set.
+    `has_special_tags`: tags of calls or of thinking are special tokens, which have no text.
     """
 
     name: str
@@ -51,15 +53,22 @@ class TextModel:
     _special_text: SpecialText
     _token_bytes: TokenBytes
     _whole_texts: TokenTextCache
-    _chat_template: ChatTemplate | None
+    has_special_tags: bool
+    chat: Conversation
 
     @classmethod
-    def load(cls, folder: Path, served_model_name: str, max_model_len: int) -> TextModel:
+    def load(
+        cls,
+        folder: Path,
+        served_model_name: str,
+        max_model_len: int,
+        chat: ChatSettings = DEFAULT_CHAT,
+    ) -> TextModel:
         """Read a Hugging Face folder.
 
         `served_model_name` '' means the folder's name; `max_model_len` 0 means the model's length.
         Raises `CheckpointError`, naming the file at fault, and `ConfigError` when `max_model_len`
-        is more than the model's positions.
+        is more than the model's positions, or the tool template of `chat` is not one.
         """
         if not folder.is_dir():
             raise CheckpointError(f"{folder} is not a folder: wanted a Hugging Face checkpoint")
@@ -67,8 +76,9 @@ class TextModel:
         tokenizer = read_tokenizer(folder)
         tokenizer_config = read_json_if_there(folder / "tokenizer_config.json")
         generation = read_json_if_there(folder / "generation_config.json")
-        template = read_chat_template(folder, tokenizer_config)
         added = tokenizer.get_added_tokens_decoder()
+        texts = {token.content for token in added.values()}
+        talk = Conversation.load(folder, tokenizer_config, chat, texts)
         return cls(
             name=served_model_name or folder.resolve().name,
             max_model_len=_context_length(config, max_model_len, folder),
@@ -80,29 +90,24 @@ class TextModel:
             _special_text=SpecialText([one.content for one in added.values() if one.special]),
             _token_bytes=TokenBytes(tokenizer),
             _whole_texts=TokenTextCache(tokenizer),
-            _chat_template=(
-                None
-                if template is None
-                else ChatTemplate(template, special_token_texts(tokenizer_config))
+            has_special_tags=any(
+                one.special and one.content in talk.tag_tokens for one in added.values()
             ),
+            chat=talk,
         )
 
     def render_chat(
-        self, messages: Sequence[Mapping[str, str]], options: ChatOptions | None = None
+        self, messages: Sequence[Mapping[str, Any]], options: ChatOptions | None = None
     ) -> str:
         """Return the prompt text of a conversation, with marks (`router.text.special_text`).
 
         Raises `InvalidRequest` when the template refuses it or there is no template.
         """
-        if self._chat_template is None:
-            raise InvalidRequest(
-                f"model {self.name!r} has no chat template: use /v1/completions", param="messages"
-            )
-        marked = [
-            {key: self._special_text.marked(value) for key, value in one.items()}
-            for one in messages
-        ]
-        return self._chat_template.render(marked, self._marked_options(options))
+        options = options or ChatOptions()
+        if options.variables or options.tools:
+            variables, tools = self._marked(dict(options.variables)), self._marked(options.tools)
+            options = replace(options, variables=variables, tools=tools)
+        return self.chat.render(self._marked(messages), options)
 
     def encode(
         self, text: str, *, add_special_tokens: bool, param: str, max_model_len: int | None = None
@@ -137,14 +142,13 @@ class TextModel:
         ids = {piece: one.ids for piece, one in zip(different, encodings, strict=True)}
         return list(chain.from_iterable(ids[piece] for piece in pieces))
 
-    def _marked_options(self, options: ChatOptions | None) -> ChatOptions | None:
-        if options is None or not options.variables:
-            return options
-        marked = {
-            name: self._special_text.marked(value) if isinstance(value, str) else value
-            for name, value in options.variables.items()
-        }
-        return replace(options, variables=marked)
+    def _marked(self, value: Any) -> Any:
+        """Return JSON with marks in all of its texts."""
+        if isinstance(value, str):
+            return self._special_text.marked(value)
+        if isinstance(value, Mapping):
+            return {self._special_text.marked(key): self._marked(one) for key, one in value.items()}
+        return [self._marked(one) for one in value] if isinstance(value, Sequence) else value
 
     def decode(self, token_ids: Sequence[int], *, with_special_tokens: bool = False) -> str:
         """Return the text of `token_ids`, as a rule without special tokens."""

@@ -7,4 +7,5 @@ edge_counters   counts for the live page
 latency_window  percentiles of the last intervals
 request_watch   one HTTP request: its log line and its span
 choice_trace    one choice: its stages, its attempts and their nodes
+recent_placements  the last attempts, with their outcomes
 """

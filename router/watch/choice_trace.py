@@ -14,6 +14,7 @@ from common.request import FinishReason, GenerationRequest
 from common.tracing import NO_SPAN, Span, SpanKind
 from router.core.generation import RequestListener
 from router.core.ttft_stages import DispatchStages, Stage
+from router.watch.recent_placements import REFUSED, RETRIED, RecentPlacement, RecentPlacements
 
 _FINISHES = frozenset(reason.value for reason in FinishReason) - {FinishReason.ERROR.value}
 
@@ -21,9 +22,13 @@ _FINISHES = frozenset(reason.value for reason in FinishReason) - {FinishReason.E
 class ChoiceTrace:
     """The trace of a choice. Without tracing it costs a few clock readings per attempt."""
 
-    def __init__(self, request: RequestListener, choice_id: str, now_s: float) -> None:
-        """Begin at `now_s`; `choice_id` is the id that nodes use."""
+    def __init__(
+        self, request: RequestListener, choice_id: str, recent: RecentPlacements, now_s: float
+    ) -> None:
+        """Begin at `now_s`; `choice_id` is the id that nodes use. Placements go into `recent`."""
         self._request = request
+        self._recent = recent
+        self._placements: list[RecentPlacement] = []
         self._is_traced = request.span.is_recording
         self._attempt = 0
         self._attempt_span: Span = NO_SPAN
@@ -71,6 +76,19 @@ class ChoiceTrace:
     ) -> None:
         """Record that the prompt was sent to the node that computes it."""
         self._enter(attempt, None, now_s)
+        for earlier in self._placements:
+            if earlier.attempt == attempt:  # its prefill node refused
+                self._recent.end(earlier, REFUSED, duration_s=now_s - self._began_at_s)
+        placement = RecentPlacement(
+            attempt=attempt,
+            http_request_id=self._request.request_id,
+            decode=decode,
+            prefill=prefill,
+            reason=reason,
+            at_s=now_s,
+        )
+        self._placements.append(placement)
+        self._recent.add(placement)
         for role, node in (("prefill", prefill), ("decode", decode)):
             if node is not None:
                 self._request.on_node(node.node_id)
@@ -101,13 +119,32 @@ class ChoiceTrace:
             },
         )
 
-    def on_end(self, outcome: str, now_s: float) -> None:
-        """Record the end of the choice: a finish reason, or an error's code."""
+    def on_end(self, outcome: str, attempt: AttemptId, num_tokens: int, now_s: float) -> None:
+        """Record the end of the choice: a finish reason, or an error's code.
+
+        `attempt` is the one whose tokens the client got, `num_tokens` in all.
+        """
+        self._end_placements(outcome, attempt, num_tokens, now_s)
         if self._is_traced:
             error = "" if outcome in _FINISHES else outcome
             self._end_reserve(error, now_s)
             self._attempt_span.set({"pdserve.outcome": outcome})
             self._attempt_span.end(now_s, error=error)
+
+    def _end_placements(
+        self, outcome: str, attempt: AttemptId, num_tokens: int, now_s: float
+    ) -> None:
+        """End what is in progress; the attempt that answered, else the last one, has `outcome`."""
+        duration_s = now_s - self._began_at_s
+        left = [one for one in self._placements if not one.outcome]
+        answering = next(
+            (one for one in left if one.attempt == attempt), left[-1] if left else None
+        )
+        for one in left:
+            if one is answering:
+                self._recent.end(one, outcome, num_tokens=num_tokens, duration_s=duration_s)
+            else:
+                self._recent.end(one, RETRIED, duration_s=duration_s)
 
     def _enter(self, attempt: AttemptId, failure: PdserveError | None, now_s: float) -> None:
         """Begin another attempt; the time of earlier ones counts as retries."""

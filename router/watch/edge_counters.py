@@ -6,10 +6,28 @@ contains neither the seconds nor the percentiles.
 
 from __future__ import annotations
 
+from collections import deque
+from dataclasses import dataclass
+
 from router.watch.latency_window import LatencyWindow
 
 LATENCY_INTERVALS = 10
 """One interval a second: a single second has only a few requests, too few for percentiles."""
+
+
+NUM_RECENT_ERRORS = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestError:
+    """What ended a request. `text` is empty where it may quote the conversation."""
+
+    at_s: float
+    endpoint: str
+    request_id: str
+    status: int
+    code: str
+    text: str
 
 
 class EdgeCounters:
@@ -19,13 +37,21 @@ class EdgeCounters:
         self.num_tokens = 0
         self.num_requests = 0
         self.num_failed = 0
+        self.num_refused = 0
+        self.errors: deque[RequestError] = deque(maxlen=NUM_RECENT_ERRORS)
         self.ttft = LatencyWindow(LATENCY_INTERVALS)
         self.tpot = LatencyWindow(LATENCY_INTERVALS)
 
-    def on_request_end(self, *, has_failed: bool) -> None:
-        """Count a request that was answered, aborted by its client, or failed."""
+    def on_request_end(self, error: RequestError | None = None) -> None:
+        """Count a request that was answered, aborted by its client, or ended by `error`.
+
+        A status of 500 and above is a failure of the server, any other one refuses a request.
+        """
         self.num_requests += 1
-        self.num_failed += has_failed
+        if error is not None:
+            self.num_failed += error.status >= 500
+            self.num_refused += error.status < 500
+            self.errors.append(error)
 
     def end_interval(self) -> None:
         """End the present interval of one second."""

@@ -1,11 +1,12 @@
-"""Writes demo_reference.json: what `transformers` answers with the demo model, greedily.
+"""Writes what `transformers` answers greedily with a model: demo_reference.json, or another file.
 
-    python make_reference.py MODEL_FOLDER
+    python make_reference.py MODEL_FOLDER FILE
 
-MODEL_FOLDER is the demo model as `pdserve.checkpoints.demo_model.demo_model_folder()` makes it; an
-environment with torch and transformers is needed. Each step keeps the likeliest token, whatever it
-is (the end of sequence too), and notes by how much its logit exceeds the second: where that margin
-is about the rounding of float32, another correct implementation may choose the other token.
+MODEL_FOLDER is a model as `python -m pdserve.checkpoints.known_models NAME` makes it; an
+environment with torch, transformers and gguf is needed. Each step keeps the likeliest token,
+whatever it is (the end of sequence too), and notes by how much its logit exceeds the second: where
+that margin is about the rounding of float32, another correct implementation may choose the other
+token.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-REFERENCE_PATH = Path(__file__).with_name("demo_reference.json")
 NUM_TOKENS = 48
 _COUNTING = " ".join(f"{number}," for number in range(1, 160))
 PROMPTS: list[dict[str, str]] = [
@@ -33,14 +33,16 @@ PROMPTS: list[dict[str, str]] = [
 ]
 
 
-def main(model_folder: str) -> None:
+def main(model_folder: str, reference_path: str) -> None:
     """Compute every answer and write the file."""
     tokenizer = AutoTokenizer.from_pretrained(model_folder)
-    model = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_pretrained(
+        model_folder, dtype=torch.float32, gguf_file="weights.gguf"
+    ).eval()
     with torch.no_grad():
         answers = [answer(model, prompt, token_ids(tokenizer, prompt)) for prompt in PROMPTS]
     lines = ",\n".join(json.dumps(entry, ensure_ascii=False) for entry in answers)
-    REFERENCE_PATH.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
+    Path(reference_path).write_text(f"[\n{lines}\n]\n", encoding="utf-8")
 
 
 def token_ids(tokenizer: Any, prompt: dict[str, str]) -> list[int]:
@@ -73,4 +75,4 @@ def answer(model: Any, prompt: dict[str, str], prompt_token_ids: list[int]) -> d
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], sys.argv[2])

@@ -31,17 +31,21 @@ BLOCK_SIZE = 16
 _MOST_STEPS = 2000
 
 
-def load_runner(folder: Path, num_drafts: int, max_chunk_tokens: int = 512) -> ModelRunner:
+def load_runner(
+    folder: Path, num_drafts: int, max_chunk_tokens: int = 512, *, kv_cache_dtype: str = "auto"
+) -> ModelRunner:
     """Load a runner with the demo model's mtp layer; it serves the other methods as well.
 
-    No step of it has more than `max_chunk_tokens` tokens.
+    No step of it has more than `max_chunk_tokens` tokens. Its cache stores `kv_cache_dtype`.
     """
     speculation = resolve_speculation(
         SpeculationConfig(speculative_method="mtp", num_speculative_tokens=num_drafts), folder
     )
     runner = load_model_runner(
         ModelConfig(model=str(folder), max_model_len=512),
-        EngineConfig(block_size=BLOCK_SIZE, kv_cache_memory=64 << 20),
+        EngineConfig(
+            block_size=BLOCK_SIZE, kv_cache_memory=64 << 20, kv_cache_dtype=kv_cache_dtype
+        ),
         speculation=speculation,
         swap_space=32 << 20,
         max_chunk_tokens=max_chunk_tokens,

@@ -23,7 +23,7 @@ from kv_transfer.core.block_arrays import Blocks
 from kv_transfer.core.chunks import Chunk
 from kv_transfer.core.effects import Peer
 from kv_transfer.lane import Broken, Payload, Ready
-from kv_transfer.pieces import Pool
+from kv_transfer.pool_memory import Pool
 from kv_transfer.transport import Parts
 
 BLOCKS_PER_SLAB = 4
@@ -120,8 +120,9 @@ class Fabric:
             self.num_refused += 1
             write.stream.lane.fail(write.stream, f"block {write.target_block} was not written")
             return
-        source = write.stream.lane.pool[write.layer, :, write.source_block]
-        target.pool[write.layer, :, write.target_block] = source
+        sources = write.stream.lane.pool.planes(write.layer)
+        for plane, source in zip(target.pool.planes(write.layer), sources, strict=True):
+            plane[write.target_block] = source[write.source_block]
         self.num_written += 1
         write.is_done = True
         write.stream.lane.advance(write.stream)
@@ -139,7 +140,7 @@ class FakeOneSidedLane:
         self.num_moved = 0
         self._left: dict[int, int] = {}  # The earlier key of a slab that moves.
         self._fabric = fabric
-        num_slabs = -(-pool.shape[2] // BLOCKS_PER_SLAB)
+        num_slabs = -(-pool.num_blocks // BLOCKS_PER_SLAB)
         self.keys = [next(fabric.keys) for _ in range(num_slabs)]
         self._id = next(fabric.keys)
         self._streams: dict[Peer, _Stream] = {}

@@ -86,6 +86,7 @@ class Call:
     sampling: SamplingParams
     deadline_s: float
     priority: int = 0
+    cache_salt: str = ""
     num_pushed: int = 0
     closed: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -108,9 +109,10 @@ class ScriptedGenerator:
         *,
         deadline_s: float,
         priority: int = 0,
+        cache_salt: str = "",
         listener: RequestListener | None = None,
     ) -> Callable[[], None]:
-        call = Call(prompt_token_ids, sampling, deadline_s, priority)
+        call = Call(prompt_token_ids, sampling, deadline_s, priority, cache_salt)
         self.calls.append(call)
         playing = asyncio.create_task(self._play(call, sink))
 

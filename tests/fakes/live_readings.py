@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from common.ids import Incarnation
+from common.ids import AttemptId, Incarnation
 from common.nodes import NodeLoad, NodeRecord, Role
 from router.core.policies.query import NodeView
 from router.live.reading import Reading
+from router.watch.recent_placements import RecentPlacement, RecentPlacements
 
 
 def node(name: Incarnation, role: Role, **load: Any) -> NodeView:
@@ -39,7 +40,25 @@ def reading(*nodes: NodeView, **changes: Any) -> Reading:
         "trouble": "",
         "warnings": (),
         "requests": (),
-        "placements": (),
-        "num_placements": 0,
+        "placements": RecentPlacements(),
     }
     return Reading(nodes=nodes, **{**empty, **changes})
+
+
+def placed(
+    recent: RecentPlacements,
+    request_id: str,
+    decode: Incarnation | None,
+    prefill: Incarnation | None = None,
+    **changes: Any,
+) -> RecentPlacement:
+    """Add the first attempt of this choice, placed at second 0, but for `changes`."""
+    usual: dict[str, Any] = {
+        "attempt": AttemptId(request_id, 1),
+        "http_request_id": f"http-{request_id}",
+        "reason": "least loaded",
+        "at_s": 0.0,
+    }
+    entry = RecentPlacement(decode=decode, prefill=prefill, **{**usual, **changes})
+    recent.add(entry)
+    return entry

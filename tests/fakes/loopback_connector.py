@@ -21,7 +21,7 @@ from kv_transfer.core.lanes import VERIFY_AUTO
 from kv_transfer.core.limits import DEFAULT_PEER_TIMEOUT_S, DEFAULT_WINDOW_BYTES, Limits
 from kv_transfer.inline_lane import InlineLane
 from kv_transfer.lane import Lane
-from kv_transfer.pieces import Pool
+from kv_transfer.pool_memory import Bytes, Pool, as_pool
 from kv_transfer.shell import TransportConnector
 from kv_transfer.transport import Arrival, FromPeer, FromSession, LinkLost, Parts
 
@@ -187,7 +187,7 @@ class LoopbackConnector(TransportConnector):
 
     def __init__(
         self,
-        pool: Pool,
+        pool: Pool | Bytes,
         layout: KVLayout,
         incarnation: Incarnation,
         on_event: OnEvent,
@@ -195,10 +195,12 @@ class LoopbackConnector(TransportConnector):
         network: LoopbackNetwork,
         window_bytes: int = DEFAULT_WINDOW_BYTES,
         peer_timeout_s: float = DEFAULT_PEER_TIMEOUT_S,
+        kv_lanes: int = 1,
         lanes: Sequence[Lane] = (),
         verify: str = VERIFY_AUTO,
         clock: Clock | None = None,
     ) -> None:
+        pool = as_pool(pool, layout)
         super().__init__(
             pool,
             layout,
@@ -207,6 +209,8 @@ class LoopbackConnector(TransportConnector):
             transport=LoopbackTransport(network),
             lanes=[*lanes, InlineLane("loopback", pool)],
             verify=verify,
-            limits=Limits(window_bytes=window_bytes, peer_timeout_s=peer_timeout_s),
+            limits=Limits(
+                window_bytes=window_bytes, peer_timeout_s=peer_timeout_s, max_channels=kv_lanes
+            ),
             clock=clock or MonotonicClock(),
         )

@@ -1,7 +1,8 @@
 """Whichever way KV takes between two nodes, a request answers the same, token for token.
 
 Two prefill and two decode nodes that do not allow the same transports: their pairs take different
-lanes at the same time. The reference is one node that computes everything itself.
+lanes at the same time. The reference is one node that computes everything itself. All of them store
+KV as int8, whose scales must travel; other tests hand over float32.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ def specs(model: Path) -> list[ClusterSpec]:
     flags = (
         *("--block-size", str(BLOCK_SIZE), "--num-threads", "1"),
         *("--kv-cache-memory", "16MiB", "--local-prefill-threshold", "0"),
+        *("--kv-cache-dtype", "int8"),
     )
     alone = NodeSpec("alone", Role.MIXED, ("--no-enable-prefix-caching",))
     zmq = ("--kv-transport", "zmq", "--kv-verify", "commit")
@@ -116,3 +118,5 @@ def test_every_pair_answers_as_one_node_alone(clusters: list[Cluster]) -> None:
         expected[LANES[allowed(prefill), allowed(decode)], "committed"] += count
     assert used == expected, json.dumps([f"{pair}: {count}" for pair, count in pairs.items()])
     assert set(used) == {("shm", "committed"), ("zmq", "committed")}
+    nodes = httpx.get(f"{cluster.url}/v1/cluster").json()["nodes"]
+    assert all(", int8, " in node["kv_description"] for node in nodes)

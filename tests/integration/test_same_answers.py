@@ -213,7 +213,7 @@ def test_transformers_still_says_so() -> None:
     import torch
 
     model = transformers.AutoModelForCausalLM.from_pretrained(
-        demo_model_folder(), dtype=torch.float32
+        demo_model_folder(), dtype=torch.float32, gguf_file="weights.gguf"
     )
     for entry in reference()[:3]:
         prompt = torch.tensor([entry["prompt_token_ids"]])

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from router.live.reading import Reading
+from router.watch.edge_counters import RequestError
 from tests.fakes.http_edge import make_edge
 from tests.fakes.http_server import served
 
@@ -28,7 +29,19 @@ class ServedEdge:
             self._edge.cluster.live = reading
             self._edge.live.sample()
 
-        asyncio.run_coroutine_threadsafe(change(), self._loop).result(10.0)
+        self._run(change())
+
+    def fail(self, *, endpoint: str = "completions", **error: Any) -> None:
+        """A request has ended with this error; the next sample shows it."""
+
+        async def end() -> None:
+            counters = self._edge.live.edge
+            counters.on_request_end(RequestError(at_s=0.0, endpoint=endpoint, **error))
+
+        self._run(end())
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        asyncio.run_coroutine_threadsafe(work, self._loop).result(10.0)
 
 
 @contextmanager

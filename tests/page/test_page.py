@@ -9,9 +9,9 @@ import pytest
 
 from common.ids import AttemptId, Incarnation
 from common.nodes import KVLink, Role
-from placement.store import Placement
 from router.live.reading import LiveRequest, Phase, Reading
-from tests.fakes.live_readings import node, reading
+from router.watch.recent_placements import RecentPlacements
+from tests.fakes.live_readings import node, placed, reading
 from tests.page.browser import Tab
 from tests.page.served_edge import ServedEdge, served_edge
 
@@ -83,10 +83,9 @@ def test_a_request_too_quick_for_a_snapshot_still_crosses(edge: ServedEdge, tab:
         "  for (const change of all) window.seen += change.addedNodes.length;"
         "}).observe(document.querySelector('#dots'), {childList: true})"
     )
-    placement = Placement(
-        attempt=AttemptId("req-9", 1), router_id="r0", decode=D1, prefill=P1, reason="least loaded"
-    )
-    edge.show(replace(PAIR, placements=(placement,), num_placements=1))
+    recent = RecentPlacements()
+    placed(recent, "req-9", D1, P1)
+    edge.show(replace(PAIR, placements=recent))
     tab.wait("window.seen == 1")
     tab.wait("document.querySelector('#placements tbody').innerText.includes('least loaded')")
 
@@ -115,9 +114,10 @@ def test_a_node_that_drains_or_is_suspected_has_a_badge(edge: ServedEdge, tab: T
 
 def test_names_from_the_cluster_are_text(edge: ServedEdge, tab: Tab) -> None:
     evil = Incarnation(HOSTILE, 1)
-    placement = Placement(
-        attempt=AttemptId(HOSTILE, 1), router_id="r0", decode=evil, prefill=evil, reason=HOSTILE
-    )
+    recent = RecentPlacements()
+    entry = placed(recent, HOSTILE, evil, evil, http_request_id="", reason=HOSTILE)
+    recent.end(entry, HOSTILE, duration_s=1.0)
+    edge.fail(status=502, code=HOSTILE, text=HOSTILE, request_id=HOSTILE, endpoint=HOSTILE)
     edge.show(
         reading(
             node(evil, Role.PREFILL, kv_links=(KVLink(HOSTILE, HOSTILE, True, 0),)),
@@ -127,13 +127,12 @@ def test_names_from_the_cluster_are_text(edge: ServedEdge, tab: Tab) -> None:
             trouble=HOSTILE,
             warnings=(HOSTILE,),
             requests=(LiveRequest(HOSTILE, Phase.DECODE, evil, evil),),
-            placements=(placement,),
-            num_placements=1,
+            placements=recent,
         )
     )
     tab.goto(edge.url)
     tab.wait("document.querySelectorAll('.card').length == 2")
-    for selector in ("h1 span", ".card h4", "#notices", "#router", "#pairs", ".reason"):
+    for selector in ("h1 span", ".card h4", "#notices", "#router", "#pairs", ".reason", "#errors"):
         assert HOSTILE in tab.text(selector)
     assert tab.run("document.querySelectorAll('img').length") == 0
     assert tab.run("window.hacked") is None
@@ -238,8 +237,9 @@ def test_what_is_drawn_of_a_quarter_of_an_hour(edge: ServedEdge, tab: Tab) -> No
     drawn = tab.run(
         "(() => { const chart = new LineChart(CHARTS[0]);"
         " const sample = (t, v) => ({ at_s: t, ttft_p50_s: v, ttft_p99_s: null });"
-        " chart.draw([sample(0, 0.1), sample(1, 0.2), sample(2, null), sample(3, 0.1),"
-        "             sample(30, 0.1), sample(60, 0.05)]);"
+        " const samples = [sample(0, 0.1), sample(1, 0.2), sample(2, null), sample(3, 0.1),"
+        "             sample(30, 0.1), sample(60, 0.05)];"
+        " chart.draw(samples, 900);"
         " return [chart.paths[0].getAttribute('d'), chart.paths[1].getAttribute('d'),"
         "         chart.top.textContent, chart.begin.textContent]; })()"
     )
@@ -247,3 +247,92 @@ def test_what_is_drawn_of_a_quarter_of_an_hour(edge: ServedEdge, tab: Tab) -> No
     assert drawn[0].count("M") == 4
     assert drawn[0].startswith("M0.0 36.0h0L5.0 0.0M15.0 36.0h0")
     assert drawn[1:] == ["", "200 ms", "60 s ago"]
+
+
+def test_a_placement_is_found_by_its_request_with_its_outcome(edge: ServedEdge, tab: Tab) -> None:
+    recent = RecentPlacements()
+    lost = placed(recent, "req-1", D1, P1)
+    placed(recent, "req-1", D1, attempt=AttemptId("req-1", 2))
+    for number in range(40):
+        placed(recent, f"other-{number}", D1)
+    edge.show(replace(PAIR, placements=recent))
+    tab.goto(edge.url)
+    rows = "[...document.querySelectorAll('#placements tbody tr')]"
+    cells = f"{rows}.map((row) => [...row.cells].slice(1, 7).map((cell) => cell.innerText))"
+    tab.wait(f"{rows}.length == 32")
+    look = "document.querySelector('#wanted-request')"
+    tab.run(f"{look}.value = 'http-req-1'; {look}.dispatchEvent(new Event('input'))")
+    assert tab.run(cells) == [
+        ["http-req-1 attempt 2", "–", "d1", "in progress", "–", "–"],
+        ["http-req-1", "p1", "d1", "in progress", "–", "–"],
+    ]
+    recent.end(lost, "stop", num_tokens=12, duration_s=2.5)
+    edge.show(replace(PAIR, placements=recent))
+    tab.wait(f"{cells}[1][3] == 'stop'")
+    assert tab.run(cells)[1] == ["http-req-1", "p1", "d1", "stop", "12", "2.50 s"]
+    tab.run(f"{look}.value = 'nobody'; {look}.dispatchEvent(new Event('input'))")
+    tab.wait("!document.querySelector('#no-match').hidden")
+    assert tab.run("document.querySelector('#no-placements').hidden")
+
+
+def test_refused_and_failed_requests_are_told_apart(edge: ServedEdge, tab: Tab) -> None:
+    edge.show(PAIR)
+    tab.goto(edge.url)
+    tab.wait("!document.querySelector('#no-errors').hidden")
+    edge.fail(status=400, code="invalid_request", text="top_p is 3", request_id="a")
+    edge.fail(status=502, code="node_lost", text="d1 has left", request_id="b")
+    edge.show(PAIR)
+    rows = "[...document.querySelectorAll('#errors tbody tr')]"
+    tab.wait(f"{rows}.length == 2")
+    cells = f"{rows}.map((row) => [...row.cells].slice(1).map((cell) => cell.innerText))"
+    assert tab.run(cells) == [
+        ["502", "node_lost", "b", "completions", "d1 has left"],
+        ["400", "invalid_request", "a", "completions", "top_p is 3"],
+    ]
+    assert tab.run(f"{rows}.map((row) => row.className)") == ["is-failure", ""]
+    told = tab.text("#figures")
+    assert "failed (5xx)" in told
+    assert "refused (4xx)" in told
+
+
+def test_the_period_of_the_charts_is_chosen(edge: ServedEdge, tab: Tab) -> None:
+    edge.show(PAIR)
+    tab.goto(edge.url)
+    tab.wait("document.querySelectorAll('.card').length == 2")
+    tab.run(
+        "page.samples = page.samples.concat(Array.from({length: 400}, (_, n) =>"
+        " ({...page.samples.at(-1), at_s: page.samples.at(-1).at_s + n + 1})))"
+    )
+    begins = []
+    for period in ("60", "300", "900"):
+        choice = "document.querySelector('#period')"
+        tab.run(f"{choice}.value = '{period}'; {choice}.dispatchEvent(new Event('change'))")
+        begins.append(tab.text(".axis .begin"))
+    assert begins == ["60 s ago", "5 min ago", "7 min ago"]
+
+
+def test_pointing_at_a_chart_marks_the_moment_in_all(edge: ServedEdge, tab: Tab) -> None:
+    edge.show(PAIR)
+    tab.goto(edge.url)
+    tab.wait("document.querySelectorAll('.card').length == 2")
+    tab.run(
+        "(() => { const plot = document.querySelectorAll('.plot')[2];"
+        " const box = plot.getBoundingClientRect();"
+        " plot.dispatchEvent(new PointerEvent('pointermove', {clientX: box.right - 1,"
+        " clientY: box.top + 5, bubbles: true})); })()"
+    )
+    marks = "[...document.querySelectorAll('.mark')].filter((m) => m.getAttribute('d')).length"
+    assert tab.run(marks) == 8
+
+
+def test_a_table_shows_that_it_scrolls(edge: ServedEdge, tab: Tab) -> None:
+    recent = RecentPlacements()
+    placed(recent, "req-1", D1, P1)
+    tab.resize(360, 800)
+    edge.show(replace(PAIR, placements=recent))
+    tab.goto(edge.url)
+    tab.wait("document.querySelectorAll('#placements tbody tr').length == 1")
+    box = "document.querySelector('#placements').parentElement"
+    assert tab.run(f"{box}.scrollWidth > {box}.clientWidth")
+    shadows = tab.run(f"getComputedStyle({box}).backgroundAttachment")
+    assert shadows.split(", ") == ["local", "local", "scroll", "scroll", "scroll"]

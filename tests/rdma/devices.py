@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from common.kv_layout import KVLayout
-from kv_transfer.pieces import Pool
+from kv_transfer.pool_memory import Bytes
 from kv_transfer.rdma.mooncake_engine import MooncakeEngine
 
 DEVICES = [name for name in os.environ.get("PDSERVE_RDMA_DEVICES", "").split(",") if name]
@@ -37,7 +37,7 @@ def engine_of(number: int) -> MooncakeEngine:
     return MooncakeEngine(HOSTS[at], DEVICES[at])
 
 
-def shared_pool(layout: KVLayout, num_blocks: int) -> Pool:
+def shared_pool(layout: KVLayout, num_blocks: int) -> Bytes:
     """Memory that peers may write."""
     memory = np.frombuffer(mmap.mmap(-1, num_blocks * layout.block_bytes), np.uint8)
     return memory.reshape(layout.num_layers, 2, num_blocks, layout.piece_bytes)

@@ -24,6 +24,7 @@ from common.kv_layout import KVLayout
 from kv_transfer.connector import Landed, Released, Ticket, TransferEnded
 from kv_transfer.core.block_arrays import as_blocks
 from kv_transfer.core.chunks import Chunk
+from kv_transfer.core.pool_shape import PoolShape
 from kv_transfer.rdma.slabs import PlacedPool, Ranges, ranges_of, slabbed
 from tests.contract.kv_connector.cluster import Cluster, Node, commit_for
 from tests.rdma.devices import WAIT_S, engine_of
@@ -111,7 +112,7 @@ def _node(cluster: Cluster, name: str) -> Node:
 
 def _ranges(node: Node, peer_start: int, targets: Sequence[int]) -> Ranges:
     """What the lane would write."""
-    pool = slabbed(LAYOUT.num_layers, NUM_BLOCKS, LAYOUT.piece_bytes, max_slabs=MAX_SLABS)
+    pool = slabbed(PoolShape.of(LAYOUT, NUM_BLOCKS), max_slabs=MAX_SLABS)
     here, there = (
         PlacedPool(pool, (start,) * pool.num_slabs) for start in (node.pool.ctypes.data, peer_start)
     )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from common.kv_layout import KVLayout
 from kv_transfer.lane import Lane
-from kv_transfer.pieces import Pool
+from kv_transfer.pool_memory import Bytes, host_pool
 from kv_transfer.rdma.mooncake_engine import MooncakeEngine
 from kv_transfer.rdma.rdma_lane import RdmaLane
 from kv_transfer.rdma.slabs import slabbed
@@ -27,15 +27,15 @@ class RdmaKind(ZmqKind):
         super().__init__()
         self._first = first
         self._made: list[RdmaLane] = []
-        self._engine_of: dict[int, MooncakeEngine] = {}
+        self._engine_of: dict[int, tuple[MooncakeEngine, KVLayout]] = {}
 
-    def pool(self, layout: KVLayout, num_blocks: int) -> Pool:
+    def pool(self, layout: KVLayout, num_blocks: int) -> Bytes:
         return shared_pool(layout, num_blocks)
 
-    def lanes(self, pool: Pool, layout: KVLayout) -> Sequence[Lane]:
+    def lanes(self, pool: Bytes, layout: KVLayout) -> Sequence[Lane]:
         engine = engine_of(self._first + len(self._made))
-        self._engine_of[pool.ctypes.data] = engine
-        self._made.append(RdmaLane(pool, engine, max_slabs=MAX_SLABS))
+        self._engine_of[pool.ctypes.data] = engine, layout
+        self._made.append(RdmaLane(host_pool(pool, layout), engine, max_slabs=MAX_SLABS))
         return self._made[-1:]
 
     def close(self) -> None:
@@ -43,11 +43,10 @@ class RdmaKind(ZmqKind):
         for lane in self._made:
             lane.close()  # Also where making its connector failed.
 
-    def unregister(self, pool: Pool) -> None:
+    def unregister(self, pool: Bytes) -> None:
         """Take the memory keys of a node's pool away, behind its lane's back."""
-        num_layers, _, num_blocks, piece_bytes = pool.shape
-        slabs = slabbed(num_layers, num_blocks, piece_bytes, max_slabs=MAX_SLABS)
-        engine = self._engine_of[pool.ctypes.data]
+        engine, layout = self._engine_of[pool.ctypes.data]
+        slabs = slabbed(host_pool(pool, layout).shape, max_slabs=MAX_SLABS)
         for slab in range(slabs.num_slabs):
             for offset, _ in slabs.regions(slab):
                 engine.unregister(pool.ctypes.data + offset)

@@ -13,6 +13,7 @@ from kv_transfer.core.block_arrays import as_blocks
 from kv_transfer.core.chunks import Chunk
 from kv_transfer.core.effects import Peer
 from kv_transfer.lane import Broken, Ready
+from kv_transfer.pool_memory import host_pool
 from kv_transfer.rdma.rdma_lane import RdmaLane
 from tests.rdma.devices import WAIT_S, engine_of, shared_pool
 
@@ -31,7 +32,8 @@ class End:
     def __init__(self, number: int, fill: int) -> None:
         self.pool = shared_pool(LAYOUT, NUM_BLOCKS)
         self.pool[:] = fill
-        self.lane = RdmaLane(self.pool, engine_of(number), max_slabs=len(ALL_SLABS))
+        pool = host_pool(self.pool, LAYOUT)
+        self.lane = RdmaLane(pool, engine_of(number), max_slabs=len(ALL_SLABS))
         self.peer = Peer(f"tcp://127.0.0.1:{number}", Incarnation(f"n{number}", 1))
         self._changed = threading.Event()
         self.lane.attach(self._changed.set)

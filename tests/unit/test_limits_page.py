@@ -27,13 +27,16 @@ from router.openai import (
     json_limits,
     planning,
     planning_process,
-    request_plan,
     tokenization,
+    tool_fields,
     unknown_fields,
 )
-from router.openai.request_plan import MAX_CHOICES
+from router.openai.checked_fields import MAX_CHOICES
 from router.openai.schemas import CompletionBody, parse_body
+from router.text.conversation import MAX_TEMPLATE_BYTES
 from router.text.stop_strings import MAX_STOP_CHARS, MAX_STOP_STRINGS
+from router.tools.hermes import HERMES
+from router.tools.llama_json import LLAMA_JSON
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "limits.md"
 API, HANDOFF = ApiConfig(), HandoffConfig()
@@ -87,8 +90,15 @@ ROUTER = {
     "body of `/detokenize`": size(tokenization.MAX_DETOKENIZE_BYTES),
     "`chat_template_kwargs`": str(chat_messages.MAX_VARIABLES),
     "characters of a name or a value in them": str(chat_messages.MAX_VARIABLE_CHARS),
+    "`tools`": str(tool_fields.MAX_TOOLS),
+    "characters of a function's name": str(tool_fields.MAX_NAME_CHARS),
+    "levels of objects and lists in the `parameters` of a function": str(
+        tool_fields.MAX_SCHEMA_DEPTH
+    ),
+    "calls of one answer": (f"{HERMES.most_calls}; {LLAMA_JSON.most_calls} in Llama 3's format"),
+    "a tool template (`--tool-template`)": size(MAX_TEMPLATE_BYTES),
     "unknown fields of a request that are logged": (
-        f"{request_plan.MAX_IGNORED}, with {request_plan.MAX_FIELD_CHARS} characters each; "
+        f"{unknown_fields.MAX_IGNORED}, with {unknown_fields.MAX_FIELD_CHARS} characters each; "
         f"{unknown_fields.MAX_NAMES} in all"
     ),
     "requests in progress": f"{API.max_concurrent_requests} (`--max-concurrent-requests`)",
@@ -138,8 +148,14 @@ KV = {
     "header of a frame": size(kv.MAX_HEADER_BYTES),
     "blocks in a frame": str(kv.MAX_BLOCKS_PER_FRAME),
     "senders at once": f"{kv.Limits().max_sessions}, or what the open files allow (`ulimit -n`)",
+    "connections of a sender": f"`--kv-lanes`, {HANDOFF.kv_lanes} unless it is set",
     "transfers of a sender": str(kv.MAX_TRANSFERS_PER_LINK),
-    "unacknowledged bytes of a sender": f"{size(HANDOFF.kv_window)} (`--kv-window`)",
+    "unacknowledged bytes of a sender": (
+        f"{size(HANDOFF.kv_window)} (`--kv-window`); "
+        f"with more than {kv.WINDOWS_PER_NODE} that send, "
+        f"an equal share of {size(kv.WINDOWS_PER_NODE * HANDOFF.kv_window)}; "
+        "on shm and rdma twice as much"
+    ),
     "messages that wait to be read": f"{RECEIVER_HIGH_WATER_MARK} from each sender",
 }
 STORE = {

@@ -19,7 +19,6 @@ MOST_FUNCTION_LINES = 70
 LONG_FILES: dict[str, str] = {
     "engine/core/scheduler.py": "the one writer of sequences and blocks, with one state",
     "router/core/request_flow.py": "one state machine, below its table",
-    "kv_transfer/core/receiver.py": "one state machine: it judges what may touch a pool",
 }
 LONG_FUNCTIONS: dict[str, str] = {}
 

@@ -9,9 +9,10 @@ and requests are batched.
     matmul          products on packed weights: panel_product and tile_product under it
     attention       paged attention with an online softmax
     attention_plan  the work items of a step's attention
+    kv_slots        a token's key or value in the KV cache: float32, bfloat16 or int8
     rotary          head norms, rotary positions, writing the KV cache
     layer           a whole decoder layer out of these, in few entries into the thread pool
-    sample_rows     draws from rows of logits; filters: top-k, top-p, min-p, and the draw
+    sample_rows     draws from rows of logits; filters: top-k, top-p, min-p; draw: the draw itself
     withhold        takes tokens that grammars do not allow out of rows of logits
     row_scan        the largest logits of a row by block, and masks of the tokens near them
     weights         e^-depth of many tokens; philox: the noise of the draws

@@ -5,7 +5,8 @@ Within a piece keys are taken in tiles of 64, in order, with an online softmax; 
 merged, in order. So a row meets the same operations in the same order in whichever chunk it is
 computed, and also when several threads compute its pieces: what it results in depends on its query
 and its keys alone. Within a tile scores and the weighted sum of values are `tile_product`s; a
-masked key adds an exact zero.
+masked key adds an exact zero. Keys and values in fewer bits are widened when they are read
+(`kv_slots`), and then meet the same operations as floats.
 
 A work item is a run of queries of one sequence and one KV head, with all query heads that share it,
 over all of their keys or over one piece (`attention_plan`).
@@ -17,6 +18,15 @@ import numpy as np
 from numba import njit
 
 from engine.runner.kernels.attention_plan import PIECE_KEYS, QUERY_ROWS
+from engine.runner.kernels.kv_slots import (
+    FLOATS,
+    HALVES,
+    item_bytes,
+    slot_at,
+    transpose_bytes,
+    transpose_halves,
+    widen_slot,
+)
 from engine.runner.kernels.team import claim, finish, wait_for_all
 from engine.runner.kernels.tile_product import (
     MAX_TILE_ROWS,
@@ -49,25 +59,52 @@ They are sixteen sums of weights, one per lane, and a vector that begins with th
 def _load_tile(keys, values, blocks, head, start, count, gathered, key_tile) -> int:  # type: ignore[no-untyped-def]
     """Transpose `count` keys from position `start` into `key_tile`; return their values' address.
 
-    Blocks of at least a tile are read in place; smaller ones are gathered first.
+    Floats in blocks of at least a tile are read in place; others are widened and gathered first.
     """
-    block_size, head_dim = keys.shape[2], keys.shape[3]
-    if block_size >= KEY_TILE:
-        block, offset = blocks[start // block_size], start % block_size
-        key_at = keys[block, head, offset:].ctypes.data
-        value_at = values[block, head, offset:].ctypes.data
-    else:
+    block_size, slot_bytes, head_dim = keys.shape[2], keys.shape[3], gathered.shape[2]
+    kind = item_bytes(slot_bytes, head_dim)
+    tile_at = key_tile.ctypes.data
+    if block_size < KEY_TILE:
         for j in range(count):
             block, offset = blocks[(start + j) // block_size], (start + j) % block_size
-            for i in range(head_dim):
-                gathered[0, j, i] = keys[block, head, offset, i]
-                gathered[1, j, i] = values[block, head, offset, i]
+            key_at, value_at = (
+                slot_at(keys, block, head, offset),
+                slot_at(values, block, head, offset),
+            )
+            widen_slot(key_at, gathered[0, j].ctypes.data, head_dim, kind)
+            widen_slot(value_at, gathered[1, j].ctypes.data, head_dim, kind)
         key_at, value_at = gathered[0].ctypes.data, gathered[1].ctypes.data
+        _transpose_floats(key_at, value_at, key_at, count, head_dim, tile_at)
+        return value_at
+    block, offset = blocks[start // block_size], start % block_size
+    key_at, value_at = slot_at(keys, block, head, offset), slot_at(values, block, head, offset)
     next_at = key_at
     if start + KEY_TILE < blocks.shape[0] * block_size:
         following = start + KEY_TILE
-        next_at = keys[blocks[following // block_size], head, following % block_size :].ctypes.data
-    tile_at = key_tile.ctypes.data
+        next_at = slot_at(keys, blocks[following // block_size], head, following % block_size)
+    if kind == FLOATS:
+        _transpose_floats(key_at, value_at, next_at, count, head_dim, tile_at)
+        return value_at
+    for place in range(0, count * slot_bytes, _LINE_BYTES):
+        prefetch_line(value_at + place)
+    for j in range(0, count, 8):
+        slots_at = key_at + j * slot_bytes
+        for i in range(0, head_dim, 8):
+            place_at = tile_at + (i * KEY_TILE + j) * _FLOAT_BYTES
+            if kind == HALVES:
+                transpose_halves(slots_at + i * HALVES, slot_bytes, place_at, KEY_TILE)
+            else:
+                transpose_bytes(slots_at + i, slots_at + head_dim, slot_bytes, place_at, KEY_TILE)
+    for place in range(0, KEY_TILE * slot_bytes, _LINE_BYTES):
+        prefetch_line(next_at + place)
+    for j in range(count):
+        widen_slot(value_at + j * slot_bytes, gathered[1, j].ctypes.data, head_dim, kind)
+    return gathered[1].ctypes.data
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _transpose_floats(key_at, value_at, next_at, count, head_dim, tile_at) -> None:  # type: ignore[no-untyped-def]
+    """Transpose keys, and prefetch their values and the next tile's keys meanwhile."""
     for j in range(0, count, 8):
         for i in range(0, head_dim, 8):
             place = (j * head_dim + 8 * i) * _FLOAT_BYTES
@@ -78,7 +115,6 @@ def _load_tile(keys, values, blocks, head, start, count, gathered, key_tile) -> 
                 key_at + (j * head_dim + i) * _FLOAT_BYTES, head_dim,
                 tile_at + (i * KEY_TILE + j) * _FLOAT_BYTES, KEY_TILE,
             )  # fmt: skip
-    return value_at
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -126,7 +162,7 @@ def _attend_piece(  # type: ignore[no-untyped-def]
     A row before `first_key` has no key here: its state has no meaning.
     """
     queries, scores, key_tile, gathered = tiles
-    head_dim, state_size = keys.shape[3], states.shape[1]
+    head_dim, state_size = queries.shape[1], states.shape[1]
     for r in range(rows):
         for i in range(head_dim + LANES):
             states[r, i] = _ZERO
@@ -178,7 +214,7 @@ def _attend_item(  # type: ignore[no-untyped-def]
     A `piece` of -1 means all positions up to a row's own, and writes `out`; otherwise only one
     piece of them, and writes the rows' states to `parts`.
     """
-    head_dim = keys.shape[3]
+    head_dim = qkv.shape[2]
     group = (qkv.shape[1] - 2 * keys.shape[1]) // keys.shape[1]
     rows = (end - first) * group
     queries = tiles[0]
@@ -212,12 +248,12 @@ def attention_phase(  # type: ignore[no-untyped-def]
 ) -> None:  # fmt: skip
     """Compute a team's `out` `[rows, heads, head_dim]` from queries prepared by `rotary_phase`.
 
-    `keys` and `values` are one layer's `[num_blocks, kv_heads, block_size, head_dim]`,
+    `keys` and `values` are one layer's bytes `[num_blocks, kv_heads, block_size, slot_bytes]`,
     `block_tables` `[sequences, blocks]`, `items` and the number of `parts` `[…, head_dim +
     STATE_LANES]` from an `attention_plan`. Every position up to a query's own must be in the cache.
     What was divided into pieces is in `parts` then, for `merge_phase`.
     """
-    head_dim, num_kv_heads = keys.shape[3], keys.shape[1]
+    head_dim, num_kv_heads = qkv.shape[2], keys.shape[1]
     group = (qkv.shape[1] - 2 * num_kv_heads) // num_kv_heads
     rows = max(1, QUERY_ROWS // group) * group
     tiles = (

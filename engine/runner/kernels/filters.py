@@ -1,4 +1,4 @@
-"""Kernels over one row of logits: filters, the draw, the likeliest tokens.
+"""Kernels over one row of logits: filters and the likeliest tokens.
 
 All kernels see a row as *depths*: depth[v] = (largest logit - logit[v]) / temperature, so 0 is the
 likeliest token and a token's weight is exp(-depth). Tokens are ranked by (depth, id): among equal
@@ -14,25 +14,11 @@ import math
 
 import numba
 import numpy as np
-from numba import uint32
-
-from engine.runner.kernels.philox import philox_blocks
 
 # The filters sort tokens into buckets of 1/64 nat and then scan a single bucket. Tokens deeper than
 # 64 nats (a weight below 1e-27) share the last one.
 _BUCKETS_PER_NAT = 64.0
 _NUM_BUCKETS = 4096
-
-# Noise is computed for a stripe of this many tokens together, or not at all.
-_STRIPE = 256
-
-# The largest possible noise: the largest word gives -log(-log(1 - 2**-33)) = 22.87.
-_MAX_NOISE = 23.0
-_WORD = 2.0**-32
-_LOWEST = -1e300
-# _RACE_BOUND[n + 1] >= exp(-t) for every t >= n >= 0, including rounding of the draw's logarithms.
-# The first entry, for t < 0, passes every word; the last one passes none.
-_RACE_BOUND = np.exp(-np.arange(-1.0, _MAX_NOISE + 1.0)) * (1.0 + 1e-9)
 
 
 @numba.njit("int64(float32)", nogil=True, cache=True)
@@ -161,99 +147,6 @@ def kept_prefix(
         if last_depth > deepest:
             last_depth, last_id = deepest, len(depths)
     return last_depth, last_id
-
-
-@numba.njit("float64(uint32)", nogil=True, cache=True)
-def gumbel_noise(word: int) -> float:
-    """Return standard Gumbel noise of one random word: -log(-log(u)), u = (word + 1/2) / 2**32."""
-    return -math.log(-math.log((word + 0.5) * _WORD))
-
-
-@numba.njit("boolean(uint32, float64)", nogil=True, cache=True)
-def cannot_win(word: int, lead: float) -> bool:
-    """Return whether the noise of `word` is certainly no larger than `lead`, without a logarithm.
-
-    Noise must exceed t, that is -log(u) < exp(-t), and -log(u) is at least 1 - u.
-    """
-    needed = min(max(lead, -1.0), _MAX_NOISE)
-    return 1.0 - (word + 0.5) * _WORD > _RACE_BOUND[int(needed + 1.0)]
-
-
-@numba.njit("int64(float32[::1])", nogil=True, cache=True)
-def _stripe_of_likeliest(depths: np.ndarray) -> int:
-    """Return the start of the stripe with the first depth of 0; there is one."""
-    stripes = depths[: len(depths) // _STRIPE * _STRIPE].view(np.int32).reshape((-1, _STRIPE))
-    for number in range(len(stripes)):
-        num_found = np.int32(0)
-        for i in range(_STRIPE):
-            num_found += np.int32(stripes[number, i] == 0)
-        if num_found:
-            return number * _STRIPE
-    return len(stripes) * _STRIPE if len(depths) % _STRIPE else 0
-
-
-@numba.njit("int64(float32[::1], float64, int64, uint64, uint32)", nogil=True, cache=True)
-def draw(depths: np.ndarray, last_depth: float, last_id: int, seed: int, output_index: int) -> int:
-    """Return the kept token with the largest `noise - depth`, the lowest id among equals.
-
-    This is the Gumbel-max draw: token v is drawn with probability exp(-depth[v]) over the sum of
-    the kept. The noise of vocabulary entry v at output index i of a request with seed s is that of
-    word `v % 4` of the Philox block with key s and counter (v // 4, i, 0, 0). Seeded clients rely
-    on this: changing it changes their answers.
-
-    Most tokens, and most stripes of tokens, cannot win and are skipped, which changes no result.
-    The stripe of a likeliest token is first: behind it, more can be skipped.
-    """
-    # Finite, so that an infinite depth never wins. The difference would be NaN, which passes every
-    # comparison with the bound.
-    best, best_id = _LOWEST, len(depths)
-    # Depths are not negative, so their bits have the same order: a minimum of integers uses
-    # vectors. One loop without slices or calls: those would take longer than a stripe.
-    bits = depths.view(np.int32)
-    stripes = bits[: len(bits) // _STRIPE * _STRIPE].reshape((-1, _STRIPE))
-    found = np.empty(1, np.int32)
-    words = np.empty((4, _STRIPE // 4), np.uint32)
-    first = _stripe_of_likeliest(depths)
-    for number in range(-1, -(-len(depths) // _STRIPE)):
-        start = first if number < 0 else number * _STRIPE
-        if number >= 0 and start == first:
-            continue
-        end = min(start + _STRIPE, len(depths))
-        lowest = bits[start]
-        if end - start == _STRIPE:
-            for i in range(_STRIPE):
-                lowest = min(lowest, stripes[start // _STRIPE, i])
-        else:
-            for i in range(start, end):
-                lowest = min(lowest, bits[i])
-        found[0] = lowest
-        shallowest = found.view(np.float32)[0]
-        if shallowest > last_depth or best + shallowest >= _MAX_NOISE:
-            continue
-        philox_blocks(words, uint32(start // 4), output_index, seed)
-        # Nearly all tokens end at a comparison of integers, which is a little too weak.
-        lead = min(max(best + shallowest, -1.0), _MAX_NOISE)
-        least_word = uint32(max(0.0, (1.0 - _RACE_BOUND[int(lead + 1.0)]) / _WORD - 2.0))
-        num_open = 0
-        for row in range(4):
-            for column in range(_STRIPE // 4):
-                num_open += words[row, column] >= least_word
-        if num_open == 0:
-            continue
-        for token_id in range(start, end):
-            at = token_id - start
-            word = words[at & 3, at >> 2]
-            if word < least_word:
-                continue
-            depth = depths[token_id]
-            if cannot_win(word, best + depth):
-                continue
-            if not _is_kept(depth, token_id, last_depth, last_id):
-                continue
-            score = gumbel_noise(word) - depth
-            if score > best or (score == best and token_id < best_id):
-                best, best_id = score, token_id
-    return best_id
 
 
 @numba.njit("int64[::1](float32[::1], int64)", nogil=True, cache=True)

@@ -31,6 +31,12 @@ def _constant(value: int) -> Any:
     return ir.Constant(_PRODUCTS, [value] * _LANES)
 
 
+def _in_every_lane(builder: Any, number: Any) -> Any:
+    undefined = ir.Constant(_PRODUCTS, ir.Undefined)
+    single = builder.insert_element(undefined, number, INT32(0))
+    return builder.shuffle_vector(single, undefined, ir.Constant(_WORDS, [0] * _LANES))
+
+
 def _emit_rounds(builder: Any, words: list[Any], keys: list[tuple[Any, Any]]) -> list[Any]:
     """Emit the rounds of eight blocks; a word is the low half of a 64-bit lane.
 
@@ -51,15 +57,12 @@ def _emit_rounds(builder: Any, words: list[Any], keys: list[tuple[Any, Any]]) ->
 
 def _round_keys(builder: Any, key: Any) -> list[tuple[Any, Any]]:
     """Emit the keys of all rounds, in every lane."""
-    undefined = ir.Constant(_PRODUCTS, ir.Undefined)
-    all_first = ir.Constant(_WORDS, [0] * _LANES)
     keys = []
     for number in range(_NUM_ROUNDS):
         halves = []
         for half, step in ((key, _WEYL_0), (builder.lshr(key, INT64(32)), _WEYL_1)):
             own = builder.add(half, INT64(number * step))
-            single = builder.insert_element(undefined, own, INT32(0))
-            halves.append(builder.shuffle_vector(single, undefined, all_first))
+            halves.append(_in_every_lane(builder, own))
         keys.append((halves[0], halves[1]))
     return keys
 
@@ -74,9 +77,7 @@ def _write_blocks(typing: Any, words: Any, stride: Any, num_vectors: Any, second
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         at, stride, num_vectors, second, key = args
         keys = _round_keys(builder, key)
-        undefined = ir.Constant(_PRODUCTS, ir.Undefined)
-        single = builder.insert_element(undefined, builder.zext(second, INT64), INT32(0))
-        second = builder.shuffle_vector(single, undefined, ir.Constant(_WORDS, [0] * _LANES))
+        second = _in_every_lane(builder, builder.zext(second, INT64))
         start = builder.block
         loop = builder.append_basic_block("loop")
         end = builder.append_basic_block("end")
@@ -98,6 +99,52 @@ def _write_blocks(typing: Any, words: Any, stride: Any, num_vectors: Any, second
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 3, types.uint32, types.uint64), codegen
+
+
+@intrinsic
+def largest_word(typing: Any, first: Any, num_blocks: Any, second: Any, key: Any):  # type: ignore[no-untyped-def]
+    """Return the largest word of the blocks of successive counters (first + j, `second`, 0, 0).
+
+    `num_blocks` is a multiple of 8, and at least 8. Nothing is written to memory.
+    """
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        first, num_blocks, second, key = args
+        keys = _round_keys(builder, key)
+        second = _in_every_lane(builder, builder.zext(second, INT64))
+        counters = builder.add(
+            _in_every_lane(builder, builder.zext(first, INT64)),
+            ir.Constant(_PRODUCTS, list(range(_LANES))),
+        )
+        halves = ir.VectorType(INT32, 2 * _LANES)
+        start = builder.block
+        loop = builder.append_basic_block("loop")
+        end = builder.append_basic_block("end")
+        builder.branch(loop)
+        builder.position_at_end(loop)
+        index, own, most = builder.phi(INT64), builder.phi(_PRODUCTS), builder.phi(halves)
+        index.add_incoming(INT64(0), start)
+        own.add_incoming(counters, start)
+        most.add_incoming(ir.Constant(halves, [0] * 2 * _LANES), start)
+        larger = most
+        for word in _emit_rounds(builder, [own, second, _constant(0), _constant(0)], keys):
+            word = builder.bitcast(word, halves)
+            larger = builder.select(builder.icmp_unsigned(">", word, larger), word, larger)
+        following = builder.add(index, INT64(_LANES))
+        index.add_incoming(following, loop)
+        own.add_incoming(builder.add(own, _constant(_LANES)), loop)
+        most.add_incoming(larger, loop)
+        builder.cbranch(builder.icmp_signed("<", following, num_blocks), loop, end)
+        builder.position_at_end(end)
+        # A word is the low half of a lane; the high halves hold anything.
+        words = builder.trunc(builder.bitcast(larger, _PRODUCTS), _WORDS)
+        largest = INT32(0)
+        for lane in range(_LANES):
+            word = builder.extract_element(words, INT32(lane))
+            largest = builder.select(builder.icmp_unsigned(">", word, largest), word, largest)
+        return largest
+
+    return types.uint32(types.uint32, types.int64, types.uint32, types.uint64), codegen
 
 
 @numba.njit("void(uint32[:, ::1], uint32, uint64)", nogil=True, cache=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from engine.runner.kernels.matmul import ROWS_PER_SHARE, rms_norm_row
+from engine.runner.kernels.kv_slots import item_bytes, slot_at, store_slot
+from engine.runner.kernels.rows import ROWS_PER_SHARE, rms_norm_row
 from engine.runner.kernels.team import claim, finish, wait_for_all
 
 
@@ -21,10 +22,11 @@ def _rotate(head, cosine, sine, scale, out) -> None:  # type: ignore[no-untyped-
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _store_row(qkv, head_norms, epsilon, cosine, sine, scale, slot, keys, values) -> None:  # type: ignore[no-untyped-def]
-    """Prepare one token: `qkv` `[heads + 2 · kv_heads, head_dim]` in place, and its cache slot."""
-    num_kv_heads, block_size = keys.shape[1], keys.shape[2]
+    """Prepare one token: `qkv` `[heads + 2 · kv_heads, head_dim]` in place, and its cache slots."""
+    num_kv_heads, block_size, head_dim = keys.shape[1], keys.shape[2], qkv.shape[1]
     num_heads = qkv.shape[0] - 2 * num_kv_heads
     block, offset = slot // block_size, slot % block_size
+    kind = item_bytes(keys.shape[3], head_dim)
     one = np.float32(1.0)
     for head in range(num_heads):
         if head_norms.size:
@@ -34,10 +36,10 @@ def _store_row(qkv, head_norms, epsilon, cosine, sine, scale, slot, keys, values
         key = qkv[num_heads + head]
         if head_norms.size:
             rms_norm_row(key, head_norms[1], epsilon, key)
-        _rotate(key, cosine, sine, one, keys[block, head, offset])
+        _rotate(key, cosine, sine, one, key)
         value = qkv[num_heads + num_kv_heads + head]
-        for i in range(value.shape[0]):
-            values[block, head, offset, i] = value[i]
+        store_slot(key.ctypes.data, slot_at(keys, block, head, offset), head_dim, kind)
+        store_slot(value.ctypes.data, slot_at(values, block, head, offset), head_dim, kind)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -47,7 +49,8 @@ def rotary_phase(  # type: ignore[no-untyped-def]
     """Prepare a team's queries for attention in place, and write keys and values to their slots.
 
     `qkv` is `[rows, heads + 2 · kv_heads, head_dim]`; `head_norms` `[2, head_dim]` (query, key) or
-    empty; `cosines` and `sines` `[max_len, head_dim / 2]`. Queries are multiplied by `scale`.
+    empty; `cosines` and `sines` `[max_len, head_dim / 2]`; `keys` and `values` one layer's bytes
+    (`kv_slots`). Queries are multiplied by `scale`.
     """
     num_rows = qkv.shape[0]
     num_shares = -(-num_rows // ROWS_PER_SHARE)

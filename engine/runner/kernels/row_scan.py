@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
-from numba import types
+from numba import njit, types
 from numba.extending import intrinsic
 
 from engine.runner.kernels.vector_ir import (
@@ -28,11 +29,6 @@ def _larger(builder: Any, x: Any, y: Any) -> Any:
 
 def _larger_int(builder: Any, x: Any, y: Any) -> Any:
     return builder.select(builder.icmp_signed(">", x, y), x, y)
-
-
-def depth_of(builder: Any, values: Any, largest: Any, temperature: Any) -> Any:
-    """Emit (largest - value) / temperature; see `filters`."""
-    return builder.fdiv(builder.fsub(largest, values), temperature)
 
 
 @intrinsic
@@ -77,21 +73,45 @@ def scan_blocks(typing: Any, values: Any, num_blocks: Any, maxima: Any) -> Any:
 
 
 @intrinsic
-def shallow_mask(typing: Any, values: Any, largest: Any, temperature: Any, within: Any) -> Any:
-    """Return which of the `BLOCK` floats at `values` have a depth below `within`: bit i is i's."""
+def mask_from(typing: Any, values: Any, least: Any) -> Any:
+    """Return which of the `BLOCK` floats at `values` are at least `least`: bit i is i's."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        largest, temperature, within = (splat(builder, one) for one in args[1:])
+        least = splat(builder, args[1])
         mask = INT64(0)
         for first in range(0, BLOCK, LANES):
             place = vector_at(builder, builder.add(args[0], INT64(4 * first)))
-            depth = depth_of(builder, builder.load(place, align=4), largest, temperature)
-            is_below = builder.fcmp_ordered("<", depth, within)
-            bits = builder.zext(builder.bitcast(is_below, ir.IntType(LANES)), INT64)
+            is_there = builder.fcmp_ordered(">=", builder.load(place, align=4), least)
+            bits = builder.zext(builder.bitcast(is_there, ir.IntType(LANES)), INT64)
             mask = builder.or_(mask, builder.shl(bits, INT64(first)))
         return mask
 
-    return types.int64(types.int64, *[types.float32] * 3), codegen
+    return types.int64(types.int64, types.float32), codegen
+
+
+@njit("float32(float32, float32, float32)", nogil=True, cache=True, error_model="numpy")
+def least_shallow(largest: float, temperature: float, within: float) -> float:
+    """Return the smallest value whose depth is below `within`, which is above 0.
+
+    Neither a subtraction nor a division changes an order, so a value is that shallow exactly if it
+    is at least this one: found by halving, since floats are in the order of their bits.
+    """
+    one = np.empty(1, np.float32)
+    bits = one.view(np.int32)
+    one[0] = largest
+    shallow, deep = np.int64(bits[0]), np.int64(-0x7F800000)  # the largest, and -infinity
+    if shallow < 0:
+        shallow = -(shallow & 0x7FFFFFFF)
+    while shallow - deep > 1:
+        middle = deep + (shallow - deep) // 2
+        bits[0] = np.int32(middle if middle >= 0 else -middle)
+        value = one[0] if middle >= 0 else -one[0]
+        if (largest - value) / temperature < within:
+            shallow = middle
+        else:
+            deep = middle
+    bits[0] = np.int32(shallow if shallow >= 0 else -shallow)
+    return one[0] if shallow >= 0 else -one[0]
 
 
 @intrinsic

@@ -12,25 +12,27 @@ import math
 import numpy as np
 from numba import njit, prange, uint32, uint64
 
-from engine.runner.kernels.filters import (
-    cannot_win,
-    draw,
-    gumbel_noise,
-    kept_prefix,
-    top_k_end,
-    top_p_end,
-)
-from engine.runner.kernels.philox import philox_at
+from engine.runner.kernels.draw import draw, draw_listed
+from engine.runner.kernels.filters import kept_prefix, top_k_end, top_p_end
 from engine.runner.kernels.row_scan import (
     BLOCK,
     count_bits,
+    least_shallow,
     lowest_bit,
+    mask_from,
     scan_blocks,
-    shallow_mask,
 )
 from engine.runner.kernels.team import claim, new_progress
 from engine.runner.kernels.vector_ir import LANES
-from engine.runner.kernels.weights import SHORTLIST_DEPTHS, add_weights, write_weights
+from engine.runner.kernels.weights import (
+    LEAST_LARGEST,
+    MOST_TEMPERATURE,
+    SHALLOW_ROW,
+    SHORTLIST_DEPTHS,
+    add_shallow_weights,
+    add_weights,
+    write_weights,
+)
 
 # Below this the division would leave float32's range. The largest logit would be drawn anyway
 # unless another one is within 1e-4 of it.
@@ -41,9 +43,6 @@ DRAWN, NOT_FINITE, NO_TOKEN_LEFT = 0, 1, 2
 
 _SHORTLIST = 1 << 15
 """The most tokens of a shortlist."""
-_FEW = 4096
-"""Of more kept tokens the noise is computed for stripes of the vocabulary, which is faster."""
-_EXPONENT = 0x7F800000
 
 
 class Scratch:
@@ -89,7 +88,10 @@ def _penalise(values, counts, way, token_ids, num_prompt, num_tokens) -> None:  
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _scan(values, maxima):  # type: ignore[no-untyped-def]
-    """Find the largest value of each block; return whether all are finite, and the largest."""
+    """Find the largest value of each block; return the largest magnitude, and the largest value.
+
+    The magnitude is not below infinity if a value is NaN or infinite.
+    """
     num_whole = len(values) // BLOCK
     most = np.int32(0)
     if num_whole:
@@ -103,7 +105,9 @@ def _scan(values, maxima):  # type: ignore[no-untyped-def]
     largest = maxima[0]
     for i in range(len(maxima)):
         largest = max(largest, maxima[i])
-    return most < _EXPONENT, largest
+    magnitude = np.empty(1, np.int32)
+    magnitude[0] = most
+    return magnitude.view(np.float32)[0], largest
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -120,19 +124,19 @@ def _likeliest(values, maxima, largest) -> int:  # type: ignore[no-untyped-def]
 @njit(nogil=True, cache=True, error_model="numpy")
 def _list_shallow(values, maxima, largest, temperature, within, ids, listed) -> int:  # type: ignore[no-untyped-def]
     """List the tokens of a depth below `within`, by id; return their number, -1: too many."""
-    within = np.float32(within)
+    least = least_shallow(largest, temperature, np.float32(within))
     num_whole = len(values) // BLOCK
     num = 0
     for number in range(len(maxima)):
-        if not (largest - maxima[number]) / temperature < within:
+        if maxima[number] < least:
             continue
         start = number * BLOCK
         if number < num_whole:
-            mask = shallow_mask(values[start:].ctypes.data, largest, temperature, within)
+            mask = mask_from(values[start:].ctypes.data, least)
         else:
             mask = 0
             for i in range(start, len(values)):
-                if (largest - values[i]) / temperature < within:
+                if values[i] >= least:
                     mask |= 1 << (i - start)
         if num + BLOCK > len(ids):
             return -1
@@ -152,23 +156,34 @@ def _list_shallow(values, maxima, largest, temperature, within, ids, listed) -> 
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _total_weight(values, largest, temperature, tail, sums, shallow) -> float:  # type: ignore[no-untyped-def]
+def _total_weight(  # type: ignore[no-untyped-def]
+    values, largest, floor, temperature, depths, tail, sums, shallow, following
+) -> float:
     """Return the sum of all weights; leave those of shallow tokens in `shallow[:, 0]`.
 
-    A sum has a chain for each lane of a vector, and the chains are added in order. `tail` has room
-    for a block.
+    A sum has a chain for each lane of a vector, and the chains are added in order. `depths` has
+    room for the row, and `tail` for a block. No value is below `floor`.
     """
     sums[:] = 0.0
     shallow[:] = np.float32(0.0)
+    if abs(largest) < LEAST_LARGEST or temperature > MOST_TEMPERATURE:
+        for i in range(len(values)):
+            depths[i] = -((largest - values[i]) / temperature)
+        values, largest, temperature = depths[: len(values)], np.float32(0.0), np.float32(1.0)
+        floor = np.float32(-np.inf)
     num_whole = len(values) // LANES
     at, shallow_at = sums.ctypes.data, shallow.ctypes.data
-    if num_whole:
-        add_weights(values.ctypes.data, num_whole, largest, temperature, at, shallow_at)
+    if num_whole and (largest - floor) / temperature <= SHALLOW_ROW:
+        add_shallow_weights(
+            values.ctypes.data, num_whole, largest, temperature, at, shallow_at, following
+        )
+    elif num_whole:
+        add_weights(values.ctypes.data, num_whole, largest, temperature, at, shallow_at, following)
     rest = len(values) - num_whole * LANES
     if rest:
         tail[:LANES] = -np.inf
         tail[:rest] = values[num_whole * LANES :]
-        add_weights(tail.ctypes.data, 1, largest, temperature, at, shallow_at)
+        add_weights(tail.ctypes.data, 1, largest, temperature, at, shallow_at, following)
     total = sums[0]
     for lane in range(1, LANES):
         total += sums[lane]
@@ -219,37 +234,14 @@ def _kept_of_shortlist(  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _draw_listed(ids, listed, last_depth, last_id, seed, output_index):  # type: ignore[no-untyped-def]
-    """Return what `draw` does, of the kept tokens of a shortlist; -1 if these are not few."""
-    kept = np.empty(len(ids), np.int32)
-    num_kept = 0
-    for i in range(len(ids)):  # without a branch, which would often be mispredicted
-        kept[num_kept] = i
-        is_last = (listed[i] == last_depth) & (ids[i] <= last_id)
-        num_kept += (listed[i] < last_depth) | is_last
-    if num_kept > _FEW:
-        return -1
-    words = np.empty((4, num_kept), np.uint32)
-    for n in range(num_kept):
-        words[0, n] = uint32(ids[kept[n]] // 4)
-    philox_at(words, output_index, seed)
-    best, best_id = -np.inf, -1
-    for n in range(num_kept):
-        token_id, depth = ids[kept[n]], listed[kept[n]]
-        word = words[token_id & 3, n]
-        if cannot_win(word, best + depth):
-            continue
-        score = gumbel_noise(word) - depth
-        if score > best:
-            best, best_id = score, token_id
-    return best_id
-
-
-@njit(nogil=True, cache=True, error_model="numpy")
 def _sample_row(  # type: ignore[no-untyped-def]
-    values, maxima, largest, way, output_index, depths, weights, sums, shallow, ids, listed
-):
-    """Return a drawn token; `depths` and `weights` are a whole number of vectors long."""
+    values, maxima, largest, floor, way, output_index, depths, weights, sums, shallow, ids, listed,
+    following,
+):  # fmt: skip
+    """Return a drawn token; `depths` and `weights` are a whole number of vectors long.
+
+    No value is below `floor`. `following` is the address of the next row.
+    """
     vocab_size = len(values)
     temperature = np.float32(way["temperature"])
     seed, index = uint64(way["seed"]), uint32(output_index)
@@ -258,31 +250,36 @@ def _sample_row(  # type: ignore[no-untyped-def]
     has_filter = has_top_k or way["top_p"] < 1.0 or way["min_p"] > 0.0
     if has_filter:
         if way["top_p"] < 1.0 and not has_top_k:
-            total = _total_weight(values, largest, temperature, depths, sums, shallow)
+            total = _total_weight(
+                values, largest, floor, temperature, depths, weights, sums, shallow, following
+            )
         last_depth, last_id, num = _kept_of_shortlist(
             values, maxima, largest, temperature, way, total, shallow, ids, listed
         )
         if num >= 0:
-            token_id = _draw_listed(ids[:num], listed[0, :num], last_depth, last_id, seed, index)
+            token_id = draw_listed(ids[:num], listed[0, :num], last_depth, last_id, seed, index)
             if token_id >= 0:
                 return token_id
-    for i in range(vocab_size):
-        depths[i] = (largest - values[i]) / temperature
-    row = depths[:vocab_size]
     if has_filter and num < 0:
+        row = depths[:vocab_size]
+        for i in range(vocab_size):
+            row[i] = (largest - values[i]) / temperature
         write_weights(depths.ctypes.data, weights.ctypes.data, len(depths) // LANES)
         last_depth, last_id = kept_prefix(
             row, weights[:vocab_size], total, way["top_k"], way["top_p"], way["min_p"]
         )
-    return draw(row, last_depth, last_id, seed, index)
+    return draw(values, maxima, largest, temperature, last_depth, last_id, seed, index, following)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _draw_row(  # type: ignore[no-untyped-def]
     logits_row, way, output_index, history, num_prompt, num_tokens, withheld, values, maxima,
-    depths, weights, sums, shallow, counts, ids, listed,
+    depths, weights, sums, shallow, counts, ids, listed, following,
 ):  # fmt: skip
-    """Return what became of a row and its token, 0 without one."""
+    """Return what became of a row and its token, 0 without one.
+
+    `following` is the address of the row that this thread looks at next.
+    """
     row = logits_row
     is_penalised = (
         way["repetition_penalty"] != 1.0
@@ -294,20 +291,21 @@ def _draw_row(  # type: ignore[no-untyped-def]
         row[:] = logits_row
     if is_penalised:
         _penalise(row, counts, way, history, num_prompt, num_tokens)
-    is_finite, largest = _scan(row, maxima)
-    if not is_finite:
+    magnitude, largest = _scan(row, maxima)
+    if not magnitude < np.inf:
         return NOT_FINITE, 0
     if len(withheld):
         for token_id in withheld:
             row[token_id] = -np.inf
-        _, largest = _scan(row, maxima)
+        magnitude, largest = _scan(row, maxima)
         if largest == -np.inf:
             return NO_TOKEN_LEFT, 0
     if way["temperature"] < GREEDY_BELOW:
         return DRAWN, _likeliest(row, maxima, largest)
     return DRAWN, _sample_row(
-        row, maxima, largest, way, output_index, depths, weights, sums, shallow, ids, listed
-    )
+        row, maxima, largest, -magnitude, way, output_index, depths, weights, sums, shallow, ids,
+        listed, following,
+    )  # fmt: skip
 
 
 @njit(nogil=True, cache=True, error_model="numpy", parallel=True)
@@ -321,16 +319,20 @@ def sample_rows(  # type: ignore[no-untyped-def]
     `ways` has `SAMPLING_COLUMNS`. The tokens before row r are the first `num_tokens[r]` of
     `token_ids[histories[r]]`, `num_prompts[r]` of them the prompt's. It must not draw
     `withheld_ids[withheld_starts[r]:withheld_starts[r + 1]]`. Each thread claims the next row, so
-    that a thread that the system has paused delays the others by no more than a row.
+    that a thread that the system has paused delays the others by no more than two rows: while
+    enough are left, it claims one ahead, and brings it into the cache while it computes.
     """
     progress = new_progress(1)
     for member in prange(len(values)):
         r = claim(progress, 0)
         while r < len(logits):
+            is_ahead = r + 2 * len(values) < len(logits)
+            next_row = claim(progress, 0) if is_ahead else r
             outcomes[r], drawn[r] = _draw_row(
                 logits[r], ways[r], output_indices[r], token_ids[histories[r]], num_prompts[r],
                 num_tokens[r], withheld_ids[withheld_starts[r] : withheld_starts[r + 1]],
                 values[member], maxima[member], depths[member], weights[member], sums[member],
                 shallow[member], counts[member], listed_ids[member], listed[member],
+                logits[min(next_row, len(logits) - 1)].ctypes.data,
             )  # fmt: skip
-            r = claim(progress, 0)
+            r = next_row if is_ahead else claim(progress, 0)

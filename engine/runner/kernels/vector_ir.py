@@ -36,9 +36,14 @@ def constant(value: float) -> Any:
     return ir.Constant(VECTOR, [value] * LANES)
 
 
+def int_constant(value: int) -> Any:
+    """Return a vector with the integer `value` in every lane."""
+    return ir.Constant(INT_VECTOR, [value] * LANES)
+
+
 def splat(builder: Any, scalar: Any) -> Any:
-    """Return a vector with a float known only at run time in every lane."""
-    undefined = ir.Constant(VECTOR, ir.Undefined)
+    """Return a vector with a number known only at run time in every lane."""
+    undefined = ir.Constant(ir.VectorType(scalar.type, LANES), ir.Undefined)
     single = builder.insert_element(undefined, scalar, INT32(0))
     return builder.shuffle_vector(single, undefined, ir.Constant(INT_VECTOR, [0] * LANES))
 
@@ -83,6 +88,27 @@ def keep_rolled(builder: Any, branch: Any) -> None:
     module = builder.module
     option = module.add_metadata([ir.MetaDataString(module, "llvm.loop.unroll.disable")])
     branch.set_metadata("llvm.loop", module.add_metadata([option]))
+
+
+def emit_loop(builder: Any, count: Any, begun: list[Any], body: Any) -> list[Any]:
+    """Emit `for index in range(count): state = body(index, state)`; return the state."""
+    start = builder.block
+    loop, end = builder.append_basic_block("loop"), builder.append_basic_block("end")
+    builder.branch(loop)
+    builder.position_at_end(loop)
+    index = builder.phi(INT64)
+    phis = [builder.phi(value.type) for value in begun]
+    state = body(index, phis)
+    following = builder.add(index, INT64(1))
+    index.add_incoming(INT64(0), start)
+    index.add_incoming(following, builder.block)
+    for phi, first, new in zip(phis, begun, state, strict=True):
+        phi.add_incoming(first, start)
+        phi.add_incoming(new, builder.block)
+    branch = builder.cbranch(builder.icmp_signed("<", following, count), loop, end)
+    keep_rolled(builder, branch)
+    builder.position_at_end(end)
+    return state
 
 
 def over_vectors(builder: Any, address: Any, num_vectors: Any, first: Any, combine: Any) -> Any:

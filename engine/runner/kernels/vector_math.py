@@ -30,7 +30,8 @@ _HALF = ir.VectorType(FLOAT, 8)
 _LOWEST, _HIGHEST = constant(-87.0), constant(88.0)
 _LOG2_E = constant(1.4426950408889634)
 _MINUS_LN2_HIGH, _MINUS_LN2_LOW = constant(-0.693359375), constant(2.12194440e-4)
-_ROUNDER = constant(12582912.0)  # 1.5 · 2^23: adding it rounds, and leaves an integer in the bits
+ROUNDER = constant(12582912.0)
+"""1.5 · 2^23: adding it rounds, ties to even, and leaves an integer in the bits."""
 _POLYNOMIAL = (
     1.9875691500e-4,
     1.3981999507e-3,
@@ -58,8 +59,8 @@ def _exp(builder: Any, x: Any) -> Any:
     is_lowest = builder.fcmp_ordered("<", x, _LOWEST)
     clipped = builder.select(is_lowest, _LOWEST, x)
     clipped = builder.select(builder.fcmp_ordered(">", clipped, _HIGHEST), _HIGHEST, clipped)
-    shifted = builder.call(fma, [clipped, _LOG2_E, _ROUNDER])
-    n = builder.fsub(shifted, _ROUNDER)
+    shifted = builder.call(fma, [clipped, _LOG2_E, ROUNDER])
+    n = builder.fsub(shifted, ROUNDER)
     r = builder.call(fma, [n, _MINUS_LN2_HIGH, clipped])
     r = builder.call(fma, [n, _MINUS_LN2_LOW, r])
     p = constant(_POLYNOMIAL[0])
@@ -159,20 +160,25 @@ def transpose_8x8(typing: Any, source: Any, source_stride: Any, target: Any, str
             rows.append(
                 builder.load(vector_at(builder, builder.add(source, offset), _HALF), align=4)
             )
-        for width in (4, 2, 1):  # swap the off-diagonal halves, then quarters, then elements
-            low = [i if i & width == 0 else 8 + i - width for i in range(8)]
-            high = [i + width if i & width == 0 else 8 + i for i in range(8)]
-            masks = [ir.Constant(ir.VectorType(INT32, 8), mask) for mask in (low, high)]
-            swapped = list(rows)
-            for i in range(8):
-                if i & width == 0:
-                    pair = rows[i], rows[i + width]
-                    swapped[i] = builder.shuffle_vector(*pair, masks[0])
-                    swapped[i + width] = builder.shuffle_vector(*pair, masks[1])
-            rows = swapped
-        for j in range(8):
-            offset = builder.mul(stride, INT64(4 * j))
-            builder.store(rows[j], vector_at(builder, builder.add(target, offset), _HALF), align=4)
+        emit_transpose(builder, rows, target, stride)
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 4), codegen
+
+
+def emit_transpose(builder: Any, rows: list[Any], target: Any, stride: Any) -> None:
+    """Emit `target[j, i] = rows[i][j]` for eight vectors of eight floats; stride in elements."""
+    for width in (4, 2, 1):  # swap the off-diagonal halves, then quarters, then elements
+        low = [i if i & width == 0 else 8 + i - width for i in range(8)]
+        high = [i + width if i & width == 0 else 8 + i for i in range(8)]
+        masks = [ir.Constant(ir.VectorType(INT32, 8), mask) for mask in (low, high)]
+        swapped = list(rows)
+        for i in range(8):
+            if i & width == 0:
+                pair = rows[i], rows[i + width]
+                swapped[i] = builder.shuffle_vector(*pair, masks[0])
+                swapped[i + width] = builder.shuffle_vector(*pair, masks[1])
+        rows = swapped
+    for j in range(8):
+        offset = builder.mul(stride, INT64(4 * j))
+        builder.store(rows[j], vector_at(builder, builder.add(target, offset), _HALF), align=4)

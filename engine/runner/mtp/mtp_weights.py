@@ -18,6 +18,7 @@ import numpy as np
 from common.errors import CheckpointError
 from engine.runner.checkpoint import Checkpoint, TensorFiles, layer_shapes
 from engine.runner.model_spec import DecoderSpec
+from engine.runner.tensor_source import TensorSource
 
 _logger = logging.getLogger("pdserve.engine")
 
@@ -94,7 +95,7 @@ class MtpWeights:
     """
 
     def __init__(
-        self, source: Path, files: TensorFiles, checkpoint: Checkpoint, spec: DecoderSpec
+        self, source: Path, files: TensorSource, checkpoint: Checkpoint, spec: DecoderSpec
     ) -> None:
         """Find and check the layer.
 
@@ -226,7 +227,7 @@ def read_mtp_weights(
     return MtpWeights(folder, checkpoint, checkpoint, spec)
 
 
-def _find_layout(source: Path, files: TensorFiles, spec: DecoderSpec) -> tuple[_Layout, int]:
+def _find_layout(source: Path, files: TensorSource, spec: DecoderSpec) -> tuple[_Layout, int]:
     """Return the layout in use and its first layer's number."""
     for publisher, layout in _LAYOUTS.items():
         before, after = re.escape(f"{layout.projection}.weight").split(re.escape("{n}"))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from engine.runner.block_formats import quantise
+from engine.runner.block_tensor import BLOCK_SIZES, BlockTensor
 from engine.runner.flat_batch import FlatBatch
 from engine.runner.kernels.layer import enter_mtp, leave_mtp
-from engine.runner.kernels.matmul import gather_columns
-from engine.runner.kernels.vector_ir import LANES
+from engine.runner.kernels.linear import gather_columns
+from engine.runner.kernels.packed import PackedWeight
 from engine.runner.kv_cache import KVCache
 from engine.runner.mtp.mtp_weights import MtpWeights
 from engine.runner.numba_decoder import NumbaDecoder
@@ -16,8 +18,11 @@ from engine.runner.numba_layer import (
     NONE_1D,
     NONE_2D,
     load_layer,
-    pack_as_bytes,
 )
+from engine.runner.packed_weights import layer_plans, pack_privately, pack_tensors
+from engine.runner.quantised_source import QuantisedSource
+
+_FORMAT = "Q8_0"
 
 
 class NumbaMtp:
@@ -26,8 +31,8 @@ class NumbaMtp:
     Of rows without a draft after them only keys and values are needed, so nothing else is computed
     for them: a prefill chunk costs a fifth of a layer.
 
-    The layer's weights, and those of a draft head of its own, are rounded to one byte each: a step
-    of few rows takes as long as reading its weights from memory, and drafts change no answer.
+    The layer's weights, and those of a draft head of its own, are in blocks of 8 bits: a step of
+    few rows takes as long as reading its weights from memory, and drafts change no answer.
     """
 
     def __init__(
@@ -42,20 +47,23 @@ class NumbaMtp:
         self._recurses_on_normed = weights.recurses_on_normed
         bias = weights.projection_bias()
         self._projection_bias = NONE_1D if bias is None else bias
+        files = QuantisedSource(weights.files, _FORMAT)
         with KERNEL_LOCK:
-            self._token_panels, self._hidden_panels = (
-                pack_as_bytes(projection, decoder.memory) for projection in weights.projections()
+            self._token_weight, self._hidden_weight = (
+                self._packed(projection) for projection in weights.projections()
             )
-            self._layer = load_layer(
-                weights.files, weights.block, self._spec, decoder.memory, as_bytes=True
-            )
+            packed = pack_privately(
+                files, layer_plans(self._spec, weights.block), decoder.memory,
+                with_bytes=decoder.with_bytes,
+            )  # fmt: skip
             self._head, self._draft_ids = decoder.head, weights.draft_token_ids
             self._num_drafted = self._spec.vocab_size
             if self._draft_ids is not None:
                 self._num_drafted = len(self._draft_ids)
                 rows = np.empty((self._num_drafted, self._spec.hidden_size), np.float32)
-                gather_columns(decoder.head, self._draft_ids, rows)
-                self._head = pack_as_bytes(rows, decoder.memory)
+                gather_columns(decoder.head.table, self._draft_ids, rows)
+                self._head = self._packed(rows)
+        self._layer = load_layer(files, weights.block, self._spec, packed)
         buffers, shape = decoder.step_buffers, decoder.shape
         width = self._spec.hidden_size
         self._entered = buffers.rows(shape.num_tokens, width)
@@ -65,10 +73,18 @@ class NumbaMtp:
         self._logits = buffers.rows(shape.num_seqs, self._num_drafted)
         self._states = NONE_2D
 
+    def _packed(self, weight: np.ndarray) -> PackedWeight:
+        """Return a weight `[outputs, inputs]` in blocks of 8 bits, or whole if it has none."""
+        decoder = self._decoder
+        num_outputs, num_inputs = weight.shape
+        tensor = BlockTensor("F32", weight.shape, weight.view(np.uint8).reshape(num_outputs, -1))
+        if num_inputs % BLOCK_SIZES[_FORMAT][0] == 0:
+            tensor = quantise(weight, _FORMAT)
+        return pack_tensors([tensor], decoder.memory, with_bytes=decoder.with_bytes)
+
     def use_cache(self, cache: KVCache) -> None:
         """Keep keys and values in `cache` from now on."""
-        kv = cache.as_numpy()[self._index]
-        self._keys, self._values = kv[0], kv[1]
+        self._keys, self._values = cache.slots()[self._index]
 
     def first_drafts(self, hidden: np.ndarray, rows: np.ndarray, batch: FlatBatch) -> np.ndarray:
         last, states = batch.sampled_rows, self._entered.first(len(rows))
@@ -96,17 +112,18 @@ class NumbaMtp:
         """Return the layer's inputs `[rows, hidden_size]`, and queries ready for attention."""
         layer, decoder, spec = self._layer, self._decoder, self._spec
         left_out = 0 if has_queries else spec.num_heads * spec.head_dim
+        qkv_table = layer.qkv.table if has_queries else layer.qkv.table[1:]
         rows, shared = len(states), decoder.buffers
         inputs, normed = self._inputs.first(rows), shared.normed.first(rows)
         qkv = shared.qkv.first(rows, spec.qkv_size - left_out)
         with KERNEL_LOCK:
             enter_mtp(
-                batch.token_ids, decoder.embedding, self._embedding_norm, states, self._hidden_norm,
-                decoder.epsilon, self._token_panels, self._hidden_panels, self._projection_bias,
-                layer.input_norm, layer.qkv[left_out // LANES :], layer.qkv_bias[left_out:],
-                layer.head_norms, decoder.cosines, decoder.sines, decoder.scale, self._keys,
-                self._values, batch.positions, batch.slots, inputs, normed, qkv,
-                decoder.num_threads,
+                batch.token_ids, decoder.embedding.table, self._embedding_norm, states,
+                self._hidden_norm, decoder.epsilon, self._token_weight.table,
+                self._hidden_weight.table, self._projection_bias, layer.input_norm, qkv_table,
+                layer.qkv_bias[left_out:], layer.head_norms, decoder.cosines, decoder.sines,
+                decoder.scale, self._keys, self._values, batch.positions, batch.slots, inputs,
+                normed, qkv, decoder.quantised_rows(rows), decoder.num_threads,
             )  # fmt: skip
         return inputs, qkv
 
@@ -122,10 +139,11 @@ class NumbaMtp:
         normed = shared.normed.first(count)
         with KERNEL_LOCK:
             leave_mtp(
-                outputs, qkv, layer.output, layer.output_bias, self._keys, self._values, positions,
-                block_tables, work, decoder.epsilon, layer.mlp_norm, layer.gate_up,
-                layer.gate_up_bias, layer.down, layer.down_bias, self._output_norm, self._head,
-                attended, gated, normed, logits, decoder.num_threads,
+                outputs, qkv, layer.output.table, layer.output_bias, self._keys, self._values,
+                positions, block_tables, work, decoder.epsilon, layer.mlp_norm,
+                layer.gate_up.table, layer.gate_up_bias, layer.down.table, layer.down_bias,
+                self._output_norm, self._head.table, attended, gated, normed,
+                decoder.quantised_rows(count), logits, decoder.num_threads,
             )  # fmt: skip
         self._states = normed if self._recurses_on_normed else outputs
         best: np.ndarray = logits.argmax(axis=1)

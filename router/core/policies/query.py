@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from common.blocks import BlockHash, hash_full_blocks
 from common.ids import Incarnation
 from common.nodes import NodeLoad, NodeRecord
+from common.request import SamplingParams
+from common.token_rules import NO_RULES
 from router.core.prefix_map import PrefixMap
 
 MAX_HASHED_BLOCKS = 512
@@ -36,12 +38,15 @@ class NodeView:
 class Query:
     """The request to place. Hashes of its prompt are computed once per layout, when asked for.
 
-    With `needs_grammars` only nodes that follow grammars can take it.
+    With `needs_grammars` only nodes that follow grammars can take it, and with `needs_token_rules`
+    those that know rules about tokens and salts.
     """
 
     prompt_token_ids: tuple[int, ...]
     max_tokens: int
     needs_grammars: bool = False
+    needs_token_rules: bool = False
+    cache_salt: str = ""
     _hashes: dict[tuple[str, int], list[BlockHash]] = field(default_factory=dict)
 
     def block_hashes(self, record: NodeRecord) -> list[BlockHash]:
@@ -49,8 +54,21 @@ class Query:
         key = (record.fingerprint, record.block_size)
         if key not in self._hashes:
             head = self.prompt_token_ids[: MAX_HASHED_BLOCKS * record.block_size]
-            self._hashes[key] = hash_full_blocks(head, record.block_size, record.fingerprint)
+            self._hashes[key] = hash_full_blocks(
+                head, record.block_size, record.fingerprint, self.cache_salt
+            )
         return self._hashes[key]
+
+
+def query_of(prompt_token_ids: tuple[int, ...], sampling: SamplingParams, cache_salt: str) -> Query:
+    """Return what a request asks of the nodes that can take it."""
+    return Query(
+        prompt_token_ids,
+        sampling.max_tokens,
+        needs_grammars=sampling.grammar is not None,
+        needs_token_rules=bool(cache_salt) or sampling.rules != NO_RULES,
+        cache_salt=cache_salt,
+    )
 
 
 @dataclass(slots=True)

@@ -1,10 +1,10 @@
 "use strict";
-// Small line charts over the samples. All share one span of time, which grows to a quarter of an hour.
+// Small line charts over the samples. All share one span of time, which grows up to the chosen period,
+// and one mark: pointing at a chart marks the same moment in all of them.
 
 const CHART_WIDTH = 300;
 const CHART_HEIGHT = 72;
 const SHORTEST_SPAN_S = 60;
-const LONGEST_SPAN_S = 900;
 // A line is not drawn across seconds that nobody sampled.
 const LONGEST_STEP_S = 5;
 
@@ -21,7 +21,8 @@ const CHARTS = [
   { title: "KV moved per second", show: shownBytesPerS, least: 1000,
     lines: [["kv_bytes_per_s", "", "transfer"]] },
   { title: "Requests per second", show: shownNumber, least: 1,
-    lines: [["requests_per_s", "ended", "one"], ["failures_per_s", "failed", "bad"]] },
+    lines: [["requests_per_s", "ended", "one"], ["refusals_per_s", "refused (4xx)", "two"],
+            ["failures_per_s", "failed (5xx)", "bad"]] },
   { title: "Preemptions per second", show: shownNumber, least: 1,
     lines: [["preemptions_per_s", "", "two"]] },
   { title: "Accepted drafts", show: shownShare, least: 1,
@@ -33,30 +34,34 @@ class LineChart {
     Object.assign(this, { title, show, least, lines, samples: [], marked: null });
     this.values = element("span", "values");
     this.top = element("span", "top");
+    this.half = element("span", "half");
     this.begin = element("span", "begin");
     this.svg = svgElement("svg", {
       viewBox: `0 0 ${CHART_WIDTH} ${CHART_HEIGHT}`, preserveAspectRatio: "none", role: "img",
     });
     this.paths = lines.map(([, , name]) => svgElement("path", { class: name }));
     this.mark = svgElement("path", { class: "mark" });
-    this.svg.append(this.mark, ...this.paths);
+    const middle = svgElement("path", { class: "middle", d: `M0 ${CHART_HEIGHT / 2}H${CHART_WIDTH}` });
+    this.svg.append(middle, this.mark, ...this.paths);
     const axis = element("div", "axis", this.begin, element("span", "", "now"));
-    const plot = element("div", "plot", this.top, this.svg);
+    const plot = element("div", "plot", this.top, this.half, this.svg);
     const caption = element("figcaption", "", element("span", "", title), this.values);
     this.figure = element("figure", "", caption, plot, axis);
-    plot.addEventListener("pointermove", (event) => this.point(event, plot));
-    plot.addEventListener("pointerleave", () => this.unpoint());
+    plot.addEventListener("pointermove", (event) => this.onPoint(this.pointed(event, plot)));
+    plot.addEventListener("pointerleave", () => this.onPoint(null));
   }
 
-  draw(samples) {
-    this.samples = samples;
+  draw(samples, longestSpanS) {
     const latest = samples.at(-1);
     if (!latest) return;
-    const span = latest.at_s - samples[0].at_s;
-    this.span_s = Math.min(Math.max(span, SHORTEST_SPAN_S), LONGEST_SPAN_S);
-    this.highest = niceTop(Math.max(this.least, ...this.lines.map(([key]) => highest(samples, key))));
+    this.samples = samples.filter((sample) => latest.at_s - sample.at_s <= longestSpanS);
+    const span = latest.at_s - this.samples[0].at_s;
+    this.span_s = Math.min(Math.max(span, SHORTEST_SPAN_S), longestSpanS);
+    const tops = this.lines.map(([key]) => highest(this.samples, key));
+    this.highest = niceTop(Math.max(this.least, ...tops));
     this.lines.forEach(([key], index) => this.paths[index].setAttribute("d", this.path(key)));
     setText(this.top, this.show(this.highest));
+    setText(this.half, this.show(this.highest / 2));
     setText(this.begin, `${shownAge(this.span_s)} ago`);
     this.tell();
   }
@@ -82,17 +87,16 @@ class LineChart {
     return CHART_WIDTH * (1 - age / this.span_s);
   }
 
-  point(event, plot) {
-    if (!this.samples.length) return;
+  pointed(event, plot) {
+    if (!this.samples.length) return null;
     const box = plot.getBoundingClientRect();
     const x = ((event.clientX - box.left) / box.width) * CHART_WIDTH;
     const distance = (sample) => Math.abs(this.x(sample) - x);
-    this.marked = this.samples.reduce((a, b) => (distance(b) < distance(a) ? b : a));
-    this.tell();
+    return this.samples.reduce((a, b) => (distance(b) < distance(a) ? b : a));
   }
 
-  unpoint() {
-    this.marked = null;
+  markSample(sample) {
+    this.marked = sample;
     this.tell();
   }
 
@@ -123,6 +127,9 @@ function niceTop(value) {
 
 function makeCharts(holder) {
   const charts = CHARTS.map((description) => new LineChart(description));
+  for (const chart of charts) {
+    chart.onPoint = (sample) => charts.forEach((one) => one.markSample(sample));
+  }
   holder.replaceChildren(...charts.map((chart) => chart.figure));
   return charts;
 }

@@ -39,9 +39,13 @@ function shownShare(share) {
 }
 
 function shownAge(seconds) {
-  if (seconds < 1.5) return "now";
+  return seconds < 1.5 ? "now" : shownDuration(seconds);
+}
+
+function shownDuration(seconds) {
   if (seconds < 90) return `${Math.round(seconds)} s`;
-  return seconds < 5400 ? `${Math.round(seconds / 60)} min` : `${Math.round(seconds / 3600)} h`;
+  if (seconds < 5400) return `${Math.round(seconds / 60)} min`;
+  return seconds < 172800 ? `${Math.round(seconds / 3600)} h` : `${Math.round(seconds / 86400)} days`;
 }
 
 function counted(count, one, many) {

@@ -20,7 +20,8 @@ const page = {
   figures: makeFigures(byId("figures")),
   nodes: new NodeColumns(),
   flow: new Flow(byId("cluster"), byId("dots"), byId("links")),
-  placements: new PlacementTable(),
+  placements: new PlacementTable(byId("wanted-request")),
+  errors: new ErrorTable(),
 };
 
 class KeyWanted extends Error {}
@@ -88,6 +89,7 @@ function show(event) {
     page.columns = event.columns;
     page.samples = event.samples.map(asSample);
     page.placements.restart(event.placements);
+    page.errors.restart(event.errors);
   } else {
     showSnapshot(event);
   }
@@ -98,8 +100,10 @@ function showSnapshot(snapshot) {
   if (sample.at_s > (page.samples.at(-1)?.at_s ?? -1)) page.samples.push(sample);
   if (page.samples.length > MOST_SAMPLES) page.samples.shift();
   page.placements.add(snapshot.placements);
+  page.errors.add(snapshot.errors);
   setText(byId("model"), snapshot.model);
-  setText(byId("router"), `Seen by ${snapshot.router_id}. Requests and times are those of this router; `
+  setText(byId("router"), `pdserve ${snapshot.version}, router ${snapshot.router_id}, running for `
+    + `${shownDuration(sample.at_s)}. Requests and times are those of this router; `
     + "blocks, seats and rates of nodes are what each node reports.");
   const running = sample.placing + sample.prefill + sample.transfer + sample.decode;
   document.title = running ? `${running} running · pdserve` : "pdserve";
@@ -108,10 +112,19 @@ function showSnapshot(snapshot) {
   showSampleRequest(snapshot.model);
   page.nodes.update(snapshot.nodes, snapshot.num_nodes);
   page.flow.update(page.nodes.byNodeId(), snapshot);
-  for (const chart of page.charts) chart.draw(page.samples);
+  byId("open-links").hidden = sessionStorage.getItem(KEY) !== null; // a link sends no key
+  drawCharts();
   showPairs(snapshot.pairs, snapshot.nodes);
   page.placements.show(sample.at_s);
+  page.errors.show(sample.at_s);
 }
+
+function drawCharts() {
+  const longestSpanS = Number(byId("period").value);
+  for (const chart of page.charts) chart.draw(page.samples, longestSpanS);
+}
+
+byId("period").addEventListener("change", drawCharts);
 
 function asSample(row) {
   return Object.fromEntries(page.columns.map((name, index) => [name, row[index]]));

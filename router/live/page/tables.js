@@ -1,5 +1,5 @@
 "use strict";
-// The figures at the top, the pairs and the placements.
+// The figures at the top, the pairs, the placements and the errors.
 
 const FIGURES = [
   ["Requests in progress", (s) => shownNumber(s.placing + s.prefill + s.transfer + s.decode), phasesText],
@@ -9,7 +9,9 @@ const FIGURES = [
   ["KV moved", (s) => shownBytesPerS(s.kv_bytes_per_s), (s) => `${s.transfer} on the way`],
   ["Requests per second", (s) => shownNumber(s.requests_per_s), failuresText],
 ];
-const MOST_PLACEMENTS = 32;
+const MOST_PLACEMENTS = 256;
+const SHOWN_PLACEMENTS = 32;
+const MOST_ERRORS = 32;
 
 function phasesText(sample) {
   const named = ["placing", "prefill", "transfer", "decode"];
@@ -21,7 +23,10 @@ function perRequestText(sample) {
 }
 
 function failuresText(sample) {
-  return sample.failures_per_s ? `${shownNumber(sample.failures_per_s)} failed` : "none failed";
+  const told = [];
+  if (sample.failures_per_s) told.push(`${shownNumber(sample.failures_per_s)} failed (5xx)`);
+  if (sample.refusals_per_s) told.push(`${shownNumber(sample.refusals_per_s)} refused (4xx)`);
+  return told.join(", ") || "none failed";
 }
 
 function makeFigures(holder) {
@@ -53,29 +58,80 @@ function showPairs(pairs, nodes) {
 }
 
 class PlacementTable {
-  constructor() {
-    this.placements = [];
+  constructor(search) {
+    this.placements = new Map();
+    this.search = search;
+    this.nowS = 0;
+    search.addEventListener("input", () => this.show(this.nowS));
   }
 
   restart(placements) {
-    this.placements = placements.slice(-MOST_PLACEMENTS);
+    this.placements.clear();
+    this.add(placements);
   }
 
+  // An attempt comes when it is placed, and again when it ended.
   add(placements) {
-    this.placements = this.placements.concat(placements).slice(-MOST_PLACEMENTS);
+    for (const placement of placements) {
+      const { request_id: id, attempt, at_s: atS } = placement;
+      this.placements.set(`${id} ${attempt} ${atS}`, placement);
+    }
+    for (const key of this.placements.keys()) {
+      if (this.placements.size <= MOST_PLACEMENTS) break;
+      this.placements.delete(key);
+    }
   }
 
   show(nowS) {
-    const rows = [...this.placements].reverse().map((placement) => {
-      const name = element("td", "name", placement.request_id.slice(0, 14));
-      name.title = placement.request_id;
-      if (placement.attempt > 1) name.append(element("small", "", ` attempt ${placement.attempt}`));
-      return element("tr", "",
-        element("td", "number", shownAge(nowS - placement.at_s)), name,
-        element("td", "", placement.prefill ?? NOTHING), element("td", "", placement.decode ?? NOTHING),
-        element("td", "reason", placement.reason));
+    this.nowS = nowS;
+    const wanted = this.search.value.trim();
+    const isWanted = (one) => one.request_id.includes(wanted) || one.http_request_id.includes(wanted);
+    const found = [...this.placements.values()].filter(isWanted).slice(-SHOWN_PLACEMENTS);
+    showRows("placements", found.reverse().map((placement) => placementRow(placement, nowS)));
+    const isNone = wanted !== "" && found.length === 0;
+    document.getElementById("no-match").hidden = !isNone;
+    document.getElementById("no-placements").hidden = this.placements.size > 0;
+  }
+}
+
+function placementRow(placement, nowS) {
+  const id = placement.http_request_id || placement.request_id;
+  const name = element("td", "name", id.slice(0, 14));
+  name.title = `${placement.http_request_id} ${placement.request_id}`.trim();
+  if (placement.attempt > 1) name.append(element("small", "", ` attempt ${placement.attempt}`));
+  const isOver = placement.outcome !== "";
+  return element("tr", "",
+    element("td", "number", shownAge(nowS - placement.at_s)), name,
+    element("td", "", placement.prefill ?? NOTHING), element("td", "", placement.decode ?? NOTHING),
+    element("td", "", isOver ? placement.outcome : "in progress"),
+    element("td", "number", isOver ? shownNumber(placement.output_tokens) : NOTHING),
+    element("td", "number", shownSpan(placement.duration_s)),
+    element("td", "reason", placement.reason));
+}
+
+class ErrorTable {
+  constructor() {
+    this.errors = [];
+  }
+
+  restart(errors) {
+    this.errors = errors.slice(-MOST_ERRORS);
+  }
+
+  add(errors) {
+    this.errors = this.errors.concat(errors).slice(-MOST_ERRORS);
+  }
+
+  show(nowS) {
+    const rows = [...this.errors].reverse().map((error) => {
+      const name = element("td", "name", error.request_id.slice(0, 14));
+      name.title = error.request_id;
+      return element("tr", error.status >= 500 ? "is-failure" : "",
+        element("td", "number", shownAge(nowS - error.at_s)), element("td", "", error.status),
+        element("td", "", error.code), name, element("td", "", error.endpoint),
+        element("td", "reason", error.text || NOTHING));
     });
-    showRows("placements", rows);
+    showRows("errors", rows);
   }
 }
 

@@ -28,9 +28,9 @@ from kv_transfer.connector import (
 )
 from kv_transfer.core.lanes import VERIFY_AUTO
 from kv_transfer.core.limits import MAX_WAIT_S
-from kv_transfer.pieces import Pool
+from kv_transfer.pool_memory import Bytes
 from kv_transfer.shell import TransportConnector
-from tests.contract.kv_connector.kinds import KINDS, Kind, NodeOptions
+from tests.contract.kv_connector.kinds import KINDS, MORE_KINDS, Kind, NodeOptions
 from tests.fakes.manual_clock import ManualClock
 from tests.fakes.stall_free_clock import StallFreeClock
 
@@ -60,7 +60,7 @@ class Node:
     """A connector with its pool and the events it emitted, in order."""
 
     incarnation: Incarnation
-    pool: Pool
+    pool: Bytes
     connector: TransportConnector
     layout: KVLayout
     events: list[KVEvent] = field(default_factory=list)
@@ -73,7 +73,7 @@ class Node:
 
     def lease_ends_at_s(self, lease_token: int) -> float:
         """Return when an open landing ends unless its sender is heard."""
-        return self.connector._receiving._machine._landings[lease_token].expires_at_s
+        return self.connector._receiving._machine._landings._by_token[lease_token].expires_at_s
 
     def look_at_the_time(self) -> None:
         """Wake the connector's thread, which then does what is due."""
@@ -199,7 +199,7 @@ class Cluster:
 
 
 def cluster_of(kind: str) -> Cluster:
-    return Cluster(KINDS[kind]())
+    return Cluster((KINDS | MORE_KINDS)[kind]())
 
 
 def commit_for(ticket: Ticket, layout: KVLayout = LAYOUT, *, missing: int = 0) -> Commit:

@@ -21,9 +21,10 @@ from kv_transfer.connector import OnEvent
 from kv_transfer.core.effects import Peer
 from kv_transfer.core.lanes import VERIFY_AUTO
 from kv_transfer.lane import Lane
-from kv_transfer.pieces import Pool
+from kv_transfer.pool_memory import Bytes, host_pool
 from kv_transfer.shell import TransportConnector
 from kv_transfer.zmq_connector import ZmqConnector
+from tests.fakes.fake_late_lane import Copier, FakeLateLane
 from tests.fakes.fake_one_sided_lane import Fabric, FakeOneSidedLane
 from tests.fakes.loopback_connector import LoopbackConnector, LoopbackNetwork, LoopbackTransport
 
@@ -43,20 +44,22 @@ class NodeOptions:
 class Kind:
     """Makes the pools and connectors of one cluster.
 
-    `lane` is the one that its pairs agree on. `is_one_sided`: blocks of a landing that ended early
-    may be released later.
+    `lane` is the one that its pairs agree on, with `kv_lanes` connections. `is_one_sided`: blocks
+    of a landing that ended early may be released later.
     """
 
     lane = ""
     is_one_sided = False
+    kv_lanes = 1
 
-    def pool(self, layout: KVLayout, num_blocks: int) -> Pool:
+    def pool(self, layout: KVLayout, num_blocks: int) -> Bytes:
+        """Return `pool_shape`, or uint8 `[num_bytes]` where layers differ."""
         return np.zeros(_shape(layout, num_blocks), np.uint8)
 
-    def connector(self, pool: Pool, options: NodeOptions, on_event: OnEvent) -> TransportConnector:
+    def connector(self, pool: Bytes, options: NodeOptions, on_event: OnEvent) -> TransportConnector:
         raise NotImplementedError
 
-    def offer(self, pool: Pool, layout: KVLayout) -> bytes:
+    def offer(self, pool: Bytes, layout: KVLayout) -> bytes:
         """Return the HELLO's offer of `lane`, for bytes out of `pool`."""
         return b""
 
@@ -76,11 +79,11 @@ class LoopbackKind(Kind):
     def __init__(self) -> None:
         self.network = LoopbackNetwork()
 
-    def lanes(self, pool: Pool) -> Sequence[Lane]:
+    def lanes(self, pool: Bytes, layout: KVLayout) -> Sequence[Lane]:
         """Return the lanes that are offered besides the inline one."""
         return []
 
-    def connector(self, pool: Pool, options: NodeOptions, on_event: OnEvent) -> TransportConnector:
+    def connector(self, pool: Bytes, options: NodeOptions, on_event: OnEvent) -> TransportConnector:
         return LoopbackConnector(
             pool,
             options.layout,
@@ -90,8 +93,9 @@ class LoopbackKind(Kind):
             window_bytes=options.window_bytes,
             peer_timeout_s=options.peer_timeout_s,
             clock=options.clock,
-            lanes=self.lanes(pool),
+            lanes=self.lanes(pool, options.layout),
             verify=options.verify,
+            kv_lanes=self.kv_lanes,
         )
 
     def silent_endpoint(self) -> str:
@@ -109,9 +113,30 @@ class FakeRdmaKind(LoopbackKind):
         self.fabric = Fabric()
         self.one_sided: list[FakeOneSidedLane] = []
 
-    def lanes(self, pool: Pool) -> Sequence[Lane]:
-        self.one_sided.append(FakeOneSidedLane(self.fabric, pool))
+    def lanes(self, pool: Bytes, layout: KVLayout) -> Sequence[Lane]:
+        self.one_sided.append(FakeOneSidedLane(self.fabric, host_pool(pool, layout)))
         return [self.one_sided[-1]]
+
+
+class FakeLateKind(LoopbackKind):
+    """Copies that are completed later, on a thread that the test controls too."""
+
+    lane = "shm"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.copier = Copier()
+
+    def lanes(self, pool: Bytes, layout: KVLayout) -> Sequence[Lane]:
+        return [FakeLateLane(self.copier, host_pool(pool, layout))]
+
+    def offer(self, pool: Bytes, layout: KVLayout) -> bytes:
+        offer = self.lanes(pool, layout)[0].offer(Peer("", Incarnation("anyone", 1)))
+        assert offer is not None
+        return offer
+
+    def close(self) -> None:
+        self.copier.close()
 
 
 class ZmqKind(Kind):
@@ -124,11 +149,11 @@ class ZmqKind(Kind):
         self.advertised_host: str | None = None
         self._exit = contextlib.ExitStack()
 
-    def lanes(self, pool: Pool, layout: KVLayout) -> Sequence[Lane]:
+    def lanes(self, pool: Bytes, layout: KVLayout) -> Sequence[Lane]:
         """Return the lanes that are offered besides the inline one."""
         return []
 
-    def connector(self, pool: Pool, options: NodeOptions, on_event: OnEvent) -> TransportConnector:
+    def connector(self, pool: Bytes, options: NodeOptions, on_event: OnEvent) -> TransportConnector:
         return ZmqConnector(
             pool,
             options.layout,
@@ -141,6 +166,7 @@ class ZmqKind(Kind):
             clock=options.clock,
             lanes=self.lanes(pool, options.layout),
             verify=options.verify,
+            kv_lanes=self.kv_lanes,
         )
 
     def silent_endpoint(self) -> str:
@@ -160,7 +186,7 @@ class ShmKind(ZmqKind):
         super().__init__()
         self._shared: dict[int, Any] = {}
 
-    def pool(self, layout: KVLayout, num_blocks: int) -> Pool:
+    def pool(self, layout: KVLayout, num_blocks: int) -> Bytes:
         from kv_transfer.shm.shared_pool import SharedPool
 
         shared = SharedPool(num_blocks * layout.block_bytes, is_touched=False)
@@ -168,24 +194,40 @@ class ShmKind(ZmqKind):
         self._shared[pool.ctypes.data] = shared
         return pool
 
-    def lanes(self, pool: Pool, layout: KVLayout) -> Sequence[Lane]:
+    def lanes(self, pool: Bytes, layout: KVLayout) -> Sequence[Lane]:
         from kv_transfer.shm.shm_lane import ShmLane
 
         return [ShmLane(layout, self._shared[pool.ctypes.data])]
 
-    def offer(self, pool: Pool, layout: KVLayout) -> bytes:
+    def offer(self, pool: Bytes, layout: KVLayout) -> bytes:
         offer = self.lanes(pool, layout)[0].offer(Peer("", Incarnation("anyone", 1)))
         assert offer is not None
         return offer
 
 
-def _shape(layout: KVLayout, num_blocks: int) -> tuple[int, int, int, int]:
-    return layout.num_layers, 2, num_blocks, layout.piece_bytes
+def _shape(layout: KVLayout, num_blocks: int) -> tuple[int, ...]:
+    is_equal = all(layer == layout.layers[0] for layer in layout.layers)
+    return layout.pool_shape(num_blocks) if is_equal else (num_blocks * layout.block_bytes,)
+
+
+def _with_lanes(kind: Kind, kv_lanes: int) -> Kind:
+    kind.kv_lanes = kv_lanes
+    return kind
 
 
 KINDS: dict[str, Callable[[], Kind]] = {
     "loopback": LoopbackKind,
     "fake-rdma": FakeRdmaKind,
+    "fake-late": FakeLateKind,
     "zmq": ZmqKind,
     "shm": ShmKind,
+    "loopback-2": lambda: _with_lanes(LoopbackKind(), 2),
+    "zmq-4": lambda: _with_lanes(ZmqKind(), 4),
 }
+"""The suite runs over each of these."""
+
+MORE_KINDS: dict[str, Callable[[], Kind]] = {
+    "zmq-2": lambda: _with_lanes(ZmqKind(), 2),
+    "shm-2": lambda: _with_lanes(ShmKind(), 2),
+}
+"""Single tests name these."""

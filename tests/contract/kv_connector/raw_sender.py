@@ -12,7 +12,8 @@ from common.ids import Incarnation
 from kv_transfer.connector import Ticket
 from kv_transfer.core import frames
 from kv_transfer.core.effects import Peer
-from kv_transfer.pieces import Pool, packed_sums, piece_sum
+from kv_transfer.pieces import packed_sums, piece_sum
+from kv_transfer.pool_memory import Bytes
 from kv_transfer.transport import FromPeer, Parts
 from tests.contract.kv_connector.cluster import LAYOUT, WAIT_S, Cluster, Node
 from tests.contract.kv_connector.kinds import LoopbackKind
@@ -25,7 +26,7 @@ class RawSender:
     """Greets `decode` as `ROGUE`, verifying blocks, with a pool of its own to send from."""
 
     def __init__(self, cluster: Cluster, decode: Node) -> None:
-        self.pool: Pool = cluster.kind.pool(LAYOUT, 4)
+        self.pool: Bytes = cluster.kind.pool(LAYOUT, 4)
         self.pool[:] = np.random.default_rng(99).integers(0, 256, self.pool.shape, np.uint8)
         self.lane = cluster.lane
         self._seq = 0

@@ -82,7 +82,11 @@ def test_a_transfer_that_was_given_up_stops_within_one_chunk(
         closing.join(WAIT_S)
     error_of(prefill.wait_event())
     assert "p#1 aborted the transfer" in str(decode.wait_failed())
-    assert prefill.connector.statistics().bytes_sent == 2 * PAIR_BYTES
+    num_bytes = prefill.connector.statistics().bytes_sent
+    # With more lanes other threads may not even have read the first chunk.
+    assert (
+        num_bytes == 2 * PAIR_BYTES if cluster.kind.kv_lanes == 1 else num_bytes <= 2 * PAIR_BYTES
+    )
     if ending == "abort":
         # Nothing is missing on the connection: the next one goes over it.
         send(prefill, decode, again := cluster.ticket(decode, [1, 2, 3]), [7, 8, 9])
@@ -183,17 +187,22 @@ def test_revoke_between_check_and_write(kind: str, monkeypatch: pytest.MonkeyPat
         assert decode.events == [Released(ticket.lease_token)]
 
 
-@pytest.mark.parametrize("kind", ["loopback", "zmq", "shm"])
-def test_revoke_waits_for_a_write_under_way(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """F14: `revoke` does not return while a frame of the landing is being copied."""
-    writing, returned = threading.Event(), threading.Event()
-    returned_early: list[bool] = []
+@pytest.mark.parametrize("kind", ["loopback", "loopback-2", "zmq", "zmq-4", "shm", "shm-2"])
+def test_blocks_of_a_revoked_landing_are_released_behind_the_last_write(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F14: `revoke` waits for nobody, and `Released` for every frame that is being copied."""
+    writing, revoked = threading.Event(), threading.Event()
+    under_way: list[object] = []
 
     def slowed(copy: Callable[..., pieces.Sums]) -> Callable[..., pieces.Sums]:
         def slow(*args: object) -> pieces.Sums:
+            under_way.append(args)
             writing.set()
-            returned_early.append(returned.wait(0.2))
-            return copy(*args)
+            assert revoked.wait(20)
+            sums = copy(*args)
+            under_way.remove(args)
+            return sums
 
         return slow
 
@@ -204,11 +213,13 @@ def test_revoke_waits_for_a_write_under_way(kind: str, monkeypatch: pytest.Monke
         prefill.push_all(ticket, [4, 5, 6])
         assert writing.wait(20)
         decode.connector.revoke(ticket.lease_token)
-        returned.set()
+        assert decode.inbox.empty()
+        revoked.set()
+        assert decode.wait_event() == Released(ticket.lease_token)
+        assert not under_way
         untouched = decode.pool.copy()
         assert "revoked" in str(error_of(prefill.wait_event()))
         decode.connector.close()
-        assert not any(returned_early)
         assert np.array_equal(decode.pool, untouched)
 
 
@@ -272,14 +283,14 @@ def test_two_senders_with_one_ticket(cluster: Cluster) -> None:
 def test_layouts_that_differ_name_both_values(cluster: Cluster) -> None:
     """F29."""
     decode = cluster.node("d")
-    prefill = cluster.node("p", layout=dataclasses.replace(LAYOUT, block_size=8, dtype="float16"))
+    prefill = cluster.node("p", layout=dataclasses.replace(LAYOUT, block_size=8, dtype="int8"))
     ticket = cluster.ticket(decode, [1])
     decode.connector.expect(ticket, sender_deadline_s=30)
     prefill.connector.open(ticket, deadline_s=30)
     error = error_of(prefill.wait_event())
     assert isinstance(error, LayoutMismatch)
     assert "block_size: here 4, peer 8" in str(error)
-    assert "dtype: here 'float32', peer 'float16'" in str(error)
+    assert "dtype: here 'float32', peer 'int8'" in str(error)
 
 
 def test_a_ticket_of_another_fingerprint(cluster: Cluster) -> None:
@@ -391,7 +402,7 @@ def test_a_bad_checksum_never_lands(
     sums_with_frame = SendingEnd._sums_with_frame
 
     def lie(end: SendingEnd, effect: SendChunk, sums: pieces.Sums) -> pieces.Sums:
-        changed = pieces.unpacked_sums(sums).copy()
+        changed = pieces.unpacked_sums(sums, len(effect.chunk)).copy()
         changed[which, -1] ^= np.uint64(1)
         return sums_with_frame(end, effect, changed.tobytes())
 

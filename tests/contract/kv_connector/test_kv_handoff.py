@@ -43,6 +43,25 @@ def handoffs(draw: st.DrawFn) -> tuple[list[int], list[int], int, list[tuple[int
     return draw(blocks), draw(blocks), draw(st.integers(0, 2)), pushes, draw(st.integers(0, 3))
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+def test_keys_and_values_in_few_bits_arrive_with_their_scales(cluster: Cluster, dtype: str) -> None:
+    """Pieces are of other sizes, and every byte of theirs is sent and summed."""
+    layout = dataclasses.replace(LAYOUT, head_dim=64, block_size=16, dtype=dtype)
+    assert layout.piece_bytes == 2 * 16 * {"bfloat16": 128, "int8": 68}[dtype]
+    prefill, decode = (cluster.node(name, layout=layout, window_bytes=1 << 16) for name in "pd")
+    ticket = cluster.ticket(decode, [7, 2, 9])
+    wanted = decode.pool.copy()
+    wanted[:, :, [7, 2, 9]] = prefill.pool[:, :, [4, 5, 1]]
+    commit = commit_for(ticket, layout)
+    decode.connector.expect(ticket, sender_deadline_s=30)
+    prefill.connector.open(ticket, deadline_s=30)
+    prefill.push_all(ticket, [4, 5, 1], layers=[0, 1, 2])
+    prefill.connector.commit(ticket.lease_token, commit)
+    assert decode.wait_event() == Landed(ticket.lease_token, commit)
+    assert prefill.wait_event() == TransferEnded(ticket.lease_token, None)
+    assert np.array_equal(decode.pool, wanted)
+
+
 def test_bytes_arrive_equal_and_nothing_else_changes(cluster: Cluster) -> None:
     """F23, F41, F42, F43: any blocks, any order, any split, any cached prefix, any tail."""
     prefill, decode = cluster.node("p"), cluster.node("d")

@@ -15,7 +15,7 @@ from common.kv_layout import KVLayout
 from kv_transfer.connector import Landed, OnEvent, TransferEnded
 from kv_transfer.core.limits import Limits
 from kv_transfer.curve_keys import CurveKeys, new_curve_keys
-from kv_transfer.pieces import Pool
+from kv_transfer.pool_memory import Bytes
 from kv_transfer.shell import TransportConnector
 from kv_transfer.zmq_connector import ZmqConnector
 from kv_transfer.zmq_gate import ZmqGate
@@ -40,7 +40,7 @@ class KeyedKind(ZmqKind):
 
     keys: CurveKeys | None = KEYS
 
-    def connector(self, pool: Pool, options: NodeOptions, on_event: OnEvent) -> TransportConnector:
+    def connector(self, pool: Bytes, options: NodeOptions, on_event: OnEvent) -> TransportConnector:
         return ZmqConnector(
             pool,
             options.layout,

@@ -23,8 +23,10 @@ from kv_transfer.core import frames
 from kv_transfer.core.chunks import Chunk
 from kv_transfer.core.effects import Peer
 from kv_transfer.lane import Payload
+from kv_transfer.pool_memory import Pool
 from kv_transfer.receiving_end import ReceivingEnd
 from kv_transfer.shm.shm_lane import ShmLane
+from kv_transfer.workers import Finish
 from kv_transfer.zmq_connector import ZmqConnector
 from tests.contract.kv_connector.cluster import (
     LAYOUT,
@@ -89,9 +91,7 @@ def test_what_was_copied_is_what_is_verified(
     payload_of = ShmLane.payload
     before = int(prefill.pool[1, kind, 4, 1000])
 
-    def sum_then_change(
-        lane: ShmLane, pool: pieces.Pool, chunk: Chunk, *, is_summed: bool
-    ) -> Payload:
+    def sum_then_change(lane: ShmLane, pool: Pool, chunk: Chunk, *, is_summed: bool) -> Payload:
         payload = payload_of(lane, pool, chunk, is_summed=is_summed)
         if chunk.layer == 1:
             prefill.pool[1, kind, 4, 1000] = before ^ 1
@@ -151,7 +151,7 @@ def test_a_landing_that_is_revoked_just_before_the_copy_is_not_written(
     """F14: its frame was accepted, and then the blocks went to another landing."""
     copy = ReceivingEnd._copy
 
-    def revoke_first(self: ReceivingEnd, *args: Any) -> pieces.Sums | None:
+    def revoke_first(self: ReceivingEnd, *args: Any) -> Finish:
         self.revoke(ticket.lease_token)
         return copy(self, *args)
 
@@ -184,7 +184,7 @@ def test_a_block_that_the_sender_does_not_have(cluster: Cluster, block: int) -> 
                 ordinals=(0, 1),
                 runs=(),
                 source_blocks=(0, block),
-                sums=bytes(2 * frames.SUM_BYTES_PER_BLOCK),
+                sums=bytes(2 * 2 * frames.SUM_BYTES),
             )
         )
         assert f"source block {block}: the sender's pool has 4" in str(decode.wait_failed())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence as Items
 from typing import Any
 
 import pytest
@@ -50,7 +51,7 @@ def run(engine: Engine, step: PlannedStep) -> list[DrawnTokens | None]:
     return engine.runner.execute(step.batch)
 
 
-def tell(outputs: list[StepOutput]) -> list[object]:
+def tell(outputs: Items[StepOutput]) -> list[object]:
     return [
         (o.sequence.sequence_id, o.first_index, o.token_ids, o.logprobs, o.finish_reason)
         for o in outputs

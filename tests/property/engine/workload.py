@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 
 from common.blocks import blocks_for
@@ -189,7 +190,7 @@ class Run:
         needed = blocks_for(known, limits.block_size) - num_cached + claimed
         assert needed > scheduler.pool.num_available, "a seat is free and the head would fit"
 
-    def _check_outputs(self, outputs: list[StepOutput]) -> None:
+    def _check_outputs(self, outputs: Items[StepOutput]) -> None:
         for output in outputs:
             sequence = output.sequence
             tokens = self.engine.outputs[sequence.sequence_id]

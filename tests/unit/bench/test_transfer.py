@@ -78,5 +78,9 @@ def test_mooncake_is_left_out_with_its_reason(monkeypatch: pytest.MonkeyPatch) -
         "zmq_encrypted",
         "shm",
         "rdma_python",
+        "zmq_2_lanes",
+        "shm_2_lanes",
+        "zmq_4_lanes",
+        "shm_4_lanes",
     ]
     assert missing["mooncake_tcp"] == "not installed: pip install '.[rdma]'"

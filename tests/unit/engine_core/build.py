@@ -15,7 +15,7 @@ from common.ids import AttemptId
 from common.request import GenerationRequest, SamplingParams
 from common.token_budget import num_speculative_tokens
 from engine.core.forecast import Forecast
-from engine.core.planned_step import PlannedStep, StepOutput
+from engine.core.planned_step import PlannedStep, StepOutput, StepOutputs
 from engine.core.policies.growth import GrowthColumns
 from engine.core.scheduler import Scheduler
 from engine.core.sequence import Sequence
@@ -50,6 +50,7 @@ def make_request(
     deadline_s = given.pop("deadline_s", 600.0)
     priority = given.pop("priority", 0)
     output_token_ids = given.pop("output_token_ids", ())
+    cache_salt = given.pop("cache_salt", "")
     sampling = SamplingParams(**{"max_tokens": 4, "seed": seed, **given})
     tokens = make_prompt(prompt, seed) if isinstance(prompt, int) else prompt
     return GenerationRequest(
@@ -59,6 +60,7 @@ def make_request(
         deadline_s=deadline_s,
         priority=priority,
         output_token_ids=output_token_ids,
+        cache_salt=cache_salt,
     )
 
 
@@ -140,9 +142,7 @@ def state_of(scheduler: Scheduler) -> str:
     )
 
 
-def _outlook(
-    scheduler: Scheduler, running: Items[SequenceView], pool: PoolView, num_exporting: int
-) -> object:
+def _outlook(scheduler: Scheduler, running: Items[SequenceView], pool: PoolView) -> object:
     """Return what a plan depends on, of a state or of a forecast.
 
     The prefixes are those of the state: `PlanAhead` compares those of admitted prompts only.
@@ -151,7 +151,6 @@ def _outlook(
         [(s.sequence_id, s.status, s.num_known, s.num_computed, list(s.block_table))
          for s in running],
         pool.num_available,
-        num_exporting + len(scheduler.exporting) + len(scheduler.quarantined),
         [(s.sequence_id, scheduler.num_cached_tokens(s)) for s in scheduler.waiting],
         list(scheduler.receiving),
         scheduler.reservation,
@@ -232,7 +231,7 @@ class Engine:
         """Begin a step, with its invariants checked."""
         scheduler = self.scheduler
         ahead, num_taken = scheduler._ahead, self.plans_ahead.get("taken", 0)
-        as_foreseen = self._foreseen == _outlook(scheduler, scheduler.running, scheduler.pool, 0)
+        as_foreseen = self._foreseen == _outlook(scheduler, scheduler.running, scheduler.pool)
         plan_now = None
         if ahead is not None and as_foreseen:
             scheduler._draft()
@@ -246,12 +245,12 @@ class Engine:
             self.num_as_foreseen += 1
         return step
 
-    def step(self) -> list[StepOutput]:
+    def step(self) -> StepOutputs:
         """Run a whole step, with its invariants checked."""
         step = self.plan()
         return self.apply(step)
 
-    def apply(self, step: PlannedStep) -> list[StepOutput]:
+    def apply(self, step: PlannedStep) -> StepOutputs:
         """Run and record a planned step."""
         for copy in step.swap_outs:
             self.runner.swap_out(copy.block_ids, copy.host_block_ids)
@@ -274,7 +273,7 @@ class Engine:
         assert state_of(self.scheduler) == before, "planning ahead has taken something"
         scheduler = self.scheduler
         after = Forecast(step, scheduler.running, scheduler.seats, scheduler.pool)
-        self._foreseen = _outlook(scheduler, after.running, after.pool, after.num_exporting)
+        self._foreseen = _outlook(scheduler, after.running, after.pool)
 
     @property
     def plans_ahead(self) -> dict[str, int]:

@@ -70,3 +70,20 @@ def test_an_engine_answers_alike_behind_blocks_with_the_same_tokens() -> None:
         alone.run()
         found = engine.outputs[sequence.sequence_id]
         assert found == alone.outputs[plain.sequence_id]
+
+
+def test_kv_of_another_salt_is_not_found() -> None:
+    pool = BlockPool(8)
+    index = index_of(pool)
+    plain = publish(pool, index, A, B)
+    mine = Sequence(2, make_request((*A, *B, 1), cache_salt="mine"))
+    assert index.match(mine) == []
+    mine.block_table = pool.allocate(3, BlockUse.RUNNING)
+    mine.num_computed = 2 * BLOCK_SIZE
+    index.publish(mine)
+    assert (
+        index.match(Sequence(3, make_request((*A, *B, 2), cache_salt="mine")))
+        == (mine.block_table[:2])
+    )
+    assert index.match(Sequence(4, make_request((*A, *B, 2), cache_salt="yours"))) == []
+    assert index.match(sequence_of(A, B, (1,))) == plain

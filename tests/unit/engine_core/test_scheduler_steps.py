@@ -69,6 +69,31 @@ def test_outputs_carry_index_token_and_reason() -> None:
     assert not engine.scheduler.running
 
 
+def test_a_token_that_ends_only_another_output_takes_no_detour() -> None:
+    engine = Engine()
+    request, neighbour = make_request(3, max_tokens=6), make_request(4, seed=1, max_tokens=6)
+    stops = sorted(set(answer(request)) - set(answer(neighbour)))
+    engine.add(request)
+    engine.add(make_request(4, seed=1, max_tokens=6, stop_token_ids=tuple(stops)))
+    steps = [engine.step() for _ in range(6)]
+    assert len(stops) == 6
+    assert [len(outputs) for outputs in steps] == [2] * 6
+    assert [sorted(outputs.others) for outputs in steps] == [[0, 1], [], [], [], [], [0, 1]]
+
+
+def test_outputs_are_in_the_order_of_the_batch_wherever_one_of_them_ends() -> None:
+    for ending in range(3):
+        engine = Engine()
+        most = [2 if i == ending else 9 for i in range(3)]
+        added = [engine.add(make_request(3 + i, seed=i, max_tokens=most[i])) for i in range(3)]
+        engine.step()
+        outputs = engine.step()
+        assert [o.sequence for o in outputs] == added
+        assert [o.sequence for o in outputs[1:]] == added[1:]
+        assert outputs[ending] is outputs.others[ending]
+        assert outputs[ending].finish_reason is FinishReason.LENGTH
+
+
 def test_max_tokens_1_ends_with_the_first_token() -> None:
     """F40."""
     engine = Engine()

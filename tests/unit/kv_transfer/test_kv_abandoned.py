@@ -10,7 +10,7 @@ import pytest
 from common.ids import AttemptId, Incarnation
 from common.kv_layout import KVLayout
 from kv_transfer.connector import LandingFailed, Released, Ticket, TransferEnded
-from kv_transfer.core import frames, receiver, sessions, unreachable
+from kv_transfer.core import frames, landings, sessions, unreachable
 from kv_transfer.core.effects import Emit, OpenLane
 from kv_transfer.core.limits import Limits
 from kv_transfer.core.receiver import Receiver
@@ -104,7 +104,7 @@ def test_f78_what_is_kept_of_abandoned_handoffs_is_bounded(
     make: Callable[[], Receiving | Sending], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The whole machine is weighed, because any of its tables could grow."""
-    monkeypatch.setattr(receiver, "MAX_REMEMBERED_OUTCOMES", MOST_REMEMBERED)
+    monkeypatch.setattr(landings, "MAX_REMEMBERED_OUTCOMES", MOST_REMEMBERED)
     monkeypatch.setattr(sessions, "MAX_REMEMBERED_EPOCHS", MOST_REMEMBERED)
     monkeypatch.setattr(unreachable, "MAX_REMEMBERED_PEERS", MOST_REMEMBERED)
     end = make()

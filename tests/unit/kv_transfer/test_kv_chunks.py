@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from common.errors import ConfigError
-from common.kv_layout import KVLayout
+from common.kv_layout import KVLayout, LayerShape
 from kv_transfer.core.block_arrays import as_blocks, run_lengths, runs_of
 from kv_transfer.core.chunks import PieceSet, PushedPieces, split_chunks
 from kv_transfer.core.limits import LEAST_BLOCKS_PER_FRAME, Limits
@@ -93,7 +93,22 @@ def test_of_a_piece_that_is_pushed_twice_the_first_source_counts() -> None:
 )
 def test_a_frame_is_at_most_half_a_window(window: int, frame: int, blocks: int) -> None:
     limits = Limits(window_bytes=window * PAIR_BYTES, max_frame_bytes=frame * PAIR_BYTES)
-    assert limits.blocks_per_chunk(LAYOUT) == blocks
+    assert limits.blocks_per_chunk(LAYOUT) == (blocks,) * LAYOUT.num_layers
+
+
+def test_a_frame_holds_fewer_blocks_of_larger_layers() -> None:
+    layout = KVLayout.of_layers(
+        (LayerShape(2, 1, 8), LayerShape(1, 1, 64), LayerShape(1, 1, 8)),
+        model_digest="m",
+        block_size=4,
+        dtype="float16",
+    )
+    assert [layer.num_bytes for layer in layout.layers] == [128, 512, 64]
+    limits = Limits(window_bytes=2048)
+    assert limits.blocks_per_chunk(layout) == (8, 2, 16)
+    with pytest.raises(ConfigError, match="511 bytes: wanted at least 512"):
+        Limits(window_bytes=511).blocks_per_chunk(layout)
+    assert limits.max_part_bytes(layout) == limits.max_joined * limits.max_frame_bytes
 
 
 def test_a_window_too_small_for_a_block_names_both() -> None:

@@ -40,10 +40,10 @@ def test_a_lost_peer_that_waited_for_the_shared_window_is_not_waited_for() -> No
 
 
 def test_a_link_is_compared_with_the_others_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    links = Links(LIMITS, PAIR_BYTES)
+    links = Links(LIMITS, [PAIR_BYTES])
     for number in range(3):
         link = links.open(peer(number), 0.0)
         monkeypatch.setattr(link.rate, "latest", lambda _, number=number: float(number))
     one = links.get(peer(1))
     assert one is not None
-    assert links.rates_beside(one, 0.0) == [0.0, 2.0]
+    assert links.rate_beside(one, 0.0) == 1.0

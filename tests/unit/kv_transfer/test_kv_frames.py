@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import msgpack  # type: ignore[import-untyped]
@@ -10,7 +11,7 @@ import pytest
 
 from common.errors import PeerProtocolError
 from common.ids import Incarnation
-from common.kv_layout import KVLayout
+from common.kv_layout import KVLayout, LayerShape
 from kv_transfer.core import frames
 from kv_transfer.core.header_seal import SEAL_BYTES, DamagedHeader, seal
 from kv_transfer.core.limits import (
@@ -37,7 +38,7 @@ DATA = frames.Data(
     ordinals=tuple(2**32 - 1 - n for n in FULL),
     runs=tuple(1 for _ in FULL),
     source_blocks=tuple(2**32 - 1 - n for n in FULL),
-    sums=b"\xff" * (frames.SUM_BYTES_PER_BLOCK * MAX_BLOCKS_PER_FRAME),
+    sums=b"\xff" * (2 * frames.SUM_BYTES * MAX_BLOCKS_PER_FRAME),
 )
 ALL: list[frames.Frame] = [
     frames.Hello(
@@ -91,6 +92,25 @@ def change(frame: frames.Frame, **changes: Any) -> bytes:
     return sealed({key: value for key, value in body.items() if value != "gone"})
 
 
+def test_layouts_of_every_kind_travel_and_usual_ones_as_in_earlier_releases() -> None:
+    hello = ALL[0]
+    assert isinstance(hello, frames.Hello)
+    assert list(LAYOUT_WIRE) == [
+        "model_digest", "num_layers", "num_kv_heads", "head_dim", "block_size", "dtype"
+    ]  # fmt: skip
+    scaled = replace(hello.layout, dtype="int8")
+    most = KVLayout.of_layers(
+        (*(LayerShape(1, 2**16, 2**16),) * 1023, LayerShape(2, 1, 1)),
+        model_digest="w",
+        block_size=16,
+        dtype="int8",
+    )
+    for layout in (scaled, most):
+        header = frames.encode(replace(hello, layout=layout))
+        assert len(header) <= MAX_HEADER_BYTES
+        assert frames.decode(header) == replace(hello, layout=layout)
+
+
 def test_a_welcome_of_an_earlier_release_allows_no_silence() -> None:
     assert frames.decode(change(WELCOME, quiet_s="gone")) == WELCOME
     assert WELCOME.quiet_s == 0
@@ -130,7 +150,7 @@ LAYOUT_WIRE = fields_of(ALL[0])["layout"]
         (change(SMALL, ordinals=list(range(MAX_BLOCKS_PER_FRAME + 1))), "Data.ordinals"),
         (change(SMALL, runs=[1]), "Data.runs"),
         (change(SMALL, runs=[2, 0]), "Data.runs"),
-        (change(SMALL, sums=bytes(16)), "2 blocks and 16 bytes of sums"),
+        (change(SMALL, sums=bytes(24)), "2 blocks and 24 bytes of sums"),
         (change(SMALL, sums=bytes(33)), "2 blocks and 33 bytes of sums"),
         (change(SMALL, sums=bytes(16 * MAX_BLOCKS_PER_FRAME + 1)), "Data.sums"),
         (change(SMALL, sums=[5, 6, 7, 8]), "Data.sums is not bytes"),
@@ -161,6 +181,10 @@ LAYOUT_WIRE = fields_of(ALL[0])["layout"]
         (change(ALL[0], receiver={"node_id": "x"}), "Hello.receiver.epoch"),
         (change(ALL[0], layout={**LAYOUT_WIRE, "head_dim": "8"}), "Hello.layout.head_dim"),
         (change(ALL[0], layout={**LAYOUT_WIRE, "dtype": "int3"}), "'int3'"),
+        (change(ALL[0], layout={**LAYOUT_WIRE, "shapes": 3}), "Hello.layout.shapes"),
+        (change(ALL[0], layout={**LAYOUT_WIRE, "shapes": [3]}), "Hello.layout.shapes"),
+        (change(ALL[0], layout={**LAYOUT_WIRE, "shapes": [[1, 1]]}), "wanted 3"),
+        (change(ALL[0], layout={**LAYOUT_WIRE, "shapes": [[1, 1, 1]] * 1025}), "1024 shapes"),
         (change(ALL[0], layout=[]), "Hello.layout"),
         (change(frames.Failed(1, 2, "c", "m"), code="x" * 65), "Failed.code"),
         (b"", "checksum"),

@@ -8,7 +8,7 @@ import msgpack  # type: ignore[import-untyped]
 import pytest
 
 from common.ids import AttemptId, Incarnation
-from common.kv_layout import KVLayout
+from common.kv_layout import KVLayout, LayerShape
 from kv_transfer.connector import Ticket
 from kv_transfer.core import frames
 from kv_transfer.core.effects import Peer, SendChunk, SenderEffect
@@ -70,7 +70,7 @@ def sizes(effects: list[SenderEffect]) -> list[tuple[int, int]]:
     [
         ("zmq", [1, 1, 2, 4, 3], [4, 4, 3]),
         ("loopback", [1, 1, 2, 4, 3], [4, 4, 3]),
-        ("rdma", [1, 1, 2, 4, 3], [4, 4, 3]),
+        ("rdma", [1, 1, 2, 4, 3], [11]),
         ("shm", [1, 1, 2, 4, 3], [8, 3]),
     ],
 )
@@ -118,7 +118,7 @@ def test_what_was_joined_comes_apart_for_another_lane() -> None:
     sender.on_link_lost(PEER, 1.0)
     sender.on_tick(2.0)
     again = connect(sender, "rdma", 2.0)
-    assert sizes(again) == [(0, 1), (0, 1), (0, 1), (1, 3), (1, 4), (1, 4)]
+    assert sizes(again) == [(0, 1), (0, 1), (0, 1), (1, 3), (1, 6), (1, 2)]
     left = [e.chunk.source_blocks.tolist() for e in again if isinstance(e, SendChunk)]
     assert [block for blocks in left for block in blocks] == [8, 9, 10, *range(NUM_BLOCKS)]
 
@@ -129,8 +129,9 @@ def test_what_was_joined_comes_apart_for_another_lane() -> None:
         (LEAST_BLOCKS_PER_FRAME, [1, 1, 2] + 12 * [3]),
         (0, [1, 1, 2] + 12 * [3]),
         (4 * LEAST_BLOCKS_PER_FRAME // 3, [1, 1, 2, 4, 4, 4, 4, 4, 4, 4, 4, 4]),
-        (MAX_BLOCKS_PER_FRAME, [1, 1, 2, 4, 8, 12, 12]),
-        (1 << 30, [1, 1, 2, 4, 8, 12, 12]),
+        (1024, [1, 1, 2, 4, 8, 12, 12]),
+        (MAX_BLOCKS_PER_FRAME, [1, 1, 2, 4, 8, 16, 8]),
+        (1 << 30, [1, 1, 2, 4, 8, 16, 8]),
     ],
 )
 @pytest.mark.parametrize("lane", ["zmq", "rdma"])
@@ -139,7 +140,12 @@ def test_a_frame_holds_as_many_blocks_as_its_receiver_takes(
 ) -> None:
     third = LEAST_BLOCKS_PER_FRAME // 3
     count = 40 * third
-    limits = Limits(window_bytes=1 << 30, max_frame_bytes=third * PAIR_BYTES, max_joined=40)
+    limits = Limits(
+        window_bytes=1 << 30,
+        max_frame_bytes=third * PAIR_BYTES,
+        max_joined=40,
+        max_joined_one_sided=40,
+    )
     sender = Sender(ME, LAYOUT, limits)
     sender.on_open(dataclasses.replace(TICKET, target_block_ids=tuple(range(count))), 100.0, 0.0)
     sender.on_push(1, 0, range(count), range(count))
@@ -160,3 +166,43 @@ def test_a_receiver_that_does_not_say_takes_what_each_release_takes() -> None:
     assert body.pop("frame_blocks") == MAX_BLOCKS_PER_FRAME
     earlier = frames.decode(seal(msgpack.packb(body)))
     assert earlier == dataclasses.replace(welcome, frame_blocks=LEAST_BLOCKS_PER_FRAME)
+
+
+def test_a_block_of_a_larger_layer_takes_more_of_the_window() -> None:
+    """A block is 128 bytes in the first layer, and 1024 in the second."""
+    layout = KVLayout.of_layers(
+        (LayerShape(2, 1, 8), LayerShape(1, 1, 128)),
+        model_digest="m",
+        block_size=4,
+        dtype="float16",
+    )
+    limits = Limits(window_bytes=2560, max_frame_bytes=256)
+    sender = Sender(ME, layout, limits)
+    ticket = dataclasses.replace(TICKET, fingerprint=layout.fingerprint)
+    sender.on_open(ticket, 100.0, 0.0)
+    for layer in range(2):
+        sender.on_push(1, layer, range(4), range(4))
+    sent = connect(sender, "zmq")
+    assert sizes(sent) == [(0, 2), (0, 2), (1, 1), (1, 1)]
+    assert sender.in_flight_bytes == {PEER: 2 * 256 + 2 * 1024}
+    # One frame of each layer makes room for a larger one.
+    sent = sender.on_frame(PEER, frames.Ack(2), 0.0)
+    assert sizes(sent) == []
+    sent = sender.on_frame(PEER, frames.Ack(3), 0.0)
+    assert sizes(sent) == [(1, 1)]
+    assert sender.in_flight_bytes == {PEER: 2 * 1024}
+
+
+def test_chunks_of_a_larger_layer_are_joined_by_their_bytes() -> None:
+    layout = KVLayout.of_layers(
+        (LayerShape(1, 1, 8), LayerShape(1, 1, 128)),
+        model_digest="m",
+        block_size=4,
+        dtype="float16",
+    )
+    limits = Limits(window_bytes=8192, max_frame_bytes=1024, max_joined=4)
+    sender = Sender(ME, layout, limits)
+    sender.on_open(dataclasses.replace(TICKET, fingerprint=layout.fingerprint), 100.0, 0.0)
+    sender.on_push(1, 1, range(8), range(8))
+    # As large as what is in flight before it: 1024, 1024, 2048, 4096 bytes.
+    assert sizes(connect(sender, "zmq")) == [(1, 1), (1, 1), (1, 2), (1, 4)]

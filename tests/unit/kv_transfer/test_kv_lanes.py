@@ -15,9 +15,9 @@ import pytest
 from common.errors import HandoffFailed
 from kv_transfer.connector import Landed, TransferEnded
 from kv_transfer.core import frames
+from kv_transfer.core.connections import Connections
 from kv_transfer.core.effects import Peer, Reply
 from kv_transfer.core.lanes import LANES_BY_SPEED, VERIFY_MODES, verification
-from kv_transfer.core.receiver import Receiver
 from kv_transfer.core.sender import Sender
 from kv_transfer.transport import FromSession, Parts
 from tests.contract.kv_connector.cluster import (
@@ -157,14 +157,14 @@ def test_less_verification_than_was_asked_for_is_not_taken(
 
 
 def lie_in_welcome(monkeypatch: pytest.MonkeyPatch, **changes: object) -> None:
-    welcome = Receiver._welcome
+    welcome = Connections.welcome
 
-    def lie(self: Receiver, session: Any) -> Reply:
+    def lie(self: Connections, session: Any) -> Reply:
         reply = welcome(self, session)
         assert isinstance(reply.frame, frames.Welcome)
         return Reply(reply.session, dataclasses.replace(reply.frame, **changes))  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Receiver, "_welcome", lie)
+    monkeypatch.setattr(Connections, "welcome", lie)
 
 
 def test_a_lane_that_cannot_be_taken_after_all_gives_way(

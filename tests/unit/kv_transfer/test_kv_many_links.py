@@ -79,7 +79,7 @@ def test_waiting_links_get_the_same_bytes_with_small_and_with_large_frames() -> 
     """Deficit round robin counts bytes: who has larger frames has its turn less often."""
     limits = dataclasses.replace(LIMITS, window_bytes=8 * PAIR_BYTES, max_frame_bytes=PAIR_BYTES)
     limits = dataclasses.replace(limits, max_joined=4)
-    sender = Links(limits, PAIR_BYTES)
+    sender = Links(limits, [PAIR_BYTES])
     small, large = (sender.open(peer(number), 0.0) for number in (0, 1))
     frame_bytes = {small.peer: PAIR_BYTES, large.peer: 3 * PAIR_BYTES}
     sent_bytes = dict.fromkeys(frame_bytes, 0)
@@ -98,7 +98,7 @@ def test_waiting_links_get_the_same_bytes_with_small_and_with_large_frames() -> 
 
 
 def test_a_link_that_sent_all_it_had_keeps_no_deficit() -> None:
-    links = Links(LIMITS, PAIR_BYTES)
+    links = Links(LIMITS, [PAIR_BYTES])
     first, done, busy = (links.open(peer(number), 0.0) for number in range(3))
     for link in (done, busy):
         link.waits_for_node = True
@@ -136,7 +136,8 @@ def test_the_shared_window_is_the_sum_whatever_happens_to_links() -> None:
             case 2 if sent:
                 link = sender._links.get(peer(number))
                 assert link is not None
-                done = link._next_seq - len(link._in_flight)
+                channel = link.channels.main
+                done = channel._next_seq - len(channel)
                 sender.on_frame(peer(number), frames.Ack(done + rng.randint(1, sent)), now_s)
             case 3 if rng.random() < 0.1:
                 sender.on_link_lost(peer(number), now_s)

@@ -18,13 +18,15 @@ from kv_transfer.core.effects import Write
 from kv_transfer.core.frames import Data
 from kv_transfer.gather import Gatherer
 from kv_transfer.piece_rows import PieceRows
+from kv_transfer.pool_memory import Bytes
+from tests.unit.kv_transfer.pool_shapes import kv_pool
 
 NUM_BLOCKS = 40
 LAYER = 1
 ROWS = PieceRows()
 
 
-def pool_of(piece_bytes: int, seed: int) -> pieces.Pool:
+def pool_of(piece_bytes: int, seed: int) -> Bytes:
     shape = (2, 2, NUM_BLOCKS, piece_bytes)
     return np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
 
@@ -47,7 +49,7 @@ def data_of(chunk: Chunk, runs: tuple[int, ...]) -> Data:
     )
 
 
-def is_view_of(pool: pieces.Pool, part: memoryview) -> bool:
+def is_view_of(pool: Bytes, part: memoryview) -> bool:
     return np.shares_memory(pool, np.frombuffer(part, np.uint8))
 
 
@@ -63,7 +65,7 @@ def test_every_block_gets_to_its_target(piece_bytes: int, sources: list[int], rn
     targets = rng.sample(range(NUM_BLOCKS), len(sources))  # type: ignore[attr-defined]
     ordinals = as_blocks(range(len(sources)))
     (chunk,) = split_chunks(LAYER, ordinals, as_blocks(sources), max_blocks=NUM_BLOCKS)
-    payload = Gatherer(source, ROWS).payload(chunk, is_summed=True)
+    payload = Gatherer(kv_pool(source), ROWS).payload(chunk, is_summed=True)
     assert sum(payload.runs) == len(sources)
     assert [part.nbytes for part in payload.parts] == [
         count * piece_bytes for count in payload.runs for _ in "kv"
@@ -73,10 +75,10 @@ def test_every_block_gets_to_its_target(piece_bytes: int, sources: list[int], rn
     ordered = [targets[ordinal] for ordinal in chunk.ordinals]
     wanted[LAYER][:, ordered] = source[LAYER][:, chunk.source_blocks]
     data = data_of(chunk, payload.runs)
-    sums = pieces.pool_sums(source, LAYER, chunk.source_blocks, chunk.ordinals)
+    sums = pieces.pool_sums(kv_pool(source), LAYER, chunk.source_blocks, chunk.ordinals)
     assert payload.sums == sums
     write = Write(b"", "zmq", "block", data, as_blocks(ordered))
-    assert ROWS.copy_parts(write, payload.parts, target) == sums
+    assert ROWS.copy_parts(write, payload.parts, kv_pool(target)) == sums
     assert np.array_equal(target, wanted)
 
 
@@ -102,7 +104,7 @@ def test_short_ranges_are_gathered_and_long_ones_are_not_copied(
     piece_kib: int, blocks: list[int], runs: tuple[int, ...], views: list[bool]
 ) -> None:
     pool = pool_of(piece_kib << 10, 3)
-    payload = Gatherer(pool, ROWS).payload(chunk_of(blocks), is_summed=False)
+    payload = Gatherer(kv_pool(pool), ROWS).payload(chunk_of(blocks), is_summed=False)
     assert payload.runs == runs
     assert [is_view_of(pool, part) for part in payload.parts] == [v for v in views for _ in "kv"]
 
@@ -121,7 +123,7 @@ def test_no_part_is_longer_than_what_is_fast(
     piece_kib: int, blocks: list[int], runs: tuple[int, ...], is_view: bool
 ) -> None:
     pool = np.zeros((2, 2, NUM_BLOCKS, piece_kib << 10), np.uint8)
-    payload = Gatherer(pool, ROWS).payload(chunk_of(blocks), is_summed=False)
+    payload = Gatherer(kv_pool(pool), ROWS).payload(chunk_of(blocks), is_summed=False)
     assert payload.runs == runs
     assert [part.nbytes >> 10 for part in payload.parts] == [
         count * piece_kib for count in runs for _ in "kv"
@@ -133,7 +135,7 @@ def test_copies_that_are_not_let_go_of_are_bounded() -> None:
     """Then ranges are sent from the pool, until the transport has released some copies."""
     pool = pool_of(1 << 10, 8)
     chunk = chunk_of([4, 6, 8])  # 6 KiB
-    gatherer = Gatherer(pool, ROWS, most_bytes=13 << 10)
+    gatherer = Gatherer(kv_pool(pool), ROWS, most_bytes=13 << 10)
     held = [gatherer.payload(chunk, is_summed=False) for _ in range(4)]
     assert [payload.runs for payload in held] == [(3,), (3,), (1, 1, 1), (1, 1, 1)]
     assert all(is_view_of(pool, part) for part in held[3].parts)
@@ -159,28 +161,28 @@ def test_blocks_are_copied_out_of_another_pool(piece_bytes: int) -> None:
     wanted[LAYER][:, [9, 2]] = source[LAYER][:, [7, 8]]
     data = dataclasses.replace(data_of(chunk_of([7, 8], [1, 0]), ()), source_blocks=(7, 8))
     write = Write(b"", "shm", "block", data, as_blocks([9, 2]))
-    sums = ROWS.copy_blocks(write, source, target)
+    sums = ROWS.copy_blocks(write, kv_pool(source), kv_pool(target))
     assert np.array_equal(target, wanted)
-    assert sums == pieces.pool_sums(source, LAYER, as_blocks([7, 8]), as_blocks([1, 0]))
+    assert sums == pieces.pool_sums(kv_pool(source), LAYER, as_blocks([7, 8]), as_blocks([1, 0]))
 
 
 def test_a_sum_is_xxh3_seeded_with_its_place() -> None:
     pool = pool_of(32, 6)
-    sums = pieces.pool_sums(pool, LAYER, as_blocks([5, 9]), as_blocks([2, 0]))
+    sums = pieces.pool_sums(kv_pool(pool), LAYER, as_blocks([5, 9]), as_blocks([2, 0]))
     wanted = [
         xxh3_64_intdigest(pool[LAYER, kind, block], 1 << 32 | ordinal)
         for kind in (0, 1)
         for block, ordinal in ((5, 2), (9, 0))
     ]
     assert sums == b"".join(one.to_bytes(8, "little") for one in wanted)
-    assert pieces.unpacked_sums(sums).tolist() == [wanted[:2], wanted[2:]]
+    assert pieces.unpacked_sums(sums, 2).tolist() == [wanted[:2], wanted[2:]]
 
 
 @pytest.mark.parametrize(("kind", "index", "name"), [(0, 1, "keys"), (1, 0, "values")])
 def test_corruption_is_named(kind: int, index: int, name: str) -> None:
     pool = pool_of(32, 7)
     chunk = chunk_of([1, 2], [4, 6])
-    sums = pieces.pool_sums(pool, LAYER, chunk.source_blocks, chunk.ordinals)
+    sums = pieces.pool_sums(kv_pool(pool), LAYER, chunk.source_blocks, chunk.ordinals)
     said = bytearray(sums)
     said[8 * (2 * kind + index)] ^= 1
     data = dataclasses.replace(data_of(chunk, (2,)), sums=bytes(said))
@@ -191,11 +193,11 @@ def test_corruption_is_named(kind: int, index: int, name: str) -> None:
 
 
 def test_keys_and_values_cannot_change_places_in_a_digest() -> None:
-    there, back = (pieces.block_sums(pieces.packed_sums(sums)) for sums in ([5, 7], [7, 5]))
+    there, back = (pieces.block_sums(pieces.packed_sums(sums), 1) for sums in ([5, 7], [7, 5]))
     assert there.tolist() != back.tolist()
 
 
 def test_the_sums_of_a_block_wrap_around() -> None:
     most = (1 << 64) - 1
     sums = pieces.packed_sums([most, 1, most, 2])
-    assert pieces.block_sums(sums).tolist() == [(most + 3 * most) % (1 << 64), 7]
+    assert pieces.block_sums(sums, 2).tolist() == [(most + 3 * most) % (1 << 64), 7]

@@ -84,8 +84,21 @@ def data(seq: int, ordinal: int, *, wants_ack: bool = False) -> frames.Data:
     return frames.Data(seq, 1, 3, 0, (ordinal,), (1,), (), bytes(16), wants_ack)
 
 
+def begin_copy(
+    machine: Receiver, session: bytes, seq: int, ordinal: int, *, wants_ack: bool = False
+) -> Write:
+    """Return the write that a DATA frame asks for, and nothing beside it."""
+    (write,) = machine.on_frame(session, data(seq, ordinal, wants_ack=wants_ack), [P, P], 0.0)
+    assert isinstance(write, Write)
+    return write
+
+
 def land(machine: Receiver, session: bytes, seq: int, ordinal: int) -> list[ReceiverEffect]:
-    effects = machine.on_frame(session, data(seq, ordinal), [P, P], 0.0)
+    return copied(machine, machine.on_frame(session, data(seq, ordinal), [P, P], 0.0))
+
+
+def copied(machine: Receiver, effects: list[ReceiverEffect]) -> list[ReceiverEffect]:
+    """Return what follows the copies among these effects."""
     writes = [effect for effect in effects if isinstance(effect, Write)]
     return [effect for write in writes for effect in machine.on_written(write)]
 
@@ -273,10 +286,66 @@ def test_credit_comes_back_at_an_eighth_of_a_window_and_when_asked_for() -> None
     machine = receiver(ticket())
     hello(machine, b"a")
     machine.on_frame(b"a", BEGIN, [], 0.0)
-    acks = [replies(machine.on_frame(b"a", data(seq, 0), [P, P], 0.0)) for seq in range(3)]
-    assert acks == [[], [frames.Ack(2, LIMITS.window_bytes)], []]
-    asked = machine.on_frame(b"a", data(3, 0, wants_ack=True), [P, P], 0.0)
-    assert replies(asked) == [frames.Ack(4, LIMITS.window_bytes)]
+    acks = []
+    for seq in range(4):
+        effects = machine.on_frame(b"a", data(seq, 0, wants_ack=seq == 3), [P, P], 0.0)
+        acks.append(replies(effects + copied(machine, effects)))
+    first, last = [frames.Ack(2, LIMITS.window_bytes)], [frames.Ack(4, LIMITS.window_bytes)]
+    assert acks == [[], first, [], last]
+
+
+def test_credit_comes_back_in_order_when_copies_end_in_any() -> None:
+    machine = receiver(ticket())
+    hello(machine, b"a")
+    machine.on_frame(b"a", BEGIN, [], 0.0)
+    writes = [begin_copy(machine, b"a", seq, 0, wants_ack=seq == 2) for seq in range(4)]
+    ended = [writes[index] for index in (1, 3, 2)]
+    assert [replies(machine.on_written(write)) for write in ended] == [[], [], []]
+    assert replies(machine.on_unwritten(writes[0])) == [frames.Ack(4, LIMITS.window_bytes)]
+
+
+def test_a_landing_waits_for_the_last_of_its_copies() -> None:
+    """A piece that came twice is copied once more, when all have arrived."""
+    machine = receiver(ticket())
+    hello(machine, b"a")
+    machine.on_frame(b"a", BEGIN, [], 0.0)
+    twice = [begin_copy(machine, b"a", seq, 0) for seq in range(2)]
+    land(machine, b"a", 2, 1)
+    assert events(machine.on_written(twice[0])) == []
+    assert events(machine.on_frame(b"a", COMMIT, [], 0.0)) == []
+    assert machine.num_landings == 1
+    assert isinstance(events(machine.on_written(twice[1]))[0], Landed)
+
+
+@pytest.mark.parametrize("end", ["revoke", "abort", "expire"])
+def test_blocks_are_released_behind_the_last_copy(end: str) -> None:
+    """F14: nothing writes a block that is free."""
+    machine = receiver(ticket())
+    hello(machine, b"a")
+    machine.on_frame(b"a", BEGIN, [], 0.0)
+    writes = [begin_copy(machine, b"a", seq, seq) for seq in range(2)]
+    if end == "revoke":
+        ended = machine.on_revoke(1)
+    elif end == "abort":
+        ended = machine.on_frame(b"a", frames.Abort(1, 3), [], 0.0)
+    else:
+        ended = machine.on_tick(100.0)
+    assert Released(1) not in events(ended)
+    assert machine.num_landings == 0
+    assert Released(1) not in events(machine.on_written(writes[0]))
+    with pytest.raises(ValueError, match="block 1 was not released yet"):
+        machine.on_expect(ticket(2, (1, 2)), 10.0, 100.0)
+    assert events(machine.on_unwritten(writes[1])) == [Released(1)]
+    machine.on_expect(ticket(2, (1, 2)), 10.0, 100.0)
+
+
+def test_a_close_releases_what_was_being_copied() -> None:
+    machine = receiver(ticket())
+    hello(machine, b"a")
+    machine.on_frame(b"a", BEGIN, [], 0.0)
+    begin_copy(machine, b"a", 0, 0)
+    machine.on_revoke(1)
+    assert events(machine.on_close()) == [Released(1)]
 
 
 def test_bytes_that_travel_beside_their_frame_are_credit_too() -> None:
@@ -284,14 +353,11 @@ def test_bytes_that_travel_beside_their_frame_are_credit_too() -> None:
     machine = receiver(ticket())
     hello(machine, b"a", lane="shm")
     machine.on_frame(b"a", BEGIN, [], 0.0)
-    acks = [
-        replies(
-            machine.on_frame(
-                b"a", dataclasses.replace(data(seq, 0), runs=(), source_blocks=(9,)), [], 0.0
-            )
-        )
-        for seq in range(3)
-    ]
+    acks = []
+    for seq in range(3):
+        beside = dataclasses.replace(data(seq, 0), runs=(), source_blocks=(9,))
+        effects = machine.on_frame(b"a", beside, [], 0.0)
+        acks.append(replies(effects + copied(machine, effects)))
     assert acks == [[], [frames.Ack(2, LIMITS.window_bytes)], []]
 
 
@@ -305,9 +371,8 @@ def test_a_revoked_landing_takes_no_write_that_was_checked_before() -> None:
     assert machine.may_write(write)
     revoked = machine.on_revoke(1)
     assert [type(frame) for frame in replies(revoked)] == [frames.Failed]
-    assert events(revoked) == [Released(1)]
     assert not machine.may_write(write)
-    assert machine.on_corrupt(write, {0}, "late") == []
+    assert machine.on_corrupt(write, {0}, "late") == [Emit(Released(1))]
     machine.on_expect(ticket(2), 10.0, 0.0)
     assert not machine.may_write(write)
 
@@ -324,7 +389,7 @@ def test_a_write_of_another_generation_is_not_made(generation: int) -> None:
     assert isinstance(write, Write)
     late = dataclasses.replace(write, data=dataclasses.replace(write.data, generation=generation))
     assert not machine.may_write(late)
-    assert machine.on_written(late) == machine.on_corrupt(late, {0}, "late") == []
+    assert events(machine.on_written(late)) == []
     assert machine.may_write(write)
     assert isinstance(events(machine.on_written(write))[0], Landed)
 
@@ -349,7 +414,7 @@ def test_a_ping_is_answered_with_the_credit_given_so_far() -> None:
     machine = receiver(ticket())
     hello(machine, b"a")
     machine.on_frame(b"a", BEGIN, [], 0.0)
-    asked = machine.on_frame(b"a", data(0, 0, wants_ack=True), [P, P], 0.0)
+    asked = machine.on_written(begin_copy(machine, b"a", 0, 0, wants_ack=True))
     assert replies(asked) == [frames.Ack(1, LIMITS.window_bytes)]
     land(machine, b"a", 1, 1)
     for _ in range(2):

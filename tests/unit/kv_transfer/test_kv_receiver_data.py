@@ -47,6 +47,19 @@ def test_data_keeps_to_what_was_agreed_of_sums(verify: str, sums: bytes) -> None
     assert released == Released(1)
 
 
+def test_sums_of_another_number_of_planes_fail_the_landing() -> None:
+    machine = Receiver(ME, LAYOUT, LIMITS, num_blocks=4, verify="block")
+    machine.on_expect(ticket(), 10.0, 0.0)
+    machine.on_frame(b"a", frames.Hello(SENDER, ME, LAYOUT, {"zmq": b""}, "block"), [], 0.0)
+    machine.on_lane(b"a", "zmq", b"")
+    machine.on_frame(b"a", BEGIN, [], 0.0)
+    effects = machine.on_frame(b"a", dataclasses.replace(data(0, 0), sums=bytes(8)), [P, P], 0.0)
+    assert not any(isinstance(effect, Write) for effect in effects)
+    failed, _ = events(effects)
+    assert isinstance(failed, LandingFailed)
+    assert "8 bytes of sums for 1 blocks of layer 0, which has 2 planes" in str(failed.error)
+
+
 @pytest.mark.parametrize(("came_again", "ending"), [(10, Landed), (11, LandingFailed)])
 def test_a_piece_counts_in_the_digest_as_it_came_last(
     came_again: int, ending: type[KVEvent]

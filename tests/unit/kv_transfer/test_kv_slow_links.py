@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import random
+import statistics
+from collections.abc import Hashable
 
 import pytest
 
@@ -19,6 +22,7 @@ from kv_transfer.core.link_rates import (
     SLOW_LOOK_S,
     WINDOW_S,
     RateMeter,
+    UsualRates,
     is_slow,
 )
 from kv_transfer.core.sender import Sender
@@ -207,8 +211,76 @@ def test_a_broken_link_is_not_looked_at_before_it_can_do_anything() -> None:
 def test_slow_is_much_longer_than_elsewhere(
     own_per_s: float | None, others: list[float], prefill_s: float, expected: bool
 ) -> None:
-    assert is_slow(10_000, own_per_s, others, prefill_s) == expected
-    assert not is_slow(0, own_per_s, others, prefill_s)
+    usual = statistics.median(others) if others else None
+    assert is_slow(10_000, own_per_s, usual, prefill_s) == expected
+    assert not is_slow(0, own_per_s, usual, prefill_s)
+
+
+def busy(per_s: float) -> RateMeter:
+    """Return the meter of a link that has carried so much for a second, until 1.0."""
+    meter = RateMeter()
+    meter.on_acknowledged(0, 0.0, is_idle=False)
+    meter.on_acknowledged(int(per_s), 1.0, is_idle=False)
+    return meter
+
+
+def idle(per_s: float) -> RateMeter:
+    """Return the meter of a link that carried so much once, and nothing now."""
+    meter = busy(per_s)
+    meter.on_idle()
+    return meter
+
+
+def test_links_that_share_this_nodes_network_are_not_slow_beside_idle_ones() -> None:
+    """A move would be vain: the other link would have to share the network too."""
+    meters: dict[Hashable, RateMeter] = {f"busy {n}": busy(1e9 / 50) for n in range(50)}
+    meters |= {f"idle {n}": idle(1e9) for n in range(100)}
+    usual = UsualRates().beside("busy 0", meters, 1.0)
+    assert usual == pytest.approx(1e9 / 50)
+    assert not is_slow(10**9, 1e9 / 50, usual, PREFILL_S)
+
+
+def test_one_slow_link_is_slow_beside_idle_ones() -> None:
+    meters: dict[Hashable, RateMeter] = {"slow": busy(1e6), "a": idle(1e9), "b": idle(3e9)}
+    assert UsualRates().beside("slow", meters, 1.0) == pytest.approx(2e9)
+    assert UsualRates().beside("new", meters, 1.0) == pytest.approx(1e9)
+    assert UsualRates().beside("slow", {"slow": busy(1e6)}, 1.0) is None
+
+
+def test_many_slow_links_are_slow_beside_idle_ones_that_had_much_more() -> None:
+    meters: dict[Hashable, RateMeter] = {f"slow {n}": busy(1e6) for n in range(8)}
+    meters |= {f"idle {n}": idle(1e9) for n in range(10)}
+    usual = UsualRates().beside("slow 0", meters, 1.0)
+    assert usual == pytest.approx(1e9 / 8)
+    assert is_slow(10**9, 1e6, usual, PREFILL_S)
+
+
+def test_the_usual_rate_is_the_median_without_the_own_one() -> None:
+    rng = random.Random("usual")
+    for count in range(1, 12):
+        rates = [float(rng.randrange(1, 6) * 10**6) for _ in range(count)]
+        meters: dict[Hashable, RateMeter] = {n: busy(rate) for n, rate in enumerate(rates)}
+        for own in range(count):
+            others = rates[:own] + rates[own + 1 :]
+            wanted = statistics.median(others) if others else None
+            assert UsualRates().beside(own, meters, 1.0) == wanted
+
+
+def test_rates_are_looked_at_once_for_all_links() -> None:
+    looks = []
+
+    class Counted(RateMeter):
+        def latest(self, now_s: float) -> float | None:
+            looks.append(now_s)
+            return super().latest(now_s)
+
+    meters: dict[Hashable, RateMeter] = {number: Counted() for number in range(100)}
+    usual = UsualRates()
+    for number in range(100):
+        usual.beside(number, meters, 1.0 + number * SLOW_LOOK_S / 101)
+    assert len(looks) == 100
+    usual.beside(0, meters, 1.0 + SLOW_LOOK_S)
+    assert len(looks) == 200
 
 
 def test_the_rate_counts_from_the_first_acknowledgement_on() -> None:

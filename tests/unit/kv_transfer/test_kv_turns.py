@@ -22,7 +22,7 @@ def transfer(token: int, deadline_at_s: float = 9.0, priority: int = 0) -> Trans
 def without_pieces(token: int, deadline_at_s: float = 9.0, priority: int = 0) -> Transfer:
     return Transfer(
         ticket(token),
-        Source(num_layers=4, num_blocks=64, max_blocks=1),
+        Source(num_blocks=64, max_blocks=(1,) * 4),
         deadline_at_s=deadline_at_s,
         now_s=0.0,
         priority=priority,

@@ -273,7 +273,8 @@ def test_credit_follows_the_smaller_of_the_first_window_and_the_present_one() ->
     session.welcome_bytes, session.window_bytes = 80, 800
     owed = []
     for seq, num_bytes in enumerate((9, 1)):
-        session.consume(seq, num_bytes)
-        owed.append(session.owes_credit)
+        session.consume(seq, num_bytes, wants_ack=False)
+        session.finish(seq)
+        owed.append(session.is_ack_due)
     session.welcome_bytes, session.window_bytes = 800, 88
-    assert [*owed, session.owes_credit] == [False, True, False]
+    assert [*owed, session.is_ack_due] == [False, True, False]

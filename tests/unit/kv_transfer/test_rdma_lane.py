@@ -17,7 +17,7 @@ from kv_transfer.core.block_arrays import as_blocks
 from kv_transfer.core.chunks import Chunk
 from kv_transfer.core.effects import Peer
 from kv_transfer.lane import Broken, Ready
-from kv_transfer.pieces import Pool
+from kv_transfer.pool_memory import Bytes
 from kv_transfer.rdma import rdma_lane
 from kv_transfer.rdma.mooncake_engine import RdmaUnavailable
 from kv_transfer.rdma.peer_writer import Engine, PeerWriter
@@ -25,6 +25,7 @@ from kv_transfer.rdma.rdma_lane import COOL_DOWN_S, RdmaLane
 from kv_transfer.transport import Parts
 from tests.fakes.fake_engine import FakeEngine
 from tests.fakes.manual_clock import ManualClock
+from tests.unit.kv_transfer.pool_shapes import kv_pool
 
 NUM_LAYERS, NUM_BLOCKS, PIECE = 2, 8, 64
 PEER, OTHER = (Peer(f"tcp://127.0.0.1:{n}", Incarnation(f"d{n}", 1)) for n in (1, 2))
@@ -32,7 +33,7 @@ WAIT_S = 20.0
 OFFER = msgpack.packb([rdma_lane.VERSION])
 
 
-def shared_pool(fill: int) -> Pool:
+def shared_pool(fill: int) -> Bytes:
     memory = np.frombuffer(mmap.mmap(-1, NUM_LAYERS * 2 * NUM_BLOCKS * PIECE), np.uint8)
     pool = memory.reshape(NUM_LAYERS, 2, NUM_BLOCKS, PIECE)
     pool[:] = fill
@@ -47,9 +48,13 @@ class Ends:
         self.clock = ManualClock()
         self.source, self.target = shared_pool(7), shared_pool(0)
         self.sender = RdmaLane(
-            self.source, self.engine, max_slabs=2, clock=self.clock, window_bytes=16 * PIECE
+            kv_pool(self.source),
+            self.engine,
+            max_slabs=2,
+            clock=self.clock,
+            window_bytes=16 * PIECE,
         )
-        self.receiver = RdmaLane(self.target, self.engine, max_slabs=2)
+        self.receiver = RdmaLane(kv_pool(self.target), self.engine, max_slabs=2)
         self._changed = threading.Event()
         self.sender.attach(self._changed.set)
 
@@ -364,7 +369,7 @@ def test_an_offer_that_cannot_be_taken(ends: Ends, offer: bytes) -> None:
 def test_private_memory_is_only_sent_from() -> None:
     engine = FakeEngine()
     pool = np.zeros((NUM_LAYERS, 2, NUM_BLOCKS, 1 << 16), np.uint8)
-    lane = RdmaLane(pool, engine)
+    lane = RdmaLane(kv_pool(pool), engine)
     offer = lane.offer(PEER)
     assert offer is not None
     assert lane.open(b"session", offer) is None
@@ -376,5 +381,5 @@ def test_memory_that_cannot_be_registered_leaves_no_key() -> None:
     engine = FakeEngine()
     engine.fails_after = 5
     with pytest.raises(RdmaUnavailable, match="locked memory"):
-        RdmaLane(shared_pool(0), engine, max_slabs=2)
+        RdmaLane(kv_pool(shared_pool(0)), engine, max_slabs=2)
     assert engine.regions == {}

@@ -8,23 +8,25 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kv_transfer.pieces import Pool
+from kv_transfer.pool_memory import Bytes
 from kv_transfer.rdma.aliases import Aliases
 from kv_transfer.rdma.registered_pool import RegisteredPool
 from kv_transfer.rdma.slabs import slabbed
 from tests.fakes.fake_engine import FakeEngine
+from tests.unit.kv_transfer.pool_shapes import kv_pool
 
 NUM_LAYERS, NUM_BLOCKS, PIECE = 2, 8, 64
 REGIONS_PER_SLAB = 2 * NUM_LAYERS
 
 
-def memory() -> Pool:
+def memory() -> Bytes:
     pool = np.frombuffer(mmap.mmap(-1, NUM_LAYERS * 2 * NUM_BLOCKS * PIECE), np.uint8)
     return pool.reshape(NUM_LAYERS, 2, NUM_BLOCKS, PIECE)
 
 
 def registered(engine: FakeEngine) -> RegisteredPool:
-    return RegisteredPool(memory(), slabbed(NUM_LAYERS, NUM_BLOCKS, PIECE, max_slabs=2), engine)
+    pool = kv_pool(memory())
+    return RegisteredPool(pool, slabbed(pool.shape, max_slabs=2), engine)
 
 
 def move_and_fence(pool: RegisteredPool, slab: int) -> None:

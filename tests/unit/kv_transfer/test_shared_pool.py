@@ -75,22 +75,22 @@ def test_a_reader_sees_what_the_owner_writes(is_touched: bool) -> None:
     assert pool.memory.ctypes.data % mmap.PAGESIZE == 0
     assert pool.memory.size == NUM_BYTES
     assert not pool.memory.any()
-    seen = map_pool(pool.offer(NUM_BLOCKS), LAYOUT)
-    assert seen.shape == (LAYOUT.num_layers, 2, NUM_BLOCKS, LAYOUT.piece_bytes)
+    seen = map_pool(pool.offer(NUM_BLOCKS), LAYOUT).memory.bytes()
+    assert seen.shape == (NUM_BYTES,)
     pool.memory[:] = np.arange(NUM_BYTES, dtype=np.uint32).astype(np.uint8)
     assert np.array_equal(seen.reshape(-1), pool.memory)
 
 
 def test_owner_and_reader_map_it_where_large_pages_fit() -> None:
     pool = new_pool(is_touched=True)
-    seen = map_pool(pool.offer(NUM_BLOCKS), LAYOUT)
+    seen = map_pool(pool.offer(NUM_BLOCKS), LAYOUT).memory.bytes()
     for memory in (pool.memory, seen):
         assert (memory.ctypes.data - mmap.PAGESIZE) % HUGE_PAGE_BYTES == 0
 
 
 def test_a_reader_cannot_write() -> None:
     pool = new_pool()
-    seen = map_pool(pool.offer(NUM_BLOCKS), LAYOUT)
+    seen = map_pool(pool.offer(NUM_BLOCKS), LAYOUT).memory.bytes()
     with pytest.raises(ValueError, match="read-only"):
         seen[:] = 0
     with pytest.raises(ValueError, match="WRITEABLE"):
@@ -101,7 +101,7 @@ def test_what_is_mapped_outlives_its_owner() -> None:
     pool = new_pool()
     wanted = pool.memory.copy()
     offer = pool.offer(NUM_BLOCKS)
-    seen = map_pool(offer, LAYOUT)
+    seen = map_pool(offer, LAYOUT).memory.bytes()
     del pool
     gc.collect()
     assert np.array_equal(seen.reshape(-1), wanted)
@@ -128,7 +128,7 @@ def test_the_pool_of_a_process_that_is_killed_stays_readable_until_it_is_dropped
         try:
             assert owner.stdout is not None
             offer = owner.stdout.read()
-            seen = map_pool(offer, LAYOUT)
+            seen = map_pool(offer, LAYOUT).memory.bytes()
         finally:
             owner.kill()
             owner.wait()

@@ -26,6 +26,7 @@ from common.request import (
     GenerationRequest,
     SamplingParams,
 )
+from common.token_rules import TokenRules
 from common.version import PROTOCOL_VERSION
 from protos import pdserve_node_pb2 as pb
 from protos.codec import (
@@ -69,6 +70,14 @@ sampling_params = st.builds(
     logprobs=st.none() | st.integers(0, 20),
     stop_token_ids=st.lists(token_ids, max_size=64).map(tuple),
     ignore_eos=st.booleans(),
+    rules=st.builds(
+        TokenRules,
+        biases=st.lists(st.tuples(token_ids, st.floats(-100, 100)), max_size=5).map(tuple),
+        bad_words=st.lists(st.lists(token_ids, min_size=2, max_size=4).map(tuple), max_size=3).map(
+            tuple
+        ),
+        allowed_token_ids=st.lists(token_ids, max_size=5).map(tuple),
+    ),
 )
 
 

@@ -84,7 +84,7 @@ def _cache(case: Case) -> KVCache:
         block_size=case.block_size, dtype="float32",
     )  # fmt: skip
     cache = KVCache(layout, NUM_BLOCKS * layout.block_bytes)
-    view = cache.as_numpy()
+    view = cache.slots().view(np.float32)
     view[:] = np.random.RandomState(4).standard_normal(view.shape)
     return cache
 
@@ -96,7 +96,7 @@ def _qkv(case: Case, batch: FlatBatch) -> np.ndarray:
 
 def _reference(case: Case, batch: FlatBatch, qkv: np.ndarray, cache: KVCache) -> np.ndarray:
     """`[rows, heads, head_dim]` from a float64 softmax over the cache's own content."""
-    past = cache.as_numpy()[0].astype(np.float64)
+    past = cache.slots().view(np.float32)[0].astype(np.float64)
     parts = []
     for index, (cached, new) in enumerate(case.sequences):
         first = batch.row_starts[index]
@@ -112,12 +112,17 @@ def _reference(case: Case, batch: FlatBatch, qkv: np.ndarray, cache: KVCache) ->
 def test_plain_paddle_operators(case: Case, tmp_path: Path) -> None:
     batch, cache = _batch(case), _cache(case)
     qkv = _qkv(case, batch)
-    attention = PaddleAttention(_spec(case, tmp_path), cache)
+    attention = PaddleAttention(_spec(case, tmp_path), cache, "float32")
     attention.begin(batch)
     counts = [case.num_heads, case.num_kv_heads, case.num_kv_heads]
     out = attention.attend(0, *paddle.split(paddle.to_tensor(qkv), counts, axis=1))
     np.testing.assert_allclose(out.numpy(), _reference(case, batch, qkv, cache), atol=2e-5)
-    stored = cache.as_numpy()[0, 0].swapaxes(1, 2).reshape(-1, case.num_kv_heads, case.head_dim)
+    stored = (
+        cache.slots()
+        .view(np.float32)[0, 0]
+        .swapaxes(1, 2)
+        .reshape(-1, case.num_kv_heads, case.head_dim)
+    )
     keys = qkv[:, case.num_heads : case.num_heads + case.num_kv_heads]
     np.testing.assert_array_equal(stored[batch.slots], keys)
 
@@ -125,7 +130,7 @@ def test_plain_paddle_operators(case: Case, tmp_path: Path) -> None:
 def test_numba_kernels(case: Case) -> None:
     batch, cache = _batch(case), _cache(case)
     qkv = _qkv(case, batch)
-    keys, values = cache.as_numpy()[0]
+    keys, values = cache.slots()[0]
     ready = qkv.copy()
     half = case.head_dim // 2
     unturned = np.ones((2000, half), np.float32), np.zeros((2000, half), np.float32)
@@ -167,7 +172,7 @@ def test_a_row_is_the_same_in_a_chunk_and_alone_and_divided_or_not(case: Case) -
     """The last tokens of a sequence: as a chunk, verified together, and one by one."""
     ((_, length),) = case.sequences
     cache = _cache(case)
-    keys, values = cache.as_numpy()[0]
+    keys, values = cache.slots()[0]
     ready = _qkv(case, _batch(case))
     whole = _attend(case, _batch(case), ready, keys, values, num_threads=1)
     for new in (1, 2, 5, 8, 9, 40):

@@ -35,7 +35,7 @@ def _pool(*, is_mirrored: bool) -> tuple[KVCache, HostPool]:
 def test_a_round_trip_over_any_blocks(is_mirrored: bool, seed: int) -> None:
     cache, pool = _pool(is_mirrored=is_mirrored)
     choose = random.Random(seed)
-    content = cache.as_numpy()
+    content = cache.slots().view(np.float32)
     content[:] = np.random.RandomState(seed).standard_normal(content.shape)
     count = choose.randint(1, NUM_HOST_BLOCKS)
     # Sorted on one side half of the time: runs on one side only must not be taken for runs.
@@ -56,7 +56,7 @@ def test_a_round_trip_over_any_blocks(is_mirrored: bool, seed: int) -> None:
 
 def test_bad_ids_move_nothing() -> None:
     cache, pool = _pool(is_mirrored=False)
-    content = cache.as_numpy()
+    content = cache.slots().view(np.float32)
     content[:] = 1
     for method, first, second, words in (
         (pool.swap_out, [1, 2], [0], "swapping 2 blocks and 1 host blocks"),

@@ -47,7 +47,7 @@ def make_runner(
 def computed_bytes(runner: ModelRunner) -> np.ndarray:
     """The memory that is computed in, `[layers, 2, blocks, piece_bytes]`."""
     shape = runner.kv_bytes.shape
-    return runner._cache.as_numpy().view(np.uint8).reshape(shape)
+    return runner._cache.slots().reshape(shape)
 
 
 def check_pushed(node: PrefillNode, lease_token: int, prompt: Sequence[int]) -> None:

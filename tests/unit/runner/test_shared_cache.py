@@ -41,7 +41,8 @@ def test_a_reader_sees_what_was_computed(dtype: str, is_mirrored: bool) -> None:
         pytest.skip("numpy cannot look at bfloat16, and no CPU cache has it")
     cache, pool, touched = shared_cache(dtype, is_mirrored=is_mirrored)
     assert touched == [not is_mirrored]
-    seen = map_pool(pool.offer(NUM_BLOCKS), cache.layout)
+    shared = map_pool(pool.offer(NUM_BLOCKS), cache.layout).memory.bytes()
+    seen = shared.reshape(cache.layout.pool_shape(NUM_BLOCKS))
     assert not seen.any()
     values = np.random.default_rng(1).standard_normal([2, 4, 16]).astype(np.float32)
     written = paddle.to_tensor(values).astype(dtype)

@@ -41,7 +41,7 @@ def new_cache(spec: DecoderSpec) -> KVCache:
         block_size=BLOCK_SIZE, dtype="float32",
     )  # fmt: skip
     cache = KVCache(layout, NUM_BLOCKS * layout.block_bytes)
-    cache.as_numpy()[:] = np.nan  # nothing outside a sequence may reach a sum
+    cache.slots().view(np.float32)[:] = np.nan  # nothing outside a sequence may reach a sum
     return cache
 
 
@@ -77,12 +77,12 @@ def attended(
         shape = (spec.num_kv_heads, cached, spec.head_dim)
         table = batch.block_tables[index]
         positions = np.arange(cached)
-        for part in cache.as_numpy()[0]:
+        for part in cache.slots().view(np.float32)[0]:
             past = random.standard_normal(shape).astype(np.float32)
             part[table[positions // BLOCK_SIZE], :, positions % BLOCK_SIZE] = past.swapaxes(0, 1)
         heads = spec.num_heads + 2 * spec.num_kv_heads
         rows.append(random.standard_normal((new, heads, spec.head_dim)).astype(np.float32))
-    attention = PaddleAttention(spec, cache)
+    attention = PaddleAttention(spec, cache, "float32")
     if limits is not None:
         attention._tiles._limits = limits
     attention.begin(batch)

@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from engine.runner.block_formats import dequantise, quantise
+
 VOCAB_SIZE = 97
 _COMMON: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
@@ -154,9 +156,10 @@ def mtp_weights_of(
 
 
 def in_bytes(weight: np.ndarray) -> np.ndarray:
-    """Each row rounded to 127 steps of its largest element."""
-    step = np.abs(weight).max(axis=1, keepdims=True) / np.float32(127)
-    return np.asarray(np.rint(weight / np.where(step > 0, step, 1)) * step, np.float32)
+    """Return the weight as blocks of bytes have it; unchanged if blocks do not divide its rows."""
+    if weight.shape[1] % 32:
+        return weight
+    return dequantise(quantise(weight, "Q8_0"))
 
 
 class _Tensors:

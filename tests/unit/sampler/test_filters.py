@@ -1,14 +1,17 @@
 """Filters and the draw against plain numpy, and the draw's frequencies against probabilities."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from engine.runner.kernels.filters import draw, gumbel_noise, kept_prefix, likeliest
+from engine.runner.kernels.draw import draw, gumbel_noise
+from engine.runner.kernels.filters import kept_prefix, likeliest
 from engine.runner.kernels.philox import philox_blocks
+from engine.runner.kernels.row_scan import BLOCK
 
 # Upper 0.1 % points of the chi-square distribution.
 CHI_SQUARE_0_999 = {3: 16.27, 7: 24.32, 9: 27.88}
@@ -109,6 +112,16 @@ def noise_of(vocab_size: int, seed: int, output_index: int) -> np.ndarray:
     return np.array([gumbel_noise(word) for word in in_order])
 
 
+def drawn(depths: np.ndarray, last_depth: float, last_id: int, seed: int, index: int) -> Any:
+    """Draw from a row with these depths, one of which is 0."""
+    values = np.float32(0) - depths
+    maxima = np.array([values[at : at + BLOCK].max() for at in range(0, len(values), BLOCK)])
+    return draw(
+        values, maxima, np.float32(0), np.float32(1), last_depth, last_id,
+        np.uint64(seed), np.uint32(index), values.ctypes.data,
+    )  # fmt: skip
+
+
 @settings(max_examples=100, deadline=None)
 @given(
     vocab_size=st.integers(1, 1100),
@@ -126,7 +139,7 @@ def test_draw_is_the_largest_noisy_logit_among_the_kept(
     scores = noise_of(vocab_size, seed, output_index) - depths
     dropped = np.setdiff1d(np.arange(vocab_size), kept(depths, top_k, 1.0, 0.0))
     scores[dropped] = -np.inf
-    token_id = draw(depths, last_depth, last_id, np.uint64(seed), np.uint32(output_index))
+    token_id = drawn(depths, last_depth, last_id, seed, output_index)
     assert token_id == scores.argmax()
 
 
@@ -140,16 +153,14 @@ def test_equal_scores_go_to_the_lowest_id() -> None:
         first, second = sorted(order[at : at + 2])
         depths = np.full(len(noise), np.inf, np.float32)
         depths[[first, second]] = 0
-        assert draw(depths, np.inf, len(depths), np.uint64(1), np.uint32(0)) == first
+        assert drawn(depths, np.inf, len(depths), 1, 0) == first
 
 
 def test_noise_of_a_seed_is_fixed_for_ever() -> None:
     """A change here changes the answers of seeded clients."""
     depths = np.zeros(49152, np.float32)
-    drawn = [
-        draw(depths, np.inf, len(depths), np.uint64(2**40 + 7), np.uint32(i)) for i in range(6)
-    ]
-    assert drawn == [27462, 3031, 22262, 4267, 33613, 32006]
+    tokens = [drawn(depths, np.inf, len(depths), 2**40 + 7, i) for i in range(6)]
+    assert tokens == [27462, 3031, 22262, 4267, 33613, 32006]
 
 
 def chi_square(counts: np.ndarray, probabilities: np.ndarray) -> float:
@@ -164,7 +175,7 @@ def test_draws_follow_the_probabilities(vary: str) -> None:
     counts = np.zeros(8)
     for n in range(40_000):
         seed, index = (11, n) if vary == "output_index" else (n, 3)
-        counts[draw(depths, np.inf, 8, np.uint64(seed), np.uint32(index))] += 1
+        counts[drawn(depths, np.inf, 8, seed, index)] += 1
     assert chi_square(counts, probabilities) < CHI_SQUARE_0_999[7]
 
 
@@ -174,7 +185,7 @@ def test_draws_after_top_k_follow_the_renormalised_probabilities() -> None:
     last_depth, last_id = kept_prefix(depths, depths, 0.0, 4, 1.0, 0.0)
     counts = np.zeros(8)
     for n in range(40_000):
-        counts[draw(depths, last_depth, last_id, np.uint64(5), np.uint32(n))] += 1
+        counts[drawn(depths, last_depth, last_id, 5, n)] += 1
     probabilities[[1, 2, 5, 7]] = 0
     assert counts[probabilities == 0].sum() == 0
     assert chi_square(counts, probabilities) < CHI_SQUARE_0_999[3]
@@ -184,7 +195,7 @@ def test_draws_over_a_wide_vocabulary_are_even() -> None:
     depths = np.zeros(10_000, np.float32)
     counts = np.zeros(10)
     for n in range(5_000):
-        counts[draw(depths, np.inf, 10_000, np.uint64(1), np.uint32(n)) // 1000] += 1
+        counts[drawn(depths, np.inf, 10_000, 1, n) // 1000] += 1
     assert chi_square(counts, np.ones(10)) < CHI_SQUARE_0_999[9]
 
 
@@ -203,5 +214,5 @@ def test_a_token_that_cannot_be_is_never_drawn() -> None:
     depths = np.full(1 << 16, np.inf, np.float32)
     depths[-1] = 0
     for seed in range(4):
-        token_id = draw(depths, np.inf, len(depths), np.uint64(seed), np.uint32(0))
+        token_id = drawn(depths, np.inf, len(depths), seed, 0)
         assert token_id == len(depths) - 1

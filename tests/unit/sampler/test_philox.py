@@ -1,11 +1,14 @@
 """Philox4x32-10 against the published vectors, by way of a plain Python version of it."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numba import njit
 
-from engine.runner.kernels.philox import philox_blocks
+from engine.runner.kernels.philox import largest_word, philox_blocks
 
 UINT32 = st.integers(0, 2**32 - 1)
 
@@ -50,3 +53,18 @@ def test_blocks_are_those_of_successive_counters(
         counter = ((first + column) % 2**32, second, 0, 0)
         wanted = reference_block(counter, (key % 2**32, key >> 32))
         assert tuple(words[:, column].tolist()) == wanted
+
+
+@njit  # type: ignore[untyped-decorator]
+def largest_of(first: int, num_blocks: int, second: int, key: int) -> Any:
+    return largest_word(first, num_blocks, second, key)
+
+
+@given(first=UINT32, second=UINT32, key=st.integers(0, 2**64 - 1), num=st.sampled_from([8, 16, 64]))
+def test_the_largest_word_is_that_of_all_blocks(
+    first: int, second: int, key: int, num: int
+) -> None:
+    words = np.empty((4, num), np.uint32)
+    philox_blocks(words, np.uint32(first), np.uint32(second), np.uint64(key))
+    largest = largest_of(np.uint32(first), num, np.uint32(second), np.uint64(key))
+    assert largest == words.max()

@@ -12,7 +12,7 @@ import pytest
 from tokenizers import Tokenizer, pre_tokenizers
 
 from common.errors import CheckpointError
-from pdserve.checkpoints.gguf_convert import convert_gguf
+from pdserve.checkpoints.gguf_folder import make_gguf_folder
 from pdserve.checkpoints.gguf_sentencepiece import merges_of_scores
 
 WriteGguf = Callable[..., Path]
@@ -33,7 +33,7 @@ def tokenizer_of(write_gguf: WriteGguf, folder: Path, metadata: dict[str, Any]) 
     num_tokens = len(metadata["tokenizer.ggml.tokens"])
     path = write_gguf(metadata, {"token_embd.weight": np.zeros((num_tokens, 32), np.float32)})
     folder.mkdir()
-    convert_gguf(path, folder, progress=False)
+    make_gguf_folder(path, folder)
     tokenizer: Tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     return tokenizer
 

@@ -40,7 +40,7 @@ def test_a_folder_needs_no_numerics(tmp_path: Path) -> None:
     assert printed.stdout.strip() == "[]"
 
 
-def test_a_gguf_file_is_converted_into_the_cache(
+def test_the_folder_of_a_gguf_file_is_in_the_cache(
     write_gguf: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PDSERVE_CACHE", str(tmp_path / "cache"))
@@ -49,13 +49,17 @@ def test_a_gguf_file_is_converted_into_the_cache(
     assert (folder / "config.json").is_file()
 
 
-def test_a_missing_converter_says_what_to_install(
+def test_a_missing_package_says_what_to_install(
     write_gguf: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PDSERVE_CACHE", str(tmp_path / "cache"))
     path = write_gguf()
-    monkeypatch.setitem(sys.modules, "gguf", None)
-    with pytest.raises(CheckpointError, match=r"needs the Python package gguf: .*'\.\[local\]'"):
+    for name in ("gguf_folder", "gguf_tokenizer"):
+        monkeypatch.delitem(sys.modules, f"pdserve.checkpoints.{name}", raising=False)
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(
+        CheckpointError, match=r"needs the Python package tokenizers: .*'\.\[local\]'"
+    ):
         resolve_checkpoint(str(path), progress=False)
 
 
@@ -79,7 +83,11 @@ def test_a_name_of_the_hub_is_told_how_to_download_it(
 @pytest.mark.parametrize(
     ("name", "wanted"),
     [
-        ("missing", "missing does not exist: wanted a Hugging Face folder, a .gguf file or 'demo'"),
+        (
+            "missing",
+            "missing does not exist: wanted a Hugging Face folder, a .gguf file or one of the "
+            "names demo, qwen2.5-coder-0.5b",
+        ),
         ("empty", "empty: no config.json in it"),
         ("notes.txt", "notes.txt is not a folder or .gguf file"),
         ("broken.gguf", "wanted a GGUF file"),

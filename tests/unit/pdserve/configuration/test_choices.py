@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from common.kv_layout import DTYPE_BYTES
+from common.kv_layout import DTYPE_BYTES, STORED_BYTES
 from engine.core.policies.reservation import RESERVATION_POLICIES
 from engine.core.policies.victims import VICTIM_ORDERS
+from engine.runner.block_formats import QUANTISERS
 from kv_transfer.core.lanes import LANES_BY_SPEED, VERIFY_AUTO, VERIFY_MODES
 from pdserve.configuration.options import all_options
 from router.core.policies import POLICIES
+from router.tools.formats import FORMATS
 
 # The loopback lane joins two nodes of one process, which no command starts.
 NETWORK_LANES = [lane for lane in LANES_BY_SPEED if lane != "loopback"]
@@ -24,6 +26,10 @@ NETWORK_LANES = [lane for lane in LANES_BY_SPEED if lane != "loopback"]
         ("kv_transport", ["auto", *NETWORK_LANES]),
         ("kv_verify", [VERIFY_AUTO, *VERIFY_MODES]),
         ("dtype", ["auto", *DTYPE_BYTES]),
+        ("tool_format", ["auto", *FORMATS]),
+        ("quantization", ["none", *(name.lower() for name in QUANTISERS)]),
+        # A model in float16 has KV in float16, by auto; the CPU kernels have no such slots.
+        ("kv_cache_dtype", ["auto", *(kind for kind in STORED_BYTES if kind != "float16")]),
     ],
 )
 def test_the_choices_are_those_of_the_code(key: str, known: list[str]) -> None:

@@ -74,6 +74,8 @@ def test_the_file_is_named_by_a_variable_or_a_flag_and_the_flag_wins(file: Path)
 
 LEGAL_VALUES = {
     "cors_origins": "https://chat.example.org",
+    "tool_format": "hermes",
+    "reasoning_format": "think",
     "model": "m",
     "dtype": "auto",
     "log_level": "info",
@@ -82,6 +84,9 @@ LEGAL_VALUES = {
     "log_format": "json",
     "otel_endpoint": "http://collector:4317",
     "attention_backend": "numba",
+    "kv_cache_dtype": "int8",
+    "activation_dtype": "int8",
+    "quantization": "q4_0",
     "redis_url": "unix://s",
     "placement_policy": "round_robin",
     "reservation_policy": "global_ratio",

@@ -56,6 +56,18 @@ async def test_a_browser_asks_before_it_sends_a_key() -> None:
     assert "access-control-allow-origin" not in other.headers
 
 
+def test_a_default_port_is_no_part_of_an_origin() -> None:
+    listed = (
+        "https://a.example:443, http://b.example:80, https://c.example:80, http://d.example:443"
+    )
+    assert ApiConfig(cors_origins=listed).allowed_origins == (
+        "https://a.example",
+        "http://b.example",
+        "https://c.example:80",
+        "http://d.example:443",
+    )
+
+
 NO_ORIGINS = [
     "chat.example.org",
     "https://a.example.org/",

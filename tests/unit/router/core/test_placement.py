@@ -7,9 +7,11 @@ import pytest
 from common.errors import InvalidRequest, Overloaded
 from common.ids import Incarnation
 from common.nodes import NodeLoad, NodeRecord, Role
+from common.request import SamplingParams
+from common.token_rules import NO_RULES, TokenRules
 from router.core.placement import Choice, Placer
 from router.core.policies import POLICIES
-from router.core.policies.query import NodeView, PolicyState, Query
+from router.core.policies.query import NodeView, PolicyState, Query, query_of
 from router.core.prefix_map import PrefixMap
 
 NOBODY: frozenset[Incarnation] = frozenset()
@@ -28,6 +30,7 @@ def node(
     is_suspected: bool = False,
     kv_protocol: int = 4,
     has_grammars: bool = False,
+    has_token_rules: bool = False,
 ) -> NodeView:
     record = NodeRecord(
         node_id=node_id,
@@ -42,6 +45,7 @@ def node(
         max_model_len=max_model_len,
         kv_protocol=kv_protocol,
         has_grammars=has_grammars,
+        has_token_rules=has_token_rules,
     )
     load = NodeLoad(
         free_blocks=free_blocks,
@@ -145,6 +149,38 @@ def test_without_a_node_that_follows_grammars_none_is_chosen() -> None:
     request.needs_grammars = True
     with pytest.raises(Overloaded, match="no decode or mixed node follows grammars"):
         choose([node("d0"), prefill("p0", has_grammars=True)], request)
+
+
+@pytest.mark.parametrize(
+    ("rules", "salt", "is_needed"),
+    [
+        (NO_RULES, "", False),
+        (NO_RULES, "mine", True),
+        (TokenRules(biases=((1, 2.0),)), "", True),
+        (TokenRules(bad_words=((1,),)), "", True),
+    ],
+)
+def test_only_nodes_that_know_rules_and_salts_get_them(
+    rules: TokenRules, salt: str, is_needed: bool
+) -> None:
+    request = query_of((1, 2, 3), SamplingParams(max_tokens=8, rules=rules), salt)
+    old = [node("d0"), prefill("p0")]
+    new = [node("d1", has_token_rules=True), prefill("p1", has_token_rules=True)]
+    if is_needed:
+        assert names(choose([*old, *new], request)) == ("d1", "p1")
+        with pytest.raises(Overloaded, match="knows biases, bad words and salts"):
+            choose(old, request)
+    else:
+        assert names(choose(old, request)) == ("d0", "p0")
+
+
+def test_hashes_of_prompts_with_a_salt_are_their_own() -> None:
+    record = node("d0").record
+    of = [
+        query_of((1, 2, 3, 4), SamplingParams(max_tokens=8), salt).block_hashes(record)
+        for salt in ("", "mine", "yours")
+    ]
+    assert len({hashes[0] for hashes in of}) == 3
 
 
 def test_nodes_that_were_tried_are_not_chosen() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 from typing import Any
 
@@ -56,7 +57,17 @@ async def test_a_broken_cluster_view_is_a_500_in_shape() -> None:
 async def test_the_description_stands_alone() -> None:
     async with make_edge().client() as client:
         paths = (await client.get("/openapi.json")).json()["paths"]
-        assert (await client.get("/docs")).status_code == 200
+        page = (await client.get("/docs")).text
+        loaded = re.findall(r'(?:src|href)="([^"]*)"', page)
+        assert len(loaded) == 3
+        for part in loaded:
+            assert part.startswith("/docs/")
+            response = await client.get(part)
+            assert response.status_code == 200
+            assert len(response.content) > 500
+        assert "//" not in re.sub(r"(?m)<!--.*?-->|^\s*//.*$", "", page)
+        assert (await client.get("/docs/../pyproject.toml")).status_code == 404
+        assert (await client.get("/docs/other.js")).status_code == 404
     schema = paths["/v1/chat/completions"]["post"]["requestBody"]["content"]["application/json"]
     assert "messages" in schema["schema"]["properties"]
     assert "$ref" not in str(paths["/v1/chat/completions"]["post"]["requestBody"])

@@ -268,7 +268,12 @@ async def test_the_page_is_one_document_that_runs_nothing_else() -> None:
         found = re.findall(rf"<{tag}>(.*?)</{tag}>", response.text, re.DOTALL)
         hashes = [hashlib.sha256(part.encode()).digest() for part in found]
         assert rules[rule].split() == [f"'sha256-{base64.b64encode(h).decode()}'" for h in hashes]
-    assert not re.search(r"\b(src|href)=\"(?!data:)", response.text)
+    assert not re.search(r"\bsrc=\"|<link[^>]* href=\"(?!data:)", response.text)
+    assert set(re.findall(r"<a href=\"([^\"]*)\"", response.text)) == {
+        "/docs",
+        "/v1/cluster",
+        "/metrics",
+    }
     assert "://" not in response.text.replace("http://www.w3.org/", "")
 
 
@@ -319,7 +324,11 @@ async def test_the_edge_counts_for_the_page() -> None:
         edge.generator.script = fails(NodeLost("gone"))
         assert (await client.post("/v1/completions", json=body)).status_code == 502
     counters = edge.live.edge
-    assert (counters.num_requests, counters.num_failed) == (3, 1)
+    assert (counters.num_requests, counters.num_failed, counters.num_refused) == (3, 1, 1)
+    assert [(error.status, error.text) for error in counters.errors] == [
+        (400, "prompt is missing"),
+        (502, "gone"),
+    ]
     assert counters.num_tokens == edge.metric("pdserve_output_tokens_total") > 1
     assert counters.ttft.percentiles_s(0.5) != [None]
     assert counters.tpot.percentiles_s(0.5) != [None]

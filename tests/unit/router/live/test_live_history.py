@@ -10,19 +10,19 @@ import pytest
 
 from common.ids import AttemptId, Incarnation
 from common.nodes import KVLink, Role
-from placement.store import Placement
 from router.live.counter_window import CounterWindow
 from router.live.history import COLUMNS, NUM_SAMPLES, LiveHistory
 from router.live.reading import LiveRequest, Phase
 from router.live.snapshot import (
+    MAX_ERROR_CHARS,
     MAX_NODES_SHOWN,
     MAX_REQUESTS_SHOWN,
-    history_json,
-    snapshot_json,
+    SnapshotJson,
 )
-from router.watch.edge_counters import LATENCY_INTERVALS, EdgeCounters
+from router.watch.edge_counters import LATENCY_INTERVALS, EdgeCounters, RequestError
 from router.watch.latency_window import LatencyWindow
-from tests.fakes.live_readings import node, reading
+from router.watch.recent_placements import RecentPlacements
+from tests.fakes.live_readings import node, placed, reading
 
 P1, D1 = Incarnation("p1", 3), Incarnation("d1", 5)
 
@@ -84,14 +84,25 @@ def test_no_time_is_too_odd(span_s: float) -> None:
     assert 0 < found < 1e7
 
 
+def request_error(status: int, text: str = "why") -> RequestError:
+    return RequestError(
+        at_s=12.5, endpoint="completions", request_id="q1", status=status, code="c", text=text
+    )
+
+
+def snapshots(history: LiveHistory, *, quotes_requests: bool = True) -> SnapshotJson:
+    return SnapshotJson(history, 10.0, quotes_requests=quotes_requests)
+
+
 def test_a_sample() -> None:
     edge = EdgeCounters()
     history = LiveHistory(edge)
     link = KVLink("d1", "zmq", True, 1000)
     history.add(reading(node(P1, Role.PREFILL, kv_links=(link,)), node(D1, Role.DECODE)), 10.0)
     edge.num_tokens += 30
-    edge.on_request_end(has_failed=False)
-    edge.on_request_end(has_failed=True)
+    edge.on_request_end()
+    for status in (502, 400, 429):
+        edge.on_request_end(request_error(status))
     edge.ttft.observe(0.2)
     edge.tpot.observe(0.01)
     link = KVLink("d1", "zmq", True, 5000)
@@ -101,7 +112,8 @@ def test_a_sample() -> None:
     requests = [LiveRequest(str(n), phase, D1, None) for n, phase in enumerate(phases)]
     sample = history.add(reading(p1, d1, requests=requests), 12.0)
     assert (sample.placing, sample.prefill, sample.transfer, sample.decode) == (1, 2, 1, 1)
-    assert (sample.tokens_per_s, sample.requests_per_s, sample.failures_per_s) == (15.0, 1.0, 0.5)
+    assert (sample.tokens_per_s, sample.requests_per_s) == (15.0, 2.0)
+    assert (sample.failures_per_s, sample.refusals_per_s) == (0.5, 1.0)
     assert (sample.kv_bytes_per_s, sample.preemptions_per_s) == (2000.0, 2.0)
     assert sample.acceptance == 0.75
     assert sample.ttft_p50_s == pytest.approx(0.2, rel=0.03)
@@ -147,7 +159,7 @@ def test_a_snapshot_says_what_every_block_is() -> None:
     }
     now = reading(node(D1, Role.DECODE, **load))
     history.add(now, 0.0)
-    (shown,) = snapshot_json(now, history, [])["nodes"]
+    (shown,) = snapshots(history).snapshot(now)["nodes"]
     assert shown["blocks"] == {
         "running": 33,
         "reserved": 1,
@@ -165,7 +177,7 @@ def test_a_suspected_node_is_told() -> None:
     heard = node(D1, Role.DECODE)
     now = reading(heard, replace(heard, is_suspected=True))
     history.add(now, 0.0)
-    told = [shown["is_suspected"] for shown in snapshot_json(now, history, [])["nodes"]]
+    told = [shown["is_suspected"] for shown in snapshots(history).snapshot(now)["nodes"]]
     assert told == [False, True]
 
 
@@ -178,12 +190,11 @@ def test_a_snapshot_is_json_of_bounded_size() -> None:
     ]
     requests = [LiveRequest(f"q{n}", Phase.PLACING, None, None) for n in range(500)]
     requests += [LiveRequest(f"r{n}", Phase.DECODE, D1, None) for n in range(500)]
-    now = reading(*many, requests=requests)
+    recent = RecentPlacements()
+    entry = placed(recent, "r1", D1, at_s=11.23456, attempt=AttemptId("r1", 2), reason="why")
+    now = reading(*many, requests=requests, placements=recent)
     history.add(now, 0.0)
-    placement = Placement(
-        attempt=AttemptId("r1", 2), router_id="r", decode=D1, prefill=None, reason="why"
-    )
-    shown = snapshot_json(now, history, [(1.23456, placement)])
+    shown = snapshots(history).snapshot(now, [entry])
     assert json.loads(json.dumps(shown, allow_nan=False)) == shown
     assert len(shown["nodes"]) == len(shown["pairs"]) == MAX_NODES_SHOWN
     assert shown["num_nodes"] == MAX_NODES_SHOWN + 10
@@ -199,10 +210,37 @@ def test_a_snapshot_is_json_of_bounded_size() -> None:
             "at_s": 1.235,
             "request_id": "r1",
             "attempt": 2,
+            "http_request_id": "http-r1",
             "decode": "d1",
             "prefill": None,
             "reason": "why",
+            "outcome": "",
+            "output_tokens": 0,
+            "duration_s": None,
         }
     ]
-    whole = history_json(history, [(0.0, placement)])
+    recent.end(entry, "stop", num_tokens=7, duration_s=1.23456)
+    whole = snapshots(history).history(now, [])
+    (ended,) = whole["placements"]
+    assert (ended["outcome"], ended["output_tokens"], ended["duration_s"]) == ("stop", 7, 1.235)
     assert (len(whole["columns"]), len(whole["samples"])) == (len(whole["samples"][0]), 1)
+
+
+def test_errors_say_what_happened_and_quote_no_request_to_other_keys() -> None:
+    history = LiveHistory(EdgeCounters())
+    now = reading()
+    history.add(now, 0.0)
+    long = "x" * (MAX_ERROR_CHARS + 1)
+    errors = [request_error(400, "user 'Ada' is unknown"), request_error(502, long)]
+    shown = snapshots(history).snapshot(now, errors=errors)["errors"]
+    assert shown[0] == {
+        "at_s": 2.5,
+        "request_id": "q1",
+        "endpoint": "completions",
+        "status": 400,
+        "code": "c",
+        "text": "user 'Ada' is unknown",
+    }
+    assert shown[1]["text"] == long[:MAX_ERROR_CHARS]
+    guarded = snapshots(history, quotes_requests=False).history(now, errors)["errors"]
+    assert [error["text"] for error in guarded] == ["", long[:MAX_ERROR_CHARS]]

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from router.openai.schemas import ChatBody, CompletionBody, SamplingFields
+from router.openai.messages.request import MessageBody
+from router.openai.responses.request import ResponseBody
+from router.openai.schemas import ChatBody, CompletionBody, SamplingFields, WholeBody
 
 PAGE = Path(__file__).resolve().parents[4] / "docs" / "api.md"
 ROW = re.compile(r"^\| (`.+?`) \| (\S+) \| (\S+) \|", re.MULTILINE)
@@ -32,3 +34,21 @@ def test_each_field_is_in_the_group_that_the_page_names(
     of_code |= dict.fromkeys(body.harmless, "ignored")
     of_code |= dict.fromkeys(body.not_supported, "refused")
     assert table(column) == of_code
+
+
+def row_of(path: str) -> tuple[set[str], ...]:
+    """The fields that the page names as served, ignored and refused by another API."""
+    text = PAGE.read_text(encoding="utf-8").partition("## Other APIs")[2]
+    (row,) = re.findall(rf"^\| `{path}` \|(.+)\|$", text, re.MULTILINE)
+    return tuple(set(re.findall(r"`(\w+)", cell)) for cell in row.split(" | "))
+
+
+@pytest.mark.parametrize(
+    ("path", "body"), [("/v1/responses", ResponseBody), ("/v1/messages", MessageBody)]
+)
+def test_each_field_of_another_api_is_in_its_row(path: str, body: type[WholeBody]) -> None:
+    served, ignored, refused = row_of(path)
+    # Declared only to check its type.
+    assert set(body.model_fields) - {"stream_options"} <= served
+    assert ignored - {"stream_options"} == body.harmless
+    assert refused == set(body.not_supported)

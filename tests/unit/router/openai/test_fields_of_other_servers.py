@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from router.openai.request_plan import MAX_FIELD_CHARS, MAX_IGNORED
+from router.openai.unknown_fields import MAX_FIELD_CHARS, MAX_IGNORED
 from tests.fakes.http_edge import Edge, make_edge
 
 USER: dict[str, Any] = {"role": "user", "content": "Hi"}

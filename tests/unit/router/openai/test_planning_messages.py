@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from common.errors import InternalError, InvalidRequest
 from common.grammar import Grammar, GrammarKind
 from common.request import SamplingParams
+from common.token_rules import NO_RULES, TokenRules
 from router.http.errors import MAX_MESSAGE_CHARS, ModelNotFound, api_error
 from router.openai.planning_messages import (
     LENGTHS,
@@ -41,6 +42,7 @@ SAMPLING = SamplingParams(
     seed=2**64 - 1,
     logprobs=0,
     stop_token_ids=(5, 6),
+    rules=TokenRules(biases=((3, 1.5),), bad_words=((7, 8), (9,)), allowed_token_ids=(3, 4)),
     ignore_eos=True,
     min_tokens=2,
 )
@@ -58,11 +60,15 @@ PLAN = RequestPlan(
         ChoicePlan(prompt_token_ids=(7,), sampling=replace(SAMPLING, max_tokens=2)),
         ChoicePlan(prompt_token_ids=(7,), sampling=SAMPLING),
     ),
+    cache_salt="mine",
     choices_per_prompt=2,
+    returned_per_prompt=1,
     stop=("\n", '"'),
+    stop_token_ids=frozenset({7}),
     hidden_token_ids=frozenset({1, 4}),
     shows_stop=True,
     shows_special_tokens=True,
+    returns_token_ids=True,
     has_logprobs=True,
     is_stream=True,
     usage_events=UsageEvents.EACH,
@@ -93,7 +99,7 @@ def test_a_plan_arrives_with_every_field() -> None:
 
 def test_a_grammar_arrives_once_for_all_choices() -> None:
     grammar = Grammar(GrammarKind.LARK, 'start: "é"' + " " * 1000, "guided_grammar")
-    sampling = replace(SAMPLING, ignore_eos=False, grammar=grammar)
+    sampling = replace(SAMPLING, ignore_eos=False, grammar=grammar, rules=NO_RULES)
     plan = replace(
         PLAN, choices=tuple(replace(choice, sampling=sampling) for choice in PLAN.choices)
     )

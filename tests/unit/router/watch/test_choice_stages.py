@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from common.ids import AttemptId, Incarnation
 from router.core.ttft_stages import Stage
 from router.watch.choice_trace import ChoiceTrace
+from router.watch.recent_placements import RecentPlacements
 from router.watch.request_watch import RequestWatch
 
 D0 = Incarnation("d0", 1)
@@ -18,7 +19,7 @@ class Timed(ChoiceTrace):
     """A choice's trace that is told of attempts by their number, and of no node."""
 
     def __init__(self, now_s: float) -> None:
-        super().__init__(RequestWatch("completions", "m", now_s), "c", now_s)
+        super().__init__(RequestWatch("completions", "m", now_s), "c", RecentPlacements(), now_s)
 
     def choosing(self, attempt: int, now_s: float) -> None:
         self.on_choosing(AttemptId("c", attempt), now_s, is_reserved=False, failure=None)

@@ -1,0 +1,136 @@
+"""What a model loses by fewer bits: `python -m bench.perplexity --json`.
+
+The perplexity of a text, e to the mean of -ln p over its tokens, under each combination of the
+settings in `AXES`, which are those of a node; the flag of each chooses other values. The weights
+have the format of the model's file, or that of --quantization. The text is divided into windows of
+`--context` tokens. Each is computed for itself, and its first half is only context, as in
+llama.cpp's tool of this name: the first tokens of a text are hard to foretell, and would hide the
+rest.
+
+    perplexity       for each combination
+    loss             its perplexity / that of the first combination - 1
+    loss_error       the standard error of that, from the differences of the tokens' -ln p
+    num_tokens       tokens that count, the same ones for all
+    kv_block_bytes   bytes of a KV block over all layers, keys and values
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+
+from common.config import EngineConfig, ModelConfig
+from engine.runner.load import load_model_runner
+from engine.runner.model_runner import ModelRunner
+from pdserve.checkpoints.resolve import resolve_checkpoint
+from pdserve.configuration.options import all_options
+from router.text.text_model import TextModel
+
+TEXT = Path(__file__).parent / "texts" / "alice_in_wonderland.txt"
+AXES: Mapping[str, tuple[str, ...]] = {
+    "quantization": ("none",),
+    "activation_dtype": ("float32", "int8"),
+    "kv_cache_dtype": ("float32", "bfloat16", "int8"),
+}
+"""Settings of a model or an engine; the first values are what others are compared with."""
+_BLOCK_SIZE = 64
+_MODEL_SETTINGS = {field.name for field in fields(ModelConfig)}
+
+Settings = Mapping[str, str]
+
+
+def windows(token_ids: Sequence[int], context: int) -> list[Sequence[int]]:
+    """Return windows of `context` tokens; what is left after the last one does not count."""
+    ends = range(context, len(token_ids) + 1, context)
+    return [token_ids[end - context : end] for end in ends]
+
+
+def figures(scores: Mapping[str, np.ndarray]) -> dict[str, object]:
+    """Return perplexities and losses from each combination's ln p of the same tokens.
+
+    The first combination is the one that the others are compared with.
+    """
+    exact = next(iter(scores.values()))
+    found: dict[str, dict[str, float]] = {"perplexity": {}, "loss": {}, "loss_error": {}}
+    for name, score in scores.items():
+        ratio = float(np.exp((exact - score).mean()))
+        error = float((exact - score).std() / len(score) ** 0.5)
+        found["perplexity"][name] = round(float(np.exp(-score.mean())), 4)
+        found["loss"][name] = round(ratio - 1, 6)
+        found["loss_error"][name] = round(ratio * error, 6)
+    return {"num_tokens": len(exact), **found}
+
+
+def score(runner: ModelRunner, texts: Sequence[Sequence[int]]) -> np.ndarray:
+    """Return ln p of the tokens in the second half of each window."""
+    return np.concatenate([runner.log_likelihoods(text)[len(text) // 2 :] for text in texts])
+
+
+def load(folder: Path, settings: Settings, context: int, num_threads: int) -> ModelRunner:
+    """Load the model with some settings, and a KV cache for one window."""
+    of_model = {key: value for key, value in settings.items() if key in _MODEL_SETTINGS}
+    of_engine = {key: value for key, value in settings.items() if key not in _MODEL_SETTINGS}
+    return load_model_runner(
+        ModelConfig(model=str(folder), max_model_len=context, **of_model),
+        EngineConfig(
+            block_size=_BLOCK_SIZE, kv_cache_memory=1 << 30, num_threads=num_threads,
+            max_num_batched_tokens=512, max_num_seqs=64,
+            **of_engine,  # type: ignore[arg-type]
+        ),
+    )  # fmt: skip
+
+
+def run(options: argparse.Namespace) -> dict[str, object]:
+    """Measure every combination that was asked for, one after another."""
+    folder = resolve_checkpoint(options.model)
+    model = TextModel.load(folder, "", 0)
+    text = options.text.read_text(encoding="utf-8")
+    token_ids = model.encode(text, add_special_tokens=False, param="text")
+    texts = windows(list(token_ids), options.context)[: options.windows or None]
+    if not texts:
+        sys.exit(f"{options.text} has {len(token_ids)} tokens: wanted {options.context} or more")
+    scores, block_bytes = {}, {}
+    for values in product(*(getattr(options, key) or AXES[key] for key in AXES)):
+        settings = dict(zip(AXES, values, strict=True))
+        name = " ".join(f"{key}={value}" for key, value in settings.items())
+        print(name, file=sys.stderr)
+        runner = load(folder, settings, options.context, options.num_threads)
+        scores[name] = score(runner, texts)
+        block_bytes[name] = runner.layout.block_bytes
+    return {
+        **figures(scores),
+        "kv_block_bytes": block_bytes,
+        "settings": {"model": options.model, "text": options.text.name, "context": options.context},
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Parse, measure, print one JSON line last."""
+    parser = argparse.ArgumentParser(prog="python -m bench.perplexity", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--json", action="store_true", help="one JSON line and no indentation")
+    parser.add_argument("--model", default="demo", help="as --model of a node")
+    parser.add_argument("--text", type=Path, default=TEXT)
+    parser.add_argument("--context", type=int, default=2048, help="tokens of a window")
+    parser.add_argument("--windows", type=int, default=0, help="most windows; 0: all of the text")
+    parser.add_argument("--num-threads", type=int, default=0)
+    for key, values in AXES.items():
+        choices = all_options()[key].declared.one_of
+        flag, default = f"--{key.replace('_', '-')}", f"default: {' '.join(values)}"
+        parser.add_argument(flag, action="append", choices=choices, help=default)
+    options = parser.parse_args(arguments)
+    if options.context < 2 or options.windows < 0:
+        parser.error("wanted a context of at least 2 tokens, and no negative number of windows")
+    print(json.dumps(run(options), indent=None if options.json else 2))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,92 @@
+"""The cache folder, and building something in it once, whole or not at all."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from common.errors import CheckpointError
+
+_BUILD_WAIT_S = 900.0
+_LOCK_POLL_S = 0.1
+
+
+def cache_root() -> Path:
+    """Return `$PDSERVE_CACHE`, else `$XDG_CACHE_HOME/pdserve`, else `~/.cache/pdserve`."""
+    if own := os.environ.get("PDSERVE_CACHE"):
+        return Path(own).expanduser().absolute()
+    if shared := os.environ.get("XDG_CACHE_HOME"):
+        return Path(shared).expanduser().absolute() / "pdserve"
+    return Path.home() / ".cache" / "pdserve"
+
+
+def build_once(folder: Path, build: Callable[[Path], None]) -> Path:
+    """Return `folder`, made by `build(empty temporary folder)` if it does not exist yet.
+
+    The temporary folder is renamed when `build` returns, so `folder` is always complete. Of several
+    processes one builds and the others wait; the next builder removes what a killed one left.
+    Raises `CheckpointError` when the file system refuses or another process builds for too long.
+    """
+    if folder.is_dir():
+        return folder
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with locked(folder.with_name(f".{folder.name}.lock")):
+            if not folder.is_dir():
+                _build_and_rename(folder, build)
+    except OSError as error:
+        raise CheckpointError(f"{folder}: cannot be written: {error}") from error
+    return folder
+
+
+def rebuild(folder: Path, build: Callable[[Path], None], is_good: Callable[[], bool]) -> None:
+    """Build `folder` anew, like `build_once`, unless another process has: then `is_good` is true.
+
+    What still uses the old folder's files keeps them.
+    """
+    try:
+        with locked(folder.with_name(f".{folder.name}.lock")):
+            if folder.is_dir() and is_good():
+                return
+            shutil.rmtree(folder, ignore_errors=True)
+            _build_and_rename(folder, build)
+    except OSError as error:
+        raise CheckpointError(f"{folder}: cannot be written: {error}") from error
+
+
+def _build_and_rename(folder: Path, build: Callable[[Path], None]) -> None:
+    prefix = f".{folder.name}.building-"
+    for left_behind in folder.parent.glob(f"{prefix}*"):
+        shutil.rmtree(left_behind)
+    building = Path(tempfile.mkdtemp(prefix=prefix, dir=folder.parent))
+    try:
+        build(building)
+        building.chmod(0o755)  # mkdtemp's 0700 would hide a shared cache from other users
+        building.rename(folder)
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+
+
+@contextmanager
+def locked(lock_path: Path) -> Iterator[None]:
+    """Hold the lock file; the kernel releases it if this process dies."""
+    give_up_at_s = time.monotonic() + _BUILD_WAIT_S
+    with lock_path.open("w") as lock_file:
+        while True:
+            try:
+                fcntl.flock(lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > give_up_at_s:
+                    raise CheckpointError(
+                        f"{lock_path}: another process has held it for {_BUILD_WAIT_S:.0f} s: "
+                        "stop that process, or name another folder in PDSERVE_CACHE"
+                    ) from None
+                time.sleep(_LOCK_POLL_S)
+        yield

@@ -1,0 +1,40 @@
+"""A weight in the bits in which its file stores it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+BLOCK_SIZES = {
+    "F32": (1, 4),
+    "F16": (1, 2),
+    "BF16": (1, 2),
+    "Q4_0": (32, 18),
+    "Q4_1": (32, 20),
+    "Q5_0": (32, 22),
+    "Q5_1": (32, 24),
+    "Q8_0": (32, 34),
+    "Q4_K": (256, 144),
+    "Q5_K": (256, 176),
+    "Q6_K": (256, 210),
+}
+"""The formats: values of a block, and its bytes. The layouts are those of llama.cpp (ggml)."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockTensor:
+    """A matrix `shape` = (outputs, inputs) in `format`, a key of `BLOCK_SIZES`.
+
+    `rows` is uint8 `[outputs, bytes of a row]`, C-contiguous, and possibly a mapped file.
+    """
+
+    format: str
+    shape: tuple[int, int]
+    rows: np.ndarray
+
+
+def row_bytes(format_name: str, num_inputs: int) -> int:
+    """Return the bytes of a row; `num_inputs` is a multiple of the format's block."""
+    block_values, block_bytes = BLOCK_SIZES[format_name]
+    return num_inputs // block_values * block_bytes

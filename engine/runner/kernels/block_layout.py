@@ -1,0 +1,238 @@
+"""How panels of quantised weights lie in memory, and how vectors of them are widened.
+
+A panel has sixteen outputs. Its inputs come in blocks; a block's record has the sixteen outputs'
+scales, then their numbers. Of a block format (Q4_0 to Q6_K) a block is 32 inputs, and the record:
+
+    scales    16 float16 steps (and 16 float16 minima); K formats: 16 bytes of steps, 16 of minima
+              (Q6_K: 16 and 16 signed bytes of steps, for either half of the block)
+    low bits  4 vectors of sixteen 32-bit lanes, a lane is an output: byte j of vector g has input
+              8 g + j in its low four bits, input 8 g + 4 + j in the high ones
+    high bits Q5: one vector, bit t of byte j belongs to input 4 t + j; Q6: two vectors, two bits
+              each. Q8_0 has no such split: 8 vectors, byte j of vector t is input 4 t + j, plus 128
+
+So four inputs of sixteen outputs are one vector of bytes, which an integer dot product takes as it
+is. In front of eight blocks of a K format are their 16 float16 factors of the steps, and those of
+the minima. A block of F16 and BF16 is sixteen inputs of sixteen 2-byte numbers; of F32, four.
+
+Widening rounds as `block_formats.dequantise` does: steps times number is exact in float32 for every
+format (at most 23 bits), so the sum with the minimum may be one fused multiply-add.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from llvmlite import ir
+
+from engine.runner.kernels.vector_ir import (
+    INT64,
+    INT_VECTOR,
+    LANES,
+    VECTOR,
+    constant,
+    declare_fma,
+    int_constant,
+    vector_at,
+)
+
+BLOCK = 32
+"""Inputs of a block of a block format."""
+GROUPS = 8
+"""Vectors of four inputs in such a block."""
+_HALVES = ir.VectorType(ir.HalfType(), LANES)
+_SHORTS = ir.VectorType(ir.IntType(16), LANES)
+_BYTES = ir.VectorType(ir.IntType(8), LANES)
+_VECTOR_BYTES = 64
+_MAGIC_23, _MAGIC_15 = 0x4B000000, 0x47000000
+"""2^23 and 2^15 as floats: a byte in their bits 0 and 8 is added to them."""
+
+
+@dataclass(frozen=True, slots=True)
+class PanelLayout:
+    """One format's panels. `bits` is 16 or 32 for formats without blocks.
+
+    `offset` is what a stored number has too much. A K format has `header` bytes in front of every
+    eight blocks.
+    """
+
+    name: str
+    bits: int
+    offset: int = 0
+    scale_bytes: int = 0
+    header: int = 0
+    has_minima: bool = False
+
+    @property
+    def is_blocks(self) -> bool:
+        """Whether the format has scales, so that int8 activations can be multiplied with it."""
+        return self.bits <= 8
+
+    @property
+    def inputs(self) -> int:
+        """Inputs of a block."""
+        return BLOCK if self.is_blocks else 16 if self.bits == 16 else 4
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block's record."""
+        return self.scale_bytes + self.inputs * LANES * self.bits // 8
+
+    @property
+    def steps(self) -> int:
+        """Vectors of steps of a block."""
+        return 2 if self.bits == 6 else 1
+
+    def panel_bytes(self, depth: int) -> int:
+        """Bytes of a panel of `depth` inputs."""
+        blocks = depth // self.inputs
+        return blocks * self.block_bytes + (blocks // 8 * self.header)
+
+
+LAYOUTS = (
+    PanelLayout("F32", 32),
+    PanelLayout("F16", 16),
+    PanelLayout("BF16", 16),
+    PanelLayout("Q4_0", 4, 8, 32),
+    PanelLayout("Q4_1", 4, 0, 64, has_minima=True),
+    PanelLayout("Q5_0", 5, 16, 32),
+    PanelLayout("Q5_1", 5, 0, 64, has_minima=True),
+    PanelLayout("Q8_0", 8, 128, 32),
+    PanelLayout("Q4_K", 4, 0, 32, 64, has_minima=True),
+    PanelLayout("Q5_K", 5, 0, 32, 64, has_minima=True),
+    PanelLayout("Q6_K", 6, 32, 32, 32),
+)
+CODES = {layout.name: code for code, layout in enumerate(LAYOUTS)}
+"""A format's number, by which compiled code knows it."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockAt:
+    """The addresses of a block's record, and of the header in front of it."""
+
+    header: Any
+    record: Any
+
+
+def block_at(builder: Any, layout: PanelLayout, panel: Any, index: Any) -> BlockAt:
+    """Emit the addresses of block `index` of the panel at `panel`."""
+    size = INT64(layout.block_bytes)
+    if not layout.header:
+        return BlockAt(None, builder.add(panel, builder.mul(index, size)))
+    super_bytes = INT64(layout.header + 8 * layout.block_bytes)
+    number = builder.lshr(index, INT64(3))
+    header = builder.add(panel, builder.mul(number, super_bytes))
+    within = builder.mul(builder.and_(index, INT64(7)), size)
+    return BlockAt(header, builder.add(builder.add(header, INT64(layout.header)), within))
+
+
+def _load(builder: Any, address: Any, offset: int, kind: Any, align: int = 16) -> Any:
+    place = vector_at(builder, builder.add(address, INT64(offset)), kind)
+    return builder.load(place, align=align)
+
+
+def _halves_at(builder: Any, address: Any, offset: int) -> Any:
+    return builder.fpext(_load(builder, address, offset, _HALVES), VECTOR)
+
+
+def _bytes_at(builder: Any, address: Any, offset: int, *, is_signed: bool) -> Any:
+    stored = _load(builder, address, offset, _BYTES)
+    if is_signed:
+        return builder.sitofp(builder.sext(stored, INT_VECTOR), VECTOR)
+    return builder.sitofp(builder.zext(stored, INT_VECTOR), VECTOR)
+
+
+def emit_scales(builder: Any, layout: PanelLayout, block: BlockAt) -> tuple[list[Any], Any]:
+    """Emit a block's steps, one vector or two, and its minima, None if it has none."""
+    record, header = block.record, block.header
+    if not layout.header:
+        steps = [_halves_at(builder, record, 0)]
+        return steps, _halves_at(builder, record, 32) if layout.has_minima else None
+    factor = _halves_at(builder, header, 0)
+    if layout.steps == 2:
+        parts = [_bytes_at(builder, record, at, is_signed=True) for at in (0, LANES)]
+        return [builder.fmul(factor, part) for part in parts], None
+    steps = [builder.fmul(factor, _bytes_at(builder, record, 0, is_signed=False))]
+    minima_factor = _halves_at(builder, header, 32)
+    minima = builder.fmul(minima_factor, _bytes_at(builder, record, LANES, is_signed=False))
+    return steps, builder.fneg(minima)
+
+
+def _shifted(builder: Any, vector: Any, left: int) -> Any:
+    """Emit `vector << left`, or to the right if negative."""
+    if left == 0:
+        return vector
+    if left > 0:
+        return builder.shl(vector, int_constant(left))
+    return builder.lshr(vector, int_constant(-left))
+
+
+def emit_groups(builder: Any, layout: PanelLayout, block: BlockAt) -> Iterator[Any]:
+    """Emit the block's eight vectors of bytes one by one; byte j of vector t is input 4 t + j."""
+    start = layout.scale_bytes
+    if layout.bits == 8:
+        for t in range(GROUPS):
+            yield _load(builder, block.record, start + t * _VECTOR_BYTES, INT_VECTOR)
+        return
+    highs_at = start + 4 * _VECTOR_BYTES
+    num_highs = layout.bits - 4
+    highs = [
+        _load(builder, block.record, highs_at + n * _VECTOR_BYTES, INT_VECTOR)
+        for n in range(num_highs)
+    ]
+    nibble = int_constant(0x0F0F0F0F)
+    low = None
+    for t in range(GROUPS):
+        if t % 2 == 0:
+            low = _load(builder, block.record, start + t // 2 * _VECTOR_BYTES, INT_VECTOR)
+            group = builder.and_(low, nibble)
+        else:
+            group = builder.and_(_shifted(builder, low, -4), nibble)
+        if num_highs == 1:
+            high = builder.and_(_shifted(builder, highs[0], 4 - t), int_constant(0x10101010))
+            group = builder.or_(group, high)
+        elif num_highs == 2:
+            shifted = _shifted(builder, highs[t // 4], 4 - 2 * (t % 4))
+            group = builder.or_(group, builder.and_(shifted, int_constant(0x30303030)))
+        yield group
+
+
+def _emit_numbers(builder: Any, group: Any, offset: int) -> Iterator[Any]:
+    """Emit the four bytes of every lane as floats less `offset`, exactly.
+
+    A byte becomes the low bits of a large float, from which that float and `offset` are subtracted.
+    """
+    for half in range(2):
+        part = _shifted(builder, group, -16 * half)
+        for mask, magic, power in ((0xFF, _MAGIC_23, 2.0**23), (0xFF00, _MAGIC_15, 2.0**15)):
+            bits = builder.or_(builder.and_(part, int_constant(mask)), int_constant(magic))
+            yield builder.fsub(builder.bitcast(bits, VECTOR), constant(power + offset))
+
+
+def _emit_short(builder: Any, layout: PanelLayout, address: Any, offset: int) -> Any:
+    if layout.name == "F16":
+        return _halves_at(builder, address, offset)
+    stored = builder.zext(_load(builder, address, offset, _SHORTS), INT_VECTOR)
+    return builder.bitcast(builder.shl(stored, int_constant(16)), VECTOR)
+
+
+def emit_weights(builder: Any, layout: PanelLayout, block: BlockAt) -> Iterator[Any]:
+    """Emit a block's weights as floats, a vector of sixteen outputs for each input in order."""
+    if layout.bits == 32:
+        for k in range(layout.inputs):
+            yield _load(builder, block.record, k * _VECTOR_BYTES, VECTOR)
+        return
+    if layout.bits == 16:
+        for k in range(layout.inputs):
+            yield _emit_short(builder, layout, block.record, k * 2 * LANES)
+        return
+    fma = declare_fma(builder)
+    steps, minima = emit_scales(builder, layout, block)
+    for t, group in enumerate(emit_groups(builder, layout, block)):
+        step = steps[t * layout.steps // GROUPS]
+        for number in _emit_numbers(builder, group, layout.offset):
+            if minima is None:
+                yield builder.fmul(number, step)
+            else:
+                yield builder.call(fma, [number, step, minima])

@@ -1,0 +1,146 @@
+"""The decoder that a GGUF file describes, as a config.json of Hugging Face.
+
+A family attaches here: one row of `_FAMILIES`, and of `engine.runner.model_spec`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+from common.errors import CheckpointError
+from engine.runner.gguf_file import GgufFile
+from pdserve.checkpoints.rope_factors import llama3_scaling_factor, rope_scaling
+
+_MAX_LAYERS = 1024
+_UNBIASED_LLAMA = {"attention_bias": False, "mlp_bias": False}
+
+
+@dataclass(frozen=True, slots=True)
+class _Family:
+    """An architecture's name in config.json, and what it says there about biases."""
+
+    architecture: str
+    model_type: str
+    biases: dict[str, bool]
+
+
+_FAMILIES = {
+    "llama": _Family("LlamaForCausalLM", "llama", _UNBIASED_LLAMA),
+    "qwen2": _Family("Qwen2ForCausalLM", "qwen2", {}),
+    "qwen3": _Family("Qwen3ForCausalLM", "qwen3", {"attention_bias": False}),
+    "ernie4_5": _Family("Ernie4_5ForCausalLM", "ernie4_5", {"use_bias": False}),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GgufShape:
+    """Sizes of a decoder, and whether its output matrix is the embedding.
+
+    `family` is the architecture in GGUF's words. `rope_factor` is that of Llama 3's scaling of
+    RoPE, None without scaling.
+    """
+
+    family: str
+    num_layers: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    max_positions: int
+    rms_norm_eps: float
+    rope_theta: float
+    has_tied_embeddings: bool
+    rope_factor: float | None = None
+
+    @classmethod
+    def of(cls, gguf: GgufFile) -> Self:
+        """Return the sizes `gguf` states. Raises CheckpointError where they cannot be supported."""
+        family = gguf.text("general.architecture")
+        if family not in _FAMILIES:
+            raise CheckpointError(
+                f"{gguf.path}: architecture is {family!r}: supported is {', '.join(_FAMILIES)}"
+            )
+        num_heads = gguf.integer(f"{family}.attention.head_count")
+        hidden_size = gguf.integer(f"{family}.embedding_length")
+        epsilon = gguf.number(f"{family}.attention.layer_norm_rms_epsilon")
+        shape = cls(
+            family=family,
+            num_layers=gguf.integer(f"{family}.block_count"),
+            hidden_size=hidden_size,
+            intermediate_size=gguf.integer(f"{family}.feed_forward_length"),
+            num_heads=num_heads,
+            num_kv_heads=gguf.integer(f"{family}.attention.head_count_kv", num_heads),
+            head_dim=gguf.integer(
+                f"{family}.attention.key_length", hidden_size // max(num_heads, 1)
+            ),
+            vocab_size=len(gguf.texts("tokenizer.ggml.tokens")),
+            max_positions=gguf.integer(f"{family}.context_length"),
+            # Stored as float32: seven digits give back the number that was meant.
+            rms_norm_eps=float(f"{epsilon:.7g}"),
+            rope_theta=gguf.number(f"{family}.rope.freq_base", 10000.0),
+            has_tied_embeddings="output.weight" not in gguf.tensors,
+        )
+        shape._check(gguf)
+        rope_factor = llama3_scaling_factor(gguf, shape.head_dim, shape.rope_theta)
+        return replace(shape, rope_factor=rope_factor)
+
+    def _check(self, gguf: GgufFile) -> None:
+        family = self.family
+        for rule, wanted in (
+            (1 <= self.num_layers <= _MAX_LAYERS, f"1 to {_MAX_LAYERS} layers"),
+            (min(self.hidden_size, self.intermediate_size, self.vocab_size) >= 1, "sizes above 0"),
+            (self.num_kv_heads >= 1, "at least one KV head"),
+            (self.max_positions >= 1, "a context of at least one token"),
+            (
+                self.num_kv_heads >= 1 and self.num_heads % self.num_kv_heads == 0,
+                "heads that are a multiple of the KV heads",
+            ),
+            (self.head_dim >= 2 and self.head_dim % 2 == 0, "an even head size"),
+            (
+                gguf.integer(f"{family}.attention.value_length", self.head_dim) == self.head_dim,
+                "values of the head size",
+            ),
+            (
+                gguf.integer(f"{family}.rope.dimension_count", self.head_dim) == self.head_dim,
+                "RoPE over the whole head",
+            ),
+            (gguf.integer(f"{family}.expert_count", 0) == 0, "a dense model without experts"),
+            (
+                gguf.integer(f"{family}.attention.sliding_window", 0) == 0,
+                "attention to all positions, without a sliding window",
+            ),
+            (self.rope_theta > 0, "a RoPE base above 0"),
+            (
+                gguf.text(f"{family}.rope.scaling.type", "none") == "none",
+                "RoPE without scaling, or with Llama 3's",
+            ),
+        ):
+            if not rule:
+                raise CheckpointError(f"{gguf.path}: {self}: wanted {wanted}")
+
+    def config(self) -> dict[str, Any]:
+        """Return config.json without the special token ids."""
+        family = _FAMILIES[self.family]
+        scaling = {} if self.rope_factor is None else rope_scaling(self.rope_factor)
+        return {
+            "architectures": [family.architecture],
+            "model_type": family.model_type,
+            "num_hidden_layers": self.num_layers,
+            "hidden_size": self.hidden_size,
+            "intermediate_size": self.intermediate_size,
+            "num_attention_heads": self.num_heads,
+            "num_key_value_heads": self.num_kv_heads,
+            "head_dim": self.head_dim,
+            "vocab_size": self.vocab_size,
+            "max_position_embeddings": self.max_positions,
+            "hidden_act": "silu",
+            "rms_norm_eps": self.rms_norm_eps,
+            "rope_theta": self.rope_theta,
+            **({"rope_scaling": scaling} if scaling else {}),
+            **family.biases,
+            "tie_word_embeddings": self.has_tied_embeddings,
+            "torch_dtype": "float32",
+        }

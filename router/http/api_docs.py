@@ -1,0 +1,45 @@
+"""`/docs`: the API's description as a page, with all that the page loads.
+
+The framework's own page loads scripts and styles from other hosts, which a cluster without the
+internet does not reach. Here they are files of the package `fastapi_swagger`.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.resources import files
+
+from fastapi import FastAPI, Response
+from fastapi.openapi.docs import get_swagger_ui_html
+
+_PARTS = {
+    "swagger-ui-bundle.js": "text/javascript",
+    "swagger-ui.css": "text/css",
+    "favicon-32x32.png": "image/png",
+}
+_KEPT = "public, max-age=86400"
+
+
+def add_api_docs(app: FastAPI) -> None:
+    """Add `/docs` and its parts to an app that has no page of its own."""
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> Response:
+        return get_swagger_ui_html(
+            openapi_url="/openapi.json",
+            title=f"{app.title}: the API",
+            swagger_js_url="/docs/swagger-ui-bundle.js",
+            swagger_css_url="/docs/swagger-ui.css",
+            swagger_favicon_url="/docs/favicon-32x32.png",
+        )
+
+    @app.get("/docs/{name}", include_in_schema=False)
+    async def part(name: str) -> Response:
+        if name not in _PARTS:
+            return Response(status_code=404)
+        return Response(_part(name), media_type=_PARTS[name], headers={"cache-control": _KEPT})
+
+
+@cache
+def _part(name: str) -> bytes:
+    return files("fastapi_swagger.resources").joinpath(name).read_bytes()

@@ -1,0 +1,43 @@
+"""What a chat's answer may hold, and the grammar that it must follow."""
+
+from __future__ import annotations
+
+from common.grammar import Grammar, GrammarKind
+from grammars.texts import as_lark
+from router.text.chat_template import ChatOptions
+from router.text.conversation import Conversation
+from router.tools.answer_parser import AnswerSyntax
+from router.tools.definitions import ToolUse
+from router.tools.thinking import ThinkingFormat, thinking_behind
+
+_TEXT = "asked"
+"""The rule of the text that a request asks for."""
+
+
+def answer_syntax(
+    chat: Conversation,
+    prompt: str,
+    options: ChatOptions,
+    use: ToolUse | None,
+    asked: Grammar | None,
+) -> tuple[AnswerSyntax, Grammar | None]:
+    """Return how the answer behind `prompt` is read, and its grammar.
+
+    `asked` is the grammar that the request asks for: with tools, of an answer without calls; of a
+    model that thinks, of what follows its thinking. Raises `InvalidRequest` for tools in a format
+    that the server does not know.
+    """
+    is_new_turn = options.has_generation_prompt and not options.continues_final_message
+    thinking = (
+        thinking_behind(prompt, can_think=chat.can_think) if is_new_turn else ThinkingFormat.NONE
+    )
+    rule = "" if asked is None else as_lark(asked, _TEXT)
+    if use is not None:
+        form = chat.call_format()
+        syntax = AnswerSyntax(thinking=thinking, call_format=form.name, is_named=use.is_named)
+        text = chat.grammars.calls(form, use, thinking, rule)
+        return syntax, Grammar(GrammarKind.LARK, text, "tools")
+    if asked is not None and thinking is not ThinkingFormat.NONE:
+        text = chat.grammars.behind_thinking(rule, thinking)
+        asked = Grammar(GrammarKind.LARK, text, asked.source)
+    return AnswerSyntax(thinking=thinking), asked

@@ -1,0 +1,123 @@
+"""Values of fields that the schema alone cannot check: bounds, and fields that go together.
+
+Each function raises `InvalidRequest` naming the field.
+"""
+
+from __future__ import annotations
+
+from common.errors import InvalidRequest
+from common.request import MAX_LOGPROBS
+from common.token_rules import MAX_BAD_WORDS
+from router.openai.schemas import SamplingFields
+from router.text.stop_strings import MAX_STOP_CHARS, MAX_STOP_STRINGS
+from router.text.text_model import TextModel
+from router.text.usage import UsageEvents
+
+MAX_WORDS = MAX_BAD_WORDS // 2
+MAX_WORD_CHARS = 128
+MAX_CHOICES = 128
+"""Most choices of one request, over all its prompts."""
+
+
+def num_choices(body: SamplingFields, best_of: int | None, num_prompts: int) -> tuple[int, int]:
+    """Return how many choices of each prompt are returned, and how many run."""
+    n = 1 if body.n is None else body.n
+    if not 1 <= n * num_prompts <= MAX_CHOICES or n < 1:
+        raise InvalidRequest(
+            f"n is {n} for {num_prompts} prompt(s): wanted 1 to {MAX_CHOICES} choices in all",
+            param="n",
+        )
+    if best_of is None:
+        return n, n
+    if not n <= best_of <= MAX_CHOICES // num_prompts:
+        raise InvalidRequest(
+            f"best_of is {best_of} with n {n} and {num_prompts} prompt(s): wanted n or more, and "
+            f"at most {MAX_CHOICES} choices in all",
+            param="best_of",
+        )
+    if best_of > n and body.stream:
+        raise InvalidRequest("best_of above n cannot be streamed", param="best_of")
+    return n, best_of
+
+
+def checked_logprobs(value: int, param: str) -> int:
+    """Return a number of alternatives per token, if it is within its bounds."""
+    if not 0 <= value <= MAX_LOGPROBS:
+        raise InvalidRequest(f"{param} is {value}: wanted 0 to {MAX_LOGPROBS}", param=param)
+    return value
+
+
+def most_prompt_tokens(body: SamplingFields) -> int | None:
+    """Return how many tokens of a prompt are kept, its last ones; None: all of them."""
+    most = body.truncate_prompt_tokens
+    if most is not None and most < 1:
+        raise InvalidRequest(
+            f"truncate_prompt_tokens is {most}: wanted at least 1", param="truncate_prompt_tokens"
+        )
+    return most
+
+
+def stop_strings(stop: str | list[str] | None) -> tuple[str, ...]:
+    """Return the stop strings: none, one or several."""
+    stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
+    if len(stops) > MAX_STOP_STRINGS:
+        raise InvalidRequest(
+            f"stop has {len(stops)} strings: wanted at most {MAX_STOP_STRINGS}", param="stop"
+        )
+    if any(not 1 <= len(text) <= MAX_STOP_CHARS for text in stops):
+        raise InvalidRequest(
+            f"stop holds an empty or too long string: wanted 1 to {MAX_STOP_CHARS} characters",
+            param="stop",
+        )
+    return stops
+
+
+def usage_events(body: SamplingFields) -> UsageEvents:
+    """Return which events of a stream have the usage."""
+    if body.stream_options is None:
+        return UsageEvents.NONE
+    if not body.stream:
+        raise InvalidRequest("stream_options needs stream to be true", param="stream_options")
+    if not body.stream_options.include_usage:
+        return UsageEvents.NONE
+    is_each = body.stream_options.continuous_usage_stats
+    return UsageEvents.EACH if is_each else UsageEvents.LAST
+
+
+def logit_biases(body: SamplingFields, vocab_size: int) -> tuple[tuple[int, float], ...]:
+    """Return what is added to the logits of single tokens, in order of their ids."""
+    biases = {}
+    for name, bias in (body.logit_bias or {}).items():
+        if not (name.isascii() and name.isdecimal() and int(name) < vocab_size):
+            raise InvalidRequest(
+                f"logit_bias names token {name[:20]!r}: wanted a token id, 0 to {vocab_size - 1}",
+                param="logit_bias",
+            )
+        biases[int(name)] = bias
+    return tuple(sorted(biases.items()))
+
+
+def bad_words(body: SamplingFields, model: TextModel) -> tuple[tuple[int, ...], ...]:
+    """Return the sequences of tokens that spell words which must not be written.
+
+    A word is spelt in two ways, as in vLLM: as it is, and as its tokens behind a space are.
+    """
+    words = body.bad_words or []
+    if len(words) > MAX_WORDS:
+        raise InvalidRequest(
+            f"bad_words has {len(words)} words: wanted at most {MAX_WORDS}", param="bad_words"
+        )
+    spelt: dict[tuple[int, ...], None] = {}
+    for word in words:
+        text = word.lstrip()
+        if not 1 <= len(text) <= MAX_WORD_CHARS:
+            raise InvalidRequest(
+                f"bad_words has an empty or too long word: wanted 1 to {MAX_WORD_CHARS} characters",
+                param="bad_words",
+            )
+        alone = model.encode(text, add_special_tokens=False, param="bad_words")
+        behind_space = model.encode(f" {text}", add_special_tokens=False, param="bad_words")
+        spelt[alone] = None
+        if len(behind_space) == len(alone) and behind_space[0] != alone[0]:
+            spelt[behind_space] = None
+    return tuple(spelt)

@@ -1,0 +1,94 @@
+"""The endpoints that generate, over one core: what a body means, and the shape of its answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from router.openai.chat_parts import ChatPartsFormat
+from router.openai.formats import (
+    AnswerForm,
+    AnswerFormat,
+    AnswerHead,
+    ChatFormat,
+    CompletionFormat,
+)
+from router.openai.messages.answer import MessageFormat
+from router.openai.request_plan import RequestKind, RequestPlan
+from router.openai.responses.answer import ResponseFormat
+from router.text.logprobs_json import DescribeToken
+from router.text.usage import Usage
+
+MakeFormat = Callable[[AnswerHead, RequestPlan, Usage, DescribeToken], AnswerForm]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """What tells the APIs apart. `name` is that of metrics and logs."""
+
+    path: str
+    name: str
+    id_prefix: str
+    kind: RequestKind
+    make_format: MakeFormat
+
+
+def _chat(head: AnswerHead, plan: RequestPlan, usage: Usage, describe: DescribeToken) -> AnswerForm:
+    kind = ChatFormat if plan.syntax.is_plain else ChatPartsFormat
+    return _choices(kind, head, plan, usage, describe)
+
+
+def _completion(
+    head: AnswerHead, plan: RequestPlan, usage: Usage, describe: DescribeToken
+) -> AnswerForm:
+    return _choices(CompletionFormat, head, plan, usage, describe)
+
+
+def _choices(
+    kind: type[AnswerFormat],
+    head: AnswerHead,
+    plan: RequestPlan,
+    usage: Usage,
+    describe: DescribeToken,
+) -> AnswerFormat:
+    return kind(
+        head,
+        describe,
+        usage=usage,
+        has_logprobs=plan.has_logprobs,
+        usage_events=plan.usage_events,
+        prompts=[choice.prompt_token_ids for choice in plan.returned_choices]
+        if plan.returns_token_ids
+        else (),
+        syntax=plan.syntax,
+    )
+
+
+CHAT = Endpoint(
+    path="/v1/chat/completions",
+    name="chat.completions",
+    id_prefix="chatcmpl",
+    kind=RequestKind.CHAT,
+    make_format=_chat,
+)
+COMPLETIONS = Endpoint(
+    path="/v1/completions",
+    name="completions",
+    id_prefix="cmpl",
+    kind=RequestKind.COMPLETION,
+    make_format=_completion,
+)
+RESPONSES = Endpoint(
+    path="/v1/responses",
+    name="responses",
+    id_prefix="resp",
+    kind=RequestKind.RESPONSE,
+    make_format=lambda head, plan, usage, _: ResponseFormat(head, plan, usage),
+)
+MESSAGES = Endpoint(
+    path="/v1/messages",
+    name="messages",
+    id_prefix="msg",
+    kind=RequestKind.MESSAGE,
+    make_format=lambda head, plan, usage, _: MessageFormat(head, plan, usage),
+)

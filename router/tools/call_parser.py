@@ -1,0 +1,142 @@
+"""An answer's text to text and calls, whatever pieces it comes in.
+
+Text is held back only while it may begin a call, and white space while a call may follow it: there
+it is left out. A call is reported with its name, and its arguments as they come. What looks like a
+call but is none is text.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from router.tools.call_format import CallFormat
+from router.tools.call_head import CallHead, Head
+from router.tools.json_extent import JsonExtent
+from router.tools.parts import CallArguments, CallStart, Part, TextPart
+from router.tools.thinking import held_behind
+
+
+class _State(Enum):
+    TEXT = "text, in which a call may begin"
+    HEAD = "behind a trigger"
+    ARGUMENTS = "inside the arguments"
+    TAIL = "behind the arguments"
+
+
+class CallParser:
+    """Parses one answer in one format."""
+
+    def __init__(self, form: CallFormat) -> None:
+        """Begin an answer."""
+        self._form = form
+        self._state = _State.TEXT
+        self._held = ""
+        self._is_begun = False  # an answer without a trigger can hold no more calls
+        self._parts: list[Part] = []
+        self._head = CallHead(form.key)
+        self._arguments = JsonExtent()
+        self._num_in_head = 0
+        self._tail: list[str] = []
+        self.num_calls = 0
+
+    def push(self, text: str) -> list[Part]:
+        """Add text; return the parts that are certain now."""
+        self._held += text
+        while self._held and self._step():
+            pass
+        return self._taken()
+
+    def flush(self) -> list[Part]:
+        """End the answer; return what was held. A call that is not whole stays as it is."""
+        held, self._held = self._held, ""
+        # White space behind the last call is no answer.
+        if self._state is not _State.TAIL and (held.strip() or not self.num_calls):
+            self._add_text(held)
+        return self._taken()
+
+    def _step(self) -> bool:
+        """Take something off the held text; return False where more text must come first."""
+        match self._state:
+            case _State.TEXT:
+                return self._find_call()
+            case _State.HEAD:
+                return self._take_head()
+            case _State.ARGUMENTS:
+                return self._take_arguments()
+            case _State.TAIL:
+                return self._take_tail()
+
+    def _find_call(self) -> bool:
+        trigger, held = self._form.trigger, self._held
+        if self.num_calls >= self._form.most_calls or (not trigger and self._is_begun):
+            before, is_call, num_maybe = held, False, 0
+        elif trigger:
+            before, found, _ = held.partition(trigger)
+            is_call = bool(found)
+            num_maybe = 0 if is_call else held_behind(held, trigger)
+        else:
+            before, is_call, num_maybe = "", bool(held.strip()), 0
+        text = before[: len(before) - num_maybe].rstrip()
+        self._add_text(text)
+        self._held = held[len(text) :]
+        if is_call:
+            self._state = _State.HEAD
+            self._head = CallHead(self._form.key)
+            space = len(self._held) - len(self._held.lstrip())
+            self._num_in_head = space + len(trigger)
+        return is_call
+
+    def _take_head(self) -> bool:
+        for at in range(self._num_in_head, len(self._held)):
+            found = self._head.push(self._held[at])
+            if isinstance(found, Head):
+                self._parts.append(CallStart(self.num_calls, found.name))
+                self.num_calls += 1
+                # The bracket, which is the last character of the head, begins the arguments.
+                self._begin(_State.ARGUMENTS, at)
+                self._arguments = JsonExtent()
+                return True
+            if not found:
+                self._is_begun = True
+                space = len(self._held) - len(self._held.lstrip())
+                self._add_text(self._held[: space + 1])
+                self._begin(_State.TEXT, space + 1)
+                return True
+        self._num_in_head = len(self._held)
+        return False
+
+    def _take_arguments(self) -> bool:
+        end = self._arguments.end_in(self._held)
+        self._parts.append(CallArguments(self.num_calls - 1, self._held[:end]))
+        is_over = self._arguments.is_over
+        self._begin(_State.TAIL if is_over else _State.ARGUMENTS, end)
+        if is_over:
+            self._tail = [part for part in ("}", self._form.end.strip()) if part]
+        return is_over
+
+    def _take_tail(self) -> bool:
+        self._held = self._held.lstrip()
+        wanted = self._tail[0]
+        if self._held.startswith(wanted):
+            del self._tail[0]
+            self._held = self._held[len(wanted) :]
+        elif wanted.startswith(self._held):
+            return False
+        else:
+            self._tail.clear()
+        if not self._tail:
+            self._state = _State.TEXT
+            self._is_begun = True
+        return True
+
+    def _begin(self, state: _State, at: int) -> None:
+        self._state = state
+        self._held = self._held[at:]
+
+    def _add_text(self, text: str) -> None:
+        if text:
+            self._parts.append(TextPart(text))
+
+    def _taken(self) -> list[Part]:
+        parts, self._parts = self._parts, []
+        return parts

@@ -1,0 +1,116 @@
+"""Grammars of answers that hold calls, and of answers behind thinking, in llguidance's Lark.
+
+Without a call that must be made, the answer is free text, or free text up to a trigger and a call
+behind it. No trigger stands in free text without a call behind it. Behind the last call the answer
+ends.
+
+A tag that is a token of its own in the tokenizer is a token in the grammar too, written without
+quotes; free text does not hold such tokens. Another tag is text: there a lazy lexeme ends free text
+at the first tag.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from router.tools.call_format import CallFormat
+from router.tools.definitions import Tool, ToolUse
+from router.tools.thinking import BEGIN, END, ThinkingFormat
+
+_SEPARATORS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""White space as chat templates write JSON: one way, so that much of a call is forced."""
+_NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "additionalProperties": False}
+
+_ANY = r"(.|\n)*"
+
+
+class GrammarWriter:
+    """Writes the grammars of one model's answers; `tag_tokens` are the tags that are tokens."""
+
+    def __init__(self, tag_tokens: Collection[str]) -> None:
+        self._tag_tokens = frozenset(tag_tokens)
+
+    def calls(
+        self, form: CallFormat, use: ToolUse, thinking: ThinkingFormat, text_rule: str = ""
+    ) -> str:
+        """Return the grammar of the answers to a request with tools.
+
+        With a `text_rule`, which defines the rule `asked`, an answer without calls is of that rule.
+        """
+        tools = use.callable_tools
+        most = form.most_calls if use.is_parallel else 1
+        rules = [self._call_rule(form, number, tool) for number, tool in enumerate(tools)]
+        rules.append("call: " + " | ".join(f"call_{number}" for number in range(len(tools))))
+        more = self._expression(form.separator + form.trigger)
+        calls = f"call ({more} call){{0,{most - 1}}}" if most > 1 else "call"
+        if use.must_call:
+            return self._lark(f"{self._expression(form.trigger)} {calls}", rules, thinking)
+        if text_rule:
+            first = self._expression(form.trigger)
+            return self._lark(f"asked | {first} {calls}", [*rules, text_rule], thinking)
+        # What begins with thinking is thinking.
+        no_thought = rf" & ~/\s*{BEGIN}{_ANY}/" if thinking is ThinkingFormat.TAGGED else ""
+        if not form.trigger:
+            # The first character of a call is the answer's first one that is no white space.
+            rules.append(rf"TEXT: /\s*[^{{\s]{_ANY}/{no_thought}")
+            return self._lark(f'"" | TEXT | {calls}', rules, thinking)
+        rules += self._up_to("before", form.trigger, no_thought)
+        rules.append(f"TEXT: {self._free(form.trigger)}{no_thought}")
+        return self._lark(f"TEXT | before {calls}", rules, thinking)
+
+    def behind_thinking(self, text_rule: str, thinking: ThinkingFormat) -> str:
+        """Return the grammar of what may be thought, and then of the rule `asked`."""
+        return self._lark("asked", [text_rule], thinking)
+
+    def _lark(self, answer: str, rules: list[str], thinking: ThinkingFormat) -> str:
+        lines = [f"answer: {answer}", *rules]
+        if thinking is ThinkingFormat.NONE:
+            lines.insert(0, "start: answer")
+        else:
+            lines += self._up_to("thought", END)
+            begin = f"/[ \\n]{{0,4}}/ {self._expression(BEGIN)} thought"
+            first = "thought" if thinking is ThinkingFormat.BEGUN else f"({begin})?"
+            lines.insert(0, rf"start: {first} /[ \n]{{0,4}}/ answer")
+        return "\n".join(lines) + "\n"
+
+    def _up_to(self, rule: str, tag: str, but: str = "") -> list[str]:
+        """Return the rules of free text that ends with the first `tag`."""
+        if tag in self._tag_tokens:
+            terminal = rule.upper()
+            return [f"{rule}: {terminal} {tag}", f"{terminal}: {self._free(tag)}{but}"]
+        return [f"{rule}[lazy]: /{_ANY}{_pattern(tag)}/{but}"]
+
+    def _free(self, tag: str) -> str:
+        """Return the expression of free text, in which no tokens spell a tag that is a token."""
+        if tag in self._tag_tokens:
+            return f"/{_ANY}/ & ~/{_ANY}{_pattern(tag)}{_ANY}/"
+        return f"/{_ANY}/"
+
+    def _call_rule(self, form: CallFormat, number: int, tool: Tool) -> str:
+        before = self._expression(form.before_arguments(tool.name))
+        schema = json.dumps(_enforced(tool), ensure_ascii=False)
+        after = self._expression(form.after_arguments)
+        return f"call_{number}: {before} %json {schema} {after}"
+
+    def _expression(self, text: str) -> str:
+        """Return the Lark expression of `text`, with its tags as tokens where they are tokens."""
+        if not self._tag_tokens:
+            return json.dumps(text) if text else ""
+        tags = "|".join(sorted(map(re.escape, self._tag_tokens)))
+        parts = [part for part in re.split(f"({tags})", text) if part]
+        return " ".join(part if part in self._tag_tokens else json.dumps(part) for part in parts)
+
+
+def _enforced(tool: Tool) -> dict[str, Any]:
+    """Return the schema of a tool's arguments, with how it is to be enforced."""
+    schema = _NO_ARGUMENTS if tool.parameters is None else tool.parameters
+    options = {**_SEPARATORS, "lenient": not tool.is_strict}
+    return {**schema, "type": "object", "x-guidance": options}
+
+
+def _pattern(text: str) -> str:
+    """Return the pattern of a text between slashes."""
+    return re.escape(text).replace("/", r"\/")

@@ -1,0 +1,83 @@
+"""The demo model answers alike however it is scheduled, also with keys and values in few bits.
+
+A part of `test_under_pressure` for each type of the KV cache: both ways to preempt, speculation by
+a layer whose KV is stored too, steps planned ahead, and a handoff between two pools.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from common.config import SchedulingConfig, SpeculationConfig
+from common.request import GenerationRequest
+from engine.runner.model_runner import ModelRunner
+from pdserve.checkpoints.demo_model import demo_model_folder
+from tests.equality.pressure import Node, answer_together, answer_with_handoff, load_runner
+from tests.equality.test_under_pressure import (
+    NUM_DRAFTS,
+    Combination,
+    check_pressure,
+    is_async,
+    pressed,
+    requests,
+)
+
+__all__ = ["requests"]
+WITH_LAYER: Combination = ("token_ratio", "shortest_output", "swap", "mtp", "sync")
+COMBINATIONS: tuple[tuple[str, Combination], ...] = (
+    ("int8", ("none", "last_in_first_out", "recompute", "mtp", "sync")),
+    ("int8", WITH_LAYER),
+    ("int8", ("fixed_blocks", "priority", "swap", "none", "async")),
+    ("bfloat16", WITH_LAYER),
+)
+
+
+@pytest.fixture(scope="module")
+def runners(request: pytest.FixtureRequest) -> tuple[ModelRunner, ModelRunner]:
+    folder, dtype = demo_model_folder(), request.param
+    first, second = (load_runner(folder, NUM_DRAFTS, kv_cache_dtype=dtype) for _ in range(2))
+    assert first.layout.dtype == dtype
+    assert first.layout.fingerprint == second.layout.fingerprint
+    return first, second
+
+
+@pytest.fixture(scope="module")
+def undisturbed(
+    runners: tuple[ModelRunner, ModelRunner],
+    requests: list[GenerationRequest],
+) -> list[list[int]]:
+    """One request at a time, in a pool that is large enough, without speculation."""
+    answers = []
+    for request in requests:
+        node = Node(
+            runners[0], num_blocks=30, budget=512, config=SchedulingConfig(),
+            speculation=SpeculationConfig(),
+        )  # fmt: skip
+        answers += answer_together(node, [request])
+    return answers
+
+
+@pytest.mark.parametrize(("runners", "combination"), COMBINATIONS, indirect=["runners"], ids=str)
+def test_preempted_and_handed_over(
+    combination: Combination,
+    runners: tuple[ModelRunner, ModelRunner],
+    requests: list[GenerationRequest],
+    undisturbed: list[list[int]],
+) -> None:
+    config, speculation = pressed(combination)
+    alone = Node(
+        runners[0], num_blocks=7, config=config, speculation=speculation,
+        is_async=is_async(combination),
+    )  # fmt: skip
+    assert answer_together(alone, requests) == undisturbed
+    check_pressure(alone, combination)
+    prefill = Node(
+        runners[0], num_blocks=12, config=SchedulingConfig(reservation_policy="none"),
+        speculation=speculation,
+    )  # fmt: skip
+    decode = Node(
+        runners[1], num_blocks=7, config=config, speculation=speculation,
+        is_async=is_async(combination),
+    )  # fmt: skip
+    assert answer_with_handoff(prefill, decode, requests) == undisturbed
+    check_pressure(decode, combination)

@@ -1,0 +1,1 @@
+"""Models that are too large for the everyday tests: `make test-models`."""

@@ -1,0 +1,151 @@
+"""Further connections of a sender, as the receiver takes them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from common.ids import Incarnation
+from kv_transfer.connector import Landed
+from kv_transfer.core import frames
+from kv_transfer.core.effects import Dropped, DropReason, OpenLane, Reply
+from kv_transfer.core.header_seal import DamagedHeader
+from kv_transfer.core.receiver import Receiver
+from tests.unit.kv_transfer.test_kv_receiver import (
+    BEGIN,
+    COMMIT,
+    LAYOUT,
+    LIMITS,
+    ME,
+    SENDER,
+    begin_copy,
+    data,
+    events,
+    replies,
+    ticket,
+)
+
+OTHER = Incarnation("other", 1)
+
+
+def connected(wants: int = 4, grants: int = 3, lane: str = "zmq") -> tuple[Receiver, frames.Frame]:
+    """Return a receiver with the first connection of a sender, and its WELCOME."""
+    limits = dataclasses.replace(LIMITS, max_channels=grants)
+    machine = Receiver(ME, LAYOUT, limits, num_blocks=4)
+    machine.on_expect(ticket(), 10.0, 0.0)
+    greeting = frames.Hello(SENDER, ME, LAYOUT, {lane: b""}, "auto", num_channels=wants)
+    (opened,) = machine.on_frame(b"a", greeting, [], 0.0)
+    assert isinstance(opened, OpenLane)
+    (welcome,) = replies(machine.on_lane(b"a", lane, b""))
+    return machine, welcome
+
+
+def further(
+    machine: Receiver,
+    session: bytes,
+    channel: int,
+    group: bytes = b"a",
+    sender: Incarnation = SENDER,
+) -> frames.Frame:
+    """Return the answer to the HELLO of a further connection."""
+    greeting = frames.Hello(sender, ME, LAYOUT, {"zmq": b""}, "auto", channel=channel, group=group)
+    *_, reply = machine.on_frame(session, greeting, [], 0.0)
+    assert isinstance(reply, Reply)
+    return reply.frame
+
+
+@pytest.mark.parametrize(
+    ("wants", "grants", "wanted"), [(4, 3, 3), (2, 3, 2), (1, 3, 1), (0, 3, 1)]
+)
+def test_the_smaller_number_counts(wants: int, grants: int, wanted: int) -> None:
+    _, welcome = connected(wants, grants)
+    assert isinstance(welcome, frames.Welcome)
+    assert (welcome.num_channels, welcome.group) == (wanted, b"a" if wanted > 1 else b"")
+
+
+def test_bytes_that_go_another_way_need_one_connection() -> None:
+    _, welcome = connected(lane="shm")
+    assert isinstance(welcome, frames.Welcome)
+    assert welcome.num_channels == 1
+
+
+def test_releases_without_the_fields_have_one_connection() -> None:
+    machine, _ = connected(wants=1)
+    assert replies(machine.on_frame(b"a", BEGIN, [], 0.0)) == []
+    assert isinstance(further(machine, b"b", 1), frames.Refused)
+
+
+@pytest.mark.parametrize(
+    ("channel", "group", "sender"),
+    [(3, b"a", SENDER), (1, b"x", SENDER), (1, b"a", OTHER), (1, b"b", SENDER)],
+)
+def test_a_connection_that_belongs_to_no_other_is_refused(
+    channel: int, group: bytes, sender: Incarnation
+) -> None:
+    machine, _ = connected()
+    further(machine, b"b", 2)
+    refused = further(machine, b"c", channel, group, sender)
+    assert isinstance(refused, frames.Refused)
+    assert refused.code == frames.NO_SESSION
+    assert machine.num_sessions == 1
+
+
+def test_data_on_any_connection_fills_the_landing() -> None:
+    machine, _ = connected()
+    assert further(machine, b"b", 1) == connected()[1]
+    assert replies(machine.on_frame(b"a", BEGIN, [], 0.0)) == [frames.Begun(1, 3)]
+    for ordinal, session in enumerate((b"a", b"b")):
+        machine.on_written(begin_copy(machine, session, 0, ordinal))
+    assert isinstance(events(machine.on_frame(b"a", COMMIT, [], 0.0))[0], Landed)
+
+
+def test_other_frames_on_a_further_connection_break_the_protocol() -> None:
+    machine, _ = connected()
+    further(machine, b"b", 1)
+    effects = machine.on_frame(b"b", BEGIN, [], 0.0)
+    (refused,) = replies(effects)
+    assert isinstance(refused, frames.Refused)
+    assert "Begin on channel 1" in refused.message
+    assert machine.num_sessions == 0
+
+
+def test_a_ping_on_a_further_connection_is_answered_there_with_its_credit() -> None:
+    machine, _ = connected()
+    further(machine, b"b", 1)
+    effects = machine.on_frame(b"b", frames.Ping(()), [], 0.0)
+    assert [type(frame) for frame in replies(effects)] == [frames.Pong, frames.Ack]
+    assert {effect.session for effect in effects if isinstance(effect, Reply)} == {b"b"}
+
+
+def test_a_damaged_header_ends_one_further_connection_and_no_landing() -> None:
+    machine, _ = connected()
+    further(machine, b"b", 1)
+    machine.on_frame(b"a", BEGIN, [], 0.0)
+    machine.on_malformed(b"b", DamagedHeader("header: wrong checksum"))
+    assert machine.num_sessions == machine.num_landings == 1
+    dropped, _ = machine.on_frame(b"b", data(0, 0), [1], 0.0)
+    assert isinstance(dropped, Dropped)
+    assert dropped.reason is DropReason.NO_SESSION
+    assert isinstance(further(machine, b"c", 1), frames.Welcome)
+    begin_copy(machine, b"c", 0, 0)
+    assert events(machine.on_tick(LIMITS.peer_timeout_s - 0.1)) == []
+
+
+def test_a_later_connection_of_a_channel_replaces_the_one_before() -> None:
+    machine, _ = connected()
+    further(machine, b"b", 1)
+    assert further(machine, b"b", 1) == further(machine, b"c", 1)
+    (dropped, _) = machine.on_frame(b"b", data(0, 0), [1], 0.0)
+    assert isinstance(dropped, Dropped)
+
+
+def test_further_connections_end_with_the_first() -> None:
+    machine, _ = connected()
+    further(machine, b"b", 1)
+    greeting = frames.Hello(SENDER, ME, LAYOUT, {"zmq": b""}, "auto", num_channels=4)
+    machine.on_frame(b"new", greeting, [], 0.0)
+    for stale in (b"a", b"b"):
+        (dropped, _) = machine.on_frame(stale, data(0, 0), [1], 0.0)
+        assert isinstance(dropped, Dropped)
+    assert isinstance(further(machine, b"c", 1, b"a"), frames.Refused)

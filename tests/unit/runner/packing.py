@@ -1,0 +1,88 @@
+"""Weights of every stored format, packed for the kernels, and what products must be."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from engine.runner.block_tensor import BLOCK_SIZES, BlockTensor, row_bytes
+from engine.runner.kernels.packed import PackedWeight, pack_into, packed_bytes, packed_view
+
+NONE = np.zeros(0, np.float32)
+NONE_2D = np.zeros((0, 0), np.float32)
+BLOCK_FORMATS = [name for name in BLOCK_SIZES if name.startswith("Q")]
+_HALVES_AT = {"Q6_K": (208,), "Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2)}
+"""Where a block has its float16 numbers, if not just in front."""
+
+
+def normal(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.RandomState(seed).standard_normal(shape).astype(np.float32)
+
+
+def floats(weight: np.ndarray) -> BlockTensor:
+    rows = np.ascontiguousarray(weight, np.float32)
+    return BlockTensor("F32", (len(rows), rows.shape[1]), rows.view(np.uint8))
+
+
+def stored(name: str, num_outputs: int, num_inputs: int, seed: int = 0) -> BlockTensor:
+    """Any bits in the numbers of a block, and small scales of either sign."""
+    if not name.startswith("Q"):
+        values = normal(num_outputs, num_inputs, seed=seed)
+        if name == "F16":
+            rows = values.astype(np.float16).view(np.uint8)
+        else:
+            rows = values.view(np.uint8)
+            if name == "BF16":
+                rows = np.ascontiguousarray((values.view(np.uint32) >> 16).astype(np.uint16))
+                rows = rows.view(np.uint8)
+        return BlockTensor(name, (num_outputs, num_inputs), rows)
+    random = np.random.RandomState(seed)
+    shape = num_outputs, row_bytes(name, num_inputs)
+    rows = random.randint(0, 256, shape).astype(np.uint8)
+    blocks = rows.reshape(num_outputs, -1, BLOCK_SIZES[name][1])
+    for at in _HALVES_AT.get(name, (0,)):
+        scales = random.standard_normal((*blocks.shape[:2], 1)) * 0.01
+        blocks[..., at : at + 2] = scales.astype(np.float16).view(np.uint8)
+    return BlockTensor(name, (num_outputs, num_inputs), rows)
+
+
+def aligned(num_bytes: int) -> np.ndarray:
+    memory = np.zeros(num_bytes + 64, np.uint8)
+    start = -memory.ctypes.data % 64
+    return memory[start : start + num_bytes]
+
+
+_kept: list[PackedWeight] = []
+
+
+def packed(*tensors: BlockTensor, with_bytes: bool = False) -> PackedWeight:
+    """Pack tensors side by side, in memory that is kept: a table has its address alone."""
+    described = [(tensor.format, tensor.shape) for tensor in tensors]
+    data = aligned(packed_bytes(described))
+    pack_into(tensors, data)
+    _kept.append(packed_view(described, data, with_bytes=with_bytes))
+    return _kept[-1]
+
+
+def fma(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+    """The fused multiply-add of float32, rounded once.
+
+    The product is exact in float64. Their sum is rounded to odd there, so that rounding it again,
+    to float32, gives what rounding the exact sum once would.
+    """
+    product, added = a.astype(np.float64) * b, c.astype(np.float64)
+    total = product + added
+    back = total - product
+    error = (product - (total - back)) + (added - back)
+    bits = total.view(np.int64)
+    up = (error > 0) == (total > 0)
+    is_even = (bits & 1) == 0
+    bits = np.where((error != 0) & is_even, bits + np.where(up, 1, -1), bits)
+    return np.asarray(bits.view(np.float64), np.float32)
+
+
+def chained(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    """`x · weightᵀ`, every element one chain of fused multiply-adds in the order of the inputs."""
+    out = np.zeros((len(x), len(weight)), np.float32)
+    for k in range(x.shape[1]):
+        out = fma(x[:, k : k + 1], weight[None, :, k], out)
+    return out

@@ -1,0 +1,71 @@
+"""Kernels are compiled by one process, and the others wait for it."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import numba
+import pytest
+
+from engine.runner.compile_once import compile_once
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path / "numba"))
+    return tmp_path / "numba"
+
+
+def test_a_second_one_waits_for_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lock belongs to an open file, so a thread stands for a process."""
+    order: list[str] = []
+    waiting = threading.Event()
+    monkeypatch.setattr("common.cache_folder.time.sleep", lambda _: waiting.set())
+
+    def second() -> None:
+        with compile_once("kernels"):
+            order.append("second")
+
+    thread = threading.Thread(target=second)
+    with compile_once("kernels"):
+        thread.start()
+        assert waiting.wait(30)
+        order.append("first")
+    thread.join(30)
+    assert order == ["first", "second"]
+
+
+def test_what_is_compiled_takes_no_lock(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with compile_once("kernels"):
+        pass
+    monkeypatch.setattr(
+        "engine.runner.compile_once.locked", lambda _: pytest.fail("waits for nothing")
+    )
+    with compile_once("kernels"), compile_once("kernels"):
+        pass
+
+
+def test_other_kernels_are_compiled_beside_them() -> None:
+    with compile_once("kernels of Q4_1"), compile_once("kernels of Q8_0"):
+        pass
+
+
+def test_after_a_failure_the_next_one_compiles(cache: Path) -> None:
+    with pytest.raises(ValueError, match="broken"), compile_once("kernels"):
+        raise ValueError("broken")
+    assert not list(cache.glob("*.compiled"))
+    with compile_once("kernels"):
+        pass
+    assert list(cache.glob("*.compiled"))
+
+
+def test_a_cache_that_cannot_be_written_is_no_error(
+    cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache.write_text("a file where the folder should be")
+    ran = []
+    with compile_once("kernels"):
+        ran.append(True)
+    assert ran
+    assert "not shared with other processes" in caplog.text
