@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from common.grammar import Grammar
 from common.kv_layout import KVLayout
 from engine.core.plan import (
     DrawnTokens,
@@ -42,6 +43,7 @@ class PacedRunner:
     vocab_size = 32_000
     eos_token_ids = frozenset[int]()
     num_host_blocks = 0
+    has_grammars = False
     step_costs = StepCosts((1, 2), (1.0, 2.0))
     pairs_per_token = 0
 
@@ -55,6 +57,9 @@ class PacedRunner:
         self._pool.view(np.int64)[:] = np.random.default_rng(1).integers(
             0, 1 << 63, size // 8, dtype=np.int64
         )
+
+    def prepare_grammar(self, grammar: Grammar) -> None:
+        """Do nothing: no request has one."""
 
     @property
     def kv_bytes(self) -> npt.NDArray[np.uint8]:

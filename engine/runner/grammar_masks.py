@@ -45,6 +45,15 @@ class AllowedTokens:
         """Return these rows."""
         return AllowedTokens(self.mask_rows[rows], self.masks)
 
+    def allows(self, token_ids: np.ndarray) -> np.ndarray:
+        """Return which rows may draw these tokens, one for each row."""
+        has_mask = self.mask_rows >= 0
+        is_allowed = ~has_mask
+        tokens = token_ids[has_mask]
+        words = self.masks.view(np.uint32)[self.mask_rows[has_mask], tokens // 32]
+        is_allowed[has_mask] = words >> (tokens % 32).astype(np.uint32) & np.uint32(1)
+        return is_allowed
+
 
 class PendingMasks:
     """The masks of a step, while a thread fills them."""

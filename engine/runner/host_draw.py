@@ -44,6 +44,9 @@ def add_draws(draws: Draws, sampler: Sampler, logits: np.ndarray, rows: SampledR
     if rows.allowed is not None:
         logits = _withheld(logits, rows.allowed)
     drawn, is_drawn = sampler.draw(_biased(logits, rows.biases), rows)
+    if rows.allowed is not None:
+        # Where all allowed tokens are withheld for another reason, one that is not was drawn.
+        is_drawn &= rows.allowed.allows(drawn)
     draws.token_ids += drawn.tolist()
     draws.is_drawn += is_drawn.tolist()
     num_logprobs = rows.ways["num_logprobs"]

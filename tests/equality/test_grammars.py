@@ -57,7 +57,7 @@ def requests() -> list[GenerationRequest]:
     return [
         GenerationRequest(
             id=AttemptId(f"r{i}", 1),
-            prompt_token_ids=tuple(tokenizer.encode("one two three four, as JSON: " * 2).ids),
+            prompt_token_ids=tuple(tokenizer.encode(f"{i} two three four, as JSON: " * 3).ids),
             sampling=SamplingParams(
                 max_tokens=32, temperature=0.9, seed=i, grammar=grammar, frequency_penalty=0.1
             ),
@@ -105,7 +105,7 @@ def test_one_node_that_preempts(
     config, speculation = pressed(("none", "last_in_first_out", mode, method, steps))
     node = Node(
         runners[0],
-        num_blocks=8,
+        num_blocks=7,
         budget=20,
         config=config,
         speculation=speculation,

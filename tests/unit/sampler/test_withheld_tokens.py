@@ -97,3 +97,20 @@ def test_a_failing_row_draws_nothing_and_others_do() -> None:
     logits.flags.writeable = False
     add_draws(draws, Sampler(VOCAB), logits, rows)
     assert draws.is_drawn == [False, True]
+
+
+def test_a_row_whose_allowed_tokens_are_withheld_for_another_reason_draws_nothing() -> None:
+    """Before `min_tokens` no stop token is drawn, and the rule allows nothing else."""
+    params = SamplingParams(max_tokens=9, min_tokens=5, stop_token_ids=(7,))
+    sample = SampleInput(params, 0, [1], [])
+    batch = batch_of([ScheduledSequence(0, [1], 0, [0], sample) for _ in range(3)])
+    allowed = np.zeros((2, VOCAB), bool)
+    allowed[0, 7] = True
+    allowed[1, 40] = True
+    rows = sampled_rows(
+        batch, VOCAB, frozenset({0}), AllowedTokens(np.array([0, 1, -1]), packed(allowed))
+    )
+    draws = Draws()
+    add_draws(draws, Sampler(VOCAB), np.zeros((3, VOCAB), np.float32), rows)
+    assert draws.is_drawn == [False, True, True]
+    assert draws.token_ids[1] == 40
