@@ -22,7 +22,7 @@ then, and its KV needs 590 MB/s of the wire.
     cpu_s_per_gb_receiver  the same of the decode node's process, all of it
 
 `beside_slow_nodes` are those of synthetic_8b while the prefill node also sends to --slow-nodes
-decode nodes (8) that take a frame a second over zmq; they say nothing of the CPU time of one node.
+decode nodes that take a frame a second over zmq; they say nothing of the CPU time of one node.
 
 The figures of each layout stand under zmq.demo, zmq.synthetic_8b and so on; those directly under a
 transport are the worse of the two. Both processes share this machine's cores with the compute.
@@ -123,7 +123,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--tokens-per-s", type=float, default=4000.0, help="pace of the synthetic compute"
     )
     parser.add_argument("--kv-verify", default="auto", help="auto, off, commit or block")
-    parser.add_argument("--slow-nodes", type=int, default=8, help="0: do not measure beside them")
+    parser.add_argument(
+        "--slow-nodes", type=int, default=0, help="measure beside so many too (default: 0)"
+    )
     options = parser.parse_args(arguments)
     if options.handoffs < 1 or options.tokens_per_s <= 0:
         parser.error("wanted at least 1 handoff and a pace above 0")

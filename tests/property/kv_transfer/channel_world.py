@@ -176,16 +176,15 @@ class ChannelWorld:
 
     def step(self) -> None:
         """Do one thing that is due, or let time pass."""
-        moves: list[tuple[str, Any]] = [
-            ("in", one) for one, queue in self.to_receiver.items() if queue
-        ]
+        moves: list[tuple[str, bytes | Copy]] = []
+        moves += [("in", one) for one, queue in self.to_receiver.items() if queue]
         moves += [("out", one) for one, queue in self.to_sender.items() if queue]
         moves += [("copy", one) for one in self.copies]
         if not moves or self.rng.random() < 0.02:
             self.tick()
             return
         kind, which = self.rng.choice(moves)
-        if kind == "copy":
+        if isinstance(which, Copy):
             self._copy(which)
         elif kind == "in":
             self._deliver(which)

@@ -96,6 +96,7 @@ LEGAL_VALUES = {
     "requeue": "tail",
     "speculative_method": "ngram",
     "kv_transport": "zmq",
+    "kv_lanes": "4",
     "kv_verify": "commit",
 }
 
