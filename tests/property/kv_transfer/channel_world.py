@@ -11,7 +11,6 @@ import random
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from common.errors import PdserveError
 from kv_transfer.connector import Landed, LandingFailed, Released, Ticket, TransferEnded
