@@ -99,6 +99,16 @@ class GrammarCompiler:
                 self._keep(grammar, found)
         return found.deep_copy()
 
+    def forget(self, grammar: Grammar) -> None:
+        """Compile this grammar anew when it is asked for again.
+
+        Matchers of one compilation share the states of their lexer, and the limit of these states
+        counts those of all.
+        """
+        with self._lock:
+            if self._cache.pop(grammar, None) is not None:
+                self._cached_bytes -= len(grammar.text)
+
     def _compiled(self, grammar: Grammar) -> LLMatcher:
         if grammar.kind is GrammarKind.JSON_SCHEMA:
             _check_depth(schema_of(grammar), grammar.source)

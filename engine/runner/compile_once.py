@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import llvmlite.binding
@@ -44,7 +44,8 @@ def compile_once(what: str) -> Iterator[None]:
         if is_first:
             _logger.info("compiling the CPU kernels: this is done once, and may take a minute")
             yield
-            stamp.touch()
+            with suppress(OSError):  # then the next process compiles again, or finds it compiled
+                stamp.touch()
     finally:
         lock.__exit__(None, None, None)
     if not is_first:

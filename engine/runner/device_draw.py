@@ -50,7 +50,8 @@ class DeviceDraw:
             self._on_device.draw(head, width, one)
             for head, one in zip(_read(parts), inputs, strict=True)
         ]
-        for row in _ruled_rows(rows):  # the device does not know rules: these rows are read whole
+        # The device knows neither grammars nor rules about tokens: these rows are read whole.
+        for row in _ruled_rows(rows, batch):
             found[row] = None
         draws = Draws([token_id or 0 for token_id in found], [True] * len(found))
         for group in groups:
@@ -82,13 +83,11 @@ class DeviceDraw:
                 draws.logprobs[row] = part.logprobs[number]
 
 
-def _ruled_rows(rows: SampledRows) -> list[int]:
-    """Return the rows under a grammar, a set of allowed tokens, or biases."""
-    is_ruled = np.zeros(len(rows), np.bool_)
+def _ruled_rows(rows: SampledRows, batch: StepBatch) -> list[int]:
+    """Return the rows under a grammar, or under rules about tokens."""
+    is_ruled = batch.seats.has_rules[rows.histories]
     if rows.allowed is not None:
         is_ruled |= rows.allowed.mask_rows >= 0
-    if rows.biases is not None:
-        is_ruled |= rows.biases.has_rows
     return np.flatnonzero(is_ruled).tolist()
 
 

@@ -139,6 +139,11 @@ class GgufWeights(TensorSource):
         num_heads = self._heads.get(parts[-2]) if len(parts) > 1 else None
         if num_heads is None:
             return None
+        if parts[-1] != "weight":
+            raise CheckpointError(
+                f"{self._path}: {name} is a bias of heads with neighbouring rotary pairs: wanted "
+                "none, as no model of this architecture has one"
+            )
         return half_split_order(num_rows, num_heads)
 
     def identity(self) -> str:

@@ -9,9 +9,10 @@ that the grammar refuses no row is used: that draft is never drawn.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from llguidance import LLMatcher
@@ -28,7 +29,15 @@ log = logging.getLogger("pdserve.engine")
 MAX_FORCED = 16
 """Forced tokens that are proposed at a time."""
 
-NewMatcher = Callable[[Grammar], LLMatcher]
+
+class Matchers(Protocol):
+    """Where matchers come from: `grammars.compiler.GrammarCompiler`."""
+
+    def matcher(self, grammar: Grammar) -> LLMatcher:
+        """Return a matcher that has consumed nothing. Raises `PdserveError`."""
+
+    def forget(self, grammar: Grammar) -> None:
+        """Compile this grammar anew for the next matcher."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,14 +102,14 @@ class GrammarMasks:
 
     def __init__(
         self,
-        new_matcher: NewMatcher,
+        matchers: Matchers,
         vocab_size: int,
         eos_token_ids: frozenset[int],
         *,
         proposes: bool,
     ) -> None:
-        """Make matchers with `new_matcher`; propose forced tokens if it `proposes`."""
-        self._new_matcher = new_matcher
+        """Take matchers from `matchers`; propose forced tokens if it `proposes`."""
+        self._matchers = matchers
         self._num_words = -(-vocab_size // 32)
         self._eos_token_ids = eos_token_ids
         self._proposes = proposes
@@ -168,22 +177,30 @@ class GrammarMasks:
 
     def _compile(self, grammar: Grammar) -> None:
         try:
-            self._new_matcher(grammar)
+            self._matchers.matcher(grammar)
         except PdserveError:
             log.debug("a grammar does not compile; its requests will fail")
 
     def _fill_all(self, jobs: Sequence[_Job], masks: np.ndarray) -> None:
         for job in jobs:
             rows = masks[job.first_row : job.first_row + len(job.drafts) + 1]
-            try:
-                self._fill(job, rows)
-            except Exception as error:
+            if self._is_filled(job, rows):
+                continue
+            # The matchers of other requests may have used up what this compilation may hold.
+            assert job.params.grammar is not None
+            self._matchers.forget(job.params.grammar)
+            if not self._is_filled(job, rows):
                 # Nothing is allowed in these rows, so this request fails, and no other one.
-                log.error(
-                    "a grammar cannot be followed behind %d tokens: %s", len(job.output), error
-                )
-                self._seats.pop(job.seat, None)
                 rows[:] = 0
+
+    def _is_filled(self, job: _Job, masks: np.ndarray) -> bool:
+        try:
+            self._fill(job, masks)
+        except Exception as error:
+            log.error("a grammar cannot be followed behind %d tokens: %s", len(job.output), error)
+            self._seats.pop(job.seat, None)
+            return False
+        return True
 
     def _fill(self, job: _Job, masks: np.ndarray) -> None:
         """Write the mask of each row; raise `PdserveError` where there is none."""
@@ -207,7 +224,7 @@ class GrammarMasks:
         assert grammar is not None
         held = self._seats.get(job.seat)
         if held is None or held.grammar != grammar:
-            held = self._seats[job.seat] = _Seat(grammar, self._new_matcher(grammar), [])
+            held = self._seats[job.seat] = _Seat(grammar, self._matchers.matcher(grammar), [])
         _move(held, job.output)
         return held
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from engine.runner.kv_cache import HostMemory
     from engine.runner.memory_meter import MemoryMeter
     from engine.runner.model_runner import ModelRunner
+
+_logger = logging.getLogger("pdserve.engine")
 
 _NO_SPECULATION = SpeculationConfig()
 
@@ -98,10 +101,14 @@ def _masks(
     folder: Path, vocab_size: int, eos_token_ids: frozenset[int], *, proposes: bool
 ) -> GrammarMasks | None:
     """Return the masks of the model's tokenizer; None where grammars cannot be followed."""
-    grammars = GrammarCompiler.load(folder, vocab_size, eos_token_ids)
+    try:
+        grammars = GrammarCompiler.load(folder, vocab_size, eos_token_ids)
+    except CheckpointError as error:  # a tokenizer may have more ids than the model
+        _logger.warning("answers under grammars are refused: %s", error)
+        return None
     if grammars is None:
         return None
-    return GrammarMasks(grammars.matcher, vocab_size, eos_token_ids, proposes=proposes)
+    return GrammarMasks(grammars, vocab_size, eos_token_ids, proposes=proposes)
 
 
 def _quantised(checkpoint: Checkpoint, spec: DecoderSpec, quantization: str) -> TensorSource:

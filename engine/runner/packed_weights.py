@@ -15,14 +15,17 @@ import mmap
 import os
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 
 from common.cache_folder import build_once, rebuild
 from common.errors import CheckpointError
+from engine.runner import block_formats, quantised_source, rope
 from engine.runner.block_tensor import BlockTensor
+from engine.runner.kernels import block_layout, packed
 from engine.runner.kernels.packed import PackedWeight, pack_into, packed_bytes, packed_view
 from engine.runner.model_spec import DecoderSpec
 from engine.runner.rope import halves_first
@@ -30,8 +33,8 @@ from engine.runner.tensor_source import TensorSource
 from engine.runner.weight_memory import WeightMemory
 
 _HEADER_BYTES = mmap.PAGESIZE
-_VERSION = 1
-"""Part of every file's name: raise it when the kernels' form of a packed weight changes."""
+_CODE = (block_formats, block_layout, packed, quantised_source, rope)
+"""What decides the bytes of a packed weight. Its sources are a part of every file's name."""
 _FILE_NAME = "weights.packed"
 _LOG_EVERY_BYTES = 256 << 20
 
@@ -89,6 +92,14 @@ def decoder_plans(spec: DecoderSpec) -> list[PackedPlan]:
     return plans
 
 
+@cache
+def _code_digest() -> str:
+    digest = hashlib.sha256()
+    for module in _CODE:
+        digest.update(Path(module.__file__ or "").read_bytes())
+    return digest.hexdigest()
+
+
 def pack_privately(
     source: TensorSource, plans: Sequence[PackedPlan], memory: WeightMemory, *, with_bytes: bool
 ) -> dict[str, PackedWeight]:
@@ -122,7 +133,10 @@ def pack_shared(
     """
     described = {plan.key: plan.formats_and_shapes(source) for plan in plans}
     sizes = {key: packed_bytes(one) for key, one in described.items()}
-    identity = [_VERSION, source.identity(), source.stamps(), list(described.items())]
+    plans_json = [asdict(plan) for plan in plans]
+    identity = [
+        _code_digest(), source.identity(), source.stamps(), plans_json, list(described.items())
+    ]  # fmt: skip
     key = hashlib.sha256(json.dumps(identity).encode()).hexdigest()
     home = folder / key[:32]
 
@@ -137,13 +151,13 @@ def pack_shared(
         data, problem = _mapped(home / _FILE_NAME, key, sum(sizes.values()))
     if data is None:
         raise CheckpointError(f"{home / _FILE_NAME}: {problem}, after it was made anew")
-    packed, start = {}, 0
+    weights, start = {}, 0
     for name, size_bytes in sizes.items():
-        packed[name] = packed_view(
+        weights[name] = packed_view(
             described[name], data[start : start + size_bytes], with_bytes=with_bytes
         )
         start += size_bytes
-    return packed
+    return weights
 
 
 def _write(
@@ -155,7 +169,8 @@ def _write(
 ) -> None:
     total = sum(sizes.values())
     with path.open("w+b") as file:
-        file.truncate(_HEADER_BYTES + total)
+        # With blocks of its own a full disk is an error here, and not a signal at a later write.
+        os.posix_fallocate(file.fileno(), 0, _HEADER_BYTES + total)
         mapped = mmap.mmap(file.fileno(), _HEADER_BYTES + total)
         data = np.frombuffer(mapped, np.uint8)[_HEADER_BYTES:]
         start = logged = 0

@@ -21,7 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from common.errors import InvalidRequest, PdserveError
+from common.errors import CheckpointError, InvalidRequest, PdserveError
 from common.grammar import Grammar
 from grammars.compiler import GrammarCompiler
 from router.http.errors import ModelNotFound
@@ -73,15 +73,23 @@ class GrammarCheck:
     def check(self, grammar: Grammar) -> None:
         """Raise `InvalidRequest` for a grammar that cannot be followed."""
         if self._compiler is None:
-            self._compiler = GrammarCompiler.load(
-                self._folder, self._model.vocab_size, self._model.eos_token_ids
-            )
+            self._compiler = self._load(grammar)
         if self._compiler is None:
             raise InvalidRequest(
                 f"model {self._model.name!r} has no end-of-sequence token, which grammars need",
                 param=grammar.source or None,
             )
         self._compiler.matcher(grammar)
+
+    def _load(self, grammar: Grammar) -> GrammarCompiler | None:
+        model = self._model
+        try:
+            return GrammarCompiler.load(self._folder, model.vocab_size, model.eos_token_ids)
+        except CheckpointError as error:
+            raise InvalidRequest(
+                f"the tokenizer of model {model.name!r} cannot be used for grammars: {error}",
+                param=grammar.source or None,
+            ) from error
 
 
 def read_message(source: BinaryIO) -> Message | None:

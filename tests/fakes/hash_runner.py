@@ -80,7 +80,7 @@ class HashRunner:
         self.batches: list[list[ScheduledSequence]] = []
         self.has_grammars = True
         self._grammars = GrammarMasks(
-            hash_grammars.compiler().matcher, VOCAB_SIZE, self.eos_token_ids, proposes=True
+            hash_grammars.compiler(), VOCAB_SIZE, self.eos_token_ids, proposes=True
         )
         self.num_staging_polls = 0
         self.num_staging = 0

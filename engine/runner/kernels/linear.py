@@ -38,6 +38,11 @@ _BLOCK_ROWS = 96
 _FLOAT_BYTES = 4
 
 
+GATED_TILES = 3
+"""Tiles of a pair of panels. A kernel that is called for one panel writes its sums to two tiles
+(`block_product.few_rows_kernel`), so for the second panel of a pair to the third one."""
+
+
 @njit(nogil=True, cache=True, error_model="numpy")
 def _even_part(total, most) -> int:  # type: ignore[no-untyped-def]
     """Return the size of equal parts of `total`, as few as possible of at most `most` each.
@@ -319,7 +324,7 @@ def gated_phase(progress, phase, x, table, bias, quantised, out, num_threads) ->
     gate, up = table[0], table[1]
     num_pairs = gate[OUTPUTS] // LANES
     num_shares = min(num_pairs, SHARES_PER_THREAD * num_threads)
-    tiles = np.empty((2, TILE_ROWS, LANES), np.float32)
+    tiles = np.empty((GATED_TILES, TILE_ROWS, LANES), np.float32)
     widened = _scratch(table, x.shape[0])
     has_bytes = gate[BYTES] != 0 and up[BYTES] != 0
     share = claim(progress, phase)

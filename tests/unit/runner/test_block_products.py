@@ -7,8 +7,18 @@ import pytest
 
 from engine.runner.block_formats import dequantise
 from engine.runner.block_tensor import BLOCK_SIZES, BlockTensor
-from engine.runner.kernels.linear import gated_linear, gather_columns, linear
+from engine.runner.kernels.linear import (
+    DIRECT,
+    GATED_TILES,
+    PANELS,
+    _float_tile,
+    gated_linear,
+    gather_columns,
+    linear,
+)
 from engine.runner.kernels.packed import pack_into, packed_bytes
+from engine.runner.kernels.panel_product import TILE_ROWS
+from engine.runner.kernels.vector_ir import LANES
 from tests.unit.runner.packing import (
     NONE,
     NONE_2D,
@@ -72,6 +82,20 @@ def test_gate_and_up_of_one_format_or_two(num_rows: int, up_format: str) -> None
     gated_linear(x, packed(gate, up).table, bias, NONE_2D, out, 2)
     gated_linear(x, as_floats.table, bias, NONE_2D, wanted, 1)
     np.testing.assert_array_equal(out, wanted)
+
+
+def test_a_pair_of_two_formats_writes_no_further_than_its_tiles() -> None:
+    """A kernel of one panel writes two tiles, the second one behind those of the pair."""
+    table = packed(stored("Q4_1", 96, 96), stored("Q8_0", 96, 96, seed=1)).table
+    x = normal(2, 96, seed=2)
+    tiles = np.full((GATED_TILES + 1, TILE_ROWS, LANES), 7.0, np.float32)
+    gate, up = table[0], table[1]
+    gate_at, up_at, tiles_at = gate[PANELS], up[PANELS], tiles.ctypes.data
+    _float_tile(
+        gate[DIRECT], up[DIRECT], 2, x.ctypes.data, gate_at, up_at, 96, tiles_at, gate_at, up_at
+    )
+    assert (tiles[GATED_TILES:] == 7.0).all()
+    assert (tiles[1, :2] != 7.0).all()
 
 
 @pytest.mark.parametrize("name", BLOCK_SIZES)

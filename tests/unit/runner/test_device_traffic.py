@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from common.request import SamplingParams
+from common.token_rules import TokenRules
 from engine.core.plan import SampleInput, ScheduledSequence
 from engine.runner import assemble, cache_size
 from engine.runner.kv_cache import KVCache
@@ -114,6 +115,27 @@ def test_log_probabilities_cost_one_more_read(counted: Counted) -> None:
     asked = [replace(params, logprobs=2) for params in SAMPLED[:2]]
     counted.execute(with_params(step(1, 1, 1, 1), [*asked, *SAMPLED[2:]]))
     assert len(counted.device.reads) == 2
+
+
+@pytest.mark.parametrize("kind", ["bad_words", "biases", "allowed_token_ids"])
+def test_rules_about_tokens_hold_on_a_device(counted: Counted, kind: str) -> None:
+    """Each rule alone: the token that the device would draw is not drawn."""
+    free = with_params(step(1, 1), SAMPLED[:2])
+    first, second = counted.runner.execute(free)
+    assert first is not None
+    (token_id,) = first.token_ids
+    other = (token_id + 1) % counted.runner.vocab_size
+    rules = {
+        "bad_words": TokenRules(bad_words=((token_id,),)),
+        "biases": TokenRules(biases=((token_id, -100.0),)),
+        "allowed_token_ids": TokenRules(allowed_token_ids=(other,)),
+    }[kind]
+    ruled, beside = counted.runner.execute(
+        with_params(step(1, 1), [replace(SAMPLED[0], rules=rules), SAMPLED[1]])
+    )
+    assert ruled is not None
+    assert ruled.token_ids != (token_id,)
+    assert beside == second, "the sequence beside it has no rules"
 
 
 def test_a_step_of_many_sequences_reads_once(counted: Counted) -> None:

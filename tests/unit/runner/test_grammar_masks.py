@@ -8,13 +8,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from llguidance import LLMatcher
 
-from common.errors import InvalidRequest
+from common.errors import InternalError, InvalidRequest
 from common.grammar import Grammar, GrammarKind
 from common.request import SamplingParams
 from engine.core.plan import DrawnTokens, SampleInput, ScheduledSequence
 from engine.core.step_batch import StepBatch, batch_of
 from engine.runner.grammar_masks import MAX_FORCED, AllowedTokens, GrammarMasks
+from grammars.compiler import GrammarCompiler
 from tests.fakes import hash_grammars
 from tests.fakes.hash_grammars import EOS_TOKEN_ID, GRAMMARS, VOCAB_SIZE, allowed_after
 
@@ -23,7 +25,7 @@ PROMPT = [1, 2, 3]
 
 def masks_of(*, proposes: bool = True) -> GrammarMasks:
     return GrammarMasks(
-        hash_grammars.compiler().matcher,
+        hash_grammars.compiler(),
         VOCAB_SIZE,
         frozenset({EOS_TOKEN_ID}),
         proposes=proposes,
@@ -164,12 +166,14 @@ def test_without_drafts_nothing_is_proposed() -> None:
 def test_a_grammar_that_fails_allows_nothing_and_leaves_the_others() -> None:
     good, refused = GRAMMARS[0], Grammar(GrammarKind.REGEX, "x")
 
-    def new_matcher(grammar: Grammar) -> object:
-        if grammar == refused:
-            raise InvalidRequest("too large")
-        return hash_grammars.compiler().matcher(grammar)
+    class Matchers(GrammarCompiler):
+        def matcher(self, grammar: Grammar) -> LLMatcher:
+            if grammar == refused:
+                raise InvalidRequest("too large")
+            return hash_grammars.compiler().matcher(grammar)
 
-    masks = GrammarMasks(new_matcher, VOCAB_SIZE, frozenset({EOS_TOKEN_ID}), proposes=True)  # type: ignore[arg-type]
+    matchers = Matchers(hash_grammars.compiler().tokenizer, [])
+    masks = GrammarMasks(matchers, VOCAB_SIZE, frozenset({EOS_TOKEN_ID}), proposes=True)
     illegal = [200, 201]
     batch = batch_of([entry(refused, []), entry(good, []), entry(good, illegal)])
     first, second, third = allowed(masks, batch)
@@ -186,3 +190,37 @@ def test_masks_of_some_rows() -> None:
     part = whole.take(np.array([2, 0]))
     assert part.mask_rows.tolist() == [1, -1]
     assert part.masks is whole.masks
+
+
+def test_matchers_of_earlier_requests_do_not_use_up_a_grammar() -> None:
+    """A matcher that fails is compiled anew, apart from all that shared its lexer's states."""
+    good = GRAMMARS[0]
+
+    class UsedUp(GrammarCompiler):
+        num_forgotten = 0
+
+        def matcher(self, grammar: Grammar) -> LLMatcher:
+            if self.num_forgotten == 0:
+                raise InternalError("too many states: 50000 >= 50000")
+            return hash_grammars.compiler().matcher(grammar)
+
+        def forget(self, grammar: Grammar) -> None:
+            self.num_forgotten += 1
+
+    matchers = UsedUp(hash_grammars.compiler().tokenizer)
+    masks = GrammarMasks(matchers, VOCAB_SIZE, frozenset({EOS_TOKEN_ID}), proposes=True)
+    (first,) = allowed(masks, batch_of([entry(good, [])]))
+    assert first is not None
+    assert (first == allowed_after(good, [])).all()
+    assert matchers.num_forgotten == 1
+
+
+def test_a_forgotten_grammar_is_compiled_again() -> None:
+    compiler = GrammarCompiler(hash_grammars.compiler().tokenizer)
+    compiler.matcher(GRAMMARS[0])
+    assert compiler.num_cached == 1
+    compiler.forget(GRAMMARS[0])
+    compiler.forget(GRAMMARS[0])
+    assert compiler.num_cached == 0
+    compiler.matcher(GRAMMARS[0])
+    assert compiler.num_cached == 1
