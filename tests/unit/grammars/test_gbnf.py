@@ -58,6 +58,6 @@ def test_gbnf_has_bounds(text: str, words: str) -> None:
     "text", ["", "root ::= (", "root ::= x", "a ::= a", "root ::= " + "(" * 5000]
 )
 def test_what_is_no_grammar_is_refused(text: str) -> None:
-    with pytest.raises(InvalidRequest, match="^ebnf is no grammar: ") as raised:
+    with pytest.raises(InvalidRequest, match="ebnf is no grammar: ") as raised:
         lark_of_gbnf(Gbnf(text, "ebnf"))
     assert raised.value.param == "ebnf"
