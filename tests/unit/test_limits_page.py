@@ -96,6 +96,9 @@ ROUTER = {
     "levels of objects and lists in the `parameters` of a function": str(
         tool_fields.MAX_SCHEMA_DEPTH
     ),
+    "levels of objects and lists in the arguments of an earlier call": str(
+        chat_messages.MAX_ARGUMENTS_DEPTH
+    ),
     "calls of one answer": (f"{HERMES.most_calls}; {LLAMA_JSON.most_calls} in Llama 3's format"),
     "a tool template (`--tool-template`)": size(MAX_TEMPLATE_BYTES),
     "unknown fields of a request that are logged": (
