@@ -4,6 +4,7 @@ Routers check grammars with it before a request goes on, and nodes draw under th
 same text with the same options.
 
 - `texts`: every kind of grammar as Lark text; choices; white space
+- `gbnf`: llama.cpp's form of grammars, and its translation to Lark
 - `places`: where in a schema a problem is
 - `compiler`: from a grammar and a tokenizer to a matcher, within limits; a bounded cache
 """

@@ -18,7 +18,8 @@ from common.grammar import Grammar, GrammarKind
 
 _WHITE_SPACE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _NO_FORCING = '%llguidance {"no_forcing": true}\n'
-_LITERALS = re.compile(r'"(?:[^"\\\n]|\\.)*"|/(?:[^/\\\n]|\\.)+/')
+# Comments and literals without an end count as well: so no character is read twice.
+_LITERALS = re.compile(r'//[^\n]*|"(?:[^"\\\n]|\\.)*"?|/(?:[^/\\\n]|\\.)+/?')
 
 
 def json_rule(schema: Mapping[str, Any]) -> str:

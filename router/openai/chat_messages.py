@@ -7,12 +7,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from common.errors import InvalidRequest
+from router.openai.json_limits import check_depth
 from router.openai.schemas import ChatBody, ChatMessage, ToolCall
 from router.text.chat_template import ChatOptions
 
 MAX_VARIABLES = 32
 MAX_VARIABLE_CHARS = 256
 """Of a variable's name and of its value. Templates may repeat them for each message."""
+MAX_ARGUMENTS_DEPTH = 64
+"""Objects and lists within each other in the arguments of a call; templates recurse into them."""
 
 
 def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
@@ -97,18 +100,29 @@ def _template_message(index: int, message: ChatMessage) -> dict[str, Any]:
 
 
 def _template_call(field: str, call: ToolCall) -> dict[str, Any]:
-    arguments = call.function.arguments
+    arguments = _arguments(f"{field}.function.arguments", call.function.arguments)
+    known = {} if call.id is None else {"id": call.id}
+    function = {"name": call.function.name, "arguments": arguments}
+    return {**known, "type": "function", "function": function}
+
+
+def _arguments(field: str, arguments: Any) -> dict[str, Any]:
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments or "{}")
         except (ValueError, RecursionError):
             arguments = None
     if not isinstance(arguments, dict):
-        field += ".function.arguments"
         raise InvalidRequest(f"{field} is not the text of a JSON object", param=field)
-    known = {} if call.id is None else {"id": call.id}
-    function = {"name": call.function.name, "arguments": arguments}
-    return {**known, "type": "function", "function": function}
+    check_depth(arguments, MAX_ARGUMENTS_DEPTH, field)
+    try:
+        # Escapes in the text may spell what is no text, and a tokenizer takes none of that.
+        json.dumps(arguments, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise InvalidRequest(
+            f"{field} is not valid Unicode: it holds half of a surrogate pair", param=field
+        ) from None
+    return arguments
 
 
 def _text(field: str, message: ChatMessage) -> str:

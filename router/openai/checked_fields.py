@@ -17,6 +17,7 @@ MAX_WORDS = MAX_BAD_WORDS // 2
 MAX_WORD_CHARS = 128
 MAX_CHOICES = 128
 """Most choices of one request, over all its prompts."""
+_MAX_ID_DIGITS = 10
 
 
 def num_choices(body: SamplingFields, best_of: int | None, num_prompts: int) -> tuple[int, int]:
@@ -97,7 +98,8 @@ def logit_biases(body: SamplingFields, vocab_size: int) -> tuple[tuple[int, floa
     """
     biases = {}
     for name, bias in (body.logit_bias or {}).items():
-        if not (name.isascii() and name.isdecimal() and int(name) < vocab_size):
+        is_number = len(name) <= _MAX_ID_DIGITS and name.isascii() and name.isdecimal()
+        if not is_number or int(name) >= vocab_size:
             raise InvalidRequest(
                 f"logit_bias names token {name[:20]!r}: wanted a token id, 0 to {vocab_size - 1}",
                 param="logit_bias",
@@ -125,8 +127,7 @@ def bad_words(body: SamplingFields, model: TextModel) -> tuple[tuple[int, ...], 
                 f"bad_words has an empty or too long word: wanted 1 to {MAX_WORD_CHARS} characters",
                 param="bad_words",
             )
-        alone = model.encode(text, add_special_tokens=False, param="bad_words")
-        behind_space = model.encode(f" {text}", add_special_tokens=False, param="bad_words")
+        alone, behind_space = model.spelt(text), model.spelt(f" {text}")
         spelt[alone] = None
         if len(behind_space) == len(alone) and behind_space[0] != alone[0]:
             spelt[behind_space] = None

@@ -7,6 +7,9 @@ anything.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from common.errors import InvalidRequest
 
 MAX_JSON_CONTAINERS = 32_768
@@ -32,6 +35,23 @@ def check_structure(body: bytes) -> None:
     _check("objects and lists", bare.count(b"[") + bare.count(b"{"), MAX_JSON_CONTAINERS)
     _check("fields in its objects", bare.count(b":"), MAX_JSON_MEMBERS)
     _check("commas between its parts", bare.count(b","), MAX_JSON_COMMAS)
+
+
+def check_depth(value: Mapping[str, Any], most: int, field: str) -> None:
+    """Raise `InvalidRequest` for more than `most` levels of objects and lists, without recursion.
+
+    `field` is where `value` is in the body.
+    """
+    parts: list[Any] = [value]
+    for _ in range(most):
+        inner: list[Any] = []
+        for part in parts:
+            values = part.values() if isinstance(part, Mapping) else part
+            inner += [one for one in values if isinstance(one, Mapping | list)]
+        if not inner:
+            return
+        parts = inner
+    raise InvalidRequest(f"{field} has more than {most} levels: wanted at most {most}", param=field)
 
 
 def _check(what: str, count: int, most: int) -> None:

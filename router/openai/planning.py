@@ -2,7 +2,8 @@
 
 What holds the interpreter's lock stops every stream of the router, on a thread as well. The bounds
 are such that no body stops it for 50 ms; `bench.planning` measures it. The planning process also
-compiles each grammar that is new to this router, whatever the size of its body.
+compiles each grammar that is new to this router and translates every one in GBNF, whatever the size
+of its body.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ from __future__ import annotations
 import asyncio
 import secrets
 from concurrent.futures import ThreadPoolExecutor
+from typing import NoReturn
 
 from common.grammar import Grammar
+from grammars.gbnf import Gbnf
 from router.openai.planning_process import LargeBodies
 from router.openai.request_plan import Planner, RequestKind, RequestPlan
 from router.text.text_model import TextModel
@@ -23,6 +26,14 @@ MAX_THREAD_BODY_BYTES = 128 << 10
 """Larger bodies are planned by the planning process; on a thread, parsing counts."""
 MAX_REMEMBERED_BYTES = 4 << 20
 """Of the texts of grammars that are known to compile."""
+
+
+class _TakesLong(Exception):
+    """A body is small, and a part of it takes long to read."""
+
+
+def _leave_to_the_process(gbnf: Gbnf) -> NoReturn:
+    raise _TakesLong
 
 
 class BodyPlanner:
@@ -43,12 +54,20 @@ class BodyPlanner:
         """
         if len(body) > MAX_THREAD_BODY_BYTES:
             return await self._large_bodies.plan(kind, body, max_model_len)
-        planner = Planner(self._model, max_model_len, draw_seed=lambda: secrets.randbits(64))
-        if len(body) <= INLINE_BODY_BYTES:
-            plan = planner.plan(kind, body)
-        else:
-            loop = asyncio.get_running_loop()
-            plan = await loop.run_in_executor(self._thread, planner.plan, kind, body)
+        planner = Planner(
+            self._model,
+            max_model_len,
+            draw_seed=lambda: secrets.randbits(64),
+            translate=_leave_to_the_process,
+        )
+        try:
+            if len(body) <= INLINE_BODY_BYTES:
+                plan = planner.plan(kind, body)
+            else:
+                loop = asyncio.get_running_loop()
+                plan = await loop.run_in_executor(self._thread, planner.plan, kind, body)
+        except _TakesLong:
+            return await self._large_bodies.plan(kind, body, max_model_len)
         if plan.grammar is not None and plan.grammar not in self._compiled:
             # The process compiles it, which may take long and much memory.
             plan = await self._large_bodies.plan(kind, body, max_model_len)

@@ -19,6 +19,7 @@ from common.errors import InvalidRequest
 from common.grammar import Grammar
 from common.request import SamplingParams, check_cache_salt, check_priority
 from common.token_rules import TokenRules
+from grammars.gbnf import Gbnf, lark_of_gbnf
 from router.http.errors import ModelNotFound
 from router.openai.answer_syntax import answer_syntax
 from router.openai.chat_messages import template_messages, template_options
@@ -133,12 +134,20 @@ class Planner:
     """Plans requests for one model. Raises `InvalidRequest` and `ModelNotFound`, nothing else."""
 
     def __init__(
-        self, text_model: TextModel, max_model_len: int, draw_seed: Callable[[], int]
+        self,
+        text_model: TextModel,
+        max_model_len: int,
+        draw_seed: Callable[[], int],
+        translate: Callable[[Gbnf], Grammar] = lark_of_gbnf,
     ) -> None:
-        """Allow `max_model_len` tokens in all; `draw_seed` returns a random 64-bit number."""
+        """Allow `max_model_len` tokens in all; `draw_seed` returns a random 64-bit number.
+
+        `translate` makes Lark of GBNF; what it raises, the planner raises too.
+        """
         self._model = text_model
         self._max_model_len = max_model_len
         self._draw_seed = draw_seed
+        self._translate = translate
         self._prompts = Prompts(text_model, max_model_len)
 
     def plan(self, kind: RequestKind, raw: bytes) -> RequestPlan:
@@ -170,7 +179,7 @@ class Planner:
         tools = tuple(tool.as_json() for tool in use.tools) if use else ()
         messages, options = template_messages(body.messages), template_options(body, tools)
         text = self._model.render_chat(messages, options)
-        syntax, grammar = answer_syntax(self._model.chat, text, options, use, grammar_of(body))
+        syntax, grammar = answer_syntax(self._model.chat, text, options, use, self._grammar(body))
         most_tokens = most_prompt_tokens(body)
         prompt = self._prompts.of_text(
             text, most_tokens, add_special_tokens=False, param="messages"
@@ -211,8 +220,12 @@ class Planner:
             best_of=body.best_of,
             is_echo=bool(body.echo),
             continues_prompt=True,
-            grammar=grammar_of(body),
+            grammar=self._grammar(body),
         )
+
+    def _grammar(self, body: SamplingFields) -> Grammar | None:
+        asked = grammar_of(body)
+        return self._translate(asked) if isinstance(asked, Gbnf) else asked
 
     def _plan(
         self,

@@ -11,14 +11,12 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from llguidance.gbnf_to_lark import any_to_lark
-
 from common.errors import InvalidRequest
-from common.grammar import MAX_GRAMMAR_BYTES, Grammar, GrammarKind
+from common.grammar import Grammar, GrammarKind
+from grammars.gbnf import Gbnf, lark_or_gbnf
 from grammars.texts import choice_grammar
 
 _ANY_OBJECT = '{"type":"object"}'
-_EMPTY_HEADER = "%llguidance {}"
 
 Body = Mapping[str, Any]
 
@@ -38,7 +36,7 @@ class Constrained(Protocol):
     ebnf: Any
 
 
-def grammar_of(body: Constrained) -> Grammar | None:
+def grammar_of(body: Constrained) -> Grammar | Gbnf | None:
     """Return the grammar that a body asks for, not compiled yet; None where its answer is free.
 
     Raises `InvalidRequest` naming the field for a form that is not known, and for two grammars.
@@ -79,7 +77,7 @@ def _response_format(value: Any, name: str) -> Grammar | None:
     )
 
 
-def _structured_outputs(value: Any, name: str) -> Grammar | None:
+def _structured_outputs(value: Any, name: str) -> Grammar | Gbnf | None:
     if not isinstance(value, dict):
         raise _wrong(name, value, "an object")
     asked = {key: one for key, one in value.items() if one is not None and one is not False}
@@ -123,15 +121,8 @@ def _choice(value: Any, name: str) -> Grammar:
     return choice_grammar(value, name)
 
 
-def _lark(value: Any, name: str) -> Grammar:
-    """Return a grammar of Lark text, or of GBNF (llama.cpp's form, `root ::= …`) translated."""
-    text = _text(value, name)
-    if len(text) <= MAX_GRAMMAR_BYTES:
-        try:
-            text = any_to_lark(text).removeprefix(_EMPTY_HEADER).lstrip()
-        except Exception as error:  # the parser raises what its input makes of it
-            raise InvalidRequest(f"{name} is no grammar: {str(error)[:400]}", param=name) from None
-    return Grammar(GrammarKind.LARK, text, name)
+def _lark(value: Any, name: str) -> Grammar | Gbnf:
+    return lark_or_gbnf(_text(value, name), name)
 
 
 def _text(value: Any, name: str) -> str:
@@ -150,7 +141,7 @@ def _shown(value: Any) -> str:
     return "missing" if value is None else f"of type {type(value).__name__}"
 
 
-_Read = Callable[[Any, str], Grammar | None]
+_Read = Callable[[Any, str], Grammar | Gbnf | None]
 
 _FIELDS: Mapping[str, _Read] = {
     "response_format": _response_format,

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from common.errors import InvalidRequest
+from router.openai.json_limits import check_depth
 from router.tools.definitions import Tool, ToolUse
 
 MAX_TOOLS = 128
@@ -88,25 +89,8 @@ def _parameters(schema: Any, field: str) -> Mapping[str, Any] | None:
         raise _wrong(field, schema, "a JSON schema of an object")
     if schema.get("type", "object") != "object":
         raise _wrong(f"{field}.type", schema["type"], "object: arguments have names")
-    _check_depth(schema, field)
+    check_depth(schema, MAX_SCHEMA_DEPTH, field)
     return schema or None
-
-
-def _check_depth(schema: Mapping[str, Any], field: str) -> None:
-    """Raise `InvalidRequest` for a schema of too many levels, without recursion."""
-    parts: list[Any] = [schema]
-    for _ in range(MAX_SCHEMA_DEPTH):
-        inner: list[Any] = []
-        for part in parts:
-            values = part.values() if isinstance(part, Mapping) else part
-            inner += [value for value in values if isinstance(value, Mapping | list)]
-        if not inner:
-            return
-        parts = inner
-    raise InvalidRequest(
-        f"{field} has more than {MAX_SCHEMA_DEPTH} levels: wanted at most {MAX_SCHEMA_DEPTH}",
-        param=field,
-    )
 
 
 def _choice(choice: Any, names: Sequence[str]) -> tuple[str, Sequence[str]]:

@@ -129,6 +129,13 @@ class TextModel:
                 )
         return tuple(self._ids(text, add_special_tokens))
 
+    def spelt(self, text: str) -> tuple[int, ...]:
+        """Return the tokens of a short text, in which no character is a mark.
+
+        The text of a special token is that token.
+        """
+        return tuple(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
     def _ids(self, text: str, add_special_tokens: bool) -> list[int]:
         pieces = [text] if add_special_tokens else self._special_text.pieces(text)
         # The fast variant leaves out the position of each token in the text.

@@ -10,6 +10,7 @@ from common.errors import InvalidRequest
 from common.grammar import MAX_GRAMMAR_BYTES
 from common.request import MAX_LOGPROBS, MAX_PRIORITY, MAX_STOP_TOKEN_IDS
 from grammars.compiler import MAX_DEPTH
+from grammars.gbnf import MAX_GBNF_CHARS, MAX_GBNF_RULES
 from http_serving.bounded_connections import ConnectionLimits
 from kv_transfer.core import limits as kv
 from kv_transfer.zmq_transport import RECEIVER_HIGH_WATER_MARK
@@ -95,6 +96,9 @@ ROUTER = {
     "levels of objects and lists in the `parameters` of a function": str(
         tool_fields.MAX_SCHEMA_DEPTH
     ),
+    "levels of objects and lists in the arguments of an earlier call": str(
+        chat_messages.MAX_ARGUMENTS_DEPTH
+    ),
     "calls of one answer": (f"{HERMES.most_calls}; {LLAMA_JSON.most_calls} in Llama 3's format"),
     "a tool template (`--tool-template`)": size(MAX_TEMPLATE_BYTES),
     "unknown fields of a request that are logged": (
@@ -110,6 +114,7 @@ ROUTER = {
     "`stop_token_ids`": str(MAX_STOP_TOKEN_IDS),
     "`logprobs`, `top_logprobs`": str(MAX_LOGPROBS),
     "schema, regular expression or grammar, in UTF-8": f"{MAX_GRAMMAR_BYTES >> 10} KiB",
+    "a grammar in GBNF": f"{MAX_GBNF_CHARS} characters, {MAX_GBNF_RULES} rules",
     "levels of a schema": str(MAX_DEPTH),
     "`priority`, up or down": str(MAX_PRIORITY),
     "characters of `x-request-id`": str(longest_request_id()),

@@ -160,7 +160,7 @@ def _tool_choice(choice: Mapping[str, Any]) -> Any:
     kind = choice.get("type")
     if kind == "tool":
         return {"type": "function", "function": {"name": choice.get("name")}}
-    if choice and kind not in _MODES:
+    if choice and not (isinstance(kind, str) and kind in _MODES):
         raise InvalidRequest(
             f"tool_choice.type is {json.dumps(kind)[:64]}: wanted auto, any, tool or none",
             param="tool_choice.type",

@@ -180,8 +180,10 @@ def _content(content: Any, field: str) -> Any:
 
 
 def _thought(item: Mapping[str, Any], field: str) -> str:
-    texts = []
-    for part in item.get("content") or ():
+    content, texts = item.get("content"), []
+    if content is not None and not isinstance(content, list):
+        raise InvalidRequest(f"{field}.content is not a list of parts", param=f"{field}.content")
+    for part in content or ():
         text = part.get("text") if isinstance(part, Mapping) else None
         if not isinstance(text, str):
             raise InvalidRequest(f"{field}.content has no text", param=f"{field}.content")

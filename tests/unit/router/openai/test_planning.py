@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from common.errors import InvalidRequest
+from common.grammar import Grammar, GrammarKind
 from router.openai import api, planning
 from router.openai.planning import INLINE_BODY_BYTES, MAX_THREAD_BODY_BYTES, BodyPlanner
 from router.openai.request_plan import Planner, RequestKind, RequestPlan
@@ -62,6 +63,19 @@ async def test_the_size_of_a_body_decides_where_it_is_planned(
     main = threading.main_thread()
     on = ["loop" if thread is main else "thread" for thread in threads]
     assert on == ([] if where == "process" else [where])
+
+
+@pytest.mark.parametrize("padding", [0, INLINE_BODY_BYTES])
+async def test_gbnf_is_translated_by_the_process_alone(padding: int) -> None:
+    """A translation may take seconds, which would stop every stream of the router."""
+    process = PlansHere(tiny_model())
+    planner = BodyPlanner(tiny_model(), process)
+    fields = {"prompt": "Hello", "guided_grammar": 'root ::= "a" | "b"'}
+    body = json.dumps(fields).encode() + b" " * padding
+    for _ in range(2):
+        plan = await planner.plan(RequestKind.COMPLETION, body, CONTEXT)
+        assert plan.grammar == Grammar(GrammarKind.LARK, 'start: "a"\n     | "b"\n\n')
+    assert process.sizes == [len(body)] * 2
 
 
 async def test_one_thread_plans_all_bodies_of_medium_size(

@@ -57,6 +57,19 @@ async def test_a_bad_word_is_spelt_with_and_without_a_space() -> None:
         assert (behind in words) == is_spelt_alike
 
 
+@pytest.mark.parametrize("word", ["\ue000999\ue001", "\ue0000\ue001", "\ue000"])
+async def test_a_bad_word_of_private_characters_is_text(word: str) -> None:
+    """The server marks special tokens in its own text with them."""
+    call = await asked("/v1/completions", bad_words=[word])
+    assert tiny_model().decode(call.sampling.rules.bad_words[0]) == word
+
+
+async def test_a_bad_word_may_be_a_special_token() -> None:
+    call = await asked("/v1/completions", bad_words=["<|im_end|>"])
+    (token_id,) = call.sampling.rules.bad_words[0]
+    assert tiny_model().decode([token_id], with_special_tokens=True) == "<|im_end|>"
+
+
 async def test_a_grammar_and_words_do_not_go_together() -> None:
     edge = make_edge()
     body = {"prompt": "Hi", "guided_regex": "a+", "bad_words": ["x"]}
