@@ -135,6 +135,7 @@ async def test_prompts_of_many_tokens_start_in_several_turns(
             turn += 1
 
     counting = asyncio.create_task(count_turns())
+    await asyncio.sleep(0)  # it waits for the next turn now
     edge = make_edge(generator=Notes(says("Hello world")))
     body = {"model": "tiny", "prompt": [[7] * 200] * num_prompts, "max_tokens": 20}
     body["allowed_token_ids"] = list(range(num_allowed))
