@@ -50,8 +50,9 @@ SYSTEM_FINGERPRINT = f"pdserve-{VERSION}"
 """The part of a client's `seed` that is not the request's: another version may answer otherwise."""
 
 TOKENS_PER_TURN = 32_768
-"""Of all prompts that a request starts in one turn of the event loop, which takes 2 ms; a million
-tokens, 128 prompts of 8192, would take 50 ms. Calls of one turn share messages to the nodes."""
+"""Of all prompts and lists of allowed tokens that a request starts in one turn of the event loop,
+which takes 2 ms; a million tokens, 128 prompts of 8192, would take 50 ms. Calls of one turn share
+messages to the nodes."""
 
 FINAL_EVENT_TIMEOUT_S = 1.0
 """How long the last event of a broken stream may wait for a client that does not read."""
@@ -198,7 +199,7 @@ class OpenAiApi:
         num_tokens = 0
         for choice in plan.choices:
             self._start(answer, plan, choice, watch)
-            num_tokens += len(choice.prompt_token_ids)
+            num_tokens += len(choice.prompt_token_ids) + len(plan.rules.allowed_token_ids)
             if num_tokens >= TOKENS_PER_TURN:
                 num_tokens = 0
                 await asyncio.sleep(0)

@@ -71,9 +71,11 @@ class GrammarWriter:
             lines.insert(0, "start: answer")
         else:
             lines += self._up_to("thought", END)
-            begin = f"/[ \\n]{{0,4}}/ {self._expression(BEGIN)} thought"
-            first = "thought" if thinking is ThinkingFormat.BEGUN else f"({begin})?"
-            lines.insert(0, rf"start: {first} /[ \n]{{0,4}}/ answer")
+            space = r"/[ \n]{0,4}/"
+            thought = f"thought {space}"
+            if thinking is ThinkingFormat.TAGGED:
+                thought = f"({space} {self._expression(BEGIN)} {thought})?"
+            lines.insert(0, f"start: {thought} answer")
         return "\n".join(lines) + "\n"
 
     def _up_to(self, rule: str, tag: str, but: str = "") -> list[str]:

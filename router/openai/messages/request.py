@@ -1,7 +1,7 @@
 """From a body of Anthropic's `/v1/messages` to the body of a chat.
 
 A message of the user may hold results of calls: they become messages of the role `tool`, before the
-text beside them.
+text beside them. A text of the assistant that is the last message is continued.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ CHAT_FIELDS = {
     "max_tokens": "max_completion_tokens",
     "stop_sequences": "stop",
     "output_config.format": "response_format",
+    "messages": "continue_final_message",
 }
 """Fields under the names that chats have for them, for errors."""
 
@@ -61,10 +62,13 @@ def chat_of_message(body: MessageBody) -> dict[str, Any]:
     turns = [] if body.system is None else [_turn("system", _texts(body.system, "system"))]
     for index, message in enumerate(body.messages):
         turns += _turns(message, f"messages.{index}")
+    continues = bool(turns) and _is_open(turns[-1])
     choice = body.tool_choice or {}
     config = body.output_config or {}
     return chat | {
         "messages": turns,
+        "continue_final_message": continues,
+        "add_generation_prompt": not continues,
         "max_completion_tokens": body.max_tokens,
         "stop": body.stop_sequences,
         "tools": None if body.tools is None else [_tool(tool) for tool in body.tools],
@@ -78,6 +82,12 @@ def chat_of_message(body: MessageBody) -> dict[str, Any]:
 
 def _turn(role: str, content: Any) -> Turn:
     return {"role": role, "content": content}
+
+
+def _is_open(turn: Turn) -> bool:
+    """Return whether the answer goes on from `turn`, the last one: the beginning of its text."""
+    is_text = bool(turn.get("content")) and "tool_calls" not in turn
+    return turn["role"] == "assistant" and is_text
 
 
 def _turns(message: Any, field: str) -> list[Turn]:

@@ -229,3 +229,20 @@ async def test_a_stream_that_fails_ends_with_an_error() -> None:
 async def test_tools_and_a_template_without_them() -> None:
     error = await post(make_edge(says("x"), model=model_with(None)), TOOLS, status=400)
     assert "--tool-template" in error["error"]["message"]
+
+
+@pytest.mark.parametrize("content", ["It is", [{"type": "text", "text": "It is"}]])
+async def test_a_text_of_the_assistant_that_is_the_last_message_is_continued(content: Any) -> None:
+    edge = edge_that_says(" sunny")
+    begun = {"role": "assistant", "content": content}
+    answer = await post(edge, ASKED | {"messages": [*ASKED["messages"], begun]})
+    assert prompt_of(edge).endswith("<|im_end|>\n<|im_start|>assistant\nIt is")
+    assert answer["content"] == [{"type": "text", "text": " sunny"}]
+
+
+async def test_a_call_that_is_the_last_message_is_not_continued() -> None:
+    edge = edge_that_says("Done")
+    call = {"type": "tool_use", "id": "x", "name": "get_weather", "input": {"city": "Paris"}}
+    said = {"role": "assistant", "content": [{"type": "text", "text": "I look."}, call]}
+    await post(edge, TOOLS | {"messages": [*ASKED["messages"], said]})
+    assert prompt_of(edge).endswith("<|im_end|>\n<|im_start|>assistant\n")

@@ -122,10 +122,16 @@ async def test_an_error_of_the_process_is_the_requests() -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_prompts", "num_turns"), [(128, 13), (10, 1)], ids=["many tokens", "few tokens"]
+    ("num_prompts", "num_allowed", "num_turns", "num_per_turn"),
+    [(128, 0, 13, 10), (10, 0, 1, 10), (10, 200, 2, 5)],
+    ids=["many tokens", "few tokens", "many allowed tokens"],
 )
 async def test_prompts_of_many_tokens_start_in_several_turns(
-    monkeypatch: pytest.MonkeyPatch, num_prompts: int, num_turns: int
+    monkeypatch: pytest.MonkeyPatch,
+    num_prompts: int,
+    num_allowed: int,
+    num_turns: int,
+    num_per_turn: int,
 ) -> None:
     """Placing a million tokens in one turn of the event loop would hold up everybody's tokens."""
     monkeypatch.setattr(api, "TOKENS_PER_TURN", 2000)
@@ -143,14 +149,16 @@ async def test_prompts_of_many_tokens_start_in_several_turns(
             turn += 1
 
     counting = asyncio.create_task(count_turns())
+    await asyncio.sleep(0)  # it waits for the next turn now
     edge = make_edge(generator=Notes(says("Hello world")))
     body = {"model": "tiny", "prompt": [[7] * 200] * num_prompts, "max_tokens": 20}
+    body["allowed_token_ids"] = list(range(num_allowed))
     async with edge.client() as client:
         answer = await client.post("/v1/completions", json=body)
     counting.cancel()
     assert [choice["text"] for choice in answer.json()["choices"]] == ["Hello world"] * num_prompts
     assert len(set(turns_of_calls)) == num_turns
-    assert max(map(turns_of_calls.count, turns_of_calls)) == 10
+    assert max(map(turns_of_calls.count, turns_of_calls)) == num_per_turn
 
 
 TEXT: dict[str, Any] = {"add_special_tokens": True, "param": "prompt"}

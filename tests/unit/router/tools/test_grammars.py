@@ -187,3 +187,10 @@ def test_only_a_strict_tool_is_refused_for_what_cannot_be_enforced() -> None:
         grammar = judge().writer.calls(HERMES, asked, ThinkingFormat.NONE)
         matcher = LLMatcher(judge().matching, grammar_from("lark", grammar))
         assert matcher.is_error() is is_strict
+
+
+def test_white_space_precedes_an_answer_only_behind_a_thought(of: Judge) -> None:
+    """White space where nothing was thought would be a part of the answer."""
+    grammar = of.writer.behind_thinking('asked: "{}"', ThinkingFormat.TAGGED)
+    assert of.accepts(grammar, "\n<think>hm</think>\n\n{}")
+    assert not of.accepts(grammar, "\n{}")
