@@ -63,10 +63,10 @@ def test_a_request_in_flight(page_cluster: Cluster, api: Api, tab: Tab) -> None:
         tab.wait(inside)
     tab.wait("document.querySelectorAll('.dot[data-phase=decode]').length == 0")
     row = "#placements tbody tr"
-    tab.wait(f"document.querySelectorAll('{row}').length > 0")
+    tab.wait(f"document.querySelector('{row}')?.cells[4].innerText == 'abort'")
     cells = tab.run(f"[...document.querySelectorAll('{row}')[0].cells].map((c) => c.innerText)")
     assert cells[2:4] == ["prefill-1", "decode-1"]
-    assert "best of 1" in cells[4]
+    assert "best of 1" in cells[7]
     pair = "[...document.querySelectorAll('#pairs tbody td')].map((cell) => cell.innerText)"
     tab.wait(f"{pair}.length == 7 && {pair}[6] != '0 B'")
     assert tab.run(pair)[:4] in (

@@ -36,6 +36,8 @@ RECORD: dict[str, Any] = {
     "version": "0.9.1",
     "protocol": 3,
     "kv_protocol": 4,
+    "has_grammars": False,
+    "has_token_rules": False,
 }
 LOAD: dict[str, Any] = {
     "free_blocks": 90,

@@ -149,7 +149,7 @@ def test_the_edges_are_legal(settings: dict[str, Any]) -> None:
     [
         (
             {"speculative_method": "eagle"},
-            "speculative_method is 'eagle': wanted none, ngram, suffix or mtp",
+            "speculative_method is 'eagle': wanted none, ngram, suffix, mtp or grammar",
         ),
         (
             {"speculative_method": "ngram", "num_speculative_tokens": 65},
