@@ -68,7 +68,7 @@ CASES: dict[str, tuple[str, bytes, int, str | None, str]] = {
     "stop of numbers": (COMPLETIONS, completion(stop=[1]), 400, None, "stop"),
     "empty stop": (COMPLETIONS, completion(stop=""), 400, "stop", "empty"),
     "seed too large": (COMPLETIONS, completion(seed=2**70), 400, "seed", ""),
-    "tools": (CHAT, chat(tools=[{"type": "function"}]), 400, "tools", "function is missing"),
+    "tools": (CHAT, chat(tools=[{"type": "function"}]), 400, "tools.0.function", "missing"),
     "another path": ("/v1/embeddings", completion(), 404, None, ""),
 }
 
