@@ -31,6 +31,8 @@ class Landing:
         self.sender_deadline_s = sender_deadline_s
         self.expires_at_s = now_s + sender_deadline_s
         self.commit: Commit | None = None
+        # The sender's digest, if the pair verifies at commit.
+        self._digest: int | None = None
         self._layout = layout
         self._targets = as_blocks(ticket.target_block_ids)
         num_blocks = self._targets.size
@@ -94,10 +96,20 @@ class Landing:
         return self._arrived.has_all(data.layer, as_blocks(data.ordinals))
 
     def record(self, data: Data, sums: BlockSums | None) -> None:
-        """Record that the pieces of `data` are in the pool; add `sums`, if any, to the digest."""
+        """Record that the pieces of `data` are in the pool; add `sums`, if any, to the digest.
+
+        Raises `HandoffFailed` for a piece that had another sum before: copies may overlap in time,
+        so which of the two is in the pool is unknown.
+        """
         self._add(data.layer, data.ordinals)
-        if sums is not None:
-            self._sums.put(data.layer, as_blocks(data.ordinals), sums)
+        if sums is None:
+            return
+        changed = self._sums.put(data.layer, as_blocks(data.ordinals), sums)
+        if changed.size:
+            raise HandoffFailed(
+                f"bad checksum: block {changed[0]} of the ticket in layer {data.layer} "
+                "came again with other bytes"
+            )
 
     def record_damaged(self, data: Data, damaged: Set[int]) -> None:
         """Record the pieces of `data` but for the `damaged` ones, which the pool lost with it.
@@ -128,11 +140,7 @@ class Landing:
                 f"a prompt of {frame.num_tokens} tokens has {prompt_blocks} blocks: "
                 f"the ticket has {num_blocks} behind {cached_blocks} cached ones"
             )
-        if verify == "commit" and frame.digest != self._sums.digest:
-            raise HandoffFailed(
-                f"bad checksum: the digest of the data is {self._sums.digest:#x}, "
-                f"the sender's is {frame.digest:#x}"
-            )
+        self._digest = frame.digest if verify == "commit" else None
         self.commit = Commit(
             num_tokens=frame.num_tokens,
             first_token_id=frame.first_token_id,
@@ -140,7 +148,17 @@ class Landing:
         )
 
     def complete(self) -> Commit | None:
-        """Return the commit, once, when it was promised and every piece has arrived."""
-        if self.commit is None or not self._arrived.is_full:
+        """Return the commit, once, when it was promised and every piece has arrived.
+
+        Called when nothing is being copied. Raises `HandoffFailed` for a wrong digest.
+        """
+        if self.commit is None:
+            return None
+        if self._digest not in (None, self._sums.digest):
+            raise HandoffFailed(
+                f"bad checksum: the digest of the data is {self._sums.digest:#x}, "
+                f"the sender's is {self._digest:#x}"
+            )
+        if not self._arrived.is_full:
             return None
         return self.commit if self.advance(HandoffStep.COMPLETE) else None

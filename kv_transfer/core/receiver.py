@@ -151,16 +151,19 @@ class Receiver:
 
     def may_write(self, write: Write) -> bool:
         """Return whether the landing that `write` was checked against is still open."""
-        return self._landing_of(write) is not None
+        return self._landings.of(write) is not None
 
     def on_written(self, write: Write, sums: BlockSums | None = None) -> Effects:
         """Record that the pieces of `write` are in the pool; ignored if its landing was closed.
 
         `sums` are those of its blocks if the pair verifies at commit.
         """
-        landing = self._landing_of(write)
-        if landing is not None:
-            landing.record(write.data, sums)
+        landing = self._landings.of(write)
+        try:
+            if landing is not None:
+                landing.record(write.data, sums)
+        except HandoffFailed as error:
+            return self.on_copy_failed(write, error)
         return self._copied(write)
 
     def on_unwritten(self, write: Write) -> Effects:
@@ -169,7 +172,7 @@ class Receiver:
 
     def on_copy_failed(self, write: Write, error: HandoffFailed) -> Effects:
         """Fail the landing of `write`, whose copy failed."""
-        landing = self._landing_of(write)
+        landing = self._landings.of(write)
         failed = self._landings.fail(landing, HandoffStep.FAIL, error) if landing else []
         return failed + self._copied(write)
 
@@ -178,7 +181,7 @@ class Receiver:
 
         The landing fails when that was asked too often, or its sender does not understand it.
         """
-        landing = self._landing_of(write)
+        landing = self._landings.of(write)
         if landing is None:
             return self._copied(write)
         data = write.data
@@ -361,13 +364,6 @@ class Receiver:
             effects.append(Emit(Released(frame.lease_token)))
         return effects
 
-    def _landing_of(self, write: Write) -> Landing | None:
-        """Return the open landing that `write` was checked against."""
-        landing = self._landings.get(write.data.lease_token)
-        if landing is None or landing.ticket.generation != write.data.generation:
-            return None
-        return landing
-
     def _copied(self, write: Write) -> Effects:
         """Acknowledge a frame whose copy has ended; land or release what waited for that."""
         token, lease = write.data.lease_token, (write.data.lease_token, write.data.generation)
@@ -375,7 +371,7 @@ class Receiver:
         session = self._sessions.get(write.session)
         if session is not None:
             effects += self._finished(session, write.data.seq)
-        landing = self._landing_of(write)
+        landing = self._landings.of(write)
         return effects if landing is None else effects + self._landings.complete(landing)
 
     def _finished(self, session: Session, seq: int) -> Effects:
