@@ -95,13 +95,15 @@ class Landing:
         """Return whether every piece of `data` arrived before."""
         return self._arrived.has_all(data.layer, as_blocks(data.ordinals))
 
-    def record(self, data: Data, sums: BlockSums | None) -> None:
+    def record(self, data: Data, spoiled: Set[int], sums: BlockSums | None) -> None:
         """Record that the pieces of `data` are in the pool; add `sums`, if any, to the digest.
+
+        Of the `spoiled` ones it is unknown whether they are: see `copies`.
 
         Raises `HandoffFailed` for a piece that had another sum before: copies may overlap in time,
         so which of the two is in the pool is unknown.
         """
-        self._add(data.layer, data.ordinals)
+        self._add(data, spoiled)
         if sums is None:
             return
         changed = self._sums.put(data.layer, as_blocks(data.ordinals), sums)
@@ -111,17 +113,20 @@ class Landing:
                 "came again with other bytes"
             )
 
-    def record_damaged(self, data: Data, damaged: Set[int]) -> None:
-        """Record the pieces of `data` but for the `damaged` ones, which the pool lost with it.
+    def record_damaged(self, data: Data, spoiled: Set[int], damaged: Set[int]) -> None:
+        """Record the pieces of `data` as above; the pool lost the `damaged` ones with it.
 
         A damaged piece may have arrived before, in another frame: it was overwritten.
         """
-        self._add(data.layer, tuple(one for one in data.ordinals if one not in damaged))
+        self._add(data, spoiled | damaged)
         self._arrived.discard(data.layer, as_blocks(tuple(damaged)))
 
-    def _add(self, layer: int, ordinals: tuple[int, ...]) -> None:
-        self._arrived.add(layer, as_blocks(ordinals))
-        self.damaged.arrived(layer, ordinals)
+    def _add(self, data: Data, but_for: Set[int]) -> None:
+        ordinals = data.ordinals
+        if but_for:
+            ordinals = tuple(one for one in ordinals if one not in but_for)
+        self._arrived.add(data.layer, as_blocks(ordinals))
+        self.damaged.arrived(data.layer, ordinals)
 
     def promise(self, frame: CommitFrame, verify: str) -> None:
         """Store the commit. Raises `HandoffFailed` unless ticket and bytes agree with it."""

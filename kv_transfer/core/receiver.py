@@ -161,7 +161,7 @@ class Receiver:
         landing = self._landings.of(write)
         try:
             if landing is not None:
-                landing.record(write.data, sums)
+                landing.record(write.data, self._copies.spoiled(write), sums)
         except HandoffFailed as error:
             return self.on_copy_failed(write, error)
         return self._copied(write)
@@ -187,7 +187,8 @@ class Receiver:
         data = write.data
         # One of several connections of the sender may be over.
         session = self._sessions.get(write.session) or self._sessions.get(landing.session or b"")
-        landing.record_damaged(data, damaged)
+        landing.record_damaged(data, self._copies.spoiled(write), damaged)
+        self._copies.spoil(write, damaged)
         may_ask = landing.damaged.may_ask(data.layer, damaged)
         if session is None or not session.can_repeat or not may_ask:
             error = HandoffFailed(f"bad checksum: {detail}")
@@ -243,10 +244,10 @@ class Receiver:
                 session.consume(frame.seq, num_bytes, wants_ack=frame.wants_ack)
                 self._windows.sent(session.main, now_s)
                 effects = self._on_data(session, frame, part_sizes, now_s)
-                if any(isinstance(effect, Write) for effect in effects):
-                    self._copies.begin((frame.lease_token, frame.generation))
-                    return effects
-                return effects + self._finished(session, frame.seq)
+                writes = [effect for effect in effects if isinstance(effect, Write)]
+                for write in writes:
+                    self._copies.begin(write)
+                return effects if writes else effects + self._finished(session, frame.seq)
             case frames.Ping() if session.channel:
                 return [Reply(session.id, frames.Pong()), self._last_ack(session)]
             case _ if session.channel:
@@ -366,8 +367,8 @@ class Receiver:
 
     def _copied(self, write: Write) -> Effects:
         """Acknowledge a frame whose copy has ended; land or release what waited for that."""
-        token, lease = write.data.lease_token, (write.data.lease_token, write.data.generation)
-        effects: Effects = [Emit(Released(token))] if self._copies.end(lease) else []
+        is_released = self._copies.end(write)
+        effects: Effects = [Emit(Released(write.data.lease_token))] if is_released else []
         session = self._sessions.get(write.session)
         if session is not None:
             effects += self._finished(session, write.data.seq)
