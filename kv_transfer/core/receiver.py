@@ -63,6 +63,8 @@ class Receiver:
         self._sessions = Sessions(me, layout, limits)
         self._windows = WindowShares(limits)
         self._copies = Copies()
+        # A peer may begin another session with the same id while a copy is under way.
+        self._session_of: dict[Write, Session] = {}
         self._landings = Landings(
             me, layout, self._sessions, self._quarantine, self._copies, num_blocks
         )
@@ -247,6 +249,7 @@ class Receiver:
                 writes = [effect for effect in effects if isinstance(effect, Write)]
                 for write in writes:
                     self._copies.begin(write)
+                    self._session_of[write] = session
                 return effects if writes else effects + self._finished(session, frame.seq)
             case frames.Ping() if session.channel:
                 return [Reply(session.id, frames.Pong()), self._last_ack(session)]
@@ -369,8 +372,8 @@ class Receiver:
         """Acknowledge a frame whose copy has ended; land or release what waited for that."""
         is_released = self._copies.end(write)
         effects: Effects = [Emit(Released(write.data.lease_token))] if is_released else []
-        session = self._sessions.get(write.session)
-        if session is not None:
+        session = self._session_of.pop(write, None)
+        if session is not None and self._sessions.get(session.id) is session:
             effects += self._finished(session, write.data.seq)
         landing = self._landings.of(write)
         return effects if landing is None else effects + self._landings.complete(landing)
