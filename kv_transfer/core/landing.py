@@ -12,7 +12,7 @@ from kv_transfer.connector import Commit, Ticket
 from kv_transfer.core.block_arrays import Blocks, as_blocks
 from kv_transfer.core.chunks import ArrivedSums, BlockSums, PieceSet
 from kv_transfer.core.damaged import DamagedPieces
-from kv_transfer.core.frames import SUM_BYTES, CommitFrame, Data
+from kv_transfer.core.frames import SUM_BYTES, CommitFrame, Data, Repeat
 from kv_transfer.core.handshake import HANDOFF_TABLE, HandoffState, HandoffStep, advance
 from kv_transfer.core.lanes import INLINE_LANES, ONE_SIDED_LANES, PULLING_LANES
 
@@ -127,6 +127,10 @@ class Landing:
             ordinals = tuple(one for one in ordinals if one not in but_for)
         self._arrived.add(data.layer, as_blocks(ordinals))
         self.damaged.arrived(data.layer, ordinals)
+
+    def repeat(self, layer: int, ordinals: tuple[int, ...]) -> Repeat:
+        """Return the frame that asks for these pieces again."""
+        return Repeat(self.token, self.ticket.generation, layer, ordinals)
 
     def promise(self, frame: CommitFrame, verify: str) -> None:
         """Store the commit. Raises `HandoffFailed` unless ticket and bytes agree with it."""

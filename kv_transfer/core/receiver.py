@@ -192,13 +192,15 @@ class Receiver:
         landing.record_damaged(data, self._copies.spoiled(write), damaged)
         self._copies.spoil(write, damaged)
         may_ask = landing.damaged.may_ask(data.layer, damaged)
-        if session is None or not session.can_repeat or not may_ask:
+        if not may_ask or (session is not None and not session.can_repeat):
             error = HandoffFailed(f"bad checksum: {detail}")
             return self._landings.fail(landing, HandoffStep.FAIL, error) + self._copied(write)
         landing.damaged.ask(data, damaged)
-        repeat = _repeat(landing, data.layer, tuple(sorted(damaged)))
-        dropped = Dropped(DropReason.DAMAGED, detail)
-        return [dropped, Reply(session.id, repeat), *self._copied(write)]
+        effects: Effects = [Dropped(DropReason.DAMAGED, detail)]
+        if session is not None:  # Otherwise the COMMIT on the next connection is answered so.
+            repeat = landing.repeat(data.layer, tuple(sorted(damaged)))
+            effects.append(Reply(session.id, repeat))
+        return effects + self._copied(write)
 
     def on_files(self, *, is_short: bool) -> None:
         """Refuse further senders as long as this process can open hardly any more files."""
@@ -341,7 +343,7 @@ class Receiver:
         # Everything sent was consumed, so a REPEAT whose piece has not come was lost.
         missing = landing.damaged.missing()
         again: Effects = [
-            Reply(session.id, _repeat(landing, layer, ordinals)) for layer, ordinals in missing
+            Reply(session.id, landing.repeat(layer, ordinals)) for layer, ordinals in missing
         ]
         return again or self._landings.complete(landing)
 
@@ -393,7 +395,3 @@ class Receiver:
 
     def _next_fence(self, now_s: float) -> Effects:
         return self._fences.next_step(self._sessions.ids(), now_s)
-
-
-def _repeat(landing: Landing, layer: int, ordinals: tuple[int, ...]) -> frames.Repeat:
-    return frames.Repeat(landing.token, landing.ticket.generation, layer, ordinals)

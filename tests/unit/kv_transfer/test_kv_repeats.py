@@ -249,6 +249,20 @@ def test_a_damaged_header_ends_the_connection_and_nothing_else() -> None:
     assert isinstance(events(machine.on_frame(b"b", COMMIT, [], 0.0))[0], Landed)
 
 
+def test_a_copy_found_damaged_between_two_connections_is_asked_for_on_the_next_one() -> None:
+    """The piece may have been acknowledged before, and then its sender does not send it again."""
+    machine = begun()
+    machine.on_written(write_of(machine, one(0, 1, SUM_1)))
+    write = write_of(machine, dataclasses.replace(BOTH, seq=1))
+    machine.on_malformed(b"a", damaged_header())
+    assert machine.on_corrupt(write, {1}, "here") == [Dropped(DropReason.DAMAGED, "here")]
+    greet(machine, b"b")
+    asked = frames.Repeat(1, 3, 0, (1,))
+    assert repeats(machine.on_frame(b"b", COMMIT, [], 0.0)) == [asked]
+    landed, *_ = events(machine.on_written(write_of(machine, one(0, 1, SUM_1), b"b")))
+    assert isinstance(landed, Landed)
+
+
 def test_a_landing_whose_headers_are_always_damaged_fails() -> None:
     machine = begun(session=b"0")
     for number in range(MAX_DAMAGED_HEADERS):
