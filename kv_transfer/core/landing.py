@@ -59,8 +59,8 @@ class Landing:
         """Restart the sender's deadline, because it was heard."""
         self.expires_at_s = now_s + self.sender_deadline_s
 
-    def check_bounds(self, data: Data, part_sizes: list[int]) -> None:
-        """Raise `PeerProtocolError` unless `data` and its parts fit the ticket and the layout."""
+    def check(self, data: Data, part_sizes: list[int], verify: str) -> None:
+        """Raise `PeerProtocolError` unless `data` and its parts fit ticket, layout and `verify`."""
         if data.layer >= self._layout.num_layers:
             raise PeerProtocolError(
                 f"layer {data.layer}: the cache has {self._layout.num_layers} layers"
@@ -86,9 +86,11 @@ class Landing:
                 f"payload of {len(part_sizes)} parts and {sum(part_sizes)} bytes: "
                 f"wanted {len(wanted)} parts and {sum(wanted)} bytes"
             )
+        if (verify == "block") != bool(data.sums):
+            raise PeerProtocolError(f"DATA breaks the agreement to verify: {verify}")
 
     def targets_of(self, data: Data) -> Blocks:
-        """Return the target block of each block of `data`, which `check_bounds` passed."""
+        """Return the target block of each block of `data`, which `check` passed."""
         return self._targets[as_blocks(data.ordinals)]
 
     def has_all(self, data: Data) -> bool:

@@ -286,15 +286,16 @@ class Receiver:
         if landing.session != session.main:
             return [Dropped(DropReason.WRONG_SENDER, detail)]
         landing.renew(now_s)
+        has_bytes = data.runs or data.source_blocks or data.sums or part_sizes
+        if session.channel and not has_bytes:
+            # Its transfer was aborted, and the ABORT is still on its way on the first connection.
+            return [Dropped(DropReason.LATE, detail)]
         try:
-            landing.check_bounds(data, part_sizes)
+            landing.check(data, part_sizes, session.verify)
         except PeerProtocolError as error:
             return self._landings.fail(landing, HandoffStep.FAIL, error)
         if landing.has_all(data):
             return [Dropped(DropReason.DUPLICATE, detail)]
-        if (session.verify == "block") != bool(data.sums):
-            broken = PeerProtocolError(f"DATA breaks the agreement to verify: {session.verify}")
-            return self._landings.fail(landing, HandoffStep.FAIL, broken)
         changed = landing.damaged.changed(data)
         if changed is not None:
             what = f"block {changed} of the ticket in layer {data.layer}"
