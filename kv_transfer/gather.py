@@ -17,7 +17,6 @@ import numpy.typing as npt
 
 from kv_transfer.core.block_arrays import Blocks, run_lengths
 from kv_transfer.core.chunks import Chunk
-from kv_transfer.core.limits import DEFAULT_WINDOW_BYTES
 from kv_transfer.lane import Payload
 from kv_transfer.piece_rows import PieceRows
 from kv_transfer.pieces import NO_SUMS, Sums
@@ -37,7 +36,7 @@ class Gatherer:
     the bound by its own copy.
     """
 
-    def __init__(self, pool: Pool, rows: PieceRows, most_bytes: int = DEFAULT_WINDOW_BYTES) -> None:
+    def __init__(self, pool: Pool, rows: PieceRows, most_bytes: int) -> None:
         self._pool = pool
         self._rows = rows
         self._most_bytes = most_bytes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kv_transfer.core.chunks import Chunk
 from kv_transfer.core.effects import Peer, Write
+from kv_transfer.core.limits import Limits
 from kv_transfer.gather import Gatherer
 from kv_transfer.lane import Payload
 from kv_transfer.piece_rows import PieceRows
@@ -15,12 +16,12 @@ from kv_transfer.transport import Parts
 class InlineLane:
     """A `lane.CopyingLane`. `name` is the transport's."""
 
-    def __init__(self, name: str, pool: Pool) -> None:
+    def __init__(self, name: str, pool: Pool, limits: Limits) -> None:
         """Make the lane. Raises `ValueError` for a pool that is not in host memory."""
         pool.check_on_host(f"lane {name}")
         self.name = name
         self._rows = PieceRows()
-        self._gatherer = Gatherer(pool, self._rows)
+        self._gatherer = Gatherer(pool, self._rows, limits.gathered_bytes)
 
     def offer(self, peer: Peer) -> bytes | None:
         return b""

@@ -252,13 +252,17 @@ class ReceivingEnd:
             self._lanes[self._left_open.pop(session)].drop(session)
 
     def _open_lane(self, session: bytes, offers: Mapping[str, bytes]) -> None:
-        chosen, reply = "", b""
+        left, chosen, reply = self._left_open.pop(session, ""), "", b""
         for name in LANES_BY_SPEED:
             lane = self._lanes.get(name)
             answer = lane.open(session, offers[name]) if lane and name in offers else None
             if answer is not None:
                 chosen, reply = name, answer
                 break
+        if left and left != chosen:
+            # The session has the id of an earlier one, from which may still be copied.
+            self._left_open[session] = left
+            self._close_unused(session)
         with self._lock:
             self._effects.extend(self._machine.on_lane(session, chosen, reply, offers))
 

@@ -102,8 +102,7 @@ class TransportConnector:
         self._clock = clock
         self._lanes = {lane.name: lane for lane in lanes}
         self._metrics = TransferMetrics(self._lanes)
-        num_workers = limits.max_channels if limits.max_channels > 1 else 0
-        self._workers = Workers(num_workers, transport.wake)
+        self._workers = Workers(limits.num_workers, transport.wake)
         parts = ConnectorParts(
             pool=pool,
             layout=layout,

@@ -57,6 +57,8 @@ class Workers:
             except BaseException as error:  # It ends the connector, as on its own thread.
                 finish = _raising(error)
             self._done.append(finish)
+            # They hold message parts and copies, and this thread may have nothing to do for long.
+            del job, finish
             self._wake()
 
 

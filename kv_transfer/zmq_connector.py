@@ -63,7 +63,7 @@ class ZmqConnector(TransportConnector):
             incarnation,
             on_event,
             transport=ZmqTransport(host, port, advertised_host or host, layout, limits, keys),
-            lanes=[*lanes, InlineLane("zmq", pool)] if has_inline else lanes,
+            lanes=[*lanes, InlineLane("zmq", pool, limits)] if has_inline else lanes,
             verify=verify,
             limits=limits,
             clock=clock or MonotonicClock(),

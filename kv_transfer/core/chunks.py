@@ -124,18 +124,22 @@ def add_to_digest(digest: int, sums: BlockSums) -> int:
 
 
 class ArrivedSums:
-    """The digest of the pieces in a pool; of a piece that came again the last sum counts."""
+    """The digest of the pieces in a pool; a piece that came again must have its first sum."""
 
     def __init__(self, num_layers: int, num_blocks: int) -> None:
         self._shape = num_layers, num_blocks
         # Allocated with the first sum: most pairs verify otherwise.
         self._sums: BlockSums | None = None
+        self._pieces = PieceSet(num_layers, num_blocks)
         self.digest = 0
 
-    def put(self, layer: int, ordinals: Blocks, sums: BlockSums) -> None:
-        """Set the sums of pieces, each named once."""
+    def put(self, layer: int, ordinals: Blocks, sums: BlockSums) -> Blocks:
+        """Add the sums of pieces, each named once; return which of them had another sum before."""
         if self._sums is None:
             self._sums = np.zeros(self._shape, np.uint64)
         of_layer = self._sums[layer]
-        self.digest = add_to_digest(self.digest, sums - of_layer[ordinals])
-        of_layer[ordinals] = sums
+        is_new = self._pieces.add(layer, ordinals)
+        of_layer[ordinals[is_new]] = sums[is_new]
+        self.digest = add_to_digest(self.digest, sums[is_new])
+        changed: Blocks = ordinals[of_layer[ordinals] != sums]
+        return changed

@@ -2,21 +2,28 @@
 
 A copy may run on any thread and end at any time. So a landing is not whole, and the blocks of one
 that ended are not released, before the last copy that was begun for it has ended.
+
+Two copies of one piece may overlap: after a connection broke, its frames are sent again on another
+one. If one copy is damaged, nothing says which of the two wrote last, so the other one, although
+its own sum is right, does not count for the *spoiled* blocks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
+
+from kv_transfer.core.effects import Write
 
 Lease = tuple[int, int]
 """Token and generation."""
 
 
 class Copies:
-    """Numbers of copies by lease."""
+    """Copies by lease."""
 
     def __init__(self) -> None:
-        self._under_way: dict[Lease, int] = {}
+        # With the ordinals of the blocks that are spoiled in each.
+        self._under_way: dict[Lease, dict[Write, set[int]]] = {}
         self._held: dict[Lease, tuple[int, ...]] = {}
         self._held_blocks: set[int] = set()
 
@@ -24,19 +31,31 @@ class Copies:
     def num_held_blocks(self) -> int:
         return len(self._held_blocks)
 
-    def begin(self, lease: Lease) -> None:
-        """Record that a copy for this landing may touch the pool from now on."""
-        self._under_way[lease] = self._under_way.get(lease, 0) + 1
+    def begin(self, write: Write) -> None:
+        """Record that this copy may touch the pool from now on."""
+        self._under_way.setdefault(_lease(write), {})[write] = set()
 
-    def end(self, lease: Lease) -> bool:
-        """Record that one has ended; return whether that released the blocks of `hold`."""
-        if lease not in self._under_way:
+    def end(self, write: Write) -> bool:
+        """Record that it has ended; return whether that released the blocks of `hold`."""
+        lease = _lease(write)
+        writes = self._under_way.get(lease)
+        if writes is None:
             return False
-        self._under_way[lease] -= 1
-        if self._under_way[lease]:
+        del writes[write]
+        if writes:
             return False
         del self._under_way[lease]
         return self._release(lease)
+
+    def spoil(self, damaged: Write, ordinals: Set[int]) -> None:
+        """Record that a damaged copy may have overwritten these blocks of the other copies."""
+        for write, spoiled in self._under_way.get(_lease(damaged), {}).items():
+            if write is not damaged and write.data.layer == damaged.data.layer:
+                spoiled |= ordinals
+
+    def spoiled(self, write: Write) -> Set[int]:
+        """Return the ordinals of the blocks that do not count when this copy ends."""
+        return self._under_way.get(_lease(write), {}).get(write, set())
 
     def is_under_way(self, lease: Lease) -> bool:
         return lease in self._under_way
@@ -58,3 +77,7 @@ class Copies:
         blocks = self._held.pop(lease, None)
         self._held_blocks.difference_update(blocks or ())
         return blocks is not None
+
+
+def _lease(write: Write) -> Lease:
+    return write.data.lease_token, write.data.generation

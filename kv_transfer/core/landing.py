@@ -12,7 +12,7 @@ from kv_transfer.connector import Commit, Ticket
 from kv_transfer.core.block_arrays import Blocks, as_blocks
 from kv_transfer.core.chunks import ArrivedSums, BlockSums, PieceSet
 from kv_transfer.core.damaged import DamagedPieces
-from kv_transfer.core.frames import SUM_BYTES, CommitFrame, Data
+from kv_transfer.core.frames import SUM_BYTES, CommitFrame, Data, Repeat
 from kv_transfer.core.handshake import HANDOFF_TABLE, HandoffState, HandoffStep, advance
 from kv_transfer.core.lanes import INLINE_LANES, ONE_SIDED_LANES, PULLING_LANES
 
@@ -31,6 +31,8 @@ class Landing:
         self.sender_deadline_s = sender_deadline_s
         self.expires_at_s = now_s + sender_deadline_s
         self.commit: Commit | None = None
+        # The sender's digest, if the pair verifies at commit.
+        self._digest: int | None = None
         self._layout = layout
         self._targets = as_blocks(ticket.target_block_ids)
         num_blocks = self._targets.size
@@ -57,8 +59,8 @@ class Landing:
         """Restart the sender's deadline, because it was heard."""
         self.expires_at_s = now_s + self.sender_deadline_s
 
-    def check_bounds(self, data: Data, part_sizes: list[int]) -> None:
-        """Raise `PeerProtocolError` unless `data` and its parts fit the ticket and the layout."""
+    def check(self, data: Data, part_sizes: list[int], verify: str) -> None:
+        """Raise `PeerProtocolError` unless `data` and its parts fit ticket, layout and `verify`."""
         if data.layer >= self._layout.num_layers:
             raise PeerProtocolError(
                 f"layer {data.layer}: the cache has {self._layout.num_layers} layers"
@@ -84,32 +86,53 @@ class Landing:
                 f"payload of {len(part_sizes)} parts and {sum(part_sizes)} bytes: "
                 f"wanted {len(wanted)} parts and {sum(wanted)} bytes"
             )
+        if (verify == "block") != bool(data.sums):
+            raise PeerProtocolError(f"DATA breaks the agreement to verify: {verify}")
 
     def targets_of(self, data: Data) -> Blocks:
-        """Return the target block of each block of `data`, which `check_bounds` passed."""
+        """Return the target block of each block of `data`, which `check` passed."""
         return self._targets[as_blocks(data.ordinals)]
 
     def has_all(self, data: Data) -> bool:
         """Return whether every piece of `data` arrived before."""
         return self._arrived.has_all(data.layer, as_blocks(data.ordinals))
 
-    def record(self, data: Data, sums: BlockSums | None) -> None:
-        """Record that the pieces of `data` are in the pool; add `sums`, if any, to the digest."""
-        self._add(data.layer, data.ordinals)
-        if sums is not None:
-            self._sums.put(data.layer, as_blocks(data.ordinals), sums)
+    def record(self, data: Data, spoiled: Set[int], sums: BlockSums | None) -> None:
+        """Record that the pieces of `data` are in the pool; add `sums`, if any, to the digest.
 
-    def record_damaged(self, data: Data, damaged: Set[int]) -> None:
-        """Record the pieces of `data` but for the `damaged` ones, which the pool lost with it.
+        Of the `spoiled` ones it is unknown whether they are: see `copies`.
+
+        Raises `HandoffFailed` for a piece that had another sum before: copies may overlap in time,
+        so which of the two is in the pool is unknown.
+        """
+        self._add(data, spoiled)
+        if sums is None:
+            return
+        changed = self._sums.put(data.layer, as_blocks(data.ordinals), sums)
+        if changed.size:
+            raise HandoffFailed(
+                f"bad checksum: block {changed[0]} of the ticket in layer {data.layer} "
+                "came again with other bytes"
+            )
+
+    def record_damaged(self, data: Data, spoiled: Set[int], damaged: Set[int]) -> None:
+        """Record the pieces of `data` as above; the pool lost the `damaged` ones with it.
 
         A damaged piece may have arrived before, in another frame: it was overwritten.
         """
-        self._add(data.layer, tuple(one for one in data.ordinals if one not in damaged))
+        self._add(data, spoiled | damaged)
         self._arrived.discard(data.layer, as_blocks(tuple(damaged)))
 
-    def _add(self, layer: int, ordinals: tuple[int, ...]) -> None:
-        self._arrived.add(layer, as_blocks(ordinals))
-        self.damaged.arrived(layer, ordinals)
+    def _add(self, data: Data, but_for: Set[int]) -> None:
+        ordinals = data.ordinals
+        if but_for:
+            ordinals = tuple(one for one in ordinals if one not in but_for)
+        self._arrived.add(data.layer, as_blocks(ordinals))
+        self.damaged.arrived(data.layer, ordinals)
+
+    def repeat(self, layer: int, ordinals: tuple[int, ...]) -> Repeat:
+        """Return the frame that asks for these pieces again."""
+        return Repeat(self.token, self.ticket.generation, layer, ordinals)
 
     def promise(self, frame: CommitFrame, verify: str) -> None:
         """Store the commit. Raises `HandoffFailed` unless ticket and bytes agree with it."""
@@ -128,11 +151,7 @@ class Landing:
                 f"a prompt of {frame.num_tokens} tokens has {prompt_blocks} blocks: "
                 f"the ticket has {num_blocks} behind {cached_blocks} cached ones"
             )
-        if verify == "commit" and frame.digest != self._sums.digest:
-            raise HandoffFailed(
-                f"bad checksum: the digest of the data is {self._sums.digest:#x}, "
-                f"the sender's is {frame.digest:#x}"
-            )
+        self._digest = frame.digest if verify == "commit" else None
         self.commit = Commit(
             num_tokens=frame.num_tokens,
             first_token_id=frame.first_token_id,
@@ -140,7 +159,17 @@ class Landing:
         )
 
     def complete(self) -> Commit | None:
-        """Return the commit, once, when it was promised and every piece has arrived."""
-        if self.commit is None or not self._arrived.is_full:
+        """Return the commit, once, when it was promised and every piece has arrived.
+
+        Called when nothing is being copied. Raises `HandoffFailed` for a wrong digest.
+        """
+        if self.commit is None:
+            return None
+        if self._digest not in (None, self._sums.digest):
+            raise HandoffFailed(
+                f"bad checksum: the digest of the data is {self._sums.digest:#x}, "
+                f"the sender's is {self._digest:#x}"
+            )
+        if not self._arrived.is_full:
             return None
         return self.commit if self.advance(HandoffStep.COMPLETE) else None

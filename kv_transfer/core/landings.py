@@ -15,7 +15,7 @@ from kv_transfer.connector import Landed, LandingFailed, Released, Ticket
 from kv_transfer.core import frames
 from kv_transfer.core.copies import Copies, Lease
 from kv_transfer.core.deadlines import Deadlines
-from kv_transfer.core.effects import Emit, ReceiverEffect, Reply
+from kv_transfer.core.effects import Emit, ReceiverEffect, Reply, Write
 from kv_transfer.core.handshake import HandoffStep
 from kv_transfer.core.landing import Landing
 from kv_transfer.core.limits import MAX_REMEMBERED_OUTCOMES
@@ -56,6 +56,13 @@ class Landings:
 
     def get(self, token: int) -> Landing | None:
         return self._by_token.get(token)
+
+    def of(self, write: Write) -> Landing | None:
+        """Return the open landing that `write` was checked against."""
+        landing = self._by_token.get(write.data.lease_token)
+        if landing is None or landing.ticket.generation != write.data.generation:
+            return None
+        return landing
 
     def all(self) -> list[Landing]:
         return list(self._by_token.values())
@@ -118,11 +125,16 @@ class Landings:
         return self._leases.next_s()
 
     def complete(self, landing: Landing) -> Effects:
-        """Land the landing if nothing is missing and nothing is being copied.
+        """Land the landing if nothing is missing and nothing is being copied, or fail it.
 
         A piece that came twice may be copied once more when all have arrived.
         """
-        commit = None if self._copies.is_under_way(_lease(landing)) else landing.complete()
+        if self._copies.is_under_way(_lease(landing)):
+            return []
+        try:
+            commit = landing.complete()
+        except HandoffFailed as error:
+            return self.fail(landing, HandoffStep.FAIL, error)
         if commit is None:
             return []
         outcome = frames.Committed(landing.token, landing.ticket.generation)

@@ -88,6 +88,20 @@ class Limits:
         return min(self.window_bytes, 2 * self.max_frame_bytes)
 
     @property
+    def num_workers(self) -> int:
+        """The threads that hash and copy; 0: the connector's own thread does."""
+        return self.max_channels if self.max_channels > 1 else 0
+
+    @property
+    def gathered_bytes(self) -> int:
+        """The most in copies of short ranges that were not sent yet, in bytes.
+
+        A window, and the frame that each worker makes at present.
+        """
+        frame_bytes = self.max_joined * self.max_frame_bytes
+        return DEFAULT_WINDOW_BYTES + self.num_workers * frame_bytes
+
+    @property
     def quiet_s(self) -> int:
         """How long a sender without a transfer may say nothing; it closes its connection before."""
         return math.ceil(self.idle_s + self.peer_timeout_s)

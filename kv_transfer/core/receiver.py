@@ -63,6 +63,8 @@ class Receiver:
         self._sessions = Sessions(me, layout, limits)
         self._windows = WindowShares(limits)
         self._copies = Copies()
+        # A peer may begin another session with the same id while a copy is under way.
+        self._session_of: dict[Write, Session] = {}
         self._landings = Landings(
             me, layout, self._sessions, self._quarantine, self._copies, num_blocks
         )
@@ -151,16 +153,19 @@ class Receiver:
 
     def may_write(self, write: Write) -> bool:
         """Return whether the landing that `write` was checked against is still open."""
-        return self._landing_of(write) is not None
+        return self._landings.of(write) is not None
 
     def on_written(self, write: Write, sums: BlockSums | None = None) -> Effects:
         """Record that the pieces of `write` are in the pool; ignored if its landing was closed.
 
         `sums` are those of its blocks if the pair verifies at commit.
         """
-        landing = self._landing_of(write)
-        if landing is not None:
-            landing.record(write.data, sums)
+        landing = self._landings.of(write)
+        try:
+            if landing is not None:
+                landing.record(write.data, self._copies.spoiled(write), sums)
+        except HandoffFailed as error:
+            return self.on_copy_failed(write, error)
         return self._copied(write)
 
     def on_unwritten(self, write: Write) -> Effects:
@@ -169,7 +174,7 @@ class Receiver:
 
     def on_copy_failed(self, write: Write, error: HandoffFailed) -> Effects:
         """Fail the landing of `write`, whose copy failed."""
-        landing = self._landing_of(write)
+        landing = self._landings.of(write)
         failed = self._landings.fail(landing, HandoffStep.FAIL, error) if landing else []
         return failed + self._copied(write)
 
@@ -178,21 +183,24 @@ class Receiver:
 
         The landing fails when that was asked too often, or its sender does not understand it.
         """
-        landing = self._landing_of(write)
+        landing = self._landings.of(write)
         if landing is None:
             return self._copied(write)
         data = write.data
         # One of several connections of the sender may be over.
         session = self._sessions.get(write.session) or self._sessions.get(landing.session or b"")
-        landing.record_damaged(data, damaged)
+        landing.record_damaged(data, self._copies.spoiled(write), damaged)
+        self._copies.spoil(write, damaged)
         may_ask = landing.damaged.may_ask(data.layer, damaged)
-        if session is None or not session.can_repeat or not may_ask:
+        if not may_ask or (session is not None and not session.can_repeat):
             error = HandoffFailed(f"bad checksum: {detail}")
             return self._landings.fail(landing, HandoffStep.FAIL, error) + self._copied(write)
         landing.damaged.ask(data, damaged)
-        repeat = _repeat(landing, data.layer, tuple(sorted(damaged)))
-        dropped = Dropped(DropReason.DAMAGED, detail)
-        return [dropped, Reply(session.id, repeat), *self._copied(write)]
+        effects: Effects = [Dropped(DropReason.DAMAGED, detail)]
+        if session is not None:  # Otherwise the COMMIT on the next connection is answered so.
+            repeat = landing.repeat(data.layer, tuple(sorted(damaged)))
+            effects.append(Reply(session.id, repeat))
+        return effects + self._copied(write)
 
     def on_files(self, *, is_short: bool) -> None:
         """Refuse further senders as long as this process can open hardly any more files."""
@@ -240,10 +248,11 @@ class Receiver:
                 session.consume(frame.seq, num_bytes, wants_ack=frame.wants_ack)
                 self._windows.sent(session.main, now_s)
                 effects = self._on_data(session, frame, part_sizes, now_s)
-                if any(isinstance(effect, Write) for effect in effects):
-                    self._copies.begin((frame.lease_token, frame.generation))
-                    return effects
-                return effects + self._finished(session, frame.seq)
+                writes = [effect for effect in effects if isinstance(effect, Write)]
+                for write in writes:
+                    self._copies.begin(write)
+                    self._session_of[write] = session
+                return effects if writes else effects + self._finished(session, frame.seq)
             case frames.Ping() if session.channel:
                 return [Reply(session.id, frames.Pong()), self._last_ack(session)]
             case _ if session.channel:
@@ -277,15 +286,16 @@ class Receiver:
         if landing.session != session.main:
             return [Dropped(DropReason.WRONG_SENDER, detail)]
         landing.renew(now_s)
+        has_bytes = data.runs or data.source_blocks or data.sums or part_sizes
+        if session.channel and not has_bytes:
+            # Its transfer was aborted, and the ABORT is still on its way on the first connection.
+            return [Dropped(DropReason.LATE, detail)]
         try:
-            landing.check_bounds(data, part_sizes)
+            landing.check(data, part_sizes, session.verify)
         except PeerProtocolError as error:
             return self._landings.fail(landing, HandoffStep.FAIL, error)
         if landing.has_all(data):
             return [Dropped(DropReason.DUPLICATE, detail)]
-        if (session.verify == "block") != bool(data.sums):
-            broken = PeerProtocolError(f"DATA breaks the agreement to verify: {session.verify}")
-            return self._landings.fail(landing, HandoffStep.FAIL, broken)
         changed = landing.damaged.changed(data)
         if changed is not None:
             what = f"block {changed} of the ticket in layer {data.layer}"
@@ -334,7 +344,7 @@ class Receiver:
         # Everything sent was consumed, so a REPEAT whose piece has not come was lost.
         missing = landing.damaged.missing()
         again: Effects = [
-            Reply(session.id, _repeat(landing, layer, ordinals)) for layer, ordinals in missing
+            Reply(session.id, landing.repeat(layer, ordinals)) for layer, ordinals in missing
         ]
         return again or self._landings.complete(landing)
 
@@ -361,21 +371,14 @@ class Receiver:
             effects.append(Emit(Released(frame.lease_token)))
         return effects
 
-    def _landing_of(self, write: Write) -> Landing | None:
-        """Return the open landing that `write` was checked against."""
-        landing = self._landings.get(write.data.lease_token)
-        if landing is None or landing.ticket.generation != write.data.generation:
-            return None
-        return landing
-
     def _copied(self, write: Write) -> Effects:
         """Acknowledge a frame whose copy has ended; land or release what waited for that."""
-        token, lease = write.data.lease_token, (write.data.lease_token, write.data.generation)
-        effects: Effects = [Emit(Released(token))] if self._copies.end(lease) else []
-        session = self._sessions.get(write.session)
-        if session is not None:
+        is_released = self._copies.end(write)
+        effects: Effects = [Emit(Released(write.data.lease_token))] if is_released else []
+        session = self._session_of.pop(write, None)
+        if session is not None and self._sessions.get(session.id) is session:
             effects += self._finished(session, write.data.seq)
-        landing = self._landing_of(write)
+        landing = self._landings.of(write)
         return effects if landing is None else effects + self._landings.complete(landing)
 
     def _finished(self, session: Session, seq: int) -> Effects:
@@ -393,7 +396,3 @@ class Receiver:
 
     def _next_fence(self, now_s: float) -> Effects:
         return self._fences.next_step(self._sessions.ids(), now_s)
-
-
-def _repeat(landing: Landing, layer: int, ordinals: tuple[int, ...]) -> frames.Repeat:
-    return frames.Repeat(landing.token, landing.ticket.generation, layer, ordinals)

@@ -86,11 +86,13 @@ class ShmLane:
         return self._rows.copy_blocks(write, self._source_of[write.session], pool)
 
     def _check_sources(self, write: Write) -> None:
-        """Raise `PeerProtocolError` for blocks outside the sender's pool.
+        """Raise `PeerProtocolError` for blocks outside the sender's pool, or without such a pool.
 
         A function of its own: a traceback keeps its frames' variables alive, and the mapped memory
         must be released in time.
         """
+        if write.session not in self._source_of:
+            raise PeerProtocolError("DATA without shared memory: wanted the sender's pool")
         num_blocks = self._source_of[write.session].num_blocks
         last = max(write.data.source_blocks)
         if last >= num_blocks:

@@ -201,16 +201,17 @@ class LoopbackConnector(TransportConnector):
         clock: Clock | None = None,
     ) -> None:
         pool = as_pool(pool, layout)
+        limits = Limits(
+            window_bytes=window_bytes, peer_timeout_s=peer_timeout_s, max_channels=kv_lanes
+        )
         super().__init__(
             pool,
             layout,
             incarnation,
             on_event,
             transport=LoopbackTransport(network),
-            lanes=[*lanes, InlineLane("loopback", pool)],
+            lanes=[*lanes, InlineLane("loopback", pool, limits)],
             verify=verify,
-            limits=Limits(
-                window_bytes=window_bytes, peer_timeout_s=peer_timeout_s, max_channels=kv_lanes
-            ),
+            limits=limits,
             clock=clock or MonotonicClock(),
         )

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from common.ids import Incarnation
-from kv_transfer.connector import Landed
+from kv_transfer.connector import Landed, LandingFailed
 from kv_transfer.core import frames
 from kv_transfer.core.effects import Dropped, DropReason, OpenLane, Reply
 from kv_transfer.core.header_seal import DamagedHeader
@@ -19,6 +19,7 @@ from tests.unit.kv_transfer.test_kv_receiver import (
     LIMITS,
     ME,
     SENDER,
+    P,
     begin_copy,
     data,
     events,
@@ -26,6 +27,7 @@ from tests.unit.kv_transfer.test_kv_receiver import (
     ticket,
 )
 
+SUMS = bytes(16)
 OTHER = Incarnation("other", 1)
 
 
@@ -98,6 +100,33 @@ def test_data_on_any_connection_fills_the_landing() -> None:
     for ordinal, session in enumerate((b"a", b"b")):
         machine.on_written(begin_copy(machine, session, 0, ordinal))
     assert isinstance(events(machine.on_frame(b"a", COMMIT, [], 0.0))[0], Landed)
+
+
+def test_a_frame_without_bytes_may_come_before_the_abort_that_explains_it() -> None:
+    """DATA is numbered on its connection, and the ABORT travels on the first one."""
+    machine, _ = connected()
+    further(machine, b"b", 1)
+    machine.on_frame(b"a", BEGIN, [], 0.0)
+    empty = frames.Data(0, 1, 3, 0, (0,), (), (), b"", wants_ack=True)
+    dropped, credit = machine.on_frame(b"b", empty, [], 0.0)
+    assert isinstance(dropped, Dropped)
+    assert credit == Reply(b"b", frames.Ack(1, LIMITS.window_bytes))
+    aborted, *_ = machine.on_frame(b"a", frames.Abort(1, 3), [], 0.0)
+    assert aborted == Reply(b"a", frames.Aborted(1, 3))
+
+
+@pytest.mark.parametrize(
+    ("session", "sizes", "sums"), [(b"a", [], b""), (b"b", [P, P], b""), (b"b", [], SUMS)]
+)
+def test_other_frames_that_do_not_name_their_bytes_break_the_protocol(
+    session: bytes, sizes: list[int], sums: bytes
+) -> None:
+    machine, _ = connected()
+    further(machine, b"b", 1)
+    machine.on_frame(b"a", BEGIN, [], 0.0)
+    empty = frames.Data(0, 1, 3, 0, (0,), (), (), sums)
+    failed, _ = events(machine.on_frame(session, empty, sizes, 0.0))
+    assert isinstance(failed, LandingFailed)
 
 
 def test_other_frames_on_a_further_connection_break_the_protocol() -> None:

@@ -16,6 +16,7 @@ from kv_transfer.core.block_arrays import as_blocks
 from kv_transfer.core.chunks import Chunk, split_chunks
 from kv_transfer.core.effects import Write
 from kv_transfer.core.frames import Data
+from kv_transfer.core.limits import DEFAULT_WINDOW_BYTES, Limits
 from kv_transfer.gather import Gatherer
 from kv_transfer.piece_rows import PieceRows
 from kv_transfer.pool_memory import Bytes
@@ -49,6 +50,10 @@ def data_of(chunk: Chunk, runs: tuple[int, ...]) -> Data:
     )
 
 
+def gatherer_of(pool: Bytes, most_bytes: int = DEFAULT_WINDOW_BYTES) -> Gatherer:
+    return Gatherer(kv_pool(pool), ROWS, most_bytes)
+
+
 def is_view_of(pool: Bytes, part: memoryview) -> bool:
     return np.shares_memory(pool, np.frombuffer(part, np.uint8))
 
@@ -65,7 +70,7 @@ def test_every_block_gets_to_its_target(piece_bytes: int, sources: list[int], rn
     targets = rng.sample(range(NUM_BLOCKS), len(sources))  # type: ignore[attr-defined]
     ordinals = as_blocks(range(len(sources)))
     (chunk,) = split_chunks(LAYER, ordinals, as_blocks(sources), max_blocks=NUM_BLOCKS)
-    payload = Gatherer(kv_pool(source), ROWS).payload(chunk, is_summed=True)
+    payload = gatherer_of(source).payload(chunk, is_summed=True)
     assert sum(payload.runs) == len(sources)
     assert [part.nbytes for part in payload.parts] == [
         count * piece_bytes for count in payload.runs for _ in "kv"
@@ -104,7 +109,7 @@ def test_short_ranges_are_gathered_and_long_ones_are_not_copied(
     piece_kib: int, blocks: list[int], runs: tuple[int, ...], views: list[bool]
 ) -> None:
     pool = pool_of(piece_kib << 10, 3)
-    payload = Gatherer(kv_pool(pool), ROWS).payload(chunk_of(blocks), is_summed=False)
+    payload = gatherer_of(pool).payload(chunk_of(blocks), is_summed=False)
     assert payload.runs == runs
     assert [is_view_of(pool, part) for part in payload.parts] == [v for v in views for _ in "kv"]
 
@@ -123,7 +128,7 @@ def test_no_part_is_longer_than_what_is_fast(
     piece_kib: int, blocks: list[int], runs: tuple[int, ...], is_view: bool
 ) -> None:
     pool = np.zeros((2, 2, NUM_BLOCKS, piece_kib << 10), np.uint8)
-    payload = Gatherer(kv_pool(pool), ROWS).payload(chunk_of(blocks), is_summed=False)
+    payload = gatherer_of(pool).payload(chunk_of(blocks), is_summed=False)
     assert payload.runs == runs
     assert [part.nbytes >> 10 for part in payload.parts] == [
         count * piece_kib for count in runs for _ in "kv"
@@ -135,7 +140,7 @@ def test_copies_that_are_not_let_go_of_are_bounded() -> None:
     """Then ranges are sent from the pool, until the transport has released some copies."""
     pool = pool_of(1 << 10, 8)
     chunk = chunk_of([4, 6, 8])  # 6 KiB
-    gatherer = Gatherer(kv_pool(pool), ROWS, most_bytes=13 << 10)
+    gatherer = gatherer_of(pool, 13 << 10)
     held = [gatherer.payload(chunk, is_summed=False) for _ in range(4)]
     assert [payload.runs for payload in held] == [(3,), (3,), (1, 1, 1), (1, 1, 1)]
     assert all(is_view_of(pool, part) for part in held[3].parts)
@@ -151,6 +156,20 @@ def test_copies_that_are_not_let_go_of_are_bounded() -> None:
     held.append(gatherer.payload(chunk, is_summed=False))
     assert held[-1].runs == (3,)
     assert gatherer.payload(chunk, is_summed=False).runs == (1, 1, 1)
+
+
+@pytest.mark.parametrize(("kv_lanes", "num_gathered"), [(1, 4), (4, 8)])
+def test_each_worker_may_gather_a_frame_beside_a_whole_window(
+    kv_lanes: int, num_gathered: int
+) -> None:
+    """Else many workers make frames of a thousand parts as soon as the network is slow."""
+    limits = Limits(max_channels=kv_lanes)
+    pool = np.zeros((2, 2, NUM_BLOCKS, 204 << 10), np.uint8)
+    chunk = chunk_of(range(0, NUM_BLOCKS, 2))  # 8 MiB: one of the largest frames.
+    gatherer = gatherer_of(pool, limits.gathered_bytes)
+    held = [gatherer.payload(chunk, is_summed=False) for _ in range(num_gathered + 1)]
+    are_copies = [not is_view_of(pool, payload.parts[0]) for payload in held]
+    assert are_copies == [True] * num_gathered + [False]
 
 
 @pytest.mark.parametrize("piece_bytes", [96, 256, 4 << 10])

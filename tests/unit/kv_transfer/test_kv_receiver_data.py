@@ -9,6 +9,7 @@ import pytest
 
 from kv_transfer.connector import KVEvent, Landed, LandingFailed, Released
 from kv_transfer.core import frames
+from kv_transfer.core.chunks import BlockSums
 from kv_transfer.core.effects import Dropped, DropReason, Write
 from kv_transfer.core.receiver import Receiver
 from tests.unit.kv_transfer.test_kv_receiver import (
@@ -60,26 +61,67 @@ def test_sums_of_another_number_of_planes_fail_the_landing() -> None:
     assert "8 bytes of sums for 1 blocks of layer 0, which has 2 planes" in str(failed.error)
 
 
-@pytest.mark.parametrize(("came_again", "ending"), [(10, Landed), (11, LandingFailed)])
-def test_a_piece_counts_in_the_digest_as_it_came_last(
-    came_again: int, ending: type[KVEvent]
-) -> None:
-    """After a reconnect pieces may be gathered in other frames than before, so that one comes again
-    with another that did not. It is copied again: what lies there then is what is verified.
-    """
+def verifying_at_commit() -> Receiver:
+    """Return a machine whose landing has begun on a pair that verifies at commit."""
     machine = Receiver(ME, LAYOUT, LIMITS, num_blocks=4, verify="commit")
     machine.on_expect(ticket(), 10.0, 0.0)
     greeting = frames.Hello(SENDER, ME, LAYOUT, {"zmq": b""}, "commit")
     machine.on_frame(b"a", greeting, [], 0.0)
     machine.on_lane(b"a", "zmq", b"")
     machine.on_frame(b"a", BEGIN, [], 0.0)
-    for seq, sums in enumerate([{0: 10}, {0: came_again, 1: 7}]):
-        frame = frames.Data(seq, 1, 3, 0, tuple(sums), (len(sums),), (), b"")
-        effects = machine.on_frame(b"a", frame, [len(sums) * P] * 2, 0.0)
-        (write,) = (effect for effect in effects if isinstance(effect, Write))
-        machine.on_written(write, np.array(list(sums.values()), np.uint64))
-    commit = dataclasses.replace(COMMIT, digest=17)
-    assert isinstance(events(machine.on_frame(b"a", commit, [], 0.0))[0], ending)
+    return machine
+
+
+def unsummed(machine: Receiver, seq: int, *ordinals: int) -> Write:
+    """Return the write that a DATA frame of these blocks asks for."""
+    frame = frames.Data(seq, 1, 3, 0, ordinals, (len(ordinals),), (), b"")
+    effects = machine.on_frame(b"a", frame, [len(ordinals) * P] * 2, 0.0)
+    (write,) = (effect for effect in effects if isinstance(effect, Write))
+    return write
+
+
+def u64(*sums: int) -> BlockSums:
+    return np.array(sums, np.uint64)
+
+
+@pytest.mark.parametrize("first", [0, 10])
+@pytest.mark.parametrize("is_changed", [False, True])
+def test_a_piece_that_comes_again_has_the_same_sum(first: int, *, is_changed: bool) -> None:
+    """After a reconnect pieces may be gathered in other frames than before, so that one comes again
+    with another that did not. The copies may overlap, and nothing says which one ended last.
+    """
+    machine = verifying_at_commit()
+    writes = [unsummed(machine, 0, 0), unsummed(machine, 1, 0, 1)]
+    machine.on_written(writes[0], u64(first))
+    effects = machine.on_written(writes[1], u64(first + is_changed, 7))
+    if is_changed:
+        failed, released = events(effects)
+        assert isinstance(failed, LandingFailed)
+        assert "block 0 of the ticket in layer 0 came again" in str(failed.error)
+        assert released == Released(1)
+        return
+    commit = dataclasses.replace(COMMIT, digest=first + 7)
+    assert isinstance(events(machine.on_frame(b"a", commit, [], 0.0))[0], Landed)
+
+
+@pytest.mark.parametrize(("digest", "ending"), [(17, Landed), (16, LandingFailed)])
+def test_the_digest_is_compared_when_the_last_copy_has_ended(
+    digest: int, ending: type[KVEvent]
+) -> None:
+    machine = verifying_at_commit()
+    writes = [unsummed(machine, seq, 0, 1) for seq in range(2)]
+    machine.on_written(writes[0], u64(10, 7))
+    commit = dataclasses.replace(COMMIT, digest=digest)
+    assert events(machine.on_frame(b"a", commit, [], 0.0)) == []
+    assert isinstance(events(machine.on_written(writes[1], u64(10, 7)))[0], ending)
+
+
+def test_a_copy_that_ends_damaged_behind_the_commit_is_not_landed() -> None:
+    machine = verifying_at_commit()
+    writes = [unsummed(machine, seq, 0, 1) for seq in range(2)]
+    machine.on_written(writes[0], u64(10, 7))
+    machine.on_frame(b"a", dataclasses.replace(COMMIT, digest=17), [], 0.0)
+    assert isinstance(events(machine.on_written(writes[1], u64(11, 7)))[0], LandingFailed)
 
 
 @pytest.mark.parametrize(

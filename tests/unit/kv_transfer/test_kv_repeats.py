@@ -27,6 +27,7 @@ from tests.unit.kv_transfer.test_kv_receiver import (
     BEGIN,
     COMMIT,
     LAYOUT,
+    LIMITS,
     ME,
     SENDER,
     P,
@@ -37,6 +38,7 @@ from tests.unit.kv_transfer.test_kv_receiver import (
     ticket,
 )
 
+LAYERS = dataclasses.replace(LAYOUT, num_layers=2)
 SUMS = bytes(range(32))
 BOTH = frames.Data(0, 1, 3, 0, (0, 1), (2,), (), SUMS)
 
@@ -73,7 +75,8 @@ def one(seq: int, ordinal: int, sums: bytes) -> frames.Data:
     return frames.Data(seq, 1, 3, 0, (ordinal,), (1,), (), sums)
 
 
-# The sums of block 1 in `SUMS`: its keys' and its values'.
+# The sums of each block in `SUMS`: its keys' and its values'.
+SUM_0 = SUMS[0:8] + SUMS[16:24]
 SUM_1 = SUMS[8:16] + SUMS[24:32]
 
 
@@ -114,6 +117,56 @@ def test_a_piece_that_had_arrived_is_lost_when_a_damaged_frame_overwrites_it() -
     assert events(machine.on_frame(b"a", COMMIT, [], 0.0)) == []
     landed, *_ = events(machine.on_written(write_of(machine, one(2, 1, SUM_1))))
     assert isinstance(landed, Landed)
+
+
+def test_a_good_copy_that_a_damaged_one_overlapped_does_not_count() -> None:
+    """A frame of a connection that broke was sent again: either copy may have written last."""
+    machine = begun()
+    good = write_of(machine, BOTH)
+    damaged = write_of(machine, dataclasses.replace(BOTH, seq=1))
+    assert repeats(machine.on_corrupt(damaged, {1}, "here")) == [frames.Repeat(1, 3, 0, (1,))]
+    machine.on_written(good)
+    again = write_of(machine, one(2, 1, SUM_1))
+    # The COMMIT asks once more: it does not know that the piece is on its way.
+    assert events(machine.on_frame(b"a", COMMIT, [], 0.0)) == []
+    landed, *_ = events(machine.on_written(again))
+    assert isinstance(landed, Landed)
+
+
+def test_a_repeated_piece_counts_while_the_overlapped_copy_runs_on() -> None:
+    machine = begun()
+    good = write_of(machine, BOTH)
+    machine.on_corrupt(write_of(machine, dataclasses.replace(BOTH, seq=1)), {0}, "here")
+    machine.on_written(write_of(machine, one(2, 0, SUM_0)))
+    assert events(machine.on_frame(b"a", COMMIT, [], 0.0)) == []
+    assert isinstance(events(machine.on_written(good))[0], Landed)
+
+
+def test_two_damaged_copies_that_overlap_spoil_each_other() -> None:
+    machine = begun()
+    writes = [write_of(machine, dataclasses.replace(BOTH, seq=seq)) for seq in range(2)]
+    for ordinal, write in enumerate(writes):
+        machine.on_corrupt(write, {ordinal}, "here")
+    asked = frames.Repeat(1, 3, 0, (0, 1))
+    assert repeats(machine.on_frame(b"a", COMMIT, [], 0.0)) == [asked]
+
+
+def test_a_damaged_copy_spoils_no_other_layer() -> None:
+    machine = Receiver(ME, LAYERS, LIMITS, num_blocks=4)
+    machine.on_expect(dataclasses.replace(ticket(), fingerprint=LAYERS.fingerprint), 100.0, 0.0)
+    greeting = frames.Hello(SENDER, ME, LAYERS, {"zmq": b""}, "auto", can_repeat=True)
+    machine.on_frame(b"a", greeting, [], 0.0)
+    machine.on_lane(b"a", "zmq", b"")
+    machine.on_frame(b"a", BEGIN, [], 0.0)
+    frames_of = [dataclasses.replace(BOTH, seq=layer, layer=layer) for layer in range(2)]
+    writes = [write_of(machine, frame) for frame in frames_of]
+    machine.on_corrupt(writes[1], {0, 1}, "here")
+    machine.on_written(writes[0])
+    commit = dataclasses.replace(COMMIT, num_pieces=4)
+    asked = frames.Repeat(1, 3, 1, (0, 1))
+    assert repeats(machine.on_frame(b"a", commit, [], 0.0)) == [asked]
+    write = write_of(machine, dataclasses.replace(BOTH, seq=2, layer=1))
+    assert isinstance(events(machine.on_written(write))[0], Landed)
 
 
 def test_a_sender_that_does_not_understand_it_fails_at_once() -> None:
@@ -194,6 +247,20 @@ def test_a_damaged_header_ends_the_connection_and_nothing_else() -> None:
     greet(machine, b"b")
     machine.on_written(write_of(machine, one(0, 1, SUM_1), b"b"))
     assert isinstance(events(machine.on_frame(b"b", COMMIT, [], 0.0))[0], Landed)
+
+
+def test_a_copy_found_damaged_between_two_connections_is_asked_for_on_the_next_one() -> None:
+    """The piece may have been acknowledged before, and then its sender does not send it again."""
+    machine = begun()
+    machine.on_written(write_of(machine, one(0, 1, SUM_1)))
+    write = write_of(machine, dataclasses.replace(BOTH, seq=1))
+    machine.on_malformed(b"a", damaged_header())
+    assert machine.on_corrupt(write, {1}, "here") == [Dropped(DropReason.DAMAGED, "here")]
+    greet(machine, b"b")
+    asked = frames.Repeat(1, 3, 0, (1,))
+    assert repeats(machine.on_frame(b"b", COMMIT, [], 0.0)) == [asked]
+    landed, *_ = events(machine.on_written(write_of(machine, one(0, 1, SUM_1), b"b")))
+    assert isinstance(landed, Landed)
 
 
 def test_a_landing_whose_headers_are_always_damaged_fails() -> None:

@@ -12,6 +12,7 @@ from common.kv_layout import KVLayout, Layer, LayerShape
 from kv_transfer.core.block_arrays import as_blocks
 from kv_transfer.core.chunks import Chunk
 from kv_transfer.core.effects import Peer
+from kv_transfer.core.limits import Limits
 from kv_transfer.core.pool_shape import PoolShape
 from kv_transfer.inline_lane import InlineLane
 from kv_transfer.piece_rows import PieceRows
@@ -76,7 +77,7 @@ def test_memory_of_another_size_is_no_pool() -> None:
 def test_what_copies_with_the_processor_refuses_the_memory_of_a_device() -> None:
     pool = Pool(SHAPE, DeviceMemory(SHAPE.num_bytes))
     with pytest.raises(ValueError, match="lane zmq wants a KV pool in host memory"):
-        InlineLane("zmq", pool)
+        InlineLane("zmq", pool, Limits())
     blocks = as_blocks([0])
     with pytest.raises(ValueError, match="in host memory"):
         PieceRows().sums(pool, 0, blocks, blocks)
