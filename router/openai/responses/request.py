@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from common.errors import InvalidRequest
+from router.http.sse import to_json
 from router.openai.schemas import Nothing, StreamOptions, WholeBody
 
 Turn = dict[str, Any]
@@ -94,7 +95,10 @@ def chat_of_response(body: ResponseBody) -> dict[str, Any]:
 
 
 def repeated_fields(body: ResponseBody) -> dict[str, Any]:
-    """Return the fields of a request that its response has too, with their defaults."""
+    """Return the fields of a request that its response has too, with their defaults.
+
+    Raises `InvalidRequest` for a number that is not finite: no answer could have it.
+    """
     defaults: dict[str, Any] = {
         "instructions": None,
         "max_output_tokens": None,
@@ -110,6 +114,13 @@ def repeated_fields(body: ResponseBody) -> dict[str, Any]:
     }
     given = {name: getattr(body, name, None) for name in defaults}
     given |= {name: value for name, value in (body.model_extra or {}).items() if name in defaults}
+    for name, value in given.items():
+        try:
+            to_json(value)
+        except ValueError:
+            raise InvalidRequest(
+                f"{name} has a number that is not finite, which no answer can repeat", param=name
+            ) from None
     return {
         name: default if given[name] is None else given[name] for name, default in defaults.items()
     }

@@ -95,6 +95,29 @@ async def test_a_thought_without_text_is_none(content: Any) -> None:
     assert await answered(RESPONSES, {"input": [thought, said]}) == (200, "")
 
 
+@pytest.mark.parametrize("number", ["1e999", "NaN", "-Infinity"])
+@pytest.mark.parametrize("field", ["metadata", "user", "reasoning", "tools"])
+async def test_numbers_that_no_response_can_repeat(field: str, number: str) -> None:
+    """Noticed at the end, the whole answer would be lost."""
+    value = {"metadata": "{%s}", "user": "[{%s}]", "reasoning": "{%s}", "tools": "[{%s}]"}[field]
+    value = value.replace("%s", f'"a": [{number}]')
+    edge = make_edge(model=hermes_model())
+    async with edge.client() as client:
+        reply = await client.post(RESPONSES, content=f'{{"input": "Hi", "{field}": {value}}}')
+    assert reply.status_code == 400
+    assert reply.json()["error"]["param"] == field
+    assert "not finite" in reply.json()["error"]["message"]
+    assert not edge.generator.calls
+
+
+async def test_a_response_repeats_its_metadata() -> None:
+    edge = make_edge(model=hermes_model())
+    async with edge.client() as client:
+        body = {"input": "Hi", "metadata": {"a": [1e300, "é"]}}
+        reply = await client.post(RESPONSES, json=body)
+    assert reply.json()["metadata"] == body["metadata"]
+
+
 @pytest.mark.parametrize("name", ["1" * 5000, "0" * 20 + "1", "12345678901", "٣"])
 async def test_a_bias_of_no_token_id(name: str) -> None:
     status, text = await answered("/v1/completions", {"prompt": "Hi", "logit_bias": {name: 1}})
