@@ -6,13 +6,11 @@ An item begins, gets more text, and ends before the next one begins. There is on
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
 
 from common.request import FinishReason
-from router.http.sse import to_json
 from router.openai.formats import AnswerHead, WholeChoice
 from router.openai.request_plan import RequestPlan
 from router.text.choice_text import Delta
@@ -68,7 +66,7 @@ class ItemsFormat(ABC):
         self._finish, self._stop_reason = choice.finish_reason, choice.stop_reason
         for part in self._parser.push("".join(choice.text), is_last=True):
             self._take(part)
-        yield to_json(self._answer())
+        yield self._answer()
 
     def end_of_stream(self) -> bytes:
         """Return the last events."""
@@ -136,5 +134,5 @@ class ItemsFormat(ABC):
         """Yield the last events of a stream, when all tokens are counted."""
 
     @abstractmethod
-    def _answer(self) -> Mapping[str, Any]:
-        """Return the whole answer."""
+    def _answer(self) -> str:
+        """Return the JSON of the whole answer."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 from common.request import FinishReason
 from router.http.errors import ApiError, anthropic_error
-from router.http.sse import named_event
+from router.http.sse import named_event, to_json
 from router.openai.chat_parts import call_id
 from router.openai.items_format import Item, ItemKind, ItemsFormat
+from router.tools.json_extent import JsonExtent
 
 
 class MessageFormat(ItemsFormat):
@@ -21,7 +22,7 @@ class MessageFormat(ItemsFormat):
         return named_event("error", anthropic_error(error))
 
     def _begin(self) -> Iterator[bytes]:
-        yield _event("message_start", {"message": self._message([], None, None)})
+        yield _event("message_start", {"message": {**self._message(None, None), "content": []}})
 
     def _open_item(self, item: Item) -> Iterator[bytes]:
         block = self._block(item, "")
@@ -48,19 +49,24 @@ class MessageFormat(ItemsFormat):
         yield _event("message_delta", {"delta": delta, "usage": self._counts()})
         yield _event("message_stop", {})
 
-    def _answer(self) -> dict[str, Any]:
-        blocks = [self._block(item, item.text) for item in self._items]
-        return self._message(blocks, *self._stop())
+    def _answer(self) -> str:
+        message = to_json(self._message(*self._stop()))
+        blocks = ",".join(self._whole_block(item) for item in self._items)
+        return f'{message[:-1]},"content":[{blocks}]}}'
 
-    def _message(
-        self, blocks: list[dict[str, Any]], reason: str | None, sequence: str | None
-    ) -> dict[str, Any]:
+    def _whole_block(self, item: Item) -> str:
+        block = to_json(self._block(item, item.text))
+        if item.kind is not ItemKind.CALL:
+            return block
+        return f'{block[:-1]},"input":{_object(item.text)}}}'
+
+    def _message(self, reason: str | None, sequence: str | None) -> dict[str, Any]:
+        """Return a message without its content."""
         return {
             "id": self._head.id.replace("-", "_"),
             "type": "message",
             "role": "assistant",
             "model": self._head.model,
-            "content": blocks,
             "stop_reason": reason,
             "stop_sequence": sequence,
             "usage": self._counts(),
@@ -83,20 +89,34 @@ class MessageFormat(ItemsFormat):
         }
 
     def _block(self, item: Item, text: str) -> dict[str, Any]:
+        """Return a block; of a call, without its input."""
         if item.kind is ItemKind.THINKING:
             return {"type": "thinking", "thinking": text, "signature": ""}
         if item.kind is ItemKind.TEXT:
             return {"type": "text", "text": text}
         called = "toolu" + call_id(self._head.id, 0, item.number).removeprefix("call")
-        return {"type": "tool_use", "id": called, "name": item.name, "input": _object(text)}
+        return {"type": "tool_use", "id": called, "name": item.name}
 
 
-def _object(text: str) -> Any:
-    """Return the arguments of a call as an object: an empty one where the answer was cut off."""
+def _object(text: str) -> str:
+    """Return the arguments of a call as the model wrote them; `{}` where the answer was cut off.
+
+    They are not read and written again: Python's numbers and texts do not hold all of JSON.
+    """
     try:
-        return json.loads(text)
+        json.loads(text, parse_int=str, parse_float=str, parse_constant=_refuse)
     except ValueError:
-        return {}
+        return "{}"
+    except RecursionError:
+        # The grammar of the answer has made it JSON, however deep, but it may have no end.
+        extent = JsonExtent()
+        extent.end_in(text)
+        return text if extent.is_over else "{}"
+    return text
+
+
+def _refuse(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
 
 
 def _event(kind: str, fields: dict[str, Any]) -> bytes:

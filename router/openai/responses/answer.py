@@ -11,7 +11,7 @@ from typing import Any
 
 from common.request import FinishReason
 from router.http.errors import ApiError
-from router.http.sse import named_event
+from router.http.sse import named_event, to_json
 from router.openai.chat_parts import call_id
 from router.openai.items_format import Item, ItemKind, ItemsFormat
 
@@ -68,10 +68,13 @@ class ResponseFormat(ItemsFormat):
         yield self._event("response.output_item.done", whole)
 
     def _end(self) -> Iterator[bytes]:
-        response = self._answer()
+        response = self._ended()
         yield self._event(f"response.{response['status']}", {"response": response})
 
-    def _answer(self) -> dict[str, Any]:
+    def _answer(self) -> str:
+        return to_json(self._ended())
+
+    def _ended(self) -> dict[str, Any]:
         is_cut = self._finish is FinishReason.LENGTH
         return self._response("incomplete" if is_cut else "completed")
 

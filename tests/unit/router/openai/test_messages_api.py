@@ -140,6 +140,39 @@ async def test_a_stop_sequence_is_named() -> None:
     assert answer["content"] == [{"type": "text", "text": "Hello"}]
 
 
+DEEP = '{"city": ' + "[" * 2000
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        '{"city": 1e999}',
+        '{"city": -1e999, "a": [1.50]}',
+        '{"city": "\\ud83d"}',
+        '{"city": ' + "1" * 5000 + "}",
+        '{"city": 1, "city": 2}',
+        DEEP + "]" * 2000 + "}",
+    ],
+    ids=lambda text: text[:30],
+)
+async def test_arguments_are_those_of_the_stream(arguments: str) -> None:
+    """Python's numbers and texts do not hold all of JSON: nothing is converted."""
+    edge = edge_that_says(HERMES.call_text("get_weather", arguments))
+    async with edge.client() as client:
+        whole = await client.post(PATH, json=TOOLS)
+    assert whole.status_code == 200
+    assert f'"input":{arguments}}}' in whole.text
+    pieces = [one["delta"] for one in await streamed(edge, TOOLS) if "delta" in one]
+    assert "".join(one.get("partial_json", "") for one in pieces) == arguments
+
+
+@pytest.mark.parametrize("arguments", [DEEP, '{"city": NaN}', '{"city": 1e}', '{"city": "a'])
+async def test_arguments_that_are_no_json_are_empty(arguments: str) -> None:
+    edge = edge_that_says(f'<tool_call>\n{{"name": "get_weather", "arguments": {arguments}')
+    answer = await post(edge, TOOLS)
+    assert answer["content"][0]["input"] == {}
+
+
 async def test_an_answer_that_was_cut_off() -> None:
     edge = edge_that_says(ONE[:-25], finish=FinishReason.LENGTH)
     answer = await post(edge, TOOLS)
