@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from common.errors import InvalidRequest
 from common.grammar import Grammar, GrammarKind
 from grammars.texts import as_lark
 from router.text.chat_template import ChatOptions
@@ -25,7 +26,7 @@ def answer_syntax(
 
     `asked` is the grammar that the request asks for: with tools, of an answer without calls; of a
     model that thinks, of what follows its thinking. Raises `InvalidRequest` for tools in a format
-    that the server does not know.
+    that the server does not know, or whose calls cannot be told from an answer of `asked`.
     """
     is_new_turn = options.has_generation_prompt and not options.continues_final_message
     thinking = (
@@ -34,7 +35,18 @@ def answer_syntax(
     rule = "" if asked is None else as_lark(asked, _TEXT)
     if use is not None:
         form = chat.call_format()
-        syntax = AnswerSyntax(thinking=thinking, call_format=form.name, is_named=use.is_named)
+        if asked is not None and not use.must_call and not form.trigger:
+            raise InvalidRequest(
+                f"{asked.source} and tools cannot be told apart in an answer of this model, whose "
+                f"calls ({form.name}) have no mark: wanted one of them, or tool_choice required",
+                param=asked.source,
+            )
+        syntax = AnswerSyntax(
+            thinking=thinking,
+            call_format=form.name,
+            is_named=use.is_named,
+            calls_alone=use.must_call or asked is not None,
+        )
         text = chat.grammars.calls(form, use, thinking, rule)
         return syntax, Grammar(GrammarKind.LARK, text, "tools")
     if asked is not None and thinking is not ThinkingFormat.NONE:

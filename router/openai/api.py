@@ -40,6 +40,7 @@ from router.text.chat_template import TemplateRefused
 from router.text.choice_text import ChoiceText
 from router.text.text_model import TextModel
 from router.text.usage import Usage
+from router.tools.call_search import call_search
 from router.watch.edge_counters import RequestError
 from router.watch.http_metrics import ChoiceTimer, HttpMetrics
 from router.watch.request_watch import RequestWatch, RequestWatcher
@@ -219,6 +220,7 @@ class OpenAiApi:
             stop_token_ids=plan.stop_token_ids,
             shows_stop=plan.shows_stop,
             echo=choice.echo,
+            calls=call_search(plan.syntax) if plan.stop else None,
         )
         left_s = watch.arrived_at_s + self._config.request_timeout_s - self._clock.now_s()
         generate = partial(

@@ -43,7 +43,7 @@ class ChatPartsFormat(ChatFormat):
                 yield self._event(index, f'"delta":{field}{tokens or NO_LOGPROBS}', "null")
                 tokens = ""  # told once, however many parts their text has
             if delta.finish_reason is not None:
-                reason = self._finish_reason(delta.finish_reason, parser.num_calls)
+                reason = self._finish_reason(delta.finish_reason, parser)
                 last = f'{self._last_fields()},"stop_reason":{to_json(delta.stop_reason)}'
                 yield self._event(index, last, f'"{reason}"')
 
@@ -76,13 +76,17 @@ class ChatPartsFormat(ChatFormat):
             "function": {"name": name, "arguments": arguments},
         }
 
-    def _finish_reason(self, reason: FinishReason, num_calls: int) -> str:
-        is_call = num_calls > 0 and reason is FinishReason.STOP and not self._syntax.is_named
+    def _finish_reason(self, reason: FinishReason, parser: AnswerParser) -> str:
+        """Return why the choice ended, which `parser` has read to its end."""
+        # A stop token may have cut off a call.
+        has_calls = parser.num_calls > 0 and not parser.is_in_call
+        is_call = has_calls and reason is FinishReason.STOP and not self._syntax.is_named
         return "tool_calls" if is_call else reason.value
 
     def _whole_choice(self, index: int, choice: WholeChoice) -> dict[str, object]:
         whole = super()._whole_choice(index, choice)
-        answer = whole_answer(AnswerParser(self._syntax), "".join(choice.text))
+        parser = AnswerParser(self._syntax)
+        answer = whole_answer(parser, "".join(choice.text))
         message: dict[str, Any] = {"role": "assistant", "content": answer.text, "refusal": None}
         if answer.thinking:
             message["reasoning_content"] = answer.thinking
@@ -93,7 +97,7 @@ class ChatPartsFormat(ChatFormat):
                 for number, (name, arguments) in enumerate(answer.calls)
             ]
         if choice.finish_reason is not None:
-            whole["finish_reason"] = self._finish_reason(choice.finish_reason, len(answer.calls))
+            whole["finish_reason"] = self._finish_reason(choice.finish_reason, parser)
         return whole | {"message": message}
 
 

@@ -18,6 +18,7 @@ from common.request import FinishReason, TokenLogprobs
 from router.core.generation import TokenChunk
 from router.core.ttft_stages import DispatchStages
 from router.text.stop_strings import StopStrings
+from router.tools.call_search import CallSearch
 
 
 class TextDecoder(Protocol):
@@ -79,6 +80,7 @@ class ChoiceText:
         stop_token_ids: Container[int] = (),
         shows_stop: bool = False,
         echo: str = "",
+        calls: CallSearch | None = None,
     ) -> None:
         """Start a choice.
 
@@ -86,17 +88,20 @@ class ChoiceText:
         `has_logprobs`: every token comes with its logprobs, which are passed on. A token in
         `hidden_token_ids` is not shown if the answer stops at it, and one in `stop_token_ids` is
         then the reason of the stop; a stop string is shown with `shows_stop` alone. `echo` (a
-        prompt) is shown before the answer; stop strings are not searched in it.
+        prompt) is shown before the answer; stop strings are not searched in it, nor behind the
+        first call, which `calls` finds.
         """
         self._decoder = decoder
         self._stops = StopStrings(stop, is_shown=shows_stop)
         self._min_tokens = min_tokens
         self._num_tokens = 0
+        self._num_unstoppable = 0  # characters of those tokens that are not searched yet
         self._is_plain = not stop and not has_logprobs
         self._has_logprobs = has_logprobs
         self._hidden = hidden_token_ids
         self._stop_token_ids = stop_token_ids
         self._echo = echo
+        self._calls = calls
         self._entries: deque[LogprobEntry] = deque()
         self._decoded_chars = self._sent_chars = len(echo)
 
@@ -164,7 +169,7 @@ class ChoiceText:
                 num_tokens = index + 1
                 break
         if chunk.finish_reason is not None and not self._stops.is_stopped:
-            pieces.append(self._show(self._decoder.flush()))
+            pieces.append(self._show(self._decoder.flush(), is_last=True))
             pieces.append(self._stops.flush())
         text = "".join(pieces)
         self._sent_chars += len(text)
@@ -184,9 +189,24 @@ class ChoiceText:
             return last if last in self._stop_token_ids else None
         return None
 
-    def _show(self, text: str) -> str:
+    def _show(self, text: str, *, is_last: bool = False) -> str:
         self._decoded_chars += len(text)
-        return self._stops.push(text, can_stop=self._num_tokens > self._min_tokens)
+        if self._num_tokens <= self._min_tokens:
+            self._num_unstoppable += len(text)
+        if self._calls is None:
+            return self._search(text)
+        text, called = self._calls.push(text, is_last=is_last)
+        shown = self._search(text)
+        if called and not self._stops.is_stopped:
+            shown += self._stops.flush() + called
+        return shown
+
+    def _search(self, text: str) -> str:
+        """Return what of `text` is before a stop string, without what may begin one."""
+        unstoppable, text = text[: self._num_unstoppable], text[self._num_unstoppable :]
+        self._num_unstoppable -= len(unstoppable)
+        shown = self._stops.push(unstoppable, can_stop=False)
+        return shown + self._stops.push(text)
 
     def _take_entries(self) -> Iterator[LogprobEntry]:
         """Yield the entries whose text is sent now; all of them when no text is held back."""

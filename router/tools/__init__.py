@@ -10,6 +10,7 @@ formats         all formats by name, and the format that a chat template uses
 call_head       the text of a call up to its arguments, matched character by character
 json_extent     where a JSON object in a text ends
 call_parser     an answer's text to text and calls
+call_search     where the first call of an answer begins
 thinking        an answer's text to thinking and the rest
 answer_parser   both parsers, one behind the other
 whole_answer    the parts of a whole answer, put together

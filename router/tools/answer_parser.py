@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import groupby
 
 from router.tools.call_parser import CallParser
 from router.tools.formats import FORMATS
@@ -16,12 +17,14 @@ class AnswerSyntax:
     """What the text of a request's answers may hold.
 
     `call_format` is the name of a format; '' where the answer holds no calls. `is_named`: the
-    request names the one function that is called.
+    request names the one function that is called. `calls_alone`: an answer is calls or text, never
+    text and then calls.
     """
 
     thinking: ThinkingFormat = ThinkingFormat.NONE
     call_format: str = ""
     is_named: bool = False
+    calls_alone: bool = False
 
     @property
     def is_plain(self) -> bool:
@@ -31,6 +34,9 @@ class AnswerSyntax:
 
 PLAIN = AnswerSyntax()
 
+PIECE_CHARS = 1024
+"""Of a whole answer that are parsed at once. Each trigger without a call copies what follows it."""
+
 
 class AnswerParser:
     """Parses one answer, whatever pieces it comes in."""
@@ -38,19 +44,28 @@ class AnswerParser:
     def __init__(self, syntax: AnswerSyntax) -> None:
         """Begin an answer."""
         self._thinking = ThinkingSplit(syntax.thinking)
-        self._calls = CallParser(FORMATS[syntax.call_format]) if syntax.call_format else None
+        self._calls: CallParser | None = None
+        if syntax.call_format:
+            form = FORMATS[syntax.call_format]
+            self._calls = CallParser(form, is_alone=syntax.calls_alone)
 
     @property
     def num_calls(self) -> int:
         """Calls that have begun."""
         return self._calls.num_calls if self._calls else 0
 
+    @property
+    def is_in_call(self) -> bool:
+        """Whether a call has begun whose arguments are not whole."""
+        return self._calls is not None and self._calls.is_in_call
+
     def push(self, text: str, *, is_last: bool = False) -> list[Part]:
         """Add text; return the parts that are certain now, and with `is_last` all that is left."""
         return _joined(self._parts(text, is_last))
 
     def _parts(self, text: str, is_last: bool) -> Iterator[Part]:
-        yield from self._split(*self._thinking.push(text))
+        for at in range(0, len(text), PIECE_CHARS):
+            yield from self._split(*self._thinking.push(text[at : at + PIECE_CHARS]))
         if is_last:
             yield from self._split(*self._thinking.flush())
             if self._calls:
@@ -68,10 +83,10 @@ class AnswerParser:
 def _joined(parts: Iterator[Part]) -> list[Part]:
     """Join text that follows text."""
     joined: list[Part] = []
-    for part in parts:
-        last = joined[-1] if joined else None
-        if isinstance(part, TextPart) and isinstance(last, TextPart):
-            joined[-1] = TextPart(last.text + part.text)
+    for kind, group in groupby(parts, type):
+        if kind is TextPart:
+            texts = [part.text for part in group if isinstance(part, TextPart)]
+            joined.append(TextPart("".join(texts)))
         else:
-            joined.append(part)
+            joined += group
     return joined

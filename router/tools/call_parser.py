@@ -2,7 +2,7 @@
 
 Text is held back only while it may begin a call, and white space while a call may follow it: there
 it is left out. A call is reported with its name, and its arguments as they come. What looks like a
-call but is none is text.
+call but is none is text. An answer that is cut off before the arguments of a call ends before it.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ class _State(Enum):
 class CallParser:
     """Parses one answer in one format."""
 
-    def __init__(self, form: CallFormat) -> None:
-        """Begin an answer."""
+    def __init__(self, form: CallFormat, *, is_alone: bool = False) -> None:
+        """Begin an answer; `is_alone`: it holds calls from its beginning on, or none."""
         self._form = form
+        self._is_alone = is_alone or not form.trigger
         self._state = _State.TEXT
         self._held = ""
-        self._is_begun = False  # an answer without a trigger can hold no more calls
+        self._is_text = False  # where calls stand alone, none can follow text
         self._parts: list[Part] = []
         self._head = CallHead(form.key)
         self._arguments = JsonExtent()
@@ -46,11 +47,16 @@ class CallParser:
             pass
         return self._taken()
 
+    @property
+    def is_in_call(self) -> bool:
+        """Whether a call has begun whose arguments are not whole."""
+        return self._state in (_State.HEAD, _State.ARGUMENTS)
+
     def flush(self) -> list[Part]:
         """End the answer; return what was held. A call that is not whole stays as it is."""
         held, self._held = self._held, ""
         # White space behind the last call is no answer.
-        if self._state is not _State.TAIL and (held.strip() or not self.num_calls):
+        if self._state is _State.TEXT and (held.strip() or not self.num_calls):
             self._add_text(held)
         return self._taken()
 
@@ -68,14 +74,17 @@ class CallParser:
 
     def _find_call(self) -> bool:
         trigger, held = self._form.trigger, self._held
-        if self.num_calls >= self._form.most_calls or (not trigger and self._is_begun):
-            before, is_call, num_maybe = held, False, 0
-        elif trigger:
-            before, found, _ = held.partition(trigger)
-            is_call = bool(found)
-            num_maybe = 0 if is_call else held_behind(held, trigger)
-        else:
-            before, is_call, num_maybe = "", bool(held.strip()), 0
+        before, is_call, num_maybe = held, False, 0
+        if self.num_calls < self._form.most_calls and not self._is_text:
+            if self._is_alone:
+                bare = held.lstrip()
+                is_call = bool(bare) and bare.startswith(trigger)
+                self._is_text = not is_call and not trigger.startswith(bare)
+                before = held if self._is_text else ""
+            else:
+                before, found, _ = held.partition(trigger)
+                is_call = bool(found)
+                num_maybe = 0 if is_call else held_behind(held, trigger)
         text = before[: len(before) - num_maybe].rstrip()
         self._add_text(text)
         self._held = held[len(text) :]
@@ -97,7 +106,7 @@ class CallParser:
                 self._arguments = JsonExtent()
                 return True
             if not found:
-                self._is_begun = True
+                self._is_text = self._is_alone
                 space = len(self._held) - len(self._held.lstrip())
                 self._add_text(self._held[: space + 1])
                 self._begin(_State.TEXT, space + 1)
@@ -126,7 +135,6 @@ class CallParser:
             self._tail.clear()
         if not self._tail:
             self._state = _State.TEXT
-            self._is_begun = True
         return True
 
     def _begin(self, state: _State, at: int) -> None:

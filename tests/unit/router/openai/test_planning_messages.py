@@ -75,7 +75,9 @@ PLAN = RequestPlan(
     is_stream=True,
     usage_events=UsageEvents.EACH,
     continues_prompt=True,
-    syntax=AnswerSyntax(thinking=ThinkingFormat.BEGUN, call_format="hermes", is_named=True),
+    syntax=AnswerSyntax(
+        thinking=ThinkingFormat.BEGUN, call_format="hermes", is_named=True, calls_alone=True
+    ),
     repeated={"tools": [{"name": "f"}], "top_p": 0.5, "user": None},
     ignored_fields=("foo", "messages.id"),
 )

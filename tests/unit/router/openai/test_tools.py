@@ -13,7 +13,7 @@ from router.text.conversation import ChatSettings
 from router.tools.fenced import FENCED
 from router.tools.hermes import HERMES
 from router.tools.llama_json import LLAMA_JSON
-from tests.fakes.http_edge import Edge, events, make_edge, says
+from tests.fakes.http_edge import Edge, chunks, events, make_edge, plays, says
 from tests.fakes.tool_models import NOW, WEATHER, function, hermes_model, model_with
 
 CHAT = "/v1/chat/completions"
@@ -125,6 +125,34 @@ async def test_a_call_that_was_cut_off() -> None:
     assert PARIS.startswith(call["function"]["arguments"])
 
 
+@pytest.mark.parametrize("size", [25, 40])
+async def test_the_markup_of_a_call_that_was_cut_off_is_no_text(size: int) -> None:
+    edge = edge_that_says(ONE[:size], finish=FinishReason.LENGTH)
+    (choice,) = (await post(edge, TOOLS))["choices"]
+    assert choice["finish_reason"] == "length"
+    assert choice["message"] == {"role": "assistant", "content": "", "refusal": None}
+
+
+async def test_stop_strings_end_text_and_not_calls() -> None:
+    edge = edge_that_says("I look. " + TWO)
+    (choice,) = (await post(edge, TOOLS | {"stop": ["\n"]}))["choices"]
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("tool_calls", None)
+    assert len(choice["message"]["tool_calls"]) == 2
+    (choice,) = (await post(edge, TOOLS | {"stop": ["look"]}))["choices"]
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", "look")
+    assert choice["message"] == {"role": "assistant", "content": "I ", "refusal": None}
+
+
+async def test_a_call_that_a_stop_token_cut_off_is_no_finished_call() -> None:
+    ids = hermes_model().encode(ONE[:-20], add_special_tokens=False, param="")
+    cut = plays(chunks(ids, FinishReason.STOP))
+    body = TOOLS | {"stop_token_ids": [ids[-1]]}
+    (choice,) = (await post(make_edge(cut, model=hermes_model()), body))["choices"]
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", ids[-1])
+    last = (await streamed(make_edge(cut, model=hermes_model()), body))[-1]
+    assert last["finish_reason"] == "stop"
+
+
 async def test_the_grammar_goes_with_the_request() -> None:
     edge = edge_that_says(ONE)
     await post(edge, TOOLS)
@@ -231,6 +259,28 @@ async def test_a_response_format_beside_tools() -> None:
     assert grammar is not None
     assert "mood" in grammar.text
     assert "get_weather" in grammar.text
+
+
+async def test_a_response_format_holds_what_looks_like_a_call() -> None:
+    said = json.dumps({"a": "<tool_call>"})
+    edge = edge_that_says(said[:-2], finish=FinishReason.LENGTH)
+    form = {"response_format": {"type": "json_object"}}
+    (choice,) = (await post(edge, TOOLS | form))["choices"]
+    assert choice["message"]["content"] == said[:-2]
+
+
+@pytest.mark.parametrize("field", ["response_format", "guided_json"])
+async def test_a_response_format_that_looks_like_a_call_is_refused(field: str) -> None:
+    """The whole answer is a JSON object, whether it is a call or of the format."""
+    chat = ChatSettings(tool_format="llama3_json", tool_template="builtin")
+    said = LLAMA_JSON.call_text("get_weather", PARIS)
+    edge = make_edge(says(said), model=model_with(None, chat=chat))
+    value = {"type": "json_object"} if field == "response_format" else {"type": "object"}
+    param, message = await refused(edge, TOOLS | {field: value})
+    assert param == field
+    assert "llama3_json" in message
+    (choice,) = (await post(edge, TOOLS | {field: value, "tool_choice": "required"}))["choices"]
+    assert choice["message"]["tool_calls"][0]["function"]["name"] == "get_weather"
 
 
 async def test_a_template_without_tools_says_so() -> None:

@@ -10,6 +10,9 @@ from common.errors import InternalError
 from common.request import FinishReason
 from router.core.generation import TokenChunk
 from router.text.choice_text import ChoiceText, Delta, LogprobEntry
+from router.tools.answer_parser import AnswerSyntax
+from router.tools.call_search import call_search
+from router.tools.hermes import HERMES
 from tests.fakes.http_edge import chunks, tiny_model
 
 MODEL = tiny_model()
@@ -207,3 +210,68 @@ def test_missing_logprobs_are_a_bug_not_an_empty_list() -> None:
     text = choice(has_logprobs=True)
     with pytest.raises(InternalError, match="0 logprobs"):
         text.push(chunks(encode("Hello"))[0])
+
+
+CALLS = AnswerSyntax(call_format="hermes")
+CALL = HERMES.call_text("now", "{}")
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+@pytest.mark.parametrize("has_logprobs", [False, True])
+def test_a_stop_string_inside_a_call_is_part_of_the_call(size: int, has_logprobs: bool) -> None:
+    said = "I look" + CALL
+    num_logprobs = 1 if has_logprobs else None
+    played = chunks(encode(said), FinishReason.STOP, size=size, num_logprobs=num_logprobs)
+    stop = ("\n", "call>", "look<", "<tool_calls")
+    deltas = run(choice(*stop, calls=call_search(CALLS), has_logprobs=has_logprobs), played)
+    assert shown(deltas) == said
+    assert (deltas[-1].finish_reason, deltas[-1].stop_reason) == (FinishReason.STOP, None)
+    if has_logprobs:
+        assert sum(len(delta.entries) for delta in deltas) == len(encode(said))
+
+
+class OneToken:
+    """A decoder whose one token has the text of the answer."""
+
+    has_pending = False
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def push(self, token_id: int) -> str:
+        return self._text
+
+    def flush(self) -> str:
+        return ""
+
+
+def test_a_stop_string_and_a_call_may_come_in_one_token() -> None:
+    text = ChoiceText(OneToken("I look.\n" + CALL), ("\n",), calls=call_search(CALLS))
+    (delta,) = run(text, chunks([7], FinishReason.STOP))
+    assert (delta.text, delta.stop_reason) == ("I look.", "\n")
+
+
+@pytest.mark.parametrize("size", [1, 1000])
+def test_a_stop_string_before_a_call_ends_the_choice(size: int) -> None:
+    played = chunks(encode("I look.\n" + CALL), FinishReason.STOP, size=size)
+    deltas = run(choice("\n", calls=call_search(CALLS)), played)
+    assert shown(deltas) == "I look."
+    assert deltas[-1].stop_reason == "\n"
+
+
+@pytest.mark.parametrize(("end", "before"), [("", "a "), ("b", "a ")])
+def test_a_stop_string_that_may_begin_a_call_is_found_when_it_does_not(
+    end: str, before: str
+) -> None:
+    played = chunks(encode("a <" + end), FinishReason.LENGTH)
+    deltas = run(choice("<", calls=call_search(CALLS)), played)
+    assert shown(deltas) == before
+    assert deltas[-1].stop_reason == "<"
+
+
+def test_held_text_of_the_least_length_does_not_stop() -> None:
+    ids = encode("a <") + encode("b <") + encode("c")
+    played = chunks(ids, FinishReason.LENGTH)
+    least = len(encode("a <"))
+    deltas = run(choice("<", calls=call_search(CALLS), min_tokens=least), played)
+    assert shown(deltas) == "a <b "

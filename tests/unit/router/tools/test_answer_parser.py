@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.tools.answer_parser import AnswerParser, AnswerSyntax
+from router.tools.answer_parser import PIECE_CHARS, AnswerParser, AnswerSyntax
+from router.tools.call_parser import CallParser
 from router.tools.fenced import FENCED
 from router.tools.hermes import HERMES
 from router.tools.llama_json import LLAMA_JSON
@@ -60,6 +61,8 @@ SAMPLES: list[tuple[str, ThinkingFormat, str, Parsed]] = [
     ("hermes", NONE, '<tool_call>\n{"name": "f", "x', ("", '<tool_call>\n{"name": "f", "x', [])),
     ("hermes", NONE, '<tool_call>{"name": "", "arg', ("", '<tool_call>{"name": "", "arg', [])),
     ("hermes", NONE, hermes()[:-8], ("", "", ONE)),
+    ("hermes", NONE, "I look.\n" + hermes()[:30], ("", "I look.", [])),
+    ("hermes", NONE, hermes() + hermes()[:11], ("", "", ONE)),
     ("hermes", NONE, hermes()[:58], ("", "", [("get_weather", WEATHER[:9])])),
     ("hermes", NONE, hermes()[:-8] + "!", ("", "</to!", ONE)),
     ("hermes", NONE, hermes(arguments='"text"'), ("", hermes(arguments='"text"'), [])),
@@ -79,6 +82,7 @@ SAMPLES: list[tuple[str, ThinkingFormat, str, Parsed]] = [
     ("llama3_json", NONE, '{"a": 1}', ("", '{"a": 1}', [])),
     ("llama3_json", NONE, "Hi " + llama(), ("", "Hi " + llama(), [])),
     ("llama3_json", NONE, llama() + llama(), ("", llama(), ONE)),
+    ("llama3_json", NONE, "\n" + llama()[:20], ("", "", [])),
 ]  # fmt: skip
 
 
@@ -192,3 +196,44 @@ def test_no_more_calls_than_the_most() -> None:
     _, rest, calls = parse([text], "hermes", NONE)
     assert len(calls) == HERMES.most_calls == 16
     assert rest == hermes("f", "{}") * 4
+
+
+@pytest.mark.parametrize(
+    ("text", "parsed"),
+    [
+        (f'{{"a": "{hermes()}"}}', ("", f'{{"a": "{hermes()}"}}', [])),
+        ('{"a": "<tool_call>', ("", '{"a": "<tool_call>', [])),
+        ("\n" + hermes() + "\n" + hermes("now", "{}"), ("", "", [*ONE, ("now", "{}")])),
+        ("<tool_ca", ("", "<tool_ca", [])),
+        ("<tool_call> " + hermes(), ("", "<tool_call> " + hermes(), [])),
+    ],
+)
+def test_calls_that_stand_alone_begin_the_answer(text: str, parsed: Parsed) -> None:
+    for pieces in ([text], list(text)):
+        parser = AnswerParser(AnswerSyntax(call_format="hermes", calls_alone=True))
+        parts = [part for piece in pieces for part in parser.push(piece)]
+        assert joined([*parts, *parser.push("", is_last=True)]) == parsed
+
+
+def test_an_answer_ends_in_a_call_until_its_arguments_are_whole() -> None:
+    text = "Now.\n" + hermes()
+    begin, end = text.index("<tool_call>") + len("<tool_call>"), text.index("}") + 1
+    for size in range(len(text) + 1):
+        parser = AnswerParser(AnswerSyntax(call_format="hermes"))
+        parser.push(text[:size], is_last=True)
+        assert parser.is_in_call is (begin <= size < end), size
+
+
+def test_a_whole_answer_is_parsed_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What follows a trigger is copied, so a long text with many of them would take seconds."""
+    sizes = []
+    push = CallParser.push
+
+    def noted(parser: CallParser, text: str) -> list[Part]:
+        sizes.append(len(text))
+        return push(parser, text)
+
+    monkeypatch.setattr(CallParser, "push", noted)
+    text = "<tool_call>" * 1000 + "\n" + hermes()
+    assert parse([text], "hermes", NONE) == ("", "<tool_call>" * 1000, ONE)
+    assert max(sizes) == PIECE_CHARS < len(text) / 4
