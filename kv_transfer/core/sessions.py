@@ -205,6 +205,7 @@ class Sessions:
             self._epochs.popitem(last=False)
         if earlier is not None:
             self.drop(earlier.id)
+        max_channels = 1 if self.is_short_of_files else self._limits.max_channels
         session = Session(
             id=session_id,
             sender=hello.sender,
@@ -212,7 +213,7 @@ class Sessions:
             wanted_verify=hello.verify,
             can_repeat=hello.can_repeat,
             number=hello.number,
-            num_channels=max(1, min(hello.num_channels, self._limits.max_channels)),
+            num_channels=max(1, min(hello.num_channels, max_channels)),
         )
         self._by_id[session_id] = self._of_node[hello.sender.node_id] = session
         self._awaited.discard(hello.sender)
@@ -220,7 +221,7 @@ class Sessions:
         return earlier
 
     def admit_channel(self, session_id: bytes, hello: Hello, now_s: float) -> Session | None:
-        """Return the session of a further connection; None if there is no such first one.
+        """Return the session of a further connection; None without such a first one, or files.
 
         It replaces an earlier one of the same channel. A repeated HELLO changes nothing.
         """
@@ -233,6 +234,8 @@ class Sessions:
         earlier, known = channels.get(hello.channel), self._by_id.get(session_id)
         if known is not None:
             return known if known is earlier else None
+        if self.is_short_of_files:
+            return None
         if earlier is not None:
             self.drop(earlier.id)
         session = main.further(session_id, hello.channel, now_s)

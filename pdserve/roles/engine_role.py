@@ -38,7 +38,7 @@ async def run_engine_role(
 
     Raises what `EngineNode.run` raises, and `ConfigError` for a KV transport that cannot be used.
     """
-    allow_node_files()
+    allow_node_files(config.handoff.kv_lanes)
     loop = asyncio.get_running_loop()
     kv = KVPlane(config, keys)
 

@@ -15,7 +15,7 @@ OTHER_NODE_FILES = 512
 """Open files of a node that are no KV connections."""
 NODE_FILES = 8192
 """A prefill node opens two for each decode node that it sends to, a decode node one for each
-sender."""
+sender; with several lanes as many for each."""
 
 
 def allow_connections(wanted: int) -> int:
@@ -34,14 +34,15 @@ def allow_connections(wanted: int) -> int:
     return possible
 
 
-def allow_node_files() -> None:
-    """Raise the limit of open files for the KV connections of a node."""
-    soft = _raised(NODE_FILES)
-    if soft < NODE_FILES:
+def allow_node_files(kv_lanes: int) -> None:
+    """Raise the limit of open files for the KV connections of a node, `kv_lanes` to each other."""
+    wanted = NODE_FILES * kv_lanes
+    soft = _raised(wanted)
+    if soft < wanted:
         log.warning(
             "KV connections to about %d nodes at most: the system allows this process %d open "
             "files (ulimit -n)",
-            max(1, soft - min(OTHER_NODE_FILES, soft // 2)) // 2,
+            max(1, soft - min(OTHER_NODE_FILES, soft // 2)) // (2 * kv_lanes),
             soft,
         )
 

@@ -93,6 +93,29 @@ def test_a_connection_that_belongs_to_no_other_is_refused(
     assert machine.num_sessions == 1
 
 
+def test_without_files_no_further_connection_is_taken() -> None:
+    machine, welcome = connected()
+    further(machine, b"b", 1)
+    machine.on_files(is_short=True)
+    assert isinstance(further(machine, b"c", 2), frames.Refused)
+    # HELLO may come twice; and the same channel again would be one file more for a while.
+    assert further(machine, b"b", 1) == welcome
+    assert isinstance(further(machine, b"d", 1), frames.Refused)
+    assert further(machine, b"b", 1) == welcome
+    machine.on_files(is_short=False)
+    assert further(machine, b"c", 2) == welcome
+
+
+def test_without_files_a_sender_that_comes_back_is_granted_one_connection() -> None:
+    machine, _ = connected()
+    machine.on_files(is_short=True)
+    greeting = frames.Hello(SENDER, ME, LAYOUT, {"zmq": b""}, "auto", num_channels=4)
+    machine.on_frame(b"new", greeting, [], 0.0)
+    (welcome,) = replies(machine.on_lane(b"new", "zmq", b""))
+    assert isinstance(welcome, frames.Welcome)
+    assert welcome.num_channels == 1
+
+
 def test_data_on_any_connection_fills_the_landing() -> None:
     machine, _ = connected()
     assert further(machine, b"b", 1) == connected()[1]
