@@ -76,10 +76,11 @@ class CopyingLane(Lane, Protocol):
     """A lane on which the receiver copies the bytes into its pool, and waits for it."""
 
     def copy(self, write: Write, parts: Parts, pool: Pool) -> Sums:
-        """Copy the blocks of `write` into `pool`; called with the receiving lock held.
+        """Copy the blocks of `write` into `pool`; called on any thread, without a lock.
 
-        This is the only writer of the pool. `parts` followed the header. Returns the sums of the
-        bytes that were copied, even if their source changed meanwhile, unless `write.verify` is
+        Several may run at once, mostly for different pieces: one that is sent again may overlap its
+        first copy. Nothing else writes the pool. `parts` followed the header. Returns the sums of
+        the bytes that were copied, even if their source changed meanwhile, unless `write.verify` is
         off. Raises `PeerProtocolError`, before `pool` is touched.
         """
 

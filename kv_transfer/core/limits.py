@@ -33,6 +33,11 @@ MAX_LANE_BYTES = 3072
 MAX_GROUP_BYTES = 256
 # One ping renews every transfer of a link, so this also bounds the transfers per link.
 MAX_TRANSFERS_PER_LINK = 512
+BESIDE_WINDOWS = 2
+"""Window factor of lanes whose bytes travel beside the frames: in flight they take no memory.
+
+With one window the receiver of a pull lane stalls on checksums while it copies.
+"""
 MAX_FRAMES_IN_FLIGHT = 256
 MAX_TURNS_PER_ACK = 4
 """Links that an acknowledgement lets send: enough to use the room that it makes."""

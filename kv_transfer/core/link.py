@@ -13,7 +13,12 @@ from kv_transfer.core.effects import Peer, SayHello, SenderEffect, SendToPeer
 from kv_transfer.core.frames import Abort, LeaseFrame, Ping, Welcome
 from kv_transfer.core.handshake import LINK_TABLE, HandoffState, LinkState, LinkStep, advance
 from kv_transfer.core.lanes import ONE_SIDED_LANES, PULLING_LANES, verification
-from kv_transfer.core.limits import MAX_FRAMES_IN_FLIGHT, Limits, frame_blocks_towards
+from kv_transfer.core.limits import (
+    BESIDE_WINDOWS,
+    MAX_FRAMES_IN_FLIGHT,
+    Limits,
+    frame_blocks_towards,
+)
 from kv_transfer.core.link_rates import SLOW_FOR_S, SLOW_LOOK_S, RateMeter, is_slow
 from kv_transfer.core.shared_window import SharedWindow
 from kv_transfer.core.transfer import Transfer
@@ -21,11 +26,6 @@ from kv_transfer.core.transfer_errors import PeerUnreachable
 from kv_transfer.core.turns import Turns
 
 RECONNECT_AFTER_S = 0.05
-BESIDE_WINDOWS = 2
-"""Window factor of lanes whose bytes travel beside the frames: in flight they take no memory.
-
-With one window the receiver of a pull lane stalls on checksums while it copies.
-"""
 
 
 class Link:

@@ -245,6 +245,7 @@ class Receiver:
                 # A layer that is not there fails its landing below.
                 layer = min(frame.layer, len(self._block_bytes) - 1)
                 num_bytes = len(frame.ordinals) * self._block_bytes[layer]
+                self._sessions.check_window(session, num_bytes)
                 session.consume(frame.seq, num_bytes, wants_ack=frame.wants_ack)
                 self._windows.sent(session.main, now_s)
                 effects = self._on_data(session, frame, part_sizes, now_s)

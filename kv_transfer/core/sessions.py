@@ -13,7 +13,12 @@ from common.kv_layout import KVLayout, check_compatible
 from kv_transfer.core.deadlines import Deadlines
 from kv_transfer.core.frames import Ack, Hello
 from kv_transfer.core.lanes import INLINE_LANES
-from kv_transfer.core.limits import MAX_REMEMBERED_EPOCHS, Limits
+from kv_transfer.core.limits import (
+    BESIDE_WINDOWS,
+    MAX_FRAMES_IN_FLIGHT,
+    MAX_REMEMBERED_EPOCHS,
+    Limits,
+)
 
 
 @dataclass(slots=True)
@@ -44,6 +49,7 @@ class Session:
     num_channels: int = 1
     num_consumed: int = 0
     num_finished: int = 0
+    unfinished_bytes: int = 0
     unacknowledged_bytes: int = 0
     num_acknowledged: int = 0
     # The sender waits for credit for so many frames.
@@ -73,10 +79,18 @@ class Session:
         )
 
     def consume(self, seq: int, num_bytes: int, *, wants_ack: bool) -> None:
-        """Take one DATA frame. Raises `PeerProtocolError` when one is missing before it."""
+        """Take one DATA frame.
+
+        Raises `PeerProtocolError` when one is missing before it, and for one too many.
+        """
         if seq != self.num_consumed:
             raise PeerProtocolError(f"DATA frame {seq} arrived: wanted {self.num_consumed}")
+        if self.num_consumed - self.num_finished >= MAX_FRAMES_IN_FLIGHT:
+            raise PeerProtocolError(
+                f"DATA frame {seq} arrived: wanted at most {MAX_FRAMES_IN_FLIGHT} unacknowledged"
+            )
         self.num_consumed += 1
+        self.unfinished_bytes += num_bytes
         self._sizes.append(num_bytes)
         if wants_ack:
             self.num_wanted = self.num_consumed
@@ -90,7 +104,9 @@ class Session:
         while self.num_finished in self._finished:
             self._finished.discard(self.num_finished)
             self.num_finished += 1
-            self.unacknowledged_bytes += self._sizes.popleft()
+            num_bytes = self._sizes.popleft()
+            self.unfinished_bytes -= num_bytes
+            self.unacknowledged_bytes += num_bytes
 
     @property
     def is_ack_due(self) -> bool:
@@ -241,6 +257,23 @@ class Sessions:
         session = main.further(session_id, hello.channel, now_s)
         self._by_id[session_id] = channels[hello.channel] = session
         return session
+
+    def check_window(self, session: Session, num_bytes: int) -> None:
+        """Raise `PeerProtocolError` for a frame of `num_bytes` far outside the pair's window.
+
+        Twice the configured window and a frame pass: a share of it that was granted before counts
+        until its bytes have arrived, some lanes have two windows, and frames of a connection that
+        broke are sent again on another one.
+        """
+        main = self._by_id[session.main]
+        pair = [main, *self._channels.get(main.id, {}).values()]
+        unfinished_bytes = sum(one.unfinished_bytes for one in pair)
+        most_bytes = BESIDE_WINDOWS * self._limits.window_bytes
+        if unfinished_bytes > most_bytes + num_bytes:
+            raise PeerProtocolError(
+                f"DATA of {num_bytes} bytes behind {unfinished_bytes} unacknowledged ones: "
+                f"wanted at most {most_bytes} of them"
+            )
 
     def hear_all(self, now_s: float) -> None:
         """Restart all deadlines, because this process itself was suspended."""

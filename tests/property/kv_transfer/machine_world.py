@@ -40,8 +40,7 @@ from kv_transfer.core.effects import (
     Write,
 )
 from kv_transfer.core.lanes import ONE_SIDED_LANES
-from kv_transfer.core.limits import Limits
-from kv_transfer.core.link import BESIDE_WINDOWS
+from kv_transfer.core.limits import BESIDE_WINDOWS, Limits
 from kv_transfer.core.receiver import Receiver
 from kv_transfer.core.sender import Sender
 

@@ -24,8 +24,7 @@ from kv_transfer.core.effects import (
     SendToPeer,
 )
 from kv_transfer.core.lanes import ONE_SIDED_LANES, PULLING_LANES
-from kv_transfer.core.limits import MAX_FRAMES_IN_FLIGHT, Limits
-from kv_transfer.core.link import BESIDE_WINDOWS
+from kv_transfer.core.limits import BESIDE_WINDOWS, MAX_FRAMES_IN_FLIGHT, Limits
 from kv_transfer.core.sender import Sender
 from tests.property.kv_transfer.frame_mutator import LAYOUT
 

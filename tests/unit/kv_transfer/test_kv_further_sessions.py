@@ -11,6 +11,7 @@ from kv_transfer.connector import Landed, LandingFailed
 from kv_transfer.core import frames
 from kv_transfer.core.effects import Dropped, DropReason, OpenLane, Reply
 from kv_transfer.core.header_seal import DamagedHeader
+from kv_transfer.core.limits import BESIDE_WINDOWS, MAX_FRAMES_IN_FLIGHT
 from kv_transfer.core.receiver import Receiver
 from tests.unit.kv_transfer.test_kv_receiver import (
     BEGIN,
@@ -201,3 +202,38 @@ def test_further_connections_end_with_the_first() -> None:
         (dropped, _) = machine.on_frame(stale, data(0, 0), [1], 0.0)
         assert isinstance(dropped, Dropped)
     assert isinstance(further(machine, b"c", 1, b"a"), frames.Refused)
+
+
+def flood(machine: Receiver, *sessions: bytes, blocks: tuple[int, ...]) -> tuple[int, str]:
+    """Send frames of these blocks, which nobody copies; return how many passed, and the refusal."""
+    sizes = [len(blocks) * P] * 2
+    for number in range(10 * MAX_FRAMES_IN_FLIGHT):
+        seq, at = divmod(number, len(sessions))
+        frame = frames.Data(seq, 1, 3, 0, blocks, (len(blocks),), (), bytes(16 * len(blocks)))
+        for reply in replies(machine.on_frame(sessions[at], frame, sizes, 0.0)):
+            assert isinstance(reply, frames.Refused | frames.Failed)
+            return number, reply.message
+    raise AssertionError("every frame passed")
+
+
+def test_the_window_of_a_pair_holds_on_all_connections_together() -> None:
+    """F65: unacknowledged frames are memory of this node."""
+    machine, _ = connected()
+    further(machine, b"b", 1)
+    machine.on_frame(b"a", BEGIN, [], 0.0)
+    num_passed, message = flood(machine, b"a", b"b", blocks=(0, 1))
+    most = BESIDE_WINDOWS * LIMITS.window_bytes
+    assert num_passed == most // (4 * P) + 2
+    assert f"wanted at most {most}" in message
+    assert machine.num_sessions == machine.num_landings == 0
+
+
+def test_the_frames_of_a_connection_are_bounded() -> None:
+    machine = Receiver(ME, LAYOUT, dataclasses.replace(LIMITS, window_bytes=1 << 30), num_blocks=4)
+    machine.on_expect(ticket(), 10.0, 0.0)
+    machine.on_frame(b"a", frames.Hello(SENDER, ME, LAYOUT, {"zmq": b""}, "auto"), [], 0.0)
+    machine.on_lane(b"a", "zmq", b"")
+    machine.on_frame(b"a", BEGIN, [], 0.0)
+    num_passed, message = flood(machine, b"a", blocks=(0,))
+    assert num_passed == MAX_FRAMES_IN_FLIGHT
+    assert f"wanted at most {MAX_FRAMES_IN_FLIGHT} unacknowledged" in message
