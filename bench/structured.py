@@ -187,7 +187,7 @@ class Model:
         )
         self.runner.warm_up()
         self.masks = TimedMasks(
-            self.compiler().matcher,
+            self.compiler(),
             self.runner.vocab_size,
             self.runner.eos_token_ids,
             proposes=True,
