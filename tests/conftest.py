@@ -54,8 +54,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = chosen
 
 
-COMPILING = ("tests/equality/", "tests/unit/runner/", "tests/unit/sampler/")
-"""Folders whose tests compile kernels where none are cached yet."""
+COMPILING = ("tests/unit/runner/", "tests/unit/sampler/")
+"""Folders whose tests compile kernels that the demo model does not use, where none are cached yet;
+those of the demo model are compiled before (`tests.compiled_kernels`)."""
 
 
 class KernelsInOneProcess(LoadFileScheduling):  # type: ignore[misc]
