@@ -27,8 +27,6 @@ MAX_BLOCKS_PER_PART = 1024
 """Pushed blocks are prepared for sending in parts of so many, which takes about a millisecond."""
 MAX_DRAFT_TOKENS = 64
 MAX_LANES = 4
-MAX_CHANNELS = 16
-"""Connections of one pair of nodes."""
 MAX_LANE_BYTES = 3072
 MAX_GROUP_BYTES = 256
 # One ping renews every transfer of a link, so this also bounds the transfers per link.
