@@ -32,6 +32,7 @@ TREE = (
     "common",
     "decode_node",
     "engine",
+    "grammars",
     "kv_transfer",
     "node",
     "prefill_node",

@@ -44,6 +44,7 @@ DEBS = (
 MODULES = ("veth", "rdma_rxe", "crc32_generic", "ib_uverbs", "sch_netem")
 WHEELS = (
     "hypothesis",
+    "llguidance",
     "mooncake-transfer-engine-non-cuda",
     "msgpack",
     "numpy",
@@ -126,11 +127,11 @@ def _cache_folder() -> Path:
 
 def _key() -> str:
     """Return a hash of everything that determines the image's content."""
-    recipe = [Path(__file__).read_text(), (HERE / "guest_init.sh").read_text(), *_pins()]
+    recipe = [Path(__file__).read_text(), (HERE / "guest_init.sh").read_text(), *pins_of_wheels()]
     return hashlib.sha256("\n".join(recipe).encode()).hexdigest()[:16]
 
 
-def _pins() -> list[str]:
+def pins_of_wheels() -> list[str]:
     """The wheels with everything that they need, as the project pins it."""
     pinned = pins((ROOT / "requirements.txt").read_text())
     needed = {*WHEELS, "iniconfig", "packaging", "pluggy", "pygments", "sortedcontainers"}
@@ -162,7 +163,7 @@ def _build(work: Path, say: Say) -> None:
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     target = ["--target", str(site), "--python-version", PYTHON, "--only-binary=:all:"]
     pinned = work / "requirements.txt"
-    pinned.write_text("\n".join(_pins()) + "\n")
+    pinned.write_text("\n".join(pins_of_wheels()) + "\n")
     verified = ["--no-deps", "--require-hashes", "-r", str(pinned)]
     _run([*pip, "--no-compile", *target, *verified], BUILD_LIMIT_S)
     say("packing")
