@@ -20,6 +20,7 @@ import pytest
 from common.kv_layout import KVLayout
 from kv_transfer.pool_memory import Bytes
 from kv_transfer.rdma.mooncake_engine import MooncakeEngine
+from tests.contract.kv_connector.kinds import shape_of_bytes
 
 DEVICES = [name for name in os.environ.get("PDSERVE_RDMA_DEVICES", "").split(",") if name]
 HOSTS = os.environ.get("PDSERVE_RDMA_HOSTS", "").split(",")
@@ -40,7 +41,7 @@ def engine_of(number: int) -> MooncakeEngine:
 def shared_pool(layout: KVLayout, num_blocks: int) -> Bytes:
     """Memory that peers may write."""
     memory = np.frombuffer(mmap.mmap(-1, num_blocks * layout.block_bytes), np.uint8)
-    return memory.reshape(layout.num_layers, 2, num_blocks, layout.piece_bytes)
+    return memory.reshape(shape_of_bytes(layout, num_blocks))
 
 
 def wait_until(is_so: Callable[[], bool], what: str, within_s: float = WAIT_S) -> None:

@@ -54,7 +54,7 @@ class Kind:
 
     def pool(self, layout: KVLayout, num_blocks: int) -> Bytes:
         """Return `pool_shape`, or uint8 `[num_bytes]` where layers differ."""
-        return np.zeros(_shape(layout, num_blocks), np.uint8)
+        return np.zeros(shape_of_bytes(layout, num_blocks), np.uint8)
 
     def connector(self, pool: Bytes, options: NodeOptions, on_event: OnEvent) -> TransportConnector:
         raise NotImplementedError
@@ -190,7 +190,7 @@ class ShmKind(ZmqKind):
         from kv_transfer.shm.shared_pool import SharedPool
 
         shared = SharedPool(num_blocks * layout.block_bytes, is_touched=False)
-        pool = shared.memory.reshape(_shape(layout, num_blocks))
+        pool = shared.memory.reshape(shape_of_bytes(layout, num_blocks))
         self._shared[pool.ctypes.data] = shared
         return pool
 
@@ -205,7 +205,8 @@ class ShmKind(ZmqKind):
         return offer
 
 
-def _shape(layout: KVLayout, num_blocks: int) -> tuple[int, ...]:
+def shape_of_bytes(layout: KVLayout, num_blocks: int) -> tuple[int, ...]:
+    """Return `pool_shape`, or `[num_bytes]` where layers differ, as `host_pool` takes it."""
     is_equal = all(layer == layout.layers[0] for layer in layout.layers)
     return layout.pool_shape(num_blocks) if is_equal else (num_blocks * layout.block_bytes,)
 

@@ -17,7 +17,7 @@ from kv_transfer.lane import Lane
 from kv_transfer.pool_memory import Bytes, host_pool
 from kv_transfer.rdma.rdma_lane import RdmaLane
 from tests.contract.kv_connector.cluster import Cluster, commit_for, error_of, send
-from tests.contract.kv_connector.kinds import ZmqKind
+from tests.contract.kv_connector.kinds import ZmqKind, shape_of_bytes
 from tests.fakes.fake_engine import FakeEngine
 
 NUM_BLOCKS = 12
@@ -79,8 +79,7 @@ class FakeEngineKind(ZmqKind):
 
     def pool(self, layout: KVLayout, num_blocks: int) -> Bytes:
         memory = np.frombuffer(mmap.mmap(-1, num_blocks * layout.block_bytes), np.uint8)
-        is_equal = len(set(layout.layers)) == 1
-        return memory.reshape(layout.pool_shape(num_blocks) if is_equal else -1)
+        return memory.reshape(shape_of_bytes(layout, num_blocks))
 
     def lanes(self, pool: Bytes, layout: KVLayout) -> Sequence[Lane]:
         return [RdmaLane(host_pool(pool, layout), self._engine, max_slabs=3)]
