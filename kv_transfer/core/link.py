@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from itertools import islice
 
 from common.errors import PeerProtocolError
 from kv_transfer.core.channels import Channel, Channels, FurtherChannel, InFlight, chunks_by_token
@@ -12,6 +11,7 @@ from kv_transfer.core.chunks import Chunk
 from kv_transfer.core.effects import Peer, SayHello, SenderEffect, SendToPeer
 from kv_transfer.core.frames import Abort, LeaseFrame, Ping, Welcome
 from kv_transfer.core.handshake import LINK_TABLE, HandoffState, LinkState, LinkStep, advance
+from kv_transfer.core.joining import next_frame
 from kv_transfer.core.lanes import ONE_SIDED_LANES, PULLING_LANES, verification
 from kv_transfer.core.limits import (
     BESIDE_WINDOWS,
@@ -69,6 +69,7 @@ class Link:
         self._look_again_at_s: float | None = None
         self._node_window = node_window
         self.waits_for_node = self.lacks_budget = False
+        self._num_next = 0  # The chunks of the frame whose turn it is.
         # What it may send on its present turn, and what it kept of earlier ones: see `links`.
         self.budget_bytes, self.deficit_bytes = math.inf, 0.0
         self._turns = Turns()
@@ -121,41 +122,41 @@ class Link:
                 self._turns.discard(token)
                 continue
             transfer.split_pushes(self._limits.joined_on(self.lane))
-            if transfer.pending and not self._fits(self._size(*self._next_chunks(transfer))):
+            self._num_next, num_bytes = self._next_frame(transfer)
+            if transfer.pending and not self._fits(num_bytes):
                 return None
             self._turns.discard(token)
             return transfer
         return None
 
     def take_chunk(self, transfer: Transfer) -> Chunk:
-        """Return the next frame's chunk of a transfer that has its turn and pending chunks."""
-        first, *others = self._next_chunks(transfer)
-        for _ in (first, *others):
-            transfer.pending.popleft()
+        """Return the next frame's chunk of the `next_turn`, which has pending chunks."""
+        first, *others = [transfer.pending.popleft() for _ in range(self._num_next)]
         return first.joined(others)
 
-    def _next_chunks(self, transfer: Transfer) -> list[Chunk]:
-        """Coalesce pending chunks of one layer into the next DATA frame.
+    def _next_frame(self, transfer: Transfer) -> tuple[int, int]:
+        """Return how many pending chunks are the next DATA frame; its bytes.
 
         Frame size ramps up with the bytes in flight, to half the window. Larger frames cost less,
-        but a frame is verified and copied only when all of it has arrived. A frame waits until the
+        but a frame is verified and copied only when all of it has arrived. Where neither is done
+        frames are large from the first one, unless others need the room. A frame waits until the
         window fits all of it: filling each freed slot would keep frames small (silly-window
         syndrome).
         """
-        first = transfer.pending[0]
-        most_bytes = min(self._window_bytes // 2, self.in_flight_bytes)
-        num_blocks, block_bytes = 0, self._block_bytes[first.layer]
-        chunks: list[Chunk] = []
-        for chunk in islice(transfer.pending, self._limits.joined_on(self.lane)):
-            num_blocks += len(chunk)
-            is_too_much = num_blocks > self._frame_blocks or num_blocks * block_bytes > most_bytes
-            if chunks and (is_too_much or chunk.layer != first.layer):
-                break
-            chunks.append(chunk)
-        return chunks
+        half = self._window_bytes // 2
+        is_only_written = self.lane in ONE_SIDED_LANES and self.verify == "off"
+        has_room = self._node_window.has_room(self.in_flight_bytes, half)
+        is_large = is_only_written and has_room and self.budget_bytes == math.inf
+        return next_frame(
+            transfer.pending,
+            self._block_bytes,
+            most_chunks=self._limits.joined_on(self.lane),
+            most_blocks=self._frame_blocks,
+            most_bytes=half if is_large else min(half, self.in_flight_bytes),
+        )
 
-    def _size(self, *chunks: Chunk) -> int:
-        return sum(len(chunk) * self._block_bytes[chunk.layer] for chunk in chunks)
+    def _size(self, chunk: Chunk) -> int:
+        return len(chunk) * self._block_bytes[chunk.layer]
 
     def launch(self, token: int, chunk: Chunk) -> tuple[Channel, int]:
         """Count `chunk` as in flight; return its connection and its sequence number there."""

@@ -36,6 +36,8 @@ class RegisteredPool:
         self._newest = self._first_start
         self._spare = self._make_spare()
         self._register_all()
+        # Every write asks for it, and it changes only with a fence.
+        self._placed: PlacedPool | None = None
 
     @property
     def starts(self) -> tuple[int, ...]:
@@ -44,11 +46,13 @@ class RegisteredPool:
     @property
     def placed(self) -> PlacedPool:
         """The pool as this engine reads it: where each slab is registered now."""
-        starts = (
-            start if (slab, start) in self._registered else self._left.get(slab, start)
-            for slab, start in enumerate(self._starts)
-        )
-        return PlacedPool(self._shape, tuple(starts))
+        if self._placed is None:
+            starts = (
+                start if (slab, start) in self._registered else self._left.get(slab, start)
+                for slab, start in enumerate(self._starts)
+            )
+            self._placed = PlacedPool(self._shape, tuple(starts))
+        return self._placed
 
     @property
     def is_writable(self) -> bool:
@@ -62,6 +66,7 @@ class RegisteredPool:
         Without enough locked memory for both, the new one follows in `fence`. Without a further
         address nothing changes.
         """
+        self._placed = None
         if self._starts[slab] == self._newest:
             if self._spare is None:
                 return
@@ -75,6 +80,7 @@ class RegisteredPool:
 
     def fence(self, slab: int) -> None:
         """Remove the earlier key of a slab that moved, or its only key if it did not."""
+        self._placed = None
         left = self._left.pop(slab, self._starts[slab])
         self._unregister(slab, left)
         if left == self._starts[slab]:

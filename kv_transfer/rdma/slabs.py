@@ -21,7 +21,7 @@ there are at most `MAX_REGIONS`, and those of one slab more while it moves.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -67,17 +67,20 @@ class PlacedPool:
 
     pool: SlabbedPool
     starts: tuple[int, ...]
+    _starts: npt.NDArray[np.uint64] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_starts", np.array(self.starts, np.uint64))
 
     def addresses(self, layer: int, blocks: Blocks) -> npt.NDArray[np.uint64]:
         """Return the addresses of the blocks' pieces: `[num_blocks, num_planes]`."""
         shape = self.pool.shape
-        sizes = shape.layers[layer]
-        starts = np.array(self.starts, np.uint64)[blocks // self.pool.blocks_per_slab]
-        planes = np.array(
-            [shape.offset(layer, plane) for plane in range(sizes.num_planes)], np.uint64
+        planes, piece_bytes = shape.plane_offsets(layer), shape.layers[layer].piece_bytes
+        starts = self._starts[blocks // self.pool.blocks_per_slab]
+        pieces: npt.NDArray[np.uint64] = np.add.outer(
+            starts + np.multiply(blocks, piece_bytes, dtype=np.uint64), planes
         )
-        pieces = starts + np.uint64(sizes.piece_bytes) * blocks.astype(np.uint64)
-        return pieces[:, None] + planes
+        return pieces
 
 
 def slabbed(shape: PoolShape, *, max_slabs: int = MAX_SLABS) -> SlabbedPool:
@@ -94,12 +97,14 @@ def ranges_of(
     Blocks that are adjacent in both pools, and in one slab of each, are one range.
     """
     firsts = _firsts(chunk.source_blocks, target_blocks, source.pool, target.pool)
-    counts = np.diff(firsts, append=len(chunk))
+    counts = np.empty(firsts.size, np.uint64)
+    counts[:-1] = firsts[1:] - firsts[:-1]
+    counts[-1] = len(chunk) - firsts[-1]
     layer = source.pool.shape.layers[chunk.layer]
     ranges = np.empty((firsts.size, layer.num_planes, 3), np.uint64)
     ranges[:, :, 0] = source.addresses(chunk.layer, chunk.source_blocks[firsts])
     ranges[:, :, 1] = target.addresses(chunk.layer, target_blocks[firsts])
-    ranges[:, :, 2] = counts[:, None] * layer.piece_bytes
+    ranges[:, :, 2] = (counts * np.uint64(layer.piece_bytes))[:, None]
     return ranges.reshape(-1, 3)
 
 

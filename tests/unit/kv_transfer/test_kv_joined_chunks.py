@@ -49,11 +49,15 @@ def new_sender(*, window_blocks: int) -> Sender:
 
 
 def connect(
-    sender: Sender, lane: str, now_s: float = 0.0, frame_blocks: int = LEAST_BLOCKS_PER_FRAME
+    sender: Sender,
+    lane: str,
+    now_s: float = 0.0,
+    frame_blocks: int = LEAST_BLOCKS_PER_FRAME,
+    verify: str = "off",
 ) -> list[SenderEffect]:
-    sender.hello(PEER, {lane: b""}, "off")
+    sender.hello(PEER, {lane: b""}, verify)
     window_bytes = 1 << 30
-    welcome = frames.Welcome(DECODE, lane, b"", window_bytes, "off", frame_blocks=frame_blocks)
+    welcome = frames.Welcome(DECODE, lane, b"", window_bytes, verify, frame_blocks=frame_blocks)
     effects = sender.on_frame(PEER, welcome, now_s)
     return [*effects, *sender.on_frame(PEER, frames.Begun(1, 3), now_s)]
 
@@ -66,21 +70,48 @@ def sizes(effects: list[SenderEffect]) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize(
-    ("lane", "first_layer", "second_layer"),
+    ("lane", "verify", "first_layer", "second_layer"),
     [
-        ("zmq", [1, 1, 2, 4, 3], [4, 4, 3]),
-        ("loopback", [1, 1, 2, 4, 3], [4, 4, 3]),
-        ("rdma", [1, 1, 2, 4, 3], [11]),
-        ("shm", [1, 1, 2, 4, 3], [8, 3]),
+        ("zmq", "off", [1, 1, 2, 4, 3], [4, 4, 3]),
+        ("loopback", "off", [1, 1, 2, 4, 3], [4, 4, 3]),
+        ("rdma", "commit", [1, 1, 2, 4, 3], [11]),
+        ("rdma", "block", [1, 1, 2, 4, 3], [11]),
+        ("shm", "off", [1, 1, 2, 4, 3], [8, 3]),
     ],
 )
 def test_frames_grow_with_what_is_under_way(
-    lane: str, first_layer: list[int], second_layer: list[int]
+    lane: str, verify: str, first_layer: list[int], second_layer: list[int]
 ) -> None:
     """F33: the first are small, so that the other end has work at once; none spans two layers."""
     sender = new_sender(window_blocks=100)
     wanted = [(0, size) for size in first_layer] + [(1, size) for size in second_layer]
-    assert sizes(connect(sender, lane)) == wanted
+    assert sizes(connect(sender, lane, verify=verify)) == wanted
+
+
+def test_frames_are_large_at_once_where_the_other_end_has_no_work() -> None:
+    sender = new_sender(window_blocks=100)
+    assert sizes(connect(sender, "rdma")) == [(0, 11), (1, 11)]
+
+
+def test_frames_stay_small_where_others_have_the_room() -> None:
+    """The window of all nodes is 24 blocks, that of one on this lane 12."""
+    limits = Limits(window_bytes=6 * PAIR_BYTES, max_frame_bytes=PAIR_BYTES, max_joined=4)
+    sender = Sender(ME, LAYOUT, limits)
+    sent = []
+    for number in range(4):
+        node = Incarnation(f"d{number}", 1)
+        ticket = dataclasses.replace(
+            TICKET, decode_node=node, kv_endpoint=f"at{number}", lease_token=number
+        )
+        peer = Peer(ticket.kv_endpoint, node)
+        sender.on_open(ticket, 100.0, 0.0)
+        sender.on_push(number, 0, range(NUM_BLOCKS), range(NUM_BLOCKS))
+        sender.hello(peer, {"rdma": b""}, "off")
+        welcome = frames.Welcome(node, "rdma", b"", 1 << 30, "off")
+        sender.on_frame(peer, welcome, 0.0)
+        effects = sender.on_frame(peer, frames.Begun(number, 3), 0.0)
+        sent.append([size for _, size in sizes(effects)])
+    assert sent == [[6, 5], [6], [1, 1], [1, 1]]
 
 
 @pytest.mark.parametrize(("lane", "window_blocks"), [("shm", 4), ("zmq", 8)])
@@ -118,7 +149,7 @@ def test_what_was_joined_comes_apart_for_another_lane() -> None:
     sender.on_link_lost(PEER, 1.0)
     sender.on_tick(2.0)
     again = connect(sender, "rdma", 2.0)
-    assert sizes(again) == [(0, 1), (0, 1), (0, 1), (1, 3), (1, 6), (1, 2)]
+    assert sizes(again) == [(0, 3), (1, 11)]
     left = [e.chunk.source_blocks.tolist() for e in again if isinstance(e, SendChunk)]
     assert [block for blocks in left for block in blocks] == [8, 9, 10, *range(NUM_BLOCKS)]
 
@@ -149,7 +180,7 @@ def test_a_frame_holds_as_many_blocks_as_its_receiver_takes(
     sender = Sender(ME, LAYOUT, limits)
     sender.on_open(dataclasses.replace(TICKET, target_block_ids=tuple(range(count))), 100.0, 0.0)
     sender.on_push(1, 0, range(count), range(count))
-    effects = connect(sender, lane, frame_blocks=said)
+    effects = connect(sender, lane, frame_blocks=said, verify="commit")
     assert [blocks / third for _, blocks in sizes(effects)] == wanted
     # Another connection may be to a release that takes fewer.
     sender.on_link_lost(PEER, 1.0)
