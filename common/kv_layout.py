@@ -212,8 +212,8 @@ class KVLayout:
         """All fields as strings, integers and lists; without those that have their default.
 
         These are the fields of earlier releases, unless the layout is one that they do not have.
-        An earlier release ignores the others, but never takes such a layout for its own: it does
-        not know the dtype, or it compares `head_dim` with 0.
+        An earlier release ignores `shapes`, but never takes such a layout for its own: it compares
+        `head_dim` with 0.
         """
         found: dict[str, Any] = {
             "model_digest": self.model_digest,

@@ -9,7 +9,6 @@ from typing import Any
 
 from common.errors import PeerProtocolError
 from common.ids import Incarnation
-from common.kv_layout import MAX_LAYERS, KVLayout, LayerShape
 from kv_transfer.core.limits import MAX_LANE_BYTES, MAX_LANES, MAX_NODE_ID_CHARS
 
 Check = Callable[[str, object], Any]
@@ -111,40 +110,3 @@ def incarnation(name: str, value: object) -> Incarnation:
         raise PeerProtocolError(f"{name} is not an incarnation")
     node_id = text(MAX_NODE_ID_CHARS)(f"{name}.node_id", value.get("node_id"))
     return Incarnation(node_id, uint(63)(f"{name}.epoch", value.get("epoch")))
-
-
-def layout(name: str, value: object) -> KVLayout:
-    """Return a KV layout, or raise `PeerProtocolError`."""
-    if type(value) is not dict:
-        raise PeerProtocolError(f"{name} is not a KV layout")
-    checked = {
-        field: check(f"{name}.{field}", value.get(field)) for field, check in _OF_LAYOUT.items()
-    }
-    try:
-        return KVLayout(**checked)
-    except ValueError as error:
-        raise PeerProtocolError(f"{name}: {error}") from None
-
-
-def _shapes(name: str, value: object) -> tuple[LayerShape, ...]:
-    """Return the shape of each layer of a KV layout, or raise `PeerProtocolError`."""
-    if type(value) is not list or len(value) > MAX_LAYERS:
-        raise PeerProtocolError(f"{name} is not a list of at most {MAX_LAYERS} shapes")
-    shapes = []
-    for of_layer in value:
-        sizes = uints(32, 3)(name, of_layer)
-        if len(sizes) != 3:
-            raise PeerProtocolError(f"{name} has {len(sizes)} numbers for a layer: wanted 3")
-        shapes.append(LayerShape(*sizes))
-    return tuple(shapes)
-
-
-_OF_LAYOUT: dict[str, Check] = {
-    "model_digest": text(MAX_NODE_ID_CHARS),
-    "num_layers": uint(31),
-    "num_kv_heads": uint(31),
-    "head_dim": uint(31),
-    "block_size": uint(31),
-    "dtype": text(MAX_NODE_ID_CHARS),
-    "shapes": missing_means((), _shapes),
-}

@@ -42,7 +42,6 @@ from kv_transfer.core.field_checks import (
     blob,
     boolean,
     incarnation,
-    layout,
     missing_means,
     offers,
     one_of,
@@ -56,6 +55,7 @@ from kv_transfer.core.greetings import Refused as Refused
 from kv_transfer.core.greetings import Welcome as Welcome
 from kv_transfer.core.header_seal import seal, unsealed
 from kv_transfer.core.lanes import VERIFY_AUTO, VERIFY_MODES
+from kv_transfer.core.layout_field import layout, layout_to_wire
 from kv_transfer.core.limits import (
     LEAST_BLOCKS_PER_FRAME,
     MAX_BLOCKS_PER_FRAME,
@@ -318,7 +318,7 @@ def _to_wire(value: object) -> object:
         return value[:MAX_TEXT_CHARS]
     if isinstance(value, Incarnation):
         return {"node_id": value.node_id, "epoch": value.epoch}
-    return value.fields if isinstance(value, KVLayout) else value
+    return layout_to_wire(value) if isinstance(value, KVLayout) else value
 
 
 def decode(header: bytes | memoryview) -> Frame:

@@ -9,9 +9,9 @@ from typing import Any
 import msgpack  # type: ignore[import-untyped]
 import pytest
 
-from common.errors import PeerProtocolError
+from common.errors import LayoutMismatch, PeerProtocolError
 from common.ids import Incarnation
-from common.kv_layout import KVLayout, LayerShape
+from common.kv_layout import DTYPE_BYTES, KVLayout, LayerShape, check_compatible
 from kv_transfer.core import frames
 from kv_transfer.core.header_seal import SEAL_BYTES, DamagedHeader, seal
 from kv_transfer.core.limits import (
@@ -111,6 +111,21 @@ def test_layouts_of_every_kind_travel_and_usual_ones_as_in_earlier_releases() ->
         assert frames.decode(header) == replace(hello, layout=layout)
 
 
+def test_a_cache_that_earlier_releases_do_not_know_is_refused_there_by_name() -> None:
+    """They would not answer a HELLO whose dtype is none of theirs, or compares as their own."""
+    hello = ALL[0]
+    assert isinstance(hello, frames.Hello)
+    ours = replace(hello.layout, dtype="int8")
+    wire = fields_of(replace(hello, layout=ours))["layout"]
+    known = {name: value for name, value in wire.items() if name != "stored"}
+    assert list(known) == list(LAYOUT_WIRE)
+    theirs = KVLayout(**known)
+    assert theirs.dtype in DTYPE_BYTES
+    for dtype in DTYPE_BYTES:
+        with pytest.raises(LayoutMismatch, match="here 'm', peer 'm with KV in int8'"):
+            check_compatible(replace(hello.layout, dtype=dtype), theirs)
+
+
 def test_a_welcome_of_an_earlier_release_allows_no_silence() -> None:
     assert frames.decode(change(WELCOME, quiet_s="gone")) == WELCOME
     assert WELCOME.quiet_s == 0
@@ -181,6 +196,17 @@ LAYOUT_WIRE = fields_of(ALL[0])["layout"]
         (change(ALL[0], receiver={"node_id": "x"}), "Hello.receiver.epoch"),
         (change(ALL[0], layout={**LAYOUT_WIRE, "head_dim": "8"}), "Hello.layout.head_dim"),
         (change(ALL[0], layout={**LAYOUT_WIRE, "dtype": "int3"}), "'int3'"),
+        (change(ALL[0], layout={**LAYOUT_WIRE, "stored": 3}), "Hello.layout.stored"),
+        (
+            change(ALL[0], layout={**LAYOUT_WIRE, "stored": {"dtype": "int8"}}),
+            "stored.model_digest",
+        ),
+        (
+            change(
+                ALL[0], layout={**LAYOUT_WIRE, "stored": {"model_digest": "w", "dtype": "int3"}}
+            ),
+            "'int3'",
+        ),
         (change(ALL[0], layout={**LAYOUT_WIRE, "shapes": 3}), "Hello.layout.shapes"),
         (change(ALL[0], layout={**LAYOUT_WIRE, "shapes": [3]}), "Hello.layout.shapes"),
         (change(ALL[0], layout={**LAYOUT_WIRE, "shapes": [[1, 1]]}), "wanted 3"),
