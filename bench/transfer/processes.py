@@ -13,6 +13,7 @@ from bench.transfer.memory import memory_bytes, reset_peak_memory
 from bench.transfer.threads import cpu_s
 from bench.transfer.ways import Span, Way
 from bench.transfer.workload import Memory, Workload, digest
+from pdserve.roles.long_lived import exclude_from_collection
 
 _ANSWER_WITHIN_S = 120.0
 _END_WITHIN_S = 20.0
@@ -148,6 +149,7 @@ class _Worker:
         reset_peak_memory()
         self._before = memory_bytes()
         self._end = self._make_end(self._memory)
+        exclude_from_collection()  # As nodes do at the end of their start.
 
     def prepare(self, pattern: str) -> Any:
         return self._end.prepare(pattern)
