@@ -94,38 +94,42 @@ class TransportConnector:
         """Start the connector's thread.
 
         `lanes` are offered to decode nodes and accepted from prefill nodes; `verify` is a mode of
-        `core.lanes` or auto.
+        `core.lanes` or auto. The transport is the connector's: it is closed with it, and where
+        making the connector fails.
         """
-        pool = as_pool(pool, layout)
         self._on_event = on_event
         self._transport = transport
         self._clock = clock
         self._lanes = {lane.name: lane for lane in lanes}
         self._metrics = TransferMetrics(self._lanes)
-        self._workers = Workers(limits.num_workers, transport.wake)
-        parts = ConnectorParts(
-            pool=pool,
-            layout=layout,
-            incarnation=incarnation,
-            transport=transport,
-            lanes=self._lanes,
-            verify=verify,
-            clock=clock,
-            limits=limits,
-            metrics=self._metrics,
-            workers=self._workers,
-        )
-        self._effects = parts.effects
-        self._sending = SendingEnd(parts)
-        self._receiving = ReceivingEnd(parts)
+        with contextlib.ExitStack() as on_failure:
+            on_failure.callback(transport.close)
+            self._workers = Workers(limits.num_workers, transport.wake)
+            on_failure.callback(self._workers.close)
+            parts = ConnectorParts(
+                pool=as_pool(pool, layout),
+                layout=layout,
+                incarnation=incarnation,
+                transport=transport,
+                lanes=self._lanes,
+                verify=verify,
+                clock=clock,
+                limits=limits,
+                metrics=self._metrics,
+                workers=self._workers,
+            )
+            self._effects = parts.effects
+            self._sending = SendingEnd(parts)
+            self._receiving = ReceivingEnd(parts)
+            for lane in parts.one_sided.values():
+                lane.attach(transport.wake)
+            for late in parts.copying_late.values():
+                late.attach(transport.wake)
+            on_failure.pop_all()
         self._is_closing = False
         self.num_turns = 0
         self._dropped = dict.fromkeys(DropReason, 0)
         self._logged_at_s: dict[DropReason, float] = {}
-        for lane in parts.one_sided.values():
-            lane.attach(transport.wake)
-        for late in parts.copying_late.values():
-            late.attach(transport.wake)
         self._thread = threading.Thread(target=self._run, name="pdserve-kv", daemon=True)
         self._thread.start()
 

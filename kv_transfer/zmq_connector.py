@@ -57,13 +57,15 @@ class ZmqConnector(TransportConnector):
         )
         pool = as_pool(pool, layout)
         limits.blocks_per_chunk(layout)
+        # Before the transport, which is closed with the connector.
+        all_lanes = [*lanes, InlineLane("zmq", pool, limits)] if has_inline else lanes
         super().__init__(
             pool,
             layout,
             incarnation,
             on_event,
             transport=ZmqTransport(host, port, advertised_host or host, layout, limits, keys),
-            lanes=[*lanes, InlineLane("zmq", pool, limits)] if has_inline else lanes,
+            lanes=all_lanes,
             verify=verify,
             limits=limits,
             clock=clock or MonotonicClock(),

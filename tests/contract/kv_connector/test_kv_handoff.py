@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import queue
+import socket
 import threading
 
 import numpy as np
@@ -14,6 +15,9 @@ from hypothesis import strategies as st
 from common.errors import ConfigError
 from common.kv_layout import KVLayout
 from kv_transfer.connector import ConnectorEvent, ConnectorFailed, Landed, TransferEnded
+from kv_transfer.connector_parts import ConnectorParts
+from kv_transfer.endpoints import parse_tcp
+from kv_transfer.receiving_end import ReceivingEnd
 from tests.contract.kv_connector.cluster import (
     LAYOUT,
     PAIR_BYTES,
@@ -295,5 +299,32 @@ def test_a_pool_or_window_that_does_not_fit(
         window_bytes=window_bytes,
         peer_timeout_s=2.0,
     )
+    threads = set(threading.enumerate())
     with pytest.raises(error, match="wanted"):
         cluster.kind.connector(node.pool, options, lambda _: None)
+    assert not kv_threads() - threads
+
+
+def test_a_connector_that_cannot_be_made_leaves_no_thread_and_no_port(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = cluster.node("p")
+    threads = set(threading.enumerate())
+
+    def fail(self: ReceivingEnd, parts: ConnectorParts) -> None:
+        raise ConfigError(f"not on {parts.transport.endpoint}")
+
+    monkeypatch.setattr(ReceivingEnd, "__init__", fail)
+    with pytest.raises(ConfigError) as failed:
+        cluster.node("d")
+    assert not kv_threads() - threads
+    if cluster.lane == "zmq":
+        host, port = parse_tcp(str(failed.value).removeprefix("not on "))
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection((host, port)).close()
+    assert node.connector.statistics().landings_open == 0
+
+
+def kv_threads() -> set[threading.Thread]:
+    """Return the threads of all connectors that are there."""
+    return {one for one in threading.enumerate() if one.name.startswith("pdserve-kv")}
