@@ -93,25 +93,34 @@ def test_frames_are_large_at_once_where_the_other_end_has_no_work() -> None:
     assert sizes(connect(sender, "rdma")) == [(0, 11), (1, 11)]
 
 
-def test_frames_stay_small_where_others_have_the_room() -> None:
+@pytest.mark.parametrize(
+    ("pushed", "wanted"),
+    [
+        ([11, 11, 11, 11], [[6, 5], [6], [1, 1], [1, 1]]),  # The second one waits for room.
+        ([11, 5, 5, 11], [[6, 5], [5], [5], [1, 1]]),  # Nobody waits, and there is no room.
+    ],
+)
+def test_frames_stay_small_where_others_have_the_room(
+    pushed: list[int], wanted: list[list[int]]
+) -> None:
     """The window of all nodes is 24 blocks, that of one on this lane 12."""
     limits = Limits(window_bytes=6 * PAIR_BYTES, max_frame_bytes=PAIR_BYTES, max_joined=4)
     sender = Sender(ME, LAYOUT, limits)
     sent = []
-    for number in range(4):
+    for number, count in enumerate(pushed):
         node = Incarnation(f"d{number}", 1)
         ticket = dataclasses.replace(
             TICKET, decode_node=node, kv_endpoint=f"at{number}", lease_token=number
         )
         peer = Peer(ticket.kv_endpoint, node)
         sender.on_open(ticket, 100.0, 0.0)
-        sender.on_push(number, 0, range(NUM_BLOCKS), range(NUM_BLOCKS))
+        sender.on_push(number, 0, range(count), range(count))
         sender.hello(peer, {"rdma": b""}, "off")
         welcome = frames.Welcome(node, "rdma", b"", 1 << 30, "off")
         sender.on_frame(peer, welcome, 0.0)
         effects = sender.on_frame(peer, frames.Begun(number, 3), 0.0)
         sent.append([size for _, size in sizes(effects)])
-    assert sent == [[6, 5], [6], [1, 1], [1, 1]]
+    assert sent == wanted
 
 
 @pytest.mark.parametrize(("lane", "window_blocks"), [("shm", 4), ("zmq", 8)])
