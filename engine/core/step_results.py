@@ -117,14 +117,13 @@ class StepResults:
             self._on_end(sequence, reason)
         elif sequence.status is SequenceStatus.RUNNING_PREFILL:
             sequence.move_to(SequenceStatus.RUNNING_DECODE)
-        return StepOutput(
-            sequence, first_index, kept, drawn.logprobs[: len(kept)], reason, of_prompt
-        )
+        logprobs = drawn.logprobs[: len(kept)]
+        return StepOutput(sequence, first_index, kept, logprobs, reason, of_prompt)
 
     def _observe(self, step: PlannedStep) -> None:
-        # A step that looks at the logits of a prompt takes longer than its tokens explain.
-        is_usual = step.took_s and not step.batch.prompt_logprobs
-        if self._speculation is not None and is_usual:
+        if step.batch.prompt_logprobs:
+            return  # the logits of a prompt take longer than its tokens explain
+        if self._speculation is not None and step.took_s:
             num_proposals = int(step.batch.num_proposals.sum())
             self._speculation.observe(step.num_tokens, step.took_s, num_proposals)
 
