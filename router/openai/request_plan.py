@@ -253,20 +253,18 @@ class Planner:
         syntax: AnswerSyntax = PLAIN,
     ) -> RequestPlan:
         n, num_run = num_choices(body, best_of, len(prompts))
-        priority = body.priority or 0
+        priority, cache_salt = body.priority or 0, body.cache_salt or ""
         check_priority(priority)
-        cache_salt = body.cache_salt or ""
         check_cache_salt(cache_salt)
         # Which choices are the best is found from the probabilities of their tokens.
         run_logprobs = 0 if num_logprobs is None and num_run > n else num_logprobs
         common = self._sampling_fields(body)
         common |= {"logprobs": run_logprobs, "grammar": grammar, "rules": self._rules(body)}
-        num_echoed = num_logprobs if is_echo else None
-        num_scored = 1 if isinstance(body, ChatBody) else num_run
+        num_echoed, is_chat = num_logprobs if is_echo else None, isinstance(body, ChatBody)
         lengths = [len(prompt.token_ids) for prompt in prompts]
-        scored = scored_prompts(body, num_echoed, lengths, num_scored)
-        is_prompt_wanted = is_echo or scored is not None
-        outputs = has_output(max_tokens, body, max_tokens_param, can_be_0=is_prompt_wanted)
+        scored = scored_prompts(body, num_echoed, lengths, 1 if is_chat else num_run)
+        can_be_0, param = is_echo or scored is not None, max_tokens_param
+        outputs = has_output(max_tokens, body, param, can_be_0=can_be_0)
         choices: list[ChoicePlan] = []
         for prompt in prompts:
             common["max_tokens"] = output_limit(
@@ -274,19 +272,16 @@ class Planner:
                 max_tokens if outputs else 1,
                 max_model_len=self._max_model_len,
                 default=default_max_tokens,
-                max_tokens_param=max_tokens_param,
+                max_tokens_param=param,
             )
             common["seed"] = self._seed(body.seed)
+            sampling = SamplingParams(**common, prompt_logprobs=scored)
             first = ChoicePlan(
-                prompt_token_ids=prompt.token_ids,
-                sampling=SamplingParams(**common, prompt_logprobs=scored),
-                priority=priority,
-                echo=self._prompts.shown(prompt) if is_echo else "",
+                prompt_token_ids=prompt.token_ids, sampling=sampling, priority=priority
             )
-            if num_echoed is not None:
-                offsets = self._prompts.text_offsets(prompt, first.echo)
-                first = replace(first, echo_offsets=offsets)
-            choices += choices_like(first, num_run, isinstance(body, ChatBody))
+            if is_echo:
+                first = self._echoing(first, prompt, has_offsets=num_echoed is not None)
+            choices += choices_like(first, num_run, is_chat=is_chat)
         shows_stop = bool(body.include_stop_str_in_output or body.no_stop_trim)
         eos_ids, stop_ids = self._model.eos_token_ids, frozenset(common["stop_token_ids"])
         return RequestPlan(
@@ -311,6 +306,11 @@ class Planner:
             echo_logprobs=num_echoed,
             has_output=outputs,
         )
+
+    def _echoing(self, choice: ChoicePlan, prompt: Prompt, *, has_offsets: bool) -> ChoicePlan:
+        echo = self._prompts.shown(prompt)
+        offsets = self._prompts.text_offsets(prompt, echo) if has_offsets else ()
+        return replace(choice, echo=echo, echo_offsets=offsets)
 
     def _sampling_fields(self, body: SamplingFields) -> dict[str, Any]:
         fields: dict[str, Any] = dict(self._model.default_sampling)
@@ -362,7 +362,7 @@ def check_model(asked: str | None, model: TextModel) -> None:
         raise ModelNotFound(asked, model.name)
 
 
-def choices_like(first: ChoicePlan, count: int, is_chat: bool) -> list[ChoicePlan]:
+def choices_like(first: ChoicePlan, count: int, *, is_chat: bool) -> list[ChoicePlan]:
     """Return the choices of a prompt, which draw with other seeds than the `first`.
 
     A chat shows the log probabilities of its prompt once: its other choices do not find them.
