@@ -97,7 +97,8 @@ def log_softmax(runner: ModelRunner, token_ids: tuple[int, ...]) -> np.ndarray:
     ]
     logits = np.stack(rows)
     logits -= logits.max(axis=1, keepdims=True)
-    return logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    found: np.ndarray = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    return found
 
 
 def test_they_are_those_of_a_forward_pass(
