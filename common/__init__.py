@@ -5,6 +5,7 @@ Requests and nodes
     request         what a client asks for, and what a node answers
     grammar         a grammar that an answer must follow, as text
     token_rules     biases, bad words and allowed tokens of a request
+    prompt_logprobs log probabilities of the tokens of a prompt
     nodes           what the cluster knows of a node: its record and its load
     wire_types      types of received values, with the limits that decoders check
     errors          the typed errors, each with a stable code

@@ -35,7 +35,8 @@ class NodeRecord:
     prefill and a decode node pair up only when both are equal. `kv_description` says for people
     what enters the fingerprint. `version` is that of the package, `protocol` that of the messages
     to and from routers. `has_grammars`: answers under a grammar can be asked of it.
-    `has_token_rules`: it knows `common.token_rules` and salts.
+    `has_token_rules`: it knows `common.token_rules` and salts. `has_prompt_logprobs`: it answers
+    with the log probabilities of a prompt where they are asked for.
 
     A field that is added needs a default: nodes of earlier versions do not send it.
     """
@@ -58,6 +59,7 @@ class NodeRecord:
     kv_protocol: Count = UNNAMED_KV_PROTOCOL
     has_grammars: Flag = False
     has_token_rules: Flag = False
+    has_prompt_logprobs: Flag = False
 
     def can_exchange_kv(self, other: NodeRecord) -> bool:
         """Return whether KV that one of the two nodes computed can be used by the other."""

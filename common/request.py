@@ -9,6 +9,7 @@ from typing import NamedTuple
 from common.errors import InvalidRequest
 from common.grammar import Grammar
 from common.ids import AttemptId
+from common.prompt_logprobs import PromptLogprobs, check_num_entries
 from common.token_rules import NO_RULES, TokenRules
 
 MAX_LOGPROBS = 20
@@ -31,7 +32,8 @@ class SamplingParams:
     """How tokens are drawn. Token *i* of the output uses noise that depends on `(seed, i)` alone.
 
     `temperature` 0 is greedy. `top_k` 0 and `top_p` 1 keep everything. `logprobs` is the number
-    of alternatives to report per token (0: the drawn token alone; None: nothing).
+    of alternatives to report per token (0: the drawn token alone; None: nothing), and
+    `prompt_logprobs` that of each token of the prompt behind the first.
     `max_tokens` counts output tokens; the router always sets it. Before `min_tokens` of them no
     end-of-sequence token (with `ignore_eos` neither) and no stop token is drawn. The lower bound of
     `repetition_penalty` keeps logits finite. With a `grammar` only tokens that it allows are drawn,
@@ -51,6 +53,7 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     seed: int = 0
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     min_tokens: int = 0
@@ -88,6 +91,12 @@ class SamplingParams:
                 "logprobs",
                 self.logprobs,
                 self.logprobs is None or 0 <= self.logprobs <= MAX_LOGPROBS,
+                f"0 to {MAX_LOGPROBS}",
+            ),
+            (
+                "prompt_logprobs",
+                self.prompt_logprobs,
+                self.prompt_logprobs is None or 0 <= self.prompt_logprobs <= MAX_LOGPROBS,
                 f"0 to {MAX_LOGPROBS}",
             ),
             (
@@ -130,8 +139,8 @@ class GenerationRequest:
     `output_token_ids` were answered by another node: the answer continues after them.
     `traceparent` names the parent of the node's spans; empty when the request is not traced. The
     KV of requests with another `cache_salt` is not used, nor the other way round. Raises
-    `InvalidRequest` for a priority out of range, for a salt that is too long, or when no token is
-    left to answer.
+    `InvalidRequest` for a priority out of range, for a salt that is too long, for more log
+    probabilities of the prompt than a message holds, or when no token is left to answer.
     """
 
     id: AttemptId
@@ -146,6 +155,9 @@ class GenerationRequest:
     def __post_init__(self) -> None:
         check_priority(self.priority)
         check_cache_salt(self.cache_salt)
+        num_top = self.sampling.prompt_logprobs
+        if num_top is not None:
+            check_num_entries(len(self.prompt_token_ids), num_top)
         if len(self.output_token_ids) >= self.sampling.max_tokens:
             raise InvalidRequest(
                 f"{len(self.output_token_ids)} tokens were answered already: wanted fewer than "
@@ -188,8 +200,9 @@ class RequestOutput(NamedTuple):
     `is_started` means that this node now runs the sequence (on a decode node: the KV was verified).
     `num_drafted` and `num_accepted` count the draft tokens that this node has verified for this
     request so far, and those of them that became output.
-    With token 0, `queue_s` is how long the prompt waited on this node for its first step, and
-    `compute_s` the time from there to the token.
+    With token 0, `queue_s` is how long the prompt waited on this node for its first step,
+    `compute_s` the time from there to the token, and `prompt_logprobs` are those of the prompt, if
+    the request asked for them.
     With `finish_reason` ERROR, `error_code` and `error_message` say why.
     """
 
@@ -206,3 +219,4 @@ class RequestOutput(NamedTuple):
     finish_reason: FinishReason | None = None
     error_code: str = ""
     error_message: str = ""
+    prompt_logprobs: PromptLogprobs | None = None

@@ -331,6 +331,7 @@ class NodeFlow(ABC):
                 queue_s=queue_s,
                 compute_s=compute_s,
                 finish_reason=output.finish_reason,
+                prompt_logprobs=output.prompt_logprobs,
             ),
         )
 

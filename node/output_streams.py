@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import NamedTuple
 
 from common.ids import Incarnation
+from common.prompt_logprobs import MAX_ENTRIES, num_entries
 from common.request import RequestOutput
 from protos import pdserve_node_pb2 as pb
 
@@ -41,6 +42,7 @@ class RouterStream:
         self.router = router
         self.replies: list[pb.Reply] = []
         self.outputs: list[RequestOutput] = []
+        self._has_prompt_logprobs = False
         self.wake = asyncio.Event()
         self.is_cut = False
 
@@ -49,11 +51,32 @@ class RouterStream:
         """The number of replies and outputs that were not sent yet."""
         return len(self.replies) + len(self.outputs)
 
+    def add(self, output: RequestOutput) -> None:
+        """Queue an output."""
+        self.outputs.append(output)
+        if output.prompt_logprobs is not None:
+            self._has_prompt_logprobs = True
+
     def take(self) -> Batch:
-        """Return all waiting replies and outputs, and keep none."""
-        batch = Batch(self.replies, self.outputs)
-        self.replies, self.outputs = [], []
+        """Return all waiting replies and outputs, and keep none.
+
+        Outputs behind `MAX_ENTRIES` log probabilities of prompts stay: a message has a bound.
+        """
+        end = self._end_of_message() if self._has_prompt_logprobs else len(self.outputs)
+        batch = Batch(self.replies, self.outputs[:end])
+        self.replies, self.outputs = [], self.outputs[end:]
+        self._has_prompt_logprobs = bool(self.outputs)
         return batch
+
+    def _end_of_message(self) -> int:
+        num_left = MAX_ENTRIES
+        for place, output in enumerate(self.outputs):
+            found = output.prompt_logprobs
+            if found is not None:
+                num_left -= num_entries(len(found), found.num_top)
+                if num_left < 0 and place:
+                    return place
+        return len(self.outputs)
 
 
 class OutputStreams:
@@ -130,7 +153,7 @@ class OutputStreams:
         for router, output in delivered:
             stream = self._streams.get(router)
             if stream is not None:
-                stream.outputs.append(output)
+                stream.add(output)
                 self._on_added(stream)
 
     def _on_added(self, stream: RouterStream) -> None:
@@ -145,7 +168,8 @@ class OutputStreams:
             return
         stream.is_cut = True
         stream.wake.set()
-        stream.take()
+        stream.outputs.clear()
+        stream.replies.clear()
         del self._streams[stream.router]
         self._on_gone(stream.router)
 

@@ -44,6 +44,7 @@ def node_record(
         kv_protocol=KV_PROTOCOL_VERSION,
         has_grammars=model.has_grammars,
         has_token_rules=True,
+        has_prompt_logprobs=True,
     )
 
 

@@ -84,6 +84,8 @@ def sampling_to_proto(params: SamplingParams) -> pb.SamplingParams:
         raise InvalidRequest(f"sampling parameters do not fit the wire: {wrong}") from wrong
     if params.logprobs is not None:
         message.logprobs = params.logprobs
+    if params.prompt_logprobs is not None:
+        message.prompt_logprobs = params.prompt_logprobs
     if params.grammar is not None:
         message.grammar.kind = params.grammar.kind.value
         message.grammar.text = params.grammar.text
@@ -130,6 +132,7 @@ def sampling_from_proto(message: pb.SamplingParams) -> SamplingParams:
         frequency_penalty=message.frequency_penalty,
         seed=message.seed,
         logprobs=message.logprobs if message.HasField("logprobs") else None,
+        prompt_logprobs=(message.prompt_logprobs if message.HasField("prompt_logprobs") else None),
         stop_token_ids=tuple(message.stop_token_ids),
         ignore_eos=message.ignore_eos,
         min_tokens=message.min_tokens,

@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from common.errors import PeerProtocolError
 from common.ids import AttemptId
+from common.prompt_logprobs import PromptLogprobs
 from common.request import MAX_LOGPROBS, FinishReason, RequestOutput, TokenLogprobs
 from protos import pdserve_node_pb2 as pb
 from protos.codec import MAX_ERROR_LENGTH, MAX_ID_LENGTH
@@ -40,7 +41,11 @@ def outputs_to_proto(outputs: Sequence[RequestOutput]) -> pb.OutputBatch:
         details=[
             _details_to_proto(place, output)
             for place, output in enumerate(outputs)
-            if output.logprobs or output.finish_reason or output.queue_s or output.compute_s
+            if output.logprobs
+            or output.finish_reason
+            or output.queue_s
+            or output.compute_s
+            or output.prompt_logprobs is not None
         ],
     )
 
@@ -79,6 +84,7 @@ def outputs_from_proto(batch: pb.OutputBatch) -> list[RequestOutput]:
                 repeat(None),
                 repeat(""),
                 repeat(""),
+                repeat(None),
             ),
         )
     )
@@ -119,6 +125,7 @@ def _details_to_proto(place: int, output: RequestOutput) -> pb.OutputDetails:
         finish_reason="" if output.finish_reason is None else output.finish_reason.value,
         error_code=output.error_code,
         error_message=output.error_message[:MAX_ERROR_LENGTH],
+        prompt_logprobs=_prompt_logprobs_to_proto(output.prompt_logprobs),
     )
 
 
@@ -141,7 +148,41 @@ def _with_details(output: RequestOutput, details: pb.OutputDetails) -> RequestOu
         finish_reason=finish,
         error_code=details.error_code,
         error_message=details.error_message[:MAX_ERROR_LENGTH],
+        prompt_logprobs=(
+            _prompt_logprobs_from_proto(details.prompt_logprobs)
+            if details.HasField("prompt_logprobs")
+            else None
+        ),
     )
+
+
+def _prompt_logprobs_to_proto(found: PromptLogprobs | None) -> pb.PromptLogprobs | None:
+    if found is None:
+        return None
+    return pb.PromptLogprobs(
+        num_top=found.num_top,
+        logprobs=found.logprobs,
+        ranks=found.ranks,
+        top_token_ids=found.top_token_ids,
+        top_logprobs=found.top_logprobs,
+    )
+
+
+def _prompt_logprobs_from_proto(message: pb.PromptLogprobs) -> PromptLogprobs:
+    found = PromptLogprobs(
+        message.num_top,
+        tuple(message.logprobs),
+        tuple(message.ranks),
+        tuple(message.top_token_ids),
+        tuple(message.top_logprobs),
+    )
+    if not found.is_well_formed or found.num_top > MAX_LOGPROBS:
+        raise PeerProtocolError(
+            f"malformed logprobs of a prompt: {len(found.ranks)} ranks and "
+            f"{len(found.top_token_ids)} and {len(found.top_logprobs)} top tokens for {len(found)} "
+            f"tokens with {found.num_top} each: wanted equal counts, at most {MAX_LOGPROBS} each"
+        )
+    return found
 
 
 def _logprobs_to_proto(entry: TokenLogprobs) -> pb.TokenLogprobs:

@@ -12,6 +12,7 @@ plan_ahead      a plan made while the step before runs, and whether it can be ta
   forecast        what the state will be when that step has ended
 plan            a step as the runner sees it
 step_batch      the sequences of one step, as arrays and one by one
+prompt_rows     rows of a step that say how likely a prompt is
 planned_step    a step on its way to the runner, and its outcome on the way back
 step_results    what a step drew, written into its sequences
 running         the running sequences, by arrival

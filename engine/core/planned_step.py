@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from itertools import repeat
 from typing import Generic, TypeVar, overload
 
+from common.prompt_logprobs import PromptLogprobs
 from common.request import FinishReason, TokenLogprobs
 from engine.core.block_pool import BlockCounts
 from engine.core.plan import DrawnTokens
@@ -24,7 +25,8 @@ class StepOutput:
     """Output tokens that one step added to `sequence`, from `first_index` on, in order.
 
     With `finish_reason`, the output ends with the last of them. `logprobs` has one entry per token
-    if the request asked for them, else none.
+    if the request asked for them, else none. With the first token come those of the prompt, if the
+    request asked for them and the prompt was computed here.
     """
 
     sequence: Sequence
@@ -32,6 +34,7 @@ class StepOutput:
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...]
     finish_reason: FinishReason | None
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 class StepOutputs(Items[StepOutput]):

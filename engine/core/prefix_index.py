@@ -29,9 +29,9 @@ class PrefixIndex:
         """Return the cached blocks that hold the start of the sequence's known tokens, in order.
 
         The last known token is never included: it must be computed, because the next token is drawn
-        from its output.
+        from its output. Where log probabilities of the prompt are wanted, all of it is computed.
         """
-        if not self._is_enabled:
+        if not self._is_enabled or sequence.needs_prompt_rows:
             return []
         num_hashes = (sequence.num_known - 1) // self._block_size
         self._extend_hashes(sequence, num_hashes)

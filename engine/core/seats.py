@@ -18,6 +18,8 @@ from engine.core.sequence import NO_SEAT, Sequence
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
+NOT_ASKED = -1
+"""The number of log probabilities per token where none are asked for."""
 
 SAMPLING_COLUMNS = np.dtype(
     [
@@ -33,7 +35,7 @@ SAMPLING_COLUMNS = np.dtype(
         ("min_tokens", np.int64),
     ]
 )
-"""One row of sampling parameters. `num_logprobs` is -1 when none are asked for."""
+"""One row of sampling parameters. `num_logprobs` can be `NOT_ASKED`."""
 
 
 def _sampling_row(params: SamplingParams) -> tuple[float, ...]:
@@ -47,7 +49,7 @@ def _sampling_row(params: SamplingParams) -> tuple[float, ...]:
         params.presence_penalty,
         params.frequency_penalty,
         params.seed,
-        -1 if params.logprobs is None else params.logprobs,
+        NOT_ASKED if params.logprobs is None else params.logprobs,
         params.min_tokens,
     )
 
@@ -72,6 +74,7 @@ class Seats:
         self.sampling = np.zeros(num_seats, SAMPLING_COLUMNS)
         self.has_grammar: Bools = np.zeros(num_seats, np.bool_)
         self.has_rules: Bools = np.zeros(num_seats, np.bool_)
+        self.num_prompt_logprobs: Ints = np.full(num_seats, NOT_ASKED, np.int64)
         self.params: list[SamplingParams | None] = [None] * num_seats
         self._free = list(range(num_seats - 1, -1, -1))
 
@@ -93,6 +96,8 @@ class Seats:
         self.sampling[seat] = _sampling_row(params)
         self.has_grammar[seat] = params.grammar is not None
         self.has_rules[seat] = params.rules != NO_RULES
+        asked = params.prompt_logprobs
+        self.num_prompt_logprobs[seat] = NOT_ASKED if asked is None else asked
 
     def leave(self, sequence: Sequence) -> None:
         """Empty the sequence's seat."""
@@ -102,6 +107,7 @@ class Seats:
             column[seat] = 0
         self.params[seat] = None
         self.has_grammar[seat] = self.has_rules[seat] = False
+        self.num_prompt_logprobs[seat] = NOT_ASKED
         self._free.append(seat)
         sequence.seat = NO_SEAT
 

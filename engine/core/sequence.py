@@ -6,6 +6,7 @@ from collections.abc import Sequence as Tokens
 from collections.abc import Set
 
 from common.blocks import BlockHash
+from common.prompt_logprobs import PromptLogprobs
 from common.request import GenerationRequest
 from engine.core.plan import SampleInput
 from engine.core.speculation.draft_length import Acceptance
@@ -50,6 +51,7 @@ class Sequence:
         "num_swapped",
         "output_token_ids",
         "priority",
+        "prompt_logprobs",
         "prompt_token_ids",
         "proposed_token_ids",
         "queue_key",
@@ -76,6 +78,8 @@ class Sequence:
         self.prompt_token_ids = request.prompt_token_ids
         self.num_prompt = len(request.prompt_token_ids)
         self.output_token_ids = list(request.output_token_ids)
+        self.prompt_logprobs: list[PromptLogprobs] = []
+        """Those of the chunks that were computed, until the first token is drawn."""
         self.num_known = self.num_prompt + len(self.output_token_ids)
         """Prompt and accepted output."""
         self.num_computed = 0
@@ -128,6 +132,12 @@ class Sequence:
     def is_decoding(self) -> bool:
         """The only predicate for decoding; `Scheduler.check` compares it with the counts."""
         return self.status is _DECODE
+
+    @property
+    def needs_prompt_rows(self) -> bool:
+        """Whether the whole prompt must be computed here, for its log probabilities."""
+        asked = self.request.sampling.prompt_logprobs is not None
+        return asked and not self.has_remote_kv and self.num_known == self.num_prompt
 
     @property
     def num_output_since_resume(self) -> int | None:

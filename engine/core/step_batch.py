@@ -8,6 +8,7 @@ from typing import overload
 import numpy as np
 import numpy.typing as npt
 
+from common.prompt_logprobs import PromptLogprobs
 from engine.core.plan import ScheduledSequence
 from engine.core.seats import Seats
 from engine.core.sequence import Sequence as SeatedSequence
@@ -24,6 +25,8 @@ class StepBatch(Sequence[ScheduledSequence]):
     Where `is_decode[i]`, a decoding sequence computes its last known token, and drafts.
     `num_proposals[i]` drafts may be proposed for the next step. `view(i)` makes the entry as a
     `ScheduledSequence`, which the runner does not read.
+
+    The runner writes what it found of `prompt_rows` into `prompt_logprobs`, by entry.
     """
 
     def __init__(
@@ -36,6 +39,7 @@ class StepBatch(Sequence[ScheduledSequence]):
         is_sampled: npt.ArrayLike,
         view: Callable[[int], ScheduledSequence],
     ) -> None:
+        self.prompt_logprobs: dict[int, PromptLogprobs] = {}
         self.seats = seats
         self.rows: Ints = np.asarray(rows, np.int64)
         self.starts: Ints = np.asarray(starts, np.int64)
@@ -79,6 +83,8 @@ class StepBatch(Sequence[ScheduledSequence]):
         )
         part.is_decode = self.is_decode[kept]
         part.num_proposals = self.num_proposals[kept]
+        found = self.prompt_logprobs
+        part.prompt_logprobs = {i: found[e] for i, e in enumerate(entries) if e in found}
         return part
 
 

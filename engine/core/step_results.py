@@ -13,6 +13,7 @@ from common.request import FinishReason
 from engine.core.plan import DrawnTokens
 from engine.core.planned_step import PlannedStep, StepOutput, StepOutputs
 from engine.core.prefix_index import PrefixIndex
+from engine.core.prompt_rows import take_prompt_logprobs
 from engine.core.seats import Bools, Ints, Seats
 from engine.core.sequence import Sequence
 from engine.core.speculation.speculation import Speculation
@@ -57,6 +58,8 @@ class StepResults:
         (blocks are published, an output ends, a prompt ends) happens in the order of the batch.
         """
         self._observe(step)
+        for entry, found in step.batch.prompt_logprobs.items():
+            step.sequences[entry].prompt_logprobs.append(found)
         was_decoding = [s.is_decoding for s in step.sequences] if self._speculation else []
         known = self._seats.num_known[step.batch.rows]
         num_prompt = self._seats.num_prompt[step.batch.rows]
@@ -93,6 +96,7 @@ class StepResults:
     def append(self, sequence: Sequence, drawn: DrawnTokens) -> StepOutput:
         """Append what one sequence drew, up to the token that ends it."""
         first_index = sequence.num_output
+        of_prompt = None if first_index else take_prompt_logprobs(sequence)
         kept, reason = until_end(
             drawn.token_ids,
             num_prompt=sequence.num_prompt,
@@ -113,9 +117,12 @@ class StepResults:
             self._on_end(sequence, reason)
         elif sequence.status is SequenceStatus.RUNNING_PREFILL:
             sequence.move_to(SequenceStatus.RUNNING_DECODE)
-        return StepOutput(sequence, first_index, kept, drawn.logprobs[: len(kept)], reason)
+        logprobs = drawn.logprobs[: len(kept)]
+        return StepOutput(sequence, first_index, kept, logprobs, reason, of_prompt)
 
     def _observe(self, step: PlannedStep) -> None:
+        if step.batch.prompt_logprobs:
+            return  # the logits of a prompt take longer than its tokens explain
         if self._speculation is not None and step.took_s:
             num_proposals = int(step.batch.num_proposals.sum())
             self._speculation.observe(step.num_tokens, step.took_s, num_proposals)

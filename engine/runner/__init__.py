@@ -30,6 +30,7 @@ With either, `mtp` drafts tokens with one more layer.
                         be drawn (device_noise: their noise), head_draw draws from them exactly
     grammar_masks       which tokens grammars allow, found while the layers compute
     token_rules         biases, bad words and allowed tokens, row by row
+    prompt_scores       how likely a prompt's own tokens were
     sampler             from logits to tokens, all rows at once
     checkpoint          the weights of a folder, checked before any is read: safetensors, or
                         gguf_weights (gguf_file); quantised_source quantises them while loading

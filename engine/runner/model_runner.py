@@ -34,6 +34,7 @@ from engine.runner.kv_cache import KVCache
 from engine.runner.landings_in import LandingCopy
 from engine.runner.layers_out import FinishedCopy
 from engine.runner.mtp.draft_step import MtpLayer, plan_drafts, run_drafts
+from engine.runner.prompt_scores import find_prompt_logprobs
 from engine.runner.sampler import sampled_rows
 from engine.runner.step_costs import DecodeShape, measure_step_costs
 from engine.runner.token_rules import AllowedMasks
@@ -169,6 +170,9 @@ class ModelRunner:
             on_queued()
         draws = self._row_draw.draw(hidden, flat.sampled_rows, rows, batch)
         results, bad = accept_drafts(batch, draws)
+        for entry in find_prompt_logprobs(self._decoder, hidden, flat, batch, self.vocab_size):
+            results[entry] = None
+            bad.append(entry)
         if pending is not None and self.grammars is not None:
             self.grammars.propose(batch, results)
         if self._mtp is not None:
@@ -177,7 +181,9 @@ class ModelRunner:
         layers.finish()
         if bad:
             raise SequencesFailed(
-                "logits are not finite, or no token can be drawn", tuple(bad), tuple(results)
+                "logits are not finite, or no token can be drawn",
+                tuple(sorted(set(bad))),
+                tuple(results),
             )
         return results
 
@@ -237,7 +243,7 @@ class ModelRunner:
         length = min(32, self.max_model_len, self._limits.max_tokens)
         table = range(blocks_for(length, self.layout.block_size))
         kinds = (
-            SamplingParams(max_tokens=1, temperature=0.0, logprobs=1),
+            SamplingParams(max_tokens=1, temperature=0.0, logprobs=1, prompt_logprobs=1),
             SamplingParams(
                 max_tokens=1, temperature=1.0, top_k=5, top_p=0.9, min_p=0.01,
                 repetition_penalty=1.1, presence_penalty=0.1, frequency_penalty=0.1,

@@ -200,10 +200,15 @@ def _check_histories(rows: SampledRows, vocab_size: int) -> None:
             )
 
 
+def log_of_sum(logits: np.ndarray) -> float:
+    """Return ln of the sum of e^logits of one row; NaN if one is not finite."""
+    largest = logits.max()
+    return float(largest) + math.log(np.exp(logits - largest).sum(dtype=np.float64))
+
+
 def token_logprobs(logits: np.ndarray, token_id: int, num_top: int) -> TokenLogprobs:
     """Return the log-softmax of one row of logits at the drawn token and at the likeliest ones."""
-    largest = logits.max()
-    log_sum = float(largest) + math.log(np.exp(logits - largest).sum(dtype=np.float64))
+    log_sum = log_of_sum(logits)
     top = likeliest(logits, min(num_top, len(logits)))
     return TokenLogprobs(
         float(logits[token_id]) - log_sum,

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol
 
+from common.prompt_logprobs import PromptLogprobs
 from common.request import FinishReason, SamplingParams, TokenLogprobs
 from common.tracing import Span
 from router.core.ttft_stages import DispatchStages
@@ -21,8 +22,9 @@ class TokenChunk(NamedTuple):
     `num_cached_tokens` is how much of the prompt was found in a prefix cache, known from the
     first chunk on. `num_drafted` and `num_accepted` are the draft tokens that were verified for
     this answer so far, and those of them that became output. With token 0 come `queue_s` and
-    `compute_s`, how long its prompt waited on the node that drew it and was computed there, and
-    `stages`, where all of its time went.
+    `compute_s`, how long its prompt waited on the node that drew it and was computed there,
+    `stages`, where all of its time went, and `prompt_logprobs`, if they were asked for and the
+    prompt has a second token.
     """
 
     first_index: int
@@ -35,6 +37,7 @@ class TokenChunk(NamedTuple):
     queue_s: float = 0.0
     compute_s: float = 0.0
     stages: DispatchStages | None = None
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 new_chunk: Callable[[tuple[object, ...]], TokenChunk] = partial(tuple.__new__, TokenChunk)

@@ -209,13 +209,22 @@ def _fits(node: NodeView, query: Query) -> bool:
 def _follows(node: NodeView, query: Query) -> bool:
     """Return whether the node knows all that the request asks; another one would ignore it."""
     record = node.record
-    return (record.has_grammars or not query.needs_grammars) and (
-        record.has_token_rules or not query.needs_token_rules
+    return (
+        (record.has_grammars or not query.needs_grammars)
+        and (record.has_token_rules or not query.needs_token_rules)
+        and (record.has_prompt_logprobs or not query.needs_prompt_logprobs)
     )
 
 
 def _wanted(query: Query) -> str:
-    return "follows grammars" if query.needs_grammars else "knows biases, bad words and salts"
+    wanted = []
+    if query.needs_grammars:
+        wanted.append("follows grammars")
+    if query.needs_token_rules:
+        wanted.append("knows biases, bad words and salts")
+    if query.needs_prompt_logprobs:
+        wanted.append("answers with prompt_logprobs")
+    return " and ".join(wanted)
 
 
 def _num_tokens(query: Query) -> int:

@@ -47,7 +47,7 @@ alone.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from common.errors import (
     DeadlineExceeded,
@@ -100,7 +100,8 @@ class RequestFlow:
         self._deadline_at_s = deadline_at_s
         self._priority = priority
         self._cache_salt = cache_salt
-        self._main = self._newest = Attempt(AttemptId(request_id, 1), TokenLedger(sampling))
+        ledger = TokenLedger(sampling, len(prompt_token_ids))
+        self._main = self._newest = Attempt(AttemptId(request_id, 1), ledger)
         self._second: Attempt | None = None
         self._choosing: Attempt | None = None
         self._suspects: set[Incarnation] = set()
@@ -454,12 +455,18 @@ class RequestFlow:
         return GenerationRequest(
             id=attempt.id,
             prompt_token_ids=self._prompt_token_ids,
-            sampling=self._sampling,
+            sampling=self._sampling_behind(attempt.ledger.num_emitted),
             deadline_s=max(_MIN_DEADLINE_S, self._deadline_at_s - now_s),
             priority=self._priority,
             output_token_ids=tuple(attempt.ledger.emitted),
             cache_salt=self._cache_salt,
         )
+
+    def _sampling_behind(self, num_emitted: int) -> SamplingParams:
+        """Return what is asked for behind tokens that were emitted, the prompt's logprobs too."""
+        if not num_emitted or self._sampling.prompt_logprobs is None:
+            return self._sampling
+        return replace(self._sampling, prompt_logprobs=None)
 
     # Beginnings and endings.
 

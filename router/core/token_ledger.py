@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from common.errors import PeerProtocolError
+from common.prompt_logprobs import PromptLogprobs
 from common.request import FinishReason, RequestOutput, SamplingParams, TokenLogprobs
 from router.core.generation import TokenChunk, new_chunk
 
@@ -15,11 +16,14 @@ class TokenLedger:
     The decode node may run ahead of token 0, which the prefill node sends. Tokens behind a missing
     index are held, up to `MAX_HELD_TOKENS`. The first arrival of an index counts, later ones are
     dropped. `emitted` is what the client has; `num_before` of it came from earlier attempts (see
-    `continued`).
+    `continued`). Log probabilities of the prompt come with token 0, so they are emitted with it,
+    once.
     """
 
-    def __init__(self, sampling: SamplingParams) -> None:
+    def __init__(self, sampling: SamplingParams, num_prompt_tokens: int = 1) -> None:
         self._sampling = sampling
+        self._num_prompt_tokens = num_prompt_tokens
+        self._prompt_logprobs: PromptLogprobs | None = None
         self._max_tokens = sampling.max_tokens
         self._has_logprobs = sampling.logprobs is not None
         self._held: dict[int, tuple[int, TokenLogprobs | None]] = {}
@@ -43,8 +47,9 @@ class TokenLedger:
         A chunk that completes the answer carries its finish reason. A node that ends the answer has
         sent everything from index `complete_from` on.
 
-        Raises `PeerProtocolError` for what no node may send: tokens behind `max_tokens`, tokens
-        without their logprobs, an end with tokens missing, too many tokens behind a missing one.
+        Raises `PeerProtocolError` for what no node may send: tokens behind `max_tokens`, tokens, or
+        token 0, without the logprobs that were asked for, an end with tokens missing, too many
+        tokens behind a missing one.
         """
         first, token_ids = output.first_index, output.token_ids
         if first + len(token_ids) > self._max_tokens or self._has_logprobs:
@@ -57,6 +62,7 @@ class TokenLedger:
             self._accepted = max(self._accepted, output.num_accepted)
         if first == 0 and token_ids:
             self._queue_s, self._compute_s = output.queue_s, output.compute_s
+            self._take_prompt_logprobs(output)
         if first != self.num_emitted or self._held or output.finish_reason is not None:
             self._hold(first, token_ids, logprobs)
             if output.finish_reason is not None:
@@ -79,8 +85,20 @@ class TokenLedger:
                 0.0 if first else self._queue_s,
                 0.0 if first else self._compute_s,
                 None,
+                None if first else self._prompt_logprobs,
             )
         )
+
+    def _take_prompt_logprobs(self, output: RequestOutput) -> None:
+        if self._sampling.prompt_logprobs is None or self.has(0):
+            return
+        found, wanted = output.prompt_logprobs, self._num_prompt_tokens - 1
+        num_found = 0 if found is None else len(found)
+        if num_found != wanted:
+            raise PeerProtocolError(
+                f"{output.id}: logprobs of {num_found} tokens of the prompt: wanted {wanted}"
+            )
+        self._prompt_logprobs = found
 
     def note_cached(self, num_tokens: int) -> None:
         """Note how much of the prompt was cached. Only nodes that begin the answer count."""
@@ -131,7 +149,7 @@ class TokenLedger:
         Draft counts go on: those of this attempt were verified, and became output where anything
         was emitted.
         """
-        after = TokenLedger(self._sampling)
+        after = TokenLedger(self._sampling, self._num_prompt_tokens)
         after.emitted = list(self.emitted)
         after.num_emitted = after.num_before = self.num_emitted
         if self.num_emitted:

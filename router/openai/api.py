@@ -38,6 +38,7 @@ from router.openai.request_plan import ChoicePlan, RequestPlan
 from router.openai.unknown_fields import UnknownFields
 from router.text.chat_template import TemplateRefused
 from router.text.choice_text import ChoiceText
+from router.text.prompt_tokens import echoed_entries
 from router.text.text_model import TextModel
 from router.text.usage import Usage
 from router.tools.call_search import call_search
@@ -220,6 +221,12 @@ class OpenAiApi:
             stop_token_ids=plan.stop_token_ids,
             shows_stop=plan.shows_stop,
             echo=choice.echo,
+            echoed=None
+            if plan.echo_logprobs is None
+            else partial(
+                echoed_entries, choice.prompt_token_ids, choice.echo_offsets, plan.echo_logprobs
+            ),
+            has_output=plan.has_output,
             calls=call_search(plan.syntax) if plan.stop else None,
         )
         left_s = watch.arrived_at_s + self._config.request_timeout_s - self._clock.now_s()

@@ -5,7 +5,10 @@ An error names the field.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from common.errors import InvalidRequest
+from common.prompt_logprobs import check_num_entries
 from common.request import MAX_LOGPROBS
 from common.token_rules import MAX_BAD_WORDS
 from router.openai.schemas import SamplingFields
@@ -49,6 +52,44 @@ def checked_logprobs(value: int, param: str) -> int:
     if not 0 <= value <= MAX_LOGPROBS:
         raise InvalidRequest(f"{param} is {value}: wanted 0 to {MAX_LOGPROBS}", param=param)
     return value
+
+
+def scored_prompts(
+    body: SamplingFields, num_echoed: int | None, prompt_lengths: Iterable[int], num_choices: int
+) -> int | None:
+    """Return how many alternatives are found for each token of a prompt; None: nothing is.
+
+    `num_echoed` is that of a prompt that is echoed with its log probabilities. Each prompt has
+    `num_choices` for which it is computed. Raises `InvalidRequest` for a number out of bounds, too
+    many log probabilities in all, and for `prompt_logprobs` of a stream.
+    """
+    asked, num_top = body.prompt_logprobs, num_echoed
+    if asked is not None:
+        if body.stream:
+            raise InvalidRequest("prompt_logprobs cannot be streamed", param="prompt_logprobs")
+        num_top = max(checked_logprobs(asked, "prompt_logprobs"), num_echoed or 0)
+    if num_top is not None:
+        param = "logprobs" if asked is None else "prompt_logprobs"
+        check_num_entries(num_choices * sum(prompt_lengths), num_top, param)
+    return num_top
+
+
+def has_output(max_tokens: int | None, body: SamplingFields, param: str, *, can_be_0: bool) -> bool:
+    """Return whether tokens are asked for; with `can_be_0` a prompt alone can be.
+
+    Raises `InvalidRequest` where no tokens are asked for and nothing of the prompt, or yet some.
+    """
+    if max_tokens != 0:
+        return True
+    if not can_be_0:
+        raise InvalidRequest(
+            f"{param} is 0: wanted at least 1, or 0 with echo or prompt_logprobs", param=param
+        )
+    if body.min_tokens:
+        raise InvalidRequest(
+            f"min_tokens is {body.min_tokens}: wanted 0 where {param} is 0", param="min_tokens"
+        )
+    return False
 
 
 def most_prompt_tokens(body: SamplingFields) -> int | None:

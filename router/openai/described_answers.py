@@ -74,11 +74,31 @@ _CHAT_LOGPROBS = _object(
 _COMPLETION_LOGPROBS = _object(
     {
         "tokens": _list(_TEXT),
-        "token_logprobs": _list(_LOGPROB),
-        "top_logprobs": _list({"type": "object", "additionalProperties": _LOGPROB}),
+        "token_logprobs": {
+            **_list(_or_null(_LOGPROB)),
+            "description": "null for the first token of a prompt that is echoed.",
+        },
+        "top_logprobs": _list(_or_null({"type": "object", "additionalProperties": _LOGPROB})),
         "text_offset": _list(_COUNT),
     }
 )
+_PROMPT_LOGPROBS: Schema = {
+    **_list(
+        _or_null(
+            {
+                "type": "object",
+                "additionalProperties": _object(
+                    {
+                        "logprob": _LOGPROB,
+                        "rank": {"type": "integer", "minimum": 1},
+                        "decoded_token": _TEXT,
+                    }
+                ),
+            }
+        )
+    ),
+    "description": "With prompt_logprobs: by token id; null for the first token.",
+}
 _ENDS: dict[str, Schema] = {
     "finish_reason": {"enum": ["stop", "length", "tool_calls"]},
     "stop_reason": {
@@ -102,6 +122,7 @@ def _answer(kind: str, choice: Schema, **more: Schema) -> Schema:
             **more,
         },
         "prompt_token_ids",
+        "prompt_logprobs",
         *(("usage",) if kind.endswith("chunk") else ()),
     )
 
@@ -143,6 +164,7 @@ CHAT_ANSWER = _answer(
         "token_ids",
     ),
     prompt_token_ids=_PROMPT_TOKEN_IDS,
+    prompt_logprobs=_PROMPT_LOGPROBS,
     usage=_USAGE,
 )
 CHAT_EVENT = _answer(
@@ -158,7 +180,15 @@ _COMPLETION_CHOICE = {
 }
 COMPLETION_ANSWER = _answer(
     "text_completion",
-    _object({"index": _COUNT, **_COMPLETION_CHOICE, **_ENDS}, "token_ids", "prompt_token_ids"),
+    _object(
+        {
+            "index": _COUNT,
+            **_COMPLETION_CHOICE,
+            "prompt_logprobs": _PROMPT_LOGPROBS,
+            **_ENDS,
+        },
+        *("token_ids", "prompt_token_ids", "prompt_logprobs"),
+    ),
     usage=_USAGE,
 )
 COMPLETION_EVENT = {

@@ -12,6 +12,7 @@ from router.openai.formats import (
     AnswerHead,
     ChatFormat,
     CompletionFormat,
+    ScoredPrompts,
 )
 from router.openai.messages.answer import MessageFormat
 from router.openai.request_plan import RequestKind, RequestPlan
@@ -51,15 +52,15 @@ def _choices(
     usage: Usage,
     describe: DescribeToken,
 ) -> AnswerFormat:
+    prompts = [choice.prompt_token_ids for choice in plan.returned_choices]
     return kind(
         head,
         describe,
         usage=usage,
         has_logprobs=plan.has_logprobs,
         usage_events=plan.usage_events,
-        prompts=[choice.prompt_token_ids for choice in plan.returned_choices]
-        if plan.returns_token_ids
-        else (),
+        prompts=prompts if plan.returns_token_ids else (),
+        scored=ScoredPrompts(plan.prompt_logprobs, prompts),
         syntax=plan.syntax,
     )
 

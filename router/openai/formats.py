@@ -11,11 +11,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from common.prompt_logprobs import PromptLogprobs
 from common.request import FinishReason
 from router.http.errors import ApiError, error_event
 from router.http.sse import DONE, event, event_text, text_json, to_json
 from router.text.choice_text import Delta, LogprobEntry
 from router.text.logprobs_json import DescribeToken, chat_logprobs, completion_logprobs
+from router.text.prompt_tokens import prompt_logprobs_json
 from router.text.usage import Usage, UsageEvents
 from router.tools.answer_parser import PLAIN, AnswerParser, AnswerSyntax
 
@@ -30,6 +32,17 @@ class AnswerHead:
     system_fingerprint: str
 
 
+@dataclass(frozen=True, slots=True)
+class ScoredPrompts:
+    """The prompts of the choices, with `num_top` likeliest tokens; None: nothing is asked for."""
+
+    num_top: int | None = None
+    prompts: Sequence[tuple[int, ...]] = ()
+
+
+NOT_SCORED = ScoredPrompts()
+
+
 @dataclass(slots=True)
 class WholeChoice:
     """One choice of an answer that is sent in one piece."""
@@ -39,6 +52,7 @@ class WholeChoice:
     token_ids: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
+    prompt_logprobs: PromptLogprobs | None = None
 
     def add(self, delta: Delta) -> None:
         """Add the next delta."""
@@ -46,11 +60,15 @@ class WholeChoice:
         self.entries.extend(delta.entries)
         self.token_ids.extend(delta.token_ids)
         self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
+        self.prompt_logprobs = self.prompt_logprobs or delta.prompt_logprobs
 
     @property
     def mean_logprob(self) -> float:
-        """The mean log probability of the tokens that are shown; that of none is the lowest."""
-        logprobs = [entry.logprobs.logprob for entry in self.entries]
+        """The mean log probability of the tokens that are shown; that of none is the lowest.
+
+        Those of the prompt do not count.
+        """
+        logprobs = [e.logprobs.logprob for e in self.entries if e.logprobs and not e.is_echo]
         return sum(logprobs) / len(logprobs) if logprobs else float("-inf")
 
 
@@ -75,6 +93,8 @@ class AnswerFormat(ABC):
 
     stream_object: str
     whole_object: str
+    has_prompt_in_choices: bool
+    """Where the log probabilities of prompts are: in each choice, or once beside the choices."""
 
     def __init__(
         self,
@@ -85,12 +105,14 @@ class AnswerFormat(ABC):
         has_logprobs: bool,
         usage_events: UsageEvents,
         prompts: Sequence[tuple[int, ...]] = (),
+        scored: ScoredPrompts = NOT_SCORED,
         syntax: AnswerSyntax = PLAIN,
     ) -> None:
         """Set the format up; `usage` is that of the answer so far.
 
-        With `prompts`, those of each choice, the answer also has the ids of all tokens. `syntax` is
-        what the text of a choice may hold.
+        With `prompts`, those of each choice, the answer also has the ids of all tokens. Of `scored`
+        it has the log probabilities, where it is whole. `syntax` is what the text of a choice may
+        hold.
         """
         self._syntax = syntax
         self._parsers: dict[int, AnswerParser] = {}
@@ -100,6 +122,7 @@ class AnswerFormat(ABC):
         self._has_logprobs = has_logprobs
         self._usage_events = usage_events
         self._prompts = prompts
+        self._scored = scored
         is_text_alone = not has_logprobs and not prompts
         self._has_same_frame = is_text_alone and usage_events is not UsageEvents.EACH
         self._started: set[int] = set()
@@ -144,8 +167,24 @@ class AnswerFormat(ABC):
         yield f'{top}{self._top_tokens(0)},"choices":['
         for index, choice in enumerate(choices):
             comma = "," if index else ""
-            yield comma + to_json(self._whole_choice(index, choice))
-        yield f'],"usage":{to_json(self._usage.as_json())}}}'
+            yield comma + to_json(self._whole_choice(index, choice))[:-1]
+            if self.has_prompt_in_choices:
+                yield from self._prompt_logprobs(index, choice)
+            yield "}"
+        yield "]"
+        if not self.has_prompt_in_choices:
+            yield from self._prompt_logprobs(0, choices[0])
+        yield f',"usage":{to_json(self._usage.as_json())}}}'
+
+    def _prompt_logprobs(self, index: int, choice: WholeChoice) -> Iterator[str]:
+        """Yield the field with the log probabilities of a choice's prompt, if asked for."""
+        scored = self._scored
+        if scored.num_top is None:
+            return
+        yield ',"prompt_logprobs":'
+        yield from prompt_logprobs_json(
+            scored.prompts[index], scored.num_top, choice.prompt_logprobs, self._describe
+        )
 
     def _top(self, kind: str) -> dict[str, object]:
         head = self._head
@@ -216,6 +255,7 @@ class ChatFormat(AnswerFormat):
 
     stream_object = "chat.completion.chunk"
     whole_object = "chat.completion"
+    has_prompt_in_choices = False  # all choices have the same prompt
 
     def _top_tokens(self, index: int) -> str:
         if not self._prompts or index:  # all choices have the same prompt
@@ -249,6 +289,7 @@ class CompletionFormat(AnswerFormat):
 
     stream_object = "text_completion"
     whole_object = "text_completion"
+    has_prompt_in_choices = True
 
     def _first_fields(self, index: int) -> str:
         if not self._prompts:

@@ -2,8 +2,9 @@
 
 A message is two lengths, a head in JSON, and bytes that JSON would make slow or large. A plan is
 one message with everything but its prompts, followed by one message for each prompt: its token ids
-as unsigned 32-bit numbers, then its echo as UTF-8. The event loop can thus unpack one prompt at a
-time. Errors keep their type. Nothing is unpickled: the process reads what strangers send.
+and the offsets of their texts as unsigned 32-bit numbers, then its echo as UTF-8. The event loop
+can thus unpack one prompt at a time. Errors keep their type. Nothing is unpickled: the process
+reads what strangers send.
 """
 
 from __future__ import annotations
@@ -43,10 +44,14 @@ class Message(NamedTuple):
 
 
 class Prompt(NamedTuple):
-    """A prompt of a plan: its tokens, and its text where that is shown before the answer."""
+    """A prompt of a plan: its tokens, and its text where that is shown before the answer.
+
+    `offsets` is where each token's text starts, or is empty.
+    """
 
     token_ids: tuple[int, ...]
     echo: str
+    offsets: tuple[int, ...] = ()
 
 
 def pack_message(message: Message) -> tuple[bytes, bytes]:
@@ -96,19 +101,26 @@ def pack_plan(plan: RequestPlan) -> Iterator[Message]:
             "repeated": dict(plan.repeated),
             "syntax": asdict(plan.syntax) | {"thinking": plan.syntax.thinking.value},
             "ignored_fields": plan.ignored_fields,
+            "prompt_logprobs": plan.prompt_logprobs,
+            "echo_logprobs": plan.echo_logprobs,
+            "has_output": plan.has_output,
         }
     )
     for choice in firsts:
         ids = array("I", choice.prompt_token_ids)
-        yield Message({"num_tokens": len(ids)}, ids.tobytes() + choice.echo.encode())
+        offsets = array("I", choice.echo_offsets)
+        head = {"num_tokens": len(ids), "num_offsets": len(offsets)}
+        yield Message(head, ids.tobytes() + offsets.tobytes() + choice.echo.encode())
 
 
 def unpack_prompt(message: Message) -> Prompt:
     """Return one prompt of a plan."""
-    end = message.head["num_tokens"] * _TOKEN_BYTES
-    ids = array("I")
-    ids.frombytes(memoryview(message.rest)[:end])
-    return Prompt(tuple(ids), message.rest[end:].decode())
+    num_tokens = message.head["num_tokens"]
+    end = (num_tokens + message.head["num_offsets"]) * _TOKEN_BYTES
+    numbers = array("I")
+    numbers.frombytes(memoryview(message.rest)[:end])
+    echo = message.rest[end:].decode()
+    return Prompt(tuple(numbers[:num_tokens]), echo, tuple(numbers[num_tokens:]))
 
 
 def unpack_plan(head: Mapping[str, Any], prompts: Sequence[Prompt]) -> RequestPlan:
@@ -116,13 +128,14 @@ def unpack_plan(head: Mapping[str, Any], prompts: Sequence[Prompt]) -> RequestPl
     per_prompt = head["choices_per_prompt"]
     choices, grammar, rules = [], _grammar(head["grammar"]), _rules(head["rules"])
     for index, choice in enumerate(head["choices"]):
-        token_ids, echo = prompts[index // per_prompt]
+        token_ids, echo, offsets = prompts[index // per_prompt]
         choices.append(
             ChoicePlan(
                 prompt_token_ids=token_ids,
                 sampling=_sampling({**choice["sampling"], "grammar": grammar, "rules": rules}),
                 priority=choice["priority"],
                 echo=echo,
+                echo_offsets=offsets,
             )
         )
     return RequestPlan(
@@ -143,6 +156,9 @@ def unpack_plan(head: Mapping[str, Any], prompts: Sequence[Prompt]) -> RequestPl
         syntax=_syntax(head["syntax"]),
         repeated=head["repeated"],
         ignored_fields=tuple(head["ignored_fields"]),
+        prompt_logprobs=head["prompt_logprobs"],
+        echo_logprobs=head["echo_logprobs"],
+        has_output=head["has_output"],
     )
 
 

@@ -84,6 +84,17 @@ class Prompts:
         check_token_ids(ids, "prompt", self._model.vocab_size)
         return Prompt(token_ids=tuple(ids))
 
+    def text_offsets(self, prompt: Prompt, text: str) -> tuple[int, ...]:
+        """Return where the text of each token starts in `text`, which the prompt is shown as.
+
+        A token without text of its own has the place of the next one.
+        """
+        decoder, end, offsets = self._model.new_detokenizer(), 0, []
+        for token_id in prompt.token_ids:
+            offsets.append(min(end, len(text)))
+            end += len(decoder.push(token_id))
+        return tuple(offsets)
+
     def shown(self, prompt: Prompt) -> str:
         """Return the text of a prompt that is shown before its answer."""
         return self._model.decode(prompt.token_ids) if prompt.text is None else prompt.text

@@ -26,9 +26,11 @@ from router.openai.chat_messages import template_messages, template_options
 from router.openai.checked_fields import (
     bad_words,
     checked_logprobs,
+    has_output,
     logit_biases,
     most_prompt_tokens,
     num_choices,
+    scored_prompts,
     stop_strings,
     usage_events,
 )
@@ -69,12 +71,16 @@ class RequestKind(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChoicePlan:
-    """One choice: what to run, and `echo`: the prompt as text, shown before the answer."""
+    """One choice: what to run, and `echo`: the prompt as text, shown before the answer.
+
+    `echo_offsets` is where the text of each token starts in it, if those have log probabilities.
+    """
 
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParams
     priority: int = 0
     echo: str = ""
+    echo_offsets: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +93,9 @@ class RequestPlan:
     that the client gets, the likeliest ones. `syntax` is what an answer's text may hold,
     `repeated` the fields of the request that the answer has too. KV is shared with requests of the
     same `cache_salt` alone. `ignored_fields` are some of those that the server does not know.
+    `prompt_logprobs` is the number of alternatives shown per token of a prompt, beside its own
+    (None: nothing is), and `echo_logprobs` that of a prompt that is echoed. Without `has_output`
+    nothing is generated: nodes draw one token, which is dropped.
     """
 
     choices: tuple[ChoicePlan, ...]
@@ -106,6 +115,9 @@ class RequestPlan:
     repeated: Mapping[str, Any] = field(default_factory=dict)
     cache_salt: str = ""
     ignored_fields: tuple[str, ...] = ()
+    prompt_logprobs: int | None = None
+    echo_logprobs: int | None = None
+    has_output: bool = True
 
     @property
     def rules(self) -> TokenRules:
@@ -205,8 +217,6 @@ class Planner:
         """Plan a `/v1/completions` body. Raises `InvalidRequest` and `ModelNotFound`."""
         body = parse_body(CompletionBody, raw)
         check_model(body.model, self._model)
-        if body.echo and body.logprobs is not None:
-            raise InvalidRequest("echo cannot be combined with logprobs", param="echo")
         num_logprobs = body.logprobs
         if num_logprobs is not None:
             checked_logprobs(num_logprobs, "logprobs")
@@ -243,37 +253,35 @@ class Planner:
         syntax: AnswerSyntax = PLAIN,
     ) -> RequestPlan:
         n, num_run = num_choices(body, best_of, len(prompts))
-        priority = body.priority or 0
+        priority, cache_salt = body.priority or 0, body.cache_salt or ""
         check_priority(priority)
-        cache_salt = body.cache_salt or ""
         check_cache_salt(cache_salt)
         # Which choices are the best is found from the probabilities of their tokens.
         run_logprobs = 0 if num_logprobs is None and num_run > n else num_logprobs
         common = self._sampling_fields(body)
         common |= {"logprobs": run_logprobs, "grammar": grammar, "rules": self._rules(body)}
-        choices = []
+        num_echoed, is_chat = num_logprobs if is_echo else None, isinstance(body, ChatBody)
+        lengths = [len(prompt.token_ids) for prompt in prompts]
+        scored = scored_prompts(body, num_echoed, lengths, 1 if is_chat else num_run)
+        can_be_0, param = is_echo or scored is not None, max_tokens_param
+        outputs = has_output(max_tokens, body, param, can_be_0=can_be_0)
+        choices: list[ChoicePlan] = []
         for prompt in prompts:
-            limit = output_limit(
+            common["max_tokens"] = output_limit(
                 len(prompt.token_ids),
-                max_tokens,
+                max_tokens if outputs else 1,
                 max_model_len=self._max_model_len,
                 default=default_max_tokens,
-                max_tokens_param=max_tokens_param,
+                max_tokens_param=param,
             )
-            seed = self._seed(body.seed)
-            echo = self._prompts.shown(prompt) if is_echo else ""
-            for index in range(num_run):
-                sampling = SamplingParams(
-                    **common, max_tokens=limit, seed=seed_of_choice(seed, index)
-                )
-                choices.append(
-                    ChoicePlan(
-                        prompt_token_ids=prompt.token_ids,
-                        sampling=sampling,
-                        priority=priority,
-                        echo=echo,
-                    )
-                )
+            common["seed"] = self._seed(body.seed)
+            sampling = SamplingParams(**common, prompt_logprobs=scored)
+            first = ChoicePlan(
+                prompt_token_ids=prompt.token_ids, sampling=sampling, priority=priority
+            )
+            if is_echo:
+                first = self._echoing(first, prompt, has_offsets=num_echoed is not None)
+            choices += choices_like(first, num_run, is_chat=is_chat)
         shows_stop = bool(body.include_stop_str_in_output or body.no_stop_trim)
         eos_ids, stop_ids = self._model.eos_token_ids, frozenset(common["stop_token_ids"])
         return RequestPlan(
@@ -294,7 +302,15 @@ class Planner:
             syntax=syntax,
             cache_salt=cache_salt,
             ignored_fields=named_fields(body.unknown_fields()),
+            prompt_logprobs=body.prompt_logprobs,
+            echo_logprobs=num_echoed,
+            has_output=outputs,
         )
+
+    def _echoing(self, choice: ChoicePlan, prompt: Prompt, *, has_offsets: bool) -> ChoicePlan:
+        echo = self._prompts.shown(prompt)
+        offsets = self._prompts.text_offsets(prompt, echo) if has_offsets else ()
+        return replace(choice, echo=echo, echo_offsets=offsets)
 
     def _sampling_fields(self, body: SamplingFields) -> dict[str, Any]:
         fields: dict[str, Any] = dict(self._model.default_sampling)
@@ -344,6 +360,22 @@ def check_model(asked: str | None, model: TextModel) -> None:
     """Raise `ModelNotFound` for a request that names another model; it may name none."""
     if asked is not None and asked != model.name:
         raise ModelNotFound(asked, model.name)
+
+
+def choices_like(first: ChoicePlan, count: int, *, is_chat: bool) -> list[ChoicePlan]:
+    """Return the choices of a prompt, which draw with other seeds than the `first`.
+
+    A chat shows the log probabilities of its prompt once: its other choices do not find them.
+    """
+    one = first.sampling
+    num_top = None if is_chat else one.prompt_logprobs
+    return [first] + [
+        replace(
+            first,
+            sampling=replace(one, seed=seed_of_choice(one.seed, i), prompt_logprobs=num_top),
+        )
+        for i in range(1, count)
+    ]
 
 
 def seed_of_choice(seed: int, index: int) -> int:

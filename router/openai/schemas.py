@@ -82,7 +82,6 @@ class SamplingFields(WholeBody):
     not_supported: ClassVar[Mapping[str, Nothing]] = {
         "use_beam_search": (None, False),
         "length_penalty": (None, 1),
-        "prompt_logprobs": (None,),
         "kv_transfer_params": (None,),
         "lora_path": (None,),
         "spaces_between_special_tokens": (None, True),
@@ -105,6 +104,7 @@ class SamplingFields(WholeBody):
     stop_token_ids: Annotated[list[int], Field(fail_fast=True)] | None = None
     ignore_eos: bool | None = None
     min_tokens: int | None = None
+    prompt_logprobs: int | None = None
     max_tokens: int | None = None
     priority: int | None = None
     truncate_prompt_tokens: int | None = None

@@ -14,6 +14,7 @@ from functools import partial
 from typing import NamedTuple, Protocol
 
 from common.errors import InternalError
+from common.prompt_logprobs import PromptLogprobs
 from common.request import FinishReason, TokenLogprobs
 from router.core.generation import TokenChunk
 from router.core.ttft_stages import DispatchStages
@@ -34,11 +35,15 @@ class TextDecoder(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LogprobEntry:
-    """A token with its probabilities; `text_offset` is where its text starts in the answer."""
+    """A token with its probabilities; `text_offset` is where its text starts in the answer.
+
+    `is_echo`: it is one of the prompt. `logprobs` is None for the first token of a prompt alone.
+    """
 
     token_id: int
-    logprobs: TokenLogprobs
+    logprobs: TokenLogprobs | None
     text_offset: int
+    is_echo: bool = False
 
 
 class Delta(NamedTuple):
@@ -47,7 +52,8 @@ class Delta(NamedTuple):
     `num_drafted` and `num_accepted` are the choice's draft tokens so far, and how many of them are
     among its tokens. `stages` is the chunk's. `token_ids` are all tokens, whether their text is
     shown or not. `stop_reason` is the stop string, or the id of the stop token, that ended the
-    choice; None for any other end, such as an end-of-sequence token.
+    choice; None for any other end, such as an end-of-sequence token. `prompt_logprobs` come with
+    the first delta.
     """
 
     text: str
@@ -60,7 +66,11 @@ class Delta(NamedTuple):
     stages: DispatchStages | None
     token_ids: tuple[int, ...]
     stop_reason: str | int | None
+    prompt_logprobs: PromptLogprobs | None = None
 
+
+EchoedEntries = Callable[[PromptLogprobs | None], tuple[LogprobEntry, ...]]
+"""Makes the entries of a prompt that is shown."""
 
 _new_delta: Callable[[tuple[object, ...]], Delta] = partial(tuple.__new__, Delta)
 """Makes a `Delta` from all of its fields in order, in a third of the time."""
@@ -80,6 +90,8 @@ class ChoiceText:
         stop_token_ids: Container[int] = (),
         shows_stop: bool = False,
         echo: str = "",
+        echoed: EchoedEntries | None = None,
+        has_output: bool = True,
         calls: CallSearch | None = None,
     ) -> None:
         """Start a choice.
@@ -88,8 +100,9 @@ class ChoiceText:
         `has_logprobs`: every token comes with its logprobs, which are passed on. A token in
         `hidden_token_ids` is not shown if the answer stops at it, and one in `stop_token_ids` is
         then the reason of the stop; a stop string is shown with `shows_stop` alone. `echo` (a
-        prompt) is shown before the answer; stop strings are not searched in it, nor behind the
-        first call, which `calls` finds.
+        prompt) is shown before the answer, with the entries that `echoed` makes of its log
+        probabilities; stop strings are not searched in it, nor behind the first call, which `calls`
+        finds. Without `has_output` that is all: what a node drew is not shown or counted.
         """
         self._decoder = decoder
         self._stops = StopStrings(stop, is_shown=shows_stop)
@@ -101,6 +114,8 @@ class ChoiceText:
         self._hidden = hidden_token_ids
         self._stop_token_ids = stop_token_ids
         self._echo = echo
+        self._echoed = echoed
+        self._has_output = has_output
         self._calls = calls
         self._entries: deque[LogprobEntry] = deque()
         self._decoded_chars = self._sent_chars = len(echo)
@@ -120,7 +135,9 @@ class ChoiceText:
 
         Raises `InternalError` when tokens come without the logprobs that were asked for.
         """
-        _, token_ids, _, finish_reason, cached, drafted, accepted, _, _, stages = chunk
+        if not self._has_output:
+            return self._without_output(chunk)
+        _, token_ids, _, finish_reason, cached, drafted, accepted, _, _, stages, of_prompt = chunk
         entries: tuple[LogprobEntry, ...] = ()
         stop_reason: str | int | None = None
         num_tokens = len(token_ids)
@@ -144,11 +161,29 @@ class ChoiceText:
                 token_ids = token_ids[:num_tokens]
         if self._echo:
             text, self._echo = self._echo + text, ""
+        if self._echoed is not None:
+            entries, self._echoed = self._echoed(of_prompt) + entries, None
         return _new_delta(
             (
                 *(text, entries, num_tokens, cached, drafted, accepted, finish_reason, stages),
-                *(token_ids, stop_reason),
+                *(token_ids, stop_reason, of_prompt),
             )
+        )
+
+    def _without_output(self, chunk: TokenChunk) -> Delta:
+        """Return the prompt alone; the token that a node drew ended the choice."""
+        return Delta(
+            text=self._echo,
+            entries=() if self._echoed is None else self._echoed(chunk.prompt_logprobs),
+            num_tokens=0,
+            num_cached_tokens=chunk.num_cached_tokens,
+            num_drafted=0,
+            num_accepted=0,
+            finish_reason=FinishReason.LENGTH,
+            stages=chunk.stages,
+            token_ids=(),
+            stop_reason=None,
+            prompt_logprobs=chunk.prompt_logprobs,
         )
 
     def _filter(self, chunk: TokenChunk) -> tuple[str, int]:

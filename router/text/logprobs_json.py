@@ -37,6 +37,7 @@ def chat_logprobs(entries: Sequence[LogprobEntry], describe: DescribeToken) -> d
     """Return `choices[].logprobs` of chat completions."""
     content = []
     for entry in entries:
+        assert entry.logprobs is not None, "a chat does not echo its prompt"
         top = [_chat_token(describe(token), logprob) for token, logprob in entry.logprobs.top]
         drawn = _chat_token(describe(entry.token_id), entry.logprobs.logprob)
         content.append(drawn | {"top_logprobs": top})
@@ -44,25 +45,34 @@ def chat_logprobs(entries: Sequence[LogprobEntry], describe: DescribeToken) -> d
 
 
 def _chat_token(token: TokenText, logprob: float) -> dict[str, object]:
-    return {"token": token.text, "logprob": _finite(logprob), "bytes": list(token.raw)}
+    return {"token": token.text, "logprob": finite(logprob), "bytes": list(token.raw)}
 
 
 def completion_logprobs(
     entries: Sequence[LogprobEntry], describe: DescribeToken
 ) -> dict[str, object]:
-    """Return `choices[].logprobs` of completions; the drawn token is always among the top ones."""
-    tops = []
+    """Return `choices[].logprobs` of completions; a token itself is always among the top ones.
+
+    Of the first token of an echoed prompt nothing is known: it has null.
+    """
+    tops: list[dict[str, float] | None] = []
     for entry in entries:
-        top = {describe(token).text: _finite(logprob) for token, logprob in entry.logprobs.top}
-        top.setdefault(describe(entry.token_id).text, _finite(entry.logprobs.logprob))
+        if entry.logprobs is None:
+            tops.append(None)
+            continue
+        top = {describe(token).text: finite(logprob) for token, logprob in entry.logprobs.top}
+        top.setdefault(describe(entry.token_id).text, finite(entry.logprobs.logprob))
         tops.append(top)
     return {
         "tokens": [describe(entry.token_id).text for entry in entries],
-        "token_logprobs": [_finite(entry.logprobs.logprob) for entry in entries],
+        "token_logprobs": [
+            None if entry.logprobs is None else finite(entry.logprobs.logprob) for entry in entries
+        ],
         "top_logprobs": tops,
         "text_offset": [entry.text_offset for entry in entries],
     }
 
 
-def _finite(logprob: float) -> float:
+def finite(logprob: float) -> float:
+    """Return a log probability that JSON can show."""
     return max(logprob, LOWEST_LOGPROB)

@@ -13,19 +13,25 @@ import subprocess
 import sys
 import tempfile
 import venv
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
+from tests.clients.demo_cluster import demo_cluster
 from tests.clients.scripted_edge import scripted_edge
 
 INSTALL_LIMIT_S = 300
-RUN_LIMIT_S = 120
+RUN_LIMIT_S = 240
 CLIENTS = {
     "anthropic": ("anthropic>=2.12",),
     "langchain": ("langchain-openai>=1.4",),
     "instructor": ("instructor>=1.17",),
     "litellm": ("litellm>=1.106", "mcp"),  # it imports mcp where a request has tools
+    "lm_eval": ("lm_eval[api]>=0.4.13", "transformers"),  # the latter for its tokenizer alone
 }
 """What is installed for each client."""
+NEED_A_MODEL = {"lm_eval"}
+"""Those that judge what a model says: they get a real cluster."""
 
 
 class CannotInstall(Exception):
@@ -48,11 +54,22 @@ def install(folder: Path, packages: tuple[str, ...]) -> Path:
     return interpreter
 
 
+@asynccontextmanager
+async def served_for(name: str) -> AsyncIterator[list[str]]:
+    """Serve what a client needs; the block gets the arguments of its script."""
+    if name in NEED_A_MODEL:
+        with demo_cluster() as (port, folder):
+            yield [str(port), str(folder)]
+    else:
+        async with scripted_edge() as port:
+            yield [str(port)]
+
+
 async def run(interpreter: Path, name: str) -> bool:
-    """Run a client against the scripted API; return whether all that it asserts holds."""
+    """Run a client; return whether all that it asserts holds."""
     script = Path(__file__).parent / f"with_{name}.py"
-    async with scripted_edge() as port:
-        process = await asyncio.create_subprocess_exec(interpreter, script, str(port))
+    async with served_for(name) as arguments:
+        process = await asyncio.create_subprocess_exec(interpreter, script, *arguments)
         try:
             async with asyncio.timeout(RUN_LIMIT_S):
                 return await process.wait() == 0

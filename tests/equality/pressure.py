@@ -12,7 +12,8 @@ from pathlib import Path
 
 from common.clock import MonotonicClock
 from common.config import EngineConfig, ModelConfig, SchedulingConfig, SpeculationConfig
-from common.request import GenerationRequest
+from common.prompt_logprobs import PromptLogprobs
+from common.request import GenerationRequest, TokenLogprobs
 from common.token_budget import num_speculative_tokens
 from engine.core.plan import DrawnTokens, StepCosts
 from engine.core.planned_step import PlannedStep
@@ -101,6 +102,8 @@ class Node:
             num_host_blocks=min(num_blocks, runner.num_host_blocks),
         )
         self.outputs: dict[int, list[int]] = {}
+        self.logprobs: dict[int, list[TokenLogprobs]] = {}
+        self.prompt_logprobs: dict[int, PromptLogprobs] = {}
         self.largest_step = 0
         """Tokens of the largest step so far."""
         self._ids = count(1)
@@ -134,7 +137,12 @@ class Node:
         outputs = self.scheduler.apply(step, self._execute(step))
         check_books(self.scheduler)
         for output in outputs:
-            self.outputs[output.sequence.sequence_id] += output.token_ids
+            sequence_id = output.sequence.sequence_id
+            self.outputs[sequence_id] += output.token_ids
+            self.logprobs.setdefault(sequence_id, []).extend(output.logprobs)
+            if output.prompt_logprobs is not None:
+                assert sequence_id not in self.prompt_logprobs, "they came twice"
+                self.prompt_logprobs[sequence_id] = output.prompt_logprobs
 
     def _execute(self, step: PlannedStep) -> list[DrawnTokens | None]:
         if not step.batch:

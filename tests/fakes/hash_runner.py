@@ -15,6 +15,7 @@ import numpy as np
 
 from common.grammar import Grammar
 from common.kv_layout import KVLayout
+from common.prompt_logprobs import PromptLogprobs
 from common.request import SamplingParams
 from engine.core.plan import (
     DrawnTokens,
@@ -24,6 +25,7 @@ from engine.core.plan import (
     ScheduledSequence,
     StepCosts,
 )
+from engine.core.prompt_rows import prompt_rows
 from engine.core.step_batch import StepBatch, batch_of
 from engine.core.stop_rules import withheld_token_ids
 from engine.runner.grammar_masks import GrammarMasks, PendingMasks
@@ -135,6 +137,10 @@ class HashRunner:
             if on_layer is not None:
                 self._stage_layer_out(layer, batch)
                 on_layer(layer)
+        for rows in prompt_rows(together):
+            together.prompt_logprobs[rows.entry] = _prompt_logprobs(
+                computed[rows.entry][1:], rows.following.tolist(), rows.num_top
+            )
         masks = _masks(together, pending)
         results = [
             self._draw(scheduled, states, rows)
@@ -228,6 +234,30 @@ def expected_tokens(prompt: Sequence[int], sampling: SamplingParams) -> list[int
         if ends or token_id in sampling.stop_token_ids or len(output) == sampling.max_tokens:
             return output
         state += _token_kv(state, token_id, len(prompt) + len(output) - 1)
+
+
+def expected_prompt_logprobs(prompt: Sequence[int], num_top: int) -> PromptLogprobs:
+    """Return the right log probabilities of a prompt, computed from tokens alone."""
+    states = [b""]
+    for position, token_id in enumerate(prompt[:-1]):
+        states.append(states[-1] + _token_kv(states[-1], token_id, position))
+    return _prompt_logprobs(states[1:], prompt[1:], num_top)
+
+
+def _prompt_logprobs(
+    states: Sequence[bytes], following: Sequence[int], num_top: int
+) -> PromptLogprobs:
+    logprobs, ranks, top_ids, top_logprobs = [], [], [], []
+    for state, token_id in zip(states, following, strict=False):
+        digest = hashlib.blake2b(state + token_id.to_bytes(4, "little"), digest_size=8).digest()
+        number = int.from_bytes(digest, "little")
+        logprobs.append(-(number % 4096) / 256)
+        ranks.append(number % VOCAB_SIZE + 1)
+        top_ids += [(number + i) % VOCAB_SIZE for i in range(num_top)]
+        top_logprobs += [-(number % 256 + i) / 256 for i in range(num_top)]
+    return PromptLogprobs(
+        num_top, tuple(logprobs), tuple(ranks), tuple(top_ids), tuple(top_logprobs)
+    )
 
 
 def _token_kv(state: bytes, token_id: int, position: int) -> bytes:

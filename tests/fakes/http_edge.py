@@ -21,6 +21,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from common.clock import Clock, MonotonicClock
 from common.config import ApiConfig, Config, ModelConfig
 from common.nodes import Role
+from common.prompt_logprobs import PromptLogprobs
 from common.request import FinishReason, SamplingParams, TokenLogprobs
 from grammars.compiler import GrammarCompiler
 from router.access.api_key_book import ApiKeyBook
@@ -180,12 +181,27 @@ def says(
         ids += sorted(model.eos_token_ids)
 
     async def play(call: Call) -> AsyncIterator[TokenChunk]:
+        of_prompt = prompt_logprobs(call)
         for chunk in chunks(
             ids, finish, num_cached=num_cached, num_logprobs=call.sampling.logprobs, size=size
         ):
-            yield chunk
+            yield chunk if chunk.first_index else chunk._replace(prompt_logprobs=of_prompt)
 
     return play
+
+
+def prompt_logprobs(call: Call) -> PromptLogprobs | None:
+    """What a node finds of the prompt: token t, at place i, has -i / 8, and t, t+1, .. are best."""
+    num_top, found = call.sampling.prompt_logprobs, call.prompt_token_ids[1:]
+    if num_top is None or not found:
+        return None
+    return PromptLogprobs(
+        num_top,
+        tuple(-place / 8 for place in range(1, len(found) + 1)),
+        tuple(1 for _ in found),
+        tuple(token_id + k for token_id in found for k in range(num_top)),
+        tuple(-place / 8 - k for place in range(1, len(found) + 1) for k in range(num_top)),
+    )
 
 
 def plays(played: Sequence[TokenChunk]) -> Script:

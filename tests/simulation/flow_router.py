@@ -10,6 +10,7 @@ from typing import cast
 from common.clock import Clock
 from common.errors import NodeLost, Overloaded, PdserveError
 from common.ids import AttemptId, Incarnation
+from common.prompt_logprobs import PromptLogprobs
 from common.request import GenerationRequest, RequestOutput
 from kv_transfer.connector import Ticket
 from node.messages import (
@@ -45,6 +46,7 @@ class Client:
     request: GenerationRequest
     flow: RequestFlow
     tokens: list[int] = field(default_factory=list)
+    prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
     outcomes: list[str] = field(default_factory=list)
     asked: list[tuple[Incarnation, int]] = field(default_factory=list)
     """Nodes in the order in which they were asked, each with the tokens that it was given."""
@@ -191,6 +193,9 @@ class FlowRouter:
                 case TokenChunk() as chunk:
                     assert chunk.first_index == len(client.tokens), "a seam in the answer"
                     client.tokens += chunk.token_ids
+                    if chunk.prompt_logprobs is not None:
+                        assert not chunk.first_index
+                        client.prompt_logprobs.append(chunk.prompt_logprobs)
                 case Wait():
                     self._waiting.append(client)
                 case Finish():

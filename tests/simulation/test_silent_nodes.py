@@ -11,7 +11,9 @@ from collections import Counter
 from typing import Any
 
 from common.ids import Incarnation
+from common.prompt_logprobs import PromptLogprobs
 from node.messages import RouterGone
+from tests.fakes.hash_runner import expected_prompt_logprobs
 from tests.simulation.test_drain import Cluster
 from tests.simulation.world import ROUTER, NodeSize, OutputToRouter
 from tests.unit.engine_core.build import check_idle
@@ -76,7 +78,9 @@ def run(seed: int) -> Counter[str]:
     for number in range(260):
         if len(clients) < 6 and rng.random() < 0.2:
             length, name = rng.randint(1, 16), f"c{len(clients)}"
-            clients.append(world.ask(length, name=name, seed=number, max_tokens=rng.randint(1, 14)))
+            num_top = (None, 0, 2)[number % 3]
+            asked = {"max_tokens": rng.randint(1, 14), "prompt_logprobs": num_top}
+            clients.append(world.ask(length, name=name, seed=number, **asked))
         if number == silence:
             silent = {rng.choice(list(world.nodes))}
             router.on_node_suspected(*silent)
@@ -99,8 +103,20 @@ def run(seed: int) -> Counter[str]:
         happened["continued"] += any(known > 0 for _, known in client.asked)
         happened["attempts"] += client.flow.attempt.attempt
         happened["answers"] += 1
+        right = right_prompt_logprobs(client)
+        assert client.prompt_logprobs == right, "they are lost, doubled or wrong"
+        happened["scored"] += len(right)
+        happened["scored and continued"] += bool(right) and any(n > 0 for _, n in client.asked)
     assert not any(isinstance(item, OutputToRouter) for item in world.to_router)
     return happened
+
+
+def right_prompt_logprobs(client: Any) -> list[PromptLogprobs]:
+    """What the client must have got of its prompt, at most once."""
+    prompt, num_top = client.request.prompt_token_ids, client.request.sampling.prompt_logprobs
+    if num_top is None or len(prompt) == 1:
+        return []
+    return [expected_prompt_logprobs(prompt, num_top)]
 
 
 def test_a_router_that_is_cut_off_and_silent_nodes_cost_no_answer() -> None:
@@ -111,4 +127,5 @@ def test_a_router_that_is_cut_off_and_silent_nodes_cost_no_answer() -> None:
         except AssertionError as wrong:
             raise AssertionError(f"seed {seed}: {wrong}") from wrong
     assert happened["continued"] > NUM_RUNS // 2, happened
+    assert happened["scored and continued"] > NUM_RUNS // 4, happened
     assert happened["attempts"] > happened["answers"] + NUM_RUNS, happened

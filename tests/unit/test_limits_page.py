@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from common import prompt_logprobs
 from common.config import ApiConfig, HandoffConfig
 from common.errors import InvalidRequest
 from common.grammar import MAX_GRAMMAR_BYTES
@@ -112,7 +113,8 @@ ROUTER = {
     "`stop` strings": str(MAX_STOP_STRINGS),
     "characters of a `stop` string": str(MAX_STOP_CHARS),
     "`stop_token_ids`": str(MAX_STOP_TOKEN_IDS),
-    "`logprobs`, `top_logprobs`": str(MAX_LOGPROBS),
+    "`logprobs`, `top_logprobs`, `prompt_logprobs`": str(MAX_LOGPROBS),
+    "log probabilities of the prompts of a request": f"{prompt_logprobs.MAX_ENTRIES:,}",
     "schema, regular expression or grammar, in UTF-8": f"{MAX_GRAMMAR_BYTES >> 10} KiB",
     "a grammar in GBNF": f"{MAX_GBNF_CHARS} characters, {MAX_GBNF_RULES} rules",
     "levels of a schema": str(MAX_DEPTH),

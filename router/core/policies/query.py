@@ -38,14 +38,16 @@ class NodeView:
 class Query:
     """The request to place. Hashes of its prompt are computed once per layout, when asked for.
 
-    With `needs_grammars` only nodes that follow grammars can take it, and with `needs_token_rules`
-    those that know rules about tokens and salts.
+    With `needs_grammars` only nodes that follow grammars can take it, with `needs_token_rules`
+    those that know rules about tokens and salts, and with `needs_prompt_logprobs` those that answer
+    with log probabilities of the prompt.
     """
 
     prompt_token_ids: tuple[int, ...]
     max_tokens: int
     needs_grammars: bool = False
     needs_token_rules: bool = False
+    needs_prompt_logprobs: bool = False
     cache_salt: str = ""
     _hashes: dict[tuple[str, int], list[BlockHash]] = field(default_factory=dict)
 
@@ -67,6 +69,7 @@ def query_of(prompt_token_ids: tuple[int, ...], sampling: SamplingParams, cache_
         sampling.max_tokens,
         needs_grammars=sampling.grammar is not None,
         needs_token_rules=bool(cache_salt) or sampling.rules != NO_RULES,
+        needs_prompt_logprobs=sampling.prompt_logprobs is not None,
         cache_salt=cache_salt,
     )
 

@@ -78,6 +78,7 @@ def workloads(draw: st.DrawFn, engine: Engine, kinds: tuple[str, ...]) -> list[A
         delay=st.integers(0, 6),
         abort_after=st.none() | st.integers(0, 12),
         priority=st.integers(-1, 1),
+        prompt_logprobs=st.sampled_from([None, None, 0, 2]),
     )
     found = draw(st.lists(arrival, min_size=1, max_size=9))
     least = draw(st.sampled_from([0, 2, 7]))
@@ -115,6 +116,23 @@ def test_pools_that_preempt_all_the_time_change_no_answer(data: st.DataObject) -
     check_answers(run, run.to_the_end())
 
 
+def test_preempted_prompts_are_scored_once() -> None:
+    arrivals = [Arrival(0, family, 8, 12, 1, prompt_logprobs=1) for family in range(4)]
+    for mode in ("recompute", "swap"):
+        engine = Engine(
+            num_blocks=6,
+            seats=4,
+            num_host_blocks=4,
+            reservation_policy="none",
+            retract_decode_steps=0,
+            min_progress_tokens=0,
+            preemption_mode=mode,
+        )
+        run = Run(engine, arrivals)
+        check_answers(run, run.to_the_end())
+        assert engine.scheduler.statistics().counters.num_preemptions >= 2
+
+
 def test_such_pools_do_preempt() -> None:
     engine = Engine(
         num_blocks=6,
@@ -136,8 +154,8 @@ def test_every_chunk_budget_gives_the_same_outputs(num_blocks: int, caching: boo
     arrivals = [
         Arrival(0, 0, 17, 6, 1),
         Arrival(0, 1, 4, 5, 2),
-        Arrival(1, 0, 13, 6, 3),
-        Arrival(3, 0, 17, 6, 1),
+        Arrival(1, 0, 13, 6, 3, prompt_logprobs=1),
+        Arrival(3, 0, 17, 6, 1, prompt_logprobs=2),
         Arrival(5, 2, 1, 4, 1),
     ]
     answers = []

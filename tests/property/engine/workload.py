@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 
 from common.blocks import blocks_for
 from common.grammar import Grammar
+from common.prompt_logprobs import PromptLogprobs
 from common.request import MAX_STOP_TOKEN_IDS
 from engine.core.planned_step import PlannedStep, StepOutput
 from engine.core.sequence import Sequence
 from engine.core.status import SequenceStatus
-from tests.fakes.hash_runner import expected_tokens
+from tests.fakes.hash_runner import expected_prompt_logprobs, expected_tokens
 from tests.unit.engine_core.build import Engine, check_books, check_idle, make_prompt, make_request
 
 STOP_TOKEN_IDS = tuple(range(0, 16 * MAX_STOP_TOKEN_IDS, 16))
@@ -36,6 +37,7 @@ class Arrival:
     priority: int = 0
     min_tokens: int = 0
     grammar: Grammar | None = None
+    prompt_logprobs: int | None = None
 
 
 @dataclass(slots=True)
@@ -53,6 +55,7 @@ class Run:
     engine: Engine
     arrivals: list[Arrival]
     live: list[_Live] = field(default_factory=list)
+    prompt_logprobs: dict[int, PromptLogprobs] = field(default_factory=dict)
     num_steps: int = 0
 
     def to_the_end(self) -> list[list[int]]:
@@ -101,6 +104,7 @@ class Run:
             min_tokens=arrival.min_tokens,
             stop_token_ids=STOP_TOKEN_IDS if arrival.min_tokens else (),
             grammar=arrival.grammar,
+            prompt_logprobs=arrival.prompt_logprobs,
             temperature=1.0,
             priority=arrival.priority,
         )
@@ -197,6 +201,10 @@ class Run:
             assert output.first_index == len(tokens) - len(output.token_ids)
             if sequence.is_exported:
                 assert len(tokens) == 1
+            if output.prompt_logprobs is not None:
+                assert output.first_index == 0
+                assert sequence.sequence_id not in self.prompt_logprobs, "they came twice"
+                self.prompt_logprobs[sequence.sequence_id] = output.prompt_logprobs
 
 
 def check_answers(run: Run, outputs: list[list[int]]) -> None:
@@ -207,3 +215,15 @@ def check_answers(run: Run, outputs: list[list[int]]) -> None:
         if live.arrival.kind == "exported":
             right = right[:1]
         assert output == (right[: len(output)] if live.is_aborted else right)
+        found = run.prompt_logprobs.get(live.sequence.sequence_id)
+        assert found == _right_prompt_logprobs(live.arrival, live.sequence, output)
+
+
+def _right_prompt_logprobs(
+    arrival: Arrival, sequence: Sequence, output: list[int]
+) -> PromptLogprobs | None:
+    """Return what must have come with the first token, from the node that computed the prompt."""
+    num_top, prompt = arrival.prompt_logprobs, sequence.prompt_token_ids
+    if num_top is None or arrival.kind == "remote" or not output or len(prompt) == 1:
+        return None
+    return expected_prompt_logprobs(prompt, num_top)

@@ -39,6 +39,18 @@ def test_a_block_is_found_behind_the_blocks_it_was_computed_behind() -> None:
     assert index.match(sequence_of(D, (1,))) == []
 
 
+def test_a_prompt_whose_logprobs_are_wanted_finds_nothing_until_its_output_begins() -> None:
+    pool = BlockPool(4)
+    index = index_of(pool)
+    blocks = publish(pool, index, A, B)
+    request = make_request((*A, *B, 1), prompt_logprobs=0)
+    sequence = Sequence(1, request)
+    assert index.match(sequence) == []
+    sequence.append([2])
+    assert index.match(sequence) == blocks
+    assert index.match(Sequence(2, request, has_remote_kv=True)) == blocks
+
+
 def test_the_block_of_the_last_known_token_is_not_found() -> None:
     pool = BlockPool(2)
     index = index_of(pool)

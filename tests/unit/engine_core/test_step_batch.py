@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from common.prompt_logprobs import PromptLogprobs
 from common.request import SamplingParams
 from engine.core.plan import SampleInput, ScheduledSequence
 from engine.core.step_batch import batch_of
@@ -31,10 +32,15 @@ def test_a_part_has_the_columns_and_views_of_its_entries() -> None:
     entries = [entry(number) for number in range(1, 6)]
     batch = batch_of(entries)
     batch.is_decode[[1, 4]] = True
+    found_of = [PromptLogprobs(0, (-float(i),), (1,), (), ()) for i in range(5)]
+    batch.prompt_logprobs = {1: found_of[1], 3: found_of[3]}
     assert list(batch) == entries
     for chosen in ([], [0], [3, 1], [1, 2, 4], range(5)):
         part = batch.only(list(chosen))
         assert list(part) == [entries[i] for i in chosen]
+        assert part.prompt_logprobs == {
+            place: found_of[i] for place, i in enumerate(chosen) if i in (1, 3)
+        }
         for column in COLUMNS:
             whole, found = getattr(batch, column), getattr(part, column)
             np.testing.assert_array_equal(found, whole[np.array(chosen, np.int64)])

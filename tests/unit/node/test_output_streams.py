@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from common.ids import AttemptId, Incarnation
+from common.prompt_logprobs import PromptLogprobs, joined
 from common.request import RequestOutput
 from node import output_streams
 from node.output_streams import Batch, OutputStreams, RouterStream
@@ -39,6 +40,24 @@ async def delivered() -> None:
     """Everything that was handed to the event loop so far has run."""
     for _ in range(3):
         await asyncio.sleep(0)
+
+
+async def test_a_message_has_a_bounded_number_of_logprobs_of_prompts(
+    world: Streams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output_streams, "MAX_ENTRIES", 10)
+    of_five = PromptLogprobs(0, (-1.0,) * 5, (1,) * 5, (), ())
+    reader = world.streams.read(world.streams.open(R1))
+    sizes = [5, 5, 0, 0, 5, 25, 0]
+    for number, size in enumerate(sizes):
+        found = joined([of_five] * (size // 5)) if size else None
+        world.streams.add(R1, output(number)._replace(prompt_logprobs=found))
+    world.streams.flush()
+    await delivered()
+    batches: list[list[int]] = []
+    while sum(map(len, batches)) < len(sizes):
+        batches.append([one.first_index for one in await read_next(reader)])
+    assert batches == [[0, 1, 2, 3], [4], [5, 6]]
 
 
 Reader = AsyncIterator[Batch]

@@ -68,6 +68,7 @@ sampling_params = st.builds(
     frequency_penalty=st.floats(-2, 2),
     seed=st.integers(0, 2**64 - 1),
     logprobs=st.none() | st.integers(0, 20),
+    prompt_logprobs=st.none() | st.integers(0, 20),
     stop_token_ids=st.lists(token_ids, max_size=64).map(tuple),
     ignore_eos=st.booleans(),
     rules=st.builds(

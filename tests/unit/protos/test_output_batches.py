@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from common.errors import PeerProtocolError
 from common.ids import AttemptId
+from common.prompt_logprobs import PromptLogprobs
 from common.request import FinishReason, RequestOutput, TokenLogprobs
 from protos import pdserve_node_pb2 as pb
 from protos.output_batches import outputs_from_proto, outputs_to_proto
@@ -21,6 +23,23 @@ logprobs = st.builds(
     st.floats(-50, 0, width=32),
     st.lists(st.tuples(numbers, st.floats(-50, 0, width=32)), max_size=3).map(tuple),
 )
+
+
+@st.composite
+def prompt_logprobs(draw: st.DrawFn) -> PromptLogprobs:
+    num_top, count = draw(st.integers(0, 3)), draw(st.integers(0, 4))
+    floats = st.floats(-50, 0, width=32)
+
+    def column(values: st.SearchStrategy[Any], size: int) -> tuple[Any, ...]:
+        return tuple(draw(st.lists(values, min_size=size, max_size=size)))
+
+    return PromptLogprobs(
+        num_top,
+        column(floats, count),
+        column(numbers, count),
+        column(numbers, count * num_top),
+        column(floats, count * num_top),
+    )
 
 
 @st.composite
@@ -43,6 +62,7 @@ def outputs(draw: st.DrawFn) -> RequestOutput:
         finish_reason=finish,
         error_code="node_lost" if finish is FinishReason.ERROR else "",
         error_message="why" if finish is FinishReason.ERROR else "",
+        prompt_logprobs=draw(st.none() | prompt_logprobs()),
     )
 
 
@@ -94,6 +114,10 @@ def one(**changes: object) -> pb.OutputBatch:
     return pb.OutputBatch(**(fields | changes))  # type: ignore[arg-type]
 
 
+def of_prompt(**columns: Any) -> pb.OutputBatch:
+    return one(details=[pb.OutputDetails(prompt_logprobs=pb.PromptLogprobs(**columns))])
+
+
 TOP = pb.TokenLogprobs(top_token_ids=[1], top_logprobs=[])
 MANY = pb.TokenLogprobs(top_token_ids=[1] * 21, top_logprobs=[0.0] * 21)
 
@@ -122,6 +146,17 @@ MANY = pb.TokenLogprobs(top_token_ids=[1] * 21, top_logprobs=[0.0] * 21)
         one(details=[pb.OutputDetails(logprobs=[pb.TokenLogprobs()] * 2)]),
         one(details=[pb.OutputDetails(logprobs=[TOP])]),
         one(details=[pb.OutputDetails(logprobs=[MANY])]),
+        of_prompt(num_top=0, logprobs=[-1.0], ranks=[]),
+        of_prompt(num_top=1, logprobs=[-1.0], ranks=[1]),
+        of_prompt(num_top=1, logprobs=[-1.0], ranks=[1], top_token_ids=[1]),
+        of_prompt(num_top=0, logprobs=[-1.0], ranks=[1], top_logprobs=[-1.0]),
+        of_prompt(
+            num_top=21,
+            logprobs=[-1.0],
+            ranks=[1],
+            top_token_ids=[1] * 21,
+            top_logprobs=[-1.0] * 21,
+        ),
         pb.OutputBatch(token_ids=[1]),
         pb.OutputBatch(details=[pb.OutputDetails()]),
     ],

@@ -31,6 +31,7 @@ def node(
     kv_protocol: int = 4,
     has_grammars: bool = False,
     has_token_rules: bool = False,
+    has_prompt_logprobs: bool = False,
 ) -> NodeView:
     record = NodeRecord(
         node_id=node_id,
@@ -46,6 +47,7 @@ def node(
         kv_protocol=kv_protocol,
         has_grammars=has_grammars,
         has_token_rules=has_token_rules,
+        has_prompt_logprobs=has_prompt_logprobs,
     )
     load = NodeLoad(
         free_blocks=free_blocks,
@@ -172,6 +174,23 @@ def test_only_nodes_that_know_rules_and_salts_get_them(
             choose(old, request)
     else:
         assert names(choose(old, request)) == ("d0", "p0")
+
+
+def test_prompt_logprobs_are_asked_of_nodes_that_answer_with_them() -> None:
+    sampling = SamplingParams(max_tokens=8, prompt_logprobs=0)
+    asked, plain = (
+        query_of((1, 2, 3), one, "") for one in (sampling, SamplingParams(max_tokens=8))
+    )
+    old = [node("d0"), prefill("p0")]
+    new = [node("d1", has_prompt_logprobs=True), prefill("p1", has_prompt_logprobs=True)]
+    assert names(choose([*old, *new], asked)) == ("d1", "p1")
+    with pytest.raises(Overloaded, match="no decode or mixed node answers with prompt_logprobs"):
+        choose(old, asked)
+    assert names(choose(old, plain)) == ("d0", "p0")
+    one_token = query_of((1, 2, 3), SamplingParams(max_tokens=1, prompt_logprobs=0), "")
+    assert names(choose([*old, *new], one_token)) == (None, "p1")
+    # No new prefill node: a decode node computes the prompt itself.
+    assert names(choose([*old, new[0]], one_token)) == ("d1", None)
 
 
 def test_hashes_of_prompts_with_a_salt_are_their_own() -> None:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from common.errors import PeerProtocolError
 from common.ids import AttemptId
+from common.prompt_logprobs import PromptLogprobs
 from common.request import FinishReason, RequestOutput, SamplingParams, TokenLogprobs
 from router.core.token_ledger import TokenLedger
 
@@ -82,6 +83,49 @@ def test_what_no_node_may_send_changes_nothing(output: RequestOutput, words: str
     chunk = ledger.push(RequestOutput(ID, 0, (7, 8)), 0)
     assert chunk is not None
     assert chunk.token_ids == (7, 8)
+
+
+SCORES = PromptLogprobs(1, (-0.5, -1.5), (1, 2), (7, 8), (-0.5, -1.0))
+ASKED = SamplingParams(max_tokens=MAX_TOKENS, prompt_logprobs=1)
+
+
+def test_logprobs_of_the_prompt_come_with_token_0_and_once() -> None:
+    ledger = TokenLedger(ASKED, 3)
+    assert ledger.push(RequestOutput(ID, 1, (5,)), 0) is None, "the decode node runs ahead"
+    first = ledger.push(RequestOutput(ID, 0, (4,), prompt_logprobs=SCORES), 0)
+    assert first is not None
+    assert (first.token_ids, first.prompt_logprobs) == ((4, 5), SCORES)
+    again = RequestOutput(ID, 0, (4,), prompt_logprobs=SCORES)
+    assert ledger.push(again, 0) is None
+    after = ledger.push(RequestOutput(ID, 2, (6,)), 0)
+    assert after is not None
+    assert after.prompt_logprobs is None
+
+
+def test_a_second_attempt_brings_the_logprobs_that_the_first_one_did_not() -> None:
+    first = TokenLedger(ASKED, 3)
+    chunk = first.continued().push(RequestOutput(ID, 0, (4,), prompt_logprobs=SCORES), 0)
+    assert chunk is not None
+    assert chunk.prompt_logprobs == SCORES
+    first.push(RequestOutput(ID, 0, (4,), prompt_logprobs=SCORES), 0)
+    chunk = first.continued().push(RequestOutput(ID, 1, (5,)), 0)
+    assert chunk is not None
+    assert chunk.prompt_logprobs is None
+
+
+@pytest.mark.parametrize(("scores", "num_prompt", "found"), [(None, 3, 0), (SCORES, 4, 2)])
+def test_token_0_without_all_logprobs_of_the_prompt_is_an_error(
+    scores: PromptLogprobs | None, num_prompt: int, found: int
+) -> None:
+    output = RequestOutput(ID, 0, (4,), prompt_logprobs=scores)
+    with pytest.raises(PeerProtocolError, match=f"logprobs of {found} tokens of the prompt"):
+        TokenLedger(ASKED, num_prompt).push(output, 0)
+
+
+def test_a_prompt_of_one_token_has_no_logprobs() -> None:
+    chunk = TokenLedger(ASKED, 1).push(RequestOutput(ID, 0, (4,)), 0)
+    assert chunk is not None
+    assert chunk.prompt_logprobs is None
 
 
 def test_the_first_arrival_of_an_index_counts() -> None:

@@ -195,7 +195,7 @@ TEXTS: list[tuple[dict[str, Any], str | None, str]] = [
     ({"prompt": ["a"] * 65, "n": 2}, "n", "128 choices"),
     ({"logprobs": 21}, "logprobs", "0 to 20"),
     ({"logprobs": True}, "logprobs", "valid integer"),
-    ({"echo": True, "logprobs": 1}, "echo", "logprobs"),
+    ({"logprobs": 20, "echo": True, "prompt": ["a" * 20000] * 9}, "prompt", "at most 256 fit"),
     ({"best_of": 2, "n": 3}, "best_of", "n or more"),
     ({"best_of": 129}, "best_of", "at most 128 choices"),
     ({"best_of": 2, "stream": True}, "best_of", "cannot be streamed"),

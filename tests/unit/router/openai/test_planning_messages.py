@@ -43,6 +43,7 @@ SAMPLING = SamplingParams(
     frequency_penalty=1 / 3,
     seed=2**64 - 1,
     logprobs=0,
+    prompt_logprobs=3,
     stop_token_ids=(5, 6),
     rules=TokenRules(biases=((3, 1.5),), bad_words=((7, 8), (9,)), allowed_token_ids=(3, 4)),
     ignore_eos=True,
@@ -51,13 +52,18 @@ SAMPLING = SamplingParams(
 PLAN = RequestPlan(
     choices=(
         ChoicePlan(
-            prompt_token_ids=(0, 2**31, 2**32 - 1), sampling=SAMPLING, priority=-3, echo="a\x00漢"
+            prompt_token_ids=(0, 2**31, 2**32 - 1),
+            sampling=SAMPLING,
+            priority=-3,
+            echo="a\x00漢",
+            echo_offsets=(0, 0, 2),
         ),
         ChoicePlan(
             prompt_token_ids=(0, 2**31, 2**32 - 1),
             sampling=replace(SAMPLING, seed=0, logprobs=None),
             priority=-3,
             echo="a\x00漢",
+            echo_offsets=(0, 0, 2),
         ),
         ChoicePlan(prompt_token_ids=(7,), sampling=replace(SAMPLING, max_tokens=2)),
         ChoicePlan(prompt_token_ids=(7,), sampling=SAMPLING),
@@ -65,6 +71,9 @@ PLAN = RequestPlan(
     cache_salt="mine",
     choices_per_prompt=2,
     returned_per_prompt=1,
+    prompt_logprobs=2,
+    echo_logprobs=0,
+    has_output=False,
     stop=("\n", '"'),
     stop_token_ids=frozenset({7}),
     hidden_token_ids=frozenset({1, 4}),
@@ -114,7 +123,7 @@ def test_a_grammar_arrives_once_for_all_choices() -> None:
     assert arrived.grammar is not None
     assert arrived.grammar.source == "guided_grammar"
     first = next(iter(pack_plan(plan)))
-    assert len(json.dumps(first.head)) < 1000 + 2000
+    assert len(json.dumps(first.head)) < 1000 + 2200
 
 
 def test_choices_of_a_prompt_share_its_tokens() -> None:
