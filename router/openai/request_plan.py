@@ -41,6 +41,7 @@ from router.openai.schemas import (
     SamplingFields,
     parse_body,
 )
+from router.openai.token_dead_ends import check_drawable
 from router.openai.tool_fields import tool_use
 from router.openai.translations import (
     Translation,
@@ -251,7 +252,7 @@ class Planner:
         run_logprobs = 0 if num_logprobs is None and num_run > n else num_logprobs
         common = self._sampling_fields(body)
         common |= {"logprobs": run_logprobs, "grammar": grammar, "rules": self._rules(body)}
-        choices = []
+        choices: list[ChoicePlan] = []
         for prompt in prompts:
             limit = output_limit(
                 len(prompt.token_ids),
@@ -266,6 +267,8 @@ class Planner:
                 sampling = SamplingParams(
                     **common, max_tokens=limit, seed=seed_of_choice(seed, index)
                 )
+                if not choices:
+                    check_drawable(sampling, self._model.eos_token_ids)
                 choices.append(
                     ChoicePlan(
                         prompt_token_ids=prompt.token_ids,
