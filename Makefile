@@ -57,7 +57,7 @@ test-soak: env  ## run a real cluster under mixed load, with one random fault ev
 test-upgrade: env  ## upgrade a real cluster from the previous release under load, and roll a part of it back
 	$(BIN)/python -m tests.upgrade $(ARGS)
 
-test-clients: env  ## run clients of other projects (anthropic, langchain-openai, instructor, litellm, lm-eval), each in its own environment
+test-clients: env demo-model  ## run clients of other projects (anthropic, langchain-openai, instructor, litellm, aiperf, guidellm, lm-eval), each in its own environment
 	$(BIN)/python -m tests.clients $(ARGS)
 
 test-page: env  ## test the live page in a headless Chromium, which is installed if possible

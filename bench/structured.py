@@ -69,11 +69,9 @@ _ENGINE = EngineConfig(max_num_seqs=max(BATCHES), kv_cache_memory=1 << 30)
 
 @dataclass(slots=True)
 class Timed:
-    """What a `GrammarMasks` took: on the step's thread, and beside it."""
+    """What a `GrammarMasks` took on the step's thread."""
 
     in_step_s: float = 0.0
-    beside_s: float = 0.0
-    num_masks: int = 0
     step_s: list[float] = field(default_factory=list)
 
 
@@ -95,16 +93,10 @@ class TimedMasks(GrammarMasks):
         super().propose(batch, results)
         self.timed.in_step_s += time.perf_counter() - began_s
 
-    def _fill_all(self, jobs: Any, masks: Any) -> None:
-        began_s = time.thread_time()
-        super()._fill_all(jobs, masks)
-        self.timed.beside_s += time.thread_time() - began_s
-        self.timed.num_masks += len(masks)
-
 
 class _TimedWait(PendingMasks):
     def __init__(self, pending: PendingMasks, timed: Timed) -> None:
-        super().__init__(pending._allowed, pending._filled)
+        super().__init__(pending._allowed, pending._filled, pending.failures, pending._counters)
         self._timed = timed
 
     def wait(self) -> Any:
@@ -232,6 +224,7 @@ def schema_figures(model: Model, batch: int, num_steps: int) -> dict[str, float]
     prompt = model.prompt("List people with their addresses as JSON.")
     steps: dict[bool, list[float]] = {False: [], True: []}
     timed = model.masks.timed = Timed()
+    before = model.masks.statistics()
     rounds = max(1, num_steps // 50)
     for number in range(rounds):
         for has_schema in (number % 2 == 0, number % 2 == 1):
@@ -249,12 +242,14 @@ def schema_figures(model: Model, batch: int, num_steps: int) -> dict[str, float]
                     timed.in_step_s = before_s
                 else:
                     steps[has_schema].append(took_s)
+    after = model.masks.statistics()
+    beside_s, num_masks = after.masks_s - before.masks_s, after.num_masks - before.num_masks
     with_s, without_s = median(steps[True]), median(steps[False])
     return {
         "step_ms": round(1000 * without_s, 2),
         "step_ratio": round(with_s / without_s, 4),
         "share": round(timed.in_step_s / sum(steps[True]), 4),
-        "mask_us": round(1e6 * timed.beside_s / timed.num_masks, 1),
+        "mask_us": round(1e6 * beside_s / num_masks, 1),
     }
 
 

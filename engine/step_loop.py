@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Generic, Protocol, TypeVar
 
 from common.clock import Clock
+from common.errors import InvalidRequest
 from engine.core.plan import DrawnTokens, OnLayer, Runner, SequencesFailed
 from engine.core.planned_step import PlannedStep, Pushes
 from engine.execution import Execution, ExecutionHere, ExecutionThread
@@ -170,16 +171,19 @@ class StepLoop(Generic[M, E]):
         try:
             results, took_s = self._execution.wait()
         except SequencesFailed as some:
-            log.error(
+            is_ours = any(not isinstance(one, InvalidRequest) for one in some.errors.values())
+            log.log(
+                logging.ERROR if is_ours else logging.INFO,
                 "a step failed for %d of its %d sequences: %s",
-                len(some.entries),
+                len(some.errors),
                 len(step.batch),
                 some,
             )
             now_s = self._clock.now_s()
-            good = [i for i in range(len(step.batch)) if i not in some.entries]
+            good = [i for i in range(len(step.batch)) if i not in some.errors]
             self._flow.end_step(step.only(good), [some.results[i] for i in good], now_s)
-            self._perform_all(self._flow.fail_step(step.only(some.entries), some, now_s))
+            for entry, error in some.errors.items():
+                self._perform_all(self._flow.fail_step(step.only([entry]), error, now_s))
         except Exception as error:
             log.exception("a step of %d sequences failed", len(step.batch))
             self._perform_all(self._flow.fail_step(step, error, self._clock.now_s()))

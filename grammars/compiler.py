@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from common.errors import CheckpointError, InvalidRequest
 from common.grammar import Grammar, GrammarKind
+from common.histogram import Histogram, HistogramView
 from grammars.places import place_of
 from grammars.texts import compiled_text, schema_of
 
@@ -27,6 +29,8 @@ MAX_CACHED_BYTES = 4 << 20
 """Of the texts of the compiled grammars that are kept."""
 MAX_DEPTH = 64
 """Of objects and lists within each other in a schema: llguidance reads 128 in all."""
+COMPILE_BOUNDS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
+"""Of the histogram of compilations."""
 _MAX_PROBLEM_CHARS = 400
 
 _NAMES = {
@@ -58,6 +62,8 @@ class GrammarCompiler:
         self._lock = Lock()
         self._cache: OrderedDict[Grammar, LLMatcher] = OrderedDict()
         self._cached_bytes = 0
+        self._compile_s = {kind.value: Histogram(COMPILE_BOUNDS_S) for kind in GrammarKind}
+        self._lookups = dict.fromkeys(("cached", "compiled", "refused"), 0)
 
     @classmethod
     def load(
@@ -84,6 +90,19 @@ class GrammarCompiler:
         """Compiled grammars that are kept."""
         return len(self._cache)
 
+    @property
+    def cached_bytes(self) -> int:
+        """Of the texts of the compiled grammars that are kept."""
+        return self._cached_bytes
+
+    def lookups(self) -> dict[str, int]:
+        """Return how many matchers were asked for, by result: cached, compiled or refused."""
+        return dict(self._lookups)
+
+    def compile_s(self) -> dict[str, HistogramView]:
+        """Return the seconds of all compilations, by kind, also of grammars that were refused."""
+        return {kind: one.view() for kind, one in self._compile_s.items()}
+
     def matcher(self, grammar: Grammar) -> LLMatcher:
         """Return a matcher that has consumed nothing.
 
@@ -93,8 +112,9 @@ class GrammarCompiler:
             found = self._cache.get(grammar)
             if found is not None:
                 self._cache.move_to_end(grammar)
+                self._lookups["cached"] += 1
         if found is None:
-            found = self._compiled(grammar)
+            found = self._timed(grammar)
             with self._lock:
                 self._keep(grammar, found)
         return found.deep_copy()
@@ -108,6 +128,17 @@ class GrammarCompiler:
         with self._lock:
             if self._cache.pop(grammar, None) is not None:
                 self._cached_bytes -= len(grammar.text)
+
+    def _timed(self, grammar: Grammar) -> LLMatcher:
+        began_s, result = time.perf_counter(), "refused"
+        try:
+            found = self._compiled(grammar)
+            result = "compiled"
+        finally:
+            with self._lock:
+                self._lookups[result] += 1
+                self._compile_s[grammar.kind.value].observe(time.perf_counter() - began_s)
+        return found
 
     def _compiled(self, grammar: Grammar) -> LLMatcher:
         if grammar.kind is GrammarKind.JSON_SCHEMA:

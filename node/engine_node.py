@@ -110,7 +110,12 @@ class EngineNode:
                 self._config, self._parts, incarnation, model, connector, inbox, leaving
             )
             register_node(
-                registry, path.statistics, path.refusals, connector.statistics, path.progress
+                registry,
+                path.statistics,
+                path.refusals,
+                connector.statistics,
+                path.progress,
+                model.grammar_statistics,
             )
             record = node_record(self._config, model, incarnation, control.port, metrics_port)
             keeper = LeaseKeeper(

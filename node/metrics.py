@@ -10,8 +10,10 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from engine.core.block_pool import BlockCounts
+from engine.core.grammar_statistics import GrammarStatistics
 from engine.core.statistics import SchedulerStatistics
 from kv_transfer.statistics import ConnectorStatistics
+from node.grammar_metrics import GrammarCollector
 from node.kv_metrics import KvCollector
 from node.messages import NodeStatistics
 from node.metric_families import counter, counters, gauge, gauges
@@ -70,8 +72,10 @@ def register_node(
     refusals: Mapping[str, int],
     connector: Callable[[], ConnectorStatistics],
     progress: StepProgress,
+    grammars: Callable[[], GrammarStatistics | None],
 ) -> None:
     """Add a node's metrics to `registry`, to be read on the thread that writes `refusals`."""
+    registry.register(GrammarCollector(grammars))
     registry.register(NodeCollector(latest, refusals, progress))
     registry.register(KvCollector(connector))
 

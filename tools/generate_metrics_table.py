@@ -18,11 +18,13 @@ from prometheus_client.registry import Collector
 from common.clock import MonotonicClock
 from common.nodes import Role
 from engine.core.block_pool import BlockCounts
+from engine.core.grammar_statistics import GrammarStatistics
 from engine.core.statistics import SchedulerStatistics, StepCounters
 from http_serving.certificate import show_end
 from http_serving.process_metrics import BuildInfo, CertificateEnd
 from kv_transfer.statistics import ConnectorStatistics
 from kv_transfer.transfer_metrics import TransferMetrics
+from node.grammar_metrics import GrammarCollector
 from node.kv_metrics import KvCollector
 from node.messages import NodeStatistics
 from node.metrics import LeaseCollector, NodeCollector
@@ -73,6 +75,7 @@ def described_metrics() -> dict[str, list[DescribedMetric]]:
     show_end(router, None)
     node.register(NodeCollector(_node_statistics, {}, StepProgress(0.0)))
     node.register(LeaseCollector({}))
+    node.register(GrammarCollector(_grammar_statistics))
     kv.register(KvCollector(_connector_statistics))
     tables = {"process": process, "router": router, "node": node, "kv": kv}
     return {name: list(_described(registry)) for name, registry in tables.items()}
@@ -130,6 +133,21 @@ def _node_statistics() -> NodeStatistics:
         max_num_batched_tokens=1,
     )
     return NodeStatistics(scheduler=scheduler, num_transfers=0)
+
+
+def _grammar_statistics() -> GrammarStatistics:
+    return GrammarStatistics(
+        compile_s={},
+        lookups={},
+        num_cached=0,
+        cached_bytes=0,
+        num_masks=0,
+        masks_s=0.0,
+        waited_s=0.0,
+        num_forced_drafted=0,
+        num_forced_accepted=0,
+        failures={},
+    )
 
 
 def _connector_statistics() -> ConnectorStatistics:

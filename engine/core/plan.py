@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from common.errors import InternalError
+from common.errors import InternalError, PdserveError
 from common.request import SamplingParams, TokenLogprobs
 
 
@@ -68,14 +68,15 @@ class DrawnTokens:
 class SequencesFailed(InternalError):
     """Some sequences of a batch have no result; the others' results are valid.
 
-    `entries` are indices in the batch. `results` has one entry per scheduled sequence.
+    `errors` has the reason of each that has none, by its index in the batch. `results` has one
+    entry per scheduled sequence.
     """
 
     def __init__(
-        self, message: str, entries: tuple[int, ...], results: tuple[DrawnTokens | None, ...]
+        self, errors: Mapping[int, PdserveError], results: tuple[DrawnTokens | None, ...]
     ) -> None:
-        super().__init__(message)
-        self.entries = entries
+        super().__init__("; ".join(dict.fromkeys(map(str, errors.values()))))
+        self.errors = errors
         self.results = results
 
 

@@ -25,6 +25,7 @@ With either, `mtp` drafts tokens with one more layer.
     landings_in         copies landed KV to a device beside running steps
     host_pool           swapped-out blocks in host memory
     verification        accepts drafts from what was drawn after each row
+    undrawn             why a sequence of a step has no token
     host_draw           draws from logits on the host
     device_draw         draws with one read from a device: device_sampler finds the tokens that can
                         be drawn (device_noise: their noise), head_draw draws from them exactly

@@ -9,18 +9,21 @@ that the grammar refuses no row is used: that draft is never drawn.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 from llguidance import LLMatcher
 from llguidance.numpy import fill_next_token_bitmask
 
-from common.errors import InternalError, PdserveError
+from common.errors import InternalError, InvalidRequest, PdserveError
 from common.grammar import Grammar
+from common.histogram import HistogramView
 from common.request import SamplingParams
+from engine.core.grammar_statistics import GrammarStatistics
 from engine.core.plan import DrawnTokens
 from engine.core.step_batch import StepBatch
 
@@ -38,6 +41,13 @@ class Matchers(Protocol):
 
     def forget(self, grammar: Grammar) -> None:
         """Compile this grammar anew for the next matcher."""
+
+    @property
+    def num_cached(self) -> int: ...
+    @property
+    def cached_bytes(self) -> int: ...
+    def lookups(self) -> Mapping[str, int]: ...
+    def compile_s(self) -> Mapping[str, HistogramView]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,26 +74,54 @@ class AllowedTokens:
         return is_allowed
 
 
+@dataclass(slots=True)
+class Counters:
+    """See `GrammarStatistics`. One thread writes each field, any may read."""
+
+    num_masks: int = 0
+    masks_s: float = 0.0
+    waited_s: float = 0.0
+    num_forced_drafted: int = 0
+    num_forced_accepted: int = 0
+    failures: dict[str, int] = field(default_factory=lambda: {"compile": 0, "follow": 0})
+
+
 class PendingMasks:
     """The masks of a step, while a thread fills them."""
 
-    def __init__(self, allowed: AllowedTokens, filled: Future[None]) -> None:
+    def __init__(
+        self,
+        allowed: AllowedTokens,
+        filled: Future[None],
+        failures: Mapping[int, PdserveError],
+        counters: Counters,
+    ) -> None:
+        self.failures = failures
+        """Why a seat's rows allow nothing, when the masks are filled."""
         self._allowed = allowed
         self._filled = filled
+        self._counters = counters
 
     def wait(self) -> AllowedTokens:
         """Return the masks when they are filled."""
+        began_s = time.perf_counter()
         self._filled.result()
+        self._counters.waited_s += time.perf_counter() - began_s
         return self._allowed
 
 
 @dataclass(slots=True)
 class _Seat:
-    """The matcher of a seat, and the tokens that it has consumed."""
+    """The matcher of a seat, and the tokens that it has consumed.
+
+    `forced` are the tokens that were proposed behind the first `num_before` of them.
+    """
 
     grammar: Grammar
     matcher: LLMatcher
     token_ids: list[int]
+    forced: tuple[int, ...] = ()
+    num_before: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +152,8 @@ class GrammarMasks:
         self._eos_token_ids = eos_token_ids
         self._proposes = proposes
         self._seats: dict[int, _Seat] = {}
+        self._num_forced: dict[int, int] = {}
+        self.counters = Counters()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="pdserve-masks")
         # A thread of its own: no step waits for a compilation that it does not need.
         self._compiling = ThreadPoolExecutor(1, thread_name_prefix="pdserve-grammars")
@@ -121,6 +161,22 @@ class GrammarMasks:
     def prepare(self, grammar: Grammar) -> None:
         """Begin to compile a grammar that will be needed."""
         self._compiling.submit(self._compile, grammar)
+
+    def statistics(self) -> GrammarStatistics:
+        """Return what following grammars took so far, on any thread."""
+        counted, matchers = self.counters, self._matchers
+        return GrammarStatistics(
+            compile_s=matchers.compile_s(),
+            lookups=matchers.lookups(),
+            num_cached=matchers.num_cached,
+            cached_bytes=matchers.cached_bytes,
+            num_masks=counted.num_masks,
+            masks_s=counted.masks_s,
+            waited_s=counted.waited_s,
+            num_forced_drafted=counted.num_forced_drafted,
+            num_forced_accepted=counted.num_forced_accepted,
+            failures=dict(counted.failures),
+        )
 
     def begin(self, batch: StepBatch) -> PendingMasks | None:
         """Begin to find the masks of a batch; None where it draws without grammars."""
@@ -146,7 +202,10 @@ class GrammarMasks:
             num_masks += count
         # Rows that are not filled stand behind what ends the output or is never drawn.
         allowed = AllowedTokens(mask_rows, np.full((num_masks, self._num_words), -1, np.int32))
-        return PendingMasks(allowed, self._thread.submit(self._fill_all, jobs, allowed.masks))
+        self._num_forced = {job.seat: self._count_forced(job) for job in jobs if job.drafts}
+        failures: dict[int, PdserveError] = {}
+        filled = self._thread.submit(self._fill_all, jobs, allowed.masks, failures)
+        return PendingMasks(allowed, filled, failures, self.counters)
 
     def propose(self, batch: StepBatch, results: Sequence[DrawnTokens | None]) -> None:
         """Write into `results` which tokens the grammars force behind those that were drawn."""
@@ -154,9 +213,26 @@ class GrammarMasks:
             return
         is_needed = batch.is_sampled & batch.seats.has_grammar[batch.rows]
         for entry in np.flatnonzero(is_needed).tolist():
-            drawn, held = results[entry], self._seats.get(int(batch.rows[entry]))
+            seat = int(batch.rows[entry])
+            drawn, held = results[entry], self._seats.get(seat)
             if drawn is not None and held is not None:
-                drawn.forced_token_ids = self._forced(batch, entry, drawn, held)
+                num_accepted = min(self._num_forced.get(seat, 0), len(drawn.token_ids) - 1)
+                self.counters.num_forced_accepted += num_accepted
+                held.forced = drawn.forced_token_ids = self._forced(batch, entry, drawn, held)
+                held.num_before = len(held.token_ids)
+
+    def _count_forced(self, job: _Job) -> int:
+        """Return how many of the job's first drafts are those that its grammar forces."""
+        held = self._seats.get(job.seat)
+        if held is None or held.grammar != job.params.grammar or held.num_before != len(job.output):
+            return 0
+        num_forced = 0
+        for draft, forced in zip(job.drafts, held.forced, strict=False):
+            if draft != forced:
+                break
+            num_forced += 1
+        self.counters.num_forced_drafted += num_forced
+        return num_forced
 
     def _forced(
         self, batch: StepBatch, entry: int, drawn: DrawnTokens, held: _Seat
@@ -181,26 +257,42 @@ class GrammarMasks:
         except PdserveError:
             log.debug("a grammar does not compile; its requests will fail")
 
-    def _fill_all(self, jobs: Sequence[_Job], masks: np.ndarray) -> None:
+    def _fill_all(
+        self, jobs: Sequence[_Job], masks: np.ndarray, failures: dict[int, PdserveError]
+    ) -> None:
+        """Fill the masks of all jobs; write into `failures` why a seat has none."""
+        began_s = time.thread_time()
         for job in jobs:
             rows = masks[job.first_row : job.first_row + len(job.drafts) + 1]
-            if self._is_filled(job, rows):
+            if self._why_not_filled(job, rows) is None:
                 continue
             # The matchers of other requests may have used up what this compilation may hold.
             assert job.params.grammar is not None
             self._matchers.forget(job.params.grammar)
-            if not self._is_filled(job, rows):
+            failure = self._why_not_filled(job, rows)
+            if failure is not None:
                 # Nothing is allowed in these rows, so this request fails, and no other one.
                 rows[:] = 0
+                failures[job.seat] = failure
+                is_refused = isinstance(failure, InvalidRequest)
+                self.counters.failures["compile" if is_refused else "follow"] += 1
+        self.counters.num_masks += len(masks)
+        self.counters.masks_s += time.thread_time() - began_s
 
-    def _is_filled(self, job: _Job, masks: np.ndarray) -> bool:
+    def _why_not_filled(self, job: _Job, masks: np.ndarray) -> PdserveError | None:
+        """Fill the masks of a job; return why that cannot be done."""
         try:
             self._fill(job, masks)
         except Exception as error:
-            log.error("a grammar cannot be followed behind %d tokens: %s", len(job.output), error)
             self._seats.pop(job.seat, None)
-            return False
-        return True
+            if isinstance(error, InvalidRequest):
+                return error
+            num_tokens = len(job.output)
+            log.error("a grammar cannot be followed behind %d tokens: %s", num_tokens, error)
+            return InternalError(
+                f"a grammar cannot be followed behind {num_tokens} tokens: {error}"
+            )
+        return None
 
     def _fill(self, job: _Job, masks: np.ndarray) -> None:
         """Write the mask of each row; raise `PdserveError` where there is none."""

@@ -13,6 +13,7 @@ from common.grammar import Grammar
 from common.kv_layout import KVLayout
 from common.memory_plan import MemoryPlan
 from common.request import SamplingParams
+from engine.core.grammar_statistics import GrammarStatistics
 from engine.core.plan import (
     DrawnTokens,
     OnLayer,
@@ -38,6 +39,7 @@ from engine.runner.prompt_scores import find_prompt_logprobs
 from engine.runner.sampler import sampled_rows
 from engine.runner.step_costs import DecodeShape, measure_step_costs
 from engine.runner.token_rules import AllowedMasks
+from engine.runner.undrawn import why_undrawn
 from engine.runner.verification import accept_drafts
 
 
@@ -83,6 +85,10 @@ class ModelRunner:
     def has_grammars(self) -> bool:
         """Whether it draws under grammars: its checkpoint has a tokenizer."""
         return self.grammars is not None
+
+    def grammar_statistics(self) -> GrammarStatistics | None:
+        """Return what following grammars took, on any thread; None where none is followed."""
+        return None if self.grammars is None else self.grammars.statistics()
 
     def prepare_grammar(self, grammar: Grammar) -> None:
         """Begin to compile a grammar; any thread may call this."""
@@ -147,7 +153,7 @@ class ModelRunner:
         device, which then has all layers to compute.
 
         Raises `InternalError` when the batch exceeds the runner's limits, and `SequencesFailed`
-        when logits that some entries needed are not finite.
+        when logits that some entries needed are not finite, or no token is left to draw.
         """
         if not batch:
             return []
@@ -180,11 +186,8 @@ class ModelRunner:
             layers.on_computed(self._decoder.num_layers)
         layers.finish()
         if bad:
-            raise SequencesFailed(
-                "logits are not finite, or no token can be drawn",
-                tuple(sorted(set(bad))),
-                tuple(results),
-            )
+            failures = {} if pending is None else pending.failures
+            raise SequencesFailed(why_undrawn(bad, batch, draws, rows, failures), tuple(results))
         return results
 
     def _propose(

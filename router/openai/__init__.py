@@ -6,6 +6,7 @@ schemas             the request bodies, and what becomes of every field
 json_limits         bounds on a body's structure, checked before it is parsed
 unknown_fields      fields that the server does not know: a warning each, or a refusal
 checked_fields      bounds of fields, and fields that go together
+token_dead_ends     rules about tokens that leave none to draw
 prompts             prompts as token ids
 request_plan        from a parsed body to prompts and sampling parameters
 response_format     from the fields that constrain an answer to its grammar

@@ -44,6 +44,7 @@ def answer_syntax(
         syntax = AnswerSyntax(
             thinking=thinking,
             call_format=form.name,
+            call_names=tuple(tool.name for tool in use.callable_tools),
             is_named=use.is_named,
             calls_alone=use.must_call or asked is not None,
         )

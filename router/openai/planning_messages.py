@@ -190,7 +190,11 @@ def unpack_error(described: Mapping[str, Any]) -> Exception:
 
 
 def _syntax(fields: Mapping[str, Any]) -> AnswerSyntax:
-    return AnswerSyntax(**{**fields, "thinking": ThinkingFormat(fields["thinking"])})
+    decoded = {
+        "thinking": ThinkingFormat(fields["thinking"]),
+        "call_names": tuple(fields["call_names"]),
+    }
+    return AnswerSyntax(**{**fields, **decoded})
 
 
 def _described(grammar: Grammar | None) -> list[str] | None:

@@ -43,6 +43,7 @@ from router.openai.schemas import (
     SamplingFields,
     parse_body,
 )
+from router.openai.token_dead_ends import check_drawable
 from router.openai.tool_fields import tool_use
 from router.openai.translations import (
     Translation,
@@ -276,6 +277,7 @@ class Planner:
             )
             common["seed"] = self._seed(body.seed)
             sampling = SamplingParams(**common, prompt_logprobs=scored)
+            check_drawable(sampling, self._model.eos_token_ids)
             first = ChoicePlan(
                 prompt_token_ids=prompt.token_ids, sampling=sampling, priority=priority
             )

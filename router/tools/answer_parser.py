@@ -16,13 +16,15 @@ from router.tools.thinking import ThinkingFormat, ThinkingSplit
 class AnswerSyntax:
     """What the text of a request's answers may hold.
 
-    `call_format` is the name of a format; '' where the answer holds no calls. `is_named`: the
-    request names the one function that is called. `calls_alone`: an answer is calls or text, never
-    text and then calls.
+    `call_format` is the name of a format; '' where the answer holds no calls. `call_names` are the
+    functions that may be called: a call of another one is text. `is_named`: the request names the
+    one function that is called. `calls_alone`: an answer is calls or text, never text and then
+    calls.
     """
 
     thinking: ThinkingFormat = ThinkingFormat.NONE
     call_format: str = ""
+    call_names: tuple[str, ...] = ()
     is_named: bool = False
     calls_alone: bool = False
 
@@ -47,7 +49,7 @@ class AnswerParser:
         self._calls: CallParser | None = None
         if syntax.call_format:
             form = FORMATS[syntax.call_format]
-            self._calls = CallParser(form, is_alone=syntax.calls_alone)
+            self._calls = CallParser(form, syntax.call_names, is_alone=syntax.calls_alone)
 
     @property
     def num_calls(self) -> int:

@@ -2,11 +2,13 @@
 
 Text is held back only while it may begin a call, and white space while a call may follow it: there
 it is left out. A call is reported with its name, and its arguments as they come. What looks like a
-call but is none is text. An answer that is cut off before the arguments of a call ends before it.
+call but is none is text, and so is a call of a function that may not be called. An answer that is
+cut off before the arguments of a call ends before it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from enum import Enum
 
 from router.tools.call_format import CallFormat
@@ -26,8 +28,12 @@ class _State(Enum):
 class CallParser:
     """Parses one answer in one format."""
 
-    def __init__(self, form: CallFormat, *, is_alone: bool = False) -> None:
-        """Begin an answer; `is_alone`: it holds calls from its beginning on, or none."""
+    def __init__(self, form: CallFormat, names: Collection[str], *, is_alone: bool = False) -> None:
+        """Begin an answer that may call the functions `names`.
+
+        `is_alone`: it holds calls from its beginning on, or none.
+        """
+        self._names = frozenset(names)
         self._form = form
         self._is_alone = is_alone or not form.trigger
         self._state = _State.TEXT
@@ -98,14 +104,14 @@ class CallParser:
     def _take_head(self) -> bool:
         for at in range(self._num_in_head, len(self._held)):
             found = self._head.push(self._held[at])
-            if isinstance(found, Head):
+            if isinstance(found, Head) and found.name in self._names:
                 self._parts.append(CallStart(self.num_calls, found.name))
                 self.num_calls += 1
                 # The bracket, which is the last character of the head, begins the arguments.
                 self._begin(_State.ARGUMENTS, at)
                 self._arguments = JsonExtent()
                 return True
-            if not found:
+            if found is not True:
                 self._is_text = self._is_alone
                 space = len(self._held) - len(self._held.lstrip())
                 self._add_text(self._held[: space + 1])

@@ -12,64 +12,86 @@ import asyncio
 import subprocess
 import sys
 import tempfile
+import time
 import venv
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
-from tests.clients.demo_cluster import demo_cluster
+from tests.clients.real_cluster import real_cluster
 from tests.clients.scripted_edge import scripted_edge
 
-INSTALL_LIMIT_S = 300
-RUN_LIMIT_S = 240
+RUN_LIMIT_S = 120
+CLUSTER_RUN_LIMIT_S = 300
+"""Of a client that measures: it starts processes of its own, which import much."""
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """What is installed for a client. `needs_cluster`: what it measures needs a model."""
+
+    packages: tuple[str, ...]
+    needs_cluster: bool = False
+    install_limit_s: int = 300
+
+
 CLIENTS = {
-    "anthropic": ("anthropic>=2.12",),
-    "langchain": ("langchain-openai>=1.4",),
-    "instructor": ("instructor>=1.17",),
-    "litellm": ("litellm>=1.106", "mcp"),  # it imports mcp where a request has tools
-    "lm_eval": ("lm_eval[api]>=0.4.13", "transformers"),  # the latter for its tokenizer alone
+    "anthropic": Client(("anthropic>=2.12",)),
+    "langchain": Client(("langchain-openai>=1.4",)),
+    "instructor": Client(("instructor>=1.17",)),
+    "litellm": Client(("litellm>=1.106", "mcp")),  # it imports mcp where a request has tools
+    "aiperf": Client(("aiperf>=0.13,<0.14",), needs_cluster=True, install_limit_s=600),
+    # Its PyTorch, with CUDA, takes 6 GB of disk.
+    "guidellm": Client(("guidellm>=0.8,<0.9",), needs_cluster=True, install_limit_s=900),
+    # transformers for its tokenizer alone.
+    "lm_eval": Client(("lm_eval[api]>=0.4.13", "transformers"), needs_cluster=True),
 }
-"""What is installed for each client."""
-NEED_A_MODEL = {"lm_eval"}
-"""Those that judge what a model says: they get a real cluster."""
 
 
 class CannotInstall(Exception):
     """This machine cannot have a client; the text says why."""
 
 
-def install(folder: Path, packages: tuple[str, ...]) -> Path:
-    """Make an environment with `packages`; return its interpreter. Raises `CannotInstall`."""
+def install(folder: Path, client: Client) -> Path:
+    """Make an environment for a client; return its interpreter. Raises `CannotInstall`."""
     venv.create(folder, with_pip=True)
     interpreter = folder / "bin" / "python"
-    command = [str(interpreter), "-m", "pip", "install", "-q", "--no-input", *packages]
+    command = [str(interpreter), "-m", "pip", "install", "-q", "--no-input", *client.packages]
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=INSTALL_LIMIT_S, check=False
+            command,
+            capture_output=True,
+            text=True,
+            timeout=client.install_limit_s,
+            check=False,
         )
     except subprocess.TimeoutExpired:
-        raise CannotInstall(f"it took over {INSTALL_LIMIT_S} s") from None
+        raise CannotInstall(f"it took over {client.install_limit_s} s") from None
     if done.returncode:
         raise CannotInstall((done.stderr.strip().splitlines() or ["pip failed"])[-1])
     return interpreter
 
 
-@asynccontextmanager
-async def served_for(name: str) -> AsyncIterator[list[str]]:
-    """Serve what a client needs; the block gets the arguments of its script."""
-    if name in NEED_A_MODEL:
-        with demo_cluster() as (port, folder):
-            yield [str(port), str(folder)]
-    else:
-        async with scripted_edge() as port:
-            yield [str(port)]
+def script_of(name: str) -> str:
+    """Return the path of what is done with a client."""
+    return str(Path(__file__).parent / f"with_{name}.py")
+
+
+def run_on_cluster(interpreter: Path, name: str) -> bool:
+    """Run a client against a real cluster; return whether all that it asserts holds."""
+    with real_cluster() as (port, model):
+        command = [str(interpreter), script_of(name), str(port), str(model)]
+        try:
+            done = subprocess.run(command, timeout=CLUSTER_RUN_LIMIT_S, check=False)
+            return done.returncode == 0
+        except subprocess.TimeoutExpired:
+            print(f"{name} took over {CLUSTER_RUN_LIMIT_S} s", flush=True)
+            return False
 
 
 async def run(interpreter: Path, name: str) -> bool:
-    """Run a client; return whether all that it asserts holds."""
-    script = Path(__file__).parent / f"with_{name}.py"
-    async with served_for(name) as arguments:
-        process = await asyncio.create_subprocess_exec(interpreter, script, *arguments)
+    """Run a client against the scripted API; return whether all that it asserts holds."""
+    async with scripted_edge() as port:
+        process = await asyncio.create_subprocess_exec(interpreter, script_of(name), str(port))
         try:
             async with asyncio.timeout(RUN_LIMIT_S):
                 return await process.wait() == 0
@@ -85,13 +107,18 @@ def main(names: list[str]) -> int:
     failed = []
     for name in names or CLIENTS:
         with tempfile.TemporaryDirectory(prefix=f"pdserve-{name}-") as folder:
+            client, began_s = CLIENTS[name], time.monotonic()
             try:
-                interpreter = install(Path(folder), CLIENTS[name])
+                interpreter = install(Path(folder), client)
             except CannotInstall as error:
                 print(f"skipped: {name}: {error}", flush=True)
                 continue
-            is_good = asyncio.run(run(interpreter, name))
-        print(f"{name}: {'ok' if is_good else 'FAILED'}", flush=True)
+            if client.needs_cluster:
+                is_good = run_on_cluster(interpreter, name)
+            else:
+                is_good = asyncio.run(run(interpreter, name))
+        took_s = time.monotonic() - began_s
+        print(f"{name}: {'ok' if is_good else 'FAILED'}, {took_s:.0f} s", flush=True)
         if not is_good:
             failed.append(name)
     return int(bool(failed))

@@ -6,5 +6,6 @@ processes    one `pdserve serve` process
 books        what nodes and the store hold, and the check that it is nothing
 cluster      processes that form one cluster
 topologies   clusters that several test files use
+schemas      JSON schemas, and the check that an answer follows one
 api          an HTTP client that knows the API's answers
 """

@@ -115,6 +115,12 @@ def allowed_ids(matcher: LLMatcher, vocab_size: int) -> np.ndarray:
     return np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
 
 
+def id_of(text: str) -> int:
+    """Return the token of a text that is one."""
+    (token_id,) = compiler().tokenizer.tokenize_str(text)
+    return int(token_id)
+
+
 def bits(mask: np.ndarray) -> np.ndarray:
     """Return the bits of a mask of the vocabulary as booleans."""
     return np.unpackbits(mask.view(np.uint8), bitorder="little")[:VOCAB_SIZE].astype(bool)

@@ -17,6 +17,7 @@ from common.grammar import Grammar
 from common.kv_layout import KVLayout
 from common.prompt_logprobs import PromptLogprobs
 from common.request import SamplingParams
+from engine.core.grammar_statistics import GrammarStatistics
 from engine.core.plan import (
     DrawnTokens,
     OnLayer,
@@ -91,6 +92,10 @@ class HashRunner:
     def prepare_grammar(self, grammar: Grammar) -> None:
         """Begin to compile a grammar."""
         self._grammars.prepare(grammar)
+
+    def grammar_statistics(self) -> GrammarStatistics | None:
+        """Return what following grammars took."""
+        return self._grammars.statistics()
 
     def warm_up(self) -> None:
         """Do nothing: there is nothing to compile."""

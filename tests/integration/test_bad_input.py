@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.api import CHAT, COMPLETIONS, Api, ApiError, Fields
+from tests.cluster.api import CHAT, COMPLETIONS, Api, ApiError, ApiFailure, Fields
 from tests.cluster.cluster import Cluster
-from tests.cluster.tiny_model import VOCAB_SIZE, prompt_tokens
+from tests.cluster.tiny_model import VOCAB_SIZE, byte_tokens, prompt_tokens
 from tests.cluster.topologies import flag
 
 pytestmark = pytest.mark.timeout(300)
@@ -67,6 +67,13 @@ CASES: dict[str, tuple[str, bytes, int, str | None, str]] = {
     "logprobs 99": (COMPLETIONS, completion(logprobs=99), 400, "logprobs", "99"),
     "stop of numbers": (COMPLETIONS, completion(stop=[1]), 400, None, "stop"),
     "empty stop": (COMPLETIONS, completion(stop=""), 400, "stop", "empty"),
+    "nothing to draw": (
+        COMPLETIONS,
+        completion(allowed_token_ids=[99], bad_words=["aa"], min_tokens=2),
+        400,
+        "allowed_token_ids",
+        "no token to draw",
+    ),
     "seed too large": (COMPLETIONS, completion(seed=2**70), 400, "seed", ""),
     "tools": (CHAT, chat(tools=[{"type": "function"}]), 400, "tools.0.function", "missing"),
     "another path": ("/v1/embeddings", completion(), 404, None, ""),
@@ -83,6 +90,26 @@ def test_it_is_refused_in_words(tiny_api: Api, name: str) -> None:
     assert word in error.message
     if param is not None:
         assert error.param == param, error
+
+
+def test_a_request_that_runs_out_of_tokens_ends_alone(tiny_api: Api) -> None:
+    """Its rules leave a way, which the biased draw does not take: it ends with its own fault."""
+    a, b = byte_tokens("ab")
+    ruled: Fields = {"allowed_token_ids": [a, b], "bad_words": ["aa", "ab"], "max_tokens": 9}
+    others: list[Fields] = [
+        {"prompt": prompt_tokens(20 + i, salt=3), "max_tokens": 30, "ignore_eos": True, "seed": i}
+        for i in range(4)
+    ]
+    wanted = [tiny_api.complete(**fields) for fields in others]
+    stuck = {"prompt": prompt_tokens(9), "logit_bias": {str(a): 100}, **ruled}
+    answers = tiny_api.complete_all([*others[:2], stuck, *others[2:]])
+    failure = answers.pop(2)
+    assert answers == wanted
+    assert isinstance(failure, ApiFailure)
+    assert (failure.error.status, failure.error.kind) == (400, "invalid_request_error")
+    assert "no token is left to draw behind 1 tokens" in failure.error.message
+    goes_on = {"prompt": prompt_tokens(9), "logit_bias": {str(b): 100}, **ruled}
+    assert tiny_api.complete(**goes_on).text == "b" * 9
 
 
 def test_a_wrong_method_is_refused(tiny_api: Api) -> None:

@@ -22,6 +22,7 @@ from protos import pdserve_node_pb2 as pb
 from protos import pdserve_node_pb2_grpc as pb_grpc
 from protos.codec import make_envelope
 from router.dispatch.placement_recorder import TTL_S
+from tests.cluster import schemas
 from tests.cluster.api import Answer, Api, ApiFailure, Fields
 from tests.cluster.books import Books
 from tests.cluster.cluster import Cluster, running
@@ -119,9 +120,16 @@ def test_answers_of_a_decode_node_that_dies_go_on_in_its_next_life(
 ) -> None:
     old_life = cluster.record("decode-1")
     fields: Fields = {"prompt": prompt_tokens(40, salt=34), "max_tokens": 1500, **GREEDY}
-    with api.stream(logprobs=0, **fields) as stream:
+    digits = schemas.digits(200)
+    ruled: Fields = {"prompt": prompt_tokens(45, salt=34), "max_tokens": 800, "temperature": 1}
+    ruled |= {"seed": 5, **schemas.asked(digits)}
+    with (
+        api.stream(logprobs=0, **fields) as stream,
+        api.stream(logprobs=0, **ruled) as ruled_stream,
+    ):
         with cluster.slow():
             stream.read_tokens(3)
+            ruled_stream.read_tokens(3)
             handed_off = started_prefill(cluster, api, threads, salt=35)
             cluster.processes["decode-1"].kill()
         fails_soon(lambda: api.complete(prompt_tokens(9), max_tokens=2), "overloaded")
@@ -129,7 +137,10 @@ def test_answers_of_a_decode_node_that_dies_go_on_in_its_next_life(
         cluster.wait_status("prefill-1", holds_nothing, "holds nothing")
         cluster.mend()
         rest, moved = stream.read_rest(), handed_off.result(timeout=60)
+        ruled_rest = ruled_stream.read_rest()
     assert rest == api.complete(**fields)
+    assert ruled_rest == api.complete(**ruled)
+    schemas.check(ruled_rest, digits)
     assert moved == api.complete(prompt_tokens(LONG_PROMPT, salt=35), max_tokens=8, **GREEDY)
     new_life = cluster.record("decode-1")
     assert new_life.control_address == old_life.control_address

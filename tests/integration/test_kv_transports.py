@@ -17,6 +17,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from common.nodes import Role
+from tests.cluster import schemas
 from tests.cluster.api import Api, Fields
 from tests.cluster.cluster import Cluster, ClusterSpec, NodeSpec, running
 from tests.cluster.tiny_model import prompt_tokens
@@ -42,7 +43,8 @@ def specs(model: Path) -> list[ClusterSpec]:
         *("--kv-cache-dtype", "int8"),
     )
     alone = NodeSpec("alone", Role.MIXED, ("--no-enable-prefix-caching",))
-    zmq = ("--kv-transport", "zmq", "--kv-verify", "commit")
+    # Two connections where both have it, else one.
+    zmq = ("--kv-transport", "zmq", "--kv-verify", "commit", "--kv-lanes", "2")
     nodes = (
         NodeSpec("prefill-auto", Role.PREFILL, ("--max-num-batched-tokens", "64")),
         NodeSpec("prefill-zmq", Role.PREFILL, zmq),
@@ -67,7 +69,7 @@ def requests() -> list[Fields]:
     """Prompts of every length that means something to blocks, greedy and sampled."""
     lengths = (2, BLOCK_SIZE - 1, BLOCK_SIZE, BLOCK_SIZE + 1, 5 * BLOCK_SIZE + 7, 400)
     ways: tuple[Fields, ...] = ({"temperature": 0}, {"temperature": 0.9, "seed": 11})
-    return [
+    free = [
         {
             "prompt": prompt_tokens(length, salt=salt),
             "max_tokens": NUM_TOKENS,
@@ -77,6 +79,18 @@ def requests() -> list[Fields]:
         for salt in range(4)
         for index, length in enumerate(lengths)
     ]
+    under_a_schema = [
+        {
+            "prompt": prompt_tokens(length, salt=9),
+            "max_tokens": 200,
+            **schemas.asked(schemas.PERSON),
+            **way,
+        }
+        for way in ways
+        for length in lengths[2:]
+    ]
+    # The page that tells which pair had which request shows the last 32.
+    return free + under_a_schema
 
 
 def transfers(cluster: Cluster, node_id: str) -> Counter[tuple[str, str]]:
@@ -105,7 +119,11 @@ def test_every_pair_answers_as_one_node_alone(clusters: list[Cluster]) -> None:
         wanted = [api.complete(**request) for request in requests()]
     with Api(cluster.url, "tiny") as api:
         assert api.complete_all(requests()) == wanted
-    assert all(len(answer.tokens) == NUM_TOKENS for answer in wanted)
+    for fields, answer in zip(requests(), wanted, strict=True):
+        if "structured_outputs" in fields:
+            schemas.check(answer, schemas.PERSON)
+        else:
+            assert len(answer.tokens) == NUM_TOKENS
     cluster.check_settled()
 
     placements = httpx.get(f"{cluster.url}/v1/cluster").json()["recent_placements"]

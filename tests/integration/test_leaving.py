@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from common.nodes import Role
+from tests.cluster import schemas
 from tests.cluster.api import Answer, Api, ApiFailure, Fields
 from tests.cluster.books import Books
 from tests.cluster.cluster import Cluster, ClusterSpec, NodeSpec, running
@@ -27,6 +28,13 @@ pytestmark = [pytest.mark.endurance, pytest.mark.timeout(300)]
 
 GREEDY: Fields = {"temperature": 0, "ignore_eos": True}
 SAMPLED: Fields = {"temperature": 1.0, "ignore_eos": True}
+DIGITS = schemas.digits(450)
+WAYS = (
+    GREEDY,
+    SAMPLED,
+    {"temperature": 0, **schemas.asked(DIGITS)},
+    {"temperature": 1.0, **schemas.asked(DIGITS)},
+)
 DRAIN_S = 120.0
 SHORT_DRAIN_S = 0.3
 LONG = 1500
@@ -121,9 +129,12 @@ class Load:
 
 
 class Answers:
-    """Long answers that are asked for at once, so that each decode node runs some of them."""
+    """Long answers that are asked for at once, so that each decode node runs some of them.
 
-    number = 6
+    Every second pair of them follows a schema, whose matcher the next node makes again.
+    """
+
+    number = 8
 
     def __init__(self, api: Api) -> None:
         self._api = api
@@ -132,7 +143,7 @@ class Answers:
                 "prompt": prompt_tokens(20 + 30 * i, salt=70 + i),
                 "max_tokens": LONG,
                 "seed": i,
-                **(SAMPLED if i % 2 else GREEDY),
+                **WAYS[i % len(WAYS)],
             }
             for i in range(self.number)
         ]
@@ -145,6 +156,9 @@ class Answers:
 
     def end(self) -> None:
         """Fails unless every answer was the usual one."""
+        for fields, wanted in zip(self._fields, self._wanted, strict=True):
+            if "structured_outputs" in fields:
+                schemas.check(wanted, DIGITS)
         assert [asked.result(timeout=100) for asked in self._asked] == self._wanted
         self._threads.shutdown()
 

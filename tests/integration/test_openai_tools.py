@@ -162,7 +162,7 @@ async def test_a_stream_of_a_response() -> None:
         stream: Any = await client.responses.create(
             model="tiny",
             input="Hi",
-            tools=[FUNCTION],
+            tools=[FUNCTION, {"type": "function", **NOW["function"]}],
             stream=True,
             extra_body={"chat_template_kwargs": {"enable_thinking": True}},
         )

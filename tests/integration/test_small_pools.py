@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from common.nodes import Role
-from tests.cluster.api import Api, Fields
+from tests.cluster import schemas
+from tests.cluster.api import Answer, Api, Fields
 from tests.cluster.cluster import Cluster, ClusterSpec, NodeSpec, running
 from tests.cluster.tiny_model import prompt_tokens
 from tests.redis_server import RedisServer
@@ -17,6 +18,7 @@ pytestmark = pytest.mark.timeout(300)
 
 # 128 blocks of 16 tokens; what is asked grows to more than twice as many tokens.
 SMALL = ("--kv-cache-memory", "1MiB", "--reservation-policy", "none")
+DIGITS = schemas.digits(140)
 REQUESTS: list[Fields] = [
     {
         "prompt": prompt_tokens(40 + 3 * i, salt=81),
@@ -24,8 +26,8 @@ REQUESTS: list[Fields] = [
         "temperature": 0.8 * (i % 2),
         "seed": i,
         "priority": i % 3,
-        "ignore_eos": True,
         "logprobs": 0,
+        **(schemas.asked(DIGITS) if i % 5 > 2 else {"ignore_eos": True}),
     }
     for i in range(10)
 ]
@@ -66,6 +68,11 @@ def test_a_pool_too_small_answers_the_same(
 ) -> None:
     cluster = clusters[name]
     with Api(cluster.url, "tiny") as api:
-        assert api.complete_all(REQUESTS) == tiny_api.complete_all(REQUESTS)
+        answers = api.complete_all(REQUESTS)
+    assert answers == tiny_api.complete_all(REQUESTS)
+    for fields, answer in zip(REQUESTS, answers, strict=True):
+        if "structured_outputs" in fields:
+            assert isinstance(answer, Answer)
+            schemas.check(answer, DIGITS)
     cluster.check_settled()
     assert cluster.status(node).num_preemptions > 0

@@ -11,7 +11,7 @@ from common.errors import InvalidRequest
 from common.grammar import MAX_GRAMMAR_BYTES
 from common.request import MAX_LOGPROBS, MAX_PRIORITY, MAX_STOP_TOKEN_IDS
 from grammars.compiler import MAX_DEPTH
-from grammars.gbnf import MAX_GBNF_CHARS, MAX_GBNF_RULES
+from grammars.gbnf import MAX_GBNF_CHARS, MAX_GBNF_RULES, MAX_GBNF_WORK
 from http_serving.bounded_connections import ConnectionLimits
 from kv_transfer.core import limits as kv
 from kv_transfer.zmq_transport import RECEIVER_HIGH_WATER_MARK
@@ -116,7 +116,8 @@ ROUTER = {
     "`logprobs`, `top_logprobs`, `prompt_logprobs`": str(MAX_LOGPROBS),
     "log probabilities of the prompts of a request": f"{prompt_logprobs.MAX_ENTRIES:,}",
     "schema, regular expression or grammar, in UTF-8": f"{MAX_GRAMMAR_BYTES >> 10} KiB",
-    "a grammar in GBNF": f"{MAX_GBNF_CHARS} characters, {MAX_GBNF_RULES} rules",
+    "a grammar in GBNF": f"{MAX_GBNF_CHARS} characters, {MAX_GBNF_RULES} rules, "
+    f"{MAX_GBNF_WORK} characters times rules",
     "levels of a schema": str(MAX_DEPTH),
     "`priority`, up or down": str(MAX_PRIORITY),
     "characters of `x-request-id`": str(longest_request_id()),

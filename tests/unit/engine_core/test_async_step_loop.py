@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from common.errors import InternalError
 from engine.core.plan import DrawnTokens, OnLayer, OnQueued, ScheduledSequence, SequencesFailed
 from engine.core.planned_step import BlockCopy, PlannedStep, Pushes
 from engine.step_loop import StepLoop
@@ -178,7 +179,7 @@ def test_a_failing_step_fails_its_sequences_and_the_next_step_runs(
     flow = ScriptedFlow(log, [3, 1])
     error: Exception = RuntimeError("boom")
     if is_partly:
-        error = SequencesFailed("boom", (1,), (None, None, None))
+        error = SequencesFailed({1: InternalError("boom")}, (None, None, None))
     loop = make_loop(ScriptedInbox(), flow, error, is_async=True)
     with caplog.at_level(logging.CRITICAL, "pdserve.engine"):
         for _ in range(3):

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 
 import pytest
 
+from common.errors import InternalError, InvalidRequest, PdserveError
 from engine.core.block_pool import BlockCounts
 from engine.core.plan import DrawnTokens, OnLayer, OnQueued, ScheduledSequence, SequencesFailed
 from engine.core.planned_step import BlockCopy, PlannedStep, Preempted, Pushes
@@ -199,7 +200,7 @@ def test_a_step_says_how_long_the_runner_took_unless_it_failed() -> None:
             self.log.append(f"end after {step.took_s:g} at {now_s:g}")
 
     log: list[str] = []
-    partly = SequencesFailed("boom", (1,), (None, None))
+    partly = SequencesFailed({1: InternalError("boom")}, (None, None))
     for error in (None, partly):
         loop = StepLoop(
             inbox=ScriptedInbox(), flow=Timed(log, [2]), runner=SlowRunner(log, error),
@@ -249,11 +250,27 @@ def test_blocks_move_in_a_step_that_computes_nothing_too() -> None:
 def test_sequences_without_a_result_fail_alone() -> None:
     log: list[str] = []
     flow = ScriptedFlow(log, [3])
-    error = SequencesFailed("not finite", (1,), (None, None, None))
+    error = SequencesFailed({1: InternalError("not finite")}, (None, None, None))
     assert make_loop(ScriptedInbox(), flow, error).turn()
     after_run = log[log.index("run") + 1 :]
     ends = ["end 2", "fail 1 of not finite"]
     assert after_run[:4] == [*ends, *(f"effect of {one}" for one in ends)]
+
+
+@pytest.mark.parametrize(
+    ("second", "level"), [(InvalidRequest("no token"), "INFO"), (InternalError("NaN"), "ERROR")]
+)
+def test_each_sequence_without_a_result_fails_with_its_own_error(
+    second: PdserveError, level: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What a client asked for is no error of the server's log."""
+    caplog.set_level(logging.INFO, logger="pdserve.engine")
+    log: list[str] = []
+    error = SequencesFailed({0: InvalidRequest("no token"), 2: second}, (None, None, None))
+    assert make_loop(ScriptedInbox(), ScriptedFlow(log, [3]), error).turn()
+    fails = [one for one in log if one.startswith("fail")]
+    assert fails == ["fail 1 of no token", f"fail 1 of {second}"]
+    assert [record.levelname for record in caplog.records] == [level]
 
 
 def test_a_turn_without_a_batch_does_not_run_and_is_idle() -> None:

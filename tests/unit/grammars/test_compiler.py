@@ -189,6 +189,19 @@ def test_texts_are_bounded() -> None:
         Grammar(GrammarKind.REGEX, "\ud800")
 
 
+def test_what_is_counted() -> None:
+    one = GrammarCompiler(hash_grammars.compiler().tokenizer)
+    good, bad = Grammar(GrammarKind.REGEX, "[0-9]"), Grammar(GrammarKind.LARK, "start: X")
+    for _ in range(3):
+        one.matcher(good)
+    with pytest.raises(InvalidRequest):
+        one.matcher(bad)
+    assert one.lookups() == {"cached": 2, "compiled": 1, "refused": 1}
+    counts = {kind: view.count for kind, view in one.compile_s().items()}
+    assert counts == {"json_schema": 0, "regex": 1, "lark": 1}
+    assert one.cached_bytes == len(good.text)
+
+
 def test_a_broken_tokenizer_is_named(tmp_path: Path) -> None:
     assert GrammarCompiler.load(tmp_path, 10, {1}) is None
     (tmp_path / "tokenizer.json").write_text("{}")

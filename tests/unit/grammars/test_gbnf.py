@@ -6,7 +6,14 @@ import pytest
 
 from common.errors import InvalidRequest
 from common.grammar import Grammar, GrammarKind
-from grammars.gbnf import MAX_GBNF_CHARS, MAX_GBNF_RULES, Gbnf, lark_of_gbnf, lark_or_gbnf
+from grammars.gbnf import (
+    MAX_GBNF_CHARS,
+    MAX_GBNF_RULES,
+    MAX_GBNF_WORK,
+    Gbnf,
+    lark_of_gbnf,
+    lark_or_gbnf,
+)
 
 
 @pytest.mark.parametrize(
@@ -46,6 +53,10 @@ def test_lines_are_looked_at_once(blank: str) -> None:
     [
         ("#" * (MAX_GBNF_CHARS + 1), f"ebnf has {MAX_GBNF_CHARS + 1} characters"),
         ("a::=b\n" * (MAX_GBNF_RULES + 1), f"ebnf has {MAX_GBNF_RULES + 1} rules"),
+        (
+            ("a::=" + "b " * 98 + "\n") * 128,
+            f"ebnf has {201 * 128 * 128} characters times rules: wanted at most {MAX_GBNF_WORK}",
+        ),
     ],
 )
 def test_gbnf_has_bounds(text: str, words: str) -> None:

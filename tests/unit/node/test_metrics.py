@@ -13,10 +13,13 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from common.errors import ConfigError
+from common.histogram import HistogramView
 from common.nodes import Role
 from engine.core.block_pool import BlockCounts
+from engine.core.grammar_statistics import GrammarStatistics
 from engine.core.plan import DrawnTokens, OnLayer, OnQueued, ScheduledSequence
 from engine.core.statistics import SchedulerStatistics, StepCounters
+from node.grammar_metrics import GrammarCollector
 from node.messages import NodeStatistics
 from node.metrics import NodeCollector
 from node.step_progress import StepProgress
@@ -55,6 +58,39 @@ STATISTICS = NodeStatistics(
         max_num_batched_tokens=200,
     ),
 )
+
+GRAMMARS = GrammarStatistics(
+    compile_s={"regex": HistogramView((0.1, 0.5), (1, 2, 3), 4.5)},
+    lookups={"cached": 29, "compiled": 30, "refused": 31},
+    num_cached=32,
+    cached_bytes=33,
+    num_masks=34,
+    masks_s=0.35,
+    waited_s=0.36,
+    num_forced_drafted=37,
+    num_forced_accepted=36,
+    failures={"compile": 38, "follow": 39},
+)
+
+SHOWN_OF_GRAMMARS = {
+    'pdserve_grammar_compile_seconds_bucket{kind="regex",le="0.1"}': 1,
+    'pdserve_grammar_compile_seconds_bucket{kind="regex",le="0.5"}': 3,
+    'pdserve_grammar_compile_seconds_bucket{kind="regex",le="+Inf"}': 6,
+    'pdserve_grammar_compile_seconds_count{kind="regex"}': 6,
+    'pdserve_grammar_compile_seconds_sum{kind="regex"}': 4.5,
+    'pdserve_grammar_lookups_total{result="cached"}': 29,
+    'pdserve_grammar_lookups_total{result="compiled"}': 30,
+    'pdserve_grammar_lookups_total{result="refused"}': 31,
+    "pdserve_grammars_cached": 32,
+    "pdserve_grammars_cached_bytes": 33,
+    "pdserve_grammar_masks_total": 34,
+    "pdserve_grammar_masks_seconds_total": 0.35,
+    "pdserve_grammar_masks_wait_seconds_total": 0.36,
+    "pdserve_grammar_forced_draft_tokens_total": 37,
+    "pdserve_grammar_forced_accepted_tokens_total": 36,
+    'pdserve_grammar_failures_total{kind="compile"}': 38,
+    'pdserve_grammar_failures_total{kind="follow"}': 39,
+}
 
 SHOWN = {
     "pdserve_seconds_without_progress": 0.75,
@@ -112,6 +148,13 @@ def samples(text: str) -> dict[str, float]:
 async def scraped(address: str, path: str = "/metrics") -> httpx.Response:
     async with httpx.AsyncClient(timeout=60) as client:
         return await client.get(f"http://{address}{path}")
+
+
+def test_grammars_have_their_samples() -> None:
+    for statistics, shown in ((GRAMMARS, SHOWN_OF_GRAMMARS), (None, {})):
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(GrammarCollector(lambda: statistics))  # noqa: B023
+        assert samples(generate_latest(registry).decode()) == shown
 
 
 def test_every_statistic_has_its_sample() -> None:

@@ -176,13 +176,65 @@ def test_a_grammar_that_fails_allows_nothing_and_leaves_the_others() -> None:
     masks = GrammarMasks(matchers, VOCAB_SIZE, frozenset({EOS_TOKEN_ID}), proposes=True)
     illegal = [200, 201]
     batch = batch_of([entry(refused, []), entry(good, []), entry(good, illegal)])
-    first, second, third = allowed(masks, batch)
-    assert first is not None
-    assert second is not None
-    assert third is not None
+    pending = masks.begin(batch)
+    assert pending is not None
+    found = pending.wait()
+    first, second, third = (hash_grammars.bits(found.masks[row]) for row in found.mask_rows)
+    seats = batch.rows.tolist()
+    assert {seat: str(error) for seat, error in pending.failures.items()} == {
+        seats[0]: "too large",
+        seats[
+            2
+        ]: "a grammar cannot be followed behind 2 tokens: token 200 was drawn and is refused",
+    }
+    assert isinstance(pending.failures[seats[0]], InvalidRequest)
+    assert masks.statistics().failures == {"compile": 1, "follow": 1}
     assert not first.any()
     assert (second == allowed_after(good, [])).all()
     assert not third.any(), "tokens that break the grammar came from elsewhere"
+
+
+def test_what_is_counted() -> None:
+    """Only the drafts that the grammar forces, and those that became output."""
+    matchers = GrammarCompiler(hash_grammars.compiler().tokenizer)
+    masks = GrammarMasks(matchers, VOCAB_SIZE, frozenset({EOS_TOKEN_ID}), proposes=True)
+    grammar = Grammar(GrammarKind.LARK, 'start: "name" ("true" | "null") "name" "name" "value"')
+    output: list[int] = []
+
+    def step(drafts: list[int], drawn: list[int]) -> tuple[int, ...]:
+        batch = batch_of([entry(grammar, output, drafts)])
+        pending = masks.begin(batch)
+        assert pending is not None
+        pending.wait()
+        result = DrawnTokens(tuple(drawn))
+        masks.propose(batch, [result])
+        output.extend(drawn)
+        return result.forced_token_ids
+
+    name, true, value = (hash_grammars.id_of(text) for text in ("name", "true", "value"))
+    assert step([], [name]) == ()
+    assert step([true], [true]) == (name, name, value)  # the draft was no forced one
+    assert step([name, name, true], [name, name, value])[:1] == (EOS_TOKEN_ID,)
+    counted = masks.statistics()
+    assert (counted.num_forced_drafted, counted.num_forced_accepted) == (2, 2)
+    assert counted.num_masks == 1 + 2 + 4
+    assert counted.lookups == {"cached": 0, "compiled": 1, "refused": 0}
+    assert counted.num_cached == 1
+    assert counted.masks_s > 0
+
+
+def test_a_forced_draft_that_the_model_does_not_draw() -> None:
+    masks = masks_of()
+    grammar = Grammar(GrammarKind.LARK, 'start: "name" "true"')
+    name, true = hash_grammars.id_of("name"), hash_grammars.id_of("true")
+    batch = batch_of([entry(grammar, [])])
+    masks.begin(batch).wait()  # type: ignore[union-attr]
+    masks.propose(batch, [DrawnTokens((name,))])
+    batch = batch_of([entry(grammar, [name], [true])])
+    masks.begin(batch).wait()  # type: ignore[union-attr]
+    masks.propose(batch, [DrawnTokens((ord("t"),))])
+    counted = masks.statistics()
+    assert (counted.num_forced_drafted, counted.num_forced_accepted) == (1, 0)
 
 
 def test_masks_of_some_rows() -> None:

@@ -162,7 +162,7 @@ def test_a_failing_neighbour_does_not_change_when_layers_are_told_of(
     good, bad = scheduled([3, 4], 0, [1]), scheduled([5], 16, [50, 51])
     with pytest.raises(SequencesFailed) as caught:
         runner.execute([good, bad], told.append)
-    assert caught.value.entries == (1,)
+    assert list(caught.value.errors) == [1]
     assert told == list(range(runner.layout.num_layers))
     told.clear()
     runner.execute([good], told.append)

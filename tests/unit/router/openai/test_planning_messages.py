@@ -85,7 +85,11 @@ PLAN = RequestPlan(
     usage_events=UsageEvents.EACH,
     continues_prompt=True,
     syntax=AnswerSyntax(
-        thinking=ThinkingFormat.BEGUN, call_format="hermes", is_named=True, calls_alone=True
+        thinking=ThinkingFormat.BEGUN,
+        call_format="hermes",
+        call_names=("f", "g"),
+        is_named=True,
+        calls_alone=True,
     ),
     repeated={"tools": [{"name": "f"}], "top_p": 0.5, "user": None},
     ignored_fields=("foo", "messages.id"),

@@ -269,6 +269,16 @@ async def test_a_response_format_holds_what_looks_like_a_call() -> None:
     assert choice["message"]["content"] == said[:-2]
 
 
+async def test_a_grammar_beside_tools_may_spell_a_call_of_no_tool() -> None:
+    """The request's own grammar allows it, so it is the answer's text."""
+    said = HERMES.call_text("rm", "{}")
+    edge = edge_that_says(said)
+    (choice,) = (await post(edge, TOOLS | {"guided_regex": "(.|\n)*"}))["choices"]
+    assert choice["message"]["content"] == said
+    assert "tool_calls" not in choice["message"]
+    assert choice["finish_reason"] == "stop"
+
+
 @pytest.mark.parametrize("field", ["response_format", "guided_json"])
 async def test_a_response_format_that_looks_like_a_call_is_refused(field: str) -> None:
     """The whole answer is a JSON object, whether it is a call or of the format."""

@@ -6,6 +6,7 @@ import json
 import random
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -28,6 +29,7 @@ TRICKY = r'{"text": "a \"}\" \\", "list": [{"x": "</tool_call>"}, "```\n"], "o":
 THINKS = ThinkingFormat.TAGGED
 BEGUN = ThinkingFormat.BEGUN
 NONE = ThinkingFormat.NONE
+NAMES = ("f", "g", "get_weather", "now")
 
 
 def hermes(name: str = "get_weather", arguments: str = WEATHER) -> str:
@@ -107,8 +109,12 @@ def joined(parts: Sequence[Part]) -> Parsed:
     return thought, text, calls
 
 
+def syntax(call_format: str, **fields: Any) -> AnswerSyntax:
+    return AnswerSyntax(call_format=call_format, call_names=NAMES, **fields)
+
+
 def parse(pieces: Sequence[str], call_format: str, thinking: ThinkingFormat) -> Parsed:
-    parser = AnswerParser(AnswerSyntax(thinking=thinking, call_format=call_format))
+    parser = AnswerParser(syntax(call_format, thinking=thinking))
     parts = [part for piece in pieces for part in parser.push(piece)]
     parts += parser.push("", is_last=True)
     parsed = joined(parts)
@@ -170,7 +176,7 @@ def test_any_arguments_come_through(value: dict[str, object]) -> None:
 
 
 def test_arguments_come_while_they_are_written() -> None:
-    parser = AnswerParser(AnswerSyntax(call_format="hermes"))
+    parser = AnswerParser(syntax("hermes"))
     text = hermes()
     head = len(HERMES.trigger + HERMES.before_arguments("get_weather"))
     assert parser.push(text[:head]) == []
@@ -179,14 +185,14 @@ def test_arguments_come_while_they_are_written() -> None:
 
 
 def test_text_waits_only_while_it_may_begin_a_call() -> None:
-    parser = AnswerParser(AnswerSyntax(call_format="hermes"))
+    parser = AnswerParser(syntax("hermes"))
     assert parser.push("Hello") == [TextPart("Hello")]
     assert parser.push(" <") == []
     assert parser.push("b") == [TextPart(" <b")]
 
 
 def test_a_head_that_never_ends_is_text() -> None:
-    parser = AnswerParser(AnswerSyntax(call_format="hermes"))
+    parser = AnswerParser(syntax("hermes"))
     parts = parser.push("<tool_call>" + " " * 600 + "x")
     assert joined(parts)[1].startswith("<tool_call>   ")
 
@@ -210,8 +216,30 @@ def test_no_more_calls_than_the_most() -> None:
 )
 def test_calls_that_stand_alone_begin_the_answer(text: str, parsed: Parsed) -> None:
     for pieces in ([text], list(text)):
-        parser = AnswerParser(AnswerSyntax(call_format="hermes", calls_alone=True))
+        parser = AnswerParser(syntax("hermes", calls_alone=True))
         parts = [part for piece in pieces for part in parser.push(piece)]
+        assert joined([*parts, *parser.push("", is_last=True)]) == parsed
+
+
+OTHER = hermes("other", "{}")
+
+
+@pytest.mark.parametrize(
+    ("text", "is_alone", "parsed"),
+    [
+        (OTHER, False, ("", OTHER, [])),
+        (OTHER, True, ("", OTHER, [])),
+        ("So.\n" + OTHER + hermes(), False, ("", "So.\n" + OTHER, ONE)),
+        (hermes() + OTHER, False, ("", OTHER, ONE)),
+        (hermes("get_weathe", "{}"), True, ("", hermes("get_weathe", "{}"), [])),
+    ],
+)
+def test_a_call_of_a_function_that_may_not_be_called_is_text(
+    text: str, is_alone: bool, parsed: Parsed
+) -> None:
+    for at in range(len(text) + 1):
+        parser = AnswerParser(syntax("hermes", calls_alone=is_alone))
+        parts = [part for piece in cut(text, [at]) for part in parser.push(piece)]
         assert joined([*parts, *parser.push("", is_last=True)]) == parsed
 
 
@@ -219,7 +247,7 @@ def test_an_answer_ends_in_a_call_until_its_arguments_are_whole() -> None:
     text = "Now.\n" + hermes()
     begin, end = text.index("<tool_call>") + len("<tool_call>"), text.index("}") + 1
     for size in range(len(text) + 1):
-        parser = AnswerParser(AnswerSyntax(call_format="hermes"))
+        parser = AnswerParser(syntax("hermes"))
         parser.push(text[:size], is_last=True)
         assert parser.is_in_call is (begin <= size < end), size
 
