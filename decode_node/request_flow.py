@@ -14,11 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from common.blocks import blocks_for
-from common.errors import HandoffFailed, Overloaded
+from common.errors import HandoffFailed, InternalError, Overloaded
 from common.ids import Incarnation
 from common.request import RequestOutput
+from engine.core.cache_copy import CacheCopy, CopyKind
 from engine.core.planned_step import PlannedStep, StepOutputs
 from engine.core.scheduler import Scheduler
 from engine.core.sequence import Sequence
@@ -26,21 +28,16 @@ from kv_transfer.connector import Commit, KVEvent, Landed, LandingFailed, Releas
 from node.attempt_table import Attempt
 from node.flow_limits import FlowLimits
 from node.messages import (
-    CheckStaged,
     CloseLanding,
     Effect,
     Emit,
     OpenLanding,
     Reply,
     Reserved,
-    StageIn,
     StartedLocally,
     Submit,
 )
 from node.node_flow import RETRY_AFTER_S, NodeFlow
-
-STAGED_CHECK_S = 0.001
-"""How soon an idle node looks again whether landed KV is staged."""
 
 NewLeaseToken = Callable[[], int]
 
@@ -86,26 +83,10 @@ class DecodeFlow(NodeFlow):
         self._new_lease_token = new_lease_token
         self._generation = 0
         self._needs_staging = needs_staging
-        self._staging: dict[int, Commit] = {}
-        """By lease token: landings whose KV is being copied, with what they committed."""
-        self._check_staged_at_s = 0.0
+        self._staging: set[int] = set()
+        """Lease tokens of landings whose KV is being copied."""
         self._quarantined: dict[int, Sequence] = {}
         """By lease token: sequences whose landing is revoked, but may still be written."""
-
-    def on_time(self, now_s: float) -> list[Effect]:
-        effects = super().on_time(now_s)
-        if self._staging:
-            self._check_staged_at_s = now_s + STAGED_CHECK_S
-            effects.append(CheckStaged())
-        return effects
-
-    def next_deadline_s(self) -> float | None:
-        deadline_s = super().next_deadline_s()
-        if not self._staging:
-            return deadline_s
-        if deadline_s is None:
-            return self._check_staged_at_s
-        return min(self._check_staged_at_s, deadline_s)
 
     def _submit(self, message: Submit, now_s: float) -> list[Effect]:
         request = message.request
@@ -183,17 +164,21 @@ class DecodeFlow(NodeFlow):
             self._end_quarantine(event.lease_token)
             return effects
         if self._needs_staging:
-            self._staging[event.lease_token] = commit
-            return [StageIn(event.lease_token, self._target_blocks(sequence))]
+            self._staging.add(event.lease_token)
+            copy = CacheCopy(CopyKind.STAGE_IN, self._target_blocks(sequence))
+            return [self._copies.begin(copy, partial(self._on_staged, event.lease_token, commit))]
         return self._start(attempt, commit)
 
-    def _on_staged(self, lease_token: int) -> list[Effect]:
-        commit = self._staging.pop(lease_token)
+    def _on_staged(self, lease_token: int, commit: Commit, error: Exception | None) -> list[Effect]:
         attempt = self.attempts.of_lease(lease_token)
-        if attempt is None:
-            self._end_quarantine(lease_token)
-            return []
-        return self._start(attempt, commit)
+        effects: list[Effect] = []
+        if attempt is not None and error is not None:
+            effects = self._fail(attempt, InternalError(f"landed KV was not copied in: {error!r}"))
+        elif attempt is not None:
+            effects = self._start(attempt, commit)
+        self._staging.remove(lease_token)
+        self._end_quarantine(lease_token)
+        return effects
 
     def _start(self, attempt: Attempt, commit: Commit) -> list[Effect]:
         """Let a sequence decode whose KV is where steps read it."""

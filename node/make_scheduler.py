@@ -33,6 +33,8 @@ class SchedulableModel(Protocol):
     def pairs_per_token(self) -> int: ...
     @property
     def step_costs(self) -> StepCosts: ...
+    @property
+    def needs_staging(self) -> bool: ...
 
 
 class RunningModel(Protocol):
@@ -109,4 +111,5 @@ def make_scheduler(config: Config, model: SchedulableModel) -> Scheduler:
         config=config.scheduling,
         speculation=make_speculation(speculation, model.step_costs),
         num_host_blocks=model.num_host_blocks,
+        swaps_late=model.needs_staging,
     )

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from common.errors import PdserveError
 from common.ids import AttemptId, Incarnation
 from common.request import GenerationRequest, RequestOutput
+from engine.core.cache_copy import CacheCopy
 from engine.core.statistics import SchedulerStatistics
 from kv_transfer.connector import Commit, ConnectorEvent, Ticket
 
@@ -56,13 +57,14 @@ class Drain:
 
 
 @dataclass(frozen=True, slots=True)
-class Staged:
-    """KV that landed was copied to where steps read it; nothing writes its blocks any more."""
+class Copied:
+    """The copy with this number has ended, with an error or without; it uses no block any more."""
 
-    lease_token: int
+    number: int
+    error: Exception | None = None
 
 
-Message = Submit | Abort | RouterGone | Drain | Staged | ConnectorEvent
+Message = Submit | Abort | RouterGone | Drain | Copied | ConnectorEvent
 
 # --- answers ----------------------------------------------------------------------------------
 
@@ -132,16 +134,8 @@ class OpenLanding:
 
 
 @dataclass(frozen=True, slots=True)
-class StageIn:
-    """KV landed in these blocks: begin to copy it to where steps read it; `Staged` follows."""
-
-    lease_token: int
-    block_ids: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class CheckStaged:
-    """Look which copies of landed KV are complete."""
+class CheckCopies:
+    """Look which copies have ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,12 +159,24 @@ class OpenTransfer:
 
 @dataclass(frozen=True, slots=True)
 class PushBlocks:
-    """Send a layer of these blocks, which is computed; None: all layers, from before this step."""
+    """Send a layer of these blocks, which can be read; None: all layers."""
 
     lease_token: int
     layer: int | None
     ordinals: tuple[int, ...]
     source_blocks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BeginCopy:
+    """Begin a copy of blocks, beside the steps; `Copied` follows.
+
+    `push` is performed before that if the copy is good, so that it need not wait for a turn.
+    """
+
+    number: int
+    copy: CacheCopy
+    push: PushBlocks | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,8 +203,8 @@ Effect = (
     Reply
     | Emit
     | OpenLanding
-    | StageIn
-    | CheckStaged
+    | BeginCopy
+    | CheckCopies
     | CloseLanding
     | OpenTransfer
     | PushBlocks

@@ -22,16 +22,20 @@ from common.errors import (
 )
 from common.nodes import NodeLoad
 from common.request import FinishReason, RequestOutput
+from engine.core.cache_copy import CacheCopy, CopyKind
 from engine.core.plan import DrawnTokens
-from engine.core.planned_step import PlannedStep, Pushes, StepOutput, StepOutputs
+from engine.core.planned_step import PlannedStep, Pushes, StepOutput, StepOutputs, SwapCopy
 from engine.core.scheduler import Scheduler
 from engine.core.sequence import Sequence
 from engine.core.status import SequenceStatus
 from kv_transfer.connector import ConnectorFailed, KVEvent
 from node.attempt_table import Attempt, AttemptTable
+from node.copies_under_way import CopiesUnderWay
 from node.flow_limits import FlowLimits
 from node.messages import (
     Abort,
+    CheckCopies,
+    Copied,
     Drain,
     Drained,
     Effect,
@@ -41,7 +45,6 @@ from node.messages import (
     Refused,
     Reply,
     RouterGone,
-    Staged,
     Submit,
 )
 from node.shedding import Shedding
@@ -65,6 +68,7 @@ class NodeFlow(ABC):
         self._hand_over_at_s: float | None = None
         self._has_said_drained = False
         self._unreported: StepOutputs | None = None
+        self._copies = CopiesUnderWay()
         self.statistics = self._current_statistics()
         self.load = self._current_load()
 
@@ -87,8 +91,8 @@ class NodeFlow(ABC):
                 ]
             case Drain(timeout_s):
                 return self._on_drain(timeout_s, now_s)
-            case Staged(lease_token):
-                return self._on_staged(lease_token)
+            case Copied():
+                return self._copies.end(message)
             case ConnectorFailed(error):
                 # Stop at once: blocks that are released after this could still be written.
                 raise InternalError("the KV connector met a bug") from error
@@ -97,7 +101,7 @@ class NodeFlow(ABC):
 
     def on_time(self, now_s: float) -> list[Effect]:
         """Fail attempts past their deadline; while draining, report when nothing is left."""
-        due_s = NodeFlow.next_deadline_s(self)
+        due_s = self._next_due_s()
         effects = self.report() if due_s is not None and due_s <= now_s else []
         for attempt in self.attempts.expired(now_s):
             if not attempt.is_over:
@@ -109,23 +113,30 @@ class NodeFlow(ABC):
         if self.is_draining and self.is_empty and not self._has_said_drained:
             self._has_said_drained = True
             effects.append(Drained())
+        if self._copies:
+            self._copies.on_check(now_s)
+            effects.append(CheckCopies())
         return effects
 
     def next_deadline_s(self) -> float | None:
         """Return when `on_time` must be called next; None: nothing is due."""
-        times = (self.attempts.next_deadline_s(), self._hand_over_at_s)
-        return min((time_s for time_s in times if time_s is not None), default=None)
+        return _earliest(self._next_due_s(), self._copies.next_check_s())
+
+    def _next_due_s(self) -> float | None:
+        return _earliest(self.attempts.next_deadline_s(), self._hand_over_at_s)
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is no attempt, and no block in quarantine."""
-        return not len(self.attempts) and not self.scheduler.quarantined
+        """Whether there is no attempt, no block in quarantine and no copy."""
+        return not (len(self.attempts) or self.scheduler.quarantined or self._copies)
 
     def begin_step(self, now_s: float) -> tuple[PlannedStep, list[Effect]]:
         """Plan a step; answer reservations that got blocks, fail sequences that can never run."""
         step = self.scheduler.plan()
         self._shedding.on_step(now_s, self.scheduler.waiting)
         effects = self.report() if step.starved else []
+        # Before any other effect: what the copies read was written by the steps before this one.
+        effects += [self._begin_swap(copy) for copy in step.swap_copies]
         effects += self._on_reserved(step, now_s)
         for sequence in step.sequences:
             attempt = self.attempts.of_sequence(sequence)
@@ -213,11 +224,16 @@ class NodeFlow(ABC):
         """Answer reservations that now hold their blocks; only a decode node has any."""
         return []
 
-    def _on_staged(self, lease_token: int) -> list[Effect]:
-        """Start the sequence whose KV can be read now; only a decode node has any."""
-        return []
-
     # --- inside -------------------------------------------------------------------------------
+
+    def _begin_swap(self, swap: SwapCopy) -> Effect:
+        kind = CopyKind.SWAP_OUT if swap.is_out else CopyKind.SWAP_IN
+
+        def on_end(error: Exception | None) -> list[Effect]:
+            self.scheduler.end_copy(swap, is_good=error is None)
+            return []
+
+        return self._copies.begin(CacheCopy(kind, swap.block_ids, swap.host_block_ids), on_end)
 
     def _on_drain(self, timeout_s: float, now_s: float) -> list[Effect]:
         """Begin to drain: refuse reservations that wait for room; other nodes can take them."""
@@ -376,3 +392,7 @@ class NodeFlow(ABC):
             num_quarantined_blocks=seen.blocks.quarantined,
             is_draining=self.is_draining,
         )
+
+
+def _earliest(*times_s: float | None) -> float | None:
+    return min((time_s for time_s in times_s if time_s is not None), default=None)

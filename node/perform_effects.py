@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable
 from typing import Protocol
 
 from common.ids import Incarnation
 from common.kv_layout import KVLayout
 from common.request import RequestOutput
+from engine.core.cache_copy import CacheCopy, CopyUnderWay
 from kv_transfer.connector import KVConnector
 from node.messages import (
     AbortTransfer,
     Answer,
-    CheckStaged,
+    BeginCopy,
+    CheckCopies,
     CloseLanding,
     CommitTransfer,
+    Copied,
     Drained,
     Effect,
     Emit,
@@ -23,9 +27,9 @@ from node.messages import (
     OpenTransfer,
     PushBlocks,
     Reply,
-    Staged,
-    StageIn,
 )
+
+log = logging.getLogger("pdserve.node")
 
 
 class Answers(Protocol):
@@ -40,31 +44,23 @@ class Outputs(Protocol):
     def add(self, router: Incarnation, output: RequestOutput) -> None: ...
 
 
-class StagedCopy(Protocol):
-    """A copy of landed blocks that was begun."""
-
-    def is_done(self) -> bool:
-        """Advance the copy without waiting; return whether steps can read the blocks."""
-
-
 class StagedModel(Protocol):
-    """Copies blocks between the cache and the memory that transfers read and write."""
+    """Copies blocks between the cache of a device and host memory."""
 
     @property
     def layout(self) -> KVLayout: ...
-    def stage_out(self, block_ids: Sequence[int]) -> None: ...
     @property
     def needs_staging(self) -> bool:
         """Whether steps read other memory than transfers write."""
 
-    def begin_stage_in(self, block_ids: Sequence[int]) -> StagedCopy:
-        """Begin to copy what landed in these blocks; neither side may change before it is done."""
+    def begin_copy(self, copy: CacheCopy) -> CopyUnderWay:
+        """Begin a copy; never called unless `needs_staging`."""
 
 
 class NodeEffects:
     """Performs effects on the step thread. No method that it calls waits for another party.
 
-    `on_staged` takes a message for each copy of landed KV that has completed.
+    `on_copied` takes a message for each copy that has ended.
     """
 
     def __init__(
@@ -75,16 +71,16 @@ class NodeEffects:
         model: StagedModel,
         *,
         on_drained: Callable[[], object],
-        on_staged: Callable[[Message], object],
+        on_copied: Callable[[Message], object],
     ) -> None:
         self._connector = connector
         self._replies = replies
         self._streams = streams
         self._model = model
         self._on_drained = on_drained
-        self._on_staged = on_staged
-        self._copies: dict[int, StagedCopy] = {}
-        """By lease token: copies of landed KV that are not known to be complete."""
+        self._on_copied = on_copied
+        self._copies: dict[int, tuple[BeginCopy, CopyUnderWay]] = {}
+        """By number: copies that are not known to have ended, in the order of their begin."""
 
     def perform_effect(self, effect: Effect) -> None:
         """Perform one effect."""
@@ -94,13 +90,16 @@ class NodeEffects:
             case Reply(reply_to, answer):
                 self._replies.resolve(reply_to, answer)
             case PushBlocks():
+                if self._copies:
+                    # A step runs, and pushes should not wait for its end.
+                    self._check_copies(may_begin=False)
                 self._push(effect)
             case OpenLanding(ticket):
                 self._connector.expect(ticket, sender_deadline_s=ticket.lease_s)
-            case StageIn(lease_token, block_ids):
-                self._copies[lease_token] = self._model.begin_stage_in(block_ids)
-            case CheckStaged():
-                self._check_staged()
+            case BeginCopy():
+                self._begin_copy(effect)
+            case CheckCopies():
+                self._check_copies(may_begin=True)
             case CloseLanding(lease_token):
                 self._connector.revoke(lease_token)
             case OpenTransfer(ticket, deadline_s, priority):
@@ -112,20 +111,36 @@ class NodeEffects:
             case Drained():
                 self._on_drained()
 
-    def _check_staged(self) -> None:
-        for lease_token in [token for token, copy in self._copies.items() if copy.is_done()]:
-            del self._copies[lease_token]
-            self._on_staged(Staged(lease_token))
+    def _begin_copy(self, effect: BeginCopy) -> None:
+        try:
+            copy = self._model.begin_copy(effect.copy)
+        except Exception as error:
+            self._end_copy(effect, error)
+        else:
+            self._copies[effect.number] = effect, copy
+
+    def _check_copies(self, *, may_begin: bool) -> None:
+        for effect, copy in list(self._copies.values()):
+            try:
+                is_done = copy.is_done(may_begin=may_begin)
+            except Exception as error:
+                self._end_copy(effect, error)
+            else:
+                if is_done:
+                    self._end_copy(effect, None)
+
+    def _end_copy(self, effect: BeginCopy, error: Exception | None) -> None:
+        self._copies.pop(effect.number, None)
+        if error is not None:
+            log.error("a copy of %d KV blocks failed: %r", len(effect.copy.block_ids), error)
+        elif effect.push is not None:
+            self._push(effect.push)
+        self._on_copied(Copied(effect.number, error))
 
     def _push(self, effect: PushBlocks) -> None:
-        """Push blocks: the runner staged those of this step, earlier ones are staged here."""
-        layers: Sequence[int]
-        if effect.layer is None:
-            self._model.stage_out(effect.source_blocks)
-            layers = range(self._model.layout.num_layers)
-        else:
-            layers = (effect.layer,)
-        for layer in layers:
+        """Push blocks that transfers can read."""
+        every = range(self._model.layout.num_layers)
+        for layer in every if effect.layer is None else (effect.layer,):
             self._connector.push(
                 effect.lease_token,
                 layer=layer,

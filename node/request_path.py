@@ -72,7 +72,7 @@ class RequestPath:
             self._streams,
             model,
             on_drained=drain.on_drained,
-            on_staged=inbox.put,
+            on_copied=inbox.put,
         )
         self._watch = AttemptWatch(self._flow.attempts, parts.tracing, loop, parts.clock)
 

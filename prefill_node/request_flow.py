@@ -12,12 +12,20 @@ prompt, and the next token is drawn in place of token 0.
 The blocks that a step completes are known before it runs, so they are sent layer by layer while it
 runs. Blocks that were pushed are not changed or freed until the connector reports the end of the
 transfer: a prompt is never preempted, and a step that fails ends its transfers.
+
+Where transfers read other memory than steps compute in (on a GPU), cached blocks are copied there
+beside the steps. They are pushed when their copy has ended, and the commit follows the last push. A
+transfer that ends earlier keeps its blocks until its copies have ended.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import partial
+
 from common.blocks import blocks_for
-from common.errors import InvalidRequest, LayoutMismatch, PeerProtocolError
+from common.errors import InternalError, InvalidRequest, LayoutMismatch, PeerProtocolError
+from engine.core.cache_copy import CacheCopy, CopyKind
 from engine.core.planned_step import PlannedStep, Pushes, StepOutput, StepOutputs
 from engine.core.scheduler import Scheduler
 from engine.core.sequence import Sequence
@@ -41,13 +49,31 @@ _Span = tuple[int, tuple[int, ...], tuple[int, ...]]
 """Lease token, ordinals, source blocks."""
 
 
+@dataclass(slots=True)
+class _Staging:
+    """Copies of one transfer under way, and what waits for their end."""
+
+    num_copies: int = 0
+    commit: Commit | None = None
+    end: TransferEnded | None = None
+
+
 class PrefillFlow(NodeFlow):
     """Decisions of a prefill node."""
 
     def __init__(
-        self, scheduler: Scheduler, limits: FlowLimits, *, fingerprint: str, kv_description: str
+        self,
+        scheduler: Scheduler,
+        limits: FlowLimits,
+        *,
+        fingerprint: str,
+        kv_description: str,
+        needs_staging: bool,
     ) -> None:
         super().__init__(scheduler, limits)
+        self._needs_staging = needs_staging
+        self._staging: dict[int, _Staging] = {}
+        """By lease token: copies out, of blocks that are to be pushed."""
         self._fingerprint = fingerprint
         self._kv_description = kv_description
         self._tickets: dict[int, Ticket] = {}
@@ -120,11 +146,39 @@ class PrefillFlow(NodeFlow):
             size = self.scheduler.limits.block_size
             is_last = end == sequence.num_known
             for span in self._take_spans(attempt, start // size):
-                before.append(PushBlocks(span[0], None, *span[1:]))
+                before.append(self._push_cached(span))
             spans += self._take_spans(attempt, blocks_for(end, size) if is_last else end // size)
         if not spans:
             return Pushes(before, None) if before else None
         return Pushes(before, lambda layer: [PushBlocks(s[0], layer, s[1], s[2]) for s in spans])
+
+    def _push_cached(self, span: _Span) -> Effect:
+        """Push blocks that were computed before this step; first copy them where that is needed."""
+        lease_token, ordinals, block_ids = span
+        push = PushBlocks(lease_token, None, ordinals, block_ids)
+        if not self._needs_staging:
+            return push
+        self._staging.setdefault(lease_token, _Staging()).num_copies += 1
+        copy = CacheCopy(CopyKind.STAGE_OUT, block_ids)
+        return self._copies.begin(copy, partial(self._on_staged_out, lease_token), push)
+
+    def _on_staged_out(self, lease_token: int, error: Exception | None) -> list[Effect]:
+        staging = self._staging[lease_token]
+        staging.num_copies -= 1
+        if staging.num_copies == 0:
+            del self._staging[lease_token]
+        attempt = self.attempts.of_lease(lease_token)
+        assert attempt is not None, "an attempt keeps its lease until its copies have ended"
+        effects: list[Effect] = []
+        if error is not None and not attempt.is_over and staging.end is None:
+            wrong = InternalError(f"computed KV was not copied out: {error!r}")
+            effects += self._fail(attempt, wrong)
+        if staging.num_copies == 0:
+            if staging.end is not None:
+                effects += self._on_transfer_ended(attempt, staging.end)
+            elif staging.commit is not None and not attempt.is_over:
+                effects.append(CommitTransfer(lease_token, staging.commit))
+        return effects
 
     def _take_spans(self, attempt: Attempt, end: int) -> list[_Span]:
         """Return the blocks up to `end` that were not pushed, as no span or one, and mark them.
@@ -159,12 +213,23 @@ class PrefillFlow(NodeFlow):
             first_token_id=output.token_ids[0],
             draft_token_ids=tuple(sequence.proposed_token_ids),
         )
+        staging = self._staging.get(attempt.lease_token)
+        if staging is not None:
+            staging.commit = commit
+            return effects
         return [*effects, CommitTransfer(attempt.lease_token, commit)]
 
     def _on_kv_event(self, event: KVEvent, now_s: float) -> list[Effect]:
         attempt = self.attempts.of_lease(event.lease_token)
         if attempt is None or not isinstance(event, TransferEnded):
             return []
+        staging = self._staging.get(event.lease_token)
+        if staging is not None:
+            staging.end = event
+            return []
+        return self._on_transfer_ended(attempt, event)
+
+    def _on_transfer_ended(self, attempt: Attempt, event: TransferEnded) -> list[Effect]:
         del self._tickets[event.lease_token]
         self.attempts.clear_lease(attempt)
         attempt.transfer = event.timing

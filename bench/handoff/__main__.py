@@ -21,6 +21,9 @@ then, and its KV needs 590 MB/s of the wire.
                            synthetic_8b: the whole process, since its compute sleeps
     cpu_s_per_gb_receiver  the same of the decode node's process, all of it
 
+`beside_slow_nodes` are those of synthetic_8b while the prefill node also sends to --slow-nodes
+decode nodes that take a frame a second over zmq; they say nothing of the CPU time of one node.
+
 The figures of each layout stand under zmq.demo, zmq.synthetic_8b and so on; those directly under a
 transport are the worse of the two. Both processes share this machine's cores with the compute.
 """
@@ -37,6 +40,7 @@ from bench.handoff.decode_end import DecodeEnd
 from bench.handoff.figures import Handoff, figures, worst_of
 from bench.handoff.prefill_end import CHUNK_TOKENS, PROMPT_TOKENS, Case, Prefilled, PrefillEnd
 from bench.handoff.processes import Remote
+from bench.handoff.slow_nodes import SlowNodes
 
 TRANSPORTS = ("zmq", "shm")
 LAYOUTS = ("demo", "synthetic_8b")
@@ -44,13 +48,18 @@ MORE_LAYOUTS = ("demo_int8",)
 _NUM_WARM_UPS = 2
 
 
-def measure(case: Case, num_handoffs: int) -> list[Handoff]:
-    """Measure prompts one after another, of which the first few are not counted."""
+def measure(case: Case, num_handoffs: int, num_slow: int = 0) -> list[Handoff]:
+    """Measure prompts one after another, of which the first few are not counted.
+
+    Meanwhile the prefill node sends to `num_slow` slow nodes too.
+    """
     handoffs = []
     with (
         closing(Remote(PrefillEnd, case)) as prefill,
         closing(Remote(DecodeEnd, case, prefill.call("layout"))) as decode,
+        closing(Remote(SlowNodes, case, prefill.call("layout"), num_slow)) as slow,
     ):
+        prefill.call("burden", slow.call("reserve"))
         for number in range(_NUM_WARM_UPS + num_handoffs):
             done: Prefilled = prefill.call("prefill", decode.call("reserve", number), number)
             handoffs.append(_handoff(case, done, decode.call("wait_landed")))
@@ -84,12 +93,17 @@ def run(options: argparse.Namespace) -> dict[str, dict[str, object]]:
                 kv_verify=options.kv_verify,
             )
             layouts[layout] = figures(measure(case, options.handoffs))
-        result[transport] = {**worst_of(layouts), **layouts}
+            if layout == "synthetic_8b" and options.slow_nodes:
+                print(f"{transport}: beside slow nodes", file=sys.stderr)
+                beside = figures(measure(case, options.handoffs, options.slow_nodes))
+                result[transport] = {"beside_slow_nodes": beside}
+        result[transport] = {**worst_of(layouts), **layouts, **result.get(transport, {})}
     result["settings"] = {
         "prompt_tokens": PROMPT_TOKENS,
         "chunk_tokens": CHUNK_TOKENS,
         "synthetic_tokens_per_s": options.tokens_per_s,
         "kv_verify": options.kv_verify,
+        "slow_nodes": options.slow_nodes,
     }
     return result
 
@@ -109,6 +123,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--tokens-per-s", type=float, default=4000.0, help="pace of the synthetic compute"
     )
     parser.add_argument("--kv-verify", default="auto", help="auto, off, commit or block")
+    parser.add_argument(
+        "--slow-nodes", type=int, default=0, help="measure beside so many too (default: 0)"
+    )
     options = parser.parse_args(arguments)
     if options.handoffs < 1 or options.tokens_per_s <= 0:
         parser.error("wanted at least 1 handoff and a pace above 0")

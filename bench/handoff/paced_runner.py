@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from common.grammar import Grammar
 from common.kv_layout import KVLayout
+from engine.core.cache_copy import CacheCopy, CopyUnderWay
 from engine.core.plan import (
     DrawnTokens,
     OnLayer,
@@ -17,7 +18,6 @@ from engine.core.plan import (
     ScheduledSequence,
     StepCosts,
 )
-from node.perform_effects import StagedCopy
 
 HostMemory = Callable[[int, bool], npt.NDArray[np.uint8] | None]
 
@@ -86,12 +86,9 @@ class PacedRunner:
     def warm_up(self) -> None:
         """Do nothing: nothing is compiled."""
 
-    def stage_out(self, block_ids: Sequence[int]) -> None:
-        """Do nothing: the pool is host memory."""
-
     needs_staging = False
 
-    def begin_stage_in(self, block_ids: Sequence[int]) -> StagedCopy:
+    def begin_copy(self, copy: CacheCopy) -> CopyUnderWay:
         raise NotImplementedError("the pool is host memory")
 
     def swap_out(self, block_ids: Sequence[int], host_block_ids: Sequence[int]) -> None:

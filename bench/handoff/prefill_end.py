@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -120,6 +121,7 @@ class PrefillEnd:
         self._runner.warm_up()
         self._inbox = Inbox(max_requests=8)
         self._ended: queue.SimpleQueue[TransferEnded] = queue.SimpleQueue()
+        self._burden: set[int] = set()
         me = Incarnation("prefill", 1)
         self._connector = kv.connect(self._runner, me, self._on_event)
         self._timed = _TimedConnector(self._connector)
@@ -137,7 +139,7 @@ class PrefillEnd:
                 cast(OutputStreams, self._answers),
                 self._runner,
                 on_drained=lambda: None,
-                on_staged=self._inbox.put,
+                on_copied=self._inbox.put,
             ).perform_effect,
             flush=lambda: None,
             on_crash=lambda: None,
@@ -182,6 +184,17 @@ class PrefillEnd:
             cpu_s=self._cpu_s() - cpu_before_s,
         )
 
+    def burden(self, tickets: Sequence[Ticket]) -> None:
+        """Send to nodes that take it slowly; these transfers are never committed."""
+        for ticket in tickets:
+            self._burden.add(ticket.lease_token)
+            self._connector.open(ticket, deadline_s=3600.0)
+            blocks = range(len(ticket.target_block_ids))
+            for layer in range(self.layout.num_layers):
+                self._connector.push(
+                    ticket.lease_token, layer=layer, ordinals=blocks, source_blocks=blocks
+                )
+
     def close(self) -> None:
         self._inbox.close()
         self._connector.close()
@@ -192,6 +205,8 @@ class PrefillEnd:
         return transfer_threads_cpu_s() + self._timed.cpu_s
 
     def _on_event(self, event: ConnectorEvent) -> None:
+        if isinstance(event, TransferEnded) and event.lease_token in self._burden:
+            return
         self._inbox.put(event)
         if isinstance(event, TransferEnded):
             self._ended.put(event)

@@ -27,6 +27,8 @@ from engine.core.step_plan import (
     StopRule,
 )
 
+_DECODING = (SequenceStatus.RUNNING_DECODE, SequenceStatus.SWAPPING_IN)
+
 
 def plan_admissions(
     budget: StepBudget,
@@ -128,7 +130,7 @@ class _Admissions:
             if stop is None:
                 for one in blocked:
                     plan.bypassed[one.sequence_id] = plan.bypassed.get(one.sequence_id, 0) + 1
-            elif stop in (StopRule.NO_SEAT, StopRule.NO_BUDGET):
+            elif stop in (StopRule.NO_SEAT, StopRule.NO_BUDGET, StopRule.COPYING):
                 rule = rule if blocked else stop
                 break
             else:
@@ -168,16 +170,18 @@ class _Admissions:
         budget = self.budget
         need = self._need(sequence, self.freed)
         may_preempt = is_head and budget.policy.enable_priority_scheduling
+        is_room_made = False
         if may_preempt and (budget.num_seats <= 0 or self._why_blocked(need, sequence)):
-            need = self._preempt_lower(sequence, need)
+            is_room_made, need = self._preempt_lower(sequence, need)
         start, num_tokens = self._first_chunk(sequence, need)
-        if num_tokens == 0 and not sequence.has_remote_kv:
+        if num_tokens == 0 and not self._is_copied_in(sequence, need):
             return StopRule.NO_BUDGET
         if budget.num_seats <= 0:
             return StopRule.NO_SEAT
         stop = self._why_blocked(need, sequence)
         if stop is not None:
-            return stop
+            # Nobody may take what is left of the room: it is enough only with what is coming.
+            return StopRule.COPYING if is_room_made else stop
         self.locked.update(need.cached)
         self.reserve = self.reserve.plus(need.seated)
         self.seated.append(sequence)
@@ -225,7 +229,7 @@ class _Admissions:
 
     def _headroom(self, sequence: SequenceView, seated: Iterable[SequenceView]) -> int:
         """Return the blocks to leave free when a victim is seated, or it is preempted again."""
-        decoding = [s for s in seated if s.status is SequenceStatus.RUNNING_DECODE]
+        decoding = [s for s in seated if s.status in _DECODING]
         return headroom_blocks(
             [*decoding, sequence],
             retract_decode_steps=self.budget.policy.retract_decode_steps,
@@ -237,23 +241,39 @@ class _Admissions:
         self, sequence: SequenceView, need: _Need, num_freed_tokens: int = 0
     ) -> tuple[int, int]:
         """Return the start and the tokens of the first chunk; victims leave `num_freed_tokens`."""
-        if sequence.has_remote_kv:
+        if self._is_copied_in(sequence, need):
             return 0, 0
         start = max(len(need.cached) * self.budget.limits.block_size, sequence.num_swapped)
         num_uncomputed = sequence.num_known - start
         return start, self.budget.chunk_tokens(start, num_uncomputed, num_kept=-num_freed_tokens)
 
-    def _preempt_lower(self, sequence: SequenceView, need: _Need) -> _Need:
-        """Preempt lower priorities if that makes `sequence` fit; else preempt none."""
-        room = self._room_by_fewest_victims(sequence)
+    def _is_copied_in(self, sequence: SequenceView, need: _Need) -> bool:
+        """Return whether its KV is copied to its blocks beside the steps, before it decodes."""
+        if sequence.has_remote_kv:
+            return True
+        num_cached = len(need.cached) * self.budget.limits.block_size
+        return self.budget.policy.swaps_late and sequence.num_swapped > num_cached
+
+    def _preempt_lower(self, sequence: SequenceView, need: _Need) -> tuple[bool, _Need]:
+        """Preempt lower priorities if that makes `sequence` fit; else preempt none.
+
+        Return whether there is room now, or when copies have ended, and what it then needs.
+        """
+        room = None
+        if self.budget.coming and self.budget.num_seats > 0:
+            room = self._room_without(sequence, ())
+        room = room or self._room_by_fewest_victims(sequence)
         if room is None:
-            return need
+            return False, need
         for victim in room.victims:
             num_freed = len(self._blocks_of_its_own(victim))
             self.seated.remove(victim)
             self.budget.preempt(victim, PreemptionReason.PRIORITY, num_freed)
-        self.reserve, self.freed = room.reserve, room.freed
-        return room.need
+        self.reserve = room.reserve
+        if self.budget.policy.swaps_late:
+            return True, self._need(sequence, self.freed)
+        self.freed = room.freed
+        return True, room.need
 
     def _room_by_fewest_victims(self, sequence: SequenceView) -> _Room | None:
         """Return the room that `sequence` needs, at the least loss; None if there is none.
@@ -297,7 +317,7 @@ class _Admissions:
         A victim counts with the blocks that it alone holds, not with what it might still need.
         """
         budget, reserve = self.budget, self.reserve
-        available, num_freed_tokens = budget.available, 0
+        available, num_freed_tokens = budget.available + budget.coming, 0
         freed = set(self.freed)
         for victim in victims:
             unshared = self._blocks_of_its_own(victim)
@@ -310,7 +330,7 @@ class _Admissions:
             reserve = reserve.minus(self._as_planned(victim))
         need = self._need(sequence, freed)
         _, num_tokens = self._first_chunk(sequence, need, num_freed_tokens)
-        if num_tokens == 0 and not sequence.has_remote_kv:
+        if num_tokens == 0 and not self._is_copied_in(sequence, need):
             return None
         reserved = 0
         if len(victims) < len(self.seated):

@@ -34,9 +34,13 @@ def plan_decodes(
     """
     size = budget.limits.block_size
     num_needed = int(new.sum())
-    if num_needed > budget.available:
+    if num_needed > budget.available + budget.coming:
         decoding, num_needed = _retract(budget, decoding, num_needed)
         new = np.array([_blocks_needed(s, 0, size) for s in decoding], np.int64)
+    if budget.available < num_needed <= budget.available + budget.coming:
+        budget.plan.stopped_by = StopRule.COPYING
+        _plan_those_that_fit(budget, decoding, new)
+        return decoding
     if num_needed > budget.available:
         # The last one left: it waits until held blocks are released, or until it is preempted.
         budget.plan.stopped_by = StopRule.NO_VICTIM
@@ -62,6 +66,13 @@ def plan_decodes(
         else:
             budget.plan_decode(sequence, num_new, 0)
     return decoding
+
+
+def _plan_those_that_fit(budget: StepBudget, decoding: list[SequenceView], new: Ints) -> None:
+    """Plan one token of each sequence for which blocks are left; the others wait for copies."""
+    for sequence, num_new in zip(decoding, new.tolist(), strict=True):
+        if num_new <= budget.available and budget.tokens_left:
+            budget.plan_decode(sequence, num_new, 0)
 
 
 def new_blocks(
@@ -118,7 +129,7 @@ def _retract(
                 tokens_per_seq=limits.tokens_per_seq,
                 block_size=limits.block_size,
             )
-            if num_needed + headroom <= budget.available:
+            if num_needed + headroom <= budget.available + budget.coming:
                 break
         view = left.pop(victim.sequence_id)
         num_needed -= _blocks_needed(view, 0, limits.block_size)

@@ -54,7 +54,7 @@ class PlanAhead:
         """What prevents that the plan is taken, if anything does; `take` completes it."""
         self._admitted: dict[int, Sequence] = {}
         """The waiting sequences that the plan admits, by id."""
-        if plan.preempted or plan.stopped_by is StopRule.NO_VICTIM:
+        if plan.preempted or plan.stopped_by in (StopRule.NO_VICTIM, StopRule.COPYING):
             self.rule = AheadRule.BLOCKS
         elif plan.admissions:
             admitted = {one.sequence_id for one in plan.admissions}

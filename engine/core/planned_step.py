@@ -96,6 +96,18 @@ class BlockCopy:
     host_block_ids: list[int]
 
 
+@dataclass(slots=True, eq=False)
+class SwapCopy:
+    """Copy whole blocks of a sequence to host memory (`is_out`) or back, beside the steps."""
+
+    sequence: Sequence
+    block_ids: list[int]
+    host_block_ids: list[int]
+    is_out: bool
+    held_host_block_ids: list[int] = field(default_factory=list)
+    """Host blocks to be released when the copy has ended."""
+
+
 @dataclass(frozen=True, slots=True)
 class Preempted:
     """The preemptions of one step: for blocks and for more urgent requests, and what they changed.
@@ -118,6 +130,7 @@ class Preempted:
 class PlannedStep:
     """The input of the runner, in this order: `swap_outs`, `swap_ins`, `batch`.
 
+    `swap_copies` begin before `batch`, in this order, and `Scheduler.end_copy` takes their ends.
     `sequences` are those of the batch. The transfers of `reserved` may begin. `starved` sequences
     can never get the block they need and must be finished.
     """
@@ -128,6 +141,7 @@ class PlannedStep:
     starved: list[Sequence] = field(default_factory=list)
     swap_outs: list[BlockCopy] = field(default_factory=list)
     swap_ins: list[BlockCopy] = field(default_factory=list)
+    swap_copies: list[SwapCopy] = field(default_factory=list)
     num_preempted: int = 0
     num_tokens: int = 0
     num_lost_tokens: int = 0
@@ -141,7 +155,8 @@ class PlannedStep:
     @property
     def made_progress(self) -> bool:
         """Whether the next plan may differ from this one without a new event."""
-        return bool(self.sequences or self.reserved or self.num_preempted or self.starved)
+        begun = self.reserved or self.swap_copies
+        return bool(self.sequences or begun or self.num_preempted or self.starved)
 
     @property
     def has_drafts(self) -> bool:

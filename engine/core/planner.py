@@ -45,13 +45,16 @@ def plan_step(
     match_prefix: MatchPrefix,
     limits: Limits,
     policy: PlanPolicy,
+    num_copies: int = 0,
+    num_coming: int = 0,
 ) -> StepPlan:
     """Plan one step. `running` is by arrival, `waiting` in the order of the queue.
 
     `num_lacking[i]` blocks are missing for the last known token of `running[i]`, if it decodes.
     `receiving` sequences hold seats and blocks while their KV arrives. `num_exporting` sequences
-    have no seat, but their blocks are still read by a transfer, or may still be written. `growth`
-    returns the columns of all seated sequences; it is called only if admissions are tried.
+    have no seat, but their blocks are still read by a transfer, or may still be written. Blocks are
+    also held by `num_copies` copies of swapped KV; `num_coming` will be available when these end.
+    `growth` returns the columns of all seated sequences; it is called only if admissions are tried.
     """
     # A member of an enumeration costs more to look up than all else that is done for a sequence.
     decode = SequenceStatus.RUNNING_DECODE
@@ -60,13 +63,14 @@ def plan_step(
     if len(decoding) < len(running):
         prefilling = [s for s in running if s.status is not decode]
         num_lacking = num_lacking[[s.status is decode for s in running]]
-    budget = StepBudget(limits, pool, policy, limits.max_num_seqs - len(running) - len(receiving))
+    num_seats = limits.max_num_seqs - len(running) - len(receiving)
+    budget = StepBudget(limits, pool, policy, num_seats, num_coming)
     if decoding:
         decoding = plan_decodes(
             budget,
             decoding,
             num_lacking,
-            is_anything_else_held=bool(prefilling or receiving or num_exporting),
+            is_anything_else_held=bool(prefilling or receiving or num_exporting or num_copies),
         )
         budget.bound_work()
     chunks = ChunkPlan(budget, prefilling, waiting)
@@ -74,7 +78,7 @@ def plan_step(
     plan = budget.plan
     if plan.preempted:
         plan.stopped_by = StopRule.PREEMPTED
-    elif plan.stopped_by is not StopRule.NO_VICTIM:
+    elif plan.stopped_by not in (StopRule.NO_VICTIM, StopRule.COPYING):
         seated = [*decoding, *prefilling, *receiving]
         plan_admissions(budget, waiting, seated=seated, growth=growth, match_prefix=match_prefix)
     chunks.after_admissions()

@@ -20,9 +20,10 @@ from common.request import FinishReason
 from engine.core.block_pool import BlockPool, BlockUse
 from engine.core.forecast import Forecast
 from engine.core.host_pool import HostPool
+from engine.core.invariants import check_state
 from engine.core.plan import DrawnTokens
 from engine.core.plan_ahead import AheadRule, PlanAhead
-from engine.core.planned_step import PlannedStep, Preempted, StepOutput, StepOutputs
+from engine.core.planned_step import PlannedStep, Preempted, StepOutput, StepOutputs, SwapCopy
 from engine.core.planner import plan_step
 from engine.core.policies.reservation import make_reservation
 from engine.core.policies.victims import VICTIM_ORDERS
@@ -64,12 +65,14 @@ class Scheduler:
         config: SchedulingConfig | None = None,
         speculation: Speculation | None = None,
         num_host_blocks: int = 0,
+        swaps_late: bool = False,
     ) -> None:
+        """`swaps_late`: swapped KV is copied beside the steps, and `end_copy` takes the ends."""
         config = config or SchedulingConfig()
         self.limits = limits
         self.pool = BlockPool(num_blocks)
         self.host_pool = HostPool(num_host_blocks if config.preemption_mode == "swap" else 0)
-        self._swapping = Swapping(self.host_pool, limits.block_size)
+        self.swapping = Swapping(self.host_pool, limits.block_size, is_late=swaps_late)
         self.waiting = WaitingQueue(
             has_priorities=config.enable_priority_scheduling,
             requeues_at_tail=config.requeue == "tail",
@@ -198,15 +201,36 @@ class Scheduler:
         self, sequence: Sequence, first_token_id: int, draft_token_ids: Items[int] = ()
     ) -> StepOutput:
         """Start decoding from the first token, drawn elsewhere, when the prompt's KV landed."""
+        sequence.has_remote_kv = False
+        self._start(sequence)
+        drawn = DrawnTokens((first_token_id,), draft_token_ids=tuple(draft_token_ids))
+        return self._results.append(sequence, drawn)
+
+    def end_copy(self, copy: SwapCopy, *, is_good: bool) -> None:
+        """Release what a copy of swapped KV held; a sequence that was copied back decodes on.
+
+        If the copy failed, the sequence is computed again.
+        """
+        sequence = copy.sequence
+        is_good = self.swapping.end(copy, is_good=is_good)
+        if copy.is_out:
+            self.pool.release(copy.block_ids)
+        elif sequence.status is SequenceStatus.FINISHED:
+            self.end_quarantine(sequence)
+        else:
+            self._start(sequence)
+            if not is_good:
+                self.running.remove(sequence)
+                self._requeue(sequence)
+
+    def _start(self, sequence: Sequence) -> None:
+        """Let a seated sequence decode whose KV has come."""
         del self.receiving[sequence.sequence_id]
         self.pool.start_running(sequence.block_table)
-        sequence.has_remote_kv = False
         sequence.move_to(SequenceStatus.RUNNING_DECODE)
         self.running.add(sequence)
         if self._ahead is not None:
             self._ahead.on_landing()
-        drawn = DrawnTokens((first_token_id,), draft_token_ids=tuple(draft_token_ids))
-        return self._results.append(sequence, drawn)
 
     # --- the ends -----------------------------------------------------------------------------
 
@@ -236,22 +260,7 @@ class Scheduler:
 
     def check(self) -> None:
         """Raise `AssertionError` unless blocks, seats and statuses agree."""
-        self.pool.check()
-        self.host_pool.check()
-        seated = len(self.running) + len(self.receiving)
-        assert seated <= self.limits.max_num_seqs, "more sequences than seats"
-        for sequence in self.running:
-            num_slots = len(sequence.block_table) * self.limits.block_size
-            assert sequence.num_computed <= num_slots, "computed tokens without a block"
-            if sequence.is_decoding:
-                assert sequence.num_uncomputed == 1, "decoding, yet not caught up"
-        waiting_tokens = sum(sequence.num_known for sequence in self.waiting)
-        assert self.waiting.num_tokens == waiting_tokens, "queued tokens miscounted"
-        num_kept = sum(len(block_ids) for block_ids in self.quarantined.values())
-        assert self.pool.counts().quarantined == num_kept, "quarantined blocks miscounted"
-        self.seats.check([*self.running, *self.receiving.values()])
-        num_swapped = sum(len(sequence.host_block_ids) for sequence in self.waiting)
-        assert self.host_pool.num_used == num_swapped, "host blocks without an owner"
+        check_state(self)
 
     # --- inside: taking what a plan decided ----------------------------------------------------
 
@@ -287,6 +296,8 @@ class Scheduler:
             receiving=list(self.receiving.values()),
             waiting=self.waiting,
             num_exporting=len(self.exporting) + len(self.quarantined),
+            num_copies=self.swapping.num_under_way,
+            num_coming=self.swapping.num_coming(self.pool),
             growth=self.seats.growth if forecast is None else forecast.growth,
             pool=self.pool if forecast is None else forecast.pool,
             match_prefix=cast(MatchPrefix, self._prefixes.match),
@@ -315,6 +326,7 @@ class Scheduler:
             skip_ahead_limit=config.skip_ahead_limit,
             enable_priority_scheduling=config.enable_priority_scheduling,
             long_prefill_token_threshold=config.long_prefill_token_threshold,
+            swaps_late=self.swapping.is_late,
         )
 
     def _take(self, plan: StepPlan, by_id: Mapping[int, Sequence]) -> PlannedStep:
@@ -370,9 +382,14 @@ class Scheduler:
             self._receive(sequence, admission)
             step.reserved.append(sequence)
             return False
-        block_ids = self.pool.allocate(admission.num_new_blocks, BlockUse.RUNNING)
-        self.seats.add_blocks(sequence, block_ids)
-        self._swapping.swap_in(step, sequence)
+        is_copied_in = self.swapping.is_copied_in(sequence, num_cached)
+        use = BlockUse.RECEIVING if is_copied_in else BlockUse.RUNNING
+        self.seats.add_blocks(sequence, self.pool.allocate(admission.num_new_blocks, use))
+        self.swapping.swap_in(step, sequence)
+        if is_copied_in:
+            sequence.move_to(SequenceStatus.SWAPPING_IN)
+            self.receiving[sequence.sequence_id] = sequence
+            return False
         if sequence.status is SequenceStatus.PREEMPTED:
             num_lost = sequence.num_known - 1 - sequence.num_computed
             self._counters.num_recomputed_tokens += num_lost
@@ -429,11 +446,16 @@ class Scheduler:
 
     def _preempt(self, step: PlannedStep, sequence: Sequence) -> None:
         self.running.remove(sequence)
-        self._counters.num_swapped_out += self._swapping.swap_out(step, sequence)
-        self.pool.release(sequence.block_table)
+        num_swapped_out = self.swapping.swap_out(step, sequence)
+        self._counters.num_swapped_out += num_swapped_out
+        step.num_lost_tokens += sequence.num_computed
+        self._requeue(sequence, num_held=num_swapped_out if self.swapping.is_late else 0)
+
+    def _requeue(self, sequence: Sequence, *, num_held: int = 0) -> None:
+        """Let a seated sequence wait for its blocks again; a copy holds the first `num_held`."""
+        self.pool.release(sequence.block_table[num_held:])
         self.seats.leave(sequence)
         sequence.block_table = []
-        step.num_lost_tokens += sequence.num_computed
         sequence.num_computed = 0
         sequence.num_hashed_blocks = 0
         sequence.draft_token_ids = sequence.proposed_token_ids = sequence.forced_token_ids = ()
@@ -472,8 +494,7 @@ class Scheduler:
     def _unlist(self, sequence: Sequence) -> None:
         if sequence.status in (SequenceStatus.WAITING, SequenceStatus.PREEMPTED):
             self.waiting.leave(sequence)
-            self._swapping.forget(sequence)
-        elif sequence.status is SequenceStatus.WAITING_FOR_KV:
+        elif sequence.status in (SequenceStatus.WAITING_FOR_KV, SequenceStatus.SWAPPING_IN):
             del self.receiving[sequence.sequence_id]
         elif sequence.status is SequenceStatus.EXPORTING:
             raise ValueError("an exporting sequence must be ended by release, after its transfer")
@@ -481,11 +502,13 @@ class Scheduler:
             raise ValueError(f"sequence {sequence.sequence_id} has finished already")
         else:
             self.running.remove(sequence)
+        if sequence.host_block_ids:
+            self.swapping.forget(sequence)
         if sequence.seat != NO_SEAT:
             self.seats.leave(sequence)
 
     def _free(self, sequence: Sequence) -> None:
-        if sequence.status is SequenceStatus.WAITING_FOR_KV:
+        if sequence.status in (SequenceStatus.WAITING_FOR_KV, SequenceStatus.SWAPPING_IN):
             kept = self.pool.quarantine(sequence.block_table)
             self.quarantined[sequence.sequence_id] = kept
             written = set(kept)

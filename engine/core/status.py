@@ -6,6 +6,9 @@
        │                      └───────────── PREEMPTED (back to decoding from host memory)
        └► WAITING_FOR_KV ──────────────────────────►┘ (to RUNNING_DECODE)
 
+A preempted sequence whose KV is copied back beside the steps is SWAPPING_IN before it decodes; when
+that copy fails it is PREEMPTED again.
+
 Every status may also go to FINISHED: abort, deadline and failure are legal everywhere.
 """
 
@@ -27,6 +30,8 @@ class SequenceStatus(Enum):
     """Computed up to the last known token; each step appends tokens."""
     PREEMPTED = "preempted"
     """Lost its blocks; waits in the queue to be recomputed, or copied back from host memory."""
+    SWAPPING_IN = "swapping_in"
+    """Holds a seat and blocks; its KV is being copied there from host memory."""
     EXPORTING = "exporting"
     """Holds blocks that a transfer may still read; has no seat and is never scheduled."""
     FINISHED = "finished"
@@ -39,7 +44,8 @@ TRANSITIONS: dict[SequenceStatus, frozenset[SequenceStatus]] = {
     _S.WAITING_FOR_KV: frozenset({_S.RUNNING_DECODE, _S.FINISHED}),
     _S.RUNNING_PREFILL: frozenset({_S.RUNNING_DECODE, _S.EXPORTING, _S.FINISHED}),
     _S.RUNNING_DECODE: frozenset({_S.PREEMPTED, _S.EXPORTING, _S.FINISHED}),
-    _S.PREEMPTED: frozenset({_S.RUNNING_PREFILL, _S.RUNNING_DECODE, _S.FINISHED}),
+    _S.PREEMPTED: frozenset({_S.RUNNING_PREFILL, _S.RUNNING_DECODE, _S.SWAPPING_IN, _S.FINISHED}),
+    _S.SWAPPING_IN: frozenset({_S.RUNNING_DECODE, _S.PREEMPTED, _S.FINISHED}),
     _S.EXPORTING: frozenset({_S.FINISHED}),
     _S.FINISHED: frozenset(),
 }

@@ -27,7 +27,14 @@ prompt that is never computed would keep its blocks for ever."""
 class StepBudget:
     """The rest of a step's budgets, and the plan so far. Only the planner's modules write to it."""
 
-    def __init__(self, limits: Limits, pool: PoolView, policy: PlanPolicy, num_seats: int) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        pool: PoolView,
+        policy: PlanPolicy,
+        num_seats: int,
+        num_coming: int = 0,
+    ) -> None:
         self.plan = StepPlan()
         self.limits = limits
         self.pool = pool
@@ -35,6 +42,8 @@ class StepBudget:
         self.num_seats = num_seats
         self.tokens_left = limits.max_num_batched_tokens
         self.available = pool.num_available
+        self.coming = num_coming
+        """Blocks that will be available when copies to host memory have ended."""
         self.growing: list[tuple[SequenceView, int]] = []
         """Decoding sequences that get blocks, and how many, as they were planned."""
         self._longest_chunk = limits.max_num_batched_tokens
@@ -44,7 +53,10 @@ class StepBudget:
     def preempt(self, victim: SequenceView, reason: PreemptionReason, num_freed: int) -> None:
         """Preempt `victim`: take back its seat, its planned chunk and `num_freed` blocks."""
         self.plan.preempted.append(Preemption(victim.sequence_id, reason))
-        self.available += num_freed
+        if self.policy.swaps_late:
+            self.coming += num_freed
+        else:
+            self.available += num_freed
         self.num_seats += 1
         planned = self.plan.chunks.pop(victim.sequence_id, None)
         if planned is not None:

@@ -97,6 +97,8 @@ class PlanPolicy:
     enable_priority_scheduling: bool
     long_prefill_token_threshold: int = 0
     """The most tokens of one prompt in a step while others compete; 0: no limit."""
+    swaps_late: bool = False
+    """Whether a preempted sequence's blocks are available only after a copy, beside the steps."""
 
 
 class StopRule(Enum):
@@ -110,6 +112,8 @@ class StopRule(Enum):
     BARRIER = "barrier"
     PREEMPTED = "preempted"
     NO_VICTIM = "no_victim"
+    COPYING = "copying"
+    """What is needed comes when copies to host memory have ended."""
 
 
 class PreemptionReason(Enum):

@@ -22,7 +22,7 @@ With either, `mtp` drafts tokens with one more layer.
     kv_cache            the KV cache in one allocation; kv_formats: what it stores of a number
     device_arrays       a step's index arrays, sent to the device in one copy
     layers_out          reports a step's layers as they become readable
-    landings_in         copies landed KV to a device beside running steps
+    device_copies       copies KV between a device and host memory beside running steps
     host_pool           swapped-out blocks in host memory
     verification        accepts drafts from what was drawn after each row
     undrawn             why a sequence of a step has no token

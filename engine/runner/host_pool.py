@@ -7,11 +7,15 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from common.errors import InternalError
+from engine.core.cache_copy import CopyUnderWay
 from engine.runner.kv_cache import KVCache
 
 
 class HostPool:
-    """Memory for `num_blocks` whole blocks of a cache, all layers. One thread owns both."""
+    """Memory for `num_blocks` whole blocks of a cache, all layers. One thread owns both.
+
+    `swap_out` and `swap_in` are for a cache in host memory, `begin_swap` for a mirrored one.
+    """
 
     def __init__(self, cache: KVCache, size_bytes: int) -> None:
         self.num_blocks = size_bytes // cache.layout.block_bytes
@@ -23,14 +27,19 @@ class HostPool:
     def swap_out(self, block_ids: Sequence[int], host_block_ids: Sequence[int]) -> None:
         """Copy cache blocks to host blocks, pairwise; `InternalError` for bad ids."""
         self._check(block_ids, host_block_ids)
-        self._cache.stage_out(block_ids)
         _copy_blocks(self._cache.host_bytes, block_ids, self._bytes, host_block_ids)
 
     def swap_in(self, host_block_ids: Sequence[int], block_ids: Sequence[int]) -> None:
         """Copy host blocks to cache blocks, pairwise; `InternalError` for bad ids."""
         self._check(block_ids, host_block_ids)
         _copy_blocks(self._bytes, host_block_ids, self._cache.host_bytes, block_ids)
-        self._cache.stage_in(block_ids)
+
+    def begin_swap(
+        self, block_ids: Sequence[int], host_block_ids: Sequence[int], *, is_out: bool
+    ) -> CopyUnderWay:
+        """Begin to copy between a device and host blocks, pairwise; `InternalError` for bad ids."""
+        self._check(block_ids, host_block_ids)
+        return self._cache.begin_copy(block_ids, self._bytes, host_block_ids, is_out=is_out)
 
     def _check(self, block_ids: Sequence[int], host_block_ids: Sequence[int]) -> None:
         if len(block_ids) != len(host_block_ids):

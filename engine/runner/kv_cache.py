@@ -2,21 +2,31 @@
 
 On a CPU the bytes are the cache's own memory. On another device they are a mirror in host memory:
 blocks are staged out before they are sent (layer by layer while a step computes them) and staged in
-after they have landed, beside the steps of other sequences.
+after they have landed. All copies between the device and host memory are made beside the steps, on
+a stream and a thread of their own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 
 import numpy as np
 
 from common.errors import ConfigError
 from common.kv_layout import STORED_BYTES, KVLayout
+from engine.core.cache_copy import CopyUnderWay
 from engine.core.plan import OnLayer
+from engine.runner.device_copies import (
+    DeviceCopies,
+    DeviceSide,
+    GpuSide,
+    Submit,
+    begin_layer_out,
+    copying_thread,
+)
 from engine.runner.framework import paddle
-from engine.runner.landings_in import GpuSide, LandingCopy, LandingsIn
-from engine.runner.layers_out import DeviceCopy, FinishedCopy, LayerCopy, LayersOut
+from engine.runner.layers_out import FinishedCopy, LayerCopy, LayersOut, ThreadCopy
 
 HostMemory = Callable[[int, bool], np.ndarray | None]
 """Allocates host memory that other processes can read: `(num_bytes, is_touched)`.
@@ -48,8 +58,6 @@ class KVCache:
         self.layout = layout
         self.is_mirrored = paddle.get_device() != "cpu" if is_mirrored is None else is_mirrored
         """Whether `host_bytes` is other memory than what is computed in."""
-        self._copy_stream: paddle.device.Stream | None = None
-        self._landings: LandingsIn | None = None
         self.allocate(memory_bytes, host_memory=host_memory)
 
     def allocate(
@@ -93,53 +101,62 @@ class KVCache:
         return LayersOut(on_layer, lambda layer: self._start_copy(layer, block_ids))
 
     def _start_copy(self, index: int, block_ids: np.ndarray) -> LayerCopy:
-        if self.tensor.place.is_cpu_place():
-            self._stage_layer_out(index, block_ids, paddle.to_tensor(block_ids))
+        side, host = self._device_side, self.host_bytes[index]
+        if side is None:
+            self._copy_layer_out(index, block_ids, host, block_ids)
             return FinishedCopy()
-        if self._copy_stream is None:
-            self._copy_stream = paddle.device.Stream()
-        return DeviceCopy(self.layer(index), block_ids, self.host_bytes[index], self._copy_stream)
+        return ThreadCopy(begin_layer_out(side, self._submit, index, block_ids, host, block_ids))
 
-    def stage_out(self, block_ids: Sequence[int]) -> None:
-        """Copy these blocks from the device to `host_bytes`."""
-        if not self.is_mirrored:
-            return
-        ids = np.asarray(block_ids)
-        places = paddle.to_tensor(ids)
-        for index in range(self.layout.num_layers):
-            self._stage_layer_out(index, ids, places)
+    def begin_copy(
+        self,
+        block_ids: Sequence[int],
+        host: np.ndarray,
+        host_ids: Sequence[int],
+        *,
+        is_out: bool,
+    ) -> CopyUnderWay:
+        """Begin to copy blocks to or from those of `host`, pairwise, beside running steps.
 
-    def _stage_layer_out(self, index: int, ids: np.ndarray, places: paddle.Tensor) -> None:
-        for source, host in zip(self.layer(index), self.host_bytes[index], strict=True):
-            host[ids] = source[places].view("uint8").cpu().numpy().reshape(len(ids), -1)
-
-    def stage_in(self, block_ids: Sequence[int]) -> None:
-        """Copy these blocks from `host_bytes` to the device."""
-        if not self.is_mirrored:
-            return
-        ids = list(block_ids)
-        places, shape = paddle.to_tensor(ids), [len(ids), *self.tensor.shape[3:]]
-        for index in range(self.layout.num_layers):
-            for target, landed in zip(self.layer(index), self.host_bytes[index], strict=True):
-                pieces = paddle.to_tensor(np.ascontiguousarray(landed[ids]))
-                target[places] = pieces.view(self.layout.dtype).reshape(shape)
-
-    def begin_stage_in(self, block_ids: Sequence[int]) -> LandingCopy | FinishedCopy:
-        """Begin to copy these blocks from `host_bytes` to the device, beside running steps.
-
-        Until the copy is done no step may use them, and nothing may write them in `host_bytes`.
+        `host` is `[num_layers, 2, blocks, piece_bytes]`: `host_bytes`, or other memory. A cache
+        that only plays to be on a device is copied at once.
         """
-        if not self.is_mirrored or self.tensor.place.is_cpu_place():
-            self.stage_in(block_ids)
-            return FinishedCopy()
-        if self._landings is None:
-            side = GpuSide(self.layer, self.host_bytes, self.layout.dtype)
-            self._landings = LandingsIn(
-                side,
-                num_layers=self.layout.num_layers,
-                block_bytes=self.layout.layer_bytes,
-            )
-        return self._landings.begin(block_ids)
+        if self._device_side is not None:
+            return self._copies.begin(block_ids, host, host_ids, is_out=is_out)
+        ours, theirs = np.asarray(block_ids), np.asarray(host_ids)
+        copy_layer = self._copy_layer_out if is_out else self._copy_layer_in
+        for index in range(self.layout.num_layers):
+            copy_layer(index, ours, host[index], theirs)
+        return FinishedCopy()
+
+    def _copy_layer_out(
+        self, index: int, block_ids: np.ndarray, host: np.ndarray, host_ids: np.ndarray
+    ) -> None:
+        places = paddle.to_tensor(block_ids)
+        for source, part in zip(self.layer(index), host, strict=True):
+            part[host_ids] = source[places].view("uint8").cpu().numpy().reshape(len(host_ids), -1)
+
+    def _copy_layer_in(
+        self, index: int, block_ids: np.ndarray, host: np.ndarray, host_ids: np.ndarray
+    ) -> None:
+        places, shape = paddle.to_tensor(block_ids), [len(block_ids), *self.tensor.shape[3:]]
+        for target, part in zip(self.layer(index), host, strict=True):
+            pieces = paddle.to_tensor(np.ascontiguousarray(part[host_ids]))
+            target[places] = pieces.view(self.layout.dtype).reshape(shape)
+
+    @cached_property
+    def _device_side(self) -> DeviceSide | None:
+        """What copies consist of; None: the memory of a CPU, which is copied at once."""
+        return None if self.tensor.place.is_cpu_place() else GpuSide(self.layer, self.layout.dtype)
+
+    @cached_property
+    def _submit(self) -> Submit:
+        return copying_thread()
+
+    @cached_property
+    def _copies(self) -> DeviceCopies:
+        assert self._device_side is not None
+        sizes = [layer.num_bytes for layer in self.layout.layers]
+        return DeviceCopies(self._device_side, block_bytes=sizes, submit=self._submit)
 
     def layer(self, index: int) -> tuple[paddle.Tensor, paddle.Tensor]:
         """Return a layer's keys and values `[num_blocks, kv_heads, block_size, slot items]`."""

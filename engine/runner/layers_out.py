@@ -1,19 +1,18 @@
 """Report a step's layers as they become readable in host memory, while the next ones compute.
 
 A device computes behind the thread that queues its work. A computed layer's blocks are copied out
-on a separate stream while the next layers compute; a layer is reported when its copy is done.
+on a separate stream while the next layers compute, and written to host memory on a thread; a layer
+is reported when its copy is done. The end of a step waits for the copies of its last layers.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Protocol
-
-import numpy as np
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, Protocol
 
 from engine.core.plan import OnLayer
-from engine.runner.framework import paddle
 
 MAX_UNDER_WAY = 4
 """The most copies in flight; each holds pinned memory.
@@ -73,43 +72,23 @@ class LayersOut:
             self._on_layer(layer)
 
 
-class DeviceCopy:
-    """A copy of blocks of one layer from a GPU, through pinned memory, to a host mirror."""
+class ThreadCopy:
+    """A copy that a thread completes."""
 
-    def __init__(
-        self,
-        parts: Sequence[paddle.Tensor],
-        block_ids: np.ndarray,
-        target: np.ndarray,
-        stream: paddle.device.Stream,
-    ) -> None:
-        """Start the copy.
-
-        `parts` are the layer's keys and values, `target` `[2, num_blocks, piece_bytes]` the mirror
-        of both. `stream` is one that nothing else is computed on.
-        """
-        stream.wait_event(paddle.device.current_stream().record_event())
-        with paddle.device.stream_guard(stream):
-            places = paddle.to_tensor(block_ids)
-            # Both must live until the copy is done, so that their memory is not reused before.
-            self._gathered = [part[places].view("uint8") for part in parts]
-            self._pinned = [one.pin_memory(blocking=False) for one in self._gathered]
-            self._done = stream.record_event()
-        self._block_ids, self._target = block_ids, target
+    def __init__(self, work: Future[Any]) -> None:
+        self._work = work
 
     def is_done(self) -> bool:
-        return bool(self._done.query())
+        return self._work.done()
 
     def finish(self) -> None:
-        self._done.synchronize()
-        for host, pinned in zip(self._target, self._pinned, strict=True):
-            host[self._block_ids] = pinned.numpy().reshape(len(self._block_ids), -1)
+        self._work.result()
 
 
 class FinishedCopy:
     """A copy that is complete already."""
 
-    def is_done(self) -> bool:
+    def is_done(self, *, may_begin: bool = True) -> bool:
         return True
 
     def finish(self) -> None:

@@ -13,6 +13,7 @@ from common.grammar import Grammar
 from common.kv_layout import KVLayout
 from common.memory_plan import MemoryPlan
 from common.request import SamplingParams
+from engine.core.cache_copy import CacheCopy, CopyKind, CopyUnderWay
 from engine.core.grammar_statistics import GrammarStatistics
 from engine.core.plan import (
     DrawnTokens,
@@ -32,8 +33,6 @@ from engine.runner.grammar_masks import GrammarMasks
 from engine.runner.host_draw import MAX_SAMPLED_ROWS, HostDraw
 from engine.runner.host_pool import HostPool
 from engine.runner.kv_cache import KVCache
-from engine.runner.landings_in import LandingCopy
-from engine.runner.layers_out import FinishedCopy
 from engine.runner.mtp.draft_step import MtpLayer, plan_drafts, run_drafts
 from engine.runner.prompt_scores import find_prompt_logprobs
 from engine.runner.sampler import sampled_rows
@@ -113,18 +112,23 @@ class ModelRunner:
         """
         return self._cache.host_bytes
 
-    def stage_out(self, block_ids: Sequence[int]) -> None:
-        """Make computed KV of these blocks readable in `kv_bytes`."""
-        self._cache.stage_out(block_ids)
-
     @property
     def needs_staging(self) -> bool:
         """Whether KV that is written to `kv_bytes` must be staged in before a step reads it."""
         return self._cache.is_mirrored
 
-    def begin_stage_in(self, block_ids: Sequence[int]) -> LandingCopy | FinishedCopy:
-        """Begin to copy KV that was written to these blocks in `kv_bytes` into the cache."""
-        return self._cache.begin_stage_in(block_ids)
+    def begin_copy(self, copy: CacheCopy) -> CopyUnderWay:
+        """Begin a copy between a mirrored cache and host memory, beside the steps.
+
+        Raises `InternalError` for bad ids.
+        """
+        if copy.kind in (CopyKind.SWAP_IN, CopyKind.SWAP_OUT):
+            return self._host_pool.begin_swap(
+                copy.block_ids, copy.host_block_ids, is_out=copy.kind.is_out
+            )
+        return self._cache.begin_copy(
+            copy.block_ids, self.kv_bytes, copy.block_ids, is_out=copy.kind.is_out
+        )
 
     @property
     def num_host_blocks(self) -> int:
@@ -132,7 +136,10 @@ class ModelRunner:
         return self._host_pool.num_blocks
 
     def swap_out(self, block_ids: Sequence[int], host_block_ids: Sequence[int]) -> None:
-        """Copy whole blocks, all layers, into the host pool; `InternalError` for bad ids."""
+        """Copy whole blocks, all layers, into the host pool; `InternalError` for bad ids.
+
+        For a cache in host memory, as `swap_in`; `begin_copy` is for a mirrored one.
+        """
         self._host_pool.swap_out(block_ids, host_block_ids)
 
     def swap_in(self, host_block_ids: Sequence[int], block_ids: Sequence[int]) -> None:
@@ -176,18 +183,21 @@ class ModelRunner:
             on_queued()
         draws = self._row_draw.draw(hidden, flat.sampled_rows, rows, batch)
         results, bad = accept_drafts(batch, draws)
-        for entry in find_prompt_logprobs(self._decoder, hidden, flat, batch, self.vocab_size):
+        unscored = find_prompt_logprobs(self._decoder, hidden, flat, batch, self.vocab_size)
+        for entry in unscored:
             results[entry] = None
-            bad.append(entry)
         if pending is not None and self.grammars is not None:
             self.grammars.propose(batch, results)
         if self._mtp is not None:
             self._propose(self._mtp, batch, flat, hidden, results)
             layers.on_computed(self._decoder.num_layers)
         layers.finish()
-        if bad:
+        if bad or unscored:
             failures = {} if pending is None else pending.failures
-            raise SequencesFailed(why_undrawn(bad, batch, draws, rows, failures), tuple(results))
+            errors = why_undrawn(bad, batch, draws, rows, failures)
+            for entry in unscored:
+                errors[entry] = InternalError("logits of the prompt are not finite")
+            raise SequencesFailed(errors, tuple(results))
         return results
 
     def _propose(

@@ -7,22 +7,27 @@ handoff copies the blocks from pool to pool.
 from __future__ import annotations
 
 from collections.abc import Sequence as Items
+from functools import partial
 from itertools import count
 from pathlib import Path
+from unittest.mock import patch
 
 from common.clock import MonotonicClock
 from common.config import EngineConfig, ModelConfig, SchedulingConfig, SpeculationConfig
 from common.prompt_logprobs import PromptLogprobs
 from common.request import GenerationRequest, TokenLogprobs
 from common.token_budget import num_speculative_tokens
+from engine.core.cache_copy import CacheCopy, CopyKind
 from engine.core.plan import DrawnTokens, StepCosts
-from engine.core.planned_step import PlannedStep
+from engine.core.planned_step import PlannedStep, SwapCopy
 from engine.core.scheduler import Scheduler
 from engine.core.sequence import Sequence
 from engine.core.speculation.speculation import make_speculation
 from engine.core.status import SequenceStatus
 from engine.core.step_plan import Limits
 from engine.execution import Execution, ExecutionHere, ExecutionThread
+from engine.runner import cache_size
+from engine.runner.kv_cache import KVCache
 from engine.runner.load import load_model_runner
 from engine.runner.model_runner import ModelRunner
 from pdserve.checkpoints.speculative_model import resolve_speculation
@@ -30,27 +35,37 @@ from tests.unit.engine_core.build import check_books, check_idle
 
 BLOCK_SIZE = 16
 _MOST_STEPS = 2000
+COPY_STEPS = 3
+"""How many steps the copy of a swapped sequence takes on a mirrored cache."""
 
 
 def load_runner(
-    folder: Path, num_drafts: int, max_chunk_tokens: int = 512, *, kv_cache_dtype: str = "auto"
+    folder: Path,
+    num_drafts: int,
+    max_chunk_tokens: int = 512,
+    *,
+    kv_cache_dtype: str = "auto",
+    is_mirrored: bool = False,
 ) -> ModelRunner:
     """Load a runner with the demo model's mtp layer; it serves the other methods as well.
 
-    No step of it has more than `max_chunk_tokens` tokens. Its cache stores `kv_cache_dtype`.
+    No step of it has more than `max_chunk_tokens` tokens. Its cache stores `kv_cache_dtype`. With
+    `is_mirrored`, it is other memory than transfers and swaps use, as on a device.
     """
     speculation = resolve_speculation(
         SpeculationConfig(speculative_method="mtp", num_speculative_tokens=num_drafts), folder
     )
-    runner = load_model_runner(
-        ModelConfig(model=str(folder), max_model_len=512),
-        EngineConfig(
-            block_size=BLOCK_SIZE, kv_cache_memory=64 << 20, kv_cache_dtype=kv_cache_dtype
-        ),
-        speculation=speculation,
-        swap_space=32 << 20,
-        max_chunk_tokens=max_chunk_tokens,
-    )
+    make_cache = partial(KVCache, is_mirrored=is_mirrored)
+    with patch.object(cache_size, "KVCache", make_cache):
+        runner = load_model_runner(
+            ModelConfig(model=str(folder), max_model_len=512),
+            EngineConfig(
+                block_size=BLOCK_SIZE, kv_cache_memory=64 << 20, kv_cache_dtype=kv_cache_dtype
+            ),
+            speculation=speculation,
+            swap_space=32 << 20,
+            max_chunk_tokens=max_chunk_tokens,
+        )
     runner.warm_up()
     return runner
 
@@ -78,7 +93,11 @@ class Node:
     ) -> None:
         # What an earlier run left in the pool must not help this one.
         runner.kv_bytes[...] = 0
-        assert runner.begin_stage_in(range(runner.num_blocks)).is_done()
+        if runner.needs_staging:
+            _copy(runner, CopyKind.STAGE_IN, range(runner.num_blocks))
+        self._copies: list[tuple[int, SwapCopy]] = []
+        """Copies of swapped blocks, and in which step each is made."""
+        self._num_steps = 0
         self.runner = runner
         kind = ExecutionThread if is_async else ExecutionHere
         self._execution: Execution = kind(runner, MonotonicClock())
@@ -100,6 +119,7 @@ class Node:
             config=config,
             speculation=make_speculation(speculation, COSTS),
             num_host_blocks=min(num_blocks, runner.num_host_blocks),
+            swaps_late=runner.needs_staging,
         )
         self.outputs: dict[int, list[int]] = {}
         self.logprobs: dict[int, list[TokenLogprobs]] = {}
@@ -113,7 +133,11 @@ class Node:
         """Whether a sequence runs, waits or holds blocks."""
         scheduler = self.scheduler
         return bool(
-            scheduler.running or scheduler.waiting or scheduler.receiving or scheduler.exporting
+            scheduler.running
+            or scheduler.waiting
+            or scheduler.receiving
+            or scheduler.exporting
+            or self._copies
         )
 
     def add(self, request: GenerationRequest, **kind: bool) -> Sequence:
@@ -125,6 +149,7 @@ class Node:
 
     def step(self) -> None:
         """Run one step, with all invariants checked before and after."""
+        self._end_copies()
         step = self.scheduler.plan()
         check_books(self.scheduler)
         assert not step.starved
@@ -134,6 +159,7 @@ class Node:
             self.runner.swap_out(copy.block_ids, copy.host_block_ids)
         for copy in step.swap_ins:
             self.runner.swap_in(copy.host_block_ids, copy.block_ids)
+        self._copies += [(self._num_steps + COPY_STEPS, swap) for swap in step.swap_copies]
         outputs = self.scheduler.apply(step, self._execute(step))
         check_books(self.scheduler)
         for output in outputs:
@@ -143,6 +169,16 @@ class Node:
             if output.prompt_logprobs is not None:
                 assert sequence_id not in self.prompt_logprobs, "they came twice"
                 self.prompt_logprobs[sequence_id] = output.prompt_logprobs
+
+    def _end_copies(self) -> None:
+        """Make the copies that are due; their blocks must be as they were at the beginning."""
+        self._num_steps += 1
+        while self._copies and self._copies[0][0] <= self._num_steps:
+            _, swap = self._copies.pop(0)
+            kind = CopyKind.SWAP_OUT if swap.is_out else CopyKind.SWAP_IN
+            _copy(self.runner, kind, swap.block_ids, swap.host_block_ids)
+            self.scheduler.end_copy(swap, is_good=True)
+            check_books(self.scheduler)
 
     def _execute(self, step: PlannedStep) -> list[DrawnTokens | None]:
         if not step.batch:
@@ -193,10 +229,18 @@ def _hand_off(prefill: Node, decode: Node, source: Sequence, target: Sequence) -
     first = target.num_cached_tokens // BLOCK_SIZE
     theirs = source.block_table[first:]
     ours = target.block_table[first : len(source.block_table)]
-    prefill.runner.stage_out(theirs)
+    if prefill.runner.needs_staging:
+        _copy(prefill.runner, CopyKind.STAGE_OUT, theirs)
     decode.runner.kv_bytes[:, :, ours] = prefill.runner.kv_bytes[:, :, theirs]
-    assert decode.runner.begin_stage_in(ours).is_done()
+    if decode.runner.needs_staging:
+        _copy(decode.runner, CopyKind.STAGE_IN, ours)
     (token_id,) = source.output_token_ids
     output = decode.scheduler.land(target, token_id, tuple(source.proposed_token_ids))
     decode.outputs[target.sequence_id] += output.token_ids
     prefill.scheduler.release(source)
+
+
+def _copy(
+    runner: ModelRunner, kind: CopyKind, block_ids: Items[int], host_block_ids: Items[int] = ()
+) -> None:
+    assert runner.begin_copy(CacheCopy(kind, block_ids, host_block_ids)).is_done()

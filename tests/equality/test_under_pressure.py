@@ -84,8 +84,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="module")
 def runners() -> tuple[ModelRunner, ModelRunner]:
+    """The second one has a mirrored cache: its swapped KV is copied beside the steps."""
     folder = demo_model_folder()
-    return load_runner(folder, NUM_DRAFTS), load_runner(folder, NUM_DRAFTS)
+    return load_runner(folder, NUM_DRAFTS), load_runner(folder, NUM_DRAFTS, is_mirrored=True)
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,7 @@ from common.grammar import Grammar
 from common.kv_layout import KVLayout
 from common.prompt_logprobs import PromptLogprobs
 from common.request import SamplingParams
+from engine.core.cache_copy import CacheCopy
 from engine.core.grammar_statistics import GrammarStatistics
 from engine.core.plan import (
     DrawnTokens,
@@ -85,9 +86,10 @@ class HashRunner:
         self._grammars = GrammarMasks(
             hash_grammars.compiler(), VOCAB_SIZE, self.eos_token_ids, proposes=True
         )
-        self.num_staging_polls = 0
-        self.num_staging = 0
-        """Copies that were begun and are not done."""
+        self.num_copy_polls = 0
+        self.fail_next_copy = False
+        self.copies: list[LateCopy] = []
+        """Copies that were begun and have not ended, in order."""
 
     def prepare_grammar(self, grammar: Grammar) -> None:
         """Begin to compile a grammar."""
@@ -100,20 +102,23 @@ class HashRunner:
     def warm_up(self) -> None:
         """Do nothing: there is nothing to compile."""
 
-    def stage_out(self, block_ids: Sequence[int]) -> None:
-        """Copy from the cache to the bytes for transfers, as on a device with memory of its own."""
-        self.kv_bytes[:, :, list(block_ids)] = self.cache[:, :, list(block_ids)]
-
-    def stage_in(self, block_ids: Sequence[int]) -> None:
-        """Copy from the bytes of transfers to the cache."""
-        self.cache[:, :, list(block_ids)] = self.kv_bytes[:, :, list(block_ids)]
-
     needs_staging = True
 
-    def begin_stage_in(self, block_ids: Sequence[int]) -> LateCopy:
-        """Copy from the bytes of transfers after `num_staging_polls` more looks."""
-        self.num_staging += 1
-        return LateCopy(self, list(block_ids))
+    def begin_copy(self, copy: CacheCopy) -> LateCopy:
+        """Copy as on a device with memory of its own, after `num_copy_polls` more looks."""
+        late = LateCopy(self, copy, self.fail_next_copy)
+        self.fail_next_copy = False
+        self.copies.append(late)
+        return late
+
+    def copy_now(self, copy: CacheCopy) -> None:
+        """Copy between the cache and host memory."""
+        host = self.host_cache if copy.host_block_ids else self.kv_bytes
+        ours, theirs = list(copy.block_ids), list(copy.host_block_ids or copy.block_ids)
+        if copy.kind.is_out:
+            host[:, :, theirs] = self.cache[:, :, ours]
+        else:
+            self.cache[:, :, ours] = host[:, :, theirs]
 
     def swap_out(self, block_ids: Sequence[int], host_block_ids: Sequence[int]) -> None:
         """Copy blocks into host memory."""
@@ -309,17 +314,23 @@ def _masks(batch: StepBatch, pending: PendingMasks | None) -> list[list[np.ndarr
 
 
 class LateCopy:
-    """A copy of landed blocks whose bytes move at its very end."""
+    """A copy whose bytes move at its very end, behind the copies that began before it.
 
-    def __init__(self, runner: HashRunner, block_ids: list[int]) -> None:
-        self._runner, self._block_ids = runner, block_ids
+    So a block that is reused too early is copied as it is then.
+    """
+
+    def __init__(self, runner: HashRunner, copy: CacheCopy, is_failing: bool) -> None:
+        self._runner, self._copy, self._is_failing = runner, copy, is_failing
         self._num_polls = 0
 
-    def is_done(self) -> bool:
+    def is_done(self, *, may_begin: bool = True) -> bool:
         """Copy when it has been asked often enough."""
-        if self._num_polls < self._runner.num_staging_polls:
+        runner = self._runner
+        if self._num_polls < runner.num_copy_polls or runner.copies[0] is not self:
             self._num_polls += 1
             return False
-        self._runner.stage_in(self._block_ids)
-        self._runner.num_staging -= 1
+        del runner.copies[0]
+        if self._is_failing:
+            raise RuntimeError("the device has no pinned memory")
+        runner.copy_now(self._copy)
         return True

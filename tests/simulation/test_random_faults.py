@@ -28,6 +28,7 @@ FAULTS = [
     "ask again",
     "drop frame",
     "duplicate frame",
+    "fail copy",
     "fail step",
     "fail within step",
     "fence",
@@ -57,7 +58,8 @@ class Storm:
             is_async=is_async,
         )
         self.world.network.is_one_sided = seed % 3 == 0
-        self.world.d.runner.num_staging_polls = seed % 4
+        for node in self.world.nodes.values():
+            node.runner.num_copy_polls = seed % 4
         self.num_to_ask = rng.randint(1, 8)
 
     def _size(self, method: str) -> NodeSize:
@@ -211,6 +213,10 @@ class Storm:
             return False
         commit: Commit = frame.commit
         frame.commit = replace(commit, num_tokens=commit.num_tokens + 1)
+        return True
+
+    def _fail_copy(self) -> bool:
+        self.rng.choice(list(self.world.nodes.values())).runner.fail_next_copy = True
         return True
 
     def _fail_step(self) -> bool:

@@ -100,11 +100,11 @@ def landed_but_not_read(world: World) -> Asked:
 
 
 def landed_but_not_staged(world: World) -> Asked:
-    world.d.runner.num_staging_polls = 4
+    world.d.runner.num_copy_polls = 4
     asked = landed_but_not_read(world)
     world.d.turn()
     assert status(world, asked, "d") is SequenceStatus.WAITING_FOR_KV
-    assert world.d.runner.num_staging == 1
+    assert world.d.runner.copies
     return asked
 
 

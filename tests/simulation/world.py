@@ -86,7 +86,7 @@ class Node:
             answers,
             self.runner,
             on_drained=self._on_drained,
-            on_staged=self.inbox.put,
+            on_copied=self.inbox.put,
         )
         self.loop: StepLoop[Message, Effect] = StepLoop(
             inbox=self.inbox,
@@ -203,6 +203,7 @@ class NodeSize:
             config=self.scheduling,
             speculation=make_speculation(speculation, runner.step_costs),
             num_host_blocks=self.num_host_blocks,
+            swaps_late=runner.needs_staging,
         )
 
 
@@ -254,6 +255,7 @@ class World:
             _limits(size, runner),
             fingerprint=runner.layout.fingerprint,
             kv_description="hashes",
+            needs_staging=True,
         )
 
     def _decode_flow(self, threshold: int | None, me: Incarnation = DECODE) -> MakeFlow:
@@ -326,7 +328,7 @@ class World:
             self.network.deliver_all()
         is_read = not any(node.inbox._messages for node in self.nodes.values())
         is_said = not (self.to_nodes or self.to_router)
-        is_busy |= any(node.runner.num_staging for node in self.nodes.values())
+        is_busy |= any(node.runner.copies for node in self.nodes.values())
         return was_busy or is_busy or not (is_read and is_said)
 
     def settle(self, *, frames: bool = True) -> None:

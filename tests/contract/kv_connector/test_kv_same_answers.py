@@ -79,7 +79,7 @@ class Node:
             heard,
             runner,
             on_drained=lambda: None,
-            on_staged=self.inbox.put,
+            on_copied=self.inbox.put,
         )
         loop: StepLoop[Message, Effect] = StepLoop(
             inbox=self.inbox,
@@ -132,7 +132,11 @@ class _Ears:
 
 def prefill_flow(scheduler: Scheduler, node: KVNode) -> NodeFlow:
     return PrefillFlow(
-        scheduler, FLOW_LIMITS, fingerprint=node.layout.fingerprint, kv_description="hashes"
+        scheduler,
+        FLOW_LIMITS,
+        fingerprint=node.layout.fingerprint,
+        kv_description="hashes",
+        needs_staging=True,
     )
 
 

@@ -51,6 +51,7 @@ def policies(draw: st.DrawFn) -> dict[str, Any]:
         ),
         "preemption_mode": draw(st.sampled_from(["recompute", "swap"])),
         "num_host_blocks": draw(st.sampled_from([2, 64])),
+        "num_copy_polls": draw(st.sampled_from([None, 0, 1, 3])),
         "requeue": draw(st.sampled_from(["arrival", "tail"])),
         "enable_priority_scheduling": draw(st.booleans()),
         "skip_ahead_window": draw(st.integers(0, 3)),

@@ -62,7 +62,9 @@ class Run:
         """Every output, in order of `arrivals`; an aborted one is a prefix of its answer."""
         tokens = sum(a.length + a.max_tokens for a in self.arrivals)
         last = max((a.at_step for a in self.arrivals), default=0)
-        most = 50 + last + sum(a.delay for a in self.arrivals) + tokens * (1 + len(self.arrivals))
+        polls = 1 + self.engine.runner.num_copy_polls
+        most = 50 + last + sum(a.delay for a in self.arrivals)
+        most += polls * tokens * (1 + len(self.arrivals))
         while self.num_steps <= last or self._is_busy():
             assert self.num_steps < most, "the engine stalls"
             self._one_step()
@@ -72,7 +74,7 @@ class Run:
     def _is_busy(self) -> bool:
         scheduler = self.engine.scheduler
         queues = (scheduler.waiting, scheduler.running, scheduler.receiving, scheduler.exporting)
-        return any((*queues, scheduler.quarantined))
+        return any((*queues, scheduler.quarantined, scheduler.swapping.num_under_way))
 
     def _one_step(self) -> None:
         for arrival in self.arrivals:
@@ -83,12 +85,13 @@ class Run:
         self._abort_due()
         scheduler = self.engine.scheduler
         others = (scheduler.running, scheduler.receiving, scheduler.exporting)
-        is_alone = not any((*others, scheduler.quarantined))
+        is_alone = not any((*others, scheduler.quarantined, scheduler.swapping.num_under_way))
         could_work = is_alone and bool(scheduler.waiting)
         decoding = {s.sequence_id for s in scheduler.running if s.is_decoding}
         ratio = scheduler.reservation.ratio
         step = self.engine.plan()
-        assert not could_work or step.batch or step.reserved, "an idle engine admits nobody"
+        is_work = bool(step.batch or step.reserved or step.swap_copies)
+        assert not could_work or is_work, "an idle engine admits nobody"
         assert not step.starved, "a pool that holds the longest sequence starves nobody"
         self._check_victims(step, decoding, ratio)
         self._check_plan(step)
@@ -118,6 +121,8 @@ class Run:
     def _move_kv(self, live: _Live) -> None:
         scheduler, sequence = self.engine.scheduler, live.sequence
         is_quarantined = sequence.sequence_id in scheduler.quarantined
+        if any(swap.sequence is sequence for swap, _ in self.engine._copies):
+            return  # its quarantine ends with the copy
         if not is_quarantined and sequence.status not in (
             SequenceStatus.WAITING_FOR_KV,
             SequenceStatus.EXPORTING,

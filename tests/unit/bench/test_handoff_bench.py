@@ -8,8 +8,11 @@ import numpy as np
 
 from bench.handoff.figures import Handoff, figures, worst_of
 from bench.handoff.paced_runner import LAYOUT_8B, PacedRunner
+from bench.handoff.prefill_end import Case
+from bench.handoff.slow_nodes import NUM_BLOCKS, SlowNodes
 from common.request import SamplingParams
 from engine.core.plan import SampleInput, ScheduledSequence
+from tests.fakes.hash_runner import layout as hash_layout
 
 MB = 1_000_000
 
@@ -66,3 +69,15 @@ def test_the_paced_runner_takes_its_time_layer_by_layer() -> None:
     # Never early, whatever the machine does meanwhile.
     due_s = began_at_s + np.arange(1, 37) * 0.05 / 36
     assert (np.array(at_s) >= due_s).all()
+
+
+def test_slow_nodes_open_one_landing_each_for_tokens_of_their_own() -> None:
+    case = Case(layout="synthetic_8b", transport="zmq", tokens_per_s=4000.0)
+    slow = SlowNodes(case, hash_layout(4), 2)
+    try:
+        tickets = slow.reserve()
+    finally:
+        slow.close()
+    assert len({ticket.kv_endpoint for ticket in tickets}) == 2
+    assert len({ticket.lease_token for ticket in tickets}) == 2
+    assert all(len(ticket.target_block_ids) == NUM_BLOCKS for ticket in tickets)

@@ -14,15 +14,16 @@ from common.config import SchedulingConfig, SpeculationConfig
 from common.ids import AttemptId
 from common.request import GenerationRequest, SamplingParams
 from common.token_budget import num_speculative_tokens
+from engine.core.cache_copy import CacheCopy, CopyKind
 from engine.core.forecast import Forecast
-from engine.core.planned_step import PlannedStep, StepOutput, StepOutputs
+from engine.core.planned_step import PlannedStep, StepOutput, StepOutputs, SwapCopy
 from engine.core.policies.growth import GrowthColumns
 from engine.core.scheduler import Scheduler
 from engine.core.sequence import Sequence
 from engine.core.speculation.speculation import make_speculation
 from engine.core.status import SequenceStatus
 from engine.core.step_plan import Limits, PoolView, SequenceView
-from tests.fakes.hash_runner import EOS_TOKEN_ID, HashRunner
+from tests.fakes.hash_runner import EOS_TOKEN_ID, HashRunner, LateCopy
 
 BLOCK_SIZE = 4
 STRICT: dict[str, Any] = {
@@ -81,14 +82,17 @@ def check_books(scheduler: Scheduler) -> None:
     pool, size = scheduler.pool, scheduler.limits.block_size
     holders = [*scheduler.running, *scheduler.receiving.values(), *scheduler.exporting.values()]
     owners = Counter(block for sequence in holders for block in sequence.block_table)
+    copied = {block for copy in scheduler.swapping.copies_out for block in copy.block_ids}
     kept = {block for block_ids in scheduler.quarantined.values() for block in block_ids}
     assert not kept & set(owners), "a block in quarantine has an owner"
-    num_known = pool.num_available + len(owners) + len(kept)
+    assert not kept & copied, "a block in quarantine is copied out"
+    num_known = pool.num_available + len(copied | set(owners)) + len(kept)
     assert num_known == pool.num_blocks, "held by nobody, yet not available"
     for sequence in holders:
         assert len(set(sequence.block_table)) == len(sequence.block_table)
         for block in sequence.block_table[sequence.num_computed // size :]:
             assert owners[block] == 1, "a block that is still written has two owners"
+            assert block not in copied, "a block is written while it is copied out"
     for sequence in scheduler.waiting:
         assert not sequence.block_table
         assert sequence.status in (SequenceStatus.WAITING, SequenceStatus.PREEMPTED)
@@ -106,6 +110,7 @@ def check_idle(scheduler: Scheduler) -> None:
     assert not scheduler.receiving
     assert not scheduler.exporting
     assert not scheduler.quarantined
+    assert not scheduler.swapping.num_under_way
     assert scheduler.pool.counts().available == scheduler.pool.num_blocks
     assert scheduler.host_pool.num_used == 0
 
@@ -160,7 +165,8 @@ def _outlook(scheduler: Scheduler, running: Items[SequenceView], pool: PoolView)
 class Engine:
     """A scheduler and a hash runner over one pool; remote KV is written by a runner of its own.
 
-    With `is_ahead`, the next step is planned before the results of a step are recorded.
+    With `is_ahead`, the next step is planned before the results of a step are recorded. With
+    `num_copy_polls`, blocks are swapped beside the steps, and a copy lasts so many steps.
     """
 
     def __init__(
@@ -178,6 +184,7 @@ class Engine:
         chunk_granularity: int = 1,
         pairs_per_token: int = 0,
         is_ahead: bool = False,
+        num_copy_polls: int | None = None,
         **scheduling: Any,
     ) -> None:
         self.is_ahead = is_ahead
@@ -192,6 +199,8 @@ class Engine:
             max_model_len=max_model_len,
             num_host_blocks=num_host_blocks,
         )
+        self.runner.num_copy_polls = num_copy_polls or 0
+        self._copies: list[tuple[SwapCopy, LateCopy]] = []
         speculation = SpeculationConfig(
             speculative_method=method, num_speculative_tokens=num_drafts
         )
@@ -213,6 +222,7 @@ class Engine:
             fingerprint=self.runner.layout.fingerprint,
             eos_token_ids=frozenset({EOS_TOKEN_ID}),
             enable_prefix_caching=caching,
+            swaps_late=num_copy_polls is not None,
         )
         self.outputs: dict[int, list[int]] = {}
         self._ids = count(1)
@@ -230,6 +240,7 @@ class Engine:
     def plan(self) -> PlannedStep:
         """Begin a step, with its invariants checked."""
         scheduler = self.scheduler
+        self._take_copies()
         ahead, num_taken = scheduler._ahead, self.plans_ahead.get("taken", 0)
         as_foreseen = self._foreseen == _outlook(scheduler, scheduler.running, scheduler.pool)
         plan_now = None
@@ -237,6 +248,10 @@ class Engine:
             scheduler._draft()
             plan_now = scheduler._decide()
         step = scheduler.plan()
+        for swap in step.swap_copies:
+            kind = CopyKind.SWAP_OUT if swap.is_out else CopyKind.SWAP_IN
+            copy = CacheCopy(kind, swap.block_ids, swap.host_block_ids)
+            self._copies.append((swap, self.runner.begin_copy(copy)))
         check_books(scheduler)
         self.was_ahead = self.plans_ahead.get("taken", 0) > num_taken
         if self.was_ahead and plan_now is not None:
@@ -244,6 +259,19 @@ class Engine:
             assert ahead._plan == plan_now, "another plan, though nothing unforeseen happened"
             self.num_as_foreseen += 1
         return step
+
+    def _take_copies(self) -> None:
+        """Let the scheduler take the copies that have ended."""
+        for swap, copy in list(self._copies):
+            try:
+                if not copy.is_done():
+                    continue
+                is_good = True
+            except RuntimeError:
+                is_good = False
+            self._copies.remove((swap, copy))
+            self.scheduler.end_copy(swap, is_good=is_good)
+            check_books(self.scheduler)
 
     def step(self) -> StepOutputs:
         """Run a whole step, with its invariants checked."""
@@ -284,7 +312,8 @@ class Engine:
     def run(self, most_steps: int = 200) -> None:
         """Step until nothing is left to do."""
         self.run_until(
-            lambda: not self.scheduler.waiting and not self.scheduler.running, most_steps
+            lambda: not (self.scheduler.waiting or self.scheduler.running or self._copies),
+            most_steps,
         )
 
     def run_until(self, is_reached: Callable[[], bool], most_steps: int = 200) -> None:
@@ -310,11 +339,11 @@ class Engine:
         source = elsewhere.add(sequence.request, is_exported=True)
         elsewhere.run()
         assert source.status is SequenceStatus.EXPORTING
-        elsewhere.runner.stage_out(source.block_table)
+        elsewhere.runner.copy_now(CacheCopy(CopyKind.STAGE_OUT, source.block_table))
         for index in range(sequence.num_cached_tokens // size, len(source.block_table)):
             ours, theirs = sequence.block_table[index], source.block_table[index]
             self.runner.kv_bytes[:, :, ours] = elsewhere.runner.kv_bytes[:, :, theirs]
-            self.runner.stage_in([ours])
+            self.runner.copy_now(CacheCopy(CopyKind.STAGE_IN, [ours]))
         (first,) = elsewhere.outputs[source.sequence_id]
         output = self.scheduler.land(sequence, first, source.proposed_token_ids)
         check_books(self.scheduler)

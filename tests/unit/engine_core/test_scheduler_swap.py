@@ -8,6 +8,7 @@ import pytest
 
 from engine.core.sequence import Sequence
 from engine.core.status import SequenceStatus
+from engine.core.step_plan import StopRule
 from tests.fakes.hash_runner import expected_tokens
 from tests.unit.engine_core.build import (
     STRICT,
@@ -189,3 +190,176 @@ def test_swapping_with_drafts_gives_the_same_answers() -> None:
     check_answers(engine, *sequences)
     check_idle(engine.scheduler)
     assert engine.scheduler.statistics().counters.num_swapped_out > 0
+
+
+# --- copies beside the steps ---------------------------------------------------------------------
+
+NEVER = 1_000_000
+
+
+def late_engine(num_copy_polls: int, **given: Any) -> Engine:
+    return swap_engine(8, num_copy_polls=num_copy_polls, **given)
+
+
+def finish_copies(engine: Engine) -> None:
+    engine.runner.num_copy_polls = 0
+
+
+def test_blocks_that_are_copied_out_are_not_reused_and_their_taker_waits() -> None:
+    engine = late_engine(NEVER)
+    old, young = two_that_collide(engine)
+    (copy,) = engine.scheduler.swapping.copies_out
+    assert copy.sequence is young
+    assert len(copy.block_ids) == 3
+    assert young.block_table == []
+    assert engine.scheduler.pool.num_available == 0
+    num_known = old.num_known
+    for _ in range(4):
+        step = engine.plan()
+        assert not step.batch
+        assert step.stopped_by is StopRule.COPYING
+        assert engine.num_preemptions == 1
+        engine.apply(step)
+    assert old.num_known == num_known
+    finish_copies(engine)
+    engine.step()
+    assert old.num_known == num_known + 1
+    engine.run()
+    check_answers(engine, old, young)
+    check_idle(engine.scheduler)
+    assert engine.scheduler.statistics().counters.num_recomputed_tokens == 0
+
+
+def test_others_go_on_while_one_waits_for_blocks_that_are_copied_out() -> None:
+    engine = late_engine(NEVER, num_blocks=9, seats=3)
+    sequences = [
+        engine.add(make_request(length, seed=seed, max_tokens=8, ignore_eos=True))
+        for seed, length in ((1, 7), (2, 9), (3, 8))
+    ]
+    engine.run_until(lambda: engine.num_preemptions > 0)
+    lengths = {s.sequence_id: s.num_known for s in sequences}
+    step = engine.plan()
+    assert step.stopped_by is StopRule.COPYING
+    assert len(step.batch) == 1
+    engine.apply(step)
+    assert sum(s.num_known > lengths[s.sequence_id] for s in sequences) == 1
+    finish_copies(engine)
+    engine.run()
+    check_answers(engine, *sequences)
+    check_idle(engine.scheduler)
+
+
+def until_copied_in(engine: Engine) -> tuple[Sequence, Sequence]:
+    """The older one has ended, and the younger one is being copied back."""
+    old, young = two_that_collide(engine)
+    engine.run_until(lambda: not engine.scheduler.swapping.num_under_way)
+    engine.scheduler.finish(old)
+    engine.runner.num_copy_polls = NEVER
+    engine.step()
+    assert status_of(young) is SequenceStatus.SWAPPING_IN
+    return old, young
+
+
+def test_a_sequence_does_not_run_before_it_is_copied_back() -> None:
+    engine = late_engine(0)
+    _, young = until_copied_in(engine)
+    other = engine.add(make_request(3, seed=5, max_tokens=3))
+    for _ in range(4):
+        step = engine.plan()
+        assert young not in step.sequences
+        engine.apply(step)
+    assert status_of(other) is SequenceStatus.FINISHED
+    assert engine.scheduler.host_pool.num_used == 3
+    finish_copies(engine)
+    step = engine.plan()
+    assert step.sequences == [young]
+    assert engine.scheduler.host_pool.num_used == 0
+    engine.apply(step)
+    engine.run()
+    check_answers(engine, young)
+    check_idle(engine.scheduler)
+    assert engine.scheduler.statistics().counters.num_recomputed_tokens == 0
+
+
+@pytest.mark.parametrize("is_good", [True, False])
+def test_one_that_ends_while_it_is_copied_out_releases_everything_once(is_good: bool) -> None:
+    engine = late_engine(NEVER)
+    old, young = two_that_collide(engine)
+    engine.scheduler.finish(young)
+    check_books(engine.scheduler)
+    assert engine.scheduler.host_pool.num_used == 3
+    assert engine.scheduler.pool.num_available == 0
+    engine.runner.copies[0]._is_failing = not is_good
+    finish_copies(engine)
+    engine.run()
+    check_answers(engine, old)
+    check_idle(engine.scheduler)
+
+
+@pytest.mark.parametrize("is_good", [True, False])
+def test_one_that_ends_while_it_is_copied_back_releases_everything_once(is_good: bool) -> None:
+    engine = late_engine(0)
+    _, young = until_copied_in(engine)
+    engine.scheduler.finish(young)
+    check_books(engine.scheduler)
+    assert engine.scheduler.host_pool.num_used == 3
+    assert engine.scheduler.pool.counts().quarantined == 4
+    engine.runner.copies[0]._is_failing = not is_good
+    finish_copies(engine)
+    engine.run()
+    check_idle(engine.scheduler)
+
+
+@pytest.mark.parametrize("fails", ["out", "in"])
+def test_what_could_not_be_copied_is_computed_again(fails: str) -> None:
+    engine = late_engine(0)
+    if fails == "out":
+        engine.runner.fail_next_copy = True
+        old, young = two_that_collide(engine)
+        engine.run()
+        check_answers(engine, old)
+    else:
+        _, young = until_copied_in(engine)
+        engine.runner.copies[0]._is_failing = True
+        finish_copies(engine)
+        engine.run()
+    check_answers(engine, young)
+    check_idle(engine.scheduler)
+    assert engine.scheduler.statistics().counters.num_recomputed_tokens > 0
+
+
+def test_a_copy_out_that_fails_behind_its_resumption_is_not_read() -> None:
+    """The copy back was begun before the first one failed: what it copies is not used."""
+    engine = late_engine(NEVER, num_blocks=7)
+    old, young = two_that_collide(engine)
+    engine.scheduler.finish(old)
+    engine.step()
+    assert status_of(young) is SequenceStatus.SWAPPING_IN
+    engine.runner.copies[0]._is_failing = True
+    finish_copies(engine)
+    engine.run()
+    check_answers(engine, young)
+    check_idle(engine.scheduler)
+    assert engine.scheduler.statistics().counters.num_recomputed_tokens == 12
+
+
+def test_an_urgent_request_waits_for_one_victim_to_be_copied_out() -> None:
+    engine = late_engine(
+        NEVER, num_blocks=8, enable_priority_scheduling=True, min_progress_tokens=0
+    )
+    calm = [
+        engine.add(make_request(8, seed=seed, max_tokens=8, ignore_eos=True)) for seed in (1, 2)
+    ]
+    engine.run_until(lambda: all(one.is_decoding for one in calm))
+    urgent = engine.add(make_request(13, seed=3, max_tokens=3, ignore_eos=True, priority=1))
+    engine.step()
+    for _ in range(4):
+        assert engine.num_preemptions == 1
+        assert status_of(urgent) is SequenceStatus.WAITING
+        engine.step()
+    finish_copies(engine)
+    engine.step()
+    assert urgent in engine.scheduler.running
+    engine.run()
+    check_answers(engine, urgent, *calm)
+    check_idle(engine.scheduler)

@@ -1,19 +1,27 @@
-"""Effects that move KV: copies before a push, and copies of what landed until they are done."""
+"""Effects that move KV: pushes, and copies beside the steps until they have ended."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any, cast
 
-from node.messages import CheckStaged, Message, PushBlocks, Staged, StageIn
+import pytest
+
+from engine.core.cache_copy import CacheCopy, CopyKind
+from node.messages import BeginCopy, CheckCopies, Copied, Message, PushBlocks
 from node.perform_effects import NodeEffects
 
 
 class Copy:
     def __init__(self) -> None:
         self.is_complete = False
+        self.error: Exception | None = None
+        self.might_begin = True
 
-    def is_done(self) -> bool:
+    def is_done(self, *, may_begin: bool = True) -> bool:
+        self.might_begin = may_begin
+        if self.error is not None:
+            raise self.error
         return self.is_complete
 
 
@@ -25,11 +33,12 @@ class Parts:
     def __init__(self) -> None:
         self.done: list[tuple[object, ...]] = []
         self.copies: dict[tuple[int, ...], Copy] = {}
+        self.error: Exception | None = None
 
-    def stage_out(self, block_ids: tuple[int, ...]) -> None:
-        self.done.append(("stage out", block_ids))
-
-    def begin_stage_in(self, block_ids: tuple[int, ...]) -> Copy:
+    def begin_copy(self, copy: CacheCopy) -> Copy:
+        if self.error is not None:
+            raise self.error
+        block_ids = tuple(copy.block_ids)
         self.copies[block_ids] = Copy()
         return self.copies[block_ids]
 
@@ -39,19 +48,19 @@ class Parts:
         self.done.append(("push", lease_token, layer, ordinals, source_blocks))
 
 
-def effects_of(parts: Parts, staged: list[Message]) -> NodeEffects:
+def effects_of(parts: Parts, copied: list[Message]) -> NodeEffects:
     nothing = cast(Any, None)
     return NodeEffects(
         cast(Any, parts), nothing, nothing, cast(Any, parts),
-        on_drained=nothing, on_staged=staged.append,
+        on_drained=nothing, on_copied=copied.append,
     )  # fmt: skip
 
 
-def test_blocks_of_earlier_steps_are_copied_out_and_pushed_layer_by_layer() -> None:
+def test_blocks_of_earlier_steps_are_pushed_layer_by_layer() -> None:
     parts = Parts()
     effects_of(parts, []).perform_effect(PushBlocks(7, None, (0, 1), (5, 4)))
     pushes = [("push", 7, layer, (0, 1), (5, 4)) for layer in range(3)]
-    assert parts.done == [("stage out", (5, 4)), *pushes]
+    assert parts.done == pushes
 
 
 def test_a_layer_of_this_step_was_copied_out_by_the_runner() -> None:
@@ -60,17 +69,50 @@ def test_a_layer_of_this_step_was_copied_out_by_the_runner() -> None:
     assert parts.done == [("push", 7, 1, (0,), (5,))]
 
 
-def test_each_copy_of_landed_kv_is_reported_once_when_it_is_done() -> None:
-    parts, staged = Parts(), list[Message]()
-    effects = effects_of(parts, staged)
-    effects.perform_effect(StageIn(7, (1, 2)))
-    effects.perform_effect(StageIn(8, (3,)))
-    effects.perform_effect(CheckStaged())
-    assert staged == []
+def begin(number: int, block_ids: tuple[int, ...], push: PushBlocks | None = None) -> BeginCopy:
+    return BeginCopy(number, CacheCopy(CopyKind.STAGE_OUT, block_ids), push)
+
+
+def test_each_copy_is_reported_once_when_it_has_ended() -> None:
+    parts, copied = Parts(), list[Message]()
+    effects = effects_of(parts, copied)
+    effects.perform_effect(begin(7, (1, 2)))
+    effects.perform_effect(begin(8, (3,)))
+    effects.perform_effect(CheckCopies())
+    assert copied == []
     parts.copies[3,].is_complete = True
     for _ in range(2):
-        effects.perform_effect(CheckStaged())
-    assert staged == [Staged(8)]
+        effects.perform_effect(CheckCopies())
+    assert copied == [Copied(8)]
     parts.copies[1, 2].is_complete = True
-    effects.perform_effect(CheckStaged())
-    assert staged == [Staged(8), Staged(7)]
+    effects.perform_effect(CheckCopies())
+    assert copied == [Copied(8), Copied(7)]
+
+
+def test_what_was_copied_out_is_pushed_before_its_end_is_reported_also_while_a_step_runs() -> None:
+    parts, copied = Parts(), list[Message]()
+    effects = effects_of(parts, copied)
+    effects.perform_effect(begin(7, (5, 4), PushBlocks(9, None, (0, 1), (5, 4))))
+    parts.copies[5, 4].is_complete = True
+    effects.perform_effect(PushBlocks(9, 0, (2,), (6,)))
+    pushes = [("push", 9, layer, (0, 1), (5, 4)) for layer in range(3)]
+    assert parts.done == [*pushes, ("push", 9, 0, (2,), (6,))]
+    assert not parts.copies[5, 4].might_begin
+    assert copied == [Copied(7)]
+
+
+@pytest.mark.parametrize("is_at_begin", [True, False])
+def test_a_copy_that_fails_is_reported_once_and_pushes_nothing(is_at_begin: bool) -> None:
+    parts, copied = Parts(), list[Message]()
+    effects = effects_of(parts, copied)
+    parts.error = RuntimeError("no pinned memory") if is_at_begin else None
+    effects.perform_effect(begin(7, (5,), PushBlocks(9, None, (0,), (5,))))
+    if not is_at_begin:
+        parts.copies[5,].error = RuntimeError("no pinned memory")
+    for _ in range(2):
+        effects.perform_effect(CheckCopies())
+    (message,) = copied
+    assert isinstance(message, Copied)
+    assert message.number == 7
+    assert "no pinned memory" in str(message.error)
+    assert parts.done == []

@@ -96,7 +96,11 @@ class PrefillNode:
             max_queued_requests=100,
         )
         flow = PrefillFlow(
-            self.scheduler, limits, fingerprint=runner.layout.fingerprint, kv_description=""
+            self.scheduler,
+            limits,
+            fingerprint=runner.layout.fingerprint,
+            kv_description="",
+            needs_staging=runner.needs_staging,
         )
         nobody: Any = self
         keeping: Any = self.connector
@@ -105,7 +109,12 @@ class PrefillNode:
             flow=flow,
             runner=runner,
             perform=NodeEffects(
-                keeping, nobody, nobody, runner, on_drained=lambda: None, on_staged=lambda _: None
+                keeping,
+                nobody,
+                nobody,
+                runner,
+                on_drained=lambda: None,
+                on_copied=self.inbox.put,
             ).perform_effect,
             flush=lambda: None,
             clock=ManualClock(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +31,17 @@ def _pool(*, is_mirrored: bool) -> tuple[KVCache, HostPool]:
     return cache, pool
 
 
+def swap(
+    pool: HostPool, ours: list[int], theirs: list[int], *, is_out: bool, is_late: bool
+) -> None:
+    if is_late:
+        assert pool.begin_swap(ours, theirs, is_out=is_out).is_done()
+    elif is_out:
+        pool.swap_out(ours, theirs)
+    else:
+        pool.swap_in(theirs, ours)
+
+
 @pytest.mark.parametrize("is_mirrored", [False, True])
 @pytest.mark.parametrize("seed", range(6))
 def test_a_round_trip_over_any_blocks(is_mirrored: bool, seed: int) -> None:
@@ -43,12 +55,13 @@ def test_a_round_trip_over_any_blocks(is_mirrored: bool, seed: int) -> None:
     if seed % 2:
         out, host = sorted(out), sorted(host)
     saved, before = content[:, :, out].copy(), content.copy()
-    pool.swap_out(out, host)
+    swap(pool, out, host, is_out=True, is_late=is_mirrored)
     np.testing.assert_array_equal(content, before)
     content[:, :, out] = -1
     order = choose.sample(range(count), count)
     wanted = content.copy()
-    pool.swap_in([host[i] for i in order], [back[i] for i in order])
+    theirs, ours = [host[i] for i in order], [back[i] for i in order]
+    swap(pool, ours, theirs, is_out=False, is_late=is_mirrored)
     for i in order:
         wanted[:, :, back[i]] = saved[:, :, i]
     np.testing.assert_array_equal(content, wanted)
@@ -64,6 +77,8 @@ def test_bad_ids_move_nothing() -> None:
         (pool.swap_out, [-1], [0], "block id -1"),
         (pool.swap_in, [5], [0], "host block id 5: wanted 0 to 4"),
         (pool.swap_in, [0, -1], [0, 1], "host block id -1"),
+        (partial(pool.begin_swap, is_out=True), [9], [0], "block id 9"),
+        (partial(pool.begin_swap, is_out=False), [0], [5], "host block id 5"),
     ):
         with pytest.raises(InternalError, match=words):
             method(first, second)

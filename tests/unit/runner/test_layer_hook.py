@@ -12,7 +12,6 @@ import pytest
 from common.blocks import blocks_for
 from engine.core.plan import SequencesFailed
 from engine.runner import cache_size
-from engine.runner.framework import paddle
 from engine.runner.kv_cache import KVCache
 from engine.runner.model_runner import ModelRunner
 from tests.unit.runner.exporting import PrefillNode
@@ -144,11 +143,13 @@ def test_cached_prefixes_are_sent_whole_unless_decode_has_them(
         *((2, layer, 4) for layer in range(num_layers)),
         *((2, layer, 2) for layer in range(num_layers)),
     ]
+    node.loop.turn()  # It reads that the copies have ended, and the commit follows.
     check_pushed(node, 2, longer)
     node.ask(3, longer, num_cached_tokens=32)
     node.connector.pushes.clear()
     node.loop.turn()
     assert [count for _, _, count in node.connector.pushes] == [3] * num_layers + [1] * num_layers
+    node.loop.turn()
     check_pushed(node, 3, longer)
 
 
@@ -195,7 +196,7 @@ class LateCopy:
 
     def finish(self) -> None:
         cache, layer, block_ids = self._all
-        cache._stage_layer_out(layer, block_ids, paddle.to_tensor(block_ids))
+        cache._copy_layer_out(layer, block_ids, cache.host_bytes[layer], block_ids)
 
 
 @pytest.mark.parametrize("kind", ["numba mirrored", "mtp mirrored"])

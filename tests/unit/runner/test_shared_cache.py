@@ -49,7 +49,7 @@ def test_a_reader_sees_what_was_computed(dtype: str, is_mirrored: bool) -> None:
     for layer in range(3):
         for kind in (0, 1):
             cache.layer(layer)[kind][4] = written
-    cache.stage_out([4])
+    assert cache.begin_copy([4], cache.host_bytes, [4], is_out=True).is_done()
     wanted = written.view("uint8").numpy().reshape(-1)
     for layer in range(3):
         for kind in (0, 1):
@@ -57,7 +57,7 @@ def test_a_reader_sees_what_was_computed(dtype: str, is_mirrored: bool) -> None:
     assert not seen[:, :, [0, 1, 2, 3, 5]].any()
     assert np.array_equal(seen, cache.host_bytes)
     cache.host_bytes[2, 1, 0] = wanted
-    cache.stage_in([0])
+    assert cache.begin_copy([0], cache.host_bytes, [0], is_out=False).is_done()
     assert np.array_equal(cache.layer(2)[1][0].astype("float32").numpy(), written.astype("float32"))
 
 

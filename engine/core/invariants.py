@@ -1,0 +1,50 @@
+"""What holds between the sequences, seats and blocks of a scheduler whenever no call of it runs."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from engine.core.block_pool import BlockPool
+from engine.core.host_pool import HostPool
+from engine.core.running import Running
+from engine.core.seats import Seats
+from engine.core.sequence import Sequence
+from engine.core.step_plan import Limits
+from engine.core.swapping import Swapping
+from engine.core.waiting_queue import WaitingQueue
+
+
+class SchedulerState(Protocol):
+    """The state of a scheduler."""
+
+    limits: Limits
+    pool: BlockPool
+    host_pool: HostPool
+    swapping: Swapping
+    waiting: WaitingQueue
+    seats: Seats
+    running: Running
+    receiving: dict[int, Sequence]
+    quarantined: dict[int, list[int]]
+
+
+def check_state(state: SchedulerState) -> None:
+    """Raise `AssertionError` unless blocks, seats and statuses agree."""
+    state.pool.check()
+    state.host_pool.check()
+    seated = [*state.running, *state.receiving.values()]
+    assert len(seated) <= state.limits.max_num_seqs, "more sequences than seats"
+    for sequence in state.running:
+        num_slots = len(sequence.block_table) * state.limits.block_size
+        assert sequence.num_computed <= num_slots, "computed tokens without a block"
+        if sequence.is_decoding:
+            assert sequence.num_uncomputed == 1, "decoding, yet not caught up"
+    waiting_tokens = sum(sequence.num_known for sequence in state.waiting)
+    assert state.waiting.num_tokens == waiting_tokens, "queued tokens miscounted"
+    num_kept = sum(len(block_ids) for block_ids in state.quarantined.values())
+    assert state.pool.counts().quarantined == num_kept, "quarantined blocks miscounted"
+    state.seats.check(seated)
+    owners = [*state.waiting, *state.receiving.values()]
+    num_swapped = sum(len(sequence.host_block_ids) for sequence in owners)
+    num_held = num_swapped + state.swapping.num_held
+    assert state.host_pool.num_used == num_held, "host blocks without an owner"
