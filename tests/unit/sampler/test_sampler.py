@@ -170,17 +170,17 @@ def test_a_block_whose_largest_token_is_penalised_has_another_one(
     """Of 1,000 tokens the last 40 are no whole block; few penalised ones are looked at alone."""
     random = np.random.default_rng(num_seen)
     logits = random.normal(size=1000).astype(np.float32)
-    logits[likeliest] = 9.0
+    logits[likeliest] = 4.5
     seen = tuple(np.argsort(-logits)[:num_seen].tolist())
     eos = frozenset({(likeliest + 1) % 1000})
     for index in range(6):
-        for given in (
-            {"repetition_penalty": 20.0},
-            {"presence_penalty": 20.0},
+        for params in (
+            {"repetition_penalty": 10.0},
+            {"presence_penalty": 2.0},
             {"frequency_penalty": -2.0, "min_tokens": 4},
         ):
             one = one_input(
-                seen[:1], seen, index, temperature=temperature, top_p=0.9, seed=index, **given
+                seen[:1], seen, index, temperature=temperature, top_p=0.9, seed=index, **params
             )
             (found,) = draw_all(Sampler(1000), logits[None], [one], eos)
             assert found == expected_token(logits, one, eos)
