@@ -136,7 +136,8 @@ class _Admissions:
             else:
                 rule = rule if blocked else stop
                 blocked.append(sequence)
-            if any(map(self._is_barrier, blocked)):
+            # One that was blocked before becomes a barrier only by an admission.
+            if any(map(self._is_barrier, blocked if stop is None else blocked[-1:])):
                 rule = StopRule.BARRIER
                 break
         plan.stopped_by = rule

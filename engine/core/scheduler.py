@@ -342,7 +342,12 @@ class Scheduler:
         # evicts.
         for admission in plan.admissions:
             self.pool.acquire_cached(admission.cached_block_ids)
-        step.sequences = list(map(by_id.__getitem__, plan.chunks))
+        # If all decode they are in the order of arrival.
+        num_decodes = plan.num_decode_tokens
+        if num_decodes == len(plan.chunks) == len(self.running):
+            step.sequences = list(self.running)
+        else:
+            step.sequences = list(map(by_id.__getitem__, plan.chunks))
         # All that is done for hundreds of plain decodes is to see that they are plain.
         chunks = {n: c for n, c in enumerate(plan.chunks.values()) if c is not PLAIN_DECODE}
         for entry, chunk in chunks.items():
@@ -359,8 +364,7 @@ class Scheduler:
                 if self._seat(step, sequence, admission):
                     chunks[len(step.sequences)] = Chunk(admission.num_tokens)
                     step.sequences.append(sequence)
-        # If all decode they are in the order of arrival.
-        num_decodes, rows = plan.num_decode_tokens, self.running.rows
+        rows = self.running.rows
         if not num_decodes == len(step.sequences) == len(rows):
             rows = np.array([sequence.seat for sequence in step.sequences], np.int64)
         step.batch = planned_batch(self.seats, rows, step.sequences, chunks, num_decodes)

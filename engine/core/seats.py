@@ -1,7 +1,8 @@
 """The seated sequences as arrays, one row per seat, changed in place: what every step reads.
 
 A `Sequence` is the truth about itself; a row repeats the parts that a step reads for hundreds of
-sequences at once: tokens, blocks and sampling parameters. `Scheduler.check` compares the two.
+sequences at once: tokens, blocks and sampling parameters. `Scheduler.check` compares the two. Only
+the tokens of plain decodes are written here alone, and read by their sequence when it needs them.
 """
 
 from __future__ import annotations
@@ -85,6 +86,7 @@ class Seats:
         row = self.token_ids[seat]
         row[: sequence.num_prompt] = sequence.prompt_token_ids
         row[sequence.num_prompt : sequence.num_known] = sequence.output_token_ids
+        sequence.row = row
         self.num_prompt[seat] = sequence.num_prompt
         self.num_known[seat] = sequence.num_known
         self.max_new_tokens[seat] = sequence.max_new_tokens
@@ -109,6 +111,7 @@ class Seats:
         self.has_grammar[seat] = self.has_rules[seat] = False
         self.num_prompt_logprobs[seat] = NOT_ASKED
         self._free.append(seat)
+        sequence.leave_row()
         sequence.seat = NO_SEAT
 
     def add_blocks(self, sequence: Sequence, block_ids: Items[int]) -> None:
@@ -129,14 +132,14 @@ class Seats:
         self.token_ids[sequence.seat, known - len(token_ids) : known] = token_ids
         self.num_known[sequence.seat] = known
 
-    def append_one_each(self, rows: Ints, known: Ints, token_ids: Items[int]) -> None:
+    def append_one_each(self, rows: Ints, known: Ints, token_ids: Ints) -> None:
         """Append one token to each of these seats, which have `known` tokens."""
         self.token_ids[rows, known] = token_ids
         self.num_known[rows] = known + 1
 
     def num_lacking(self, rows: Ints, num_known: Ints, block_size: int) -> Ints:
         """Return how many more blocks each of these seats needs for so many tokens."""
-        missing: Ints = -(-num_known // block_size) - self.num_blocks[rows]
+        missing: Ints = -(-num_known // block_size) - self.num_blocks.take(rows)
         return np.maximum(missing, 0)
 
     def growth(self) -> GrowthColumns:
@@ -160,8 +163,10 @@ class Seats:
             assert self.num_known[seat] == sequence.num_known, "tokens miscounted in a row"
             assert self.num_blocks[seat] == held, "blocks miscounted in a row"
             assert self.max_new_tokens[seat] == sequence.max_new_tokens, "another limit in a row"
-            row = self.token_ids[seat, : sequence.num_known]
-            assert row.tolist() == list(known), "other tokens in a row"
+            row = self.token_ids[seat]
+            assert sequence.row is not None, "no row to read tokens from"
+            assert np.shares_memory(sequence.row, row), "tokens are read from another row"
+            assert row[: sequence.num_known].tolist() == list(known), "other tokens in a row"
             table = self.block_tables[seat, :held]
             assert table.tolist() == sequence.block_table, "other blocks in a row"
         for seat in self._free:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence as Tokens
 from collections.abc import Set
 
+import numpy as np
+import numpy.typing as npt
+
 from common.blocks import BlockHash
 from common.prompt_logprobs import PromptLogprobs
 from common.request import GenerationRequest
@@ -28,6 +31,7 @@ class Sequence:
     """
 
     __slots__ = (
+        "_output_token_ids",
         "acceptance",
         "arrival",
         "block_hashes",
@@ -49,13 +53,13 @@ class Sequence:
         "num_output_at_preemption",
         "num_prompt",
         "num_swapped",
-        "output_token_ids",
         "priority",
         "prompt_logprobs",
         "prompt_token_ids",
         "proposed_token_ids",
         "queue_key",
         "request",
+        "row",
         "seat",
         "sequence_id",
         "status",
@@ -77,10 +81,10 @@ class Sequence:
         self.request = request
         self.prompt_token_ids = request.prompt_token_ids
         self.num_prompt = len(request.prompt_token_ids)
-        self.output_token_ids = list(request.output_token_ids)
+        self._output_token_ids = list(request.output_token_ids)
         self.prompt_logprobs: list[PromptLogprobs] = []
         """Those of the chunks that were computed, until the first token is drawn."""
-        self.num_known = self.num_prompt + len(self.output_token_ids)
+        self.num_known = self.num_prompt + len(self._output_token_ids)
         """Prompt and accepted output."""
         self.num_computed = 0
         self.max_new_tokens = 0
@@ -93,7 +97,9 @@ class Sequence:
         self.is_exported = is_exported
         self.status = SequenceStatus.WAITING
         self.seat = NO_SEAT
-        """Its row in `Seats` while it runs or receives KV."""
+        """The number of its row in `Seats` while it runs or receives KV."""
+        self.row: npt.NDArray[np.int32] | None = None
+        """The tokens of that row: those that its own list does not have yet are read there."""
         self.end_token_ids: Set[int] = frozenset()
         """Tokens that end the output; set when queued."""
         self.draft_token_ids: Tokens[int] = ()
@@ -117,6 +123,20 @@ class Sequence:
     def num_output(self) -> int:
         """Output tokens so far."""
         return self.num_known - self.num_prompt
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        """The output so far; only `append` changes the list."""
+        tokens = self._output_token_ids
+        num_missing = self.num_known - self.num_prompt - len(tokens)
+        if num_missing and self.row is not None:
+            tokens += self.row[self.num_known - num_missing : self.num_known].tolist()
+        return tokens
+
+    def leave_row(self) -> None:
+        """Take over the tokens of its row before another sequence gets it."""
+        self._output_token_ids = self.output_token_ids
+        self.row = None
 
     @property
     def num_held_blocks(self) -> int:

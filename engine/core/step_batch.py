@@ -24,7 +24,8 @@ class StepBatch(Sequence[ScheduledSequence]):
     `is_sampled[i]`, tokens are drawn after the last known token and after each draft.
     Where `is_decode[i]`, a decoding sequence computes its last known token, and drafts.
     `num_proposals[i]` drafts may be proposed for the next step. `view(i)` makes the entry as a
-    `ScheduledSequence`, which the runner does not read.
+    `ScheduledSequence`, which the runner does not read. With `is_plain` every entry computes its
+    last known token, without drafts, and draws the next one.
 
     The runner writes what it found of `prompt_rows` into `prompt_logprobs`, by entry.
     """
@@ -38,6 +39,8 @@ class StepBatch(Sequence[ScheduledSequence]):
         num_drafts: npt.ArrayLike,
         is_sampled: npt.ArrayLike,
         view: Callable[[int], ScheduledSequence],
+        *,
+        is_plain: bool = False,
     ) -> None:
         self.prompt_logprobs: dict[int, PromptLogprobs] = {}
         self.seats = seats
@@ -48,6 +51,7 @@ class StepBatch(Sequence[ScheduledSequence]):
         self.is_sampled = np.asarray(is_sampled, np.bool_)
         self.is_decode = np.zeros(len(self.rows), np.bool_)
         self.num_proposals: Ints = np.zeros(len(self.rows), np.int64)
+        self.is_plain = is_plain
         self._view = view
         self._views: list[ScheduledSequence] = []
 
@@ -80,6 +84,7 @@ class StepBatch(Sequence[ScheduledSequence]):
             self.num_drafts[kept],
             self.is_sampled[kept],
             lambda i: self[entries[i]],
+            is_plain=self.is_plain,
         )
         part.is_decode = self.is_decode[kept]
         part.num_proposals = self.num_proposals[kept]
@@ -100,21 +105,27 @@ def planned_batch(
     They stand at `rows` of `seats`. The first `num_decodes` compute their last known token, and
     drafts behind it. `chunks` are by entry; an entry without one is a plain decode.
     """
-    known = seats.num_known[rows]
+    known = seats.num_known.take(rows)
     starts, num_tokens, num_drafts = known - 1, np.ones_like(known), np.zeros_like(known)
-    starts[num_decodes:] = [sequence.num_computed for sequence in sequences[num_decodes:]]
-    if chunks:
+    is_plain = num_decodes == len(sequences) and not any(c.num_drafts for c in chunks.values())
+    if is_plain:
+        is_sampled = num_tokens.astype(np.bool_)
+    else:
+        starts[num_decodes:] = [sequence.num_computed for sequence in sequences[num_decodes:]]
         entries = list(chunks)
         num_tokens[entries] = [chunk.num_tokens for chunk in chunks.values()]
         num_drafts[entries] = [chunk.num_drafts for chunk in chunks.values()]
+        is_sampled = starts + num_tokens == known
+        num_tokens += num_drafts
     batch = StepBatch(
         seats,
         rows,
         starts,
-        num_tokens + num_drafts,
+        num_tokens,
         num_drafts,
-        starts + num_tokens == known,
+        is_sampled,
         lambda entry: _view(sequences[entry], batch, entry),
+        is_plain=is_plain,
     )
     batch.is_decode[:num_decodes] = True
     return batch

@@ -61,15 +61,15 @@ class StepResults:
         for entry, found in step.batch.prompt_logprobs.items():
             step.sequences[entry].prompt_logprobs.append(found)
         was_decoding = [s.is_decoding for s in step.sequences] if self._speculation else []
-        known = self._seats.num_known[step.batch.rows]
-        num_prompt = self._seats.num_prompt[step.batch.rows]
-        token_ids = _plain_tokens(step.sequences, results)
-        goes_on = self._goes_on(step.batch, known - num_prompt, np.array(token_ids, np.int64))
-        sequences = _chosen(step.sequences, goes_on)
-        drawn_each = cast(Items[DrawnTokens], _chosen(results, goes_on))
-        self._append_one_each(
-            sequences, step.batch.rows[goes_on], known[goes_on], _chosen(token_ids, goes_on)
-        )
+        rows = step.batch.rows
+        known = self._seats.num_known.take(rows)
+        num_output = known - self._seats.num_prompt.take(rows)
+        token_ids = np.array(_plain_tokens(step.sequences, results), np.int64)
+        goes_on = self._goes_on(step.batch, num_output, token_ids)
+        chosen = None if goes_on.all() else goes_on
+        sequences = _chosen(step.sequences, chosen)
+        drawn_each = cast(Items[DrawnTokens], _chosen(results, chosen))
+        self._append_one_each(sequences, *_rows_of((rows, known, token_ids), chosen))
         if self._speculation is not None:
             for sequence, one in zip(sequences, drawn_each, strict=True):
                 sequence.draft_token_ids = ()
@@ -88,7 +88,8 @@ class StepResults:
                 self._prefixes.publish(sequence)
             else:
                 others[entry - num_idle] = self.append(sequence, drawn)
-        outputs = StepOutputs(sequences, (known - num_prompt)[goes_on], drawn_each, others)
+        (first_indices,) = _rows_of((num_output,), chosen)
+        outputs = StepOutputs(sequences, first_indices, drawn_each, others)
         if self._speculation is not None:
             self._learn(self._speculation, step, results, was_decoding, outputs)
         return outputs
@@ -129,22 +130,23 @@ class StepResults:
 
     def _goes_on(self, batch: StepBatch, num_output: Ints, token_ids: Ints) -> Bools:
         """Return which sequences decode, get one token and do not end: the usual case."""
-        is_last = num_output + 1 >= self._seats.max_new_tokens[batch.rows]
-        goes_on: Bools = batch.is_decode & ~is_last & (token_ids != _NOT_PLAIN)
+        goes_on: Bools = num_output + 1 < self._seats.max_new_tokens.take(batch.rows)
+        goes_on &= batch.is_decode
+        goes_on &= token_ids != _NOT_PLAIN
         return goes_on
 
     def _append_one_each(
-        self, sequences: Items[Sequence], rows: Ints, known: Ints, token_ids: Items[int]
+        self, sequences: Items[Sequence], rows: Ints, known: Ints, token_ids: Ints
     ) -> None:
         """Append one token to each of these sequences, which sit at `rows`.
 
-        Hundreds of sequences are written here in each step, without a call for each.
+        Hundreds of sequences are written here in each step, without a call for each. Their own
+        lists of tokens follow their rows when they are read.
         """
-        for sequence, num_known, token_id in zip(sequences, known.tolist(), token_ids, strict=True):
-            sequence.output_token_ids.append(token_id)
+        self._seats.append_one_each(rows, known, token_ids)
+        for sequence, num_known in zip(sequences, known.tolist(), strict=True):
             sequence.num_computed = num_known
             sequence.num_known = num_known + 1
-        self._seats.append_one_each(rows, known, token_ids)
 
     def _learn(
         self,
@@ -184,5 +186,11 @@ def _plain_tokens(sequences: Items[Sequence], results: Items[DrawnTokens | None]
     ]
 
 
-def _chosen(items: Items[T], is_chosen: Bools) -> Items[T]:
-    return items if is_chosen.all() else list(compress(items, is_chosen.tolist()))
+def _chosen(items: Items[T], is_chosen: Bools | None) -> Items[T]:
+    """Return the chosen ones, or all of them for None."""
+    return items if is_chosen is None else list(compress(items, is_chosen.tolist()))
+
+
+def _rows_of(columns: Items[Ints], is_chosen: Bools | None) -> Items[Ints]:
+    """Return the chosen rows of each column, or all of them for None."""
+    return columns if is_chosen is None else [column[is_chosen] for column in columns]

@@ -45,6 +45,8 @@ def flatten(batch: StepBatch, limits: BatchLimits) -> FlatBatch:
     The kernels do not check bounds, so every index is checked here. The arrays are copies, so the
     batch's seats may change while the step runs.
     """
+    if batch.is_plain:
+        return _flatten_plain(batch, limits)
     row_starts = np.zeros(len(batch) + 1, np.int64)
     batch.num_tokens.cumsum(out=row_starts[1:])
     num_rows = int(row_starts[-1])
@@ -52,12 +54,9 @@ def flatten(batch: StepBatch, limits: BatchLimits) -> FlatBatch:
         raise InternalError(f"a step of {num_rows} tokens: wanted at most {limits.max_tokens}")
     _check_entries(batch, limits)
     seats, size = batch.seats, limits.block_size
-    if num_rows == len(batch):  # only decodes, one token each
-        rows, positions = batch.rows, batch.starts.copy()
-    else:
-        rows = np.repeat(batch.rows, batch.num_tokens)
-        positions = np.repeat(batch.starts - row_starts[:-1], batch.num_tokens)
-        positions += np.arange(num_rows)
+    rows = np.repeat(batch.rows, batch.num_tokens)
+    positions = np.repeat(batch.starts - row_starts[:-1], batch.num_tokens)
+    positions += np.arange(num_rows)
     token_ids = seats.token_ids[rows, positions].astype(np.int64)
     width = max(1, int(seats.num_blocks[batch.rows].max()))
     block_tables = seats.block_tables[batch.rows, :width].astype(np.int64)
@@ -68,6 +67,33 @@ def flatten(batch: StepBatch, limits: BatchLimits) -> FlatBatch:
     return FlatBatch(
         token_ids, positions, slots, row_starts, block_tables, _sampled_rows(batch, row_starts)
     )
+
+
+def _flatten_plain(batch: StepBatch, limits: BatchLimits) -> FlatBatch:
+    """Do what `flatten` does where every sequence computes its last known token and draws.
+
+    Nearly all steps are like that, and with hundreds of sequences each array operation counts.
+    """
+    count, rows, starts = len(batch), batch.rows, batch.starts
+    seats, size = batch.seats, limits.block_size
+    if count > limits.max_tokens:
+        raise InternalError(f"a step of {count} tokens: wanted at most {limits.max_tokens}")
+    num_blocks = seats.num_blocks.take(rows)
+    num_slots = np.minimum(num_blocks * size, limits.max_len)
+    # As unsigned numbers, negative positions are huge.
+    if (starts.view(np.uint64) >= num_slots.view(np.uint64)).any():
+        _check_entries(batch, limits)
+    token_ids = seats.token_ids[rows, starts].astype(np.int64)
+    block_tables = seats.block_tables[rows, : int(num_blocks.max())].astype(np.int64)
+    order = np.arange(count)
+    places = starts // size
+    slots = block_tables[order, places] - places
+    slots *= size
+    slots += starts
+    _check_range("token id", token_ids, limits.vocab_size)
+    _check_range("block id", block_tables, limits.num_blocks)
+    row_starts = np.arange(count + 1)
+    return FlatBatch(token_ids, starts.copy(), slots, row_starts, block_tables, order)
 
 
 def _check_next_tokens(batch: StepBatch, limits: BatchLimits) -> None:

@@ -104,19 +104,26 @@ class PeakReserve:
     @classmethod
     def of(cls, policy: LearnedOutputs, rows: GrowthColumns) -> PeakReserve:
         """Return the reserve of `rows`. A sequence that leaves after its prompt never grows."""
-        held_tokens = int(rows.num_held_blocks[rows.max_new_tokens > 0].sum()) * policy.block_size
+        held_tokens = int(rows.num_held_blocks.dot(rows.max_new_tokens > 0)) * policy.block_size
         ends = policy.expected(rows)
         order = ends.argsort(kind="stable")
-        order = order[int((ends <= 0).sum()) :]
-        ends, known = ends[order], rows.num_known[order]
-        return cls._of_sorted(policy, ends, known, np.ones_like(ends), held_tokens)
+        order = order[len(ends) - np.count_nonzero(ends > 0) :]
+        ends, known = ends.take(order), rows.num_known.take(order)
+        num_left = np.arange(len(ends), 0, -1)
+        return cls._of_sorted(policy, ends, known, np.ones_like(ends), num_left, known, held_tokens)
 
     @classmethod
     def _of_sorted(
-        cls, policy: LearnedOutputs, ends: Ints, known: Ints, weights: Ints, held_tokens: int
+        cls,
+        policy: LearnedOutputs,
+        ends: Ints,
+        known: Ints,
+        weights: Ints,
+        num_left: Ints,
+        weighted: Ints,
+        held_tokens: int,
     ) -> PeakReserve:
-        num_left = weights[::-1].cumsum()[::-1]
-        left_known = (known * weights)[::-1].cumsum()[::-1]
+        left_known = weighted[::-1].cumsum()[::-1]
         used = left_known + num_left * (ends + _rest(policy))
         most_used = int(used.max(initial=0))
         with_one = np.maximum.accumulate(used + ends)
@@ -160,8 +167,7 @@ class PeakReserve:
         """Return the reserve when a seated sequence holds so many more blocks."""
         if view.max_new_tokens <= 0:
             return self
-        num_more = num_blocks * self.policy.block_size
-        return replace(self, held_tokens=self.held_tokens + num_more)
+        return self._holding(self.held_tokens + num_blocks * self.policy.block_size)
 
     def _with(self, view: GrowthView, weight: int) -> PeakReserve:
         if view.max_new_tokens <= 0:
@@ -169,13 +175,31 @@ class PeakReserve:
         held_tokens = self.held_tokens + weight * view.num_held_blocks * self.policy.block_size
         end = self.policy.expected_of(view)
         if end <= 0:
-            return replace(self, held_tokens=held_tokens)
+            return self._holding(held_tokens)
         place = self.ends.searchsorted(end, side="right")
+        known = np.insert(self.known, place, view.num_known)
+        weights = np.insert(self.weights, place, weight)
         return self._of_sorted(
             self.policy,
             np.insert(self.ends, place, end),
-            np.insert(self.known, place, view.num_known),
-            np.insert(self.weights, place, weight),
+            known,
+            weights,
+            weights[::-1].cumsum()[::-1],
+            known * weights,
+            held_tokens,
+        )
+
+    def _holding(self, held_tokens: int) -> PeakReserve:
+        # Many sequences may grow in a step, and `replace` looks at every field.
+        return PeakReserve(
+            self.policy,
+            self.ends,
+            self.known,
+            self.weights,
+            self.num_left,
+            self.left_known,
+            self.most_used,
+            self.most_with_one,
             held_tokens,
         )
 

@@ -31,6 +31,40 @@ def _larger_int(builder: Any, x: Any, y: Any) -> Any:
     return builder.select(builder.icmp_signed(">", x, y), x, y)
 
 
+def _emit_scan(builder: Any, values: Any, num_blocks: Any, maxima: Any, copies: Any) -> Any:
+    """Emit `scan_blocks`; the floats are also written to the address `copies`, if there is one."""
+    magnitude = ir.Constant(INT_VECTOR, [0x7FFFFFFF] * LANES)
+    start = builder.block
+    loop = builder.append_basic_block("loop")
+    end = builder.append_basic_block("end")
+    builder.branch(loop)
+    builder.position_at_end(loop)
+    index, bits = builder.phi(INT64), builder.phi(INT_VECTOR)
+    index.add_incoming(INT64(0), start)
+    bits.add_incoming(ir.Constant(INT_VECTOR, [0] * LANES), start)
+    offset = builder.mul(index, INT64(4 * BLOCK))
+    largest, most = None, bits
+    for number in range(_VECTORS):
+        own_offset = builder.add(offset, INT64(4 * LANES * number))
+        value = builder.load(vector_at(builder, builder.add(values, own_offset)), align=4)
+        if copies is not None:
+            place = vector_at(builder, builder.add(copies, own_offset))
+            builder.store(value, place, align=4)
+        own = builder.and_(builder.bitcast(value, INT_VECTOR), magnitude)
+        most = _larger_int(builder, own, most)
+        largest = value if largest is None else _larger(builder, value, largest)
+    place = builder.inttoptr(
+        builder.add(maxima, builder.mul(index, INT64(4))), ir.FloatType().as_pointer()
+    )
+    builder.store(fold(builder, largest, _larger), place, align=4)
+    following = builder.add(index, INT64(1))
+    index.add_incoming(following, loop)
+    bits.add_incoming(most, loop)
+    builder.cbranch(builder.icmp_signed("<", following, num_blocks), loop, end)
+    builder.position_at_end(end)
+    return fold(builder, most, _larger_int)
+
+
 @intrinsic
 def scan_blocks(typing: Any, values: Any, num_blocks: Any, maxima: Any) -> Any:
     """Write the largest of each `BLOCK` floats to `maxima`; return the largest magnitude's bits.
@@ -40,36 +74,19 @@ def scan_blocks(typing: Any, values: Any, num_blocks: Any, maxima: Any) -> Any:
     """
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        values, num_blocks, maxima = args
-        magnitude = ir.Constant(INT_VECTOR, [0x7FFFFFFF] * LANES)
-        start = builder.block
-        loop = builder.append_basic_block("loop")
-        end = builder.append_basic_block("end")
-        builder.branch(loop)
-        builder.position_at_end(loop)
-        index, bits = builder.phi(INT64), builder.phi(INT_VECTOR)
-        index.add_incoming(INT64(0), start)
-        bits.add_incoming(ir.Constant(INT_VECTOR, [0] * LANES), start)
-        block = builder.add(values, builder.mul(index, INT64(4 * BLOCK)))
-        largest, most = None, bits
-        for number in range(_VECTORS):
-            at = vector_at(builder, builder.add(block, INT64(4 * LANES * number)))
-            value = builder.load(at, align=4)
-            own = builder.and_(builder.bitcast(value, INT_VECTOR), magnitude)
-            most = _larger_int(builder, own, most)
-            largest = value if largest is None else _larger(builder, value, largest)
-        place = builder.inttoptr(
-            builder.add(maxima, builder.mul(index, INT64(4))), ir.FloatType().as_pointer()
-        )
-        builder.store(fold(builder, largest, _larger), place, align=4)
-        following = builder.add(index, INT64(1))
-        index.add_incoming(following, loop)
-        bits.add_incoming(most, loop)
-        builder.cbranch(builder.icmp_signed("<", following, num_blocks), loop, end)
-        builder.position_at_end(end)
-        return fold(builder, most, _larger_int)
+        return _emit_scan(builder, *args, None)
 
     return types.int32(*[types.int64] * 3), codegen
+
+
+@intrinsic
+def copy_blocks(typing: Any, values: Any, num_blocks: Any, maxima: Any, copies: Any) -> Any:
+    """Do what `scan_blocks` does, and copy the floats, which are read from memory only once."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return _emit_scan(builder, *args)
+
+    return types.int32(*[types.int64] * 4), codegen
 
 
 @intrinsic

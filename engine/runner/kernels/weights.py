@@ -121,9 +121,8 @@ def write_weights(typing: Any, depths: Any, weights: Any, num_vectors: Any) -> A
     return types.void(*[types.int64] * 3), codegen
 
 
-LEAST_LARGEST, MOST_TEMPERATURE = 2.0**-40, 2.0**20
-"""`add_weights` requires a largest logit at least that far from 0, and a temperature at most that
-high, or 0 and 1."""
+MOST_TEMPERATURE = 2.0**20
+"""`add_weights` requires a temperature at most that high."""
 _DEEPEST = constant(-(2.0**62))
 """Deeper tokens weigh nothing at any such temperature, and infinity would become NaN."""
 SHALLOW_ROW = 86.0
@@ -134,7 +133,8 @@ def _quotient(builder: Any, x: Any, divisor: Any, reciprocal: Any) -> Any:
     """Emit x / divisor, rounded as a division is, in five operations that pipelines overlap.
 
     The first correction is off by one unit in the last place at most, and then the second one is
-    right (Markstein 1990), unless a remainder underflows: `add_weights` asks for what prevents it.
+    right (Markstein 1990), unless a remainder underflows. With a temperature as `add_weights` asks
+    for, that happens only to depths so small that their weight is 1.
     """
     fma = declare_fma(builder)
     quotient = builder.fmul(x, reciprocal)

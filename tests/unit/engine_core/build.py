@@ -124,8 +124,10 @@ def state_of(scheduler: Scheduler) -> str:
         *scheduler.receiving.values(),
         *scheduler.exporting.values(),
     ]
-    # Hashes are a memory of what was looked up.
-    fields = [name for name in Sequence.__slots__ if name != "block_hashes"]
+    # Hashes are a memory of what was looked up, and an own list of tokens of what was read.
+    unseen = ("block_hashes", "_output_token_ids", "row")
+    fields = [name for name in Sequence.__slots__ if name not in unseen]
+    fields.append("output_token_ids")
     of_pool = (pool._free, pool._evictable, pool._references, pool._use, pool.counts())
     of_seats = [
         seats.token_ids.tobytes(),

@@ -161,6 +161,43 @@ def test_every_token_is_the_one_that_sorting_all_tokens_gives(
     assert found == [expected_token(row, one, eos) for row, one in zip(logits, inputs, strict=True)]
 
 
+@pytest.mark.parametrize("num_seen", [1, 2, 4, 5, 40])
+@pytest.mark.parametrize("likeliest", [0, 63, 64, 959, 960, 999])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_block_whose_largest_token_is_penalised_has_another_one(
+    num_seen: int, likeliest: int, temperature: float
+) -> None:
+    """Of 1,000 tokens the last 40 are no whole block; few penalised ones are looked at alone."""
+    random = np.random.default_rng(num_seen)
+    logits = random.normal(size=1000).astype(np.float32)
+    logits[likeliest] = 4.5
+    seen = tuple(np.argsort(-logits)[:num_seen].tolist())
+    eos = frozenset({(likeliest + 1) % 1000})
+    for index in range(6):
+        for params in (
+            {"repetition_penalty": 10.0},
+            {"presence_penalty": 2.0},
+            {"frequency_penalty": -2.0, "min_tokens": 4},
+        ):
+            one = one_input(
+                seen[:1], seen, index, temperature=temperature, top_p=0.9, seed=index, **params
+            )
+            (found,) = draw_all(Sampler(1000), logits[None], [one], eos)
+            assert found == expected_token(logits, one, eos)
+
+
+@pytest.mark.parametrize("token_id", [5, 64, 999])
+@pytest.mark.parametrize("others", [(), tuple(range(100, 140))])
+def test_nothing_is_drawn_from_a_row_that_a_penalty_makes_infinite(
+    token_id: int, others: tuple[int, ...]
+) -> None:
+    logits = np.zeros(1000, np.float32)
+    logits[token_id] = -3e38
+    one = one_input((token_id, *others), temperature=1.0, repetition_penalty=10.0)
+    assert draw_all(Sampler(1000), logits[None], [one]) == [None]
+    assert draw_all(Sampler(1000), logits[None], [one_input(others, temperature=0)]) == [0]
+
+
 def test_a_draw_depends_on_seed_and_index() -> None:
     def draws(seed: int, indices: range) -> list[int | None]:
         return [sample_one([0.0] * 50, one_input(index=i, seed=seed))[0] for i in indices]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numba import njit
@@ -10,13 +11,14 @@ from numba import njit
 from engine.runner.kernels.row_scan import least_shallow
 from engine.runner.kernels.sample_rows import Scratch, _total_weight
 from engine.runner.kernels.vector_ir import LANES
-from engine.runner.kernels.weights import SHORTLIST_DEPTHS, write_weights
+from engine.runner.kernels.weights import SHALLOW_ROW, SHORTLIST_DEPTHS, write_weights
 
 TEMPERATURES = st.one_of(
     st.sampled_from([1e-5, 0.1, 0.7, 0.8, 1.0, 1.3, 2.0]),
     st.floats(2.0**-16, 3.0, width=32),
     st.floats(2.0**-20, 2.0**40, width=32),
 )
+HIGH_TEMPERATURES = st.sampled_from([2.0**20, 2.0**60, 2.0**126, 2.0**127, 3e38])
 SCALES = st.sampled_from([0.0, 1e-45, 1e-38, 1e-30, 1e-12, 1e-3, 1.0, 8.0, 1e10, 1e30, 3e38])
 
 
@@ -49,7 +51,7 @@ def row(seed: int, size: int, scale: float, offset: float) -> np.ndarray:
     size=st.integers(1, 200),
     scale=SCALES,
     offset=st.sampled_from([0.0, 0.0, 17.0, -40.0, 1e-20, 1e20]),
-    temperature=TEMPERATURES,
+    temperature=TEMPERATURES | HIGH_TEMPERATURES,
 )
 def test_the_total_weight_is_that_of_depths_by_division(
     seed: int, size: int, scale: float, offset: float, temperature: float
@@ -94,3 +96,23 @@ def test_a_value_divides_the_shallow_from_the_others(
     with np.errstate(over="ignore"):
         is_shallow = (largest - values) / divisor < np.float32(within)
     assert (is_shallow == (values >= least)).all()
+
+
+@pytest.mark.parametrize("deepest", [80.0, SHALLOW_ROW, 87.0, 88.0, 95.0, 103.5])
+def test_the_total_weight_of_a_row_whose_deepest_weights_have_fewer_bits(deepest: float) -> None:
+    depths = np.linspace(0.0, deepest, 160, dtype=np.float32)
+    depths[:144] = deepest
+    weights = np.zeros_like(depths)
+    weigh(depths, weights)
+    depths[0], weights[0] = 0.0, 1.0
+    # The likeliest token has a chain of its own, or the others would be too light to count.
+    chains = weights.astype(np.float64).reshape(-1, LANES)
+    scratch = Scratch(len(depths), 1)
+    total_weight(
+        -depths, np.float32(1.0), scratch.depths[0], scratch.weights[0], scratch.sums[0],
+        scratch.shallow[0],
+    )  # fmt: skip
+    expected = np.zeros(LANES)
+    for vector in chains:
+        expected += vector
+    assert scratch.sums[0].tolist() == expected.tolist()
