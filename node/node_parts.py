@@ -10,6 +10,7 @@ from common.clock import Clock
 from common.grammar import Grammar
 from common.ids import Incarnation
 from common.keys_folder import Keys
+from common.memory_plan import MemoryPlan
 from common.tracing import NO_TRACING, Tracing
 from engine.core.plan import Runner
 from engine.core.scheduler import Scheduler
@@ -26,6 +27,8 @@ class LoadedModel(Runner, SchedulableModel, StagedModel, Protocol):
 
     @property
     def vocab_size(self) -> int: ...
+    @property
+    def memory(self) -> MemoryPlan | None: ...
     @property
     def has_grammars(self) -> bool: ...
     def prepare_grammar(self, grammar: Grammar) -> None: ...

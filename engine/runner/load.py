@@ -49,7 +49,8 @@ def load_model_runner(
     is set, the largest step is computed once, and the cache takes what that leaves of the node's
     share, which `meter` measures (None: on this machine's device). Below `packed_folder` are the
     weights for the CPU kernels, one copy for all nodes of the machine (None: private memory).
-    `on_imported` is called after Paddle is imported, because Paddle installs signal handlers.
+    `on_imported` is called when Paddle is imported where it is needed, because Paddle installs
+    signal handlers.
 
     Raises `CheckpointError`, before any weight is read, when the folder is missing, broken or
     unsupported, and `ConfigError` when a setting does not fit the model or the machine.
@@ -69,9 +70,13 @@ def load_model_runner(
     if speculation.speculative_method == "mtp":
         mtp = read_mtp_weights(speculation.speculative_model, folder, checkpoint, spec)
     source = _quantised(checkpoint, spec, model.quantization)
-    # Importing Paddle takes seconds; a wrong path or a broken file is reported before.
-    from engine.runner.framework import set_num_threads
+    # Importing Paddle and the kernels takes seconds; a wrong path or a broken file is reported
+    # before.
+    from engine.runner.framework import has_gpu, import_paddle, set_num_threads
+    from engine.runner.numba_decoder import unsupported_size
 
+    if engine.attention_backend == "paddle" or has_gpu() or unsupported_size(spec):
+        import_paddle()
     on_imported()
     set_num_threads(engine.num_threads)
     from engine.runner.assemble import assemble_runner
