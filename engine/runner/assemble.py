@@ -114,6 +114,7 @@ def assemble_runner(
         size.allocate_beside(peak_bytes, cache, meter)
         parts.use_cache(cache)
         limits = replace(limits, max_len=size.max_len(cache), num_blocks=cache.num_blocks)
+    parts.release_buffers()
     memory = _memory_plan(parts, cache, max_chunk_tokens, peak_bytes)
     return make(parts.decoder, cache, limits, swap_space=swap_space, memory=memory)
 
@@ -170,6 +171,11 @@ class _Parts:
         if not isinstance(self.decoder, PaddleDecoder):
             return None
         return DeviceDraw(self.decoder, self.decoder.spec.vocab_size, eos_token_ids)
+
+    def release_buffers(self) -> None:
+        """Return the memory of the step buffers to the system until steps need it."""
+        if isinstance(self.decoder, NumbaDecoder):
+            self.decoder.step_buffers.release()
 
     def use_cache(self, cache: KVCache) -> None:
         """Keep keys and values where `cache` has them now."""

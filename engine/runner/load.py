@@ -77,8 +77,14 @@ def load_model_runner(
 
     if engine.attention_backend == "paddle" or has_gpu() or unsupported_size(spec):
         import_paddle()
-    on_imported()
-    set_num_threads(engine.num_threads)
+        on_imported()
+        set_num_threads(engine.num_threads)
+    else:
+        on_imported()
+        set_num_threads(engine.num_threads)
+        from engine.runner.common_kernels import compile_common_kernels
+
+        compile_common_kernels()
     from engine.runner.assemble import assemble_runner
 
     num_drafts = num_speculative_tokens(
