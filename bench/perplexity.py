@@ -7,6 +7,9 @@ have the format of the model's file, or that of --quantization. The text is divi
 llama.cpp's tool of this name: the first tokens of a text are hard to foretell, and would hide the
 rest.
 
+It takes minutes. With `--keep FOLDER` the scores of each window are written there as soon as they
+are known, and the same command continues where it was ended.
+
     perplexity       for each combination
     loss             its perplexity / that of the first combination - 1
     loss_error       the standard error of that, from the differences of the tokens' -ln p
@@ -17,6 +20,7 @@ rest.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -26,6 +30,7 @@ from pathlib import Path
 
 import numpy as np
 
+from common.cache_folder import cache_root
 from common.config import EngineConfig, ModelConfig
 from engine.runner.load import load_model_runner
 from engine.runner.model_runner import ModelRunner
@@ -41,6 +46,7 @@ AXES: Mapping[str, tuple[str, ...]] = {
 }
 """Settings of a model or an engine; the first values are what others are compared with."""
 _BLOCK_SIZE = 64
+_KV_BYTES = 256 << 20
 _MODEL_SETTINGS = {field.name for field in fields(ModelConfig)}
 
 Settings = Mapping[str, str]
@@ -68,9 +74,29 @@ def figures(scores: Mapping[str, np.ndarray]) -> dict[str, object]:
     return {"num_tokens": len(exact), **found}
 
 
-def score(runner: ModelRunner, texts: Sequence[Sequence[int]]) -> np.ndarray:
-    """Return ln p of the tokens in the second half of each window."""
-    return np.concatenate([runner.log_likelihoods(text)[len(text) // 2 :] for text in texts])
+def score(runner: ModelRunner, text: Sequence[int]) -> np.ndarray:
+    """Return ln p of the tokens in the second half of a window."""
+    return runner.log_likelihoods(text)[len(text) // 2 :]
+
+
+def kept_score(runner: ModelRunner, text: Sequence[int], folder: Path | None) -> np.ndarray:
+    """Return the `score` that an earlier run has left in `folder`, or compute and leave it.
+
+    Its file is named after the layout, whose digest covers weights and arithmetic, and the tokens.
+    """
+    if folder is None:
+        return score(runner, text)
+    layout = runner.layout
+    key = f"{layout.model_digest} {layout.dtype} {list(text)}"
+    path = folder / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.npy"
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        found = score(runner, text)
+        with (building := path.with_suffix(".building")).open("wb") as file:
+            np.save(file, found)
+        building.rename(path)
+    loaded: np.ndarray = np.load(path)
+    return loaded
 
 
 def load(folder: Path, settings: Settings, context: int, num_threads: int) -> ModelRunner:
@@ -80,10 +106,11 @@ def load(folder: Path, settings: Settings, context: int, num_threads: int) -> Mo
     return load_model_runner(
         ModelConfig(model=str(folder), max_model_len=context, **of_model),
         EngineConfig(
-            block_size=_BLOCK_SIZE, kv_cache_memory=1 << 30, num_threads=num_threads,
+            block_size=_BLOCK_SIZE, kv_cache_memory=_KV_BYTES, num_threads=num_threads,
             max_num_batched_tokens=512, max_num_seqs=64,
             **of_engine,  # type: ignore[arg-type]
         ),
+        packed_folder=cache_root() / "packed",
     )  # fmt: skip
 
 
@@ -96,16 +123,20 @@ def run(options: argparse.Namespace) -> dict[str, object]:
     texts = windows(list(token_ids), options.context)[: options.windows or None]
     if not texts:
         sys.exit(f"{options.text} has {len(token_ids)} tokens: wanted {options.context} or more")
-    scores, block_bytes = {}, {}
+    runners = {}
     for values in product(*(getattr(options, key) or AXES[key] for key in AXES)):
         settings = dict(zip(AXES, values, strict=True))
         name = " ".join(f"{key}={value}" for key, value in settings.items())
-        print(name, file=sys.stderr)
-        runner = load(folder, settings, options.context, options.num_threads)
-        scores[name] = score(runner, texts)
-        block_bytes[name] = runner.layout.block_bytes
+        runners[name] = load(folder, settings, options.context, options.num_threads)
+    scores: dict[str, list[np.ndarray]] = {name: [] for name in runners}
+    # Windows outside, so that all combinations have the same ones whenever the command is ended.
+    for number, text_ids in enumerate(texts):
+        print(f"window {number + 1} of {len(texts)}", file=sys.stderr)
+        for name, runner in runners.items():
+            scores[name].append(kept_score(runner, text_ids, options.keep))
+    block_bytes = {name: runner.layout.block_bytes for name, runner in runners.items()}
     return {
-        **figures(scores),
+        **figures({name: np.concatenate(parts) for name, parts in scores.items()}),
         "kv_block_bytes": block_bytes,
         "settings": {"model": options.model, "text": options.text.name, "context": options.context},
     }
@@ -120,6 +151,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--text", type=Path, default=TEXT)
     parser.add_argument("--context", type=int, default=2048, help="tokens of a window")
     parser.add_argument("--windows", type=int, default=0, help="most windows; 0: all of the text")
+    parser.add_argument("--keep", type=Path, help="folder for scores of windows, to continue with")
     parser.add_argument("--num-threads", type=int, default=0)
     for key, values in AXES.items():
         choices = all_options()[key].declared.one_of

@@ -94,3 +94,15 @@ def locked(lock_path: Path) -> Iterator[None]:
                     ) from None
                 time.sleep(_LOCK_POLL_S)
         yield
+
+
+def is_locked(lock_path: Path) -> bool:
+    """Return whether another process holds the lock file at this moment."""
+    try:
+        with lock_path.open("r") as lock_file:
+            fcntl.flock(lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False  # there is none, or it cannot be opened
+    return False

@@ -18,6 +18,7 @@ from node.control_port import ControlPort
 from node.drain import NodeDrain
 from node.inbox import Inbox
 from node.lease_keeper import LeaseKeeper
+from node.memory_metrics import MemoryCollector
 from node.metrics import LeaseCollector, register_node
 from node.metrics_server import MetricsServer, bind_metrics
 from node.model_loading import load_unless_stopped, wait_unless_stopped
@@ -116,6 +117,14 @@ class EngineNode:
                 connector.statistics,
                 path.progress,
                 model.grammar_statistics,
+            )
+            block_bytes = model.layout.block_bytes
+            registry.register(
+                MemoryCollector(
+                    model.memory,
+                    kv_bytes=model.num_blocks * block_bytes,
+                    swap_bytes=model.num_host_blocks * block_bytes,
+                )
             )
             record = node_record(self._config, model, incarnation, control.port, metrics_port)
             keeper = LeaseKeeper(

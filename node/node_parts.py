@@ -10,6 +10,7 @@ from common.clock import Clock
 from common.grammar import Grammar
 from common.ids import Incarnation
 from common.keys_folder import Keys
+from common.memory_plan import MemoryPlan
 from common.tracing import NO_TRACING, Tracing
 from engine.core.grammar_statistics import GrammarStatistics
 from engine.core.plan import Runner
@@ -27,6 +28,8 @@ class LoadedModel(Runner, SchedulableModel, StagedModel, Protocol):
 
     @property
     def vocab_size(self) -> int: ...
+    @property
+    def memory(self) -> MemoryPlan | None: ...
     @property
     def has_grammars(self) -> bool: ...
     def grammar_statistics(self) -> GrammarStatistics | None: ...

@@ -26,6 +26,7 @@ from kv_transfer.statistics import ConnectorStatistics
 from kv_transfer.transfer_metrics import TransferMetrics
 from node.grammar_metrics import GrammarCollector
 from node.kv_metrics import KvCollector
+from node.memory_metrics import MemoryCollector
 from node.messages import NodeStatistics
 from node.metrics import LeaseCollector, NodeCollector
 from node.step_progress import StepProgress
@@ -76,6 +77,7 @@ def described_metrics() -> dict[str, list[DescribedMetric]]:
     node.register(NodeCollector(_node_statistics, {}, StepProgress(0.0)))
     node.register(LeaseCollector({}))
     node.register(GrammarCollector(_grammar_statistics))
+    node.register(MemoryCollector(None, kv_bytes=0, swap_bytes=0))
     kv.register(KvCollector(_connector_statistics))
     tables = {"process": process, "router": router, "node": node, "kv": kv}
     return {name: list(_described(registry)) for name, registry in tables.items()}

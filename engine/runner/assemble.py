@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from common.config import EngineConfig, ModelConfig
 from common.errors import ConfigError
@@ -19,11 +20,8 @@ from engine.runner.cache_size import CacheSize
 from engine.runner.checkpoint import expected_shapes
 from engine.runner.compile_once import compile_once
 from engine.runner.decoder import Decoder
-from engine.runner.device_draw import DeviceDraw
 from engine.runner.flat_batch import BatchLimits
-from engine.runner.framework import has_gpu, paddle
-from engine.runner.fused_attention import FusedAttention
-from engine.runner.fused_check import flash_problem, paged_problem
+from engine.runner.framework import has_gpu, has_paddle, paddle
 from engine.runner.host_draw import MAX_SAMPLED_ROWS
 from engine.runner.kernels.attention_plan import PIECE_KEYS
 from engine.runner.kv_cache import HostMemory, KVCache
@@ -33,16 +31,20 @@ from engine.runner.model_spec import DecoderSpec
 from engine.runner.mtp.draft_step import MtpLayer
 from engine.runner.mtp.mtp_weights import MtpWeights
 from engine.runner.mtp.numba_mtp import NumbaMtp
-from engine.runner.mtp.paddle_mtp import PaddleMtp
 from engine.runner.numba_decoder import NumbaDecoder, unsupported_size
-from engine.runner.paddle_attention import PaddleAttention
-from engine.runner.paddle_decoder import PaddleDecoder
 from engine.runner.profile_step import FirstLayer, measured_peak_bytes, profile_batches
 from engine.runner.step_buffers import StepShape
 from engine.runner.step_costs import DecodeShape
 from engine.runner.tensor_source import TensorSource
 
+if TYPE_CHECKING:
+    from engine.runner.device_draw import DeviceDraw
+    from engine.runner.paddle_attention import PaddleAttention
+
 _logger = logging.getLogger("pdserve.engine")
+
+_PROFILED_ROWS = 64
+"""Most rows of a layer that is computed on the CPU kernels only to measure its memory."""
 
 
 def assemble_runner(
@@ -64,7 +66,8 @@ def assemble_runner(
 
     Raises `ConfigError` when a setting does not fit the model or the machine.
     """
-    paddle.set_device("gpu" if has_gpu() else "cpu")
+    if has_paddle():
+        paddle.set_device("gpu" if has_gpu() else "cpu")
     dtype, stored = _dtypes(model, engine)
     backend = _choose_backend(engine, spec, dtype, stored)
     has_flash = backend == "fused" and _has_flash(spec, dtype, engine.block_size)
@@ -90,9 +93,7 @@ def assemble_runner(
         )  # fmt: skip
     else:
         attention = _attention(backend, spec, cache, dtype, has_flash=has_flash)
-        parts = _in_operators(
-            PaddleDecoder(spec, checkpoint, cache, max_len, attention, dtype), mtp_weights
-        )
+        parts = _in_operators(spec, checkpoint, cache, max_len, attention, dtype, mtp_weights)
     limits = BatchLimits(
         max_tokens=max_chunk_tokens, max_len=max_len, num_blocks=cache.num_blocks,
         block_size=engine.block_size, vocab_size=spec.vocab_size,
@@ -107,11 +108,13 @@ def assemble_runner(
     if size.is_planned:
         meter = meter or memory_meter()
         batches = profile_batches(shape, limits, num_drafts, has_longest_context=backend != "numba")
-        first_layer = make(FirstLayer(parts.decoder), cache, limits)
+        most_rows = _PROFILED_ROWS if backend == "numba" else None
+        first_layer = make(FirstLayer(parts.decoder, most_rows), cache, limits)
         peak_bytes = _peak_bytes(first_layer, batches, meter, parts)
         size.allocate_beside(peak_bytes, cache, meter)
         parts.use_cache(cache)
         limits = replace(limits, max_len=size.max_len(cache), num_blocks=cache.num_blocks)
+    parts.release_buffers()
     memory = _memory_plan(parts, cache, max_chunk_tokens, peak_bytes)
     return make(parts.decoder, cache, limits, swap_space=swap_space, memory=memory)
 
@@ -160,9 +163,19 @@ class _Parts:
 
     def device_draw(self, cache: KVCache, eos_token_ids: frozenset[int]) -> DeviceDraw | None:
         """Return what draws tokens on the device; None where the host computes."""
-        if not isinstance(self.decoder, PaddleDecoder) or not cache.is_mirrored:
+        if not cache.is_mirrored:
+            return None
+        from engine.runner.device_draw import DeviceDraw
+        from engine.runner.paddle_decoder import PaddleDecoder
+
+        if not isinstance(self.decoder, PaddleDecoder):
             return None
         return DeviceDraw(self.decoder, self.decoder.spec.vocab_size, eos_token_ids)
+
+    def release_buffers(self) -> None:
+        """Return the memory of the step buffers to the system until steps need it."""
+        if isinstance(self.decoder, NumbaDecoder):
+            self.decoder.step_buffers.release()
 
     def use_cache(self, cache: KVCache) -> None:
         """Keep keys and values where `cache` has them now."""
@@ -176,7 +189,20 @@ def _formats(spec: DecoderSpec, checkpoint: TensorSource) -> str:
     return ", ".join(sorted({checkpoint.format_and_shape(n)[0] for n in expected_shapes(spec)}))
 
 
-def _in_operators(decoder: PaddleDecoder, mtp_weights: MtpWeights | None) -> _Parts:
+def _in_operators(
+    spec: DecoderSpec,
+    checkpoint: TensorSource,
+    cache: KVCache,
+    max_len: int,
+    attention: PaddleAttention,
+    dtype: str,
+    mtp_weights: MtpWeights | None,
+) -> _Parts:
+    # Imported late, as all that needs Paddle: kernels compute without it.
+    from engine.runner.mtp.paddle_mtp import PaddleMtp
+    from engine.runner.paddle_decoder import PaddleDecoder
+
+    decoder = PaddleDecoder(spec, checkpoint, cache, max_len, attention, dtype)
     if mtp_weights is None:
         return _Parts(decoder, None)
     return _Parts(decoder, PaddleMtp(mtp_weights, decoder, decoder.num_layers))
@@ -277,6 +303,8 @@ def _choose_backend(engine: EngineConfig, spec: DecoderSpec, dtype: str, stored:
         return "numba"
     if wanted == "numba":
         raise ConfigError("attention_backend is numba: wanted fused or paddle on a GPU")
+    from engine.runner.fused_check import paged_problem
+
     problem = paged_problem(spec, dtype, engine.block_size)
     if stored != dtype:
         problem = f"kv_cache_dtype is {stored} and the fused operators compute in {dtype}"
@@ -291,12 +319,17 @@ def _choose_backend(engine: EngineConfig, spec: DecoderSpec, dtype: str, stored:
 def _attention(
     backend: str, spec: DecoderSpec, cache: KVCache, dtype: str, *, has_flash: bool
 ) -> PaddleAttention:
+    from engine.runner.fused_attention import FusedAttention
+    from engine.runner.paddle_attention import PaddleAttention
+
     if backend == "fused":
         return FusedAttention(spec, cache, has_flash=has_flash)
     return PaddleAttention(spec, cache, dtype)
 
 
 def _has_flash(spec: DecoderSpec, dtype: str, block_size: int) -> bool:
+    from engine.runner.fused_check import flash_problem
+
     problem = flash_problem(spec, dtype, block_size)
     if problem:
         _logger.warning("attention of chunks: plain Paddle operators, because %s", problem)

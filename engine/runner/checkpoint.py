@@ -24,7 +24,7 @@ from common.errors import CheckpointError
 from engine.runner.block_tensor import BlockTensor
 from engine.runner.gguf_weights import WEIGHTS_FILE, GgufWeights
 from engine.runner.model_spec import DecoderSpec, read_json_object
-from engine.runner.tensor_source import TensorSource
+from engine.runner.tensor_source import TensorSource, stamps_of
 
 _FLOAT_DTYPES = ("F32", "F16", "BF16")
 _DTYPE_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "I32": 4}
@@ -136,8 +136,7 @@ class TensorFiles(TensorSource):
         )
 
     def stamps(self) -> list[list[int]]:
-        statuses = [path.stat() for path in self._paths]
-        return [[status.st_size, status.st_mtime_ns] for status in statuses]
+        return stamps_of(self._paths)
 
     def read(self, name: str) -> np.ndarray:
         """Return one tensor as a new array: float32, or int32 if it holds integers."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import llvmlite.binding
 import numba
 
-from common.cache_folder import locked
+from common.cache_folder import is_locked, locked
 from common.errors import CheckpointError
 
 _logger = logging.getLogger("pdserve.engine")
@@ -25,15 +25,13 @@ def compile_once(what: str) -> Iterator[None]:
     folder. Where the cache cannot be written, or another process takes too long, every process
     compiles for itself. The exception of a body passes through, and the next process compiles.
     """
-    processor = llvmlite.binding.get_host_cpu_name()
-    name = hashlib.sha256(f"{what} {processor} {numba.__version__}".encode()).hexdigest()[:16]
-    stamp = Path(numba.config.CACHE_DIR) / f"{name}.compiled"
+    stamp = _stamp(what)
     if stamp.exists():
         yield
         return
     try:
         stamp.parent.mkdir(parents=True, exist_ok=True)
-        lock = locked(stamp.with_suffix(".lock"))
+        lock = locked(_lock_path(stamp))
         lock.__enter__()
     except (OSError, CheckpointError) as error:
         _logger.warning("CPU kernels: not shared with other processes: %s", error)
@@ -50,3 +48,37 @@ def compile_once(what: str) -> Iterator[None]:
         lock.__exit__(None, None, None)
     if not is_first:
         yield  # what another process has compiled is loaded, by several at once
+
+
+def compile_together(parts: Mapping[str, Callable[[], object]]) -> None:
+    """Call all functions of `parts` that no process of this machine has called, each in one.
+
+    The processes that do so at the same time divide them: first each takes what no other one
+    compiles, then it waits for the rest. The keys are as in `compile_once`.
+    """
+    missing = [what for what in parts if not _stamp(what).exists()]
+    taken: list[str] = []
+    for what in missing:
+        if is_locked(_lock_path(_stamp(what))):
+            taken.append(what)
+        else:
+            _compile(what, parts[what])
+    for what in taken:
+        _compile(what, parts[what])
+
+
+def _compile(what: str, compile_part: Callable[[], object]) -> None:
+    with compile_once(what):
+        if not _stamp(what).exists():
+            compile_part()
+
+
+def _stamp(what: str) -> Path:
+    """Return the path of the file that says that `what` is compiled."""
+    processor = llvmlite.binding.get_host_cpu_name()
+    name = hashlib.sha256(f"{what} {processor} {numba.__version__}".encode()).hexdigest()[:16]
+    return Path(numba.config.CACHE_DIR) / f"{name}.compiled"
+
+
+def _lock_path(stamp: Path) -> Path:
+    return stamp.with_suffix(".lock")

@@ -20,7 +20,7 @@ from common.errors import CheckpointError
 from engine.runner.block_formats import dequantise
 from engine.runner.block_tensor import BlockTensor
 from engine.runner.gguf_file import GgufFile
-from engine.runner.tensor_source import TensorSource
+from engine.runner.tensor_source import TensorSource, stamps_of
 
 WEIGHTS_FILE = "weights.gguf"
 ROPE_FACTORS_TENSOR = "rope_freqs.weight"
@@ -123,8 +123,7 @@ class GgufWeights(TensorSource):
         return stored.format, stored.shape
 
     def stamps(self) -> list[list[int]]:
-        status = self._path.stat()
-        return [[status.st_size, status.st_mtime_ns]]
+        return stamps_of([self._path])
 
     def blocks(self, name: str) -> BlockTensor:
         stored = self._tensors[self._names[name]].blocks()

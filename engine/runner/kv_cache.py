@@ -1,4 +1,4 @@
-"""The KV cache: one Paddle allocation, seen layer by layer, and as bytes by KV transfers.
+"""The KV cache: one allocation, seen layer by layer, and as bytes by KV transfers.
 
 On a CPU the bytes are the cache's own memory. On another device they are a mirror in host memory:
 blocks are staged out before they are sent (layer by layer while a step computes them) and staged in
@@ -25,7 +25,7 @@ from engine.runner.device_copies import (
     begin_layer_out,
     copying_thread,
 )
-from engine.runner.framework import paddle
+from engine.runner.framework import has_gpu, paddle
 from engine.runner.layers_out import FinishedCopy, LayerCopy, LayersOut, ThreadCopy
 
 HostMemory = Callable[[int, bool], np.ndarray | None]
@@ -37,6 +37,7 @@ are taken from the system at once.
 
 
 MIN_BLOCKS = 2
+_CACHE_LINE_BYTES = 64
 
 
 class KVCache:
@@ -56,7 +57,7 @@ class KVCache:
     ) -> None:
         """Allocate as `allocate` does. `is_mirrored` None: mirrored if the device needs it."""
         self.layout = layout
-        self.is_mirrored = paddle.get_device() != "cpu" if is_mirrored is None else is_mirrored
+        self.is_mirrored = has_gpu() if is_mirrored is None else is_mirrored
         """Whether `host_bytes` is other memory than what is computed in."""
         self.allocate(memory_bytes, host_memory=host_memory)
 
@@ -78,12 +79,12 @@ class KVCache:
             )
         is_touched = is_touched and not self.is_mirrored
         memory = host_memory(self._num_bytes, is_touched) if host_memory else None
-        if memory is None and not is_touched:
-            memory = np.zeros(self._num_bytes, np.uint8)
-        self.tensor = self._tensor(None if self.is_mirrored else memory)
+        if memory is None:
+            memory = _zeros(self._num_bytes, is_touched=is_touched)
+        self._memory = memory
+        self._tensor = self._new_tensor() if self.is_mirrored else None
         # Pages of the mirror are touched when blocks are staged, so unused ones take no memory.
         if self.is_mirrored:
-            assert memory is not None, "a mirror is never touched"
             self.host_bytes = memory.reshape(self._bytes_shape)
         else:
             self.host_bytes = self._bytes()
@@ -158,6 +159,14 @@ class KVCache:
         sizes = [layer.num_bytes for layer in self.layout.layers]
         return DeviceCopies(self._device_side, block_bytes=sizes, submit=self._submit)
 
+    @property
+    def tensor(self) -> paddle.Tensor:
+        """The cache for Paddle's operators; on a CPU it is made of the memory at its first use."""
+        if self._tensor is None:
+            memory = paddle.from_dlpack(self._memory)
+            self._tensor = memory.view(self.layout.dtype).reshape(self._tensor_shape)
+        return self._tensor
+
     def layer(self, index: int) -> tuple[paddle.Tensor, paddle.Tensor]:
         """Return a layer's keys and values `[num_blocks, kv_heads, block_size, slot items]`."""
         return self.tensor[index, 0], self.tensor[index, 1]
@@ -167,21 +176,24 @@ class KVCache:
 
         It is uint8 `[num_layers, 2, num_blocks, num_kv_heads, block_size, slot_bytes]`.
         """
-        if not self.tensor.place.is_cpu_place():
-            raise ConfigError(f"the KV cache lives on {self.tensor.place}: it has no host view")
+        stored = self._memory
+        if self.is_mirrored:
+            if not self.tensor.place.is_cpu_place():
+                raise ConfigError(f"the KV cache lives on {self.tensor.place}: it has no host view")
+            stored = np.from_dlpack(self.tensor.view("uint8"))
         layout = self.layout
         heads = (layout.num_kv_heads, layout.block_size, layout.slot_bytes)
-        stored: np.ndarray = np.from_dlpack(self.tensor.view("uint8"))
         return stored.reshape(*layout.pool_shape(self.num_blocks)[:3], *heads)
 
-    def _tensor(self, memory: np.ndarray | None) -> paddle.Tensor:
+    def _new_tensor(self) -> paddle.Tensor:
+        return paddle.zeros(self._tensor_shape, dtype=self.layout.dtype)
+
+    @property
+    def _tensor_shape(self) -> list[int]:
         layout = self.layout
         num_items = layout.slot_bytes // STORED_BYTES[layout.dtype]
         heads = [layout.num_kv_heads, layout.block_size, num_items]
-        shape = [*layout.pool_shape(self.num_blocks)[:3], *heads]
-        if memory is None:
-            return paddle.zeros(shape, dtype=layout.dtype)
-        return paddle.from_dlpack(memory).view(layout.dtype).reshape(shape)
+        return [*layout.pool_shape(self.num_blocks)[:3], *heads]
 
     @property
     def _num_bytes(self) -> int:
@@ -193,3 +205,12 @@ class KVCache:
 
     def _bytes(self) -> np.ndarray:
         return self.slots().reshape(self._bytes_shape)
+
+
+def _zeros(num_bytes: int, *, is_touched: bool) -> np.ndarray:
+    """Return zeros that start on a cache line; with `is_touched` their pages are taken now."""
+    memory = np.zeros(num_bytes + _CACHE_LINE_BYTES, np.uint8)
+    start = -memory.ctypes.data % _CACHE_LINE_BYTES
+    if is_touched:
+        memory.fill(0)
+    return memory[start : start + num_bytes]

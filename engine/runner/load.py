@@ -49,7 +49,8 @@ def load_model_runner(
     is set, the largest step is computed once, and the cache takes what that leaves of the node's
     share, which `meter` measures (None: on this machine's device). Below `packed_folder` are the
     weights for the CPU kernels, one copy for all nodes of the machine (None: private memory).
-    `on_imported` is called after Paddle is imported, because Paddle installs signal handlers.
+    `on_imported` is called when Paddle is imported where it is needed, because Paddle installs
+    signal handlers.
 
     Raises `CheckpointError`, before any weight is read, when the folder is missing, broken or
     unsupported, and `ConfigError` when a setting does not fit the model or the machine.
@@ -69,11 +70,7 @@ def load_model_runner(
     if speculation.speculative_method == "mtp":
         mtp = read_mtp_weights(speculation.speculative_model, folder, checkpoint, spec)
     source = _quantised(checkpoint, spec, model.quantization)
-    # Importing Paddle takes seconds; a wrong path or a broken file is reported before.
-    from engine.runner.framework import set_num_threads
-
-    on_imported()
-    set_num_threads(engine.num_threads)
+    _prepare(engine, spec, on_imported)
     from engine.runner.assemble import assemble_runner
 
     num_drafts = num_speculative_tokens(
@@ -95,6 +92,25 @@ def load_model_runner(
     )
     runner.grammars = _masks(folder, spec.vocab_size, eos_token_ids, proposes=num_drafts > 0)
     return runner
+
+
+def _prepare(engine: EngineConfig, spec: DecoderSpec, on_imported: Callable[[], object]) -> None:
+    """Import Paddle or compile the kernels, whichever computes the model.
+
+    Either takes seconds, so a wrong path or a broken file is reported before.
+    """
+    from engine.runner.framework import has_gpu, import_paddle, set_num_threads
+    from engine.runner.numba_decoder import unsupported_size
+
+    needs_paddle = engine.attention_backend == "paddle" or has_gpu() or bool(unsupported_size(spec))
+    if needs_paddle:
+        import_paddle()
+    on_imported()
+    set_num_threads(engine.num_threads)
+    if not needs_paddle:
+        from engine.runner.common_kernels import compile_common_kernels
+
+        compile_common_kernels()
 
 
 def _masks(

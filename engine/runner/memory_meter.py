@@ -21,8 +21,9 @@ _SHARE_OF_ITS_OWN = 0.9
 _SHARE_OF_A_HOST = 0.3
 """Of a machine's memory, which its other processes, and other nodes, need too."""
 _PEAK = "VmHWM"
-_OF_FILES = "RssFile"
-"""Pages of files: the kernel takes them back when memory is short."""
+_OF_FILES = ("RssFile", "RssShmem")
+"""Pages of files, on a disk or in memory (tmpfs). The machine has one copy of those that nodes map;
+who plans memory counts it once."""
 
 
 class MemoryMeter(Protocol):
@@ -86,7 +87,7 @@ class HostMeter:
     def peak_bytes(self) -> int:
         text = (self._root / "proc/self/status").read_text()
         sizes = {name: int(kib) << 10 for name, kib in re.findall(r"(\w+):\s+(\d+) kB", text)}
-        return sizes[_PEAK] - sizes.get(_OF_FILES, 0)
+        return sizes[_PEAK] - sum(sizes.get(name, 0) for name in _OF_FILES)
 
 
 def group_limit_bytes(root: Path = Path("/")) -> int | None:

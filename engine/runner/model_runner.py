@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -27,7 +27,6 @@ from engine.core.plan import (
 from engine.core.step_batch import StepBatch, batch_of
 from engine.runner.compile_once import compile_once
 from engine.runner.decoder import Decoder
-from engine.runner.device_draw import DeviceDraw
 from engine.runner.flat_batch import BatchLimits, FlatBatch, flatten
 from engine.runner.grammar_masks import GrammarMasks
 from engine.runner.host_draw import MAX_SAMPLED_ROWS, HostDraw
@@ -40,6 +39,9 @@ from engine.runner.step_costs import DecodeShape, measure_step_costs
 from engine.runner.token_rules import AllowedMasks
 from engine.runner.undrawn import why_undrawn
 from engine.runner.verification import accept_drafts
+
+if TYPE_CHECKING:
+    from engine.runner.device_draw import DeviceDraw
 
 
 class ModelRunner:

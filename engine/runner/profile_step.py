@@ -32,18 +32,24 @@ _PARAMS = (
 
 
 class FirstLayer:
-    """A `Decoder` that has the first layer of another one alone."""
+    """A `Decoder` that has the first layer of another one alone.
+
+    With `most_rows` it computes no layer of steps with more of them. On kernels whose memory does
+    not depend on the rows, beside buffers that have been taken before, such a layer takes nothing.
+    """
 
     num_layers = 1
 
-    def __init__(self, decoder: Decoder) -> None:
+    def __init__(self, decoder: Decoder, most_rows: int | None = None) -> None:
         self._decoder = decoder
+        self._most_rows = most_rows
 
     def begin(self, batch: FlatBatch) -> Any:
         return self._decoder.begin(batch)
 
     def run_layer(self, index: int, hidden: Any) -> None:
-        self._decoder.run_layer(index, hidden)
+        if self._most_rows is None or len(hidden) <= self._most_rows:
+            self._decoder.run_layer(index, hidden)
 
     def logits(self, hidden: Any, rows: np.ndarray) -> np.ndarray:
         return self._decoder.logits(hidden, rows)
@@ -54,9 +60,10 @@ def measured_peak_bytes(
 ) -> int:
     """Return the most memory that the process takes while `runner` computes each of `batches`."""
     # First a few tokens: what compiling or loading the kernels takes for a moment does not count.
-    _execute(runner, [batches[0][0]])
+    few = [batches[0][0]]
+    _execute(runner, few)
     meter.reset_peak()
-    for batch in batches:
+    for batch in (few, *batches):
         _execute(runner, batch)
     return meter.peak_bytes()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,6 +34,11 @@ class StepBuffers:
         """Bytes of all buffers."""
         return sum(buffer.num_bytes for buffer in self.buffers)
 
+    def release(self) -> None:
+        """Return all pages to the system, so that a node takes them as its steps become large."""
+        for buffer in self.buffers:
+            buffer.release()
+
     def rows(self, num_rows: int, width: int) -> RowBuffer:
         """Return a new float32 buffer of `num_rows` rows."""
         self.buffers.append(RowBuffer(num_rows, width))
@@ -44,9 +50,17 @@ class RowBuffer:
 
     def __init__(self, num_rows: int, width: int) -> None:
         self._num_rows, self._width = num_rows, width
+        self.num_bytes = num_rows * width * np.dtype(np.float32).itemsize
+        private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        self._memory = mmap.mmap(-1, max(self.num_bytes, 1), flags=private)
+        self._values = np.frombuffer(self._memory, np.uint8)[: self.num_bytes].view(np.float32)
         # Its pages are taken now, so that a measurement at the start counts all of them.
-        self._values = np.full(num_rows * width, 0.0, np.float32)
-        self.num_bytes = self._values.nbytes
+        self._values.fill(0.0)
+
+    def release(self) -> None:
+        """Return the pages to the system until rows are used again; the values become zeros."""
+        if hasattr(mmap, "MADV_DONTNEED"):
+            self._memory.madvise(mmap.MADV_DONTNEED)
 
     def first(self, num_rows: int, width: int | None = None) -> np.ndarray:
         """Return the first rows, `[num_rows, width]`, contiguous; their values are left over.

@@ -20,6 +20,8 @@ _WIDE = (16, 32, 64)
 """Numbers of rows that are measured last and less often: they are slow, and noise matters less."""
 _REPEATS = 6
 _WIDE_REPEATS = 2
+_REPEATS_WITHOUT_DRAFTS = 1
+"""Where nothing is drafted only the longest step is asked for, and its order of magnitude is."""
 _NARROW_BUDGET_S = 1.2
 _WIDE_BUDGET_S = 1.8
 _BUDGET_S = 3.0
@@ -53,11 +55,13 @@ def measure_step_costs(
     Up to 64 rows are sequences of one token each; more are sequences that verify drafts, up to the
     `widest` step. All write the same KV to the same slots of the first blocks, which must not hold
     cached KV. `has_proposals`: also measure the cost of a proposed draft. It takes at most three
-    seconds; slow models are measured less often, and then only what is necessary.
+    seconds; slow models are measured less often, and then only what is necessary. Without drafts
+    each is measured once.
     """
     measuring = _Measuring(execute, limits, widest, has_proposals, clock)
-    measuring.narrow()
-    for _ in range(_WIDE_REPEATS):
+    has_drafts = has_proposals or widest.tokens_per_seq > 1
+    measuring.narrow(_REPEATS if has_drafts else _REPEATS_WITHOUT_DRAFTS)
+    for _ in range(_WIDE_REPEATS if has_drafts else _REPEATS_WITHOUT_DRAFTS):
         measuring.rows(_WIDE, _WIDE_BUDGET_S)
     measuring.verified_drafts()
     return measuring.costs()
@@ -86,9 +90,9 @@ class _Measuring:
         self._best_proposing_s = float("inf")
         self._started_s = clock()
 
-    def narrow(self) -> None:
+    def narrow(self, repeats: int) -> None:
         """Measure few rows several times, and a drafting step beside them."""
-        for repeat in range(_REPEATS):
+        for repeat in range(repeats):
             budget_s = _NARROW_BUDGET_S if repeat else float("inf")
             # Measured next to the single row that it is compared with, so that a busy moment
             # affects both.

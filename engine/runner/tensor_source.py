@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from common.errors import CheckpointError
 from engine.runner.block_formats import dequantise
 from engine.runner.block_tensor import BlockTensor
 
@@ -56,8 +57,23 @@ class TensorSource(ABC):
 
     @abstractmethod
     def stamps(self) -> list[list[int]]:
-        """Return size and modification time (ns) of each file: what tells that one has changed."""
+        """Return size and modification time (ns) of each file: what tells that one has changed.
+
+        Raises `CheckpointError` for a file that is gone.
+        """
 
     def read(self, name: str) -> np.ndarray:
         """Return one tensor as a new float32 array. Raises `CheckpointError` like `blocks`."""
         return dequantise(self.blocks(name)).reshape(self.shape(name))
+
+
+def stamps_of(paths: Iterable[Path]) -> list[list[int]]:
+    """Return the `TensorSource.stamps` of these files. Raises `CheckpointError` as it does."""
+    found = []
+    for path in paths:
+        try:
+            status = path.stat()
+        except OSError as error:
+            raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None
+        found.append([status.st_size, status.st_mtime_ns])
+    return found

@@ -35,14 +35,22 @@ def gguf_folder_cached(gguf_path: Path) -> Path:
     """Return the Hugging Face folder for `gguf_path`, made in the cache on first use.
 
     A file counts as the same while its size, modification time and first MiB stay.
-    Raises CheckpointError when the file cannot be read, is not whole or is not supported.
+    Raises CheckpointError when the file cannot be read, is not whole or is not supported, and when
+    the cache cannot be written.
     """
     folder = build_once(
         cache_root() / "gguf" / _cache_key(gguf_path) / gguf_path.stem,
         lambda folder: make_gguf_folder(gguf_path, folder),
     )
-    if (folder / WEIGHTS_FILE).readlink() != gguf_path.absolute():
-        _link(gguf_path, folder)  # the same file in another place, such as after a move
+    link = folder / WEIGHTS_FILE
+    try:
+        if not link.is_symlink() or link.readlink() != gguf_path.absolute():
+            _link(gguf_path, folder)  # the same file in another place, such as after a move
+    except OSError as error:
+        raise CheckpointError(
+            f"{link}: cannot be made a link to {gguf_path.absolute()}: {error.strerror}: wanted a "
+            "cache folder that can be written, or another one in PDSERVE_CACHE"
+        ) from None
     return folder
 
 

@@ -33,7 +33,7 @@ async def run_engine_role(
 ) -> int:
     """Serve as `config.role` until told to end; return the exit code.
 
-    The signals are watched again once Paddle is imported: its import installs a SIGTERM handler of
+    The signals are watched again where Paddle is imported: its import installs a SIGTERM handler of
     its own, with which the process would end without draining.
 
     Raises what `EngineNode.run` raises, and `ConfigError` for a KV transport that cannot be used.

@@ -57,6 +57,7 @@ class HashRunner:
     Its proposals (`num_proposals`) are right or wrong by a hash of what comes before.
     """
 
+    memory = None
     step_costs = StepCosts((1, 65), (1.0, 1.064))
     """Rows cost next to nothing, so drafts nearly always pay."""
     pairs_per_token = 16

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench.perplexity import AXES, TEXT, figures, windows
+from bench.perplexity import AXES, TEXT, figures, kept_score, score, windows
 from bench.serving import cluster_arguments, cluster_names
 from common.config import EngineConfig, ModelConfig
 from engine.core.plan import SampleInput, ScheduledSequence
@@ -66,6 +66,23 @@ def test_log_likelihoods_are_those_of_the_logits(tmp_path_factory: pytest.TempPa
         chances = logits.astype(np.float64)
         total = math.log(np.exp(chances).sum())
         assert found[last - 1] == pytest.approx(chances[prompt[last]] - total, abs=1e-9)
+
+
+def test_scores_of_a_window_are_computed_once(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """An ended command continues; other weights, arithmetic or tokens are other scores."""
+    folder = write_checkpoint(tmp_path_factory.mktemp("llama"), CONFIGS["llama"])
+    keep = tmp_path_factory.mktemp("scores")
+    runner = load(folder, max_model_len=256)
+    first = kept_score(runner, prompt_of(40), keep)
+    np.testing.assert_array_equal(first, score(runner, prompt_of(40)))
+    assert len(first) == 19
+    (kept,) = keep.iterdir()
+    np.save(kept, first + 1)
+    np.testing.assert_array_equal(kept_score(runner, prompt_of(40), keep), first + 1)
+    assert len(kept_score(runner, prompt_of(41), keep)) == 20
+    other = load(folder, max_model_len=256, kv_cache_dtype="int8")
+    assert kept_score(other, prompt_of(40), keep).tolist() != (first + 1).tolist()
+    assert len(list(keep.iterdir())) == 3
 
 
 def test_clusters_of_each_topology_with_each_kv_cache() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numba
 import pytest
 
-from engine.runner.compile_once import compile_once
+from engine.runner.compile_once import compile_once, compile_together
 
 
 @pytest.fixture(autouse=True)
@@ -44,6 +44,43 @@ def test_what_is_compiled_takes_no_lock(cache: Path, monkeypatch: pytest.MonkeyP
     )
     with compile_once("kernels"), compile_once("kernels"):
         pass
+
+
+def test_a_second_one_compiles_what_the_first_does_not(cache: Path) -> None:
+    """The first holds "layers": the second compiles "draws" meanwhile, then waits."""
+    order: list[str] = []
+    drawn, layers_taken = threading.Event(), threading.Event()
+
+    def slow_layers() -> None:
+        layers_taken.set()
+        assert drawn.wait(30)
+        order.append("layers of the first")
+
+    def draws() -> None:
+        order.append("draws of the second")
+
+    def unwanted() -> None:
+        order.append("compiled twice")
+
+    def second() -> None:
+        compile_together({"layers": unwanted, "draws": draws})
+
+    first = threading.Thread(
+        target=compile_together, args=({"layers": slow_layers, "draws": unwanted},)
+    )
+    first.start()
+    assert layers_taken.wait(30)
+    waiting = threading.Thread(target=second)
+    waiting.start()
+    while not order:  # the second one must not wait for the first
+        assert waiting.is_alive()
+        drawn.wait(0.01)
+    drawn.set()
+    first.join(30)
+    waiting.join(30)
+    assert order == ["draws of the second", "layers of the first"]
+    compile_together({"layers": unwanted, "draws": unwanted})
+    assert len(order) == len(list(cache.glob("*.compiled"))) == 2
 
 
 def test_other_kernels_are_compiled_beside_them() -> None:

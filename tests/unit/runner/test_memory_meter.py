@@ -85,7 +85,9 @@ def test_the_peak_of_this_process_counts_what_it_no_longer_has() -> None:
     meter = HostMeter()
     meter.reset_peak()
     before = meter.peak_bytes()
-    with mmap.mmap(-1, 64 * MIB) as taken:  # not from what the process has freed before
+    # A mapping of its own: not from what the process has freed before.
+    private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    with mmap.mmap(-1, 64 * MIB, flags=private) as taken:
         for page in range(0, 64 * MIB, mmap.PAGESIZE):
             taken[page] = 1
     assert 60 * MIB <= meter.peak_bytes() - before <= 80 * MIB
@@ -96,10 +98,13 @@ def test_the_peak_of_this_process_counts_what_it_no_longer_has() -> None:
 def test_pages_of_files_are_not_counted(tmp_path: Path) -> None:
     status = tmp_path / "proc/self/status"
     status.parent.mkdir(parents=True)
-    status.write_text("Name:\tpython\nVmHWM:\t  900 kB\nRssAnon:\t 500 kB\nRssFile:\t 300 kB\n")
+    rows = "Name:\tpython\nVmHWM:\t  900 kB\nRssAnon:\t 500 kB\nRssFile:\t 300 kB\n"
+    status.write_text(rows)
     meter = HostMeter(tmp_path)
     meter.reset_peak()
     assert meter.peak_bytes() == 600 << 10
+    status.write_text(rows + "RssShmem:\t 100 kB\n")  # a mapped file of a tmpfs
+    assert meter.peak_bytes() == 500 << 10
     assert (tmp_path / "proc/self/clear_refs").read_text() == "5"
 
 

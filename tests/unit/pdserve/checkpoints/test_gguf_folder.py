@@ -1,5 +1,6 @@
 """A tiny GGUF file becomes a Hugging Face folder; anything else is refused by name."""
 
+import errno
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -210,3 +211,32 @@ def test_a_failed_conversion_leaves_nothing_behind(
         gguf_folder_cached(path)
     left = [p.name for p in (tmp_path / "cache").rglob("*") if p.is_file()]
     assert left == [".tiny.lock"]
+
+
+def test_a_moved_file_in_a_cache_that_cannot_be_written_is_one_sentence(
+    write_gguf: WriteGguf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PDSERVE_CACHE", str(tmp_path / "cache"))
+    path = write_gguf()
+    folder = gguf_folder_cached(path)
+    moved = path.parent / "elsewhere" / path.name
+    moved.parent.mkdir()
+    path.rename(moved)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(Path, "symlink_to", refuse)
+    with pytest.raises(CheckpointError, match=r"Read-only file system.*PDSERVE_CACHE") as caught:
+        gguf_folder_cached(moved)
+    assert str(folder) in str(caught.value)
+    monkeypatch.undo()
+
+
+def test_a_file_that_is_gone_is_named(write_gguf: WriteGguf, tmp_path: Path) -> None:
+    """What is packed is named by when its files were changed."""
+    path = write_gguf()
+    checkpoint = checkpoint_in(converted(path, tmp_path / "hf"))
+    path.unlink()
+    with pytest.raises(CheckpointError, match="No such file"):
+        checkpoint.stamps()

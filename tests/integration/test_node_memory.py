@@ -1,0 +1,41 @@
+"""What a demo node takes of a machine's memory beside its KV cache."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+from pdserve.checkpoints.demo_model import demo_model_folder
+
+MOST_MIB = 400
+LOAD = """
+import json, re, sys
+from pathlib import Path
+from common.cache_folder import cache_root
+from common.config import EngineConfig, ModelConfig
+from engine.runner.load import load_model_runner
+
+def sizes():
+    text = Path("/proc/self/smaps_rollup").read_text()
+    found = re.findall(r"^(Rss|Pss|Private_Clean|Private_Dirty): +(\\d+) kB", text, re.MULTILINE)
+    return {name: int(kib) / 1024 for name, kib in found}
+
+runner = load_model_runner(
+    ModelConfig(model=sys.argv[1]), EngineConfig(), packed_folder=cache_root() / "packed"
+)
+print(json.dumps({**sizes(), "shared": runner.memory.shared_bytes / (1 << 20)}))
+"""
+
+
+def test_a_demo_node_takes_little_beside_its_kv() -> None:
+    """All resident pages count: libraries and the weights that nodes share too.
+
+    The buffers of a step take up to 150 MiB more, as steps become that large.
+    """
+    command = [sys.executable, "-c", LOAD, str(demo_model_folder())]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    sizes = json.loads(done.stdout)
+    assert sizes["shared"] > 80  # the weights are mapped, not copied
+    assert sizes["Rss"] < MOST_MIB, sizes
