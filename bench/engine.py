@@ -8,6 +8,8 @@
     flat_tok_s_32            as sampled_tok_s_32, where thousands of tokens are about as likely
     prefill_tok_s_N   prompt tokens per second of one prompt of N tokens, first token included
     rss_mb            the process's peak memory, MiB
+    kv_mb             of it, the KV cache, all of it written before
+    one_row           where the time of a step of one row goes (`bench.one_row_step`)
 
 Every figure is the median over rounds. Sampled and penalised answers continue English text; all
 other prompts are token ids without a meaning, after which a model's distribution is flat.
@@ -21,7 +23,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
 import statistics
 import subprocess
 import sys
@@ -30,12 +31,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from bench import one_row_step
 from bench.speculation_prompts import SUMMARISE
 from common.cache_folder import cache_root
 from common.config import EngineConfig, ModelConfig
 from common.request import SamplingParams
 from engine.core.plan import SampleInput, ScheduledSequence
 from engine.runner.load import load_model_runner
+from engine.runner.numba_decoder import NumbaDecoder
 from pdserve.checkpoints.resolve import resolve_checkpoint
 from router.text.text_model import TextModel
 
@@ -98,6 +101,8 @@ class EngineUnderTest:
             EngineConfig(num_threads=num_threads, kv_cache_memory=512 << 20),
             packed_folder=cache_root() / "packed",
         )
+        self._runner.kv_bytes[:] = 0  # so that all of it is in the process's memory
+        self.kv_mb = self._runner.kv_bytes.nbytes / 2**20
         self._runner.warm_up()
         self._block_size = self._runner.layout.block_size
         model = TextModel.load(folder, "", 0)
@@ -132,6 +137,21 @@ class EngineUnderTest:
                 assert entry is not None
                 output.append(entry.token_ids[0])
         return num_sequences / statistics.median(spans_s)
+
+    def one_row_parts(self) -> dict[str, float]:
+        """Return where the time of a step of one row goes."""
+        length = one_row_step.CONTEXT
+        table = range(-(-(length + 1) // self._block_size))
+        self._first(synthetic_prompt(length, 0), table)
+        batch = [_scheduled([0], length, table, [0] * length, [0], _GREEDY)]
+        kv_bytes = self._runner.kv_bytes.nbytes // self._runner.num_blocks // self._block_size
+        decoder = self._runner._decoder
+        assert isinstance(decoder, NumbaDecoder)
+        return one_row_step.measure_parts(
+            decoder,
+            lambda: self._runner.execute(batch),
+            kv_bytes * length,
+        )
 
     def _prompt(self, kind: str, context: int, sequence: int) -> list[int]:
         if kind in _TEXT_KINDS:
@@ -185,6 +205,9 @@ class Peer:
     def rss_mb(self) -> float:
         return self._ask("rss")
 
+    def kv_mb(self) -> float:
+        return self._ask("kv")
+
     def close(self) -> None:
         self._process.communicate(timeout=60)
 
@@ -205,6 +228,12 @@ def run(measures: dict[str, Measure], rounds: int) -> dict[str, dict[str, float]
         name: {key: round(statistics.median(values), 1) for key, values in by_key.items()}
         for name, by_key in figures.items()
     }
+
+
+def peak_rss_mib() -> float:
+    """Return the most memory this process had. `getrusage` would count its parent's before exec."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0]) / 1024
 
 
 def main() -> None:
@@ -229,11 +258,19 @@ def main() -> None:
         peer = Peer(script, arguments.peer_python, folder, arguments.num_threads)
         measures[arguments.peer] = peer.measure
     figures = run(measures, arguments.rounds)
-    peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    result: dict[str, object] = {**figures["pdserve"], "rss_mb": round(peak_kib / 1024)}
+    rss_mb = peak_rss_mib()
+    result: dict[str, object] = {
+        **figures["pdserve"],
+        "rss_mb": round(rss_mb),
+        "kv_mb": round(engine.kv_mb),
+    }
     if peer is not None:
-        result["peer"] = {**figures[arguments.peer], "rss_mb": round(peer.rss_mb())}
+        by_peer = {**figures[arguments.peer], "rss_mb": round(peer.rss_mb())}
+        if arguments.peer == "llama.cpp":
+            by_peer["kv_mb"] = round(peer.kv_mb())
+        result["peer"] = by_peer
         peer.close()
+    result["one_row"] = engine.one_row_parts()
     if arguments.json:
         print(json.dumps(result))
         return

@@ -1,14 +1,13 @@
 """llama.cpp, driven line by line: `python llama_cpp_peer.py FOLDER THREADS STEPS`.
 
-Reads `ready`, `rss`, or `KIND SEQUENCES CONTEXT` from standard input and answers each with one
-number. Needs only the package llama-cpp-python, so any interpreter that has it will do. `FOLDER`
-has the file weights.gguf.
+Reads `ready`, `rss`, `kv`, or `KIND SEQUENCES CONTEXT` from standard input and answers each with
+one number. Needs only the package llama-cpp-python, so any interpreter that has it will do.
+`FOLDER` has the file weights.gguf.
 """
 
 from __future__ import annotations
 
 import os
-import resource
 import statistics
 import sys
 import time
@@ -19,6 +18,8 @@ import llama_cpp
 _SILENT = llama_cpp.llama_log_callback(lambda level, text, user_data: None)
 _MOST_TOKENS = 32 * (256 + 64)
 """Of all sequences of the largest measure, with its steps."""
+_KV_ITEM_BYTES = 2
+"""Its KV cache is float16 unless it is told otherwise."""
 
 
 class Engine:
@@ -38,7 +39,9 @@ class Engine:
         parameters.n_threads = parameters.n_threads_batch = num_threads
         self._context = llama_cpp.llama_init_from_model(model, parameters)
         self._batch = llama_cpp.llama_batch_init(2048, 0, 1)
-        self._vocab_size = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
+        head_dim = llama_cpp.llama_model_n_embd(model) // llama_cpp.llama_model_n_head(model)
+        heads = llama_cpp.llama_model_n_layer(model) * llama_cpp.llama_model_n_head_kv(model)
+        self.kv_mib = 2 * heads * head_dim * _MOST_TOKENS * _KV_ITEM_BYTES / 2**20
 
     def clear(self) -> None:
         """Forget all sequences."""
@@ -88,6 +91,12 @@ def measure(engine: Engine, kind: str, num_sequences: int, context: int, steps: 
     return num_sequences / statistics.median(spans_s)
 
 
+def peak_rss_mib() -> float:
+    """Return the most memory this process had. `getrusage` would count its parent's before exec."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0]) / 1024
+
+
 def main() -> None:
     folder, num_threads, steps = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     engine = Engine(Path(folder, "weights.gguf"), num_threads or os.cpu_count() or 1)
@@ -95,7 +104,9 @@ def main() -> None:
         if line.strip() == "ready":
             answer = 1.0
         elif line.strip() == "rss":
-            answer = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+            answer = peak_rss_mib()
+        elif line.strip() == "kv":
+            answer = engine.kv_mib
         else:
             kind, num_sequences, context = line.split()
             answer = measure(engine, kind, int(num_sequences), int(context), steps)

@@ -8,7 +8,6 @@ them will do.
 from __future__ import annotations
 
 import os
-import resource
 import statistics
 import sys
 import time
@@ -55,6 +54,12 @@ def weights_in(folder: str) -> dict[str, str]:
     return {"gguf_file": "weights.gguf"} if Path(folder, "weights.gguf").exists() else {}
 
 
+def peak_rss_mib() -> float:
+    """Return the most memory this process had. `getrusage` would count its parent's before exec."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0]) / 1024
+
+
 def main() -> None:
     folder, num_threads, steps = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     torch.set_num_threads(num_threads or os.cpu_count() or 1)
@@ -65,7 +70,7 @@ def main() -> None:
         if line.strip() == "ready":
             answer = 1.0
         elif line.strip() == "rss":
-            answer = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+            answer = peak_rss_mib()
         else:
             kind, num_sequences, context = line.split()
             answer = measure(model, kind, int(num_sequences), int(context), steps)

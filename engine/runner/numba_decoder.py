@@ -128,7 +128,7 @@ class NumbaDecoder:
         self.embedding = packed["embedding"]
         self.head = packed.get("head", self.embedding)
         self._final_norm = checkpoint.read("model.norm.weight")
-        self._layers = [
+        self.layers = [
             load_layer(checkpoint, f"model.layers.{i}.", spec, packed)
             for i in range(spec.num_layers)
         ]
@@ -162,7 +162,7 @@ class NumbaDecoder:
         return plan.items, plan.merges, self.buffers.parts.first(PART_ROWS)
 
     def run_layer(self, index: int, hidden: np.ndarray) -> None:
-        layer, work = self._layers[index], self._work
+        layer, work = self.layers[index], self._work
         batch = work.batch
         keys, values = self._kv[index]
         with KERNEL_LOCK:

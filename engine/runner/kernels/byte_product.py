@@ -9,7 +9,7 @@ whatever the order of its additions, so nothing else computed at the same time c
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, reduce
 from typing import Any
 
 from llvmlite.binding import get_host_cpu_features
@@ -54,6 +54,9 @@ FEW_BYTE_ROWS = 8 if _HAS_WIDE_REGISTERS else 3
 """There is a product for any number of rows up to this one,"""
 BYTE_ROWS = TILE_ROWS if _HAS_WIDE_REGISTERS else FEW_BYTE_ROWS
 """and one for so many rows: beside their sums, a block's weights just stay in registers."""
+_ROWS_TOGETHER, _CHAINS = (4, 2) if _HAS_WIDE_REGISTERS else (1, 1)
+"""Rows whose integer products take turns, and sums of each, which are added: independent
+instructions near each other, because the next one of a sum waits for the one before."""
 _CHOICES = sorted({*range(1, FEW_BYTE_ROWS + 1), BYTE_ROWS})
 _TILE_BYTES = 4 * LANES
 
@@ -64,30 +67,47 @@ def _value(builder: Any, record: Any, at: int, kind: Any) -> Any:
     return splat(builder, builder.load(place, align=4))
 
 
-def _emit_row(
-    builder: Any, layout: PanelLayout, instruction: str, record: Any, block: tuple[Any, ...],
-    total: Any,
-) -> Any:  # fmt: skip
-    """Emit one row's part of a block; return the chain's new end."""
+def _emit_integers(
+    builder: Any, layout: PanelLayout, instruction: str, records: list[Any], groups: list[Any],
+    part: int,
+) -> list[Any]:  # fmt: skip
+    """Emit a part of a block's integer products, one for each of the rows at `records`."""
+    is_signed = makes_signed(instruction, layout.offset)
+    parts, offset_at = layout.steps, 0
+    if layout.offset and not is_signed:
+        offset_at = OFFSET_AT[layout.offset] + 4 * part
+    chains = [
+        [_value(builder, record, offset_at, INT32) if offset_at else int_constant(0)]
+        + [int_constant(0)] * (_CHAINS - 1)
+        for record in records
+    ]
+    for t in range(part * GROUPS // parts, (part + 1) * GROUPS // parts):
+        for record, sums in zip(records, chains, strict=True):
+            row = _value(builder, record, 4 * t, INT32)
+            sums[t % _CHAINS] = emit_dot(
+                builder, instruction, sums[t % _CHAINS], groups[t], row, is_signed=is_signed
+            )
+    return [reduce(builder.add, sums) for sums in chains]
+
+
+def _emit_rows(
+    builder: Any, layout: PanelLayout, instruction: str, records: list[Any],
+    block: tuple[Any, ...], totals: list[Any],
+) -> list[Any]:  # fmt: skip
+    """Emit a block's part of the rows at `records`; return the chains' new ends."""
     steps, minima, groups = block
     fma = declare_fma(builder)
-    is_signed = makes_signed(instruction, layout.offset)
-    step = _value(builder, record, STEP_AT, FLOAT)
-    parts = layout.steps
-    for part in range(parts):
-        product = int_constant(0)
-        if layout.offset and not is_signed:
-            product = _value(builder, record, OFFSET_AT[layout.offset] + 4 * part, INT32)
-        for t in range(part * GROUPS // parts, (part + 1) * GROUPS // parts):
-            row = _value(builder, record, 4 * t, INT32)
-            product = emit_dot(
-                builder, instruction, product, groups[t], row, is_signed=is_signed
-            )  # fmt: skip
-        scaled = builder.fmul(builder.sitofp(product, VECTOR), step)
-        total = builder.call(fma, [scaled, steps[part], total])
+    for part in range(layout.steps):
+        products = _emit_integers(builder, layout, instruction, records, groups, part)
+        for n, (record, product) in enumerate(zip(records, products, strict=True)):
+            step = _value(builder, record, STEP_AT, FLOAT)
+            scaled = builder.fmul(builder.sitofp(product, VECTOR), step)
+            totals[n] = builder.call(fma, [scaled, steps[part], totals[n]])
     if minima is not None:
-        total = builder.call(fma, [_value(builder, record, SUM_AT, FLOAT), minima, total])
-    return total
+        for n, record in enumerate(records):
+            row_sum = _value(builder, record, SUM_AT, FLOAT)
+            totals[n] = builder.call(fma, [row_sum, minima, totals[n]])
+    return totals
 
 
 def _emit_product(
@@ -104,10 +124,15 @@ def _emit_product(
             groups = [emit_signed(builder, group) for group in groups]
         block = (*emit_scales(builder, layout, at), groups)
         record = builder.add(rows_at, builder.mul(index, INT64(RECORD_BYTES)))
+        records = [
+            builder.add(record, builder.mul(row_bytes, INT64(row))) for row in range(num_rows)
+        ]
         new = []
-        for row, total in enumerate(sums):
-            at_row = builder.add(record, builder.mul(row_bytes, INT64(row)))
-            new.append(_emit_row(builder, layout, instruction, at_row, block, total))
+        for first in range(0, num_rows, _ROWS_TOGETHER):
+            chosen = slice(first, first + _ROWS_TOGETHER)
+            new += _emit_rows(
+                builder, layout, instruction, records[chosen], block, sums[chosen]
+            )  # fmt: skip
         return new
 
     count = builder.sdiv(depth, INT64(layout.inputs))
