@@ -213,6 +213,9 @@ class Scheduler:
         """
         sequence = copy.sequence
         is_good = self.swapping.end(copy, is_good=is_good)
+        if not is_good and self._ahead is not None:
+            # A plan made ahead may count on what should have been copied.
+            self._ahead.on_failed_copy()
         if copy.is_out:
             self.pool.release(copy.block_ids)
         elif sequence.status is SequenceStatus.FINISHED:

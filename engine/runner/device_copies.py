@@ -11,9 +11,11 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
+from queue import SimpleQueue
+from threading import Thread
 from typing import Any, Protocol
 
 import numpy as np
@@ -167,7 +169,13 @@ class DeviceCopies:
         if one.is_out:
             one.copy.error = one.copy.error or _error_of(one.future)
             return True
-        return one.is_complete is not None and one.is_complete()
+        if one.is_complete is None:
+            return False
+        try:
+            return one.is_complete()
+        except Exception as error:  # of this copy, whichever one is being looked at
+            one.copy.error = one.copy.error or error
+            return True
 
     def _size(self, one: _Layer) -> int:
         return len(one.block_ids) * self._block_bytes[one.layer]
@@ -268,5 +276,29 @@ class _KeptUntil:
 
 
 def copying_thread() -> Submit:
-    """Return what starts work on a new thread, which does one after the other."""
-    return ThreadPoolExecutor(1, "pdserve-copies").submit
+    """Return what starts work on a new thread, which does one after the other.
+
+    The thread is a daemon: a device that hangs must not keep the process from ending, which an
+    executor's threads do.
+    """
+    work: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()
+
+    def run() -> None:
+        while True:
+            _do(*work.get())
+
+    Thread(target=run, name="pdserve-copies", daemon=True).start()
+
+    def submit(call: Callable[[], Any]) -> Future[Any]:
+        future: Future[Any] = Future()
+        work.put((future, call))
+        return future
+
+    return submit
+
+
+def _do(future: Future[Any], call: Callable[[], Any]) -> None:
+    try:
+        future.set_result(call())
+    except BaseException as error:
+        future.set_exception(error)

@@ -34,9 +34,9 @@ def why_undrawn(
             errors[entry] = failure
         elif _has_nothing_left(rows, row):
             errors[entry] = InvalidRequest(
-                f"no token is left to draw behind {rows.output_indices[row]} tokens: "
-                "allowed_token_ids allows none beside bad_words and min_tokens",
-                param="allowed_token_ids",
+                f"no token is left to draw behind {rows.output_indices[row]} tokens: what the "
+                "grammar or allowed_token_ids allows is withheld by bad_words or min_tokens",
+                param="bad_words",
             )
         else:
             errors[entry] = InternalError("logits are not finite, or no token can be drawn")

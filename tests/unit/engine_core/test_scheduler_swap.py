@@ -363,3 +363,21 @@ def test_an_urgent_request_waits_for_one_victim_to_be_copied_out() -> None:
     engine.run()
     check_answers(engine, urgent, *calm)
     check_idle(engine.scheduler)
+
+
+@pytest.mark.parametrize("num_copy_polls", range(1, 7))
+@pytest.mark.parametrize("num_blocks", [5, 6, 7])
+def test_a_copy_out_that_fails_behind_a_plan_made_ahead_is_not_counted_on(
+    num_copy_polls: int, num_blocks: int
+) -> None:
+    """The plan may have seated the sequence on what the copy should have saved."""
+    engine = late_engine(num_copy_polls, num_blocks=num_blocks, is_ahead=True)
+    engine.runner.fail_next_copy = True
+    old = engine.add(make_request(8, seed=1, max_tokens=7, ignore_eos=True))
+    young = engine.add(make_request(8, seed=2, max_tokens=7, ignore_eos=True))
+    for _ in range(60):
+        step = engine.plan()
+        assert (step.batch.num_tokens > 0).all()
+        engine.apply(step)
+    check_answers(engine, old, young)
+    check_idle(engine.scheduler)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 from engine.runner import device_copies
-from engine.runner.device_copies import DeviceCopies
+from engine.runner.device_copies import DeviceCopies, copying_thread
 
 NUM_LAYERS, BLOCK_BYTES, NUM_BLOCKS = 3, 10, 20
 
@@ -206,3 +207,42 @@ def test_an_error_ends_its_copy_and_no_other(name: str, monkeypatch: pytest.Monk
         bad.is_done()
     assert good.is_done()
     np.testing.assert_array_equal(device.cache[:, 2], device.host[:, 2])
+
+
+def test_a_device_that_fails_later_ends_the_copy_it_made_and_no_other() -> None:
+    device = FakeDevice()
+    owner = copies(device)
+    bad = owner.begin([1], device.host, [1], is_out=False)
+    while device.asked:
+        device.work_next()
+    good = owner.begin([2], device.host, [2], is_out=False)
+
+    def fail() -> bool:
+        raise RuntimeError("the device is lost")
+
+    owner.advance()
+    owner._under_way[0].is_complete = fail
+    assert not good.is_done()
+    for _ in range(30):
+        if device.copying:
+            device.finish_next()
+        elif device.asked:
+            device.work_next()
+        owner.advance()
+    assert good.is_done()
+    with pytest.raises(RuntimeError, match="the device is lost"):
+        bad.is_done()
+
+
+def test_the_copying_thread_answers_in_order_and_keeps_no_process_alive() -> None:
+    """The interpreter waits for other threads when it ends, and a device may hang."""
+    before = set(threading.enumerate())
+    submit = copying_thread()
+    (thread,) = set(threading.enumerate()) - before
+    assert thread.daemon
+    done: list[int] = []
+    first, second = submit(lambda: done.append(1)), submit(lambda: 1 // 0)
+    assert submit(lambda: done).result(10) == [1]
+    assert first.result(0) is None
+    with pytest.raises(ZeroDivisionError):
+        second.result(0)
