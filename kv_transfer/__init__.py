@@ -33,12 +33,14 @@ outcome. Frames of the KV plane grant no rights: the control plane decides who m
       frames        headers on the wire, with greetings; field_checks, header_seal: the checks
       limits        every bound
       lanes         names of the lanes and of the ways to verify
+      layout_field  the layout in a greeting, as earlier releases refuse it
       handshake     the states of both sides, as one table
       effects       what the machines ask the shell to do
       deadlines     times at which something is to be looked at
       block_arrays  numbers of blocks as arrays
       pool_shape    where the pieces of a pool are
       chunks        pieces gathered into frames; which pieces are done
+      joining       how many chunks become one frame
       sender        the sending machine: links (all of them, with their deadlines), link (one
                     decode node), channels and further_channels (its connections), pump (which
                     frames may be sent), shared_window (what they may send together),

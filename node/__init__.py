@@ -28,6 +28,7 @@ attempt_watch     attempts that ended, as log lines and spans
 attempt_spans     the spans of an attempt
 metrics           the node's statistics as Prometheus samples
 kv_metrics        the KV connector's statistics as Prometheus samples
+grammar_metrics   what following grammars takes, as Prometheus samples
 memory_metrics    what the node's memory is for, as Prometheus samples
 metric_families   Prometheus families made from numbers
 metrics_server    these samples over HTTP

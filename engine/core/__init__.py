@@ -28,6 +28,7 @@ host_pool       ids of host memory blocks for preempted sequences
 swapping        copies of preempted sequences' blocks to host memory and back
 cache_copy      a copy between a device and host memory, as the runner sees it
 invariants      what always holds between sequences, seats and blocks
+grammar_statistics  what following grammars took, as one immutable value
 statistics      what a scheduler has done, as one immutable value
 policies/       reservation and victims, by name
 speculation/    drafting without a model, and how many drafts pay

@@ -117,7 +117,7 @@ class _Constant(TensorSource):
         shape: tuple[int, ...],
         dtypes: Sequence[str] | None = None,
     ) -> None:
-        """Every tensor is as it is asked for."""
+        """Accept: every tensor is as it is asked for."""
 
     def format_and_shape(self, name: str) -> tuple[str, tuple[int, int]]:
         *outputs, inputs = self._shapes[name]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from engine.core.plan import OnLayer
-from node.messages import Effect, PushBlocks
+from node.messages import BeginCopy, Effect, PushBlocks
 from tests.fakes.fake_kv_network import Piece
 from tests.fakes.hash_runner import NUM_LAYERS
 from tests.simulation.world import (
@@ -162,7 +162,8 @@ def test_a_push_names_its_layer_or_all_of_them() -> None:
     world.p.loop._perform = watched
     second = world.ask(13, seed=0)
     world.step_until(lambda: 0 in second.tokens, frames=False)
-    pushes = [e for e in effects if isinstance(e, PushBlocks)]
+    told = [e.push if isinstance(e, BeginCopy) else e for e in effects]
+    pushes = [effect for effect in told if isinstance(effect, PushBlocks)]
     assert [(p.layer, p.ordinals) for p in pushes] == [
         (None, (0, 1)),
         (0, (2, 3)),

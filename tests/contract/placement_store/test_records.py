@@ -38,6 +38,7 @@ RECORD: dict[str, Any] = {
     "kv_protocol": 4,
     "has_grammars": False,
     "has_token_rules": False,
+    "has_prompt_logprobs": False,
 }
 LOAD: dict[str, Any] = {
     "free_blocks": 90,
