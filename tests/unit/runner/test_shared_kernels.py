@@ -7,15 +7,16 @@ time, one can leave an entry that points to the other's code.
 from __future__ import annotations
 
 from types import ModuleType
+from typing import Any
 
 from numba.core.dispatcher import Dispatcher
 
 from engine.runner.kernels import attention, layer, linear, sample_rows, withhold
 
 
-def called_by(*modules: ModuleType) -> dict[str, Dispatcher]:
+def called_by(*modules: ModuleType) -> dict[str, Any]:
     """Return the compiled functions of these modules, and those that they call, by name."""
-    found: dict[str, Dispatcher] = {}
+    found: dict[str, Any] = {}
     left = [one for module in modules for one in vars(module).values()]
     while left:
         one = left.pop()
